@@ -1,0 +1,43 @@
+"""Vitrail: the Vision Transformer, end to end and transparent.
+
+The names below are imported when they are first used, so that ``import vitrail`` and ``vitrail --help`` cost nothing.
+"""
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitrail import explain as explain
+    from vitrail.errors import VitrailError as VitrailError
+    from vitrail.layers.tap import recording as recording
+    from vitrail.models.build import build as build
+    from vitrail.models.cost import cost as cost
+    from vitrail.models.variants import variant as variant
+    from vitrail.weights.checkpoint import load as load
+    from vitrail.weights.checkpoint import save as save
+
+_homes = {
+    "VitrailError": "errors",
+    "build": "models.build",
+    "cost": "models.cost",
+    "load": "weights.checkpoint",
+    "recording": "layers.tap",
+    "save": "weights.checkpoint",
+    "variant": "models.variants",
+}
+_rooms = ["explain"]
+
+__version__ = metadata.version("vitrail")
+__all__ = sorted([*_homes, *_rooms])
+
+
+def __getattr__(name: str) -> Any:
+    if name in _rooms:
+        return import_module(f"vitrail.{name}")
+    if name in _homes:
+        return getattr(import_module(f"vitrail.{_homes[name]}"), name)
+    raise AttributeError(f"module 'vitrail' has no attribute {name!r}; it offers {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,199 @@
+"""Settings are frozen dataclasses: strict overrides from text, lossless JSON both ways, types checked when made.
+
+A field is a bool, int, float, str, ``Literal``, a tuple of those, another settings class, or ``None`` beside one of
+them. Where a field may hold one of several settings classes, their ``Literal`` fields tell them apart.
+"""
+
+import json
+import math
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass, replace
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from vitrail.errors import VitrailError, suggestion
+
+T = TypeVar("T")
+
+
+def override(settings: T, assignments: Sequence[str]) -> T:
+    """``override(recipe, ["model.depth=6"])``: all at once, so that fields which only fit together can change together."""
+    changes: dict[str, str] = {}
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals:
+            raise VitrailError(f"an override reads FIELD=VALUE, got {assignment!r}; try '{path}=...'")
+        changes[path.strip()] = text.strip()
+    known = paths(settings)
+    for path in changes:
+        if path not in known:
+            raise VitrailError(f"no field is named {path!r}{_nearest_path(path, known)}")
+    return _replace(settings, changes, "")
+
+
+def check(settings: object) -> None:
+    """Refuse values of another type than the field's: the first line of every ``__post_init__``."""
+    for name, kind in hints(type(settings)).items():
+        read(getattr(settings, name), kind, name)
+
+
+def to_json(settings: object) -> str:
+    return json.dumps(to_plain(settings), indent=2, allow_nan=False)
+
+
+def from_json(kind: type[T], text: str) -> T:
+    try:
+        plain = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise VitrailError(f"not JSON: {error}") from None
+    made: T = read(plain, kind, "")
+    return made
+
+
+def to_plain(value: Any) -> Any:
+    """Dicts, lists and scalars only: what ``json.dumps`` takes."""
+    if is_dataclass(value):
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def read(value: Any, kind: Any, path: str) -> Any:
+    """A plain value as the type ``kind``, or a sentence that says what ``path`` must be."""
+    for option in alternatives(kind):
+        matches, made = _read_as(value, option, path)
+        if matches:
+            return made
+    what = " or ".join(describe(option) for option in alternatives(kind))
+    hint = ""
+    if isinstance(value, str):
+        hint = suggestion(value, [choice for option in alternatives(kind) for choice in choices(option)])
+    raise VitrailError(f"{path or 'the settings'} must be {what}, got {value!r}{hint}")
+
+
+@cache
+def hints(cls: type) -> Mapping[str, Any]:
+    return get_type_hints(cls)
+
+
+def alternatives(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def choices(kind: Any) -> list[str]:
+    return [choice for choice in get_args(kind) if isinstance(choice, str)] if get_origin(kind) is Literal else []
+
+
+def describe(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        *most, last = (repr(choice) for choice in get_args(kind))
+        return f"{', '.join(most)} or {last}" if most else last
+    if get_origin(kind) is tuple:
+        inner = get_args(kind)
+        if inner == (int, int):
+            return "a whole number or a pair such as 224x448"
+        return f"a list of values, each {describe(inner[0])}"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "none"}
+    return names.get(kind) or f"a {kind.__name__}"
+
+
+def paths(settings: Any, prefix: str = "") -> list[str]:
+    """Every field that can be set, by its dotted path."""
+    found = []
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if is_dataclass(value):
+            found += paths(value, f"{prefix}{field.name}.")
+        else:
+            found.append(prefix + field.name)
+    return found
+
+
+def _nearest_path(path: str, known: list[str]) -> str:
+    leaf = path.rpartition(".")[2]
+    same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
+    return f"; did you mean {same_leaf[0]!r}?" if same_leaf else suggestion(path, known)
+
+
+def _replace(settings: Any, changes: Mapping[str, str], prefix: str) -> Any:
+    new: dict[str, Any] = {}
+    for field in fields(settings):
+        path, value = prefix + field.name, getattr(settings, field.name)
+        if path in changes:
+            kind = hints(type(settings))[field.name]
+            new[field.name] = read(_parse(changes[path], kind), kind, path)
+        elif is_dataclass(value) and any(name.startswith(path + ".") for name in changes):
+            new[field.name] = _replace(value, changes, path + ".")
+    return replace(settings, **new) if new else settings
+
+
+def _parse(text: str, kind: Any) -> Any:
+    """What the text on a command line means, before ``read`` checks it."""
+    options = alternatives(kind)
+    if types.NoneType in options and text.lower() in ("none", "null"):
+        return None
+    if any(get_origin(option) is tuple for option in options):
+        parts = text.strip("[]()").replace("x", ",").split(",")
+        numbers = [_scalar(part.strip()) for part in parts if part.strip()]
+        pair = any(get_args(option) == (int, int) for option in options)
+        return numbers * 2 if pair and len(numbers) == 1 else numbers
+    if any(option is str or text in choices(option) for option in options):
+        return text
+    return _scalar(text)
+
+
+def _scalar(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            pass
+    return text
+
+
+def _read_as(value: Any, kind: Any, path: str) -> tuple[bool, Any]:
+    if kind is types.NoneType:
+        return value is None, None
+    if get_origin(kind) is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in get_args(kind)), value
+    if get_origin(kind) is tuple:
+        return _read_tuple(value, get_args(kind), path)
+    if is_dataclass(kind):
+        return _read_settings(value, kind, path)
+    if kind is float:
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return number, float(value) if number else value
+    return type(value) is kind, value
+
+
+def _read_tuple(value: Any, inner: tuple[Any, ...], path: str) -> tuple[bool, Any]:
+    if not isinstance(value, list | tuple):
+        return False, value
+    kinds = (inner[0],) * len(value) if inner[-1] is Ellipsis else inner
+    if len(kinds) != len(value):
+        return False, value
+    pairs = [_read_as(item, kind, path) for item, kind in zip(value, kinds, strict=True)]
+    return all(matches for matches, _ in pairs), tuple(made for _, made in pairs)
+
+
+def _read_settings(value: Any, kind: Any, path: str) -> tuple[bool, Any]:
+    if isinstance(value, kind):
+        return True, value
+    if not isinstance(value, dict):
+        return False, value
+    known = hints(kind)
+    tags = {name: get_args(hint) for name, hint in known.items() if get_origin(hint) is Literal and len(get_args(hint)) == 1}
+    if any(value.get(name) not in expected for name, expected in tags.items()):
+        return False, value  # another of several settings classes
+    prefix = f"{path}." if path else ""
+    for name in value:
+        if name not in known:
+            raise VitrailError(f"no field is named {prefix + name!r}{suggestion(name, known)}")
+    for field in fields(kind):
+        if field.name not in value and field.default is MISSING and field.default_factory is MISSING:
+            raise VitrailError(f"the field {prefix + field.name!r} is missing")
+    return True, kind(**{name: read(item, known[name], prefix + name) for name, item in value.items()})

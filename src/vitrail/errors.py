@@ -1,0 +1,15 @@
+"""What a user did wrong, said in one sentence that names the value that would work."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class VitrailError(ValueError):
+    """Bad input. The command line prints it as one line and exits with code 2."""
+
+
+def suggestion(wrong: str, known: Iterable[str]) -> str:
+    """``; did you mean 'depth'?``, or nothing when no known name is near."""
+    by_lower = {name.lower(): name for name in known}
+    near = get_close_matches(wrong.lower(), by_lower, n=1, cutoff=0.5)
+    return f"; did you mean {by_lower[near[0]]!r}?" if near else ""

@@ -1,0 +1,56 @@
+"""Multi-head self-attention (Vaswani et al. 2017; Dosovitskiy et al. 2021, appendix A).
+
+b batch, t tokens, d width, h heads, k width of a head.
+"""
+
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.layers.initial import dense, fused
+from vitrail.layers.position import Rotation, rotate
+from vitrail.layers.tap import Tap
+
+
+class Attention(nn.Module):
+    """Every token looks at every token."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        bias: bool = True,
+        norm_epsilon: float | None = None,
+        dropout: float = 0.0,
+        weights_dropout: float = 0.0,
+        relative: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = fused(nn.Linear(width, 3 * width, bias=bias), parts=3)
+        self.out = dense(nn.Linear(width, width))
+        normed = norm_epsilon is not None
+        self.norm_q = nn.LayerNorm(width // heads, eps=norm_epsilon) if normed else nn.Identity()
+        self.norm_k = nn.LayerNorm(width // heads, eps=norm_epsilon) if normed else nn.Identity()
+        self.relative = relative
+        self.weights = Tap()
+        self.weights_dropout = weights_dropout
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "b t d"], rotation: Rotation | None = None) -> Float[Tensor, "b t d"]:
+        q, k, v = rearrange(self.qkv(x), "b t (qkv h k) -> qkv b h t k", qkv=3, h=self.heads)
+        q, k = self.norm_q(q), self.norm_k(k)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        scale = q.shape[-1] ** -0.5
+        bias = None if self.relative is None else self.relative(q) * scale
+        dropout = self.weights_dropout if self.training else 0.0
+        if self.weights.sink is None:
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+        else:  # the fused kernel never materialises the weights, so compute them in the open
+            scores = q @ k.mT * scale
+            weights = (scores if bias is None else scores + bias).softmax(dim=-1)
+            mixed = F.dropout(self.weights(weights), dropout) @ v
+        return self.dropout(self.out(rearrange(mixed, "b h t k -> b t (h k)")))

@@ -1,0 +1,56 @@
+"""Convolutions of the BiT family (Kolesnikov et al. 2020): kernels standardised at every use (Qiao et al. 2019), and
+TensorFlow's SAME padding, which is lopsided when the stride does not divide the side.
+
+o output channels, i input channels.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.layers.initial import lecun_normal_
+
+
+class StandardisedConv(nn.Conv2d):
+    """A convolution that sees its kernels with mean 0 and deviation 1, padded as TensorFlow does or evenly."""
+
+    def __init__(
+        self,
+        channels: int,
+        width: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        pad: Literal["same", "even"],
+        rule: Literal["std", "variance"],
+        epsilon: float,
+    ) -> None:
+        super().__init__(channels, width, kernel, stride, padding=kernel // 2 if pad == "even" else 0, bias=False)
+        self.pad = pad
+        self.rule = rule
+        self.epsilon = epsilon
+        lecun_normal_(self.weight)
+
+    def forward(self, input: Float[Tensor, "b i height width"]) -> Float[Tensor, "b o high wide"]:
+        x = pad_same(input, self.kernel_size[0], self.stride[0]) if self.pad == "same" else input
+        return self._conv_forward(x, standardise(self.weight, self.rule, self.epsilon), None)
+
+
+def standardise(weight: Float[Tensor, "o i p q"], rule: str, epsilon: float) -> Float[Tensor, "o i p q"]:
+    variance, mean = torch.var_mean(weight, dim=(1, 2, 3), keepdim=True, correction=0)
+    divisor = variance.sqrt() + epsilon if rule == "std" else (variance + epsilon).sqrt()
+    return (weight - mean) / divisor
+
+
+def pad_same(x: Float[Tensor, "b i height width"], kernel: int, stride: int, value: float = 0.0) -> Float[Tensor, "b i h w"]:
+    """Pad so that the output has a side of side / stride, rounded up; an odd rest goes below and to the right."""
+    (top, bottom), (left, right) = (_same(side, kernel, stride) for side in x.shape[2:])
+    return F.pad(x, (left, right, top, bottom), value=value)
+
+
+def _same(side: int, kernel: int, stride: int) -> tuple[int, int]:
+    total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
+    return total // 2, total - total // 2

@@ -1,0 +1,33 @@
+"""Leaving out and scaling whole branches: stochastic depth (Huang et al. 2016), layer scale (Touvron et al. 2021)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class StochasticDepth(nn.Module):
+    """In training, drop a picture's whole branch at this rate, and scale up those that stay."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        if not self.training or self.rate == 0:
+            return x
+        stays = torch.empty(x.shape[0], 1, 1, dtype=x.dtype, device=x.device).bernoulli_(1 - self.rate)
+        return x * stays / (1 - self.rate)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate:.3g}"
+
+
+class LayerScale(nn.Module):
+    """One learned factor a channel, starting small, so that a deep model starts as almost the identity."""
+
+    def __init__(self, width: int, start: float) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((width,), start))
+
+    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
+        return x * self.scale

@@ -1,0 +1,24 @@
+"""A picture as a sequence of patches (Dosovitskiy et al. 2021, equation 1).
+
+b batch, c channels, p and q the two sides of a patch, n patches, d width.
+"""
+
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitrail.layers.initial import lecun_normal_
+
+
+class PatchEmbed(nn.Module):
+    """Flatten every patch and multiply by E: the same as a convolution whose stride is its kernel."""
+
+    def __init__(self, channels: int, width: int, patch: tuple[int, int]) -> None:
+        super().__init__()
+        self.project = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
+        lecun_normal_(self.project.weight)
+        assert self.project.bias is not None
+        nn.init.zeros_(self.project.bias)
+
+    def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n d"]:
+        return rearrange(self.project(images), "b d p q -> b (p q) d")

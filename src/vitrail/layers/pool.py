@@ -1,0 +1,68 @@
+"""From tokens to one vector a picture: the class token (Dosovitskiy et al. 2021), the mean of the patches (its GAP), or
+attention pooling (MAP; Zhai et al. 2022, big_vision).
+
+b batch, t tokens, d width, h heads, k width of a head, q the one query.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from einops import rearrange, repeat
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.layers.initial import dense, fused
+from vitrail.layers.mlp import MLP
+from vitrail.layers.tap import Tap
+
+
+class ClassPool(nn.Module):
+    """What the class token has gathered."""
+
+    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b d"]:
+        return x[:, 0]
+
+
+class AveragePool(nn.Module):
+    """The mean of the patches, without the tokens before them."""
+
+    def __init__(self, prefix: int) -> None:
+        super().__init__()
+        self.prefix = prefix
+
+    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b d"]:
+        return x[:, self.prefix :].mean(dim=1)
+
+
+class AttentionPool(nn.Module):
+    """One learned query looks at every patch, then thinks once."""
+
+    def __init__(
+        self, width: int, heads: int, mlp: int, *, prefix: int, epsilon: float, gelu: Literal["tanh", "exact"] = "tanh"
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.prefix = prefix
+        self.probe = nn.Parameter(torch.empty(width))
+        bound = math.sqrt(6 / (1 + width))  # Xavier-uniform of a 1 x d matrix
+        nn.init.uniform_(self.probe, -bound, bound)
+        self.q = dense(nn.Linear(width, width))
+        self.kv = fused(nn.Linear(width, 2 * width), parts=2)
+        self.out = dense(nn.Linear(width, width))
+        self.weights = Tap()
+        self.norm = nn.LayerNorm(width, eps=epsilon)
+        self.mlp = MLP(width, mlp, gelu=gelu)
+
+    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b d"]:
+        patches = x[:, self.prefix :]
+        probe = repeat(self.probe, "d -> b 1 d", b=patches.shape[0])
+        q = rearrange(self.q(probe), "b q (h k) -> b h q k", h=self.heads)
+        k, v = rearrange(self.kv(patches), "b t (kv h k) -> kv b h t k", kv=2, h=self.heads)
+        if self.weights.sink is None:
+            mixed = F.scaled_dot_product_attention(q, k, v)
+        else:
+            mixed = self.weights((q @ k.mT * q.shape[-1] ** -0.5).softmax(dim=-1)) @ v
+        pooled = self.out(rearrange(mixed, "b h 1 k -> b (h k)"))
+        return pooled + self.mlp(self.norm(pooled))

@@ -1,0 +1,196 @@
+"""Where a patch is (Dosovitskiy et al. 2021, D.4): tables added to the tokens, and what acts inside attention instead.
+
+b batch, h heads, t tokens, k width of a head, d width; a table is (rows, columns, d).
+"""
+
+from typing import Literal
+
+import torch
+from einops import rearrange, repeat
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Grid = tuple[int, int]
+Rotation = tuple[Float[Tensor, "t k"], Float[Tensor, "t k"]]  # cosines and sines
+Resize = Literal["official", "timm", "huggingface", "torchvision"]
+
+
+class Learned1d(nn.Module):
+    """One free vector a place."""
+
+    def __init__(self, grid: Grid, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(*grid, width))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def forward(self) -> Float[Tensor, "rows columns d"]:
+        return self.weight
+
+
+class Learned2d(nn.Module):
+    """One vector a column and one a row: half as wide each and concatenated (the paper), or full and added."""
+
+    def __init__(self, grid: Grid, width: int, *, join: Literal["concatenate", "add"] = "concatenate") -> None:
+        super().__init__()
+        self.join = join
+        each = width // 2 if join == "concatenate" else width
+        self.columns = nn.Parameter(torch.empty(grid[1], each))
+        self.rows = nn.Parameter(torch.empty(grid[0], each))
+        for table in (self.columns, self.rows):
+            nn.init.normal_(table, std=0.02)
+
+    def forward(self) -> Float[Tensor, "rows columns d"]:
+        x = repeat(self.columns, "w d -> h w d", h=self.rows.shape[0])
+        y = repeat(self.rows, "h d -> h w d", w=self.columns.shape[0])
+        return torch.cat([x, y], dim=-1) if self.join == "concatenate" else x + y
+
+
+class Fixed(nn.Module):
+    """A table that is computed, not learned, and not saved."""
+
+    weight: Tensor
+
+    def __init__(self, table: Float[Tensor, "rows columns d"]) -> None:
+        super().__init__()
+        self.register_buffer("weight", table, persistent=False)
+
+    def forward(self) -> Float[Tensor, "rows columns d"]:
+        return self.weight
+
+
+def sincos1d(grid: Grid, width: int) -> Float[Tensor, "rows columns d"]:
+    """The original Transformer's (Vaswani et al. 2017) along the raster: sines on even channels, cosines on odd ones."""
+    place = torch.arange(grid[0] * grid[1], dtype=torch.float64, device="cpu")
+    angle = torch.outer(place, _frequencies(width // 2, 10_000))
+    both = rearrange(torch.stack([angle.sin(), angle.cos()]), "two n f -> n (f two)")
+    return rearrange(both, "(h w) d -> h w d", h=grid[0]).float()
+
+
+def sincos2d(grid: Grid, width: int, spelling: Literal["big_vision", "mae", "moco"]) -> Float[Tensor, "rows columns d"]:
+    """Sines and cosines of the column on one half of the channels, of the row on the other.
+
+    big_vision's frequencies reach the slowest one, MAE's and MoCo-v3's stop a step before; MoCo-v3 has the rows first.
+    """
+    count = width // 4
+    frequencies = _frequencies(count, 10_000, last=count - 1 if spelling == "big_vision" else count)
+    rows, columns = (torch.outer(torch.arange(side, dtype=torch.float64, device="cpu"), frequencies) for side in grid)
+    y = repeat(torch.cat([rows.sin(), rows.cos()], dim=-1), "h d -> h w d", w=grid[1])
+    x = repeat(torch.cat([columns.sin(), columns.cos()], dim=-1), "w d -> h w d", h=grid[0])
+    return torch.cat([y, x] if spelling == "moco" else [x, y], dim=-1).float()
+
+
+def _frequencies(count: int, slowest: float, last: int | None = None) -> Float[Tensor, " f"]:
+    """From 1 down towards 1 / slowest. On the CPU also inside ``torch.device("meta")``: fixed tables are never loaded."""
+    return slowest ** -(torch.arange(count, dtype=torch.float64, device="cpu") / (count if last is None else last))
+
+
+class AddPosition(nn.Module):
+    """Adds a table to the tokens; brings it to another grid when the picture has another size.
+
+    The first ``covered`` of the ``prefix`` tokens have learned rows of their own; those never change with the grid.
+    """
+
+    def __init__(self, table: nn.Module, width: int, *, prefix: int, covered: int, resize: Resize) -> None:
+        super().__init__()
+        if isinstance(table, Fixed):
+            covered = 0  # nothing to learn for anybody
+        self.table = table
+        self.resize: Resize = resize
+        self.bare = prefix - covered
+        self.prefix = nn.Parameter(torch.empty(covered, width)) if covered else None
+        if self.prefix is not None:
+            nn.init.normal_(self.prefix, std=0.02)
+        self._resized: dict[Grid, tuple[object, Tensor]] = {}
+
+    def forward(self, x: Float[Tensor, "b t d"], grid: Grid) -> Float[Tensor, "b t d"]:
+        patches = rearrange(self.at(grid), "h w d -> (h w) d")
+        before = [] if self.prefix is None else [self.prefix]
+        if self.bare:
+            before.append(patches.new_zeros(self.bare, patches.shape[-1]))
+        return x + (torch.cat([*before, patches]) if before else patches)
+
+    def at(self, grid: Grid) -> Float[Tensor, "rows columns d"]:
+        """The table at this grid; the last few resized ones are kept as long as the weights stay what they were."""
+        table: Tensor = self.table()
+        if table.shape[:2] == grid:
+            return table
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return resize_table(table, grid, self.resize)
+        state = [(id(weight), weight._version, weight.data_ptr(), weight.dtype) for weight in self.table.parameters()]
+        if grid not in self._resized or self._resized[grid][0] != state:
+            while len(self._resized) >= 8:
+                self._resized.pop(next(iter(self._resized)))
+            self._resized[grid] = state, resize_table(table, grid, self.resize)
+        return self._resized[grid][1]
+
+
+def resize_table(table: Float[Tensor, "rows columns d"], grid: Grid, how: Resize) -> Float[Tensor, "h w d"]:
+    """Interpolate a table in 2-D by the rule of the library it comes from; its own grid changes nothing."""
+    if table.shape[:2] == grid:
+        return table
+    images = rearrange(table, "h w d -> 1 d h w")
+    match how:
+        case "official":  # scipy.ndimage.zoom(order=1)
+            resized = F.interpolate(images, grid, mode="bilinear", align_corners=True)
+        case "timm":
+            resized = F.interpolate(images, grid, mode="bicubic", antialias=True)
+        case "huggingface":
+            resized = F.interpolate(images, grid, mode="bicubic", align_corners=False)
+        case "torchvision":
+            resized = F.interpolate(images, grid, mode="bicubic", align_corners=True)
+    return rearrange(resized, "1 d h w -> h w d")
+
+
+class RelativeKeys(nn.Module):
+    """The paper's relative form: the content query also meets an embedding of the offset, query minus key.
+
+    Offsets count along the sequence, in which the tokens before the patches come first, as in the learned 1-D table.
+    """
+
+    def __init__(self, tokens: int, heads: int, head_width: int) -> None:
+        super().__init__()
+        self.keys = nn.Parameter(torch.empty(heads, 2 * tokens - 1, head_width))
+        nn.init.normal_(self.keys, std=0.02)
+
+    def forward(self, q: Float[Tensor, "b h t k"]) -> Float[Tensor, "b h t t"]:
+        tokens = q.shape[2]
+        place = torch.arange(tokens, device=q.device)
+        offset = place[:, None] - place[None, :] + tokens - 1  # from 0, as an index
+        logits = q @ self.keys.mT
+        return logits.gather(-1, offset.expand(*q.shape[:2], -1, -1))
+
+
+class Rotary(nn.Module):
+    """Turns queries and keys by their place, half of a head by the row and half by the column, so that their product
+    depends on the offset alone (Su et al. 2021; in 2-D and with base 100 as Heo et al. 2024).
+
+    On another grid the places are spread over the one it was made for. The tokens before the patches are not turned.
+    """
+
+    def __init__(self, grid: Grid, head_width: int, prefix: int) -> None:
+        super().__init__()
+        self.grid = grid
+        self.head_width = head_width
+        self.prefix = prefix
+
+    def forward(self, grid: Grid, device: torch.device) -> Rotation:
+        rows, columns = (self._angles(*sides, device) for sides in zip(grid, self.grid, strict=True))
+        y = repeat(rows, "h f -> (h w) f", w=grid[1])
+        x = repeat(columns, "w f -> (h w) f", h=grid[0])
+        angle = repeat(torch.cat([y, x], dim=-1), "n f -> n (f two)", two=2)
+        angle = F.pad(angle, (0, 0, self.prefix, 0))
+        return angle.cos(), angle.sin()
+
+    def _angles(self, side: int, made_for: int, device: torch.device) -> Float[Tensor, "n f"]:
+        count = self.head_width // 4
+        frequencies = 100 ** -(torch.arange(count, device=device) / count)
+        centre = torch.arange(side, device=device) + 0.5
+        return torch.outer(centre * (made_for / side) - 0.5, frequencies)
+
+
+def rotate(x: Float[Tensor, "b h t k"], rotation: Rotation) -> Float[Tensor, "b h t k"]:
+    cosine, sine = rotation
+    first, second = x[..., 0::2], x[..., 1::2]
+    quarter_turn = rearrange(torch.stack([-second, first]), "two b h t f -> b h t (f two)")
+    return (x * cosine + quarter_turn * sine).to(x.dtype)

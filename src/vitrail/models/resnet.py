@@ -1,0 +1,67 @@
+"""The ResNets the paper compares with: BiT (Kolesnikov et al. 2020), pre-activation (He et al. 2016), widened by a factor.
+
+b batch, c channels.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.errors import VitrailError
+from vitrail.layers.convolution import StandardisedConv
+from vitrail.models.variants import ResNetConfig
+from vitrail.models.vit import zero_head
+
+
+class ResNet(nn.Module):
+    """A picture in, logits out; ``features`` stops before the head."""
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__()
+        c = self.config = config
+        conv = partial(StandardisedConv, pad="even", rule=c.standardise, epsilon=c.standardise_epsilon)
+        norm = partial(nn.GroupNorm, 32, eps=c.norm_epsilon)
+        self.conv = conv(c.channels, c.width, 7, stride=2)
+        stages: list[nn.Module] = []
+        channels = c.width
+        for stage, depth in enumerate(c.stages):
+            width = c.width * 2**stage
+            first = Unit(channels, width, 1 if stage == 0 else 2, conv, norm)
+            stages.append(nn.Sequential(first, *(Unit(4 * width, width, 1, conv, norm) for _ in range(depth - 1))))
+            channels = 4 * width
+        self.stages = nn.Sequential(*stages)
+        self.norm = norm(channels)
+        self.head = zero_head(channels, c.classes)
+
+    def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b k"]:
+        logits: Tensor = self.head(self.features(images))
+        return logits
+
+    def features(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d"]:
+        if images.shape[1] != self.config.channels:
+            raise VitrailError(f"pictures must have {self.config.channels} channels, got {images.shape[1]}")
+        x = F.pad(self.conv(images), (1, 1, 1, 1))  # zeros, not the pool's own minus infinity
+        x = self.stages(F.max_pool2d(x, kernel_size=3, stride=2))
+        return F.relu(self.norm(x)).mean(dim=(2, 3))
+
+
+class Unit(nn.Module):
+    """Normalise, then narrow, look around, widen; added to the input or, where the shape changes, to a projection of it."""
+
+    def __init__(self, channels: int, width: int, stride: int, conv: Callable[..., nn.Module], norm: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        out = 4 * width
+        self.shortcut = conv(channels, out, 1, stride=stride) if channels != out or stride != 1 else None
+        self.norm1, self.conv1 = norm(channels), conv(channels, width, 1)
+        self.norm2, self.conv2 = norm(width), conv(width, width, 3, stride=stride)
+        self.norm3, self.conv3 = norm(width), conv(width, out, 1)
+
+    def forward(self, x: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d h w"]:
+        ready = F.relu(self.norm1(x))
+        y = self.conv1(ready)
+        y = self.conv2(F.relu(self.norm2(y)))
+        y = self.conv3(F.relu(self.norm3(y)))
+        return y + (x if self.shortcut is None else self.shortcut(ready))

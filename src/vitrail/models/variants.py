@@ -1,0 +1,332 @@
+"""The family by name, without torch: what a model is, complete and checked before anything is built.
+
+Dosovitskiy et al. 2021 (Table 1 and B.1), its official code's hybrids, big_vision's further sizes, and the BiT ResNets
+the paper compares with. ``variant("B/16", image=384, classes=10)`` gives the settings; every field can be changed.
+"""
+
+import re
+from dataclasses import dataclass, fields
+from math import prod
+from typing import Any, Literal, NamedTuple
+
+from vitrail.config import check
+from vitrail.errors import VitrailError, suggestion
+
+Pair = tuple[int, int]
+
+
+class Size(NamedTuple):
+    width: int
+    depth: int
+    mlp: int
+    heads: int
+
+
+SIZES = {
+    "mu": Size(width=32, depth=1, mlp=128, heads=2),
+    "Ti": Size(width=192, depth=12, mlp=768, heads=3),
+    "S": Size(width=384, depth=12, mlp=1536, heads=6),
+    "M": Size(width=512, depth=12, mlp=2048, heads=8),
+    "B": Size(width=768, depth=12, mlp=3072, heads=12),
+    "L": Size(width=1024, depth=24, mlp=4096, heads=16),
+    "So400m": Size(width=1152, depth=27, mlp=4304, heads=16),
+    "H": Size(width=1280, depth=32, mlp=5120, heads=16),
+    "g": Size(width=1408, depth=40, mlp=6144, heads=16),
+    "g-opt": Size(width=1536, depth=40, mlp=6144, heads=16),
+    "G": Size(width=1664, depth=48, mlp=8192, heads=16),
+    "G-opt": Size(width=1536, depth=48, mlp=8192, heads=16),
+    "e": Size(width=1792, depth=56, mlp=15360, heads=16),
+}
+
+
+class Root(NamedTuple):
+    """How a hybrid's name is read: the stages of its ResNet, and the patch on their output."""
+
+    stages: tuple[int, ...]
+    patch: int
+
+
+ROOTS = {
+    "R/16": Root(stages=(), patch=8),  # the official name; the stem has stride 4, so the real stride is 32
+    "R26/32": Root(stages=(2, 2, 2, 2), patch=1),
+    "R50/16": Root(stages=(3, 4, 9), patch=1),
+    "R50/32": Root(stages=(3, 4, 6, 3), patch=1),
+}
+
+RESNETS = {"R50": (3, 4, 6, 3), "R101": (3, 4, 23, 3), "R152": (3, 8, 36, 3), "R200": (3, 24, 36, 3)}
+
+Standardise = Literal["std", "variance"]
+Position = Literal[
+    "none",
+    "learned1d",
+    "learned2d",  # a column and a row table of half the width, concatenated (the paper)
+    "learned2d-sum",  # a column and a row table of the full width, added
+    "sincos1d",
+    "sincos2d",  # big_vision's spelling
+    "sincos2d-mae",
+    "sincos2d-moco",
+    "relative",
+    "rotary",
+]
+PositionAt = Literal["stem", "every", "shared"]
+Resize = Literal["official", "timm", "huggingface", "torchvision"]
+
+
+@dataclass(frozen=True)
+class Stem:
+    """The partial ResNet in front of a hybrid's patches: a root of stride 4, then stages of which all but the first halve."""
+
+    stages: tuple[int, ...] = ()
+    width: int = 64
+    standardise: Standardise = "std"  # how kernels are divided: by std + epsilon (official) or sqrt(variance + epsilon) (timm)
+    standardise_epsilon: float = 1e-5
+    norm_epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check(self)
+        _at_least(self, stages=1, width=32)
+        if self.width % 32:
+            raise VitrailError(
+                f"stem.width must be a multiple of the 32 groups of its norms, got {self.width}; try {_multiple(self.width, 32)}"
+            )
+
+    @property
+    def stride(self) -> int:
+        return 4 * 2 ** max(0, len(self.stages) - 1)
+
+    @property
+    def channels(self) -> int:
+        return self.width * 4 * 2 ** (len(self.stages) - 1) if self.stages else self.width
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """A Vision Transformer, or a hybrid when it has a stem."""
+
+    width: int
+    depth: int
+    mlp: int
+    heads: int
+    patch: Pair  # of the picture, or of the stem's output
+    image: Pair = (224, 224)  # height, width
+    channels: int = 3
+    classes: int = 1000  # 0: no classifier, the model answers with its representation
+    stem: Stem | None = None
+    position: Position = "learned1d"
+    position_at: PositionAt = "stem"
+    position_covers: Literal["patches", "cls", "all"] = "cls"  # who has a learned row: big_vision, official, timm with registers
+    resize: Resize = "timm"  # whose rule brings the position table to another grid
+    flexible: bool = False  # take pictures of any size that the patches divide
+    pool: Literal["cls", "gap", "map"] = "cls"
+    class_token: bool | None = None  # none: exactly when the pool reads it
+    registers: int = 0
+    head: Literal["linear", "mlp"] = "linear"  # mlp: the pre-training head, one hidden layer with tanh
+    head_width: int | None = None  # of the hidden layer; none: the model's width
+    norm: Literal["pre", "post"] = "pre"
+    epsilon: float = 1e-6
+    gelu: Literal["tanh", "exact"] = "tanh"
+    qkv_bias: bool = True
+    qk_norm: bool = False
+    layer_scale: float | None = None  # where each branch's scale starts; none: no scale
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    stochastic_depth: float = 0.0  # of the last block; earlier ones rise to it linearly
+    family: Literal["vit"] = "vit"
+
+    def __post_init__(self) -> None:
+        check(self)
+        _at_least(self, width=1, depth=1, mlp=1, heads=1, patch=1, image=1, channels=1, classes=0, registers=0, head_width=1)
+        _check_rates(self)
+        _check_heads(self)
+        check_image(self, self.image)
+        _check_position(self)
+        if self.pool == "cls" and self.class_token is False:
+            raise VitrailError("pool='cls' reads the class token, got class_token=False; try pool='gap'")
+
+    @property
+    def stride(self) -> Pair:
+        """How many pixels one patch steps down and right."""
+        root = self.stem.stride if self.stem else 1
+        return self.patch[0] * root, self.patch[1] * root
+
+    @property
+    def grid(self) -> Pair:
+        return self.image[0] // self.stride[0], self.image[1] // self.stride[1]
+
+    @property
+    def patches(self) -> int:
+        return prod(self.grid)
+
+    @property
+    def has_class_token(self) -> bool:
+        return self.pool == "cls" if self.class_token is None else self.class_token
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the patches: the class token, then the registers."""
+        return self.has_class_token + self.registers
+
+    @property
+    def tokens(self) -> int:
+        return self.prefix + self.patches
+
+    @property
+    def covered(self) -> int:
+        """How many of the prefix tokens have a row of their own in a learned position table."""
+        return {"patches": 0, "cls": int(self.has_class_token), "all": self.prefix}[self.position_covers]
+
+    @property
+    def layers_with_position(self) -> tuple[int | None, ...]:
+        """For each layer, which table is added to its input."""
+        if self.position in ("none", "relative", "rotary"):
+            return (None,) * self.depth
+        if self.position_at == "stem":
+            return (0, *(None,) * (self.depth - 1))
+        shared = self.position_at == "shared" or self.position.startswith("sincos")  # what is not learned cannot differ
+        return (0,) * self.depth if shared else tuple(range(self.depth))
+
+
+@dataclass(frozen=True)
+class ResNetConfig:
+    """A BiT ResNet (Kolesnikov et al. 2020): pre-activation, standardised convolutions, group norm."""
+
+    stages: tuple[int, ...]
+    width: int = 64  # of the root: 64 times the factor in the name
+    image: Pair = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+    standardise: Standardise = "variance"
+    standardise_epsilon: float = 1e-8
+    norm_epsilon: float = 1e-5
+    family: Literal["resnet"] = "resnet"
+
+    def __post_init__(self) -> None:
+        check(self)
+        _at_least(self, stages=1, width=32, image=1, channels=1, classes=0)
+        if not self.stages:
+            raise VitrailError("stages must name at least one stage, got none; try stages=3,4,6,3")
+        if self.width % 32:
+            raise VitrailError(
+                f"width must be a multiple of the 32 groups of its norms, got {self.width}; try {_multiple(self.width, 32)}"
+            )
+
+
+ModelConfig = ViTConfig | ResNetConfig
+
+
+def variant(name: str, **changes: Any) -> ModelConfig:
+    """The settings of a named model, built once with its changes: ``variant("B/16", image=384, pool="gap")``."""
+    vit = re.fullmatch(r"(?:(R\d*)\+)?([A-Za-z0-9-]+)/(\d+)(?:x(\d+))?", name)
+    if vit:
+        root, size, high, wide = vit.groups()
+        return _settings(ViTConfig, name, _vit_fields(name, root, size, int(high), int(wide or high)), changes)
+    resnet = re.fullmatch(r"(R\d+)x(\d+)", name)
+    if resnet and resnet[1] in RESNETS and int(resnet[2]) >= 1:
+        return _settings(ResNetConfig, name, {"stages": RESNETS[resnet[1]], "width": 64 * int(resnet[2])}, changes)
+    raise VitrailError(f"no model is named {name!r}{suggestion(name, known_names())}; names read B/16, R50+B/16 or R50x1")
+
+
+def known_names() -> list[str]:
+    """The names people use; any size goes with any patch, and any root with any size."""
+    plain = [f"{size}/{patch}" for size in SIZES for patch in (8, 14, 16, 32)]
+    hybrids = ["R+Ti/16", "R26+S/32", "R26+B/32", "R50+B/16", "R50+L/32"]
+    return [*plain, *hybrids, *(f"{resnet}x{factor}" for resnet in RESNETS for factor in (1, 2, 3, 4))]
+
+
+def check_image(config: ViTConfig, image: Pair) -> None:
+    """Refuse a picture that the patches do not divide, naming the nearest that they do."""
+    if any(side < 1 or side % step for side, step in zip(image, config.stride, strict=True)):
+        nearest = tuple(_multiple(side, step) for side, step in zip(image, config.stride, strict=True))
+        raise VitrailError(
+            f"image must be a multiple of {'the stride' if config.stem else 'patch'} {times(config.stride)}, "
+            f"got image={times(image)}; try image={times(nearest)}"
+        )
+
+
+def times(pair: tuple[int, ...]) -> str:
+    return "x".join(map(str, pair))
+
+
+def _vit_fields(name: str, root: str | None, size: str, high: int, wide: int) -> dict[str, Any]:
+    if size not in SIZES:
+        raise VitrailError(f"no size is named {size!r} in {name!r}{suggestion(size, SIZES)}; sizes: {', '.join(SIZES)}")
+    made: dict[str, Any] = {**SIZES[size]._asdict(), "patch": (high, wide)}
+    if root is None:
+        return made
+    if f"{root}/{high}" not in ROOTS or high != wide:
+        options = ", ".join(f"{known.replace('/', f'+{size}/')}" for known in ROOTS)
+        raise VitrailError(f"no hybrid is named {name!r}; with this size there are {options}")
+    stages, patch = ROOTS[f"{root}/{high}"]
+    return {**made, "patch": (patch, patch), "stem": Stem(stages=stages)}
+
+
+def _settings(kind: Any, name: str, made: dict[str, Any], changes: dict[str, Any]) -> Any:
+    known = [field.name for field in fields(kind)]
+    for field in changes:
+        if field not in known:
+            raise VitrailError(f"{name} has no field {field!r}{suggestion(field, known)}")
+    for side in ("image", "patch"):
+        if isinstance(changes.get(side), int):
+            changes = {**changes, side: (changes[side], changes[side])}
+    return kind(**{**made, **changes})
+
+
+def _at_least(settings: Any, **least: int) -> None:
+    for name, low in least.items():
+        value = getattr(settings, name)
+        if value is not None and any(item < low for item in (value if isinstance(value, tuple) else (value,))):
+            raise VitrailError(f"{name} must be at least {low}, got {value}; try {name}={low}")
+
+
+def _multiple(value: int, of: int) -> int:
+    return max(of, round(value / of) * of)
+
+
+def _check_rates(config: ViTConfig) -> None:
+    for name in ("dropout", "attention_dropout", "stochastic_depth"):
+        if not 0 <= getattr(config, name) < 1:
+            raise VitrailError(f"{name} must be at least 0 and below 1, got {getattr(config, name)}; try {name}=0.1")
+    if config.epsilon <= 0:
+        raise VitrailError(f"epsilon must be above 0, got {config.epsilon}; try epsilon=1e-6")
+
+
+def _check_heads(config: ViTConfig) -> None:
+    if config.width % config.heads:
+        raise VitrailError(
+            f"width must be a multiple of heads, got width={config.width}, heads={config.heads}; "
+            f"try width={_multiple(config.width, config.heads)} or heads={_nearest_heads(config, 1)}"
+        )
+    if config.position == "rotary" and config.width // config.heads % 4:
+        raise VitrailError(
+            f"rotary turns pairs along both axes, so a head's width must be a multiple of 4, "
+            f"got {config.width}/{config.heads} = {config.width // config.heads}; try {_rotary_advice(config)}"
+        )
+
+
+def _nearest_heads(config: ViTConfig, unit: int) -> int | None:
+    options = [heads for heads in range(1, config.width + 1) if config.width % (heads * unit) == 0]
+    return min(options, key=lambda heads: abs(heads - config.heads), default=None)
+
+
+def _rotary_advice(config: ViTConfig) -> str:
+    heads = _nearest_heads(config, 4)
+    return f"heads={heads}" if heads else f"width={_multiple(config.width, 4 * config.heads)}"
+
+
+def _check_position(config: ViTConfig) -> None:
+    kind = config.position
+    unit = {"learned2d": 2, "sincos1d": 2, "sincos2d": 4, "sincos2d-mae": 4, "sincos2d-moco": 4}.get(kind, 1)
+    if config.width % unit or (kind == "sincos2d" and config.width < 8):
+        raise VitrailError(
+            f"position={kind!r} splits the width by {unit}, got width={config.width}; "
+            f"try width={max(8, _multiple(config.width, unit))}"
+        )
+    if config.position_at != "stem" and kind in ("none", "relative", "rotary"):
+        raise VitrailError(
+            f"position={kind!r} adds no table to the tokens, got position_at={config.position_at!r}; try position_at='stem'"
+        )
+    if kind == "relative" and config.flexible:
+        raise VitrailError(
+            "position='relative' counts offsets along one fixed raster, so it cannot follow another size; "
+            "try flexible=False, or position='rotary'"
+        )

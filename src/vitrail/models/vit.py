@@ -1,0 +1,152 @@
+"""The Vision Transformer (Dosovitskiy et al. 2021): z0 = [class; x E] + E_pos, L blocks, y = LN(zL), a head.
+
+b batch, c channels, n patches, t tokens, d width.
+"""
+
+import torch
+from einops import repeat
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vitrail.errors import VitrailError
+from vitrail.layers.attention import Attention
+from vitrail.layers.block import Block, PostNormBlock
+from vitrail.layers.initial import lecun_normal_
+from vitrail.layers.mlp import MLP
+from vitrail.layers.patch import PatchEmbed
+from vitrail.layers.pool import AttentionPool, AveragePool, ClassPool
+from vitrail.layers.position import AddPosition, Fixed, Grid, Learned1d, Learned2d, RelativeKeys, Rotary, Rotation, sincos1d, sincos2d
+from vitrail.models.hybrid import Root
+from vitrail.models.variants import ViTConfig, check_image, times
+
+
+class ViT(nn.Module):
+    """A picture in, logits out. ``features`` stops before the head, ``encode`` before the pooling."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        c = self.config = config
+        self.checkpointing = False  # recompute each block in the backward pass instead of keeping its activations
+        self.stem = nn.Identity() if c.stem is None else Root(c.channels, c.stem)
+        self.embed = PatchEmbed(c.stem.channels if c.stem else c.channels, c.width, c.patch)
+        self.cls = nn.Parameter(torch.zeros(c.width)) if c.has_class_token else None
+        self.registers = nn.Parameter(torch.empty(c.registers, c.width)) if c.registers else None
+        if self.registers is not None:
+            nn.init.normal_(self.registers, std=0.02)  # unlike one class token, equal registers would stay equal
+        tables = len({table for table in c.layers_with_position if table is not None})
+        self.positions = nn.ModuleList(_position(c) for _ in range(tables))
+        self.rotary = Rotary(c.grid, c.width // c.heads, c.prefix) if c.position == "rotary" else None
+        self.dropout = nn.Dropout(c.dropout)
+        self.blocks = nn.ModuleList(_block(c, layer) for layer in range(c.depth))
+        self.norm = nn.LayerNorm(c.width, eps=c.epsilon) if c.norm == "pre" else nn.Identity()
+        self.pool = _pool(c)
+        self.head = _head(c)
+
+    def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b k"]:
+        logits: Tensor = self.head(self.features(images))
+        return logits
+
+    def features(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d"]:
+        """The representation of the picture: y in the paper."""
+        pooled: Tensor = self.pool(self.encode(self.patches(images), self.grid(images)))
+        return pooled
+
+    def patches(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n d"]:
+        embedded: Tensor = self.embed(self.stem(images))
+        return embedded
+
+    def encode(self, patches: Float[Tensor, "b n d"], grid: Grid) -> Float[Tensor, "b t d"]:
+        """Prepend the class token and the registers, add positions, run the blocks and the last norm."""
+        before = [token for token in (self.cls, self.registers) if token is not None]
+        x = torch.cat([*(repeat(token, "... d -> b (...) d", b=patches.shape[0]) for token in before), patches], dim=1)
+        rotation = None if self.rotary is None else self.rotary(grid, x.device)
+        for layer, (table, block) in enumerate(zip(self.config.layers_with_position, self.blocks, strict=True)):
+            x = x if table is None else self.positions[table](x, grid)
+            x = self.dropout(x) if layer == 0 else x
+            x = self._run(block, x, rotation)
+        return self.norm(x)
+
+    def grid(self, images: Float[Tensor, "b c height width"]) -> Grid:
+        """Rows and columns of patches in these pictures, or a sentence about the size that would work."""
+        channels, size = images.shape[1], (images.shape[2], images.shape[3])
+        if channels != self.config.channels:
+            raise VitrailError(f"pictures must have {self.config.channels} channels, got {channels}")
+        if self.config.flexible:
+            check_image(self.config, size)
+        elif size != self.config.image:
+            raise VitrailError(
+                f"pictures must be {times(self.config.image)}, got {times(size)}; "
+                f"resize them to {times(self.config.image)}, or build the model with flexible=True"
+            )
+        return size[0] // self.config.stride[0], size[1] // self.config.stride[1]
+
+    def _run(self, block: nn.Module, x: Float[Tensor, "b t d"], rotation: Rotation | None) -> Float[Tensor, "b t d"]:
+        if self.checkpointing and torch.is_grad_enabled():
+            kept: Tensor = checkpoint(block, x, rotation, use_reentrant=False)
+            return kept
+        done: Tensor = block(x, rotation)
+        return done
+
+
+def _block(c: ViTConfig, layer: int) -> Block:
+    head_width = c.width // c.heads
+    attention = Attention(
+        c.width,
+        c.heads,
+        bias=c.qkv_bias,
+        norm_epsilon=c.epsilon if c.qk_norm else None,
+        dropout=c.dropout,
+        weights_dropout=c.attention_dropout,
+        relative=RelativeKeys(c.tokens, c.heads, head_width) if c.position == "relative" else None,
+    )
+    make = Block if c.norm == "pre" else PostNormBlock
+    return make(
+        c.width,
+        attention,
+        MLP(c.width, c.mlp, gelu=c.gelu, dropout=c.dropout),
+        epsilon=c.epsilon,
+        layer_scale=c.layer_scale,
+        stochastic_depth=c.stochastic_depth * layer / max(1, c.depth - 1),
+    )
+
+
+def _position(c: ViTConfig) -> AddPosition:
+    tables = {
+        "learned1d": lambda: Learned1d(c.grid, c.width),
+        "learned2d": lambda: Learned2d(c.grid, c.width),
+        "learned2d-sum": lambda: Learned2d(c.grid, c.width, join="add"),
+        "sincos1d": lambda: Fixed(sincos1d(c.grid, c.width)),
+        "sincos2d": lambda: Fixed(sincos2d(c.grid, c.width, "big_vision")),
+        "sincos2d-mae": lambda: Fixed(sincos2d(c.grid, c.width, "mae")),
+        "sincos2d-moco": lambda: Fixed(sincos2d(c.grid, c.width, "moco")),
+    }
+    return AddPosition(tables[c.position](), c.width, prefix=c.prefix, covered=c.covered, resize=c.resize)
+
+
+def _pool(c: ViTConfig) -> nn.Module:
+    match c.pool:
+        case "cls":
+            return ClassPool()
+        case "gap":
+            return AveragePool(c.prefix)
+        case "map":
+            return AttentionPool(c.width, c.heads, c.mlp, prefix=c.prefix, epsilon=c.epsilon, gelu=c.gelu)
+
+
+def _head(c: ViTConfig) -> nn.Module:
+    if c.head == "linear":
+        return zero_head(c.width, c.classes)
+    hidden = nn.Linear(c.width, c.head_width or c.width)
+    lecun_normal_(hidden.weight)
+    nn.init.zeros_(hidden.bias)
+    return nn.Sequential(hidden, nn.Tanh(), zero_head(hidden.out_features, c.classes))
+
+
+def zero_head(width: int, classes: int) -> nn.Module:
+    if classes == 0:
+        return nn.Identity()
+    head = nn.Linear(width, classes)
+    nn.init.zeros_(head.weight)  # a zero head starts every class at equal odds
+    nn.init.zeros_(head.bias)
+    return head
