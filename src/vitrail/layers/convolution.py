@@ -48,6 +48,8 @@ def standardise(weight: Float[Tensor, "o i p q"], rule: str, epsilon: float) -> 
 def pad_same(x: Float[Tensor, "b i height width"], kernel: int, stride: int, value: float = 0.0) -> Float[Tensor, "b i h w"]:
     """Pad so that the output has a side of side / stride, rounded up; an odd rest goes below and to the right."""
     (top, bottom), (left, right) = (_same(side, kernel, stride) for side in x.shape[2:])
+    if not (top or bottom or left or right):
+        return x  # F.pad would copy it
     return F.pad(x, (left, right, top, bottom), value=value)
 
 

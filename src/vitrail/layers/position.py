@@ -146,6 +146,7 @@ class RelativeKeys(nn.Module):
     """The paper's relative form: the content query also meets an embedding of the offset, query minus key.
 
     Offsets count along the sequence, in which the tokens before the patches come first, as in the learned 1-D table.
+    The keys are stored from the largest offset to the smallest.
     """
 
     def __init__(self, tokens: int, heads: int, head_width: int) -> None:
@@ -155,10 +156,11 @@ class RelativeKeys(nn.Module):
 
     def forward(self, q: Float[Tensor, "b h t k"]) -> Float[Tensor, "b h t t"]:
         tokens = q.shape[2]
-        place = torch.arange(tokens, device=q.device)
-        offset = place[:, None] - place[None, :] + tokens - 1  # from 0, as an index
-        logits = q @ self.keys.mT
-        return logits.gather(-1, offset.expand(*q.shape[:2], -1, -1))
+        logits = rearrange(q, "b h t k -> h (b t) k") @ self.keys.mT
+        logits = rearrange(logits, "h (b t) offset -> b h (t offset)", t=tokens)
+        # Row t starts t places further left in the table: drop the first t - 1 places, and let each row be one shorter.
+        shifted = logits[..., tokens - 1 : -1].unflatten(-1, (tokens, 2 * tokens - 2))
+        return shifted[..., :tokens]
 
 
 class Rotary(nn.Module):

@@ -43,9 +43,10 @@ class ResNet(nn.Module):
     def features(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d"]:
         if images.shape[1] != self.config.channels:
             raise VitrailError(f"pictures must have {self.config.channels} channels, got {images.shape[1]}")
-        x = F.pad(self.conv(images), (1, 1, 1, 1))  # zeros, not the pool's own minus infinity
-        x = self.stages(F.max_pool2d(x, kernel_size=3, stride=2))
-        return F.relu(self.norm(x)).mean(dim=(2, 3))
+        padded = F.pad(self.conv(images), (1, 1, 1, 1))  # zeros, not the pool's own minus infinity
+        x = F.max_pool2d(padded, kernel_size=3, stride=2)
+        del padded
+        return F.relu(self.norm(self.stages(x))).mean(dim=(2, 3))
 
 
 class Unit(nn.Module):

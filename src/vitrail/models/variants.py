@@ -325,6 +325,11 @@ def _check_position(config: ViTConfig) -> None:
         raise VitrailError(
             f"position={kind!r} adds no table to the tokens, got position_at={config.position_at!r}; try position_at='stem'"
         )
+    if kind == "relative" and config.tokens < 2:
+        raise VitrailError(
+            f"position='relative' needs at least two tokens, got one patch of {times(config.stride)} "
+            f"in image={times(config.image)}; try image={times((2 * config.image[0], 2 * config.image[1]))}"
+        )
     if kind == "relative" and config.flexible:
         raise VitrailError(
             "position='relative' counts offsets along one fixed raster, so it cannot follow another size; "

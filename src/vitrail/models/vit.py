@@ -56,10 +56,11 @@ class ViT(nn.Module):
         embedded: Tensor = self.embed(self.stem(images))
         return embedded
 
-    def encode(self, patches: Float[Tensor, "b n d"], grid: Grid) -> Float[Tensor, "b t d"]:
-        """Prepend the class token and the registers, add positions, run the blocks and the last norm."""
+    def encode(self, x: Float[Tensor, "b n d"], grid: Grid) -> Float[Tensor, "b t d"]:
+        """Prepend the class token and the registers to the patches, add positions, run the blocks and the last norm."""
         before = [token for token in (self.cls, self.registers) if token is not None]
-        x = torch.cat([*(repeat(token, "... d -> b (...) d", b=patches.shape[0]) for token in before), patches], dim=1)
+        if before:
+            x = torch.cat([*(repeat(token, "... d -> b (...) d", b=x.shape[0]) for token in before), x], dim=1)
         rotation = None if self.rotary is None else self.rotary(grid, x.device)
         for layer, (table, block) in enumerate(zip(self.config.layers_with_position, self.blocks, strict=True)):
             x = x if table is None else self.positions[table](x, grid)
