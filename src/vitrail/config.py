@@ -8,7 +8,7 @@ import json
 import math
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -19,22 +19,28 @@ T = TypeVar("T")
 
 def override(settings: T, assignments: Sequence[str]) -> T:
     """``override(recipe, ["model.depth=6"])``: all at once, so that fields which only fit together can change together."""
+    return make(type(settings), _values(settings), assignments)
+
+
+def make(kind: type[T], values: Mapping[str, Any], assignments: Sequence[str], prefix: str = "") -> T:
+    """Settings of this kind from the values of its fields and from overrides, whose paths start with the prefix."""
     changes: dict[str, str] = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals:
             raise VitrailError(f"an override reads FIELD=VALUE, got {assignment!r}; try '{path}=...'")
         changes[path.strip()] = text.strip()
-    known = paths(settings)
+    known = paths(kind, values, prefix)
     for path in changes:
         if path not in known:
             raise VitrailError(f"no field is named {path!r}{_nearest_path(path, known)}")
-    return _replace(settings, changes, "")
+    return kind(**_changed(kind, values, changes, prefix))
 
 
-def check(settings: object) -> None:
+def check(settings: Any) -> None:
     """Refuse values of another type than the field's: the first line of every ``__post_init__``."""
-    for name, kind in hints(type(settings)).items():
+    cls: Any = type(settings)
+    for name, kind in hints(cls).items():
         read(getattr(settings, name), kind, name)
 
 
@@ -47,8 +53,7 @@ def from_json(kind: type[T], text: str) -> T:
         plain = json.loads(text)
     except json.JSONDecodeError as error:
         raise VitrailError(f"not JSON: {error}") from None
-    made: T = read(plain, kind, "")
-    return made
+    return read(plain, kind, "")
 
 
 def to_plain(value: Any) -> Any:
@@ -74,7 +79,7 @@ def read(value: Any, kind: Any, path: str) -> Any:
 
 
 @cache
-def hints(cls: type) -> Mapping[str, Any]:
+def hints(cls: Any) -> Mapping[str, Any]:
     return get_type_hints(cls)
 
 
@@ -99,16 +104,20 @@ def describe(kind: Any) -> str:
     return names.get(kind) or f"a {kind.__name__}"
 
 
-def paths(settings: Any, prefix: str = "") -> list[str]:
+def paths(kind: Any, values: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Every field that can be set, by its dotted path."""
     found = []
-    for field in fields(settings):
-        value = getattr(settings, field.name)
+    for name in hints(kind):
+        value = values.get(name)
         if is_dataclass(value):
-            found += paths(value, f"{prefix}{field.name}.")
+            found += paths(type(value), _values(value), f"{prefix}{name}.")
         else:
-            found.append(prefix + field.name)
+            found.append(prefix + name)
     return found
+
+
+def _values(settings: Any) -> dict[str, Any]:
+    return {field.name: getattr(settings, field.name) for field in fields(settings)}
 
 
 def _nearest_path(path: str, known: list[str]) -> str:
@@ -117,16 +126,16 @@ def _nearest_path(path: str, known: list[str]) -> str:
     return f"; did you mean {same_leaf[0]!r}?" if same_leaf else suggestion(path, known)
 
 
-def _replace(settings: Any, changes: Mapping[str, str], prefix: str) -> Any:
-    new: dict[str, Any] = {}
-    for field in fields(settings):
-        path, value = prefix + field.name, getattr(settings, field.name)
+def _changed(kind: Any, values: Mapping[str, Any], changes: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    new = dict(values)
+    for name, hint in hints(kind).items():
+        path, value = prefix + name, values.get(name)
         if path in changes:
-            kind = hints(type(settings))[field.name]
-            new[field.name] = read(_parse(changes[path], kind), kind, path)
-        elif is_dataclass(value) and any(name.startswith(path + ".") for name in changes):
-            new[field.name] = _replace(value, changes, path + ".")
-    return replace(settings, **new) if new else settings
+            new[name] = read(_parse(changes[path], hint), hint, path)
+        elif is_dataclass(value):
+            inner: Any = type(value)
+            new[name] = inner(**_changed(inner, _values(value), changes, path + "."))
+    return new
 
 
 def _parse(text: str, kind: Any) -> Any:

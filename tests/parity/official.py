@@ -15,9 +15,7 @@ CONFIGS = {
     "gap_prelogits": ViTConfig(
         width=48, depth=2, mlp=192, heads=3, patch=(8, 8), image=(32, 48), classes=7, pool="gap", head="mlp"
     ),
-    "hybrid_stem": ViTConfig(
-        width=48, depth=2, mlp=192, heads=3, patch=(4, 4), image=(64, 64), classes=5, stem=Stem(width=32)
-    ),
+    "hybrid_stem": ViTConfig(width=48, depth=2, mlp=192, heads=3, patch=(4, 4), image=(64, 64), classes=5, stem=Stem(width=32)),
     "hybrid_stages": ViTConfig(
         width=48, depth=2, mlp=192, heads=3, patch=(1, 1), image=(32, 32), classes=5, stem=Stem(stages=(1, 2), width=32)
     ),
@@ -42,7 +40,9 @@ def state(config: ViTConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         attention = f"{theirs}/MultiHeadDotProductAttention_1"
         ours |= _norm(f"{mine}.norm1", weights, f"{theirs}/LayerNorm_0")
         ours |= _norm(f"{mine}.norm2", weights, f"{theirs}/LayerNorm_2")
-        qkv = [(weights[f"{attention}/{part}/kernel"], weights[f"{attention}/{part}/bias"]) for part in ("query", "key", "value")]
+        qkv = [
+            (weights[f"{attention}/{part}/kernel"], weights[f"{attention}/{part}/bias"]) for part in ("query", "key", "value")
+        ]
         kernel = torch.cat([rearrange(kernel, "d h k -> (h k) d") for kernel, _ in qkv])
         ours |= _affine(f"{mine}.attention.qkv", kernel, torch.cat([bias.flatten() for _, bias in qkv]))
         out = rearrange(weights[f"{attention}/out/kernel"], "h k d -> d (h k)")

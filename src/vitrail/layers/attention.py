@@ -31,9 +31,8 @@ class Attention(nn.Module):
         self.heads = heads
         self.qkv = fused(nn.Linear(width, 3 * width, bias=bias), parts=3)
         self.out = dense(nn.Linear(width, width))
-        normed = norm_epsilon is not None
-        self.norm_q = nn.LayerNorm(width // heads, eps=norm_epsilon) if normed else nn.Identity()
-        self.norm_k = nn.LayerNorm(width // heads, eps=norm_epsilon) if normed else nn.Identity()
+        self.norm_q = nn.Identity() if norm_epsilon is None else nn.LayerNorm(width // heads, eps=norm_epsilon)
+        self.norm_k = nn.Identity() if norm_epsilon is None else nn.LayerNorm(width // heads, eps=norm_epsilon)
         self.relative = relative
         self.weights = Tap()
         self.weights_dropout = weights_dropout

@@ -105,7 +105,7 @@ class AddPosition(nn.Module):
 
     def forward(self, x: Float[Tensor, "b t d"], grid: Grid) -> Float[Tensor, "b t d"]:
         patches = rearrange(self.at(grid), "h w d -> (h w) d")
-        before = [] if self.prefix is None else [self.prefix]
+        before: list[Tensor] = [] if self.prefix is None else [self.prefix]
         if self.bare:
             before.append(patches.new_zeros(self.bare, patches.shape[-1]))
         return x + (torch.cat([*before, patches]) if before else patches)

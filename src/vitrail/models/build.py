@@ -6,7 +6,7 @@ import torch
 
 from vitrail.errors import VitrailError
 from vitrail.models.resnet import ResNet
-from vitrail.models.variants import ModelConfig, ResNetConfig, ViTConfig, variant
+from vitrail.models.variants import ModelConfig, ViTConfig, variant
 from vitrail.models.vit import ViT
 
 Model = ViT | ResNet
@@ -22,12 +22,14 @@ def build(what: ModelConfig | str, *, device: torch.device | str = "cpu", **chan
         config = what
     with torch.device(device):
         model = _module(config)
-    return model.to(device)  # fixed tables are always computed on the CPU, see layers/position.py
+    return model.to(device)  # also what is always computed on the CPU: the fixed position tables
+
+
+def skeleton(config: ModelConfig) -> Model:
+    """A model whose weights are still to be assigned: they take no memory, while fixed position tables are there."""
+    with torch.device("meta"):
+        return _module(config)
 
 
 def _module(config: ModelConfig) -> Model:
-    match config:
-        case ViTConfig():
-            return ViT(config)
-        case ResNetConfig():
-            return ResNet(config)
+    return ViT(config) if isinstance(config, ViTConfig) else ResNet(config)

@@ -249,9 +249,7 @@ def _root(stem: Stem, channels: int, image: tuple[int, int], batch: int) -> Iter
         yield tally.stage(f"stage {index + 1}", batch, channels, *side)
 
 
-def _post_unit(
-    tally: Tally, channels: int, width: int, stride: int, side: tuple[int, int], held: int
-) -> tuple[int, int]:
+def _post_unit(tally: Tally, channels: int, width: int, stride: int, side: tuple[int, int], held: int) -> tuple[int, int]:
     out = _halve(side) if stride == 2 else side
     narrow, small, wide = width * prod(side), width * prod(out), 4 * width * prod(out)
     x = channels * prod(side)
@@ -300,9 +298,7 @@ def _resnet(c: ResNetConfig, batch: int) -> Iterator[Stage]:
         yield head.stage("head", batch, c.classes)
 
 
-def _pre_unit(
-    tally: Tally, channels: int, width: int, stride: int, side: tuple[int, int], held: int
-) -> tuple[int, int]:
+def _pre_unit(tally: Tally, channels: int, width: int, stride: int, side: tuple[int, int], held: int) -> tuple[int, int]:
     out = _halve(side) if stride == 2 else side
     before = ((channels, side), (width, side), (width, out))
     after = ((width, 1, side), (width, 3, out), (4 * width, 1, out))

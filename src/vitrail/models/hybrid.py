@@ -37,14 +37,15 @@ class Root(nn.Module):
     def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d h w"]:
         x = F.relu(self.norm(self.conv(images)))
         x = F.max_pool2d(pad_same(x, kernel=3, stride=2, value=float("-inf")), kernel_size=3, stride=2)
-        features: Tensor = self.stages(x)
-        return features
+        return self.stages(x)
 
 
 class Unit(nn.Module):
     """Narrow, look around, widen; added to the input or, where the shape changes, to a projection of it."""
 
-    def __init__(self, channels: int, width: int, stride: int, conv: Callable[..., nn.Module], norm: Callable[..., nn.Module]) -> None:
+    def __init__(
+        self, channels: int, width: int, stride: int, conv: Callable[..., StandardisedConv], norm: Callable[..., nn.GroupNorm]
+    ) -> None:
         super().__init__()
         out = 4 * width
         changes = channels != out or stride != 1

@@ -37,8 +37,7 @@ class ResNet(nn.Module):
         self.head = zero_head(channels, c.classes)
 
     def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b k"]:
-        logits: Tensor = self.head(self.features(images))
-        return logits
+        return self.head(self.features(images))
 
     def features(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d"]:
         if images.shape[1] != self.config.channels:
@@ -52,7 +51,9 @@ class ResNet(nn.Module):
 class Unit(nn.Module):
     """Normalise, then narrow, look around, widen; added to the input or, where the shape changes, to a projection of it."""
 
-    def __init__(self, channels: int, width: int, stride: int, conv: Callable[..., nn.Module], norm: Callable[..., nn.Module]) -> None:
+    def __init__(
+        self, channels: int, width: int, stride: int, conv: Callable[..., StandardisedConv], norm: Callable[..., nn.GroupNorm]
+    ) -> None:
         super().__init__()
         out = 4 * width
         self.shortcut = conv(channels, out, 1, stride=stride) if channels != out or stride != 1 else None

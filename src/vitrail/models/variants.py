@@ -85,18 +85,15 @@ class Stem:
     def __post_init__(self) -> None:
         check(self)
         _at_least(self, stages=1, width=32)
-        if self.width % 32:
-            raise VitrailError(
-                f"stem.width must be a multiple of the 32 groups of its norms, got {self.width}; try {_multiple(self.width, 32)}"
-            )
+        _check_groups("stem.width", self.width)
 
     @property
     def stride(self) -> int:
-        return 4 * 2 ** max(0, len(self.stages) - 1)
+        return 4 << max(0, len(self.stages) - 1)
 
     @property
     def channels(self) -> int:
-        return self.width * 4 * 2 ** (len(self.stages) - 1) if self.stages else self.width
+        return 4 * self.width << len(self.stages) - 1 if self.stages else self.width
 
 
 @dataclass(frozen=True)
@@ -114,7 +111,9 @@ class ViTConfig:
     stem: Stem | None = None
     position: Position = "learned1d"
     position_at: PositionAt = "stem"
-    position_covers: Literal["patches", "cls", "all"] = "cls"  # who has a learned row: big_vision, official, timm with registers
+    position_covers: Literal["patches", "cls", "all"] = (
+        "cls"  # who has a learned row: big_vision, official, timm with registers
+    )
     resize: Resize = "timm"  # whose rule brings the position table to another grid
     flexible: bool = False  # take pictures of any size that the patches divide
     pool: Literal["cls", "gap", "map"] = "cls"
@@ -205,10 +204,7 @@ class ResNetConfig:
         _at_least(self, stages=1, width=32, image=1, channels=1, classes=0)
         if not self.stages:
             raise VitrailError("stages must name at least one stage, got none; try stages=3,4,6,3")
-        if self.width % 32:
-            raise VitrailError(
-                f"width must be a multiple of the 32 groups of its norms, got {self.width}; try {_multiple(self.width, 32)}"
-            )
+        _check_groups("width", self.width)
 
 
 ModelConfig = ViTConfig | ResNetConfig
@@ -216,14 +212,28 @@ ModelConfig = ViTConfig | ResNetConfig
 
 def variant(name: str, **changes: Any) -> ModelConfig:
     """The settings of a named model, built once with its changes: ``variant("B/16", image=384, pool="gap")``."""
+    kind, values = blueprint(name)
+    known = [field.name for field in fields(kind)]
+    for field in changes:
+        if field not in known:
+            raise VitrailError(f"{name} has no field {field!r}{suggestion(field, known)}")
+    for side in ("image", "patch"):
+        if isinstance(changes.get(side), int):
+            changes[side] = (changes[side], changes[side])
+    return kind(**{**values, **changes})
+
+
+def blueprint(name: str) -> tuple[type[ViTConfig] | type[ResNetConfig], dict[str, Any]]:
+    """What a name says: the kind of settings and the fields that differ from their defaults, not yet checked."""
     vit = re.fullmatch(r"(?:(R\d*)\+)?([A-Za-z0-9-]+)/(\d+)(?:x(\d+))?", name)
     if vit:
         root, size, high, wide = vit.groups()
-        return _settings(ViTConfig, name, _vit_fields(name, root, size, int(high), int(wide or high)), changes)
+        return ViTConfig, _vit_fields(name, root, size, int(high), int(wide or high))
     resnet = re.fullmatch(r"(R\d+)x(\d+)", name)
     if resnet and resnet[1] in RESNETS and int(resnet[2]) >= 1:
-        return _settings(ResNetConfig, name, {"stages": RESNETS[resnet[1]], "width": 64 * int(resnet[2])}, changes)
-    raise VitrailError(f"no model is named {name!r}{suggestion(name, known_names())}; names read B/16, R50+B/16 or R50x1")
+        return ResNetConfig, {"stages": RESNETS[resnet[1]], "width": 64 * int(resnet[2])}
+    hint = suggestion(name, known_names()) or "; names read B/16, R50+B/16 or R50x1"
+    raise VitrailError(f"no model is named {name!r}{hint}")
 
 
 def known_names() -> list[str]:
@@ -249,7 +259,8 @@ def times(pair: tuple[int, ...]) -> str:
 
 def _vit_fields(name: str, root: str | None, size: str, high: int, wide: int) -> dict[str, Any]:
     if size not in SIZES:
-        raise VitrailError(f"no size is named {size!r} in {name!r}{suggestion(size, SIZES)}; sizes: {', '.join(SIZES)}")
+        hint = suggestion(size, SIZES) or f"; there are {', '.join(SIZES)}"
+        raise VitrailError(f"no size is named {size!r} in {name!r}{hint}")
     made: dict[str, Any] = {**SIZES[size]._asdict(), "patch": (high, wide)}
     if root is None:
         return made
@@ -258,17 +269,6 @@ def _vit_fields(name: str, root: str | None, size: str, high: int, wide: int) ->
         raise VitrailError(f"no hybrid is named {name!r}; with this size there are {options}")
     stages, patch = ROOTS[f"{root}/{high}"]
     return {**made, "patch": (patch, patch), "stem": Stem(stages=stages)}
-
-
-def _settings(kind: Any, name: str, made: dict[str, Any], changes: dict[str, Any]) -> Any:
-    known = [field.name for field in fields(kind)]
-    for field in changes:
-        if field not in known:
-            raise VitrailError(f"{name} has no field {field!r}{suggestion(field, known)}")
-    for side in ("image", "patch"):
-        if isinstance(changes.get(side), int):
-            changes = {**changes, side: (changes[side], changes[side])}
-    return kind(**{**made, **changes})
 
 
 def _at_least(settings: Any, **least: int) -> None:
@@ -280,6 +280,11 @@ def _at_least(settings: Any, **least: int) -> None:
 
 def _multiple(value: int, of: int) -> int:
     return max(of, round(value / of) * of)
+
+
+def _check_groups(name: str, width: int) -> None:
+    if width % 32:
+        raise VitrailError(f"{name} must be a multiple of the 32 groups of a norm, got {width}; try {_multiple(width, 32)}")
 
 
 def _check_rates(config: ViTConfig) -> None:

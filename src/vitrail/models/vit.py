@@ -3,6 +3,8 @@
 b batch, c channels, n patches, t tokens, d width.
 """
 
+from collections.abc import Callable
+
 import torch
 from einops import repeat
 from jaxtyping import Float
@@ -16,7 +18,18 @@ from vitrail.layers.initial import lecun_normal_
 from vitrail.layers.mlp import MLP
 from vitrail.layers.patch import PatchEmbed
 from vitrail.layers.pool import AttentionPool, AveragePool, ClassPool
-from vitrail.layers.position import AddPosition, Fixed, Grid, Learned1d, Learned2d, RelativeKeys, Rotary, Rotation, sincos1d, sincos2d
+from vitrail.layers.position import (
+    AddPosition,
+    Fixed,
+    Grid,
+    Learned1d,
+    Learned2d,
+    RelativeKeys,
+    Rotary,
+    Rotation,
+    sincos1d,
+    sincos2d,
+)
 from vitrail.models.hybrid import Root
 from vitrail.models.variants import ViTConfig, check_image, times
 
@@ -44,17 +57,14 @@ class ViT(nn.Module):
         self.head = _head(c)
 
     def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b k"]:
-        logits: Tensor = self.head(self.features(images))
-        return logits
+        return self.head(self.features(images))
 
     def features(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d"]:
         """The representation of the picture: y in the paper."""
-        pooled: Tensor = self.pool(self.encode(self.patches(images), self.grid(images)))
-        return pooled
+        return self.pool(self.encode(self.patches(images), self.grid(images)))
 
     def patches(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n d"]:
-        embedded: Tensor = self.embed(self.stem(images))
-        return embedded
+        return self.embed(self.stem(images))
 
     def encode(self, x: Float[Tensor, "b n d"], grid: Grid) -> Float[Tensor, "b t d"]:
         """Prepend the class token and the registers to the patches, add positions, run the blocks and the last norm."""
@@ -84,10 +94,8 @@ class ViT(nn.Module):
 
     def _run(self, block: nn.Module, x: Float[Tensor, "b t d"], rotation: Rotation | None) -> Float[Tensor, "b t d"]:
         if self.checkpointing and torch.is_grad_enabled():
-            kept: Tensor = checkpoint(block, x, rotation, use_reentrant=False)
-            return kept
-        done: Tensor = block(x, rotation)
-        return done
+            return checkpoint(block, x, rotation, use_reentrant=False)
+        return block(x, rotation)
 
 
 def _block(c: ViTConfig, layer: int) -> Block:
@@ -113,7 +121,7 @@ def _block(c: ViTConfig, layer: int) -> Block:
 
 
 def _position(c: ViTConfig) -> AddPosition:
-    tables = {
+    tables: dict[str, Callable[[], nn.Module]] = {
         "learned1d": lambda: Learned1d(c.grid, c.width),
         "learned2d": lambda: Learned2d(c.grid, c.width),
         "learned2d-sum": lambda: Learned2d(c.grid, c.width, join="add"),

@@ -1,0 +1,61 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+#
+# PYTHON=python3.12 chooses the interpreter. TORCH="--index-url URL" chooses another build of torch, see the README.
+
+PYTHON ?= python3
+TORCH ?=
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# The run-time shape checker and torch.compile do not go together, so the tests run once with it and once without.
+CHECKED := --jaxtyping-packages=vitrail,beartype.beartype
+
+.PHONY: demo test test-all format clean
+
+demo: .venv/installed
+	$(BIN)/vitrail inspect B/16
+	$(BIN)/python examples/forward.py
+
+test: .venv/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(PYTEST) $(CHECKED) -m "not compile and not slow"
+	$(PYTEST) -m "compile and not slow"
+
+test-all: .venv/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(PYTEST) $(CHECKED) -m "not compile"
+	$(PYTEST) -m "compile"
+
+format: .venv/installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.venv/made:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing; install it: sudo apt install python3 python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+		{ echo "$(PYTHON) cannot make environments; install what is missing: sudo apt install python3-venv"; exit 1; }
+	@echo "making .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv --clear .venv
+	@$(PIP) pip hatchling
+	@touch $@
+
+.venv/installed: .venv/made pyproject.toml constraints.txt
+	@echo "installing torch and vitrail (some minutes the first time)"
+	@$(PIP) $(TORCH) torch
+	@$(PIP) --no-build-isolation -e .
+	@touch $@
+
+.venv/installed-dev: .venv/installed
+	@echo "installing what the tests need"
+	@$(PIP) --no-deps torchvision  # its metadata asks for a CUDA build
+	@$(PIP) --group dev --group peers
+	@touch $@

@@ -1,0 +1,156 @@
+"""``vitrail doctor``: is everything there that Vitrail needs, and what would add the rest."""
+
+import os
+import platform
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from vitrail.cli.options import Json
+from vitrail.cli.screen import console, print_json, size, table
+
+MARKS = {"ok": "[green]ok[/]", "absent": "[dim]absent[/]", "warning": "[yellow]warning[/]", "broken": "[red]broken[/]"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the diagnosis."""
+
+    name: str
+    state: str  # ok, absent, warning or broken
+    found: str
+    remedy: str = ""
+
+
+def doctor(json: Json = False) -> None:
+    """Check Python, torch, devices, memory, disk and extras; exit code 1 if something is broken."""
+    findings = examine()
+    if json:
+        print_json({"ok": _healthy(findings), "findings": [vars(finding) for finding in findings]})
+    else:
+        sheet = table("what", "state", "found", "remedy")
+        for finding in findings:
+            sheet.add_row(finding.name, MARKS[finding.state], finding.found, finding.remedy)
+        screen = console()
+        screen.print(sheet)
+        screen.print(
+            "everything needed is there" if _healthy(findings) else "[red]something is broken[/]: see the remedies above"
+        )
+    if not _healthy(findings):
+        raise typer.Exit(1)
+
+
+def examine() -> list[Finding]:
+    packages, extras = _requirements()
+    return [_python(), *(_package(name) for name in packages), *_torch(), _memory(), _disk(), *_extras(extras)]
+
+
+def _healthy(findings: list[Finding]) -> bool:
+    return not any(finding.state == "broken" for finding in findings)
+
+
+def _python() -> Finding:
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    return Finding("python", "ok" if sys.version_info >= (3, 11) else "broken", found)
+
+
+def _requirements() -> tuple[list[str], dict[str, list[str]]]:
+    """The names of the packages needed, and of those each extra adds, as the installed package itself declares them."""
+    packages: list[str] = []
+    extras: dict[str, list[str]] = {}
+    for line in requires("vitrail") or []:
+        name = re.split(r"[<>=!~;\[ ]", line, maxsplit=1)[0]
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
+        if extra:
+            extras.setdefault(extra[1], []).append(name)
+        else:
+            packages.append(name)
+    return packages, extras
+
+
+def _package(name: str) -> Finding:
+    module = {"pillow": "PIL"}.get(name.lower(), name)
+    try:
+        import_module(module)
+        return Finding(name, "ok", version(name))
+    except Exception as error:  # a broken binary can fail in any way, and the diagnosis must go on
+        return Finding(
+            name, "broken", f"{type(error).__name__}: {error}".splitlines()[0], f"pip install -c constraints.txt {name}"
+        )
+
+
+def _torch() -> list[Finding]:
+    try:
+        import torch
+        from torch.nn import functional as F
+
+        q = torch.randn(1, 2, 5, 8, generator=torch.Generator().manual_seed(0))
+        open_ = (q @ q.mT * 8**-0.5).softmax(-1) @ q
+        off = (F.scaled_dot_product_attention(q, q, q) - open_).abs().max().item()
+    except Exception as error:  # as above
+        return [Finding("torch works", "broken", f"{type(error).__name__}: {error}".splitlines()[0], "reinstall torch")]
+    works = Finding(
+        "fused attention", "ok" if off < 1e-5 else "broken", f"off by {off:.1e}", "" if off < 1e-5 else "reinstall torch"
+    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    use = Finding(
+        "threads",
+        "ok" if threads <= cores else "warning",
+        f"{threads} for {cores} cores",
+        "" if threads <= cores else f"set OMP_NUM_THREADS={cores}",
+    )
+    return [works, Finding("devices", "ok", ", ".join(_devices(torch))), use]
+
+
+def _devices(torch: Any) -> list[str]:
+    found = [f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return [*found, f"cpu ({torch.backends.cpu.get_cpu_capability()})"]
+
+
+def _memory() -> Finding:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+        total, free = 1024 * kib["MemTotal"], 1024 * kib["MemAvailable"]
+    except (OSError, KeyError, ValueError, IndexError):
+        return Finding("memory", "ok", "not known on this system")
+    low = free < 2 * 1024**3
+    return Finding(
+        "memory", "warning" if low else "ok", f"{size(free)} free of {size(total)}", "close something" if low else ""
+    )
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(".").free
+    if not os.access(".", os.W_OK):
+        return Finding("disk", "warning", "this folder cannot be written to", "work in a folder of yours")
+    low = free < 2 * 1024**3
+    return Finding("disk", "warning" if low else "ok", f"{size(free)} free here", "make room for runs" if low else "")
+
+
+def _extras(extras: dict[str, list[str]]) -> list[Finding]:
+    findings = []
+    for extra, names in extras.items():
+        missing = [name for name in names if not _installed(name)]
+        found = ", ".join(names) if not missing else f"without {', '.join(missing)}"
+        remedy = f"pip install -c constraints.txt 'vitrail[{extra}]'" if missing else ""
+        findings.append(Finding(f"extra {extra}", "absent" if missing else "ok", found, remedy))
+    return findings
+
+
+def _installed(name: str) -> bool:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True

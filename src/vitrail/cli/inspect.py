@@ -1,0 +1,124 @@
+"""``vitrail inspect``: a model's shapes and costs before it is built; with ``--trace``, one real pass through it."""
+
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitrail.cli.options import Json, Settings, pair
+from vitrail.cli.screen import console, count, print_json, si, size, table
+from vitrail.config import make, to_plain
+from vitrail.errors import VitrailError
+from vitrail.models.cost import Cost, Stage, cost
+from vitrail.models.variants import ModelConfig, blueprint
+from vitrail.weights.folder import is_model, read_config
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from vitrail.explain.trace import Row
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(metavar="RUN_OR_NAME", help="A model folder, or a name: B/16, R50+B/16, R50x1 ...")],
+    image: Annotated[str | None, typer.Option(metavar="H[xW]", help="Height and width of the pictures.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Number of classes; 0 for none.")] = None,
+    batch: Annotated[int, typer.Option(help="Pictures at a time.")] = 1,
+    settings: Settings = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Run it: shape, mean, std and gradient after every module.")] = False,
+    json: Json = False,
+) -> None:
+    """Show what a model is made of: shapes, parameters, MACs, memory. Settings are named model.FIELD."""
+    changes: dict[str, Any] = {} if image is None else {"image": pair(image, "--image")}
+    changes |= {} if classes is None else {"classes": classes}
+    config = _config(model, changes, settings or [])
+    bill = cost(config, batch)
+    if trace:
+        _trace(model, config, batch, json)
+    elif json:
+        print_json(to_plain(bill))
+    else:
+        _show(model, config, bill)
+
+
+def _config(model: str, changes: dict[str, Any], settings: list[str]) -> ModelConfig:
+    if is_model(Path(model)):
+        if changes or settings:
+            raise VitrailError(f"{model} is what it is; --image, --classes and --set go with a name such as B/16")
+        return read_config(Path(model))
+    if Path(model).is_dir() and "/" not in model.rstrip("/"):
+        raise VitrailError(
+            f"{model} is a folder without a model in it; give one that vitrail.save wrote, or a name such as B/16"
+        )
+    kind, values = blueprint(model)
+    return make(kind, {**values, **changes}, settings, prefix="model.")
+
+
+def _show(name: str, config: ModelConfig, bill: Cost) -> None:
+    screen = console()
+    rows = table("stage", "shape", "#parameters", "#MACs", "#kept to train", title=f"{name}: from picture to answer")
+    for stages in _runs(bill.stages):
+        first, many = stages[0], len(stages)
+        label = first.name if many == 1 else f"{first.name} … {stages[-1].name.split()[-1]}"
+        rows.add_row(
+            label,
+            _shape(first) if many == 1 else f"{_shape(first)} × {many}",
+            count(sum(stage.parameters for stage in stages)),
+            si(sum(stage.macs for stage in stages), ""),
+            size(sum(stage.training for stage in stages)) if first.training else "",
+        )
+    screen.print(rows)
+    memory, batch = bill.memory, bill.stages[0].shape[0]
+    tokens = "" if bill.tokens is None else f", {bill.tokens} tokens"
+    screen.print(
+        f"[bold]{bill.parameters:,}[/] parameters, [bold]{si(bill.macs, 'MACs')}[/] a picture, "
+        f"grid {bill.grid[0]} × {bill.grid[1]}{tokens}"
+    )
+    screen.print(
+        f"memory in float32, B = {batch}: weights {size(memory.weights)}; to predict, {size(memory.inference)} more; "
+        f"to train with Adam, {size(memory.adam + memory.training)} more"
+    )
+
+
+def _shape(stage: Stage) -> str:
+    return f"(B, {', '.join(map(str, stage.shape[1:]))})"
+
+
+def _runs(stages: tuple[Stage, ...]) -> list[list[Stage]]:
+    """Blocks that cost the same are one row."""
+    key = lambda stage: (stage.name.split()[0], stage.shape, stage.parameters, stage.macs, stage.training)  # noqa: E731
+    return [list(group) for _, group in groupby(stages, key=key)]
+
+
+def _trace(name: str, config: ModelConfig, batch: int, json: bool) -> None:
+    import torch
+
+    from vitrail.explain.trace import trace, wake_head
+    from vitrail.models.build import build
+    from vitrail.weights.checkpoint import load
+
+    torch.manual_seed(0)
+    model = load(name).train() if is_model(Path(name)) else build(config)
+    woken = config.classes > 0 and wake_head(model)
+    images = torch.randn(batch, config.channels, *config.image)
+    labels = torch.randint(config.classes, (batch,)) if config.classes else None
+    rows = trace(model, images, labels)
+    if json:
+        print_json({"trace": [vars(row) for row in rows]})
+        return
+    screen = console()
+    screen.print(_trace_table(name, rows))
+    loss = "cross-entropy against random labels" if config.classes else "mean square of the output"
+    note = "; its head is still zero and would stop every gradient, so it is random here" if woken else ""
+    screen.print(f"random pictures; the loss is the {loss}{note}")
+
+
+def _trace_table(name: str, rows: "list[Row]") -> "Table":
+    sheet = table(
+        "module", "kind", "shape", "#mean", "#std", "#gradient", "#of parameters", title=f"{name}: one pass forward and back"
+    )
+    for row in rows:
+        gradients = ("" if norm is None else f"{norm:.3g}" for norm in (row.gradient, row.parameters))
+        sheet.add_row(row.name, row.kind, str(row.shape), f"{row.mean:.4f}", f"{row.std:.4f}", *gradients)
+    return sheet

@@ -1,0 +1,53 @@
+"""The command ``vitrail``: finds the command, runs it, and turns every mistake into one sentence and an exit code."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from vitrail.cli.doctor import doctor
+from vitrail.cli.inspect import inspect
+from vitrail.errors import VitrailError
+
+app = typer.Typer(name="vitrail", no_args_is_help=True, pretty_exceptions_enable=False)
+app.command()(inspect)
+app.command()(doctor)
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """0 when it worked, 2 for bad input, 130 when interrupted; what a command returns otherwise."""
+    try:
+        code = app(args=list(arguments), prog_name="vitrail", standalone_mode=False)
+        sys.stdout.flush()
+    except typer.Exit as stop:
+        return stop.exit_code
+    except (VitrailError, typer.TyperException) as error:
+        message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+        print(f"vitrail: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:  # the reader has seen enough, as in `vitrail inspect B/16 | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code if isinstance(code, int) else 0
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"vitrail {version('vitrail')}")
+        raise typer.Exit
+
+
+@app.callback()
+def vitrail(
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")] = False,
+) -> None:
+    """The Vision Transformer, end to end and transparent."""

@@ -1,0 +1,71 @@
+"""One forward and one backward pass, with what every module made of it: the table people print by hand when training fails."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.layers.initial import lecun_normal_
+
+
+@dataclass
+class Row:
+    """One call of one module."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    mean: float
+    std: float
+    gradient: float | None = None  # norm of the loss's gradient at the output; none: nothing flows back
+    parameters: float | None = None  # norm of the loss's gradient at the module's own parameters
+
+
+def trace(model: nn.Module, images: Float[Tensor, "b c height width"], labels: Int[Tensor, " b"] | None = None) -> list[Row]:
+    """Rows in the order of execution. The loss is the cross-entropy or, without labels, the mean square of the output.
+
+    The parameters' gradients are those of this pass alone afterwards. Modules that hand their input on are left out.
+    """
+    rows: list[Row] = []
+    calls: list[tuple[Row, nn.Module]] = []
+
+    def note(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if not isinstance(output, Tensor) or any(output is item for item in inputs):
+            return
+        values = output.detach().float()
+        std, mean = torch.std_mean(values, correction=0)
+        row = Row(name, type(module).__name__, tuple(output.shape), mean.item(), std.item())
+        rows.append(row)
+        calls.append((row, module))
+        if output.requires_grad:
+            output.register_hook(lambda gradient: setattr(row, "gradient", gradient.float().norm().item()))
+
+    hooks = [
+        module.register_forward_hook(lambda module, inputs, output, name=name: note(name, module, inputs, output))
+        for name, module in model.named_modules()
+        if name
+    ]
+    try:
+        output = model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    model.zero_grad(set_to_none=True)
+    loss = output.square().mean() if labels is None else F.cross_entropy(output, labels)
+    loss.backward()
+    for row, module in calls:
+        gradients = [weight.grad.norm() for weight in module.parameters(recurse=False) if weight.grad is not None]
+        row.parameters = torch.stack(gradients).norm().item() if gradients else None
+    return rows
+
+
+def wake_head(model: nn.Module) -> bool:
+    """Fill an untrained, all-zero head, through which no gradient would flow back; says whether there was one."""
+    last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]
+    asleep = [linear for linear in last if not linear.weight.any()]
+    for linear in asleep:
+        lecun_normal_(linear.weight.detach())
+    return bool(asleep)

@@ -1,0 +1,66 @@
+"""Recording keeps what it was asked for, while it was asked for."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.small import vit
+from vitrail.errors import VitrailError
+from vitrail.layers.tap import recording
+
+IMAGES = torch.randn(2, 3, 12, 15)
+
+
+def test_only_the_chosen_layers_and_heads_are_kept() -> None:
+    model = vit()
+    with recording(model, "attention.weights") as everything:
+        model(IMAGES)
+    with recording(model, "blocks.1.attention.weights", "blocks.3.*", keep=lambda weights: weights[:, [2, 0]]) as seen:
+        model(IMAGES)
+    assert list(seen) == ["blocks.1.attention.weights", "blocks.3.attention.weights"]
+    for name, (weights,) in seen.items():
+        assert_close(weights, everything[name][0][:, [2, 0]], rtol=0, atol=1e-6)
+
+
+def test_every_pass_is_an_entry_and_nothing_is_kept_afterwards() -> None:
+    model = vit()
+    with recording(model, "blocks.0.attention.weights") as seen:
+        model(IMAGES)
+        model(IMAGES)
+    model(IMAGES)
+    assert [len(kept) for kept in seen.values()] == [2]
+
+
+def test_a_recording_inside_a_recording_leaves_the_outer_one_whole() -> None:
+    model = vit()
+    with recording(model, "weights") as outer:
+        with recording(model, "blocks.2.attention.weights") as inner:
+            model(IMAGES)
+        model(IMAGES)
+    assert [len(kept) for kept in inner.values()] == [1]
+    assert [len(kept) for kept in outer.values()] == [2, 2, 2, 2]
+
+
+def test_recording_stops_when_the_model_fails() -> None:
+    model = vit()
+    with pytest.raises(VitrailError), recording(model, "weights"):
+        model(torch.randn(1, 3, 5, 5))
+    assert all(block.attention.weights.sink is None for block in model.blocks)  # type: ignore[union-attr]
+
+
+def test_gradients_flow_through_what_was_recorded() -> None:
+    model = vit()
+    with recording(model, "blocks.3.attention.weights") as seen:
+        logit = model(IMAGES)[:, 0].sum()
+    (weights,) = seen["blocks.3.attention.weights"]
+    (gradient,) = torch.autograd.grad(logit, weights)
+    assert gradient[:, :, 0].abs().min() > 0  # the class token's row decides
+    assert gradient[:, :, 1:].abs().max() == 0  # in the last layer, no other does
+
+
+def test_a_tap_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with (
+        pytest.raises(VitrailError, match=r"no tap matches 'atention.weights'.*blocks.0.attention.weights"),
+        recording(vit(), "atention.weights"),
+    ):
+        pass

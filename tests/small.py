@@ -1,0 +1,30 @@
+"""Small models with no two axes equal, for tests."""
+
+from typing import Any
+
+from vitrail.models.build import build
+from vitrail.models.variants import ViTConfig
+from vitrail.models.vit import ViT
+
+
+def config(**changes: Any) -> ViTConfig:
+    """2 x 3 patches, width 24 in 3 heads of 8, 40 wide MLP, 4 layers, 5 classes."""
+    plain: dict[str, Any] = {
+        "width": 24,
+        "depth": 4,
+        "mlp": 40,
+        "heads": 3,
+        "patch": (6, 5),
+        "image": (12, 15),
+        "classes": 5,
+    }
+    return ViTConfig(**{**plain, **changes})
+
+
+def vit(**changes: Any) -> ViT:
+    """In evaluation mode, every weight random: zero heads and equal tokens would hide differences."""
+    model = build(config(**changes))
+    assert isinstance(model, ViT)
+    for weight in model.parameters():
+        weight.data.add_(0.1 * weight.data.new_empty(weight.shape).normal_())
+    return model.eval()
