@@ -1,12 +1,27 @@
-"""In CI a parity or browser test that is skipped has failed: nobody would notice otherwise."""
+"""Shapes in signatures are checked while the tests run; in CI, a parity or browser test that is skipped has failed."""
 
 import os
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 import torch
+from jaxtyping import install_import_hook
+
+SOURCE = Path(__file__).parents[1] / "src"
 
 MUST_RUN = ("parity", "browser")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-shape-checks", action="store_true", help="for tests marked compile, which the checker would break")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--no-shape-checks"):
+        shaped = [file for file in SOURCE.rglob("*.py") if "from jaxtyping import" in file.read_text()]
+        modules = [".".join(file.relative_to(SOURCE).with_suffix("").parts) for file in shaped]
+        install_import_hook(modules, "beartype.beartype")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 import torch
 
-_torchvision = torch.library.Library("torchvision", "DEF")  # noqa: TOR901  it must live as long as the process
+_torchvision = torch.library.Library("torchvision", "DEF")  # kept: it lives as long as the process
 for _name in ("nms", "qnms"):
     _torchvision.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 

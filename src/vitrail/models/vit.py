@@ -61,7 +61,8 @@ class ViT(nn.Module):
 
     def features(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d"]:
         """The representation of the picture: y in the paper."""
-        return self.pool(self.encode(self.patches(images), self.grid(images)))
+        grid = self.grid(images)
+        return self.pool(self.encode(self.patches(images), grid))
 
     def patches(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n d"]:
         return self.embed(self.stem(images))
