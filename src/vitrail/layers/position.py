@@ -62,7 +62,7 @@ class Fixed(nn.Module):
 def sincos1d(grid: Grid, width: int) -> Float[Tensor, "rows columns d"]:
     """The original Transformer's (Vaswani et al. 2017) along the raster: sines on even channels, cosines on odd ones."""
     place = torch.arange(grid[0] * grid[1], dtype=torch.float64, device="cpu")
-    angle = torch.outer(place, _frequencies(width // 2, 10_000))
+    angle = torch.outer(place, _frequencies(width // 2, 10_000.0))
     both = rearrange(torch.stack([angle.sin(), angle.cos()]), "two n f -> n (f two)")
     return rearrange(both, "(h w) d -> h w d", h=grid[0]).float()
 
@@ -73,7 +73,7 @@ def sincos2d(grid: Grid, width: int, spelling: Literal["big_vision", "mae", "moc
     big_vision's frequencies reach the slowest one, MAE's and MoCo-v3's stop a step before; MoCo-v3 has the rows first.
     """
     count = width // 4
-    frequencies = _frequencies(count, 10_000, last=count - 1 if spelling == "big_vision" else count)
+    frequencies = _frequencies(count, 10_000.0, last=count - 1 if spelling == "big_vision" else count)
     rows, columns = (torch.outer(torch.arange(side, dtype=torch.float64, device="cpu"), frequencies) for side in grid)
     y = repeat(torch.cat([rows.sin(), rows.cos()], dim=-1), "h d -> h w d", w=grid[1])
     x = repeat(torch.cat([columns.sin(), columns.cos()], dim=-1), "w d -> h w d", h=grid[0])

@@ -184,7 +184,7 @@ def _attention(c: ViTConfig, tally: Tally) -> None:
     if c.position == "relative":
         tally.parameters += (2 * t - 1) * d
         tally.macs += t * (2 * t - 1) * d
-        tally.peak(9 * t * d + 3 * h * t * t)
+        tally.peak(6 * t * d + h * t * (2 * t - 1) + h * t * t, 8 * t * d + h * t * t + t * h)
     if c.attention_dropout or c.position == "relative":  # beyond the fused kernel's reach on a CPU
         relative = c.position == "relative"
         tally.kept += t * d * (3 + 3 * (c.qk_norm or relative) + (c.qk_norm and relative))
@@ -291,7 +291,7 @@ def _resnet(c: ResNetConfig, batch: int) -> Iterator[Stage]:
     norm.group_norm(channels, side)
     norm.kept += channels * prod(side)
     yield norm.stage("norm", batch, channels, *side)
-    yield Tally(kept=channels, alive=channels * (prod(side) + 1)).stage("pool (gap)", batch, channels)
+    yield Tally(kept=channels if c.classes else 0, alive=channels * (prod(side) + 1)).stage("pool (gap)", batch, channels)
     if c.classes:
         head = Tally(alive=channels + c.classes)
         head.dense(1, channels, c.classes)

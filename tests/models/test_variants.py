@@ -1,0 +1,116 @@
+"""Names and numbers of the family, and the refusals."""
+
+import pytest
+import torch
+
+from tests.facts import MACS, PARAMETERS
+from tests.small import config
+from vitrail.errors import VitrailError
+from vitrail.models.build import build
+from vitrail.models.cost import cost
+from vitrail.models.variants import RESNETS, SIZES, ResNetConfig, Stem, ViTConfig, known_names, variant
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_by_formula_and_by_counting(name: str) -> None:
+    label, _, pool = name.partition(" ")
+    settings = variant(label, **({"pool": pool} if pool else {}))
+    counted = sum(weight.numel() for weight in build(settings, device="meta").parameters())
+    assert counted == cost(settings).parameters == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", MACS)
+def test_macs_to_the_printed_digits(name: str) -> None:
+    label, _, side = name.partition("@")
+    assert f"{cost(variant(label, image=int(side or 224))).macs / 1e9:.3f}" == MACS[name]
+
+
+def test_every_known_name_is_a_model() -> None:
+    assert {"B/16", "R50+B/16", "R200x3"} <= set(known_names())
+    for name in known_names():
+        assert cost(variant(name)).parameters > 0
+
+
+def test_a_name_carries_its_size_patch_and_changes() -> None:
+    made = variant("So400m/14x16", image=(28, 48), classes=7, position="rotary", heads=8, channels=1)
+    assert isinstance(made, ViTConfig)
+    assert (made.width, made.depth, made.mlp, made.heads) == (1152, 27, 4304, 8)
+    assert (made.patch, made.grid, made.classes, made.position) == ((14, 16), (2, 3), 7, "rotary")
+
+
+def test_sizes_and_stages_are_those_of_the_papers() -> None:
+    assert {"mu", "Ti", "S", "M", "B", "L", "So400m", "H", "g", "G", "e"} <= set(SIZES)
+    assert {name: 3 * sum(stages) + 2 for name, stages in RESNETS.items()} == {"R50": 50, "R101": 101, "R152": 152, "R200": 200}
+
+
+def test_the_stem_only_hybrid_has_stride_32_whatever_its_name_says() -> None:
+    made = variant("R+Ti/16")
+    assert isinstance(made, ViTConfig)
+    assert (made.stride, made.grid) == ((32, 32), (7, 7))
+
+
+REFUSED = [
+    ("b/16", {}, "no size is named 'b' in 'b/16'; did you mean 'B'?"),
+    ("Q/16", {}, "no size is named 'Q' in 'Q/16'; there are mu, Ti, S"),
+    ("vit-b", {}, "names read B/16, R50+B/16 or R50x1"),
+    ("R50+B/8", {}, "no hybrid is named 'R50+B/8'; with this size there are R+B/16, R26+B/32, R50+B/16, R50+B/32"),
+    ("R51x1", {}, "no model is named 'R51x1'; did you mean 'R50x1'?"),
+    ("B/16", {"dept": 6}, "B/16 has no field 'dept'; did you mean 'depth'?"),
+    ("B/15", {}, "image must be a multiple of patch 15x15, got image=224x224; try image=225x225"),
+    ("B/16", {"image": (224, 230)}, "got image=224x230; try image=224x224"),
+    ("B/16", {"image": 3}, "got image=3x3; try image=16x16"),
+    ("R50+B/16", {"image": 230}, "image must be a multiple of the stride 16x16, got image=230x230; try image=224x224"),
+    ("B/16", {"heads": 7}, "got width=768, heads=7; try width=770 or heads=6"),
+    ("B/16", {"position": "rotary", "width": 90, "heads": 9}, "90/9 = 10; try width=72"),
+    ("B/16", {"position": "rotary", "width": 60, "heads": 10}, "60/10 = 6; try heads=5"),
+    ("B/16", {"position": "relative", "flexible": True}, "try flexible=False, or position='rotary'"),
+    ("B/224", {"position": "relative", "pool": "gap"}, "needs at least two tokens, got one patch of 224x224"),
+    ("B/16", {"position": "relative", "position_at": "every"}, "adds no table to the tokens"),
+    ("B/16", {"position": "sincos2d", "width": 18, "heads": 3}, "splits the width by 4, got width=18; try width=16"),
+    ("B/16", {"position": "learnd1d"}, "position must be 'none', 'learned1d'"),
+    ("B/16", {"pool": "cls", "class_token": False}, "try pool='gap'"),
+    ("B/16", {"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0; try dropout=0.1"),
+    ("B/16", {"depth": 0}, "depth must be at least 1, got 0; try depth=1"),
+    ("B/16", {"classes": -1}, "classes must be at least 0, got -1; try classes=0"),
+    ("B/16", {"epsilon": 0.0}, "epsilon must be above 0"),
+    ("B/16", {"depth": 2.5}, "depth must be a whole number, got 2.5"),
+    ("R50x1", {"width": 40}, "width must be a multiple of the 32 groups of a norm, got 40; try 32"),
+    ("R50x1", {"stages": ()}, "stages must name at least one stage"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "sentence"), REFUSED, ids=[sentence[:30] for _, _, sentence in REFUSED])
+def test_what_cannot_work_is_refused_with_what_would(name: str, changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(VitrailError) as refused:
+        variant(name, **changes)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "advice",
+    [
+        {"heads": 6},
+        {"width": 770, "heads": 7},
+        {"position": "rotary", "width": 72, "heads": 9},
+        {"position": "rotary", "width": 60, "heads": 5},
+    ],
+)
+def test_the_advised_value_works(advice: dict[str, object]) -> None:
+    variant("B/16", **advice)
+
+
+def test_a_stem_knows_its_stride_and_channels() -> None:
+    assert (Stem().stride, Stem().channels) == (4, 64)
+    assert (Stem(stages=(3, 4, 9)).stride, Stem(stages=(3, 4, 9)).channels) == (16, 1024)
+
+
+def test_settings_of_one_family_do_not_pass_for_the_other() -> None:
+    assert isinstance(variant("R50x1"), ResNetConfig)
+    assert type(build(config())).__name__ == "ViT"
+    assert type(build(ResNetConfig(stages=(1,), width=32))).__name__ == "ResNet"
+
+
+def test_build_takes_changes_with_a_name_only() -> None:
+    assert build("mu/16", classes=3)(torch.zeros(1, 3, 224, 224)).shape == (1, 3)
+    with pytest.raises(VitrailError, match=r"dataclasses.replace\(config, classes="):
+        build(config(), classes=3)
