@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from importlib import import_module
@@ -107,7 +108,17 @@ def _torch() -> list[Finding]:
         f"{threads} for {cores} cores",
         "" if threads <= cores else f"set OMP_NUM_THREADS={cores}",
     )
-    return [works, Finding("devices", "ok", ", ".join(_devices(torch))), use]
+    return [works, _bfloat16(), Finding("devices", "ok", ", ".join(_devices(torch))), use]
+
+
+def _bfloat16() -> Finding:
+    """In a process of its own, because a machine that announces instructions it does not have kills it."""
+    probe = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False)
+    if done.returncode == 0:
+        return Finding("bfloat16", "ok", "works on this CPU")
+    ends = "kills the process: the CPU announces AMX and does not have it" if done.returncode < 0 else "fails"
+    return Finding("bfloat16", "warning", ends, "export ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16")
 
 
 def _devices(torch: Any) -> list[str]:

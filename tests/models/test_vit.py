@@ -1,0 +1,309 @@
+"""The whole model: its equations, its options, its sizes, and the ways people run it."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from tests.small import config, vit
+from vitrail.errors import VitrailError
+from vitrail.layers.tap import recording
+from vitrail.models.build import build, skeleton
+from vitrail.models.variants import variant
+from vitrail.models.vit import ViT
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"pool": "gap"},
+    {"pool": "map", "registers": 2},
+    {"norm": "post"},
+    {"gelu": "exact", "head": "mlp", "head_width": 13},
+    {"qk_norm": True, "layer_scale": 0.1, "qkv_bias": False},
+    {"position": "learned2d", "position_at": "every"},
+    {"position": "sincos2d", "position_at": "shared"},
+    {"position": "relative"},
+    {"position": "rotary", "registers": 3},
+]
+IMAGES = torch.randn(2, 3, 12, 15)
+
+
+def test_the_equations_of_the_paper() -> None:
+    """z0 = [class; x E] + E_pos; z' = MSA(LN(z)) + z; z = MLP(LN(z')) + z'; y = LN(z_L^0); a linear head."""
+    model = vit()
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    patches = F.unfold(IMAGES, (6, 5), stride=(6, 5)).mT @ weights["embed.project.weight"].flatten(1).T
+    z = torch.cat([weights["cls"].expand(2, 1, 24), patches + weights["embed.project.bias"]], dim=1)
+    z = z + torch.cat([weights["positions.0.prefix"], weights["positions.0.table.weight"].flatten(0, 1)])
+    for layer in range(4):
+        w = {name.removeprefix(f"blocks.{layer}."): weight for name, weight in weights.items() if f"blocks.{layer}." in name}
+        x = F.layer_norm(z, (24,), w["norm1.weight"], w["norm1.bias"], 1e-6)
+        q, k, v = (x @ w["attention.qkv.weight"].T + w["attention.qkv.bias"]).split(24, dim=-1)
+        heads = []
+        for head in range(3):
+            mine = slice(8 * head, 8 * head + 8)
+            heads.append((q[..., mine] @ k[..., mine].mT / math.sqrt(8)).softmax(-1) @ v[..., mine])
+        z = z + torch.cat(heads, dim=-1) @ w["attention.out.weight"].T + w["attention.out.bias"]
+        x = F.layer_norm(z, (24,), w["norm2.weight"], w["norm2.bias"], 1e-6)
+        x = F.gelu(x @ w["mlp.up.weight"].T + w["mlp.up.bias"], approximate="tanh")
+        z = z + x @ w["mlp.down.weight"].T + w["mlp.down.bias"]
+    y = F.layer_norm(z[:, 0], (24,), weights["norm.weight"], weights["norm.bias"], 1e-6)
+    assert_close(model.features(IMAGES), y)
+    assert_close(model(IMAGES), y @ weights["head.weight"].T + weights["head.bias"])
+
+
+def test_post_norm_normalises_after_adding_and_not_again_at_the_end() -> None:
+    model = vit(norm="post", depth=1)
+    block, x = model.blocks[0], torch.randn(2, 7, 24)
+    first = block.norm1(x + block.attention(x))  # type: ignore[operator]
+    assert_close(block(x), block.norm2(first + block.mlp(first)))  # type: ignore[operator]
+    assert isinstance(model.norm, torch.nn.Identity)
+
+
+def test_the_pre_training_head_has_one_hidden_layer_with_tanh() -> None:
+    model = vit(head="mlp", head_width=13)
+    assert isinstance(model.head, torch.nn.Sequential)
+    hidden, _, last = model.head
+    assert_close(model(IMAGES), last(torch.tanh(hidden(model.features(IMAGES)))))
+    assert hidden.out_features == 13
+
+
+def test_without_classes_the_answer_is_the_representation() -> None:
+    model = vit(classes=0)
+    assert_close(model(IMAGES), model.features(IMAGES))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_looking_inside_does_not_change_the_logits(options: dict[str, Any]) -> None:
+    model = vit(**options)
+    fused = model(IMAGES)
+    with recording(model, "weights") as seen:
+        in_the_open = model(IMAGES)
+    assert_close(fused, in_the_open, rtol=0, atol=1e-5)
+    assert len(seen) == (5 if options.get("pool") == "map" else 4)
+
+
+def test_looking_inside_a_full_size_model_does_not_change_the_logits() -> None:
+    model = build("Ti/16").eval()
+    torch.nn.init.normal_(model.head.weight, std=0.02)  # type: ignore[arg-type]
+    images = torch.randn(1, 3, 224, 224)
+    with torch.inference_mode():
+        fused = model(images)
+        with recording(model, "weights"):
+            assert_close(model(images), fused, rtol=0, atol=1e-5)
+
+
+def test_weights_start_as_in_the_official_code() -> None:
+    model = build("S/16", depth=4, head="mlp", registers=8)
+    assert isinstance(model, ViT)
+    w = dict(model.named_parameters())
+    d, m = 384, 1536
+    for block in range(4):
+        for part in w[f"blocks.{block}.attention.qkv.weight"].chunk(3):  # each Xavier on (D, D), not on (3D, D)
+            assert_uniform(part, math.sqrt(6 / (d + d)))
+        assert_uniform(w[f"blocks.{block}.attention.out.weight"], math.sqrt(6 / (d + d)))
+        assert_uniform(w[f"blocks.{block}.mlp.up.weight"], math.sqrt(6 / (d + m)))
+        assert_uniform(w[f"blocks.{block}.mlp.down.weight"], math.sqrt(6 / (d + m)))
+        assert_normal(w[f"blocks.{block}.mlp.up.bias"], 1e-6)
+        assert_normal(w[f"blocks.{block}.mlp.down.bias"], 1e-6)
+        assert not w[f"blocks.{block}.attention.qkv.bias"].any()
+        assert not w[f"blocks.{block}.attention.out.bias"].any()
+        assert (w[f"blocks.{block}.norm1.weight"] == 1).all()
+    for name, fan_in in (("embed.project.weight", 3 * 16 * 16), ("head.0.weight", d)):  # LeCun, cut at two deviations
+        assert_normal(w[name], fan_in**-0.5)
+        assert w[name].abs().max() <= 2 * fan_in**-0.5 / 0.8796 + 1e-6
+    assert_normal(w["positions.0.table.weight"], 0.02)
+    assert_normal(w["positions.0.prefix"], 0.02)
+    assert_normal(w["registers"], 0.02)
+    for name in ("cls", "head.2.weight", "head.2.bias", "head.0.bias", "embed.project.bias"):
+        assert not w[name].any()
+
+
+def assert_uniform(weight: torch.Tensor, bound: float) -> None:
+    assert weight.abs().max() <= bound
+    assert_close(weight.std().item(), bound / math.sqrt(3), rtol=0.02, atol=0)
+    assert abs(weight.mean().item()) < 5 * bound / math.sqrt(3 * weight.numel())
+
+
+def assert_normal(weight: torch.Tensor, std: float) -> None:
+    assert_close(weight.std().item(), std, rtol=5 / math.sqrt(2 * weight.numel()) + 0.01, atol=0)
+    assert abs(weight.mean().item()) < 5 * std / math.sqrt(weight.numel())
+
+
+def test_a_map_head_starts_as_in_big_vision() -> None:
+    model = build("S/16", depth=1, pool="map")
+    w = dict(model.named_parameters())
+    assert w["pool.probe"].abs().max() <= math.sqrt(6 / 385)
+    for part in (w["pool.q.weight"], *w["pool.kv.weight"].chunk(2), w["pool.out.weight"]):
+        assert_uniform(part, math.sqrt(6 / 768))
+
+
+# Other sizes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", ["none", "learned1d", "learned2d", "sincos2d", "rotary"])
+def test_a_flexible_model_takes_other_sizes_and_is_the_same_at_its_own(position: str) -> None:
+    fixed = vit(position=position)
+    flexible = build(config(position=position, flexible=True)).eval()
+    flexible.load_state_dict(fixed.state_dict())
+    assert_close(flexible(IMAGES), fixed(IMAGES), rtol=0, atol=0)
+    larger = torch.randn(2, 3, 24, 20)
+    assert flexible(larger).shape == (2, 5)
+    with torch.no_grad():
+        assert_close(flexible(larger), flexible(larger), rtol=0, atol=0)  # the second time from the cache
+
+
+def test_at_another_size_the_table_is_the_resized_one() -> None:
+    small = vit(flexible=True, resize="official")
+    large = build(config(image=(24, 20), resize="official")).eval()
+    state = dict(small.state_dict())
+    table = state["positions.0.table.weight"]
+    state["positions.0.table.weight"] = F.interpolate(
+        table.permute(2, 0, 1)[None], (4, 4), mode="bilinear", align_corners=True
+    )[0].permute(1, 2, 0)
+    large.load_state_dict(state)
+    images = torch.randn(2, 3, 24, 20)
+    assert_close(small(images), large(images))
+
+
+@pytest.mark.parametrize(
+    ("flexible", "shape", "sentence"),
+    [
+        (
+            False,
+            (1, 3, 24, 20),
+            "pictures must be 12x15, got 24x20; resize them to 12x15, or build the model with flexible=True",
+        ),
+        (True, (1, 3, 25, 20), "image must be a multiple of patch 6x5, got image=25x20; try image=24x20"),
+        (True, (1, 3, 2, 2), "try image=6x5"),
+        (False, (1, 1, 12, 15), "pictures must have 3 channels, got 1"),
+    ],
+)
+def test_a_wrong_size_is_refused_with_the_right_one(flexible: bool, shape: tuple[int, ...], sentence: str) -> None:
+    with pytest.raises(VitrailError) as refused:
+        vit(flexible=flexible)(torch.randn(shape))
+    assert sentence in str(refused.value)
+
+
+def test_a_resnet_refuses_other_channels() -> None:
+    with pytest.raises(VitrailError, match="pictures must have 3 channels, got 4"):
+        build("R50x1", stages=(1,))(torch.randn(1, 4, 32, 32))
+
+
+# Ways to run it ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_gradient_checkpointing_changes_no_gradient(options: dict[str, Any]) -> None:
+    """Also with dropout, whose draws must be the same when a block is run again."""
+    plain = vit(**options, dropout=0.1, stochastic_depth=0.1).train()
+    saving = copy.deepcopy(plain)
+    saving.checkpointing = True
+    for model in (plain, saving):
+        torch.manual_seed(1)
+        model(IMAGES).square().sum().backward()
+    for (name, one), two in zip(plain.named_parameters(), saving.parameters(), strict=True):
+        assert one.grad is not None, name
+        assert_close(one.grad, two.grad)
+
+
+def test_gradient_checkpointing_keeps_less() -> None:
+    def kept(checkpointing: bool) -> int:
+        model, sizes = vit(depth=6), []
+        model.checkpointing = checkpointing
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):  # type: ignore[func-returns-value]
+            model(IMAGES)
+        return sum(sizes)
+
+    assert kept(True) < kept(False) / 4
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_autocast_to_bfloat16_stays_near(options: dict[str, Any]) -> None:
+    model = vit(**options)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(IMAGES)
+        logits.float().square().sum().backward()
+    reference = model(IMAGES)
+    assert (logits - reference).norm() / reference.norm() < 0.03
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_model_in_bfloat16_runs(options: dict[str, Any]) -> None:
+    model = vit(**options)
+    reference = model(IMAGES)
+    logits = model.bfloat16()(IMAGES.bfloat16())
+    assert logits.dtype == torch.bfloat16
+    assert (logits - reference).norm() / reference.norm() < 0.1
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("options", [*OPTIONS, {"flexible": True}], ids=str)
+def test_it_compiles_to_one_graph(options: dict[str, Any]) -> None:
+    torch.compiler.reset()
+    model = vit(**options)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(IMAGES), model(IMAGES), rtol=0, atol=1e-5)
+    with recording(model, "blocks.1.attention.weights") as seen:
+        compiled(IMAGES)
+    assert [len(kept) for kept in seen.values()] == [1]  # also while somebody is looking
+
+
+@pytest.mark.compile
+def test_training_compiles_to_one_graph() -> None:
+    torch.compiler.reset()
+    model = vit().train()
+    twin = copy.deepcopy(model)
+    for each in (model, torch.compile(twin, fullgraph=True, backend="aot_eager")):
+        each(IMAGES).square().sum().backward()
+    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
+        assert_close(one.grad, two.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # inductor's own
+def test_the_default_compiler_gives_the_same_logits() -> None:
+    torch.compiler.reset()
+    model = vit()
+    with torch.inference_mode():
+        assert_close(torch.compile(model, fullgraph=True)(IMAGES), model(IMAGES), rtol=0, atol=1e-5)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_it_exports_with_a_dynamic_batch(options: dict[str, Any]) -> None:
+    model = vit(**options)
+    program = torch.export.export(model, (IMAGES,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},))
+    for batch in (1, 2, 5):
+        images = torch.randn(batch, 3, 12, 15)
+        assert_close(program.module()(images), model(images), rtol=0, atol=1e-5)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", ["R26+S/32", "R50x1"])
+def test_hybrids_and_resnets_compile_and_export(name: str) -> None:
+    torch.compiler.reset()
+    smaller: dict[str, Any] = {"depth": 1} if "+" in name else {"stages": (1, 2)}
+    model = build(name, image=64, classes=5, **smaller).eval()
+    images = torch.randn(2, 3, 64, 64)
+    assert_close(torch.compile(model, fullgraph=True, backend="aot_eager")(images), model(images), rtol=0, atol=1e-5)
+    program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},))
+    assert_close(program.module()(images[:1]), model(images[:1]), rtol=0, atol=1e-5)
+
+
+def test_a_skeleton_has_no_weights_but_its_fixed_tables() -> None:
+    model = skeleton(config(position="sincos2d"))
+    assert all(weight.is_meta for weight in model.parameters())
+    reference = vit(position="sincos2d")
+    model.load_state_dict(reference.state_dict(), assign=True)
+    assert_close(model.eval()(IMAGES), reference(IMAGES), rtol=0, atol=0)
+
+
+def test_on_the_meta_device_everything_is_meta() -> None:
+    model = build(variant("e/14", position="sincos2d", image=28), device="meta")
+    assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
