@@ -15,6 +15,7 @@ from vitrail.models.variants import ModelConfig, blueprint
 from vitrail.weights.folder import is_model, read_config
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from vitrail.explain.trace import Row
@@ -39,7 +40,7 @@ def inspect(
     elif json:
         print_json(to_plain(bill))
     else:
-        _show(model, config, bill)
+        show(console(), model, bill)
 
 
 def _config(model: str, changes: dict[str, Any], settings: list[str]) -> ModelConfig:
@@ -55,8 +56,7 @@ def _config(model: str, changes: dict[str, Any], settings: list[str]) -> ModelCo
     return make(kind, {**values, **changes}, settings, prefix="model.")
 
 
-def _show(name: str, config: ModelConfig, bill: Cost) -> None:
-    screen = console()
+def show(screen: "Console", name: str, bill: Cost) -> None:
     rows = table("stage", "shape", "#parameters", "#MACs", "#kept to train", title=f"{name}: from picture to answer")
     for stages in _runs(bill.stages):
         first, many = stages[0], len(stages)

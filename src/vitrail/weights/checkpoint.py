@@ -23,19 +23,18 @@ def save(model: Model, path: str | Path) -> Path:
     folder = Path(path)
     if folder.exists() and not is_model(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         raise VitrailError(f"{folder} exists and is no model folder, so it is not overwritten; choose another name")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     try:
-        fresh.mkdir()
+        fresh.mkdir(parents=True)
         state = {name: weight.contiguous() for name, weight in model.state_dict().items()}
         save_file(state, fresh / WEIGHTS)
         (fresh / FACTS).write_text(json.dumps(_facts(model), indent=2) + "\n")
         for file in (fresh / WEIGHTS, fresh / FACTS, fresh):
             _sync(file)
         _swap(fresh, folder)
-    except OSError as error:
-        raise VitrailError(f"{folder} cannot be written: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:
+        raise VitrailError(f"{folder} cannot be written: {error}") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return folder

@@ -1,0 +1,157 @@
+"""The rim: exit codes, one sentence for every mistake, and quiet endings."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.facts import PARAMETERS
+from tests.small import vit
+from vitrail.cli.main import run
+from vitrail.models.variants import variant
+from vitrail.weights.checkpoint import save
+
+MISTAKES = [
+    (["inspect"], "Missing argument 'RUN_OR_NAME'"),
+    (["inspekt"], "Did you mean 'inspect'"),
+    (["inspect", "B/16", "--imge", "3"], "--image"),
+    (["inspect", "b/16"], "did you mean 'B'?"),
+    (
+        ["inspect", "B/16", "--image", "big"],
+        "--image must be a number or HEIGHTxWIDTH, got 'big'; try --image 224 or --image 224x448",
+    ),
+    (["inspect", "B/16", "--image", "1x2x3"], "--image must be a number or HEIGHTxWIDTH"),
+    (["inspect", "B/16", "--image", "225"], "try image=224x224"),
+    (["inspect", "B/16", "--batch", "0"], "batch must be at least 1, got 0; try batch=1"),
+    (["inspect", "B/16", "--batch", "many"], "'many' is not a valid int"),
+    (["inspect", "B/16", "--classes", "-1"], "classes must be at least 0"),
+    (["inspect", "B/16", "--set", "model.dept=3"], "did you mean 'model.depth'?"),
+    (["inspect", "B/16", "--set", "depth=3"], "did you mean 'model.depth'?"),
+    (["inspect", "no/such/folder"], "no model is named 'no/such/folder'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("\n") == 1
+    assert shown.err.startswith("vitrail: ")
+    assert sentence.lower() in shown.err.lower()
+
+
+@pytest.mark.parametrize("name", [name for name in PARAMETERS if " " not in name])
+def test_inspect_is_right_for_every_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", name]) == 0
+    shown = capsys.readouterr().out
+    assert f"{PARAMETERS[name]:,} parameters" in shown
+    assert run(["inspect", name, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["parameters"] == PARAMETERS[name] == sum(stage["parameters"] for stage in answer["stages"])
+    assert set(answer) == {"parameters", "macs", "tokens", "grid", "stages", "memory"}
+    assert {"name", "shape", "parameters", "macs"} <= set(answer["stages"][0])
+
+
+def test_inspect_reads_like_the_textbook(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", "B/16", "--classes", "10", "--batch", "4"]) == 0
+    shown = capsys.readouterr().out
+    shapes = re.findall(r"\(B[\d, ]+\)", shown)
+    assert list(dict.fromkeys(shapes)) == ["(B, 3, 224, 224)", "(B, 196, 768)", "(B, 197, 768)", "(B, 768)", "(B, 10)"]
+    assert "B = 4" in shown
+
+
+def test_options_reach_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    changes = ["--image", "48x96", "--classes", "0", "--set", "model.depth=2", "--set", "model.pool=gap"]
+    assert run(["inspect", "S/16", *changes, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["grid"], answer["tokens"]) == ([3, 6], 18)
+    assert [stage["name"] for stage in answer["stages"]][-2:] == ["norm", "pool (gap)"]
+
+
+def test_a_folder_is_inspected_and_traced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = vit()
+    save(model, tmp_path / "mine")
+    assert run(["inspect", str(tmp_path / "mine"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == sum(weight.numel() for weight in model.parameters())
+    assert run(["inspect", str(tmp_path / "mine"), "--trace", "--json", "--batch", "3"]) == 0
+    rows = json.loads(capsys.readouterr().out)["trace"]
+    assert rows[0]["shape"] == [3, 24, 2, 3]
+    assert rows[-1]["name"] == "head"
+    assert run(["inspect", str(tmp_path / "mine"), "--image", "48"]) == 2
+    assert "go with a name such as B/16" in capsys.readouterr().err
+    assert run(["inspect", str(tmp_path)]) == 2
+    assert "no vitrail.json" in capsys.readouterr().err
+
+
+def test_a_fresh_models_trace_wakes_its_head_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", "mu/16", "--image", "32", "--trace"]) == 0
+    shown = capsys.readouterr().out
+    assert "its head is still zero" in shown
+    assert re.search(r"blocks.0.attention.qkv +Linear +\(1, 5, 96\)", shown)
+    assert run(["inspect", "R50x1", "--image", "32", "--set", "model.stages=1", "--classes", "0", "--trace"]) == 0
+    assert "mean square of the output" in capsys.readouterr().out
+
+
+def process(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "vitrail", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+
+
+def test_the_module_is_the_command_and_has_a_version() -> None:
+    done = process("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"vitrail \d+\.\d+\.\d+\n", done.stdout)
+    assert process("inspect", "B/99", "--image", "224").returncode == 2
+
+
+def test_no_terminal_means_no_colour_codes() -> None:
+    assert "\x1b" not in process("inspect", "B/16", NO_COLOR="1").stdout
+    assert "\x1b" not in process("inspect", "B/16", LC_ALL="de_DE.UTF-8").stdout
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    line = f"{sys.executable} -m vitrail inspect B/16 --json | head -n 1"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_doctor_finds_a_healthy_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert torch.__version__ in shown
+    assert run(["doctor", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"]
+    names = {finding["name"] for finding in answer["findings"]}
+    assert {"python", "torch", "devices", "threads", "memory", "disk", "bfloat16", "extra serve", "extra onnx"} <= names
+
+
+def test_doctor_finds_what_is_broken_and_names_the_remedy(tmp_path: Path) -> None:
+    """An einops that cannot be imported, for real: a broken one stands first on the path."""
+    (tmp_path / "einops.py").write_text("raise ImportError('cut in half')")
+    done = process("doctor", "--json", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    broken = [finding for finding in json.loads(done.stdout)["findings"] if finding["state"] == "broken"]
+    assert [finding["name"] for finding in broken] == ["einops"]
+    assert "cut in half" in broken[0]["found"]
+    assert broken[0]["remedy"] == "pip install -c constraints.txt einops"
+
+
+def test_doctor_names_the_command_for_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitrail.cli import doctor
+
+    monkeypatch.setattr(doctor, "_installed", lambda name: name != "uvicorn")
+    (serve,) = [finding for finding in doctor.examine() if finding.name == "extra serve"]
+    assert (serve.state, serve.found) == ("absent", "without uvicorn")
+    assert serve.remedy == "pip install -c constraints.txt 'vitrail[serve]'"
+
+
+def test_every_name_inspect_takes_is_a_variant() -> None:
+    for name in PARAMETERS:
+        variant(name.split()[0])

@@ -1,0 +1,71 @@
+"""Imports point downwards only, and rooms of one level do not know each other."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "src" / "vitrail"
+LEVELS = [
+    ["cli"],
+    ["studio", "serve"],
+    ["lab", "bench"],
+    ["report", "export"],
+    ["recipes"],
+    ["train"],
+    ["evaluate"],
+    ["weights"],
+    ["tasks", "explain"],
+    ["models"],
+    ["layers", "data"],
+    ["augment"],
+    ["errors", "config"],
+]
+RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
+FILES = sorted(PACKAGE.rglob("*.py"))
+ABOVE_ALL = {"__init__", "__main__"}  # the facade and the module entry
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def imported(file: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports relatively; write the whole name"
+            names = [f"vitrail.{name.name}" for name in node.names] if node.module == "vitrail" else [node.module or ""]
+        elif isinstance(node, ast.Import):
+            names = [name.name for name in node.names]
+        else:
+            continue
+        found |= {name for name in names if name.split(".")[0] == "vitrail"}
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_imports_point_downwards(file: Path) -> None:
+    room = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if room in ABOVE_ALL:
+        return
+    assert room in RANK, f"{room} is no room of the design"
+    for module in imported(file):
+        other = room_of(module)
+        assert other not in ABOVE_ALL, f"{file} imports the facade"
+        inside = other == room
+        both_at_the_bottom = {room, other} == {"errors", "config"} and room == "config"
+        assert inside or both_at_the_bottom or RANK[other] > RANK[room], f"{room} must not import {other}"
+
+
+def test_every_file_is_looked_at() -> None:
+    assert len(FILES) > 20
+
+
+def test_torch_stays_out_of_the_torch_free_files() -> None:
+    free = ["errors.py", "config.py", "models/variants.py", "models/cost.py", "weights/folder.py"]
+    for name in free:
+        for node in ast.walk(ast.parse((PACKAGE / name).read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(module.split(".")[0] in ("torch", "numpy") for module in modules), name

@@ -1,0 +1,62 @@
+"""The trace's numbers, by hand."""
+
+import torch
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from tests.small import vit
+from vitrail.explain.trace import trace, wake_head
+from vitrail.models.build import build
+
+IMAGES, LABELS = torch.randn(2, 3, 12, 15), torch.tensor([1, 4])
+
+
+def test_statistics_and_gradients_are_those_of_the_pass() -> None:
+    model = vit()
+    rows = {row.name: row for row in trace(model, IMAGES, LABELS)}
+    tokens = model.patches(IMAGES)
+    assert_close([rows["embed"].mean, rows["embed"].std], [tokens.mean().item(), tokens.std(correction=0).item()])
+    features = model.features(IMAGES)
+    logits = model.head(features)
+    (at_features, at_logits) = torch.autograd.grad(F.cross_entropy(logits, LABELS), [features, logits])
+    assert_close(rows["pool"].gradient, at_features.norm().item())
+    assert_close(rows["head"].gradient, at_logits.norm().item())
+    weight = torch.outer(torch.ones(1), torch.ones(1))  # by the outer product: gradient of the head is at_logits^T features
+    by_hand = torch.cat([(at_logits.T @ features * weight).flatten(), at_logits.sum(0)]).norm()
+    assert_close(rows["head"].parameters, by_hand.item())
+
+
+def test_rows_are_in_order_and_cover_every_module_that_does_something() -> None:
+    names = [row.name for row in trace(vit(), IMAGES, LABELS)]
+    assert names[:3] == ["embed.project", "embed", "positions.0.table"]
+    assert names[-3:] == ["norm", "pool", "head"]
+    block = [name.removeprefix("blocks.2.") for name in names if name.startswith("blocks.2.")]
+    assert block == [
+        "norm1",
+        "attention.qkv",
+        "attention.out",
+        "attention",
+        "norm2",
+        "mlp.up",
+        "mlp.gelu",
+        "mlp.down",
+        "mlp",
+    ]
+
+
+def test_it_leaves_no_hook_behind_and_counts_no_older_gradient() -> None:
+    model = vit()
+    first, second = trace(model, IMAGES, LABELS), trace(model, IMAGES, LABELS)
+    assert first == second
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_zero_head_stops_every_gradient_until_it_is_woken() -> None:
+    model = build("mu/16", image=32, classes=5)
+    images = torch.randn(2, 3, 32, 32)
+    asleep = {row.name: row for row in trace(model, images, LABELS)}
+    assert asleep["blocks.0"].gradient == 0
+    assert wake_head(model)
+    assert not wake_head(model)
+    awake = {row.name: row for row in trace(model, images, LABELS)}
+    assert awake["blocks.0"].gradient

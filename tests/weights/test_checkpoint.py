@@ -1,0 +1,121 @@
+"""Model folders: what was saved is what is loaded, and nothing half-written is ever seen."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.small import config, vit
+from vitrail.errors import VitrailError
+from vitrail.models.build import build
+from vitrail.models.variants import ResNetConfig, Stem
+from vitrail.weights.checkpoint import load, save
+
+IMAGES = torch.randn(2, 3, 12, 15)
+
+
+@pytest.mark.parametrize("position", ["learned1d", "sincos2d", "rotary", "relative"])
+def test_what_was_saved_is_what_is_loaded(position: str, tmp_path: Path) -> None:
+    model = vit(position=position, registers=2, layer_scale=0.1)
+    loaded = load(save(model, tmp_path / "new" / "mine"))
+    assert loaded.config == model.config
+    assert not loaded.training
+    assert_close(loaded(IMAGES), model(IMAGES), rtol=0, atol=0)
+    assert sorted(os.listdir(tmp_path / "new" / "mine")) == ["model.safetensors", "vitrail.json"]
+    assert json.loads((tmp_path / "new" / "mine" / "vitrail.json").read_text())["grid"] == [2, 3]
+
+
+def test_hybrids_and_resnets_too(tmp_path: Path) -> None:
+    hybrid = build(config(stem=Stem(stages=(1,)), patch=(2, 1), image=(16, 12))).eval()
+    resnet = build(ResNetConfig(stages=(1, 1), width=32, image=(32, 32), classes=3)).eval()
+    for model in (hybrid, resnet):
+        images = torch.randn(1, 3, *model.config.image)
+        assert_close(load(save(model, tmp_path / "mine"))(images), model(images), rtol=0, atol=0)
+
+
+def test_a_loaded_model_can_be_trained(tmp_path: Path) -> None:
+    loaded = load(save(vit(), tmp_path / "mine"))
+    loaded(IMAGES).sum().backward()
+    assert all(weight.grad is not None for weight in loaded.parameters())
+
+
+def test_saving_again_replaces_the_older_one_and_leaves_nothing_else(tmp_path: Path) -> None:
+    save(vit(), tmp_path / "mine")
+    newer = vit(depth=1)
+    save(newer, tmp_path / "mine")
+    assert load(tmp_path / "mine").config == newer.config
+    assert os.listdir(tmp_path) == ["mine"]
+
+
+def test_a_folder_with_other_things_in_it_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    with pytest.raises(VitrailError, match="is no model folder, so it is not overwritten"):
+        save(vit(), tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.tex").exists()
+
+
+def test_a_full_disk_leaves_the_older_model_whole(tmp_path: Path) -> None:
+    """A real one: a limit on file size, in a process of its own."""
+    older = vit()
+    save(older, tmp_path / "mine")
+
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+    script = (
+        "import signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "from tests.small import vit; from vitrail.weights.checkpoint import save\n"
+        "from vitrail.errors import VitrailError\n"
+        "try:\n    save(vit(depth=2), sys.argv[1])\n"
+        "except VitrailError as error:\n    print(error); sys.exit(2)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "mine"],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=small_files,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 2, done.stderr
+    assert "cannot be written" in done.stdout
+    assert_close(load(tmp_path / "mine")(IMAGES), older(IMAGES), rtol=0, atol=0)
+    assert os.listdir(tmp_path) == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("vitrail.json", None, "is no model folder: it has no vitrail.json"),
+        ("vitrail.json", b"{", "cannot be read"),
+        ("vitrail.json", b"\xff\xfe", "cannot be read"),
+        ("vitrail.json", b"[]", "has format None, this version of Vitrail reads format 1"),
+        ("vitrail.json", b'{"format": 9}', "has format 9"),
+        ("vitrail.json", b'{"format": 1}', "model must be a ViTConfig or a ResNetConfig, got None"),
+        ("vitrail.json", b'{"format": 1, "model": {"family": "vit", "width": 24}}', "the field 'model.depth' is missing"),
+        ("model.safetensors", None, "cannot be read"),
+        ("model.safetensors", b"", "cannot be read"),
+        ("model.safetensors", b"\xff" * 100, "cannot be read"),
+        ("model.safetensors", b"\x80\x04\x95pickle", "cannot be read"),
+    ],
+)
+def test_a_broken_folder_is_refused_with_a_sentence(file: str, content: bytes | None, sentence: str, tmp_path: Path) -> None:
+    folder = save(vit(), tmp_path / "mine")
+    (folder / file).unlink() if content is None else (folder / file).write_bytes(content)
+    with pytest.raises(VitrailError, match=sentence):
+        load(folder)
+
+
+def test_weights_that_do_not_fit_are_listed(tmp_path: Path) -> None:
+    folder = save(vit(), tmp_path / "mine")
+    other = save(vit(classes=7, depth=3), tmp_path / "other")
+    (other / "model.safetensors").rename(folder / "model.safetensors")
+    with pytest.raises(VitrailError, match=r"do not fit its vitrail.json: blocks.3.\S+ is missing, .* and \d+ more"):
+        load(folder)
