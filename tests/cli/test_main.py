@@ -28,7 +28,7 @@ MISTAKES = [
     (["inspect", "B/16", "--image", "1x2x3"], "--image must be a number or HEIGHTxWIDTH"),
     (["inspect", "B/16", "--image", "225"], "try image=224x224"),
     (["inspect", "B/16", "--batch", "0"], "batch must be at least 1, got 0; try batch=1"),
-    (["inspect", "B/16", "--batch", "many"], "'many' is not a valid int"),
+    (["inspect", "B/16", "--batch", "many"], "Invalid value for '--batch': Input should be a valid integer"),
     (["inspect", "B/16", "--classes", "-1"], "classes must be at least 0"),
     (["inspect", "B/16", "--set", "model.dept=3"], "did you mean 'model.depth'?"),
     (["inspect", "B/16", "--set", "depth=3"], "did you mean 'model.depth'?"),

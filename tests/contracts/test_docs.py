@@ -36,7 +36,7 @@ def test_every_public_name_is_there_and_documented(name: str) -> None:
 
 
 def test_a_name_that_is_not_there_says_what_is() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'biuld'; it offers .*build"):
+    with pytest.raises(AttributeError, match=r"has no attribute 'biuld'; it offers .*build"):
         vitrail.biuld  # noqa: B018  # type: ignore[attr-defined]
     assert set(vitrail.__all__) <= set(dir(vitrail))
 

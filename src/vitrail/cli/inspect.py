@@ -48,11 +48,12 @@ def _config(model: str, changes: dict[str, Any], settings: list[str]) -> ModelCo
         if changes or settings:
             raise VitrailError(f"{model} is what it is; --image, --classes and --set go with a name such as B/16")
         return read_config(Path(model))
-    if Path(model).is_dir() and "/" not in model.rstrip("/"):
-        raise VitrailError(
-            f"{model} is a folder without a model in it; give one that vitrail.save wrote, or a name such as B/16"
-        )
-    kind, values = blueprint(model)
+    try:
+        kind, values = blueprint(model)
+    except VitrailError:
+        if Path(model).exists():
+            raise VitrailError(f"{model} is no model folder: it has no vitrail.json; names read B/16 or R50x1") from None
+        raise
     return make(kind, {**values, **changes}, settings, prefix="model.")
 
 
