@@ -117,11 +117,14 @@ def _vit(c: ViTConfig, batch: int) -> Iterator[Stage]:
     yield _tokens(c).stage("tokens", batch, c.tokens, c.width)
     for layer in range(c.depth):
         yield _block(c, layer).stage(f"block {layer + 1}", batch, c.tokens, c.width)
-    if c.norm == "pre":
+    if c.norm == "pre" and c.norm_at == "tokens":
         norm = Tally(alive=2 * c.tokens * c.width)
         norm.norm(c.tokens, c.width)
         yield norm.stage("norm", batch, c.tokens, c.width)
     yield _pool(c).stage(f"pool ({c.pool})", batch, c.width)
+    if c.norm_at == "pooled":
+        norm = Tally(parameters=2 * c.width, kept=2 + _has_head(c) * c.width, alive=2 * c.width)
+        yield norm.stage("norm", batch, c.width)
     yield from _head(c, batch)
 
 
@@ -196,7 +199,7 @@ def _attention(c: ViTConfig, tally: Tally) -> None:
 
 def _pool(c: ViTConfig) -> Tally:
     d = c.width
-    read = c.classes > 0 or c.head == "mlp"  # by a head that keeps its input
+    read = _has_head(c) or c.norm_at == "pooled"  # by something that keeps its input
     if c.pool == "cls":
         return Tally(kept=read * c.tokens * d, alive=c.tokens * d)  # a view, so the head keeps every token
     if c.pool == "gap":
@@ -211,6 +214,10 @@ def _pool(c: ViTConfig) -> Tally:
     tally.dense(1, d, c.mlp)
     tally.dense(1, c.mlp, d)
     return tally
+
+
+def _has_head(c: ViTConfig) -> bool:
+    return c.classes > 0 or c.head == "mlp"
 
 
 def _head(c: ViTConfig, batch: int) -> Iterator[Stage]:

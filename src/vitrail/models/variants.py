@@ -122,6 +122,7 @@ class ViTConfig:
     head: Literal["linear", "mlp"] = "linear"  # mlp: the pre-training head, one hidden layer with tanh
     head_width: int | None = None  # of the hidden layer; none: the model's width
     norm: Literal["pre", "post"] = "pre"
+    norm_at: Literal["tokens", "pooled"] = "tokens"  # of the last norm: on every token, or on what is pooled (timm's fc_norm)
     epsilon: float = 1e-6
     gelu: Literal["tanh", "exact"] = "tanh"
     qkv_bias: bool = True
@@ -139,6 +140,8 @@ class ViTConfig:
         _check_heads(self)
         check_image(self, self.image)
         _check_position(self)
+        if self.norm == "post" and self.norm_at == "pooled":
+            raise VitrailError("norm='post' has no last norm to move, got norm_at='pooled'; try norm_at='tokens'")
         if self.pool == "cls" and self.class_token is False:
             raise VitrailError("pool='cls' reads the class token, got class_token=False; try pool='gap'")
 

@@ -52,7 +52,8 @@ class ViT(nn.Module):
         self.rotary = Rotary(c.grid, c.width // c.heads, c.prefix) if c.position == "rotary" else None
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(_block(c, layer) for layer in range(c.depth))
-        self.norm = nn.LayerNorm(c.width, eps=c.epsilon) if c.norm == "pre" else nn.Identity()
+        last = nn.Identity() if c.norm == "post" else nn.LayerNorm(c.width, eps=c.epsilon)
+        self.norm, self.pooled_norm = (last, nn.Identity()) if c.norm_at == "tokens" else (nn.Identity(), last)
         self.pool = _pool(c)
         self.head = _head(c)
 
@@ -62,7 +63,7 @@ class ViT(nn.Module):
     def features(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d"]:
         """The representation of the picture: y in the paper."""
         grid = self.grid(images)
-        return self.pool(self.encode(self.patches(images), grid))
+        return self.pooled_norm(self.pool(self.encode(self.patches(images), grid)))
 
     def patches(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n d"]:
         return self.embed(self.stem(images))
