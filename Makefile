@@ -43,15 +43,15 @@ clean:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
-		{ echo "$(PYTHON) cannot make environments; install what is missing: sudo apt install python3-venv"; exit 1; }
+		{ echo "$(PYTHON) cannot make environments; install what is missing: sudo apt install $(notdir $(PYTHON))-venv"; exit 1; }
 	@echo "making .venv with $$($(PYTHON) --version)"
-	@$(PYTHON) -m venv --clear .venv
+	@$(PYTHON) -m venv .venv
 	@$(PIP) pip hatchling editables
 	@touch $@
 
 .venv/installed: .venv/made pyproject.toml constraints.txt
 	@echo "installing torch and vitrail (some minutes the first time)"
-	@$(PIP) $(TORCH) torch
+	@$(PIP) $(if $(TORCH),--no-deps $(TORCH)) torch
 	@$(PIP) --no-build-isolation -e .
 	@touch $@
 

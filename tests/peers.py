@@ -1,16 +1,21 @@
-"""The libraries we compare with. PyPI's torchvision has compiled operators that do not load beside a CPU build of torch;
-declaring two of them is enough for it, and so for timm and transformers, to be imported."""
+"""The libraries we compare with, and how a test gets one of their models with nothing left at zero."""
 
 from types import ModuleType
 
 import pytest
 import torch
+from torch import nn
 
-_torchvision = torch.library.Library("torchvision", "DEF")  # kept: it lives as long as the process
-for _name in ("nms", "qnms"):
-    _torchvision.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+from vitrail.weights.verify import declare_operators
 
 
 def peer(name: str) -> ModuleType:
+    declare_operators()
     module: ModuleType = pytest.importorskip(name)
     return module
+
+
+def scrambled(model: nn.Module, by: float = 0.1) -> nn.Module:
+    for weight in model.parameters():
+        weight.data.add_(by * torch.randn_like(weight))
+    return model.eval()

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from vitrail.models.build import build as build
     from vitrail.models.cost import cost as cost
     from vitrail.models.variants import variant as variant
-    from vitrail.weights.checkpoint import load as load
     from vitrail.weights.checkpoint import save as save
+    from vitrail.weights.load import load as load
 
 _homes = {
     "VitrailError": "errors",
     "build": "models.build",
     "cost": "models.cost",
-    "load": "weights.checkpoint",
+    "load": "weights.load",
     "recording": "layers.tap",
     "save": "weights.checkpoint",
     "variant": "models.variants",

@@ -38,10 +38,10 @@ def make(kind: type[T], values: Mapping[str, Any], assignments: Sequence[str], p
 
 
 def check(settings: Any) -> None:
-    """Refuse values of another type than the field's: the first line of every ``__post_init__``."""
+    """Refuse values of another type than the field's, and store what they mean: the first line of every ``__post_init__``."""
     cls: Any = type(settings)
     for name, kind in hints(cls).items():
-        read(getattr(settings, name), kind, name)
+        object.__setattr__(settings, name, read(getattr(settings, name), kind, name))
 
 
 def to_json(settings: object) -> str:
@@ -111,7 +111,7 @@ def paths(kind: Any, values: Mapping[str, Any], prefix: str = "") -> list[str]:
         value = values.get(name)
         if is_dataclass(value):
             found += paths(type(value), _values(value), f"{prefix}{name}.")
-        else:
+        if not is_dataclass(value) or types.NoneType in alternatives(hints(kind)[name]):
             found.append(prefix + name)
     return found
 
@@ -147,7 +147,7 @@ def _parse(text: str, kind: Any) -> Any:
         parts = text.strip("[]()").replace("x", ",").split(",")
         numbers = [_scalar(part.strip()) for part in parts if part.strip()]
         pair = any(get_args(option) == (int, int) for option in options)
-        return numbers * 2 if pair and len(numbers) == 1 else numbers
+        return numbers[0] if pair and len(numbers) == 1 else numbers
     if any(option is str or text in choices(option) for option in options):
         return text
     return _scalar(text)
@@ -180,6 +180,8 @@ def _read_as(value: Any, kind: Any, path: str) -> tuple[bool, Any]:
 
 
 def _read_tuple(value: Any, inner: tuple[Any, ...], path: str) -> tuple[bool, Any]:
+    if inner == (int, int) and type(value) is int:
+        return True, (value, value)  # one number means both sides
     if not isinstance(value, list | tuple):
         return False, value
     kinds = (inner[0],) * len(value) if inner[-1] is Ellipsis else inner

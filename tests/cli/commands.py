@@ -2,14 +2,23 @@
 
 import re
 
+from typer.testing import CliRunner
+
 from vitrail.cli.main import app
 
-COMMANDS = [command.callback.__name__ for command in app.registered_commands if command.callback]
+
+def names(group: object, before: str = "") -> list[str]:
+    """``inspect``, ``weights show`` ..."""
+    found = [before + command.callback.__name__ for command in group.registered_commands if command.callback]  # type: ignore[attr-defined]
+    for inner in group.registered_groups:  # type: ignore[attr-defined]
+        found += names(inner.typer_instance, f"{before}{inner.typer_instance.info.name} ")
+    return found
+
+
+COMMANDS = names(app)
 
 
 def options(command: str) -> list[str]:
     """The long options that ``vitrail COMMAND --help`` lists."""
-    from typer.testing import CliRunner
-
-    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
+    shown = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
     return sorted(set(re.findall(r"(--[a-z][a-z-]*)", shown)) - {"--help"})

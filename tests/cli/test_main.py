@@ -13,7 +13,6 @@ import torch
 from tests.facts import PARAMETERS
 from tests.small import vit
 from vitrail.cli.main import run
-from vitrail.models.variants import variant
 from vitrail.weights.checkpoint import save
 
 MISTAKES = [
@@ -32,6 +31,9 @@ MISTAKES = [
     (["inspect", "B/16", "--classes", "-1"], "classes must be at least 0"),
     (["inspect", "B/16", "--set", "model.dept=3"], "did you mean 'model.depth'?"),
     (["inspect", "B/16", "--set", "depth=3"], "did you mean 'model.depth'?"),
+    (["inspect", "x" * 5000], "no model is named"),
+    (["inspect", "B/16", "--image", "9" * 5000], "--image must be a number"),
+    (["inspect", "R50x1", "--set", "model.width=32", "--image", "1", "--trace"], "the pass failed"),
     (["inspect", "no/such/folder"], "no model is named 'no/such/folder'"),
 ]
 
@@ -115,10 +117,45 @@ def test_no_terminal_means_no_colour_codes() -> None:
     assert "\x1b" not in process("inspect", "B/16", LC_ALL="de_DE.UTF-8").stdout
 
 
-def test_a_closed_pipe_is_no_error() -> None:
-    line = f"{sys.executable} -m vitrail inspect B/16 --json | head -n 1"
+@pytest.mark.parametrize("option", ["", "--json"])
+def test_a_closed_pipe_is_no_error(option: str) -> None:
+    line = f"{sys.executable} -m vitrail inspect B/16 {option} | head -n 1"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("{\n", "")
+    assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("option", ["", "--json"])
+def test_a_full_disk_is_one_line(option: str) -> None:
+    line = f"{sys.executable} -m vitrail inspect B/16 {option} > /dev/full"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "vitrail: [Errno 28] No space left on device\n"
+
+
+def test_a_terminal_without_unicode_gets_question_marks() -> None:
+    done = process("inspect", "B/16", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert "(B, 197, 768) ? 12" in done.stdout
+
+
+def test_square_brackets_in_a_name_are_just_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save(vit(), tmp_path / "run[bold] [" / "x]")
+    assert run(["inspect", str(folder)]) == 0
+    assert "run[bold] [/x]" in "".join(capsys.readouterr().out.splitlines())
+
+
+def test_a_narrow_terminal_breaks_no_number() -> None:
+    assert "85,054,464" in process("inspect", "B/16", COLUMNS="40", FORCE_COLOR="1").stdout
+
+
+def test_a_trace_of_a_broken_model_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights so large that the pass overflows: the case that tracing is for."""
+    model = vit()
+    model.blocks[2].mlp.down.weight.data.fill_(1e38)  # type: ignore[union-attr,operator]
+    assert run(["inspect", str(save(model, tmp_path / "mine")), "--trace", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["trace"]}
+    assert rows["blocks.2.mlp.down"]["std"] in ("inf", "nan")
+    assert isinstance(rows["blocks.1"]["std"], float)
 
 
 def test_doctor_finds_a_healthy_machine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,18 +177,25 @@ def test_doctor_finds_what_is_broken_and_names_the_remedy(tmp_path: Path) -> Non
     broken = [finding for finding in json.loads(done.stdout)["findings"] if finding["state"] == "broken"]
     assert [finding["name"] for finding in broken] == ["einops"]
     assert "cut in half" in broken[0]["found"]
-    assert broken[0]["remedy"] == "pip install -c constraints.txt einops"
+    assert broken[0]["remedy"] == f"{sys.executable} -m pip install -c constraints.txt einops"
 
 
-def test_doctor_names_the_command_for_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_the_command_for_a_missing_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from vitrail.cli import doctor
 
     monkeypatch.setattr(doctor, "_installed", lambda name: name != "uvicorn")
     (serve,) = [finding for finding in doctor.examine() if finding.name == "extra serve"]
     assert (serve.state, serve.found) == ("absent", "without uvicorn")
-    assert serve.remedy == "pip install -c constraints.txt 'vitrail[serve]'"
+    assert serve.remedy.endswith("-m pip install -c constraints.txt 'vitrail[serve]'")
+    assert run(["doctor"]) == 0
+    assert "'vitrail[serve]'" in "".join(capsys.readouterr().out.split())  # brackets and all
 
 
-def test_every_name_inspect_takes_is_a_variant() -> None:
-    for name in PARAMETERS:
-        variant(name.split()[0])
+def test_doctor_finds_what_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitrail.cli import doctor
+
+    monkeypatch.setattr(doctor, "version", lambda name: "2.5.1+cpu")
+    assert doctor._package("torch", "2.11").found == "2.5.1+cpu, older than 2.11"
+    assert doctor._package("torch", "2.5").state == "ok"

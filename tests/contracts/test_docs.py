@@ -116,4 +116,4 @@ def test_every_dependency_is_pinned() -> None:
         env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
     )
     installed = {line.split("==")[0].lower().replace("_", "-") for line in done.stdout.splitlines()}
-    assert installed - known - {"setuptools"} == set()
+    assert installed - known == set()

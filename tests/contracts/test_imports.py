@@ -58,10 +58,6 @@ def test_imports_point_downwards(file: Path) -> None:
         assert inside or both_at_the_bottom or RANK[other] > RANK[room], f"{room} must not import {other}"
 
 
-def test_every_file_is_looked_at() -> None:
-    assert len(FILES) > 20
-
-
 def test_torch_stays_out_of_the_torch_free_files() -> None:
     free = ["errors.py", "config.py", "models/variants.py", "models/cost.py", "weights/folder.py"]
     for name in free:

@@ -10,7 +10,7 @@ from tests.cli.commands import COMMANDS
 QUICK = [
     ["--help"],
     ["--version"],
-    *([command, "--help"] for command in COMMANDS),
+    *([*command.split(), "--help"] for command in COMMANDS),
     ["inspect", "B/16"],
     ["inspect", "R50+B/16", "--json"],
 ]

@@ -21,8 +21,7 @@ def test_statistics_and_gradients_are_those_of_the_pass() -> None:
     (at_features, at_logits) = torch.autograd.grad(F.cross_entropy(logits, LABELS), [features, logits])
     assert_close(rows["pool"].gradient, at_features.norm().item())
     assert_close(rows["head"].gradient, at_logits.norm().item())
-    weight = torch.outer(torch.ones(1), torch.ones(1))  # by the outer product: gradient of the head is at_logits^T features
-    by_hand = torch.cat([(at_logits.T @ features * weight).flatten(), at_logits.sum(0)]).norm()
+    by_hand = torch.cat([(at_logits.T @ features).flatten(), at_logits.sum(0)]).norm()
     assert_close(rows["head"].parameters, by_hand.item())
 
 
@@ -49,6 +48,12 @@ def test_it_leaves_no_hook_behind_and_counts_no_older_gradient() -> None:
     first, second = trace(model, IMAGES, LABELS), trace(model, IMAGES, LABELS)
     assert first == second
     assert not any(module._forward_hooks for module in model.modules())
+    assert not any(weight._backward_hooks for weight in model.parameters())
+
+
+def test_a_frozen_model_has_no_gradients() -> None:
+    rows = trace(vit().requires_grad_(False), IMAGES, LABELS)
+    assert all(row.gradient is None and row.parameters is None for row in rows)
 
 
 def test_a_zero_head_stops_every_gradient_until_it_is_woken() -> None:

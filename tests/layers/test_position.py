@@ -8,6 +8,7 @@ from einops import rearrange
 from torch.testing import assert_close
 
 from tests.small import config, vit
+from vitrail.layers import position
 from vitrail.layers.attention import Attention
 from vitrail.layers.position import (
     AddPosition,
@@ -116,17 +117,36 @@ def test_the_tokens_in_front_keep_their_rows_at_another_grid() -> None:
     assert_close(x[3:], resize_table(add.table(), (4, 5), "timm").flatten(0, 1))
 
 
-def test_a_resized_table_is_kept_until_the_weights_change() -> None:
+def test_the_way_to_another_grid_is_kept_and_the_table_never_stale() -> None:
     add = AddPosition(Learned1d((2, 3), 8), 8, prefix=0, covered=0, resize="timm")
-    with torch.no_grad():
+    weight = add.table.weight
+    assert isinstance(weight, torch.nn.Parameter)
+    with torch.inference_mode():
         once = add.at((4, 5))
-        assert add.at((4, 5)) is once
-        add.table.weight.mul_(2)  # type: ignore[operator]
-        assert_close(add.at((4, 5)), 2 * once)
-        for side in range(4, 40):
-            add.at((side, 3))
-    assert len(add._resized) <= 8
-    assert add.at((4, 5)).requires_grad  # while training, it is computed anew
+    before = position._matrix.cache_info().hits
+    weight.data.mul_(2)  # which moves no version counter
+    assert_close(add.at((4, 5)), 2 * once)
+    assert position._matrix.cache_info().hits == before + 2
+    add.at((4, 5)).sum().backward()  # with matrices first made in inference mode
+    assert_close(weight.grad, torch.full((2, 3, 8), 20 / 6), rtol=0.5, atol=0)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("grid", [(6, 5), (3, 9), (2, 3), (7, 11), (1, 1)])
+def test_two_small_matrices_are_the_interpolation(rule: Resize, grid: Grid) -> None:
+    table = torch.randn(3, 5, 7)
+    mode = {"official": "bilinear"}.get(rule, "bicubic")
+    options = {"antialias": True} if rule == "timm" else {"align_corners": rule != "huggingface"}
+    whole = torch.nn.functional.interpolate(rearrange(table, "h w d -> 1 d h w"), grid, mode=mode, **options)
+    assert_close(resize_table(table, grid, rule), rearrange(whole, "1 d h w -> h w d"), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_tables_are_resized_too(dtype: torch.dtype) -> None:
+    table = torch.randn(2, 3, 4)
+    assert_close(
+        resize_table(table.to(dtype), (4, 4), "timm").float(), resize_table(table, (4, 4), "timm"), rtol=0.02, atol=0.02
+    )
 
 
 def test_relative_keys_by_hand() -> None:
@@ -144,7 +164,7 @@ def test_relative_attention_cares_for_the_offset_alone() -> None:
     attend = Attention(6, 2, relative=RelativeKeys(5, 2, 3)).eval()
     torch.nn.init.normal_(attend.relative.keys)  # type: ignore[union-attr,arg-type]
     seen: list[torch.Tensor] = []
-    attend.weights.sink = seen.append
+    attend.weights.sinks.append(seen.append)
     attend(torch.randn(1, 1, 6).expand(1, 5, 6))
     ratio = seen[0] / seen[0].diagonal(dim1=-2, dim2=-1)[..., None]
     for offset in range(-3, 4):

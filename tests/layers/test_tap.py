@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from tests.small import vit
 from vitrail.errors import VitrailError
-from vitrail.layers.tap import recording
+from vitrail.layers.tap import recording, watched
 
 IMAGES = torch.randn(2, 3, 12, 15)
 
@@ -41,11 +41,41 @@ def test_a_recording_inside_a_recording_leaves_the_outer_one_whole() -> None:
     assert [len(kept) for kept in outer.values()] == [2, 2, 2, 2]
 
 
+def test_recordings_may_end_in_any_order() -> None:
+    model = vit()
+    first, second = recording(model, "weights"), recording(model, "weights")
+    seen = [first.__enter__(), second.__enter__()]
+    first.__exit__(None, None, None)
+    model(IMAGES)
+    second.__exit__(None, None, None)
+    assert [len(each["blocks.0.attention.weights"]) for each in seen] == [0, 1]
+    assert not watched(model)
+
+
+def test_recording_nothing_is_refused() -> None:
+    with pytest.raises(VitrailError, match="recording needs the name of a tap"), recording(vit()):
+        pass
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_checkpointed_blocks_are_recorded_once_and_still_learn(inside: bool) -> None:
+    model = vit().train()
+    model.checkpointing = True
+    with recording(model, "blocks.1.attention.weights") as seen:
+        loss = model(IMAGES).sum()
+        if inside:
+            loss.backward()
+    if not inside:
+        loss.backward()
+    assert [len(kept) for kept in seen.values()] == [1]
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
 def test_recording_stops_when_the_model_fails() -> None:
     model = vit()
     with pytest.raises(VitrailError), recording(model, "weights"):
         model(torch.randn(1, 3, 5, 5))
-    assert all(block.attention.weights.sink is None for block in model.blocks)  # type: ignore[union-attr]
+    assert not watched(model)
 
 
 def test_gradients_flow_through_what_was_recorded() -> None:

@@ -66,10 +66,21 @@ REFUSED = [
     ("B/16", {"position": "relative", "flexible": True}, "try flexible=False, or position='rotary'"),
     ("B/224", {"position": "relative", "pool": "gap"}, "needs at least two tokens, got one patch of 224x224"),
     ("B/16", {"position": "relative", "position_at": "every"}, "adds no table to the tokens"),
-    ("B/16", {"position": "sincos2d", "width": 18, "heads": 3}, "splits the width by 4, got width=18; try width=16"),
+    (
+        "B/16",
+        {"position": "sincos2d", "width": 18, "heads": 3},
+        "needs a width that is a multiple of 4 and at least 8, got width=18; try width=24",
+    ),
     ("B/16", {"position": "learnd1d"}, "position must be 'none', 'learned1d'"),
     ("B/16", {"pool": "cls", "class_token": False}, "try pool='gap'"),
     ("B/16", {"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0; try dropout=0.1"),
+    ("B/16", {"position": "sincos2d", "width": 4, "heads": 1}, "got width=4; try width=8"),
+    ("B/16", {"position": "sincos2d-mae", "width": 27, "heads": 3}, "got width=27; try width=24"),
+    ("B/16", {"image": 0}, "got image=0x0; try image=16x16"),
+    ("R50x1", {"stages": (3, 0)}, "stages must be at least 1, got 3,0; try stages=3,1"),
+    ("R50x1", {"norm_epsilon": -1.0}, "norm_epsilon must be above 0, got -1.0; try norm_epsilon=1e-6"),
+    ("B/16", {"norm": "post", "norm_at": "pooled"}, "try norm_at='tokens'"),
+    ("B/16", {"position_grid": 7}, "try position_grid=none"),
     ("B/16", {"depth": 0}, "depth must be at least 1, got 0; try depth=1"),
     ("B/16", {"classes": -1}, "classes must be at least 0, got -1; try classes=0"),
     ("B/16", {"epsilon": 0.0}, "epsilon must be above 0"),
@@ -86,9 +97,19 @@ def test_what_cannot_work_is_refused_with_what_would(name: str, changes: dict[st
     assert sentence in str(refused.value)
 
 
+def test_values_are_stored_as_what_they_mean() -> None:
+    made = variant("mu/16", image=[32, 48], layer_scale=1)
+    assert isinstance(made, ViTConfig)
+    assert (made.image, made.layer_scale) == ((32, 48), 1.0)
+    assert isinstance(made.layer_scale, float)
+
+
 @pytest.mark.parametrize(
     "advice",
     [
+        {"position": "sincos2d", "width": 24, "heads": 3},
+        {"position": "sincos2d", "width": 8, "heads": 1},
+        {"image": 16},
         {"heads": 6},
         {"width": 770, "heads": 7},
         {"position": "rotary", "width": 72, "heads": 9},

@@ -133,6 +133,20 @@ def assert_normal(weight: torch.Tensor, std: float) -> None:
     assert abs(weight.mean().item()) < 5 * std / math.sqrt(weight.numel())
 
 
+def test_hybrids_and_relative_keys_start_as_they_should() -> None:
+    hybrid = build("R26+S/32", depth=1)
+    assert isinstance(hybrid, ViT)
+    for name, weight in hybrid.stem.named_parameters():
+        if name.endswith("norm3.weight"):
+            assert not weight.any()  # every unit starts as its shortcut
+        elif weight.ndim == 4 and weight.numel() > 10_000:
+            assert_normal(weight, weight[0].numel() ** -0.5)
+        elif name.endswith("weight") and weight.ndim == 1:
+            assert (weight == 1).all()
+    relative = build("S/16", depth=1, position="relative")
+    assert_normal(dict(relative.named_parameters())["blocks.0.attention.relative.keys"], 0.02)
+
+
 def test_a_map_head_starts_as_in_big_vision() -> None:
     model = build("S/16", depth=1, pool="map")
     w = dict(model.named_parameters())
@@ -188,6 +202,13 @@ def test_a_wrong_size_is_refused_with_the_right_one(flexible: bool, shape: tuple
     assert sentence in str(refused.value)
 
 
+@pytest.mark.compile  # the shape checker would be first to refuse
+def test_a_picture_without_a_batch_is_refused_with_the_remedy() -> None:
+    for model in (vit(), build("R50x1", stages=(1,))):
+        with pytest.raises(VitrailError, match=r"\(batch, channels, height, width\), got \(3, 12, 15\); try images\[None\]"):
+            model(torch.randn(3, 12, 15))
+
+
 def test_a_resnet_refuses_other_channels() -> None:
     with pytest.raises(VitrailError, match="pictures must have 3 channels, got 4"):
         build("R50x1", stages=(1,))(torch.randn(1, 4, 32, 32))
@@ -233,10 +254,13 @@ def test_autocast_to_bfloat16_stays_near(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_model_in_bfloat16_runs(options: dict[str, Any]) -> None:
-    model = vit(**options)
-    reference = model(IMAGES)
-    logits = model.bfloat16()(IMAGES.bfloat16())
+def test_a_model_in_bfloat16_runs_also_at_another_size(options: dict[str, Any]) -> None:
+    flexible = options.get("position") != "relative"
+    model = vit(**options, flexible=flexible)
+    images = torch.randn(2, 3, 18, 10) if flexible else IMAGES
+    with torch.no_grad():
+        reference = model(images)
+    logits = model.bfloat16()(images.bfloat16())
     assert logits.dtype == torch.bfloat16
     assert (logits - reference).norm() / reference.norm() < 0.1
 
@@ -251,6 +275,22 @@ def test_it_compiles_to_one_graph(options: dict[str, Any]) -> None:
     with recording(model, "blocks.1.attention.weights") as seen:
         compiled(IMAGES)
     assert [len(kept) for kept in seen.values()] == [1]  # also while somebody is looking
+
+
+@pytest.mark.compile
+def test_training_compiles_at_several_sizes() -> None:
+    torch.compiler.reset()
+    model = vit(flexible=True).train()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for size in ((12, 15), (18, 20), (24, 25), (30, 10)):
+        images = torch.randn(2, 3, *size)
+        model.zero_grad()
+        compiled(images).square().sum().backward()
+        gradients = [weight.grad for weight in model.parameters()]
+        model.zero_grad()
+        model(images).square().sum().backward()
+        for one, two in zip(gradients, model.parameters(), strict=True):
+            assert_close(one, two.grad, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.compile
@@ -290,6 +330,7 @@ def test_hybrids_and_resnets_compile_and_export(name: str) -> None:
     torch.compiler.reset()
     smaller: dict[str, Any] = {"depth": 1} if "+" in name else {"stages": (1, 2)}
     model = build(name, image=64, classes=5, **smaller).eval()
+    torch.nn.init.normal_(model.head.weight)  # type: ignore[arg-type]
     images = torch.randn(2, 3, 64, 64)
     assert_close(torch.compile(model, fullgraph=True, backend="aot_eager")(images), model(images), rtol=0, atol=1e-5)
     program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},))

@@ -1,25 +1,136 @@
-"""The official JAX model's logits, for its own weights and pictures."""
+"""The official JAX model's logits, for its own weights and pictures, in every spelling of its names, there and back."""
 
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.parity.official import CONFIGS, read, state
+from tests.peers import peer
+from tests.small import vit
 from vitrail.layers.tap import recording
+from vitrail.models.variants import Stem
 from vitrail.models.vit import ViT
+from vitrail.weights.checkpoint import save
+from vitrail.weights.load import load
 
-pytestmark = pytest.mark.parity
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+GRIDS: dict[str, Any] = {"token": None, "gap_prelogits": (4, 6), "hybrid_stem": None, "hybrid_stages": None}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+def arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def golden(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    io = arrays(GOLDEN / f"{name}.io.npz")
+    return torch.from_numpy(io["images_nhwc"]).permute(0, 3, 1, 2), torch.from_numpy(io["logits"])
+
+
+@pytest.mark.parametrize("name", GRIDS)
 def test_logits_equal_the_official_model(name: str) -> None:
-    model = ViT(CONFIGS[name]).eval()
-    model.load_state_dict(state(CONFIGS[name], read(f"{name}.weights")), strict=True)
-    io = read(f"{name}.io")
-    images = io["images_nhwc"].permute(0, 3, 1, 2)
+    model = load(GOLDEN / f"{name}.weights.npz", grid=GRIDS[name])
+    images, logits = golden(name)
     with torch.inference_mode():
         fused = model(images)
         with recording(model, "attention.weights"):
             in_the_open = model(images)
-    assert_close(fused, io["logits"], rtol=0, atol=1e-4)
-    assert_close(in_the_open, io["logits"], rtol=0, atol=1e-4)
+    assert_close(fused, logits, rtol=0, atol=1e-4)
+    assert_close(in_the_open, logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_there_and_back_every_tensor_is_the_same_to_the_byte(name: str, tmp_path: Path) -> None:
+    save(load(GOLDEN / f"{name}.weights.npz", grid=GRIDS[name]), tmp_path / "back.npz", format="official")
+    before, after = arrays(GOLDEN / f"{name}.weights.npz"), arrays(tmp_path / "back.npz")
+    assert sorted(before) == sorted(after)
+    for key, array in before.items():
+        assert (after[key].shape, after[key].dtype, after[key].tobytes()) == (array.shape, array.dtype, array.tobytes()), key
+
+
+def linen(name: str) -> str:
+    return name.replace("Attention_1", "Attention_0").replace("LayerNorm_2", "LayerNorm_1").replace("MlpBlock_3", "MlpBlock_0")
+
+
+def scanned(file: dict[str, Any]) -> dict[str, Any]:
+    layers = sorted({name.split("/")[1] for name in file if "encoderblock_" in name})
+    first = [name.split("/", 2)[2] for name in file if f"{layers[0]}/" in name]
+    rest = {name: array for name, array in file.items() if "encoderblock_" not in name}
+    stacked = {
+        f"Transformer/encoderblock/{leaf}": np.stack([file[f"Transformer/{layer}/{leaf}"] for layer in layers])
+        for leaf in first
+    }
+    return rest | stacked
+
+
+@pytest.mark.parametrize("prefix", ["", "params/", "opt/target/", "params/img/"])
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("name", ["token", "gap_prelogits"])
+def test_newer_flax_and_big_vision_spell_it_otherwise(name: str, scan: bool, prefix: str, tmp_path: Path) -> None:
+    file = {linen(key): array for key, array in arrays(GOLDEN / f"{name}.weights.npz").items()}
+    if name == "gap_prelogits":
+        file["pos_embedding"] = file.pop("Transformer/posembed_input/pos_embedding")
+    file = scanned(file) if scan else file
+    beside = {"opt/state/step": np.zeros(3, np.float32)} if prefix else {}
+    renamed: dict[str, Any] = {prefix + key: array for key, array in file.items()} | beside
+    np.savez(tmp_path / "other.npz", **renamed)
+    images, logits = golden(name)
+    with torch.inference_mode():
+        assert_close(load(tmp_path / "other.npz", grid=GRIDS[name])(images), logits, rtol=0, atol=1e-4)
+
+
+TIMM_READS: dict[str, dict[str, Any]] = {
+    "token": {},
+    "map": {"pool": "map"},
+    "a class token without a position": {"position_covers": "patches"},
+}
+
+
+@pytest.mark.parametrize("options", TIMM_READS.values(), ids=TIMM_READS.keys())
+def test_timms_own_reader_of_official_files_agrees_on_what_we_write(options: dict[str, Any], tmp_path: Path) -> None:
+    peer("timm")
+    from timm.models.vision_transformer import VisionTransformer
+
+    model = vit(image=(24, 24), patch=(6, 6), **options)
+    save(model, tmp_path / "ours.npz", format="official")
+    theirs = VisionTransformer(
+        img_size=24,
+        patch_size=6,
+        num_classes=5,
+        embed_dim=24,
+        depth=4,
+        num_heads=3,
+        mlp_ratio=40 / 24,
+        act_layer="gelu_tanh",
+        class_token=model.config.has_class_token,
+        no_embed_class=options.get("position_covers") == "patches",
+        global_pool="map" if options.get("pool") == "map" else "token",
+    )
+    theirs.load_pretrained(str(tmp_path / "ours.npz"))
+    images = torch.randn(2, 3, 24, 24)
+    with torch.inference_mode():
+        assert_close(theirs.eval()(images), model(images), rtol=0, atol=1e-5)
+        assert_close(load(tmp_path / "ours.npz")(images), model(images), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options", [{"pool": "gap", "head": "mlp", "head_width": 13}, {"position": "sincos2d"}, {"position": "learned2d"}]
+)
+def test_what_we_write_we_read(options: dict[str, Any], tmp_path: Path) -> None:
+    model, images = vit(**options), torch.randn(2, 3, 12, 15)
+    save(model, tmp_path / "ours.npz", format="official")
+    assert_close(load(tmp_path / "ours.npz", grid=(2, 3))(images), model(images), rtol=0, atol=1e-6)
+
+
+def test_a_hybrid_there_and_back(tmp_path: Path) -> None:
+    model = vit(stem=Stem(stages=(2, 1), width=32), patch=(1, 1), image=(16, 24))
+    save(model, tmp_path / "ours.npz", format="official")
+    back = load(tmp_path / "ours.npz", grid=(2, 3))
+    assert isinstance(back, ViT)
+    assert back.config.stem == model.config.stem
+    images = torch.randn(2, 3, 16, 24)
+    assert_close(back(images), model(images), rtol=0, atol=0)

@@ -1,50 +1,161 @@
-"""timm's ResNets and hybrids for the same random weights: names differ, numbers must not."""
+"""timm's logits for the same random weights, in both directions, also at another size."""
 
 from functools import partial
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from safetensors.torch import load_file, save_file
+from torch import nn
 from torch.testing import assert_close
 
-from tests.peers import peer
+from tests.peers import peer, scrambled
+from tests.small import vit
 from vitrail.models.build import build
-from vitrail.models.variants import ResNetConfig
+from vitrail.models.variants import ResNetConfig, ViTConfig
+from vitrail.weights.checkpoint import save
+from vitrail.weights.load import load
 
-pytestmark = pytest.mark.parity
-
-
-def ours(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """timm's resnetv2 names as ours."""
-    state: dict[str, Tensor] = {}
-    for name, weight in theirs.items():
-        name = name.removeprefix("stem.").replace(".blocks.", ".").replace("downsample.conv", "shortcut")
-        if name.startswith("head.fc"):
-            name, weight = name.replace("head.fc", "head"), weight.flatten(1) if weight.ndim == 4 else weight
-        state[name] = weight
-    return state
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
-def scrambled(model: nn.Module) -> nn.Module:
-    for weight in model.parameters():
-        weight.data.add_(0.1 * torch.randn_like(weight))
-    return model.eval()
+def make(**options: Any) -> nn.Module:
+    peer("timm")
+    small = {"img_size": 24, "patch_size": 6, "num_classes": 5, "embed_dim": 24, "depth": 3, "num_heads": 3, "mlp_ratio": 2}
+    return scrambled(import_module("timm.models.vision_transformer").VisionTransformer(**{**small, **options}))
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "not square": {"img_size": (24, 40), "patch_size": (6, 5)},
+    "average of normed tokens": {"class_token": False, "global_pool": "avg", "fc_norm": False},
+    "norm of the average": {"class_token": False, "global_pool": "avg"},
+    "average beside a class token": {"global_pool": "avg"},
+    "registers": {"reg_tokens": 2},
+    "registers without a position": {"reg_tokens": 2, "no_embed_class": True},
+    "registers and average": {"reg_tokens": 3, "class_token": False, "global_pool": "avg", "no_embed_class": True},
+    "map": {"class_token": False, "global_pool": "map", "reg_tokens": 2, "no_embed_class": True},
+    "layer scale": {"init_values": 0.1},
+    "qk-norm without bias": {"qk_norm": True, "qkv_bias": False},
+    "five channels": {"in_chans": 5},
+    "no classifier": {"num_classes": 0},
+}
+
+
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES.keys())
+def test_theirs_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path: Path) -> None:
+    theirs = make(**options)
+    torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
+    size = options.get("img_size", 24)
+    grid = (4, 8) if isinstance(size, tuple) else None
+    ours = load(tmp_path / "theirs.pth", grid=grid, heads=3)
+    images = torch.randn(2, options.get("in_chans", 3), *ours.config.image)
+    with torch.inference_mode():
+        assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
+    save(ours, tmp_path / "ours.safetensors", format="timm")
+    again = load(tmp_path / "ours.safetensors")  # grid and heads stand in the file's header
+    assert again.config == ours.config
+    back = make(**options)
+    back.load_state_dict(load_file(tmp_path / "ours.safetensors"), strict=True)
+    for name, weight in theirs.state_dict().items():
+        assert_close(back.state_dict()[name], weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"reg_tokens": 2, "no_embed_class": True}, {"class_token": False, "global_pool": "avg"}], ids=str
+)
+@pytest.mark.parametrize("size", [36, (24, 42), 12])
+def test_a_resized_position_table_is_timms(options: dict[str, Any], size: Any, tmp_path: Path) -> None:
+    theirs = make(**options)
+    torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
+    larger = make(img_size=size, **options)
+    fit = import_module("timm.models.vision_transformer").checkpoint_filter_fn
+    larger.load_state_dict(fit(dict(theirs.state_dict()), larger))
+    ours = load(tmp_path / "theirs.pth", image=size, heads=3)
+    images = torch.randn(2, 3, *ours.config.image)
+    with torch.inference_mode():
+        assert_close(ours(images), larger(images), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [
+        ("vit_tiny_patch16_224", 224),
+        ("vit_tiny_patch16_224", 384),
+        ("vit_base_patch32_224", 224),
+        ("vit_tiny_r_s16_p8_224", 224),
+        ("vit_small_r26_s32_224", 224),
+        ("vit_base_patch16_gap_224", 224),
+        ("vit_small_patch14_reg4_dinov2", 98),
+    ],
+)
+def test_published_shapes(name: str, side: int, tmp_path: Path) -> None:
+    timm = peer("timm")
+    options: dict[str, Any] = {"img_size": side} if side == 98 else {}
+    theirs = scrambled(timm.create_model(name, num_classes=10, **options), by=0.02)
+    save_file(theirs.state_dict(), tmp_path / "theirs.safetensors")
+    ours = load(tmp_path / "theirs.safetensors", image=side, heads=16 if "gap" in name else None)  # of 48, which no file says
+    if side == 384:
+        larger = timm.create_model(name, num_classes=10, img_size=384).eval()
+        larger.load_state_dict(
+            import_module("timm.models.vision_transformer").checkpoint_filter_fn(theirs.state_dict(), larger)
+        )
+        theirs = larger
+    images = torch.randn(1, 3, side, side)
+    with torch.inference_mode():
+        reference = theirs(images)
+        assert_close(ours(images), reference, rtol=1e-5, atol=1e-5)
+    save(ours, tmp_path / "back.safetensors", format="timm")
+    theirs.load_state_dict(load_file(tmp_path / "back.safetensors"), strict=True)
+
+
+WRAPPED: dict[str, Any] = {
+    "DeiT": lambda state: {"model": state},
+    "DINO": lambda state: {"teacher": {f"module.backbone.{name}": w for name, w in state.items()}, "student": {}, "epoch": 3},
+    "a bare module": lambda state: {"state_dict": {f"module.{name}": weight for name, weight in state.items()}, "epoch": 7},
+    "compiled": lambda state: {f"_orig_mod.{name}": weight for name, weight in state.items()},
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED.keys())
+def test_what_training_scripts_wrap_around_is_taken_off(wrap: Any, tmp_path: Path) -> None:
+    theirs = make()
+    torch.save(wrap(theirs.state_dict()), tmp_path / "theirs.pth")
+    images = torch.randn(2, 3, 24, 24)
+    with torch.inference_mode():
+        assert_close(load(tmp_path / "theirs.pth", heads=3)(images), theirs(images), rtol=0, atol=1e-5)
+
+
+def test_a_dino_head_beside_the_encoder_is_reported_as_left(tmp_path: Path) -> None:
+    state = dict(make(num_classes=0).state_dict()) | {
+        "head.mlp.0.weight": torch.ones(3, 24),
+        "head.last_layer.weight": torch.ones(2),
+    }
+    torch.save({"teacher": state}, tmp_path / "dino.pth")
+    model = load(tmp_path / "dino.pth", heads=3)
+    assert model.report.left == ("head.mlp.0.weight", "head.last_layer.weight")
 
 
 @pytest.mark.parametrize("factor", [1, 2])
 @pytest.mark.parametrize("side", [64, 75])
-def test_a_bit_resnet_is_timms(factor: int, side: int) -> None:
+def test_a_bit_resnet_is_timms(factor: int, side: int, tmp_path: Path) -> None:
     peer("timm")
-    make = import_module("timm.models.resnetv2").ResNetV2
+    resnet = import_module("timm.models.resnetv2").ResNetV2
     conv = partial(import_module("timm.layers.std_conv").StdConv2d, eps=1e-8)
-    theirs = scrambled(
-        make((2, 1), channels=(256, 512), width_factor=factor, num_classes=7, stem_type="fixed", conv_layer=conv)
-    )
-    model = build(ResNetConfig(stages=(2, 1), width=64 * factor, image=(side, side), classes=7)).eval()
-    model.load_state_dict(ours(theirs.state_dict()))
+    options: dict[str, Any] = {"width_factor": factor, "num_classes": 7, "stem_type": "fixed", "conv_layer": conv}
+    theirs = scrambled(resnet((2, 1), channels=(256, 512), **options))
+    torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
+    ours = load(tmp_path / "theirs.pth", image=side)
+    assert ours.config == ResNetConfig(stages=(2, 1), width=64 * factor, image=(side, side), classes=7)
     images = torch.randn(2, 3, side, side)
-    assert_close(model(images), theirs(images), rtol=1e-5, atol=1e-5)
+    with torch.inference_mode():
+        assert_close(ours(images), theirs(images), rtol=1e-5, atol=1e-5)
+    save(ours, tmp_path / "back.pth", format="timm")
+    back = torch.load(tmp_path / "back.pth", weights_only=True)
+    for name, weight in theirs.state_dict().items():
+        assert_close(back[name], weight, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["R50x1", "R50x3", "R101x1", "R152x2", "R152x4"])
@@ -55,3 +166,41 @@ def test_parameters_of_the_published_ones(name: str) -> None:
         theirs = timm.create_model(f"resnetv2_{depth}x{factor}_bit", num_classes=1000)
     counts = [sum(weight.numel() for weight in model.parameters()) for model in (build(name, device="meta"), theirs)]
     assert counts[0] == counts[1]
+
+
+def test_a_side_file_says_what_the_weights_do_not(tmp_path: Path) -> None:
+    """A folder as timm pushes it to the hub: not square, averaged, its own preprocessing and labels."""
+    import json
+
+    theirs = make(img_size=(24, 40), patch_size=(6, 5), class_token=True, global_pool="avg", fc_norm=False)
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    known = {"input_size": [3, 24, 40], "crop_pct": 0.8, "interpolation": "bilinear", "mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]}
+    side = {
+        "architecture": "vit",
+        "global_pool": "avg",
+        "pretrained_cfg": known,
+        "model_args": {"num_heads": 3},
+        "label_names": list("abcde"),
+    }
+    (tmp_path / "config.json").write_text(json.dumps(side))
+    ours = load(tmp_path)
+    assert isinstance(ours.config, ViTConfig)
+    assert (ours.config.grid, ours.config.pool, ours.config.heads) == ((4, 8), "gap", 3)
+    assert ours.preprocess is not None
+    assert (ours.preprocess.crop, ours.preprocess.interpolation, ours.preprocess.mean) == (0.8, "bilinear", (0.1, 0.2, 0.3))
+    assert ours.labels == tuple("abcde")
+    images = torch.randn(2, 3, 24, 40)
+    with torch.inference_mode():
+        assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
+
+
+def test_the_patch_resampling_is_flexivits(tmp_path: Path) -> None:
+    """timm has the same construction; with its interpolation set to ours, the kernels are the same."""
+    peer("timm")
+    resample = import_module("timm.layers").resample_patch_embed
+    model = vit(gelu="exact", patch=(6, 6), image=(12, 18))
+    save(model, tmp_path / "ours.safetensors", format="timm")
+    for patch in ((8, 8), (9, 4), (4, 4)):
+        ours = load(tmp_path / "ours.safetensors", patch=patch, image=(patch[0] * 2, patch[1] * 3))
+        theirs = resample(model.embed.project.weight.detach(), list(patch), interpolation="bilinear", antialias=False)
+        assert_close(dict(ours.named_parameters())["embed.project.weight"].detach(), theirs, rtol=1e-4, atol=1e-5)

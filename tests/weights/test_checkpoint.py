@@ -12,10 +12,13 @@ import torch
 from torch.testing import assert_close
 
 from tests.small import config, vit
+from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.build import build
 from vitrail.models.variants import ResNetConfig, Stem
-from vitrail.weights.checkpoint import load, save
+from vitrail.weights import checkpoint
+from vitrail.weights.checkpoint import save
+from vitrail.weights.load import load
 
 IMAGES = torch.randn(2, 3, 12, 15)
 
@@ -35,14 +38,59 @@ def test_hybrids_and_resnets_too(tmp_path: Path) -> None:
     hybrid = build(config(stem=Stem(stages=(1,)), patch=(2, 1), image=(16, 12))).eval()
     resnet = build(ResNetConfig(stages=(1, 1), width=32, image=(32, 32), classes=3)).eval()
     for model in (hybrid, resnet):
+        for weight in model.parameters():
+            weight.data.add_(0.1 * torch.randn_like(weight))
         images = torch.randn(1, 3, *model.config.image)
         assert_close(load(save(model, tmp_path / "mine"))(images), model(images), rtol=0, atol=0)
 
 
-def test_a_loaded_model_can_be_trained(tmp_path: Path) -> None:
+def test_a_loaded_model_can_be_trained_without_touching_its_file(tmp_path: Path) -> None:
     loaded = load(save(vit(), tmp_path / "mine"))
-    loaded(IMAGES).sum().backward()
-    assert all(weight.grad is not None for weight in loaded.parameters())
+    before = (tmp_path / "mine" / "model.safetensors").read_bytes()
+    optimiser = torch.optim.SGD(loaded.parameters(), lr=0.1)
+    first = loaded(IMAGES)
+    first.square().sum().backward()
+    optimiser.step()
+    assert (loaded(IMAGES) - first).abs().max() > 0
+    assert (tmp_path / "mine" / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.compile
+def test_a_compiled_model_is_saved_as_what_it_was_compiled_from(tmp_path: Path) -> None:
+    model = vit()
+    save(torch.compile(model, backend="eager"), tmp_path / "mine")  # type: ignore[arg-type]
+    assert_close(load(tmp_path / "mine")(IMAGES), model(IMAGES), rtol=0, atol=0)
+
+
+def test_a_model_without_weights_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match="it has no weights to save"):
+        save(build(config(), device="meta"), tmp_path / "mine")
+
+
+def test_what_the_model_knows_travels_with_it(tmp_path: Path) -> None:
+    model = vit()
+    model.preprocess = Preprocess((12, 15), crop=0.8, interpolation="lanczos", mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0))
+    model.labels = ("cat", "dog", "owl", "eel", "ant")
+    loaded = load(save(model, tmp_path / "mine"))
+    assert (loaded.preprocess, loaded.labels) == (model.preprocess, model.labels)
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    save(vit(), tmp_path / "step-7")
+    (tmp_path / "best").symlink_to("step-7")
+    newer = vit(depth=1)
+    save(newer, tmp_path / "best")
+    assert (tmp_path / "best").is_symlink()
+    assert load(tmp_path / "step-7").config == newer.config
+
+
+def test_where_names_cannot_be_exchanged_the_old_folder_steps_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "_exchange", lambda one, two: False)
+    save(vit(), tmp_path / "mine")
+    newer = vit(depth=1)
+    save(newer, tmp_path / "mine")
+    assert load(tmp_path / "mine").config == newer.config
+    assert os.listdir(tmp_path) == ["mine"]
 
 
 def test_saving_again_replaces_the_older_one_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -54,9 +102,9 @@ def test_saving_again_replaces_the_older_one_and_leaves_nothing_else(tmp_path: P
 
 
 def test_a_folder_with_other_things_in_it_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
+    save(vit(), tmp_path / "mine")
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    with pytest.raises(VitrailError, match="is no model folder, so it is not overwritten"):
+    with pytest.raises(VitrailError, match="holds other things than a model, so it is not overwritten"):
         save(vit(), tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.tex").exists()
 
@@ -93,14 +141,14 @@ def test_a_full_disk_leaves_the_older_model_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "sentence"),
     [
-        ("vitrail.json", None, "is no model folder: it has no vitrail.json"),
+        ("vitrail.json", None, "has our names, but the vitrail.json that says what they mean is not beside them"),
         ("vitrail.json", b"{", "cannot be read"),
         ("vitrail.json", b"\xff\xfe", "cannot be read"),
         ("vitrail.json", b"[]", "has format None, this version of Vitrail reads format 1"),
         ("vitrail.json", b'{"format": 9}', "has format 9"),
         ("vitrail.json", b'{"format": 1}', "model must be a ViTConfig or a ResNetConfig, got None"),
         ("vitrail.json", b'{"format": 1, "model": {"family": "vit", "width": 24}}', "the field 'model.depth' is missing"),
-        ("model.safetensors", None, "cannot be read"),
+        ("model.safetensors", None, "does not exist"),
         ("model.safetensors", b"", "cannot be read"),
         ("model.safetensors", b"\xff" * 100, "cannot be read"),
         ("model.safetensors", b"\x80\x04\x95pickle", "cannot be read"),
@@ -117,5 +165,5 @@ def test_weights_that_do_not_fit_are_listed(tmp_path: Path) -> None:
     folder = save(vit(), tmp_path / "mine")
     other = save(vit(classes=7, depth=3), tmp_path / "other")
     (other / "model.safetensors").rename(folder / "model.safetensors")
-    with pytest.raises(VitrailError, match=r"do not fit its vitrail.json: blocks.3.\S+ is missing, .* and \d+ more"):
+    with pytest.raises(VitrailError, match=r"do not fit their settings: blocks.3.\S+ is missing, .* and \d+ more"):
         load(folder)

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.text import Text
 
 from vitrail.cli.options import Json
-from vitrail.cli.screen import console, print_json, size, table
+from vitrail.cli.screen import add, console, print_json, size, table
 
-MARKS = {"ok": "[green]ok[/]", "absent": "[dim]absent[/]", "warning": "[yellow]warning[/]", "broken": "[red]broken[/]"}
+COLOURS = {"ok": "green", "absent": "dim", "warning": "yellow", "broken": "red"}
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,24 @@ def doctor(json: Json = False) -> None:
     else:
         sheet = table("what", "state", "found", "remedy")
         for finding in findings:
-            sheet.add_row(finding.name, MARKS[finding.state], finding.found, finding.remedy)
+            add(sheet, finding.name, Text(finding.state, style=COLOURS[finding.state]), finding.found, finding.remedy)
         screen = console()
         screen.print(sheet)
-        screen.print(
-            "everything needed is there" if _healthy(findings) else "[red]something is broken[/]: see the remedies above"
-        )
+        screen.print("everything needed is there" if _healthy(findings) else "something is broken: see the remedies above")
     if not _healthy(findings):
         raise typer.Exit(1)
 
 
 def examine() -> list[Finding]:
     packages, extras = _requirements()
-    return [_python(), *(_package(name) for name in packages), *_torch(), _memory(), _disk(), *_extras(extras)]
+    return [
+        _python(),
+        *(_package(name, least) for name, least in packages.items()),
+        *_torch(),
+        _memory(),
+        _disk(),
+        *_extras(extras),
+    ]
 
 
 def _healthy(findings: list[Finding]) -> bool:
@@ -59,12 +65,13 @@ def _healthy(findings: list[Finding]) -> bool:
 
 def _python() -> Finding:
     found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    return Finding("python", "ok" if sys.version_info >= (3, 11) else "broken", found)
+    enough = sys.version_info >= (3, 11)
+    return Finding("python", "ok" if enough else "broken", found, "" if enough else "install Python 3.11 or newer")
 
 
-def _requirements() -> tuple[list[str], dict[str, list[str]]]:
-    """The names of the packages needed, and of those each extra adds, as the installed package itself declares them."""
-    packages: list[str] = []
+def _requirements() -> tuple[dict[str, str], dict[str, list[str]]]:
+    """The packages needed with their oldest version, and the names each extra adds, as the installed package declares them."""
+    packages: dict[str, str] = {}
     extras: dict[str, list[str]] = {}
     for line in requires("vitrail") or []:
         name = re.split(r"[<>=!~;\[ ]", line, maxsplit=1)[0]
@@ -72,19 +79,25 @@ def _requirements() -> tuple[list[str], dict[str, list[str]]]:
         if extra:
             extras.setdefault(extra[1], []).append(name)
         else:
-            packages.append(name)
+            packages[name] = line.partition(">=")[2]
     return packages, extras
 
 
-def _package(name: str) -> Finding:
+def _package(name: str, least: str) -> Finding:
     module = {"pillow": "PIL"}.get(name.lower(), name)
+    remedy = f"{sys.executable} -m pip install -c constraints.txt {name}"
     try:
         import_module(module)
-        return Finding(name, "ok", version(name))
+        found = version(name)
     except Exception as error:  # a broken binary can fail in any way, and the diagnosis must go on
-        return Finding(
-            name, "broken", f"{type(error).__name__}: {error}".splitlines()[0], f"pip install -c constraints.txt {name}"
-        )
+        return Finding(name, "broken", f"{type(error).__name__}: {error}".splitlines()[0], remedy)
+    if _numbers(found) < _numbers(least):
+        return Finding(name, "broken", f"{found}, older than {least}", remedy)
+    return Finding(name, "ok", found)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text.split("+")[0])[:3]]
 
 
 def _torch() -> list[Finding]:
@@ -154,7 +167,7 @@ def _extras(extras: dict[str, list[str]]) -> list[Finding]:
     for extra, names in extras.items():
         missing = [name for name in names if not _installed(name)]
         found = ", ".join(names) if not missing else f"without {', '.join(missing)}"
-        remedy = f"pip install -c constraints.txt 'vitrail[{extra}]'" if missing else ""
+        remedy = f"{sys.executable} -m pip install -c constraints.txt 'vitrail[{extra}]'" if missing else ""
         findings.append(Finding(f"extra {extra}", "absent" if missing else "ok", found, remedy))
     return findings
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrail.cli.options import Json, Settings, pair
-from vitrail.cli.screen import console, count, print_json, si, size, table
+from vitrail.cli.screen import add, console, count, print_json, si, size, table
 from vitrail.config import make, to_plain
 from vitrail.errors import VitrailError
 from vitrail.models.cost import Cost, Stage, cost
@@ -51,10 +51,17 @@ def _config(model: str, changes: dict[str, Any], settings: list[str]) -> ModelCo
     try:
         kind, values = blueprint(model)
     except VitrailError:
-        if Path(model).exists():
+        if _exists(Path(model)):
             raise VitrailError(f"{model} is no model folder: it has no vitrail.json; names read B/16 or R50x1") from None
         raise
     return make(kind, {**values, **changes}, settings, prefix="model.")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def show(screen: "Console", name: str, bill: Cost) -> None:
@@ -62,7 +69,8 @@ def show(screen: "Console", name: str, bill: Cost) -> None:
     for stages in _runs(bill.stages):
         first, many = stages[0], len(stages)
         label = first.name if many == 1 else f"{first.name} … {stages[-1].name.split()[-1]}"
-        rows.add_row(
+        add(
+            rows,
             label,
             _shape(first) if many == 1 else f"{_shape(first)} × {many}",
             count(sum(stage.parameters for stage in stages)),
@@ -72,10 +80,10 @@ def show(screen: "Console", name: str, bill: Cost) -> None:
     screen.print(rows)
     memory, batch = bill.memory, bill.stages[0].shape[0]
     tokens = "" if bill.tokens is None else f", {bill.tokens} tokens"
-    screen.print(
-        f"[bold]{bill.parameters:,}[/] parameters, [bold]{si(bill.macs, 'MACs')}[/] a picture, "
-        f"grid {bill.grid[0]} × {bill.grid[1]}{tokens}"
-    )
+    screen.print(f"{bill.parameters:,}", style="bold", end="")
+    screen.print(" parameters, ", end="")
+    screen.print(si(bill.macs, "MACs"), style="bold", end="")
+    screen.print(f" a picture, grid {bill.grid[0]} × {bill.grid[1]}{tokens}")
     screen.print(
         f"memory in float32, B = {batch}: weights {size(memory.weights)}; to predict, {size(memory.inference)} more; "
         f"to train with Adam, {size(memory.adam + memory.training)} more"
@@ -97,14 +105,21 @@ def _trace(name: str, config: ModelConfig, batch: int, json: bool) -> None:
 
     from vitrail.explain.trace import trace, wake_head
     from vitrail.models.build import build
-    from vitrail.weights.checkpoint import load
+    from vitrail.weights.load import load
 
     torch.manual_seed(0)
     model = load(name).train() if is_model(Path(name)) else build(config)
     woken = config.classes > 0 and wake_head(model)
     images = torch.randn(batch, config.channels, *config.image)
     labels = torch.randint(config.classes, (batch,)) if config.classes else None
-    rows = trace(model, images, labels)
+    try:
+        rows = trace(model, images, labels)
+    except VitrailError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        raise VitrailError(
+            f"the pass failed: {str(error).strip().splitlines()[0]}; a smaller --batch needs less memory"
+        ) from None
     if json:
         print_json({"trace": [vars(row) for row in rows]})
         return
@@ -121,5 +136,5 @@ def _trace_table(name: str, rows: "list[Row]") -> "Table":
     )
     for row in rows:
         gradients = ("" if norm is None else f"{norm:.3g}" for norm in (row.gradient, row.parameters))
-        sheet.add_row(row.name, row.kind, str(row.shape), f"{row.mean:.4f}", f"{row.std:.4f}", *gradients)
+        add(sheet, row.name, row.kind, str(row.shape), f"{row.mean:.4f}", f"{row.std:.4f}", *gradients)
     return sheet

@@ -1,5 +1,6 @@
 """The command ``vitrail``: finds the command, runs it, and turns every mistake into one sentence and an exit code."""
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -10,10 +11,12 @@ import typer
 
 from vitrail.cli.doctor import doctor
 from vitrail.cli.inspect import inspect
+from vitrail.cli.weights import weights
 from vitrail.errors import VitrailError
 
 app = typer.Typer(name="vitrail", no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(inspect)
+app.add_typer(weights)
 app.command()(doctor)
 
 
@@ -22,22 +25,43 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """0 when it worked, 2 for bad input, 130 when interrupted; what a command returns otherwise."""
+    """0 when it worked, 2 for bad input, 1 when the machine refused, 130 when interrupted; what a command returns otherwise."""
+    _write_anything()
     try:
         code = app(args=list(arguments), prog_name="vitrail", standalone_mode=False)
         sys.stdout.flush()
     except typer.Exit as stop:
         return stop.exit_code
     except (VitrailError, typer.TyperException) as error:
-        message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
-        print(f"vitrail: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
-        return 2
+        return _say(error.format_message() if isinstance(error, typer.TyperException) else str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:  # the reader has seen enough, as in `vitrail inspect B/16 | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _close_output()
         return 141
+    except MemoryError:
+        return _say("there is not enough memory; try a smaller batch or model", 1)
+    except OSError as error:
+        _close_output()
+        return _say(str(error), 1)
     return code if isinstance(code, int) else 0
+
+
+def _write_anything() -> None:
+    """A terminal that knows no × gets a ? instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _say(message: str, code: int) -> int:
+    print(f"vitrail: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    return code
+
+
+def _close_output() -> None:
+    """What could not be written now cannot be written at exit either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _version(asked: bool) -> None:

@@ -13,6 +13,8 @@ Settings = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALU
 def pair(text: str, option: str) -> tuple[int, int]:
     """``224`` or ``224x448``: height, then width."""
     sides = text.lower().split("x")
-    if not all(side.isdecimal() for side in sides) or len(sides) > 2:
-        raise VitrailError(f"{option} must be a number or HEIGHTxWIDTH, got {text!r}; try {option} 224 or {option} 224x448")
+    if not all(side.isdecimal() and len(side) < 7 for side in sides) or len(sides) > 2:
+        raise VitrailError(
+            f"{option} must be a number or HEIGHTxWIDTH, got {text[:20]!r}; try {option} 224 or {option} 224x448"
+        )
     return int(sides[0]), int(sides[-1])

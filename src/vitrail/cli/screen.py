@@ -1,29 +1,47 @@
 """How commands print: tables for people, one JSON object for programs."""
 
 import json
+import math
 import sys
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 def console() -> Console:
-    """Colour and width of the terminal; without one, lines long enough for every table."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    """Colour and width of the terminal; without one, lines long enough for every table. Square brackets are just that."""
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """Text to the left, numbers (columns that start with ``#``) to the right."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    """Text to the left, numbers (columns that start with ``#``) to the right and never broken."""
+    heading = None if title is None else Text(title, style="bold")
+    made = Table(title=heading, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        made.add_column(column.lstrip("#"), justify="right" if column.startswith("#") else "left", overflow="fold")
+        number = column.startswith("#")
+        made.add_column(column.lstrip("#"), justify="right" if number else "left", overflow="fold", no_wrap=number)
     return made
 
 
+def add(sheet: Table, *cells: str | Text) -> None:
+    """A row whose strings are taken as they are."""
+    sheet.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+
+
 def print_json(answer: Any) -> None:
-    sys.stdout.write(json.dumps(answer, indent=2, allow_nan=False) + "\n")
+    """What JSON has no number for is written as text: "nan", "inf"."""
+    sys.stdout.write(json.dumps(_finite(answer), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def count(number: int) -> str:

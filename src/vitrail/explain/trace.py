@@ -31,6 +31,7 @@ def trace(model: nn.Module, images: Float[Tensor, "b c height width"], labels: I
     """
     rows: list[Row] = []
     calls: list[tuple[Row, nn.Module]] = []
+    hooks: list[Any] = []
 
     def note(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if not isinstance(output, Tensor) or any(output is item for item in inputs):
@@ -41,21 +42,22 @@ def trace(model: nn.Module, images: Float[Tensor, "b c height width"], labels: I
         rows.append(row)
         calls.append((row, module))
         if output.requires_grad:
-            output.register_hook(lambda gradient: setattr(row, "gradient", gradient.float().norm().item()))
+            hooks.append(output.register_hook(lambda gradient: setattr(row, "gradient", gradient.float().norm().item())))
 
-    hooks = [
+    hooks += [
         module.register_forward_hook(lambda module, inputs, output, name=name: note(name, module, inputs, output))
         for name, module in model.named_modules()
         if name
     ]
+    model.zero_grad(set_to_none=True)
     try:
         output = model(images)
+        loss = output.square().mean() if labels is None else F.cross_entropy(output, labels)
+        if loss.requires_grad:
+            loss.backward()
     finally:
         for hook in hooks:
             hook.remove()
-    model.zero_grad(set_to_none=True)
-    loss = output.square().mean() if labels is None else F.cross_entropy(output, labels)
-    loss.backward()
     for row, module in calls:
         gradients = [weight.grad.norm() for weight in module.parameters(recurse=False) if weight.grad is not None]
         row.parameters = torch.stack(gradients).norm().item() if gradients else None

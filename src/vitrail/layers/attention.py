@@ -46,7 +46,7 @@ class Attention(nn.Module):
         scale = q.shape[-1] ** -0.5
         bias = None if self.relative is None else self.relative(q) * scale
         dropout = self.weights_dropout if self.training else 0.0
-        if self.weights.sink is None:
+        if not self.weights.sinks:
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
         else:  # the fused kernel never materialises the weights, so compute them in the open
             scores = q @ k.mT * scale

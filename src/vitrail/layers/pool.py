@@ -60,7 +60,7 @@ class AttentionPool(nn.Module):
         probe = repeat(self.probe, "d -> b 1 d", b=patches.shape[0])
         q = rearrange(self.q(probe), "b q (h k) -> b h q k", h=self.heads)
         k, v = rearrange(self.kv(patches), "b t (kv h k) -> kv b h t k", kv=2, h=self.heads)
-        if self.weights.sink is None:
+        if not self.weights.sinks:
             mixed = F.scaled_dot_product_attention(q, k, v)
         else:
             mixed = self.weights((q @ k.mT * q.shape[-1] ** -0.5).softmax(dim=-1)) @ v

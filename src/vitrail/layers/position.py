@@ -3,10 +3,11 @@
 b batch, h heads, t tokens, k width of a head, d width; a table is (rows, columns, d).
 """
 
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
 import torch
-from einops import rearrange, repeat
+from einops import einsum, rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -101,7 +102,6 @@ class AddPosition(nn.Module):
         self.prefix = nn.Parameter(torch.empty(covered, width)) if covered else None
         if self.prefix is not None:
             nn.init.normal_(self.prefix, std=0.02)
-        self._resized: dict[Grid, tuple[object, Tensor]] = {}
 
     def forward(self, x: Float[Tensor, "b t d"], grid: Grid) -> Float[Tensor, "b t d"]:
         patches = rearrange(self.at(grid), "h w d -> (h w) d")
@@ -111,35 +111,40 @@ class AddPosition(nn.Module):
         return x + (torch.cat([*before, patches]) if before else patches)
 
     def at(self, grid: Grid) -> Float[Tensor, "rows columns d"]:
-        """The table at this grid; the last few resized ones are kept as long as the weights stay what they were."""
-        table: Tensor = self.table()
-        if table.shape[:2] == grid:
-            return table
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return resize_table(table, grid, self.resize)
-        state = [(id(weight), weight._version, weight.data_ptr(), weight.dtype) for weight in self.table.parameters()]
-        if grid not in self._resized or self._resized[grid][0] != state:
-            while len(self._resized) >= 8:
-                self._resized.pop(next(iter(self._resized)))
-            self._resized[grid] = state, resize_table(table, grid, self.resize)
-        return self._resized[grid][1]
+        """The table at this grid."""
+        return resize_table(self.table(), grid, self.resize)
 
 
 def resize_table(table: Float[Tensor, "rows columns d"], grid: Grid, how: Resize) -> Float[Tensor, "h w d"]:
-    """Interpolate a table in 2-D by the rule of the library it comes from; its own grid changes nothing."""
+    """Interpolate a table in 2-D by the rule of the library it comes from; its own grid changes nothing.
+
+    Every rule is linear and treats rows and columns alike, so it is a product with one small matrix each. The matrices are
+    kept; the table is not, so that it cannot go stale.
+    """
     if table.shape[:2] == grid:
         return table
-    images = rearrange(table, "h w d -> 1 d h w")
-    match how:
-        case "official":  # scipy.ndimage.zoom(order=1)
-            resized = F.interpolate(images, grid, mode="bilinear", align_corners=True)
-        case "timm":
-            resized = F.interpolate(images, grid, mode="bicubic", antialias=True)
-        case "huggingface":
-            resized = F.interpolate(images, grid, mode="bicubic", align_corners=False)
-        case "torchvision":
-            resized = F.interpolate(images, grid, mode="bicubic", align_corners=True)
-    return rearrange(resized, "1 d h w -> h w d")
+    matrix = _matrix.__wrapped__ if torch.compiler.is_compiling() else _matrix
+    rows, columns = (matrix(old, new, how, table.device) for old, new in zip(table.shape[:2], grid, strict=True))
+    return einsum(rows, columns, table.float(), "h r, w c, r c d -> h w d").to(table.dtype)
+
+
+@lru_cache(maxsize=64)
+def _matrix(old: int, new: int, how: Resize, device: torch.device) -> Float[Tensor, "new old"]:
+    """What interpolation does to each unit vector. An ordinary tensor, also when it is first asked for in inference mode.
+
+    The unit vectors stand side by side as one picture: torch's antialiased resize is wrong for a picture one pixel wide.
+    """
+    with torch.inference_mode(False):
+        units = torch.eye(old, device=device)
+        if old == new:
+            return units
+        options: dict[str, Any] = {
+            "official": {"mode": "bilinear", "align_corners": True},  # scipy.ndimage.zoom(order=1)
+            "timm": {"mode": "bicubic", "antialias": True},
+            "huggingface": {"mode": "bicubic", "align_corners": False},
+            "torchvision": {"mode": "bicubic", "align_corners": True},
+        }[how]
+        return F.interpolate(units[None, None], (new, old), **options)[0, 0]
 
 
 class RelativeKeys(nn.Module):

@@ -17,12 +17,17 @@ class Tap(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sink: Callable[[Tensor], None] | None = None
+        self.sinks: list[Callable[[Tensor], None]] = []  # empty: nobody is looking
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.sink is not None:
-            self.sink(x)
+        for sink in self.sinks:
+            sink(x)
         return x
+
+
+def watched(module: nn.Module) -> bool:
+    """Whether somebody is looking at a tap inside."""
+    return any(tap.sinks for tap in module.modules() if isinstance(tap, Tap))
 
 
 @contextmanager
@@ -34,17 +39,19 @@ def recording(
     A pattern is a tap's full name or the end of it, with ``*`` for any part. ``keep`` chooses what is held on to:
     ``keep=lambda weights: weights[:, [0, 3]].detach()`` for two heads.
     """
+    if not patterns:
+        raise VitrailError("recording needs the name of a tap, got none; try recording(model, 'attention.weights')")
     taps = {name: module for name, module in model.named_modules() if isinstance(module, Tap)}
     chosen = {name: tap for pattern in patterns for name, tap in _matching(pattern, taps).items()}
     seen: dict[str, list[Tensor]] = {name: [] for name in taps if name in chosen}
-    before = {name: tap.sink for name, tap in chosen.items()}
+    sinks = {name: _sink(kept, keep) for name, kept in seen.items()}
     try:
-        for name, tap in chosen.items():
-            tap.sink = _sink(seen[name], keep, before[name])
+        for name, sink in sinks.items():
+            taps[name].sinks.append(sink)
         yield seen
     finally:
-        for name, tap in chosen.items():
-            tap.sink = before[name]
+        for name, sink in sinks.items():
+            taps[name].sinks.remove(sink)
 
 
 def _matching(pattern: str, taps: dict[str, Tap]) -> dict[str, Tap]:
@@ -55,12 +62,8 @@ def _matching(pattern: str, taps: dict[str, Tap]) -> dict[str, Tap]:
     return found
 
 
-def _sink(
-    kept: list[Tensor], keep: Callable[[Tensor], Tensor], outer: Callable[[Tensor], None] | None
-) -> Callable[[Tensor], None]:
+def _sink(kept: list[Tensor], keep: Callable[[Tensor], Tensor]) -> Callable[[Tensor], None]:
     def sink(x: Tensor) -> None:
         kept.append(keep(x))
-        if outer is not None:  # a recording inside a recording: both see it
-            outer(x)
 
     return sink

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from vitrail.errors import VitrailError
-from vitrail.models.variants import ModelConfig, ResNetConfig, Stem, ViTConfig
+from vitrail.models.variants import ModelConfig, ResNetConfig, Stem, ViTConfig, variant
 
 FLOAT = 4  # bytes
 GROUPS = 32
@@ -89,8 +89,9 @@ class Tally:
         return Stage(name, (batch, *shape), self.parameters, self.macs, inference, training)
 
 
-def cost(config: ModelConfig, batch: int = 1) -> Cost:
-    """``cost(variant("B/16"))``; MACs are for one picture, shapes and memory for the batch."""
+def cost(what: ModelConfig | str, batch: int = 1) -> Cost:
+    """``cost("B/16")`` or of settings; MACs are for one picture, shapes and memory for the batch."""
+    config = variant(what) if isinstance(what, str) else what
     if batch < 1:
         raise VitrailError(f"batch must be at least 1, got {batch}; try batch=1")
     walk = _vit(config, batch) if isinstance(config, ViTConfig) else _resnet(config, batch)

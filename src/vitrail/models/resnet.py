@@ -5,14 +5,15 @@ b batch, c channels.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.errors import VitrailError
+from vitrail.data.preprocess import Preprocess
 from vitrail.layers.convolution import StandardisedConv
-from vitrail.models.variants import ResNetConfig
+from vitrail.models.variants import ResNetConfig, check_pictures
 from vitrail.models.vit import zero_head
 
 
@@ -22,6 +23,9 @@ class ResNet(nn.Module):
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
         c = self.config = config
+        self.preprocess: Preprocess | None = None
+        self.labels: tuple[str, ...] | None = None
+        self.report: Any = None
         conv = partial(StandardisedConv, pad="even", rule=c.standardise, epsilon=c.standardise_epsilon)
         norm = partial(nn.GroupNorm, 32, eps=c.norm_epsilon)
         self.conv = conv(c.channels, c.width, 7, stride=2)
@@ -40,8 +44,7 @@ class ResNet(nn.Module):
         return self.head(self.features(images))
 
     def features(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d"]:
-        if images.shape[1] != self.config.channels:
-            raise VitrailError(f"pictures must have {self.config.channels} channels, got {images.shape[1]}")
+        check_pictures(tuple(images.shape), self.config.channels)
         padded = F.pad(self.conv(images), (1, 1, 1, 1))  # zeros, not the pool's own minus infinity
         x = F.max_pool2d(padded, kernel_size=3, stride=2)
         del padded

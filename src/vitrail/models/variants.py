@@ -6,7 +6,7 @@ the paper compares with. ``variant("B/16", image=384, classes=10)`` gives the se
 
 import re
 from dataclasses import dataclass, fields
-from math import prod
+from math import lcm, prod
 from typing import Any, Literal, NamedTuple
 
 from vitrail.config import check
@@ -84,8 +84,9 @@ class Stem:
 
     def __post_init__(self) -> None:
         check(self)
-        _at_least(self, stages=1, width=32)
+        _at_least(self, stages=1)
         _check_groups("stem.width", self.width)
+        _check_epsilons(standardise_epsilon=self.standardise_epsilon, norm_epsilon=self.norm_epsilon)
 
     @property
     def stride(self) -> int:
@@ -115,6 +116,7 @@ class ViTConfig:
         "cls"  # who has a learned row: big_vision, official, timm with registers
     )
     resize: Resize = "timm"  # whose rule brings the position table to another grid
+    position_grid: Pair | None = None  # the grid that a sin-cos table or rotary was made for; none: the model's own
     flexible: bool = False  # take pictures of any size that the patches divide
     pool: Literal["cls", "gap", "map"] = "cls"
     class_token: bool | None = None  # none: exactly when the pool reads it
@@ -135,7 +137,19 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        _at_least(self, width=1, depth=1, mlp=1, heads=1, patch=1, image=1, channels=1, classes=0, registers=0, head_width=1)
+        _at_least(
+            self,
+            width=1,
+            depth=1,
+            mlp=1,
+            heads=1,
+            patch=1,
+            channels=1,
+            classes=0,
+            registers=0,
+            head_width=1,
+            position_grid=1,
+        )
         _check_rates(self)
         _check_heads(self)
         check_image(self, self.image)
@@ -204,10 +218,11 @@ class ResNetConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        _at_least(self, stages=1, width=32, image=1, channels=1, classes=0)
+        _at_least(self, stages=1, image=1, channels=1, classes=0)
         if not self.stages:
             raise VitrailError("stages must name at least one stage, got none; try stages=3,4,6,3")
         _check_groups("width", self.width)
+        _check_epsilons(standardise_epsilon=self.standardise_epsilon, norm_epsilon=self.norm_epsilon)
 
 
 ModelConfig = ViTConfig | ResNetConfig
@@ -220,9 +235,6 @@ def variant(name: str, **changes: Any) -> ModelConfig:
     for field in changes:
         if field not in known:
             raise VitrailError(f"{name} has no field {field!r}{suggestion(field, known)}")
-    for side in ("image", "patch"):
-        if isinstance(changes.get(side), int):
-            changes[side] = (changes[side], changes[side])
     return kind(**{**values, **changes})
 
 
@@ -256,6 +268,15 @@ def check_image(config: ViTConfig, image: Pair) -> None:
         )
 
 
+def check_pictures(shape: tuple[int, ...], channels: int) -> None:
+    """Refuse what is no batch of pictures with so many channels."""
+    if len(shape) != 4:
+        hint = "; try images[None]" if len(shape) == 3 else ""
+        raise VitrailError(f"pictures must be (batch, channels, height, width), got {shape}{hint}")
+    if shape[1] != channels:
+        raise VitrailError(f"pictures must have {channels} channels, got {shape[1]}")
+
+
 def times(pair: tuple[int, ...]) -> str:
     return "x".join(map(str, pair))
 
@@ -277,8 +298,10 @@ def _vit_fields(name: str, root: str | None, size: str, high: int, wide: int) ->
 def _at_least(settings: Any, **least: int) -> None:
     for name, low in least.items():
         value = getattr(settings, name)
-        if value is not None and any(item < low for item in (value if isinstance(value, tuple) else (value,))):
-            raise VitrailError(f"{name} must be at least {low}, got {value}; try {name}={low}")
+        items = value if isinstance(value, tuple) else (value,)
+        if value is not None and any(item < low for item in items):
+            works = ",".join(str(max(low, item)) for item in items)
+            raise VitrailError(f"{name} must be at least {low}, got {','.join(map(str, items))}; try {name}={works}")
 
 
 def _multiple(value: int, of: int) -> int:
@@ -286,16 +309,21 @@ def _multiple(value: int, of: int) -> int:
 
 
 def _check_groups(name: str, width: int) -> None:
-    if width % 32:
+    if width < 1 or width % 32:
         raise VitrailError(f"{name} must be a multiple of the 32 groups of a norm, got {width}; try {_multiple(width, 32)}")
+
+
+def _check_epsilons(**epsilons: float) -> None:
+    for name, value in epsilons.items():
+        if value <= 0:
+            raise VitrailError(f"{name} must be above 0, got {value}; try {name}=1e-6")
 
 
 def _check_rates(config: ViTConfig) -> None:
     for name in ("dropout", "attention_dropout", "stochastic_depth"):
         if not 0 <= getattr(config, name) < 1:
             raise VitrailError(f"{name} must be at least 0 and below 1, got {getattr(config, name)}; try {name}=0.1")
-    if config.epsilon <= 0:
-        raise VitrailError(f"epsilon must be above 0, got {config.epsilon}; try epsilon=1e-6")
+    _check_epsilons(epsilon=config.epsilon)
 
 
 def _check_heads(config: ViTConfig) -> None:
@@ -323,11 +351,15 @@ def _rotary_advice(config: ViTConfig) -> str:
 
 def _check_position(config: ViTConfig) -> None:
     kind = config.position
+    if config.position_grid is not None and kind != "rotary" and not kind.startswith("sincos"):
+        raise VitrailError(f"position_grid goes with sin-cos tables and rotary, got position={kind!r}; try position_grid=none")
     unit = {"learned2d": 2, "sincos1d": 2, "sincos2d": 4, "sincos2d-mae": 4, "sincos2d-moco": 4}.get(kind, 1)
-    if config.width % unit or (kind == "sincos2d" and config.width < 8):
+    least = 8 if kind == "sincos2d" else unit  # big_vision's frequencies need two steps
+    if config.width % unit or config.width < least:
+        works = max(_multiple(config.width, lcm(unit, config.heads)), lcm(least, config.heads))
         raise VitrailError(
-            f"position={kind!r} splits the width by {unit}, got width={config.width}; "
-            f"try width={max(8, _multiple(config.width, unit))}"
+            f"position={kind!r} needs a width that is a multiple of {unit} and at least {least}, "
+            f"got width={config.width}; try width={works}"
         )
     if config.position_at != "stem" and kind in ("none", "relative", "rotary"):
         raise VitrailError(

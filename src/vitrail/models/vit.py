@@ -4,6 +4,7 @@ b batch, c channels, n patches, t tokens, d width.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from einops import repeat
@@ -11,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.layers.attention import Attention
 from vitrail.layers.block import Block, PostNormBlock
@@ -30,8 +32,9 @@ from vitrail.layers.position import (
     sincos1d,
     sincos2d,
 )
+from vitrail.layers.tap import watched
 from vitrail.models.hybrid import Root
-from vitrail.models.variants import ViTConfig, check_image, times
+from vitrail.models.variants import ViTConfig, check_image, check_pictures, times
 
 
 class ViT(nn.Module):
@@ -40,6 +43,9 @@ class ViT(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         c = self.config = config
+        self.preprocess: Preprocess | None = None  # how pictures are made ready, when it is known
+        self.labels: tuple[str, ...] | None = None  # what the classes are called, when it is known
+        self.report: Any = None  # what became of the tensors it was loaded from
         self.checkpointing = False  # recompute each block in the backward pass instead of keeping its activations
         self.stem = nn.Identity() if c.stem is None else Root(c.channels, c.stem)
         self.embed = PatchEmbed(c.stem.channels if c.stem else c.channels, c.width, c.patch)
@@ -49,11 +55,12 @@ class ViT(nn.Module):
             nn.init.normal_(self.registers, std=0.02)  # unlike one class token, equal registers would stay equal
         tables = len({table for table in c.layers_with_position if table is not None})
         self.positions = nn.ModuleList(_position(c) for _ in range(tables))
-        self.rotary = Rotary(c.grid, c.width // c.heads, c.prefix) if c.position == "rotary" else None
+        self.rotary = Rotary(c.position_grid or c.grid, c.width // c.heads, c.prefix) if c.position == "rotary" else None
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(_block(c, layer) for layer in range(c.depth))
-        last = nn.Identity() if c.norm == "post" else nn.LayerNorm(c.width, eps=c.epsilon)
-        self.norm, self.pooled_norm = (last, nn.Identity()) if c.norm_at == "tokens" else (nn.Identity(), last)
+        last: nn.Module = nn.Identity() if c.norm == "post" else nn.LayerNorm(c.width, eps=c.epsilon)
+        self.norm = last if c.norm_at == "tokens" else nn.Identity()
+        self.pooled_norm = last if c.norm_at == "pooled" else nn.Identity()
         self.pool = _pool(c)
         self.head = _head(c)
 
@@ -82,9 +89,8 @@ class ViT(nn.Module):
 
     def grid(self, images: Float[Tensor, "b c height width"]) -> Grid:
         """Rows and columns of patches in these pictures, or a sentence about the size that would work."""
-        channels, size = images.shape[1], (images.shape[2], images.shape[3])
-        if channels != self.config.channels:
-            raise VitrailError(f"pictures must have {self.config.channels} channels, got {channels}")
+        check_pictures(tuple(images.shape), self.config.channels)
+        size = images.shape[2], images.shape[3]
         if self.config.flexible:
             check_image(self.config, size)
         elif size != self.config.image:
@@ -95,7 +101,7 @@ class ViT(nn.Module):
         return size[0] // self.config.stride[0], size[1] // self.config.stride[1]
 
     def _run(self, block: nn.Module, x: Float[Tensor, "b t d"], rotation: Rotation | None) -> Float[Tensor, "b t d"]:
-        if self.checkpointing and torch.is_grad_enabled():
+        if self.checkpointing and torch.is_grad_enabled() and not watched(block):  # what is looked at is kept anyway
             return checkpoint(block, x, rotation, use_reentrant=False)
         return block(x, rotation)
 
@@ -123,14 +129,15 @@ def _block(c: ViTConfig, layer: int) -> Block:
 
 
 def _position(c: ViTConfig) -> AddPosition:
+    made_for = c.position_grid or c.grid
     tables: dict[str, Callable[[], nn.Module]] = {
         "learned1d": lambda: Learned1d(c.grid, c.width),
         "learned2d": lambda: Learned2d(c.grid, c.width),
         "learned2d-sum": lambda: Learned2d(c.grid, c.width, join="add"),
-        "sincos1d": lambda: Fixed(sincos1d(c.grid, c.width)),
-        "sincos2d": lambda: Fixed(sincos2d(c.grid, c.width, "big_vision")),
-        "sincos2d-mae": lambda: Fixed(sincos2d(c.grid, c.width, "mae")),
-        "sincos2d-moco": lambda: Fixed(sincos2d(c.grid, c.width, "moco")),
+        "sincos1d": lambda: Fixed(sincos1d(made_for, c.width)),
+        "sincos2d": lambda: Fixed(sincos2d(made_for, c.width, "big_vision")),
+        "sincos2d-mae": lambda: Fixed(sincos2d(made_for, c.width, "mae")),
+        "sincos2d-moco": lambda: Fixed(sincos2d(made_for, c.width, "moco")),
     }
     return AddPosition(tables[c.position](), c.width, prefix=c.prefix, covered=c.covered, resize=c.resize)
 

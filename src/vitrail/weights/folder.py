@@ -14,7 +14,10 @@ FORMAT = 1
 
 
 def is_model(path: Path) -> bool:
-    return (path / FACTS).is_file()
+    try:
+        return (path / FACTS).is_file()
+    except OSError:  # a name longer than any file's
+        return False
 
 
 def read_facts(path: Path) -> dict[str, Any]:
@@ -23,7 +26,7 @@ def read_facts(path: Path) -> dict[str, Any]:
         facts = json.loads(file.read_bytes())
     except FileNotFoundError:
         raise VitrailError(f"{path} is no model folder: it has no {FACTS}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise VitrailError(f"{file} cannot be read: {error}") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         found = facts.get("format") if isinstance(facts, dict) else None

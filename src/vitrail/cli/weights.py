@@ -1,0 +1,143 @@
+"""``vitrail weights``: look into a checkpoint, turn it into another library's, prove that the numbers are the same."""
+
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from vitrail.cli.options import Json, pair
+from vitrail.cli.screen import add, console, count, print_json, table
+from vitrail.errors import VitrailError
+
+weights = typer.Typer(name="weights", help="Show, convert and verify checkpoints of any origin.", no_args_is_help=True)
+
+Source = Annotated[
+    str, typer.Argument(metavar="SOURCE", help="A model folder, .npz, .safetensors, .pth, a folder, or hf:owner/name.")
+]
+Grid = Annotated[str | None, typer.Option(metavar="HxW", help="Grid of the position table, where the file does not say.")]
+Heads = Annotated[int | None, typer.Option(help="Number of heads, where the file does not say.")]
+Gelu = Annotated[str | None, typer.Option(metavar="tanh|exact", help="Form of the GELU, where the file does not say.")]
+
+
+@weights.command()
+def show(source: Source, json: Json = False) -> None:
+    """List the tensors of a checkpoint as they stand in it: shape, dtype, norm, values that are no numbers."""
+    from vitrail.weights import hub
+    from vitrail.weights.files import read_file
+
+    path = hub.fetch(source) if source.startswith("hf:") else Path(source)
+    tensors = read_file(path).tensors
+    rows = [_describe(name, tensor) for name, tensor in tensors.items()]
+    whole = {"tensors": len(rows), "parameters": sum(tensor.numel() for tensor in tensors.values())}
+    if json:
+        print_json({**whole, "rows": rows})
+        return
+    sheet = table("tensor", "shape", "dtype", "#norm", "#not numbers", title=source)
+    before: list[str] = []
+    for row in sorted(rows, key=lambda row: _order(row["name"])):
+        *parents, leaf = row["name"].replace("/", ".").split(".")
+        for depth, parent in enumerate(parents):
+            if before[: depth + 1] != parents[: depth + 1]:
+                add(sheet, "  " * depth + parent)
+        before = parents
+        bad = Text(str(row["bad"]) if row["bad"] else "", style="red")
+        add(sheet, "  " * len(parents) + leaf, str(tuple(row["shape"])), row["dtype"], f"{row['norm']:.4g}", bad)
+    screen = console()
+    screen.print(sheet)
+    screen.print(f"{count(whole['tensors'])} tensors, {count(whole['parameters'])} numbers")
+
+
+@weights.command()
+def convert(
+    source: Source,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="What to write: a folder or a file, as the format has it.")],
+    format: Annotated[str, typer.Option("--to", help="vitrail, official, timm, huggingface or torchvision.")] = "vitrail",
+    image: Annotated[str | None, typer.Option(metavar="H[xW]", help="Another image size: positions are resized.")] = None,
+    patch: Annotated[str | None, typer.Option(metavar="H[xW]", help="Another patch size: kernels are resampled.")] = None,
+    channels: Annotated[int | None, typer.Option(help="Other input channels.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Another number of classes: a new zero head.")] = None,
+    resize: Annotated[
+        str, typer.Option(help="Rule for positions: origin, official, timm, huggingface, torchvision.")
+    ] = "origin",
+    grid: Grid = None,
+    heads: Heads = None,
+    gelu: Gelu = None,
+    json: Json = False,
+) -> None:
+    """Read a checkpoint of any origin and write it in another format, with a report of what became of its tensors."""
+    from vitrail.weights.checkpoint import save
+    from vitrail.weights.load import load
+
+    logging.getLogger("vitrail").setLevel(logging.ERROR)  # the report below says it all
+    sizes: dict[str, Any] = {
+        "image": pair(image, "--image") if image else None,
+        "patch": pair(patch, "--patch") if patch else None,
+    }
+    model = load(source, classes=classes, channels=channels, resize=resize, **sizes, **_said(grid, heads, gelu))  # type: ignore[arg-type]
+    written = save(model, out, format=format)  # type: ignore[arg-type]
+    if json:
+        print_json({"written": str(written), "format": format, **vars(model.report)})
+        return
+    for line in model.report.lines():
+        typer.echo(line)
+    typer.echo(f"wrote {format} weights: {written}")
+
+
+@weights.command()
+def verify(
+    first: Source,
+    second: Annotated[
+        str | None, typer.Argument(metavar="[OTHER]", help="What to compare with; else the library it came from.")
+    ] = None,
+    tolerance: Annotated[float, typer.Option(help="Largest difference of the logits that is accepted.")] = 1e-4,
+    grid: Grid = None,
+    heads: Heads = None,
+    gelu: Gelu = None,
+    json: Json = False,
+) -> None:
+    """Hold parameters against the formula and logits against another checkpoint or library; exit code 1 if they differ."""
+    from vitrail.weights.verify import verify as check
+
+    logging.getLogger("vitrail").setLevel(logging.ERROR)
+    verdict = check(first, second, tolerance, **_said(grid, heads, gelu))
+    if json:
+        print_json({**vars(verdict), "ok": verdict.ok})
+    else:
+        right = "as the formula says" if verdict.parameters == verdict.expected else f"the formula says {verdict.expected:,}"
+        typer.echo(f"{verdict.name}: {verdict.parameters:,} parameters, {right}")
+        if verdict.difference is None:
+            typer.echo("nothing to compare the logits with: name a second checkpoint, or install the library it came from")
+        else:
+            typer.echo(
+                f"logits against {verdict.against}: off by {verdict.difference:.2e} at most, {verdict.tolerance:.0e} accepted"
+            )
+    if not verdict.ok:
+        raise typer.Exit(1)
+
+
+def _said(grid: str | None, heads: int | None, gelu: str | None) -> dict[str, Any]:
+    if gelu not in (None, "tanh", "exact"):
+        raise VitrailError(f"--gelu must be tanh or exact, got {gelu!r}")
+    return {"grid": pair(grid, "--grid") if grid else None, "heads": heads, "gelu": gelu}
+
+
+def _describe(name: str, tensor: Any) -> dict[str, Any]:
+    import torch
+
+    finite = torch.isfinite(tensor) if tensor.is_floating_point() else torch.ones_like(tensor, dtype=torch.bool)
+    norm = torch.where(finite, tensor, 0).double().norm().item()
+    bad = int(tensor.numel() - finite.sum())
+    return {
+        "name": name,
+        "shape": list(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "norm": norm,
+        "bad": bad,
+    }
+
+
+def _order(name: str) -> list[tuple[int, str]]:
+    """Numbers by value: block 2 before block 10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.replace("/", ".").replace("_", ".").split(".")]

@@ -1,0 +1,53 @@
+"""How a picture becomes a model's input. It belongs to the model and travels with its weights. Needs no torch.
+
+``vit``: the published ViTs (resize the short side, crop the middle, values from -1 to 1). ``official``: the authors' own
+evaluation (plain resize to the whole size). ``imagenet``: the mean and deviation of ImageNet's colours.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vitrail.config import check
+from vitrail.errors import VitrailError
+
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Resize, crop, scale to 0 ... 1, subtract the mean, divide by the deviation."""
+
+    image: tuple[int, int]  # height and width the model sees
+    crop: float | None = None  # share of the resized picture that is kept; none: squeeze to the size without cropping
+    interpolation: Interpolation = "bicubic"
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if min(self.image) < 1:
+            raise VitrailError(f"image must be at least 1, got {self.image}; try image=224")
+        if self.crop is not None and not 0 < self.crop <= 1:
+            raise VitrailError(f"crop must be above 0 and at most 1, got {self.crop}; try crop=0.875")
+        if len(self.mean) != len(self.std) or not self.mean:
+            raise VitrailError(f"mean and std must have a value a channel, got {len(self.mean)} and {len(self.std)}")
+        if min(self.std) <= 0:
+            raise VitrailError(f"std must be above 0, got {min(self.std)}; try std=0.5,0.5,0.5")
+
+    @property
+    def resized(self) -> tuple[int, int]:
+        """The size that the picture is resized to cover before the middle is cut out of it."""
+        share = self.crop or 1.0
+        return int(self.image[0] / share), int(self.image[1] / share)
+
+
+def vit(image: tuple[int, int], channels: int = 3) -> Preprocess:
+    return Preprocess(image, crop=0.9, mean=(0.5,) * channels, std=(0.5,) * channels)
+
+
+def official(image: tuple[int, int], channels: int = 3) -> Preprocess:
+    return Preprocess(image, interpolation="bilinear", mean=(0.5,) * channels, std=(0.5,) * channels)
+
+
+def imagenet(image: tuple[int, int]) -> Preprocess:
+    return Preprocess(image, crop=0.875, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))

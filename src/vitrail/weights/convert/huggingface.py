@@ -1,0 +1,198 @@
+"""Hugging Face's ViT: the names on disk, those of transformers 5 in memory, and the side files that say what the model is."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import Tensor
+
+from vitrail.config import read as read_as
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import VitrailError
+from vitrail.models.variants import ModelConfig, ViTConfig
+from vitrail.weights.convert import detect
+from vitrail.weights.convert.detect import Found, Wishes, refuse
+from vitrail.weights.convert.link import Link, affine, joined, moved, positions, read
+
+GELU: dict[str, Literal["tanh", "exact"]] = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+RESAMPLE: dict[int, Any] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+# In transformers 5 a model in memory has other names than its file.
+NEWER = [
+    (r"^(vit\.)?layers\.(\d+)\.attention\.(q|k|v)_proj\.", r"\1encoder.layer.\2.attention.attention.\3."),
+    (r"^(vit\.)?layers\.(\d+)\.attention\.o_proj\.", r"\1encoder.layer.\2.attention.output.dense."),
+    (r"^(vit\.)?layers\.(\d+)\.mlp\.fc1\.", r"\1encoder.layer.\2.intermediate.dense."),
+    (r"^(vit\.)?layers\.(\d+)\.mlp\.fc2\.", r"\1encoder.layer.\2.output.dense."),
+    (r"^(vit\.)?layers\.(\d+)\.layernorm", r"\1encoder.layer.\2.layernorm"),
+]
+LETTERS = {"q": "query", "k": "key", "v": "value"}
+
+
+def matches(names: Mapping[str, Tensor]) -> bool:
+    return any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in names)
+
+
+def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) -> Found:
+    if "auto_map" in side:
+        raise VitrailError("config.json wants to run code of its own (auto_map), which is never done")
+    if side.get("model_type", "vit") != "vit":
+        raise VitrailError(f"config.json describes a {side['model_type']!r}; of Hugging Face's models 'vit' can be read")
+    file = {_older(name): tensor for name, tensor in file.items()}
+    assumed: list[str] = []
+    width, channels, high, wide = detect.shape(file, "vit.embeddings.patch_embeddings.projection.weight", 4)
+    depth = detect.count(file, "vit.encoder.layer.")
+    mlp = detect.shape(file, "vit.encoder.layer.0.intermediate.dense.weight", 2)[0]
+    rows = detect.shape(file, "vit.embeddings.position_embeddings", 3)[1]
+    size = _pair(side["image_size"], "image_size") if "image_size" in side else None
+    known = (size[0] // high, size[1] // wide) if size else None
+    grid, _ = detect.grid(rows, [1], wishes, assumed, known)
+    pooler = "vit.pooler.dense.weight" in file and "classifier.weight" not in file
+    config = ViTConfig(
+        width=width,
+        depth=depth,
+        mlp=mlp,
+        heads=detect.heads(width, depth, mlp, wishes, assumed, _number(side, "num_attention_heads", int)),
+        patch=(high, wide),
+        image=(grid[0] * high, grid[1] * wide),
+        channels=channels,
+        classes=file["classifier.weight"].shape[0] if "classifier.weight" in file else 0,
+        head="mlp" if pooler else "linear",
+        resize="huggingface",
+        epsilon=_number(side, "layer_norm_eps", float) or 1e-12,
+        gelu=_gelu(side, wishes, assumed),
+        qkv_bias="vit.encoder.layer.0.attention.attention.query.bias" in file,
+    )
+    state, left = read(links(config), file)
+    strange = [name for name in left if not re.search(r"(^|\.)(pooler|decoder|mask_token)", name)]
+    if strange:
+        raise VitrailError(f"the file has {', '.join(strange[:4])}, which no Vision Transformer here has")
+    return Found("huggingface", config, state, left, assumed, _preprocess(side, config), _labels(side, config.classes))
+
+
+def links(c: ModelConfig) -> list[Link]:
+    assert isinstance(c, ViTConfig)
+    made = [moved("vit.embeddings.cls_token", "cls", "1 1 d -> d"), positions("vit.embeddings.position_embeddings", c)]
+    made += affine("vit.embeddings.patch_embeddings.projection", "embed.project")
+    for layer in range(c.depth):
+        theirs, ours = f"vit.encoder.layer.{layer}", f"blocks.{layer}"
+        for part in ("weight", "bias") if c.qkv_bias else ("weight",):
+            qkv = [f"{theirs}.attention.attention.{name}.{part}" for name in LETTERS.values()]
+            made.append(joined(qkv, f"{ours}.attention.qkv.{part}"))
+        made += affine(f"{theirs}.attention.output.dense", f"{ours}.attention.out")
+        made += affine(f"{theirs}.intermediate.dense", f"{ours}.mlp.up") + affine(f"{theirs}.output.dense", f"{ours}.mlp.down")
+        made += affine(f"{theirs}.layernorm_before", f"{ours}.norm1") + affine(f"{theirs}.layernorm_after", f"{ours}.norm2")
+    made += affine("vit.layernorm", "norm")
+    if c.head == "mlp":
+        made += affine("vit.pooler.dense", "head.0")
+    return made + (affine("classifier", "head") if c.classes else [])
+
+
+def check(config: ModelConfig) -> None:
+    if not isinstance(config, ViTConfig) or config.stem:
+        refuse("a ResNet or a hybrid", "huggingface", "use format='timm'")
+    plain = config.pool == "cls" and not config.registers and config.norm == "pre" and config.norm_at == "tokens"
+    if not plain or config.position_covers == "patches":
+        refuse("anything but a class token with a position and pre-norm", "huggingface", "use format='timm'")
+    if config.layer_scale is not None or config.qk_norm:
+        refuse("layer scale or qk-norm", "huggingface", "use format='timm'")
+    if config.head == "mlp":
+        refuse("the pre-logits layer", "huggingface", "use format='official' or 'torchvision'")
+    if not config.classes:
+        refuse("a model without a classifier", "huggingface", "use format='timm'")
+
+
+def side_files(c: ModelConfig, preprocess: Preprocess | None, labels: tuple[str, ...] | None) -> dict[str, dict[str, Any]]:
+    """``config.json`` and ``preprocessor_config.json``, from which transformers builds the model and its image processor."""
+    assert isinstance(c, ViTConfig)
+    names = labels or tuple(f"LABEL_{index}" for index in range(c.classes))
+    config = {
+        "architectures": ["ViTForImageClassification"],
+        "model_type": "vit",
+        "hidden_size": c.width,
+        "num_hidden_layers": c.depth,
+        "num_attention_heads": c.heads,
+        "intermediate_size": c.mlp,
+        "hidden_act": "gelu" if c.gelu == "exact" else "gelu_pytorch_tanh",
+        "hidden_dropout_prob": c.dropout,
+        "attention_probs_dropout_prob": c.attention_dropout,
+        "layer_norm_eps": c.epsilon,
+        "image_size": c.image[0] if c.image[0] == c.image[1] else list(c.image),
+        "patch_size": c.patch[0] if c.patch[0] == c.patch[1] else list(c.patch),
+        "num_channels": c.channels,
+        "qkv_bias": c.qkv_bias,
+        "id2label": {str(index): name for index, name in enumerate(names)},
+        "label2id": {name: index for index, name in enumerate(names)},
+    }
+    if preprocess is None:
+        return {"config.json": config}
+    crops = preprocess.crop is not None
+    resized = preprocess.resized
+    if crops and resized[0] != resized[1]:
+        refuse(
+            "a resize of the short side for pictures that are not square", "huggingface", "set crop=None in the preprocessing"
+        )
+    processor: dict[str, Any] = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"shortest_edge": resized[0]} if crops else {"height": resized[0], "width": resized[1]},
+        "resample": next(number for number, name in RESAMPLE.items() if name == preprocess.interpolation),
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(preprocess.mean),
+        "image_std": list(preprocess.std),
+    }
+    if crops:
+        processor |= {"do_center_crop": True, "crop_size": dict(zip(("height", "width"), preprocess.image, strict=True))}
+    return {"config.json": config, "preprocessor_config.json": processor}
+
+
+def _older(name: str) -> str:
+    for newer, older in NEWER:
+        name = re.sub(newer, older, name)
+    name = re.sub(r"attention\.attention\.([qkv])\.", lambda found: f"attention.attention.{LETTERS[found[1]]}.", name)
+    bare = not name.startswith(("vit.", "classifier.", "decoder."))
+    return f"vit.{name}" if bare else name
+
+
+def _pair(value: Any, name: str) -> tuple[int, int]:
+    pair: tuple[int, int] = read_as([value, value] if isinstance(value, int) else value, tuple[int, int], name)
+    return pair
+
+
+def _number(side: Mapping[str, Any], name: str, kind: type) -> Any:
+    return read_as(side[name], kind, f"{name} in config.json") if name in side else None
+
+
+def _gelu(side: Mapping[str, Any], wishes: Wishes, assumed: list[str]) -> Literal["tanh", "exact"]:
+    act = side.get("hidden_act")
+    if act is not None and wishes.gelu is None:
+        if act not in GELU:
+            raise VitrailError(f"hidden_act in config.json must be one of {', '.join(GELU)}, got {act!r}")
+        return GELU[act]
+    return detect.gelu("exact", wishes, assumed)
+
+
+def _labels(side: Mapping[str, Any], classes: int) -> tuple[str, ...] | None:
+    names = side.get("id2label")
+    if not isinstance(names, dict) or set(names) != {str(index) for index in range(classes)} or not classes:
+        return None
+    ordered = tuple(str(names[str(index)]) for index in range(classes))
+    return None if ordered == tuple(f"LABEL_{index}" for index in range(classes)) else ordered
+
+
+def _preprocess(side: Mapping[str, Any], config: ViTConfig) -> Preprocess | None:
+    given = side.get("preprocessor", {})  # what is missing there is transformers' default
+    if not isinstance(given, dict):
+        raise VitrailError("preprocessor_config.json must hold an object")
+    crop = None
+    size = given.get("size")
+    if isinstance(size, dict) and isinstance(size.get("shortest_edge"), int) and given.get("do_center_crop", True):
+        crop = config.image[0] / size["shortest_edge"]
+    half = [0.5] * config.channels
+    return Preprocess(
+        config.image,
+        crop=crop,
+        interpolation=RESAMPLE.get(given.get("resample", 2), "bilinear"),
+        mean=tuple(float(value) for value in given.get("image_mean", half)),
+        std=tuple(float(value) for value in given.get("image_std", half)),
+    )

@@ -1,0 +1,220 @@
+"""timm's names, which DeiT and DINO share; its hybrids and its BiT ResNets."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import Tensor
+
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import VitrailError
+from vitrail.models.variants import ModelConfig, ResNetConfig, Stem, ViTConfig
+from vitrail.weights.convert import detect
+from vitrail.weights.convert.detect import Found, Wishes, refuse
+from vitrail.weights.convert.link import Link, affine, moved, positions, read, same
+
+STEM = "patch_embed.backbone"
+# What stands in published files beside the classifier and can be left out without changing what the encoder computes.
+HARMLESS = re.compile(
+    r"(decoder|mask_token|head_dist|last_layer|prototypes|pre_logits\.|head\.(mlp|last_layer)|projection_head)"
+)
+
+
+def matches(names: Mapping[str, Tensor]) -> bool:
+    return "patch_embed.proj.weight" in names or "stem.conv.weight" in names
+
+
+def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) -> Found:
+    assumed: list[str] = []
+    known = side.get("pretrained_cfg", side) if isinstance(side.get("pretrained_cfg", side), dict) else {}
+    config = _resnet(file) if "stem.conv.weight" in file else _vit(file, known, side, wishes, assumed)
+    if isinstance(config, ResNetConfig) and isinstance(known.get("input_size"), list):
+        config = ResNetConfig(**{**vars(config), "image": tuple(known["input_size"][1:])})
+    state, left = read(links(config), file)
+    strange = [name for name in left if not HARMLESS.search(name)]
+    if strange:
+        raise VitrailError(f"the file has {', '.join(strange[:4])}, which no Vision Transformer here has")
+    return Found("timm", config, state, left, assumed, _preprocess(known, config.image), _labels(side))
+
+
+def links(config: ModelConfig) -> list[Link]:
+    return _resnet_links(config) if isinstance(config, ResNetConfig) else _vit_links(config)
+
+
+def check(config: ModelConfig) -> None:
+    """Refuse to write what would be another model there."""
+    if isinstance(config, ResNetConfig):
+        if (config.standardise, config.standardise_epsilon, config.norm_epsilon) != ("variance", 1e-8, 1e-5):
+            refuse("other epsilons than its own", "timm", "use format='vitrail'")
+        return
+    stem = config.stem
+    if stem and (stem.standardise, stem.standardise_epsilon, stem.norm_epsilon) != ("variance", 1e-8, 1e-5):
+        refuse("a stem with the official epsilons", "timm", "use format='official'")
+    if config.gelu != "exact":
+        refuse("a GELU in its tanh form (it assumes the exact one)", "timm", "use format='huggingface' or 'official'")
+    if config.epsilon != 1e-6:
+        refuse(f"layer norms with epsilon {config.epsilon} (it assumes 1e-6)", "timm", "use format='huggingface'")
+    if config.norm == "post":
+        refuse("post-norm", "timm", "use format='vitrail'")
+    if config.head == "mlp":
+        refuse("the pre-logits layer", "timm", "use format='official' or 'torchvision'")
+    if config.covered not in (0, config.prefix):
+        refuse("registers without a position beside a class token with one", "timm", "use format='vitrail'")
+
+
+def _vit(
+    file: Mapping[str, Tensor], known: Mapping[str, Any], side: Mapping[str, Any], wishes: Wishes, assumed: list[str]
+) -> ViTConfig:
+    width, channels, high, wide = detect.shape(file, "patch_embed.proj.weight", 4)
+    depth = detect.count(file, "blocks.")
+    if "blocks.0.mlp.fc1.weight" not in file:
+        raise VitrailError(
+            "the file has no blocks.0.mlp.fc1.weight: a gated MLP or no Vision Transformer, which cannot be read"
+        )
+    mlp = detect.shape(file, "blocks.0.mlp.fc1.weight", 2)[0]
+    if "dist_token" in file:
+        raise VitrailError(
+            "this is a distilled DeiT, whose two heads answer together; the plain DeiT of the same size can be read"
+        )
+    stem = _stem(file)
+    class_token = "cls_token" in file
+    registers = detect.shape(file, "reg_token", 3)[1] if "reg_token" in file else 0
+    prefix = class_token + registers
+    args = side.get("model_args") if isinstance(side.get("model_args"), dict) else {}
+    root = stem.stride if stem else 1
+    size = known.get("input_size")
+    grid = (size[1] // (high * root), size[2] // (wide * root)) if isinstance(size, list) and len(size) == 3 else None
+    if grid and "pos_embed" in file and grid[0] * grid[1] not in (file["pos_embed"].shape[1] - n for n in (prefix, 0)):
+        grid = None  # the side file speaks of another size than the table was saved at
+    rows = detect.shape(file, "pos_embed", 3)[1]
+    grid, covered = detect.grid(rows, dict.fromkeys((prefix, 0)), wishes, assumed, grid)
+    map_pool = "attn_pool.latent" in file
+    pooled = "fc_norm.weight" in file
+    average = pooled or not class_token or side.get("global_pool") == "avg"
+    pool: Literal["cls", "gap", "map"] = "map" if map_pool else "gap" if average else "cls"
+    head = "head.weight" in file
+    return ViTConfig(
+        width=width,
+        depth=depth,
+        mlp=mlp,
+        heads=detect.heads(width, depth, mlp, wishes, assumed, args.get("num_heads") if args else None),
+        patch=(high, wide),
+        image=(grid[0] * high * root, grid[1] * wide * root),
+        channels=file[f"{_root(stem)}.conv.weight"].shape[1] if stem else channels,
+        classes=file["head.weight"].shape[0] if head else 0,
+        stem=stem,
+        position_covers="patches" if not covered else "all" if registers else "cls",
+        pool=pool,
+        class_token=class_token if class_token != (pool == "cls") else None,
+        registers=registers,
+        norm_at="pooled" if pooled else "tokens",
+        gelu=detect.gelu("exact", wishes, assumed),
+        qkv_bias="blocks.0.attn.qkv.bias" in file,
+        qk_norm="blocks.0.attn.q_norm.weight" in file,
+        layer_scale=1e-5 if "blocks.0.ls1.gamma" in file else None,
+    )
+
+
+def _vit_links(c: ViTConfig) -> list[Link]:
+    made = [*affine("patch_embed.proj", "embed.project"), positions("pos_embed", c)]
+    if c.stem:
+        made += _stem_links(c.stem)
+    if c.has_class_token:
+        made.append(moved("cls_token", "cls", "1 1 d -> d"))
+    if c.registers:
+        made.append(moved("reg_token", "registers", "1 r d -> r d"))
+    for layer in range(c.depth):
+        b = f"blocks.{layer}"
+        made += [*affine(f"{b}.norm1", f"{b}.norm1"), *affine(f"{b}.norm2", f"{b}.norm2")]
+        made += affine(f"{b}.attn.qkv", f"{b}.attention.qkv", bias=c.qkv_bias) + affine(f"{b}.attn.proj", f"{b}.attention.out")
+        made += affine(f"{b}.mlp.fc1", f"{b}.mlp.up") + affine(f"{b}.mlp.fc2", f"{b}.mlp.down")
+        if c.qk_norm:
+            made += affine(f"{b}.attn.q_norm", f"{b}.attention.norm_q") + affine(f"{b}.attn.k_norm", f"{b}.attention.norm_k")
+        if c.layer_scale is not None:
+            made += [same(f"{b}.ls{part}.gamma", f"{b}.scale{part}.scale") for part in (1, 2)]
+    made += affine("fc_norm", "pooled_norm") if c.norm_at == "pooled" else affine("norm", "norm")
+    if c.pool == "map":
+        made.append(moved("attn_pool.latent", "pool.probe", "1 1 d -> d"))
+        for theirs, ours in {
+            "q": "q",
+            "kv": "kv",
+            "proj": "out",
+            "norm": "norm",
+            "mlp.fc1": "mlp.up",
+            "mlp.fc2": "mlp.down",
+        }.items():
+            made += affine(f"attn_pool.{theirs}", f"pool.{ours}")
+    return made + (affine("head", "head") if c.classes else [])
+
+
+def _stem(file: Mapping[str, Tensor]) -> Stem | None:
+    if f"{STEM}.stem.conv.weight" in file:
+        width = file[f"{STEM}.stem.conv.weight"].shape[0]
+    elif f"{STEM}.conv.weight" in file:
+        width = file[f"{STEM}.conv.weight"].shape[0]
+    elif any(name.startswith(STEM) for name in file):
+        raise VitrailError("the file has a backbone that is not the official hybrids'")
+    else:
+        return None
+    stages = detect.count(file, f"{STEM}.stages.")
+    depths = tuple(detect.count(file, f"{STEM}.stages.{stage}.blocks.") for stage in range(stages))
+    return Stem(depths, width, standardise="variance", standardise_epsilon=1e-8, norm_epsilon=1e-5)
+
+
+def _root(stem: Stem) -> str:
+    return f"{STEM}.stem" if stem.stages else STEM  # alone in vit_tiny_r_s16_p8
+
+
+def _stem_links(stem: Stem) -> list[Link]:
+    root = _root(stem)
+    made = [*affine(f"{root}.conv", "stem.conv", bias=False), *affine(f"{root}.norm", "stem.norm")]
+    for stage, depth in enumerate(stem.stages):
+        for unit in range(depth):
+            theirs, ours = f"{STEM}.stages.{stage}.blocks.{unit}", f"stem.stages.{stage}.{unit}"
+            for part in (1, 2, 3):
+                made += affine(f"{theirs}.conv{part}", f"{ours}.conv{part}", bias=False)
+                made += affine(f"{theirs}.norm{part}", f"{ours}.norm{part}")
+            if unit == 0:
+                made += affine(f"{theirs}.downsample.conv", f"{ours}.shortcut.0", bias=False)
+                made += affine(f"{theirs}.downsample.norm", f"{ours}.shortcut.1")
+    return made
+
+
+def _resnet(file: Mapping[str, Tensor]) -> ResNetConfig:
+    width, channels, _, _ = detect.shape(file, "stem.conv.weight", 4)
+    stages = tuple(detect.count(file, f"stages.{stage}.blocks.") for stage in range(detect.count(file, "stages.")))
+    classes = file["head.fc.weight"].shape[0] if "head.fc.weight" in file else 0
+    return ResNetConfig(stages, width, channels=channels, classes=classes)
+
+
+def _resnet_links(c: ResNetConfig) -> list[Link]:
+    made = [*affine("stem.conv", "conv", bias=False), *affine("norm", "norm")]
+    for stage, depth in enumerate(c.stages):
+        for unit in range(depth):
+            theirs, ours = f"stages.{stage}.blocks.{unit}", f"stages.{stage}.{unit}"
+            for part in (1, 2, 3):
+                made += affine(f"{theirs}.conv{part}", f"{ours}.conv{part}", bias=False)
+                made += affine(f"{theirs}.norm{part}", f"{ours}.norm{part}")
+            if unit == 0:
+                made += affine(f"{theirs}.downsample.conv", f"{ours}.shortcut", bias=False)
+    if c.classes:
+        made += [moved("head.fc.weight", "head.weight", "k d 1 1 -> k d"), same("head.fc.bias", "head.bias")]
+    return made
+
+
+def _preprocess(known: Mapping[str, Any], image: tuple[int, int]) -> Preprocess | None:
+    if not {"mean", "std", "interpolation"} <= set(known):
+        return None
+    crop = known.get("crop_pct", 0.875)
+    return Preprocess(
+        image,
+        crop=float(crop),
+        interpolation=known["interpolation"],
+        mean=tuple(float(value) for value in known["mean"]),
+        std=tuple(float(value) for value in known["std"]),
+    )
+
+
+def _labels(side: Mapping[str, Any]) -> tuple[str, ...] | None:
+    names = side.get("label_names")
+    return tuple(map(str, names)) if isinstance(names, list) else None

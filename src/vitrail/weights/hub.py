@@ -1,0 +1,39 @@
+"""``hf:owner/name``: a model of the Hugging Face hub, through its own client, kept in that client's cache."""
+
+import re
+import socket
+from pathlib import Path
+from urllib.parse import urlparse
+
+from vitrail.errors import VitrailError
+
+PATTERNS = ["config.json", "preprocessor_config.json", "vitrail.json", "model*.safetensors", "model.safetensors.index.json"]
+
+
+def fetch(address: str) -> Path:
+    """The folder of a repository's weights and side files; from the cache when there is no network."""
+    name = address.removeprefix("hf:")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise VitrailError(f"a model of the hub reads hf:owner/name, got {address!r}")
+    try:
+        from huggingface_hub import constants, snapshot_download
+    except ImportError:
+        raise VitrailError(f"{address} needs the hub's client: pip install -c constraints.txt 'vitrail[hub]'") from None
+    offline = not _reachable(constants.ENDPOINT)
+    try:
+        return Path(snapshot_download(name, allow_patterns=PATTERNS, local_files_only=offline, etag_timeout=4))
+    except Exception as error:  # the client has many kinds
+        reason = "the hub cannot be reached and the model is not in the cache" if offline else str(error).splitlines()[0]
+        raise VitrailError(f"{address} cannot be fetched: {reason}") from None
+
+
+def _reachable(endpoint: str) -> bool:
+    """Within seconds, which the client's own retries are not."""
+    parts = urlparse(endpoint)
+    try:
+        with socket.create_connection(
+            (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)), timeout=3
+        ):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,169 @@
+"""``vitrail.load``: any Vision Transformer checkpoint of the field as one of ours, with a report of its tensors."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vitrail.config import read as read_as
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import vit as vit_preprocess
+from vitrail.errors import VitrailError
+from vitrail.layers.position import Resize
+from vitrail.models.build import Model, skeleton
+from vitrail.models.variants import Pair
+from vitrail.weights import hub
+from vitrail.weights.convert import huggingface, official, timm, torchvision
+from vitrail.weights.convert.detect import Found, Wishes
+from vitrail.weights.files import Loose, read_file
+from vitrail.weights.folder import is_model, read_config, read_facts
+from vitrail.weights.resize import adapt
+
+FORMATS = (official, timm, huggingface, torchvision)
+log = logging.getLogger("vitrail")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a checkpoint's tensors."""
+
+    origin: str
+    matched: int  # tensors of the model that hold the file's numbers unchanged
+    resized: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()  # in the file, not in the model
+    assumed: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        said = [f"read {self.origin} weights: {self.matched} tensors as they are"]
+        for title, items in (("assumed", self.assumed), ("resized", self.resized), ("new", self.new)):
+            said += [f"{title} {item}" for item in items]
+        if self.left:
+            more = f" and {len(self.left) - 6} more" if len(self.left) > 6 else ""
+            said.append(f"left in the file: {', '.join(self.left[:6])}{more}")
+        return said
+
+
+def load(
+    source: str | Path,
+    image: int | Pair | None = None,
+    classes: int | None = None,
+    resize: Resize | Literal["origin"] = "origin",
+    grid: Pair | None = None,
+    heads: int | None = None,
+    gelu: Literal["tanh", "exact"] | None = None,
+    patch: int | Pair | None = None,
+    channels: int | None = None,
+) -> Model:
+    """A model folder, .npz, .safetensors, .pth, a folder of Hugging Face or timm, or ``hf:owner/name``, ready to predict.
+
+    ``image``, ``patch``, ``channels`` and ``classes`` change it; ``grid``, ``heads`` and ``gelu`` say what a file does not.
+    What was assumed, resized, new or left over is logged and kept in ``model.report``.
+    """
+    read_as(resize, Resize | Literal["origin"], "resize")
+    found = find(source, Wishes(grid, heads, gelu))
+    _refuse_broken(found.state, source)
+    config, state, changes = adapt(
+        found.config,
+        found.state,
+        image=_pair(image, "image"),
+        patch=_pair(patch, "patch"),
+        channels=channels,
+        classes=classes,
+        rule=None if resize == "origin" else resize,
+    )
+    model = skeleton(config)
+    _match(str(source), {name: tuple(weight.shape) for name, weight in model.state_dict().items()}, state)
+    model.load_state_dict({name: tensor.float().contiguous() for name, tensor in state.items()}, assign=True)
+    model.preprocess = _preprocess(found, model)
+    model.labels = found.labels if config.classes == found.config.classes else None
+    touched = len(changes.new) + len(changes.resized)
+    report = model.report = Report(
+        found.origin,
+        len(state) - touched,
+        tuple(changes.resized),
+        tuple(changes.new),
+        (*found.left, *changes.left),
+        tuple(found.assumed),
+    )
+    for line in report.lines()[1:]:
+        log.warning("%s: %s", source, line)
+    return model.eval()
+
+
+def find(source: str | Path, wishes: Wishes | None = None) -> Found:
+    """The model in a file, in our names and with nothing changed."""
+    wishes = wishes or Wishes()
+    path = hub.fetch(str(source)) if str(source).startswith("hf:") else Path(source)
+    if is_model(path):
+        return _own(path)
+    loose = read_file(path)
+    for converter in FORMATS:
+        if converter.matches(loose.tensors):
+            return converter.find(loose.tensors, loose.side, _with_metadata(wishes, loose))
+    if "embed.project.weight" in loose.tensors or "stages.0.0.conv1.weight" in loose.tensors:
+        raise VitrailError(f"{path} has our names, but the vitrail.json that says what they mean is not beside them")
+    some = ", ".join(list(loose.tensors)[:3]) or "nothing"
+    raise VitrailError(f"{path} has the names of no Vision Transformer that is known here: {some} ...")
+
+
+def _own(path: Path) -> Found:
+    facts = read_facts(path)
+    loose = read_file(path / "model.safetensors")
+    preprocess = read_as(facts.get("preprocess"), Preprocess | None, "preprocess")
+    labels = read_as(facts.get("labels"), tuple[str, ...] | None, "labels")
+    return Found("vitrail", read_config(path), loose.tensors, [], [], preprocess, labels)
+
+
+def _with_metadata(wishes: Wishes, loose: Loose) -> Wishes:
+    """What ``save`` wrote into a safetensors header beside the tensors, where the caller has not said otherwise."""
+    said: dict[str, Any] = {}
+    noted = loose.metadata
+    if "vitrail.grid" in noted and wishes.grid is None:
+        high, _, wide = noted["vitrail.grid"].partition("x")
+        said["grid"] = (int(high), int(wide)) if high.isdecimal() and wide.isdecimal() else None
+    if noted.get("vitrail.heads", "").isdecimal() and wishes.heads is None:
+        said["heads"] = int(noted["vitrail.heads"])
+    return Wishes(**{**vars(wishes), **said})
+
+
+def _refuse_broken(state: dict[str, Tensor], source: str | Path) -> None:
+    for name, tensor in state.items():
+        if not tensor.is_floating_point():
+            raise VitrailError(
+                f"{source} has {name} in {str(tensor.dtype).removeprefix('torch.')}; weights are floating-point numbers"
+            )
+        if not torch.isfinite(tensor).all():
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise VitrailError(f"{source} is damaged: {name} has {bad} of {tensor.numel()} values that are no numbers")
+
+
+def _match(source: str, expected: dict[str, tuple[int, ...]], state: dict[str, Tensor]) -> None:
+    problems = [f"{name} is missing" for name in expected if name not in state]
+    problems += [f"{name} is unexpected" for name in state if name not in expected]
+    problems += [
+        f"{name} is {list(tensor.shape)} instead of {list(expected[name])}"
+        for name, tensor in state.items()
+        if name in expected and tuple(tensor.shape) != expected[name]
+    ]
+    if problems:
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise VitrailError(f"the weights in {source} do not fit their settings: {', '.join(problems[:5])}{more}")
+
+
+def _preprocess(found: Found, model: Model) -> Preprocess:
+    known = found.preprocess or vit_preprocess(found.config.image, found.config.channels)
+    channels = model.config.channels
+    if len(known.mean) != channels:
+        known = vit_preprocess(model.config.image, channels)
+    return Preprocess(**{**vars(known), "image": model.config.image})
+
+
+def _pair(value: int | Pair | None, name: str) -> Pair | None:
+    if value is None:
+        return None
+    pair: Pair = read_as((value, value) if isinstance(value, int) else value, Pair, name)
+    return pair

@@ -1,0 +1,160 @@
+"""A model at another image size, patch size, number of channels or classes: what changes in its weights, said for each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from einops import rearrange, reduce, repeat
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitrail.errors import VitrailError
+from vitrail.layers.position import Resize, resize_table
+from vitrail.models.variants import ModelConfig, Pair, ResNetConfig, ViTConfig, check_image, times
+
+
+@dataclass
+class Changes:
+    """What was done to the weights on the way."""
+
+    resized: list[str] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+
+def adapt(
+    config: ModelConfig,
+    state: dict[str, Tensor],
+    *,
+    image: Pair | None = None,
+    patch: Pair | None = None,
+    channels: int | None = None,
+    classes: int | None = None,
+    rule: Resize | None = None,
+) -> tuple[ModelConfig, dict[str, Tensor], Changes]:
+    """The same model with these wishes; ``rule`` none: that of the file's origin."""
+    changes, state = Changes(), dict(state)
+    steps: list[tuple[Any, Callable[..., ModelConfig]]] = [(channels, _channels), (patch, _patch), (classes, _classes)]
+    for wish, step in steps:
+        if wish is not None:
+            config = step(config, state, wish, changes)
+    if isinstance(config, ResNetConfig):
+        return replace(config, image=image or config.image), state, changes
+    size = image or config.image
+    if size != config.image or patch is not None:
+        config = _image(config, state, size, rule or config.resize, changes)
+    return config, state, changes
+
+
+def _image(config: ViTConfig, state: dict[str, Tensor], image: Pair, rule: Resize, changes: Changes) -> ViTConfig:
+    check_image(config, image)
+    new = replace(config, image=image, position_grid=None) if config.position_grid else replace(config, image=image)
+    old_grid = _table_grid(config, state)
+    if new.grid == old_grid and config.position_grid is None:
+        return new
+    if config.position == "relative":
+        raise VitrailError(
+            f"relative positions count offsets along one fixed raster and cannot be resized; keep image={times(config.image)}"
+        )
+    if config.position == "rotary" or config.position.startswith("sincos"):
+        made_for = config.position_grid or config.grid
+        changes.resized.append(f"positions: {config.position} of {times(made_for)} spread over {times(new.grid)}")
+        return replace(new, position_grid=None if made_for == new.grid else made_for)
+    for name in [name for name in state if name.startswith("positions.")]:
+        table = _resized(name, state[name], new.grid, rule)
+        if table is not state[name]:
+            changes.resized.append(f"{name}: {_sides(state[name])} to {_sides(table)} by the rule of {rule}")
+            state[name] = table
+    return new
+
+
+def _table_grid(config: ViTConfig, state: dict[str, Tensor]) -> Pair:
+    """The grid the learned table has; after a change of patch it is not the settings' own."""
+    table = state.get("positions.0.table.weight")
+    if table is not None:
+        return (table.shape[0], table.shape[1])
+    rows, columns = state.get("positions.0.table.rows"), state.get("positions.0.table.columns")
+    return config.grid if rows is None or columns is None else (rows.shape[0], columns.shape[0])
+
+
+def _resized(name: str, tensor: Tensor, grid: Pair, rule: Resize) -> Tensor:
+    match name.rpartition(".")[2]:
+        case "weight":
+            return resize_table(tensor, grid, rule)
+        case "rows":
+            return resize_table(tensor[:, None], (grid[0], 1), rule)[:, 0] if len(tensor) != grid[0] else tensor
+        case "columns":
+            return resize_table(tensor[None], (1, grid[1]), rule)[0] if len(tensor) != grid[1] else tensor
+    return tensor  # the rows of the tokens in front stay
+
+
+def _sides(tensor: Tensor) -> str:
+    return times(tuple(tensor.shape[:-1]))
+
+
+def _patch(config: ModelConfig, state: dict[str, Tensor], patch: Pair, changes: Changes) -> ModelConfig:
+    if not isinstance(config, ViTConfig) or config.stem:
+        raise VitrailError("another patch size goes with a Vision Transformer without a stem")
+    if patch == config.patch:
+        return config
+    grid = tuple(max(1, round(side / step)) for side, step in zip(config.image, patch, strict=True))
+    name = "embed.project.weight"
+    state[name] = resample_patch(state[name], patch)
+    changes.resized.append(f"{name}: patches of {times(config.patch)} to {times(patch)} by pseudo-inverse resampling")
+    image = (grid[0] * patch[0], grid[1] * patch[1])
+    return replace(config, patch=patch, image=image, position_grid=config.position_grid or _fixed_grid(config))
+
+
+def _fixed_grid(config: ViTConfig) -> Pair | None:
+    fixed = config.position == "rotary" or config.position.startswith("sincos")
+    return config.grid if fixed else None
+
+
+def resample_patch(weight: Float[Tensor, "d c p q"], patch: Pair) -> Float[Tensor, "d c r s"]:
+    """Kernels for another patch size whose product with a resized patch is, as nearly as can be, that of the old ones
+    with the patch itself (FlexiViT; Beyer et al. 2023): w = pinv(B^T) w_old, with B the bilinear resize as a matrix."""
+    old = (weight.shape[2], weight.shape[3])
+    units = torch.eye(old[0] * old[1], dtype=torch.float64).reshape(-1, 1, *old)
+    grown = rearrange(F.interpolate(units, patch, mode="bilinear"), "old 1 r s -> old (r s)")
+    inverse = torch.linalg.pinv(grown)
+    flat = inverse @ rearrange(weight.double(), "d c p q -> (p q) (d c)")
+    return rearrange(flat, "(r s) (d c) -> d c r s", r=patch[0], d=weight.shape[0]).to(weight.dtype).contiguous()
+
+
+def _channels(config: ModelConfig, state: dict[str, Tensor], channels: int, changes: Changes) -> ModelConfig:
+    if channels == config.channels:
+        return config
+    if channels < 1:
+        raise VitrailError(f"channels must be at least 1, got {channels}; try channels=1")
+    name = next(name for name in ("conv.weight", "stem.conv.weight", "embed.project.weight") if name in state)
+    if channels % config.channels == 0:
+        wider = repeat(state[name], "d c p q -> d (n c) p q", n=channels // config.channels)
+        how = "repeated"
+    else:
+        wider = repeat(reduce(state[name], "d c p q -> d p q", "mean"), "d p q -> d c p q", c=channels)
+        how = "averaged"
+    state[name] = (wider * (config.channels / channels)).contiguous()
+    changes.resized.append(
+        f"{name}: {config.channels} channels {how} to {channels} and scaled, so that a picture with equal channels embeds alike"
+    )
+    return replace(config, channels=channels)
+
+
+def _classes(config: ModelConfig, state: dict[str, Tensor], classes: int, changes: Changes) -> ModelConfig:
+    if classes == config.classes:
+        return config
+    for name in [name for name in state if name.startswith("head.")]:
+        del state[name]
+        changes.left.append(name)
+    new = replace(config, classes=classes)
+    if isinstance(new, ViTConfig):
+        new = replace(new, head="linear", head_width=None)  # the paper drops the whole pre-training head
+        width = new.width
+    else:
+        width = new.width * 4 * 2 ** (len(new.stages) - 1)
+    if classes:
+        state["head.weight"], state["head.bias"] = torch.zeros(classes, width), torch.zeros(classes)
+        changes.new += [f"head.weight: zeros for {classes} classes", "head.bias: zeros"]
+    return new

@@ -1,0 +1,185 @@
+"""Is a checkpoint what it says, and do two of them answer alike: the proof behind every conversion."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import VitrailError
+from vitrail.models.build import Model
+from vitrail.models.cost import cost
+from vitrail.models.variants import SIZES, ModelConfig, ViTConfig, times
+from vitrail.weights.load import load
+
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The largest difference of the logits, and what it was measured between."""
+
+    name: str  # of the nearest published model
+    parameters: int
+    expected: int  # by the formula
+    against: str | None  # none: nothing to compare with
+    difference: float | None
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        return self.parameters == self.expected and (self.difference is None or self.difference <= self.tolerance)
+
+
+def verify(first: str | Path, second: str | Path | None = None, tolerance: float = TOLERANCE, **options: Any) -> Verdict:
+    """Parameters against the formula; logits on fixed pictures against the second or, without one, the library it came from."""
+    model = load(first, **options)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    other, name = (load(second, **options), str(second)) if second is not None else _peer(model, Path(first))
+    difference = None if other is None else _difference(model, other)
+    return Verdict(label(model.config), parameters, cost(model.config).parameters, name, difference, tolerance)
+
+
+def fixed_pictures(config: ModelConfig, count: int = 4) -> Tensor:
+    """The same on every machine: smooth waves, from -1 to 1."""
+    high, wide = config.image
+    y, x = torch.linspace(-1, 1, high)[:, None], torch.linspace(-1, 1, wide)[None]
+    waves = [
+        torch.sin((index + 1) * math.pi * x + channel) * torch.cos((count - index) * math.pi * y - channel)
+        for index in range(count)
+        for channel in range(config.channels)
+    ]
+    return torch.stack(waves).reshape(count, config.channels, high, wide)
+
+
+def label(config: ModelConfig) -> str:
+    """The name people know it by."""
+    if not isinstance(config, ViTConfig):
+        return f"R{3 * sum(config.stages) + 2}x{config.width // 64}"
+    sizes = [name for name, size in SIZES.items() if size == (config.width, config.depth, config.mlp, config.heads)]
+    stem = f"R{3 * sum(config.stem.stages) + 2 if config.stem.stages else ''}+" if config.stem else ""
+    size = sizes[0] if sizes else f"{config.width} wide, {config.depth} deep"
+    stride = times(config.stride) if config.stride[0] != config.stride[1] else str(config.stride[0])
+    return f"{stem}{size}/{stride}"
+
+
+def _difference(one: nn.Module, two: nn.Module) -> float:
+    config: ModelConfig = one.config  # type: ignore[assignment]
+    images = fixed_pictures(config)
+    with torch.inference_mode():
+        first, second = one(images), two(images)
+    second = getattr(second, "logits", second)
+    if first.shape != second.shape:
+        raise VitrailError(f"the two answer with {list(first.shape)} and {list(second.shape)}; they cannot be compared")
+    return (first - second).abs().max().item()
+
+
+def _peer(model: Model, path: Path) -> tuple[nn.Module | None, str | None]:
+    """The library the file came from, with the file's own weights, if it is installed."""
+    origin = model.report.origin
+    makers = {"timm": _timm, "huggingface": _huggingface, "torchvision": _torchvision}
+    if origin not in makers or not find_spec({"huggingface": "transformers"}.get(origin, origin)):
+        return None, None
+    declare_operators()
+    return makers[origin](model, path).eval(), origin
+
+
+_library: Any = None
+
+
+def declare_operators() -> None:
+    """PyPI's torchvision has compiled operators that do not load beside a CPU build of torch; declaring two is enough."""
+    global _library
+    if _library is None and not _operators_there():
+        _library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            _library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def _operators_there() -> bool:
+    try:
+        return bool(torch.ops.torchvision.nms)
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def _timm(model: Model, path: Path) -> nn.Module:
+    import timm
+
+    from vitrail.weights.files import read_file
+
+    tensors = read_file(path).tensors
+    config = model.config
+    if not isinstance(config, ViTConfig):
+        return _strict(timm.create_model(f"resnetv2_{label(config)[1:]}_bit", num_classes=config.classes), tensors)
+    if config.stem:
+        names = {
+            "R+Ti": "tiny_r_s16_p8",
+            "R26+S": "small_r26_s32",
+            "R26+B": "base_r26_s32",
+            "R50+B": "base_r50_s16",
+            "R50+L": "large_r50_s32",
+        }
+        key = label(config).split("/")[0]
+        if key not in names:
+            raise VitrailError(f"timm has no hybrid like {label(config)} to compare with; give a second checkpoint")
+        made = timm.create_model(f"vit_{names[key]}_224", img_size=config.image, num_classes=config.classes)
+        return _strict(made, tensors)
+    made = timm.models.vision_transformer.VisionTransformer(
+        img_size=config.image,
+        patch_size=config.patch,
+        in_chans=config.channels,
+        num_classes=config.classes,
+        global_pool={"cls": "token", "gap": "avg", "map": "map"}[config.pool],  # type: ignore[arg-type]
+        embed_dim=config.width,
+        depth=config.depth,
+        num_heads=config.heads,
+        mlp_ratio=config.mlp / config.width,
+        qkv_bias=config.qkv_bias,
+        qk_norm=config.qk_norm,
+        init_values=config.layer_scale,
+        class_token=config.has_class_token,
+        reg_tokens=config.registers,
+        no_embed_class=config.prefix > 0 and config.covered == 0,
+        fc_norm=config.norm_at == "pooled",
+    )
+    return _strict(made, tensors)
+
+
+def _strict(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    wanted = set(model.state_dict())
+    model.load_state_dict({name: tensor for name, tensor in tensors.items() if name in wanted}, strict=True)
+    return model
+
+
+def _huggingface(model: Model, path: Path) -> nn.Module:
+    from transformers import AutoModelForImageClassification
+
+    made: nn.Module = AutoModelForImageClassification.from_pretrained(
+        path if path.is_dir() else path.parent, local_files_only=True
+    )
+    return made
+
+
+def _torchvision(model: Model, path: Path) -> nn.Module:
+    from torchvision.models.vision_transformer import VisionTransformer  # type: ignore[import-untyped]
+
+    from vitrail.weights.files import read_file
+
+    config = model.config
+    assert isinstance(config, ViTConfig)
+    made = VisionTransformer(
+        image_size=config.image[0],
+        patch_size=config.patch[0],
+        num_layers=config.depth,
+        num_heads=config.heads,
+        hidden_dim=config.width,
+        mlp_dim=config.mlp,
+        num_classes=config.classes,
+        representation_size=(config.head_width or config.width) if config.head == "mlp" else None,
+    )
+    return _strict(made, read_file(path).tensors)

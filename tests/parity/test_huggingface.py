@@ -1,0 +1,122 @@
+"""transformers' logits for the same random weights, in both directions, with both generations of names and its processor."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+from torch.testing import assert_close
+
+from tests.peers import peer, scrambled
+from tests.small import vit
+from vitrail.data.prepare import prepare
+from vitrail.data.preprocess import Preprocess
+from vitrail.models.variants import ViTConfig
+from vitrail.weights.checkpoint import save
+from vitrail.weights.load import load
+
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
+]
+
+
+def make(**options: Any) -> nn.Module:
+    transformers = peer("transformers")
+    small = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 40, "num_labels": 5}
+    size = {"image_size": (12, 20), "patch_size": (6, 5)}
+    return scrambled(transformers.ViTForImageClassification(transformers.ViTConfig(**{**small, **size, **options})))
+
+
+CASES: list[dict[str, Any]] = [
+    {},
+    {"image_size": 24, "patch_size": 6},
+    {"hidden_act": "gelu_new", "layer_norm_eps": 1e-6},
+    {"qkv_bias": False, "num_channels": 2},
+]
+
+
+@pytest.mark.parametrize("options", CASES, ids=str)
+def test_theirs_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path: Path) -> None:
+    theirs = make(**options)
+    theirs.save_pretrained(tmp_path / "theirs")  # type: ignore[operator]
+    ours = load(tmp_path / "theirs")
+    assert ours.report.assumed == ()  # the side file says everything
+    images = torch.randn(2, options.get("num_channels", 3), *ours.config.image)
+    with torch.inference_mode():
+        assert_close(ours(images), theirs(images).logits, rtol=0, atol=1e-5)
+        save(ours, tmp_path / "ours", format="huggingface")
+        auto = import_module("transformers").AutoModelForImageClassification
+        back = auto.from_pretrained(tmp_path / "ours").eval()
+        assert_close(back(images).logits, theirs(images).logits, rtol=0, atol=1e-6)
+    for name, weight in theirs.state_dict().items():
+        assert_close(back.state_dict()[name], weight, rtol=0, atol=0)
+
+
+def test_shards_and_the_names_of_transformers_5(tmp_path: Path) -> None:
+    theirs = make()
+    theirs.save_pretrained(tmp_path / "shards", max_shard_size="10KB")  # type: ignore[operator]
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    newer = tmp_path / "newer"
+    newer.mkdir()
+    save_file(theirs.state_dict(), newer / "model.safetensors")
+    (newer / "config.json").write_text((tmp_path / "shards" / "config.json").read_text())
+    assert any("q_proj" in name for name in theirs.state_dict())
+    images = torch.randn(2, 3, 12, 20)
+    with torch.inference_mode():
+        for folder in (tmp_path / "shards", newer):
+            assert_close(load(folder)(images), theirs(images).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(24, 42), (6, 36)])
+def test_a_resized_position_table_is_theirs(size: tuple[int, int], tmp_path: Path) -> None:
+    theirs = make(image_size=18, patch_size=6)  # it takes the square root of the number of patches
+    theirs.save_pretrained(tmp_path / "theirs")  # type: ignore[operator]
+    images = torch.randn(2, 3, *size)
+    with torch.inference_mode():
+        reference = theirs(images, interpolate_pos_encoding=True).logits
+        assert_close(load(tmp_path / "theirs", image=size)(images), reference, rtol=0, atol=1e-5)
+
+
+def test_a_model_without_classifier_answers_with_its_pooler(tmp_path: Path) -> None:
+    transformers = peer("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=40, image_size=12, patch_size=6
+    )
+    theirs = scrambled(transformers.ViTModel(config))
+    theirs.save_pretrained(tmp_path)  # type: ignore[operator]
+    ours = load(tmp_path)
+    assert isinstance(ours.config, ViTConfig)
+    assert (ours.config.head, ours.config.classes) == ("mlp", 0)
+    images = torch.randn(2, 3, 12, 12)
+    with torch.inference_mode():
+        assert_close(ours(images), theirs(images).pooler_output, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("crop", [None, 0.75])
+def test_the_image_processor_sees_what_we_see(crop: float | None, tmp_path: Path) -> None:
+    """The same picture through transformers' processor: resizing in two libraries differs by a grey level here and there."""
+    model = vit(patch=(6, 6), image=(24, 24))
+    model.preprocess = Preprocess((24, 24), crop=crop, interpolation="bicubic", mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    model.labels = ("cat", "dog", "owl", "eel", "ant")
+    save(model, tmp_path, format="huggingface")
+    peer("transformers")
+    processor = import_module("transformers").AutoImageProcessor.from_pretrained(tmp_path)
+    waves = np.sin(np.arange(50)[:, None, None] / 7 + np.arange(64)[None, :, None] / 9 + np.arange(3)) * 100 + 128
+    picture = Image.fromarray(waves.astype(np.uint8))
+    theirs = processor(picture, return_tensors="pt")["pixel_values"][0]
+    levels = (theirs - prepare(picture, model.preprocess)).abs() * 255 * torch.tensor([0.2, 0.3, 0.4])[:, None, None]
+    assert theirs.shape == (3, 24, 24)
+    assert levels.max() <= 2.01
+    assert levels.mean() < 0.5
+    back = load(tmp_path)
+    assert back.labels == model.labels
+    assert back.preprocess is not None
+    assert back.preprocess.resized == model.preprocess.resized
+    named = import_module("transformers").AutoModelForImageClassification.from_pretrained(tmp_path).config.id2label
+    assert named == dict(enumerate(model.labels))

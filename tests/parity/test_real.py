@@ -1,0 +1,47 @@
+"""A real ImageNet ViT-Ti/16 and real pictures, where they are at hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.testing import assert_close
+
+from vitrail.data.prepare import prepare
+from vitrail.weights.load import load
+from vitrail.weights.verify import verify
+
+REAL = Path(__file__).parents[3] / "shared" / "real"
+WEIGHTS = REAL / "vit_tiny_patch16_224.safetensors"
+pytestmark = pytest.mark.skipif(not WEIGHTS.is_file(), reason="no real weights beside the project")
+
+
+def test_the_logits_are_timms() -> None:
+    model = load(WEIGHTS)
+    assert sum(weight.numel() for weight in model.parameters()) == 5_717_416
+    with np.load(REAL / "vit_tiny_timm_golden.npz") as golden, torch.inference_mode():
+        assert_close(model(torch.from_numpy(golden["images"])), torch.from_numpy(golden["logits"]), rtol=0, atol=1e-4)
+
+
+def test_top_1_from_the_pictures_on_disk_is_timms() -> None:
+    model = load(WEIGHTS)
+    assert model.preprocess is not None
+    files = sorted((REAL / "imagenet250").glob("*.jpg"))
+    truth = torch.tensor([int(file.name.split("_")[0]) for file in files])
+    images = torch.stack([prepare(Image.open(file), model.preprocess) for file in files])
+    with torch.inference_mode():
+        logits = torch.cat([model(part) for part in images.split(25)])
+    with np.load(REAL / "imagenet250_timm_logits.npz") as golden:
+        assert_close(logits, torch.from_numpy(golden["logits"]), rtol=0, atol=1e-3)
+    assert (logits.argmax(1) == truth).float().mean().item() == pytest.approx(0.852)
+    assert (logits.topk(5).indices == truth[:, None]).any(1).float().mean().item() == pytest.approx(0.952)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_verify_holds_it_against_the_installed_timm() -> None:
+    pytest.importorskip("transformers")
+    verdict = verify(WEIGHTS)
+    assert (verdict.name, verdict.against, verdict.ok) == ("Ti/16", "timm", True)
+    assert verdict.difference is not None
+    assert verdict.difference < 1e-4
