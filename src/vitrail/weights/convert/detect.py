@@ -89,7 +89,7 @@ def grid(rows: int, before: Iterable[int], wishes: Wishes, assumed: list[str], k
 
 def _factors(cells: int) -> str:
     pairs = [(high, cells // high) for high in range(1, cells + 1) if cells % high == 0]
-    pairs.sort(key=lambda pair: abs(math.log(pair[0] / pair[1])))
+    pairs.sort(key=lambda pair: (abs(pair[0] - pair[1]), pair))
     return " or ".join(times(pair) for pair in pairs[:4]) or "none"
 
 

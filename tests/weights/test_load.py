@@ -1,0 +1,292 @@
+"""Loading: what changes on the way is said, and is what it should be."""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from tests.small import config, vit
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import VitrailError
+from vitrail.layers.position import resize_table
+from vitrail.models.build import build
+from vitrail.models.variants import ResNetConfig, Stem, ViTConfig
+from vitrail.models.vit import ViT
+from vitrail.weights.checkpoint import save
+from vitrail.weights.load import load
+from vitrail.weights.resize import resample_patch
+
+IMAGES = torch.randn(2, 3, 12, 15)
+
+
+def reloaded(folder: Path, model: Any, **wishes: Any) -> ViT:
+    loaded = load(save(model, folder / "mine"), **wishes)
+    assert isinstance(loaded, ViT)
+    return loaded
+
+
+# Another image size --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", ["learned1d", "learned2d", "learned2d-sum", "sincos1d", "sincos2d", "rotary"])
+@pytest.mark.parametrize("rule", ["origin", "official", "huggingface"])
+def test_a_resized_model_is_the_flexible_one_at_that_size(position: str, rule: Any, tmp_path: Path) -> None:
+    model = vit(position=position, registers=2, flexible=True, resize="timm" if rule == "origin" else rule)
+    model.preprocess = Preprocess((12, 15))
+    larger = reloaded(tmp_path, model, image=(24, 20), resize=rule)
+    images = torch.randn(2, 3, 24, 20)
+    assert larger.config.image == (24, 20)
+    assert_close(larger(images), model(images), rtol=0, atol=1e-5)
+    assert all("positions" in line for line in larger.report.resized)
+    assert larger.report.resized
+    assert larger.preprocess is not None
+    assert larger.preprocess.image == (24, 20)
+    again = load(save(larger, tmp_path / "again"))
+    assert_close(again(images), larger(images), rtol=0, atol=0)
+
+
+def test_there_and_back_a_fixed_table_is_its_own_again(tmp_path: Path) -> None:
+    model = vit(position="sincos2d")
+    larger = reloaded(tmp_path, model, image=(24, 20))
+    back = load(save(larger, tmp_path / "larger"), image=(12, 15))
+    assert back.config == model.config
+    assert_close(back(IMAGES), model(IMAGES), rtol=0, atol=0)
+
+
+def test_the_rows_of_class_token_and_registers_stay(tmp_path: Path) -> None:
+    model = vit(registers=2, position_covers="all")
+    larger = reloaded(tmp_path, model, image=(24, 20))
+    before, after = dict(model.named_parameters()), dict(larger.named_parameters())
+    assert_close(after["positions.0.prefix"], before["positions.0.prefix"], rtol=0, atol=0)
+    assert_close(after["positions.0.table.weight"], resize_table(before["positions.0.table.weight"], (4, 4), "timm"))
+
+
+def test_relative_positions_are_not_resized(tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match="cannot be resized; keep image=12x15"):
+        reloaded(tmp_path, vit(position="relative"), image=(24, 20))
+
+
+def test_a_size_that_patches_do_not_divide_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match="got image=25x20; try image=24x20"):
+        reloaded(tmp_path, vit(), image=(25, 20))
+
+
+def test_a_resnet_takes_another_size_as_it_is(tmp_path: Path) -> None:
+    model = build(ResNetConfig(stages=(1,), width=32, image=(32, 32), classes=3))
+    larger = load(save(model, tmp_path / "mine"), image=48, classes=5)
+    assert larger.config == ResNetConfig(stages=(1,), width=32, image=(48, 48), classes=5)
+
+
+# Another patch size --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("patch", [(12, 10), (7, 8), (6, 9)])
+def test_a_larger_patch_sees_in_a_grown_picture_what_the_old_one_saw(patch: tuple[int, int]) -> None:
+    """The kernels' product with a bilinearly grown patch is exactly their old product with the patch."""
+    weight, pixels = torch.randn(4, 3, 6, 5), torch.randn(2, 3, 6, 5)
+    grown = F.interpolate(pixels, patch, mode="bilinear")
+    old = torch.einsum("bcpq,dcpq->bd", pixels, weight)
+    assert_close(torch.einsum("bcpq,dcpq->bd", grown, resample_patch(weight, patch)), old, rtol=1e-4, atol=1e-4)
+
+
+def test_another_patch_changes_kernels_grid_and_positions(tmp_path: Path) -> None:
+    model = vit(image=(24, 30))  # 4 x 6 patches of 6 x 5
+    other = reloaded(tmp_path, model, patch=(12, 10))
+    assert (other.config.patch, other.config.grid, other.config.image) == ((12, 10), (2, 3), (24, 30))
+    assert len(other.report.resized) == 2
+    same_grid = reloaded(tmp_path, model, patch=(12, 10), image=(48, 60))
+    assert_close(
+        same_grid(F.interpolate(torch.ones(1, 3, 24, 30), (48, 60))), model(torch.ones(1, 3, 24, 30)), rtol=1e-3, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("position", ["sincos2d", "rotary"])
+def test_another_patch_keeps_fixed_positions_where_they_were(position: str, tmp_path: Path) -> None:
+    model = vit(position=position, image=(24, 30))
+    other = reloaded(tmp_path, model, patch=(12, 10))
+    assert other.config.position_grid == (4, 6)
+    assert reloaded(tmp_path, model, patch=(12, 10), image=(48, 60)).config.position_grid is None
+
+
+def test_a_hybrid_keeps_its_patch(tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match="goes with a Vision Transformer without a stem"):
+        reloaded(tmp_path, vit(stem=Stem(), patch=(2, 1), image=(16, 12)), patch=(1, 1))
+
+
+# Other channels and classes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("channels", "word"), [(1, "averaged"), (2, "averaged"), (6, "repeated"), (5, "averaged")])
+def test_a_picture_with_equal_channels_embeds_alike(channels: int, word: str, tmp_path: Path) -> None:
+    model = vit()
+    other = reloaded(tmp_path, model, channels=channels)
+    grey = torch.randn(2, 1, 12, 15)
+    assert_close(other(grey.expand(2, channels, 12, 15)), model(grey.expand(2, 3, 12, 15)), rtol=1e-4, atol=1e-5)
+    assert word in other.report.resized[0]
+    assert other.preprocess is not None
+    assert len(other.preprocess.mean) == channels
+
+
+def test_other_classes_bring_a_zero_head_and_say_so(tmp_path: Path) -> None:
+    model = vit(head="mlp", head_width=13)
+    model.labels = ("a", "b", "c", "d", "e")
+    other = reloaded(tmp_path, model, classes=7)
+    assert_close(other(IMAGES), torch.zeros(2, 7))
+    assert_close(other.features(IMAGES), model.features(IMAGES), rtol=0, atol=1e-6)
+    assert other.labels is None
+    assert other.config.head == "linear"
+    assert other.report.new == ("head.weight: zeros for 7 classes", "head.bias: zeros")
+    assert set(other.report.left) == {"head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias"}
+    assert reloaded(tmp_path, model, classes=5).labels == model.labels
+
+
+def test_no_classes_leave_the_representation(tmp_path: Path) -> None:
+    model = vit()
+    assert_close(reloaded(tmp_path, model, classes=0)(IMAGES), model.features(IMAGES), rtol=0, atol=1e-6)
+
+
+# What is said --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_assumed_is_logged_and_can_be_set(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = vit(gelu="exact")
+    save(model, tmp_path / "tiny.pth", format="timm")
+    with pytest.raises(VitrailError, match=r"the position table has 7 rows, which is no square grid; .* grid=2x3"):
+        load(tmp_path / "tiny.pth")
+    with caplog.at_level(logging.WARNING, "vitrail"):
+        assumed = load(tmp_path / "tiny.pth", grid=(2, 3))
+    assert "1 heads (64 wide each, the usual width; heads= says otherwise)" in assumed.report.assumed
+    assert any("1 heads" in record.message for record in caplog.records)
+    said = load(tmp_path / "tiny.pth", grid=(2, 3), heads=3, gelu="exact")
+    assert said.report.assumed == ()
+    assert_close(said(IMAGES), model(IMAGES), rtol=0, atol=1e-6)
+    tanh = load(tmp_path / "tiny.pth", grid=(2, 3), heads=3, gelu="tanh")
+    assert isinstance(tanh.config, ViTConfig)
+    assert tanh.config.gelu == "tanh"
+
+
+def test_a_wrong_grid_is_refused_with_those_that_fit(tmp_path: Path) -> None:
+    save(vit(gelu="exact"), tmp_path / "tiny.pth", format="timm")
+    with pytest.raises(VitrailError, match="a grid of 4x4 does not fit a position table of 7 rows; grids that do: 2x3 or 3x2"):
+        load(tmp_path / "tiny.pth", grid=(4, 4))
+
+
+def test_a_report_reads_as_sentences(tmp_path: Path) -> None:
+    lines = reloaded(tmp_path, vit(), image=(24, 20), classes=7).report.lines()
+    assert lines[0].startswith("read vitrail weights: ")
+    assert any(line.startswith("resized positions.0.table.weight: 2x3 to 4x4 by the rule of timm") for line in lines)
+    assert lines[-1] in ("left in the file: head.weight, head.bias", "left in the file: head.bias, head.weight")
+
+
+@pytest.mark.parametrize(
+    ("wishes", "sentence"),
+    [
+        ({"resize": "tim"}, "resize must be .* got 'tim'; did you mean 'timm'"),
+        ({"image": "224"}, "image must be a whole number or a pair such as 224x448, got '224'"),
+        ({"channels": 0}, "channels must be at least 1"),
+        ({"classes": -1}, "classes must be at least 0"),
+    ],
+)
+def test_a_wrong_wish_is_refused_with_a_sentence(wishes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match=sentence):
+        reloaded(tmp_path, vit(), **wishes)
+
+
+@pytest.mark.parametrize(("name", "sentence"), [("nothing.npz", "does not exist"), ("notes.txt", "of no known kind")])
+def test_what_is_no_checkpoint_is_refused(name: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(VitrailError, match=sentence):
+        load(tmp_path / name)
+
+
+def test_names_of_another_architecture_are_refused(tmp_path: Path) -> None:
+    torch.save({"layer1.0.conv1.weight": torch.ones(2)}, tmp_path / "resnet.pth")
+    with pytest.raises(VitrailError, match=r"the names of no Vision Transformer that is known here: layer1.0.conv1.weight"):
+        load(tmp_path / "resnet.pth")
+
+
+# What a format cannot hold -------------------------------------------------------------------------------------------
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("timm", {}, "a GELU in its tanh form"),
+    ("timm", {"gelu": "exact", "epsilon": 1e-12}, "epsilon 1e-12"),
+    ("timm", {"gelu": "exact", "head": "mlp"}, "the pre-logits layer"),
+    ("timm", {"gelu": "exact", "norm": "post"}, "post-norm"),
+    ("timm", {"gelu": "exact", "position": "rotary"}, "positions of the kind rotary"),
+    ("timm", {"gelu": "exact", "position": "relative"}, "positions of the kind relative"),
+    ("timm", {"gelu": "exact", "position_at": "every"}, "learned1d at every layer"),
+    ("timm", {"gelu": "exact", "registers": 2}, "registers without a position beside a class token with one"),
+    ("timm", {"gelu": "exact", "stem": Stem(), "patch": (2, 1), "image": (16, 12)}, "a stem with the official epsilons"),
+    ("official", {"gelu": "exact"}, "an exact GELU"),
+    ("official", {"registers": 1}, "registers, layer scale"),
+    ("official", {"norm_at": "pooled"}, "a norm after pooling"),
+    ("official", {"pool": "gap", "class_token": True}, "a class token beside another pooling"),
+    ("torchvision", {"gelu": "exact"}, "not square"),
+    ("torchvision", {}, "a GELU in its tanh form"),
+    ("torchvision", {"gelu": "exact", "pool": "gap"}, "anything but a class token"),
+    ("huggingface", {"head": "mlp"}, "the pre-logits layer"),
+    ("huggingface", {"pool": "map"}, "anything but a class token"),
+    ("huggingface", {"layer_scale": 0.1}, "layer scale"),
+    ("huggingface", {"classes": 0}, "a model without a classifier"),
+]
+NAMES = {"timm": "x.safetensors", "official": "x.npz", "torchvision": "x.pth", "huggingface": "x"}
+
+
+@pytest.mark.parametrize(("format", "options", "sentence"), REFUSED)
+def test_what_a_format_cannot_hold_is_refused_and_nothing_is_written(
+    format: Any, options: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(VitrailError, match=f"the {format} format cannot hold .*{sentence}"):
+        save(vit(**options), tmp_path / NAMES[format], format=format)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_format_or_ending_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match=r"format must be 'vitrail', 'official', .* got 'tim'; did you mean 'timm'"):
+        save(vit(), tmp_path / "x", format="tim")  # type: ignore[arg-type]
+    with pytest.raises(VitrailError, match=r"a file in the official format ends in .npz, got 'x.pth'"):
+        save(vit(), tmp_path / "x.pth", format="official")
+
+
+def test_a_file_that_exists_is_replaced_whole(tmp_path: Path) -> None:
+    save(vit(gelu="exact"), tmp_path / "x.safetensors", format="timm")
+    newer = vit(gelu="exact", depth=2)
+    save(newer, tmp_path / "x.safetensors", format="timm")
+    assert load(tmp_path / "x.safetensors").config.image == newer.config.image
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_precisions_become_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = vit(gelu="exact")
+    save(model, tmp_path / "x.pth", format="timm")
+    state = torch.load(tmp_path / "x.pth", weights_only=True)
+    torch.save({name: weight.to(dtype) for name, weight in state.items()}, tmp_path / "half.pth")
+    loaded = load(tmp_path / "half.pth", grid=(2, 3), heads=3)
+    assert {weight.dtype for weight in loaded.parameters()} == {torch.float32}
+    assert_close(loaded(IMAGES), model(IMAGES), rtol=0.1, atol=0.1)
+
+
+def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path) -> None:
+    """L/16 of two blocks and a large table of classes: about 230 MB, in a process of its own."""
+    model = build("L/16", depth=4, classes=2000)
+    weights = sum(weight.nbytes for weight in model.parameters())
+    folder = save(model, tmp_path / "mine")
+    script = (
+        "import sys, resource, torch, vitrail.weights.load as w, json\n"
+        "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
+        "before = peak(); model = w.load(sys.argv[1]); print(json.dumps(peak() - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) < 1.25 * weights
+
+
+def test_settings_are_those_of_the_file(tmp_path: Path) -> None:
+    assert reloaded(tmp_path, vit(registers=1)).config == config(registers=1)

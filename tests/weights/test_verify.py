@@ -1,0 +1,64 @@
+"""Verifying: equal is equal, different is different."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.peers import peer
+from tests.small import vit
+from vitrail.errors import VitrailError
+from vitrail.models.variants import variant
+from vitrail.weights.checkpoint import save
+from vitrail.weights.verify import fixed_pictures, label, verify
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+
+
+@pytest.mark.parametrize("name", ["Ti/16", "B/32", "So400m/14", "R26+S/32", "R50+B/16", "R50x1", "R152x4", "B/16x8"])
+def test_a_model_is_called_by_its_name(name: str) -> None:
+    assert label(variant(name)) == name
+
+
+def test_a_converted_copy_is_equal_and_a_changed_one_is_not(tmp_path: Path) -> None:
+    model = vit(gelu="exact")
+    own, timm = save(model, tmp_path / "own"), save(model, tmp_path / "x.safetensors", format="timm")
+    same = verify(own, timm)
+    assert (same.ok, same.against, same.parameters) == (True, str(timm), same.expected)
+    assert same.difference is not None
+    assert same.difference < 1e-5
+    dict(model.named_parameters())["head.weight"].data[0, 0] += 0.1
+    changed = verify(own, save(model, tmp_path / "changed"))
+    assert not changed.ok
+    assert changed.difference is not None
+    assert changed.difference > 1e-3
+
+
+def test_models_that_answer_otherwise_cannot_be_compared(tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match=r"the two answer with \[4, 5\] and \[4, 6\]"):
+        verify(save(vit(), tmp_path / "five"), save(vit(classes=6), tmp_path / "six"))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(("format", "name"), [("timm", "x.safetensors"), ("torchvision", "x.pth"), ("huggingface", "x")])
+def test_without_a_second_the_library_it_came_from_answers(format: str, name: str, tmp_path: Path) -> None:
+    peer("timm")
+    model = vit(gelu="exact", image=(24, 24), patch=(6, 6))
+    written = save(model, tmp_path / name, format=format)  # type: ignore[arg-type]
+    verdict = verify(written, heads=3)
+    assert (verdict.against, verdict.ok) == (format, True)
+    assert verdict.difference is not None
+    assert verdict.difference < 1e-5
+
+
+def test_our_own_has_nobody_to_ask(tmp_path: Path) -> None:
+    verdict = verify(save(vit(), tmp_path / "own"))
+    assert (verdict.against, verdict.difference, verdict.ok) == (None, None, True)
+
+
+def test_the_pictures_are_always_the_same_and_all_different() -> None:
+    pictures = fixed_pictures(variant("Ti/16"))
+    assert torch.equal(pictures, fixed_pictures(variant("Ti/16")))
+    assert pictures.shape == (4, 3, 224, 224)
+    assert torch.pdist(pictures.flatten(0, 1).flatten(1)).min() > 1
+    assert pictures.abs().max() <= 1
