@@ -10,22 +10,9 @@ from dataclasses import dataclass
 from math import prod
 
 from vitrail.errors import VitrailError
-from vitrail.models.variants import ModelConfig, ResNetConfig, Stem, ViTConfig, variant
-
-FLOAT = 4  # bytes
-GROUPS = 32
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One step from the picture to the logits."""
-
-    name: str
-    shape: tuple[int, ...]  # of the output
-    parameters: int
-    macs: int
-    inference: int  # bytes alive at most while it runs
-    training: int  # bytes it leaves for the backward pass
+from vitrail.models.cost_resnet import map_sides, resnet, root
+from vitrail.models.tally import FLOAT, Stage, Tally
+from vitrail.models.variants import ModelConfig, ViTConfig, variant
 
 
 @dataclass(frozen=True)
@@ -48,53 +35,12 @@ class Cost:
     memory: Memory
 
 
-@dataclass
-class Tally:
-    """Counts one stage: floats a picture, and floats that do not grow with the batch."""
-
-    parameters: int = 0
-    macs: int = 0
-    kept: int = 0
-    kept_once: int = 0
-    alive: int = 0
-    alive_once: int = 0
-
-    def dense(self, rows: int, inputs: int, outputs: int, bias: bool = True) -> None:
-        self.parameters += outputs * (inputs + bias)
-        self.macs += rows * inputs * outputs
-
-    def norm(self, rows: int, width: int) -> None:
-        """Keeps its input and two statistics a row."""
-        self.parameters += 2 * width
-        self.kept += rows * (width + 2)
-
-    def conv(self, inputs: int, outputs: int, kernel: int, out: tuple[int, int]) -> None:
-        """A standardised convolution; keeps its kernels centred and standardised, and their divisors."""
-        weights = inputs * outputs * kernel**2
-        self.parameters += weights
-        self.macs += weights * prod(out)
-        self.kept_once += 2 * weights
-        self.alive_once = max(self.alive_once, 2 * weights)
-
-    def group_norm(self, channels: int, side: tuple[int, int]) -> None:
-        self.parameters += 2 * channels
-        self.kept += channels * prod(side) + 2 * GROUPS
-
-    def peak(self, *floats: int) -> None:
-        self.alive = max(self.alive, *floats)
-
-    def stage(self, name: str, batch: int, *shape: int) -> Stage:
-        inference = FLOAT * (batch * self.alive + self.alive_once)
-        training = FLOAT * (batch * self.kept + self.kept_once)
-        return Stage(name, (batch, *shape), self.parameters, self.macs, inference, training)
-
-
 def cost(what: ModelConfig | str, batch: int = 1) -> Cost:
     """``cost("B/16")`` or of settings; MACs are for one picture, shapes and memory for the batch."""
     config = variant(what) if isinstance(what, str) else what
     if batch < 1:
         raise VitrailError(f"batch must be at least 1, got {batch}; try batch=1")
-    walk = _vit(config, batch) if isinstance(config, ViTConfig) else _resnet(config, batch)
+    walk = _vit(config, batch) if isinstance(config, ViTConfig) else resnet(config, batch)
     stages = tuple(walk)
     parameters = sum(stage.parameters for stage in stages)
     memory = Memory(
@@ -103,7 +49,7 @@ def cost(what: ModelConfig | str, batch: int = 1) -> Cost:
         training=sum(stage.training for stage in stages),
         adam=3 * FLOAT * parameters,
     )
-    tokens, grid = (config.tokens, config.grid) if isinstance(config, ViTConfig) else (None, _map_sides(config)[-1])
+    tokens, grid = (config.tokens, config.grid) if isinstance(config, ViTConfig) else (None, map_sides(config)[-1])
     return Cost(parameters, sum(stage.macs for stage in stages), tokens, grid, stages, memory)
 
 
@@ -112,7 +58,7 @@ def _vit(c: ViTConfig, batch: int) -> Iterator[Stage]:
     yield image.stage("image", batch, c.channels, *c.image)
     channels = c.channels
     if c.stem:
-        yield from _root(c.stem, c.channels, c.image, batch)
+        yield from root(c.stem, c.channels, c.image, batch)
         channels = c.stem.channels
     yield _patches(c, channels).stage("patches", batch, c.patches, c.width)
     yield _tokens(c).stage("tokens", batch, c.tokens, c.width)
@@ -233,110 +179,3 @@ def _head(c: ViTConfig, batch: int) -> Iterator[Stage]:
         head = Tally(alive=width + c.classes)
         head.dense(1, width, c.classes)
         yield head.stage("head", batch, c.classes)
-
-
-def _root(stem: Stem, channels: int, image: tuple[int, int], batch: int) -> Iterator[Stage]:
-    """The ResNet of a hybrid: post-activation; SAME padding copies what it pads."""
-    tally, side = Tally(), _halve(image)
-    tally.conv(channels, stem.width, 7, side)
-    tally.kept_once += stem.width * 2
-    tally.group_norm(stem.width, side)
-    full, padded, after = stem.width * prod(side), stem.width * prod(_padded(side, 3, 2)), _halve(side)
-    tally.kept += channels * prod(_padded(image, 7, 2)) + full + padded + 2 * stem.width * prod(after)
-    pooled = stem.width * prod(after)
-    tally.peak(2 * full, full + padded + pooled, channels * prod(_padded(image, 7, 2)) + full)
-    yield tally.stage("root", batch, stem.width, *after)
-    channels, side = stem.width, after
-    for index, depth in enumerate(stem.stages):
-        width, tally, held = stem.width * 2**index, Tally(), pooled
-        for unit in range(depth):
-            stride = 2 if unit == 0 and index else 1
-            x = channels * prod(side)
-            side = _post_unit(tally, channels, width, stride, side, held)
-            channels, held = 4 * width, held if unit else held + x  # the stages and the stage hold their input
-        yield tally.stage(f"stage {index + 1}", batch, channels, *side)
-
-
-def _post_unit(tally: Tally, channels: int, width: int, stride: int, side: tuple[int, int], held: int) -> tuple[int, int]:
-    out = _halve(side) if stride == 2 else side
-    narrow, small, wide = width * prod(side), width * prod(out), 4 * width * prod(out)
-    x = channels * prod(side)
-    for inputs, outputs, kernel, at in ((channels, width, 1, side), (width, width, 3, out), (width, 4 * width, 1, out)):
-        tally.conv(inputs, outputs, kernel, at)
-        tally.kept_once += 2 * outputs
-        tally.group_norm(outputs, at)
-    tally.kept += x + narrow + width * prod(_padded(side, 3, stride)) + small
-    shortcut = channels != 4 * width or stride == 2
-    if shortcut:
-        tally.conv(channels, 4 * width, 1, out)
-        tally.kept_once += 8 * width
-        tally.group_norm(4 * width, out)
-    tally.peak(held + x + small + (3 if shortcut else 2) * wide, held + x + 2 * narrow)
-    return out
-
-
-def _resnet(c: ResNetConfig, batch: int) -> Iterator[Stage]:
-    image = prod((c.channels, *c.image))
-    yield Tally(kept=image, alive=image).stage("image", batch, c.channels, *c.image)
-    sides = _map_sides(c)
-    tally, half = Tally(), _halve(c.image)
-    tally.conv(c.channels, c.width, 7, half)
-    tally.kept_once += c.width
-    padded = c.width * (half[0] + 2) * (half[1] + 2)
-    tally.kept += padded + 2 * c.width * prod(sides[0])
-    tally.peak(c.width * prod(half) + padded, padded + c.width * prod(sides[0]))
-    yield tally.stage("root", batch, c.width, *sides[0])
-    channels, side = c.width, sides[0]
-    for index, depth in enumerate(c.stages):
-        width, tally, held = c.width * 2**index, Tally(), c.width * prod(sides[0])
-        for unit in range(depth):
-            stride = 2 if unit == 0 and index else 1
-            x = channels * prod(side)
-            side = _pre_unit(tally, channels, width, stride, side, held)
-            channels, held = 4 * width, held if unit else held + x
-        yield tally.stage(f"stage {index + 1}", batch, channels, *side)
-    norm = Tally(alive=2 * channels * prod(side))
-    norm.group_norm(channels, side)
-    norm.kept += channels * prod(side)
-    yield norm.stage("norm", batch, channels, *side)
-    yield Tally(kept=channels if c.classes else 0, alive=channels * (prod(side) + 1)).stage("pool (gap)", batch, channels)
-    if c.classes:
-        head = Tally(alive=channels + c.classes)
-        head.dense(1, channels, c.classes)
-        yield head.stage("head", batch, c.classes)
-
-
-def _pre_unit(tally: Tally, channels: int, width: int, stride: int, side: tuple[int, int], held: int) -> tuple[int, int]:
-    out = _halve(side) if stride == 2 else side
-    before = ((channels, side), (width, side), (width, out))
-    after = ((width, 1, side), (width, 3, out), (4 * width, 1, out))
-    for (inputs, here), (outputs, kernel, there) in zip(before, after, strict=True):
-        tally.group_norm(inputs, here)
-        tally.kept += inputs * prod(here)  # the rectified copy
-        tally.conv(inputs, outputs, kernel, there)
-        tally.kept_once += outputs
-    x, narrow, small, wide = channels * prod(side), width * prod(side), width * prod(out), 4 * width * prod(out)
-    if channels != 4 * width or stride == 2:
-        tally.conv(channels, 4 * width, 1, out)
-        tally.kept_once += 4 * width
-        tally.peak(held + 2 * x + 3 * wide)
-    tally.peak(*(held + 2 * x + more for more in (2 * narrow, narrow + 2 * small, 2 * wide, x)))
-    return out
-
-
-def _map_sides(c: ResNetConfig) -> list[tuple[int, int]]:
-    """Height and width after the root and after every stage."""
-    sides = [_halve(_halve(c.image))]
-    for index in range(len(c.stages)):
-        sides.append(_halve(sides[-1]) if index else sides[-1])
-    return sides
-
-
-def _halve(side: tuple[int, int]) -> tuple[int, int]:
-    """Stride 2 rounds up, with both paddings."""
-    return -(-side[0] // 2), -(-side[1] // 2)
-
-
-def _padded(side: tuple[int, int], kernel: int, stride: int) -> tuple[int, int]:
-    high, wide = (max(length, (-(-length // stride) - 1) * stride + kernel) for length in side)
-    return high, wide
