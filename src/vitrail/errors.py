@@ -5,7 +5,14 @@ from difflib import get_close_matches
 
 
 class VitrailError(ValueError):
-    """Bad input. The command line prints it as one line and exits with code 2."""
+    """Bad input. The command line prints it as one line and exits with code 2.
+
+    Names and values out of a file may stand in it, so it is kept printable and of a sentence's length.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        plain = "".join(letter if letter.isprintable() else "?" for letter in sentence)
+        super().__init__(plain if len(plain) < 900 else f"{plain[:600]} ... {plain[-200:]}")
 
 
 def suggestion(wrong: str, known: Iterable[str]) -> str:

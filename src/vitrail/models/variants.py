@@ -85,6 +85,8 @@ class Stem:
     def __post_init__(self) -> None:
         check(self)
         _at_least(self, stages=1)
+        _check_stages("stem.stages", self.stages)
+        _at_most(self, width=2**12)
         _check_groups("stem.width", self.width)
         _check_epsilons(standardise_epsilon=self.standardise_epsilon, norm_epsilon=self.norm_epsilon)
 
@@ -150,6 +152,8 @@ class ViTConfig:
             head_width=1,
             position_grid=1,
         )
+        _at_most(self, width=2**16, depth=2**12, mlp=2**18, patch=2**12, image=2**17, channels=2**12, classes=2**24)
+        _at_most(self, registers=2**12, head_width=2**18, position_grid=2**12)
         _check_rates(self)
         _check_heads(self)
         check_image(self, self.image)
@@ -221,6 +225,8 @@ class ResNetConfig:
         _at_least(self, stages=1, image=1, channels=1, classes=0)
         if not self.stages:
             raise VitrailError("stages must name at least one stage, got none; try stages=3,4,6,3")
+        _check_stages("stages", self.stages)
+        _at_most(self, width=2**12, image=2**17, channels=2**12, classes=2**24)
         _check_groups("width", self.width)
         _check_epsilons(standardise_epsilon=self.standardise_epsilon, norm_epsilon=self.norm_epsilon)
 
@@ -295,6 +301,14 @@ def _vit_fields(name: str, root: str | None, size: str, high: int, wide: int) ->
     return {**made, "patch": (patch, patch), "stem": Stem(stages=stages)}
 
 
+def _at_most(settings: Any, **most: int) -> None:
+    """Far beyond any use, and before a file from anybody could ask for a machine's whole memory."""
+    for name, high in most.items():
+        value = getattr(settings, name)
+        if value is not None and any(item > high for item in (value if isinstance(value, tuple) else (value,))):
+            raise VitrailError(f"{name} must be at most {high:,}, got {str(value)[:40]}; try {name}={high}")
+
+
 def _at_least(settings: Any, **least: int) -> None:
     for name, low in least.items():
         value = getattr(settings, name)
@@ -306,6 +320,11 @@ def _at_least(settings: Any, **least: int) -> None:
 
 def _multiple(value: int, of: int) -> int:
     return max(of, round(value / of) * of)
+
+
+def _check_stages(name: str, stages: tuple[int, ...]) -> None:
+    if len(stages) > 6 or max(stages, default=0) > 1000:
+        raise VitrailError(f"{name} must be at most 6 stages of 1000 units, got {str(stages)[:40]}; try {name}=3,4,6,3")
 
 
 def _check_groups(name: str, width: int) -> None:
@@ -360,6 +379,11 @@ def _check_position(config: ViTConfig) -> None:
         raise VitrailError(
             f"position={kind!r} needs a width that is a multiple of {unit} and at least {least}, "
             f"got width={config.width}; try width={works}"
+        )
+    grid = config.position_grid or config.grid
+    if kind.startswith("sincos") and prod(grid) * config.width > 2**28:
+        raise VitrailError(
+            f"a {kind} table of {times(grid)} places takes over a gigabyte; try a smaller image or a larger patch"
         )
     if config.position_at != "stem" and kind in ("none", "relative", "rotary"):
         raise VitrailError(

@@ -3,9 +3,10 @@
 .npz is read array by array with its headers checked first, .pth with ``weights_only``, .safetensors mapped.
 """
 
-import json
 import math
 import pickle
+import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from vitrail.errors import VitrailError
+from vitrail.weights.folder import read_json
 
-LARGEST_JSON = 16 * 2**20
 WRAPPERS = ("model", "state_dict", "teacher", "student", "model_state_dict", "module", "params", "ema", "model_ema", "net")
 PREFIXES = ("module.", "backbone.", "model.", "_orig_mod.", "encoder_q.", "visual.trunk.")
 
@@ -41,18 +42,6 @@ def read_file(path: Path) -> Loose:
         raise VitrailError(f"{path} does not exist")
     loose = _tensors(path)
     return Loose(loose.tensors, _side(path.parent) if path.stem in ("model", "pytorch_model") else {}, loose.metadata)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > LARGEST_JSON:
-        raise VitrailError(f"{path} has {path.stat().st_size:,} bytes, too many for settings")
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError, OSError) as error:
-        raise VitrailError(f"{path} cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise VitrailError(f"{path} must hold an object, got {type(content).__name__}")
-    return content
 
 
 def _folder(path: Path) -> Loose:
@@ -100,7 +89,7 @@ def _tensors(path: Path) -> Loose:
                 return Loose(_pth(path))
     except VitrailError:
         raise
-    except (OSError, ValueError, RuntimeError, MemoryError, EOFError, KeyError, SafetensorError, zipfile.BadZipFile) as error:
+    except Exception as error:  # a damaged file can fail its reader in any way
         reason = str(error).strip().splitlines()
         raise VitrailError(f"{path} cannot be read: {reason[0] if reason else type(error).__name__}") from None
     raise VitrailError(f"{path} is of no known kind; there are .npz, .safetensors, .pth, and folders")
@@ -114,20 +103,30 @@ def _safetensors(path: Path) -> Loose:
 
 def _npz(path: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
+    _refuse_bomb(path)
     with zipfile.ZipFile(path) as archive:
-        whole = sum(entry.file_size for entry in archive.infolist())
-        if whole > 20 * path.stat().st_size + 2**20:
-            raise VitrailError(
-                f"{path} would unpack to {whole:,} bytes, {whole // path.stat().st_size} times its size: refused"
-            )
         for entry in archive.infolist():
             if entry.is_dir():
                 continue
-            with archive.open(entry) as stream:
-                array = _npy(stream, entry.file_size, f"{entry.filename} in {path}")
+            try:
+                with archive.open(entry) as stream:
+                    array = _npy(stream, entry.file_size, f"{entry.filename} in {path}")
+                    stream.read()  # to the end, where the checksum is
+            except VitrailError:
+                raise
+            except Exception as error:  # every codec has its own kinds
+                raise VitrailError(f"{entry.filename} in {path} cannot be read: {error}") from None
             if array is not None:
                 tensors[entry.filename.removesuffix(".npy")] = array
     return tensors
+
+
+def _refuse_bomb(path: Path) -> None:
+    """Weights hardly compress, so an archive much larger inside than outside is none of weights."""
+    with zipfile.ZipFile(path) as archive:
+        whole = sum(entry.file_size for entry in archive.infolist())
+    if whole > 20 * path.stat().st_size + 2**20:
+        raise VitrailError(f"{path} would unpack to {whole:,} bytes, {whole // path.stat().st_size} times its size: refused")
 
 
 def _npy(stream: Any, size: int, where: str) -> Tensor | None:
@@ -139,31 +138,38 @@ def _npy(stream: Any, size: int, where: str) -> Tensor | None:
     shape, fortran, dtype = header(stream)
     if dtype.hasobject:
         raise VitrailError(f"{where} holds Python objects, which are never unpacked")
-    expected = math.prod(shape) * dtype.itemsize
-    if expected > size:
-        raise VitrailError(f"{where} claims {expected:,} bytes and has {size:,}")
-    if dtype.kind == "V" and dtype.itemsize == 2:  # how numpy spells bfloat16
-        return torch.frombuffer(bytearray(stream.read(expected)), dtype=torch.bfloat16).reshape(shape) if expected else None
-    if dtype.kind not in "fiub":
+    expected, there = math.prod(shape) * dtype.itemsize, size - stream.tell()
+    if min(shape, default=0) < 0 or expected != there:
+        raise VitrailError(f"{where} claims {expected:,} bytes and has {there:,}")
+    bfloat16 = dtype.kind == "V" and dtype.itemsize == 2  # how numpy spells it
+    if not bfloat16 and (dtype.kind not in "fiub" or dtype.itemsize > 8):
         return None
-    array = np.frombuffer(bytearray(stream.read(expected)), dtype=dtype)
-    return torch.from_numpy(
-        np.ascontiguousarray(array.reshape(shape, order="F" if fortran else "C").astype(dtype.newbyteorder("=")))
-    )
+    array = np.frombuffer(bytearray(stream.read(expected)), dtype="<i2" if bfloat16 else dtype)
+    array = array.reshape(shape, order="F" if fortran else "C")
+    native = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("=")))
+    return torch.from_numpy(native).view(torch.bfloat16) if bfloat16 else torch.from_numpy(native)
 
 
 def _pth(path: Path) -> dict[str, Tensor]:
+    zipped = zipfile.is_zipfile(path)
+    if zipped:
+        _refuse_bomb(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with warnings.catch_warnings(action="ignore"):  # about the age of the pickle, which is no concern of the user's
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
-        what = str(error).split("GLOBAL ")[-1].split(" ")[0] if "GLOBAL " in str(error) else "something that is no tensor"
-        raise VitrailError(f"{path} wants to run code while being read ({what}), which is never done") from None
+        what = re.search(r"GLOBAL (\S+)", str(error))
+        if what is None:
+            raise VitrailError(f"{path} cannot be read: it is no file of torch's with tensors alone") from None
+        raise VitrailError(f"{path} wants to run code while being read ({what[1]}), which is never done") from None
     return unwrap(content, str(path))
 
 
 def unwrap(content: Any, where: str) -> dict[str, Tensor]:
     """The weights inside what training scripts save around them."""
-    while isinstance(content, Mapping):
+    for _ in range(8):  # wrappers are not nested deeper, but may stand inside themselves
+        if not isinstance(content, Mapping):
+            break
         inner = [content[name] for name in WRAPPERS if isinstance(content.get(name), Mapping)]
         if not inner:
             break
@@ -173,6 +179,11 @@ def unwrap(content: Any, where: str) -> dict[str, Tensor]:
     tensors = {str(name): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
     if not tensors:
         raise VitrailError(f"{where} holds no tensors by name")
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise VitrailError(f"{where} holds {name} as something else than plain numbers")
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise VitrailError(f"{where} claims more numbers for {name} than it holds")
     while prefix := next((p for p in PREFIXES if sum(name.startswith(p) for name in tensors) > len(tensors) / 2), None):
         tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
     return tensors

@@ -11,6 +11,7 @@ from vitrail.models.variants import ModelConfig
 WEIGHTS = "model.safetensors"
 FACTS = "vitrail.json"
 FORMAT = 1
+LARGEST_JSON = 16 * 2**20
 
 
 def is_model(path: Path) -> bool:
@@ -20,17 +21,27 @@ def is_model(path: Path) -> bool:
         return False
 
 
-def read_facts(path: Path) -> dict[str, Any]:
-    file = path / FACTS
+def read_json(path: Path) -> dict[str, Any]:
+    """An object out of a file that may come from anybody."""
     try:
-        facts = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        raise VitrailError(f"{path} is no model folder: it has no {FACTS}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise VitrailError(f"{file} cannot be read: {error}") from None
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        found = facts.get("format") if isinstance(facts, dict) else None
-        raise VitrailError(f"{file} has format {found!r}, this version of Vitrail reads format {FORMAT}")
+        if path.stat().st_size > LARGEST_JSON:
+            raise VitrailError(f"{path} has {path.stat().st_size:,} bytes, too many for settings")
+        content = json.loads(path.read_bytes())
+    except VitrailError:
+        raise
+    except (ValueError, RecursionError, OSError) as error:
+        raise VitrailError(f"{path} cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise VitrailError(f"{path} must hold an object, got {type(content).__name__}")
+    return content
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    if not is_model(path):
+        raise VitrailError(f"{path} is no model folder: it has no {FACTS}")
+    facts = read_json(path / FACTS)
+    if facts.get("format") != FORMAT:
+        raise VitrailError(f"{path / FACTS} has format {facts.get('format')!r}, this version of Vitrail reads format {FORMAT}")
     return facts
 
 

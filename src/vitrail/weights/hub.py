@@ -13,7 +13,7 @@ PATTERNS = ["config.json", "preprocessor_config.json", "vitrail.json", "model*.s
 def fetch(address: str) -> Path:
     """The folder of a repository's weights and side files; from the cache when there is no network."""
     name = address.removeprefix("hf:")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name, re.ASCII) or ".." in name:
         raise VitrailError(f"a model of the hub reads hf:owner/name, got {address!r}")
     try:
         from huggingface_hub import constants, snapshot_download

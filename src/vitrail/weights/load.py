@@ -1,7 +1,8 @@
 """``vitrail.load``: any Vision Transformer checkpoint of the field as one of ours, with a report of its tensors."""
 
 import logging
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,7 +66,8 @@ def load(
     """
     read_as(resize, Resize | Literal["origin"], "resize")
     found = find(source, Wishes(grid, heads, gelu))
-    _refuse_broken(found.state, source)
+    model = skeleton(found.config)
+    _match(str(source), model, found.state)
     config, state, changes = adapt(
         found.config,
         found.state,
@@ -75,9 +77,9 @@ def load(
         classes=classes,
         rule=None if resize == "origin" else resize,
     )
-    model = skeleton(config)
-    _match(str(source), {name: tuple(weight.shape) for name, weight in model.state_dict().items()}, state)
-    model.load_state_dict({name: tensor.float().contiguous() for name, tensor in state.items()}, assign=True)
+    if config != found.config:
+        model = skeleton(config)
+    model.load_state_dict({name: tensor.contiguous() for name, tensor in state.items()}, assign=True)
     model.preprocess = _preprocess(found, model)
     model.labels = found.labels if config.classes == found.config.classes else None
     touched = len(changes.new) + len(changes.resized)
@@ -95,14 +97,27 @@ def load(
 
 
 def find(source: str | Path, wishes: Wishes | None = None) -> Found:
-    """The model in a file, in our names and with nothing changed."""
-    wishes = wishes or Wishes()
-    path = hub.fetch(str(source)) if str(source).startswith("hf:") else Path(source)
+    """The model in a file, in our names and with nothing changed but the precision."""
+    path = hub.fetch(str(source)) if str(source).startswith("hf:") else Path(source).expanduser()
+    try:
+        found = _find(path, wishes or Wishes())
+        return replace(found, state={name: _sound(name, tensor) for name, tensor in found.state.items()})
+    except VitrailError:
+        raise
+    except Exception as error:  # whatever a file from anybody may bring about
+        reason = str(error).strip().splitlines()
+        raise VitrailError(f"{source} cannot be read: {reason[0] if reason else type(error).__name__}") from error
+
+
+def _find(path: Path, wishes: Wishes) -> Found:
     if is_model(path):
         return _own(path)
     loose = read_file(path)
     for converter in FORMATS:
         if converter.matches(loose.tensors):
+            empty = [name for name, tensor in loose.tensors.items() if not tensor.numel()]
+            if empty:
+                raise VitrailError(f"{path} is damaged: {empty[0]} has no numbers in it")
             return converter.find(loose.tensors, loose.side, _with_metadata(wishes, loose))
     if "embed.project.weight" in loose.tensors or "stages.0.0.conv1.weight" in loose.tensors:
         raise VitrailError(f"{path} has our names, but the vitrail.json that says what they mean is not beside them")
@@ -123,25 +138,26 @@ def _with_metadata(wishes: Wishes, loose: Loose) -> Wishes:
     said: dict[str, Any] = {}
     noted = loose.metadata
     if "vitrail.grid" in noted and wishes.grid is None:
-        high, _, wide = noted["vitrail.grid"].partition("x")
-        said["grid"] = (int(high), int(wide)) if high.isdecimal() and wide.isdecimal() else None
-    if noted.get("vitrail.heads", "").isdecimal() and wishes.heads is None:
+        found = re.fullmatch(r"(\d{1,6})x(\d{1,6})", noted["vitrail.grid"], re.ASCII)
+        said["grid"] = (int(found[1]), int(found[2])) if found else None
+    if re.fullmatch(r"\d{1,6}", noted.get("vitrail.heads", ""), re.ASCII) and wishes.heads is None:
         said["heads"] = int(noted["vitrail.heads"])
     return Wishes(**{**vars(wishes), **said})
 
 
-def _refuse_broken(state: dict[str, Tensor], source: str | Path) -> None:
-    for name, tensor in state.items():
-        if not tensor.is_floating_point():
-            raise VitrailError(
-                f"{source} has {name} in {str(tensor.dtype).removeprefix('torch.')}; weights are floating-point numbers"
-            )
-        if not torch.isfinite(tensor).all():
-            bad = int((~torch.isfinite(tensor)).sum())
-            raise VitrailError(f"{source} is damaged: {name} has {bad} of {tensor.numel()} values that are no numbers")
+def _sound(name: str, tensor: Tensor) -> Tensor:
+    """In float32, every value a number."""
+    if not tensor.is_floating_point():
+        raise VitrailError(f"{name} is in {str(tensor.dtype).removeprefix('torch.')}; weights are floating-point numbers")
+    tensor = tensor.float()
+    if not torch.isfinite(tensor).all():
+        bad = int((~torch.isfinite(tensor)).sum())
+        raise VitrailError(f"the file is damaged: {name} has {bad} of {tensor.numel()} values that are no numbers")
+    return tensor
 
 
-def _match(source: str, expected: dict[str, tuple[int, ...]], state: dict[str, Tensor]) -> None:
+def _match(source: str, model: Model, state: dict[str, Tensor]) -> None:
+    expected = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     problems = [f"{name} is missing" for name in expected if name not in state]
     problems += [f"{name} is unexpected" for name in state if name not in expected]
     problems += [
