@@ -3,7 +3,7 @@
 from typing import Any
 
 from vitrail.models.build import build
-from vitrail.models.variants import ViTConfig
+from vitrail.models.settings import ViTConfig
 from vitrail.models.vit import ViT
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.small import config
 from vitrail.config import from_json, make, override, to_json
 from vitrail.errors import VitrailError
-from vitrail.models.variants import ModelConfig, ResNetConfig, Stem, ViTConfig, blueprint, variant
+from vitrail.models.settings import ModelConfig, ResNetConfig, Stem, ViTConfig
+from vitrail.models.variants import blueprint, variant
 
 
 @dataclass(frozen=True)

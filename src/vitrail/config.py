@@ -5,7 +5,7 @@ them. Where a field may hold one of several settings classes, their ``Literal`` 
 """
 
 import json
-import math
+import sys
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -174,7 +174,7 @@ def _read_as(value: Any, kind: Any, path: str) -> tuple[bool, Any]:
     if is_dataclass(kind):
         return _read_settings(value, kind, path)
     if kind is float:
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
         return number, float(value) if number else value
     return type(value) is kind, value
 

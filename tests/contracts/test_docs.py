@@ -14,7 +14,8 @@ import vitrail
 from docs.draw import PICTURES, inspect_svg
 from tests.cli.commands import COMMANDS, options
 from vitrail.cli.main import run
-from vitrail.models.variants import SIZES, ResNetConfig, Stem, ViTConfig
+from vitrail.models.settings import ResNetConfig, Stem, ViTConfig
+from vitrail.models.variants import SIZES
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()

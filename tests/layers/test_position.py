@@ -22,7 +22,7 @@ from vitrail.layers.position import (
     sincos1d,
     sincos2d,
 )
-from vitrail.models.variants import Position
+from vitrail.models.settings import Position
 
 KINDS: list[Position] = ["learned1d", "learned2d", "learned2d-sum", "sincos1d", "sincos2d", "sincos2d-mae", "sincos2d-moco"]
 INSIDE: list[Position] = ["relative", "rotary"]

@@ -15,7 +15,8 @@ from tests.small import config
 from vitrail.errors import VitrailError
 from vitrail.models.build import build
 from vitrail.models.cost import cost
-from vitrail.models.variants import RESNETS, SIZES, ModelConfig, ResNetConfig, Stem, variant
+from vitrail.models.settings import ModelConfig, ResNetConfig, Stem
+from vitrail.models.variants import RESNETS, SIZES, variant
 
 NAMES = [
     *(f"{size}/{patch}" for size in SIZES for patch in (8, 14, 16, 32)),

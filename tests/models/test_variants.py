@@ -8,7 +8,8 @@ from tests.small import config
 from vitrail.errors import VitrailError
 from vitrail.models.build import build
 from vitrail.models.cost import cost
-from vitrail.models.variants import RESNETS, SIZES, ResNetConfig, Stem, ViTConfig, known_names, variant
+from vitrail.models.settings import ResNetConfig, Stem, ViTConfig
+from vitrail.models.variants import RESNETS, SIZES, known_names, variant
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

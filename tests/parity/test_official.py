@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from tests.peers import peer
 from tests.small import vit
 from vitrail.layers.tap import recording
-from vitrail.models.variants import Stem
+from vitrail.models.settings import Stem
 from vitrail.models.vit import ViT
 from vitrail.weights.checkpoint import save
 from vitrail.weights.load import load

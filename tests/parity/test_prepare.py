@@ -21,12 +21,14 @@ def picture(width: int, height: int) -> Image.Image:
 
 
 @pytest.mark.parametrize("size", [(61, 47), (47, 61), (32, 32), (200, 33), (20, 25)])
-@pytest.mark.parametrize("how", [vit((32, 32)), imagenet((32, 32)), official((32, 24)), Preprocess((32, 32), crop=1.0)])
+@pytest.mark.parametrize(
+    "how", [vit((32, 32)), imagenet((32, 32)), official((32, 24)), Preprocess((32, 32)), Preprocess((32, 32), 0.8, squash=True)]
+)
 def test_the_same_pixels_as_torchvision(size: tuple[int, int], how: Preprocess) -> None:
     peer("torchvision")
     t = import_module("torchvision.transforms")
     mode = t.InterpolationMode[how.interpolation.upper()]
-    resize = [t.Resize(how.image, mode)] if how.crop is None else [t.Resize(how.resized[0], mode), t.CenterCrop(how.image)]
+    resize = [t.Resize(how.resized if how.squash else how.resized[0], mode), t.CenterCrop(how.image)]
     steps = t.Compose([*resize, t.ToTensor(), t.Normalize(how.mean, how.std)])
     assert_close(prepare(picture(*size), how), steps(picture(*size)), rtol=0, atol=1e-6)
 

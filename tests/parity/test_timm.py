@@ -1,5 +1,6 @@
 """timm's logits for the same random weights, in both directions, also at another size."""
 
+import json
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -13,8 +14,9 @@ from torch.testing import assert_close
 
 from tests.peers import peer, scrambled
 from tests.small import vit
+from vitrail.errors import VitrailError
 from vitrail.models.build import build
-from vitrail.models.variants import ResNetConfig, ViTConfig
+from vitrail.models.settings import ResNetConfig, ViTConfig
 from vitrail.weights.checkpoint import save
 from vitrail.weights.load import load
 
@@ -37,6 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
     "registers without a position": {"reg_tokens": 2, "no_embed_class": True},
     "registers and average": {"reg_tokens": 3, "class_token": False, "global_pool": "avg", "no_embed_class": True},
     "map": {"class_token": False, "global_pool": "map", "reg_tokens": 2, "no_embed_class": True},
+    "average of normed tokens beside a class token": {"global_pool": "avg", "fc_norm": False},
     "layer scale": {"init_values": 0.1},
     "qk-norm without bias": {"qk_norm": True, "qkv_bias": False},
     "five channels": {"in_chans": 5},
@@ -50,7 +53,8 @@ def test_theirs_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path: Pa
     torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
     size = options.get("img_size", 24)
     grid = (4, 8) if isinstance(size, tuple) else None
-    ours = load(tmp_path / "theirs.pth", grid=grid, heads=3)
+    pool: Any = {"avg": "gap", "map": "map"}.get(options.get("global_pool", ""), "cls")
+    ours = load(tmp_path / "theirs.pth", grid=grid, heads=3, pool=pool)
     images = torch.randn(2, options.get("in_chans", 3), *ours.config.image)
     with torch.inference_mode():
         assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
@@ -87,6 +91,7 @@ def test_a_resized_position_table_is_timms(options: dict[str, Any], size: Any, t
         ("vit_base_patch32_224", 224),
         ("vit_tiny_r_s16_p8_224", 224),
         ("vit_small_r26_s32_224", 224),
+        ("vit_base_r50_s16_224", 224),
         ("vit_base_patch16_gap_224", 224),
         ("vit_small_patch14_reg4_dinov2", 98),
     ],
@@ -170,11 +175,16 @@ def test_parameters_of_the_published_ones(name: str) -> None:
 
 def test_a_side_file_says_what_the_weights_do_not(tmp_path: Path) -> None:
     """A folder as timm pushes it to the hub: not square, averaged, its own preprocessing and labels."""
-    import json
-
     theirs = make(img_size=(24, 40), patch_size=(6, 5), class_token=True, global_pool="avg", fc_norm=False)
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
-    known = {"input_size": [3, 24, 40], "crop_pct": 0.8, "interpolation": "bilinear", "mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]}
+    known = {
+        "input_size": [3, 24, 40],
+        "crop_pct": 0.8,
+        "crop_mode": "squash",
+        "interpolation": "bilinear",
+        "mean": [0.1, 0.2, 0.3],
+        "std": [1, 1, 1],
+    }
     side = {
         "architecture": "vit",
         "global_pool": "avg",
@@ -188,10 +198,54 @@ def test_a_side_file_says_what_the_weights_do_not(tmp_path: Path) -> None:
     assert (ours.config.grid, ours.config.pool, ours.config.heads) == ((4, 8), "gap", 3)
     assert ours.preprocess is not None
     assert (ours.preprocess.crop, ours.preprocess.interpolation, ours.preprocess.mean) == (0.8, "bilinear", (0.1, 0.2, 0.3))
+    assert ours.preprocess.squash
     assert ours.labels == tuple("abcde")
     images = torch.randn(2, 3, 24, 40)
     with torch.inference_mode():
         assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
+
+
+def test_older_timm_has_a_pre_logits_layer(tmp_path: Path) -> None:
+    """As in the in21k files of 2021: the head stands on tanh of a dense layer."""
+    theirs = make(num_classes=0)
+    hidden, head = nn.Linear(24, 24), nn.Linear(24, 5)
+    extra = {f"pre_logits.fc.{name}": weight for name, weight in hidden.state_dict().items()}
+    extra |= {f"head.{name}": weight for name, weight in head.state_dict().items()}
+    torch.save({**theirs.state_dict(), **extra}, tmp_path / "in21k.pth")
+    ours = load(tmp_path / "in21k.pth", heads=3)
+    images = torch.randn(2, 3, 24, 24)
+    with torch.inference_mode():
+        assert_close(ours(images), head(torch.tanh(hidden(theirs(images)))), rtol=0, atol=1e-5)
+
+
+def test_names_of_dinov2_and_deit_3(tmp_path: Path) -> None:
+    theirs = make(reg_tokens=2, init_values=0.1, no_embed_class=True, num_classes=0)
+    state = {name.replace("reg_token", "register_tokens"): weight for name, weight in theirs.state_dict().items()}
+    state = {name.replace(".ls1.gamma", ".gamma_1").replace(".ls2.gamma", ".gamma_2"): weight for name, weight in state.items()}
+    torch.save({**state, "mask_token": torch.zeros(1, 24)}, tmp_path / "theirs.pth")
+    ours = load(tmp_path / "theirs.pth", heads=3)
+    images = torch.randn(2, 3, 24, 24)
+    with torch.inference_mode():
+        assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
+    assert ours.report.left == ("mask_token",)
+
+
+@pytest.mark.parametrize(
+    "change", [{"global_pool": "max"}, {"model_args": {"pool_include_prefix": True}}, {"architecture": "vit_x_quickgelu"}]
+)
+def test_a_side_file_that_asks_for_what_is_not_here_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    save_file(make().state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(change))
+    with pytest.raises(VitrailError, match=r"nothing here|no Vision Transformer here"):
+        load(tmp_path)
+
+
+def test_an_architectures_name_says_what_weights_do_not(tmp_path: Path) -> None:
+    save_file(make().state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_so400m_patch16_siglip_256"}))
+    config = load(tmp_path, heads=3).config
+    assert isinstance(config, ViTConfig)
+    assert config.gelu == "tanh"
 
 
 def test_the_patch_resampling_is_flexivits(tmp_path: Path) -> None:

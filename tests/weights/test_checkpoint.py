@@ -15,7 +15,7 @@ from tests.small import config, vit
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.build import build
-from vitrail.models.variants import ResNetConfig, Stem
+from vitrail.models.settings import ResNetConfig, Stem
 from vitrail.weights import checkpoint
 from vitrail.weights.checkpoint import save
 from vitrail.weights.load import load
@@ -144,11 +144,11 @@ def test_a_full_disk_leaves_the_older_model_whole(tmp_path: Path) -> None:
         ("vitrail.json", None, "has our names, but the vitrail.json that says what they mean is not beside them"),
         ("vitrail.json", b"{", "cannot be read"),
         ("vitrail.json", b"\xff\xfe", "cannot be read"),
-        ("vitrail.json", b"[]", "has format None, this version of Vitrail reads format 1"),
+        ("vitrail.json", b"[]", "must hold an object, got list"),
         ("vitrail.json", b'{"format": 9}', "has format 9"),
         ("vitrail.json", b'{"format": 1}', "model must be a ViTConfig or a ResNetConfig, got None"),
         ("vitrail.json", b'{"format": 1, "model": {"family": "vit", "width": 24}}', "the field 'model.depth' is missing"),
-        ("model.safetensors", None, "does not exist"),
+        ("model.safetensors", None, "holds no weights"),
         ("model.safetensors", b"", "cannot be read"),
         ("model.safetensors", b"\xff" * 100, "cannot be read"),
         ("model.safetensors", b"\x80\x04\x95pickle", "cannot be read"),

@@ -1,5 +1,6 @@
 """Loading: what changes on the way is said, and is what it should be."""
 
+import argparse
 import json
 import logging
 import subprocess
@@ -17,7 +18,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.layers.position import resize_table
 from vitrail.models.build import build
-from vitrail.models.variants import ResNetConfig, Stem, ViTConfig
+from vitrail.models.settings import ResNetConfig, Stem, ViTConfig
 from vitrail.models.vit import ViT
 from vitrail.weights.checkpoint import save
 from vitrail.weights.load import load
@@ -164,12 +165,67 @@ def test_what_is_assumed_is_logged_and_can_be_set(tmp_path: Path, caplog: pytest
         assumed = load(tmp_path / "tiny.pth", grid=(2, 3))
     assert "1 heads (64 wide each, the usual width; heads= says otherwise)" in assumed.report.assumed
     assert any("1 heads" in record.message for record in caplog.records)
-    said = load(tmp_path / "tiny.pth", grid=(2, 3), heads=3, gelu="exact")
-    assert said.report.assumed == ()
+    said = load(tmp_path / "tiny.pth", grid=(2, 3), heads=3, gelu="exact", pool="cls")
+    assert [item.split()[0] for item in said.report.assumed] == ["pictures"]
     assert_close(said(IMAGES), model(IMAGES), rtol=0, atol=1e-6)
     tanh = load(tmp_path / "tiny.pth", grid=(2, 3), heads=3, gelu="tanh")
     assert isinstance(tanh.config, ViTConfig)
     assert tanh.config.gelu == "tanh"
+
+
+def test_a_model_folder_says_what_it_is(tmp_path: Path) -> None:
+    for wishes in ({"heads": 2}, {"gelu": "exact"}, {"grid": (9, 9)}, {"pool": "gap"}):
+        with pytest.raises(VitrailError, match="a model folder says what it is"):
+            reloaded(tmp_path, vit(), **wishes)
+    assert reloaded(tmp_path, vit(), heads=3, grid=(2, 3)).config == config()
+    assert load(tmp_path / "mine" / "model.safetensors").config == config()
+
+
+AMBIGUOUS: list[dict[str, Any]] = [
+    {"pool": "gap", "class_token": True},
+    {"pool": "cls", "norm_at": "pooled"},
+    {"image": (6, 20)},  # a grid of 1 x 4, which has as many patches as 2 x 2
+]
+
+
+@pytest.mark.parametrize("options", AMBIGUOUS, ids=str)
+def test_what_tensors_do_not_say_stands_in_the_header(options: dict[str, Any], tmp_path: Path) -> None:
+    model = vit(gelu="exact", **options)
+    model.labels, model.preprocess = ("a", "b", "c", "d", "e"), Preprocess(model.config.image, 0.7, mean=(0.1, 0.2, 0.3))
+    again = load(save(model, tmp_path / "x.safetensors", format="timm"))
+    assert (again.config, again.labels, again.preprocess) == (model.config, model.labels, model.preprocess)
+    assert again.report.assumed == ()
+    with pytest.raises(VitrailError, match=r"in a .pth, which would be taken for .*; use .safetensors"):
+        save(model, tmp_path / "x.pth", format="timm")
+
+
+def test_an_npz_says_it_in_its_comment(tmp_path: Path) -> None:
+    model = vit(image=(6, 20))
+    model.labels = ("a", "b", "c", "d", "e")
+    again = load(save(model, tmp_path / "x.npz", format="official"))
+    assert (again.config.image, again.labels) == ((6, 20), model.labels)
+    many = vit(classes=9000)
+    many.labels = tuple(f"class number {index}" for index in range(9000))
+    assert load(save(many, tmp_path / "many.npz", format="official")).labels is None  # more than a comment can hold
+
+
+def test_a_training_scripts_options_are_no_danger_and_what_else_it_saved_is_said(tmp_path: Path) -> None:
+    model = vit(gelu="exact", image=(12, 10))
+    save(model, tmp_path / "bare.pth", format="timm")
+    state = torch.load(tmp_path / "bare.pth", weights_only=True)
+    content = {"teacher": state, "student": state, "args": argparse.Namespace(lr=0.1), "epoch": 3}
+    torch.save(content, tmp_path / "dino.pth")
+    loaded = load(tmp_path / "dino.pth", heads=3)
+    assert loaded.report.left == ("student",)
+    assert "the weights under 'teacher'" in loaded.report.assumed
+    assert loaded.preprocess is not None
+    assert loaded.preprocess.mean[0] == 0.485
+    torch.save(
+        {**state, **{f"module.{name}": weight for name, weight in state.items()}, "module.more": state["norm.bias"]},
+        tmp_path / "two.pth",
+    )
+    with pytest.raises(VitrailError, match=r"the same names with and without the prefix 'module.'"):
+        load(tmp_path / "two.pth")
 
 
 def test_a_wrong_grid_is_refused_with_those_that_fit(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from vitrail.cli.screen import add, console, count, print_json, si, size, table
 from vitrail.config import make, to_plain
 from vitrail.errors import VitrailError
 from vitrail.models.cost import Cost, cost
+from vitrail.models.settings import ModelConfig
 from vitrail.models.tally import Stage
-from vitrail.models.variants import ModelConfig, blueprint
+from vitrail.models.variants import blueprint
 from vitrail.weights.folder import is_model, read_config
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ Source = Annotated[
 ]
 Grid = Annotated[str | None, typer.Option(metavar="HxW", help="Grid of the position table, where the file does not say.")]
 Heads = Annotated[int | None, typer.Option(help="Number of heads, where the file does not say.")]
+Pool = Annotated[str | None, typer.Option(metavar="cls|gap|map", help="Pooling, where the file does not say.")]
 Gelu = Annotated[str | None, typer.Option(metavar="tanh|exact", help="Form of the GELU, where the file does not say.")]
 
 
@@ -64,6 +65,7 @@ def convert(
     grid: Grid = None,
     heads: Heads = None,
     gelu: Gelu = None,
+    pool: Pool = None,
     json: Json = False,
 ) -> None:
     """Read a checkpoint of any origin and write it in another format, with a report of what became of its tensors."""
@@ -75,7 +77,7 @@ def convert(
         "image": pair(image, "--image") if image else None,
         "patch": pair(patch, "--patch") if patch else None,
     }
-    model = load(source, classes=classes, channels=channels, resize=resize, **sizes, **_said(grid, heads, gelu))  # type: ignore[arg-type]
+    model = load(source, classes=classes, channels=channels, resize=resize, **sizes, **_said(grid, heads, gelu, pool))  # type: ignore[arg-type]
     written = save(model, out, format=format)  # type: ignore[arg-type]
     if json:
         print_json({"written": str(written), "format": format, **vars(model.report)})
@@ -95,18 +97,23 @@ def verify(
     grid: Grid = None,
     heads: Heads = None,
     gelu: Gelu = None,
+    pool: Pool = None,
     json: Json = False,
 ) -> None:
     """Hold parameters against the formula and logits against another checkpoint or library; exit code 1 if they differ."""
     from vitrail.weights.verify import verify as check
 
     logging.getLogger("vitrail").setLevel(logging.ERROR)
-    verdict = check(first, second, tolerance, **_said(grid, heads, gelu))
+    verdict = check(first, second, tolerance, **_said(grid, heads, gelu, pool))
     if json:
         print_json({**vars(verdict), "ok": verdict.ok})
     else:
-        right = "as the formula says" if verdict.parameters == verdict.expected else f"the formula says {verdict.expected:,}"
-        typer.echo(f"{verdict.name}: {verdict.parameters:,} parameters, {right}")
+        right = {None: "no published model is like it", verdict.parameters: "as published"}
+        typer.echo(
+            f"{verdict.name}: {verdict.parameters:,} parameters, {right.get(verdict.expected, f'published {verdict.expected}')}"
+        )
+        for item in verdict.assumed:
+            typer.echo(f"assumed {item}")
         if verdict.difference is None:
             typer.echo("nothing to compare the logits with: name a second checkpoint, or install the library it came from")
         else:
@@ -117,17 +124,20 @@ def verify(
         raise typer.Exit(1)
 
 
-def _said(grid: str | None, heads: int | None, gelu: str | None) -> dict[str, Any]:
+def _said(grid: str | None, heads: int | None, gelu: str | None, pool: str | None) -> dict[str, Any]:
     if gelu not in (None, "tanh", "exact"):
         raise VitrailError(f"--gelu must be tanh or exact, got {gelu!r}")
-    return {"grid": pair(grid, "--grid") if grid else None, "heads": heads, "gelu": gelu}
+    if pool not in (None, "cls", "gap", "map"):
+        raise VitrailError(f"--pool must be cls, gap or map, got {pool!r}")
+    return {"grid": pair(grid, "--grid") if grid else None, "heads": heads, "gelu": gelu, "pool": pool}
 
 
 def _describe(name: str, tensor: Any) -> dict[str, Any]:
     import torch
 
-    finite = torch.isfinite(tensor) if tensor.is_floating_point() else torch.ones_like(tensor, dtype=torch.bool)
-    norm = torch.where(finite, tensor, 0).double().norm().item()
+    values = tensor.double()
+    finite = torch.isfinite(values)
+    norm = torch.where(finite, values, 0).norm().item()
     bad = int(tensor.numel() - finite.sum())
     return {
         "name": name,

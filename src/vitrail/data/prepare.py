@@ -32,7 +32,7 @@ def prepare(picture: Image.Image, how: Preprocess) -> Float[Tensor, "c height wi
 def _cover(picture: Image.Image, how: Preprocess) -> tuple[int, int]:
     """Width and height: the whole size, or the smallest of the picture's own proportions that covers what is cropped."""
     high, wide = how.resized
-    if how.crop is None:
+    if how.squash:
         return wide, high
     if picture.width * high < picture.height * wide:
         return wide, max(high, int(wide * picture.height / picture.width))

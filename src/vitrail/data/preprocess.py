@@ -4,7 +4,7 @@
 evaluation (plain resize to the whole size). ``imagenet``: the mean and deviation of ImageNet's colours.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from vitrail.config import check
@@ -18,7 +18,8 @@ class Preprocess:
     """Resize, crop, scale to 0 ... 1, subtract the mean, divide by the deviation."""
 
     image: tuple[int, int]  # height and width the model sees
-    crop: float | None = None  # share of the resized picture that is kept; none: squeeze to the size without cropping
+    crop: float = 1.0  # share of the resized picture that is kept, from its middle
+    squash: bool = False  # resize without keeping the proportions
     interpolation: Interpolation = "bicubic"
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -27,7 +28,7 @@ class Preprocess:
         check(self)
         if min(self.image) < 1:
             raise VitrailError(f"image must be at least 1, got {self.image}; try image=224")
-        if self.crop is not None and not 0 < self.crop <= 1:
+        if not 0 < self.crop <= 1:
             raise VitrailError(f"crop must be above 0 and at most 1, got {self.crop}; try crop=0.875")
         if len(self.mean) != len(self.std) or not self.mean:
             raise VitrailError(f"mean and std must have a value a channel, got {len(self.mean)} and {len(self.std)}")
@@ -36,9 +37,15 @@ class Preprocess:
 
     @property
     def resized(self) -> tuple[int, int]:
-        """The size that the picture is resized to cover before the middle is cut out of it."""
-        share = self.crop or 1.0
-        return int(self.image[0] / share), int(self.image[1] / share)
+        """The size that the picture is resized to, or to cover, before the middle is cut out of it."""
+        return int(self.image[0] / self.crop + 1e-6), int(self.image[1] / self.crop + 1e-6)
+
+    def with_channels(self, channels: int) -> "Preprocess":
+        """The same for pictures of another number of channels: the mean over the old ones for each."""
+        if channels == len(self.mean):
+            return self
+        mean, std = sum(self.mean) / len(self.mean), sum(self.std) / len(self.std)
+        return replace(self, mean=(mean,) * channels, std=(std,) * channels)
 
 
 def vit(image: tuple[int, int], channels: int = 3) -> Preprocess:
@@ -46,7 +53,7 @@ def vit(image: tuple[int, int], channels: int = 3) -> Preprocess:
 
 
 def official(image: tuple[int, int], channels: int = 3) -> Preprocess:
-    return Preprocess(image, interpolation="bilinear", mean=(0.5,) * channels, std=(0.5,) * channels)
+    return Preprocess(image, squash=True, interpolation="bilinear", mean=(0.5,) * channels, std=(0.5,) * channels)
 
 
 def imagenet(image: tuple[int, int]) -> Preprocess:

@@ -6,7 +6,8 @@ import torch
 
 from vitrail.errors import VitrailError
 from vitrail.models.resnet import ResNet
-from vitrail.models.variants import ModelConfig, ViTConfig, variant
+from vitrail.models.settings import ModelConfig, ViTConfig
+from vitrail.models.variants import variant
 from vitrail.models.vit import ViT
 
 Model = ViT | ResNet

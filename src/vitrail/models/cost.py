@@ -11,8 +11,9 @@ from math import prod
 
 from vitrail.errors import VitrailError
 from vitrail.models.cost_resnet import map_sides, resnet, root
+from vitrail.models.settings import ModelConfig, ViTConfig
 from vitrail.models.tally import FLOAT, Stage, Tally
-from vitrail.models.variants import ModelConfig, ViTConfig, variant
+from vitrail.models.variants import variant
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from math import prod
 
+from vitrail.models.settings import ResNetConfig, Stem
 from vitrail.models.tally import Stage, Tally
-from vitrail.models.variants import ResNetConfig, Stem
 
 Side = tuple[int, int]
 

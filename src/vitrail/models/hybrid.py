@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.layers.convolution import StandardisedConv, pad_same
-from vitrail.models.variants import Stem
+from vitrail.models.settings import Stem
 
 
 class Root(nn.Module):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.layers.convolution import StandardisedConv
-from vitrail.models.variants import ResNetConfig, check_pictures
+from vitrail.models.settings import ResNetConfig, check_pictures
 from vitrail.models.vit import zero_head
 
 

@@ -34,7 +34,7 @@ from vitrail.layers.position import (
 )
 from vitrail.layers.tap import watched
 from vitrail.models.hybrid import Root
-from vitrail.models.variants import ViTConfig, check_image, check_pictures, times
+from vitrail.models.settings import ViTConfig, check_image, check_pictures, times
 
 
 class ViT(nn.Module):

@@ -3,8 +3,11 @@ written but torch's own for .pth."""
 
 import ctypes
 import json
+import math
 import os
 import shutil
+import tempfile
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
@@ -21,11 +24,12 @@ from vitrail.config import read as read_as
 from vitrail.config import to_plain
 from vitrail.errors import VitrailError
 from vitrail.models.build import Model
-from vitrail.models.variants import ModelConfig, ResNetConfig, ViTConfig, times
+from vitrail.models.settings import ModelConfig, ResNetConfig, ViTConfig
 from vitrail.models.vit import ViT
 from vitrail.weights.convert import huggingface, official, timm, torchvision
 from vitrail.weights.convert.detect import Origin, refuse
 from vitrail.weights.convert.link import write
+from vitrail.weights.files import NOTE
 from vitrail.weights.folder import FACTS, FORMAT, WEIGHTS
 
 WRITTEN = {WEIGHTS, FACTS, "config.json", "preprocessor_config.json"}
@@ -45,7 +49,7 @@ def save(model: Model, path: str | Path, format: Origin = "vitrail") -> Path:
     model = getattr(model, "_orig_mod", model)  # a compiled model is saved as what it was compiled from
     if any(weight.is_meta for weight in model.parameters()):
         raise VitrailError("the model is on the meta device, so it has no weights to save; build it on the cpu")
-    path = Path(path).resolve()
+    path = Path(path).expanduser().resolve()
     match format:
         case "vitrail":
             return _whole(path, lambda fresh: _write_own(model, fresh))
@@ -56,20 +60,40 @@ def save(model: Model, path: str | Path, format: Origin = "vitrail") -> Path:
     converter: Any = {"official": official, "timm": timm, "torchvision": torchvision}[format]
     config, state = _plain(model, format)
     converter.check(config)
+    if path.suffix == ".pth":
+        _check_pth(config, format)
     tensors = write(converter.links(config), state)
-    return _whole(path, lambda fresh: _write_file(tensors, fresh, path.suffix, config))
+    return _whole(path, lambda fresh: _write_file(tensors, fresh, path.suffix, _facts(model, config)))
+
+
+def _facts(model: Model, config: ModelConfig) -> dict[str, Any]:
+    """What the tensors do not say."""
+    grid = {"grid": list(config.grid)} if isinstance(config, ViTConfig) else {}
+    return {
+        "format": FORMAT,
+        "model": to_plain(config),
+        **grid,
+        "preprocess": to_plain(model.preprocess),
+        "labels": to_plain(model.labels),
+        "versions": {"vitrail": version("vitrail"), "torch": torch.__version__},
+    }
+
+
+def _check_pth(config: ModelConfig, format: str) -> None:
+    """A bare file of tensors has no room for a note, so what its reader would guess wrongly must not be in it."""
+    if not isinstance(config, ViTConfig):
+        return
+    high, wide = config.grid
+    if high != wide and math.isqrt(high * wide) ** 2 == high * wide:
+        refuse(f"a grid of {high}x{wide} in a .pth, which would be taken for a square", format, "use .safetensors")
+    if config.has_class_token and (config.pool == "gap") != (config.norm_at == "pooled"):
+        refuse("this pooling beside a class token in a .pth, which would be taken for another", format, "use .safetensors")
 
 
 def _write_own(model: Model, folder: Path) -> None:
     folder.mkdir(parents=True)
     save_file({name: weight.contiguous() for name, weight in model.state_dict().items()}, folder / WEIGHTS)
-    facts: dict[str, Any] = {"format": FORMAT, "model": to_plain(model.config)}
-    if isinstance(model.config, ViTConfig):
-        facts["grid"] = list(model.config.grid)
-    facts["preprocess"] = to_plain(model.preprocess)
-    facts["labels"] = to_plain(model.labels)
-    facts["versions"] = {"vitrail": version("vitrail"), "torch": torch.__version__}
-    (folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n")
+    (folder / FACTS).write_text(json.dumps(_facts(model, model.config), indent=2) + "\n")
 
 
 def _write_huggingface(model: Model, folder: Path) -> None:
@@ -81,19 +105,24 @@ def _write_huggingface(model: Model, folder: Path) -> None:
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _write_file(tensors: dict[str, Tensor], path: Path, suffix: str, config: ModelConfig) -> None:
+def _write_file(tensors: dict[str, Tensor], path: Path, suffix: str, facts: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     match suffix:
         case ".npz":
             with path.open("wb") as file:
-                np.savez(file, **{name: tensor.numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
+                np.savez(file, **{name: tensor.float().cpu().numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
+            with zipfile.ZipFile(path, "a") as archive:
+                archive.comment = _comment(facts)
         case ".pth":
             torch.save(tensors, path)
         case ".safetensors":
-            noted = {"format": "pt"}
-            if isinstance(config, ViTConfig):
-                noted |= {"vitrail.grid": times(config.grid), "vitrail.heads": str(config.heads)}
-            save_file(tensors, path, metadata=noted)
+            save_file(tensors, path, metadata={"format": "pt", NOTE: json.dumps(facts)})
+
+
+def _comment(facts: dict[str, Any]) -> bytes:
+    """A zip's comment has room for 64 KiB: enough for all but the names of very many classes."""
+    whole = json.dumps(facts).encode()
+    return whole if len(whole) < 2**16 else json.dumps(facts | {"labels": None}).encode()
 
 
 def _plain(model: Model, format: str) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -121,10 +150,17 @@ def _plain(model: Model, format: str) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 def _whole(path: Path, write_to: Callable[[Path], None]) -> Path:
     """Write under another name, sync, then take the name: what is seen under it is always whole."""
-    if path.is_dir() and not {file.name for file in path.iterdir()} <= WRITTEN:
-        raise VitrailError(f"{path} exists and holds other things than a model, so it is not overwritten; choose another name")
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
-    _remove(fresh)
+    try:
+        there = {file.name for file in path.iterdir()} if path.is_dir() else set()
+        if there and not (there <= WRITTEN and there & {WEIGHTS, FACTS}):
+            raise VitrailError(
+                f"{path} exists and holds other things than a model, so it is not overwritten; choose another name"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.", suffix=".new", dir=path.parent))
+    except OSError as error:
+        raise VitrailError(f"{path} cannot be written: {error}") from error
+    fresh = aside / "model"
     try:
         write_to(fresh)
         for file in [*fresh.iterdir(), fresh] if fresh.is_dir() else [fresh]:
@@ -133,15 +169,8 @@ def _whole(path: Path, write_to: Callable[[Path], None]) -> Path:
     except (OSError, SafetensorError, RuntimeError) as error:
         raise VitrailError(f"{path} cannot be written: {str(error).splitlines()[0]}") from error
     finally:
-        _remove(fresh)
+        shutil.rmtree(aside, ignore_errors=True)
     return path
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:
@@ -160,14 +189,13 @@ def _swap(fresh: Path, path: Path) -> None:
     if not path.is_dir():
         fresh.replace(path)
     elif not _exchange(fresh, path):
-        old = path.with_name(f".{path.name}.{os.getpid()}.old")
+        old = fresh.with_name("old")
         path.rename(old)
         try:
             fresh.rename(path)
         except OSError:
             old.rename(path)
             raise
-        _remove(old)
     _sync(path.parent)
 
 

@@ -3,13 +3,16 @@
 .npz is read array by array with its headers checked first, .pth with ``weights_only``, .safetensors mapped.
 """
 
+import argparse
+import json
 import math
+import os
 import pickle
 import re
 import warnings
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +25,29 @@ from vitrail.errors import VitrailError
 from vitrail.weights.folder import read_json
 
 WRAPPERS = ("model", "state_dict", "teacher", "student", "model_state_dict", "module", "params", "ema", "model_ema", "net")
-PREFIXES = ("module.", "backbone.", "model.", "_orig_mod.", "encoder_q.", "visual.trunk.")
+PREFIXES = (
+    "module.",
+    "backbone.",
+    "model.",
+    "_orig_mod.",
+    "encoder_q.",
+    "base_encoder.",
+    "timm_model.",
+    "net.",
+    "visual.trunk.",
+)
+NOTE = "vitrail"  # under this name a safetensors header, and an .npz in its comment, say what the tensors do not
 
 
 @dataclass(frozen=True)
 class Loose:
-    """Tensors by name, and what the files beside them say."""
+    """Tensors by name, and what the files around them say."""
 
     tensors: dict[str, Tensor]
     side: dict[str, Any] = field(default_factory=dict)
-    metadata: dict[str, str] = field(default_factory=dict)  # a safetensors header's
+    note: dict[str, Any] = field(default_factory=dict)  # what our own ``save`` wrote beside the tensors
+    wrapper: str | None = None  # the name the weights stood under
+    left: list[str] = field(default_factory=list)  # what else is in the file
 
 
 def read_file(path: Path) -> Loose:
@@ -40,8 +56,7 @@ def read_file(path: Path) -> Loose:
         return _folder(path)
     if not path.is_file():
         raise VitrailError(f"{path} does not exist")
-    loose = _tensors(path)
-    return Loose(loose.tensors, _side(path.parent) if path.stem in ("model", "pytorch_model") else {}, loose.metadata)
+    return replace(_tensors(path), side=_side(path.parent) if path.stem in ("model", "pytorch_model") else {})
 
 
 def _folder(path: Path) -> Loose:
@@ -50,15 +65,17 @@ def _folder(path: Path) -> Loose:
         if (path / f"{name}.index.json").is_file():
             return Loose(_shards(path, path / f"{name}.index.json"), side)
         if (path / name).is_file():
-            loose = _tensors(path / name)
-            return Loose(loose.tensors, side, loose.metadata)
+            return replace(_tensors(path / name), side=side)
     raise VitrailError(f"{path} holds no weights: no vitrail.json, no model.safetensors, no pytorch_model.bin")
 
 
 def _side(folder: Path) -> dict[str, Any]:
     side = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-    processor = folder / "preprocessor_config.json"
-    return side | ({"preprocessor": read_json(processor)} if processor.is_file() else {})
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (folder / name).is_file():
+            content = read_json(folder / name)
+            return side | {"preprocessor": content.get("image_processor", content)}
+    return side
 
 
 def _shards(folder: Path, index: Path) -> dict[str, Tensor]:
@@ -82,11 +99,11 @@ def _tensors(path: Path) -> Loose:
     try:
         match path.suffix.lower():
             case ".npz":
-                return Loose(_npz(path))
+                return _npz(path)
             case ".safetensors":
                 return _safetensors(path)
             case ".pth" | ".pt" | ".bin" | ".ckpt" | ".tar":
-                return Loose(_pth(path))
+                return _pth(path)
     except VitrailError:
         raise
     except Exception as error:  # a damaged file can fail its reader in any way
@@ -98,11 +115,22 @@ def _tensors(path: Path) -> Loose:
 def _safetensors(path: Path) -> Loose:
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
-        return Loose(tensors, metadata=file.metadata() or {})
+        return Loose(_bare(tensors, str(path)), note=_note((file.metadata() or {}).get(NOTE, "")))
 
 
-def _npz(path: Path) -> dict[str, Tensor]:
+def _note(text: str) -> dict[str, Any]:
+    """What ``save`` noted; a comment of somebody else's says nothing."""
+    if not text.startswith('{"format"'):
+        return {}
+    try:
+        return dict(json.loads(text))
+    except (ValueError, RecursionError):
+        raise VitrailError("the note beside the weights is damaged") from None
+
+
+def _npz(path: Path) -> Loose:
     tensors: dict[str, Tensor] = {}
+    left: list[str] = []
     _refuse_bomb(path)
     with zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
@@ -116,15 +144,23 @@ def _npz(path: Path) -> dict[str, Tensor]:
                 raise
             except Exception as error:  # every codec has its own kinds
                 raise VitrailError(f"{entry.filename} in {path} cannot be read: {error}") from None
-            if array is not None:
-                tensors[entry.filename.removesuffix(".npy")] = array
-    return tensors
+            name = entry.filename.removesuffix(".npy")
+            if array is None:
+                left.append(name)
+            else:
+                tensors[name] = array
+        return Loose(tensors, left=left, note=_note(archive.comment.decode(errors="replace")))
 
 
 def _refuse_bomb(path: Path) -> None:
     """Weights hardly compress, so an archive much larger inside than outside is none of weights."""
     with zipfile.ZipFile(path) as archive:
         whole = sum(entry.file_size for entry in archive.infolist())
+    with path.open("rb") as file:
+        file.seek(-min(path.stat().st_size, 2**16 + 22), os.SEEK_END)
+        end = file.read().rpartition(b"PK\x05\x06")[2]  # sixteen bytes, the length of a comment, the comment
+    if len(end) < 18 + int.from_bytes(end[16:18], "little"):
+        raise VitrailError(f"{path} cannot be read: its end is missing")
     if whole > 20 * path.stat().st_size + 2**20:
         raise VitrailError(f"{path} would unpack to {whole:,} bytes, {whole // path.stat().st_size} times its size: refused")
 
@@ -150,30 +186,38 @@ def _npy(stream: Any, size: int, where: str) -> Tensor | None:
     return torch.from_numpy(native).view(torch.bfloat16) if bfloat16 else torch.from_numpy(native)
 
 
-def _pth(path: Path) -> dict[str, Tensor]:
+def _pth(path: Path) -> Loose:
     zipped = zipfile.is_zipfile(path)
     if zipped:
         _refuse_bomb(path)
     try:
-        with warnings.catch_warnings(action="ignore"):  # about the age of the pickle, which is no concern of the user's
+        # A Namespace is a bag of attributes: training scripts keep their options in one. Warnings speak of the pickle's age.
+        with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
         what = re.search(r"GLOBAL (\S+)", str(error))
         if what is None:
             raise VitrailError(f"{path} cannot be read: it is no file of torch's with tensors alone") from None
         raise VitrailError(f"{path} wants to run code while being read ({what[1]}), which is never done") from None
-    return unwrap(content, str(path))
+    return _unwrapped(content, str(path))
 
 
-def unwrap(content: Any, where: str) -> dict[str, Tensor]:
-    """The weights inside what training scripts save around them."""
+def _unwrapped(content: Any, where: str) -> Loose:
+    """The weights inside what training scripts save around them, and the names of what else is there."""
+    wrapper, left = None, []
     for _ in range(8):  # wrappers are not nested deeper, but may stand inside themselves
         if not isinstance(content, Mapping):
             break
-        inner = [content[name] for name in WRAPPERS if isinstance(content.get(name), Mapping)]
+        inner = [name for name in WRAPPERS if isinstance(content.get(name), Mapping)]
         if not inner:
             break
-        content = inner[0]
+        wrapper = inner[0]
+        left += [
+            str(name)
+            for name, value in content.items()
+            if name != wrapper and isinstance(value, Mapping | Tensor) and len(value)
+        ]
+        content = content[wrapper]
     if not isinstance(content, Mapping):
         raise VitrailError(f"{where} holds a {type(content).__name__}, not tensors by name")
     tensors = {str(name): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
@@ -184,6 +228,16 @@ def unwrap(content: Any, where: str) -> dict[str, Tensor]:
             raise VitrailError(f"{where} holds {name} as something else than plain numbers")
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise VitrailError(f"{where} claims more numbers for {name} than it holds")
+    return Loose(_bare(tensors, where), wrapper=wrapper, left=left)
+
+
+def _bare(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
+    """Without the prefix that wrapping a module puts before the names in it."""
     while prefix := next((p for p in PREFIXES if sum(name.startswith(p) for name in tensors) > len(tensors) / 2), None):
-        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+        bare = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+        if len(bare) < len(tensors):
+            raise VitrailError(
+                f"{where} has the same names with and without the prefix {prefix!r}; it cannot be told which to take"
+            )
+        tensors = bare
     return tensors

@@ -6,7 +6,7 @@ from typing import Any
 
 from vitrail.config import read
 from vitrail.errors import VitrailError
-from vitrail.models.variants import ModelConfig
+from vitrail.models.settings import ModelConfig
 
 WEIGHTS = "model.safetensors"
 FACTS = "vitrail.json"

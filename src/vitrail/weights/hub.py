@@ -1,13 +1,21 @@
 """``hf:owner/name``: a model of the Hugging Face hub, through its own client, kept in that client's cache."""
 
 import re
-import socket
+from http.client import HTTPException
 from pathlib import Path
-from urllib.parse import urlparse
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from vitrail.errors import VitrailError
 
-PATTERNS = ["config.json", "preprocessor_config.json", "vitrail.json", "model*.safetensors", "model.safetensors.index.json"]
+PATTERNS = [
+    "config.json",
+    "*processor_config.json",
+    "vitrail.json",
+    "*model*.safetensors",
+    "*.index.json",
+    "pytorch_model*.bin",
+]
 
 
 def fetch(address: str) -> Path:
@@ -28,12 +36,11 @@ def fetch(address: str) -> Path:
 
 
 def _reachable(endpoint: str) -> bool:
-    """Within seconds, which the client's own retries are not."""
-    parts = urlparse(endpoint)
+    """Whether somebody answers within seconds, which the client's own retries would not find out."""
     try:
-        with socket.create_connection(
-            (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)), timeout=3
-        ):
+        with urlopen(Request(endpoint, method="HEAD"), timeout=3):
             return True
-    except OSError:
+    except HTTPError:
+        return True  # an answer all the same
+    except (OSError, ValueError, HTTPException):
         return False

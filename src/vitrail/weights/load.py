@@ -1,7 +1,6 @@
 """``vitrail.load``: any Vision Transformer checkpoint of the field as one of ours, with a report of its tensors."""
 
 import logging
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +14,13 @@ from vitrail.data.preprocess import vit as vit_preprocess
 from vitrail.errors import VitrailError
 from vitrail.layers.position import Resize
 from vitrail.models.build import Model, skeleton
-from vitrail.models.variants import Pair
+from vitrail.models.settings import ModelConfig, Pair
 from vitrail.weights import hub
 from vitrail.weights.convert import huggingface, official, timm, torchvision
 from vitrail.weights.convert.detect import Found, Wishes
+from vitrail.weights.convert.link import read as read_links
 from vitrail.weights.files import Loose, read_file
-from vitrail.weights.folder import is_model, read_config, read_facts
+from vitrail.weights.folder import WEIGHTS, is_model, read_config, read_facts
 from vitrail.weights.resize import adapt
 
 FORMATS = (official, timm, huggingface, torchvision)
@@ -56,16 +56,18 @@ def load(
     grid: Pair | None = None,
     heads: int | None = None,
     gelu: Literal["tanh", "exact"] | None = None,
+    pool: Literal["cls", "gap", "map"] | None = None,
     patch: int | Pair | None = None,
     channels: int | None = None,
 ) -> Model:
     """A model folder, .npz, .safetensors, .pth, a folder of Hugging Face or timm, or ``hf:owner/name``, ready to predict.
 
-    ``image``, ``patch``, ``channels`` and ``classes`` change it; ``grid``, ``heads`` and ``gelu`` say what a file does not.
+    ``image``, ``patch``, ``channels`` and ``classes`` change it; ``grid``, ``heads``, ``gelu`` and ``pool`` say what a file
+    does not.
     What was assumed, resized, new or left over is logged and kept in ``model.report``.
     """
     read_as(resize, Resize | Literal["origin"], "resize")
-    found = find(source, Wishes(grid, heads, gelu))
+    found = find(source, Wishes(grid, heads, gelu, pool))
     model = skeleton(found.config)
     _match(str(source), model, found.state)
     config, state, changes = adapt(
@@ -81,11 +83,10 @@ def load(
         model = skeleton(config)
     model.load_state_dict({name: tensor.contiguous() for name, tensor in state.items()}, assign=True)
     model.preprocess = _preprocess(found, model)
-    model.labels = found.labels if config.classes == found.config.classes else None
-    touched = len(changes.new) + len(changes.resized)
+    model.labels = found.labels if found.labels and len(found.labels) == config.classes else None
     report = model.report = Report(
         found.origin,
-        len(state) - touched,
+        sum(tensor is found.state.get(name) for name, tensor in state.items()),
         tuple(changes.resized),
         tuple(changes.new),
         (*found.left, *changes.left),
@@ -110,39 +111,46 @@ def find(source: str | Path, wishes: Wishes | None = None) -> Found:
 
 
 def _find(path: Path, wishes: Wishes) -> Found:
-    if is_model(path):
-        return _own(path)
+    if is_model(path) or (path.name == WEIGHTS and is_model(path.parent)):
+        return _own(path if path.is_dir() else path.parent, wishes)
     loose = read_file(path)
     for converter in FORMATS:
         if converter.matches(loose.tensors):
             empty = [name for name, tensor in loose.tensors.items() if not tensor.numel()]
             if empty:
                 raise VitrailError(f"{path} is damaged: {empty[0]} has no numbers in it")
-            return converter.find(loose.tensors, loose.side, _with_metadata(wishes, loose))
+            found = _noted(converter, loose) or converter.find(loose.tensors, {**loose.side, "wrapper": loose.wrapper}, wishes)
+            chosen = [f"the weights under {loose.wrapper!r}"] if loose.wrapper and loose.left else []
+            return replace(found, left=[*loose.left, *found.left], assumed=[*chosen, *found.assumed])
     if "embed.project.weight" in loose.tensors or "stages.0.0.conv1.weight" in loose.tensors:
         raise VitrailError(f"{path} has our names, but the vitrail.json that says what they mean is not beside them")
     some = ", ".join(list(loose.tensors)[:3]) or "nothing"
     raise VitrailError(f"{path} has the names of no Vision Transformer that is known here: {some} ...")
 
 
-def _own(path: Path) -> Found:
-    facts = read_facts(path)
-    loose = read_file(path / "model.safetensors")
+def _own(path: Path, wishes: Wishes) -> Found:
+    config, facts = read_config(path), read_facts(path)
+    for name, wish in vars(wishes).items():
+        if wish is not None and wish != getattr(config, name, None):
+            raise VitrailError(
+                f"{path} says {name}={getattr(config, name, None)}, got {name}={wish}; a model folder says what it is"
+            )
+    return Found("vitrail", config, read_file(path).tensors, [], [], *_travelling(facts))
+
+
+def _noted(converter: Any, loose: Loose) -> Found | None:
+    """A file that our own ``save`` wrote says in a note what its tensors do not."""
+    if "model" not in loose.note:
+        return None
+    config = read_as(loose.note["model"], ModelConfig, "model")
+    state, left = read_links(converter.links(config), loose.tensors)
+    return Found(converter.__name__.rpartition(".")[2], config, state, left, [], *_travelling(loose.note))
+
+
+def _travelling(facts: dict[str, Any]) -> tuple[Preprocess | None, tuple[str, ...] | None]:
+    """What travels with the weights: how pictures are made ready, what the classes are called."""
     preprocess = read_as(facts.get("preprocess"), Preprocess | None, "preprocess")
-    labels = read_as(facts.get("labels"), tuple[str, ...] | None, "labels")
-    return Found("vitrail", read_config(path), loose.tensors, [], [], preprocess, labels)
-
-
-def _with_metadata(wishes: Wishes, loose: Loose) -> Wishes:
-    """What ``save`` wrote into a safetensors header beside the tensors, where the caller has not said otherwise."""
-    said: dict[str, Any] = {}
-    noted = loose.metadata
-    if "vitrail.grid" in noted and wishes.grid is None:
-        found = re.fullmatch(r"(\d{1,6})x(\d{1,6})", noted["vitrail.grid"], re.ASCII)
-        said["grid"] = (int(found[1]), int(found[2])) if found else None
-    if re.fullmatch(r"\d{1,6}", noted.get("vitrail.heads", ""), re.ASCII) and wishes.heads is None:
-        said["heads"] = int(noted["vitrail.heads"])
-    return Wishes(**{**vars(wishes), **said})
+    return preprocess, read_as(facts.get("labels"), tuple[str, ...] | None, "labels")
 
 
 def _sound(name: str, tensor: Tensor) -> Tensor:
@@ -172,10 +180,7 @@ def _match(source: str, model: Model, state: dict[str, Tensor]) -> None:
 
 def _preprocess(found: Found, model: Model) -> Preprocess:
     known = found.preprocess or vit_preprocess(found.config.image, found.config.channels)
-    channels = model.config.channels
-    if len(known.mean) != channels:
-        known = vit_preprocess(model.config.image, channels)
-    return Preprocess(**{**vars(known), "image": model.config.image})
+    return replace(known.with_channels(model.config.channels), image=model.config.image)
 
 
 def _pair(value: int | Pair | None, name: str) -> Pair | None:

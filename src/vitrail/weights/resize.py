@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from vitrail.errors import VitrailError
 from vitrail.layers.position import Resize, resize_table
-from vitrail.models.variants import ModelConfig, Pair, ResNetConfig, ViTConfig, check_image, times
+from vitrail.models.settings import ModelConfig, Pair, ResNetConfig, ViTConfig, check_image, times
 
 
 @dataclass

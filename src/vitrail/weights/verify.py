@@ -13,7 +13,10 @@ from torch import Tensor, nn
 from vitrail.errors import VitrailError
 from vitrail.models.build import Model
 from vitrail.models.cost import cost
-from vitrail.models.variants import SIZES, ModelConfig, ViTConfig, times
+from vitrail.models.settings import ModelConfig, ViTConfig, times
+from vitrail.models.variants import SIZES, variant
+from vitrail.weights import hub
+from vitrail.weights.files import read_file
 from vitrail.weights.load import load
 
 TOLERANCE = 1e-4
@@ -25,23 +28,50 @@ class Verdict:
 
     name: str  # of the nearest published model
     parameters: int
-    expected: int  # by the formula
+    expected: int | None  # of that model at this image size and these classes; none: no published model is like it
     against: str | None  # none: nothing to compare with
     difference: float | None
     tolerance: float
+    assumed: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        return self.parameters == self.expected and (self.difference is None or self.difference <= self.tolerance)
+        return self.expected in (None, self.parameters) and (self.difference is None or self.difference <= self.tolerance)
 
 
 def verify(first: str | Path, second: str | Path | None = None, tolerance: float = TOLERANCE, **options: Any) -> Verdict:
-    """Parameters against the formula; logits on fixed pictures against the second or, without one, the library it came from."""
-    model = load(first, **options)
+    """Parameters against the published model's; logits on fixed pictures against the second or, without one, the library
+    it came from."""
+    path = hub.fetch(str(first)) if str(first).startswith("hf:") else Path(first)
+    model = load(path, **options)
     parameters = sum(weight.numel() for weight in model.parameters())
-    other, name = (load(second, **options), str(second)) if second is not None else _peer(model, Path(first))
+    other, name = (load(second, **options), str(second)) if second is not None else _peer(model, path)
     difference = None if other is None else _difference(model, other)
-    return Verdict(label(model.config), parameters, cost(model.config).parameters, name, difference, tolerance)
+    assumed = model.report.assumed
+    return Verdict(label(model.config), parameters, published(model.config), name, difference, tolerance, assumed)
+
+
+def published(config: ModelConfig) -> int | None:
+    """How many parameters the model of that name has at this size, with these classes, by the table of sizes."""
+    try:
+        named = variant(label(config), image=config.image, channels=config.channels, classes=config.classes)
+    except VitrailError:
+        return None
+    plain = (
+        "registers",
+        "pool",
+        "class_token",
+        "head",
+        "norm",
+        "norm_at",
+        "position",
+        "position_covers",
+        "layer_scale",
+        "qk_norm",
+    )
+    if isinstance(config, ViTConfig) and any(getattr(config, field) != getattr(named, field) for field in plain):
+        return None
+    return cost(named).parameters
 
 
 def fixed_pictures(config: ModelConfig, count: int = 4) -> Tensor:
@@ -72,7 +102,7 @@ def _difference(one: nn.Module, two: nn.Module) -> float:
     images = fixed_pictures(config)
     with torch.inference_mode():
         first, second = one(images), two(images)
-    second = getattr(second, "logits", second)
+    second = getattr(second, "logits", getattr(second, "pooler_output", second))
     if first.shape != second.shape:
         raise VitrailError(f"the two answer with {list(first.shape)} and {list(second.shape)}; they cannot be compared")
     return (first - second).abs().max().item()
@@ -85,7 +115,13 @@ def _peer(model: Model, path: Path) -> tuple[nn.Module | None, str | None]:
     if origin not in makers or not find_spec({"huggingface": "transformers"}.get(origin, origin)):
         return None, None
     declare_operators()
-    return makers[origin](model, path).eval(), origin
+    try:
+        return makers[origin](model, path).eval(), origin
+    except VitrailError:
+        raise
+    except Exception as error:  # a peer has its own kinds, and its refusal is an answer too
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise VitrailError(f"{origin} does not take {path}: {reason}; give a second checkpoint to compare with") from None
 
 
 _library: Any = None
@@ -110,9 +146,7 @@ def _operators_there() -> bool:
 def _timm(model: Model, path: Path) -> nn.Module:
     import timm
 
-    from vitrail.weights.files import read_file
-
-    tensors = read_file(path).tensors
+    tensors = _file(model, path)
     config = model.config
     if not isinstance(config, ViTConfig):
         return _strict(timm.create_model(f"resnetv2_{label(config)[1:]}_bit", num_classes=config.classes), tensors)
@@ -138,7 +172,7 @@ def _timm(model: Model, path: Path) -> nn.Module:
         embed_dim=config.width,
         depth=config.depth,
         num_heads=config.heads,
-        mlp_ratio=config.mlp / config.width,
+        mlp_ratio=(config.mlp + 0.5) / config.width,  # which it multiplies and rounds down
         qkv_bias=config.qkv_bias,
         qk_norm=config.qk_norm,
         init_values=config.layer_scale,
@@ -150,25 +184,26 @@ def _timm(model: Model, path: Path) -> nn.Module:
     return _strict(made, tensors)
 
 
-def _strict(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    wanted = set(model.state_dict())
-    model.load_state_dict({name: tensor for name, tensor in tensors.items() if name in wanted}, strict=True)
-    return model
+def _file(model: Model, path: Path) -> dict[str, Tensor]:
+    """All that is in the file but what the report calls left over: nothing else may be without a place there either."""
+    return {name: tensor for name, tensor in read_file(path).tensors.items() if name not in model.report.left}
+
+
+def _strict(made: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    made.load_state_dict(dict(tensors), strict=True)
+    return made
 
 
 def _huggingface(model: Model, path: Path) -> nn.Module:
-    from transformers import AutoModelForImageClassification
+    from transformers import AutoModel, AutoModelForImageClassification
 
-    made: nn.Module = AutoModelForImageClassification.from_pretrained(
-        path if path.is_dir() else path.parent, local_files_only=True
-    )
+    maker: Any = AutoModelForImageClassification if model.config.classes else AutoModel
+    made: nn.Module = maker.from_pretrained(path if path.is_dir() else path.parent, local_files_only=True)
     return made
 
 
 def _torchvision(model: Model, path: Path) -> nn.Module:
     from torchvision.models.vision_transformer import VisionTransformer  # type: ignore[import-untyped]
-
-    from vitrail.weights.files import read_file
 
     config = model.config
     assert isinstance(config, ViTConfig)
@@ -182,4 +217,4 @@ def _torchvision(model: Model, path: Path) -> nn.Module:
         num_classes=config.classes,
         representation_size=(config.head_width or config.width) if config.head == "mlp" else None,
     )
-    return _strict(made, read_file(path).tensors)
+    return _strict(made, _file(model, path))

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
-from vitrail.models.variants import SIZES, ModelConfig, Pair, times
+from vitrail.models.settings import ModelConfig, Pair, times
+from vitrail.models.variants import SIZES
 
 Origin = Literal["vitrail", "official", "timm", "huggingface", "torchvision"]
 
@@ -21,6 +22,7 @@ class Wishes:
     grid: Pair | None = None
     heads: int | None = None
     gelu: Literal["tanh", "exact"] | None = None
+    pool: Literal["cls", "gap", "map"] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ def grid(rows: int, before: Iterable[int], wishes: Wishes, assumed: list[str], k
 
 
 def _factors(cells: int) -> str:
-    pairs = [(high, cells // high) for high in range(1, cells + 1) if cells % high == 0]
-    pairs.sort(key=lambda pair: (abs(pair[0] - pair[1]), pair))
+    sides = [high for high in range(1, math.isqrt(max(0, cells)) + 1) if cells % high == 0]
+    pairs = [pair for high in reversed(sides) for pair in dict.fromkeys([(high, cells // high), (cells // high, high)])]
     return " or ".join(times(pair) for pair in pairs[:4]) or "none"
 
 

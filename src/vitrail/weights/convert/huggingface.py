@@ -9,7 +9,7 @@ from torch import Tensor
 from vitrail.config import read as read_as
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
-from vitrail.models.variants import ModelConfig, ViTConfig
+from vitrail.models.settings import ModelConfig, ViTConfig
 from vitrail.weights.convert import detect
 from vitrail.weights.convert.detect import Found, Wishes, refuse
 from vitrail.weights.convert.link import Link, affine, joined, moved, positions, read
@@ -46,6 +46,8 @@ def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) ->
     known = (size[0] // high, size[1] // wide) if size else None
     grid, _ = detect.grid(rows, [1], wishes, assumed, known)
     pooler = "vit.pooler.dense.weight" in file and "classifier.weight" not in file
+    if pooler and side.get("pooler_act", "tanh") != "tanh":
+        raise VitrailError(f"config.json has a pooler with {side['pooler_act']!r}, where a pre-logits layer has tanh")
     config = ViTConfig(
         width=width,
         depth=depth,
@@ -56,8 +58,9 @@ def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) ->
         channels=channels,
         classes=file["classifier.weight"].shape[0] if "classifier.weight" in file else 0,
         head="mlp" if pooler else "linear",
+        head_width=_hidden(file, width) if pooler else None,
         resize="huggingface",
-        epsilon=_number(side, "layer_norm_eps", float) or 1e-12,
+        epsilon=_epsilon(side, assumed),
         gelu=_gelu(side, wishes, assumed),
         qkv_bias="vit.encoder.layer.0.attention.attention.query.bias" in file,
     )
@@ -65,7 +68,7 @@ def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) ->
     strange = [name for name in left if not re.search(r"(^|\.)(pooler|decoder|mask_token)", name)]
     if strange:
         raise VitrailError(f"the file has {', '.join(strange[:4])}, which no Vision Transformer here has")
-    return Found("huggingface", config, state, left, assumed, _preprocess(side, config), _labels(side, config.classes))
+    return Found("huggingface", config, state, left, assumed, _preprocess(side, config, assumed), _labels(side, config.classes))
 
 
 def links(c: ModelConfig) -> list[Link]:
@@ -103,6 +106,8 @@ def check(config: ModelConfig) -> None:
 def side_files(c: ModelConfig, preprocess: Preprocess | None, labels: tuple[str, ...] | None) -> dict[str, dict[str, Any]]:
     """``config.json`` and ``preprocessor_config.json``, from which transformers builds the model and its image processor."""
     assert isinstance(c, ViTConfig)
+    if labels and len(labels) != c.classes:
+        raise VitrailError(f"the model has {c.classes} classes and {len(labels)} labels; model.labels must name every class")
     names = labels or tuple(f"LABEL_{index}" for index in range(c.classes))
     config = {
         "architectures": ["ViTForImageClassification"],
@@ -124,16 +129,17 @@ def side_files(c: ModelConfig, preprocess: Preprocess | None, labels: tuple[str,
     }
     if preprocess is None:
         return {"config.json": config}
-    crops = preprocess.crop is not None
-    resized = preprocess.resized
-    if crops and resized[0] != resized[1]:
+    resized, square = preprocess.resized, preprocess.image[0] == preprocess.image[1]
+    if not square and not preprocess.squash:
         refuse(
-            "a resize of the short side for pictures that are not square", "huggingface", "set crop=None in the preprocessing"
+            "a resize that keeps proportions for pictures that are not square",
+            "huggingface",
+            "set model.preprocess with squash",
         )
     processor: dict[str, Any] = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
-        "size": {"shortest_edge": resized[0]} if crops else {"height": resized[0], "width": resized[1]},
+        "size": {"height": resized[0], "width": resized[1]} if preprocess.squash else {"shortest_edge": resized[0]},
         "resample": next(number for number, name in RESAMPLE.items() if name == preprocess.interpolation),
         "do_rescale": True,
         "rescale_factor": 1 / 255,
@@ -141,7 +147,7 @@ def side_files(c: ModelConfig, preprocess: Preprocess | None, labels: tuple[str,
         "image_mean": list(preprocess.mean),
         "image_std": list(preprocess.std),
     }
-    if crops:
+    if resized != preprocess.image or not preprocess.squash:
         processor |= {"do_center_crop": True, "crop_size": dict(zip(("height", "width"), preprocess.image, strict=True))}
     return {"config.json": config, "preprocessor_config.json": processor}
 
@@ -163,6 +169,18 @@ def _number(side: Mapping[str, Any], name: str, kind: type) -> Any:
     return read_as(side[name], kind, f"{name} in config.json") if name in side else None
 
 
+def _hidden(file: Mapping[str, Tensor], width: int) -> int | None:
+    hidden = file["vit.pooler.dense.weight"].shape[0]
+    return None if hidden == width else hidden
+
+
+def _epsilon(side: Mapping[str, Any], assumed: list[str]) -> float:
+    said: float | None = _number(side, "layer_norm_eps", float)
+    if said is None:
+        assumed.append("layer norms with epsilon 1e-12 (transformers' default)")
+    return said or 1e-12
+
+
 def _gelu(side: Mapping[str, Any], wishes: Wishes, assumed: list[str]) -> Literal["tanh", "exact"]:
     act = side.get("hidden_act")
     if act is not None and wishes.gelu is None:
@@ -180,19 +198,43 @@ def _labels(side: Mapping[str, Any], classes: int) -> tuple[str, ...] | None:
     return None if ordered == tuple(f"LABEL_{index}" for index in range(classes)) else ordered
 
 
-def _preprocess(side: Mapping[str, Any], config: ViTConfig) -> Preprocess | None:
-    given = side.get("preprocessor", {})  # what is missing there is transformers' default
+def _preprocess(side: Mapping[str, Any], config: ViTConfig, assumed: list[str]) -> Preprocess:
+    """As transformers' image processor does it; what is missing in its file is its default."""
+    given = side.get("preprocessor", {})
     if not isinstance(given, dict):
         raise VitrailError("preprocessor_config.json must hold an object")
-    crop = None
-    size = given.get("size")
-    if isinstance(size, dict) and isinstance(size.get("shortest_edge"), int) and given.get("do_center_crop", True):
-        crop = config.image[0] / size["shortest_edge"]
-    half = [0.5] * config.channels
+    if not given:
+        assumed.append("pictures squeezed to the size, with mean and deviation 0.5 (model.preprocess says otherwise)")
+    size = given.get("size", {})
+    size = {"height": size, "width": size} if isinstance(size, int) else size
+    crops = given.get("do_center_crop", "crop_size" in given)
+    short, high = (size.get(name) if isinstance(size, dict) else None for name in ("shortest_edge", "height"))
+    edge = read_as(
+        next((side for side in (short, high) if side is not None), config.image[0]), int, "size in preprocessor_config.json"
+    )
+    if edge < (config.image[0] if crops else 1):
+        raise VitrailError(f"size in preprocessor_config.json must be at least the model's {config.image[0]}, got {edge}")
+    crop = config.image[0] / edge if crops else 1.0
+    scale = (
+        255 * read_as(given.get("rescale_factor", 1 / 255), float, "rescale_factor") if given.get("do_rescale", True) else 255.0
+    )
+    mean, std = (
+        ((0.0,), (1.0,))
+        if given.get("do_normalize", True) is False
+        else (_values(given, "image_mean", 0.5), _values(given, "image_std", 0.5))
+    )
+    each = [(part * config.channels)[: config.channels] if len(part) == 1 else part for part in (mean, std)]
     return Preprocess(
         config.image,
         crop=crop,
+        squash=short is None,
         interpolation=RESAMPLE.get(given.get("resample", 2), "bilinear"),
-        mean=tuple(float(value) for value in given.get("image_mean", half)),
-        std=tuple(float(value) for value in given.get("image_std", half)),
+        mean=tuple(value / scale for value in each[0]),
+        std=tuple(value / scale for value in each[1]),
     )
+
+
+def _values(given: Mapping[str, Any], name: str, default: float) -> tuple[float, ...]:
+    value = given.get(name, default)
+    values: tuple[float, ...] = read_as(value if isinstance(value, list) else [value], tuple[float, ...], name)
+    return values

@@ -12,7 +12,7 @@ from einops import rearrange
 from torch import Tensor
 
 from vitrail.errors import VitrailError
-from vitrail.models.variants import ViTConfig
+from vitrail.models.settings import ViTConfig
 
 Tensors = Mapping[str, Tensor]
 Change = Callable[[list[Tensor]], list[Tensor]]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail.data.preprocess import official as official_preprocess
 from vitrail.errors import VitrailError
-from vitrail.models.variants import ModelConfig, Stem, ViTConfig
+from vitrail.models.settings import ModelConfig, Stem, ViTConfig
 from vitrail.weights.convert import detect
 from vitrail.weights.convert.detect import Found, Wishes, refuse
 from vitrail.weights.convert.link import Link, joined, moved, positions, read
@@ -36,7 +36,8 @@ def matches(names: Mapping[str, Tensor]) -> bool:
 
 
 def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) -> Found:
-    file = _unscanned(_without_prefix(file))
+    inside, beside = _without_prefix(file)
+    file = _unscanned(inside)
     assumed: list[str] = []
     spelling = _spelling(file)
     high, wide, channels, width = detect.shape(file, "embedding/kernel", 4)
@@ -46,7 +47,7 @@ def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) ->
     heads = detect.shape(file, f"{first}/{spelling.attention}/query/kernel", 3)[1]
     stem = _stem(file)
     class_token = "cls" in file
-    grid, covered = detect.grid(detect.shape(file, spelling.table, 3)[1], [int(class_token), 0], wishes, assumed)
+    grid, covered = _grid(file, spelling, int(class_token), wishes, assumed)
     hidden = file["pre_logits/kernel"].shape[1] if "pre_logits/kernel" in file else None
     root = stem.stride if stem else 1
     if wishes.heads not in (None, heads):
@@ -61,17 +62,18 @@ def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) ->
         channels=file["conv_root/kernel"].shape[2] if stem else channels,
         classes=file["head/kernel"].shape[1] if "head/kernel" in file else 0,
         stem=stem,
+        position="learned1d" if spelling.table in file else "sincos2d",
         position_covers="cls" if covered or not class_token else "patches",
         resize="official",
         pool="map" if "MAPHead_0/probe" in file else "cls" if class_token else "gap",
         head="mlp" if hidden else "linear",
         head_width=hidden if hidden != width else None,
-        gelu=wishes.gelu or "tanh",
+        gelu=detect.gelu("tanh", wishes, assumed),
     )
     state, left = read(links(config, spelling), file)
     if left:
         raise VitrailError(f"the file has {', '.join(left[:4])}, which no Vision Transformer here has")
-    return Found("official", config, state, left, assumed, official_preprocess(config.image, config.channels))
+    return Found("official", config, state, beside, assumed, official_preprocess(config.image, config.channels))
 
 
 def links(c: ModelConfig, spelling: Spelling | None = None) -> list[Link]:
@@ -81,7 +83,8 @@ def links(c: ModelConfig, spelling: Spelling | None = None) -> list[Link]:
         moved("embedding/kernel", "embed.project.weight", "p q c d -> d c p q"),
         _vector("embedding/bias", "embed.project.bias"),
     ]
-    made.append(positions(theirs.table, c))
+    if c.position == "learned1d":
+        made.append(positions(theirs.table, c))
     if c.stem:
         made += _stem_links(c.stem)
     if c.has_class_token:
@@ -122,12 +125,27 @@ def check(config: ModelConfig) -> None:
         refuse("a class token beside another pooling", "official", "use format='timm'")
 
 
-def _without_prefix(file: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _grid(
+    file: Mapping[str, Tensor], spelling: Spelling, class_token: int, wishes: Wishes, assumed: list[str]
+) -> tuple[tuple[int, int], int]:
+    """big_vision's sin-cos models have no table, so nothing in the file tells the grid."""
+    if spelling.table in file:
+        return detect.grid(detect.shape(file, spelling.table, 3)[1], [class_token, 0], wishes, assumed)
+    if wishes.grid is None:
+        raise VitrailError(
+            "the file has no position table, so it must be big_vision's sin-cos; say its grid, for example grid=14x14"
+        )
+    assumed.append("positions of the kind sincos2d, for want of a table")
+    return wishes.grid, 0
+
+
+def _without_prefix(file: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], list[str]]:
+    """The image tower, and the names beside it: optimiser states, a text tower, a temperature."""
     for prefix in sorted(PREFIXES, key=len, reverse=True):
         inside = {name.removeprefix(prefix): tensor for name, tensor in file.items() if name.startswith(prefix)}
         if "embedding/kernel" in inside:
-            return inside  # optimiser states and a text tower stand beside it
-    return file
+            return inside, [name for name in file if not name.startswith(prefix)]
+    return file, []
 
 
 def _unscanned(file: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -136,8 +154,8 @@ def _unscanned(file: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     flat = {name: tensor for name, tensor in file.items() if not name.startswith(mark)}
     for name, tensor in file.items():
         if name.startswith(mark):
-            if tensor.ndim == 0:
-                raise VitrailError(f"{name} must have an axis of depth, got a single number")
+            if tensor.ndim == 0 or tensor.shape[0] > 1000:
+                raise VitrailError(f"{name} must have an axis of depth, got {list(tensor.shape)}")
             for layer, part in enumerate(tensor):
                 flat[f"Transformer/encoderblock_{layer}/{name.removeprefix(mark)}"] = part
     return flat

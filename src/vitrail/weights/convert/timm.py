@@ -6,18 +6,21 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import Preprocess, imagenet, vit
 from vitrail.errors import VitrailError
-from vitrail.models.variants import ModelConfig, ResNetConfig, Stem, ViTConfig
+from vitrail.models.settings import ModelConfig, ResNetConfig, Stem, ViTConfig
 from vitrail.weights.convert import detect
 from vitrail.weights.convert.detect import Found, Wishes, refuse
 from vitrail.weights.convert.link import Link, affine, moved, positions, read, same
 
 STEM = "patch_embed.backbone"
 # What stands in published files beside the classifier and can be left out without changing what the encoder computes.
-HARMLESS = re.compile(
-    r"(decoder|mask_token|head_dist|last_layer|prototypes|pre_logits\.|head\.(mlp|last_layer)|projection_head)"
-)
+HARMLESS = re.compile(r"(decoder|mask_token|head_dist|last_layer|prototypes|head\.(mlp|last_layer)|projection_head)")
+
+
+# Where an architecture's name says what its weights do not.
+TANH = re.compile(r"vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip|vit_large_patch16_siglip.*_512")
+POOLS: dict[Any, Literal["cls", "gap", "map"]] = {"token": "cls", "avg": "gap", "map": "map"}
 
 
 def matches(names: Mapping[str, Tensor]) -> bool:
@@ -30,11 +33,11 @@ def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) ->
     config = _resnet(file) if "stem.conv.weight" in file else _vit(file, known, side, wishes, assumed)
     if isinstance(config, ResNetConfig) and isinstance(known.get("input_size"), list):
         config = ResNetConfig(**{**vars(config), "image": tuple(known["input_size"][1:])})
-    state, left = read(links(config), file)
+    state, left = read(links(config), _newer(file))
     strange = [name for name in left if not HARMLESS.search(name)]
     if strange:
         raise VitrailError(f"the file has {', '.join(strange[:4])}, which no Vision Transformer here has")
-    return Found("timm", config, state, left, assumed, _preprocess(known, config.image), _labels(side))
+    return Found("timm", config, state, left, assumed, _preprocess(known, config, side, assumed), _labels(side, config.classes))
 
 
 def links(config: ModelConfig) -> list[Link]:
@@ -65,6 +68,10 @@ def check(config: ModelConfig) -> None:
 def _vit(
     file: Mapping[str, Tensor], known: Mapping[str, Any], side: Mapping[str, Any], wishes: Wishes, assumed: list[str]
 ) -> ViTConfig:
+    file = _newer(file)
+    architecture = str(side.get("architecture", ""))
+    if "quickgelu" in architecture:
+        raise VitrailError(f"{architecture} has the activation QuickGELU, which no Vision Transformer here has")
     width, channels, high, wide = detect.shape(file, "patch_embed.proj.weight", 4)
     depth = detect.count(file, "blocks.")
     if "blocks.0.mlp.fc1.weight" not in file:
@@ -84,31 +91,37 @@ def _vit(
     root = stem.stride if stem else 1
     size = known.get("input_size")
     grid = (size[1] // (high * root), size[2] // (wide * root)) if isinstance(size, list) and len(size) == 3 else None
-    if grid and "pos_embed" in file and grid[0] * grid[1] not in (file["pos_embed"].shape[1] - n for n in (prefix, 0)):
+    if (
+        grid
+        and "pos_embed" in file
+        and grid[0] * grid[1] not in (file["pos_embed"].shape[1] - n for n in (prefix, class_token, 0))
+    ):
         grid = None  # the side file speaks of another size than the table was saved at
     rows = detect.shape(file, "pos_embed", 3)[1]
-    grid, covered = detect.grid(rows, dict.fromkeys((prefix, 0)), wishes, assumed, grid)
-    map_pool = "attn_pool.latent" in file
+    grid, covered = detect.grid(rows, dict.fromkeys((prefix, int(class_token), 0)), wishes, assumed, grid)
     pooled = "fc_norm.weight" in file
-    average = pooled or not class_token or side.get("global_pool") == "avg"
-    pool: Literal["cls", "gap", "map"] = "map" if map_pool else "gap" if average else "cls"
-    head = "head.weight" in file
+    pool = _pool(file, side, args or {}, wishes, assumed)
+    hidden = file["pre_logits.fc.weight"].shape[0] if "pre_logits.fc.weight" in file else None
+    sixteen = 16 if architecture.startswith("vit_base_patch16_gap") else None
+    act: Literal["tanh"] | None = "tanh" if TANH.match(architecture) or (args or {}).get("act_layer") == "gelu_tanh" else None
     return ViTConfig(
         width=width,
         depth=depth,
         mlp=mlp,
-        heads=detect.heads(width, depth, mlp, wishes, assumed, args.get("num_heads") if args else None),
+        heads=detect.heads(width, depth, mlp, wishes, assumed, (args or {}).get("num_heads", sixteen)),
         patch=(high, wide),
         image=(grid[0] * high * root, grid[1] * wide * root),
         channels=file[f"{_root(stem)}.conv.weight"].shape[1] if stem else channels,
-        classes=file["head.weight"].shape[0] if head else 0,
+        classes=file["head.weight"].shape[0] if "head.weight" in file else 0,
         stem=stem,
-        position_covers="patches" if not covered else "all" if registers else "cls",
+        position_covers="patches" if not covered else "all" if covered == prefix and registers else "cls",
         pool=pool,
         class_token=class_token if class_token != (pool == "cls") else None,
         registers=registers,
+        head="mlp" if hidden else "linear",
+        head_width=hidden if hidden != width else None,
         norm_at="pooled" if pooled else "tokens",
-        gelu=detect.gelu("exact", wishes, assumed),
+        gelu=wishes.gelu or act or detect.gelu("exact", wishes, assumed),
         qkv_bias="blocks.0.attn.qkv.bias" in file,
         qk_norm="blocks.0.attn.q_norm.weight" in file,
         layer_scale=1e-5 if "blocks.0.ls1.gamma" in file else None,
@@ -144,7 +157,35 @@ def _vit_links(c: ViTConfig) -> list[Link]:
             "mlp.fc2": "mlp.down",
         }.items():
             made += affine(f"attn_pool.{theirs}", f"pool.{ours}")
-    return made + (affine("head", "head") if c.classes else [])
+    if c.head == "mlp":
+        made += affine("pre_logits.fc", "head.0")
+    return made + (affine("head", "head.2" if c.head == "mlp" else "head") if c.classes else [])
+
+
+def _newer(file: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """DINOv2's and DeiT-III's own names for what timm calls otherwise."""
+    names = {"register_tokens": "reg_token"}
+    renamed = {names.get(name, re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name)): tensor for name, tensor in file.items()}
+    return renamed if len(renamed) == len(file) else file
+
+
+def _pool(
+    file: Mapping[str, Tensor], side: Mapping[str, Any], args: Mapping[str, Any], wishes: Wishes, assumed: list[str]
+) -> Literal["cls", "gap", "map"]:
+    if "attn_pool.latent" in file:
+        return "map"
+    said = args.get("global_pool", side.get("global_pool"))
+    if said not in (None, "", *POOLS) or args.get("pool_include_prefix"):
+        raise VitrailError(
+            f"config.json asks for the pooling {said!r}, with which nothing here pools; there are {', '.join(POOLS)}"
+        )
+    if wishes.pool or said:
+        return wishes.pool or POOLS[said]
+    if "cls_token" not in file:
+        return "gap"
+    pool: Literal["cls", "gap"] = "gap" if "fc_norm.weight" in file else "cls"
+    assumed.append(f"the pooling {pool} (the usual one beside {'fc_norm' if pool == 'gap' else 'norm'}; pool= says otherwise)")
+    return pool
 
 
 def _stem(file: Mapping[str, Tensor]) -> Stem | None:
@@ -202,19 +243,27 @@ def _resnet_links(c: ResNetConfig) -> list[Link]:
     return made
 
 
-def _preprocess(known: Mapping[str, Any], image: tuple[int, int]) -> Preprocess | None:
-    if not {"mean", "std", "interpolation"} <= set(known):
-        return None
-    crop = known.get("crop_pct", 0.875)
-    return Preprocess(
-        image,
-        crop=float(crop),
-        interpolation=known["interpolation"],
-        mean=tuple(float(value) for value in known["mean"]),
-        std=tuple(float(value) for value in known["std"]),
+def _preprocess(known: Mapping[str, Any], config: ModelConfig, side: Mapping[str, Any], assumed: list[str]) -> Preprocess:
+    if {"mean", "std", "interpolation"} <= set(known):
+        if known.get("crop_mode", "center") not in ("center", "squash"):
+            raise VitrailError(f"the crop mode {known['crop_mode']!r} in config.json is none of center and squash")
+        return Preprocess(
+            config.image,
+            crop=float(known.get("crop_pct", 0.875)),
+            squash=known.get("crop_mode") == "squash",
+            interpolation=known["interpolation"],
+            mean=tuple(float(value) for value in known["mean"]),
+            std=tuple(float(value) for value in known["std"]),
+        )
+    trained_elsewhere = side.get("wrapper") in ("model", "teacher", "student")  # DeiT, DINO and MAE use ImageNet's colours
+    made = imagenet(config.image) if trained_elsewhere else vit(config.image)
+    assumed.append(
+        f"pictures resized to {made.resized[0]}, cropped, with mean {made.mean[0]} and deviation {made.std[0]} of red "
+        f"(model.preprocess says otherwise)"
     )
+    return made.with_channels(config.channels)
 
 
-def _labels(side: Mapping[str, Any]) -> tuple[str, ...] | None:
+def _labels(side: Mapping[str, Any], classes: int) -> tuple[str, ...] | None:
     names = side.get("label_names")
-    return tuple(map(str, names)) if isinstance(names, list) else None
+    return tuple(map(str, names)) if isinstance(names, list) and len(names) == classes else None

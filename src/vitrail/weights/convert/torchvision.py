@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
-from vitrail.models.variants import ModelConfig, ViTConfig
+from vitrail.models.settings import ModelConfig, ViTConfig
 from vitrail.weights.convert import detect
 from vitrail.weights.convert.detect import Found, Wishes, refuse
 from vitrail.weights.convert.link import Link, affine, moved, positions, read, same
