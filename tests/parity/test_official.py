@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from tests.peers import peer
 from tests.small import vit
+from vitrail.errors import VitrailError
 from vitrail.layers.tap import recording
 from vitrail.models.settings import Stem
 from vitrail.models.vit import ViT
@@ -124,6 +125,25 @@ def test_what_we_write_we_read(options: dict[str, Any], tmp_path: Path) -> None:
     model, images = vit(**options), torch.randn(2, 3, 12, 15)
     save(model, tmp_path / "ours.npz", format="official")
     assert_close(load(tmp_path / "ours.npz", grid=(2, 3))(images), model(images), rtol=0, atol=1e-6)
+
+
+def test_a_file_without_a_table_is_big_visions_sincos(tmp_path: Path) -> None:
+    model = vit(position="sincos2d", pool="gap")
+    save(model, tmp_path / "ours.npz", format="official")
+    file = arrays(tmp_path / "ours.npz")
+    del file["Transformer/posembed_input/pos_embedding"]
+    np.savez(tmp_path / "bare.npz", **{f"params/{name}": array for name, array in file.items()})  # type: ignore[arg-type]
+    with pytest.raises(VitrailError, match="say its grid, for example grid=14x14"):
+        load(tmp_path / "bare.npz")
+    images = torch.randn(2, 3, 12, 15)
+    assert_close(load(tmp_path / "bare.npz", grid=(2, 3))(images), model(images), rtol=0, atol=1e-6)
+
+
+def test_a_text_tower_beside_the_image_tower_is_said_to_be_left(tmp_path: Path) -> None:
+    file = {f"params/img/{name}": array for name, array in arrays(GOLDEN / "token.weights.npz").items()}
+    beside = {"params/t": np.ones(1, np.float32), "params/txt/head/kernel": np.ones((2, 2), np.float32)}
+    np.savez(tmp_path / "lit.npz", **file, **beside)  # type: ignore[arg-type]
+    assert load(tmp_path / "lit.npz").report.left == ("params/t", "params/txt/head/kernel")
 
 
 def test_a_hybrid_there_and_back(tmp_path: Path) -> None:

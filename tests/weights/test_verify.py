@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from tests.peers import peer
+from tests.peers import peer, scrambled
 from tests.small import vit
 from vitrail.errors import VitrailError
 from vitrail.models.variants import variant
@@ -49,6 +50,17 @@ def test_without_a_second_the_library_it_came_from_answers(format: str, name: st
     assert (verdict.against, verdict.ok) == (format, True)
     assert verdict.difference is not None
     assert verdict.difference < 1e-5
+
+
+@pytest.mark.parity
+def test_the_name_of_an_architecture_is_asked_before_our_own_understanding(tmp_path: Path) -> None:
+    """A side file's name decides how the peer is built, so that a wrong reading shows."""
+    timm = peer("timm")
+    theirs = scrambled(timm.create_model("vit_base_patch16_gap_224", num_classes=5, depth=1), by=0.02)
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"architecture": "vit_tiny_patch16_224"}')
+    with pytest.raises(VitrailError, match="timm does not take"):
+        verify(tmp_path)
 
 
 def test_our_own_has_nobody_to_ask(tmp_path: Path) -> None:

@@ -79,14 +79,18 @@ def load(
         classes=classes,
         rule=None if resize == "origin" else resize,
     )
+    matched = sum(tensor is found.state.get(name) for name, tensor in state.items())
     if config != found.config:
         model = skeleton(config)
-    model.load_state_dict({name: tensor.contiguous() for name, tensor in state.items()}, assign=True)
+    found.state.clear()
+    for name in state:
+        state[name] = state[name].contiguous()  # one at a time, so that each file's own layout is let go of at once
+    model.load_state_dict(state, assign=True)
     model.preprocess = _preprocess(found, model)
     model.labels = found.labels if found.labels and len(found.labels) == config.classes else None
     report = model.report = Report(
         found.origin,
-        sum(tensor is found.state.get(name) for name, tensor in state.items()),
+        matched,
         tuple(changes.resized),
         tuple(changes.new),
         (*found.left, *changes.left),

@@ -144,8 +144,13 @@ def _operators_there() -> bool:
 
 
 def _timm(model: Model, path: Path) -> nn.Module:
+    """Built by the name of its architecture where a side file has it; else as the file was understood here."""
     import timm
 
+    architecture = read_file(path).side.get("architecture")
+    if isinstance(architecture, str):
+        size: dict[str, Any] = {"img_size": model.config.image} if isinstance(model.config, ViTConfig) else {}
+        return _strict(timm.create_model(architecture, num_classes=model.config.classes, **size), _file(model, path))
     tensors = _file(model, path)
     config = model.config
     if not isinstance(config, ViTConfig):
