@@ -174,9 +174,12 @@ def test_what_is_assumed_is_logged_and_can_be_set(tmp_path: Path, caplog: pytest
     assert tanh.config.gelu == "tanh"
 
 
-def test_a_model_folder_says_what_it_is(tmp_path: Path) -> None:
+def test_what_a_file_says_itself_is_not_overruled(tmp_path: Path) -> None:
+    save(vit(gelu="exact"), tmp_path / "x.safetensors", format="timm")
+    with pytest.raises(VitrailError, match="the file itself says heads=3, got heads=2; leave heads out"):
+        load(tmp_path / "x.safetensors", heads=2)
     for wishes in ({"heads": 2}, {"gelu": "exact"}, {"grid": (9, 9)}, {"pool": "gap"}):
-        with pytest.raises(VitrailError, match="a model folder says what it is"):
+        with pytest.raises(VitrailError, match=r"the file itself says .* leave .* out"):
             reloaded(tmp_path, vit(), **wishes)
     assert reloaded(tmp_path, vit(), heads=3, grid=(2, 3)).config == config()
     assert load(tmp_path / "mine" / "model.safetensors").config == config()
@@ -246,7 +249,7 @@ def test_a_report_reads_as_sentences(tmp_path: Path) -> None:
     ("wishes", "sentence"),
     [
         ({"resize": "tim"}, "resize must be .* got 'tim'; did you mean 'timm'"),
-        ({"image": "224"}, "image must be a whole number or a pair such as 224x448, got '224'"),
+        ({"image": "224"}, "image must be a whole number or a pair such as 224x448 or none, got '224'"),
         ({"channels": 0}, "channels must be at least 1"),
         ({"classes": -1}, "classes must be at least 0"),
     ],

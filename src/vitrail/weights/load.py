@@ -62,9 +62,8 @@ def load(
 ) -> Model:
     """A model folder, .npz, .safetensors, .pth, a folder of Hugging Face or timm, or ``hf:owner/name``, ready to predict.
 
-    ``image``, ``patch``, ``channels`` and ``classes`` change it; ``grid``, ``heads``, ``gelu`` and ``pool`` say what a file
-    does not.
-    What was assumed, resized, new or left over is logged and kept in ``model.report``.
+    ``image``, ``patch``, ``channels`` and ``classes`` change it; ``grid``, ``heads``, ``gelu`` and ``pool`` say what a
+    file does not. What was assumed, resized, new or left over is logged and kept in ``model.report``.
     """
     read_as(resize, Resize | Literal["origin"], "resize")
     found = find(source, Wishes(grid, heads, gelu, pool))
@@ -73,8 +72,8 @@ def load(
     config, state, changes = adapt(
         found.config,
         found.state,
-        image=_pair(image, "image"),
-        patch=_pair(patch, "patch"),
+        image=read_as(image, Pair | None, "image"),
+        patch=read_as(patch, Pair | None, "patch"),
         channels=channels,
         classes=classes,
         rule=None if resize == "origin" else resize,
@@ -123,7 +122,9 @@ def _find(path: Path, wishes: Wishes) -> Found:
             empty = [name for name, tensor in loose.tensors.items() if not tensor.numel()]
             if empty:
                 raise VitrailError(f"{path} is damaged: {empty[0]} has no numbers in it")
-            found = _noted(converter, loose) or converter.find(loose.tensors, {**loose.side, "wrapper": loose.wrapper}, wishes)
+            found = _noted(converter, loose, wishes) or converter.find(
+                loose.tensors, {**loose.side, "wrapper": loose.wrapper}, wishes
+            )
             chosen = [f"the weights under {loose.wrapper!r}"] if loose.wrapper and loose.left else []
             return replace(found, left=[*loose.left, *found.left], assumed=[*chosen, *found.assumed])
     if "embed.project.weight" in loose.tensors or "stages.0.0.conv1.weight" in loose.tensors:
@@ -134,21 +135,25 @@ def _find(path: Path, wishes: Wishes) -> Found:
 
 def _own(path: Path, wishes: Wishes) -> Found:
     config, facts = read_config(path), read_facts(path)
-    for name, wish in vars(wishes).items():
-        if wish is not None and wish != getattr(config, name, None):
-            raise VitrailError(
-                f"{path} says {name}={getattr(config, name, None)}, got {name}={wish}; a model folder says what it is"
-            )
+    _refuse_contradiction(config, wishes)
     return Found("vitrail", config, read_file(path).tensors, [], [], *_travelling(facts))
 
 
-def _noted(converter: Any, loose: Loose) -> Found | None:
+def _noted(converter: Any, loose: Loose, wishes: Wishes) -> Found | None:
     """A file that our own ``save`` wrote says in a note what its tensors do not."""
     if "model" not in loose.note:
         return None
     config = read_as(loose.note["model"], ModelConfig, "model")
+    _refuse_contradiction(config, wishes)
     state, left = read_links(converter.links(config), loose.tensors)
     return Found(converter.__name__.rpartition(".")[2], config, state, left, [], *_travelling(loose.note))
+
+
+def _refuse_contradiction(config: ModelConfig, wishes: Wishes) -> None:
+    for name, wish in vars(wishes).items():
+        said = getattr(config, name, None)
+        if wish is not None and wish != said:
+            raise VitrailError(f"the file itself says {name}={said}, got {name}={wish}; leave {name} out")
 
 
 def _travelling(facts: dict[str, Any]) -> tuple[Preprocess | None, tuple[str, ...] | None]:
@@ -185,10 +190,3 @@ def _match(source: str, model: Model, state: dict[str, Tensor]) -> None:
 def _preprocess(found: Found, model: Model) -> Preprocess:
     known = found.preprocess or vit_preprocess(found.config.image, found.config.channels)
     return replace(known.with_channels(model.config.channels), image=model.config.image)
-
-
-def _pair(value: int | Pair | None, name: str) -> Pair | None:
-    if value is None:
-        return None
-    pair: Pair = read_as((value, value) if isinstance(value, int) else value, Pair, name)
-    return pair

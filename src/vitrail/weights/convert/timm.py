@@ -16,8 +16,6 @@ from vitrail.weights.convert.link import Link, affine, moved, positions, read, s
 STEM = "patch_embed.backbone"
 # What stands in published files beside the classifier and can be left out without changing what the encoder computes.
 HARMLESS = re.compile(r"(decoder|mask_token|head_dist|last_layer|prototypes|head\.(mlp|last_layer)|projection_head)")
-
-
 # Where an architecture's name says what its weights do not.
 TANH = re.compile(r"vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip|vit_large_patch16_siglip.*_512")
 POOLS: dict[Any, Literal["cls", "gap", "map"]] = {"token": "cls", "avg": "gap", "map": "map"}
@@ -68,49 +66,29 @@ def check(config: ModelConfig) -> None:
 def _vit(
     file: Mapping[str, Tensor], known: Mapping[str, Any], side: Mapping[str, Any], wishes: Wishes, assumed: list[str]
 ) -> ViTConfig:
-    file = _newer(file)
-    architecture = str(side.get("architecture", ""))
-    if "quickgelu" in architecture:
-        raise VitrailError(f"{architecture} has the activation QuickGELU, which no Vision Transformer here has")
+    file, architecture = _newer(file), str(side.get("architecture", ""))
+    _refuse_relatives(file, architecture)
     width, channels, high, wide = detect.shape(file, "patch_embed.proj.weight", 4)
-    depth = detect.count(file, "blocks.")
-    if "blocks.0.mlp.fc1.weight" not in file:
-        raise VitrailError(
-            "the file has no blocks.0.mlp.fc1.weight: a gated MLP or no Vision Transformer, which cannot be read"
-        )
-    mlp = detect.shape(file, "blocks.0.mlp.fc1.weight", 2)[0]
-    if "dist_token" in file:
-        raise VitrailError(
-            "this is a distilled DeiT, whose two heads answer together; the plain DeiT of the same size can be read"
-        )
+    depth, mlp = detect.count(file, "blocks."), detect.shape(file, "blocks.0.mlp.fc1.weight", 2)[0]
     stem = _stem(file)
     class_token = "cls_token" in file
     registers = detect.shape(file, "reg_token", 3)[1] if "reg_token" in file else 0
     prefix = class_token + registers
-    args = side.get("model_args") if isinstance(side.get("model_args"), dict) else {}
-    root = stem.stride if stem else 1
-    size = known.get("input_size")
-    grid = (size[1] // (high * root), size[2] // (wide * root)) if isinstance(size, list) and len(size) == 3 else None
-    if (
-        grid
-        and "pos_embed" in file
-        and grid[0] * grid[1] not in (file["pos_embed"].shape[1] - n for n in (prefix, class_token, 0))
-    ):
-        grid = None  # the side file speaks of another size than the table was saved at
-    rows = detect.shape(file, "pos_embed", 3)[1]
-    grid, covered = detect.grid(rows, dict.fromkeys((prefix, int(class_token), 0)), wishes, assumed, grid)
-    pooled = "fc_norm.weight" in file
-    pool = _pool(file, side, args or {}, wishes, assumed)
+    stride = (high * (stem.stride if stem else 1), wide * (stem.stride if stem else 1))
+    rows, fronts = detect.shape(file, "pos_embed", 3)[1], list(dict.fromkeys((prefix, int(class_token), 0)))
+    grid, covered = detect.grid(rows, fronts, wishes, assumed, _known_grid(known, stride, [rows - front for front in fronts]))
+    args: dict[str, Any] = side["model_args"] if isinstance(side.get("model_args"), dict) else {}
+    pool = _pool(file, side, args, wishes, assumed)
     hidden = file["pre_logits.fc.weight"].shape[0] if "pre_logits.fc.weight" in file else None
     sixteen = 16 if architecture.startswith("vit_base_patch16_gap") else None
-    act: Literal["tanh"] | None = "tanh" if TANH.match(architecture) or (args or {}).get("act_layer") == "gelu_tanh" else None
+    tanh: Literal["tanh"] | None = "tanh" if TANH.match(architecture) or args.get("act_layer") == "gelu_tanh" else None
     return ViTConfig(
         width=width,
         depth=depth,
         mlp=mlp,
-        heads=detect.heads(width, depth, mlp, wishes, assumed, (args or {}).get("num_heads", sixteen)),
+        heads=detect.heads(width, depth, mlp, wishes, assumed, args.get("num_heads", sixteen)),
         patch=(high, wide),
-        image=(grid[0] * high * root, grid[1] * wide * root),
+        image=(grid[0] * stride[0], grid[1] * stride[1]),
         channels=file[f"{_root(stem)}.conv.weight"].shape[1] if stem else channels,
         classes=file["head.weight"].shape[0] if "head.weight" in file else 0,
         stem=stem,
@@ -120,12 +98,31 @@ def _vit(
         registers=registers,
         head="mlp" if hidden else "linear",
         head_width=hidden if hidden != width else None,
-        norm_at="pooled" if pooled else "tokens",
-        gelu=wishes.gelu or act or detect.gelu("exact", wishes, assumed),
+        norm_at="pooled" if "fc_norm.weight" in file else "tokens",
+        gelu=wishes.gelu or tanh or detect.gelu("exact", wishes, assumed),
         qkv_bias="blocks.0.attn.qkv.bias" in file,
         qk_norm="blocks.0.attn.q_norm.weight" in file,
         layer_scale=1e-5 if "blocks.0.ls1.gamma" in file else None,
     )
+
+
+def _refuse_relatives(file: Mapping[str, Tensor], architecture: str) -> None:
+    """Models with timm's names that compute something else."""
+    if "quickgelu" in architecture:
+        raise VitrailError(f"{architecture} has the activation QuickGELU, which no Vision Transformer here has")
+    if "blocks.0.mlp.fc1.weight" not in file:
+        raise VitrailError("the file has no blocks.0.mlp.fc1.weight: a gated MLP, or no Vision Transformer; it cannot be read")
+    if "dist_token" in file:
+        raise VitrailError("this is a distilled DeiT, whose two heads answer together; the plain DeiT of its size can be read")
+
+
+def _known_grid(known: Mapping[str, Any], stride: tuple[int, int], cells: list[int]) -> tuple[int, int] | None:
+    """By the side file's input size, unless that is another than the table was saved at."""
+    size = known.get("input_size")
+    if not isinstance(size, list) or len(size) != 3 or not all(isinstance(side, int) for side in size):
+        return None
+    grid = size[1] // stride[0], size[2] // stride[1]
+    return grid if grid[0] * grid[1] in cells else None
 
 
 def _vit_links(c: ViTConfig) -> list[Link]:
