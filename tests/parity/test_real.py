@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.testing import assert_close
 
+from vitrail.data.decode import decode
 from vitrail.data.prepare import prepare
 from vitrail.weights.load import load
 from vitrail.weights.verify import verify
@@ -29,7 +29,7 @@ def test_top_1_from_the_pictures_on_disk_is_timms() -> None:
     assert model.preprocess is not None
     files = sorted((REAL / "imagenet250").glob("*.jpg"))
     truth = torch.tensor([int(file.name.split("_")[0]) for file in files])
-    images = torch.stack([prepare(Image.open(file), model.preprocess) for file in files])
+    images = torch.stack([prepare(decode(file), model.preprocess) for file in files])
     with torch.inference_mode():
         logits = torch.cat([model(part) for part in images.split(25)])
     with np.load(REAL / "imagenet250_timm_logits.npz") as golden:

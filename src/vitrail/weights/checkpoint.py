@@ -186,9 +186,7 @@ def _swap(fresh: Path, path: Path) -> None:
 
     Elsewhere the old folder steps aside first, and comes back if the new one cannot take its place.
     """
-    if not path.is_dir():
-        fresh.replace(path)
-    elif not _exchange(fresh, path):
+    if not _replace(fresh, path) and not _exchange(fresh, path):
         old = fresh.with_name("old")
         path.rename(old)
         try:
@@ -197,6 +195,17 @@ def _swap(fresh: Path, path: Path) -> None:
             old.rename(path)
             raise
     _sync(path.parent)
+
+
+def _replace(fresh: Path, path: Path) -> bool:
+    """Not over a full folder; one may also come to be there at the last moment."""
+    try:
+        fresh.replace(path)
+    except OSError:
+        if path.is_dir():
+            return False
+        raise
+    return True
 
 
 def _exchange(one: Path, two: Path) -> bool:

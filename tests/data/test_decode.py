@@ -1,0 +1,193 @@
+"""Every kind of picture becomes what it shows; what is no picture is refused by name."""
+
+import io
+import struct
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from vitrail.data.decode import BadPicture, decode
+
+COLOURS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)  # 6 high, 9 wide
+
+
+def saved(image: Image.Image, format: str, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, format, **options)
+    return stream.getvalue()
+
+
+def pixels(content: bytes | Path, **options: Any) -> Any:
+    image = decode(content, **options)
+    assert image.mode == "RGB"
+    return np.asarray(image)
+
+
+@pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "PPM"])
+def test_plain_pictures_are_read_to_the_pixel(format: str) -> None:
+    assert (pixels(saved(Image.fromarray(COLOURS), format)) == COLOURS).all()
+
+
+@pytest.mark.parametrize("format", ["JPEG", "WEBP"])
+def test_lossy_ones_are_read_as_pillow_does(format: str) -> None:
+    content = saved(Image.fromarray(COLOURS), format)
+    assert (pixels(content) == np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))).all()
+
+
+def test_sixteen_bits_are_scaled_not_clipped() -> None:
+    grey = np.array([[0, 257, 32768], [65535, 40000, 512]], dtype=np.uint16)
+    for format in ("PNG", "TIFF"):
+        assert (pixels(saved(Image.fromarray(grey), format))[..., 0] == np.rint(grey / 257)).all()
+    dark = np.array([[0, 3, 200]], dtype=np.uint16)  # sixteen bits also when none is large
+    assert (pixels(saved(Image.fromarray(dark), "PNG"))[..., 0] == np.rint(dark / 257)).all()
+
+
+@pytest.mark.parametrize("top", [1.0, 255.0, 65535.0])
+def test_floats_are_scaled_by_their_range(top: float) -> None:
+    values = np.linspace(0, top, 6, dtype=np.float32).reshape(2, 3)
+    assert (pixels(saved(Image.fromarray(values), "TIFF"))[..., 1] == np.rint(values / top * 255)).all()
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0, 1e9])
+def test_floats_that_show_nothing_are_refused(wrong: float) -> None:
+    values = np.array([[0.5, wrong]], dtype=np.float32)
+    with pytest.raises(BadPicture, match="grey values that are no numbers from 0 to 65535"):
+        decode(saved(Image.fromarray(values), "TIFF"))
+
+
+def test_transparency_is_seen_over_white() -> None:
+    clear = Image.new("RGBA", (2, 1), (255, 0, 0, 0))
+    clear.putpixel((1, 0), (255, 0, 0, 255))
+    assert pixels(saved(clear, "PNG")).tolist() == [[[255, 255, 255], [255, 0, 0]]]
+    assert pixels(saved(Image.new("LA", (1, 1), (0, 128)), "PNG")).tolist() == [[[127, 127, 127]]]
+    palette = Image.new("P", (2, 1), 0)
+    palette.putpalette([10, 20, 30, 200, 100, 50])
+    palette.putpixel((1, 0), 1)
+    assert pixels(saved(palette, "PNG", transparency=0)).tolist() == [[[255, 255, 255], [200, 100, 50]]]
+    assert pixels(saved(palette, "PNG")).tolist() == [[[10, 20, 30], [200, 100, 50]]]
+
+
+def test_one_bit_grey_and_cmyk() -> None:
+    assert pixels(saved(Image.fromarray(np.array([[True, False]])), "PNG")).tolist() == [[[255] * 3, [0] * 3]]
+    assert (pixels(saved(Image.fromarray(COLOURS[..., 0]), "PNG")) == COLOURS[..., :1]).all()
+    cmyk = pixels(saved(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG", quality=100))
+    assert abs(cmyk.astype(int) - [255, 0, 0]).max() < 8
+
+
+T = Image.Transpose
+HELD = {  # how a camera that notes this orientation has stored an upright picture
+    1: None,
+    2: T.FLIP_LEFT_RIGHT,
+    3: T.ROTATE_180,
+    4: T.FLIP_TOP_BOTTOM,
+    5: T.TRANSPOSE,
+    6: T.ROTATE_90,
+    7: T.TRANSVERSE,
+    8: T.ROTATE_270,
+}
+
+
+@pytest.mark.parametrize("orientation", HELD)
+def test_a_camera_held_otherwise_is_turned_upright(orientation: int) -> None:
+    upright, turn = Image.fromarray(COLOURS), HELD[orientation]
+    stored = upright if turn is None else upright.transpose(turn)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for format in ("PNG", "TIFF"):
+        assert (pixels(saved(stored, format, exif=exif)) == COLOURS).all()
+
+
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "TIFF", "PNG"])
+def test_of_several_frames_or_pages_the_first_counts(format: str) -> None:
+    red, blue = Image.new("RGB", (4, 3), "red"), Image.new("RGB", (4, 3), "blue")
+    options: dict[str, Any] = {"lossless": True} if format == "WEBP" else {}
+    shown = pixels(saved(red, format, save_all=True, append_images=[blue], **options))
+    assert (shown == [255, 0, 0]).all()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 20_000), (20_000, 1)])
+def test_odd_proportions_are_pictures_too(size: tuple[int, int]) -> None:
+    assert decode(saved(Image.new("RGB", size), "PNG")).size == size
+
+
+def test_a_jpeg_is_decoded_no_finer_than_needed() -> None:
+    content = saved(Image.new("RGB", (800, 640), "green"), "JPEG")
+    assert decode(content).size == (800, 640)
+    width, height = decode(content, least=(100, 120)).size
+    assert width < 800
+    assert width >= 120
+    assert height >= 100
+
+
+JPEG = saved(Image.fromarray(np.kron(COLOURS, np.ones((20, 20, 1), np.uint8))), "JPEG")
+PNG = saved(Image.fromarray(np.kron(COLOURS, np.ones((20, 20, 1), np.uint8))), "PNG")
+BAD = {
+    "empty": b"",
+    "one byte": JPEG[:1],
+    "header only": JPEG[:20],
+    "half a JPEG": JPEG[: len(JPEG) // 2],
+    "half a PNG": PNG[: len(PNG) // 2],
+    "a web page": b"<!DOCTYPE html><html><body>404</body></html>",
+    "a flipped PNG": PNG[:60] + bytes([PNG[60] ^ 0xFF]) + PNG[61:],
+    "a script": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+    "an icon": b"\x00\x00\x01\x00\x01\x00\x10\x10",
+}
+
+
+@pytest.mark.parametrize("content", BAD.values(), ids=BAD.keys())
+def test_what_is_no_picture_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "cat.jpg").write_bytes(content)
+    with pytest.raises(BadPicture, match=r"cat\.jpg is no picture that can be read: "):
+        decode(tmp_path / "cat.jpg")
+    with pytest.raises(BadPicture, match="the picture is no picture that can be read"):
+        decode(content)
+
+
+def test_a_missing_or_unreadable_file_is_refused_by_name(tmp_path: Path) -> None:
+    for path in (tmp_path / "gone.jpg", tmp_path):
+        with pytest.raises(BadPicture, match="is no picture that can be read"):
+            decode(path)
+
+
+def png(width: int, height: int) -> bytes:
+    """A header that promises so much, with little behind it."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("size", [(10_000, 10_000), (2**31 - 1, 2**31 - 1), (100_000, 1000)])
+def test_a_bomb_is_refused_before_it_is_unpacked(size: tuple[int, int]) -> None:
+    with pytest.raises(BadPicture, match=r"pixels|bomb"):
+        decode(png(*size))
+    bomb = saved(Image.new("1", (10_000, 10_000)), "PNG", optimize=True)
+    assert len(bomb) < 20_000
+    with pytest.raises(BadPicture, match="has 10000 x 10000 pixels, more than the 67,108,864 allowed"):
+        decode(bomb)
+
+
+def test_the_limit_can_be_set() -> None:
+    content = saved(Image.new("RGB", (30, 20)), "PNG")
+    with pytest.raises(BadPicture, match="has 30 x 20 pixels, more than the 599 allowed"):
+        decode(content, largest=599)
+    assert decode(content, largest=600).size == (30, 20)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from([JPEG, PNG]), st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=8), st.floats(0, 1))
+def test_damage_of_any_kind_is_a_picture_or_refused(content: bytes, flips: list[tuple[float, int]], cut: float) -> None:
+    damaged = bytearray(content[: int(len(content) * max(cut, 0.05))] if cut < 0.5 else content)
+    for place, value in flips:
+        damaged[int(place * (len(damaged) - 1))] = value
+    with suppress(BadPicture):
+        assert decode(bytes(damaged)).mode == "RGB"
