@@ -1,0 +1,46 @@
+"""Makes the embedded part of Fashion-MNIST from Debian's package: ``apt install dataset-fashion-mnist``, then run this.
+
+The first 1,000 pictures of each class of the training set and the first 200 of each of the test set, in their order, as one
+sheet each that can be looked at; the labels stand in the PNG's text. Prints the checksums that ``data/builtin.py`` holds.
+"""
+
+import gzip
+import hashlib
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+SOURCE = Path("/usr/share/datasets/fashion-mnist")
+TARGET = Path(__file__).parents[1] / "src" / "vitrail" / "data" / "sets"
+
+
+def idx(path: Path) -> np.ndarray:
+    """The file format of MNIST: a magic number, the sizes, the bytes."""
+    content = gzip.decompress(path.read_bytes())
+    axes = content[3]
+    sizes = [int.from_bytes(content[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(axes)]
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(sizes)
+
+
+def sheet(source: Path, name: str, each: int) -> bytes:
+    pictures, labels = idx(source / f"{name}-images-idx3-ubyte.gz"), idx(source / f"{name}-labels-idx1-ubyte.gz")
+    chosen = np.sort(np.concatenate([np.flatnonzero(labels == label)[:each] for label in range(10)]))
+    columns = 100 if len(chosen) > 5000 else 50
+    tiles = pictures[chosen].reshape(-1, columns, 28, 28).transpose(0, 2, 1, 3).reshape(-1, columns * 28)
+    text = PngInfo()
+    text.add_text("labels", "".join(map(str, labels[chosen])))
+    stream = io.BytesIO()
+    Image.fromarray(tiles).save(stream, "PNG", optimize=True, pnginfo=text)
+    return stream.getvalue()
+
+
+if __name__ == "__main__":
+    source = Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCE
+    for split, name, each in (("train", "train", 1000), ("test", "t10k", 200)):
+        content = sheet(source, name, each)
+        (TARGET / f"fashion-{split}.png").write_bytes(content)
+        print(split, len(content), hashlib.sha256(content).hexdigest())  # noqa: T201

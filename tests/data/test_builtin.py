@@ -1,0 +1,51 @@
+"""The embedded pictures are there, whole, in equal parts, and those of the original."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scripts.make_fashion import SOURCE, idx, sheet
+from vitrail.data import builtin
+from vitrail.data.builtin import FASHION, fashion
+from vitrail.errors import VitrailError
+
+
+def test_ten_classes_in_equal_parts() -> None:
+    for split, count in (("train", 10_000), ("test", 2_000)):
+        pictures = fashion(split)
+        assert pictures.images.shape == (count, 28, 28)
+        assert np.bincount(pictures.labels).tolist() == [count // 10] * 10
+        assert pictures.names == FASHION
+
+
+def test_labels_belong_to_their_pictures() -> None:
+    """The mean picture of each class in the test set is nearest to that class's in the training set."""
+    train, test = fashion("train"), fashion("test")
+    means = [np.stack([part.images[part.labels == label].mean(0).ravel() for label in range(10)]) for part in (train, test)]
+    distances = np.linalg.norm(means[0][:, None] - means[1][None], axis=-1)
+    assert (distances.argmin(0) == np.arange(10)).all()
+
+
+def test_no_test_picture_is_in_the_training_set() -> None:
+    seen = {picture.tobytes() for picture in fashion("train").images}
+    assert not any(picture.tobytes() in seen for picture in fashion("test").images)
+
+
+def test_a_wrong_split_and_a_damaged_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(VitrailError, match="fashion has the splits train and test, got 'val'"):
+        fashion("val")
+    shutil.copytree(builtin.SETS, tmp_path / "sets")
+    monkeypatch.setattr(builtin, "SETS", tmp_path / "sets")
+    with (tmp_path / "sets" / "fashion-test.png").open("r+b") as file:
+        file.seek(5000)
+        file.write(b"x")
+    with pytest.raises(VitrailError, match=r"fashion-test\.png is damaged"):
+        fashion("test")
+
+
+@pytest.mark.skipif(not SOURCE.is_dir(), reason="Debian's dataset-fashion-mnist is not installed")
+def test_the_sheets_are_made_from_debians_package() -> None:
+    assert sheet(SOURCE, "t10k", 200) == (builtin.SETS / "fashion-test.png").read_bytes()
+    assert idx(SOURCE / "t10k-labels-idx1-ubyte.gz").shape == (10_000,)
