@@ -43,6 +43,14 @@ def test_rows_are_in_order_and_cover_every_module_that_does_something() -> None:
     ]
 
 
+def test_checkpointing_changes_no_row() -> None:
+    model = vit()
+    rows = trace(model, IMAGES, LABELS)
+    model.checkpointing = True
+    assert trace(model, IMAGES, LABELS) == rows
+    assert model.checkpointing
+
+
 def test_it_leaves_no_hook_behind_and_counts_no_older_gradient() -> None:
     model = vit()
     first, second = trace(model, IMAGES, LABELS), trace(model, IMAGES, LABELS)

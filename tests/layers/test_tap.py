@@ -57,6 +57,16 @@ def test_recording_nothing_is_refused() -> None:
         pass
 
 
+def test_a_recording_that_begins_after_a_checkpointed_pass_does_not_see_it_run_again() -> None:
+    model = vit().train()
+    model.checkpointing = True
+    loss = model(IMAGES).sum()
+    with recording(model, "weights") as seen:
+        loss.backward()
+    assert [len(kept) for kept in seen.values()] == [0, 0, 0, 0]
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_checkpointed_blocks_are_recorded_once_and_still_learn(inside: bool) -> None:
     model = vit().train()

@@ -189,7 +189,14 @@ AMBIGUOUS: list[dict[str, Any]] = [
     {"pool": "gap", "class_token": True},
     {"pool": "cls", "norm_at": "pooled"},
     {"image": (6, 20)},  # a grid of 1 x 4, which has as many patches as 2 x 2
+    {"image": (12, 20)},  # a grid of 2 x 4, which has with its class token as many rows as 3 x 3
 ]
+
+
+def test_normed_heads_tell_their_number(tmp_path: Path) -> None:
+    model = vit(gelu="exact", qk_norm=True)
+    save(model, tmp_path / "x.pth", format="timm")
+    assert_close(load(tmp_path / "x.pth", grid=(2, 3))(IMAGES), model(IMAGES), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", AMBIGUOUS, ids=str)
@@ -251,6 +258,10 @@ def test_a_report_reads_as_sentences(tmp_path: Path) -> None:
         ({"resize": "tim"}, "resize must be .* got 'tim'; did you mean 'timm'"),
         ({"image": "224"}, "image must be a whole number or a pair such as 224x448 or none, got '224'"),
         ({"channels": 0}, "channels must be at least 1"),
+        ({"channels": "3"}, "channels must be a whole number or none, got '3'"),
+        ({"patch": 0}, "patch must be from 1 to 4,096, got 0x0; try patch=6x5"),
+        ({"patch": 5000}, "patch must be from 1 to 4,096"),
+        ({"grid": "2x2"}, "grid must be a whole number or a pair"),
         ({"classes": -1}, "classes must be at least 0"),
     ],
 )
@@ -289,6 +300,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("official", {"norm_at": "pooled"}, "a norm after pooling"),
     ("official", {"pool": "gap", "class_token": True}, "a class token beside another pooling"),
     ("torchvision", {"gelu": "exact"}, "not square"),
+    ("torchvision", {"gelu": "exact", "channels": 1, "image": (12, 12), "patch": (6, 6)}, "pictures of 1 channels"),
     ("torchvision", {}, "a GELU in its tanh form"),
     ("torchvision", {"gelu": "exact", "pool": "gap"}, "anything but a class token"),
     ("huggingface", {"head": "mlp"}, "the pre-logits layer"),
@@ -357,6 +369,21 @@ def test_six_threads_may_save_one_name(tmp_path: Path) -> None:
         list(pool.map(lambda _: save(model, tmp_path / "mine"), range(30)))
     assert_close(load(tmp_path / "mine")(IMAGES), model(IMAGES), rtol=0, atol=0)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_model_loaded_in_inference_mode_can_be_trained(tmp_path: Path) -> None:
+    with torch.inference_mode():
+        loaded = reloaded(tmp_path, vit(), image=(24, 20))
+    loaded.train()(torch.randn(2, 3, 24, 20)).sum().backward()
+    assert all(weight.grad is not None for weight in loaded.parameters())
+
+
+def test_what_is_written_can_be_read_by_others(tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    usual = (tmp_path / "usual").stat().st_mode
+    save(vit(gelu="exact"), tmp_path / "x.safetensors", format="timm")
+    for file in (*save(vit(), tmp_path / "mine").iterdir(), tmp_path / "x.safetensors"):
+        assert file.stat().st_mode == usual
 
 
 def test_settings_are_those_of_the_file(tmp_path: Path) -> None:

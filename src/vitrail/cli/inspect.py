@@ -138,5 +138,5 @@ def _trace_table(name: str, rows: "list[Row]") -> "Table":
     )
     for row in rows:
         gradients = ("" if norm is None else f"{norm:.3g}" for norm in (row.gradient, row.parameters))
-        add(sheet, row.name, row.kind, str(row.shape), f"{row.mean:.4f}", f"{row.std:.4f}", *gradients)
+        add(sheet, row.name, row.kind, str(row.shape), f"{row.mean:.4g}", f"{row.std:.4g}", *gradients)
     return sheet

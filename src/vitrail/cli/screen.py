@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 from typing import Any
 
@@ -12,8 +13,9 @@ from rich.text import Text
 
 
 def console() -> Console:
-    """Colour and width of the terminal; without one, lines long enough for every table. Square brackets are just that."""
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
+    """Colour and width of the terminal, but never so narrow that a number is cut. Square brackets are just that."""
+    width = max(90, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 120
+    return Console(highlight=False, markup=False, width=width)
 
 
 def table(*columns: str, title: str | None = None) -> Table:

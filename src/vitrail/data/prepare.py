@@ -34,6 +34,7 @@ def _cover(picture: Image.Image, how: Preprocess) -> tuple[int, int]:
     high, wide = how.resized
     if how.squash:
         return wide, high
+    whole = int if high == wide else round  # torchvision's way with one side, timm's with two
     if picture.width * high < picture.height * wide:
-        return wide, max(high, int(wide * picture.height / picture.width))
-    return max(wide, int(high * picture.width / picture.height)), high
+        return wide, max(high, whole(wide * picture.height / picture.width))
+    return max(wide, whole(high * picture.width / picture.height)), high

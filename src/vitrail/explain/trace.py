@@ -50,12 +50,15 @@ def trace(model: nn.Module, images: Float[Tensor, "b c height width"], labels: I
         if name
     ]
     model.zero_grad(set_to_none=True)
+    free: Any = model
+    checkpointing, free.checkpointing = getattr(model, "checkpointing", False), False  # each module is run once
     try:
         output = model(images)
         loss = output.square().mean() if labels is None else F.cross_entropy(output, labels)
         if loss.requires_grad:
             loss.backward()
     finally:
+        free.checkpointing = checkpointing
         for hook in hooks:
             hook.remove()
     for row, module in calls:

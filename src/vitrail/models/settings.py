@@ -40,11 +40,11 @@ class Stem:
 
     def __post_init__(self) -> None:
         check(self)
-        _at_least(self, stages=1)
+        _at_least(self, "stem.", stages=1)
         _check_stages("stem.stages", self.stages)
-        _at_most(self, width=2**12)
+        _at_most(self, "stem.", width=2**12)
         _check_groups("stem.width", self.width)
-        _check_epsilons(standardise_epsilon=self.standardise_epsilon, norm_epsilon=self.norm_epsilon)
+        _check_epsilons("stem.", standardise_epsilon=self.standardise_epsilon, norm_epsilon=self.norm_epsilon)
 
     @property
     def stride(self) -> int:
@@ -213,21 +213,22 @@ def times(pair: tuple[int, ...]) -> str:
     return "x".join(map(str, pair))
 
 
-def _at_most(settings: Any, **most: int) -> None:
+def _at_most(settings: Any, prefix: str = "", **most: int) -> None:
     """Far beyond any use, and before a file from anybody could ask for a machine's whole memory."""
     for name, high in most.items():
         value = getattr(settings, name)
         if value is not None and any(item > high for item in (value if isinstance(value, tuple) else (value,))):
-            raise VitrailError(f"{name} must be at most {high:,}, got {str(value)[:40]}; try {name}={high}")
+            raise VitrailError(f"{prefix}{name} must be at most {high:,}, got {str(value)[:40]}; try {prefix}{name}={high}")
 
 
-def _at_least(settings: Any, **least: int) -> None:
+def _at_least(settings: Any, prefix: str = "", **least: int) -> None:
     for name, low in least.items():
         value = getattr(settings, name)
         items = value if isinstance(value, tuple) else (value,)
         if value is not None and any(item < low for item in items):
             works = ",".join(str(max(low, item)) for item in items)
-            raise VitrailError(f"{name} must be at least {low}, got {','.join(map(str, items))}; try {name}={works}")
+            got = ",".join(map(str, items))
+            raise VitrailError(f"{prefix}{name} must be at least {low}, got {got}; try {prefix}{name}={works}")
 
 
 def _multiple(value: int, of: int) -> int:
@@ -244,10 +245,10 @@ def _check_groups(name: str, width: int) -> None:
         raise VitrailError(f"{name} must be a multiple of the 32 groups of a norm, got {width}; try {_multiple(width, 32)}")
 
 
-def _check_epsilons(**epsilons: float) -> None:
+def _check_epsilons(prefix: str = "", **epsilons: float) -> None:
     for name, value in epsilons.items():
         if value <= 0:
-            raise VitrailError(f"{name} must be above 0, got {value}; try {name}=1e-6")
+            raise VitrailError(f"{prefix}{name} must be above 0, got {value}; try {prefix}{name}=1e-6")
 
 
 def _check_rates(config: ViTConfig) -> None:

@@ -64,11 +64,11 @@ def variant(name: str, **changes: Any) -> ModelConfig:
 
 def blueprint(name: str) -> tuple[type[ViTConfig] | type[ResNetConfig], dict[str, Any]]:
     """What a name says: the kind of settings and the fields that differ from their defaults, not yet checked."""
-    vit = re.fullmatch(r"(?:(R\d*)\+)?([A-Za-z0-9-]+)/(\d+)(?:x(\d+))?", name)
+    vit = re.fullmatch(r"(?:(R\d*)\+)?([A-Za-z0-9-]+)/(\d+)(?:x(\d+))?", name, re.ASCII)
     if vit:
         root, size, high, wide = vit.groups()
         return ViTConfig, _vit_fields(name, root, size, int(high), int(wide or high))
-    resnet = re.fullmatch(r"(R\d+)x(\d+)", name)
+    resnet = re.fullmatch(r"(R\d+)x(\d+)", name, re.ASCII)
     if resnet and resnet[1] in RESNETS and int(resnet[2]) >= 1:
         return ResNetConfig, {"stages": RESNETS[resnet[1]], "width": 64 * int(resnet[2])}
     hint = suggestion(name, known_names()) or "; names read B/16, R50+B/16 or R50x1"

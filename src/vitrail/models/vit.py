@@ -4,6 +4,7 @@ b batch, c channels, n patches, t tokens, d width.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from vitrail.layers.position import (
     sincos1d,
     sincos2d,
 )
-from vitrail.layers.tap import watched
+from vitrail.layers.tap import unwatched, watched
 from vitrail.models.hybrid import Root
 from vitrail.models.settings import ViTConfig, check_image, check_pictures, times
 
@@ -102,7 +103,10 @@ class ViT(nn.Module):
 
     def _run(self, block: nn.Module, x: Float[Tensor, "b t d"], rotation: Rotation | None) -> Float[Tensor, "b t d"]:
         if self.checkpointing and torch.is_grad_enabled() and not watched(block):  # what is looked at is kept anyway
-            return checkpoint(block, x, rotation, use_reentrant=False)
+            again: dict[str, Any] = (
+                {} if torch.compiler.is_compiling() else {"context_fn": lambda: (nullcontext(), unwatched(block))}
+            )
+            return checkpoint(block, x, rotation, use_reentrant=False, **again)
         return block(x, rotation)
 
 

@@ -3,7 +3,6 @@ written but torch's own for .pth."""
 
 import ctypes
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -24,10 +23,10 @@ from vitrail.config import read as read_as
 from vitrail.config import to_plain
 from vitrail.errors import VitrailError
 from vitrail.models.build import Model
-from vitrail.models.settings import ModelConfig, ResNetConfig, ViTConfig
+from vitrail.models.settings import ModelConfig, ResNetConfig, ViTConfig, times
 from vitrail.models.vit import ViT
-from vitrail.weights.convert import huggingface, official, timm, torchvision
-from vitrail.weights.convert.detect import Origin, refuse
+from vitrail.weights.convert import detect, huggingface, official, timm, torchvision
+from vitrail.weights.convert.detect import Origin, Wishes, refuse
 from vitrail.weights.convert.link import write
 from vitrail.weights.files import NOTE
 from vitrail.weights.folder import FACTS, FORMAT, WEIGHTS
@@ -80,12 +79,21 @@ def _facts(model: Model, config: ModelConfig) -> dict[str, Any]:
 
 
 def _check_pth(config: ModelConfig, format: str) -> None:
-    """A bare file of tensors has no room for a note, so what its reader would guess wrongly must not be in it."""
+    """A bare file of tensors has no room for a note, so what its reader would guess wrongly must not be in it.
+
+    But for the heads, which these formats never tell and every reader of them has to be told.
+    """
     if not isinstance(config, ViTConfig):
         return
-    high, wide = config.grid
-    if high != wide and math.isqrt(high * wide) ** 2 == high * wide:
-        refuse(f"a grid of {high}x{wide} in a .pth, which would be taken for a square", format, "use .safetensors")
+    fronts = dict.fromkeys((config.prefix, int(config.has_class_token), 0))
+    try:
+        guess = detect.grid(config.patches + config.covered, fronts, Wishes(), [])
+    except VitrailError:  # no square: the reader will ask
+        guess = config.grid, config.covered
+    if guess != (config.grid, config.covered):
+        refuse(
+            f"a grid of {times(config.grid)} in a .pth, which would be taken for {times(guess[0])}", format, "use .safetensors"
+        )
     if config.has_class_token and (config.pool == "gap") != (config.norm_at == "pooled"):
         refuse("this pooling beside a class token in a .pth, which would be taken for another", format, "use .safetensors")
 
@@ -163,7 +171,11 @@ def _whole(path: Path, write_to: Callable[[Path], None]) -> Path:
     fresh = aside / "model"
     try:
         write_to(fresh)
-        for file in [*fresh.iterdir(), fresh] if fresh.is_dir() else [fresh]:
+        (aside / "usual").touch()
+        files = list(fresh.iterdir()) if fresh.is_dir() else [fresh]
+        for file in files:
+            file.chmod((aside / "usual").stat().st_mode)  # safetensors writes for the owner's eyes only
+        for file in [*files, fresh]:
             _sync(file)
         _swap(fresh, path)
     except (OSError, SafetensorError, RuntimeError) as error:

@@ -66,7 +66,7 @@ def _folder(path: Path) -> Loose:
             return Loose(_shards(path, path / f"{name}.index.json"), side)
         if (path / name).is_file():
             return replace(_tensors(path / name), side=side)
-    raise VitrailError(f"{path} holds no weights: no vitrail.json, no model.safetensors, no pytorch_model.bin")
+    raise VitrailError(f"{path} holds no weights: no model.safetensors, no pytorch_model.bin")
 
 
 def _side(folder: Path) -> dict[str, Any]:

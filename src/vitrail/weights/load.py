@@ -48,6 +48,7 @@ class Report:
         return said
 
 
+@torch.inference_mode(False)  # what is loaded for inference may be trained later
 def load(
     source: str | Path,
     image: int | Pair | None = None,
@@ -66,7 +67,8 @@ def load(
     file does not. What was assumed, resized, new or left over is logged and kept in ``model.report``.
     """
     read_as(resize, Resize | Literal["origin"], "resize")
-    found = find(source, Wishes(grid, heads, gelu, pool))
+    wishes = Wishes(read_as(grid, Pair | None, "grid"), read_as(heads, int | None, "heads"), gelu, pool)
+    found = find(source, wishes)
     model = skeleton(found.config)
     _match(str(source), model, found.state)
     config, state, changes = adapt(
@@ -74,8 +76,8 @@ def load(
         found.state,
         image=read_as(image, Pair | None, "image"),
         patch=read_as(patch, Pair | None, "patch"),
-        channels=channels,
-        classes=classes,
+        channels=read_as(channels, int | None, "channels"),
+        classes=read_as(classes, int | None, "classes"),
         rule=None if resize == "origin" else resize,
     )
     matched = sum(tensor is found.state.get(name) for name, tensor in state.items())

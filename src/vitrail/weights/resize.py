@@ -99,6 +99,8 @@ def _patch(config: ModelConfig, state: dict[str, Tensor], patch: Pair, changes: 
         raise VitrailError("another patch size goes with a Vision Transformer without a stem")
     if patch == config.patch:
         return config
+    if min(patch) < 1 or max(patch) > 2**12:
+        raise VitrailError(f"patch must be from 1 to 4,096, got {times(patch)}; try patch={times(config.patch)}")
     grid = tuple(max(1, round(side / step)) for side, step in zip(config.image, patch, strict=True))
     name = "embed.project.weight"
     state[name] = resample_patch(state[name], patch)

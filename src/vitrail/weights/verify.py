@@ -120,7 +120,7 @@ def _peer(model: Model, path: Path) -> tuple[nn.Module | None, str | None]:
     except VitrailError:
         raise
     except Exception as error:  # a peer has its own kinds, and its refusal is an answer too
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = " ".join(str(error).split()[:40]) or type(error).__name__
         raise VitrailError(f"{origin} does not take {path}: {reason}; give a second checkpoint to compare with") from None
 
 

@@ -105,4 +105,5 @@ def shape(file: Mapping[str, Tensor], name: str, axes: int) -> tuple[int, ...]:
 
 
 def refuse(reason: str, format: str, instead: str) -> NoReturn:
-    raise VitrailError(f"the {format} format cannot hold {reason}; {instead}")
+    everything = "" if "vitrail" in instead or ".safetensors" in instead else ", or format='vitrail', which holds everything"
+    raise VitrailError(f"the {format} format cannot hold {reason}; {instead}{everything}")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -130,6 +131,8 @@ def side_files(c: ModelConfig, preprocess: Preprocess | None, labels: tuple[str,
     if preprocess is None:
         return {"config.json": config}
     resized, square = preprocess.resized, preprocess.image[0] == preprocess.image[1]
+    if replace(preprocess, crop=preprocess.image[0] / resized[0]).resized != resized:
+        refuse(f"a resize to {resized}, whose sides keep other shares", "huggingface", "set model.preprocess with crop=1.0")
     if not square and not preprocess.squash:
         refuse(
             "a resize that keeps proportions for pictures that are not square",
@@ -208,7 +211,9 @@ def _preprocess(side: Mapping[str, Any], config: ViTConfig, assumed: list[str]) 
     size = given.get("size", {})
     size = {"height": size, "width": size} if isinstance(size, int) else size
     crops = given.get("do_center_crop", "crop_size" in given)
-    short, high = (size.get(name) if isinstance(size, dict) else None for name in ("shortest_edge", "height"))
+    short, high, wide = (size.get(name) if isinstance(size, dict) else None for name in ("shortest_edge", "height", "width"))
+    if given.get("do_resize", True) is not True or given.get("resample", 2) not in RESAMPLE:
+        raise VitrailError("preprocessor_config.json resizes pictures not at all, or by a filter that is not here")
     edge = read_as(
         next((side for side in (short, high) if side is not None), config.image[0]), int, "size in preprocessor_config.json"
     )
@@ -224,14 +229,19 @@ def _preprocess(side: Mapping[str, Any], config: ViTConfig, assumed: list[str]) 
         else (_values(given, "image_mean", 0.5), _values(given, "image_std", 0.5))
     )
     each = [(part * config.channels)[: config.channels] if len(part) == 1 else part for part in (mean, std)]
-    return Preprocess(
+    made = Preprocess(
         config.image,
         crop=crop,
         squash=short is None,
-        interpolation=RESAMPLE.get(given.get("resample", 2), "bilinear"),
+        interpolation=RESAMPLE[given.get("resample", 2)],
         mean=tuple(value / scale for value in each[0]),
         std=tuple(value / scale for value in each[1]),
     )
+    if short is None and high is not None and made.resized != (high, wide):
+        raise VitrailError(
+            f"preprocessor_config.json resizes to {high} x {wide}, which does not fit pictures of {config.image}"
+        )
+    return made
 
 
 def _values(given: Mapping[str, Any], name: str, default: float) -> tuple[float, ...]:

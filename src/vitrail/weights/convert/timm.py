@@ -80,13 +80,14 @@ def _vit(
     args: dict[str, Any] = side["model_args"] if isinstance(side.get("model_args"), dict) else {}
     pool = _pool(file, side, args, wishes, assumed)
     hidden = file["pre_logits.fc.weight"].shape[0] if "pre_logits.fc.weight" in file else None
-    sixteen = 16 if architecture.startswith("vit_base_patch16_gap") else None
+    each = file["blocks.0.attn.q_norm.weight"].shape[0] if "blocks.0.attn.q_norm.weight" in file else None
+    told = width // each if each else 16 if architecture.startswith("vit_base_patch16_gap") else None
     tanh: Literal["tanh"] | None = "tanh" if TANH.match(architecture) or args.get("act_layer") == "gelu_tanh" else None
     return ViTConfig(
         width=width,
         depth=depth,
         mlp=mlp,
-        heads=detect.heads(width, depth, mlp, wishes, assumed, args.get("num_heads", sixteen)),
+        heads=detect.heads(width, depth, mlp, wishes, assumed, args.get("num_heads", told)),
         patch=(high, wide),
         image=(grid[0] * stride[0], grid[1] * stride[1]),
         channels=file[f"{_root(stem)}.conv.weight"].shape[1] if stem else channels,

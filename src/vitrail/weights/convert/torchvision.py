@@ -86,5 +86,7 @@ def check(config: ModelConfig) -> None:
         refuse(f"layer norms with epsilon {config.epsilon} (it assumes 1e-6)", "torchvision", "use format='huggingface'")
     if config.image[0] != config.image[1] or config.patch[0] != config.patch[1]:
         refuse("pictures or patches that are not square", "torchvision", "use format='timm'")
+    if config.channels != 3:
+        refuse(f"pictures of {config.channels} channels", "torchvision", "use format='timm'")
     if not config.classes:
         refuse("a model without a classifier", "torchvision", "use format='timm'")
