@@ -40,8 +40,8 @@ def test_logits_equal_the_official_model(name: str) -> None:
         fused = model(images)
         with recording(model, "attention.weights"):
             in_the_open = model(images)
-    assert_close(fused, logits, rtol=0, atol=1e-4)
-    assert_close(in_the_open, logits, rtol=0, atol=1e-4)
+    assert_close(fused, logits, rtol=0, atol=1e-5)
+    assert_close(in_the_open, logits, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", GRIDS)
