@@ -1,0 +1,66 @@
+"""Without a network the hub is given up soon; malformed names are refused."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.weights.hostile.damage import ROOT, refused
+
+
+@pytest.mark.parametrize("kind", ["closed", "silent"])
+def test_a_hub_that_does_not_answer_is_given_up_soon(kind: str, tmp_path: Path) -> None:
+    script = (
+        "from vitrail.errors import VitrailError; from vitrail.weights.load import load\n"
+        "try:\n    load('hf:owner/name')\nexcept VitrailError as error:\n    print(error)"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+        if kind == "closed":
+            server.close()
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=20,
+            env=environment | {"HF_HOME": str(tmp_path), "HF_ENDPOINT": endpoint},
+            cwd=ROOT,
+        )
+    assert done.stdout == "hf:owner/name cannot be fetched: the hub cannot be reached and the model is not in the cache\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "name",
+        "owner/",
+        "/name",
+        "owner/name/more",
+        "../..",
+        "owner/..",
+        "./name",
+        "-owner/name",
+        "owner/na me",
+        "owner/name\n",
+        "owner/name@main",
+        "owner\\name",
+        "https://evil.example/name",
+    ],
+)
+def test_a_malformed_name_of_the_hub_is_refused(name: str) -> None:
+    assert "a model of the hub reads hf:owner/name, got" in refused(f"hf:{name}")
+
+
+SOURCES = ["", ".", "gone.npz", "gone", "x" * 5000, "a\0b.pth", "/dev/null", "\ud800.npz"]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: ascii(source)[:20])
+def test_a_source_that_is_no_model_is_refused(source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(source)
