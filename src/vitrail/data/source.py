@@ -1,0 +1,130 @@
+"""What a split is to everything that reads it: pictures by number, with what they show. n pictures, h high, w wide, c channels.
+
+Where they come from (a folder, a table, shards, a pack, a formula) is each source's own affair.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy import ndarray
+
+LARGEST_FILE = 2**28  # bytes: a picture file larger than 256 MiB is none
+
+
+class Source(Protocol):
+    """Pictures by number. Reading one is a pure function of its number, and safe from several threads."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The classes, by label; empty where nothing is labelled."""
+
+    @property
+    def labels(self) -> ndarray:
+        """int64, one a picture; -1 where it has none."""
+
+    def __len__(self) -> int: ...
+
+    def where(self, index: int) -> str:
+        """What to call the picture in a message."""
+
+    def content(self, index: int) -> bytes | ndarray:
+        """The file as it is, still encoded, or its pixels (h w c, uint8); a VitrailError or OSError where that fails."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Picture files below a folder."""
+
+    root: Path
+    paths: Sequence[str]  # below the root
+    labels: ndarray
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def where(self, index: int) -> str:
+        return str(self.root / self.paths[index])
+
+    def content(self, index: int) -> bytes:
+        with open(self.root / self.paths[index], "rb") as file:
+            return file.read(LARGEST_FILE)
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Pictures of one size in memory, or in a file mapped into it; whole batches are taken out of it at once."""
+
+    images: ndarray  # n h w c, uint8
+    labels: ndarray
+    names: tuple[str, ...]
+    origin: str = "array"
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def where(self, index: int) -> str:
+        return f"picture {index} of {self.origin}"
+
+    def content(self, index: int) -> ndarray:
+        return self.images[index]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some pictures of a source, in an order of their own."""
+
+    whole: Source
+    indices: ndarray
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.whole.names
+
+    @property
+    def labels(self) -> ndarray:
+        return self.whole.labels[self.indices]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def where(self, index: int) -> str:
+        return self.whole.where(int(self.indices[index]))
+
+    def content(self, index: int) -> bytes | ndarray:
+        return self.whole.content(int(self.indices[index]))
+
+
+def nothing(names: tuple[str, ...]) -> Source:
+    """A split without pictures."""
+    return Arrays(np.zeros((0, 1, 1, 3), np.uint8), np.zeros(0, np.int64), names, "nothing")
+
+
+def chosen(source: Source, indices: ndarray) -> Source:
+    """Some of the pictures; what lies in memory as one array and is wanted whole stays that."""
+    if len(indices) == len(source) and (indices == np.arange(len(source))).all():
+        return source
+    return Part(source, indices)
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set: learn on ``train``, choose on ``validation``, report on ``test`` (which may be empty)."""
+
+    name: str
+    train: Source
+    validation: Source
+    test: Source
+    fingerprint: str  # changes when a picture, a label or the split does
+    notes: tuple[str, ...] = ()  # what its owner should know
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.train.names
+
+    @property
+    def splits(self) -> dict[str, Source]:
+        return {"train": self.train, "validation": self.validation, "test": self.test}
