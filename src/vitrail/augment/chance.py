@@ -17,7 +17,7 @@ def uniforms(seed: int, epoch: int | ndarray, index: int | ndarray, slots: int) 
 
 def permutation(seed: int, epoch: int, length: int) -> ndarray:
     """All numbers below ``length`` in an order drawn for this epoch."""
-    return np.argsort(bits(seed, epoch, np.arange(length), np.uint64(2**32)).reshape(-1), kind="stable")
+    return np.argsort(bits(seed, epoch, np.arange(length), 2**32).reshape(-1), kind="stable")
 
 
 def bits(seed: int, epoch: int | ndarray, index: int | ndarray, slots: int | ndarray) -> ndarray:
@@ -28,10 +28,9 @@ def bits(seed: int, epoch: int | ndarray, index: int | ndarray, slots: int | nda
     return _mix(key[..., None] + np.asarray(slots, dtype=np.uint64) * GOLDEN)
 
 
-def _mix(state: ndarray | np.uint64) -> ndarray:
-    state = np.asarray(state, dtype=np.uint64)
+def _mix(key: ndarray | np.uint64) -> ndarray:
     with np.errstate(over="ignore"):
-        state = state + GOLDEN
+        state: ndarray = np.asarray(key, dtype=np.uint64) + GOLDEN
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return state ^ (state >> np.uint64(31))
+        return np.asarray(state ^ (state >> np.uint64(31)))
