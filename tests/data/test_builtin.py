@@ -15,7 +15,7 @@ from vitrail.errors import VitrailError
 def test_ten_classes_in_equal_parts() -> None:
     for split, count in (("train", 10_000), ("test", 2_000)):
         pictures = fashion(split)
-        assert pictures.images.shape == (count, 28, 28)
+        assert pictures.images.shape == (count, 28, 28, 1)
         assert np.bincount(pictures.labels).tolist() == [count // 10] * 10
         assert pictures.names == FASHION
 

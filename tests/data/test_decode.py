@@ -2,7 +2,9 @@
 
 import io
 import struct
+import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from vitrail.data import decode as decoding
 from vitrail.data.decode import BadPicture, decode
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)  # 6 high, 9 wide
@@ -124,6 +127,55 @@ def test_a_jpeg_is_decoded_no_finer_than_needed() -> None:
     assert width < 800
     assert width >= 120
     assert height >= 100
+
+
+def photograph(height: int, width: int) -> Image.Image:
+    coarse = np.random.default_rng(1).integers(0, 256, (7, 5, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("subsampling", [0, 2])
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.3, 0.1])
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_simplejpeg_and_pillow_give_the_same_pixels(
+    mode: str, subsampling: int, share: float, orientation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options: dict[str, Any] = {"subsampling": subsampling} if mode == "RGB" else {}
+    content = saved(photograph(403, 301).convert(mode), "JPEG", exif=exif, **options)
+    asked = []
+
+    def least(size: tuple[int, int]) -> tuple[int, int]:
+        asked.append(size)
+        return int(size[0] * share), int(size[1] * share)
+
+    fast = decoding.pixels(content, least=least)
+    monkeypatch.setattr(decoding, "simplejpeg", None)
+    plain = decoding.pixels(content, least=least)
+    assert np.array_equal(fast, plain)
+    assert asked == [(301, 403) if orientation == 6 else (403, 301)] * 2
+    assert fast.shape[0] >= int(asked[0][0] * share)
+    assert fast.shape[1] >= int(asked[0][1] * share)
+    assert (fast.shape[0] < asked[0][0]) == (share <= 0.5)
+
+
+def test_a_phones_picture_with_several_frames_is_turned_too() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stored = photograph(30, 20)
+    content = saved(stored, "MPO", save_all=True, append_images=[stored], exif=exif)
+    assert decode(content).size == (30, 20)
+
+
+def test_pictures_are_decoded_in_threads_without_disturbing_the_filters_of_warnings() -> None:
+    before = list(warnings.filters)
+    odd = saved(photograph(90, 70), "PNG")
+    with ThreadPoolExecutor(8) as pool:
+        shown = list(pool.map(decoding.pixels, [odd, JPEG] * 100))
+    assert all(np.array_equal(picture, shown[0]) for picture in shown[::2])
+    assert warnings.filters == before
 
 
 JPEG = saved(Image.fromarray(np.kron(COLOURS, np.ones((20, 20, 1), np.uint8))), "JPEG")

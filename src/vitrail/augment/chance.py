@@ -10,9 +10,9 @@ from numpy import ndarray
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def uniforms(seed: int, epoch: int | ndarray, index: int | ndarray, slots: int) -> ndarray:
-    """Numbers from [0, 1) in double precision: (slots,) for one sample, (n, slots) for n of them."""
-    return (bits(seed, epoch, index, np.arange(slots, dtype=np.uint64)) >> np.uint64(11)) * 2.0**-53
+def uniforms(seed: int, epoch: int | ndarray, index: int | ndarray, slots: int, first: int = 0) -> ndarray:
+    """Numbers from [0, 1) in double precision: (slots,) for one sample, (n, slots) for n of them, from the first slot on."""
+    return (bits(seed, epoch, index, np.arange(first, first + slots)) >> np.uint64(11)) * 2.0**-53
 
 
 def permutation(seed: int, epoch: int, length: int) -> ndarray:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from vitrail.cli.bench import bench
+from vitrail.cli.data import data
 from vitrail.cli.doctor import doctor
 from vitrail.cli.inspect import inspect
 from vitrail.cli.weights import weights
@@ -16,7 +18,9 @@ from vitrail.errors import VitrailError
 
 app = typer.Typer(name="vitrail", no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(inspect)
+app.add_typer(data)
 app.add_typer(weights)
+app.add_typer(bench)
 app.command()(doctor)
 
 

@@ -4,18 +4,40 @@ import json
 import math
 import shutil
 import sys
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
 
 def console() -> Console:
     """Colour and width of the terminal, but never so narrow that a number is cut. Square brackets are just that."""
     width = max(90, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 120
     return Console(highlight=False, markup=False, width=width)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar on the terminal's error stream for each kind of work, as soon as it takes a while; nothing where nobody looks."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def tell(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield tell
 
 
 def table(*columns: str, title: str | None = None) -> Table:

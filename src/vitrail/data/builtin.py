@@ -1,18 +1,17 @@
 """Pictures that come with the package: a part of Fashion-MNIST (Xiao, Rasul and Vollgraf 2017), the embedded default.
 
 10,000 to train and 2,000 to test, 28 x 28 grey, ten classes in equal parts; MIT licence, ``sets/fashion-LICENSE.txt``.
-Made by ``scripts/make_fashion.py``. n pictures, h high, w wide.
+Made by ``scripts/make_fashion.py``.
 """
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int, UInt8
-from numpy import ndarray
+from einops import rearrange
 from PIL import Image
 
+from vitrail.data.source import Arrays
 from vitrail.errors import VitrailError
 
 SETS = Path(__file__).parent / "sets"
@@ -23,16 +22,7 @@ CHECKSUMS = {
 }
 
 
-@dataclass(frozen=True)
-class Labelled:
-    """Pictures of one size in memory, with what they show."""
-
-    images: UInt8[ndarray, "n h w"]
-    labels: Int[ndarray, " n"]
-    names: tuple[str, ...]
-
-
-def fashion(split: str) -> Labelled:
+def fashion(split: str) -> Arrays:
     """The embedded part of Fashion-MNIST; the same pictures in the same order everywhere."""
     path = SETS / f"fashion-{split}.png"
     if not path.is_file():
@@ -44,5 +34,5 @@ def fashion(split: str) -> Labelled:
         digits = sheet.text["labels"]  # type: ignore[attr-defined]
         tiles = np.asarray(sheet)
     high, wide = tiles.shape[0] // 28, tiles.shape[1] // 28
-    images = tiles.reshape(high, 28, wide, 28).transpose(0, 2, 1, 3).reshape(-1, 28, 28)
-    return Labelled(images, np.frombuffer(digits.encode(), np.uint8).astype(np.int64) - ord("0"), FASHION)
+    images = rearrange(tiles, "(high h) (wide w) -> (high wide) h w 1", high=high, wide=wide)
+    return Arrays(images, np.frombuffer(digits.encode(), np.uint8).astype(np.int64) - ord("0"), FASHION, f"fashion ({split})")

@@ -1,38 +1,75 @@
 """From a file to a picture. What is no picture is refused by name; every kind of picture becomes plain RGB in one defined way.
 
-Turned as its EXIF says; the first frame or page; transparency over white; 16 bits and floats scaled, never clipped.
+Turned as its EXIF says; the first frame or page; transparency over white; 16 bits and floats scaled, never clipped. A JPEG
+is decoded no finer than needed (libjpeg scales by 1/2, 1/4 or 1/8 for less than the whole price), by simplejpeg where it is
+installed: the same library with less around it, to the same pixels.
 """
 
 import io
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
-from PIL import Image, ImageOps
+from numpy import ndarray
+from PIL import Image, JpegImagePlugin
 
 from vitrail.errors import VitrailError
 
+try:
+    import simplejpeg  # type: ignore[import-untyped]
+except ImportError:
+    simplejpeg = None
+
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM")
 LARGEST = 2**26  # pixels: 64 million, more than a camera takes and less than a machine's memory
+ORIENTATION = 0x0112
+TURNS = {  # what makes a picture upright that was stored under this orientation
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+SIDEWAYS = (5, 6, 7, 8)
+Size = tuple[int, int]  # height, width
+
+_warnings = Lock()  # the filters of warnings belong to the whole process
 
 
 class BadPicture(VitrailError):
     """A file that cannot be used as a picture, named with its reason."""
 
 
-def decode(source: Path | bytes, *, least: tuple[int, int] | None = None, largest: int = LARGEST) -> Image.Image:
+def decode(source: Path | bytes, *, least: Size | None = None, largest: int = LARGEST) -> Image.Image:
     """An upright RGB picture. ``least``: the height and width that are needed, so that a JPEG need not be decoded in full."""
+    made = _read(source, None if least is None else lambda _: least, largest)
+    return made if isinstance(made, Image.Image) else Image.fromarray(made)
+
+
+def pixels(source: Path | bytes, *, least: Callable[[Size], Size] | None = None, largest: int = LARGEST) -> ndarray:
+    """The same as an array (h w 3, uint8). ``least`` is told the upright picture's size and answers with what is needed."""
+    made = _read(source, least, largest)
+    return np.asarray(made) if isinstance(made, Image.Image) else made
+
+
+def _read(source: Path | bytes, least: Callable[[Size], Size] | None, largest: int) -> Image.Image | ndarray:
     where = source if isinstance(source, Path) else "the picture"
     try:
-        # Pillow only warns of a picture that is too large, and of a file with odd tags; the first is refused below.
-        file = io.BytesIO(source) if isinstance(source, bytes) else source
-        with warnings.catch_warnings(action="ignore"), Image.open(file, formats=FORMATS) as image:
-            if image.width * image.height > largest:
-                raise BadPicture(f"{where} has {image.width} x {image.height} pixels, more than the {largest:,} allowed")
-            if least is not None:
-                image.draft("RGB", (least[1], least[0]))
-            image.load()
-            return _plain(_upright(image))
+        content = source.read_bytes() if isinstance(source, Path) else source
+        image, turn = _open(content)
+        if image.width * image.height > largest:
+            raise BadPicture(f"{where} has {image.width} x {image.height} pixels, more than the {largest:,} allowed")
+        if isinstance(image, JpegImagePlugin.JpegImageFile):
+            return _jpeg(image, content, turn, least)
+        image.load()
+        upright = _plain(_turned(image, _orientation(image)))  # a PNG may tell its orientation after its pixels
+        if least is not None:
+            least((upright.height, upright.width))
+        return upright
     except BadPicture as error:
         raise error if str(where) in str(error) else BadPicture(f"{where} {error}") from None
     except Exception as error:  # a damaged picture can fail its decoder in any way
@@ -40,14 +77,56 @@ def decode(source: Path | bytes, *, least: tuple[int, int] | None = None, larges
         raise BadPicture(f"{where} is no picture that can be read: {reason}") from None
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def kind(content: bytes) -> str:
+    """Format and mode as stored, such as ``JPEG RGB``."""
+    image, _ = _open(content)
+    return f"{image.format} {image.mode}"
+
+
+def _open(content: bytes) -> tuple[Image.Image, int]:
+    """Pillow only warns of a picture that is too large, which is refused later, and of odd tags, which do no harm."""
+    with _warnings, warnings.catch_warnings(action="ignore"):
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
+        return image, _orientation(image) if isinstance(image, JpegImagePlugin.JpegImageFile) else 1
+
+
+def _orientation(image: Image.Image) -> int:
     try:
-        return ImageOps.exif_transpose(image)
+        return int(image.getexif().get(ORIENTATION, 1))
     except Exception:  # tags that cannot be read turn nothing
-        return image
+        return 1
+
+
+def _turned(image: Image.Image, orientation: int) -> Image.Image:
+    return image.transpose(TURNS[orientation]) if orientation in TURNS else image
+
+
+def _jpeg(
+    image: JpegImagePlugin.JpegImageFile, content: bytes, turn: int, least: Callable[[Size], Size] | None
+) -> Image.Image | ndarray:
+    mode, shrink = image.mode, 1
+    if least is not None:
+        high, wide = least((image.width, image.height) if turn in SIDEWAYS else (image.height, image.width))
+        high, wide = (wide, high) if turn in SIDEWAYS else (high, wide)
+        shrink = max(
+            [factor for factor in (1, 2, 4, 8) if image.height >= factor * high and image.width >= factor * wide] or [1]
+        )
+    if simplejpeg is not None and mode in ("RGB", "L") and image.layer:
+        try:
+            size = {"min_height": -(-image.height // shrink), "min_width": -(-image.width // shrink)}
+            made = simplejpeg.decode_jpeg(content, colorspace="RGB", **size)
+            return made if turn not in TURNS else np.asarray(_turned(Image.fromarray(made), turn))
+        except ValueError:  # it refuses what Pillow forgives
+            pass
+    if shrink > 1:
+        image.draft(mode, (image.width // shrink, image.height // shrink))
+    image.load()
+    return _plain(_turned(image, turn))
 
 
 def _plain(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB":
+        return image
     if image.mode.startswith("I") or image.mode == "F":
         return Image.fromarray(_eight_bits(np.asarray(image))).convert("RGB")
     if image.has_transparency_data:

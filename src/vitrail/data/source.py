@@ -3,13 +3,16 @@
 Where they come from (a folder, a table, shards, a pack, a formula) is each source's own affair.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy import ndarray
+
+Progress = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much in all where that is known
 
 LARGEST_FILE = 2**28  # bytes: a picture file larger than 256 MiB is none
 
@@ -84,7 +87,7 @@ class Part:
     def names(self) -> tuple[str, ...]:
         return self.whole.names
 
-    @property
+    @cached_property
     def labels(self) -> ndarray:
         return self.whole.labels[self.indices]
 

@@ -1,0 +1,62 @@
+"""Random Erasing (Zhong et al. 2017): a rectangle of the picture becomes nothing, or noise. n pictures of c channels.
+
+A rectangle is top, left, height, width in pixels; without an area it erases nothing.
+"""
+
+import numpy as np
+from jaxtyping import Float, Int, UInt64
+from numpy import ndarray
+from torch import Tensor, from_numpy
+
+from vitrail.augment import chance
+
+ATTEMPTS = 10  # shapes tried until one fits into the picture; the picture is left alone when none does
+ERASE_SLOTS = 3 + 2 * ATTEMPTS
+
+
+def draw_erase(
+    u: Float[ndarray, "n slots"],
+    probability: float,
+    area: tuple[float, float],
+    ratio: tuple[float, float],
+    sizes: tuple[int, int] | Int[ndarray, "n 2"],
+) -> Int[ndarray, "n 4"]:
+    """A rectangle for each picture: ``area`` in shares of the picture's, ``ratio`` height by width, ``sizes`` height, width."""
+    height, width = np.broadcast_to(np.asarray(sizes), (len(u), 2)).T
+    shapes = u[:, 3:ERASE_SLOTS].reshape(len(u), ATTEMPTS, 2)
+    pixels = (height * width)[:, None] * _between(area[0], area[1], shapes[..., 0])
+    aspect = np.exp(_between(np.log(ratio[0]), np.log(ratio[1]), shapes[..., 1]))  # 1/2 is as likely as 2
+    high, wide = np.rint(np.sqrt(pixels * aspect)), np.rint(np.sqrt(pixels / aspect))
+    fits = (high < height[:, None]) & (wide < width[:, None])
+    first = np.arange(len(u)), fits.argmax(axis=1)
+    high, wide = high[first], wide[first]
+    top, left = np.floor(u[:, 1] * (height - high + 1)), np.floor(u[:, 2] * (width - wide + 1))
+    boxes = np.stack([top, left, high, wide], axis=1).astype(np.int64)
+    boxes[(u[:, 0] >= probability) | ~fits.any(axis=1)] = 0
+    return boxes
+
+
+def erase(
+    images: Float[Tensor, "n c h w"], boxes: Int[ndarray, "n 4"], noise_keys: UInt64[ndarray, " n"] | None = None
+) -> Float[Tensor, "n c h w"]:
+    """Empty the rectangles, in place: zeros, or normal noise that depends on the key and on the rectangle's size alone."""
+    for i in np.flatnonzero(boxes[:, 2] * boxes[:, 3]):
+        top, left, high, wide = boxes[i]
+        hole = images[i, :, top : top + high, left : left + wide]
+        if noise_keys is None:
+            hole.zero_()
+        else:
+            hole.copy_(from_numpy(_normals(noise_keys[i], hole.numel())).view(hole.shape))
+    return images
+
+
+def _between(low: float, high: float, u: ndarray) -> ndarray:
+    return low + (high - low) * u
+
+
+def _normals(key: np.uint64, count: int) -> ndarray:
+    """Box and Muller (1958): two uniform numbers, the halves of one hash, make two normal ones."""
+    hashed = chance.bits(0, 0, np.asarray(key), np.arange((count + 1) // 2)).view(np.uint32).astype(np.float32).reshape(-1, 2)
+    radius = np.sqrt(-2 * np.log((hashed[:, 0] + 1) * np.float32(2.0**-32)))  # plus one: no logarithm of zero
+    angle = hashed[:, 1] * np.float32(2 * np.pi * 2.0**-32)
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]

@@ -1,0 +1,126 @@
+"""Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019): a picture with some of another. n pictures, k classes.
+
+The other one, the partner, is the picture before it in the batch, and the last one for the first; it is handed in as a
+second batch, because with several processes the first picture's partner lies in another process.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from numpy import ndarray
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+ATTEMPTS = 24  # at a share of 1 in 2 accepted, the worst there is up to Beta(3, 3), one draw in 17 million finds none
+MIX_SLOTS = 4 + 2 * ATTEMPTS
+CACHED = 2**18  # values blended at a time: a few pictures stay in the cache, a batch does not and takes twice as long
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What is drawn for a batch. A rectangle with an area is cut out of the partner; without one the pictures are blended."""
+
+    share: Float[ndarray, " n"]  # of the picture itself, in its pixels and in its loss; 1 leaves it alone
+    boxes: Int[ndarray, "n 4"]  # top, left, height, width
+
+    @property
+    def idle(self) -> bool:
+        return bool((self.share == 1).all())
+
+
+def draw_mix(
+    u: Float[ndarray, "n slots"],
+    mixup: float,
+    cutmix: float,
+    probability: float,
+    switch: float,
+    per_sample: bool,
+    size: tuple[int, int],
+) -> Mix:
+    """Shares from Beta(mixup, mixup) or Beta(cutmix, cutmix), 0 for neither; with both, CutMix has the probability ``switch``.
+
+    Unless it is drawn for each sample, the first row's numbers count for all: every process hands in the same first row.
+    ``size`` is height and width of the pictures.
+    """
+    if not per_sample:
+        u = np.broadcast_to(u[:1], u.shape)
+    mixed = (u[:, 0] < probability) & bool(mixup or cutmix)
+    cut = u[:, 1] < (switch if mixup and cutmix else float(cutmix > 0))
+    share = np.where(mixed, _beta(np.where(cut, cutmix, mixup), u[:, 4:MIX_SLOTS]), 1.0)
+    boxes = _boxes(np.where(cut, share, 1.0), u[:, 2:4], size)
+    # The picture's edge cuts some rectangles, so a share is what remains, not what was drawn.
+    remaining = 1 - boxes[:, 2] * boxes[:, 3] / (size[0] * size[1])
+    return Mix(np.where(cut, remaining, share), boxes)
+
+
+def apply_mix(images: Float[Tensor, "n c h w"], partners: Float[Tensor, "n c h w"], mix: Mix) -> Float[Tensor, "n c h w"]:
+    """Mix each picture with its partner, in place."""
+    if images.untyped_storage().data_ptr() == partners.untyped_storage().data_ptr():
+        partners = partners.clone()  # one batch may be a view of the other, and a partner is wanted as it was
+    cut = mix.boxes[:, 2] * mix.boxes[:, 3] > 0
+    _blend(images, partners, np.where(cut, 1.0, mix.share))
+    _paste(images, partners, mix.boxes, cut)
+    return images
+
+
+def targets(
+    labels: Int[Tensor, " n"], partners: Int[Tensor, " n"], share: Float[Tensor, " n"], classes: int
+) -> Float[Tensor, "n k"]:
+    """What the loss compares with, written out: ``share`` for the picture's own class and the rest for its partner's.
+
+    The same loss without the table is share * loss(labels) + (1 - share) * loss(partners).
+    """
+    share = rearrange(share, "n -> n 1")
+    own, other = one_hot(labels, classes), one_hot(partners, classes)
+    return (own * share + other * (1 - share)).float()
+
+
+def _beta(a: ndarray, u: ndarray) -> ndarray:
+    """Symmetric Beta(a, a), one for each row, by rejection: the first accepted attempt, or the one that came nearest to it.
+
+    Below 1 by Jöhnk (1964), in logarithms, because the powers underflow for a small ``a``. Above 1 that one accepts ever less;
+    there a uniform number is taken with the probability of its density relative to the highest, which is in the middle.
+    """
+    a = np.where(a > 0, a, 1.0)[:, None]
+    u = u.reshape(len(u), ATTEMPTS, 2)
+    with np.errstate(divide="ignore", invalid="ignore"):  # of the formula that the row does not use
+        x, y = np.log1p(-u[..., 0]) / np.minimum(a, 1), np.log1p(-u[..., 1]) / np.minimum(a, 1)
+        density = (a - 1) * np.log(4 * u[..., 0] * (1 - u[..., 0]))
+    total = np.logaddexp(x, y)
+    excess = np.where(a < 1, total, np.log1p(-u[..., 1]) - np.where(a > 1, density, 0))
+    share = np.where(a < 1, np.exp(x - total), u[..., 0])
+    accepted = (excess <= 0).any(axis=1)
+    chosen = np.where(accepted, (excess <= 0).argmax(axis=1), excess.argmin(axis=1))
+    return share[np.arange(len(u)), chosen]
+
+
+def _boxes(share: ndarray, u: ndarray, size: tuple[int, int]) -> ndarray:
+    sides = np.array(size)
+    middle = np.floor(u * sides)
+    reach = np.floor(0.5 * np.sqrt(1 - share)[:, None] * sides)  # to each side: the rectangle has the picture's proportions
+    low, high = np.maximum(middle - reach, 0), np.minimum(middle + reach, sides)
+    return np.concatenate([low, high - low], axis=1).astype(np.int64)
+
+
+def _blend(images: Tensor, partners: Tensor, share: ndarray) -> None:
+    wide = torch.promote_types(images.dtype, torch.float32)  # a share in half precision would be off by a thousandth
+    weights = torch.from_numpy(np.stack([share, 1 - share])).to(images.device, wide)
+    own, other = rearrange(weights, "two n -> two n 1 1 1")
+    step = max(1, CACHED // max(1, images.shape[1:].numel()))
+    for start in range(0, len(images), step):
+        some = slice(start, start + step)
+        if (share[some] < 1).any():
+            images[some].mul_(own[some]).add_(partners[some] * other[some])
+
+
+def _paste(images: Tensor, partners: Tensor, boxes: ndarray, cut: ndarray) -> None:
+    if cut.any() and (boxes == boxes[0]).all():
+        top, left, high, wide = boxes[0]
+        images[..., top : top + high, left : left + wide] = partners[..., top : top + high, left : left + wide]
+        return
+    for i in np.flatnonzero(cut):
+        top, left, high, wide = boxes[i]
+        images[i, :, top : top + high, left : left + wide] = partners[i, :, top : top + high, left : left + wide]

@@ -1,0 +1,185 @@
+"""``vitrail data``: check, show, pack and get the pictures that everything else reads."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitrail.cli.options import Json, Settings, pair
+from vitrail.cli.screen import add, console, print_json, progress, size, table
+from vitrail.errors import VitrailError
+
+data = typer.Typer(name="data", help="Check, show, pack and get pictures.", no_args_is_help=True)
+
+Source = Annotated[
+    str, typer.Argument(metavar="DATA", help="A folder, .csv, .parquet, .tar, a pack, hf:owner/name, or a set by its name.")
+]
+ROWS = 12  # of each kind of finding on the screen; the page and --json have more
+
+
+@data.command()
+def check(
+    source: Source,
+    page: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page with a contact sheet.")] = None,
+    json: Json = False,
+) -> None:
+    """Read every picture: bad ones, copies, leaks, balance, sizes, kinds; changes nothing. Exit code 1 if one is wrong."""
+    from vitrail.data.check import check as examine
+    from vitrail.data.open import pictures
+
+    with progress() as tell:
+        found = examine(pictures(source, progress=tell), tell)
+    if page is not None:
+        from vitrail.report.data import data_page
+
+        page.write_text(data_page(found), encoding="utf-8")
+    if json:
+        print_json(_plain(found, page))
+    else:
+        _print(found, page)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+@data.command()
+def show(
+    source: Source,
+    out: Annotated[Path, typer.Option(metavar="FILE.png", help="Where to draw.")] = Path("batch.png"),
+    augment: Annotated[str, typer.Option(metavar="NAME", help="plain, none, light1 ... strong2, pad, textbook.")] = "none",
+    image: Annotated[str | None, typer.Option(metavar="H[xW]", help="Height and width the model sees.")] = None,
+    batch: Annotated[int, typer.Option(metavar="B", help="Pictures in a batch.")] = 24,
+    step: Annotated[int, typer.Option(metavar="N", help="Number of the batch.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of order and augmentation.")] = 0,
+    split: Annotated[str, typer.Option(help="train, validation or test; the last two as in evaluation.")] = "train",
+    settings: Settings = None,
+    json: Json = False,
+) -> None:
+    """Draw a batch as the model will see it, augmentation on."""
+    from vitrail.augment.policy import policy
+    from vitrail.config import override
+    from vitrail.data.open import pictures
+    from vitrail.report.batch import draw_batch
+
+    if split not in ("train", "validation", "test"):
+        raise VitrailError(f"--split must be train, validation or test, got {split!r}")
+    how = override(policy(augment), [item.removeprefix("augment.") for item in settings or []])
+    with progress() as tell:
+        opened = pictures(source, progress=tell)
+        drawn = draw_batch(opened, split, how, pair(image, "--image") if image else None, batch, step, seed)
+    drawn.sheet.save(out)
+    if json:
+        print_json({"written": str(out), "indices": drawn.indices, "labels": drawn.labels, "image": drawn.image})
+    else:
+        typer.echo(f"drew batch {step} of {source} ({split}, {len(drawn.indices)} pictures): {out}")
+
+
+@data.command()
+def pack(
+    source: Source,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
+    side: Annotated[
+        str, typer.Option("--size", metavar="S|HxW|full", help="Longest short side; or one size, the middle cut out; or as is.")
+    ] = "256",
+    keep: Annotated[
+        str, typer.Option(metavar="pixels|jpeg", help="Decoded pixels, or the files' bytes as they are.")
+    ] = "pixels",
+    json: Json = False,
+) -> None:
+    """Write a data set into one file that is mapped into memory and read without decoding."""
+    from vitrail.data.open import pictures
+    from vitrail.data.packing import write_pack
+
+    if out.is_dir() or not out.parent.is_dir():
+        raise VitrailError(f"OUT must be a file in a folder that exists, got {out}; try {out.name or 'mine'}.pack")
+    wanted = None if side == "full" else pair(side, "--size") if "x" in side.lower() else pair(side, "--size")[0]
+    with progress() as tell:
+        opened = pictures(source, progress=tell)
+        made = write_pack(
+            out,
+            {split: part for split, part in opened.splits.items() if len(part)},
+            size=wanted,
+            keep=keep,
+            provenance={"source": opened.name, "fingerprint": opened.fingerprint, "size": side, "keep": keep},
+            progress=tell,
+        )
+    if json:
+        print_json({**vars(made), "path": str(made.path)})
+        return
+    for sentence in made.skipped[:ROWS]:
+        typer.echo(f"left out {sentence}")
+    parts = ", ".join(f"{count:,} {split}" for split, count in made.counts.items())
+    left = f"; {len(made.skipped):,} left out" if made.skipped else ""
+    typer.echo(f"packed {parts}{left}: {made.path} ({size(made.bytes)}, sha256 {made.sha256[:16]})")
+
+
+@data.command()
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="fashion-mnist, cifar10 or cifar100.")],
+    json: Json = False,
+) -> None:
+    """Make a public set available under its name, from Debian's package or by download with a checksum."""
+    from vitrail.data import cache
+    from vitrail.data.get import get as fetch
+
+    with progress() as tell:
+        path = fetch(name, cache.folder() / "sets", progress=tell)
+    if json:
+        print_json({"name": name, "path": str(path)})
+    else:
+        typer.echo(f"{name} is here: {path}; use it as `vitrail data check {name}`")
+
+
+def _plain(found: "Checked", page: Path | None) -> dict[str, object]:  # type: ignore[name-defined]  # noqa: F821
+    return {
+        "ok": found.ok,
+        "data": found.data.name,
+        "fingerprint": found.data.fingerprint,
+        "pictures": found.pictures,
+        "splits": {split: len(source) for split, source in found.data.splits.items()},
+        "bad": [vars(item) for item in found.bad],
+        "leaks": [vars(item) for item in found.leaks],
+        "conflicts": [vars(item) for item in found.conflicts],
+        "duplicates": [vars(item) for item in found.duplicates],
+        "classes": found.classes,
+        "sizes": found.sizes,
+        "kinds": found.kinds,
+        "notes": found.notes,
+        "page": None if page is None else str(page),
+    }
+
+
+def _print(found: "Checked", page: Path | None) -> None:  # type: ignore[name-defined]  # noqa: F821
+    screen = console()
+    classes = table("class", "#train", "#validation", "#test", title=f"{found.data.name}: {found.pictures:,} pictures")
+    for name, counts in list(found.classes.items())[: 3 * ROWS]:
+        add(classes, name, *(f"{counts[split]:,}" for split in ("train", "validation", "test")))
+    if len(found.classes) > 3 * ROWS:
+        add(classes, f"and {len(found.classes) - 3 * ROWS:,} more")
+    add(classes, "all", *(f"{len(source):,}" for source in found.data.splits.values()))
+    screen.print(classes)
+    for side, (least, median, most) in found.sizes.items():
+        screen.print(f"{side}: {least:,} to {most:,}, median {median:,}")
+    if found.kinds:
+        screen.print("kinds: " + ", ".join(f"{count:,} {kind}" for kind, count in found.kinds.items()))
+    for note in found.notes:
+        screen.print(f"note: {note}")
+    for title, groups in (
+        ("in train and in validation or test", found.leaks),
+        ("under two labels", found.conflicts),
+        ("twice", found.duplicates),
+    ):
+        if groups:
+            screen.print(f"\nthe same picture {title}: {len(groups):,}")
+            for group in groups[:ROWS]:
+                screen.print("  " + " = ".join(group.where[:4]) + (" ..." if len(group.where) > 4 else ""), soft_wrap=True)
+    if found.bad:
+        screen.print(f"\npictures that cannot be used: {len(found.bad):,}")
+        for item in found.bad[:ROWS]:
+            screen.print(f"  {item.where} {item.reason}", soft_wrap=True)
+    more = max(len(found.bad), len(found.leaks), len(found.conflicts), len(found.duplicates)) > ROWS
+    if more:
+        screen.print("--json lists them all")
+    verdict = (
+        "every picture can be used, none is in two splits or under two labels" if found.ok else "something is wrong: see above"
+    )
+    screen.print(f"\n{verdict}" + (f"; page: {page}" if page else "; --page FILE.html draws it"))

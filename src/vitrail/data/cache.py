@@ -1,0 +1,44 @@
+"""What was learned about data once and can be learned again: ``$VITRAIL_CACHE``, else ``vitrail`` in the user's cache folder.
+
+Losing it costs time and nothing else, so a folder that cannot be written to is no error.
+"""
+
+import hashlib
+import io
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from numpy import ndarray
+
+
+def folder() -> Path:
+    chosen = os.environ.get("VITRAIL_CACHE")
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitrail"
+
+
+def recall(kind: str, key: str) -> dict[str, ndarray] | None:
+    """The arrays remembered under this key, or nothing: a file that is damaged was never there."""
+    try:
+        with np.load(_place(kind, key), allow_pickle=False) as file:
+            return dict(file)
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+        return None
+
+
+def remember(kind: str, key: str, arrays: dict[str, ndarray]) -> None:
+    place = _place(kind, key)
+    stream = io.BytesIO()
+    np.savez(stream, allow_pickle=False, **arrays)
+    half = place.with_name(f"{place.name}.{os.getpid()}")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        half.write_bytes(stream.getvalue())
+        half.replace(place)
+    except OSError:
+        half.unlink(missing_ok=True)
+
+
+def _place(kind: str, key: str) -> Path:
+    return folder() / kind / f"{hashlib.sha256(os.fsencode(key)).hexdigest()[:32]}.npz"

@@ -1,0 +1,150 @@
+"""Is the data what its owner thinks it is? Every picture is read and decoded; nothing is ever changed or deleted.
+
+What was learned of files is remembered, so that the second time takes no time.
+"""
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy import ndarray
+
+from vitrail.data.catalogue import HASH, Catalogue, examine
+from vitrail.data.source import Data, Progress, Source, chosen
+from vitrail.errors import VitrailError
+
+TOLERATED = 0.1  # share of unusable pictures up to which the others are worth using
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A picture that cannot be used."""
+
+    where: str
+    reason: str
+    split: str
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Pictures of the same content, each with its split and class."""
+
+    where: tuple[str, ...]
+    splits: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found. ``data`` is the same data set without the pictures that cannot be used."""
+
+    data: Data
+    pictures: int
+    bad: tuple[Problem, ...]
+    leaks: tuple[Copies, ...]  # the same picture in train and in validation or test
+    conflicts: tuple[Copies, ...]  # the same picture under two labels
+    duplicates: tuple[Copies, ...]  # the same picture twice in one split
+    classes: dict[str, dict[str, int]]  # name: split: usable pictures
+    sizes: dict[str, tuple[int, int, int]]  # height and width: least, median, most
+    kinds: dict[str, int]  # format and mode: pictures
+    notes: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not (self.bad or self.leaks or self.conflicts)
+
+
+def check(data: Data, progress: Progress | None = None, workers: int | None = None) -> Checked:
+    found = {split: examine(source, progress, workers) for split, source in data.splits.items()}
+    bad = [
+        Problem(source.where(int(index)), str(found[split].problems[index]), split)
+        for split, source in data.splits.items()
+        for index in found[split].bad
+    ]
+    usable = {split: chosen(source, np.flatnonzero(found[split].problems == "")) for split, source in data.splits.items()}
+    kept = {split: found[split].rows(np.flatnonzero(found[split].problems == "")) for split in found}
+    leaks, conflicts, duplicates = _copies(usable, kept)
+    return Checked(
+        Data(data.name, usable["train"], usable["validation"], usable["test"], _fingerprint(usable, kept), data.notes),
+        sum(map(len, data.splits.values())),
+        tuple(bad),
+        tuple(leaks),
+        tuple(conflicts),
+        tuple(duplicates),
+        _balance(usable),
+        _sizes(kept),
+        dict(sum((Counter(rows.kinds.tolist()) for rows in kept.values()), Counter[str]()).most_common()),
+        data.notes,
+    )
+
+
+def usable(data: Data, progress: Progress | None = None, tolerated: float = TOLERATED) -> Checked:
+    """The check before training: goes on without what cannot be used, unless that is too much."""
+    checked = check(data, progress)
+    if len(checked.bad) > tolerated * checked.pictures:
+        first = checked.bad[0]
+        raise VitrailError(
+            f"{len(checked.bad)} of {checked.pictures} pictures cannot be used, more than the share of {tolerated:g} "
+            f"tolerated, first {first.where}, which {first.reason}; `vitrail data check {data.name}` names them all"
+        )
+    return checked
+
+
+def _copies(splits: dict[str, Source], rows: dict[str, Catalogue]) -> tuple[list[Copies], list[Copies], list[Copies]]:
+    keys = np.concatenate([table.keys() for table in rows.values()])
+    which = np.concatenate([np.full(len(source), number) for number, source in enumerate(splits.values())])
+    index = np.concatenate([np.arange(len(source)) for source in splits.values()])
+    names, sources = tuple(splits), tuple(splits.values())
+    leaks, conflicts, duplicates = [], [], []
+    for group in _groups(keys):
+        members = [(sources[which[item]], names[which[item]], int(index[item])) for item in group]
+        copies = Copies(
+            tuple(source.where(place) for source, _, place in members),
+            tuple(split for _, split, _ in members),
+            tuple(_class(source, place) for source, _, place in members),
+        )
+        if len(set(copies.splits)) > 1:
+            leaks.append(copies)
+        if len(set(copies.classes)) > 1:
+            conflicts.append(copies)
+        if len(set(copies.splits)) == 1 and len(set(copies.classes)) == 1:
+            duplicates.append(copies)
+    return leaks, conflicts, duplicates
+
+
+def _groups(keys: ndarray) -> list[ndarray]:
+    """The places of every key that is there more than once."""
+    _, of, count = np.unique(keys, return_inverse=True, return_counts=True)
+    several = np.flatnonzero(count[of] > 1)
+    order = several[np.argsort(of[several], kind="stable")]
+    return np.split(order, np.flatnonzero(np.diff(of[order])) + 1) if len(order) else []
+
+
+def _class(source: Source, index: int) -> str:
+    label = int(source.labels[index])
+    return source.names[label] if 0 <= label < len(source.names) else ""
+
+
+def _balance(splits: dict[str, Source]) -> dict[str, dict[str, int]]:
+    names = next(iter(splits.values())).names
+    counts = {split: np.bincount(source.labels[source.labels >= 0], minlength=len(names)) for split, source in splits.items()}
+    return {name: {split: int(counts[split][label]) for split in splits} for label, name in enumerate(names)}
+
+
+def _sizes(rows: dict[str, Catalogue]) -> dict[str, tuple[int, int, int]]:
+    sizes = np.concatenate([table.sizes for table in rows.values()])
+    if not len(sizes):
+        return {}
+    low, middle, high = (np.quantile(sizes, share, axis=0, method="nearest").tolist() for share in (0, 0.5, 1))
+    return {side: (low[axis], middle[axis], high[axis]) for axis, side in enumerate(("height", "width"))}
+
+
+def _fingerprint(splits: dict[str, Source], rows: dict[str, Catalogue]) -> str:
+    """Of contents, labels and splits, whatever the files are called and in whatever order they lie."""
+    digest = hashlib.sha256(repr(next(iter(splits.values())).names).encode())
+    for split, source in splits.items():
+        lines = np.concatenate([rows[split].hashes, source.labels[:, None].astype("<i8").view(np.uint8)], axis=1)
+        ordered = np.sort(np.ascontiguousarray(lines).view(f"V{HASH + 8}").reshape(-1))
+        digest.update(split.encode() + ordered.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,147 @@
+"""A folder of pictures as a data set, whatever else lies in it.
+
+``DIR/train/CLASS/...`` with ``DIR/val|valid|validation/CLASS/...`` and ``DIR/test/CLASS/...``, or ``DIR/CLASS/...``. Folders
+below a class belong to it. What is missing of validation and test is split off by content (``split.py``).
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy import ndarray
+
+from vitrail.data.scan import Listing, scan
+from vitrail.data.source import Files, Progress, Source, chosen
+from vitrail.errors import VitrailError
+
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+}
+
+
+def read_folder(root: Path, progress: Progress | None = None) -> tuple[dict[str, Source], list[str]]:
+    """The splits that the folder has (or one, named "", where it has none), and notes for its owner."""
+    listing = scan(root, progress)
+    if not listing.paths:
+        raise VitrailError(
+            f"{root} has no pictures{_seen(listing)}; put them into a folder a class: {root}/CLASS/*.jpg, or "
+            f"{root}/train/CLASS/*.jpg and {root}/val/CLASS/*.jpg"
+        )
+    by_split = _layout(listing.paths)
+    depth = 0 if "" in by_split else 1
+    loose = [path for paths in by_split.values() for path in paths if path.count("/") <= depth]
+    inside = {split: [path for path in paths if path.count("/") > depth] for split, paths in by_split.items()}
+    if not any(inside.values()):
+        raise VitrailError(
+            f"{root} has {len(loose)} pictures but no folder a class; move them to {root}/CLASS/*.jpg, or name a CSV file "
+            "with the columns path and label"
+        )
+    names = natural({path.split("/")[depth] for paths in inside.values() for path in paths})
+    whole = _files(root, [path for paths in inside.values() for path in paths], names, depth)
+    return _parts(whole, {split: len(paths) for split, paths in inside.items()}), list(
+        _notes(listing, inside, loose, names, depth)
+    )
+
+
+def _parts(whole: Files, lengths: dict[str, int]) -> dict[str, Source]:
+    """The splits as parts of one source, so that what is known of its files is one catalogue."""
+    ends = np.cumsum([0, *lengths.values()])
+    return {
+        split: chosen(whole, np.arange(start, end))
+        for split, start, end in zip(lengths, ends[:-1], ends[1:], strict=True)
+        if end > start
+    }
+
+
+def _layout(paths: Sequence[str]) -> dict[str, list[str]]:
+    """A folder named train is a split if it has folders of its own with pictures; else it may be a class of vehicles."""
+    tops = {path.split("/", 1)[0] for path in paths if path.count("/") >= 2}
+    named = {top for top in tops if top.lower() in SPLITS}
+    only = all(path.split("/", 1)[0] in named for path in paths if "/" in path)
+    if not any(SPLITS[top.lower()] == "train" for top in named) and not (named and only):
+        return {"": list(paths)}
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        top = path.split("/", 1)[0]
+        found.setdefault(SPLITS[top.lower()] if top in named else "elsewhere", []).append(path)
+    twice = [split for split in set(SPLITS.values()) if len({top for top in named if SPLITS[top.lower()] == split}) > 1]
+    if twice:
+        tops = {top for top in named if SPLITS[top.lower()] == twice[0]}
+        raise VitrailError(f"there are several folders for {twice[0]}: {', '.join(sorted(tops))}; keep one of them")
+    found.pop("elsewhere", None)
+    return found
+
+
+def natural(names: Iterable[str]) -> tuple[str, ...]:
+    """Numbers by their value: 2 before 10."""
+
+    def key(name: str) -> list[tuple[bool, int, str]]:
+        parts = re.split(r"(\d+)", name)
+        return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
+
+    return tuple(sorted(names, key=key))
+
+
+def _files(root: Path, paths: list[str], names: tuple[str, ...], depth: int) -> Files:
+    label = {name: index for index, name in enumerate(names)}
+    labels: ndarray = np.fromiter((label[path.split("/")[depth]] for path in paths), np.int64, len(paths))
+    return Files(root, paths, labels, names)
+
+
+def _notes(
+    listing: Listing, inside: dict[str, list[str]], loose: list[str], names: tuple[str, ...], depth: int
+) -> Iterator[str]:
+    if loose:
+        yield f"{_several(len(loose), 'picture')} in no class folder, left out: {_some(loose)}"
+    elsewhere = len(listing.paths) - len(loose) - sum(map(len, inside.values()))
+    if elsewhere:
+        yield f"{_several(elsewhere, 'picture')} beside the splits, left out"
+    if listing.broken:
+        dead = _some(listing.broken)
+        yield f"{_several(len(listing.broken), 'name')} that lead nowhere, in a circle or to what is closed: {dead}"
+    if listing.others:
+        kinds = ", ".join(f"{count} {ending}" for ending, count in listing.others.most_common(6))
+        yield f"{_several(listing.others.total(), 'file')} of other kinds passed over: {kinds}"
+    full = {tuple(path.split("/")[: depth + 1]) for paths in inside.values() for path in paths}
+    classes = [folder for folder in listing.folders if folder.count("/") == depth and (not depth or _in_split(folder, inside))]
+    for folder in sorted(classes):
+        if tuple(folder.split("/")) not in full:
+            yield f"the class folder {folder} has no pictures, left out"
+    present = {split: {path.split("/")[depth] for path in paths} for split, paths in inside.items()}
+    if "train" in present:
+        for name in names:
+            if name not in present["train"]:
+                others = " and ".join(split for split in present if name in present[split])
+                yield f"the class {name!r} is only in {others}: nothing can learn it"
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(unicodedata.normalize("NFKC", name).casefold(), []).append(name)
+    for group in alike.values():
+        if len(group) > 1:
+            yield f"the classes {' and '.join(map(repr, group))} differ in their spelling alone: are they one?"
+
+
+def _in_split(folder: str, inside: dict[str, list[str]]) -> bool:
+    return SPLITS.get(folder.split("/", 1)[0].lower()) in inside
+
+
+def _several(count: int, one: str) -> str:
+    return f"{count:,} {one if count == 1 else one + 's'}"
+
+
+def _some(items: list[str], most: int = 3) -> str:
+    return ", ".join(items[:most]) + (f" and {len(items) - most:,} more" if len(items) > most else "")
+
+
+def _seen(listing: Listing) -> str:
+    kinds = ", ".join(f"{count} {ending}" for ending, count in listing.others.most_common(3))
+    return f" (but {kinds})" if kinds else ""

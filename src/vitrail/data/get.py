@@ -1,0 +1,310 @@
+"""``vitrail data get``: well-known sets, whole, as pack files. n pictures, h high, w wide, c channels.
+
+Fashion-MNIST (Xiao, Rasul and Vollgraf 2017) from Debian's package or by download, CIFAR-10 and CIFAR-100 (Krizhevsky 2009) by
+download, in their binary versions: no pickle is read. A file is compared with its published checksum before it is opened.
+"""
+
+import gzip
+import hashlib
+import os
+import tarfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import numpy as np
+from einops import rearrange
+from numpy import ndarray
+
+from vitrail.data import cache
+from vitrail.data.builtin import FASHION
+from vitrail.data.pack import read_pack
+from vitrail.data.packing import write_pack
+from vitrail.data.source import Arrays, Progress, Source
+from vitrail.errors import VitrailError, suggestion
+
+PATIENCE = 8.0  # seconds without an answer
+PIECE = 2**20  # bytes read at a time
+TORONTO = "https://www.cs.toronto.edu/~kriz"
+ZALANDO = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file somewhere, and how to know it."""
+
+    address: str
+    size: int
+    sha256: str
+    unpacked: str = ""  # SHA-256 of what a .gz holds, which Debian's package has in a gzip of its own
+
+    @property
+    def name(self) -> str:
+        return self.address.rsplit("/", 1)[1]
+
+
+@dataclass(frozen=True)
+class Set:
+    """The files of a set and how to read them."""
+
+    files: tuple[Remote, ...]
+    read: Callable[[Path, tuple[Remote, ...]], dict[str, Source]]
+    installed: Path | None = None  # where a package of the system puts them
+    package: str = ""
+
+
+def get(name: str, folder: Path | None = None, progress: Progress | None = None) -> Path:
+    """Make a set available as ``folder/NAME.pack``; by default in Vitrail's cache, where its name alone finds it."""
+    if name not in SETS:
+        raise VitrailError(f"the sets to get are {', '.join(SETS)}, got {name!r}{suggestion(name, SETS)}")
+    folder, wanted = folder or cache.folder() / "sets", SETS[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{name}.pack"
+    if _is_whole(target, progress):
+        return target
+    place, fetched = folder, list[Path]()
+    if wanted.installed and all((wanted.installed / file.name).is_file() for file in wanted.files):
+        place = wanted.installed
+    else:
+        fetched = [folder / file.name for file in wanted.files if _fetch(name, wanted, file, folder, progress)]
+    provenance = {"set": name, "files": {file.address: file.sha256 for file in wanted.files}}
+    write_pack(target, wanted.read(place, wanted.files), provenance=provenance, progress=progress)
+    for path in fetched:  # what was put there by hand stays
+        path.unlink()
+    return target
+
+
+def _is_whole(target: Path, progress: Progress | None) -> bool:
+    try:
+        return target.is_file() and bool(read_pack(target, progress))
+    except VitrailError:
+        return False
+
+
+# Downloads -----------------------------------------------------------------------------------------------------------
+
+
+def _fetch(name: str, wanted: Set, file: Remote, folder: Path, progress: Progress | None) -> bool:
+    """Whether the file had to be downloaded; where it lies already, it is compared."""
+    place, part = folder / file.name, folder / f"{file.name}.part"
+    if place.is_file():
+        if _sha256(place) != file.sha256:
+            raise VitrailError(
+                f"{place} is not the published file (its SHA-256 differs); take it away, so that it is fetched again"
+            )
+        return False
+    if part.is_file() and part.stat().st_size > file.size:
+        part.unlink()
+    try:
+        _download(file, part, progress)
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        package = f", or apt install {wanted.package}" if wanted.package else ""
+        raise VitrailError(
+            f"{file.address} cannot be fetched ({str(reason) or type(error).__name__}); try again later{package}, or put the "
+            f"file at {place} by hand and call `vitrail data get {name}` again"
+        ) from None
+    if part.stat().st_size < file.size:
+        raise VitrailError(
+            f"{file.address} broke off at {part.stat().st_size:,} of {file.size:,} bytes; call again to go on from there"
+        )
+    if _sha256(part) != file.sha256:
+        part.unlink()
+        raise VitrailError(
+            f"what {file.address} sent is not the published file (its SHA-256 differs); it was taken away, try later"
+        )
+    part.replace(place)
+    return True
+
+
+def _download(file: Remote, part: Path, progress: Progress | None) -> None:
+    """Goes on behind what an earlier call left, where the server can."""
+    done = part.stat().st_size if part.is_file() else 0
+    if done == file.size:
+        return
+    with _answer(Request(file.address, headers={"Range": f"bytes={done}-"} if done else {})) as answer:
+        if not (answer.status == 206 and str(answer.headers["Content-Range"]).startswith(f"bytes {done}-")):
+            done = 0
+        with open(part, "ab" if done else "wb") as out:
+            while done <= file.size and (piece := answer.read(PIECE)):
+                out.write(piece)
+                done += len(piece)
+                if progress:
+                    progress(f"fetching {file.name}", min(done, file.size), file.size)
+
+
+def _answer(request: Request) -> Any:
+    """In a thread, because looking a name up knows no time-out."""
+    answers: list[Any] = []
+
+    def ask() -> None:
+        try:
+            answers.append(urlopen(request, timeout=PATIENCE))
+        except Exception as error:  # told below, by the thread that waits
+            answers.append(error)
+
+    asking = Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(PATIENCE + 1)
+    if not answers:
+        raise TimeoutError("no answer")
+    if isinstance(answers[0], Exception):
+        if isinstance(answers[0], HTTPError):
+            answers[0].close()
+        raise answers[0]
+    return answers[0]
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# Fashion-MNIST -------------------------------------------------------------------------------------------------------
+
+
+def idx(content: bytes, where: object) -> ndarray:
+    """MNIST's format: two zeros, the kind (8: bytes), the number of axes, their lengths, the values."""
+    axes = content[3] if content[:3] == b"\0\0\x08" and len(content) > 3 else 0
+    sizes = [int.from_bytes(content[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(axes)]
+    expected = 4 + 4 * axes + int(np.prod(sizes, dtype=object))
+    if not axes or len(content) != expected:
+        raise VitrailError(f"{where} is no idx file of bytes, or is cut off: {len(content):,} bytes; fetch it again")
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(sizes)
+
+
+def _fashion(folder: Path, files: tuple[Remote, ...]) -> dict[str, Source]:
+    arrays = {file.name.split("-ubyte")[0]: idx(_unpacked(folder / file.name, file), folder / file.name) for file in files}
+    parts: dict[str, Source] = {}
+    for split, stem in (("train", "train"), ("test", "t10k")):
+        images, labels = arrays[f"{stem}-images-idx3"], arrays[f"{stem}-labels-idx1"]
+        if images.ndim != 3 or labels.shape != images.shape[:1] or labels.max(initial=0) >= len(FASHION):
+            raise VitrailError(
+                f"{folder} has pictures {images.shape} and labels {labels.shape} that do not fit; fetch them again"
+            )
+        parts[split] = Arrays(images[..., None], labels.astype(np.int64), FASHION, f"fashion-mnist ({split})")
+    return parts
+
+
+def _unpacked(path: Path, file: Remote) -> bytes:
+    try:
+        with gzip.open(path) as stream:
+            content = stream.read(2**26)  # more than the largest holds
+    except (OSError, EOFError, zlib.error) as error:
+        raise VitrailError(f"{path} cannot be unpacked ({error}); fetch it again") from None
+    if file.unpacked and hashlib.sha256(content).hexdigest() != file.unpacked:
+        raise VitrailError(
+            f"{path} does not hold what was published (the SHA-256 of its content differs); install or fetch it again"
+        )
+    return content
+
+
+# CIFAR ---------------------------------------------------------------------------------------------------------------
+
+
+def _cifar10(folder: Path, files: tuple[Remote, ...]) -> dict[str, Source]:
+    batches = [f"data_batch_{number}.bin" for number in range(1, 6)]
+    return _cifar(folder / files[0].name, {"train": batches, "test": ["test_batch.bin"]}, "batches.meta.txt", 1)
+
+
+def _cifar100(folder: Path, files: tuple[Remote, ...]) -> dict[str, Source]:
+    return _cifar(folder / files[0].name, {"train": ["train.bin"], "test": ["test.bin"]}, "fine_label_names.txt", 2)
+
+
+def _cifar(archive: Path, splits: dict[str, list[str]], names: str, labels: int) -> dict[str, Source]:
+    members = _members(archive, [names, *(name for split in splits.values() for name in split)])
+    classes = tuple(line.strip() for line in members[names].decode(errors="replace").splitlines() if line.strip())
+    parts: dict[str, Source] = {}
+    for split, batches in splits.items():
+        images, numbers = cifar_records(b"".join(members[name] for name in batches), labels, f"{archive} ({split})")
+        if numbers.max(initial=0) >= len(classes):
+            raise VitrailError(f"{archive} has labels up to {numbers.max()} for {len(classes)} class names; fetch it again")
+        parts[split] = Arrays(images, numbers, classes, f"{archive.name.split('-binary')[0]} ({split})")
+    return parts
+
+
+def cifar_records(content: bytes, labels: int, where: object) -> tuple[ndarray, ndarray]:
+    """Pictures (n h w c) and labels (n). A record is one or two labels, the finest last, and a plane a colour."""
+    if not content or len(content) % (labels + 3072):
+        raise VitrailError(f"{where} is no whole number of records of {labels + 3072} bytes: {len(content):,}; fetch it again")
+    records = np.frombuffer(content, np.uint8).reshape(-1, labels + 3072)
+    images = rearrange(records[:, labels:], "n (c h w) -> n h w c", c=3, h=32)
+    return np.ascontiguousarray(images), records[:, labels - 1].astype(np.int64)
+
+
+def _members(archive: Path, names: list[str]) -> dict[str, bytes]:
+    """Files out of an archive by their last name, in memory: nothing is written."""
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(archive, "r|gz") as file:
+            for info in file:
+                stream = file.extractfile(info) if info.isreg() and os.path.basename(info.name) in names else None
+                if stream and info.size < 2**28:
+                    found[os.path.basename(info.name)] = stream.read()
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise VitrailError(f"{archive} cannot be unpacked ({error}); fetch it again") from None
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise VitrailError(f"{archive} has no {missing[0]}; fetch it again")
+    return found
+
+
+SETS = {
+    "fashion-mnist": Set(
+        (
+            Remote(
+                f"{ZALANDO}/train-images-idx3-ubyte.gz",
+                26_421_880,
+                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            ),
+            Remote(
+                f"{ZALANDO}/train-labels-idx1-ubyte.gz",
+                29_515,
+                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            ),
+            Remote(
+                f"{ZALANDO}/t10k-images-idx3-ubyte.gz",
+                4_422_102,
+                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            ),
+            Remote(
+                f"{ZALANDO}/t10k-labels-idx1-ubyte.gz",
+                5_148,
+                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+            ),
+        ),
+        _fashion,
+        Path("/usr/share/datasets/fashion-mnist"),
+        "dataset-fashion-mnist",
+    ),
+    "cifar10": Set(
+        (
+            Remote(
+                f"{TORONTO}/cifar-10-binary.tar.gz",
+                170_052_171,
+                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            ),
+        ),
+        _cifar10,
+    ),
+    "cifar100": Set(
+        (
+            Remote(
+                f"{TORONTO}/cifar-100-binary.tar.gz",
+                168_513_733,
+                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            ),
+        ),
+        _cifar100,
+    ),
+}

@@ -1,0 +1,233 @@
+"""Batches as a pure function of a counter: the order and every choice follow from (seed, epoch, index), so a loader has no
+state. To resume is to start from another number; the number of threads changes nothing; ranks take parts of one global batch.
+
+b pictures of a global batch, n of them on this rank.
+"""
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from threading import Lock
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy import ndarray
+from torch import Tensor
+
+from vitrail.augment.chance import permutation, uniforms
+from vitrail.augment.mix import MIX_SLOTS, Mix, apply_mix, draw_mix
+from vitrail.augment.policy import Policy
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.source import Source
+from vitrail.data.view import Augmented, Plain, Seen, View
+from vitrail.errors import VitrailError
+
+MIX = 2000  # where the numbers of Mixup and CutMix begin
+TOLERATED = 0.05  # share of the pictures that may turn out to be unusable
+
+log = logging.getLogger("vitrail")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images as the model takes them. Where they are mixed, the loss is share * loss(labels) + (1 - share) * loss(others)."""
+
+    images: Float[Tensor, "n c height width"]
+    labels: Int[Tensor, " n"]
+    indices: Int[Tensor, " n"]  # in the source
+    others: Int[Tensor, " n"] | None = None
+    share: Float[Tensor, " n"] | None = None
+
+
+class Order(Protocol):
+    """Which pictures of which epoch a global batch has."""
+
+    @property
+    def steps(self) -> int | None: ...
+
+    def at(self, step: int) -> tuple[ndarray, ndarray]: ...
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Without end: every epoch in an order of its own, one behind the other, so that no batch is short and no picture lost."""
+
+    length: int
+    batch: int
+    seed: int
+    steps: None = None
+
+    def at(self, step: int) -> tuple[ndarray, ndarray]:
+        places = np.arange(step * self.batch, (step + 1) * self.batch)
+        epochs, inside = places // self.length, places % self.length
+        indices = np.empty(self.batch, np.int64)
+        for epoch in np.unique(epochs).tolist():
+            now = epochs == epoch
+            indices[now] = _permutation(self.seed, epoch, self.length)[inside[now]]
+        return epochs, indices
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """Every picture once; the last batch has what is left."""
+
+    length: int
+    batch: int
+
+    @property
+    def steps(self) -> int:
+        return -(-self.length // self.batch)
+
+    def at(self, step: int) -> tuple[ndarray, ndarray]:
+        indices = np.arange(step * self.batch, min((step + 1) * self.batch, self.length))
+        return np.zeros_like(indices), indices
+
+
+@lru_cache(maxsize=4)
+def _permutation(seed: int, epoch: int, length: int) -> ndarray:
+    return permutation(seed, epoch, length)
+
+
+@dataclass
+class Loader:
+    """``loader.batch(step)`` is the batch of that step; ``loader.batches(start)`` makes them ahead of time, in threads."""
+
+    source: Source
+    view: View
+    order: Order
+    mixing: Policy | None = None
+    seed: int = 0
+    rank: int = 0
+    ranks: int = 1
+    tolerated: float = TOLERATED
+    problems: dict[int, str] = field(default_factory=dict)  # pictures that could not be read, by their number
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.ranks:
+            raise VitrailError(f"rank must be from 0 to {self.ranks - 1} of {self.ranks}, got {self.rank}")
+        self._lock = Lock()
+
+    def batch(self, step: int) -> Batch:
+        epochs, indices = self.order.at(step)
+        size = len(indices)
+        start, end = self.rank * size // self.ranks, (self.rank + 1) * size // self.ranks
+        if self.mixing is None or start == end:
+            seen = self._see(epochs[start:end], indices[start:end])
+            return self._labelled(seen.images, indices[start:end][seen.kept])
+        return self._mixed(epochs, indices, start, end)
+
+    def batches(self, start: int = 0, stop: int | None = None, workers: int | None = None) -> Iterator[Batch]:
+        """From one step to another or to the end. ``workers`` threads; none: no thread at all."""
+        ends = [end for end in (stop, self.order.steps) if end is not None]
+        workers = min(os.cpu_count() or 1, 8) if workers is None else workers
+        if workers < 0:
+            raise VitrailError(f"workers must not be below 0, got {workers}; try workers=2")
+        return _ahead(self, start, min(ends) if ends else None, workers)
+
+    def _see(self, epochs: ndarray, indices: ndarray) -> Seen:
+        seen = self.view(self.source, epochs, indices)
+        if seen.problems:
+            self._count(seen.problems)
+        return seen
+
+    def _count(self, problems: dict[int, str]) -> None:
+        with self._lock:
+            for index, problem in problems.items():
+                if index not in self.problems:
+                    log.warning("left out a picture: %s", problem)
+                self.problems[index] = problem
+            if len(self.problems) > self.tolerated * len(self.source):
+                raise VitrailError(
+                    f"{len(self.problems)} of {len(self.source)} pictures cannot be used, more than the share of "
+                    f"{self.tolerated:g} tolerated, the last one {next(iter(problems.values()))}; "
+                    "`vitrail data check` names them all"
+                )
+
+    def _labelled(self, images: Tensor, indices: ndarray) -> Batch:
+        return Batch(images, torch.from_numpy(self.source.labels[indices]), torch.from_numpy(indices))
+
+    def _mixed(self, epochs: ndarray, indices: ndarray, start: int, end: int) -> Batch:
+        """The partner of a picture is the one before it in the global batch; a rank reads the one before its part as well."""
+        policy, size = self.mixing, len(indices)
+        assert policy is not None
+        wanted = np.arange(start - 1, end) % size if self.ranks > 1 else np.arange(start, end)
+        seen = self._see(epochs[wanted], indices[wanted])
+        u = uniforms(self.seed, epochs, indices, MIX_SLOTS, MIX)
+        u = u[start:end] if policy.mix_each else np.broadcast_to(u[:1], (end - start, MIX_SLOTS))
+        mix = draw_mix(u, policy.mixup, policy.cutmix, policy.mix, policy.switch, policy.mix_each, self.view.preprocess.image)
+        own, before = (np.arange(1, len(wanted)), np.arange(len(wanted) - 1)) if self.ranks > 1 else (
+            np.arange(size), np.roll(np.arange(size), 1)
+        )  # fmt: skip
+        return self._blended(seen.images, seen.kept, indices[wanted], mix, own, before)
+
+    def _blended(self, images: Tensor, kept: ndarray, indices: ndarray, mix: Mix, own: ndarray, before: ndarray) -> Batch:
+        place = np.cumsum(kept) - 1  # of a picture among those that could be read
+        partner = np.where(kept[before], before, own)  # one whose partner could not be read is left alone
+        share, boxes = np.where(kept[before], mix.share, 1.0), np.where(kept[before][:, None], mix.boxes, 0)
+        here = kept[own]
+        mixed = images[place[own[here]]]
+        if not mix.idle:
+            apply_mix(mixed, images[place[partner[here]]], Mix(share[here], boxes[here]))
+        made = self._labelled(mixed, indices[own[here]])
+        others = torch.from_numpy(self.source.labels[indices[partner[here]]])
+        return Batch(made.images, made.labels, made.indices, others, torch.from_numpy(share[here]).float())
+
+
+def _ahead(loader: Loader, start: int, stop: int | None, workers: int) -> Iterator[Batch]:
+    if workers == 0:
+        step = start
+        while stop is None or step < stop:
+            yield loader.batch(step)
+            step += 1
+        return
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(workers, "vitrail-loader", initializer=torch.set_num_threads, initargs=(1,))
+    waiting: deque[Future[Batch]] = deque()
+    try:
+        step = start
+        while waiting or stop is None or step < stop:
+            while len(waiting) <= workers and (stop is None or step < stop):
+                waiting.append(pool.submit(loader.batch, step))
+                step += 1
+            made = waiting.popleft().result()
+            torch.set_num_threads(threads)  # what a worker set for itself would hold for threads started later
+            yield made
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def training(
+    source: Source,
+    preprocess: Preprocess,
+    batch: int,
+    policy: Policy,
+    seed: int = 0,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    tolerated: float = TOLERATED,
+) -> Loader:
+    """Shuffled, augmented, without end; ``batch`` is the global one."""
+    _check(source, batch)
+    mixing = policy if policy.mixup or policy.cutmix else None
+    view = Augmented(preprocess, policy, seed)
+    return Loader(source, view, Shuffled(len(source), batch, seed), mixing, seed, rank, ranks, tolerated)
+
+
+def evaluation(source: Source, preprocess: Preprocess, batch: int, *, rank: int = 0, ranks: int = 1) -> Loader:
+    """Every picture once, in order, as ``prepare`` makes it."""
+    _check(source, batch)
+    return Loader(source, Plain(preprocess), InOrder(len(source), batch), rank=rank, ranks=ranks)
+
+
+def _check(source: Source, batch: int) -> None:
+    if batch < 1:
+        raise VitrailError(f"batch must be at least 1, got {batch}; try batch=64")
+    if len(source) == 0:
+        raise VitrailError("there is no picture to read; name a data set that has some")

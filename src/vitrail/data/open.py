@@ -1,0 +1,172 @@
+"""``vitrail.pictures``: whatever a user names, as a data set with train, validation and test.
+
+A folder, a CSV or Parquet file, tar shards, a pack, ``hf:owner/name``, or a set by its name: ``fashion`` (embedded), ``panes``
+(a formula; ``panes:count=50000,size=48,seed=3``), ``fashion-mnist``, ``cifar10``, ``cifar100`` (after ``vitrail data get``).
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy import ndarray
+
+from vitrail.config import check, override
+from vitrail.data import cache
+from vitrail.data.builtin import fashion
+from vitrail.data.catalogue import content_keys
+from vitrail.data.folder import read_folder
+from vitrail.data.get import SETS
+from vitrail.data.hub import is_saved, read_hub
+from vitrail.data.pack import is_pack, read_pack
+from vitrail.data.panes import panes
+from vitrail.data.shards import Shards, read_shards
+from vitrail.data.source import Arrays, Data, Files, Part, Progress, Source, chosen, nothing
+from vitrail.data.split import Shares, stratified
+from vitrail.data.table import read_table
+from vitrail.errors import VitrailError, suggestion
+
+NAMES = ("fashion", "panes", *SETS)
+Found = tuple[dict[str, Source], list[str]]  # splits, notes
+
+
+def pictures(source: str | Path, *, shares: Shares | None = None, progress: Progress | None = None) -> Data:
+    """Open a data set. What is missing of validation and test is split off by content, the same on every machine."""
+    name = str(source)
+    splits, notes = _find(name, progress)
+    return _complete(name, splits, notes, shares or Shares(), progress)
+
+
+def _find(name: str, progress: Progress | None) -> Found:
+    head, _, options = name.partition(":")
+    if head in NAMES:
+        if options and head != "panes":
+            raise VitrailError(f"{head} takes no settings, got {name!r}; name {head!r} alone")
+        return _named(head, options, progress), _beside(head)
+    if head == "hf":
+        return read_hub(name), []
+    path = Path(name)
+    if path.is_dir():
+        return _directory(path, progress)
+    if path.is_file():
+        return _file(path, progress)
+    if any(letter in name for letter in "{*?"):
+        return read_shards(name, progress=progress), []
+    raise VitrailError(
+        f"there is no {name!r}{suggestion(name, NAMES)}; name a folder of pictures, a .csv, a .tar, a pack, hf:owner/name or "
+        f"one of {', '.join(NAMES)}"
+    )
+
+
+def _beside(name: str) -> list[str]:
+    return [f"the folder {name} is not meant; name it ./{name} to use it"] if Path(name).exists() else []
+
+
+@dataclass(frozen=True)
+class PanesSettings:
+    """How many pictures to learn from, how large, and of which stream; a fifth as many to validate and to test."""
+
+    count: int = 20_000
+    size: tuple[int, int] = (64, 64)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def _named(name: str, options: str, progress: Progress | None) -> dict[str, Source]:
+    if name == "fashion":
+        return {split: fashion(split) for split in ("train", "test")}
+    if name == "panes":
+        want = override(PanesSettings(), [option for option in options.split(",") if option])
+        few = max(want.count // 5, 1)
+        return {
+            split: panes(split, count, want.size, want.seed)
+            for split, count in (("train", want.count), ("validation", few), ("test", few))
+        }
+    place = cache.folder() / "sets" / f"{name}.pack"
+    if not place.is_file():
+        raise VitrailError(f"{name} is not on this machine yet; `vitrail data get {name}` fetches it")
+    return read_pack(place, progress)[0]
+
+
+def _directory(path: Path, progress: Progress | None) -> Found:
+    if is_saved(path):
+        return read_hub(path), []
+    if any(path.glob("*.tar")):
+        return read_shards(path, progress=progress), []
+    return read_folder(path, progress)
+
+
+def _file(path: Path, progress: Progress | None) -> Found:
+    readers: dict[str, Callable[[Path], dict[str, Source]]] = {
+        ".csv": read_table,
+        ".tsv": read_table,
+        ".parquet": read_table,
+        ".tar": lambda tar: read_shards(tar, progress=progress),
+    }
+    ending = path.suffix.lower()
+    if ending in readers:
+        return readers[ending](path), []
+    if is_pack(path):
+        return read_pack(path, progress)[0], []
+    if ending in (".zip", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"):
+        raise VitrailError(f"{path} is an archive; unpack it and name the folder")
+    raise VitrailError(f"{path} is no data set; name a folder of pictures, a .csv, .parquet or .tar file, or a pack")
+
+
+def _complete(name: str, splits: dict[str, Source], notes: list[str], shares: Shares, progress: Progress | None) -> Data:
+    given = dict(splits)
+    if "" in given:
+        given |= _taken(given.pop(""), shares, progress)
+        notes = [*notes, f"no split is given, so {_amounts(given)} by content"]
+    elif "train" in given and "validation" not in given and shares.validation > 0:
+        given |= _taken(given["train"], Shares(shares.validation, 0.0), progress)
+        notes = [*notes, f"no validation is given, so {_amounts(given)}, validation taken from train by content"]
+    names = next(iter(given.values())).names
+    train, validation, test = (given.get(split) or nothing(names) for split in ("train", "validation", "test"))
+    if len(names) == 1:
+        notes = [*notes, f"there is a single class, {names[0]!r}: nothing to tell apart"]
+    return Data(name, train, validation, test, _fingerprint(train, validation, test), (*notes, *_rare(train)))
+
+
+def _taken(whole: Source, shares: Shares, progress: Progress | None) -> dict[str, Source]:
+    parts = stratified(content_keys(whole, progress), whole.labels, shares)
+    return {split: chosen(whole, indices) for split, indices in parts.items() if len(indices)}
+
+
+def _amounts(splits: dict[str, Source]) -> str:
+    return ", ".join(f"{len(source):,} {split}" for split, source in splits.items())
+
+
+def _rare(train: Source) -> list[str]:
+    alone = np.flatnonzero(np.bincount(train.labels[train.labels >= 0], minlength=len(train.names)) == 1)
+    names = [repr(train.names[label]) for label in alone[:3]]
+    more = f" and {len(alone) - 3} more" if len(alone) > 3 else ""
+    return [f"one picture alone to learn from in {', '.join(names)}{more}"] if len(alone) else []
+
+
+def _fingerprint(*splits: Source) -> str:
+    """Of names, labels and what tells the pictures apart without reading them; the data check makes one of their content."""
+    digest = hashlib.sha256()
+    for source in splits:
+        digest.update(repr((source.names, len(source))).encode() + source.labels.tobytes() + _identity(source))
+    return digest.hexdigest()
+
+
+def _identity(source: Source) -> bytes:
+    if isinstance(source, Part):
+        return _identity(source.whole) + source.indices.astype(np.int64).tobytes()
+    if isinstance(source, Files):
+        return "\0".join(source.paths).encode(errors="surrogateescape")
+    if isinstance(source, Arrays):
+        return hashlib.sha256(_some(source.images).tobytes()).digest()
+    if isinstance(source, Shards):
+        return source.checksums.tobytes()
+    return repr(source.where(0) if len(source) else "").encode()
+
+
+def _some(images: ndarray) -> ndarray:
+    """At most a thousand pictures from all over."""
+    return images[:: max(len(images) // 1000, 1)]

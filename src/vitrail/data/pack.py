@@ -1,0 +1,133 @@
+"""A data set in one file that is mapped into memory: decoded and resized once, read without decoding ever after.
+
+The file is a safetensors file, so any tool can read it: for every split ``labels`` and either ``pixels`` (n h w c, where all
+have one size) or ``bytes`` with ``starts`` and ``shapes``, or ``files`` (the JPEGs as they were) with ``starts``. Its metadata
+has the class names, where the pictures came from and a SHA-256 of everything behind the header.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from vitrail.data import cache
+from vitrail.data.source import Arrays, Progress, Source
+from vitrail.errors import VitrailError
+
+FORMAT, VERSION = "vitrail-pack", "1"
+LARGEST_HEADER = 2**26
+KINDS: dict[str, Any] = {"U8": np.dtype("u1"), "I64": np.dtype("<i8")}
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Pictures of many sizes, one behind the other: decoded ones with their shapes, or files as they were."""
+
+    data: ndarray
+    starts: ndarray  # n + 1
+    shapes: ndarray | None  # n 3; none: still encoded
+    labels: ndarray
+    names: tuple[str, ...]
+    origin: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def where(self, index: int) -> str:
+        return f"picture {index} of {self.origin}"
+
+    def content(self, index: int) -> bytes | ndarray:
+        piece = self.data[self.starts[index] : self.starts[index + 1]]
+        return piece.tobytes() if self.shapes is None else piece.reshape(self.shapes[index])
+
+
+def is_pack(path: Path) -> bool:
+    """By its first bytes, so that a file can have any name."""
+    try:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            return 0 < length <= LARGEST_HEADER and f'"{FORMAT}"'.encode() in file.read(200)
+    except OSError:
+        return False
+
+
+def read_pack(path: Path, progress: Progress | None = None) -> tuple[dict[str, Source], dict[str, Any]]:
+    """The splits, mapped into memory, and the provenance. The first time on a machine, the checksum is compared."""
+    length = path.stat().st_size
+    try:
+        with open(path, "rb") as file:
+            room = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(room)) if room <= min(LARGEST_HEADER, length) else {}
+        metadata = header.pop("__metadata__")
+        if (metadata["format"], metadata["version"]) != (FORMAT, VERSION):
+            raise VitrailError(f"{path} is a pack of version {metadata['version']}, not {VERSION}; pack the data again")
+        names = tuple(str(name) for name in json.loads(metadata["names"]))
+        provenance = json.loads(metadata["provenance"])
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except VitrailError:
+        raise
+    except Exception as error:
+        raise VitrailError(f"{path} is no pack that can be read ({type(error).__name__}); pack the data again") from None
+    if length != 8 + room + end:
+        raise VitrailError(f"{path} is cut off or has grown: {length:,} bytes of {8 + room + end:,}; pack the data again")
+    _verify(path, 8 + room, metadata.get("sha256"), progress)
+    try:
+        # "c": torch wants memory that could be written to; what is written, and nothing is, would not reach the file
+        mapped = np.memmap(path, np.uint8, "c", offset=8 + room, shape=(end,)) if end else np.zeros(0, np.uint8)
+        data = np.asarray(mapped)  # a plain array over the same memory: a memmap's slices are slow to make
+        splits = dict.fromkeys(name.rsplit(".", 1)[0] for name in header)
+        return {split: _source(data, header, split, names, f"{path} ({split})") for split in splits}, provenance
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise VitrailError(f"{path} contradicts itself ({error}); pack the data again") from None
+
+
+def _verify(path: Path, begin: int, expected: object, progress: Progress | None) -> None:
+    known = path.stat()
+    stamp = np.array([known.st_size, known.st_mtime_ns], np.int64)
+    key = f"{path.resolve()} {expected}"
+    before = cache.recall("pack", key)
+    if before is not None and np.array_equal(before.get("stamp", ()), stamp):
+        return
+    digest, done = hashlib.sha256(), begin
+    with open(path, "rb") as file:
+        file.seek(begin)
+        while piece := file.read(2**24):
+            digest.update(piece)
+            done += len(piece)
+            if progress:
+                progress("comparing the checksum", done, known.st_size)
+    if digest.hexdigest() != expected:
+        raise VitrailError(f"{path} is damaged: its checksum is not the one noted in it; pack the data again")
+    cache.remember("pack", key, {"stamp": stamp})
+
+
+def _source(data: ndarray, header: dict[str, Any], split: str, names: tuple[str, ...], origin: str) -> Source:
+    def part(name: str) -> ndarray:
+        entry = header[f"{split}.{name}"]
+        begin, end = entry["data_offsets"]
+        if not 0 <= begin <= end <= len(data):
+            raise ValueError(f"{split}.{name} lies outside")
+        return data[begin:end].view(KINDS[entry["dtype"]]).reshape(entry["shape"])
+
+    labels = part("labels").astype(np.int64)
+    if len(labels) and not -1 <= labels.min() <= labels.max() < max(len(names), 1):
+        raise ValueError(f"{split} has labels without a name")
+    if f"{split}.pixels" in header:
+        images = part("pixels")
+        if images.ndim != 4 or len(images) != len(labels) or images.shape[3] not in (1, 3):
+            raise ValueError(f"{split} has pixels of shape {images.shape} for {len(labels)} labels")
+        return Arrays(images, labels, names, origin)
+    kind = "bytes" if f"{split}.bytes" in header else "files"
+    bytes_, starts = part(kind), part("starts").astype(np.int64)
+    shapes = part("shapes").astype(np.int64) if kind == "bytes" else None
+    if len(starts) != len(labels) + 1 or starts[0] != 0 or starts[-1] != len(bytes_) or (np.diff(starts) < 0).any():
+        raise ValueError(f"{split} has starts that do not fit")
+    if shapes is not None and (
+        shapes.shape != (len(labels), 3) or (shapes <= 0).any() or (shapes.prod(1) != np.diff(starts)).any()
+    ):
+        raise ValueError(f"{split} has shapes that do not fit")
+    return Ragged(bytes_, starts, shapes, labels, names, origin)

@@ -1,0 +1,169 @@
+"""Any source into one file: every picture decoded and resized once, in threads. ``pack.py`` has the format."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy import ndarray
+from PIL import Image
+
+from vitrail.data.decode import decode
+from vitrail.data.pack import FORMAT, VERSION
+from vitrail.data.source import Progress, Source
+from vitrail.errors import VitrailError
+
+CHUNK = 64  # pictures decoded at a time
+
+
+@dataclass
+class Packed:
+    """What became of it."""
+
+    path: Path
+    counts: dict[str, int] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)  # pictures that could not be used, with the reason
+    bytes: int = 0
+    sha256: str = ""
+
+
+def write_pack(
+    path: Path,
+    splits: dict[str, Source],
+    *,
+    size: int | tuple[int, int] | None = None,
+    keep: str = "pixels",
+    provenance: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> Packed:
+    """Whole or not at all. ``size``: a short side that no picture exceeds, or one height and width for all (covered, the
+    middle cropped), or as they are. ``keep``: ``pixels``, or ``jpeg`` to keep the files' bytes."""
+    if keep not in ("pixels", "jpeg"):
+        raise VitrailError(f"keep must be 'pixels' or 'jpeg', got {keep!r}")
+    half = path.with_name(f"{path.name}.{os.getpid()}.part")
+    made = Packed(path)
+    try:
+        with open(half, "wb") as file:
+            _write(file, made, splits, size, keep, provenance or {}, progress, workers)
+            file.flush()
+            os.fsync(file.fileno())
+        made.bytes = half.stat().st_size
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
+    return made
+
+
+def _write(
+    file: BinaryIO,
+    made: Packed,
+    splits: dict[str, Source],
+    size: int | tuple[int, int] | None,
+    keep: str,
+    provenance: dict[str, Any],
+    progress: Progress | None,
+    workers: int | None,
+) -> None:
+    names = next(iter(splits.values())).names
+    metadata = {"format": FORMAT, "version": VERSION, "names": json.dumps(names), "provenance": json.dumps(provenance)}
+    room = len(json.dumps({"__metadata__": metadata})) + 600 * max(len(splits), 1) + 200
+    room += -room % 4096
+    file.write(bytes(8 + room))
+    digest, entries, end = hashlib.sha256(), {}, 0
+
+    def put(name: str, content: bytes, kind: str, shape: list[int]) -> None:
+        nonlocal end
+        file.write(content)
+        digest.update(content)
+        begin, end = end, end + len(content)
+        entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+
+    total, done = sum(map(len, splits.values())), 0
+    for split, source in splits.items():
+        labels, shapes, starts, begin = [], [], [0], end
+        for index, item in _items(source, size, keep, workers):
+            done += 1
+            if progress and (done % CHUNK == 0 or done == total):
+                progress("packing", done, total)
+            if isinstance(item, str):
+                made.skipped.append(item)
+                continue
+            content = item if isinstance(item, bytes) else np.ascontiguousarray(item).tobytes()
+            put("", content, "U8", [])
+            starts.append(starts[-1] + len(content))
+            labels.append(int(source.labels[index]))
+            shapes.append(item.shape if isinstance(item, ndarray) else (0, 0, 0))
+        entries.pop("", None)
+        made.counts[split] = len(labels)
+        uniform = keep == "pixels" and len(set(shapes)) <= 1
+        whole = [len(labels), *(shapes[0] if shapes else (1, 1, 3))] if uniform else [starts[-1]]
+        name = "pixels" if uniform else "files" if keep == "jpeg" else "bytes"
+        entries[f"{split}.{name}"] = {"dtype": "U8", "shape": whole, "data_offsets": [begin, end]}
+        put(f"{split}.pad", bytes(-end % 8), "U8", [-end % 8])  # so that whole numbers stand where machines like them
+        put(f"{split}.labels", np.array(labels, "<i8").tobytes(), "I64", [len(labels)])
+        if not uniform:
+            put(f"{split}.starts", np.array(starts, "<i8").tobytes(), "I64", [len(starts)])
+        if name == "bytes":
+            put(f"{split}.shapes", np.array(shapes, "<i8").tobytes(), "I64", [len(shapes), 3])
+    made.sha256 = digest.hexdigest()
+    header = json.dumps({"__metadata__": {**metadata, "sha256": made.sha256}, **entries}).encode()
+    assert len(header) <= room, "the room for the header was reckoned too small"
+    file.seek(0)
+    file.write(room.to_bytes(8, "little") + header.ljust(room))
+
+
+def _items(
+    source: Source, size: int | tuple[int, int] | None, keep: str, workers: int | None
+) -> Iterator[tuple[int, bytes | ndarray | str]]:
+    """Every picture as it will stand in the pack, or a sentence that says why it cannot."""
+
+    def item(index: int) -> tuple[int, bytes | ndarray | str]:
+        try:
+            return index, _item(source.content(index), size, keep)
+        except (OSError, VitrailError) as error:
+            return index, f"{source.where(index)} {str(error).removeprefix('the picture ')}"
+
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+        for start in range(0, len(source), CHUNK):
+            yield from pool.map(item, range(start, min(start + CHUNK, len(source))))
+
+
+def _item(content: bytes | ndarray, size: int | tuple[int, int] | None, keep: str) -> bytes | ndarray:
+    if keep == "jpeg":
+        if isinstance(content, ndarray):
+            raise VitrailError("has no file whose bytes could be kept; pack its pixels")
+        decode(content)  # only what can be decoded is worth keeping
+        return content
+    if isinstance(content, ndarray):
+        return content if size is None else _resized(_image(content), size, content.shape[2])
+    return _resized(decode(content, least=(size, size) if isinstance(size, int) else size), size, 3)
+
+
+def _image(content: ndarray) -> Image.Image:
+    return Image.fromarray(content[..., 0] if content.shape[2] == 1 else content)
+
+
+def _resized(picture: Image.Image, size: int | tuple[int, int] | None, channels: int) -> ndarray:
+    if isinstance(size, int):
+        shrink = size / min(picture.size)
+        if shrink < 1:
+            new = max(size, round(picture.width * shrink)), max(size, round(picture.height * shrink))
+            picture = picture.resize(new, Image.Resampling.BICUBIC)
+    elif size is not None and size != (picture.height, picture.width):
+        picture = _covered(picture, size)
+    return np.asarray(picture).reshape(picture.height, picture.width, channels)
+
+
+def _covered(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """The largest middle part of these proportions, at this size."""
+    high, wide = size
+    part_wide = min(picture.width, picture.height * wide / high)
+    part_high = min(picture.height, picture.width * high / wide)
+    left, top = (picture.width - part_wide) / 2, (picture.height - part_high) / 2
+    return picture.resize((wide, high), Image.Resampling.BICUBIC, box=(left, top, left + part_wide, top + part_high))

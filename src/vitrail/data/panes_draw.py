@@ -1,0 +1,152 @@
+"""Leaded glass: lattices of panes painted over each other, each pane a piece of coloured glass between lines of lead.
+
+Everything in a picture is such a lattice: the window behind, each object, the shards in front. A lattice is laid over the
+picture by a map from a point to (row, column), so that one look-up for a pixel tells its pane.
+
+Only operations that IEEE 754 rounds exactly (no sines, no sums of a library's own order), so that pictures are the same bytes on
+every machine. Lengths are in short sides of the picture. h high, w wide, r rows, s columns.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, UInt8
+from numpy import ndarray
+
+LEAD = 0.007  # half the width of a line of lead, which runs on both sides of an edge
+GREY = 0.07  # of the lead, where white is 1
+CUTS = ("whole", "diagonal", "roundel", "lozenge", "halves")
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Where a lattice of panes lies, which of its panes are there, and of which glass they are."""
+
+    centre: tuple[float, float]  # x, y
+    side: float  # of a pane
+    turn: float  # tangent of half its angle
+    bend: tuple[float, float]  # how its columns and rows are bowed
+    there: Bool[ndarray, "r s"]
+    glass: Float[ndarray, "r s 2 3"]
+    cut: str = "whole"  # how a pane is cut into its two kinds of glass
+    inset: float = 0.0  # share of a pane that is left away around it
+    bond: float = 0.0  # by how much every other row is shifted
+    lead: float = GREY
+    endless: bool = False  # it goes on, the same panes again, beyond its rows and columns
+
+    @property
+    def reach(self) -> float:
+        """Half the side of an upright square that holds it."""
+        cosine, sine = _direction(self.turn)
+        return 0.5 * self.side * max(self.there.shape) * (cosine + abs(sine)) * (1.0 + max(map(abs, self.bend)))
+
+
+def paint(picture: Float[ndarray, "h w 3"], lattice: Lattice) -> tuple[tuple[slice, slice], Bool[ndarray, "_ _"]]:
+    """Paint it into the picture; the window that was looked at, and which of its pixels are the lattice's now."""
+    short = float(min(picture.shape[:2]))
+    window = _window(picture.shape[0], picture.shape[1], short, lattice)
+    u, v = _laid(window, short, lattice)
+    row, column = np.floor(v), np.floor(u)
+    rows, columns = lattice.there.shape
+    u, v = u - column - 0.5, v - row - 0.5  # within a pane, from -0.5 to 0.5
+    if lattice.endless:
+        row, column = np.mod(row, rows), np.mod(column, columns)
+    inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+    pane = np.where(inside, row * columns + column, 0).astype(np.intp)
+    inside &= lattice.there.reshape(-1)[pane]
+    edge = (0.5 - lattice.inset) - np.maximum(np.abs(u), np.abs(v))
+    if lattice.inset:
+        edge = np.minimum(edge, 0.2 - u - v)  # a shard lacks a corner
+        inside &= edge > 0
+    if lattice.cut != "whole":
+        inner = _cut(lattice.cut, u, v)
+        pane = pane + np.where(inner > 0, rows * columns, 0)
+        edge = np.minimum(edge, np.abs(inner))
+    clear = np.clip((edge * lattice.side - LEAD) * short + 0.5, 0.0, 1.0)[..., None]  # 0 in lead, 1 in glass
+    glass = lattice.glass.transpose(2, 0, 1, 3).reshape(-1, 3)[pane]
+    np.copyto(picture[window], lattice.lead + (glass - lattice.lead) * clear, where=inside[..., None])
+    return window, inside
+
+
+def lit(
+    picture: Float[ndarray, "h w 3"], grain: Float[ndarray, "r s"], tint: tuple[float, ...], light: tuple[float, ...]
+) -> None:
+    """Light falls through: uneven glass (a smooth field through ``grain``), brighter towards one side."""
+    h, w = picture.shape[:2]
+    field = _smooth(grain, h, w) - 0.5
+    y, x = np.linspace(-1, 1, h, dtype=np.float32)[:, None], np.linspace(-1, 1, w, dtype=np.float32)
+    daylight = 1.0 + light[0] * x + light[1] * y
+    for channel, strength in enumerate(tint):
+        picture[..., channel] *= daylight + strength * field
+
+
+def developed(picture: Float[ndarray, "h w 3"]) -> UInt8[ndarray, "h w 3"]:
+    return np.clip(picture * 256.0, 0.0, 255.0).astype(np.uint8)
+
+
+def coloured(hue: ndarray, saturation: ndarray, value: ndarray) -> ndarray:
+    """Red, green and blue on a last axis of their own; hues go round from 0 to 1."""
+    angle = np.mod(hue[..., None] * 6.0 + np.array([0.0, 4.0, 2.0]), 6.0)
+    pure = np.clip(np.abs(angle - 3.0) - 1.0, 0.0, 1.0)
+    return (value[..., None] * (1.0 - saturation[..., None] * (1.0 - pure))).astype(np.float32)
+
+
+def _window(h: int, w: int, short: float, lattice: Lattice) -> tuple[slice, slice]:
+    """The rows and columns of pixels that it can touch."""
+    if lattice.endless:
+        return slice(0, h), slice(0, w)
+
+    def span(centre: float, length: int) -> slice:
+        first, last = int((centre - lattice.reach) * short), int((centre + lattice.reach) * short) + 2
+        return slice(min(max(first, 0), length), min(max(last, 0), length))
+
+    return span(lattice.centre[1], h), span(lattice.centre[0], w)
+
+
+def _laid(window: tuple[slice, slice], short: float, lattice: Lattice) -> tuple[ndarray, ndarray]:
+    """Column and row, with fractions, of each pixel's middle."""
+    rows, columns = lattice.there.shape
+    y, x = (
+        ((np.arange(part.start, part.stop, dtype=np.float32) + 0.5) / short - middle) / lattice.side
+        for part, middle in zip(window, reversed(lattice.centre), strict=True)
+    )
+    cosine, sine = _direction(lattice.turn)
+    u, v = x * cosine + (y * sine)[:, None], (y * cosine)[:, None] - x * sine
+    half = 0.5 * max(rows, columns)
+    u, v = u + v * v * (lattice.bend[0] / half), v + u * u * (lattice.bend[1] / half)
+    v += 0.5 * rows
+    u += 0.5 * columns
+    if lattice.bond:
+        u += np.where(np.mod(np.floor(v), 2.0) > 0, np.float32(lattice.bond), np.float32(0.0))
+    return u, v
+
+
+def _direction(turn: float) -> tuple[float, float]:
+    """Cosine and sine from the tangent of half the angle: nothing but arithmetic."""
+    return (1.0 - turn * turn) / (1.0 + turn * turn), 2.0 * turn / (1.0 + turn * turn)
+
+
+def _cut(cut: str, u: ndarray, v: ndarray) -> ndarray:
+    """About how far a point lies inside the second glass of its pane; negative in the first."""
+    if cut == "diagonal":
+        return (u + v) * 0.7
+    if cut == "roundel":
+        return 0.28 - np.sqrt(u * u + v * v)
+    if cut == "lozenge":
+        return (0.42 - np.abs(u) - np.abs(v)) * 0.7
+    return u + 0.0 * v
+
+
+def _smooth(grain: ndarray, h: int, w: int) -> ndarray:
+    """A picture-sized field that runs through the values of ``grain`` in straight lines."""
+    values, rest = _between(grain.shape[0], h)
+    rows = grain[values] * (1.0 - rest)[:, None] + grain[values + 1] * rest[:, None]
+    values, rest = _between(grain.shape[1], w)
+    return rows[:, values] * (1.0 - rest) + rows[:, values + 1] * rest
+
+
+def _between(count: int, length: int) -> tuple[ndarray, ndarray]:
+    """For each pixel the number of the value before it, and how far it is on the way to the next."""
+    place = (np.arange(length, dtype=np.float32) + 0.5) * ((count - 1) / length)
+    whole = place.astype(np.intp)
+    return whole, place - whole.astype(np.float32)

@@ -1,0 +1,74 @@
+"""Every picture below a folder, by name alone: 100,000 files in a second or so, with signs of life.
+
+Hidden files and folders are passed over; links are followed, but never in a circle.
+"""
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vitrail.data.source import Progress
+
+ENDINGS = "jpg jpeg jfif mpo png gif webp tif tiff bmp ppm pgm pbm"
+PICTURES = frozenset(f".{ending}" for ending in ENDINGS.split(" "))
+OFTEN = 10_000  # files between two signs of progress
+
+
+@dataclass
+class Listing:
+    """The pictures below a folder, by name alone, and what else was met there."""
+
+    paths: list[str] = field(default_factory=list)  # below the root, with "/" between folders, sorted
+    folders: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)  # links that lead nowhere, folders that cannot be read, loops
+    others: Counter[str] = field(default_factory=Counter)  # files that are no pictures, by their ending
+
+
+def scan(root: Path, progress: Progress | None = None) -> Listing:
+    found = Listing()
+    waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", (_identity(root),))]
+    while waiting:
+        folder, above = waiting.pop()
+        try:
+            with os.scandir(root / folder) as entries:
+                for entry in entries:
+                    path = f"{folder}/{entry.name}" if folder else entry.name
+                    if entry.name.startswith(".") or entry.name == "__MACOSX":
+                        continue
+                    _sort_in(entry, path, above, found, waiting)
+                    if progress and len(found.paths) % OFTEN == 0:
+                        progress("listing", len(found.paths), None)
+        except OSError:
+            found.broken.append(folder)
+    found.paths.sort(key=os.fsencode)
+    if progress:
+        progress("listing", len(found.paths), len(found.paths))
+    return found
+
+
+def _sort_in(
+    entry: os.DirEntry[str],
+    path: str,
+    above: tuple[tuple[int, int], ...],
+    found: Listing,
+    waiting: list[tuple[str, tuple[tuple[int, int], ...]]],
+) -> None:
+    if entry.is_dir():
+        identity = _identity(Path(entry.path)) if entry.is_symlink() else (entry.stat().st_dev, entry.inode())
+        if identity in above:
+            found.broken.append(path)
+        else:
+            found.folders.append(path)
+            waiting.append((path, (*above, identity)))
+    elif os.path.splitext(entry.name)[1].lower() not in PICTURES:
+        found.others[os.path.splitext(entry.name)[1].lower() or entry.name] += 1
+    elif entry.is_file():
+        found.paths.append(path)
+    else:
+        found.broken.append(path)
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    known = folder.stat()
+    return known.st_dev, known.st_ino

@@ -1,0 +1,59 @@
+"""What the model will see: a batch of a data set as a contact sheet."""
+
+from dataclasses import dataclass
+
+from PIL import Image
+
+from vitrail.augment.policy import Policy
+from vitrail.data.loader import Batch, Loader, evaluation, training
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.source import Data, Source
+from vitrail.errors import VitrailError
+from vitrail.report.pictures import restored, sheet
+
+USUAL = (224, 224)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    sheet: Image.Image
+    indices: list[int]
+    labels: list[str]
+    image: tuple[int, int]
+
+
+def draw_batch(
+    data: Data, split: str, policy: Policy, image: tuple[int, int] | None, batch: int, step: int, seed: int
+) -> Drawn:
+    """A batch of train as it is augmented; of validation and test as it is evaluated."""
+    source = data.splits[split]
+    if not len(source):
+        raise VitrailError(f"{data.name} has no {split}; try --split train")
+    loader = _loader(source, split, policy, image, batch, seed)
+    if step < 0 or (loader.order.steps is not None and step >= loader.order.steps):
+        raise VitrailError(f"--step must be from 0 to {(loader.order.steps or 1) - 1} here, got {step}")
+    made = loader.batch(step)
+    how = loader.view.preprocess
+    labels = _captions(source, made)
+    return Drawn(sheet(restored(made.images, how.mean, how.std), labels), made.indices.tolist(), labels, how.image)
+
+
+def _loader(source: Source, split: str, policy: Policy, image: tuple[int, int] | None, batch: int, seed: int) -> Loader:
+    """Without a model that tells its size: small pictures as they are, others at the usual size."""
+    first = source.content(0)
+    channels = 1 if not isinstance(first, bytes) and first.shape[2] == 1 else 3
+    native = (first.shape[0], first.shape[1]) if not isinstance(first, bytes) and max(first.shape[:2]) <= 96 else USUAL
+    how = Preprocess(image or native, mean=(0.5,) * channels, std=(0.5,) * channels)
+    return training(source, how, batch, policy, seed) if split == "train" else evaluation(source, how, batch)
+
+
+def _captions(source: Source, batch: Batch) -> list[str]:
+    def name(label: int) -> str:
+        return source.names[label] if 0 <= label < len(source.names) else ""
+
+    if batch.others is None or batch.share is None:
+        return [name(label) for label in batch.labels.tolist()]
+    return [
+        name(own) if share == 1 or own == other else f"{share:.0%} {name(own)}, {1 - share:.0%} {name(other)}"
+        for own, other, share in zip(batch.labels.tolist(), batch.others.tolist(), batch.share.tolist(), strict=True)
+    ]

@@ -1,0 +1,126 @@
+"""The page of ``vitrail data check``: what is in a data set, and what is wrong with it."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from PIL import Image
+
+from vitrail.augment.chance import permutation
+from vitrail.data.check import Checked, Copies
+from vitrail.data.decode import decode
+from vitrail.data.source import Source
+from vitrail.report.page import page, table, text
+from vitrail.report.pictures import data_address, sheet
+
+MOST_ROWS = 500
+MOST_CLASSES = 200
+EACH = 5  # pictures of a class on the contact sheet
+MOST_PICTURES = 60
+
+
+def data_page(checked: Checked) -> str:
+    return page(f"Data check of {checked.data.name}", _parts(checked))
+
+
+def contact_sheet(source: Source, most: int = MOST_PICTURES) -> Image.Image | None:
+    """Some pictures of every class, drawn by number, in the order of the classes."""
+    order = permutation(0, 0, len(source))
+    rounds = np.argsort(_turn(source.labels[order]), kind="stable")[:most]  # the first of each class, then the second ...
+    chosen = order[rounds]
+    chosen = chosen[np.argsort(source.labels[chosen], kind="stable")]
+    pictures, captions = [], []
+    for index in chosen.tolist():
+        content = source.content(index)
+        shown = decode(content, least=(128, 128)) if isinstance(content, bytes) else _image(content)
+        pictures.append(shown)
+        captions.append(source.names[source.labels[index]] if source.labels[index] >= 0 else "")
+    return sheet(pictures, captions, columns=10) if pictures else None
+
+
+def _turn(labels: np.ndarray) -> np.ndarray:
+    """How many of the same label come before each."""
+    order = np.argsort(labels, kind="stable")
+    turn = np.empty(len(labels), np.int64)
+    turn[order] = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
+    return turn
+
+
+def _image(content: np.ndarray) -> Image.Image:
+    return Image.fromarray(content[..., 0] if content.shape[2] == 1 else content)
+
+
+def _parts(checked: Checked) -> Iterator[str]:
+    data = checked.data
+    sizes = ", ".join(f"{len(source):,} {split}" for split, source in data.splits.items())
+    yield f"<h1>{text(data.name)}</h1>"
+    mark = f"fingerprint <code>{data.fingerprint[:16]}</code>"
+    yield f'<p class="soft">{len(data.names):,} classes; usable pictures: {sizes}; {mark}</p>'
+    yield from _verdict(checked)
+    if checked.notes:
+        yield "<h2>Notes</h2><ul>" + "".join(f"<li>{text(note)}</li>" for note in checked.notes) + "</ul>"
+    shown = contact_sheet(data.train if len(data.train) else data.validation)
+    if shown is not None:
+        yield f'<h2>Pictures</h2><img alt="Some pictures of each class" src="{data_address(shown)}">'
+    yield from _balance(checked)
+    yield from _make_up(checked)
+    if checked.bad:
+        rows = [(text(item.where), text(item.reason), item.split) for item in checked.bad[:MOST_ROWS]]
+        yield f"<h2>Pictures that cannot be used ({len(checked.bad):,})</h2>" + table(("file", "why", "split"), rows)
+    yield from _copies("The same picture in train and in validation or test", checked.leaks)
+    yield from _copies("The same picture under two labels", checked.conflicts)
+    yield from _copies("The same picture twice", checked.duplicates)
+
+
+def _verdict(checked: Checked) -> Iterator[str]:
+    if checked.ok:
+        yield '<p class="good">Every picture can be used, none is in two splits or under two labels.</p>'
+        return
+    faults = [
+        f"{len(found):,} {what}"
+        for found, what in (
+            (checked.bad, "pictures cannot be used"),
+            (checked.leaks, "pictures are in train and in validation or test"),
+            (checked.conflicts, "pictures stand under two labels"),
+        )
+        if found
+    ]
+    yield f'<p class="bad">{text("; ".join(faults))}.</p>'
+
+
+def _balance(checked: Checked) -> Iterator[str]:
+    most = max((max(counts.values()) for counts in checked.classes.values()), default=0)
+    rows = [
+        (
+            text(name),
+            *(f"{counts[split]:,}" for split in counts),
+            f'<span class="bar" style="width:{counts["train"] / max(most, 1) * 12:.2f}rem"></span>',
+        )
+        for name, counts in list(checked.classes.items())[:MOST_CLASSES]
+    ]
+    more = len(checked.classes) - len(rows)
+    yield "<h2>Classes</h2>" + table(("class", "#train", "#validation", "#test", "train"), rows)
+    if more > 0:
+        yield f'<p class="soft">and {more:,} classes more</p>'
+
+
+def _make_up(checked: Checked) -> Iterator[str]:
+    if checked.sizes:
+        rows = [(side, *(f"{value:,}" for value in values)) for side, values in checked.sizes.items()]
+        yield "<h2>Sizes</h2>" + table(("side", "#least", "#median", "#most"), rows)
+    if checked.kinds:
+        yield "<h2>Kinds</h2>" + table(
+            ("format and mode", "#pictures"), [(text(k), f"{n:,}") for k, n in checked.kinds.items()]
+        )
+
+
+def _copies(title: str, groups: tuple[Copies, ...]) -> Iterator[str]:
+    if groups:
+        rows = [
+            (
+                "<br>".join(text(where) for where in group.where),
+                "<br>".join(group.splits),
+                "<br>".join(text(name) for name in group.classes),
+            )
+            for group in groups[:MOST_ROWS]
+        ]
+        yield f"<h2>{text(title)} ({len(groups):,})</h2>" + table(("files", "split", "class"), rows)

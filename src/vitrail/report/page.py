@@ -1,0 +1,47 @@
+"""One self-contained HTML file: no script, nothing fetched, light and dark, printable."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+STYLE = """
+:root { color-scheme: light dark; --ink: #28282e; --paper: #faf9f6; --line: #d9d6cd; --soft: #6b6960; --mark: #1d5f8a;
+        --bad: #a8321e; --good: #2c6e49; --bar: #7aa7c7; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8e6df; --paper: #1c1c20; --line: #3c3b40; --soft: #a3a099; --mark: #7fb6dc; --bad: #ef8a75; --good: #7cc79b;
+          --bar: #41708f; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto; padding: 2rem 1.2rem;
+       max-width: 68rem; }
+h1 { font-size: 1.6rem; font-weight: 600; margin: 0 0 .2rem; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .6rem; }
+p { max-width: 44rem; } .soft { color: var(--soft); } .bad { color: var(--bad); } .good { color: var(--good); }
+table { border-collapse: collapse; } .wide { overflow-x: auto; }
+th, td { text-align: left; padding: .25rem 1.2rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
+         overflow-wrap: anywhere; } th { font-weight: 600; }
+th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+img { max-width: 100%; height: auto; } .bar { display: inline-block; height: .7rem; background: var(--bar); }
+code { font-size: .92em; }
+"""
+
+
+def page(title: str, parts: Iterable[str]) -> str:
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        f"<title>{text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n" + "\n".join(parts) + "\n</body>\n</html>\n"
+    )
+
+
+def text(words: object) -> str:
+    """Names out of files can hold anything; here they are letters and no more."""
+    return escape("".join(letter if letter.isprintable() else "?" for letter in str(words)))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are HTML already. A column that starts with ``#`` holds numbers."""
+    kinds = [' class="number"' if column.startswith("#") else "" for column in columns]
+    head = "".join(f"<th{kind}>{text(column.lstrip('#'))}</th>" for kind, column in zip(kinds, columns, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>\n" for row in rows
+    )
+    return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table></div>'

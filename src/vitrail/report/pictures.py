@@ -1,0 +1,68 @@
+"""Contact sheets: many pictures on one, each with a line below it. n pictures, c channels."""
+
+import base64
+import io
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+GAP, LINE = 8, 16
+INK, PAPER = (40, 40, 46), (250, 249, 246)
+NEAREST = 64  # pictures up to this side are enlarged in whole pixels
+
+
+def sheet(
+    pictures: Sequence[Image.Image], captions: Sequence[str], *, columns: int | None = None, side: int = 128
+) -> Image.Image:
+    """In rows, each picture within a square of this side; small ones are enlarged, so that their pixels can be seen."""
+    columns = columns or max(1, min(len(pictures), math.ceil(math.sqrt(len(pictures) * 1.6))))
+    rows = -(-len(pictures) // columns)
+    cell = side + GAP, side + LINE + GAP
+    page = Image.new("RGB", (columns * cell[0] + GAP, rows * cell[1] + GAP), PAPER)
+    pen, font = ImageDraw.Draw(page), ImageFont.load_default(11)
+    for number, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
+        left, top = GAP + number % columns * cell[0], GAP + number // columns * cell[1]
+        small = _within(picture.convert("RGB"), side)
+        page.paste(small, (left + (side - small.width) // 2, top + (side - small.height) // 2))
+        pen.text((left, top + side + 2), _short(caption, font, side), INK, font)
+    return page
+
+
+def _within(picture: Image.Image, side: int) -> Image.Image:
+    scale = side / max(picture.size)
+    if max(picture.size) <= NEAREST and scale >= 2:
+        scale, how = float(int(scale)), Image.Resampling.NEAREST
+    else:
+        how = Image.Resampling.BICUBIC
+    return picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))), how)
+
+
+def _short(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: int) -> str:
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    while text and font.getlength(text) > room:
+        text = text[:-2].rstrip("…") + "…" if len(text) > 2 else ""
+    return text
+
+
+def restored(images: Float[Tensor, "n c h w"], mean: Sequence[float], std: Sequence[float]) -> list[Image.Image]:
+    """The pictures behind what a model takes."""
+    scale, middle = torch.tensor(std)[:, None, None], torch.tensor(mean)[:, None, None]
+    values = ((images * scale + middle) * 255).round().clamp(0, 255).byte()
+    return [_image(one.permute(1, 2, 0).numpy()) for one in values]
+
+
+def _image(values: ndarray) -> Image.Image:
+    return Image.fromarray(values[..., 0] if values.shape[2] == 1 else np.ascontiguousarray(values))
+
+
+def data_address(picture: Image.Image) -> str:
+    """A picture as part of a page's own text."""
+    stream = io.BytesIO()
+    picture.save(stream, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"

@@ -1,0 +1,192 @@
+"""Mixup and CutMix are torchvision's for the same share and rectangle, and their shares have the distribution asked for."""
+
+import numpy as np
+import pytest
+import torch
+from numpy import ndarray
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.stats import beta, binomtest, ks_2samp, kstest  # type: ignore[import-untyped]
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.testing import assert_close
+
+from tests.peers import peer
+from vitrail.augment.chance import uniforms
+from vitrail.augment.mix import ATTEMPTS, MIX_SLOTS, Mix, apply_mix, draw_mix, targets
+
+N, CLASSES, SIZE = 6, 7, (19, 26)
+
+
+def numbers(n: int) -> ndarray:
+    return uniforms(2, 0, np.arange(n), MIX_SLOTS)
+
+
+def draws(
+    n: int,
+    mixup: float = 0.0,
+    cutmix: float = 0.0,
+    probability: float = 1.0,
+    switch: float = 0.5,
+    per_sample: bool = True,
+) -> Mix:
+    return draw_mix(numbers(n), mixup, cutmix, probability, switch, per_sample, SIZE)
+
+
+def images(n: int = N) -> Tensor:
+    return torch.randn(n, 3, *SIZE, generator=torch.Generator().manual_seed(0))
+
+
+def labels() -> Tensor:
+    return torch.tensor([3, 0, 6, 6, 1, 3])
+
+
+def mixed(mix: Mix) -> Tensor:
+    return apply_mix(images(), images().roll(1, 0), mix)
+
+
+@pytest.mark.parametrize("a", [0.02, 0.1, 0.2, 0.5, 0.8, 1.0, 1.3, 2.0, 5.0])
+def test_shares_have_the_beta_distribution(a: float) -> None:
+    share = draws(40_000, mixup=a).share
+    low = share[share < 0.5]  # the other half is its mirror image, but next to 1 floating point has no room for the smallest
+    assert kstest(low, lambda x: 2 * beta(a, a).cdf(x)).pvalue > 1e-3
+    assert ks_2samp(share[::2].round(9), (1 - share[1::2]).round(9)).pvalue > 1e-3
+    assert binomtest(len(low), 40_000).pvalue > 1e-3
+    if a >= 0.2:
+        assert kstest(share, beta(a, a).cdf).pvalue > 1e-3
+
+
+def test_a_share_is_defined_when_every_attempt_fails() -> None:
+    u = np.full((3, MIX_SLOTS), 1e-9)  # numbers whose powers are near 1 each: their sum never fits
+    u[:, 0] = 0
+    u[1, 4 + 2 * 5] = 0.9
+    share = draw_mix(u, 0.8, 0.0, 1.0, 0.5, True, SIZE).share
+    assert ATTEMPTS > 5
+    assert_allclose(share[[0, 2]], 0.5, atol=1e-6)
+    assert share[1] < 0.1  # the attempt that came nearest
+
+
+@pytest.mark.parity
+def test_a_rectangle_and_what_remains_are_drawn_as_by_torchvision() -> None:
+    reference = peer("torchvision.transforms.v2").CutMix(alpha=0.7, num_classes=CLASSES)
+    params = [reference.make_params([torch.zeros(1, 3, *SIZE)]) for _ in range(3000)]
+    mix = draws(20_000, cutmix=0.7)
+    assert ks_2samp(mix.share, [p["lam_adjusted"] for p in params]).pvalue > 1e-3
+    left, top, right, bottom = np.array([p["box"] for p in params]).T
+    for ours, expected in zip(mix.boxes.T, (top, left, bottom - top, right - left), strict=True):
+        assert ks_2samp(ours, expected).pvalue > 1e-3
+
+
+def test_a_share_is_what_remains_of_the_picture() -> None:
+    mix = draws(2000, cutmix=1.0)
+    own = apply_mix(torch.ones(2000, 1, *SIZE), torch.zeros(2000, 1, *SIZE), mix)
+    assert_allclose(own.mean(dim=(1, 2, 3)).numpy(), mix.share, atol=1e-6)
+    assert (mix.boxes[:, :2] + mix.boxes[:, 2:] <= SIZE).all()
+    assert (mix.boxes >= 0).all()
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("row", range(5))
+def test_mixup_is_torchvisions(row: int) -> None:
+    share = float(draws(5, mixup=0.5).share[row])
+    mix = Mix(np.full(N, share), np.zeros((N, 4), np.int64))
+    given = labels()
+    params = {"labels": given, "batch_size": N, "lam": share}
+    reference = peer("torchvision.transforms.v2").MixUp(num_classes=CLASSES)
+    assert_close(mixed(mix), reference.transform(images(), params), rtol=0, atol=0)
+    dense = targets(given, given.roll(1), torch.from_numpy(mix.share), CLASSES)
+    assert_close(dense, reference.transform(given, params), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("row", range(5))
+def test_cutmix_is_torchvisions(row: int) -> None:
+    one = draws(5, cutmix=1.0)
+    top, left, high, wide = one.boxes[row].tolist()
+    share = float(one.share[row])
+    given = labels()
+    box = (left, top, left + wide, top + high)
+    params = {"labels": given, "batch_size": N, "box": box, "lam_adjusted": share}
+    reference = peer("torchvision.transforms.v2").CutMix(num_classes=CLASSES)
+    mix = Mix(np.full(N, share), np.tile(one.boxes[row], (N, 1)))
+    assert_close(mixed(mix), reference.transform(images(), params), rtol=0, atol=0)
+    dense = targets(given, given.roll(1), torch.from_numpy(mix.share), CLASSES)
+    assert_close(dense, reference.transform(given, params), rtol=0, atol=1e-7)
+
+
+def test_each_sample_is_mixed_as_if_it_were_alone() -> None:
+    mix = draws(N, mixup=0.8, cutmix=1.0, probability=0.8)
+    kinds = set(zip((mix.boxes[:, 2] > 0).tolist(), (mix.share < 1).tolist(), strict=True))
+    assert kinds == {(True, True), (False, True), (False, False)}  # CutMix, Mixup, neither
+    partners = images().roll(1, 0)
+    alone = [
+        apply_mix(images()[i : i + 1].clone(), partners[i : i + 1].clone(), Mix(mix.share[i : i + 1], mix.boxes[i : i + 1]))
+        for i in range(N)
+    ]
+    assert_close(mixed(mix), torch.cat(alone), rtol=0, atol=0)
+
+
+def test_two_processes_with_half_a_batch_each_do_what_one_does_with_all() -> None:
+    for per_sample in (True, False):
+        mix = draws(N, mixup=0.8, cutmix=1.0, per_sample=per_sample)
+        halves = []
+        for part in (slice(0, 2), slice(2, N)):
+            own, partners = images()[part].clone(), images()[np.arange(N)[part] - 1]
+            halves.append(apply_mix(own, partners, Mix(mix.share[part], mix.boxes[part])))
+        assert_close(torch.cat(halves), mixed(mix), rtol=0, atol=0)
+
+
+def test_a_batch_has_one_share_unless_each_sample_has_its_own() -> None:
+    batch, samples = (draws(50, mixup=0.8, cutmix=1.0, per_sample=per_sample) for per_sample in (False, True))
+    assert len(np.unique(batch.share)) == 1
+    assert len(np.unique(batch.boxes, axis=0)) == 1
+    assert len(np.unique(samples.share)) > 40
+    assert batch.share[0] == samples.share[0]
+    assert_array_equal(draw_mix(numbers(50)[:1], 0.8, 1.0, 1.0, 0.5, False, SIZE).share, batch.share[:1])
+
+
+def test_the_loss_with_dense_targets_is_the_two_losses_weighed() -> None:
+    mix = draws(N, mixup=0.8, cutmix=1.0)
+    logits, share = torch.randn(N, CLASSES), torch.from_numpy(mix.share).float()
+    own, other = labels(), labels().roll(1)
+    dense = cross_entropy(logits, targets(own, other, share, CLASSES))
+    weighed = share * cross_entropy(logits, own, reduction="none") + (1 - share) * cross_entropy(
+        logits, other, reduction="none"
+    )
+    assert_close(dense, weighed.mean())
+
+
+def test_so_many_are_mixed_and_so_many_of_those_are_cut() -> None:
+    mix = draws(20_000, mixup=0.8, cutmix=1.0, probability=0.7, switch=0.3)
+    changed, cut = mix.share < 1, mix.boxes[:, 2] * mix.boxes[:, 3] > 0
+    assert changed.mean() == pytest.approx(0.7, abs=0.02)  # some rectangles are too small to have a pixel
+    assert cut.sum() / changed.sum() == pytest.approx(0.3, abs=0.02)
+    for alone, is_cut in ((draws(500, mixup=0.8), False), (draws(500, cutmix=1.0), True)):
+        assert ((alone.boxes[:, 2] * alone.boxes[:, 3] > 0).mean() > 0.9) == is_cut
+
+
+@pytest.mark.parametrize("options", [{"mixup": 0.8, "probability": 0.0}, {"mixup": 0.0, "cutmix": 0.0}])
+def test_nothing_to_mix_leaves_the_pictures_alone(options: dict[str, float]) -> None:
+    mix = draw_mix(numbers(N), options["mixup"], options.get("cutmix", 0.0), options.get("probability", 1.0), 0.5, True, SIZE)
+    assert mix.idle
+    assert_close(mixed(mix), images(), rtol=0, atol=0)
+
+
+def test_half_precision_is_mixed_as_exactly_as_it_can_be_held() -> None:
+    mix = draws(N, mixup=0.8, cutmix=1.0)
+    half = images().bfloat16()
+    ours = apply_mix(half.clone(), half.roll(1, 0), mix)
+    exact = apply_mix(half.double(), half.double().roll(1, 0), mix)
+    assert_close(ours.double(), exact, rtol=2**-7, atol=2**-7)
+
+
+def test_partners_may_be_a_view_of_the_same_batch() -> None:
+    for mix in (draws(N - 1, mixup=0.8), draws(N - 1, cutmix=1.0)):
+        batch = images()
+        apart = apply_mix(images()[1:].clone(), images()[:-1], mix)
+        assert_close(apply_mix(batch[1:], batch[:-1], mix), apart, rtol=0, atol=0)
+
+
+def test_an_empty_batch_stays_empty() -> None:
+    for per_sample in (True, False):
+        mix = draws(0, mixup=0.8, cutmix=1.0, per_sample=per_sample)
+        assert apply_mix(images(0), torch.empty(0, 3, *SIZE), mix).shape == (0, 3, *SIZE)

@@ -1,0 +1,376 @@
+"""Well-known sets: what is fetched is compared before it is read, goes on where it broke off, and without a network can be
+put in place by hand. No test leaves this machine."""
+
+import gzip
+import hashlib
+import io
+import socket
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from scripts.make_fashion import idx as plain_idx
+from vitrail.data import get as module
+from vitrail.data.builtin import FASHION, fashion
+from vitrail.data.get import SETS, Remote, Set, cifar_records, get, idx
+from vitrail.data.pack import read_pack
+from vitrail.errors import VitrailError
+
+RNG = np.random.default_rng(3)
+
+
+def refusal(name: str, folder: Path) -> str:
+    with pytest.raises(VitrailError) as caught:
+        get(name, folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Small sets in the true formats --------------------------------------------------------------------------------------
+
+
+def idx_bytes(values: np.ndarray) -> bytes:
+    return b"\0\0\x08" + bytes([values.ndim]) + b"".join(size.to_bytes(4, "big") for size in values.shape) + values.tobytes()
+
+
+def small_fashion() -> dict[str, bytes]:
+    files = {}
+    for stem, count in (("train", 13), ("t10k", 5)):
+        files[f"{stem}-images-idx3-ubyte.gz"] = gzip.compress(idx_bytes(RNG.integers(0, 256, (count, 28, 28), np.uint8)))
+        files[f"{stem}-labels-idx1-ubyte.gz"] = gzip.compress(idx_bytes(RNG.integers(0, 10, count, np.uint8)))
+    return files
+
+
+def archive(folder: str, members: dict[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as file:
+        for name, content in members.items():
+            info = tarfile.TarInfo(f"{folder}/{name}")
+            info.size = len(content)
+            file.addfile(info, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def records(labels: np.ndarray, pixels: np.ndarray) -> bytes:
+    """Written the other way than it is read: a picture at a time, a channel at a time."""
+    return b"".join(
+        bytes(label) + b"".join(picture[:, :, channel].tobytes() for channel in range(3))
+        for label, picture in zip(labels, pixels, strict=True)
+    )
+
+
+PIXELS = RNG.integers(0, 256, (12, 32, 32, 3), np.uint8)
+FINE = RNG.integers(0, 7, (12, 1)).astype(np.uint8)
+COARSE = np.full((12, 1), 19, np.uint8)
+
+
+def small_cifar10() -> dict[str, bytes]:
+    parts = {
+        f"data_batch_{part + 1}.bin": records(FINE[part * 2 : part * 2 + 2], PIXELS[part * 2 : part * 2 + 2])
+        for part in range(5)
+    }
+    names = "".join(f"name {number}\n" for number in range(7)) + "\n\n"
+    members = {"batches.meta.txt": names.encode(), **dict(reversed(parts.items()))}
+    return {
+        "cifar-10-binary.tar.gz": archive("cifar-10-batches-bin", members | {"test_batch.bin": records(FINE[10:], PIXELS[10:])})
+    }
+
+
+def small_cifar100() -> dict[str, bytes]:
+    both = np.concatenate([COARSE, FINE], 1)
+    members = {
+        "train.bin": records(both[:10], PIXELS[:10]),
+        "test.bin": records(both[10:], PIXELS[10:]),
+        "fine_label_names.txt": b"\r\n".join(b"name %d" % number for number in range(7)),
+        "coarse_label_names.txt": b"no\n" * 20,
+    }
+    return {"cifar-100-binary.tar.gz": archive("cifar-100-binary", members)}
+
+
+# A server on this machine --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Server:
+    """What it serves, and how badly."""
+
+    files: dict[str, bytes]
+    cut: int | None = None  # bytes of the content after which it hangs up
+    ranges: bool = True
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    address: str = ""
+
+
+class Handler(BaseHTTPRequestHandler):
+    def __init__(self, server_says: Server, *arguments: object) -> None:
+        self.says = server_says
+        super().__init__(*arguments)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        name, wish = self.path.rsplit("/", 1)[1], self.headers["Range"]
+        self.says.asked.append((name, wish))
+        content = self.says.files.get(name)
+        if content is None:
+            self.send_error(404)
+            return
+        start = int(wish.removeprefix("bytes=").removesuffix("-")) if wish and self.says.ranges else 0
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.end_headers()
+        self.wfile.write(content[start : self.says.cut])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    says = Server(small_fashion() | small_cifar10() | small_cifar100())
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, says)) as httpd:
+        Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
+        says.address = f"http://127.0.0.1:{httpd.server_address[1]}"
+        monkeypatch.setattr(module, "SETS", {name: served(wanted, says) for name, wanted in SETS.items()})
+        yield says
+        httpd.shutdown()
+
+
+def served(wanted: Set, says: Server) -> Set:
+    files = []
+    for file in wanted.files:
+        content = says.files[file.name]
+        files.append(Remote(f"{says.address}/{file.name}", len(content), hashlib.sha256(content).hexdigest()))
+    return replace(wanted, files=tuple(files), installed=None)
+
+
+# What is got ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_comes_out_as_it_was_written(name: str, server: Server, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int | None]] = []
+    path = get(name, tmp_path / "sets", lambda *tick: seen.append(tick))
+    splits, provenance = read_pack(path)
+    assert list(splits) == ["train", "test"]
+    assert splits["train"].names == tuple(f"name {number}" for number in range(7))
+    both = [splits[split].content(index) for split in ("train", "test") for index in range(len(splits[split]))]
+    assert (np.stack([np.asarray(one) for one in both]) == PIXELS).all()
+    assert [*splits["train"].labels, *splits["test"].labels] == FINE[:, 0].tolist()
+    assert provenance["set"] == name
+    assert [item.name for item in (tmp_path / "sets").iterdir()] == [f"{name}.pack"]
+    file = module.SETS[name].files[0]
+    assert (f"fetching {file.name}", file.size, file.size) in seen
+    assert get(name, tmp_path / "sets") == path
+    assert len(server.asked) == 1  # what is there is not fetched again
+
+
+def test_fashion_mnist_comes_out_as_it_was_written(server: Server, tmp_path: Path) -> None:
+    splits, _ = read_pack(get("fashion-mnist", tmp_path))
+    for split, stem in (("train", "train"), ("test", "t10k")):
+        (tmp_path / "x.gz").write_bytes(server.files[f"{stem}-images-idx3-ubyte.gz"])
+        images = plain_idx(tmp_path / "x.gz")
+        assert (np.stack([np.asarray(splits[split].content(index)) for index in range(len(images))])[..., 0] == images).all()
+        (tmp_path / "x.gz").write_bytes(server.files[f"{stem}-labels-idx1-ubyte.gz"])
+        assert splits[split].labels.tolist() == plain_idx(tmp_path / "x.gz").tolist()
+    assert splits["train"].names == FASHION
+
+
+def test_by_default_a_set_goes_where_its_name_alone_finds_it(server: Server, tmp_path: Path) -> None:
+    assert get("cifar10") == tmp_path / "cache" / "sets" / "cifar10.pack"
+
+
+def test_a_damaged_pack_is_made_anew(server: Server, tmp_path: Path) -> None:
+    path = get("cifar10", tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    assert get("cifar10", tmp_path).read_bytes() == whole
+
+
+@pytest.mark.skipif(not SETS["fashion-mnist"].installed.is_dir(), reason="Debian's dataset-fashion-mnist is not installed")  # type: ignore[union-attr]
+def test_debians_package_is_the_published_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gzip headers have lost the files' names and times; put back, every file is the published one to the bit."""
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    wanted = SETS["fashion-mnist"]
+    assert wanted.installed
+    for file in wanted.files:
+        content = (wanted.installed / file.name).read_bytes()
+        made = 1504176606 if file.name.startswith("train") else 1504176627  # 31 August 2017
+        published = (
+            b"\x1f\x8b\x08\x08" + made.to_bytes(4, "little") + b"\0\x03" + file.name[:-3].encode() + b"\0" + content[10:]
+        )
+        assert (len(published), hashlib.sha256(published).hexdigest()) == (file.size, file.sha256)
+    monkeypatch.setattr(module, "_answer", None)  # nothing is fetched
+    splits, _ = read_pack(get("fashion-mnist", tmp_path))
+    assert {split: len(source) for split, source in splits.items()} == {"train": 60_000, "test": 10_000}
+    part = fashion("test")
+    chosen = np.sort(np.concatenate([np.flatnonzero(splits["test"].labels == label)[:200] for label in range(10)]))
+    assert (splits["test"].labels[chosen] == part.labels).all()
+    assert all(
+        (np.asarray(splits["test"].content(int(chosen[index]))) == part.content(index)).all() for index in range(0, 2000, 99)
+    )
+
+
+# Faults --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_download_that_breaks_off_goes_on_from_there(server: Server, tmp_path: Path) -> None:
+    size = module.SETS["cifar10"].files[0].size
+    server.cut = 5000
+    assert f"broke off at 5,000 of {size:,} bytes; call again to go on from there" in refusal("cifar10", tmp_path)
+    assert [item.name for item in tmp_path.glob("*.gz*")] == ["cifar-10-binary.tar.gz.part"]
+    server.cut = None
+    whole = get("cifar10", tmp_path).read_bytes()
+    assert server.asked[-1] == ("cifar-10-binary.tar.gz", "bytes=5000-")
+    assert get("cifar10", tmp_path / "unbroken").read_bytes() == whole
+
+
+def test_a_server_that_cannot_go_on_is_asked_for_the_whole(server: Server, tmp_path: Path) -> None:
+    server.ranges = False
+    (tmp_path / "cifar-10-binary.tar.gz.part").write_bytes(b"x" * 70)
+    assert len(read_pack(get("cifar10", tmp_path))[0]["train"]) == 10
+
+
+@pytest.mark.parametrize("left", ["wrong", "too long", "whole"])
+def test_what_an_earlier_download_left_is_compared_all_the_same(left: str, server: Server, tmp_path: Path) -> None:
+    good = server.files["cifar-10-binary.tar.gz"]
+    part = tmp_path / "cifar-10-binary.tar.gz.part"
+    part.write_bytes({"wrong": b"x" * 70, "too long": good + b"x", "whole": good}[left])
+    if left == "wrong":
+        assert "is not the published file (its SHA-256 differs)" in refusal("cifar10", tmp_path)
+        assert not part.exists()
+    assert len(read_pack(get("cifar10", tmp_path))[0]["train"]) == 10
+    assert not part.exists()
+
+
+@pytest.mark.parametrize("sent", ["another", "longer"])
+def test_a_file_with_another_checksum_is_never_opened(
+    sent: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tarfile, "open", None)  # would fail
+    good = server.files["cifar-10-binary.tar.gz"]
+    server.files["cifar-10-binary.tar.gz"] = good + b"x" * 3000 if sent == "longer" else bytes(len(good))
+    assert "is not the published file (its SHA-256 differs); it was taken away" in refusal("cifar10", tmp_path)
+    assert list(tmp_path.glob("cifar*")) == []
+
+
+def test_a_file_put_in_place_by_hand_is_taken_and_left_there(server: Server, tmp_path: Path) -> None:
+    place = tmp_path / "cifar-10-binary.tar.gz"
+    place.write_bytes(b"something else")
+    assert f"{place} is not the published file (its SHA-256 differs); take it away" in refusal("cifar10", tmp_path)
+    assert place.read_bytes() == b"something else"
+    place.write_bytes(server.files[place.name])
+    get("cifar10", tmp_path)
+    assert place.is_file()
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("kind", ["closed", "silent", "no name", "not found"])
+def test_without_a_network_the_place_for_the_file_is_named(
+    kind: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.4)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        if kind == "closed":
+            mute.close()
+        hosts = {"no name": "http://no.invalid", "not found": f"{server.address}/gone"}
+        host = hosts.get(kind, f"http://127.0.0.1:{port}")
+        if kind == "not found":
+            server.files.clear()
+        for name, wanted in SETS.items():
+            files = tuple(replace(file, address=f"{host}/{file.name}") for file in wanted.files)
+            monkeypatch.setitem(module.SETS, name, replace(wanted, files=files, installed=None))
+            sentence, file = refusal(name, tmp_path), files[0]
+            assert sentence.startswith(f"{file.address} cannot be fetched (")
+            assert sentence.endswith(
+                f"or put the file at {tmp_path / file.name} by hand and call `vitrail data get {name}` again"
+            )
+            assert ("apt install dataset-fashion-mnist" in sentence) == (name == "fashion-mnist")
+    assert not list(tmp_path.glob("*.gz*"))
+
+
+def test_a_name_that_is_none_is_met_with_the_nearest(tmp_path: Path) -> None:
+    assert "the sets to get are fashion-mnist, cifar10, cifar100, got 'cifar-10'; did you mean 'cifar10'?" in refusal(
+        "cifar-10", tmp_path
+    )
+
+
+# The formats ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0\0\x08",
+        b"\0\0\x08\x00",
+        b"\0\0\x08\x01\0\0\0\x05" + b"1234",
+        b"\0\0\x08\x01\0\0\0\x05" + b"123456",
+        b"\0\0\x0d\x01\0\0\0\x01" + b"1234",
+        b"\0\0\x08\x03" + b"\xff" * 12 + b"1234",
+        b"\0\0\x08\xff",
+        b"<html>",
+    ],
+)
+def test_an_idx_file_that_contradicts_itself_is_refused(content: bytes) -> None:
+    with pytest.raises(VitrailError, match="here is no idx file of bytes, or is cut off"):
+        idx(content, "here")
+
+
+def test_idx_and_cifar_are_read_as_they_are_written() -> None:
+    values = RNG.integers(0, 256, (3, 4, 5), np.uint8)
+    assert (idx(idx_bytes(values), "here") == values).all()
+    pixels, labels = cifar_records(records(np.concatenate([COARSE, FINE], 1), PIXELS), 2, "here")
+    assert (pixels == PIXELS).all()
+    assert labels.tolist() == FINE[:, 0].tolist()
+
+
+def test_records_that_are_cut_and_labels_without_names_are_refused(server: Server, tmp_path: Path) -> None:
+    for content in (b"", bytes(3072), bytes(3073 * 2 - 1)):
+        with pytest.raises(VitrailError, match="here is no whole number of records of 3073 bytes"):
+            cifar_records(content, 1, "here")
+    names = {"batches.meta.txt": b"cat\ndog\n"} | {f"data_batch_{part}.bin": bytes(3073) for part in range(1, 6)}
+    bad = {
+        "has labels up to 2 for 2 class names": archive("x", names | {"test_batch.bin": b"\x02" + bytes(3072)}),
+        "has no test_batch.bin": archive("x", names),
+        "cannot be unpacked": b"no archive",
+        "cannot be unpacked (unexpected end": archive("x", names | {"test_batch.bin": RNG.bytes(3073)})[:-2000],
+    }
+    for sentence, content in bad.items():
+        server.files["cifar-10-binary.tar.gz"] = content
+        module.SETS["cifar10"] = served(SETS["cifar10"], server)
+        assert sentence in refusal("cifar10", tmp_path)
+        assert not (tmp_path / "cifar10.pack").exists()
+        (tmp_path / "cifar-10-binary.tar.gz").unlink()
+
+
+def test_fashion_files_that_do_not_fit_together_are_refused(server: Server, tmp_path: Path) -> None:
+    good = dict(server.files)
+    bad = {
+        "that do not fit": ("t10k-labels-idx1-ubyte.gz", gzip.compress(idx_bytes(np.zeros(6, np.uint8)))),
+        "is no idx file": ("t10k-labels-idx1-ubyte.gz", gzip.compress(b"hello")),
+        "cannot be unpacked": ("train-images-idx3-ubyte.gz", b"hello"),
+    }
+    for number, (sentence, (name, content)) in enumerate(bad.items()):
+        server.files = good | {name: content}
+        module.SETS["fashion-mnist"] = served(SETS["fashion-mnist"], server)
+        assert sentence in refusal("fashion-mnist", tmp_path / str(number))
+    other = replace(
+        module.SETS["fashion-mnist"],
+        files=tuple(replace(file, unpacked="0" * 64) for file in served(SETS["fashion-mnist"], server).files),
+    )
+    server.files = good
+    for name, content in good.items():
+        (tmp_path / name).write_bytes(content)
+    module.SETS["fashion-mnist"] = replace(other, installed=tmp_path)
+    assert "does not hold what was published" in refusal("fashion-mnist", tmp_path / "more")

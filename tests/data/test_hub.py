@@ -1,0 +1,244 @@
+"""Data sets of Hugging Face's library: on disk or in its cache, undecoded, quietly, and given up soon without a network."""
+
+import io
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitrail.data.hub import _sources, is_saved, read_hub
+from vitrail.errors import VitrailError
+
+pytestmark = pytest.mark.parity
+datasets: Any = pytest.importorskip("datasets")
+ROOT = Path(__file__).parents[2]
+
+
+def picture(number: int) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.full((3, 5, 3), number * 20 % 256, np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def rows(numbers: range, labels: list[Any], kind: Any, image: str = "image", label: str = "label") -> Any:
+    features = datasets.Features({label: kind, image: datasets.Image()})
+    pictures = [{"bytes": picture(number), "path": None} for number in numbers]
+    return datasets.Dataset.from_dict({label: labels, image: pictures}, features=features)
+
+
+def saved(folder: Path, found: Any) -> Path:
+    found.save_to_disk(folder)
+    return folder
+
+
+def refusal(address: str | Path, **wishes: str) -> str:
+    with pytest.raises(VitrailError) as caught:
+        read_hub(address, **wishes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+CLASSES = datasets.ClassLabel(names=["zebra", "ant", "cow"])
+
+
+def test_a_saved_set_comes_back_by_split_undecoded_with_its_own_order_of_classes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    parts = {"train": rows(range(4), [2, 0, 1, 0], CLASSES), "valid": rows(range(4, 7), [1, 1, 2], CLASSES)}
+    whole = datasets.DatasetDict(
+        parts | {"test": rows(range(7, 9), [-1, -1], CLASSES), "extra": rows(range(2), [0, 1], CLASSES)}
+    )
+    folder = saved(tmp_path / "set", whole)
+    capfd.readouterr()
+    assert is_saved(folder)
+    assert not is_saved(tmp_path)
+    sources = read_hub(folder)
+    assert capfd.readouterr() == ("", "")
+    assert list(sources) == ["train", "validation", "test"]
+    assert {source.names for source in sources.values()} == {("zebra", "ant", "cow")}
+    assert {split: source.labels.tolist() for split, source in sources.items()} == {
+        "train": [2, 0, 1, 0],
+        "validation": [1, 1, 2],
+        "test": [-1, -1],
+    }
+    source = sources["validation"]
+    assert source.labels.dtype == np.int64
+    order = [2, 0, 1, 1, 2]
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(source.content, order)) == [picture(4 + number) for number in order]
+    assert pickle.loads(pickle.dumps(source)).content(1) == picture(5)
+    assert source.where(1) == f"row 2 of {folder} (validation)"
+
+
+def test_the_library_decodes_the_same_pixels(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "set", rows(range(3), ["b", "a", "b"], datasets.Value("string")))
+    source = read_hub(folder)[""]
+    theirs = datasets.load_from_disk(folder)
+    for index in range(3):
+        ours = np.asarray(Image.open(io.BytesIO(bytes(source.content(index)))))
+        assert (ours == np.asarray(theirs[index]["image"])).all()
+        assert source.names[source.labels[index]] == theirs[index]["label"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "numbers", "names"),
+    [
+        (datasets.Value("string"), ["wolf", "bear", "wolf"], [1, 0, 1], ("bear", "wolf")),
+        (datasets.Value("int32"), [10, 9, 2], [2, 1, 0], ("2", "9", "10")),
+    ],
+)
+def test_labels_without_declared_names_are_sorted(
+    kind: Any, labels: list[Any], numbers: list[int], names: tuple[str, ...], tmp_path: Path
+) -> None:
+    found = datasets.DatasetDict({"train": rows(range(2), labels[:2], kind), "test": rows(range(1), labels[2:], kind)})
+    sources = read_hub(saved(tmp_path / "set", found))
+    assert [*sources["train"].labels, *sources["test"].labels] == numbers
+    assert sources["train"].names == sources["test"].names == names
+
+
+def test_an_order_of_rows_that_was_changed_is_kept(tmp_path: Path) -> None:
+    found = rows(range(6), [0, 1, 2, 0, 1, 2], CLASSES).select([5, 0, 3])
+    source = read_hub(saved(tmp_path / "set", found))[""]
+    assert [source.content(index) for index in range(3)] == [picture(5), picture(0), picture(3)]
+    assert source.labels.tolist() == [2, 0, 0]
+
+
+def test_a_picture_that_is_only_a_path_is_read_from_there(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(picture(5))
+    cells = [str(tmp_path / "a.png"), str(tmp_path / "gone.png"), None]
+    features = datasets.Features({"image": datasets.Image(), "label": CLASSES})
+    found = datasets.Dataset.from_dict({"image": cells, "label": [0, 1, 2]}, features=features)
+    source = _sources(datasets, "memory", {"": found}, None, None)[""]  # what is saved has its bytes embedded
+    assert source.content(0) == picture(5)
+    with pytest.raises(FileNotFoundError):
+        source.content(1)
+    with pytest.raises(VitrailError, match="row 3 of memory holds no picture"):
+        source.content(2)
+
+
+def test_columns_are_found_by_kind_and_can_be_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "set", rows(range(3), [0, 1, 2], CLASSES, image="photo", label="species"))
+    assert read_hub(folder)[""].names == ("zebra", "ant", "cow")
+    assert read_hub(folder, image="photo", label="species")[""].content(1) == picture(1)
+    assert "has no column 'foto' for the pictures; it has species, photo; did you mean 'photo'?" in refusal(
+        folder, image="foto"
+    )
+    assert "the column species of" in refusal(folder, image="species")
+    folder = saved(tmp_path / "bare", datasets.Dataset.from_dict({"text": ["a"], "label": ["b"]}))
+    assert "has no column for the pictures, only text, label; rename one to any of path, file" in refusal(folder)
+    folder = saved(tmp_path / "none", rows(range(2), [None, "a"], datasets.Value("string")))
+    assert "row 1 of" in refusal(folder)
+    folder = saved(tmp_path / "float", rows(range(2), [1.5, 2.5], datasets.Value("float32")))
+    assert "has no name or whole number in label, got 1.5" in refusal(folder)
+
+
+def test_splits_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
+    part = rows(range(2), [0, 1], CLASSES)
+    folder = saved(tmp_path / "two", datasets.DatasetDict({"val": part, "dev": part}))
+    assert "has two splits for validation, among val, dev" in refusal(folder)
+    folder = saved(tmp_path / "odd", datasets.DatasetDict({"left": part, "right": part}))
+    assert "has the splits left, right; train, validation or test would be needed" in refusal(folder)
+    folder = saved(tmp_path / "one", datasets.DatasetDict({"left": part}))
+    assert list(read_hub(folder)) == [""]
+    other = rows(range(2), [0, 1], datasets.ClassLabel(names=["ant", "zebra"]))
+    folder = saved(tmp_path / "differ", datasets.DatasetDict({"train": part, "test": other}))
+    assert "the splits of" in refusal(folder)
+
+
+def test_a_folder_that_is_none_or_damaged_is_named(tmp_path: Path) -> None:
+    assert "cannot be read" in refusal(tmp_path / "gone")
+    folder = saved(tmp_path / "set", rows(range(2), [0, 1], CLASSES))
+    (folder / "state.json").write_text("{")
+    assert f"{folder} cannot be read" in refusal(folder)
+
+
+def test_the_librarys_settings_are_as_they_were(tmp_path: Path) -> None:
+    import huggingface_hub
+
+    def settings() -> list[Any]:
+        names = ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY")
+        bars = [part.utils.are_progress_bars_disabled() for part in (datasets, huggingface_hub)]
+        return [getattr(huggingface_hub.constants, name) for name in names] + [
+            *bars,
+            datasets.logging.get_verbosity(),
+            datasets.config.HF_HUB_OFFLINE,
+            datasets.config.HF_UPDATE_DOWNLOAD_COUNTS,
+        ]
+
+    before = settings()
+    refusal(tmp_path / "gone")
+    assert settings() == before
+
+
+@pytest.mark.parametrize(
+    "name", ["", "name", "owner/", "../..", "owner/name:", "owner/name:a/b", "owner/name@x", "owner/na me"]
+)
+def test_a_malformed_name_of_the_hub_is_refused(name: str) -> None:
+    assert "a data set of the hub reads hf:owner/name or hf:owner/name:config, got" in refusal(f"hf:{name}")
+
+
+def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert refusal("hf:a/b") == "hf:a/b needs Hugging Face's datasets: pip install 'vitrail[datasets]'"
+
+
+def asked(tmp_path: Path, endpoint: str, **more: str) -> str:
+    script = (
+        "from vitrail.errors import VitrailError; from vitrail.data.hub import read_hub\n"
+        "try:\n    found = read_hub('hf:owner/name')\n    print({split: len(one) for split, one in found.items()})\n"
+        "except VitrailError as error:\n    print(error)"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+        env=environment | {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": endpoint, "PYTHONPATH": str(ROOT / "src")} | more,
+        cwd=tmp_path,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize("kind", ["closed", "silent", "off"])
+def test_a_hub_that_does_not_answer_is_given_up_soon(kind: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+        if kind == "closed":
+            server.close()
+        said = asked(tmp_path, endpoint, **{"HF_HUB_OFFLINE": "1"} if kind == "off" else {})
+    assert said == "hf:owner/name cannot be fetched: the hub cannot be reached and the data set is not in the cache\n"
+
+
+def test_without_a_network_the_cache_serves(tmp_path: Path) -> None:
+    """As the library itself leaves it behind: built once from a folder of files, then moved to the hub's name."""
+    for split in ("train", "test"):
+        (tmp_path / "files" / split / "cat").mkdir(parents=True)
+        (tmp_path / "files" / split / "dog").mkdir(parents=True)
+        for number, name in enumerate(("cat", "dog")):
+            (tmp_path / "files" / split / name / "a.png").write_bytes(picture(number))
+    home = tmp_path / "home" / "datasets"
+    found = datasets.load_dataset("imagefolder", data_dir=str(tmp_path / "files"), cache_dir=str(tmp_path / "made"))
+    (version,) = (tmp_path / "made" / "imagefolder").glob("*/0.0.0")
+    target = home / "owner___name" / "default"
+    target.mkdir(parents=True)
+    del found
+    built = next(path for path in version.iterdir() if path.is_dir())
+    for path in built.glob("imagefolder-*.arrow"):
+        path.rename(path.with_name(path.name.replace("imagefolder", "name")))
+    info = built / "dataset_info.json"
+    said = json.loads(info.read_text())
+    info.write_text(json.dumps(said | {"config_name": "default", "dataset_name": "name"}))
+    version.rename(target / "0.0.0")
+    assert asked(tmp_path, "http://127.0.0.1:9") == "{'train': 2, 'test': 2}\n"

@@ -1,0 +1,247 @@
+"""A table says where pictures are and what they show; what it leaves out is named with its line."""
+
+import io
+import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitrail.data import table
+from vitrail.data.source import Source
+from vitrail.data.table import read_table
+from vitrail.errors import VitrailError
+
+ROWS = [("a.png", "cat", "train"), ("b/ä c.png", "dog", "val"), ("b/d.png", "cat", "test"), ("e.png", "bird", "Training")]
+
+
+def picture(number: int) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.full((3, 5, 3), number, np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def pictures(folder: Path) -> list[bytes]:
+    contents = []
+    for number, (path, _, _) in enumerate(ROWS):
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_bytes(picture(number))
+        contents.append(picture(number))
+    return contents
+
+
+def written(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def refusal(path: Path, **wishes: str) -> str:
+    with pytest.raises(VitrailError) as caught:
+        read_table(path, **wishes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def seen(sources: dict[str, Source]) -> dict[str, list[tuple[bytes, str]]]:
+    return {
+        split: [(bytes(source.content(index)), source.names[source.labels[index]]) for index in range(len(source))]
+        for split, source in sources.items()
+    }
+
+
+# CSV -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize(("name", "between"), [("t.csv", ","), ("t.csv", ";"), ("t.tsv", "\t"), ("t.csv", ", ")])
+def test_every_way_of_writing_a_table_reads_the_same(
+    name: str, between: str, newline: str, encoding: str, tmp_path: Path
+) -> None:
+    contents = pictures(tmp_path)
+    lines = [between.join(("Path", "LABEL", "split")), *(between.join(row) for row in ROWS), ""]
+    sources = read_table(written(tmp_path / name, newline.join(lines), encoding))
+    assert list(sources) == ["train", "validation", "test"]
+    assert all(source.names == ("bird", "cat", "dog") for source in sources.values())
+    assert all(source.labels.dtype == np.int64 for source in sources.values())
+    assert seen(sources) == {
+        "train": [(contents[0], "cat"), (contents[3], "bird")],
+        "validation": [(contents[1], "dog")],
+        "test": [(contents[2], "cat")],
+    }
+    assert sources["validation"].where(0) == str(tmp_path / "b" / "ä c.png")
+
+
+def test_numbers_are_classes_by_value_and_a_table_without_splits_is_one_source(tmp_path: Path) -> None:
+    sources = read_table(written(tmp_path / "t.csv", "label,file\n10,a\n9,b\n2,c\n10,d\n"))
+    assert list(sources) == [""]
+    assert sources[""].names == ("2", "9", "10")
+    assert sources[""].labels.tolist() == [2, 1, 0, 2]
+
+
+def test_paths_may_be_absolute_lead_out_of_the_folder_and_hold_commas(tmp_path: Path) -> None:
+    pictures(tmp_path)
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "x, y.png").write_bytes(b"xy")
+    rows = f'image,y\n{tmp_path / "a.png"},1\n../e.png,2\n"../x, y.png",2\n'
+    source = read_table(written(tmp_path / "tables" / "t.csv", rows))[""]
+    assert [source.content(index) for index in range(3)] == [picture(0), picture(3), b"xy"]
+
+
+def test_unusual_columns_can_be_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", "where,what,label,part\na,cat,1,train\nb,dog,2,dev\n")
+    sources = read_table(path, image="where", label="what", split="Part")
+    assert {split: source.names for split, source in sources.items()} == dict.fromkeys(("train", "validation"), ("cat", "dog"))
+    assert "has no column 'wher' for the pictures' paths; it has where, what, label, part; did you mean 'where'?" in refusal(
+        path, image="wher"
+    )
+    sentence = refusal(path)
+    assert "has no column for the pictures' paths, only where, what, label, part; rename one to any of path, file," in sentence
+
+
+def test_a_column_that_merely_has_a_splits_name_makes_no_split(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", "path,label,fold\na,x,0\nb,y,1\n")
+    assert list(read_table(path)) == [""]
+    assert "line 2: the split must be train, validation or test, got '0'" in refusal(path, split="fold")
+    path = written(tmp_path / "t.csv", "path,label,set\na,x,train\nb,y,tset\n")
+    assert "line 3: the split must be train, validation or test, got 'tset'" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("path,label\na,x\n\n,y\n", "line 4: the path is empty"),
+        ("path,label\na,x\nb,  \n", "line 3: the label is empty"),
+        ("path,label\na,x\nb\n", "line 3: the label is empty"),
+        ("path,label\na,x\nb\0c,y\n", "line 3: the path is empty"),
+        ("path,label\n", "has no rows"),
+        ("", "has no rows"),
+        ("path\na\n", "has no column for the label, only path; rename one to any of label, class, target"),
+        (f"path,label\na,{'x' * 200_000}\n", "is no CSV that can be read"),
+    ],
+)
+def test_what_is_missing_is_named(text: str, sentence: str, tmp_path: Path) -> None:
+    assert sentence in refusal(written(tmp_path / "t.csv", text))
+
+
+def test_a_table_of_another_encoding_or_none_is_refused(tmp_path: Path) -> None:
+    assert "is not UTF-8 text" in refusal(written(tmp_path / "t.csv", "path,label\nä.png,x\n", "latin-1"))
+    assert "is no file; a table is a .csv, .tsv or .parquet file" in refusal(tmp_path / "gone.csv")
+    assert "is no file" in refusal(tmp_path)
+
+
+def test_a_picture_that_is_gone_fails_alone(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"here")
+    source = read_table(written(tmp_path / "t.csv", "path,label\na,x\nb,y\n"))[""]
+    assert source.content(0) == b"here"
+    with pytest.raises(OSError, match="b"):
+        source.content(1)
+
+
+# Parquet -------------------------------------------------------------------------------------------------------------
+
+
+def parquet(path: Path, columns: dict[str, Any], **options: Any) -> Path:
+    arrow, writer = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    writer.write_table(arrow.table(columns), path, **options)
+    return path
+
+
+def test_parquet_and_csv_say_the_same(tmp_path: Path) -> None:
+    pictures(tmp_path)
+    comma = written(tmp_path / "t.csv", "\n".join(["path,label,split", *(",".join(row) for row in ROWS)]))
+    columns = dict(zip(("path", "label", "split"), map(list, zip(*ROWS, strict=True)), strict=True))
+    assert seen(read_table(parquet(tmp_path / "t.parquet", columns))) == seen(read_table(comma))
+
+
+@pytest.mark.parametrize("kind", ["plain", "pair"])
+def test_pictures_inside_the_file_come_out_as_they_went_in(kind: str, tmp_path: Path) -> None:
+    contents = [picture(number) for number in range(11)]
+    cells = contents if kind == "plain" else [{"bytes": content, "path": "x.png"} for content in contents]
+    columns = {"img": cells, "path": ["gone"] * 11, "label": [number % 3 + 8 for number in range(11)]}
+    source = read_table(parquet(tmp_path / "t.parquet", columns, row_group_size=2))[""]
+    assert source.names == ("8", "9", "10")
+    assert source.labels.tolist() == [number % 3 for number in range(11)]
+    order = [7, 0, 10, 3, 3, 9, 1, 2, 8, 4, 6, 5]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(source.content, order)) == [contents[number] for number in order]
+    again = pickle.loads(pickle.dumps(source))  # goes to another process
+    assert again.content(9) == contents[9]
+    assert source.where(9) == f"row 10 of {tmp_path / 't.parquet'}"
+
+
+def test_a_pair_without_bytes_is_read_from_its_path_and_one_without_either_fails_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(picture(3))
+    cells = [{"bytes": None, "path": "a.png"}, {"bytes": None, "path": None}, {"bytes": b"x", "path": None}]
+    source = read_table(parquet(tmp_path / "t.parquet", {"image": cells, "label": ["x", "y", "y"]}))[""]
+    assert source.content(0) == picture(3)
+    assert source.content(2) == b"x"
+    with pytest.raises(VitrailError, match=r"row 2 of .* holds no picture"):
+        source.content(1)
+
+
+@pytest.mark.parity
+def test_class_names_written_by_hugging_faces_library_keep_their_order(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["zebra", "ant", "cow"])})
+    rows = {"image": [{"bytes": picture(number), "path": None} for number in range(4)], "label": [2, 0, 2, 0]}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "t.parquet")
+    source = read_table(tmp_path / "t.parquet")[""]
+    assert source.names == ("zebra", "ant", "cow")
+    assert source.labels.tolist() == [2, 0, 2, 0]
+    assert [source.content(number) for number in range(4)] == [picture(number) for number in range(4)]
+
+
+def test_whole_numbers_stay_whole_and_gaps_are_named(tmp_path: Path) -> None:
+    columns = {"path": ["a", "b", "c"], "label": [2.0, 10.0, 2.0]}
+    assert read_table(parquet(tmp_path / "t.parquet", columns))[""].names == ("2", "10")
+    columns = {"path": ["a", "b", "c"], "label": [1, None, 1]}
+    assert "row 2: the label is empty" in refusal(parquet(tmp_path / "t.parquet", columns))
+    columns = {"path": ["a", "b", "c"], "label": [[1], [2], [3]]}
+    assert "the column label of" in refusal(parquet(tmp_path / "t.parquet", columns))
+    assert "has no rows" in refusal(parquet(tmp_path / "t.parquet", {"path": [], "label": []}))
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "empty", "middle"])
+def test_a_damaged_parquet_file_is_named(damage: str, tmp_path: Path) -> None:
+    cells = [bytes(np.random.default_rng(number).integers(0, 256, 5000, np.uint8)) for number in range(6)]
+    path = parquet(tmp_path / "t.parquet", {"image": cells, "label": list("xyzxyz")}, row_group_size=2, compression="snappy")
+    whole = path.read_bytes()
+    ends = {"cut": whole[:-9], "garbage": b"no parquet" * 30, "empty": b"", "middle": whole[:9] + b"\xff" * 4000 + whole[4009:]}
+    path.write_bytes(ends[damage])
+    if damage == "middle":
+        source = read_table(path)[""]
+        with pytest.raises(VitrailError, match=r"row group 0 of .* cannot be read"):
+            source.content(1)
+        assert source.content(5) == cells[5]
+    else:
+        assert "is no Parquet file that can be read" in refusal(path)
+
+
+def test_a_file_that_changes_after_it_was_opened_is_noticed(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "t.parquet", {"image": [b"1", b"2", b"3"], "label": list("xyz")}, row_group_size=1)
+    source = read_table(path)[""]
+    assert source.content(0) == b"1"
+    parquet(path, {"image": [b"22", b"1", b"33"], "label": list("zyx")}, row_group_size=1)
+    with pytest.raises(VitrailError, match="has changed since it was opened"):
+        source.content(1)
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "t.parquet", "anything")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    assert refusal(path) == "a Parquet table needs pyarrow: pip install 'vitrail[datasets]'"
+
+
+def test_a_row_group_too_large_to_keep_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "LARGEST_GROUP", 1000)
+    columns, plain = (
+        {"image": [b"x" * 900, b"y" * 900], "label": ["a", "b"]},
+        {"use_dictionary": False, "write_statistics": False},
+    )
+    assert "write it again with row_group_size=1000" in refusal(parquet(tmp_path / "t.parquet", columns, **plain))
+    assert len(read_table(parquet(tmp_path / "t.parquet", columns, row_group_size=1, **plain))[""]) == 2
