@@ -15,7 +15,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 SOURCE = Path("/usr/share/datasets/fashion-mnist")
-TARGET = Path(__file__).parents[1] / "src" / "vitrail" / "data" / "sets"
+TARGET = Path(__file__).parents[1] / "src" / "vitrail" / "data" / "sources" / "sets"
 
 
 def idx(path: Path) -> np.ndarray:

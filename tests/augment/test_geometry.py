@@ -48,7 +48,7 @@ def test_inception_crops_are_distributed_as_torchvisions(size: tuple[int, int]) 
     theirs = [v2.RandomResizedCrop(8).make_params([torch.empty(3, *size)]) for _ in range(3000)]
     ours = drawn(3000, size)
     for column, name in enumerate(("top", "left", "height", "width")):
-        assert stats.ks_2samp(ours[:, column], [one[name] for one in theirs]).pvalue > 1e-3, name
+        assert stats.ks_2samp(ours[:, column], [one[name] for one in theirs], method="asymp").pvalue > 1e-3, name
 
 
 @pytest.mark.parametrize("size", [(9, 1), (1, 1), (1, 9), (31, 47), (5, 2000)])
@@ -122,9 +122,10 @@ def test_a_mask_and_boxes_move_as_torchvisions(crop: tuple[int, int, int, int], 
     f, tv = functional(), import_module("torchvision.tv_tensors")
     size = (24, 16)
     mask = np.random.default_rng(2).integers(0, 5, (37, 53), dtype=np.uint8)
-    theirs = f.resized_crop(tv.Mask(mask), *crop, list(size))
+    # its masks themselves are resized by the older "nearest", which is off by half a pixel against the picture
+    theirs = f.resized_crop(torch.from_numpy(mask)[None], *crop, list(size), f.InterpolationMode.NEAREST_EXACT)
     theirs = f.horizontal_flip(theirs) if flip else theirs
-    assert np.array_equal(crop_mask(mask, crop, size, flip), theirs.numpy())
+    assert np.array_equal(crop_mask(mask, crop, size, flip), theirs[0].numpy())
     boxes = np.array([[3.0, 4.0, 20.0, 30.0], [40.0, 1.0, 53.0, 9.0]])
     marked = tv.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=(37, 53))
     moved = f.clamp_bounding_boxes(f.resized_crop(marked, *crop, list(size)))

@@ -15,14 +15,14 @@ from PIL import Image
 
 from vitrail.augment.policy import policy
 from vitrail.bench.turns import in_turns
-from vitrail.data.builtin import fashion
-from vitrail.data.folder import read_folder
 from vitrail.data.loader import Loader, training
 from vitrail.data.pack import read_pack
 from vitrail.data.packing import write_pack
 from vitrail.data.panes import panes
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.source import Arrays, Progress
+from vitrail.data.sources.builtin import fashion
+from vitrail.data.sources.folder import read_folder
+from vitrail.data.sources.source import Arrays, Progress
 from vitrail.errors import VitrailError
 from vitrail.weights.verify import declare_operators
 

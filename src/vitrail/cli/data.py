@@ -25,7 +25,7 @@ def check(
 ) -> None:
     """Read every picture: bad ones, copies, leaks, balance, sizes, kinds; changes nothing. Exit code 1 if one is wrong."""
     from vitrail.data.check import check as examine
-    from vitrail.data.open import pictures
+    from vitrail.data.sources.open import pictures
 
     with progress() as tell:
         found = examine(pictures(source, progress=tell), tell)
@@ -57,7 +57,7 @@ def show(
     """Draw a batch as the model will see it, augmentation on."""
     from vitrail.augment.policy import policy
     from vitrail.config import override
-    from vitrail.data.open import pictures
+    from vitrail.data.sources.open import pictures
     from vitrail.report.batch import draw_batch
 
     if split not in ("train", "validation", "test"):
@@ -86,8 +86,8 @@ def pack(
     json: Json = False,
 ) -> None:
     """Write a data set into one file that is mapped into memory and read without decoding."""
-    from vitrail.data.open import pictures
     from vitrail.data.packing import write_pack
+    from vitrail.data.sources.open import pictures
 
     if out.is_dir() or not out.parent.is_dir():
         raise VitrailError(f"OUT must be a file in a folder that exists, got {out}; try {out.name or 'mine'}.pack")
@@ -119,7 +119,7 @@ def get(
 ) -> None:
     """Make a public set available under its name, from Debian's package or by download with a checksum."""
     from vitrail.data import cache
-    from vitrail.data.get import get as fetch
+    from vitrail.data.sources.get import get as fetch
 
     with progress() as tell:
         path = fetch(name, cache.folder() / "sets", progress=tell)

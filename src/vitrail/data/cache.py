@@ -21,7 +21,7 @@ def folder() -> Path:
 def recall(kind: str, key: str) -> dict[str, ndarray] | None:
     """The arrays remembered under this key, or nothing: a file that is damaged was never there."""
     try:
-        with np.load(_place(kind, key), allow_pickle=False) as file:
+        with open(_place(kind, key), "rb") as place, np.load(place, allow_pickle=False) as file:
             return dict(file)
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
         return None

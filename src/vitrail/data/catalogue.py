@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from vitrail.data import cache
 from vitrail.data.decode import decode, kind
-from vitrail.data.source import Files, Part, Progress, Source
+from vitrail.data.sources.source import Files, Part, Progress, Source
 from vitrail.errors import VitrailError
 
 HASH = 16  # bytes

@@ -11,7 +11,7 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.data.catalogue import HASH, Catalogue, examine
-from vitrail.data.source import Data, Progress, Source, chosen
+from vitrail.data.sources.source import Data, Progress, Source, chosen
 from vitrail.errors import VitrailError
 
 TOLERATED = 0.1  # share of unusable pictures up to which the others are worth using

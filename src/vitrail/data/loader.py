@@ -24,7 +24,7 @@ from vitrail.augment.chance import permutation, uniforms
 from vitrail.augment.mix import MIX_SLOTS, Mix, apply_mix, draw_mix
 from vitrail.augment.policy import Policy
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.source import Source
+from vitrail.data.sources.source import Source
 from vitrail.data.view import Augmented, Plain, Seen, View
 from vitrail.errors import VitrailError
 

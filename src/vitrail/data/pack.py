@@ -15,7 +15,7 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.data import cache
-from vitrail.data.source import Arrays, Progress, Source
+from vitrail.data.sources.source import Arrays, Progress, Source
 from vitrail.errors import VitrailError
 
 FORMAT, VERSION = "vitrail-pack", "1"

@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitrail.data.decode import decode
 from vitrail.data.pack import FORMAT, VERSION
-from vitrail.data.source import Progress, Source
+from vitrail.data.sources.source import Progress, Source
 from vitrail.errors import VitrailError
 
 CHUNK = 64  # pictures decoded at a time

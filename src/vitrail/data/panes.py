@@ -32,7 +32,7 @@ FIGURES = {
     "zed": ("##.", ".#.", ".##"),
 }
 OTHERS = {"pane": ("#",), "pair": ("##",), "bar": ("###",), "elbow": ("#.", "##"), "block": ("##", "##")}
-GLASS = {"mellow": ((0.45, 0.75), (0.55, 0.78)), "bright": ((0.25, 0.65), (1.0, 1.2)), "deep": ((0.9, 1.0), (0.25, 0.5))}
+GLASS = {"mellow": ((0.45, 0.75), (0.57, 0.8)), "bright": ((0.2, 0.6), (1.0, 1.2)), "deep": ((0.9, 1.0), (0.22, 0.45))}
 CLASSES = tuple(FIGURES)
 KINDS = (*FIGURES, *OTHERS)
 SMALLEST = 16
@@ -188,7 +188,7 @@ def _shards(place: list[float], tone: ndarray, extent: tuple[float, float]) -> L
         bend=(0.4 * place[5] - 0.2, 0.4 * place[6] - 0.2),
         there=tone < 0.06 + 0.14 * place[7],
         glass=coloured(_jitter(tone), 0.6 + 0.0 * tone, 0.4 + 0.6 * _jitter(tone * 7.0))[:, :, None].repeat(2, axis=2),
-        inset=0.2,
+        shards=True,
         endless=True,
     )
 

@@ -29,7 +29,7 @@ class Lattice:
     there: Bool[ndarray, "r s"]
     glass: Float[ndarray, "r s 2 3"]
     cut: str = "whole"  # how a pane is cut into its two kinds of glass
-    inset: float = 0.0  # share of a pane that is left away around it
+    shards: bool = False  # only a piece out of the middle of each pane is there, and it is not cut
     bond: float = 0.0  # by how much every other row is shifted
     lead: float = GREY
     endless: bool = False  # it goes on, the same panes again, beyond its rows and columns
@@ -46,25 +46,22 @@ def paint(picture: Float[ndarray, "h w 3"], lattice: Lattice) -> tuple[tuple[sli
     short = float(min(picture.shape[:2]))
     window = _window(picture.shape[0], picture.shape[1], short, lattice)
     u, v = _laid(window, short, lattice)
-    row, column = np.floor(v), np.floor(u)
-    rows, columns = lattice.there.shape
-    u, v = u - column - 0.5, v - row - 0.5  # within a pane, from -0.5 to 0.5
-    if lattice.endless:
-        row, column = np.mod(row, rows), np.mod(column, columns)
-    inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
-    pane = np.where(inside, row * columns + column, 0).astype(np.intp)
-    inside &= lattice.there.reshape(-1)[pane]
-    edge = (0.5 - lattice.inset) - np.maximum(np.abs(u), np.abs(v))
-    if lattice.inset:
-        edge = np.minimum(edge, 0.2 - u - v)  # a shard lacks a corner
-        inside &= edge > 0
-    if lattice.cut != "whole":
+    pane, inside = _pane(u, v, lattice)
+    pane, u, v = pane[inside], u[inside], v[inside]
+    u, v = u - np.floor(u) - 0.5, v - np.floor(v) - 0.5  # within a pane, from -0.5 to 0.5
+    edge = 0.5 - np.maximum(np.abs(u), np.abs(v))
+    if lattice.shards:
+        edge = np.minimum(edge - 0.2, 0.2 - u - v)
+        kept = edge > 0
+        inside[inside] = kept
+        pane, edge = pane[kept], edge[kept]
+    elif lattice.cut != "whole":
         inner = _cut(lattice.cut, u, v)
-        pane = pane + np.where(inner > 0, rows * columns, 0)
+        pane += (inner > 0) * np.int32(lattice.there.size)
         edge = np.minimum(edge, np.abs(inner))
-    clear = np.clip((edge * lattice.side - LEAD) * short + 0.5, 0.0, 1.0)[..., None]  # 0 in lead, 1 in glass
-    glass = lattice.glass.transpose(2, 0, 1, 3).reshape(-1, 3)[pane]
-    np.copyto(picture[window], lattice.lead + (glass - lattice.lead) * clear, where=inside[..., None])
+    clear = np.clip((edge * lattice.side - LEAD) * short + 0.5, 0.0, 1.0)[:, None]  # 0 in lead, 1 in glass
+    glass = lattice.glass.transpose(2, 0, 1, 3).reshape(-1, 3).take(pane, axis=0)
+    picture[window][inside] = lattice.lead + (glass - lattice.lead) * clear
     return window, inside
 
 
@@ -74,10 +71,10 @@ def lit(
     """Light falls through: uneven glass (a smooth field through ``grain``), brighter towards one side."""
     h, w = picture.shape[:2]
     field = _smooth(grain, h, w) - 0.5
-    y, x = np.linspace(-1, 1, h, dtype=np.float32)[:, None], np.linspace(-1, 1, w, dtype=np.float32)
-    daylight = 1.0 + light[0] * x + light[1] * y
+    x, y = (np.arange(length, dtype=np.float32) * (2.0 / length) - 1.0 for length in (w, h))
+    daylight = (1.0 + light[0] * x) + (light[1] * y)[:, None]
     for channel, strength in enumerate(tint):
-        picture[..., channel] *= daylight + strength * field
+        picture[..., channel] *= daylight + field * strength
 
 
 def developed(picture: Float[ndarray, "h w 3"]) -> UInt8[ndarray, "h w 3"]:
@@ -96,8 +93,10 @@ def _window(h: int, w: int, short: float, lattice: Lattice) -> tuple[slice, slic
     if lattice.endless:
         return slice(0, h), slice(0, w)
 
+    reach = lattice.reach
+
     def span(centre: float, length: int) -> slice:
-        first, last = int((centre - lattice.reach) * short), int((centre + lattice.reach) * short) + 2
+        first, last = int((centre - reach) * short), int((centre + reach) * short) + 2
         return slice(min(max(first, 0), length), min(max(last, 0), length))
 
     return span(lattice.centre[1], h), span(lattice.centre[0], w)
@@ -119,6 +118,18 @@ def _laid(window: tuple[slice, slice], short: float, lattice: Lattice) -> tuple[
     if lattice.bond:
         u += np.where(np.mod(np.floor(v), 2.0) > 0, np.float32(lattice.bond), np.float32(0.0))
     return u, v
+
+
+def _pane(u: ndarray, v: ndarray, lattice: Lattice) -> tuple[ndarray, ndarray]:
+    """The number of each pixel's pane, and whether that is there."""
+    rows, columns = lattice.there.shape
+    row, column = np.floor(v).astype(np.int32), np.floor(u).astype(np.int32)
+    if lattice.endless:
+        row, column, within = row % rows, column % columns, np.True_
+    else:
+        within = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+    pane = row * columns + column
+    return pane, within & lattice.there.reshape(-1).take(pane, mode="clip")
 
 
 def _direction(turn: float) -> tuple[float, float]:

@@ -25,7 +25,7 @@ from vitrail.data.decode import Size, decode, pixels
 from vitrail.data.pack import Ragged
 from vitrail.data.prepare import fitted, normalise
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.source import Arrays, Part, Source
+from vitrail.data.sources.source import Arrays, Part, Source
 from vitrail.errors import VitrailError
 
 # Where each operation's numbers begin. They have places of their own, so switching one on does not change another.

@@ -7,7 +7,7 @@ from PIL import Image
 from vitrail.augment.policy import Policy
 from vitrail.data.loader import Batch, Loader, evaluation, training
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.source import Data, Source
+from vitrail.data.sources.source import Data, Source
 from vitrail.errors import VitrailError
 from vitrail.report.pictures import restored, sheet
 

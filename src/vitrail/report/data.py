@@ -8,7 +8,7 @@ from PIL import Image
 from vitrail.augment.chance import permutation
 from vitrail.data.check import Checked, Copies
 from vitrail.data.decode import decode
-from vitrail.data.source import Source
+from vitrail.data.sources.source import Source
 from vitrail.report.page import page, table, text
 from vitrail.report.pictures import data_address, sheet
 

@@ -4,28 +4,17 @@
 below a class belong to it. What is missing of validation and test is split off by content (``split.py``).
 """
 
-import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy import ndarray
 
-from vitrail.data.scan import Listing, scan
-from vitrail.data.source import Files, Progress, Source, chosen
+from vitrail.data.sources.labels import SPLITS, natural
+from vitrail.data.sources.scan import Listing, scan
+from vitrail.data.sources.source import Files, Progress, Source, chosen
 from vitrail.errors import VitrailError
-
-SPLITS = {
-    "train": "train",
-    "training": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "dev": "validation",
-    "test": "test",
-    "testing": "test",
-}
 
 
 def read_folder(root: Path, progress: Progress | None = None) -> tuple[dict[str, Source], list[str]]:
@@ -79,16 +68,6 @@ def _layout(paths: Sequence[str]) -> dict[str, list[str]]:
         raise VitrailError(f"there are several folders for {twice[0]}: {', '.join(sorted(tops))}; keep one of them")
     found.pop("elsewhere", None)
     return found
-
-
-def natural(names: Iterable[str]) -> tuple[str, ...]:
-    """Numbers by their value: 2 before 10."""
-
-    def key(name: str) -> list[tuple[bool, int, str]]:
-        parts = re.split(r"(\d+)", name)
-        return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
-
-    return tuple(sorted(names, key=key))
 
 
 def _files(root: Path, paths: list[str], names: tuple[str, ...], depth: int) -> Files:

@@ -11,42 +11,22 @@ import tarfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
-from threading import Thread
-from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import numpy as np
 from einops import rearrange
 from numpy import ndarray
 
 from vitrail.data import cache
-from vitrail.data.builtin import FASHION
 from vitrail.data.pack import read_pack
 from vitrail.data.packing import write_pack
-from vitrail.data.source import Arrays, Progress, Source
+from vitrail.data.sources.builtin import FASHION
+from vitrail.data.sources.download import Remote, fetch
+from vitrail.data.sources.source import Arrays, Progress, Source
 from vitrail.errors import VitrailError, suggestion
 
-PATIENCE = 8.0  # seconds without an answer
-PIECE = 2**20  # bytes read at a time
 TORONTO = "https://www.cs.toronto.edu/~kriz"
 ZALANDO = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
-
-
-@dataclass(frozen=True)
-class Remote:
-    """A file somewhere, and how to know it."""
-
-    address: str
-    size: int
-    sha256: str
-    unpacked: str = ""  # SHA-256 of what a .gz holds, which Debian's package has in a gzip of its own
-
-    @property
-    def name(self) -> str:
-        return self.address.rsplit("/", 1)[1]
 
 
 @dataclass(frozen=True)
@@ -72,7 +52,9 @@ def get(name: str, folder: Path | None = None, progress: Progress | None = None)
     if wanted.installed and all((wanted.installed / file.name).is_file() for file in wanted.files):
         place = wanted.installed
     else:
-        fetched = [folder / file.name for file in wanted.files if _fetch(name, wanted, file, folder, progress)]
+        again = f"vitrail data get {name}"
+        new = [file for file in wanted.files if fetch(file, folder, again, wanted.package, progress)]
+        fetched = [folder / file.name for file in new]
     provenance = {"set": name, "files": {file.address: file.sha256 for file in wanted.files}}
     write_pack(target, wanted.read(place, wanted.files), provenance=provenance, progress=progress)
     for path in fetched:  # what was put there by hand stays
@@ -85,88 +67,6 @@ def _is_whole(target: Path, progress: Progress | None) -> bool:
         return target.is_file() and bool(read_pack(target, progress))
     except VitrailError:
         return False
-
-
-# Downloads -----------------------------------------------------------------------------------------------------------
-
-
-def _fetch(name: str, wanted: Set, file: Remote, folder: Path, progress: Progress | None) -> bool:
-    """Whether the file had to be downloaded; where it lies already, it is compared."""
-    place, part = folder / file.name, folder / f"{file.name}.part"
-    if place.is_file():
-        if _sha256(place) != file.sha256:
-            raise VitrailError(
-                f"{place} is not the published file (its SHA-256 differs); take it away, so that it is fetched again"
-            )
-        return False
-    if part.is_file() and part.stat().st_size > file.size:
-        part.unlink()
-    try:
-        _download(file, part, progress)
-    except (OSError, HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        package = f", or apt install {wanted.package}" if wanted.package else ""
-        raise VitrailError(
-            f"{file.address} cannot be fetched ({str(reason) or type(error).__name__}); try again later{package}, or put the "
-            f"file at {place} by hand and call `vitrail data get {name}` again"
-        ) from None
-    if part.stat().st_size < file.size:
-        raise VitrailError(
-            f"{file.address} broke off at {part.stat().st_size:,} of {file.size:,} bytes; call again to go on from there"
-        )
-    if _sha256(part) != file.sha256:
-        part.unlink()
-        raise VitrailError(
-            f"what {file.address} sent is not the published file (its SHA-256 differs); it was taken away, try later"
-        )
-    part.replace(place)
-    return True
-
-
-def _download(file: Remote, part: Path, progress: Progress | None) -> None:
-    """Goes on behind what an earlier call left, where the server can."""
-    done = part.stat().st_size if part.is_file() else 0
-    if done == file.size:
-        return
-    with _answer(Request(file.address, headers={"Range": f"bytes={done}-"} if done else {})) as answer:
-        if not (answer.status == 206 and str(answer.headers["Content-Range"]).startswith(f"bytes {done}-")):
-            done = 0
-        with open(part, "ab" if done else "wb") as out:
-            while done <= file.size and (piece := answer.read(PIECE)):
-                out.write(piece)
-                done += len(piece)
-                if progress:
-                    progress(f"fetching {file.name}", min(done, file.size), file.size)
-
-
-def _answer(request: Request) -> Any:
-    """In a thread, because looking a name up knows no time-out."""
-    answers: list[Any] = []
-
-    def ask() -> None:
-        try:
-            answers.append(urlopen(request, timeout=PATIENCE))
-        except Exception as error:  # told below, by the thread that waits
-            answers.append(error)
-
-    asking = Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(PATIENCE + 1)
-    if not answers:
-        raise TimeoutError("no answer")
-    if isinstance(answers[0], Exception):
-        if isinstance(answers[0], HTTPError):
-            answers[0].close()
-        raise answers[0]
-    return answers[0]
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# Fashion-MNIST -------------------------------------------------------------------------------------------------------
 
 
 def idx(content: bytes, where: object) -> ndarray:
@@ -203,9 +103,6 @@ def _unpacked(path: Path, file: Remote) -> bytes:
             f"{path} does not hold what was published (the SHA-256 of its content differs); install or fetch it again"
         )
     return content
-
-
-# CIFAR ---------------------------------------------------------------------------------------------------------------
 
 
 def _cifar10(folder: Path, files: tuple[Remote, ...]) -> dict[str, Source]:

@@ -20,8 +20,10 @@ from warnings import catch_warnings
 import numpy as np
 from numpy import ndarray
 
-from vitrail.data.source import Source
-from vitrail.data.table import IMAGES, LABELS, by_name, need, pick, picture_of, split_name
+from vitrail.data.sources.columns import IMAGES, LABELS, need, pick
+from vitrail.data.sources.labels import by_name, split_name
+from vitrail.data.sources.parquet import picture_of
+from vitrail.data.sources.source import Source
 from vitrail.errors import VitrailError
 
 PATIENCE = 3.0  # seconds for the hub to answer; its client would try for minutes

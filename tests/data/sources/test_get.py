@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 
 from scripts.make_fashion import idx as plain_idx
-from vitrail.data import get as module
-from vitrail.data.builtin import FASHION, fashion
-from vitrail.data.get import SETS, Remote, Set, cifar_records, get, idx
 from vitrail.data.pack import read_pack
+from vitrail.data.sources import download
+from vitrail.data.sources import get as module
+from vitrail.data.sources.builtin import FASHION, fashion
+from vitrail.data.sources.download import Remote
+from vitrail.data.sources.get import SETS, Set, cifar_records, get, idx
 from vitrail.errors import VitrailError
 
 RNG = np.random.default_rng(3)
@@ -209,7 +211,7 @@ def test_debians_package_is_the_published_set(tmp_path: Path, monkeypatch: pytes
             b"\x1f\x8b\x08\x08" + made.to_bytes(4, "little") + b"\0\x03" + file.name[:-3].encode() + b"\0" + content[10:]
         )
         assert (len(published), hashlib.sha256(published).hexdigest()) == (file.size, file.sha256)
-    monkeypatch.setattr(module, "_answer", None)  # nothing is fetched
+    monkeypatch.setattr(download, "_answer", None)  # nothing is fetched
     splits, _ = read_pack(get("fashion-mnist", tmp_path))
     assert {split: len(source) for split, source in splits.items()} == {"train": 60_000, "test": 10_000}
     part = fashion("test")
@@ -278,7 +280,7 @@ def test_a_file_put_in_place_by_hand_is_taken_and_left_there(server: Server, tmp
 def test_without_a_network_the_place_for_the_file_is_named(
     kind: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.4)
+    monkeypatch.setattr(download, "PATIENCE", 0.4)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         port = mute.getsockname()[1]
         if kind == "closed":

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.hub import _sources, is_saved, read_hub
+from vitrail.data.sources.hub import _sources, is_saved, read_hub
 from vitrail.errors import VitrailError
 
 pytestmark = pytest.mark.parity
@@ -193,7 +193,7 @@ def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
 
 def asked(tmp_path: Path, endpoint: str, **more: str) -> str:
     script = (
-        "from vitrail.errors import VitrailError; from vitrail.data.hub import read_hub\n"
+        "from vitrail.errors import VitrailError; from vitrail.data.sources.hub import read_hub\n"
         "try:\n    found = read_hub('hf:owner/name')\n    print({split: len(one) for split, one in found.items()})\n"
         "except VitrailError as error:\n    print(error)"
     )

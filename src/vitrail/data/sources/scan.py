@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitrail.data.source import Progress
+from vitrail.data.sources.source import Progress
 
 ENDINGS = "jpg jpeg jfif mpo png gif webp tif tiff bmp ppm pgm pbm"
 PICTURES = frozenset(f".{ending}" for ending in ENDINGS.split(" "))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from scripts.make_fashion import SOURCE, idx, sheet
-from vitrail.data import builtin
-from vitrail.data.builtin import FASHION, fashion
+from vitrail.data.sources import builtin
+from vitrail.data.sources.builtin import FASHION, fashion
 from vitrail.errors import VitrailError
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy import ndarray
@@ -17,6 +17,7 @@ Progress = Callable[[str, int, int | None], None]  # what is done, how much of i
 LARGEST_FILE = 2**28  # bytes: a picture file larger than 256 MiB is none
 
 
+@runtime_checkable
 class Source(Protocol):
     """Pictures by number. Reading one is a pure function of its number, and safe from several threads."""
 

@@ -14,17 +14,19 @@ from numpy import ndarray
 
 from vitrail.config import check, override
 from vitrail.data import cache
-from vitrail.data.builtin import fashion
 from vitrail.data.catalogue import content_keys
-from vitrail.data.folder import read_folder
-from vitrail.data.get import SETS
-from vitrail.data.hub import is_saved, read_hub
 from vitrail.data.pack import is_pack, read_pack
 from vitrail.data.panes import panes
-from vitrail.data.shards import Shards, read_shards
-from vitrail.data.source import Arrays, Data, Files, Part, Progress, Source, chosen, nothing
-from vitrail.data.split import Shares, stratified
-from vitrail.data.table import read_table
+from vitrail.data.sources.builtin import fashion
+from vitrail.data.sources.folder import read_folder
+from vitrail.data.sources.get import SETS
+from vitrail.data.sources.hub import Rows, is_saved, read_hub
+from vitrail.data.sources.labels import split_name
+from vitrail.data.sources.parquet import Cells
+from vitrail.data.sources.shards import Shards, read_shards
+from vitrail.data.sources.source import Arrays, Data, Files, Part, Progress, Source, chosen, nothing
+from vitrail.data.sources.split import Shares, stratified
+from vitrail.data.sources.table import read_table
 from vitrail.errors import VitrailError, suggestion
 
 NAMES = ("fashion", "panes", *SETS)
@@ -94,9 +96,14 @@ def _named(name: str, options: str, progress: Progress | None) -> dict[str, Sour
 def _directory(path: Path, progress: Progress | None) -> Found:
     if is_saved(path):
         return read_hub(path), []
-    if any(path.glob("*.tar")):
-        return read_shards(path, progress=progress), []
-    return read_folder(path, progress)
+    return (read_shards(path, progress=progress), []) if _holds_shards(path) else read_folder(path, progress)
+
+
+def _holds_shards(path: Path) -> bool:
+    """Tar files, at most in a folder a split; beside folders of classes, a tar is what they were unpacked from."""
+    folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    places = [path, *folders] if all(split_name(folder.name) for folder in folders) else []
+    return any(any(place.glob("*.tar")) for place in places)
 
 
 def _file(path: Path, progress: Progress | None) -> Found:
@@ -104,6 +111,7 @@ def _file(path: Path, progress: Progress | None) -> Found:
         ".csv": read_table,
         ".tsv": read_table,
         ".parquet": read_table,
+        ".pq": read_table,
         ".tar": lambda tar: read_shards(tar, progress=progress),
     }
     ending = path.suffix.lower()
@@ -164,6 +172,10 @@ def _identity(source: Source) -> bytes:
         return hashlib.sha256(_some(source.images).tobytes()).digest()
     if isinstance(source, Shards):
         return source.checksums.tobytes()
+    if isinstance(source, Cells):
+        return repr((str(source.path), source.stamp)).encode()
+    if isinstance(source, Rows):
+        return str(source.rows._fingerprint).encode()
     return repr(source.where(0) if len(source) else "").encode()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from einops import rearrange
 from PIL import Image
 
-from vitrail.data.source import Arrays
+from vitrail.data.sources.source import Arrays
 from vitrail.errors import VitrailError
 
 SETS = Path(__file__).parent / "sets"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data import table
-from vitrail.data.source import Source
-from vitrail.data.table import read_table
+from vitrail.data.sources import parquet as parquets
+from vitrail.data.sources.source import Source
+from vitrail.data.sources.table import read_table
 from vitrail.errors import VitrailError
 
 ROWS = [("a.png", "cat", "train"), ("b/ä c.png", "dog", "val"), ("b/d.png", "cat", "test"), ("e.png", "bird", "Training")]
@@ -238,7 +238,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_row_group_too_large_to_keep_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "LARGEST_GROUP", 1000)
+    monkeypatch.setattr(parquets, "LARGEST_GROUP", 1000)
     columns, plain = (
         {"image": [b"x" * 900, b"y" * 900], "label": ["a", "b"]},
         {"use_dictionary": False, "write_statistics": False},

@@ -1,0 +1,56 @@
+"""A table of pictures: a CSV of paths and labels, or a Parquet file of paths, or of the pictures themselves, and labels.
+
+A column of train, validation and test makes the splits. Whether the files are there is the data check's affair.
+"""
+
+import csv
+from pathlib import Path
+
+from vitrail.data.sources.columns import IMAGES, LABELS, SPLITS, listed, need, pick, splits_of
+from vitrail.data.sources.parquet import read_parquet
+from vitrail.data.sources.source import Source
+from vitrail.errors import VitrailError
+
+
+def read_table(
+    path: str | Path, *, image: str | None = None, label: str | None = None, split: str | None = None
+) -> dict[str, Source]:
+    """The splits of a .csv, .tsv or .parquet file; ``image``, ``label`` and ``split`` name columns that have unusual names."""
+    path = Path(path)
+    if not path.is_file():
+        raise VitrailError(f"{path} is no file; a table is a .csv, .tsv or .parquet file")
+    if path.suffix.lower() in (".parquet", ".pq"):
+        return read_parquet(path, image, label, split)
+    return _csv(path, image, label, split)
+
+
+def _csv(path: Path, image: str | None, label: str | None, split: str | None) -> dict[str, Source]:
+    try:
+        header, rows = _rows(path)
+    except UnicodeDecodeError:
+        raise VitrailError(f"{path} is not UTF-8 text; save it as UTF-8") from None
+    except csv.Error as error:
+        raise VitrailError(f"{path} is no CSV that can be read: {error}") from None
+    images, labels = need(path, header, image, IMAGES, "pictures' paths"), need(path, header, label, LABELS, "label")
+    splits = pick(path, header, split, SPLITS, "split")
+
+    def cells(column: str) -> list[str]:
+        at = header.index(column)
+        return [row[at] if at < len(row) else "" for _, row in rows]
+
+    lines = [f"line {line}" for line, _ in rows]
+    words = splits_of(path, cells(splits), lines, split) if splits else [""] * len(rows)
+    return listed(path, cells(images), [name.strip() for name in cells(labels)], words, lines)
+
+
+def _rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        first = file.readline()
+        delimiter = max(",;\t", key=first.count)  # of equally many the first: a comma
+        file.seek(0)
+        reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
+        header = [cell.strip() for cell in next(reader, [])]
+        rows = [(reader.line_num, cells) for cells in reader if any(cells)]
+    if not rows:
+        raise VitrailError(f"{path} has no rows; it needs a header such as path,label and a line a picture")
+    return header, rows

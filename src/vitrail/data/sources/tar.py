@@ -1,0 +1,179 @@
+"""One tar shard: walked once from header to header, nothing unpacked; where its pictures are, what they show, their CRC-32."""
+
+import itertools
+import json
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy import ndarray
+
+from vitrail.data.cache import recall, remember
+from vitrail.errors import VitrailError
+
+PICTURES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "gif", "tif", "tiff")  # the first of them where a sample has several
+COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+BLOCK = 512
+EXTENSIONS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE)
+OFTEN = 1000  # samples between two signs of progress
+LARGEST_LABEL = 2**20  # bytes of a .cls or .json, and of a header's own text
+
+
+@dataclass
+class Index:
+    """Where the pictures of one tar are and what they show."""
+
+    keys: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)  # "" where there is none
+    numbers: list[tuple[int, int, int]] = field(default_factory=list)  # offset, size, checksum
+
+
+def index_of(path: Path, tick: Callable[[int], None]) -> Index:
+    status = path.stat()
+    key = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
+    known = recall("shards", key)
+    index = _recalled(known, status.st_size) if known else None
+    if index is None:
+        with open(path, "rb") as file:
+            index = _walked(path, file, status.st_size, tick)
+        texts = {"keys": index.keys, "labels": index.labels}
+        arrays = {
+            name: np.frombuffer("\0".join(text).encode("utf-8", "surrogateescape"), np.uint8) for name, text in texts.items()
+        }
+        remember("shards", key, {**arrays, "numbers": np.array(index.numbers, dtype=np.int64).reshape(-1, 3)})
+    return index
+
+
+def _recalled(arrays: dict[str, ndarray], size: int) -> Index | None:
+    try:
+        keys, labels = (arrays[name].tobytes().decode("utf-8", "surrogateescape").split("\0") for name in ("keys", "labels"))
+        numbers = [(int(at), int(length), int(checksum)) for at, length, checksum in arrays["numbers"]]
+    except (KeyError, ValueError, TypeError):
+        return None
+    inside = all(0 <= at <= at + length <= size for at, length, _ in numbers)
+    keys, labels = (keys, labels) if numbers else ([], [])
+    return Index(keys, labels, numbers) if len(keys) == len(labels) == len(numbers) and inside else None
+
+
+def _walked(path: Path, file: BinaryIO, size: int, tick: Callable[[int], None]) -> Index:
+    index = Index()
+    for key, members in itertools.groupby(_members(path, file, size), key=lambda member: member[0]):
+        parts: dict[str, tuple[int, int]] = {}
+        for _, kind, offset, length in members:
+            if kind in parts:
+                raise VitrailError(f"{path} has {key}.{kind} twice; write it again with a name a sample")
+            parts[kind] = (offset, length)
+        picture = next((parts[kind] for kind in PICTURES if kind in parts), None)
+        if picture:
+            index.keys.append(key)
+            index.labels.append(_label(path, file, key, parts))
+            index.numbers.append((*picture, _checksum(file, *picture)))
+            if len(index.keys) % OFTEN == 0:
+                tick(sum(picture))
+    return index
+
+
+def _members(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, str, int, int]]:
+    """Key, ending, offset and size of each plain file. Strict, where tarfile takes damage for the archive's end."""
+    offset, long = 0, dict[str, str]()
+    while True:
+        file.seek(offset)
+        block = file.read(BLOCK)
+        if len(block) == BLOCK and not any(block):
+            return _ends(path, file, offset)
+        info = _header(path, block, offset)
+        extends = info.type in EXTENSIONS
+        length = int(long["size"]) if "size" in long and not extends else info.size
+        start = offset = offset + BLOCK
+        if extends or info.isreg() or info.type not in tarfile.SUPPORTED_TYPES:  # links, folders and devices have no content
+            offset += -(-length // BLOCK) * BLOCK
+        if length < 0 or offset > size:
+            raise VitrailError(f"{path} is cut off at byte {size:,}, inside of {info.name}; fetch it again")
+        if extends:
+            long |= _extended(path, info.type, _part(path, file, start, length))
+            continue
+        name, sparse, long = long.get("path", info.name), "sparse" in long or info.type == tarfile.GNUTYPE_SPARSE, {}
+        if info.isreg():
+            if sparse or name.startswith("/") or "\0" in name:
+                raise VitrailError(f"{path} holds {name}, a sparse file or an absolute name; write it again with plain tar")
+            folder, slash, last = name.rpartition("/")
+            stem, dot, kind = last.partition(".")
+            if stem and dot and not re.match(r"__[^/]*__($|/)", name):
+                yield folder + slash + stem, kind.lower(), start, length
+
+
+def _header(path: Path, block: bytes, offset: int) -> tarfile.TarInfo:
+    packed = next((name for magic, name in COMPRESSED.items() if not offset and block.startswith(magic)), None)
+    if packed:
+        raise VitrailError(
+            f"{path} is compressed ({packed}), so that nothing in it can be found by number; unpack it to a plain .tar"
+        )
+    if not block:
+        raise VitrailError(f"{path} is {'cut off: it has no end mark' if offset else 'empty'}; fetch it again")
+    try:
+        return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        problem = f"is damaged or cut off at byte {offset:,}" if offset else "is no tar file"
+        raise VitrailError(f"{path} {problem}; fetch it again") from None
+
+
+def _ends(path: Path, file: BinaryIO, offset: int) -> None:
+    """After the end mark come zeros alone; what comes after a tar that was joined to another would be lost."""
+    while rest := file.read(2**20):
+        if any(rest):
+            raise VitrailError(
+                f"{path} goes on after its end mark at byte {offset:,}; join tars with tar --concatenate, or fetch it again"
+            )
+
+
+def _extended(path: Path, kind: bytes, text: bytes) -> dict[str, str]:
+    """A name too long for a header, GNU's way or in pax records: "length key=value\\n"."""
+    if kind in (tarfile.GNUTYPE_LONGLINK, tarfile.XGLTYPE):
+        return {}
+    if kind == tarfile.GNUTYPE_LONGNAME:
+        return {"path": text.rstrip(b"\0").decode("utf-8", "surrogateescape")}
+    found: dict[str, str] = {}
+    while text.rstrip(b"\0"):
+        size, _, _ = text.partition(b" ")
+        if not re.fullmatch(rb"\d{1,7}", size) or not len(size) + 3 < int(size) <= len(text):
+            raise VitrailError(f"{path} has a damaged header; fetch it again")
+        key, _, value = text[len(size) + 1 : int(size) - 1].decode("utf-8", "surrogateescape").partition("=")
+        if key == "size" and not re.fullmatch(r"\d{1,18}", value, re.ASCII):
+            raise VitrailError(f"{path} has a damaged header; fetch it again")
+        found["sparse" if key.startswith("GNU.sparse") else key] = value
+        text = text[int(size) :]
+    return found
+
+
+def _part(path: Path, file: BinaryIO, offset: int, size: int) -> bytes:
+    if size > LARGEST_LABEL:
+        raise VitrailError(f"{path} has a label or a name of {size:,} bytes at byte {offset:,}; fetch it again")
+    file.seek(offset)
+    return file.read(size)
+
+
+def _checksum(file: BinaryIO, offset: int, size: int) -> int:
+    file.seek(offset)
+    checksum = 0
+    while size > 0 and (part := file.read(min(size, 2**20))):
+        checksum, size = zlib.crc32(part, checksum), size - len(part)
+    return checksum
+
+
+def _label(path: Path, file: BinaryIO, key: str, parts: dict[str, tuple[int, int]]) -> str:
+    kind = next((kind for kind in ("cls", "json") if kind in parts), None)
+    if kind is None:
+        return ""
+    text = _part(path, file, *parts[kind])
+    try:
+        label = text.decode("utf-8").strip() if kind == "cls" else json.loads(text).get("label")
+        if "\0" in str(label) or not isinstance(label, str | int | None):
+            raise ValueError
+    except (ValueError, AttributeError, RecursionError):
+        raise VitrailError(f"{key}.{kind} in {path} holds no label; it needs a number or a name") from None
+    return "" if label is None else str(label)
