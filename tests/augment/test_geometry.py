@@ -130,7 +130,7 @@ def test_a_mask_and_boxes_move_as_torchvisions(crop: tuple[int, int, int, int], 
     marked = tv.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=(37, 53))
     moved = f.clamp_bounding_boxes(f.resized_crop(marked, *crop, list(size)))
     moved = f.horizontal_flip(moved) if flip else moved
-    assert_close(crop_boxes(boxes, crop, size, flip), moved.numpy(), rtol=0, atol=1e-9)
+    assert_close(crop_boxes(boxes, crop, size, flip), moved.numpy(), rtol=0, atol=1e-5)  # its scales are float32
 
 
 @pytest.mark.parametrize("crop", [(4, 6, 20, 30), (-3, 2, 37, 53), (10, 10, 37, 53)])

@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,8 @@ def remember(kind: str, key: str, arrays: dict[str, ndarray]) -> None:
         half.write_bytes(stream.getvalue())
         half.replace(place)
     except OSError:
-        half.unlink(missing_ok=True)
+        with suppress(OSError):
+            half.unlink()
 
 
 def _place(kind: str, key: str) -> Path:

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ class Batch:
     share: Float[Tensor, " n"] | None = None
 
 
+@runtime_checkable
 class Order(Protocol):
     """Which pictures of which epoch a global batch has."""
 

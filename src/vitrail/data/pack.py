@@ -2,7 +2,7 @@
 
 The file is a safetensors file, so any tool can read it: for every split ``labels`` and either ``pixels`` (n h w c, where all
 have one size) or ``bytes`` with ``starts`` and ``shapes``, or ``files`` (the JPEGs as they were) with ``starts``. Its metadata
-has the class names, where the pictures came from and a SHA-256 of everything behind the header.
+has the class names, where the pictures came from and a SHA-256 of header and data.
 """
 
 import hashlib
@@ -63,7 +63,9 @@ def read_pack(path: Path, progress: Progress | None = None) -> tuple[dict[str, S
             room = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(room)) if room <= min(LARGEST_HEADER, length) else {}
         metadata = header.pop("__metadata__")
-        if (metadata["format"], metadata["version"]) != (FORMAT, VERSION):
+        if metadata["format"] != FORMAT:
+            raise ValueError(metadata["format"])
+        if metadata["version"] != VERSION:
             raise VitrailError(f"{path} is a pack of version {metadata['version']}, not {VERSION}; pack the data again")
         names = tuple(str(name) for name in json.loads(metadata["names"]))
         provenance = json.loads(metadata["provenance"])
@@ -74,7 +76,7 @@ def read_pack(path: Path, progress: Progress | None = None) -> tuple[dict[str, S
         raise VitrailError(f"{path} is no pack that can be read ({type(error).__name__}); pack the data again") from None
     if length != 8 + room + end:
         raise VitrailError(f"{path} is cut off or has grown: {length:,} bytes of {8 + room + end:,}; pack the data again")
-    _verify(path, 8 + room, metadata.get("sha256"), progress)
+    _verify(path, 8 + room, metadata, header, progress)
     try:
         # "c": torch wants memory that could be written to; what is written, and nothing is, would not reach the file
         mapped = np.memmap(path, np.uint8, "c", offset=8 + room, shape=(end,)) if end else np.zeros(0, np.uint8)
@@ -85,10 +87,10 @@ def read_pack(path: Path, progress: Progress | None = None) -> tuple[dict[str, S
         raise VitrailError(f"{path} contradicts itself ({error}); pack the data again") from None
 
 
-def _verify(path: Path, begin: int, expected: object, progress: Progress | None) -> None:
-    known = path.stat()
+def _verify(path: Path, begin: int, metadata: dict[str, Any], header: dict[str, Any], progress: Progress | None) -> None:
+    known, expected = path.stat(), metadata.pop("sha256", None)
     stamp = np.array([known.st_size, known.st_mtime_ns], np.int64)
-    key = f"{path.resolve()} {expected}"
+    key = f"{path.resolve()} {seal('', metadata, header)} {expected}"
     before = cache.recall("pack", key)
     if before is not None and np.array_equal(before.get("stamp", ()), stamp):
         return
@@ -100,9 +102,14 @@ def _verify(path: Path, begin: int, expected: object, progress: Progress | None)
             done += len(piece)
             if progress:
                 progress("comparing the checksum", done, known.st_size)
-    if digest.hexdigest() != expected:
+    if seal(digest.hexdigest(), metadata, header) != expected:
         raise VitrailError(f"{path} is damaged: its checksum is not the one noted in it; pack the data again")
     cache.remember("pack", key, {"stamp": stamp})
+
+
+def seal(data: str, metadata: dict[str, Any], header: dict[str, Any]) -> str:
+    """The checksum of a pack: of the data's and of everything else that the header says."""
+    return hashlib.sha256(json.dumps([data, metadata, header], sort_keys=True).encode()).hexdigest()
 
 
 def _source(data: ndarray, header: dict[str, Any], split: str, names: tuple[str, ...], origin: str) -> Source:

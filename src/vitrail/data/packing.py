@@ -14,7 +14,7 @@ from numpy import ndarray
 from PIL import Image
 
 from vitrail.data.decode import decode
-from vitrail.data.pack import FORMAT, VERSION
+from vitrail.data.pack import FORMAT, VERSION, seal
 from vitrail.data.sources.source import Progress, Source
 from vitrail.errors import VitrailError
 
@@ -111,7 +111,7 @@ def _write(
             put(f"{split}.starts", np.array(starts, "<i8").tobytes(), "I64", [len(starts)])
         if name == "bytes":
             put(f"{split}.shapes", np.array(shapes, "<i8").tobytes(), "I64", [len(shapes), 3])
-    made.sha256 = digest.hexdigest()
+    made.sha256 = seal(digest.hexdigest(), metadata, entries)
     header = json.dumps({"__metadata__": {**metadata, "sha256": made.sha256}, **entries}).encode()
     assert len(header) <= room, "the room for the header was reckoned too small"
     file.seek(0)

@@ -32,7 +32,7 @@ FIGURES = {
     "zed": ("##.", ".#.", ".##"),
 }
 OTHERS = {"pane": ("#",), "pair": ("##",), "bar": ("###",), "elbow": ("#.", "##"), "block": ("##", "##")}
-GLASS = {"mellow": ((0.45, 0.75), (0.57, 0.8)), "bright": ((0.2, 0.6), (1.0, 1.2)), "deep": ((0.9, 1.0), (0.22, 0.45))}
+
 CLASSES = tuple(FIGURES)
 KINDS = (*FIGURES, *OTHERS)
 SMALLEST = 16
@@ -40,6 +40,17 @@ SPLITS = ("train", "validation", "test")
 
 LABEL, LOOK = 0x70616E65, 0x70616E66  # where the set draws in the space of chance, apart from what augments its pictures
 PARTS, PLACES, CELLS, GRAIN = 6, 16, 8, 20  # window, figure, three others, shards; numbers for each; panes a side; the glass
+
+
+@dataclass(frozen=True)
+class Glass:
+    """The range that a kind of glass is drawn from."""
+
+    saturation: tuple[float, float]
+    value: tuple[float, float]
+
+
+MELLOW, VIVID = Glass((0.3, 0.5), (0.6, 0.75)), Glass((0.3, 0.75), (0.92, 1.0))
 
 
 @dataclass(frozen=True)
@@ -113,12 +124,12 @@ def scene(seed: int, index: int, size: tuple[int, int] = (64, 64)) -> Scene:
         window, inside = paint(picture, lattice)
         np.copyto(seen[window], number, where=inside)
     chance = uniforms(seed, LOOK + 1, index, GRAIN * GRAIN + 5)
-    spread = (0.3 * chance[:5]).tolist()
+    spread = (0.2 * chance[:5]).tolist()
     lit(
         picture,
         chance[5:].reshape(GRAIN, GRAIN).astype(np.float32),
-        tuple(0.15 + spread[c] for c in range(3)),
-        (spread[3] - 0.15, spread[4] - 0.15),
+        tuple(0.05 + spread[c] for c in range(3)),
+        (spread[3] - 0.1, spread[4] - 0.1),
     )
     return _told(developed(picture), label, seen, [kind for kind, _ in layers])
 
@@ -131,24 +142,24 @@ def _layers(chance: ndarray, label: int, extent: tuple[float, float]) -> list[tu
     """What is painted, from the back to the front: its kind (-1: no object) and where it lies."""
     parts = chance.reshape(PARTS, -1)
     places, tones = parts[:, :PLACES].tolist(), parts[:, PLACES:].reshape(PARTS, CELLS, CELLS)
-    hue, bright = places[0][0], places[0][1] < 0.5  # of the window; the figure's are others
-    layers = [(-1, _window(places[0], tones[0], hue, bright, extent))]
+    hue = places[0][0]  # of the window; nothing else has it
+    layers = [(-1, _window(places[0], tones[0], hue, extent))]
     for place, tone in zip(places[3 : 4 + int(3 * places[0][2])], tones[3:], strict=False):
         kind = len(CLASSES) + int(place[11] * len(OTHERS))
-        layers.append((kind, _object(place, tone, OTHERS[KINDS[kind]], (0.09, 0.14), hue, place[12] < 0.5, extent)))
-    layers.append((label, _object(places[1], tones[1], FIGURES[CLASSES[label]], (0.2, 0.26), hue, not bright, extent)))
+        layers.append((kind, _object(place, tone, OTHERS[KINDS[kind]], (0.09, 0.14), hue, extent)))
+    layers.append((label, _object(places[1], tones[1], FIGURES[CLASSES[label]], (0.2, 0.26), hue, extent)))
     return [*layers, (-1, _shards(places[2], tones[2], extent))]
 
 
-def _window(place: list[float], tone: ndarray, hue: float, bright: bool, extent: tuple[float, float]) -> Lattice:
+def _window(place: list[float], tone: ndarray, hue: float, extent: tuple[float, float]) -> Lattice:
     return Lattice(
         centre=(extent[0] * place[12], extent[1] * place[13]),
         side=0.11 + 0.12 * place[3],
         turn=0.8 * place[4] - 0.4,
         bend=(0.4 * place[5] - 0.2, 0.4 * place[6] - 0.2),
         there=np.ones((CELLS, CELLS), bool),
-        glass=_glass(tone, hue, place[7], "mellow"),
-        lead=0.25,
+        glass=_glass(tone, hue, place[7], MELLOW, np.full_like(tone, place[10])),
+        lead=0.3 if place[11] < 0.5 else 0.7,
         cut=CUTS[int(place[8] * len(CUTS))],
         bond=0.5 * int(2 * place[9]),
         endless=True,
@@ -161,10 +172,10 @@ def _object(
     shape: tuple[str, ...],
     sides: tuple[float, float],
     hue: float,
-    bright: bool,
     extent: tuple[float, float],
 ) -> Lattice:
     """Somewhere wholly within the picture, of glass whose hue is not the window's."""
+    tone = tone[: len(shape), : len(shape[0])]
     there = np.array([[letter == "#" for letter in row] for row in shape])
     lattice = Lattice(
         centre=(0.0, 0.0),
@@ -172,7 +183,8 @@ def _object(
         turn=0.18 * place[4] - 0.09,
         bend=(0.12 * place[5] - 0.06, 0.12 * place[6] - 0.06),
         there=there[:, ::-1] if place[9] < 0.5 else there,
-        glass=_glass(tone[: len(shape), : len(shape[0])], hue + 0.25 + 0.5 * place[7], place[10], "bright" if bright else "deep"),
+        glass=_glass(tone, hue + 0.25 + 0.5 * place[7], place[10], VIVID, _digits(tone, 2)),
+        lead=0.08 if place[13] < 0.5 else 0.92,
         cut=CUTS[int(place[8] * len(CUTS))],
     )
     x, y = (lattice.reach + (length - 2 * lattice.reach) * part for length, part in zip(extent, place[:2], strict=True))
@@ -187,24 +199,27 @@ def _shards(place: list[float], tone: ndarray, extent: tuple[float, float]) -> L
         turn=2.0 * place[4] - 1.0,
         bend=(0.4 * place[5] - 0.2, 0.4 * place[6] - 0.2),
         there=tone < 0.06 + 0.14 * place[7],
-        glass=coloured(_jitter(tone), 0.6 + 0.0 * tone, 0.4 + 0.6 * _jitter(tone * 7.0))[:, :, None].repeat(2, axis=2),
+        glass=_glass(tone, 8.0 * tone, place[8], VIVID, _digits(tone, 2)),
+        lead=0.08 if place[9] < 0.5 else 0.92,
         shards=True,
         endless=True,
     )
 
 
-def _glass(tone: ndarray, hue: float, second: float, kind: str) -> ndarray:
-    """The two kinds of glass of each pane, all near one hue and of one kind."""
-    saturation, value = GLASS[kind]
-    other = _jitter(tone)
-    purity, light = saturation[0] + (saturation[1] - saturation[0]) * other, value[0] + (value[1] - value[0]) * tone
-    first = coloured(hue + 0.1 * (other - 0.5), purity, light)
-    return np.stack([first, coloured(hue + 0.24 * (second - 0.5) + 0.06 * other, purity, light * 0.85)], axis=2)
+def _glass(tone: ndarray, hue: ndarray | float, other: float, kind: Glass, coins: ndarray) -> ndarray:
+    """The two kinds of glass of each pane, near one hue; by a coin each pane is light, or deep: the negative of a light one."""
+    negative = coins[..., None] < 0.5
+    digits = _digits(tone, 1)
+    saturation = kind.saturation[0] + (kind.saturation[1] - kind.saturation[0]) * digits
+    value = kind.value[0] + (kind.value[1] - kind.value[0]) * tone
+    seen = hue + 0.5 * (coins < 0.5)  # a negative has the hue across the circle
+    pieces = coloured(seen + 0.1 * (digits - 0.5), saturation, value), coloured(seen + 0.3 * (other - 0.5), saturation, value)
+    return np.stack([np.where(negative, 1.0 - piece, piece) for piece in pieces], axis=2)
 
 
-def _jitter(tone: ndarray) -> ndarray:
-    """A second number from a first: its lower digits."""
-    return np.mod(tone * 1024.0, 1.0)
+def _digits(tone: ndarray, place: int) -> ndarray:
+    """More numbers from one: its lower digits."""
+    return np.mod(tone * 1024.0**place, 1.0)
 
 
 def _told(pixels: ndarray, label: int, seen: ndarray, kinds: list[int]) -> Scene:

@@ -71,10 +71,10 @@ def lit(
     """Light falls through: uneven glass (a smooth field through ``grain``), brighter towards one side."""
     h, w = picture.shape[:2]
     field = _smooth(grain, h, w) - 0.5
-    x, y = (np.arange(length, dtype=np.float32) * (2.0 / length) - 1.0 for length in (w, h))
-    daylight = (1.0 + light[0] * x) + (light[1] * y)[:, None]
+    x, y = (np.arange(length, dtype=np.float32) * (2.0 / length) + (1.0 / length - 1.0) for length in (w, h))
+    daylight = light[0] * x + (light[1] * y)[:, None]
     for channel, strength in enumerate(tint):
-        picture[..., channel] *= daylight + field * strength
+        picture[..., channel] += daylight + field * strength
 
 
 def developed(picture: Float[ndarray, "h w 3"]) -> UInt8[ndarray, "h w 3"]:

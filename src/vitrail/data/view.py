@@ -6,7 +6,7 @@ Every choice is drawn for (seed, epoch, index), so an image is a pure function o
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ class Seen:
     problems: dict[int, str]
 
 
+@runtime_checkable
 class View(Protocol):
     @property
     def preprocess(self) -> Preprocess: ...

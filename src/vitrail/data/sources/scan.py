@@ -36,7 +36,10 @@ def scan(root: Path, progress: Progress | None = None) -> Listing:
                     path = f"{folder}/{entry.name}" if folder else entry.name
                     if entry.name.startswith(".") or entry.name == "__MACOSX":
                         continue
-                    _sort_in(entry, path, above, found, waiting)
+                    try:
+                        _sort_in(entry, path, above, found, waiting)
+                    except OSError:  # a link to itself
+                        found.broken.append(path)
                     if progress and len(found.paths) % OFTEN == 0:
                         progress("listing", len(found.paths), None)
         except OSError:

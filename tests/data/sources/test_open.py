@@ -1,0 +1,105 @@
+"""Whatever a user names is opened as a data set, or answered with what would work."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data.pictures import classes, encoded
+from vitrail.data.packing import write_pack
+from vitrail.data.sources.open import pictures
+from vitrail.errors import VitrailError
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def test_fashion_is_there_at_once_with_a_validation_part_of_its_own() -> None:
+    data = pictures("fashion")
+    assert [len(source) for source in data.splits.values()] == [9000, 1000, 2000]
+    assert np.bincount(data.validation.labels).tolist() == [100] * 10
+    assert pictures("fashion").fingerprint == data.fingerprint
+
+
+def test_panes_takes_settings_behind_its_name() -> None:
+    data = pictures("panes:count=50,size=32x48,seed=3")
+    assert [len(source) for source in data.splits.values()] == [50, 10, 10]
+    assert np.asarray(data.train.content(0)).shape == (32, 48, 3)
+    assert data.fingerprint != pictures("panes:count=50,size=32x48,seed=4").fingerprint
+
+
+def test_every_kind_of_source_shows_the_same_pictures(tmp_path: Path) -> None:
+    root = classes(tmp_path / "data" / "train", {"a": 6, "b": 5}).parent
+    classes(root / "val", {"a": 2, "b": 2}, first=30)
+    folder = pictures(root)
+    rows = ["path,label,split"]
+    for split, source in (("train", folder.train), ("val", folder.validation)):
+        for index, label in enumerate(source.labels.tolist()):
+            rows.append(f"{Path(source.where(index)).relative_to(tmp_path)},{source.names[label]},{split}")
+    (tmp_path / "list.csv").write_text("\n".join(rows))
+    write_pack(tmp_path / "kept.pack", {"train": folder.train, "validation": folder.validation}, keep="jpeg")
+    for other in (pictures(tmp_path / "list.csv"), pictures(str(tmp_path / "kept.pack"))):
+        assert other.names == folder.names
+        for split in ("train", "validation"):
+            ours, theirs = folder.splits[split], other.splits[split]
+            assert np.array_equal(ours.labels, theirs.labels)
+            assert [ours.content(index) for index in range(len(ours))] == [theirs.content(i) for i in range(len(theirs))]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("fashon", "there is no 'fashon'; did you mean 'fashion'"),
+        ("/nowhere/at/all", "there is no '/nowhere/at/all'; name a folder of pictures"),
+        ("fashion:size=3", "fashion takes no settings"),
+        ("panes:sze=32", "no field is named 'sze'; did you mean 'size'"),
+        ("panes:size=8", "size must be at least 16 pixels"),
+        ("panes:count=-5", "count must not be negative"),
+        ("cifar10", "cifar10 is not on this machine yet; `vitrail data get cifar10` fetches it"),
+    ],
+)
+def test_what_is_not_there_is_answered_with_what_is(name: str, sentence: str) -> None:
+    with pytest.raises(VitrailError, match=sentence):
+        pictures(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("x.zip", "is an archive; unpack it"), ("x.tar.gz", "is an archive; unpack it"), ("x.md", "is no data set")],
+)
+def test_a_file_that_is_no_data_set_is_refused(name: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"PK")
+    with pytest.raises(VitrailError, match=sentence):
+        pictures(tmp_path / name)
+
+
+def test_the_fingerprint_changes_with_labels_and_files_but_not_with_the_place(tmp_path: Path) -> None:
+    root = classes(tmp_path / "one", {"a": 6, "b": 6})
+    before = pictures(root).fingerprint
+    shutil.copytree(root, tmp_path / "two")
+    assert pictures(tmp_path / "two").fingerprint == before
+    (root / "a" / "0.jpg").rename(root / "b" / "9.jpg")
+    assert pictures(root).fingerprint != before
+
+
+def test_odd_amounts_are_said(tmp_path: Path) -> None:
+    classes(tmp_path / "one", {"only": 5})
+    assert "there is a single class, 'only': nothing to tell apart" in pictures(tmp_path / "one").notes
+    classes(tmp_path / "rare", {"a": 5, "b": 1})
+    assert "one picture alone to learn from in 'b'" in pictures(tmp_path / "rare").notes
+
+
+def test_a_tar_beside_class_folders_is_what_they_were_unpacked_from(tmp_path: Path) -> None:
+    classes(tmp_path, {"a": 3, "b": 3})
+    (tmp_path / "all.tar").write_bytes(encoded(1))
+    assert pictures(tmp_path).names == ("a", "b")
+
+
+def test_a_folder_of_a_sets_name_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classes(tmp_path / "fashion", {"a": 3, "b": 3})
+    monkeypatch.chdir(tmp_path)
+    assert any("name it ./fashion" in note for note in pictures("fashion").notes)
+    assert pictures("./fashion").names == ("a", "b")

@@ -1,0 +1,82 @@
+"""A split by content is the same wherever the files lie, keeps copies together and takes its share of every class."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data.pictures import classes, encoded
+from vitrail.data.sources.open import pictures
+from vitrail.data.sources.source import Source
+from vitrail.data.sources.split import Shares, stratified
+from vitrail.errors import VitrailError
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def contents(source: Source) -> set[bytes]:
+    return {bytes(source.content(index)) for index in range(len(source))}
+
+
+def keys(count: int) -> np.ndarray:
+    return np.array([f"{number * 7919 % 100_003:016d}".encode() for number in range(count)], "V16")
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(1, (1, 0, 0)), (2, (1, 1, 0)), (3, (1, 1, 1)), (10, (8, 1, 1)), (25, (21, 2, 2)), (100, (80, 10, 10))],
+)
+def test_every_class_gives_its_share_and_keeps_something_to_learn(size: int, expected: tuple[int, ...]) -> None:
+    labels = np.repeat([0, 1], [size, 40])
+    parts = stratified(keys(size + 40), labels, Shares())
+    assert tuple(int((labels[part] == 0).sum()) for part in parts.values()) == expected
+    assert tuple(int((labels[part] == 1).sum()) for part in parts.values()) == (32, 4, 4)
+    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(size + 40))
+
+
+def test_neither_names_nor_order_nor_place_matter(tmp_path: Path) -> None:
+    first = classes(tmp_path / "one", {"a": 30, "b": 20})
+    for number, file in enumerate(sorted(first.rglob("*.jpg"), reverse=True)):
+        copy = tmp_path / "two" / file.parent.name / f"x{number * 37 % 101}.jpeg"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    one, two = pictures(first), pictures(tmp_path / "two")
+    for split in ("train", "validation", "test"):
+        assert contents(one.splits[split]) == contents(two.splits[split])
+        assert len(one.splits[split]) > 0
+
+
+def test_copies_stay_together(tmp_path: Path) -> None:
+    classes(tmp_path, {"a": 20, "b": 20})
+    for file in list(tmp_path.rglob("*.jpg")):
+        file.with_name(f"copy of {file.name}").write_bytes(file.read_bytes())
+    data = pictures(tmp_path)
+    sets = [contents(source) for source in data.splits.values()]
+    assert [len(source) for source in data.splits.values()] == [64, 8, 8]
+    assert sum(map(len, sets)) == len(set.union(*sets))
+
+
+def test_a_picture_that_is_added_moves_few_others(tmp_path: Path) -> None:
+    classes(tmp_path, {"a": 50, "b": 50})
+    before = contents(pictures(tmp_path).train)
+    (tmp_path / "a" / "new.jpg").write_bytes(encoded(999))
+    assert len(before - contents(pictures(tmp_path).train)) <= 2
+
+
+def test_what_is_given_is_not_split_again(tmp_path: Path) -> None:
+    classes(tmp_path / "train", {"a": 20, "b": 10})
+    classes(tmp_path / "test", {"a": 2, "b": 2}, first=50)
+    data = pictures(tmp_path)
+    assert [len(source) for source in data.splits.values()] == [27, 3, 4]
+    assert any("validation taken from train by content" in note for note in data.notes)
+    none = pictures(tmp_path, shares=Shares(validation=0.0))
+    assert [len(source) for source in none.splits.values()] == [30, 0, 4]
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (-0.1, 0.1), (0.0, 1.0)])
+def test_shares_that_leave_nothing_are_refused(shares: tuple[float, float]) -> None:
+    with pytest.raises(VitrailError, match=r"must leave something to train, got .*; try 0.1 and 0.1"):
+        Shares(*shares)

@@ -1,0 +1,306 @@
+"""The loader has no state: batches follow from a counter, whatever the threads, the ranks and the faults (FAULTS 7, 12)."""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from tests.data.pictures import classes, encoded
+from vitrail.augment.mix import targets
+from vitrail.augment.policy import POLICIES, policy
+from vitrail.data.decode import decode
+from vitrail.data.loader import Batch, Loader, Shuffled, evaluation, training
+from vitrail.data.pack import read_pack
+from vitrail.data.packing import write_pack
+from vitrail.data.panes import Panes
+from vitrail.data.prepare import prepare
+from vitrail.data.preprocess import Preprocess, vit
+from vitrail.data.sources.builtin import fashion
+from vitrail.data.sources.folder import read_folder
+from vitrail.data.sources.source import Arrays, Part, Source
+from vitrail.errors import VitrailError
+
+HOW = Preprocess((16, 12))
+GREY = Preprocess((28, 28), mean=(0.5,), std=(0.5,))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return read_folder(classes(tmp_path_factory.mktemp("data"), {"a": 9, "b": 8, "c": 6}))[0][""]
+
+
+def few(count: int = 100) -> Arrays:
+    whole = fashion("test")
+    return Arrays(whole.images[:count], whole.labels[:count], whole.names)
+
+
+def same(one: Batch, two: Batch) -> bool:
+    pairs = [(getattr(one, name), getattr(two, name)) for name in ("images", "labels", "indices", "others", "share")]
+    return all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_resumed_loader_gives_the_same_batches_with_any_number_of_threads(name: str, workers: int, files: Source) -> None:
+    whole = list(training(files, HOW, 5, policy(name), seed=3).batches(0, 9, workers=0))
+    resumed = training(files, HOW, 5, policy(name), seed=3).batches(4, 9, workers=workers)
+    assert all(same(one, two) for one, two in zip(whole[4:], resumed, strict=True))
+
+
+def test_another_seed_or_epoch_is_another_order_and_another_choice(files: Source) -> None:
+    one, two = (training(files, HOW, 23, policy("none"), seed=seed) for seed in (0, 1))
+    assert not torch.equal(one.batch(0).indices, two.batch(0).indices)
+    assert not torch.equal(one.batch(0).indices, one.batch(1).indices)
+    first, second = one.batch(0), one.batch(1)
+    once, again = (batch.images[batch.indices.tolist().index(7)] for batch in (first, second))
+    assert not torch.equal(once, again)
+
+
+def test_training_loses_no_picture_and_has_no_short_batch(files: Source) -> None:
+    loader = training(files, HOW, 5, policy("plain"))
+    seen = torch.cat([batch.indices for batch in loader.batches(0, 23, workers=0)])
+    assert len(seen) == 5 * 23
+    for epoch in range(5):
+        assert sorted(seen[23 * epoch : 23 * (epoch + 1)].tolist()) == list(range(23))
+
+
+def test_evaluation_sees_every_picture_once_and_the_last_batch_has_what_is_left(files: Source) -> None:
+    batches = list(evaluation(files, HOW, 5).batches(workers=2))
+    assert [len(batch.labels) for batch in batches] == [5, 5, 5, 5, 3]
+    assert torch.cat([batch.indices for batch in batches]).tolist() == list(range(23))
+    assert torch.cat([batch.labels for batch in batches]).tolist() == files.labels.tolist()
+
+
+@pytest.mark.parametrize(
+    "how", [HOW, vit((16, 16)), Preprocess((24, 20)), Preprocess((9, 31), squash=True, mean=(0.3,), std=(0.2,))]
+)
+def test_evaluation_is_prepare(how: Preprocess, files: Source, tmp_path: Path) -> None:
+    write_pack(tmp_path / "x.pack", {"all": files})
+    for source in (files, read_pack(tmp_path / "x.pack")[0]["all"]):
+        images = torch.cat([batch.images for batch in evaluation(source, how, 5).batches(workers=0)])
+        expected = torch.stack([prepare(decode(bytes(files.content(i))), how) for i in range(23)])
+        assert torch.equal(images, expected)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("name", ["none", "medium2", "textbook"])
+def test_ranks_together_see_the_batch_of_one(ranks: int, name: str, files: Source) -> None:
+    def loader(rank: int, ranks: int) -> Loader:
+        return training(files, HOW, 10, policy(name, mix_each=name == "textbook"), seed=1, rank=rank, ranks=ranks)
+
+    for step in range(4):
+        parts = [loader(rank, ranks).batch(step) for rank in range(ranks)]
+        whole = loader(0, 1).batch(step)
+        assert torch.equal(torch.cat([part.indices for part in parts]), whole.indices)
+        assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
+        if whole.others is not None and whole.share is not None:
+            assert torch.equal(torch.cat([part.others for part in parts if part.others is not None]), whole.others)
+            assert torch.equal(torch.cat([part.share for part in parts if part.share is not None]), whole.share)
+
+
+def test_ranks_evaluate_every_picture_exactly_once(files: Source) -> None:
+    parts = [list(evaluation(files, HOW, 10, rank=rank, ranks=4).batches(workers=0)) for rank in range(4)]
+    assert {len(batches) for batches in parts} == {3}  # as many steps on each, for what they do together
+    seen = torch.cat([batch.indices for batches in parts for batch in batches])
+    assert sorted(seen.tolist()) == list(range(23))
+    with pytest.raises(VitrailError, match="rank must be from 0 to 3 of 4, got 4"):
+        evaluation(files, HOW, 10, rank=4, ranks=4)
+
+
+def test_mixed_pictures_are_a_blend_of_two_and_their_labels_too(files: Source) -> None:
+    plain = training(files, HOW, 10, policy("none"), seed=2).batch(3)
+    mixed = training(files, HOW, 10, policy("none", mixup=0.8), seed=2).batch(3)
+    assert mixed.share is not None
+    assert mixed.others is not None
+    share = mixed.share[:, None, None, None]
+    assert_close(mixed.images, plain.images * share + plain.images.roll(1, 0) * (1 - share), rtol=0, atol=1e-6)
+    assert torch.equal(mixed.others, plain.labels.roll(1))
+    assert_close(targets(mixed.labels, mixed.others, mixed.share, 3).sum(1), torch.ones(10))
+
+
+@pytest.mark.parametrize("crop", ["inception", "pad"])
+def test_many_small_pictures_at_once_are_each_one_alone(crop: str) -> None:
+    """The path for small arrays and the path for anything else draw alike and agree to the rounding of a byte."""
+    how = policy("none", crop=crop)
+    together = training(few(), GREY, 64, how, seed=5).batch(1)
+    alone = training(Listed(few()), GREY, 64, how, seed=5).batch(1)
+    assert torch.equal(together.indices, alone.indices)
+    assert_close(together.images, alone.images, rtol=0, atol=1.01 / 127.5 if crop == "inception" else 0)
+
+
+class Listed:
+    """An array that does not tell that it is one."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays, self.labels, self.names = arrays, arrays.labels, arrays.names
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def where(self, index: int) -> str:
+        return self.arrays.where(index)
+
+    def content(self, index: int) -> np.ndarray:
+        return self.arrays.content(index)
+
+
+def test_a_part_of_an_array_is_those_rows() -> None:
+    indices = np.array([7, 3, 50, 3])
+    part = Part(few(), indices)
+    batch = evaluation(part, GREY, 10).batch(0)
+    whole = evaluation(few(), GREY, 100).batch(0)
+    assert torch.equal(batch.images, whole.images[indices])
+    assert batch.labels.tolist() == few().labels[indices].tolist()
+
+
+def test_colour_and_grey_are_brought_to_what_the_model_takes() -> None:
+    colour = Preprocess((28, 28))
+    for loader in (
+        training(few(), colour, 8, policy("light2")),
+        evaluation(few(), colour, 8),
+        training(few(), colour, 8, policy("pad")),
+    ):
+        images = loader.batch(0).images
+        assert images.shape == (8, 3, 28, 28)
+    grey = Preprocess((20, 20), mean=(0.5,), std=(0.5,))
+    scenes = Panes(0, 30, (32, 32))
+    for loader in (training(scenes, grey, 8, policy("light2")), evaluation(scenes, grey, 8)):
+        assert loader.batch(0).images.shape == (8, 1, 20, 20)
+
+
+def test_a_large_jpeg_is_cut_where_its_full_size_would_be(tmp_path: Path) -> None:
+    """Decoded at an eighth, half or full size, the same part of the picture is shown."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.jpg").write_bytes(encoded(4, (1600, 1200)))
+    source = read_folder(tmp_path)[0][""]
+    how = policy("none", area=(0.3, 1.0))
+    for step in range(5):
+        small, large = (training(source, Preprocess((side, side)), 1, how).batch(step).images for side in (40, 320))
+        shrunk = torch.nn.functional.interpolate(large, (40, 40), mode="bilinear", antialias=True)
+        assert (small - shrunk).abs().mean() < 0.02
+
+
+def spoil(root: Path, names: list[str]) -> None:
+    for name in names:
+        (root / name).write_bytes(b"<html>")
+
+
+def test_pictures_that_turn_bad_are_left_out_named_once_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = read_folder(classes(tmp_path, {"a": 20, "b": 20}))[0][""]
+    whole = training(source, HOW, 40, policy("none"), seed=1).batch(0)
+    spoil(tmp_path, ["a/3.jpg"])
+    (tmp_path / "b" / "5.jpg").unlink()
+    loader = training(source, HOW, 40, policy("none"), seed=1)
+    with caplog.at_level(logging.WARNING):
+        batch = loader.batch(0)
+        loader.batch(1)
+    assert len(batch.labels) == len(batch.images) == 38
+    assert len(loader.problems) == 2
+    assert sorted(Path(record.getMessage().split(": ")[1]).name for record in caplog.records) == ["3.jpg", "5.jpg"]
+    kept = torch.isin(whole.indices, batch.indices)
+    assert torch.equal(batch.images, whole.images[kept])  # nothing else changed
+    assert torch.equal(batch.labels, whole.labels[kept])
+
+
+def test_a_mixed_picture_whose_partner_turned_bad_is_left_alone(tmp_path: Path) -> None:
+    source = read_folder(classes(tmp_path, {"a": 20, "b": 20}))[0][""]
+    plain, mixed = policy("none"), policy("none", mixup=1.0)
+    order = training(source, HOW, 40, plain, seed=1).batch(0).indices.tolist()
+    spoiled, after = order[10], order[11]
+    spoil(tmp_path, [str(Path(source.where(spoiled)).relative_to(tmp_path))])
+    batch = training(source, HOW, 40, mixed, seed=1).batch(0)
+    lone = training(source, HOW, 40, plain, seed=1).batch(0)
+    assert batch.share is not None
+    row = batch.indices.tolist().index(after)
+    assert batch.share[row] == 1
+    assert torch.equal(batch.images[row], lone.images[row])
+    assert (batch.share < 1).sum() == 38
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_too_many_bad_pictures_stop_it_with_a_sentence(workers: int, tmp_path: Path) -> None:
+    source = read_folder(classes(tmp_path, {"a": 20, "b": 20}))[0][""]
+    spoil(tmp_path, [f"a/{number}.jpg" for number in range(5)])
+    loader = training(source, HOW, 8, policy("none"))
+    with pytest.raises(
+        VitrailError, match=r"of 40 pictures cannot be used, more than the share of 0.05 tolerated, the last one .*jpg"
+    ):
+        list(loader.batches(0, 20, workers=workers))
+
+
+def test_threads_end_with_the_iteration_and_leave_torchs_threads_alone(files: Source) -> None:
+    before, started = torch.get_num_threads(), threading.active_count()
+    batches = training(files, HOW, 5, policy("none")).batches(workers=3)
+    next(batches)
+    assert threading.active_count() > started
+    batches.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == started
+    assert torch.get_num_threads() == before
+    seen: list[int] = []
+    late = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    late.start()
+    late.join()
+    assert seen == [before]
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda source: training(source, HOW, 0, policy("none")), "batch must be at least 1, got 0; try batch=64"),
+        (lambda source: evaluation(Part(source, np.zeros(0, np.int64)), HOW, 4), "there is no picture to read"),
+        (lambda source: training(source, HOW, 4, policy("none")).batches(workers=-1), "workers must not be below 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: object, sentence: str, files: Source) -> None:
+    with pytest.raises(VitrailError, match=sentence):
+        make(files)  # type: ignore[operator]
+
+
+def test_a_step_far_ahead_is_as_near_as_the_first() -> None:
+    order = Shuffled(1000, 64, 0)
+    epochs, indices = order.at(10**9)
+    assert epochs[0] == 64 * 10**9 // 1000
+    assert indices.max() < 1000
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from vitrail.augment.policy import policy
+from vitrail.data.loader import training
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.folder import read_folder
+loader = training(read_folder(Path(sys.argv[1]))[0][""], Preprocess((64, 64)), 50, policy("light2"))
+peaks = []
+for step, batch in enumerate(loader.batches(0, 160, workers=2)):
+    if step % 40 == 39:
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(*peaks)
+"""
+
+
+def test_memory_stays_flat_over_an_epoch(tmp_path: Path) -> None:
+    classes(tmp_path, {"a": 200, "b": 200})
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    first, *_, last = map(int, done.stdout.split())
+    assert last < first + 20_000, done.stdout  # KiB; a batch is 2.4 MB, an epoch eight of them, and this were twenty
+
+
+def rows(images: Tensor) -> list[bytes]:
+    return [image.numpy().tobytes() for image in images]
+
+
+def test_no_two_epochs_show_a_picture_alike(files: Source) -> None:
+    seen = [row for batch in training(files, HOW, 23, policy("none")).batches(0, 6, workers=0) for row in rows(batch.images)]
+    assert len(set(seen)) == len(seen)
