@@ -62,6 +62,8 @@ def show(
 
     if split not in ("train", "validation", "test"):
         raise VitrailError(f"--split must be train, validation or test, got {split!r}")
+    if out.suffix.lower() not in (".png", ".jpg", ".webp"):
+        raise VitrailError(f"--out must end in .png, .jpg or .webp, got {out}; try --out {out.stem}.png")
     how = override(policy(augment), [item.removeprefix("augment.") for item in settings or []])
     with progress() as tell:
         opened = pictures(source, progress=tell)

@@ -46,6 +46,8 @@ def write_pack(
     middle cropped), or as they are. ``keep``: ``pixels``, or ``jpeg`` to keep the files' bytes."""
     if keep not in ("pixels", "jpeg"):
         raise VitrailError(f"keep must be 'pixels' or 'jpeg', got {keep!r}")
+    if size is not None and np.min(size) < 1:
+        raise VitrailError(f"size must be at least 1, got {size}; try size=256")
     half = path.with_name(f"{path.name}.{os.getpid()}.part")
     made = Packed(path)
     try:

@@ -64,5 +64,5 @@ def _image(values: ndarray) -> Image.Image:
 def data_address(picture: Image.Image) -> str:
     """A picture as part of a page's own text."""
     stream = io.BytesIO()
-    picture.save(stream, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
+    picture.save(stream, "WEBP", quality=90)
+    return f"data:image/webp;base64,{base64.b64encode(stream.getvalue()).decode()}"

@@ -1,0 +1,172 @@
+"""``vitrail data`` and ``vitrail bench data`` from the command line: what they print, write and refuse."""
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.data.pictures import classes
+from vitrail.cli.main import run
+from vitrail.data.pack import read_pack
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    classes(tmp_path / "data" / "train", {"a": 12, "<b> [x]": 10})
+    classes(tmp_path / "data" / "val", {"a": 3, "<b> [x]": 3}, first=100)
+    return tmp_path / "data"
+
+
+def spoil(folder: Path) -> None:
+    (folder / "train" / "a" / "bad.jpg").write_bytes(b"<script>alert(1)</script>")
+    (folder / "val" / "a" / "leak.jpg").write_bytes((folder / "train" / "a" / "1.jpg").read_bytes())
+    (folder / "train" / "<b> [x]" / "copy.jpg").write_bytes((folder / "train" / "<b> [x]" / "1.jpg").read_bytes())
+
+
+def test_check_says_that_all_is_well(folder: Path, capsys: Capture) -> None:
+    assert run(["data", "check", str(folder)]) == 0
+    shown = capsys.readouterr()
+    assert "every picture can be used" in shown.out
+    assert "<b> [x]" in shown.out
+    assert "28 JPEG RGB" in shown.out
+    assert shown.err == ""
+
+
+def test_check_names_what_is_wrong_and_exits_with_1(folder: Path, capsys: Capture) -> None:
+    spoil(folder)
+    before = sorted(str(path) for path in folder.rglob("*"))
+    assert run(["data", "check", str(folder)]) == 1
+    shown = capsys.readouterr().out
+    assert "bad.jpg is no picture that can be read" in shown
+    assert "the same picture in train and in validation or test: 1" in shown
+    assert "leak.jpg" in shown
+    assert run(["data", "check", str(folder), "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert not answer["ok"]
+    assert [Path(item["where"]).name for item in answer["bad"]] == ["bad.jpg"]
+    assert {Path(where).name for where in answer["leaks"][0]["where"]} == {"1.jpg", "leak.jpg"}
+    assert {Path(where).name for where in answer["duplicates"][0]["where"]} == {"1.jpg", "copy.jpg"}
+    assert answer["classes"]["a"] == {"train": 12, "validation": 4, "test": 0}
+    assert answer["splits"] == {"train": 23, "validation": 7, "test": 0}
+    assert sorted(str(path) for path in folder.rglob("*")) == before  # nothing deleted, nothing added
+
+
+class Page(HTMLParser):
+    """Counts what a page holds and notes what it would fetch or run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.sources: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
+def test_the_page_is_self_contained_and_runs_nothing(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    spoil(folder)
+    (folder / "train" / "a" / "<img src=x onerror=alert(1)>.jpg").write_bytes(b"no")
+    assert run(["data", "check", str(folder), "--page", str(tmp_path / "check.html")]) == 1
+    page = Page()
+    text = (tmp_path / "check.html").read_text()
+    page.feed(text)
+    assert page.tags.count("img") == 1
+    assert "script" not in page.tags
+    assert all(source.startswith("data:image/") for source in page.sources)
+    assert "&lt;b&gt; [x]" in text
+    assert "leak.jpg" in text
+    assert str(tmp_path / "check.html") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("augment", ["none", "strong2", "textbook", "plain"])
+def test_show_draws_the_batch_the_model_will_see(augment: str, folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "batch.png"
+    options = ["--out", str(out), "--augment", augment, "--image", "32", "--batch", "6", "--json"]
+    assert run(["data", "show", str(folder), *options]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert len(answer["indices"]) == len(answer["labels"]) == 6
+    assert answer["image"] == [32, 32]
+    drawn = out.read_bytes()
+    with Image.open(out) as picture:
+        assert min(picture.size) > 200
+    assert run(["data", "show", str(folder), *options]) == 0
+    assert out.read_bytes() == drawn  # the same step is the same picture
+    assert run(["data", "show", str(folder), *options, "--step", "1"]) == 0
+    assert out.read_bytes() != drawn
+
+
+def test_show_takes_settings_and_the_other_splits(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = ["--out", str(tmp_path / "b.png")]
+    assert run(["data", "show", str(folder), *out, "--set", "augment.mixup=0.5", "--batch", "4", "--image", "24x32"]) == 0
+    assert run(["data", "show", "fashion", *out, "--split", "test", "--batch", "4"]) == 0
+    assert "drew batch 0 of fashion (test, 4 pictures)" in capsys.readouterr().out
+    assert run(["data", "show", str(folder), *out, "--split", "test"]) == 2
+    assert "has no test; try --split train" in capsys.readouterr().err
+
+
+def test_pack_writes_what_opens_again(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    spoil(folder)
+    out = tmp_path / "mine.pack"
+    assert run(["data", "pack", str(folder), str(out), "--size", "16x12", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["counts"] == {"train": 23, "validation": 7}
+    assert len(answer["skipped"]) == 1
+    assert read_pack(out)[1]["size"] == "16x12"
+    assert run(["data", "check", str(out)]) == 1  # the leak is in the pack too
+    assert "leak" not in capsys.readouterr().out  # but its name is gone
+    assert run(["data", "pack", str(folder), str(out), "--keep", "jpeg"]) == 0
+    assert "1 left out" in capsys.readouterr().out
+    assert run(["data", "pack", "fashion", str(tmp_path / "f.pack"), "--size", "full"]) == 0
+    assert run(["data", "check", str(tmp_path / "f.pack")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["check", "nowhere"], "there is no 'nowhere'"),
+        (["show", "fashion", "--augment", "strng2"], "did you mean 'strong2'"),
+        (["show", "fashion", "--set", "mxup=1"], "no field is named 'mxup'; did you mean 'mixup'"),
+        (["show", "fashion", "--split", "all"], "--split must be train, validation or test, got 'all'"),
+        (["show", "fashion", "--image", "x"], "--image must be a number or HEIGHTxWIDTH"),
+        (["show", "fashion", "--batch", "0"], "batch must be at least 1"),
+        (["show", "fashion", "--split", "test", "--step", "1000"], "--step must be from 0 to 83 here, got 1000"),
+        (["show", "fashion", "--out", "x.xyz"], "x.xyz"),
+        (["pack", "fashion", "missing/out.pack"], "OUT must be a file in a folder that exists"),
+        (["pack", "fashion", "out.pack", "--size", "0"], "size"),
+        (["pack", "fashion", "out.pack", "--keep", "png"], "keep must be 'pixels' or 'jpeg'"),
+        (["get", "cifar11"], "did you mean 'cifar1"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    arguments: list[str], sentence: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["data", *arguments]) == 2
+    shown = capsys.readouterr().err
+    assert sentence in shown
+    assert shown.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_bench_data_has_its_keys(capsys: Capture, folder: Path) -> None:
+    assert run(["bench", "data", "--count", "32", "--rounds", "1", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert {"files_ratio", "pack_ratio", "small_ratio", "peers"} <= set(answer)
+    assert all(answer[key] > 0 for key in ("files_ratio", "pack_ratio", "small_ratio"))
+    assert set(answer["peers"]["torchvision"]) == {"files", "small", "small_inception"}
+    assert answer["pictures"] == 32
+    assert run(["bench", "data", "--data", str(folder / "train"), "--count", "32", "--rounds", "1"]) == 0
+    assert "small_inception" in capsys.readouterr().out
+    assert run(["bench", "data", "--data", str(folder / "nowhere")]) == 2

@@ -1,0 +1,53 @@
+"""Contact sheets show every picture, each where it belongs, and what a model takes becomes a picture again."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitrail.data.prepare import prepare
+from vitrail.data.preprocess import Preprocess, imagenet
+from vitrail.data.sources.builtin import fashion
+from vitrail.report.data import contact_sheet
+from vitrail.report.page import page, table, text
+from vitrail.report.pictures import GAP, LINE, restored, sheet
+
+
+def test_a_sheet_has_every_picture_in_its_place() -> None:
+    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (9, 9, 9), (200, 100, 50)]
+    made = np.asarray(sheet([Image.new("RGB", (8, 8), colour) for colour in colours], ["x"] * 5, columns=2, side=40))
+    cell = 40 + GAP, 40 + LINE + GAP
+    for number, colour in enumerate(colours):
+        middle = GAP + number // 2 * cell[1] + 20, GAP + number % 2 * cell[0] + 20
+        assert made[middle].tolist() == list(colour)
+
+
+def test_captions_are_cut_to_their_room_and_made_printable() -> None:
+    long = sheet([Image.new("L", (8, 8))], ["\x1b[31m" + "w" * 500], side=64)
+    assert long.width == 64 + 2 * GAP
+
+
+@pytest.mark.parametrize("how", [imagenet((9, 7)), Preprocess((9, 7), mean=(0.4,), std=(0.3,))])
+def test_what_a_model_takes_becomes_the_picture_again(how: Preprocess) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
+    how = Preprocess(how.image, mean=how.mean, std=how.std)
+    picture = Image.fromarray(values)
+    (back,) = restored(prepare(picture, how)[None], how.mean, how.std)
+    assert np.array_equal(np.asarray(back), np.asarray(picture if len(how.mean) == 3 else picture.convert("L")))
+    assert torch.equal(prepare(back, how), prepare(picture, how))
+
+
+def test_the_contact_sheet_shows_every_class_before_any_twice() -> None:
+    shown = contact_sheet(fashion("test"), most=20)
+    assert shown is not None
+    assert shown.width == 10 * (128 + GAP) + GAP
+    assert shown.height == 2 * (128 + LINE + GAP) + GAP
+
+
+def test_a_page_is_text_and_nothing_else() -> None:
+    made = page("<a> & b", [table(("name", "#n"), [(text("<script>x</script>\x00"), "1")])])
+    assert "<script" not in made
+    assert "&lt;a&gt; &amp; b" in made
+    assert '<td class="number">1</td>' in made
+    assert "\x00" not in made
+    assert "default-src 'none'" in made
