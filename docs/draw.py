@@ -4,12 +4,16 @@ import io
 import re
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
 from vitrail.cli.inspect import show
+from vitrail.data.panes import panes
 from vitrail.models.cost import cost
 from vitrail.models.variants import variant
+from vitrail.report.pictures import sheet
 
 PICTURES = Path(__file__).parent / "pictures"
 
@@ -24,6 +28,16 @@ def inspect_svg() -> str:
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
 
 
+def panes_sheet() -> Image.Image:
+    """Four scenes of each class of ``panes``."""
+    source = panes("train", 200)
+    shown = [np.flatnonzero(source.labels == label)[:4] for label in range(len(source.names))]
+    chosen = np.stack(shown, 1).ravel().tolist()
+    pictures = [Image.fromarray(source.content(index)) for index in chosen]
+    return sheet(pictures, [source.names[source.labels[index]] for index in chosen], columns=10, side=64)
+
+
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
     (PICTURES / "inspect.svg").write_text(inspect_svg())
+    panes_sheet().save(PICTURES / "panes.png", optimize=True)

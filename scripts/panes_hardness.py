@@ -34,10 +34,10 @@ class Hardness:
     shuffled: float
 
 
-def hardness() -> Hardness:
+def hardness(*, progress: bool = False) -> Hardness:
     train, test = pictures("train", TRAIN), pictures("test", TEST)
     linear = linear_accuracy(train[0][:LINEAR], train[1][:LINEAR], *test)
-    model = trained(*train)
+    model = trained(*train, progress=progress)
     mixed = shuffled(test[0], torch.Generator().manual_seed(0))
     return Hardness(linear, accuracy(model, *test), accuracy(model, mixed, test[1]))
 
@@ -119,6 +119,6 @@ def _scaled(images: Tensor) -> Tensor:
 
 if __name__ == "__main__":
     start = time.perf_counter()
-    found = hardness()
+    found = hardness(progress=True)
     print(f"chance {1 / len(CLASSES):.1%}, linear {found.linear:.1%}, ViT {found.vit:.1%}, shuffled {found.shuffled:.1%}")  # noqa: T201
     print(f"{time.perf_counter() - start:.0f} s")  # noqa: T201

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitrail import explain as explain
+    from vitrail.data.sources.open import pictures as pictures
     from vitrail.errors import VitrailError as VitrailError
     from vitrail.layers.tap import recording as recording
     from vitrail.models.build import build as build
@@ -21,6 +22,7 @@ _homes = {
     "build": "models.build",
     "cost": "models.cost",
     "load": "weights.load",
+    "pictures": "data.sources.open",
     "recording": "layers.tap",
     "save": "weights.checkpoint",
     "variant": "models.variants",

@@ -8,12 +8,16 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import vitrail
-from docs.draw import PICTURES, inspect_svg
+from docs.draw import PICTURES, inspect_svg, panes_sheet
 from tests.cli.commands import COMMANDS, options
+from vitrail.augment.policy import POLICIES, Policy
 from vitrail.cli.main import run
+from vitrail.data.preprocess import Preprocess
 from vitrail.models.settings import ResNetConfig, Stem, ViTConfig
 from vitrail.models.variants import SIZES
 
@@ -49,11 +53,12 @@ def test_every_command_and_option_is_documented(command: str) -> None:
         assert option in section, f"{command} {option}"
 
 
-@pytest.mark.parametrize("settings", [ViTConfig, ResNetConfig, Stem])
-def test_every_model_field_is_documented(settings: type) -> None:
+@pytest.mark.parametrize("settings", [ViTConfig, ResNetConfig, Stem, Policy, Preprocess])
+def test_every_field_is_documented(settings: type) -> None:
     for field in fields(settings):
         assert f"`{field.name}`" in REFERENCE
     assert all(size in REFERENCE for size in SIZES)
+    assert all(f"`{name}`" in REFERENCE for name in POLICIES)
 
 
 @pytest.mark.parametrize("snippet", [text for _, text in blocks("python")], ids=[name for name, _ in blocks("python")])
@@ -86,8 +91,10 @@ def test_every_example_runs(example: Path, tmp_path: Path) -> None:
     assert done.stdout
 
 
-def test_the_picture_is_what_the_command_prints_today() -> None:
+def test_the_pictures_are_what_would_be_drawn_today() -> None:
     assert (PICTURES / "inspect.svg").read_text() == inspect_svg(), "run docs/draw.py"
+    with Image.open(PICTURES / "panes.png") as drawn:
+        assert np.array_equal(np.asarray(drawn), np.asarray(panes_sheet())), "run docs/draw.py"
 
 
 def test_links_lead_somewhere() -> None:

@@ -50,7 +50,7 @@ class Glass:
     value: tuple[float, float]
 
 
-MELLOW, VIVID = Glass((0.2, 0.4), (0.54, 0.66)), Glass((0.2, 0.6), (0.95, 1.0))
+MELLOW, VIVID = Glass((0.28, 0.46), (0.56, 0.69)), Glass((0.2, 0.65), (0.95, 1.0))
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,12 @@ def scene(seed: int, index: int, size: tuple[int, int] = (64, 64)) -> Scene:
         window, inside = paint(picture, lattice)
         np.copyto(seen[window], number, where=inside)
     chance = uniforms(seed, LOOK + 1, index, GRAIN * GRAIN + 5)
-    spread = (0.12 * chance[:5]).tolist()
+    spread = (0.14 * chance[:5]).tolist()
     lit(
         picture,
         chance[5:].reshape(GRAIN, GRAIN).astype(np.float32),
         tuple(0.06 + spread[c] for c in range(3)),
-        (spread[3] - 0.06, spread[4] - 0.06),
+        (spread[3] - 0.07, spread[4] - 0.07),
     )
     return _told(developed(picture), label, seen, [kind for kind, _ in layers])
 
@@ -159,7 +159,7 @@ def _window(place: list[float], tone: ndarray, hue: float, extent: tuple[float, 
         bend=(0.4 * place[5] - 0.2, 0.4 * place[6] - 0.2),
         there=np.ones((CELLS, CELLS), bool),
         glass=_glass(tone, hue, place[7], MELLOW, np.full_like(tone, place[10])),
-        lead=0.36 if place[11] < 0.5 else 0.64,
+        lead=0.34 if place[11] < 0.5 else 0.66,
         cut=CUTS[int(place[8] * len(CUTS))],
         bond=0.5 * int(2 * place[9]),
         endless=True,
