@@ -10,7 +10,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
 from vitrail.cli.inspect import show
-from vitrail.data.panes import panes
+from vitrail.data.sources.panes import panes
 from vitrail.models.cost import cost
 from vitrail.models.variants import variant
 from vitrail.report.pictures import sheet

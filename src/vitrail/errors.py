@@ -11,8 +11,13 @@ class VitrailError(ValueError):
     """
 
     def __init__(self, sentence: str) -> None:
-        plain = "".join(letter if letter.isprintable() else "?" for letter in sentence)
+        plain = printable(sentence)
         super().__init__(plain if len(plain) < 900 else f"{plain[:600]} ... {plain[-200:]}")
+
+
+def printable(text: str) -> str:
+    """Names out of files can hold anything; on a screen they are letters and no more."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def suggestion(wrong: str, known: Iterable[str]) -> str:

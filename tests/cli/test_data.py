@@ -1,6 +1,9 @@
 """``vitrail data`` and ``vitrail bench data`` from the command line: what they print, write and refuse."""
 
 import json
+import os
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -47,7 +50,7 @@ def test_check_names_what_is_wrong_and_exits_with_1(folder: Path, capsys: Captur
     assert run(["data", "check", str(folder)]) == 1
     shown = capsys.readouterr().out
     assert "bad.jpg is no picture that can be read" in shown
-    assert "the same picture in train and in validation or test: 1" in shown
+    assert "the same picture in two splits: 1" in shown
     assert "leak.jpg" in shown
     assert run(["data", "check", str(folder), "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
@@ -130,6 +133,85 @@ def test_pack_writes_what_opens_again(folder: Path, tmp_path: Path, capsys: Capt
     assert run(["data", "check", str(tmp_path / "f.pack")]) == 0
 
 
+def test_what_is_read_is_never_written_over(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    table = tmp_path / "list.csv"
+    table.write_text("path,label\n" + "".join(f"{path},{path.parent.name}\n" for path in folder.rglob("*.jpg")))
+    before = table.read_bytes()
+    assert run(["data", "pack", str(table), str(table)]) == 2
+    assert "must not be the data itself" in capsys.readouterr().err
+    assert table.read_bytes() == before
+    os.mkfifo(tmp_path / "pipe")
+    assert run(["data", "pack", str(folder), str(tmp_path / "pipe")]) == 2
+
+
+def test_nothing_is_packed_from_nothing(tmp_path: Path, capsys: Capture) -> None:
+    root = classes(tmp_path / "data", {"a": 3, "b": 3})
+    for file in root.rglob("*.jpg"):
+        file.write_bytes(b"no")
+    assert run(["data", "pack", str(root), str(tmp_path / "x.pack")]) == 2
+    assert "nothing could be packed" in capsys.readouterr().err
+    assert run(["data", "pack", "fashion", str(tmp_path / "x.pack"), "--keep", "jpeg"]) == 2
+    assert "these pictures have none" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_names_cannot_steer_the_terminal(tmp_path: Path, capsys: Capture) -> None:
+    classes(tmp_path, {"a\x1b[31m": 3, "b\nc": 3})
+    (tmp_path / "b\nc" / "x\x07.jpg").write_bytes(b"no")
+    assert run(["data", "check", str(tmp_path)]) == 1
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    assert "b?c" in shown
+
+
+def test_a_full_disk_keeps_the_old_picture_and_page(folder: Path, tmp_path: Path) -> None:
+    for name, command in (("b.png", ["show", "--batch", "4", "--out"]), ("c.html", ["check", "--page"])):
+        target = tmp_path / name
+        target.write_bytes(b"old")
+        done = subprocess.run(
+            [sys.executable, "-c", FULL, "data", command[0], str(folder), *command[1:], str(target)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1, done.stderr
+        assert "File too large" in done.stderr
+        assert target.read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.png", "c.html", "data"]
+
+
+FULL = """
+import resource, signal, sys
+from vitrail.cli.main import run
+import vitrail.report.batch, vitrail.report.data
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr", "both"])
+def test_closed_streams_are_no_error(closed: str, folder: Path) -> None:
+    ends = {"stdout": ">&-", "stderr": "2>&-", "both": ">&- 2>&-"}[closed]
+    command = f"{sys.executable} -m vitrail data check '{folder}' {ends}"
+    assert subprocess.run(["sh", "-c", command], capture_output=True, check=False).returncode == 0
+
+
+def test_without_a_home_there_is_no_cache_and_no_traceback(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("VITRAIL_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert run(["data", "check", str(folder)]) == 0
+    assert run(["data", "get", "cifar10"]) == 2
+    assert "set VITRAIL_CACHE to a folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -138,9 +220,13 @@ def test_pack_writes_what_opens_again(folder: Path, tmp_path: Path, capsys: Capt
         (["show", "fashion", "--set", "mxup=1"], "no field is named 'mxup'; did you mean 'mixup'"),
         (["show", "fashion", "--split", "all"], "--split must be train, validation or test, got 'all'"),
         (["show", "fashion", "--image", "x"], "--image must be a number or HEIGHTxWIDTH"),
-        (["show", "fashion", "--batch", "0"], "batch must be at least 1"),
-        (["show", "fashion", "--split", "test", "--step", "1000"], "--step must be from 0 to 83 here, got 1000"),
+        (["show", "fashion", "--batch", "0"], "--batch must be from 1 to 1000"),
+        (["show", "fashion", "--split", "test", "--step", "1000"], "step must be from 0 to 83, got 1000"),
         (["show", "fashion", "--out", "x.xyz"], "x.xyz"),
+        (["show", "fashion", "--batch", "300000"], "--batch must be from 1 to 1000"),
+        (["show", "fashion", "--step", "10000000000000000000"], "step must be from 0 to"),
+        (["show", "fashion", "--out", "missing/x.png"], "--out must be a file in a folder that exists"),
+        (["check", "fashion", "--page", "x.txt"], "--page must end in .html"),
         (["pack", "fashion", "missing/out.pack"], "OUT must be a file in a folder that exists"),
         (["pack", "fashion", "out.pack", "--size", "0"], "size"),
         (["pack", "fashion", "out.pack", "--keep", "png"], "keep must be 'pixels' or 'jpeg'"),

@@ -1,10 +1,12 @@
 """The data check names every bad file, copy and leak before the first step, and reads nothing twice (FAULTS 1, 6, 7)."""
 
 import os
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.data.pictures import classes, encoded, put
 from tests.data.test_decode import BAD
@@ -55,7 +57,7 @@ def test_training_goes_on_without_a_few_and_stops_at_too_many(tmp_path: Path) ->
         (tmp_path / "train" / "a" / f"{number}.jpg").write_bytes(b"<html>")
     assert len(usable(pictures(tmp_path), tolerated=0.2).data.train) == 35
     with pytest.raises(
-        VitrailError, match=r"5 of 48 pictures cannot be used, more than the share of 0.1 tolerated, first .*0.jpg"
+        VitrailError, match=r"5 of 48 pictures cannot be used, more than the share of 0.05 tolerated, first .*0.jpg"
     ):
         usable(pictures(tmp_path))
 
@@ -131,6 +133,105 @@ def test_what_was_read_before_an_interruption_is_kept(tmp_path: Path, monkeypatc
     seen: list[int | None] = []
     check(data, lambda what, done, total: seen.append(total))
     assert seen[0] == 48 - 24
+
+
+@pytest.mark.parametrize("layout", ["train and test", "a folder a class", "csv", "tar"])
+def test_a_picture_that_cannot_be_read_stops_no_split(layout: str, tmp_path: Path) -> None:
+    """Where validation must be split off, every picture is read before the check."""
+    root = tmp_path / "data"
+    if layout == "a folder a class":
+        classes(root, {"a": 12, "b": 12})
+    else:
+        classes(root / "train", {"a": 12, "b": 12})
+        classes(root / "test", {"a": 3, "b": 3}, first=100)
+    gone = next(root.rglob("a/7.jpg"))
+    gone.unlink()
+    gone.symlink_to("nowhere")
+    source: Path = root
+    if layout == "csv":
+        source = tmp_path / "list.csv"
+        paths = sorted(path.relative_to(tmp_path) for path in root.rglob("*.jpg"))
+        source.write_text("path,label\n" + "".join(f"{path},{path.parent.name}\n" for path in paths))
+    if layout == "tar":
+        source = tmp_path / "all.tar"
+        with tarfile.open(source, "w") as tar:
+            for number, path in enumerate(path for path in sorted(root.rglob("*.jpg")) if path != gone):
+                tar.add(path, f"{number}.jpg")
+                label = path.parent / "label"
+                label.write_text(path.parent.name)
+                tar.add(label, f"{number}.cls")
+        assert check(pictures(source)).ok
+        return
+    (item,) = check(pictures(source)).bad
+    assert item.where.endswith("7.jpg")
+
+
+def test_shards_are_decoded_once_and_then_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tarfile.open(tmp_path / "all.tar", "w") as tar:
+        for number in range(20):
+            (tmp_path / "x").write_bytes(encoded(number))
+            tar.add(tmp_path / "x", f"{number}.jpg")
+            (tmp_path / "y").write_text(str(number % 2))
+            tar.add(tmp_path / "y", f"{number}.cls")
+    read: list[int] = []
+    row = catalogue._row
+
+    def watched(source: Source, index: int) -> catalogue.Row:
+        read.append(index)
+        return row(source, index)
+
+    monkeypatch.setattr(catalogue, "_row", watched)
+    first = check(pictures(tmp_path / "all.tar"))
+    assert sorted(read) == list(range(20))
+    again = check(pictures(tmp_path / "all.tar"))
+    assert len(read) == 20
+    assert again.data.fingerprint == first.data.fingerprint
+
+
+def test_two_tables_in_one_folder_share_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classes(tmp_path, {"a": 10, "b": 10})
+    for name, low, high in (("one", 0, 6), ("two", 4, 10)):
+        rows = [f"{label}/{number}.jpg,{label}" for label in "ab" for number in range(low, high)]
+        (tmp_path / f"{name}.csv").write_text("path,label\n" + "\n".join(rows))
+    for name in ("one", "two"):
+        check(pictures(tmp_path / f"{name}.csv"))
+    monkeypatch.setattr(catalogue, "_row", None)  # reading would fail
+    for name in ("one", "two", "one"):
+        assert check(pictures(tmp_path / f"{name}.csv")).ok
+
+
+def test_want_of_memory_is_no_fault_of_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def greedy(content: bytes) -> None:
+        raise MemoryError
+
+    root = classes(tmp_path, {"a": 4, "b": 4})
+    monkeypatch.setattr(catalogue, "decode", greedy)
+    assert len(check(pictures(root)).bad) == 8
+    monkeypatch.undo()
+    assert check(pictures(root)).ok  # and it was not remembered
+
+
+def test_bad_pictures_take_no_place_in_validation(tmp_path: Path) -> None:
+    classes(tmp_path, {"a": 4, "b": 4})
+    for name in "ab":
+        (tmp_path / name / "bad.jpg").write_bytes(b"")
+    found = check(pictures(tmp_path))
+    assert found.classes == {name: {"train": 2, "validation": 1, "test": 1} for name in "ab"}
+
+
+def test_a_copy_in_another_format_is_the_same_picture(tmp_path: Path) -> None:
+    split(tmp_path)
+    with Image.open(tmp_path / "train" / "a" / "2.jpg") as shown:
+        shown.save(tmp_path / "val" / "a" / "other.png")
+    (leak,) = check(pictures(tmp_path)).leaks
+    assert {Path(where).name for where in leak.where} == {"2.jpg", "other.png"}
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    classes(tmp_path, {"a": 4, "b": 4})
+    os.mkfifo(tmp_path / "a" / "pipe.jpg")
+    (item,) = check(pictures(tmp_path)).bad
+    assert item.reason == "cannot be read: it is no plain file of a picture's size"
 
 
 def test_a_file_that_vanishes_is_named(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(size: tuple[int, int]) -> None:
         decode(png(*size))
     bomb = saved(Image.new("1", (10_000, 10_000)), "PNG", optimize=True)
     assert len(bomb) < 20_000
-    with pytest.raises(BadPicture, match="has 10000 x 10000 pixels, more than the 67,108,864 allowed"):
+    with pytest.raises(BadPicture, match="has more than the 67,108,864 pixels allowed"):
         decode(bomb)
 
 

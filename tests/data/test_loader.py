@@ -20,11 +20,11 @@ from vitrail.data.decode import decode
 from vitrail.data.loader import Batch, Loader, Shuffled, evaluation, training
 from vitrail.data.pack import read_pack
 from vitrail.data.packing import write_pack
-from vitrail.data.panes import Panes
 from vitrail.data.prepare import prepare
 from vitrail.data.preprocess import Preprocess, vit
 from vitrail.data.sources.builtin import fashion
 from vitrail.data.sources.folder import read_folder
+from vitrail.data.sources.panes import Panes
 from vitrail.data.sources.source import Arrays, Part, Source
 from vitrail.errors import VitrailError
 
@@ -83,18 +83,18 @@ def test_evaluation_sees_every_picture_once_and_the_last_batch_has_what_is_left(
     "how", [HOW, vit((16, 16)), Preprocess((24, 20)), Preprocess((9, 31), squash=True, mean=(0.3,), std=(0.2,))]
 )
 def test_evaluation_is_prepare(how: Preprocess, files: Source, tmp_path: Path) -> None:
-    write_pack(tmp_path / "x.pack", {"all": files})
-    for source in (files, read_pack(tmp_path / "x.pack")[0]["all"]):
+    write_pack(tmp_path / "x.pack", {"train": files})
+    for source in (files, read_pack(tmp_path / "x.pack")[0]["train"]):
         images = torch.cat([batch.images for batch in evaluation(source, how, 5).batches(workers=0)])
         expected = torch.stack([prepare(decode(bytes(files.content(i))), how) for i in range(23)])
         assert torch.equal(images, expected)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("ranks", [2, 3, 6])
 @pytest.mark.parametrize("name", ["none", "medium2", "textbook"])
 def test_ranks_together_see_the_batch_of_one(ranks: int, name: str, files: Source) -> None:
     def loader(rank: int, ranks: int) -> Loader:
-        return training(files, HOW, 10, policy(name, mix_each=name == "textbook"), seed=1, rank=rank, ranks=ranks)
+        return training(files, HOW, 12, policy(name, mix_each=name == "textbook"), seed=1, rank=rank, ranks=ranks)
 
     for step in range(4):
         parts = [loader(rank, ranks).batch(step) for rank in range(ranks)]
@@ -126,12 +126,13 @@ def test_mixed_pictures_are_a_blend_of_two_and_their_labels_too(files: Source) -
     assert_close(targets(mixed.labels, mixed.others, mixed.share, 3).sum(1), torch.ones(10))
 
 
-@pytest.mark.parametrize("crop", ["inception", "pad"])
-def test_many_small_pictures_at_once_are_each_one_alone(crop: str) -> None:
+@pytest.mark.parametrize("share", [1.0, 0.8])
+@pytest.mark.parametrize("crop", ["inception", "pad", "none"])
+def test_many_small_pictures_at_once_are_each_one_alone(crop: str, share: float) -> None:
     """The path for small arrays and the path for anything else draw alike and agree to the rounding of a byte."""
-    how = policy("none", crop=crop)
-    together = training(few(), GREY, 64, how, seed=5).batch(1)
-    alone = training(Listed(few()), GREY, 64, how, seed=5).batch(1)
+    how, grey = policy("none", crop=crop), Preprocess((28, 28), crop=share, mean=(0.5,), std=(0.5,))
+    together = training(few(), grey, 64, how, seed=5).batch(1)
+    alone = training(Listed(few()), grey, 64, how, seed=5).batch(1)
     assert torch.equal(together.indices, alone.indices)
     assert_close(together.images, alone.images, rtol=0, atol=1.01 / 127.5 if crop == "inception" else 0)
 
@@ -236,6 +237,30 @@ def test_too_many_bad_pictures_stop_it_with_a_sentence(workers: int, tmp_path: P
         list(loader.batches(0, 20, workers=workers))
 
 
+def test_plain_training_shows_what_evaluation_shows(files: Source) -> None:
+    for source, how in ((files, vit((16, 16))), (few(), vit((28, 28), 1)), (few(), GREY)):
+        seen = training(source, how, 20, policy("plain")).batch(0)
+        whole = torch.cat([batch.images for batch in evaluation(source, how, 50).batches(workers=0)])
+        assert torch.equal(seen.images, whole[seen.indices])
+
+
+def test_an_error_in_a_thread_leaves_torchs_threads_alone(files: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    loader = training(files, HOW, 5, policy("none"))
+    monkeypatch.setattr(loader, "batch", None)
+    try:
+        with pytest.raises(TypeError):
+            list(loader.batches(0, 3, workers=2))
+        seen: list[int] = []
+        late = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        late.start()
+        late.join()
+        assert seen == [2]
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_threads_end_with_the_iteration_and_leave_torchs_threads_alone(files: Source) -> None:
     before, started = torch.get_num_threads(), threading.active_count()
     batches = training(files, HOW, 5, policy("none")).batches(workers=3)
@@ -257,6 +282,9 @@ def test_threads_end_with_the_iteration_and_leave_torchs_threads_alone(files: So
         (lambda source: training(source, HOW, 0, policy("none")), "batch must be at least 1, got 0; try batch=64"),
         (lambda source: evaluation(Part(source, np.zeros(0, np.int64)), HOW, 4), "there is no picture to read"),
         (lambda source: training(source, HOW, 4, policy("none")).batches(workers=-1), "workers must not be below 0"),
+        (lambda source: training(source, HOW, 4, policy("none"), ranks=3), "batch must be a multiple of the 3 ranks.*batch=6"),
+        (lambda source: training(source, HOW, 4, policy("none")).batch(-1), "step must be from 0 to .*, got -1"),
+        (lambda source: evaluation(source, HOW, 4).batch(6), "step must be from 0 to 5, got 6"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: object, sentence: str, files: Source) -> None:

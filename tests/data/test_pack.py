@@ -199,7 +199,7 @@ def test_a_pack_is_known_by_its_content(tmp_path: Path, parts: dict[str, Source]
 def test_large_pictures_are_shrunk_as_pillow_shrinks_them(tmp_path: Path) -> None:
     content = encoded(3, (400, 300))
     put(tmp_path / "data" / "a" / "0.jpg", 3, (400, 300))
-    write_pack(tmp_path / "x.pack", read_folder(tmp_path / "data")[0], size=100)
+    write_pack(tmp_path / "x.pack", {"train": read_folder(tmp_path / "data")[0][""]}, size=100)
     (shown,) = (pixels(source, 0) for source in read_pack(tmp_path / "x.pack")[0].values())
     exact = np.asarray(decode(content).resize((100, 133), Image.Resampling.BICUBIC))
     assert shown.shape == (133, 100, 3)

@@ -58,3 +58,22 @@ def test_a_grey_model_gets_grey_pictures() -> None:
 def test_what_makes_no_sense_is_refused(wrong: dict[str, object], sentence: str) -> None:
     with pytest.raises(VitrailError, match=sentence):
         Preprocess(**{"image": (8, 8), **wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [(1, 20_000), (20_000, 1), (3, 30_000)])
+def test_odd_proportions_cost_no_more_than_others(size: tuple[int, int]) -> None:
+    """Only the part that is kept is resized; it is the middle, as of any picture."""
+    values = np.zeros((size[1], size[0], 3), np.uint8)
+    values[size[1] // 2 :, size[0] // 2 :] = 255 if min(size) == 1 else 0
+    shown = prepare(Image.fromarray(values), Preprocess((32, 32)))
+    assert shown.shape == (3, 32, 32)
+    if min(size) == 1:  # dark before the middle, light behind it
+        half = shown.mean(1) if size[0] > size[1] else shown.mean(2)
+        assert half[0, 0] < 0 < half[0, -1]
+
+
+def test_both_ways_of_cutting_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    how = Preprocess((32, 24), crop=0.8)
+    plain = prepare(picture(200, 47), how)
+    monkeypatch.setattr("vitrail.data.prepare.LARGEST", 1)
+    assert (prepare(picture(200, 47), how) - plain).abs().mean() < 0.12

@@ -8,7 +8,7 @@ from PIL import Image
 from vitrail.data.prepare import prepare
 from vitrail.data.preprocess import Preprocess, imagenet
 from vitrail.data.sources.builtin import fashion
-from vitrail.report.data import contact_sheet
+from vitrail.report.data import contact_sheet, first_of_each
 from vitrail.report.page import page, table, text
 from vitrail.report.pictures import GAP, LINE, restored, sheet
 
@@ -23,8 +23,11 @@ def test_a_sheet_has_every_picture_in_its_place() -> None:
 
 
 def test_captions_are_cut_to_their_room_and_made_printable() -> None:
-    long = sheet([Image.new("L", (8, 8))], ["\x1b[31m" + "w" * 500], side=64)
-    assert long.width == 64 + 2 * GAP
+    grey = [Image.new("L", (8, 8))] * 2
+    long = np.asarray(sheet(grey, ["\x1b[31m" + "w" * 500, ""], columns=2, side=64))
+    written = (long != long[0, 0]).any(2)[GAP + 64 : GAP + 64 + LINE]
+    assert written[:, : GAP + 64].any()
+    assert not written[:, GAP + 64 :].any()  # nothing reaches below the next picture
 
 
 @pytest.mark.parametrize("how", [imagenet((9, 7)), Preprocess((9, 7), mean=(0.4,), std=(0.3,))])
@@ -42,6 +45,9 @@ def test_the_contact_sheet_shows_every_class_before_any_twice() -> None:
     assert shown is not None
     assert shown.width == 10 * (128 + GAP) + GAP
     assert shown.height == 2 * (128 + LINE + GAP) + GAP
+    labels = fashion("test").labels[first_of_each(fashion("test").labels, 20)]
+    assert np.bincount(labels).tolist() == [2] * 10
+    assert sorted(labels.tolist()) == labels.tolist()
 
 
 def test_a_page_is_text_and_nothing_else() -> None:

@@ -18,10 +18,10 @@ from vitrail.bench.turns import in_turns
 from vitrail.data.loader import Loader, training
 from vitrail.data.pack import read_pack
 from vitrail.data.packing import write_pack
-from vitrail.data.panes import panes
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.builtin import fashion
 from vitrail.data.sources.folder import read_folder
+from vitrail.data.sources.panes import panes
 from vitrail.data.sources.source import Arrays, Progress
 from vitrail.errors import VitrailError
 from vitrail.weights.verify import declare_operators

@@ -7,13 +7,14 @@ import typer
 
 from vitrail.cli.options import Json, Settings, pair
 from vitrail.cli.screen import add, console, print_json, progress, size, table
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, printable
 
 data = typer.Typer(name="data", help="Check, show, pack and get pictures.", no_args_is_help=True)
 
 Source = Annotated[
     str, typer.Argument(metavar="DATA", help="A folder, .csv, .parquet, .tar, a pack, hf:owner/name, or a set by its name.")
 ]
+MOST_SHOWN = 1000  # pictures on a sheet
 ROWS = 12  # of each kind of finding on the screen; the page and --json have more
 
 
@@ -27,12 +28,15 @@ def check(
     from vitrail.data.check import check as examine
     from vitrail.data.sources.open import pictures
 
+    if page is not None:
+        _check_out(page, "--page", (".html",), source)
     with progress() as tell:
         found = examine(pictures(source, progress=tell), tell)
     if page is not None:
         from vitrail.report.data import data_page
+        from vitrail.report.page import write_whole
 
-        page.write_text(data_page(found), encoding="utf-8")
+        write_whole(page, data_page(found).encode())
     if json:
         print_json(_plain(found, page))
     else:
@@ -57,18 +61,22 @@ def show(
     """Draw a batch as the model will see it, augmentation on."""
     from vitrail.augment.policy import policy
     from vitrail.config import override
+    from vitrail.data.check import usable
     from vitrail.data.sources.open import pictures
     from vitrail.report.batch import draw_batch
+    from vitrail.report.page import write_whole
+    from vitrail.report.pictures import as_file
 
     if split not in ("train", "validation", "test"):
         raise VitrailError(f"--split must be train, validation or test, got {split!r}")
-    if out.suffix.lower() not in (".png", ".jpg", ".webp"):
-        raise VitrailError(f"--out must end in .png, .jpg or .webp, got {out}; try --out {out.stem}.png")
+    _check_out(out, "--out", (".png", ".jpg"), source)
+    if not 1 <= batch <= MOST_SHOWN:
+        raise VitrailError(f"--batch must be from 1 to {MOST_SHOWN} to be drawn, got {batch}; try --batch 24")
     how = override(policy(augment), [item.removeprefix("augment.") for item in settings or []])
     with progress() as tell:
-        opened = pictures(source, progress=tell)
+        opened = usable(pictures(source, progress=tell), tell).data  # what training will read
         drawn = draw_batch(opened, split, how, pair(image, "--image") if image else None, batch, step, seed)
-    drawn.sheet.save(out)
+    write_whole(out, as_file(drawn.sheet, out.suffix))
     if json:
         print_json({"written": str(out), "indices": drawn.indices, "labels": drawn.labels, "image": drawn.image})
     else:
@@ -91,8 +99,7 @@ def pack(
     from vitrail.data.packing import write_pack
     from vitrail.data.sources.open import pictures
 
-    if out.is_dir() or not out.parent.is_dir():
-        raise VitrailError(f"OUT must be a file in a folder that exists, got {out}; try {out.name or 'mine'}.pack")
+    _check_out(out, "OUT", None, source)
     wanted = None if side == "full" else pair(side, "--size") if "x" in side.lower() else pair(side, "--size")[0]
     with progress() as tell:
         opened = pictures(source, progress=tell)
@@ -101,14 +108,14 @@ def pack(
             {split: part for split, part in opened.splits.items() if len(part)},
             size=wanted,
             keep=keep,
-            provenance={"source": opened.name, "fingerprint": opened.fingerprint, "size": side, "keep": keep},
+            provenance={"source": opened.name, "size": side if keep == "pixels" else "full", "keep": keep},
             progress=tell,
         )
     if json:
         print_json({**vars(made), "path": str(made.path)})
         return
     for sentence in made.skipped[:ROWS]:
-        typer.echo(f"left out {sentence}")
+        typer.echo(printable(f"left out {sentence}"))
     parts = ", ".join(f"{count:,} {split}" for split, count in made.counts.items())
     left = f"; {len(made.skipped):,} left out" if made.skipped else ""
     typer.echo(f"packed {parts}{left}: {made.path} ({size(made.bytes)}, sha256 {made.sha256[:16]})")
@@ -129,6 +136,16 @@ def get(
         print_json({"name": name, "path": str(path)})
     else:
         typer.echo(f"{name} is here: {path}; use it as `vitrail data check {name}`")
+
+
+def _check_out(path: Path, option: str, endings: tuple[str, ...] | None, source: str) -> None:
+    """Before the work: where it would be written can be, and is not what is read."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise VitrailError(f"{option} must be a file in a folder that exists, got {path}; try {path.name or 'mine'}")
+    if endings and path.suffix.lower() not in endings:
+        raise VitrailError(f"{option} must end in {' or '.join(endings)}, got {path}; try {path.stem}{endings[0]}")
+    if path.exists() and (not path.is_file() or (Path(source).exists() and path.samefile(source))):
+        raise VitrailError(f"{option} must not be the data itself or a device, got {path}; name another file")
 
 
 def _plain(found: "Checked", page: Path | None) -> dict[str, object]:  # type: ignore[name-defined]  # noqa: F821
@@ -154,7 +171,7 @@ def _print(found: "Checked", page: Path | None) -> None:  # type: ignore[name-de
     screen = console()
     classes = table("class", "#train", "#validation", "#test", title=f"{found.data.name}: {found.pictures:,} pictures")
     for name, counts in list(found.classes.items())[: 3 * ROWS]:
-        add(classes, name, *(f"{counts[split]:,}" for split in ("train", "validation", "test")))
+        add(classes, printable(name), *(f"{counts[split]:,}" for split in ("train", "validation", "test")))
     if len(found.classes) > 3 * ROWS:
         add(classes, f"and {len(found.classes) - 3 * ROWS:,} more")
     add(classes, "all", *(f"{len(source):,}" for source in found.data.splits.values()))
@@ -164,20 +181,21 @@ def _print(found: "Checked", page: Path | None) -> None:  # type: ignore[name-de
     if found.kinds:
         screen.print("kinds: " + ", ".join(f"{count:,} {kind}" for kind, count in found.kinds.items()))
     for note in found.notes:
-        screen.print(f"note: {note}")
+        screen.print(printable(f"note: {note}"), soft_wrap=True)
     for title, groups in (
-        ("in train and in validation or test", found.leaks),
+        ("in two splits", found.leaks),
         ("under two labels", found.conflicts),
         ("twice", found.duplicates),
     ):
         if groups:
             screen.print(f"\nthe same picture {title}: {len(groups):,}")
             for group in groups[:ROWS]:
-                screen.print("  " + " = ".join(group.where[:4]) + (" ..." if len(group.where) > 4 else ""), soft_wrap=True)
+                copies = " = ".join(group.where[:4]) + (" ..." if len(group.where) > 4 else "")
+                screen.print(printable(f"  {copies}"), soft_wrap=True)
     if found.bad:
         screen.print(f"\npictures that cannot be used: {len(found.bad):,}")
         for item in found.bad[:ROWS]:
-            screen.print(f"  {item.where} {item.reason}", soft_wrap=True)
+            screen.print(printable(f"  {item.where} {item.reason}"), soft_wrap=True)
     more = max(len(found.bad), len(found.leaks), len(found.conflicts), len(found.duplicates)) > ROWS
     if more:
         screen.print("--json lists them all")

@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -25,6 +26,7 @@ app.command()(doctor)
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is half done is cleared away
     sys.exit(run(sys.argv[1:]))
 
 
@@ -43,8 +45,10 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader has seen enough, as in `vitrail inspect B/16 | head -1`
         _close_output()
         return 141
-    except MemoryError:
-        return _say("there is not enough memory; try a smaller batch or model", 1)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        return _say("there is not enough memory; try a smaller batch, picture or model", 1)
     except OSError as error:
         _close_output()
         return _say(str(error), 1)
@@ -53,6 +57,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _write_anything() -> None:
     """A terminal that knows no × gets a ? instead of an error."""
+    if sys.stdout is None or sys.stderr is None:  # closed before the start
+        nowhere = open(os.devnull, "w")  # noqa: SIM115
+        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -13,10 +13,15 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
+from vitrail.errors import VitrailError
+
 
 def folder() -> Path:
     chosen = os.environ.get("VITRAIL_CACHE")
-    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitrail"
+    try:
+        return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitrail"
+    except RuntimeError:
+        raise VitrailError("there is no home folder to keep a cache in; set VITRAIL_CACHE to a folder") from None
 
 
 def recall(kind: str, key: str) -> dict[str, ndarray] | None:
@@ -24,12 +29,15 @@ def recall(kind: str, key: str) -> dict[str, ndarray] | None:
     try:
         with open(_place(kind, key), "rb") as place, np.load(place, allow_pickle=False) as file:
             return dict(file)
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):  # also where there is no home
         return None
 
 
 def remember(kind: str, key: str, arrays: dict[str, ndarray]) -> None:
-    place = _place(kind, key)
+    try:
+        place = _place(kind, key)
+    except VitrailError:
+        return
     stream = io.BytesIO()
     np.savez(stream, allow_pickle=False, **arrays)
     half = place.with_name(f"{place.name}.{os.getpid()}")

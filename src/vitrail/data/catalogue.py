@@ -1,5 +1,6 @@
-"""What is in every picture of a source: a hash of its content, its size and kind, or why it cannot be used. Learned once:
-a file of the same name, length and time of change is not read again. n pictures.
+"""What is in every picture of a source: hashes of its file and of its pixels, its size and kind, or why it cannot be used.
+
+Learned once: a file of the same name, length and times is not read again, nor a shard that has not changed. n pictures.
 """
 
 import hashlib
@@ -13,11 +14,13 @@ from numpy import ndarray
 
 from vitrail.data import cache
 from vitrail.data.decode import decode, kind
-from vitrail.data.sources.source import Files, Part, Progress, Source
+from vitrail.data.sources.identity import identity
+from vitrail.data.sources.source import Arrays, Files, Part, Progress, Source
+from vitrail.data.threads import cores
 from vitrail.errors import VitrailError
 
 HASH = 16  # bytes
-FORMAT = 1  # of what is remembered
+FORMAT = 2  # of what is remembered
 CHUNK = 256  # pictures between two signs of progress
 UNREADABLE = "cannot be read"  # a fault of the moment, such as a missing right: never remembered
 
@@ -26,7 +29,8 @@ UNREADABLE = "cannot be read"  # a fault of the moment, such as a missing right:
 class Catalogue:
     """One row a picture; a picture without a problem can be used."""
 
-    hashes: ndarray  # n 16, uint8; of the file's bytes, or of shape and pixels
+    hashes: ndarray  # n 16, uint8: of the file as it is
+    pixels: ndarray  # n 16, uint8: of what it shows, whatever the format and the notes in it
     sizes: ndarray  # n 2, int32: height, width
     kinds: ndarray  # n, str: "JPEG RGB"
     problems: ndarray  # n, str
@@ -36,45 +40,46 @@ class Catalogue:
         return np.flatnonzero(self.problems != "")
 
     def keys(self) -> ndarray:
-        """The hashes as one item each, to sort and compare."""
-        return np.ascontiguousarray(self.hashes).view(f"V{HASH}").reshape(-1)
+        """The hashes of the files as one item each, to sort and compare."""
+        return _items(self.hashes)
+
+    def looks(self) -> ndarray:
+        """The hashes of the pixels likewise."""
+        return _items(self.pixels)
 
     def rows(self, chosen: ndarray) -> "Catalogue":
-        return Catalogue(self.hashes[chosen], self.sizes[chosen], self.kinds[chosen], self.problems[chosen])
+        return Catalogue(*(column[chosen] for column in vars(self).values()))
 
 
 def examine(source: Source, progress: Progress | None = None, workers: int | None = None) -> Catalogue:
-    """Read and decode every picture, in threads; what is known of files is taken from the last time."""
+    """Read and decode every picture, in threads; what is known is taken from the last time."""
     if isinstance(source, Part):
         return examine(source.whole, progress, workers).rows(source.indices)
     if isinstance(source, Files):
-        return _remembered(source, progress, workers)
-    return _table(list(_look(source, range(len(source)), progress, workers)))
+        return _of_files(source, progress, workers)
+    if isinstance(source, Arrays):
+        return _table(list(_look(source, range(len(source)), progress, workers)))
+    key = f"{FORMAT} {hashlib.sha256(identity(source)).hexdigest()}"
+    known = _recall(key)
+    if known is None or len(known[1]) != len(source):
+        rows = list(_look(source, range(len(source)), progress, workers))
+        if not any(row.problem.startswith(UNREADABLE) for row in rows):
+            _remember(key, [""] * len(rows), np.zeros((len(rows), 3), np.int64), rows)
+        return _table(rows)
+    return _table(known[1])
 
 
-Row = tuple[bytes, tuple[int, int], str, str]
-
-
-def content_keys(source: Source, progress: Progress | None = None) -> ndarray:
-    """A hash of every picture as one item each; of files by way of the catalogue, which remembers them."""
-    if isinstance(source, Files):
-        return examine(source, progress).keys()
-    hashes = []
-    for index in range(len(source)):
-        hashes.append(_hash(source.content(index)))
-        if progress and (index % CHUNK == 0 or index == len(source) - 1):
-            progress("reading", index + 1, len(source))
-    return np.frombuffer(b"".join(hashes), f"V{HASH}")
-
-
-def _hash(content: bytes | ndarray) -> bytes:
-    if isinstance(content, ndarray):
-        content = str(content.shape).encode() + np.ascontiguousarray(content).tobytes()
-    return hashlib.blake2b(content, digest_size=HASH).digest()
+@dataclass(frozen=True, slots=True)
+class Row:
+    hash: bytes
+    pixels: bytes
+    size: tuple[int, int]
+    kind: str
+    problem: str
 
 
 def _look(source: Source, indices: Sequence[int], progress: Progress | None, workers: int | None) -> Iterator[Row]:
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(workers or cores()) as pool:
         for start in range(0, len(indices), CHUNK):
             yield from pool.map(lambda index: _row(source, index), indices[start : start + CHUNK])
             if progress:
@@ -86,62 +91,126 @@ def _row(source: Source, index: int) -> Row:
         content = source.content(index)
     except (OSError, VitrailError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return bytes(HASH), (0, 0), "", f"{UNREADABLE}: {reason}"
+        return Row(bytes(HASH), bytes(HASH), (0, 0), "", f"{UNREADABLE}: {reason}")
     if isinstance(content, ndarray):
-        return _hash(content), (content.shape[0], content.shape[1]), "pixels", ""
+        seen = _of_pixels(content)
+        return Row(seen, seen, (content.shape[0], content.shape[1]), "pixels", "")
+    of_file = hashlib.blake2b(content, digest_size=HASH).digest()
     try:
-        picture = decode(content)
-        return _hash(content), (picture.height, picture.width), kind(content), ""
+        picture = np.asarray(decode(content))
+        return Row(of_file, _of_pixels(picture), (picture.shape[0], picture.shape[1]), kind(content), "")
+    except MemoryError:
+        return Row(of_file, of_file, (0, 0), "", f"{UNREADABLE}: there is not enough memory")
     except VitrailError as error:
-        return _hash(content), (0, 0), "", str(error).removeprefix("the picture ")
+        return Row(of_file, of_file, (0, 0), "", str(error).removeprefix("the picture "))
+
+
+def _of_pixels(picture: ndarray) -> bytes:
+    digest = hashlib.blake2b(str(picture.shape).encode(), digest_size=HASH)
+    digest.update(np.ascontiguousarray(picture).data)
+    return digest.digest()
+
+
+def _items(hashes: ndarray) -> ndarray:
+    return np.ascontiguousarray(hashes).view(f"V{HASH}").reshape(-1)
 
 
 def _table(rows: Sequence[Row]) -> Catalogue:
-    hashes, sizes, kinds, problems = zip(*rows, strict=True) if rows else ((), (), (), ())
-    return Catalogue(
-        np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, HASH),
-        np.array(sizes, np.int32).reshape(-1, 2),
-        np.array(kinds, str),
-        np.array(problems, str),
-    )
+    def hashes(column: str) -> ndarray:
+        return np.frombuffer(b"".join(getattr(row, column) for row in rows), np.uint8).reshape(-1, HASH)
+
+    sizes: ndarray = np.array([row.size for row in rows], np.int32).reshape(-1, 2)
+    # object arrays: one long reason must not make every row as long
+    kinds, problems = (np.array([getattr(row, column) for row in rows], object) for column in ("kind", "problem"))
+    return Catalogue(hashes("hash"), hashes("pixels"), sizes, kinds, problems)
 
 
-def _remembered(files: Files, progress: Progress | None, workers: int | None) -> Catalogue:
-    stamps = np.array([_stamp(files.where(index)) for index in range(len(files))], np.int64).reshape(-1, 2)
+def _of_files(files: Files, progress: Progress | None, workers: int | None) -> Catalogue:
+    stamps = np.array([_stamp(files.where(index)) for index in range(len(files))], np.int64).reshape(-1, 3)
     key = f"{FORMAT} {files.root.resolve()}"
-    known = _recalled(key)
-    rows = [known.get((path, length, time)) for path, (length, time) in zip(files.paths, stamps.tolist(), strict=True)]
+    known = _recalled_files(key)
+    rows = [known.get(stamped) for stamped in _stamped(files.paths, stamps)]
     missing = [index for index, row in enumerate(rows) if row is None]
     try:
         for index, row in zip(missing, _look(files, missing, progress, workers), strict=False):
             rows[index] = row
     finally:  # what was read before an interruption need not be read again
-        if missing or len(known) != len(files):
-            _remember(key, files, stamps, rows)
+        if missing:
+            _remember_files(key, files, stamps, rows, known)
     return _table([row for row in rows if row is not None])
 
 
-def _stamp(path: str) -> tuple[int, int]:
+def _stamp(path: str) -> tuple[int, int, int]:
     try:
         known = os.stat(path)
-        return known.st_size, known.st_mtime_ns
+        return known.st_size, known.st_mtime_ns, known.st_ctime_ns
     except OSError:
-        return -1, -1
+        return -1, -1, -1
 
 
-def _remember(key: str, files: Files, stamps: ndarray, rows: list[Row | None]) -> None:
-    done = [index for index, row in enumerate(rows) if row is not None and not row[3].startswith(UNREADABLE)]
-    table = _table([row for index in done if (row := rows[index]) is not None])
-    names = np.frombuffer(b"\0".join(os.fsencode(files.paths[index]) for index in done), np.uint8)
-    cache.remember("catalogue", key, {"paths": names, "stamps": stamps[done], **vars(table)})
+Stamped = tuple[str, tuple[int, ...]]
+Known = dict[Stamped, Row]
 
 
-def _recalled(key: str) -> dict[tuple[str, int, int], Row]:
-    known = cache.recall("catalogue", key)
-    if not known or not {"paths", "stamps", "hashes", "sizes", "kinds", "problems"} <= set(known) or not len(known["kinds"]):
+def _stamped(paths: Sequence[str], stamps: ndarray) -> list[Stamped]:
+    return [(path, tuple(stamp)) for path, stamp in zip(paths, stamps.tolist(), strict=True)]
+
+
+def _remember_files(key: str, files: Files, stamps: ndarray, rows: Sequence[Row | None], known: Known) -> None:
+    """With what is known of other files of the same folder, which another table may list."""
+    now = set(files.paths)
+    kept = {stamped: row for stamped, row in known.items() if stamped[0] not in now and (files.root / stamped[0]).exists()}
+    for stamped, row in zip(_stamped(files.paths, stamps), rows, strict=True):
+        if row is not None and not row.problem.startswith(UNREADABLE):
+            kept[stamped] = row
+    _remember(key, [path for path, _ in kept], np.array([stamp for _, stamp in kept], np.int64), list(kept.values()))
+
+
+def _recalled_files(key: str) -> Known:
+    known = _recall(key)
+    if known is None:
         return {}
-    paths = [os.fsdecode(path) for path in known["paths"].tobytes().split(b"\0")]
-    hashes = [bytes(row) for row in known["hashes"]]
-    sizes = [(high, wide) for high, wide in known["sizes"].tolist()]
-    rows = zip(hashes, sizes, known["kinds"].tolist(), known["problems"].tolist(), strict=True)
-    return {(path, length, time): row for path, (length, time), row in zip(paths, known["stamps"].tolist(), rows, strict=True)}
+    names, rows, stamps = known
+    return dict(zip(_stamped(names, stamps), rows, strict=True))
+
+
+def _remember(key: str, names: list[str], stamps: ndarray, rows: list[Row]) -> None:
+    table = _table(rows)
+    kinds, kind_of = np.unique(table.kinds.astype(str), return_inverse=True)
+    arrays = {
+        "names": _joined(names),
+        "stamps": stamps.reshape(-1, 3),
+        "hashes": table.hashes,
+        "pixels": table.pixels,
+        "sizes": table.sizes,
+        "kinds": kinds,
+        "kind_of": kind_of.astype(np.int16),
+        "bad": table.bad,
+        "reasons": _joined(table.problems[table.bad].tolist()),
+    }
+    cache.remember("catalogue", key, arrays)
+
+
+def _recall(key: str) -> tuple[list[str], list[Row], ndarray] | None:
+    known = cache.recall("catalogue", key)
+    try:
+        if not known or not len(known["kind_of"]):
+            return None
+        problems = [""] * len(known["kind_of"])
+        for index, reason in zip(known["bad"].tolist(), _parted(known["reasons"]), strict=bool(len(known["bad"]))):
+            problems[index] = reason
+        kinds = known["kinds"][known["kind_of"]].tolist()
+        sizes = [(high, wide) for high, wide in known["sizes"].tolist()]
+        hashes, pixels = ([row.tobytes() for row in known[name]] for name in ("hashes", "pixels"))
+        rows = [Row(*row) for row in zip(hashes, pixels, sizes, kinds, problems, strict=True)]
+        return _parted(known["names"]), rows, known["stamps"]
+    except (KeyError, ValueError, IndexError):
+        return None
+
+
+def _joined(texts: list[str]) -> ndarray:
+    return np.frombuffer(b"\0".join(os.fsencode(text) for text in texts), np.uint8)
+
+
+def _parted(joined: ndarray) -> list[str]:
+    return [os.fsdecode(text) for text in joined.tobytes().split(b"\0")]

@@ -11,10 +11,8 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.data.catalogue import HASH, Catalogue, examine
-from vitrail.data.sources.source import Data, Progress, Source, chosen
+from vitrail.data.sources.source import TOLERATED, Data, Part, Progress, Source, chosen, label_name
 from vitrail.errors import VitrailError
-
-TOLERATED = 0.1  # share of unusable pictures up to which the others are worth using
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Checked:
     data: Data
     pictures: int
     bad: tuple[Problem, ...]
-    leaks: tuple[Copies, ...]  # the same picture in train and in validation or test
+    leaks: tuple[Copies, ...]  # the same picture in two splits
     conflicts: tuple[Copies, ...]  # the same picture under two labels
     duplicates: tuple[Copies, ...]  # the same picture twice in one split
     classes: dict[str, dict[str, int]]  # name: split: usable pictures
@@ -56,7 +54,7 @@ class Checked:
 
 
 def check(data: Data, progress: Progress | None = None, workers: int | None = None) -> Checked:
-    found = {split: examine(source, progress, workers) for split, source in data.splits.items()}
+    found = _examined(data, progress, workers)
     bad = [
         Problem(source.where(int(index)), str(found[split].problems[index]), split)
         for split, source in data.splits.items()
@@ -79,10 +77,22 @@ def check(data: Data, progress: Progress | None = None, workers: int | None = No
     )
 
 
+def _examined(data: Data, progress: Progress | None, workers: int | None) -> dict[str, Catalogue]:
+    """Splits that are parts of one source are looked at together."""
+    known: dict[int, Catalogue] = {}
+    found = {}
+    for split, source in data.splits.items():
+        whole = source.whole if isinstance(source, Part) else source
+        if id(whole) not in known:
+            known[id(whole)] = examine(whole, progress, workers)
+        found[split] = known[id(whole)].rows(source.indices) if isinstance(source, Part) else known[id(whole)]
+    return found
+
+
 def usable(data: Data, progress: Progress | None = None, tolerated: float = TOLERATED) -> Checked:
     """The check before training: goes on without what cannot be used, unless that is too much."""
     checked = check(data, progress)
-    if len(checked.bad) > tolerated * checked.pictures:
+    if len(checked.bad) > _allowed(tolerated, checked.pictures):
         first = checked.bad[0]
         raise VitrailError(
             f"{len(checked.bad)} of {checked.pictures} pictures cannot be used, more than the share of {tolerated:g} "
@@ -91,8 +101,13 @@ def usable(data: Data, progress: Progress | None = None, tolerated: float = TOLE
     return checked
 
 
+def _allowed(tolerated: float, pictures: int) -> float:
+    """Of a small set, one may be bad, unless none is."""
+    return max(tolerated * pictures, 1) if tolerated else 0
+
+
 def _copies(splits: dict[str, Source], rows: dict[str, Catalogue]) -> tuple[list[Copies], list[Copies], list[Copies]]:
-    keys = np.concatenate([table.keys() for table in rows.values()])
+    keys = np.concatenate([table.looks() for table in rows.values()])
     which = np.concatenate([np.full(len(source), number) for number, source in enumerate(splits.values())])
     index = np.concatenate([np.arange(len(source)) for source in splits.values()])
     names, sources = tuple(splits), tuple(splits.values())
@@ -102,7 +117,7 @@ def _copies(splits: dict[str, Source], rows: dict[str, Catalogue]) -> tuple[list
         copies = Copies(
             tuple(source.where(place) for source, _, place in members),
             tuple(split for _, split, _ in members),
-            tuple(_class(source, place) for source, _, place in members),
+            tuple(label_name(source, place) for source, _, place in members),
         )
         if len(set(copies.splits)) > 1:
             leaks.append(copies)
@@ -119,11 +134,6 @@ def _groups(keys: ndarray) -> list[ndarray]:
     several = np.flatnonzero(count[of] > 1)
     order = several[np.argsort(of[several], kind="stable")]
     return np.split(order, np.flatnonzero(np.diff(of[order])) + 1) if len(order) else []
-
-
-def _class(source: Source, index: int) -> str:
-    label = int(source.labels[index])
-    return source.names[label] if 0 <= label < len(source.names) else ""
 
 
 def _balance(splits: dict[str, Source]) -> dict[str, dict[str, int]]:

@@ -9,11 +9,10 @@ import io
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from threading import Lock
 
 import numpy as np
 from numpy import ndarray
-from PIL import Image, JpegImagePlugin
+from PIL import Image, JpegImagePlugin, UnidentifiedImageError
 
 from vitrail.errors import VitrailError
 
@@ -23,6 +22,7 @@ except ImportError:
     simplejpeg = None
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM")
+NONE = "it is none of JPEG, PNG, GIF, WebP, TIFF, BMP and PPM"
 LARGEST = 2**26  # pixels: 64 million, more than a camera takes and less than a machine's memory
 ORIENTATION = 0x0112
 TURNS = {  # what makes a picture upright that was stored under this orientation
@@ -37,7 +37,9 @@ TURNS = {  # what makes a picture upright that was stored under this orientation
 SIDEWAYS = (5, 6, 7, 8)
 Size = tuple[int, int]  # height, width
 
-_warnings = Lock()  # the filters of warnings belong to the whole process
+# Pillow warns of a picture that is too large, which is refused here, and of odd tags, which do no harm.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 class BadPicture(VitrailError):
@@ -72,9 +74,18 @@ def _read(source: Path | bytes, least: Callable[[Size], Size] | None, largest: i
         return upright
     except BadPicture as error:
         raise error if str(where) in str(error) else BadPicture(f"{where} {error}") from None
+    except MemoryError:  # a fault of the moment
+        raise
     except Exception as error:  # a damaged picture can fail its decoder in any way
         reason = str(error).strip().splitlines()[0].replace(str(where), "it") if str(error).strip() else type(error).__name__
         raise BadPicture(f"{where} is no picture that can be read: {reason}") from None
+
+
+def as_picture(content: bytes | ndarray) -> Image.Image:
+    """What a source hands out, encoded or as pixels (h w c), in its own channels."""
+    if isinstance(content, bytes):
+        return decode(content)
+    return Image.fromarray(content[..., 0] if content.shape[2] == 1 else content)
 
 
 def kind(content: bytes) -> str:
@@ -84,10 +95,13 @@ def kind(content: bytes) -> str:
 
 
 def _open(content: bytes) -> tuple[Image.Image, int]:
-    """Pillow only warns of a picture that is too large, which is refused later, and of odd tags, which do no harm."""
-    with _warnings, warnings.catch_warnings(action="ignore"):
+    try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
-        return image, _orientation(image) if isinstance(image, JpegImagePlugin.JpegImageFile) else 1
+    except UnidentifiedImageError:
+        raise BadPicture(f"is no picture that can be read: {'it is empty' if not content else NONE}") from None
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise BadPicture(f"has more than the {LARGEST:,} pixels allowed") from None
+    return image, _orientation(image) if isinstance(image, JpegImagePlugin.JpegImageFile) else 1
 
 
 def _orientation(image: Image.Image) -> int:
@@ -137,9 +151,9 @@ def _plain(image: Image.Image) -> Image.Image:
 
 def _eight_bits(values: np.ndarray) -> np.ndarray:
     """Grey values of more than eight bits, by the range they are in: up to 1 (floats), 255 or 65535."""
-    numbers = values.astype(np.float64)
+    numbers = values.astype(np.float32)
     if not np.isfinite(numbers).all() or numbers.min() < 0 or numbers.max() > 65535:
         raise BadPicture("has grey values that are no numbers from 0 to 65535")
     whole = np.issubdtype(values.dtype, np.integer)
     top = 65535 if values.dtype.itemsize == 2 or numbers.max() > 255 else 1 if not whole and numbers.max() <= 1 else 255
-    return np.rint(numbers * (255 / top)).astype(np.uint8)
+    return np.rint(np.multiply(numbers, np.float32(255 / top), out=numbers)).astype(np.uint8)

@@ -5,7 +5,6 @@ b pictures of a global batch, n of them on this rank.
 """
 
 import logging
-import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,12 +23,13 @@ from vitrail.augment.chance import permutation, uniforms
 from vitrail.augment.mix import MIX_SLOTS, Mix, apply_mix, draw_mix
 from vitrail.augment.policy import Policy
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources.source import Source
+from vitrail.data.sources.source import TOLERATED, Source
+from vitrail.data.threads import cores
 from vitrail.data.view import Augmented, Plain, Seen, View
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, printable
 
+LAST = 2**48  # steps without end
 MIX = 2000  # where the numbers of Mixup and CutMix begin
-TOLERATED = 0.05  # share of the pictures that may turn out to be unusable
 
 log = logging.getLogger("vitrail")
 
@@ -115,6 +115,9 @@ class Loader:
         self._lock = Lock()
 
     def batch(self, step: int) -> Batch:
+        steps = self.order.steps
+        if not 0 <= step < (LAST if steps is None else steps):
+            raise VitrailError(f"step must be from 0 to {(LAST if steps is None else steps) - 1}, got {step}")
         epochs, indices = self.order.at(step)
         size = len(indices)
         start, end = self.rank * size // self.ranks, (self.rank + 1) * size // self.ranks
@@ -126,7 +129,7 @@ class Loader:
     def batches(self, start: int = 0, stop: int | None = None, workers: int | None = None) -> Iterator[Batch]:
         """From one step to another or to the end. ``workers`` threads; none: no thread at all."""
         ends = [end for end in (stop, self.order.steps) if end is not None]
-        workers = min(os.cpu_count() or 1, 8) if workers is None else workers
+        workers = min(cores(), 8) if workers is None else workers
         if workers < 0:
             raise VitrailError(f"workers must not be below 0, got {workers}; try workers=2")
         return _ahead(self, start, min(ends) if ends else None, workers)
@@ -141,9 +144,9 @@ class Loader:
         with self._lock:
             for index, problem in problems.items():
                 if index not in self.problems:
-                    log.warning("left out a picture: %s", problem)
+                    log.warning("left out a picture: %s", printable(problem))
                 self.problems[index] = problem
-            if len(self.problems) > self.tolerated * len(self.source):
+            if len(self.problems) > (max(self.tolerated * len(self.source), 1) if self.tolerated else 0):
                 raise VitrailError(
                     f"{len(self.problems)} of {len(self.source)} pictures cannot be used, more than the share of "
                     f"{self.tolerated:g} tolerated, the last one {next(iter(problems.values()))}; "
@@ -159,8 +162,9 @@ class Loader:
         assert policy is not None
         wanted = np.arange(start - 1, end) % size if self.ranks > 1 else np.arange(start, end)
         seen = self._see(epochs[wanted], indices[wanted])
-        u = uniforms(self.seed, epochs, indices, MIX_SLOTS, MIX)
-        u = u[start:end] if policy.mix_each else np.broadcast_to(u[:1], (end - start, MIX_SLOTS))
+        drawn = slice(start, end) if policy.mix_each else slice(0, 1)
+        u = uniforms(self.seed, epochs[drawn], indices[drawn], MIX_SLOTS, MIX)
+        u = np.broadcast_to(u, (end - start, MIX_SLOTS))
         mix = draw_mix(u, policy.mixup, policy.cutmix, policy.mix, policy.switch, policy.mix_each, self.view.preprocess.image)
         own, before = (np.arange(1, len(wanted)), np.arange(len(wanted) - 1)) if self.ranks > 1 else (
             np.arange(size), np.roll(np.arange(size), 1)
@@ -196,11 +200,11 @@ def _ahead(loader: Loader, start: int, stop: int | None, workers: int) -> Iterat
             while len(waiting) <= workers and (stop is None or step < stop):
                 waiting.append(pool.submit(loader.batch, step))
                 step += 1
-            made = waiting.popleft().result()
-            torch.set_num_threads(threads)  # what a worker set for itself would hold for threads started later
-            yield made
+            yield waiting.popleft().result()
+            torch.set_num_threads(threads)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        torch.set_num_threads(threads)  # what workers set for themselves would hold for threads started later
 
 
 def training(
@@ -216,6 +220,10 @@ def training(
 ) -> Loader:
     """Shuffled, augmented, without end; ``batch`` is the global one."""
     _check(source, batch)
+    if batch % ranks:
+        raise VitrailError(
+            f"batch must be a multiple of the {ranks} ranks, got {batch}; try batch={-(-batch // ranks) * ranks}"
+        )
     mixing = policy if policy.mixup or policy.cutmix else None
     view = Augmented(preprocess, policy, seed)
     return Loader(source, view, Shuffled(len(source), batch, seed), mixing, seed, rank, ranks, tolerated)

@@ -120,7 +120,11 @@ def _source(data: ndarray, header: dict[str, Any], split: str, names: tuple[str,
             raise ValueError(f"{split}.{name} lies outside")
         return data[begin:end].view(KINDS[entry["dtype"]]).reshape(entry["shape"])
 
+    if split not in ("train", "validation", "test"):
+        raise ValueError(f"{split} is no split")
     labels = part("labels").astype(np.int64)
+    if labels.ndim != 1:
+        raise ValueError(f"{split} has labels of shape {labels.shape}")
     if len(labels) and not -1 <= labels.min() <= labels.max() < max(len(names), 1):
         raise ValueError(f"{split} has labels without a name")
     if f"{split}.pixels" in header:
@@ -133,8 +137,8 @@ def _source(data: ndarray, header: dict[str, Any], split: str, names: tuple[str,
     shapes = part("shapes").astype(np.int64) if kind == "bytes" else None
     if len(starts) != len(labels) + 1 or starts[0] != 0 or starts[-1] != len(bytes_) or (np.diff(starts) < 0).any():
         raise ValueError(f"{split} has starts that do not fit")
-    if shapes is not None and (
-        shapes.shape != (len(labels), 3) or (shapes <= 0).any() or (shapes.prod(1) != np.diff(starts)).any()
-    ):
-        raise ValueError(f"{split} has shapes that do not fit")
+    if shapes is not None:
+        fit = shapes.shape == (len(labels), 3) and (shapes > 0).all() and np.isin(shapes[:, 2], (1, 3)).all()
+        if not fit or (shapes.prod(1) != np.diff(starts)).any():
+            raise ValueError(f"{split} has shapes that do not fit")
     return Ragged(bytes_, starts, shapes, labels, names, origin)

@@ -13,9 +13,10 @@ import numpy as np
 from numpy import ndarray
 from PIL import Image
 
-from vitrail.data.decode import decode
+from vitrail.data.decode import as_picture, decode
 from vitrail.data.pack import FORMAT, VERSION, seal
 from vitrail.data.sources.source import Progress, Source
+from vitrail.data.threads import cores
 from vitrail.errors import VitrailError
 
 CHUNK = 64  # pictures decoded at a time
@@ -48,6 +49,10 @@ def write_pack(
         raise VitrailError(f"keep must be 'pixels' or 'jpeg', got {keep!r}")
     if size is not None and np.min(size) < 1:
         raise VitrailError(f"size must be at least 1, got {size}; try size=256")
+    if path.exists() and not path.is_file():
+        raise VitrailError(f"{path} is there and is no file; name another")
+    if keep == "jpeg" and any(len(part) and isinstance(part.content(0), ndarray) for part in splits.values()):
+        raise VitrailError("keep='jpeg' keeps files as they are, and these pictures have none; try keep='pixels'")
     half = path.with_name(f"{path.name}.{os.getpid()}.part")
     made = Packed(path)
     try:
@@ -55,6 +60,9 @@ def write_pack(
             _write(file, made, splits, size, keep, provenance or {}, progress, workers)
             file.flush()
             os.fsync(file.fileno())
+        if not sum(made.counts.values()):
+            first = f"; the first one: {made.skipped[0]}" if made.skipped else ""
+            raise VitrailError(f"nothing could be packed: no picture can be used{first}")
         made.bytes = half.stat().st_size
         half.replace(path)
     finally:
@@ -131,7 +139,7 @@ def _items(
         except (OSError, VitrailError) as error:
             return index, f"{source.where(index)} {str(error).removeprefix('the picture ')}"
 
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(workers or cores()) as pool:
         for start in range(0, len(source), CHUNK):
             yield from pool.map(item, range(start, min(start + CHUNK, len(source))))
 
@@ -143,12 +151,10 @@ def _item(content: bytes | ndarray, size: int | tuple[int, int] | None, keep: st
         decode(content)  # only what can be decoded is worth keeping
         return content
     if isinstance(content, ndarray):
-        return content if size is None else _resized(_image(content), size, content.shape[2])
+        if content.shape[2] not in (1, 3):
+            raise VitrailError(f"has {content.shape[2]} channels, where a pack holds 1 or 3")
+        return content if size is None else _resized(as_picture(content), size, content.shape[2])
     return _resized(decode(content, least=(size, size) if isinstance(size, int) else size), size, 3)
-
-
-def _image(content: ndarray) -> Image.Image:
-    return Image.fromarray(content[..., 0] if content.shape[2] == 1 else content)
 
 
 def _resized(picture: Image.Image, size: int | tuple[int, int] | None, channels: int) -> ndarray:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess
 
+LARGEST = 2**24  # pixels that are made only to be cut away
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -31,6 +32,11 @@ def fitted(picture: Image.Image, how: Preprocess) -> UInt8[ndarray, "height widt
     picture = picture.convert("L" if channels == 1 else "RGB")
     high, wide = how.image
     size = _cover(picture, how)
+    if size[0] * size[1] > LARGEST:  # a picture of odd proportions: only the part that is kept is resized
+        across, down = picture.width / size[0], picture.height / size[1]
+        left, top = (size[0] - wide) / 2 * across, (size[1] - high) / 2 * down
+        part = (left, top, left + wide * across, top + high * down)
+        return np.array(picture.resize((wide, high), FILTERS[how.interpolation], part)).reshape(high, wide, channels)
     if size != picture.size:
         picture = picture.resize(size, FILTERS[how.interpolation])
     left, top = round((picture.width - wide) / 2), round((picture.height - high) / 2)

@@ -21,7 +21,7 @@ from vitrail.augment.colour import JITTER_SLOTS, OPERATION_SLOTS, apply_operatio
 from vitrail.augment.erase import ERASE_SLOTS, draw_erase, erase
 from vitrail.augment.geometry import CROP_SLOTS, crop_resize, draw_inception, draw_shift, resample, shift
 from vitrail.augment.policy import Policy
-from vitrail.data.decode import Size, decode, pixels
+from vitrail.data.decode import Size, as_picture, pixels
 from vitrail.data.pack import Ragged
 from vitrail.data.prepare import fitted, normalise
 from vitrail.data.preprocess import Preprocess
@@ -30,7 +30,7 @@ from vitrail.errors import VitrailError
 
 # Where each operation's numbers begin. They have places of their own, so switching one on does not change another.
 CROP, FLIP, ERASE, JITTER, OPERATIONS, NOISE = 0, 100, 200, 300, 400, 1000
-SMALL = 64 * 64  # pixels up to which many pictures at once are faster than one by one
+SMALL = 64  # pixels a side up to which many pictures at once are faster than one by one
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class Plain:
 
     def __call__(self, source: Source, epochs: Int[ndarray, " n"], indices: Int[ndarray, " n"]) -> Seen:
         how = self.preprocess
-        stack = _stack(source, indices)
-        if stack is not None and stack.shape[1:] == (*how.image, len(how.mean)) and how.crop == 1:
+        stack = _stack(source, indices) if _shape(source) == (*how.image, len(how.mean)) and how.crop == 1 else None
+        if stack is not None:
             images = rearrange(torch.from_numpy(stack), "n h w c -> n c h w").to(
                 torch.float32, memory_format=torch.contiguous_format
             )
             return Seen(normalise(images, how), np.ones(len(indices), bool), {})
-        return _one_by_one(source, indices, how, lambda _, content: _planes(fitted(_picture(content), how)))
+        return _one_by_one(source, indices, how, lambda _, content: _planes(fitted(as_picture(content), how)))
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,12 @@ class Augmented:
     def _together(self, source: Source, epochs: ndarray, indices: ndarray) -> Seen | None:
         """Small pictures of one size, all at once: nothing is decoded and nothing done one by one."""
         policy, how = self.policy, self.preprocess
-        stack = _stack(source, indices) if not (policy.layers or self._jitters) else None
-        native = stack is not None and stack.shape[1:3] == how.image
-        if stack is None or stack.shape[1] * stack.shape[2] > SMALL or stack.shape[3] != len(how.mean):
+        shape = _shape(source)
+        if shape is None or max(*shape[:2], *how.image) > SMALL or shape[2] != len(how.mean) or policy.layers or self._jitters:
             return None
-        if policy.crop != "inception" and not native:
+        if policy.crop != "inception" and (shape[:2] != how.image or how.crop < 1):
             return None
+        stack = _stack(source, indices)
         u, flips = uniforms(self.seed, epochs, indices, CROP_SLOTS, CROP), self._flips(epochs, indices)
         if policy.crop == "inception":
             sizes = np.broadcast_to(np.array(stack.shape[1:3]), (len(stack), 2))
@@ -124,7 +124,7 @@ class Augmented:
             planes = self._cut(content, partial(crop, row), bool(flips[row]))
             if not (policy.layers or self._jitters):
                 return planes
-            picture = _picture(rearrange(planes, "c h w -> h w c").contiguous().numpy())
+            picture = as_picture(rearrange(planes, "c h w -> h w c").contiguous().numpy())
             for chosen, strength, centre in zip(
                 operations.chosen[row], operations.strengths[row], operations.centres[row], strict=True
             ):
@@ -168,7 +168,7 @@ class Augmented:
             picture, part = _part(content, crop, how)
             return crop_resize(_with_channels(picture, len(how.mean)), part, how.image, flip, policy.interpolation)
         pad = policy.pad if policy.crop == "pad" else 0
-        whole = fitted(_picture(content), how)
+        whole = fitted(as_picture(content), how)
         return _planes(shift(whole[None], np.array([crop(how.image)]), np.array([flip]), pad)[0])
 
 
@@ -203,11 +203,22 @@ def known_sizes(source: Source, indices: ndarray) -> Int[ndarray, "n 2"] | None:
     return source.shapes[indices, :2] if isinstance(source, Ragged) and source.shapes is not None else None
 
 
-def _stack(source: Source, indices: ndarray) -> ndarray | None:
-    """n h w c out of what lies in memory as one array."""
+def _shape(source: Source) -> tuple[int, int, int] | None:
+    """h w c of the pictures of what lies in memory as one array."""
+    if isinstance(source, Part):
+        return _shape(source.whole)
+    if not isinstance(source, Arrays):
+        return None
+    _, high, wide, channels = source.images.shape
+    return high, wide, channels
+
+
+def _stack(source: Source, indices: ndarray) -> ndarray:
+    """n h w c out of such an array."""
     if isinstance(source, Part):
         return _stack(source.whole, source.indices[indices])
-    return source.images[indices] if isinstance(source, Arrays) else None
+    assert isinstance(source, Arrays)
+    return source.images[indices]
 
 
 def _one_by_one(source: Source, indices: ndarray, how: Preprocess, see: Callable[[int, bytes | ndarray], Tensor]) -> Seen:
@@ -222,12 +233,6 @@ def _one_by_one(source: Source, indices: ndarray, how: Preprocess, see: Callable
         kept[row] = True
         filled += 1
     return Seen(images[:filled], kept, problems)
-
-
-def _picture(content: bytes | ndarray) -> Image.Image:
-    if isinstance(content, bytes):
-        return decode(content)
-    return Image.fromarray(content[..., 0] if content.shape[2] == 1 else content)
 
 
 def _with_channels(picture: ndarray, channels: int) -> ndarray:

@@ -28,10 +28,9 @@ def draw_batch(
     """A batch of train as it is augmented; of validation and test as it is evaluated."""
     source = data.splits[split]
     if not len(source):
-        raise VitrailError(f"{data.name} has no {split}; try --split train")
+        there = [name for name, part in data.splits.items() if len(part)]
+        raise VitrailError(f"{data.name} has no {split}; try --split {there[0] if there else 'train'}")
     loader = _loader(source, split, policy, image, batch, seed)
-    if step < 0 or (loader.order.steps is not None and step >= loader.order.steps):
-        raise VitrailError(f"--step must be from 0 to {(loader.order.steps or 1) - 1} here, got {step}")
     made = loader.batch(step)
     how = loader.view.preprocess
     labels = _captions(source, made)

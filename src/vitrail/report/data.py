@@ -7,14 +7,13 @@ from PIL import Image
 
 from vitrail.augment.chance import permutation
 from vitrail.data.check import Checked, Copies
-from vitrail.data.decode import decode
-from vitrail.data.sources.source import Source
+from vitrail.data.decode import as_picture, decode
+from vitrail.data.sources.source import Source, label_name
 from vitrail.report.page import page, table, text
 from vitrail.report.pictures import data_address, sheet
 
 MOST_ROWS = 500
 MOST_CLASSES = 200
-EACH = 5  # pictures of a class on the contact sheet
 MOST_PICTURES = 60
 
 
@@ -24,17 +23,19 @@ def data_page(checked: Checked) -> str:
 
 def contact_sheet(source: Source, most: int = MOST_PICTURES) -> Image.Image | None:
     """Some pictures of every class, drawn by number, in the order of the classes."""
-    order = permutation(0, 0, len(source))
-    rounds = np.argsort(_turn(source.labels[order]), kind="stable")[:most]  # the first of each class, then the second ...
-    chosen = order[rounds]
-    chosen = chosen[np.argsort(source.labels[chosen], kind="stable")]
     pictures, captions = [], []
-    for index in chosen.tolist():
+    for index in first_of_each(source.labels, most).tolist():
         content = source.content(index)
-        shown = decode(content, least=(128, 128)) if isinstance(content, bytes) else _image(content)
-        pictures.append(shown)
-        captions.append(source.names[source.labels[index]] if source.labels[index] >= 0 else "")
+        pictures.append(decode(content, least=(128, 128)) if isinstance(content, bytes) else as_picture(content))
+        captions.append(label_name(source, index))
     return sheet(pictures, captions, columns=10) if pictures else None
+
+
+def first_of_each(labels: np.ndarray, most: int) -> np.ndarray:
+    """So many numbers: one of each class, then a second of each ..., drawn, and in the order of the classes."""
+    order = permutation(0, 0, len(labels))
+    chosen = order[np.argsort(_turn(labels[order]), kind="stable")[:most]]
+    return chosen[np.argsort(labels[chosen], kind="stable")]
 
 
 def _turn(labels: np.ndarray) -> np.ndarray:
@@ -43,10 +44,6 @@ def _turn(labels: np.ndarray) -> np.ndarray:
     turn = np.empty(len(labels), np.int64)
     turn[order] = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
     return turn
-
-
-def _image(content: np.ndarray) -> Image.Image:
-    return Image.fromarray(content[..., 0] if content.shape[2] == 1 else content)
 
 
 def _parts(checked: Checked) -> Iterator[str]:
@@ -58,7 +55,7 @@ def _parts(checked: Checked) -> Iterator[str]:
     yield from _verdict(checked)
     if checked.notes:
         yield "<h2>Notes</h2><ul>" + "".join(f"<li>{text(note)}</li>" for note in checked.notes) + "</ul>"
-    shown = contact_sheet(data.train if len(data.train) else data.validation)
+    shown = contact_sheet(next((part for part in data.splits.values() if len(part)), data.train))
     if shown is not None:
         yield f'<h2>Pictures</h2><img alt="Some pictures of each class" src="{data_address(shown)}">'
     yield from _balance(checked)
@@ -66,7 +63,7 @@ def _parts(checked: Checked) -> Iterator[str]:
     if checked.bad:
         rows = [(text(item.where), text(item.reason), item.split) for item in checked.bad[:MOST_ROWS]]
         yield f"<h2>Pictures that cannot be used ({len(checked.bad):,})</h2>" + table(("file", "why", "split"), rows)
-    yield from _copies("The same picture in train and in validation or test", checked.leaks)
+    yield from _copies("The same picture in two splits", checked.leaks)
     yield from _copies("The same picture under two labels", checked.conflicts)
     yield from _copies("The same picture twice", checked.duplicates)
 
@@ -79,7 +76,7 @@ def _verdict(checked: Checked) -> Iterator[str]:
         f"{len(found):,} {what}"
         for found, what in (
             (checked.bad, "pictures cannot be used"),
-            (checked.leaks, "pictures are in train and in validation or test"),
+            (checked.leaks, "pictures are in two splits"),
             (checked.conflicts, "pictures stand under two labels"),
         )
         if found

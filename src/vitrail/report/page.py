@@ -1,7 +1,11 @@
 """One self-contained HTML file: no script, nothing fetched, light and dark, printable."""
 
+import os
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
+
+from vitrail.errors import printable
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 STYLE = """
@@ -34,7 +38,17 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 def text(words: object) -> str:
     """Names out of files can hold anything; here they are letters and no more."""
-    return escape("".join(letter if letter.isprintable() else "?" for letter in str(words)))
+    return escape(printable(str(words)))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """The whole file or the one that was there before."""
+    half = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        half.write_bytes(content)
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from jaxtyping import Float
-from numpy import ndarray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
+
+from vitrail.data.decode import as_picture
+from vitrail.errors import printable
 
 GAP, LINE = 8, 16
 INK, PAPER = (40, 40, 46), (250, 249, 246)
@@ -44,7 +46,7 @@ def _within(picture: Image.Image, side: int) -> Image.Image:
 
 
 def _short(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: int) -> str:
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    text = printable(text)
     while text and font.getlength(text) > room:
         text = text[:-2].rstrip("…") + "…" if len(text) > 2 else ""
     return text
@@ -54,11 +56,13 @@ def restored(images: Float[Tensor, "n c h w"], mean: Sequence[float], std: Seque
     """The pictures behind what a model takes."""
     scale, middle = torch.tensor(std)[:, None, None], torch.tensor(mean)[:, None, None]
     values = ((images * scale + middle) * 255).round().clamp(0, 255).byte()
-    return [_image(one.permute(1, 2, 0).numpy()) for one in values]
+    return [as_picture(np.ascontiguousarray(one.permute(1, 2, 0).numpy())) for one in values]
 
 
-def _image(values: ndarray) -> Image.Image:
-    return Image.fromarray(values[..., 0] if values.shape[2] == 1 else np.ascontiguousarray(values))
+def as_file(picture: Image.Image, ending: str) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG" if ending.lower() in (".jpg", ".jpeg") else "PNG")
+    return stream.getvalue()
 
 
 def data_address(picture: Image.Image) -> str:

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from tests.data.pictures import classes, put
+from vitrail.data.check import check
 from vitrail.data.sources.folder import read_folder
+from vitrail.data.sources.open import pictures
 from vitrail.data.sources.scan import scan
 from vitrail.data.sources.source import Source
 from vitrail.errors import VitrailError
@@ -70,18 +72,25 @@ def test_links_are_followed_but_never_in_a_circle(tmp_path: Path) -> None:
     (tmp_path / "data" / "a" / "self").symlink_to("self")
     (tmp_path / "data" / "b" / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
     parts, notes = read_folder(tmp_path / "data")
-    assert {name: len(files) for name, files in found(parts[""]).items()} == {"a": 1, "b": 1, "c": 2}
-    assert any("lead nowhere" in note and "a/round" in note and "b/gone.jpg" in note for note in notes)
+    assert {name: len(files) for name, files in found(parts[""]).items()} == {"a": 1, "b": 2, "c": 2}
+    assert notes == ["2 names leading nowhere or in a circle: a/round, a/self"]
+    (bad,) = check(pictures(tmp_path / "data")).bad  # a picture that leads nowhere is one that cannot be used
+    assert bad.where.endswith("b/gone.jpg")
+    assert bad.reason == "cannot be read: No such file or directory"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="to root nothing is closed")
-def test_a_closed_folder_is_said(tmp_path: Path) -> None:
+def test_a_closed_folder_is_refused_and_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     classes(tmp_path, {"a": 1, "b": 1})
-    (tmp_path / "b").chmod(0)
-    try:
-        assert any("closed: b" in note for note in read_folder(tmp_path)[1])
-    finally:
-        (tmp_path / "b").chmod(0o755)
+    whole = os.scandir
+
+    def scandir(path: Path) -> object:
+        if path.name == "b":
+            raise PermissionError(13, "Permission denied")  # to root nothing is closed
+        return whole(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(VitrailError, match=r"b must not be read; give yourself the right to"):
+        read_folder(tmp_path)
 
 
 def test_odd_classes_are_taken_and_said(tmp_path: Path) -> None:
@@ -102,6 +111,7 @@ def test_odd_classes_are_taken_and_said(tmp_path: Path) -> None:
         ((), "has no pictures; put them into a folder a class"),
         (("a/film.mp4",), r"has no pictures \(but 1 .mp4\)"),
         (("1.jpg", "2.jpg"), "has 2 pictures but no folder a class"),
+        (("data/train/a/1.jpg", "data/val/a/2.jpg"), r"holds a single folder, data, which has the splits; name .*data instead"),
         (("train/a/1.jpg", "val/a/2.jpg", "valid/a/3.jpg"), "several folders for validation: val, valid; keep one"),
     ],
 )
@@ -109,10 +119,16 @@ def test_a_folder_that_cannot_be_used_is_answered_with_how_it_should_be(
     made: tuple[str, ...], sentence: str, tmp_path: Path
 ) -> None:
     for number, name in enumerate(made):
-        put(tmp_path / name, number) if name.endswith("jpg") else (tmp_path / name).parent.mkdir()
+        put(tmp_path / name, number) if name.endswith("jpg") else (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
     with pytest.raises(VitrailError, match=sentence):
         read_folder(tmp_path)
+
+
+def test_pictures_right_in_a_split_are_named(tmp_path: Path) -> None:
+    classes(tmp_path / "train", {"a": 2, "b": 2})
+    put(tmp_path / "val" / "x.jpg", 9)
+    assert "1 picture in no class folder, left out: val/x.jpg" in read_folder(tmp_path)[1]
 
 
 def test_a_name_that_is_no_text_is_listed_all_the_same(tmp_path: Path) -> None:

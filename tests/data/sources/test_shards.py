@@ -161,7 +161,7 @@ def test_numbers_are_labels_themselves_and_names_are_sorted(tmp_path: Path) -> N
     assert (source.labels.tolist(), source.names) == ([3, 1], ("0", "1", "2", "3"))
     (tmp_path / "classes.txt").write_text("ant\nbee\ncrane\ncrane\n", encoding="utf-8-sig")
     source = read_shards(tmp_path / "l.tar")[""]
-    assert (source.labels.tolist(), source.names) == ([3, 1], ("ant", "bee", "crane", "crane"))
+    assert (source.labels.tolist(), source.names) == ([3, 1], ("ant", "bee", "crane", "crane (2)"))
     (tmp_path / "others.txt").write_text("ant\nbee\ncow")
     assert "must name 4 classes, a line each, got 3 lines" in refusal(tmp_path / "l.tar", classes=tmp_path / "others.txt")
     source = read_shards(labelled(tmp_path, "wolf", "bear", "wolf"))[""]

@@ -59,6 +59,20 @@ def test_copies_stay_together(tmp_path: Path) -> None:
     assert sum(map(len, sets)) == len(set.union(*sets))
 
 
+def test_one_content_under_two_labels_is_in_one_split() -> None:
+    some = keys(60)
+    both = np.concatenate([some, some[:10]])
+    parts = stratified(both, np.repeat([0, 1, 2], [30, 30, 10]), Shares())
+    sets = [set(both[part].tolist()) for part in parts.values()]
+    assert sum(map(len, sets)) == len(set.union(*sets)) == 60
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.4), (0.9, 0.0), (0.0, 0.9), (0.3, 0.3)])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+def test_something_is_always_left_to_train(shares: tuple[float, float], size: int) -> None:
+    assert len(stratified(keys(size), np.zeros(size, np.int64), Shares(*shares))["train"]) >= 1
+
+
 def test_a_picture_that_is_added_moves_few_others(tmp_path: Path) -> None:
     classes(tmp_path, {"a": 50, "b": 50})
     before = contents(pictures(tmp_path).train)

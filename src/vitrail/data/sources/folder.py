@@ -20,6 +20,8 @@ from vitrail.errors import VitrailError
 def read_folder(root: Path, progress: Progress | None = None) -> tuple[dict[str, Source], list[str]]:
     """The splits that the folder has (or one, named "", where it has none), and notes for its owner."""
     listing = scan(root, progress)
+    if listing.closed:
+        raise VitrailError(f"{root / listing.closed[0]} must not be read; give yourself the right to, or take it away")
     if not listing.paths:
         raise VitrailError(
             f"{root} has no pictures{_seen(listing)}; put them into a folder a class: {root}/CLASS/*.jpg, or "
@@ -35,6 +37,8 @@ def read_folder(root: Path, progress: Progress | None = None) -> tuple[dict[str,
             "with the columns path and label"
         )
     names = natural({path.split("/")[depth] for paths in inside.values() for path in paths})
+    if len(names) == 1 and depth == 0 and any(f"{names[0]}/{word}".lower() in _lower(listing.folders) for word in SPLITS):
+        raise VitrailError(f"{root} holds a single folder, {names[0]}, which has the splits; name {root / names[0]} instead")
     whole = _files(root, [path for paths in inside.values() for path in paths], names, depth)
     return _parts(whole, {split: len(paths) for split, paths in inside.items()}), list(
         _notes(listing, inside, loose, names, depth)
@@ -55,6 +59,8 @@ def _layout(paths: Sequence[str]) -> dict[str, list[str]]:
     """A folder named train is a split if it has folders of its own with pictures; else it may be a class of vehicles."""
     tops = {path.split("/", 1)[0] for path in paths if path.count("/") >= 2}
     named = {top for top in tops if top.lower() in SPLITS}
+    if any(SPLITS[top.lower()] == "train" for top in named):  # then pictures right in val are its own, if misplaced
+        named |= {top for path in paths if (top := path.split("/", 1)[0]).lower() in SPLITS and "/" in path}
     only = all(path.split("/", 1)[0] in named for path in paths if "/" in path)
     if not any(SPLITS[top.lower()] == "train" for top in named) and not (named and only):
         return {"": list(paths)}
@@ -86,7 +92,7 @@ def _notes(
         yield f"{_several(elsewhere, 'picture')} beside the splits, left out"
     if listing.broken:
         dead = _some(listing.broken)
-        yield f"{_several(len(listing.broken), 'name')} that lead nowhere, in a circle or to what is closed: {dead}"
+        yield f"{_several(len(listing.broken), 'name')} leading nowhere or in a circle: {dead}"
     if listing.others:
         kinds = ", ".join(f"{count} {ending}" for ending, count in listing.others.most_common(6))
         yield f"{_several(listing.others.total(), 'file')} of other kinds passed over: {kinds}"
@@ -111,6 +117,10 @@ def _notes(
 
 def _in_split(folder: str, inside: dict[str, list[str]]) -> bool:
     return SPLITS.get(folder.split("/", 1)[0].lower()) in inside
+
+
+def _lower(names: list[str]) -> set[str]:
+    return {name.lower() for name in names}
 
 
 def _several(count: int, one: str) -> str:

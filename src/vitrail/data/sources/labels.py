@@ -32,6 +32,16 @@ def by_name(values: Sequence[str]) -> tuple[ndarray, tuple[str, ...]]:
     return np.array([number[value] for value in values], dtype=np.int64), names
 
 
+def unique(names: Sequence[str]) -> tuple[str, ...]:
+    """Two classes of one name (ImageNet has two cranes) are told apart: crane and crane (2)."""
+    met: dict[str, int] = {}
+    made = []
+    for name in names:
+        met[name] = met.get(name, 0) + 1
+        made.append(name if met[name] == 1 else f"{name} ({met[name]})")
+    return tuple(made)
+
+
 def by_split(source: Source, splits: Sequence[str]) -> dict[str, Source]:
     """One source cut by the name of the split of each of its pictures."""
     where = np.array(splits)

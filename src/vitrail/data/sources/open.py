@@ -4,27 +4,25 @@ A folder, a CSV or Parquet file, tar shards, a pack, ``hf:owner/name``, or a set
 (a formula; ``panes:count=50000,size=48,seed=3``), ``fashion-mnist``, ``cifar10``, ``cifar100`` (after ``vitrail data get``).
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy import ndarray
 
 from vitrail.config import check, override
 from vitrail.data import cache
-from vitrail.data.catalogue import content_keys
+from vitrail.data.catalogue import examine
 from vitrail.data.pack import is_pack, read_pack
-from vitrail.data.panes import panes
 from vitrail.data.sources.builtin import fashion
 from vitrail.data.sources.folder import read_folder
 from vitrail.data.sources.get import SETS
-from vitrail.data.sources.hub import Rows, is_saved, read_hub
+from vitrail.data.sources.hub import is_saved, read_hub
+from vitrail.data.sources.identity import fingerprint
 from vitrail.data.sources.labels import split_name
-from vitrail.data.sources.parquet import Cells
-from vitrail.data.sources.shards import Shards, read_shards
-from vitrail.data.sources.source import Arrays, Data, Files, Part, Progress, Source, chosen, nothing
+from vitrail.data.sources.panes import panes
+from vitrail.data.sources.shards import read_shards
+from vitrail.data.sources.source import Data, Progress, Source, chosen, nothing
 from vitrail.data.sources.split import Shares, stratified
 from vitrail.data.sources.table import read_table
 from vitrail.errors import VitrailError, suggestion
@@ -41,6 +39,8 @@ def pictures(source: str | Path, *, shares: Shares | None = None, progress: Prog
 
 
 def _find(name: str, progress: Progress | None) -> Found:
+    if not name:
+        raise VitrailError(f"no data set is named; try a folder, or {NAMES[0]!r}")
     head, _, options = name.partition(":")
     if head in NAMES:
         if options and head != "panes":
@@ -75,6 +75,8 @@ class PanesSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        if not 1 <= self.count <= 2**31:
+            raise VitrailError(f"count must be from 1 to {2**31:,}, got {self.count}; try panes:count=20000")
 
 
 def _named(name: str, options: str, progress: Progress | None) -> dict[str, Source]:
@@ -89,7 +91,8 @@ def _named(name: str, options: str, progress: Progress | None) -> dict[str, Sour
         }
     place = cache.folder() / "sets" / f"{name}.pack"
     if not place.is_file():
-        raise VitrailError(f"{name} is not on this machine yet; `vitrail data get {name}` fetches it")
+        beside = f", or name the folder ./{name}" if Path(name).exists() else ""
+        raise VitrailError(f"{name} is not on this machine yet; `vitrail data get {name}` fetches it{beside}")
     return read_pack(place, progress)[0]
 
 
@@ -134,13 +137,19 @@ def _complete(name: str, splits: dict[str, Source], notes: list[str], shares: Sh
         notes = [*notes, f"no validation is given, so {_amounts(given)}, validation taken from train by content"]
     names = next(iter(given.values())).names
     train, validation, test = (given.get(split) or nothing(names) for split in ("train", "validation", "test"))
+    if not len(train):
+        notes = [*notes, "there is nothing to train on, only to evaluate"]
     if len(names) == 1:
         notes = [*notes, f"there is a single class, {names[0]!r}: nothing to tell apart"]
-    return Data(name, train, validation, test, _fingerprint(train, validation, test), (*notes, *_rare(train)))
+    return Data(name, train, validation, test, fingerprint(train, validation, test), (*notes, *_rare(train)))
 
 
 def _taken(whole: Source, shares: Shares, progress: Progress | None) -> dict[str, Source]:
-    parts = stratified(content_keys(whole, progress), whole.labels, shares)
+    """Of those that can be used; the others stay in train, where the data check names them."""
+    known = examine(whole, progress)
+    good, bad = np.flatnonzero(known.problems == ""), known.bad
+    parts = {split: good[part] for split, part in stratified(known.keys()[good], whole.labels[good], shares).items()}
+    parts["train"] = np.sort(np.concatenate([parts["train"], bad]))
     return {split: chosen(whole, indices) for split, indices in parts.items() if len(indices)}
 
 
@@ -153,32 +162,3 @@ def _rare(train: Source) -> list[str]:
     names = [repr(train.names[label]) for label in alone[:3]]
     more = f" and {len(alone) - 3} more" if len(alone) > 3 else ""
     return [f"one picture alone to learn from in {', '.join(names)}{more}"] if len(alone) else []
-
-
-def _fingerprint(*splits: Source) -> str:
-    """Of names, labels and what tells the pictures apart without reading them; the data check makes one of their content."""
-    digest = hashlib.sha256()
-    for source in splits:
-        digest.update(repr((source.names, len(source))).encode() + source.labels.tobytes() + _identity(source))
-    return digest.hexdigest()
-
-
-def _identity(source: Source) -> bytes:
-    if isinstance(source, Part):
-        return _identity(source.whole) + source.indices.astype(np.int64).tobytes()
-    if isinstance(source, Files):
-        return "\0".join(source.paths).encode(errors="surrogateescape")
-    if isinstance(source, Arrays):
-        return hashlib.sha256(_some(source.images).tobytes()).digest()
-    if isinstance(source, Shards):
-        return source.checksums.tobytes()
-    if isinstance(source, Cells):
-        return repr((str(source.path), source.stamp)).encode()
-    if isinstance(source, Rows):
-        return str(source.rows._fingerprint).encode()
-    return repr(source.where(0) if len(source) else "").encode()
-
-
-def _some(images: ndarray) -> ndarray:
-    """At most a thousand pictures from all over."""
-    return images[:: max(len(images) // 1000, 1)]

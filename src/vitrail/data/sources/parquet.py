@@ -10,8 +10,8 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.data.sources.columns import IMAGES, LABELS, SPLITS, listed, need, pick, splits_of
-from vitrail.data.sources.labels import by_name, by_split
-from vitrail.data.sources.source import LARGEST_FILE, Source
+from vitrail.data.sources.labels import by_name, by_split, unique
+from vitrail.data.sources.source import Source, read_file
 from vitrail.errors import VitrailError
 
 LARGEST_GROUP = 2**30  # bytes: a row group is decoded whole, and some are kept
@@ -45,8 +45,7 @@ def picture_of(cell: Any, folder: Path, where: str) -> bytes:
     if isinstance(cell, dict):
         path, cell = cell.get("path"), cell.get("bytes")
         if cell is None and isinstance(path, str) and "\0" not in path:
-            with open(folder / path, "rb") as file:
-                return file.read(LARGEST_FILE)
+            return read_file(folder / path)
     if not isinstance(cell, bytes):
         raise VitrailError(f"{where} holds no picture")
     return cell
@@ -116,7 +115,7 @@ def _declared(path: Path, schema: Any, column: str, texts: list[str]) -> tuple[n
     """Class names in their own order, where Hugging Face's library wrote them beside the schema."""
     try:
         feature = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]
-        names = tuple(str(name) for name in feature["names"])
+        names = unique([str(name) for name in feature["names"]])
         labels = np.array([int(text) for text in texts], dtype=np.int64)
     except (KeyError, TypeError, ValueError):
         return None

@@ -21,12 +21,13 @@ class Listing:
 
     paths: list[str] = field(default_factory=list)  # below the root, with "/" between folders, sorted
     folders: list[str] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)  # links that lead nowhere, folders that cannot be read, loops
+    closed: list[str] = field(default_factory=list)  # folders that must not be read
+    broken: list[str] = field(default_factory=list)  # links that lead nowhere or in a circle
     others: Counter[str] = field(default_factory=Counter)  # files that are no pictures, by their ending
 
 
 def scan(root: Path, progress: Progress | None = None) -> Listing:
-    found = Listing()
+    found, met = Listing(), 0
     waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", (_identity(root),))]
     while waiting:
         folder, above = waiting.pop()
@@ -40,10 +41,12 @@ def scan(root: Path, progress: Progress | None = None) -> Listing:
                         _sort_in(entry, path, above, found, waiting)
                     except OSError:  # a link to itself
                         found.broken.append(path)
-                    if progress and len(found.paths) % OFTEN == 0:
+                    met += 1
+                    if progress and met % OFTEN == 0:
                         progress("listing", len(found.paths), None)
         except OSError:
-            found.broken.append(folder)
+            found.closed.append(folder)
+    found.broken.sort()
     found.paths.sort(key=os.fsencode)
     if progress:
         progress("listing", len(found.paths), len(found.paths))
@@ -66,10 +69,8 @@ def _sort_in(
             waiting.append((path, (*above, identity)))
     elif os.path.splitext(entry.name)[1].lower() not in PICTURES:
         found.others[os.path.splitext(entry.name)[1].lower() or entry.name] += 1
-    elif entry.is_file():
+    else:  # whether it can be read, the data check finds out and says
         found.paths.append(path)
-    else:
-        found.broken.append(path)
 
 
 def _identity(folder: Path) -> tuple[int, int]:

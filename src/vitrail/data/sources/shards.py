@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
-from vitrail.data.sources.labels import by_name, by_split, split_name
+from vitrail.data.sources.labels import by_name, by_split, split_name, unique
 from vitrail.data.sources.source import LARGEST_FILE, Progress, Source
 from vitrail.data.sources.tar import Index, index_of
 from vitrail.errors import VitrailError
@@ -177,7 +177,7 @@ def _numbered(texts: list[str], classes: Path | None) -> tuple[ndarray, tuple[st
     if classes is None:
         return labels, tuple(str(number) for number in range(int(labels.max()) + 1))
     names = tuple(classes.read_text(encoding="utf-8-sig").split("\n"))
-    names = tuple(name.strip() for name in (names[:-1] if names[-1].strip() == "" else names))
+    names = unique([name.strip() for name in (names[:-1] if names[-1].strip() == "" else names)])
     if labels.max() >= len(names):
         raise VitrailError(f"{classes} must name {labels.max() + 1} classes, a line each, got {len(names)} lines")
     return labels, names

@@ -3,6 +3,9 @@
 Where they come from (a folder, a table, shards, a pack, a formula) is each source's own affair.
 """
 
+import errno
+import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +17,7 @@ from numpy import ndarray
 
 Progress = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much in all where that is known
 
+TOLERATED = 0.05  # share of the pictures that may turn out to be unusable
 LARGEST_FILE = 2**28  # bytes: a picture file larger than 256 MiB is none
 
 
@@ -54,8 +58,17 @@ class Files:
         return str(self.root / self.paths[index])
 
     def content(self, index: int) -> bytes:
-        with open(self.root / self.paths[index], "rb") as file:
-            return file.read(LARGEST_FILE)
+        return read_file(self.root / self.paths[index])
+
+
+def read_file(path: Path) -> bytes:
+    """A plain file of a picture's size; a pipe is not waited for."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    with open(handle, "rb", buffering=0) as file:
+        known = os.fstat(handle)
+        if not stat.S_ISREG(known.st_mode) or known.st_size > LARGEST_FILE:
+            raise OSError(errno.EINVAL, "it is no plain file of a picture's size")
+        return file.readall()
 
 
 @dataclass(frozen=True)
@@ -102,6 +115,12 @@ class Part:
         return self.whole.content(int(self.indices[index]))
 
 
+def label_name(source: Source, index: int) -> str:
+    """What the picture shows, in words; nothing where it is not labelled."""
+    label = int(source.labels[index])
+    return source.names[label] if 0 <= label < len(source.names) else ""
+
+
 def nothing(names: tuple[str, ...]) -> Source:
     """A split without pictures."""
     return Arrays(np.zeros((0, 1, 1, 3), np.uint8), np.zeros(0, np.int64), names, "nothing")
@@ -122,7 +141,7 @@ class Data:
     train: Source
     validation: Source
     test: Source
-    fingerprint: str  # changes when a picture, a label or the split does
+    fingerprint: str  # of names, labels and splits; after the data check, of the pictures' content too
     notes: tuple[str, ...] = ()  # what its owner should know
 
     @property

@@ -31,18 +31,19 @@ class Shares:
 
 def stratified(keys: ndarray, labels: ndarray, shares: Shares) -> dict[str, ndarray]:
     """Which pictures go where: the numbers of each split, rising."""
-    _, order = np.unique(keys, return_inverse=True)  # a number a content, in the order of the hashes
-    place = np.zeros(len(keys), np.int8)
-    by_label = np.argsort(labels, kind="stable")
-    for members in np.split(by_label, np.flatnonzero(np.diff(labels[by_label])) + 1):
-        contents, of = np.unique(order[members], return_inverse=True)
-        validation = _taken(len(contents), shares.validation, 2)
-        test = _taken(len(contents), shares.test, 3)
-        place[members[of < validation + test]] = 2
-        place[members[of < validation]] = 1
-    return {split: np.flatnonzero(place == number) for number, split in enumerate(("train", "validation", "test"))}
+    contents, of = np.unique(keys, return_inverse=True)  # in the order of the hashes
+    label = np.full(len(contents), np.iinfo(np.int64).max)
+    np.minimum.at(label, of, labels)  # a content under two labels goes with the first, so that it is in one split
+    place = np.zeros(len(contents), np.int8)
+    by_label = np.argsort(label, kind="stable")
+    for members in np.split(by_label, np.flatnonzero(np.diff(label[by_label])) + 1):
+        validation = min(_taken(len(members), shares.validation, 2), len(members) - 1)
+        test = min(_taken(len(members), shares.test, 3), len(members) - 1 - validation)
+        place[members[: validation + test]] = 2
+        place[members[:validation]] = 1
+    return {split: np.flatnonzero(place[of] == number) for number, split in enumerate(("train", "validation", "test"))}
 
 
 def _taken(contents: int, share: float, least: int) -> int:
-    """The share of a class, one at least where there are enough; a class without label (-1) is like any other."""
+    """The share of a class, one at least where there are enough."""
     return max(round(contents * share), 1) if share > 0 and contents >= least else 0

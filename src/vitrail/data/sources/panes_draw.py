@@ -3,18 +3,16 @@
 Everything in a picture is such a lattice: the window behind, each object, the shards in front. A lattice is laid over the
 picture by a map from a point to (row, column), so that one look-up for a pixel tells its pane.
 
-Only operations that IEEE 754 rounds exactly (no sines, no sums of a library's own order), so that pictures are the same bytes on
-every machine. Lengths are in short sides of the picture. h high, w wide, r rows, s columns.
+Only operations that IEEE 754 rounds exactly (no sines, no sums in a library's own order), so that pictures are the same bytes
+on every machine. Lengths are in short sides of the picture. h high, w wide; r rows and s columns of a lattice.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, UInt8
 from numpy import ndarray
 
 LEAD = 0.007  # half the width of a line of lead, which runs on both sides of an edge
-GREY = 0.07  # of the lead, where white is 1
 CUTS = ("whole", "diagonal", "roundel", "lozenge", "halves")
 
 
@@ -26,12 +24,12 @@ class Lattice:
     side: float  # of a pane
     turn: float  # tangent of half its angle
     bend: tuple[float, float]  # how its columns and rows are bowed
-    there: Bool[ndarray, "r s"]
-    glass: Float[ndarray, "r s 2 3"]
-    cut: str = "whole"  # how a pane is cut into its two kinds of glass
+    there: ndarray  # r s, bool
+    glass: ndarray  # r s 2 3: the colours of the two pieces of each pane, from 0 to 1
+    lead: float  # its grey, from 0 to 1
+    cut: str = "whole"  # how a pane is cut into its two pieces
     shards: bool = False  # only a piece out of the middle of each pane is there, and it is not cut
     bond: float = 0.0  # by how much every other row is shifted
-    lead: float = GREY
     endless: bool = False  # it goes on, the same panes again, beyond its rows and columns
 
     @property
@@ -41,8 +39,8 @@ class Lattice:
         return 0.5 * self.side * max(self.there.shape) * (cosine + abs(sine)) * (1.0 + max(map(abs, self.bend)))
 
 
-def paint(picture: Float[ndarray, "h w 3"], lattice: Lattice) -> tuple[tuple[slice, slice], Bool[ndarray, "_ _"]]:
-    """Paint it into the picture; the window that was looked at, and which of its pixels are the lattice's now."""
+def paint(picture: ndarray, lattice: Lattice) -> tuple[tuple[slice, slice], ndarray]:
+    """Paint it into the picture (h w 3, float32); the part that was looked at, and which of its pixels are the lattice's."""
     short = float(min(picture.shape[:2]))
     window = _window(picture.shape[0], picture.shape[1], short, lattice)
     u, v = _laid(window, short, lattice)
@@ -65,19 +63,21 @@ def paint(picture: Float[ndarray, "h w 3"], lattice: Lattice) -> tuple[tuple[sli
     return window, inside
 
 
-def lit(
-    picture: Float[ndarray, "h w 3"], grain: Float[ndarray, "r s"], tint: tuple[float, ...], light: tuple[float, ...]
-) -> None:
-    """Light falls through: uneven glass (a smooth field through ``grain``), brighter towards one side."""
+def lit(picture: ndarray, grain: ndarray, chance: ndarray) -> None:
+    """Light falls through: uneven glass (a smooth field through ``grain``, stronger in some colours), lighter towards one side.
+
+    It is added, as often as taken away, so that a picture and its negative stay equally likely.
+    """
     h, w = picture.shape[:2]
     field = _smooth(grain, h, w) - 0.5
+    *strengths, right, down = (0.12 * chance).tolist()
     x, y = (np.arange(length, dtype=np.float32) * (2.0 / length) + (1.0 / length - 1.0) for length in (w, h))
-    daylight = light[0] * x + (light[1] * y)[:, None]
-    for channel, strength in enumerate(tint):
-        picture[..., channel] += daylight + field * strength
+    daylight = x * (right - 0.06) + (y * (down - 0.06))[:, None]
+    for channel, strength in enumerate(strengths):
+        picture[..., channel] += daylight + field * (0.05 + strength)
 
 
-def developed(picture: Float[ndarray, "h w 3"]) -> UInt8[ndarray, "h w 3"]:
+def developed(picture: ndarray) -> ndarray:
     return np.clip(picture * 256.0, 0.0, 255.0).astype(np.uint8)
 
 
@@ -116,7 +116,7 @@ def _laid(window: tuple[slice, slice], short: float, lattice: Lattice) -> tuple[
     v += 0.5 * rows
     u += 0.5 * columns
     if lattice.bond:
-        u += np.where(np.mod(np.floor(v), 2.0) > 0, np.float32(lattice.bond), np.float32(0.0))
+        u += (np.floor(v).astype(np.int32) & 1) * np.float32(lattice.bond)
     return u, v
 
 
@@ -145,7 +145,7 @@ def _cut(cut: str, u: ndarray, v: ndarray) -> ndarray:
         return 0.28 - np.sqrt(u * u + v * v)
     if cut == "lozenge":
         return (0.42 - np.abs(u) - np.abs(v)) * 0.7
-    return u + 0.0 * v
+    return u
 
 
 def _smooth(grain: ndarray, h: int, w: int) -> ndarray:
