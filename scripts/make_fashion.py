@@ -1,7 +1,7 @@
 """Makes the embedded part of Fashion-MNIST from Debian's package: ``apt install dataset-fashion-mnist``, then run this.
 
 The first 1,000 pictures of each class of the training set and the first 200 of each of the test set, in their order, as one
-sheet each that can be looked at; the labels stand in the PNG's text. Prints the checksums that ``data/builtin.py`` holds.
+sheet each that can be looked at; the labels stand in the PNG's text. Prints the checksums that ``builtin.py`` holds.
 """
 
 import gzip
@@ -14,16 +14,14 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from vitrail.data.sources.get import idx as parsed
+
 SOURCE = Path("/usr/share/datasets/fashion-mnist")
 TARGET = Path(__file__).parents[1] / "src" / "vitrail" / "data" / "sources" / "sets"
 
 
 def idx(path: Path) -> np.ndarray:
-    """The file format of MNIST: a magic number, the sizes, the bytes."""
-    content = gzip.decompress(path.read_bytes())
-    axes = content[3]
-    sizes = [int.from_bytes(content[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(axes)]
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(sizes)
+    return parsed(gzip.decompress(path.read_bytes()), path)
 
 
 def sheet(source: Path, name: str, each: int) -> bytes:

@@ -176,12 +176,19 @@ class Loader:
         partner = np.where(kept[before], before, own)  # one whose partner could not be read is left alone
         share, boxes = np.where(kept[before], mix.share, 1.0), np.where(kept[before][:, None], mix.boxes, 0)
         here = kept[own]
-        mixed = images[place[own[here]]]
+        mixed = _rows(images, place[own[here]])
         if not mix.idle:
-            apply_mix(mixed, images[place[partner[here]]], Mix(share[here], boxes[here]))
+            apply_mix(mixed, _rows(images, place[partner[here]]), Mix(share[here], boxes[here]))
         made = self._labelled(mixed, indices[own[here]])
         others = torch.from_numpy(self.source.labels[indices[partner[here]]])
         return Batch(made.images, made.labels, made.indices, others, torch.from_numpy(share[here]).float())
+
+
+def _rows(images: Tensor, rows: ndarray) -> Tensor:
+    """Those images, without a copy where they lie side by side."""
+    if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
+        return images[int(rows[0]) : int(rows[0]) + len(rows)]
+    return images[rows]
 
 
 def _ahead(loader: Loader, start: int, stop: int | None, workers: int) -> Iterator[Batch]:
