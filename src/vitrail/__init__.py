@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitrail.models.build import build as build
     from vitrail.models.cost import cost as cost
     from vitrail.models.variants import variant as variant
+    from vitrail.train.loop import fit as fit
     from vitrail.weights.checkpoint import save as save
     from vitrail.weights.load import load as load
 
@@ -21,6 +22,7 @@ _homes = {
     "VitrailError": "errors",
     "build": "models.build",
     "cost": "models.cost",
+    "fit": "train.loop",
     "load": "weights.load",
     "pictures": "data.sources.open",
     "recording": "layers.tap",

@@ -20,6 +20,8 @@ from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.settings import ResNetConfig, Stem, ViTConfig
 from vitrail.models.variants import SIZES
+from vitrail.recipes.book import RECIPES
+from vitrail.train.recipe import Optim, Recipe, Schedule
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
@@ -53,12 +55,12 @@ def test_every_command_and_option_is_documented(command: str) -> None:
         assert option in section, f"{command} {option}"
 
 
-@pytest.mark.parametrize("settings", [ViTConfig, ResNetConfig, Stem, Policy, Preprocess])
+@pytest.mark.parametrize("settings", [ViTConfig, ResNetConfig, Stem, Policy, Preprocess, Recipe, Optim, Schedule])
 def test_every_field_is_documented(settings: type) -> None:
     for field in fields(settings):
         assert f"`{field.name}`" in REFERENCE
     assert all(size in REFERENCE for size in SIZES)
-    assert all(f"`{name}`" in REFERENCE for name in POLICIES)
+    assert all(f"`{name}`" in REFERENCE for name in [*POLICIES, *RECIPES])
 
 
 @pytest.mark.parametrize("snippet", [text for _, text in blocks("python")], ids=[name for name, _ in blocks("python")])

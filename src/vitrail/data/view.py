@@ -25,6 +25,7 @@ from vitrail.data.decode import Size, as_picture, pixels
 from vitrail.data.pack import Ragged
 from vitrail.data.prepare import fitted, normalise
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.panes import Panes
 from vitrail.data.sources.source import Arrays, Part, Source
 from vitrail.errors import VitrailError
 
@@ -198,8 +199,9 @@ def known_sizes(source: Source, indices: ndarray) -> Int[ndarray, "n 2"] | None:
     """Height and width where the source knows them without reading the pictures."""
     if isinstance(source, Part):
         return known_sizes(source.whole, source.indices[indices])
-    if isinstance(source, Arrays):
-        return np.broadcast_to(np.array(source.images.shape[1:3]), (len(indices), 2))
+    if isinstance(source, Arrays | Panes):
+        size = source.images.shape[1:3] if isinstance(source, Arrays) else source.size
+        return np.broadcast_to(np.array(size), (len(indices), 2))
     return source.shapes[indices, :2] if isinstance(source, Ragged) and source.shapes is not None else None
 
 

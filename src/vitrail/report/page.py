@@ -23,7 +23,15 @@ th, td { text-align: left; padding: .25rem 1.2rem .25rem 0; border-bottom: 1px s
          overflow-wrap: anywhere; } th { font-weight: 600; }
 th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 img { max-width: 100%; height: auto; } .bar { display: inline-block; height: .7rem; background: var(--bar); }
-code { font-size: .92em; }
+.answer { font-size: 2.2rem; font-weight: 600; margin: .6rem 0 1.4rem; } .answer .soft { font-size: 1rem; font-weight: 400; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 1rem 2rem; }
+figure { margin: 0; } figcaption { font-weight: 600; } figcaption .soft { font-weight: 400; margin-left: .6rem; }
+svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--soft); } .grid { stroke: var(--line); }
+.matrix td { text-align: center; padding: .2rem .35rem; border: 1px solid var(--line); font-variant-numeric: tabular-nums;
+             background: color-mix(in srgb, var(--bar) calc(var(--share) * 100%), transparent); }
+.matrix th { border: 0; padding: .2rem .5rem; } .matrix thead th { vertical-align: bottom; height: 6rem; }
+.matrix thead span { writing-mode: vertical-rl; transform: rotate(180deg); }
+pre { overflow-x: auto; font-size: .85rem; } code { font-size: .92em; }
 """
 
 

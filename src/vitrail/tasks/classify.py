@@ -1,0 +1,87 @@
+"""One label a picture: softmax or sigmoid loss, with smoothing, mixed pictures and class weights. b pictures, k classes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.augment.mix import targets
+from vitrail.data.loader import Batch, Loader
+
+
+@dataclass(frozen=True)
+class Classify:
+    """``sigmoid`` asks for each class on its own whether it is there (Beyer et al. 2020)."""
+
+    classes: int
+    kind: str = "softmax"
+    smoothing: float = 0.0
+    weights: Tensor | None = None  # a class
+    main: str = "top1"
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        device = next(model.parameters()).device
+        logits = model(batch.images.to(device, non_blocking=True)).float()
+        labels = batch.labels.to(device)
+        if self.kind == "sigmoid":
+            each = self._sigmoid(logits, batch, labels)
+        else:
+            each = self._softmax(logits, labels)
+            if batch.others is not None and batch.share is not None:
+                share = batch.share.to(device)
+                each = share * each + (1 - share) * self._softmax(logits, batch.others.to(device))
+        return each.mean(), {"accuracy": (logits.argmax(1) == labels).float().mean()}
+
+    def _softmax(self, logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
+        each = F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.smoothing)
+        return each if self.weights is None else each * self.weights.to(each.device)[labels]
+
+    def _sigmoid(self, logits: Float[Tensor, "b k"], batch: Batch, labels: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
+        others = labels if batch.others is None else batch.others.to(labels.device)
+        share = torch.ones_like(logits[:, 0]) if batch.share is None else batch.share.to(labels.device)
+        wanted = targets(labels, others, share, self.classes)
+        wanted = wanted * (1 - self.smoothing) + self.smoothing / self.classes
+        each = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").sum(1)
+        return each if self.weights is None else each * self.weights.to(each.device)[labels]
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, loader: Loader, workers: int) -> dict[str, Any]:
+        """``top1``, ``top5``, ``loss`` and what the report draws: the logits with labels and numbers of the pictures."""
+        logits, labels, indices = predictions(model, loader, workers)
+        return {**scores(logits, labels), "logits": logits, "labels": labels, "indices": indices}
+
+
+@torch.inference_mode()
+def predictions(model: nn.Module, loader: Loader, workers: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, labels and numbers of every picture, in order, on the cpu."""
+    was, device = model.training, next(model.parameters()).device
+    model.eval()
+    try:
+        rows = [
+            (model(batch.images.to(device)).float().cpu(), batch.labels, batch.indices)
+            for batch in loader.batches(workers=workers)
+        ]
+    finally:
+        model.train(was)
+    logits, labels, indices = (torch.cat(column) for column in zip(*rows, strict=True))
+    return logits, labels, indices
+
+
+def scores(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> dict[str, float]:
+    """Shares from 0 to 1; of equal logits the first counts."""
+    best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+    return {
+        "top1": best[:, 0].double().mean().item(),
+        "top5": best.any(1).double().mean().item(),
+        "loss": F.cross_entropy(logits.double(), labels).item(),
+    }
+
+
+def class_weights(labels: Int[Tensor, " n"], classes: int) -> Float[Tensor, " k"]:
+    """Inverse to how often a class occurs, one on average over the pictures."""
+    counts = torch.bincount(labels[labels >= 0], minlength=classes).double()
+    weights = torch.where(counts > 0, counts.sum() / (counts.clamp(min=1) * (counts > 0).sum()), 0.0)
+    return weights.float()

@@ -1,0 +1,21 @@
+"""What the training loop knows of a task: a loss to go down, and numbers to report. b pictures."""
+
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from vitrail.data.loader import Batch, Loader
+
+
+@runtime_checkable
+class Task(Protocol):
+    """classify, masked ...: the loop knows no other fact about them."""
+
+    @property
+    def main(self) -> str:
+        """The number by which weights are chosen; larger is better."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean over the batch, and what else is worth a line in the log, as means too."""
+
+    def evaluate(self, model: nn.Module, loader: Loader, workers: int) -> dict[str, Any]: ...

@@ -1,0 +1,24 @@
+"""An average of the weights along the way (Polyak and Juditsky 1992), exponentially weighted."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+
+class Average:
+    """A copy of the model that follows it. Early on it follows faster, so that the start is soon forgotten."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.decay = decay
+
+    @torch.no_grad()
+    def follow(self, model: nn.Module, step: int) -> None:
+        """``step`` updates were made. average = decay * average + (1 - decay) * weights."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        ours: list[Tensor] = list(self.model.parameters())
+        theirs: list[Tensor] = list(model.parameters())
+        torch._foreach_lerp_(ours, theirs, 1 - decay)
+        for buffer, source in zip(self.model.buffers(), model.buffers(), strict=True):
+            buffer.copy_(source)

@@ -1,0 +1,53 @@
+"""Muon (Jordan et al. 2024): momentum whose matrices are made orthogonal, so that every direction moves alike.
+
+Matrices of one shape are orthogonalised together, in float32 where bfloat16 is slow (a CPU), in bfloat16 elsewhere. n matrices
+of r rows and s columns.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+QUINTIC = (3.4445, -4.7750, 2.0315)  # the authors' coefficients: singular values land near 1 in five rounds
+ROUNDS = 5
+
+
+def orthogonal(matrices: Float[Tensor, "n r s"]) -> Float[Tensor, "n r s"]:
+    """The nearest matrix with singular values near 1, by Newton and Schulz: products alone, no decomposition."""
+    a, b, c = QUINTIC
+    work = matrices if matrices.device.type == "cpu" else matrices.bfloat16()
+    x = work / (work.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    for _ in range(ROUNDS):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    return (x.mT if tall else x).to(matrices.dtype)
+
+
+class Muon(torch.optim.Optimizer):
+    """For matrices alone. The step is scaled by sqrt(max(1, r / s)), as its authors do."""
+
+    def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = {}
+            for weight in (weight for weight in group["params"] if weight.grad is not None):
+                by_shape.setdefault(weight.shape, []).append(weight)
+            for shape, alike in by_shape.items():
+                self._move(group, alike, max(1.0, shape[0] / shape[1]) ** 0.5)
+
+    def _move(self, group: dict[str, Any], weights: list[Tensor], scale: float) -> None:
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        moments = [self.state[weight].setdefault("momentum", torch.zeros_like(weight)) for weight in weights]
+        torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
+        ahead = torch._foreach_lerp(gradients, moments, group["momentum"])  # Nesterov's look ahead
+        steps = orthogonal(torch.stack(list(ahead)))
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(weights, list(steps.unbind()), alpha=-group["lr"] * scale)

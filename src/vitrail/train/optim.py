@@ -1,0 +1,97 @@
+"""Which weights move how: groups by decay, depth and kind, and the optimiser of each."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import VitrailError
+from vitrail.train.muon import Muon
+from vitrail.train.recipe import Optim
+
+UNDECAYED = ("positions", "cls", "registers", "relative", "scale", "probe")  # tokens, positions and scales
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a weight is: 0 before the blocks, then their numbers, then what is behind them."""
+
+    depth: int
+    head: bool
+
+
+def place(name: str, blocks: int) -> Place:
+    if name.startswith("head."):
+        return Place(blocks + 1, True)
+    inside = re.match(r"blocks\.(\d+)\.", name)
+    if inside:
+        return Place(int(inside[1]) + 1, False)
+    return Place(blocks + 1 if name.startswith(("norm.", "pooled_norm.", "pool.")) else 0, False)
+
+
+def decays(name: str, weight: Tensor) -> bool:
+    """Matrices and kernels; never norms, biases, tokens and positions."""
+    return weight.ndim >= 2 and not any(part in UNDECAYED for part in name.split("."))
+
+
+def freeze(model: nn.Module, optim: Optim) -> None:
+    """Only what the recipe trains asks for gradients."""
+    blocks = _blocks(model)
+    if optim.train == "blocks" and not 1 <= optim.blocks <= blocks:
+        raise VitrailError(f"optim.blocks must be from 1 to {blocks}, the model's blocks, got {optim.blocks}; try 1")
+    first = {"all": 0, "blocks": blocks + 1 - optim.blocks, "head": blocks + 2}[optim.train]
+    for name, weight in model.named_parameters():
+        where = place(name, blocks)
+        weight.requires_grad_(where.head or where.depth >= first)
+
+
+def optimisers(model: nn.Module, optim: Optim) -> list[torch.optim.Optimizer]:
+    """One, or for Muon two. Each group knows its share of the learning rate as ``times``."""
+    groups = list(_groups(model, optim))
+    if optim.kind == "sgd":
+        return [torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=_fused(model))]
+    matrices = [group for group in groups if group["matrices"]] if optim.kind == "muon" else []
+    others = [group for group in groups if group not in matrices] if matrices else groups
+    made: list[torch.optim.Optimizer] = []
+    if others:
+        made.append(torch.optim.AdamW(others, lr=optim.lr, betas=optim.betas, eps=optim.epsilon, fused=_fused(model)))
+    if matrices:
+        made.append(Muon(matrices, lr=optim.matrix_lr, momentum=optim.matrix_momentum))
+    return made
+
+
+def set_rate(made: Iterable[torch.optim.Optimizer], optim: Optim, share: float) -> None:
+    """This step's learning rate and decay in every group."""
+    for optimiser in made:
+        peak = optim.matrix_lr if isinstance(optimiser, Muon) else optim.lr
+        for group in optimiser.param_groups:
+            group["lr"] = peak * share * group["times"]
+            decay = optim.weight_decay if group["decays"] else 0.0
+            # torch shrinks by lr * weight_decay; apart from the lr means that it cancels out, but for the schedule
+            group["weight_decay"] = decay / (peak * group["times"]) if optim.decay_apart else decay
+
+
+def _groups(model: nn.Module, optim: Optim) -> Iterator[dict[str, object]]:
+    blocks = _blocks(model)
+    by_kind: dict[tuple[float, bool, bool], list[nn.Parameter]] = {}
+    for name, weight in model.named_parameters():
+        if not weight.requires_grad:
+            continue
+        where = place(name, blocks)
+        times = optim.layer_decay ** (blocks + 1 - where.depth) * (optim.head_lr if where.head else 1.0)
+        matrix = decays(name, weight) and weight.ndim == 2 and name.startswith("blocks.")
+        by_kind.setdefault((times, decays(name, weight), matrix), []).append(weight)
+    for (times, decay, matrix), weights in by_kind.items():
+        yield {"params": weights, "times": times, "decays": decay, "matrices": matrix, "weight_decay": 0.0}
+
+
+def _blocks(model: nn.Module) -> int:
+    return max(
+        (int(found[1]) + 1 for name, _ in model.named_parameters() if (found := re.match(r"blocks\.(\d+)\.", name))), default=0
+    )
+
+
+def _fused(model: nn.Module) -> bool:
+    return all(weight.device.type in ("cpu", "cuda", "mps") and weight.is_floating_point() for weight in model.parameters())

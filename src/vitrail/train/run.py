@@ -1,0 +1,111 @@
+"""A run on disk: one folder, one process at a time, a log that continues where the last checkpoint was."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from vitrail.config import from_json, to_json, to_plain
+from vitrail.errors import VitrailError
+from vitrail.train.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Run:
+    """``recipe.json``, ``log.jsonl``, ``checkpoints/``, ``best/``, ``last/``, ``result.json`` (when it is finished)."""
+
+    folder: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def result(self) -> dict[str, Any] | None:
+        path = self.folder / "result.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    def finish(self, result: dict[str, Any]) -> None:
+        _write(self.folder / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
+
+    def keep_predictions(self, arrays: dict[str, ndarray]) -> None:
+        """Logits, labels and numbers of the pictures that the result was reported on."""
+        half = self.folder / ".predictions.part"
+        with open(half, "wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+        half.replace(self.folder / "predictions.npz")
+
+    def begin(self, recipe: Recipe) -> None:
+        """Note the recipe, or hold it against the one that the run was begun with."""
+        path = self.folder / "recipe.json"
+        if not path.is_file():
+            _write(path, to_json(recipe) + "\n")
+            return
+        differences = list(_differences(to_plain(from_json(Recipe, path.read_text())), to_plain(recipe)))
+        if differences:
+            raise VitrailError(
+                f"{self.folder} was begun with another recipe: {'; '.join(differences[:3])}; give this one a folder of its own"
+            )
+
+    def recipe(self) -> Recipe:
+        path = self.folder / "recipe.json"
+        if not path.is_file():
+            raise VitrailError(f"{self.folder} is no run: it has no recipe.json")
+        return from_json(Recipe, path.read_text())
+
+    def log(self, line: dict[str, Any]) -> None:
+        with open(self.folder / "log.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def rewind(self, step: int) -> None:
+        """Forget what was logged after the checkpoint that the run goes on from; it will be logged again."""
+        path = self.folder / "log.jsonl"
+        if path.is_file():
+            kept = [line for line in path.read_text().splitlines() if (at := _step(line)) is not None and at <= step]
+            _write(path, "".join(f"{line}\n" for line in kept))
+
+    def lines(self) -> list[dict[str, Any]]:
+        path = self.folder / "log.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+@contextmanager
+def locked(run: Run) -> Iterator[None]:
+    """One process at a time; the lock goes with the process, however that ends."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with open(run.folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise VitrailError(f"another process is at work in {run.folder}; wait for it, or name another folder") from None
+        yield
+
+
+def _step(line: str) -> int | None:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return None  # a line that was cut off by the end of the process
+
+
+def _write(path: Path, text: str) -> None:
+    half = path.with_name(f".{path.name}.part")
+    with open(half, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    half.replace(path)
+
+
+def _differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in {**old, **new}:
+            yield from _differences(old.get(name), new.get(name), f"{path}.{name}" if path else name)
+    elif old != new:
+        yield f"{path} was {old!r}, is {new!r}"

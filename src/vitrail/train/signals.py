@@ -1,0 +1,47 @@
+"""Being asked to stop: finish the step, save, leave. Asked twice: leave at once."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+
+@dataclass
+class Stop:
+    signal: int | None = None
+
+    @property
+    def code(self) -> int:
+        """What a shell expects: 130 for Ctrl-C, 143 for SIGTERM."""
+        return 128 + (self.signal or 0)
+
+
+class Stopped(Exception):  # nothing went wrong
+    """The run was asked to stop and has saved its state."""
+
+    def __init__(self, code: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+@contextmanager
+def stopping() -> Iterator[Stop]:
+    stop = Stop()
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        if stop.signal is not None:
+            os._exit(128 + number)
+        stop.signal = number
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,70 @@
+"""One update of the weights. b pictures of the batch, computed in pieces."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from vitrail.data.loader import Batch
+from vitrail.tasks.task import Task
+from vitrail.train.optim import set_rate
+from vitrail.train.recipe import Recipe
+from vitrail.train.schedule import rate
+from vitrail.train.state import State, seed_step
+
+
+def train_step(state: State, task: Task, batch: Batch, recipe: Recipe) -> dict[str, float]:
+    """Loss and gradient over the pieces, clip, update, follow with the average. One that is no number changes nothing."""
+    share = rate(recipe.schedule, state.step, recipe.steps)
+    set_rate(state.optimisers, recipe.optim, share)
+    seed_step(recipe.seed, state.step)
+    for optimiser in state.optimisers:
+        optimiser.zero_grad(set_to_none=True)
+    seen = _gradients(state, task, batch, recipe)
+    weights = [weight for weight in state.model.parameters() if weight.grad is not None]
+    norm = torch.nn.utils.clip_grad_norm_(weights, recipe.optim.clip or math.inf, foreach=True).item()
+    good = math.isfinite(norm) and math.isfinite(seen["loss"])
+    if good:
+        for optimiser in state.optimisers:
+            optimiser.step()
+    state.step += 1
+    state.images += len(batch.labels)
+    state.skipped += not good
+    if good and state.average is not None:
+        state.average.follow(state.model, state.step)
+    return {**seen, "lr": recipe.optim.lr * share, "gradient": norm}
+
+
+def _gradients(state: State, task: Task, batch: Batch, recipe: Recipe) -> dict[str, float]:
+    """Each piece counts by its number of pictures, so that the last one may be shorter."""
+    total: dict[str, float] = {}
+    device = next(state.model.parameters()).device.type
+    whole = len(batch.labels)
+    for piece in pieces(batch, recipe.micro or whole):
+        with torch.autocast(device, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
+            loss, others = task.loss(state.model, piece)
+        part = len(piece.labels) / whole
+        (loss * part if part < 1 else loss).backward()
+        for name, value in {"loss": loss.detach(), **others}.items():
+            total[name] = total.get(name, 0.0) + value.item() * part
+    return total
+
+
+def pieces(batch: Batch, size: int) -> Iterator[Batch]:
+    count = len(batch.labels)
+    if size >= count:
+        yield batch
+        return
+    for start in range(0, count, size):
+        values: dict[str, Tensor | None] = {item.name: getattr(batch, item.name) for item in fields(batch)}
+        yield Batch(**{name: None if value is None else value[start : start + size] for name, value in values.items()})  # type: ignore[arg-type]
+
+
+def culprit(state: State) -> str:
+    """The first weight whose gradient is no number, in the order in which the picture meets them."""
+    for name, weight in state.model.named_parameters():
+        if weight.grad is not None and not torch.isfinite(weight.grad).all():
+            return name
+    return "the loss itself"

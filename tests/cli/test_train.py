@@ -1,0 +1,107 @@
+"""``vitrail train`` from the command line: what it prints, writes, refuses, and goes on with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitrail.cli.main import run
+from vitrail.weights.load import load
+
+Capture = pytest.CaptureFixture[str]
+TINY = [
+    "panes:count=100,size=16",
+    *(
+        part
+        for setting in (
+            "model.width=12", "model.mlp=24", "model.depth=1", "model.patch=8", "steps=6", "batch=8", "evaluate=3",
+            "checkpoint=2", "schedule.warmup=1",
+        )
+        for part in ("--set", setting)
+    ),
+    "--workers",
+    "0",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_plan_then_a_table_a_model_and_a_report(tmp_path: Path, capsys: Capture) -> None:
+    assert run(["train", *TINY]) == 0
+    shown = capsys.readouterr()
+    assert "recipe    small: 6 steps of 8 pictures" in shown.err
+    assert "step 3: validation" in shown.err
+    assert "test top1" in shown.out
+    model = load(tmp_path / "runs" / "small" / "best")
+    assert model.labels is not None
+    assert len(model.labels) == 10
+    page = (tmp_path / "runs" / "small" / "report.html").read_text()
+    assert "<script" not in page
+    assert "What was taken for what" in page
+    assert page.count("<svg") == 4
+    assert page.count('src="data:image/webp') == 1
+    assert run(["train", *TINY]) == 0
+    assert (tmp_path / "runs" / "small-2").is_dir()  # another run never goes over the first
+
+
+def test_json_is_one_object_and_again_is_the_same_run(tmp_path: Path, capsys: Capture) -> None:
+    assert run(["train", *TINY, "--json", "--out", "one"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert {"run", "test", "seconds", "images_per_second", "report"} <= set(first)
+    assert run(["train", "--again", "one/recipe.json", "--json", "--out", "two", "--workers", "1"]) == 0
+    second = json.loads(capsys.readouterr().out)
+    assert second["test"] == first["test"]
+    assert (tmp_path / "one" / "log.jsonl").read_text() == (tmp_path / "two" / "log.jsonl").read_text()
+    assert run(["train", *TINY, "--out", "one"]) == 0
+    assert "is finished: nothing to do" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["demo", "plain", "paper-imagenet", "resnet"])
+def test_print_shows_the_whole_recipe_and_does_nothing(name: str, tmp_path: Path, capsys: Capture) -> None:
+    assert run(["train", "--recipe", name, "--print", "--set", "optim.lr=0.5"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["name"], shown["optim"]["lr"]) == (name, 0.5)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--recipe", "dmeo"], "no recipe is named 'dmeo'; did you mean 'demo'"),
+        (["--set", "optim.lrr=1"], "no field is named 'optim.lrr'; did you mean 'optim.lr'"),
+        (["nowhere"], "there is no 'nowhere'"),
+        (["--device", "warp", *TINY], "the device 'warp' cannot be used"),
+        (["--again", "nothing.json"], "--again must be a recipe.json"),
+        (["--set", "steps=0"], "steps must be at least 1"),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: Capture) -> None:
+    assert run(["train", *arguments]) == 2
+    shown = capsys.readouterr().err
+    assert sentence in shown
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_asked_to_stop_it_says_how_to_go_on(number: int, code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "vitrail", "train", *TINY, "--set", "steps=100000", "--out", "run"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "validation" in line:
+                process.send_signal(number)
+                break
+        rest = process.stderr.read()
+    assert process.returncode == code
+    assert "the same command goes on from there" in rest
+    assert "Traceback" not in rest
+    assert any((tmp_path / "run" / "checkpoints").iterdir())

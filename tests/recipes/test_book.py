@@ -1,0 +1,72 @@
+"""Every recipe is complete, survives JSON, and has the numbers of its paper."""
+
+import inspect
+
+import pytest
+
+from vitrail.config import from_json, override, to_json
+from vitrail.errors import VitrailError
+from vitrail.models.settings import ViTConfig
+from vitrail.recipes.book import RECIPES, recipe
+from vitrail.recipes.given import Given
+from vitrail.train.recipe import Recipe
+
+IMAGENET = Given("imagenet", 1_281_167, 1000, None, 3)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("given", [Given(), IMAGENET, Given("tiny", 40, 2, None, 3)], ids=["fashion", "imagenet", "tiny"])
+def test_every_recipe_is_written_for_any_data_and_survives_json(name: str, given: Given) -> None:
+    made = recipe(name, given)
+    assert from_json(Recipe, to_json(made)) == made
+    assert made.data == given.data
+    assert made.model.classes == given.classes
+    assert made.batch <= max(given.pictures // 10, 1)
+    assert inspect.getdoc(RECIPES[name]) or inspect.getmodule(RECIPES[name])
+
+
+def test_the_papers_numbers() -> None:
+    made = recipe("paper-imagenet", IMAGENET)
+    assert (made.steps, made.batch, made.schedule.warmup, made.schedule.kind) == (93835, 4096, 9383, "cosine")
+    assert (made.optim.lr, made.optim.weight_decay, made.optim.clip, made.optim.betas) == (3e-3, 0.3, 1.0, (0.9, 0.999))
+    assert isinstance(made.model, ViTConfig)
+    assert (made.model.dropout, made.model.head) == (0.1, "mlp")
+    jft = recipe("paper-jft", Given("jft", 303_000_000, 18_291, None, 3, model="H/14"))
+    assert (jft.optim.lr, jft.optim.weight_decay, jft.schedule.kind, jft.schedule.warmup) == (3e-4, 0.1, "linear", 10_000)
+    assert jft.steps == round(14 * 303_000_000 / 4096)
+    wide = recipe("paper-jft", Given("jft", 303_000_000, 18_291, None, 3, model="L/32"))
+    assert wide.optim.lr == 6e-4
+    tuned = recipe("paper-finetune", IMAGENET)
+    assert (tuned.optim.kind, tuned.optim.momentum, tuned.batch, tuned.steps, tuned.preprocess.image) == (
+        "sgd", 0.9, 512, 20_000, (384, 384),
+    )  # fmt: skip
+    better = recipe("plain", IMAGENET)
+    assert (better.batch, better.optim.weight_decay, better.optim.decay_apart) == (1024, 1e-4, True)
+    assert (better.augment.layers, better.augment.magnitude, better.augment.mixup, better.smoothing) == (2, 10.0, 0.2, 0.0)
+    assert isinstance(better.model, ViTConfig)
+    assert (better.model.position, better.model.pool, better.model.stochastic_depth) == ("sincos2d", "gap", 0.0)
+
+
+def test_a_typo_is_answered_with_the_nearest() -> None:
+    with pytest.raises(VitrailError, match="no recipe is named 'plian'; did you mean 'plain'"):
+        recipe("plian", Given())
+    with pytest.raises(VitrailError, match=r"no field is named 'optim.lrr'; did you mean 'optim.lr'"):
+        override(recipe("demo", Given()), ["optim.lrr=1"])
+    assert override(recipe("demo", Given()), ["optim.lr=0.5", "augment.mixup=0.1"]).optim.lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("steps=0", "steps must be at least 1, got 0"),
+        ("optim.betas=0.9,1", "optim.betas must be from 0 to below 1"),
+        ("ema=1", "ema must be from 0 to below 1"),
+        ("schedule.warmup=10000", "must fit into the"),
+        ("model.image=56", "model and preprocess must agree on the picture"),
+        ("optim.lr=0", "optim.lr must be above 0"),
+        ("optim.kind=adamm", "did you mean 'adamw'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(change: str, sentence: str) -> None:
+    with pytest.raises(VitrailError, match=sentence):
+        override(recipe("demo", Given()), [change])

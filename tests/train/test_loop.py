@@ -1,0 +1,372 @@
+"""A run goes on exactly where it was, whatever happened to it (FAULTS 9 to 13)."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from tests.small import vit
+from vitrail.augment.policy import policy
+from vitrail.config import to_json
+from vitrail.data.loader import Batch
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import VitrailError
+from vitrail.models.build import build
+from vitrail.models.settings import ViTConfig
+from vitrail.tasks.classify import Classify, class_weights, scores
+from vitrail.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
+from vitrail.train.loop import Machine, fit
+from vitrail.train.recipe import Optim, Recipe, Schedule
+from vitrail.train.run import Run
+from vitrail.train.signals import Stopped
+from vitrail.train.state import fresh, seed_step
+from vitrail.train.step import train_step
+from vitrail.train.watch import Silent
+
+
+def recipe(**changes: object) -> Recipe:
+    """Seconds long, with everything that draws: dropout, stochastic depth, mixing, an average of the weights."""
+    model = ViTConfig(
+        width=24, depth=2, mlp=48, heads=3, patch=(8, 8), image=(16, 16), channels=3, classes=10, dropout=0.1,
+        stochastic_depth=0.1, gelu="exact",
+    )  # fmt: skip
+    given: dict[str, object] = {
+        "name": "tiny", "model": model, "preprocess": Preprocess((16, 16)), "data": "panes:count=200,size=16", "steps": 12,
+        "batch": 10, "augment": policy("none", mixup=0.4), "optim": Optim(kind="muon", weight_decay=0.1, clip=1.0), "ema": 0.9,
+        "schedule": Schedule(warmup=3), "evaluate": 4, "checkpoint": 3, "seed": 5,
+    }  # fmt: skip
+    return Recipe(**{**given, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    fit(recipe(), folder, Machine(workers=1))
+    return folder
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Of the last step and of the best."""
+    files = {kind: load_file(folder / kind / "model.safetensors") for kind in ("last", "best")}
+    return {f"{kind}.{name}": value for kind, values in files.items() for name, value in values.items()}
+
+
+def same(one: Path, two: Path) -> bool:
+    """Every line of the log and every weight, to the bit."""
+    ours, theirs = weights(one), weights(two)
+    return Run(one).lines() == Run(two).lines() and all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
+
+
+class Breaks(Silent):
+    """Stops the run at a step, as the machine would."""
+
+    def __init__(self, at: int, error: BaseException) -> None:
+        self.at, self.error = at, error
+
+    def stepped(self, step: int, numbers: dict[str, float]) -> None:
+        if step == self.at:
+            raise self.error
+
+
+@pytest.mark.parametrize("at", range(1, 13))
+def test_a_run_that_broke_at_any_step_ends_as_the_unbroken_one(at: int, unbroken: Path, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="broke"):
+        fit(recipe(), tmp_path / "run", Machine(workers=0), Breaks(at, OSError("broke")))
+    fit(recipe(), tmp_path / "run", Machine(workers=2))
+    assert same(tmp_path / "run", unbroken)
+
+
+def test_the_log_and_the_result_say_what_happened(unbroken: Path) -> None:
+    lines = Run(unbroken).lines()
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 13))
+    assert [line["step"] for line in lines if "validation" in line] == [4, 8, 12]
+    result = Run(unbroken).result()
+    assert result is not None
+    assert result["reported_on"] == "test"
+    with np.load(unbroken / "predictions.npz") as file:
+        assert result["test"]["top1"] == pytest.approx((file["logits"].argmax(1) == file["labels"]).mean())
+    assert (unbroken / "recipe.json").read_text() == to_json(recipe()) + "\n"
+
+
+def test_a_finished_run_says_so_and_does_nothing(unbroken: Path) -> None:
+    class Listens(Silent):
+        heard = ""
+
+        def said(self, sentence: str) -> None:
+            self.heard += sentence
+
+    before = {path: path.stat().st_mtime_ns for path in unbroken.rglob("*") if path.name != ".lock"}
+    ear = Listens()
+    assert fit(recipe(), unbroken, watcher=ear) == Run(unbroken).result()
+    assert "is finished: nothing to do" in ear.heard
+    assert before == {path: path.stat().st_mtime_ns for path in unbroken.rglob("*") if path.name != ".lock"}
+
+
+def test_another_recipe_or_other_data_is_refused_where_it_would_lie(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="broke"):
+        fit(recipe(), tmp_path / "run", Machine(workers=0), Breaks(7, OSError("broke")))
+    with pytest.raises(VitrailError, match=r"begun with another recipe: seed was 5, is 6; give this one a folder of its own"):
+        fit(recipe(seed=6), tmp_path / "run")
+    counters = next(iter(checkpoints(tmp_path / "run" / "checkpoints")))
+    tensors, state, _ = read_checkpoint(tmp_path / "run" / "checkpoints")  # type: ignore[misc]
+    write_checkpoint(counters.parent, state["step"], tensors, {**state, "data": "other"}, 2)
+    with pytest.raises(VitrailError, match="was begun on other pictures or labels"):
+        fit(recipe(), tmp_path / "run")
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone", "manifest"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: str, unbroken: Path, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="broke"):
+        fit(recipe(), tmp_path / "run", Machine(workers=0), Breaks(8, OSError("broke")))
+    newest = checkpoints(tmp_path / "run" / "checkpoints")[0]
+    file = newest / ("manifest.json" if damage == "manifest" else "state.safetensors")
+    content = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(content[: len(content) // 2] if damage != "flip" else content[:-9] + b"x" + content[-8:])
+    heard: list[str] = []
+
+    class Listens(Silent):
+        def said(self, sentence: str) -> None:
+            heard.append(sentence)
+
+    fit(recipe(), tmp_path / "run", Machine(workers=0), Listens())
+    assert "step-6 is damaged" in heard[0]
+    assert "goes on from step 3" in heard
+    assert same(tmp_path / "run", unbroken)
+
+
+def test_all_checkpoints_damaged_is_said(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="broke"):
+        fit(recipe(), tmp_path / "run", Machine(workers=0), Breaks(8, OSError("broke")))
+    for path in checkpoints(tmp_path / "run" / "checkpoints"):
+        (path / "state.json").write_text("{}")
+    with pytest.raises(VitrailError, match=r"no checkpoint in .* is whole"):
+        fit(recipe(), tmp_path / "run")
+
+
+def test_two_processes_on_one_folder_are_one_too_many(tmp_path: Path) -> None:
+    class Meets(Silent):
+        def stepped(self, step: int, numbers: dict[str, float]) -> None:
+            if step == 2:
+                fit(recipe(), tmp_path / "run")
+
+    with pytest.raises(VitrailError, match="another process is at work in"):
+        fit(recipe(), tmp_path / "run", Machine(workers=0), Meets())
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_asked_to_stop_it_saves_and_goes_on_later(number: int, code: int, unbroken: Path, tmp_path: Path) -> None:
+    class Asks(Silent):
+        def stepped(self, step: int, numbers: dict[str, float]) -> None:
+            if step == 5:
+                os.kill(os.getpid(), number)
+
+    with pytest.raises(Stopped, match="stopped at step 5; the same command goes on from there") as stop:
+        fit(recipe(), tmp_path / "run", Machine(workers=1), Asks())
+    assert stop.value.code == code
+    assert checkpoints(tmp_path / "run" / "checkpoints")[0].name == "step-5"
+    fit(recipe(), tmp_path / "run")
+    assert same(tmp_path / "run", unbroken)
+
+
+TRAIN = """
+import sys, time
+from pathlib import Path
+from vitrail.config import from_json
+from vitrail.train import checkpoint
+from vitrail.train.loop import Machine, fit
+from vitrail.train.recipe import Recipe
+from vitrail.train.watch import Silent
+slow = float(sys.argv[3])
+class Tells(Silent):
+    def stepped(self, step, numbers):
+        print(step, flush=True)
+whole = checkpoint._hash
+def hashed(path):  # the middle of a checkpoint's write: what is there is not yet named
+    print("writing", flush=True)
+    time.sleep(slow)
+    return whole(path)
+checkpoint._hash = hashed
+fit(from_json(Recipe, Path(sys.argv[1]).read_text()), sys.argv[2], Machine(workers=1), Tells())
+"""
+
+
+def killed(settings: Path, folder: Path, word: str, times: int, wait: float, slow: float) -> bool:
+    """Start the run and kill it so long after a word was said so often; whether it was still at work."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", TRAIN, str(settings), str(folder), str(slow)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            times -= (word == "writing") == (line.strip() == "writing")
+            if times <= 0:
+                break
+        time.sleep(wait)
+        alive = process.poll() is None
+        process.kill()
+    return alive
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_it_ends_as_the_unbroken_one(tmp_path: Path) -> None:
+    """SIGKILL at random moments, and five times inside of a checkpoint's write."""
+    long = recipe(steps=60, evaluate=20, checkpoint=2)
+    fit(long, tmp_path / "whole", Machine(workers=1))
+    settings = tmp_path / "recipe.json"
+    settings.write_text(to_json(long))
+    chance, kills, writes = np.random.default_rng(0), 0, 0
+    while kills < 20:
+        inside = writes < 5
+        word, times = ("writing", int(chance.integers(2, 5))) if inside else ("step", int(chance.integers(1, 4)))
+        assert killed(settings, tmp_path / "run", word, times, float(chance.uniform(0, 0.05)), 0.3 if inside else 0.0)
+        kills, writes = kills + 1, writes + inside
+        left = (tmp_path / "run" / "checkpoints").glob("step-*")
+        assert all((path / "manifest.json").is_file() for path in left)
+    fit(long, tmp_path / "run", Machine(workers=2))
+    assert same(tmp_path / "run", tmp_path / "whole")
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from vitrail.config import from_json
+from vitrail.train.loop import Machine, fit
+from vitrail.train.recipe import Recipe
+from vitrail.train.watch import Silent
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+class Fills(Silent):
+    def stepped(self, step, numbers):
+        if step == 5:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    fit(from_json(Recipe, Path(sys.argv[1]).read_text()), sys.argv[2], Machine(workers=0), Fills())
+except OSError as error:
+    print("refused:", error)
+"""
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(unbroken: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "recipe.json"
+    settings.write_text(to_json(recipe()))
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(settings), str(tmp_path / "run")], capture_output=True, text=True, check=True
+    )
+    assert "refused" in done.stdout
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-3"]
+    fit(recipe(), tmp_path / "run")
+    assert same(tmp_path / "run", unbroken)
+
+
+def batch(count: int = 8, classes: int = 10) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(count, 3, 16, 16, generator=generator)
+    return Batch(images, torch.arange(count) % classes, torch.arange(count))
+
+
+def still(**changes: object) -> Recipe:
+    model = ViTConfig(width=24, depth=2, mlp=48, heads=3, patch=(8, 8), image=(16, 16), channels=3, classes=10)
+    return recipe(model=model, augment=policy("none"), **changes)
+
+
+def built(settings: Recipe) -> torch.nn.Module:
+    torch.manual_seed(3)
+    model = build(settings.model)
+    torch.nn.init.normal_(model.get_parameter("head.weight"))  # a zero head would hide what is below it
+    return model
+
+
+def test_a_step_equals_its_hand_written_twin() -> None:
+    settings = still(optim=Optim(kind="sgd", lr=0.1, momentum=0.0, clip=0.5), schedule=Schedule("linear"), ema=None)
+    model, twin = built(settings), built(settings)
+    numbers = train_step(fresh(model, settings), Classify(10), batch(), settings)
+    loss = torch.nn.functional.cross_entropy(twin(batch().images), batch().labels)
+    loss.backward()
+    gradients = [weight.grad for weight in twin.parameters() if weight.grad is not None]
+    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    for weight, own in zip(twin.parameters(), model.parameters(), strict=True):
+        assert weight.grad is not None
+        assert_close(own.detach(), weight.detach() - 0.1 * weight.grad * min(1, 0.5 / norm.item()), rtol=1e-5, atol=1e-6)
+    assert numbers["loss"] == pytest.approx(loss.item())
+    assert numbers["gradient"] == pytest.approx(norm.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("micro", [1, 3, 4, 7])
+def test_a_batch_in_pieces_is_the_batch(micro: int) -> None:
+    """Also in unequal ones: 8 pictures in pieces of 3 are 3, 3 and 2."""
+    task, optim = Classify(10, smoothing=0.1), Optim(kind="sgd", lr=0.1)
+    whole, parted = still(optim=optim), still(optim=optim, micro=micro)
+    one, two = fresh(built(whole), whole), fresh(built(parted), parted)
+    for _ in range(3):
+        assert train_step(one, task, batch(), whole) == pytest.approx(train_step(two, task, batch(), parted), rel=1e-4)
+    for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
+        assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_gradient_that_is_no_number_changes_nothing_and_names_its_layer(tmp_path: Path) -> None:
+    settings = still()
+    model = built(settings)
+    state = fresh(model, settings)
+    spoiled = Batch(batch().images * float("nan"), batch().labels, batch().indices)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    train_step(state, Classify(10), spoiled, settings)
+    assert (state.step, state.skipped) == (1, 1)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    with pytest.raises(VitrailError, match=r"was no number 10 steps in a row.*try a smaller optim.lr"):
+        fit(still(steps=40, optim=Optim(kind="sgd", lr=1e30)), tmp_path / "run", Machine(workers=0))
+
+
+def test_dropout_of_a_step_is_the_steps_own() -> None:
+    seed_step(1, 7)
+    first = torch.rand(5)
+    seed_step(1, 8)
+    second = torch.rand(5)
+    seed_step(1, 7)
+    assert torch.equal(torch.rand(5), first)
+    assert not torch.equal(first, second)
+
+
+def test_losses_are_their_formulas() -> None:
+    model = vit(classes=10)
+    torch.nn.init.normal_(model.get_parameter("head.weight"))
+    order, share = torch.arange(4), torch.full((4,), 0.3)
+    mixed = Batch(torch.randn(4, 3, *model.config.image), order, order, order.roll(1), share)
+    logits = model.eval()(mixed.images)
+    wanted = torch.zeros(4, 10)
+    wanted[torch.arange(4), mixed.labels] += 0.3
+    wanted[torch.arange(4), torch.arange(4).roll(1)] += 0.7
+    smooth = wanted * 0.9 + 0.1 / 10
+    assert_close(Classify(10, smoothing=0.1).loss(model, mixed)[0], -(smooth * logits.log_softmax(1)).sum(1).mean())
+    there, absent = torch.nn.functional.logsigmoid(logits), torch.nn.functional.logsigmoid(-logits)
+    sigmoid = -(smooth * there + (1 - smooth) * absent).sum(1).mean()
+    assert_close(Classify(10, "sigmoid", 0.1).loss(model, mixed)[0], sigmoid)
+
+
+def test_scores_and_class_weights() -> None:
+    logits = torch.tensor([[3.0, 1, 2, 0, -1, -2], [0, 1, 2, 3, 4, 5]])
+    made = scores(logits, torch.tensor([0, 0]))
+    assert (made["top1"], made["top5"]) == (0.5, 0.5)
+    assert made["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, torch.tensor([0, 0])).item())
+    balance = class_weights(torch.tensor([0, 0, 0, 1]), 3)
+    assert_close(balance, torch.tensor([4 / 6, 2.0, 0.0]))
+    assert balance[torch.tensor([0, 0, 0, 1])].mean().item() == pytest.approx(1)
+
+
+def test_class_weights_reach_the_loss() -> None:
+    settings = still(class_weights=True)
+    assert json.loads(to_json(settings))["class_weights"] is True
+    model = built(settings)
+    plain, weighted = (Classify(10, weights=weights).loss(model, batch())[0] for weights in (None, torch.arange(10.0)))
+    each = torch.nn.functional.cross_entropy(model(batch().images), batch().labels, reduction="none")
+    assert_close(weighted, (each * torch.arange(8.0)).mean())
+    assert_close(plain, each.mean())

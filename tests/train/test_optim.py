@@ -1,0 +1,162 @@
+"""Each optimiser is its formula, and every weight moves as the recipe says."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from tests.small import vit
+from vitrail.errors import VitrailError
+from vitrail.train.ema import Average
+from vitrail.train.muon import Muon, orthogonal
+from vitrail.train.optim import decays, freeze, optimisers, place, set_rate
+from vitrail.train.recipe import Optim
+
+
+def twins() -> tuple[nn.Linear, nn.Linear]:
+    one, two = nn.Linear(5, 7), nn.Linear(5, 7)
+    two.load_state_dict(one.state_dict())
+    return one, two
+
+
+def gradient(model: nn.Module, step: int) -> None:
+    torch.manual_seed(step)
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight)
+
+
+def test_adamw_is_its_formula() -> None:
+    optim = Optim(lr=0.01, betas=(0.8, 0.9), weight_decay=0.3)
+    model = nn.Sequential(nn.Linear(5, 7))
+    weight, bias = (value.detach().clone() for value in model.parameters())
+    made = optimisers(model, optim)
+    moments = {id(value): (torch.zeros_like(value), torch.zeros_like(value)) for value in (weight, bias)}
+    for step in range(1, 6):
+        gradient(model, step)
+        set_rate(made, optim, 0.5)
+        for optimiser in made:
+            optimiser.step()
+        for value, own in zip((weight, bias), model.parameters(), strict=True):
+            first, second = moments[id(value)]
+            assert own.grad is not None
+            first.mul_(0.8).add_(0.2 * own.grad)
+            second.mul_(0.9).add_(0.1 * own.grad**2)
+            value.mul_(1 - 0.005 * (0.3 if value.ndim == 2 else 0))  # biases never decay
+            value.sub_(0.005 * (first / (1 - 0.8**step)) / ((second / (1 - 0.9**step)).sqrt() + 1e-8))
+            assert_close(own.detach(), value, rtol=1e-5, atol=1e-6)
+
+
+def test_decay_apart_does_not_depend_on_the_learning_rate() -> None:
+    for lr in (1e-3, 1e-1):
+        model = nn.Linear(5, 7)
+        before = model.weight.detach().clone()
+        optim = Optim(lr=lr, weight_decay=0.25, decay_apart=True)
+        made = optimisers(model, optim)
+        for weight in model.parameters():
+            weight.grad = torch.zeros_like(weight)
+        set_rate(made, optim, 0.5)
+        made[0].step()
+        assert_close(model.weight.detach(), before * (1 - 0.5 * 0.25))
+
+
+def test_sgd_is_its_formula() -> None:
+    optim = Optim(kind="sgd", lr=0.1, momentum=0.7)
+    model = nn.Linear(5, 7)
+    value, velocity = model.weight.detach().clone(), torch.zeros(7, 5)
+    made = optimisers(model, optim)
+    for step in range(4):
+        gradient(model, step)
+        set_rate(made, optim, 1.0)
+        made[0].step()
+        assert model.weight.grad is not None
+        velocity = 0.7 * velocity + model.weight.grad
+        value -= 0.1 * velocity
+        assert_close(model.weight.detach(), value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 24, 8), (2, 8, 24)])
+def test_orthogonal_keeps_the_directions_and_levels_the_singular_values(shape: tuple[int, int, int]) -> None:
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    made = orthogonal(matrices)
+    assert ((torch.linalg.svdvals(made) > 0.5) & (torch.linalg.svdvals(made) < 1.3)).all()
+    u, _, v = torch.linalg.svd(matrices, full_matrices=False)
+    rotated = u.mT @ made @ v.mT  # in the matrices' own directions nothing is off the diagonal
+    off = rotated - torch.diag_embed(rotated.diagonal(dim1=-2, dim2=-1))
+    assert off.abs().max() < 1e-4
+
+
+def test_muon_is_torchs_muon_but_for_its_precision() -> None:
+    one, two = nn.Linear(16, 24, bias=False), nn.Linear(16, 24, bias=False)
+    two.load_state_dict(one.state_dict())
+    ours = Muon(one.parameters(), lr=0.02, momentum=0.9, weight_decay=0.1)
+    theirs = torch.optim.Muon(two.parameters(), lr=0.02, momentum=0.9, weight_decay=0.1, nesterov=True)
+    for step in range(3):
+        gradient(one, step)
+        gradient(two, step)
+        ours.step()
+        theirs.step()
+        assert_close(one.weight, two.weight, rtol=0, atol=2e-3)  # theirs is orthogonalised in bfloat16
+
+
+def test_norms_biases_tokens_and_positions_never_decay() -> None:
+    model = vit(registers=2, pool="map", layer_scale=1e-3)
+    undecayed = {name for name, weight in model.named_parameters() if not decays(name, weight)}
+    assert {name for name, _ in model.named_parameters() if name.endswith(".bias") or "norm" in name} <= undecayed
+    assert {"registers", "pool.probe", "blocks.0.scale1.scale"} <= undecayed
+    assert any(name.startswith("positions.") for name in undecayed)
+    assert {"embed.project.weight", "blocks.0.attention.qkv.weight", "blocks.1.mlp.up.weight", "head.weight"}.isdisjoint(
+        undecayed
+    )
+
+
+def test_lower_blocks_learn_more_slowly_and_the_head_at_a_rate_of_its_own() -> None:
+    model = vit(depth=3)
+    optim = Optim(lr=1.0, layer_decay=0.5, head_lr=4.0)
+    made = optimisers(model, optim)
+    set_rate(made, optim, 0.1)
+    rates = {id(weight): group["lr"] for group in made[0].param_groups for weight in group["params"]}
+    by_name = {name: rates[id(weight)] for name, weight in model.named_parameters()}
+    assert by_name["head.weight"] == pytest.approx(0.4)
+    assert by_name["norm.weight"] == pytest.approx(0.1)
+    assert by_name["blocks.2.mlp.up.weight"] == pytest.approx(0.05)
+    assert by_name["blocks.0.mlp.up.weight"] == pytest.approx(0.0125)
+    assert by_name["embed.project.weight"] == pytest.approx(0.00625)
+
+
+@pytest.mark.parametrize(("train", "blocks", "first"), [("head", 0, None), ("blocks", 1, 2), ("blocks", 2, 1), ("all", 0, 0)])
+def test_what_is_not_trained_is_frozen(train: str, blocks: int, first: int | None) -> None:
+    model = vit(depth=3)
+    freeze(model, Optim(train=train, blocks=blocks))  # type: ignore[arg-type]
+    for name, weight in model.named_parameters():
+        where = place(name, 3)
+        trained = where.head or (first is not None and where.depth > first) or train == "all"
+        assert weight.requires_grad == trained, name
+    if train == "blocks":
+        with pytest.raises(VitrailError, match=r"optim.blocks must be from 1 to 3"):
+            freeze(model, Optim(train="blocks", blocks=4))
+
+
+def test_muon_moves_the_matrices_of_blocks_and_adamw_the_rest() -> None:
+    model = vit()
+    first, second = optimisers(model, Optim(kind="muon"))
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    assert isinstance(second, Muon)
+    moved = {names[id(weight)] for group in second.param_groups for weight in group["params"]}
+    assert moved == {name for name, weight in model.named_parameters() if name.startswith("blocks.") and weight.ndim == 2}
+    rest = {names[id(weight)] for group in first.param_groups for weight in group["params"]}
+    assert rest | moved == set(names.values())
+    assert not rest & moved
+
+
+def test_the_average_is_its_formula() -> None:
+    model = nn.Linear(3, 4)
+    average = Average(model, 0.9)
+    expected = model.weight.detach().clone()
+    for step in range(1, 200):
+        with torch.no_grad():
+            model.weight.add_(torch.randn(4, 3))
+        average.follow(model, step)
+        decay = min(0.9, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * model.weight.detach()
+        assert_close(average.model.get_parameter("weight"), expected, rtol=1e-4, atol=1e-5)
+    assert not any(weight.requires_grad for weight in average.model.parameters())
