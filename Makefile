@@ -14,8 +14,7 @@ UNCHECKED := --no-shape-checks
 .PHONY: demo test test-all format clean
 
 demo: .venv/installed
-	$(BIN)/vitrail inspect B/16
-	$(BIN)/python examples/forward.py
+	$(BIN)/vitrail train
 
 test: .venv/installed-dev
 	$(BIN)/ruff format --check .
