@@ -1,6 +1,5 @@
 """A run goes on exactly where it was, whatever happened to it (FAULTS 9 to 13)."""
 
-import json
 import os
 import signal
 import subprocess
@@ -12,39 +11,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.testing import assert_close
 
-from tests.small import vit
-from vitrail.augment.policy import policy
+from tests.train.small_run import recipe
 from vitrail.config import to_json
-from vitrail.data.loader import Batch
-from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
-from vitrail.models.build import build
-from vitrail.models.settings import ViTConfig
-from vitrail.tasks.classify import Classify, class_weights, scores
 from vitrail.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
 from vitrail.train.loop import Machine, fit
-from vitrail.train.recipe import Optim, Recipe, Schedule
 from vitrail.train.run import Run
 from vitrail.train.signals import Stopped
-from vitrail.train.state import fresh, seed_step
-from vitrail.train.step import train_step
 from vitrail.train.watch import Silent
-
-
-def recipe(**changes: object) -> Recipe:
-    """Seconds long, with everything that draws: dropout, stochastic depth, mixing, an average of the weights."""
-    model = ViTConfig(
-        width=24, depth=2, mlp=48, heads=3, patch=(8, 8), image=(16, 16), channels=3, classes=10, dropout=0.1,
-        stochastic_depth=0.1, gelu="exact",
-    )  # fmt: skip
-    given: dict[str, object] = {
-        "name": "tiny", "model": model, "preprocess": Preprocess((16, 16)), "data": "panes:count=200,size=16", "steps": 12,
-        "batch": 10, "augment": policy("none", mixup=0.4), "optim": Optim(kind="muon", weight_decay=0.1, clip=1.0), "ema": 0.9,
-        "schedule": Schedule(warmup=3), "evaluate": 4, "checkpoint": 3, "seed": 5,
-    }  # fmt: skip
-    return Recipe(**{**given, **changes})  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -266,107 +241,3 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(unbroken: Path, tmp_path: 
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-3"]
     fit(recipe(), tmp_path / "run")
     assert same(tmp_path / "run", unbroken)
-
-
-def batch(count: int = 8, classes: int = 10) -> Batch:
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randn(count, 3, 16, 16, generator=generator)
-    return Batch(images, torch.arange(count) % classes, torch.arange(count))
-
-
-def still(**changes: object) -> Recipe:
-    model = ViTConfig(width=24, depth=2, mlp=48, heads=3, patch=(8, 8), image=(16, 16), channels=3, classes=10)
-    return recipe(model=model, augment=policy("none"), **changes)
-
-
-def built(settings: Recipe) -> torch.nn.Module:
-    torch.manual_seed(3)
-    model = build(settings.model)
-    torch.nn.init.normal_(model.get_parameter("head.weight"))  # a zero head would hide what is below it
-    return model
-
-
-def test_a_step_equals_its_hand_written_twin() -> None:
-    settings = still(optim=Optim(kind="sgd", lr=0.1, momentum=0.0, clip=0.5), schedule=Schedule("linear"), ema=None)
-    model, twin = built(settings), built(settings)
-    numbers = train_step(fresh(model, settings), Classify(10), batch(), settings)
-    loss = torch.nn.functional.cross_entropy(twin(batch().images), batch().labels)
-    loss.backward()
-    gradients = [weight.grad for weight in twin.parameters() if weight.grad is not None]
-    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
-    for weight, own in zip(twin.parameters(), model.parameters(), strict=True):
-        assert weight.grad is not None
-        assert_close(own.detach(), weight.detach() - 0.1 * weight.grad * min(1, 0.5 / norm.item()), rtol=1e-5, atol=1e-6)
-    assert numbers["loss"] == pytest.approx(loss.item())
-    assert numbers["gradient"] == pytest.approx(norm.item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("micro", [1, 3, 4, 7])
-def test_a_batch_in_pieces_is_the_batch(micro: int) -> None:
-    """Also in unequal ones: 8 pictures in pieces of 3 are 3, 3 and 2."""
-    task, optim = Classify(10, smoothing=0.1), Optim(kind="sgd", lr=0.1)
-    whole, parted = still(optim=optim), still(optim=optim, micro=micro)
-    one, two = fresh(built(whole), whole), fresh(built(parted), parted)
-    for _ in range(3):
-        assert train_step(one, task, batch(), whole) == pytest.approx(train_step(two, task, batch(), parted), rel=1e-4)
-    for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
-        assert_close(a, b, rtol=1e-4, atol=1e-6)
-
-
-def test_a_gradient_that_is_no_number_changes_nothing_and_names_its_layer(tmp_path: Path) -> None:
-    settings = still()
-    model = built(settings)
-    state = fresh(model, settings)
-    spoiled = Batch(batch().images * float("nan"), batch().labels, batch().indices)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    train_step(state, Classify(10), spoiled, settings)
-    assert (state.step, state.skipped) == (1, 1)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    with pytest.raises(VitrailError, match=r"was no number 10 steps in a row.*try a smaller optim.lr"):
-        fit(still(steps=40, optim=Optim(kind="sgd", lr=1e30)), tmp_path / "run", Machine(workers=0))
-
-
-def test_dropout_of_a_step_is_the_steps_own() -> None:
-    seed_step(1, 7)
-    first = torch.rand(5)
-    seed_step(1, 8)
-    second = torch.rand(5)
-    seed_step(1, 7)
-    assert torch.equal(torch.rand(5), first)
-    assert not torch.equal(first, second)
-
-
-def test_losses_are_their_formulas() -> None:
-    model = vit(classes=10)
-    torch.nn.init.normal_(model.get_parameter("head.weight"))
-    order, share = torch.arange(4), torch.full((4,), 0.3)
-    mixed = Batch(torch.randn(4, 3, *model.config.image), order, order, order.roll(1), share)
-    logits = model.eval()(mixed.images)
-    wanted = torch.zeros(4, 10)
-    wanted[torch.arange(4), mixed.labels] += 0.3
-    wanted[torch.arange(4), torch.arange(4).roll(1)] += 0.7
-    smooth = wanted * 0.9 + 0.1 / 10
-    assert_close(Classify(10, smoothing=0.1).loss(model, mixed)[0], -(smooth * logits.log_softmax(1)).sum(1).mean())
-    there, absent = torch.nn.functional.logsigmoid(logits), torch.nn.functional.logsigmoid(-logits)
-    sigmoid = -(smooth * there + (1 - smooth) * absent).sum(1).mean()
-    assert_close(Classify(10, "sigmoid", 0.1).loss(model, mixed)[0], sigmoid)
-
-
-def test_scores_and_class_weights() -> None:
-    logits = torch.tensor([[3.0, 1, 2, 0, -1, -2], [0, 1, 2, 3, 4, 5]])
-    made = scores(logits, torch.tensor([0, 0]))
-    assert (made["top1"], made["top5"]) == (0.5, 0.5)
-    assert made["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, torch.tensor([0, 0])).item())
-    balance = class_weights(torch.tensor([0, 0, 0, 1]), 3)
-    assert_close(balance, torch.tensor([4 / 6, 2.0, 0.0]))
-    assert balance[torch.tensor([0, 0, 0, 1])].mean().item() == pytest.approx(1)
-
-
-def test_class_weights_reach_the_loss() -> None:
-    settings = still(class_weights=True)
-    assert json.loads(to_json(settings))["class_weights"] is True
-    model = built(settings)
-    plain, weighted = (Classify(10, weights=weights).loss(model, batch())[0] for weights in (None, torch.arange(10.0)))
-    each = torch.nn.functional.cross_entropy(model(batch().images), batch().labels, reduction="none")
-    assert_close(weighted, (each * torch.arange(8.0)).mean())
-    assert_close(plain, each.mean())

@@ -11,7 +11,7 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.data.catalogue import HASH, Catalogue, examine
-from vitrail.data.sources.source import TOLERATED, Data, Part, Progress, Source, chosen, label_name
+from vitrail.data.sources.source import TOLERATED, Data, Part, Progress, Source, allowed, chosen, label_name
 from vitrail.errors import VitrailError
 
 
@@ -92,18 +92,13 @@ def _examined(data: Data, progress: Progress | None, workers: int | None) -> dic
 def usable(data: Data, progress: Progress | None = None, tolerated: float = TOLERATED) -> Checked:
     """The check before training: goes on without what cannot be used, unless that is too much."""
     checked = check(data, progress)
-    if len(checked.bad) > _allowed(tolerated, checked.pictures):
+    if len(checked.bad) > allowed(tolerated, checked.pictures):
         first = checked.bad[0]
         raise VitrailError(
             f"{len(checked.bad)} of {checked.pictures} pictures cannot be used, more than the share of {tolerated:g} "
             f"tolerated, first {first.where}, which {first.reason}; `vitrail data check {data.name}` names them all"
         )
     return checked
-
-
-def _allowed(tolerated: float, pictures: int) -> float:
-    """Of a small set, one may be bad, unless none is."""
-    return max(tolerated * pictures, 1) if tolerated else 0
 
 
 def _copies(splits: dict[str, Source], rows: dict[str, Catalogue]) -> tuple[list[Copies], list[Copies], list[Copies]]:

@@ -23,7 +23,7 @@ from vitrail.augment.chance import permutation, uniforms
 from vitrail.augment.mix import MIX_SLOTS, Mix, apply_mix, draw_mix
 from vitrail.augment.policy import Policy
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources.source import TOLERATED, Source
+from vitrail.data.sources.source import TOLERATED, Source, allowed
 from vitrail.data.threads import cores
 from vitrail.data.view import Augmented, Plain, Seen, View
 from vitrail.errors import VitrailError, printable
@@ -146,7 +146,7 @@ class Loader:
                 if index not in self.problems:
                     log.warning("left out a picture: %s", printable(problem))
                 self.problems[index] = problem
-            if len(self.problems) > (max(self.tolerated * len(self.source), 1) if self.tolerated else 0):
+            if len(self.problems) > allowed(self.tolerated, len(self.source)):
                 raise VitrailError(
                     f"{len(self.problems)} of {len(self.source)} pictures cannot be used, more than the share of "
                     f"{self.tolerated:g} tolerated, the last one {next(iter(problems.values()))}; "

@@ -6,7 +6,6 @@ by its hash, and the one before it is taken.
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitrail.errors import VitrailError
+from vitrail.weights.checkpoint import sync
 
 TENSORS, COUNTERS, MANIFEST = "state.safetensors", "state.json", "manifest.json"
 
@@ -31,11 +31,11 @@ def write_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], counte
         manifest = {name: _hash(half / name) for name in (TENSORS, COUNTERS)}
         (half / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
         for name in (TENSORS, COUNTERS, MANIFEST):
-            _sync(half / name)
-        _sync(half)
+            sync(half / name)
+        sync(half)
         shutil.rmtree(target, ignore_errors=True)
         half.rename(target)
-        _sync(folder)
+        sync(folder)
     except Exception as error:
         shutil.rmtree(half, ignore_errors=True)
         raise _as_os_error(error) from None
@@ -70,14 +70,6 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], li
 def _hash(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _as_os_error(error: Exception) -> Exception:

@@ -75,12 +75,13 @@ class _Fit:
     def go(self) -> dict[str, Any]:
         self._resume()
         self.watcher.planned(self.recipe, self.data, self.model, self.state)
-        step = torch.compile(train_step) if self.recipe.compile else train_step
+        if self.recipe.compile:
+            self.model.compile()
         began, before, row = time.perf_counter(), self.state.seconds, 0
         self.model.train()
         batches = self.loader.batches(self.state.step, self.recipe.steps, self.workers)
         for batch in batches:
-            numbers = step(self.state, self.task, batch, self.recipe)
+            numbers = train_step(self.state, self.task, batch, self.recipe)
             self.state.seconds = before + time.perf_counter() - began
             row = row + 1 if self.state.skipped and not _finite(numbers) else 0
             self._note(numbers, row)

@@ -176,7 +176,7 @@ def _whole(path: Path, write_to: Callable[[Path], None]) -> Path:
         for file in files:
             file.chmod((aside / "usual").stat().st_mode)  # safetensors writes for the owner's eyes only
         for file in [*files, fresh]:
-            _sync(file)
+            sync(file)
         _swap(fresh, path)
     except (OSError, SafetensorError, RuntimeError) as error:
         raise VitrailError(f"{path} cannot be written: {str(error).splitlines()[0]}") from error
@@ -185,7 +185,8 @@ def _whole(path: Path, write_to: Callable[[Path], None]) -> Path:
     return path
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """What was written is on the disk, not in the system's memory."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -206,7 +207,7 @@ def _swap(fresh: Path, path: Path) -> None:
         except OSError:
             old.rename(path)
             raise
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def _replace(fresh: Path, path: Path) -> bool:

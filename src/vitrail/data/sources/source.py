@@ -115,6 +115,11 @@ class Part:
         return self.whole.content(int(self.indices[index]))
 
 
+def allowed(tolerated: float, pictures: int) -> float:
+    """How many may be unusable: their share, and of a small set one, unless none is tolerated."""
+    return max(tolerated * pictures, 1) if tolerated else 0
+
+
 def label_name(source: Source, index: int) -> str:
     """What the picture shows, in words; nothing where it is not labelled."""
     label = int(source.labels[index])

@@ -1,0 +1,42 @@
+"""A run of seconds, and one step of it, for tests."""
+
+import torch
+
+from vitrail.augment.policy import policy
+from vitrail.data.loader import Batch
+from vitrail.data.preprocess import Preprocess
+from vitrail.models.build import build
+from vitrail.models.settings import ViTConfig
+from vitrail.train.recipe import Optim, Recipe, Schedule
+
+
+def recipe(**changes: object) -> Recipe:
+    """Seconds long, with everything that draws: dropout, stochastic depth, mixing, an average of the weights."""
+    model = ViTConfig(
+        width=24, depth=2, mlp=48, heads=3, patch=(8, 8), image=(16, 16), channels=3, classes=10, dropout=0.1,
+        stochastic_depth=0.1, gelu="exact",
+    )  # fmt: skip
+    given: dict[str, object] = {
+        "name": "tiny", "model": model, "preprocess": Preprocess((16, 16)), "data": "panes:count=200,size=16", "steps": 12,
+        "batch": 10, "augment": policy("none", mixup=0.4), "optim": Optim(kind="muon", weight_decay=0.1, clip=1.0), "ema": 0.9,
+        "schedule": Schedule(warmup=3), "evaluate": 4, "checkpoint": 3, "seed": 5,
+    }  # fmt: skip
+    return Recipe(**{**given, **changes})  # type: ignore[arg-type]
+
+
+def batch(count: int = 8, classes: int = 10) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(count, 3, 16, 16, generator=generator)
+    return Batch(images, torch.arange(count) % classes, torch.arange(count))
+
+
+def still(**changes: object) -> Recipe:
+    model = ViTConfig(width=24, depth=2, mlp=48, heads=3, patch=(8, 8), image=(16, 16), channels=3, classes=10)
+    return recipe(model=model, augment=policy("none"), **changes)
+
+
+def built(settings: Recipe) -> torch.nn.Module:
+    torch.manual_seed(3)
+    model = build(settings.model)
+    torch.nn.init.normal_(model.get_parameter("head.weight"))  # a zero head would hide what is below it
+    return model

@@ -1,0 +1,66 @@
+"""A step is its formula: the gradient of the whole batch, in pieces or not, or nothing at all (FAULTS 13)."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.train.small_run import batch, built, still
+from vitrail.data.loader import Batch
+from vitrail.errors import VitrailError
+from vitrail.tasks.classify import Classify
+from vitrail.train.loop import Machine, fit
+from vitrail.train.recipe import Optim, Schedule
+from vitrail.train.state import fresh, seed_step
+from vitrail.train.step import train_step
+
+
+def test_a_step_equals_its_hand_written_twin() -> None:
+    settings = still(optim=Optim(kind="sgd", lr=0.1, momentum=0.0, clip=0.5), schedule=Schedule("linear"), ema=None)
+    model, twin = built(settings), built(settings)
+    numbers = train_step(fresh(model, settings), Classify(10), batch(), settings)
+    loss = torch.nn.functional.cross_entropy(twin(batch().images), batch().labels)
+    loss.backward()
+    gradients = [weight.grad for weight in twin.parameters() if weight.grad is not None]
+    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    for weight, own in zip(twin.parameters(), model.parameters(), strict=True):
+        assert weight.grad is not None
+        assert_close(own.detach(), weight.detach() - 0.1 * weight.grad * min(1, 0.5 / norm.item()), rtol=1e-5, atol=1e-6)
+    assert numbers["loss"] == pytest.approx(loss.item())
+    assert numbers["gradient"] == pytest.approx(norm.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("micro", [1, 3, 4, 7])
+def test_a_batch_in_pieces_is_the_batch(micro: int) -> None:
+    """Also in unequal ones: 8 pictures in pieces of 3 are 3, 3 and 2."""
+    task, optim = Classify(10, smoothing=0.1), Optim(kind="sgd", lr=0.1)
+    whole, parted = still(optim=optim), still(optim=optim, micro=micro)
+    one, two = fresh(built(whole), whole), fresh(built(parted), parted)
+    for _ in range(3):
+        assert train_step(one, task, batch(), whole) == pytest.approx(train_step(two, task, batch(), parted), rel=1e-4)
+    for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
+        assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_gradient_that_is_no_number_changes_nothing_and_names_its_layer(tmp_path: Path) -> None:
+    settings = still()
+    model = built(settings)
+    state = fresh(model, settings)
+    spoiled = Batch(batch().images * float("nan"), batch().labels, batch().indices)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    train_step(state, Classify(10), spoiled, settings)
+    assert (state.step, state.skipped) == (1, 1)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    with pytest.raises(VitrailError, match=r"was no number 10 steps in a row.*try a smaller optim.lr"):
+        fit(still(steps=40, optim=Optim(kind="sgd", lr=1e30)), tmp_path / "run", Machine(workers=0))
+
+
+def test_dropout_of_a_step_is_the_steps_own() -> None:
+    seed_step(1, 7)
+    first = torch.rand(5)
+    seed_step(1, 8)
+    second = torch.rand(5)
+    seed_step(1, 7)
+    assert torch.equal(torch.rand(5), first)
+    assert not torch.equal(first, second)
