@@ -48,7 +48,7 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
     """Round numbers within the range: 1, 2 or 5 times a power of ten apart."""
     raw = (high - low) / about
     unit = 10.0 ** math.floor(math.log10(raw))
-    gap = next(unit * times for times in (1, 2, 5, 10) if unit * times >= raw * 0.999)
+    gap = min((unit * times for times in (1, 2, 5, 10)), key=lambda gap: abs(math.log(gap / raw)))
     first = math.ceil(low / gap - 1e-9)
     return [gap * number for number in range(first, math.floor(high / gap + 1e-9) + 1)]
 

@@ -73,11 +73,11 @@ def _verdict(checked: Checked) -> Iterator[str]:
         yield '<p class="good">Every picture can be used, none is in two splits or under two labels.</p>'
         return
     faults = [
-        f"{len(found):,} {what}"
-        for found, what in (
-            (checked.bad, "pictures cannot be used"),
-            (checked.leaks, "pictures are in two splits"),
-            (checked.conflicts, "pictures stand under two labels"),
+        f"{len(found):,} {what if len(found) > 1 else once}"
+        for found, once, what in (
+            (checked.bad, "picture cannot be used", "pictures cannot be used"),
+            (checked.leaks, "picture is in two splits", "pictures are in two splits"),
+            (checked.conflicts, "picture stands under two labels", "pictures stand under two labels"),
         )
         if found
     ]

@@ -1,0 +1,33 @@
+"""Curves have round ticks, enough of them, and show what they were given."""
+
+import math
+
+import pytest
+
+from vitrail.report.curves import MOST, curves, thinned, ticks
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 0.9), (0.07, 0.93), (2.2, 2.5), (0, 1900), (1e-6, 3e-3), (-4, 4), (0.1, 0.100001)]
+)
+def test_ticks_are_round_and_neither_few_nor_many(low: float, high: float) -> None:
+    found = ticks(low, high)
+    assert 2 <= len(found) <= 9
+    gap = found[1] - found[0]
+    assert round(gap / 10 ** math.floor(math.log10(gap * 1.0001)), 3) in (1, 2, 5)
+    assert all(low - gap * 1e-6 <= value <= high + gap * 1e-6 for value in found)
+
+
+def test_a_long_line_is_thinned_to_means_and_what_is_no_number_left_out() -> None:
+    line = [(float(step), float(step % 2)) for step in range(10 * MOST)]
+    made = thinned([*line, (1.0, math.nan)])
+    assert len(made) <= MOST
+    assert all(abs(y - 0.5) < 0.06 for _, y in made)
+    assert curves("empty", {"a": [(1.0, math.nan)]}) == ""
+
+
+def test_the_line_goes_where_its_points_are() -> None:
+    drawn = curves("Loss <1>", {"a": [(0.0, 0.0), (10.0, 1.0)]}, percent=True)
+    assert 'points="52.0,194.0 512.0,12.0"' in drawn
+    assert "Loss &lt;1&gt;" in drawn
+    assert "40%" in drawn
