@@ -85,6 +85,15 @@ def test_orthogonal_keeps_the_directions_and_levels_the_singular_values(shape: t
     assert off.abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 40, 8), (2, 8, 24)])
+def test_orthogonal_is_newton_and_schulz_round_by_round(shape: tuple[int, int, int]) -> None:
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * torch.logspace(0, -3, shape[2])
+    x = matrices.double() / torch.linalg.matrix_norm(matrices.double())[:, None, None]
+    for _ in range(5):
+        x = 3.4445 * x - 4.7750 * x @ x.mT @ x + 2.0315 * x @ x.mT @ x @ x.mT @ x
+    assert_close(orthogonal(matrices), x.float(), rtol=0, atol=1e-4)
+
+
 def test_muon_is_torchs_muon_but_for_its_precision() -> None:
     one, two = nn.Linear(16, 24, bias=False), nn.Linear(16, 24, bias=False)
     two.load_state_dict(one.state_dict())

@@ -6,6 +6,7 @@ b batch, c channels, p and q the two sides of a patch, n patches, d width.
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitrail.layers.initial import lecun_normal_
 
@@ -21,4 +22,6 @@ class PatchEmbed(nn.Module):
         nn.init.zeros_(self.project.bias)
 
     def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n d"]:
-        return rearrange(self.project(images), "b d p q -> b (p q) d")
+        p, q = self.project.kernel_size
+        flat = rearrange(images, "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
+        return F.linear(flat, rearrange(self.project.weight, "d c p q -> d (c p q)"), self.project.bias)

@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024): momentum whose matrices are made orthogonal, so that every direction moves alike.
 
-Matrices of one shape are orthogonalised together, in float32 where bfloat16 is slow (a CPU), in bfloat16 elsewhere. n matrices
-of r rows and s columns.
+Matrices of one shape are orthogonalised together, in float32: bfloat16 is slow on most CPUs, and too coarse for the squares that
+the rounds are computed with. n matrices of r rows and s columns.
 """
 
 from collections.abc import Iterable
@@ -16,15 +16,23 @@ ROUNDS = 5
 
 
 def orthogonal(matrices: Float[Tensor, "n r s"]) -> Float[Tensor, "n r s"]:
-    """The nearest matrix with singular values near 1, by Newton and Schulz: products alone, no decomposition."""
+    """The nearest matrix with singular values near 1, by Newton and Schulz: products alone, no decomposition.
+
+    A round is X <- (a + b G + c G^2) X with G = X X^T. All factors are polynomials of the first G and commute, so they are
+    gathered on the small side of the matrix, and X itself is multiplied once.
+    """
     a, b, c = QUINTIC
-    work = matrices if matrices.device.type == "cpu" else matrices.bfloat16()
+    work = matrices.float()
     x = work / (work.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
+    gram, product = x @ x.mT, None
     for _ in range(ROUNDS):
-        square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        factor.diagonal(dim1=-2, dim2=-1).add_(a)
+        product = factor if product is None else factor @ product
+        gram = factor @ gram @ factor
+    x = product @ x
     return (x.mT if tall else x).to(matrices.dtype)
 
 

@@ -1,0 +1,82 @@
+"""The same Vision Transformer as other libraries write it, with fresh weights, for speed to be measured against.
+
+A library that is not installed, or has no such model, is left out.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.models.settings import ViTConfig
+from vitrail.weights.verify import declare_operators
+
+DECAY = 0.05
+
+
+def models(config: ViTConfig) -> dict[str, nn.Module]:
+    """By library, each of this shape."""
+    declare_operators()
+    found: dict[str, nn.Module] = {}
+    for name, make in (("timm", timm_vit), ("transformers", _transformers), ("vit-pytorch", _vit_pytorch)):
+        try:
+            found[name] = make(config)
+        except ImportError:
+            continue
+    return found
+
+
+def usual_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], int]:
+    """Forward, cross entropy, backward, AdamW: the loop of every tutorial, eager. Tells how many pictures it did."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=DECAY)
+    model.train()
+
+    def step() -> int:
+        optimiser.zero_grad()
+        answer: Any = model(images)
+        loss = F.cross_entropy(getattr(answer, "logits", answer), labels)
+        loss.backward()
+        optimiser.step()
+        loss.item()
+        return len(labels)
+
+    return step
+
+
+def timm_vit(config: ViTConfig) -> nn.Module:
+    declare_operators()
+    from timm.models.vision_transformer import VisionTransformer
+
+    cls = config.has_class_token
+    return VisionTransformer(
+        img_size=config.image, patch_size=config.patch, in_chans=config.channels, num_classes=config.classes,
+        embed_dim=config.width, depth=config.depth, num_heads=config.heads, mlp_ratio=config.mlp / config.width,
+        class_token=cls, global_pool="token" if cls else "avg",
+    )  # fmt: skip
+
+
+def _transformers(config: ViTConfig) -> nn.Module:
+    """It knows a class token only, so without one it has one token more than the others."""
+    from transformers import ViTConfig as Theirs
+    from transformers import ViTForImageClassification
+
+    make: Any = Theirs  # it takes more than it declares
+    return ViTForImageClassification(
+        make(
+            hidden_size=config.width, num_hidden_layers=config.depth, num_attention_heads=config.heads,
+            intermediate_size=config.mlp, image_size=config.image, patch_size=config.patch, num_channels=config.channels,
+            num_labels=config.classes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )
+    )  # fmt: skip
+
+
+def _vit_pytorch(config: ViTConfig) -> nn.Module:
+    from vit_pytorch import SimpleViT, ViT  # type: ignore[import-untyped]
+
+    make = ViT if config.has_class_token else SimpleViT
+    return make(
+        image_size=config.image, patch_size=config.patch, num_classes=config.classes, dim=config.width, depth=config.depth,
+        heads=config.heads, mlp_dim=config.mlp, channels=config.channels, dim_head=config.width // config.heads,
+    )  # fmt: skip
