@@ -79,9 +79,10 @@ def _vit(c: ViTConfig, batch: int) -> Iterator[Stage]:
 def _patches(c: ViTConfig, channels: int) -> Tally:
     tally = Tally()
     tally.dense(c.patches, channels * prod(c.patch), c.width)
-    if c.stem:
-        tally.kept += channels * prod(c.patch) * c.patches  # without a stem the pictures are counted already
-    tally.peak(c.patches * (c.width + (channels * prod(c.patch) if c.stem else 0)))
+    flat = channels * prod(c.patch) * c.patches
+    if c.stem:  # without one, the pictures are counted already
+        tally.kept += 2 * flat if c.stem.stages else flat  # the last ReLU keeps its output, too
+    tally.peak(c.patches * c.width + (2 * flat if c.stem else flat))
     return tally
 
 
