@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from vitrail import explain as explain
     from vitrail.data.sources.open import pictures as pictures
     from vitrail.errors import VitrailError as VitrailError
+    from vitrail.evaluate.evaluate import measure as measure
+    from vitrail.evaluate.predict import predict as predict
     from vitrail.layers.tap import recording as recording
     from vitrail.models.build import build as build
     from vitrail.models.cost import cost as cost
@@ -24,7 +26,9 @@ _homes = {
     "cost": "models.cost",
     "fit": "train.loop",
     "load": "weights.load",
+    "measure": "evaluate.evaluate",
     "pictures": "data.sources.open",
+    "predict": "evaluate.predict",
     "recording": "layers.tap",
     "save": "weights.checkpoint",
     "variant": "models.variants",

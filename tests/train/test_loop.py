@@ -1,6 +1,7 @@
 """A run goes on exactly where it was, whatever happened to it (FAULTS 9 to 13)."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -241,3 +242,18 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(unbroken: Path, tmp_path: 
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-3"]
     fit(recipe(), tmp_path / "run")
     assert same(tmp_path / "run", unbroken)
+
+
+def test_a_run_folder_that_vanishes_or_cannot_be_written_is_named(tmp_path: Path) -> None:
+    class Removes(Silent):
+        def stepped(self, step: int, numbers: dict[str, float]) -> None:
+            if step == 2:
+                shutil.rmtree(tmp_path / "run")
+
+    with pytest.raises(OSError, match=r"run has vanished while its run was at work"):
+        fit(recipe(), tmp_path / "run", Machine(workers=0), Removes())
+    (tmp_path / "file").touch()
+    with pytest.raises(VitrailError, match=r"file/run cannot be written \(Not a directory\); name another folder"):
+        fit(recipe(), tmp_path / "file" / "run", Machine(workers=0))
+    with pytest.raises(VitrailError, match=r"/proc/run cannot be written"):
+        fit(recipe(), "/proc/run", Machine(workers=0))

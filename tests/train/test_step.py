@@ -64,3 +64,13 @@ def test_dropout_of_a_step_is_the_steps_own() -> None:
     seed_step(1, 7)
     assert torch.equal(torch.rand(5), first)
     assert not torch.equal(first, second)
+
+
+def test_a_batch_without_a_readable_picture_is_a_step_without_an_update() -> None:
+    settings = still()
+    state = fresh(built(settings), settings)
+    before = {name: value.clone() for name, value in state.model.state_dict().items()}
+    nothing = Batch(batch().images[:0], batch().labels[:0], batch().indices[:0])
+    assert train_step(state, Classify(10), nothing, settings) == {}
+    assert (state.step, state.skipped) == (1, 0)
+    assert all(torch.equal(before[name], value) for name, value in state.model.state_dict().items())

@@ -4,7 +4,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,6 +16,7 @@ from rich.text import Text
 
 from vitrail.cli.options import Json
 from vitrail.cli.screen import add, console, print_json, size, table
+from vitrail.train.precision import REMEDY, bfloat16_fault
 
 COLOURS = {"ok": "green", "absent": "dim", "warning": "yellow", "broken": "red"}
 
@@ -125,13 +125,10 @@ def _torch() -> list[Finding]:
 
 
 def _bfloat16() -> Finding:
-    """In a process of its own, because a machine that announces instructions it does not have kills it."""
-    probe = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False)
-    if done.returncode == 0:
+    fault = bfloat16_fault()
+    if fault is None:
         return Finding("bfloat16", "ok", "works on this CPU")
-    ends = "kills the process: the CPU announces AMX and does not have it" if done.returncode < 0 else "fails"
-    return Finding("bfloat16", "warning", ends, "export ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16")
+    return Finding("bfloat16", "warning", fault, f"export {REMEDY}")
 
 
 def _devices(torch: Any) -> list[str]:

@@ -3,13 +3,14 @@
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrail.cli.screen import add, console, print_json, progress, si, size, table
+from vitrail.cli.screen import add, console, duration, print_json, progress, si, size, table
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ Show = Annotated[bool, typer.Option("--print", help="Print the whole recipe and 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Of the computation.")]
 Workers = Annotated[int | None, typer.Option(min=0, help="Threads that read pictures.")]
+Minutes = Annotated[float | None, typer.Option(metavar="N", help="Take as many steps as fit into so many minutes here.")]
+FindLr = Annotated[bool, typer.Option("--find-lr", help="Find the learning rate by a range test first.")]
+Tensorboard = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard's events into the run, too.")]
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,9 @@ class Asked:
     threads: int | None
     workers: int | None
     json: bool
+    tensorboard: bool = False
+    minutes: float | None = None
+    find_lr: bool = False
 
 
 def carry_out(recipe: "Recipe", asked: Asked) -> None:
@@ -68,19 +75,23 @@ def given(data: str, model: str | None, image: tuple[int, int] | None) -> "Given
     pixels = opened.train.content(0) if sizes is not None else None
     channels = pixels.shape[2] if isinstance(pixels, np.ndarray) else 3
     whole = None if sizes is None else (int(sizes[0, 0]), int(sizes[0, 1]))
-    return Given(data, len(opened.train), len(opened.names), whole, channels, model, image)
+    return Given(data, len(opened.train), len(opened.names), whole, channels, model, image, names=tuple(opened.names))
 
 
 def _fitted(recipe: "Recipe", asked: Asked) -> dict[str, Any]:
     from vitrail.report.page import write_whole
     from vitrail.report.run import run_page
+    from vitrail.train.board import Board
     from vitrail.train.loop import Machine, fit
+    from vitrail.train.settle import Wishes
     from vitrail.train.signals import Stopped
+    from vitrail.train.watch import Several, Silent
 
     folder = asked.out or _unused(Path("runs") / recipe.name)
-    with _Screen(recipe, asked.json) as screen:
+    with Board(folder) if asked.tensorboard else nullcontext(Silent()) as board, _Screen(recipe, asked.json) as screen:
         try:
-            result = fit(recipe, folder, Machine(asked.device, asked.threads, asked.workers), screen)
+            machine = Machine(asked.device, asked.threads, asked.workers)
+            result = fit(recipe, folder, machine, Several(screen, board), Wishes(asked.minutes, asked.find_lr))
         except Stopped as stop:
             typer.echo(str(stop), err=True)
             raise typer.Exit(stop.code) from None
@@ -116,7 +127,7 @@ class _Screen:
     """A plan, then a live bar on a terminal, or plain lines elsewhere. Quacks as the loop's watcher."""
 
     def __init__(self, recipe: "Recipe", quiet: bool) -> None:
-        self.recipe, self.quiet = recipe, quiet
+        self.recipe, self.quiet, self.curious = recipe, quiet, not quiet
         self.progress: Callable[[str, int, int | None], None] | None = None
         self.numbers: dict[str, float] = {}
         self.score = ""
@@ -139,11 +150,11 @@ class _Screen:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def planned(self, recipe: "Recipe", data: Any, model: Any, state: Any) -> None:
+    def planned(self, recipe: "Recipe", data: Any, model: Any, state: Any, seconds: float | None) -> None:
         from vitrail.models.cost import cost
 
         self.task = self.bar.add_task("", total=recipe.steps, completed=state.step)
-        known = cost(model.config, recipe.micro or recipe.batch)
+        known = cost(model.config, state.micro or recipe.batch)
         epochs = recipe.steps * recipe.batch / max(len(data.train), 1)
         counts = ", ".join(f"{len(part):,} {split}" for split, part in data.splits.items())
         self.said(f"data      {data.name}: {counts}; {len(data.names)} classes")
@@ -152,7 +163,11 @@ class _Screen:
         work = f"{si(known.macs, 'MACs')} a picture, about {size(known.memory.training)} to train"
         self.said(f"model     {known.parameters:,} parameters, {work}")
         amount = f"{recipe.steps:,} steps of {recipe.batch} pictures, {epochs:.1f} epochs"
-        self.said(f"recipe    {recipe.name}: {amount}, {recipe.optim.kind}")
+        self.said(f"recipe    {recipe.name}: {amount}, {recipe.optim.kind}, lr {recipe.optim.lr:g}")
+        if state.micro is not None and state.micro < recipe.batch:
+            self.said(f"          {state.micro} pictures at a time, as memory allows")
+        if seconds is not None:
+            self.said(f"time      about {duration(seconds)} from here")
 
     def stepped(self, step: int, numbers: dict[str, float]) -> None:
         now = time.perf_counter()

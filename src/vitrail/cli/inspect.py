@@ -9,12 +9,12 @@ import typer
 from vitrail.cli.options import Json, Settings, pair
 from vitrail.cli.screen import add, console, count, print_json, si, size, table
 from vitrail.config import make, to_plain
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, printable
 from vitrail.models.cost import Cost, cost
 from vitrail.models.settings import ModelConfig
 from vitrail.models.tally import Stage
 from vitrail.models.variants import blueprint
-from vitrail.weights.folder import is_model, read_config
+from vitrail.weights.folder import is_model, read_config, read_facts, training_facts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,16 +40,17 @@ def inspect(
     if trace:
         _trace(model, config, batch, json)
     elif json:
-        print_json(to_plain(bill))
+        print_json({**to_plain(bill), **_trained(model)})
     else:
         show(console(), model, bill)
+        _tell(_trained(model))
 
 
 def _config(model: str, changes: dict[str, Any], settings: list[str]) -> ModelConfig:
-    if is_model(Path(model)):
+    if (folder := _folder(model)) is not None:
         if changes or settings:
             raise VitrailError(f"{model} is what it is; --image, --classes and --set go with a name such as B/16")
-        return read_config(Path(model))
+        return read_config(folder)
     try:
         kind, values = blueprint(model)
     except VitrailError:
@@ -57,6 +58,28 @@ def _config(model: str, changes: dict[str, Any], settings: list[str]) -> ModelCo
             raise VitrailError(f"{model} is no model folder: it has no vitrail.json; names read B/16 or R50x1") from None
         raise
     return make(kind, {**values, **changes}, settings, prefix="model.")
+
+
+def _folder(model: str) -> Path | None:
+    """A model's own folder, or in a run that of its best weights."""
+    return next((folder for folder in (Path(model), Path(model) / "best") if is_model(folder)), None)
+
+
+def _trained(model: str) -> dict[str, Any]:
+    """What a model on disk knows of its training; of the recipe, its name."""
+    folder = _folder(model)
+    facts = {} if folder is None else training_facts(read_facts(folder))
+    return {**facts, "recipe": facts["recipe"].get("name")} if "recipe" in facts else facts
+
+
+def _tell(trained: dict[str, Any]) -> None:
+    """``trained by finetune on clothing: validation 90.32 %, test 88.17 % (step 960)``."""
+    score = trained.get("score", {})
+    splits = {name: found.get("top1") for name, found in score.items() if isinstance(found, dict)}
+    shares = [f"{name} {share:.2%}" for name, share in splits.items() if isinstance(share, float)]
+    if shares:
+        by, on = trained.get("recipe", "?"), trained.get("data", {}).get("name", "?")
+        typer.echo(printable(f"trained by {by} on {on}: {', '.join(shares)} (step {score.get('step', '?')})"))
 
 
 def _exists(path: Path) -> bool:
@@ -110,7 +133,7 @@ def _trace(name: str, config: ModelConfig, batch: int, json: bool) -> None:
     from vitrail.weights.load import load
 
     torch.manual_seed(0)
-    model = load(name).train() if is_model(Path(name)) else build(config)
+    model = load(name).train() if _folder(name) is not None else build(config)
     woken = config.classes > 0 and wake_head(model)
     images = torch.randn(batch, config.channels, *config.image)
     labels = torch.randint(config.classes, (batch,)) if config.classes else None

@@ -13,7 +13,10 @@ import typer
 from vitrail.cli.bench import bench
 from vitrail.cli.data import data
 from vitrail.cli.doctor import doctor
+from vitrail.cli.evaluate import evaluate
+from vitrail.cli.finetune import finetune
 from vitrail.cli.inspect import inspect
+from vitrail.cli.predict import predict
 from vitrail.cli.train import train
 from vitrail.cli.weights import weights
 from vitrail.errors import VitrailError
@@ -21,6 +24,9 @@ from vitrail.errors import VitrailError
 app = typer.Typer(name="vitrail", no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(inspect)
 app.command()(train)
+app.command()(finetune)
+app.command()(evaluate)
+app.command()(predict)
 app.add_typer(data)
 app.add_typer(weights)
 app.add_typer(bench)

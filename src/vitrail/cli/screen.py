@@ -87,3 +87,13 @@ def size(number: float) -> str:
             return f"{number:,.0f} {unit}" if number >= 100 or unit == "B" else f"{number:,.1f} {unit}"
         number /= 1024
     return f"{number:,.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """Two units are enough: 2 min 10 s, 3 h 5 min."""
+    whole = max(round(seconds), 1)
+    for unit, length, below in (("d", 86400, "h"), ("h", 3600, "min"), ("min", 60, "s")):
+        if whole >= length:
+            rest = (whole % length) // {"h": 3600, "min": 60, "s": 1}[below]
+            return f"{whole // length} {unit} {rest} {below}" if rest else f"{whole // length} {unit}"
+    return f"{whole} s"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.fitting import Asked, Device, Out, Show, Threads, Workers, carry_out, given
+from vitrail.cli.fitting import Asked, Device, FindLr, Minutes, Out, Show, Tensorboard, Threads, Workers, carry_out, given
 from vitrail.cli.options import Json, Settings, pair
 from vitrail.errors import VitrailError
 
@@ -25,6 +25,9 @@ def train(
     device: Device = "auto",
     threads: Threads = None,
     workers: Workers = None,
+    minutes: Minutes = None,
+    find_lr: FindLr = False,
+    tensorboard: Tensorboard = False,
     json: Json = False,
 ) -> None:
     """Train a Vision Transformer on your pictures, or without an argument on the embedded ones in a few minutes."""
@@ -36,7 +39,8 @@ def train(
     else:
         known = given(data, model, pair(image, "--image") if image else None)
         chosen = by_name(recipe or ("demo" if data == "fashion" else "small"), known)
-    carry_out(override(chosen, settings or []), Asked(out, show, device, threads, workers, json))
+    asked = Asked(out, show, device, threads, workers, json, tensorboard, minutes, find_lr)
+    carry_out(override(chosen, settings or []), asked)
 
 
 def _noted(path: Path) -> "Recipe":

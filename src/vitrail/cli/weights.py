@@ -78,7 +78,7 @@ def convert(
         "patch": pair(patch, "--patch") if patch else None,
     }
     model = load(source, classes=classes, channels=channels, resize=resize, **sizes, **_said(grid, heads, gelu, pool))  # type: ignore[arg-type]
-    written = save(model, out, format=format)  # type: ignore[arg-type]
+    written = save(model, out, format=format, facts=model.facts)  # type: ignore[arg-type]
     if json:
         print_json({"written": str(written), "format": format, **vars(model.report)})
         return

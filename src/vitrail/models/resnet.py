@@ -26,6 +26,7 @@ class ResNet(nn.Module):
         self.preprocess: Preprocess | None = None
         self.labels: tuple[str, ...] | None = None
         self.report: Any = None
+        self.facts: dict[str, Any] = {}
         conv = partial(StandardisedConv, pad="even", rule=c.standardise, epsilon=c.standardise_epsilon)
         norm = partial(nn.GroupNorm, 32, eps=c.norm_epsilon)
         self.conv = conv(c.channels, c.width, 7, stride=2)

@@ -47,6 +47,7 @@ class ViT(nn.Module):
         self.preprocess: Preprocess | None = None  # how pictures are made ready, when it is known
         self.labels: tuple[str, ...] | None = None  # what the classes are called, when it is known
         self.report: Any = None  # what became of the tensors it was loaded from
+        self.facts: dict[str, Any] = {}  # what its file says of its training: recipe, data, score
         self.checkpointing = False  # recompute each block in the backward pass instead of keeping its activations
         self.stem = nn.Identity() if c.stem is None else Root(c.channels, c.stem)
         self.embed = PatchEmbed(c.stem.channels if c.stem else c.channels, c.width, c.patch)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from vitrail.errors import VitrailError, suggestion
 from vitrail.recipes.demo import demo
+from vitrail.recipes.finetune import finetune
 from vitrail.recipes.given import Given
 from vitrail.recipes.modern import augreg, plain, resnet, textbook
 from vitrail.recipes.paper import paper_finetune, paper_imagenet, paper_imagenet21k, paper_jft
@@ -13,6 +14,7 @@ from vitrail.train.recipe import Recipe
 RECIPES: dict[str, Callable[[Given], Recipe]] = {
     "demo": demo,
     "small": small,
+    "finetune": finetune,
     "paper-imagenet": paper_imagenet,
     "paper-imagenet21k": paper_imagenet21k,
     "paper-jft": paper_jft,

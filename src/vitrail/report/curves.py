@@ -12,28 +12,29 @@ MOST = 600  # points of a line; more cannot be seen
 Line = Sequence[tuple[float, float]]
 
 
-def curves(title: str, lines: Mapping[str, Line], *, percent: bool = False) -> str:
-    """A figure with an axis, gentle grid lines and a legend."""
+def curves(title: str, lines: Mapping[str, Line], *, percent: bool = False, powers: bool = False) -> str:
+    """A figure with an axis, gentle grid lines and a legend. ``powers``: what is across are powers of ten."""
     points = [point for line in lines.values() for point in line if math.isfinite(point[1])]
     if not points:
         return ""
-    steps = max(x for x, _ in points) or 1.0
+    first, steps = (min(x for x, _ in points) if powers else 0.0), max(x for x, _ in points) or 1.0
     low, high = min(y for _, y in points), max(y for _, y in points)
     low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
 
     def at(x: float, y: float) -> tuple[float, float]:
-        across = LEFT + (WIDTH - LEFT - 8) * x / steps
+        across = LEFT + (WIDTH - LEFT - 8) * (x - first) / ((steps - first) or 1.0)
         return across, HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (y - low) / (high - low)
 
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(title)}">', f"<title>{text(title)}</title>"]
     for value in ticks(low, high):
-        _, y = at(0, value)
+        _, y = at(first, value)
         shown = f"{value:.0%}" if percent else f"{value:.3g}"
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - 8}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{shown}</text>')
-    for value in ticks(0, steps):
+    for value in ticks(first, steps) if steps > first else ():
         x, _ = at(value, low)
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{value:,.0f}</text>')
+        shown = f"{10**value:.1g}" if powers else f"{value:,.0f}"
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{shown}</text>')
     for colour, (name, line) in zip(COLOURS, lines.items(), strict=False):
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in thinned(line)))
         look = f'fill="none" stroke="{colour}" stroke-width="1.6"'

@@ -1,6 +1,7 @@
 """``report.html``: how a run went, what came of it, and how to do it again. One self-contained page. k classes."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,10 @@ def _parts(run: Run, recipe: Recipe, result: dict[str, Any], lines: list[dict[st
     yield curves("Accuracy", {"training": _line(steps, "accuracy"), "validation": _inner(seen, "top1")}, percent=True)
     yield curves("Learning rate", {"lr": _line(steps, "lr")})
     yield curves("Norm of the gradient", {"before clipping": _line(steps, "gradient")})
+    tried = run.tried()
+    if tried:
+        points = [(math.log10(rate), loss) for rate, loss in zip(tried["rates"], tried["losses"], strict=True)]
+        yield curves(f"Loss by learning rate (range test: {tried['lr']:g})", {"smoothed loss": points}, powers=True)
     yield "</div>"
     found = _predictions(run)
     if result and found is not None:

@@ -6,26 +6,34 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from vitrail.data.check import Checked, usable
 from vitrail.data.loader import Loader, evaluation, training
 from vitrail.data.sources.open import pictures
+from vitrail.data.sources.source import Part, Source
 from vitrail.data.sources.split import Shares
 from vitrail.data.threads import cores
 from vitrail.errors import VitrailError
 from vitrail.models.build import Model, build
+from vitrail.models.device import device
 from vitrail.tasks.classify import Classify, class_weights
 from vitrail.tasks.task import Task
-from vitrail.train.checkpoint import read_checkpoint, write_checkpoint
+from vitrail.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
+from vitrail.train.facts import facts, logged
+from vitrail.train.memory import fitting, free_memory
+from vitrail.train.precision import check_machine
 from vitrail.train.recipe import Recipe
 from vitrail.train.run import Run, locked
+from vitrail.train.settle import Pace, Wishes, pace, range_test, steps_in, with_lr
 from vitrail.train.signals import Stop, Stopped, stopping
-from vitrail.train.state import fresh
+from vitrail.train.state import State, fresh
 from vitrail.train.step import culprit, train_step
 from vitrail.train.watch import Silent, Watcher
 from vitrail.weights.checkpoint import save
 from vitrail.weights.load import load
+from vitrail.weights.start import begin
 
 MOST_SKIPPED = 10  # steps in a row without a finite gradient
 EVALUATED = 256  # pictures at a time
@@ -40,50 +48,82 @@ class Machine:
     workers: int | None = None
 
 
-def fit(recipe: Recipe, folder: str | Path, machine: Machine | None = None, watcher: Watcher | None = None) -> dict[str, Any]:
+def fit(
+    recipe: Recipe,
+    folder: str | Path,
+    machine: Machine | None = None,
+    watcher: Watcher | None = None,
+    wishes: Wishes | None = None,
+) -> dict[str, Any]:
     """Train, choose on validation, report on test; the answer is what ``result.json`` holds."""
-    run, machine, watcher = Run(Path(folder)), machine or Machine(), watcher or Silent()
+    run, machine, watcher, wishes = Run(Path(folder)), machine or Machine(), watcher or Silent(), wishes or Wishes()
     with locked(run), stopping() as stop:
-        done = run.result()
-        run.begin(recipe)
+        done, noted = run.result(), run.noted()
+        if noted is not None:
+            recipe = wishes.adopt(recipe, noted)
+            run.begin(recipe)
         if done is not None:
             watcher.said(f"{run.folder} is finished: nothing to do")
             return done
         if machine.threads:
             torch.set_num_threads(machine.threads)
+        check_machine(recipe, device(machine.device).type)
         checked = usable(
             pictures(recipe.data, shares=Shares(recipe.validation, recipe.test), progress=watcher.progress), watcher.progress
         )
-        return _Fit(recipe, run, machine, watcher, checked, stop).go()
+        work = _Fit(recipe, run, machine, watcher, checked, stop)
+        if noted is None:
+            work.settle(wishes)
+            run.begin(work.recipe)
+        return work.go()
 
 
 class _Fit:
     """The parts of a run while it runs."""
+
+    state: State
 
     def __init__(self, recipe: Recipe, run: Run, machine: Machine, watcher: Watcher, checked: Checked, stop: Stop) -> None:
         self.recipe, self.run, self.watcher, self.stop = recipe, run, watcher, stop
         self.data = checked.data
         self.workers = machine.workers
         self.device = device(machine.device)
-        self.model = self._built()
-        self.state = fresh(self.model, recipe)
         self.task: Task = self._task()
-        self.loader = training(
-            self.data.train, recipe.preprocess, recipe.batch, recipe.augment, recipe.seed, tolerated=recipe.tolerated
-        )
+        self.loader = self._training()
+        self.pace: Pace | None = None
+
+    def settle(self, wishes: Wishes) -> None:
+        """Find out what is wished for, on weights that are thrown away, and fix it in the recipe."""
+        workers = _workers(self.workers)
+        if wishes.find_lr:
+            tried = range_test(self.recipe, self._fresh, self.task, self._training(), workers, self.watcher.progress)
+            self.watcher.said(f"the range test finds lr {tried.lr:g}; the recipe has {self.recipe.optim.lr:g}")
+            self.run.keep_tried(vars(tried))
+            self.recipe = with_lr(self.recipe, tried.lr)
+        if wishes.minutes is None and not self.watcher.curious:
+            return
+        self.state = self._fresh()
+        some = Part(self._chosen, np.arange(min(len(self._chosen), EVALUATED)))
+        self.pace = pace(self.recipe, self._fresh, self.task, self._training(), self._looking(some), workers)
+        if wishes.minutes is not None:
+            steps = steps_in(wishes.minutes, self.recipe, self.pace, len(self._chosen), len(self.data.test))
+            self.watcher.said(f"{steps:,} steps fit into {wishes.minutes:g} minutes; the recipe has {self.recipe.steps:,}")
+            self.recipe = self.recipe.lasting(steps)
 
     def go(self) -> dict[str, Any]:
+        self.state = self._fresh()
         self._resume()
-        self.watcher.planned(self.recipe, self.data, self.model, self.state)
-        if self.recipe.compile:
-            self.model.compile()
+        self.watcher.planned(self.recipe, self.data, self.model, self.state, self._seconds())
         began, before, row = time.perf_counter(), self.state.seconds, 0
-        self.model.train()
+        self.state.model.train()
         batches = self.loader.batches(self.state.step, self.recipe.steps, self.workers)
         for batch in batches:
+            fitted = self.state.micro
             numbers = train_step(self.state, self.task, batch, self.recipe)
             self.state.seconds = before + time.perf_counter() - began
             row = row + 1 if self.state.skipped and not _finite(numbers) else 0
+            if self.state.micro != fitted:
+                self.watcher.said(f"the batch did not fit into memory: from here on {self.state.micro} pictures at a time")
             self._note(numbers, row)
             finished = self._evaluate() if self._due(self.recipe.evaluate) else False
             if self._due(self.recipe.checkpoint) or self.stop.signal is not None or finished:
@@ -94,13 +134,44 @@ class _Fit:
                 break
         return self._result()
 
+    @property
+    def _chosen(self) -> Source:
+        """What weights are chosen on."""
+        return self.data.validation if len(self.data.validation) else self.data.train
+
+    def _training(self) -> Loader:
+        recipe = self.recipe
+        return training(
+            self.data.train, recipe.preprocess, recipe.batch, recipe.augment, recipe.seed, tolerated=recipe.tolerated
+        )
+
+    def _fresh(self) -> State:
+        """The weights that the recipe begins with, on the device."""
+        self.model = self._built()
+        state = fresh(self.model, self.recipe)
+        if self.recipe.micro is None and self.device.type == "cpu":
+            most = fitting(self.model.config, self.recipe.batch, free_memory())
+            state.micro = most if most < self.recipe.batch else None
+        if self.recipe.compile:
+            self.model.compile()
+        return state
+
+    def _seconds(self) -> float | None:
+        """How long it will take from here, as far as that is known."""
+        if self.state.step:
+            return self.state.seconds / self.state.step * (self.recipe.steps - self.state.step)
+        if self.pace is None:
+            return None
+        return self.pace.lasts(self.recipe, self.recipe.steps, len(self._chosen), len(self.data.test))
+
     def _built(self) -> Model:
         recipe = self.recipe
         torch.manual_seed(recipe.seed)
-        if recipe.start is None:
-            model = build(replace(recipe.model, classes=len(self.data.names)))
+        config = replace(recipe.model, classes=len(self.data.names))
+        if recipe.start is None or checkpoints(self.run.checkpoints):  # which have all that is needed
+            model = build(config)
         else:
-            model = load(recipe.start, image=recipe.model.image, classes=len(self.data.names))
+            model = begin(recipe.start, config, recipe.start_hash, recipe.keep_head)
         model.preprocess, model.labels = recipe.preprocess, self.data.names
         return model.to(self.device)
 
@@ -141,7 +212,10 @@ class _Fit:
     def _note(self, numbers: dict[str, float], row: int) -> None:
         line = {"step": self.state.step, **{name: _plain(value) for name, value in numbers.items()}}
         self.run.log(line)
-        self.watcher.stepped(self.state.step, numbers)
+        if numbers:
+            self.watcher.stepped(self.state.step, numbers)
+        else:
+            self.watcher.said(f"step {self.state.step} had no picture that can be read")
         if row:
             self.watcher.said(f"step {self.state.step} was skipped: the gradient of {culprit(self.state)} is no number")
         if row >= MOST_SKIPPED:
@@ -152,31 +226,37 @@ class _Fit:
 
     def _evaluate(self) -> bool:
         """Whether to stop early."""
-        source = self.data.validation if len(self.data.validation) else self.data.train
-        scores = self.task.evaluate(self.state.shown, self._looking(source), _workers(self.workers))
+        scores = self.task.evaluate(self.state.shown, self._looking(self._chosen), _workers(self.workers))
         value = scores[self.task.main]
         better = self.state.best is None or value > self.state.best
         if better:
             self.state.best, self.state.best_step = value, self.state.step
-            save(self.state.shown, self.run.folder / "best")  # type: ignore[arg-type]
+            known = facts(self.recipe, self.data, self.state.step, validation=scores)
+            save(self.state.shown, self.run.folder / "best", facts=known)  # type: ignore[arg-type]
         plain = {name: number for name, number in scores.items() if isinstance(number, float)}
         self.run.log({"step": self.state.step, "validation": plain})
         self.watcher.evaluated(self.state.step, plain, better)
         patience = self.recipe.patience
         return patience is not None and self.state.step - self.state.best_step >= patience * self.recipe.evaluate
 
-    def _looking(self, source: Any) -> Loader:
-        return evaluation(source, self.recipe.preprocess, EVALUATED)
+    def _looking(self, source: Source) -> Loader:
+        """What fits when training fits here all the more."""
+        return evaluation(source, self.recipe.preprocess, min(EVALUATED, self.state.micro or self.recipe.batch))
 
     def _save(self) -> None:
         counters = {**self.state.counters(), **self._origin()}
         write_checkpoint(self.run.checkpoints, self.state.step, self.state.tensors(), counters, self.recipe.keep)
 
     def _result(self) -> dict[str, Any]:
-        save(self.state.shown, self.run.folder / "last")  # type: ignore[arg-type]
+        at, lines = self.state.step, self.run.lines()
+        known = facts(self.recipe, self.data, at, validation=logged(lines, at))
+        save(self.state.shown, self.run.folder / "last", facts=known)  # type: ignore[arg-type]
         best = load(self.run.folder / "best").to(self.device)
         split = "test" if len(self.data.test) else "validation"
         scores = self.task.evaluate(best, self._looking(self.data.splits[split]), _workers(self.workers))
+        at = self.state.best_step
+        known = facts(self.recipe, self.data, at, **{"validation": logged(lines, at), split: scores})
+        save(best, self.run.folder / "best", facts=known)
         result = {
             "run": str(self.run.folder),
             "reported_on": split,
@@ -191,16 +271,6 @@ class _Fit:
         self.run.keep_predictions({name: value.numpy() for name, value in scores.items() if isinstance(value, torch.Tensor)})
         self.run.finish(result)
         return result
-
-
-def device(name: str) -> torch.device:
-    """The best there is, or the one that is named."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise VitrailError(f"the device {name!r} cannot be used ({str(error).splitlines()[0]}); try cpu") from None
 
 
 def _workers(asked: int | None) -> int:

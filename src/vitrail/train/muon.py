@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024): momentum whose matrices are made orthogonal, so that every direction moves alike.
 
-Matrices of one shape are orthogonalised together, in float32: bfloat16 is slow on most CPUs, and too coarse for the squares that
-the rounds are computed with. n matrices of r rows and s columns.
+Matrices of one shape are orthogonalised together, in float32: bfloat16 is slow on most CPUs, and too coarse for the squares
+that the rounds are computed with. n matrices of r rows and s columns.
 """
 
 from collections.abc import Iterable

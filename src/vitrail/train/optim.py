@@ -39,6 +39,8 @@ def decays(name: str, weight: Tensor) -> bool:
 def freeze(model: nn.Module, optim: Optim) -> None:
     """Only what the recipe trains asks for gradients."""
     blocks = _blocks(model)
+    if optim.train == "blocks" and not blocks:
+        raise VitrailError("optim.train=blocks freezes all but the last blocks, and this model has none; try optim.train=head")
     if optim.train == "blocks" and not 1 <= optim.blocks <= blocks:
         raise VitrailError(f"optim.blocks must be from 1 to {blocks}, the model's blocks, got {optim.blocks}; try 1")
     first = {"all": 0, "blocks": blocks + 1 - optim.blocks, "head": blocks + 2}[optim.train]

@@ -3,7 +3,7 @@
 Steps count updates of the weights; a batch is what one update sees, however many devices and pieces it is computed in.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from vitrail.augment.policy import Policy
@@ -76,13 +76,15 @@ class Recipe:
     validation: float = 0.1  # shares of train, where the data has no such split
     test: float = 0.1
     start: str | None = None  # weights to start from; none: from nothing
+    start_hash: str | None = None  # of those weights, so that the same recipe means the same start
+    keep_head: bool = False  # start with their classifier too, where the classes are the same
     augment: Policy = field(default_factory=Policy)
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
     loss: Literal["softmax", "sigmoid"] = "softmax"
     smoothing: float = 0.0
     class_weights: bool = False  # rare classes count as much as frequent ones
-    micro: int | None = None  # pictures computed at a time; none: the whole batch
+    micro: int | None = None  # pictures computed at a time; none: the whole batch, or what fits into memory
     ema: float | None = None  # of the weights; what is evaluated and kept then is the average
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
@@ -110,6 +112,24 @@ class Recipe:
                 f"model and preprocess must agree on the picture, got {self.model.image} of {self.model.channels} channels and "
                 f"{self.preprocess.image} of {len(self.preprocess.mean)}; change both"
             )
+
+    def lasting(self, steps: int) -> "Recipe":
+        """The same in another number of steps: warm-up, periods and the reach of the average change with it."""
+        share = steps / self.steps
+        plan = self.schedule
+        return replace(
+            self,
+            steps=steps,
+            schedule=replace(
+                plan,
+                warmup=int(plan.warmup * share),
+                cooldown=int(plan.cooldown * share),
+                timescale=max(int(plan.timescale * share), 1),
+            ),
+            ema=None if self.ema is None else max(1 - (1 - self.ema) / share, 0.0),
+            evaluate=max(int(self.evaluate * share), 1),
+            checkpoint=max(int(self.checkpoint * share), 1),
+        )
 
     @property
     def pieces(self) -> int:

@@ -19,7 +19,8 @@ from vitrail.train.recipe import Recipe
 
 @dataclass(frozen=True)
 class Run:
-    """``recipe.json``, ``log.jsonl``, ``checkpoints/``, ``best/``, ``last/``, ``result.json`` (when it is finished)."""
+    """``recipe.json``, ``log.jsonl``, ``checkpoints/``, ``best/``, ``last/``, ``result.json`` (when it is finished), and
+    ``lr.json`` where the learning rate was looked for."""
 
     folder: Path
 
@@ -41,23 +42,36 @@ class Run:
             np.savez_compressed(file, allow_pickle=False, **arrays)
         half.replace(self.folder / "predictions.npz")
 
+    def noted(self) -> Recipe | None:
+        """The recipe that the run was begun with."""
+        path = self.folder / "recipe.json"
+        return from_json(Recipe, path.read_text()) if path.is_file() else None
+
     def begin(self, recipe: Recipe) -> None:
         """Note the recipe, or hold it against the one that the run was begun with."""
-        path = self.folder / "recipe.json"
-        if not path.is_file():
-            _write(path, to_json(recipe) + "\n")
+        noted = self.noted()
+        if noted is None:
+            _write(self.folder / "recipe.json", to_json(recipe) + "\n")
             return
-        differences = list(_differences(to_plain(from_json(Recipe, path.read_text())), to_plain(recipe)))
+        differences = list(_differences(to_plain(noted), to_plain(recipe)))
         if differences:
             raise VitrailError(
                 f"{self.folder} was begun with another recipe: {'; '.join(differences[:3])}; give this one a folder of its own"
             )
 
     def recipe(self) -> Recipe:
-        path = self.folder / "recipe.json"
-        if not path.is_file():
+        noted = self.noted()
+        if noted is None:
             raise VitrailError(f"{self.folder} is no run: it has no recipe.json")
-        return from_json(Recipe, path.read_text())
+        return noted
+
+    def keep_tried(self, tried: dict[str, Any]) -> None:
+        """The range test that the learning rate was chosen by."""
+        _write(self.folder / "lr.json", json.dumps(tried, indent=2, allow_nan=False) + "\n")
+
+    def tried(self) -> dict[str, Any] | None:
+        path = self.folder / "lr.json"
+        return json.loads(path.read_text()) if path.is_file() else None
 
     def log(self, line: dict[str, Any]) -> None:
         with open(self.folder / "log.jsonl", "a") as file:
@@ -78,13 +92,22 @@ class Run:
 @contextmanager
 def locked(run: Run) -> Iterator[None]:
     """One process at a time; the lock goes with the process, however that ends."""
-    run.folder.mkdir(parents=True, exist_ok=True)
-    with open(run.folder / ".lock", "w") as file:
+    try:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        file = open(run.folder / ".lock", "w")  # noqa: SIM115
+    except OSError as error:
+        raise VitrailError(f"{run.folder} cannot be written ({error.strerror}); name another folder for the run") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise VitrailError(f"another process is at work in {run.folder}; wait for it, or name another folder") from None
-        yield
+        try:
+            yield
+        except (FileNotFoundError, VitrailError):
+            if run.folder.is_dir():
+                raise
+            raise OSError(f"{run.folder} has vanished while its run was at work; what it held is lost") from None
 
 
 def _step(line: str) -> int | None:

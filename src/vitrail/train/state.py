@@ -30,6 +30,7 @@ class State:
     skipped: int = 0  # steps whose loss or gradient was no number
     seconds: float = 0.0  # of work, over all its sittings
     images: int = 0
+    micro: int | None = None  # pictures computed at a time; less than the recipe's where memory did not suffice
 
     def counters(self) -> dict[str, Any]:
         """What is no tensor."""
@@ -55,7 +56,7 @@ class State:
     @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor], counters: dict[str, Any]) -> None:
         for name in self.counters():
-            setattr(self, name, counters[name])
+            setattr(self, name, counters.get(name, getattr(self, name)))  # one that an older version did not count
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "optimiser": {}}
         for name, value in tensors.items():
             head, _, rest = name.partition(".")
@@ -75,7 +76,7 @@ class State:
 def fresh(model: nn.Module, recipe: Recipe) -> State:
     freeze(model, recipe.optim)
     average = None if recipe.ema is None else Average(model, recipe.ema)
-    return State(model, optimisers(model, recipe.optim), average)
+    return State(model, optimisers(model, recipe.optim), average, micro=recipe.micro)
 
 
 def seed_step(seed: int, step: int) -> None:

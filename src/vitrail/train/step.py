@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from vitrail.data.loader import Batch
+from vitrail.errors import VitrailError
 from vitrail.tasks.task import Task
+from vitrail.train.memory import refused
 from vitrail.train.optim import set_rate
 from vitrail.train.recipe import Recipe
 from vitrail.train.schedule import rate
@@ -16,12 +18,15 @@ from vitrail.train.state import State, seed_step
 
 
 def train_step(state: State, task: Task, batch: Batch, recipe: Recipe) -> dict[str, float]:
-    """Loss and gradient over the pieces, clip, update, follow with the average. One that is no number changes nothing."""
+    """Loss and gradient over the pieces, clip, update, follow with the average. One that is no number changes nothing.
+
+    A batch of which no picture could be read is a step without an update, and has no numbers.
+    """
+    if not len(batch.labels):
+        state.step += 1
+        return {}
     share = rate(recipe.schedule, state.step, recipe.steps)
     set_rate(state.optimisers, recipe.optim, share)
-    seed_step(recipe.seed, state.step)
-    for optimiser in state.optimisers:
-        optimiser.zero_grad(set_to_none=True)
     seen = _gradients(state, task, batch, recipe)
     weights = [weight for weight in state.model.parameters() if weight.grad is not None]
     norm = torch.nn.utils.clip_grad_norm_(weights, recipe.optim.clip or math.inf, foreach=True).item()
@@ -38,11 +43,31 @@ def train_step(state: State, task: Task, batch: Batch, recipe: Recipe) -> dict[s
 
 
 def _gradients(state: State, task: Task, batch: Batch, recipe: Recipe) -> dict[str, float]:
+    """Where memory does not suffice, the step is begun again in pieces half as large, and so are all that follow."""
+    while True:
+        seed_step(recipe.seed, state.step)
+        for optimiser in state.optimisers:
+            optimiser.zero_grad(set_to_none=True)
+        try:
+            return _summed(state, task, batch, recipe)
+        except (MemoryError, RuntimeError) as error:
+            if not refused(error):
+                raise
+        # behind the handler, where nothing holds on to the activations of the failed try any more
+        size = min(state.micro or len(batch.labels), len(batch.labels))
+        if size == 1:
+            raise VitrailError("one picture at a time does not fit into memory; try a smaller --model or --image")
+        state.micro = -(-size // 2)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _summed(state: State, task: Task, batch: Batch, recipe: Recipe) -> dict[str, float]:
     """Each piece counts by its number of pictures, so that the last one may be shorter."""
     total: dict[str, float] = {}
     device = next(state.model.parameters()).device.type
     whole = len(batch.labels)
-    for piece in pieces(batch, recipe.micro or whole):
+    for piece in pieces(batch, state.micro or whole):
         with torch.autocast(device, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
             loss, others = task.loss(state.model, piece)
         part = len(piece.labels) / whole

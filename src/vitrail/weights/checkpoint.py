@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +29,7 @@ from vitrail.weights.convert import detect, huggingface, official, timm, torchvi
 from vitrail.weights.convert.detect import Origin, Wishes, refuse
 from vitrail.weights.convert.link import write
 from vitrail.weights.files import NOTE
-from vitrail.weights.folder import FACTS, FORMAT, WEIGHTS
+from vitrail.weights.folder import FACTS, FORMAT, TRAINING, WEIGHTS
 
 WRITTEN = {WEIGHTS, FACTS, "config.json", "preprocessor_config.json"}
 SUFFIXES: dict[str, tuple[str, ...]] = {
@@ -39,19 +39,21 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
 }
 
 
-def save(model: Model, path: str | Path, format: Origin = "vitrail") -> Path:
+def save(model: Model, path: str | Path, format: Origin = "vitrail", facts: Mapping[str, Any] | None = None) -> Path:
     """Write a model folder, or the same numbers as official, timm, huggingface or torchvision have them.
 
-    What a format cannot hold exactly is refused. An older model of that name is replaced.
+    What a format cannot hold exactly is refused. An older model of that name is replaced. ``facts`` tells of the training:
+    ``recipe``, ``data``, ``score``; they belong to these very weights, so a loaded model's are not passed on by themselves.
     """
     read_as(format, Origin, "format")
+    said = _checked(facts or {})
     model = getattr(model, "_orig_mod", model)  # a compiled model is saved as what it was compiled from
     if any(weight.is_meta for weight in model.parameters()):
         raise VitrailError("the model is on the meta device, so it has no weights to save; build it on the cpu")
     path = Path(path).expanduser().resolve()
     match format:
         case "vitrail":
-            return _whole(path, lambda fresh: _write_own(model, fresh))
+            return _whole(path, lambda fresh: _write_own(model, fresh, said))
         case "huggingface":
             return _whole(path, lambda fresh: _write_huggingface(model, fresh))
     if path.suffix not in SUFFIXES[format]:
@@ -62,10 +64,25 @@ def save(model: Model, path: str | Path, format: Origin = "vitrail") -> Path:
     if path.suffix == ".pth":
         _check_pth(config, format)
     tensors = write(converter.links(config), state)
-    return _whole(path, lambda fresh: _write_file(tensors, fresh, path.suffix, _facts(model, config)))
+    return _whole(path, lambda fresh: _write_file(tensors, fresh, path.suffix, _facts(model, config, said)))
 
 
-def _facts(model: Model, config: ModelConfig) -> dict[str, Any]:
+def _checked(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects that JSON can hold."""
+    for name, value in facts.items():
+        try:
+            json.dumps(value, allow_nan=False)
+            good = name in TRAINING and isinstance(value, Mapping)
+        except (TypeError, ValueError):
+            good = False
+        if not good:
+            raise VitrailError(
+                f"facts are objects named {', '.join(TRAINING)}, of what JSON knows; got {name}={str(value)[:40]}"
+            )
+    return dict(facts)
+
+
+def _facts(model: Model, config: ModelConfig, said: dict[str, Any]) -> dict[str, Any]:
     """What the tensors do not say."""
     grid = {"grid": list(config.grid)} if isinstance(config, ViTConfig) else {}
     return {
@@ -74,6 +91,7 @@ def _facts(model: Model, config: ModelConfig) -> dict[str, Any]:
         **grid,
         "preprocess": to_plain(model.preprocess),
         "labels": to_plain(model.labels),
+        **said,
         "versions": {"vitrail": version("vitrail"), "torch": torch.__version__},
     }
 
@@ -98,10 +116,10 @@ def _check_pth(config: ModelConfig, format: str) -> None:
         refuse("this pooling beside a class token in a .pth, which would be taken for another", format, "use .safetensors")
 
 
-def _write_own(model: Model, folder: Path) -> None:
+def _write_own(model: Model, folder: Path, said: dict[str, Any]) -> None:
     folder.mkdir(parents=True)
     save_file({name: weight.contiguous() for name, weight in model.state_dict().items()}, folder / WEIGHTS)
-    (folder / FACTS).write_text(json.dumps(_facts(model, model.config), indent=2) + "\n")
+    (folder / FACTS).write_text(json.dumps(_facts(model, model.config, said), indent=2) + "\n")
 
 
 def _write_huggingface(model: Model, folder: Path) -> None:

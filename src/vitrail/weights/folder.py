@@ -11,6 +11,7 @@ from vitrail.models.settings import ModelConfig
 WEIGHTS = "model.safetensors"
 FACTS = "vitrail.json"
 FORMAT = 1
+TRAINING = ("recipe", "data", "score")  # what a model may know of its training, each an object
 LARGEST_JSON = 16 * 2**20
 
 
@@ -43,6 +44,11 @@ def read_facts(path: Path) -> dict[str, Any]:
     if facts.get("format") != FORMAT:
         raise VitrailError(f"{path / FACTS} has format {facts.get('format')!r}, this version of Vitrail reads format {FORMAT}")
     return facts
+
+
+def training_facts(facts: dict[str, Any]) -> dict[str, Any]:
+    """Which recipe on which data came to which score, as far as the file says."""
+    return {name: facts[name] for name in TRAINING if isinstance(facts.get(name), dict)}
 
 
 def read_config(path: Path) -> ModelConfig:

@@ -20,7 +20,7 @@ from vitrail.weights.convert import huggingface, official, timm, torchvision
 from vitrail.weights.convert.detect import Found, Wishes
 from vitrail.weights.convert.link import read as read_links
 from vitrail.weights.files import Loose, read_file
-from vitrail.weights.folder import WEIGHTS, is_model, read_config, read_facts
+from vitrail.weights.folder import WEIGHTS, is_model, read_config, read_facts, training_facts
 from vitrail.weights.resize import adapt
 
 FORMATS = (official, timm, huggingface, torchvision)
@@ -61,7 +61,8 @@ def load(
     patch: int | Pair | None = None,
     channels: int | None = None,
 ) -> Model:
-    """A model folder, .npz, .safetensors, .pth, a folder of Hugging Face or timm, or ``hf:owner/name``, ready to predict.
+    """A model folder, a run's (its best weights), .npz, .safetensors, .pth, a folder of Hugging Face or timm, or
+    ``hf:owner/name``, ready to predict.
 
     ``image``, ``patch``, ``channels`` and ``classes`` change it; ``grid``, ``heads``, ``gelu`` and ``pool`` say what a
     file does not. What was assumed, resized, new or left over is logged and kept in ``model.report``.
@@ -89,6 +90,7 @@ def load(
     model.load_state_dict(state, assign=True)
     model.preprocess = _preprocess(found, model)
     model.labels = found.labels if found.labels and len(found.labels) == config.classes else None
+    model.facts = found.facts if config == found.config else {}  # a model that was changed has another score
     report = model.report = Report(
         found.origin,
         matched,
@@ -116,6 +118,7 @@ def find(source: str | Path, wishes: Wishes | None = None) -> Found:
 
 
 def _find(path: Path, wishes: Wishes) -> Found:
+    path = _best(path)
     if is_model(path) or (path.name == WEIGHTS and is_model(path.parent)):
         return _own(path if path.is_dir() else path.parent, wishes)
     loose = read_file(path)
@@ -133,6 +136,15 @@ def _find(path: Path, wishes: Wishes) -> Found:
         raise VitrailError(f"{path} has our names, but the vitrail.json that says what they mean is not beside them")
     some = ", ".join(list(loose.tensors)[:3]) or "nothing"
     raise VitrailError(f"{path} has the names of no Vision Transformer that is known here: {some} ...")
+
+
+def _best(path: Path) -> Path:
+    """Of a run's folder, which is known by its recipe, the best weights."""
+    if not path.is_dir() or is_model(path) or not (path / "recipe.json").is_file():
+        return path
+    if not is_model(path / "best"):
+        raise VitrailError(f"{path} is a run without weights yet; they come with its first evaluation")
+    return path / "best"
 
 
 def _own(path: Path, wishes: Wishes) -> Found:
@@ -158,10 +170,10 @@ def _refuse_contradiction(config: ModelConfig, wishes: Wishes) -> None:
             raise VitrailError(f"the file itself says {name}={said}, got {name}={wish}; leave {name} out")
 
 
-def _travelling(facts: dict[str, Any]) -> tuple[Preprocess | None, tuple[str, ...] | None]:
-    """What travels with the weights: how pictures are made ready, what the classes are called."""
+def _travelling(facts: dict[str, Any]) -> tuple[Preprocess | None, tuple[str, ...] | None, dict[str, Any]]:
+    """What travels with the weights: how pictures are made ready, what the classes are called, how it was trained."""
     preprocess = read_as(facts.get("preprocess"), Preprocess | None, "preprocess")
-    return preprocess, read_as(facts.get("labels"), tuple[str, ...] | None, "labels")
+    return preprocess, read_as(facts.get("labels"), tuple[str, ...] | None, "labels"), training_facts(facts)
 
 
 def _sound(name: str, tensor: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from torch import Tensor
 
@@ -36,6 +36,7 @@ class Found:
     assumed: list[str] = field(default_factory=list)  # what the file does not say, and how to say otherwise
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] | None = None
+    facts: dict[str, Any] = field(default_factory=dict)  # what is said of its training
 
 
 def count(names: Iterable[str], before: str, after: str = ".") -> int:

@@ -1,0 +1,63 @@
+"""TensorBoard's events beside the log, in ``RUN/tensorboard``: the same numbers, for those who watch several runs in one page.
+
+``log.jsonl`` stays the truth. Events are flushed with every step, before its checkpoint could be written, and a run that goes
+on hides what came after the checkpoint: no step is missing, none is there twice.
+"""
+
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from vitrail.config import to_json
+from vitrail.errors import VitrailError
+from vitrail.train.recipe import Recipe
+from vitrail.train.watch import Silent
+
+if TYPE_CHECKING:
+    from vitrail.data.sources.source import Data
+    from vitrail.models.build import Model
+    from vitrail.train.state import State
+
+
+class Board(Silent):
+    """A watcher that writes events; a context, so that its file is closed however the run ends."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder) / "tensorboard"
+        self.make: Any = _writer()
+        self.writer: Any = None
+
+    def __enter__(self) -> "Board":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+    def planned(self, recipe: Recipe, data: "Data", model: "Model", state: "State", seconds: float | None) -> None:
+        new = not self.folder.exists()
+        self.writer = self.make(self.folder, purge_step=state.step + 1)  # what was written from there on is hidden
+        if new:
+            self.writer.add_text("recipe", f"```json\n{to_json(recipe)}\n```", 0)
+            self.writer.flush()
+
+    def stepped(self, step: int, numbers: dict[str, float]) -> None:
+        self._write("train", step, numbers)
+
+    def evaluated(self, step: int, scores: dict[str, float], best: bool) -> None:
+        self._write("validation", step, scores)
+
+    def _write(self, group: str, step: int, numbers: dict[str, float]) -> None:
+        for name, value in numbers.items():
+            self.writer.add_scalar(f"{group}/{name}", value, step)
+        self.writer.flush()
+
+
+def _writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise VitrailError(
+            "TensorBoard is not installed; try pip install -c constraints.txt 'vitrail[tensorboard]', or read log.jsonl"
+        ) from None
+    return SummaryWriter

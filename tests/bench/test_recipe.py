@@ -1,0 +1,100 @@
+"""Time to accuracy: both train the demo's steps' worth of time, and the shortest of our runs that is as good counts."""
+
+import json
+from dataclasses import asdict, replace
+from fractions import Fraction
+
+import pytest
+
+from tests.peers import peer
+from vitrail.bench import recipe as bench
+from vitrail.bench.recipe import RATES, RecipeSpeed, recipe_speed
+from vitrail.cli.main import run
+from vitrail.recipes.demo import demo
+from vitrail.recipes.given import Given
+from vitrail.train.schedule import rate
+
+
+def holds(speed: RecipeSpeed) -> bool:
+    """Its numbers follow from each other."""
+    ours, theirs = speed.seconds_a_step["ours"], speed.seconds_a_step["peer"]
+    reached = [each for each in speed.ours if each.accuracy >= speed.accuracy]
+    return (
+        [each.lr for each in speed.peer] == list(RATES)
+        and speed.accuracy == max(each.accuracy for each in speed.peer)
+        and all(each.seconds == pytest.approx(each.steps * theirs) for each in speed.peer)
+        and all(abs(each.seconds - speed.peer_seconds) <= theirs for each in speed.peer)  # to the step
+        and all(each.seconds == pytest.approx(each.steps * ours) for each in speed.ours)
+        and [each.seconds for each in reached] == ([] if speed.ratio is None else [speed.ours_seconds])
+        and (speed.ratio is None or speed.ratio == pytest.approx(speed.ours[-1].seconds / speed.peer_seconds))
+    )
+
+
+def test_a_shorter_run_is_the_same_recipe_seen_from_further_away() -> None:
+    whole = demo(Given())
+    half = whole.lasting(whole.steps // 2)
+    for step in range(0, half.steps, 50):
+        assert rate(half.schedule, step, half.steps) == pytest.approx(rate(whole.schedule, 2 * step, whole.steps), abs=0.02)
+    assert whole.ema is not None
+    assert half.ema == pytest.approx(2 * whole.ema - 1)  # it forgets twice as fast
+    same = half.lasting(whole.steps)
+    assert same.ema == pytest.approx(whole.ema)
+    assert replace(same, ema=whole.ema) == whole
+
+
+@pytest.mark.parity
+def test_it_runs_for_real_and_its_numbers_follow_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer("timm")
+    monkeypatch.setattr(bench, "SLICE", 2)
+    heard: set[str] = set()
+    speed = recipe_speed(steps=4, rounds=1, progress=lambda what, done, total: heard.add(what))
+    assert holds(speed)
+    assert [each.steps for each in speed.ours][:1] == [1]
+    assert {"measuring", "timm, lr 0.001", "ours, 1 steps"} <= heard
+
+
+@pytest.mark.parametrize(
+    ("bar", "steps", "ratio"), [(0.2, [475], 1 / 4), (0.6, [475, 633, 950], 1 / 2), (1.0, [475, 633, 950, 1266, 1900], None)]
+)
+def test_the_shortest_run_that_is_as_good_counts(
+    bar: float, steps: list[int], ratio: float | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With training left out: ours ends at the share of the steps it was given, the peer at the bar."""
+
+    class Peer:
+        def __init__(self, *_: object) -> None:
+            self.accuracy = bar
+
+    class Ours:
+        def __init__(self, recipe: object) -> None:
+            self.accuracy = 1.2 * recipe.steps / 1900 if recipe.steps < 1900 else 0.99  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(bench, "_Peer", Peer)
+    monkeypatch.setattr(bench, "_Ours", Ours)
+    monkeypatch.setattr(bench, "_train", lambda *_: None)
+    monkeypatch.setattr(bench, "_accuracy", lambda rival, *_: rival.accuracy)
+    monkeypatch.setattr(bench, "_seconds_a_step", lambda *_: {"ours": 0.07, "peer": 0.05})
+    speed = recipe_speed()
+    assert holds(speed)
+    assert [each.steps for each in speed.ours] == steps
+    assert speed.peer_seconds == pytest.approx(1900 * 0.07)
+    assert speed.ratio == (None if ratio is None else pytest.approx(ratio, abs=1e-3))
+    assert run(["bench", "recipe", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == asdict(speed)
+    assert run(["bench", "recipe"]) == 0
+    said = capsys.readouterr().out
+    assert ("ours does not reach 100.00% in 133.0 s" if ratio is None else f"{ratio:.2f} of the time") in said
+
+
+def test_the_shares_begin_with_the_shortest_and_end_with_all() -> None:
+    assert list(bench.SHARES) == sorted(bench.SHARES)
+    assert bench.SHARES[-1] == Fraction(1)
+
+
+def test_without_timm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def missing(_: object) -> None:
+        raise ImportError
+
+    monkeypatch.setattr(bench, "timm_vit", missing)
+    assert run(["bench", "recipe", "--steps", "1", "--rounds", "1"]) == 2
+    assert "bench recipe compares with timm: pip install -c constraints.txt timm" in capsys.readouterr().err

@@ -1,0 +1,288 @@
+"""What ``vitrail.predict`` says of a picture is what a pass by hand says, and what the training loop's evaluation said."""
+
+import io
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from tests.data import pictures as drawn
+from tests.small import vit
+from tests.train.small_run import recipe
+from vitrail.data.decode import decode
+from vitrail.data.prepare import prepare
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.open import pictures
+from vitrail.errors import VitrailError
+from vitrail.evaluate.predict import Prediction, predict, stream
+from vitrail.models.vit import ViT
+from vitrail.train.loop import fit
+from vitrail.weights.checkpoint import save
+from vitrail.weights.load import load
+
+NAMES = ("ant", "bee", "cat", "dog", "elk")
+REAL = Path(__file__).parents[3] / "shared" / "real"
+
+
+def model(**changes: Any) -> ViT:
+    made = vit(**changes)
+    channels = made.config.channels
+    made.preprocess = Preprocess((12, 15), crop=0.8, mean=(0.4,) * channels, std=(0.3,) * channels)
+    made.labels = NAMES
+    return made
+
+
+def by_hand(made: ViT, picture: Path | bytes) -> dict[str, float]:
+    assert made.preprocess is not None
+    with torch.inference_mode():
+        shares = made(prepare(decode(picture), made.preprocess)[None])[0].softmax(0)
+    return dict(zip(NAMES, shares.tolist(), strict=True))
+
+
+def shares(row: Prediction) -> dict[str, float]:
+    assert row.error is None
+    return {guess.label: guess.probability for guess in row.top}
+
+
+def put(folder: Path, count: int) -> list[Path]:
+    return [drawn.put(folder / f"{number}.jpg", number, (30 + number, 24)) for number in range(count)]
+
+
+def test_it_is_a_pass_by_hand(tmp_path: Path) -> None:
+    made, files = model(), put(tmp_path, 7)
+    rows = vitrail.predict(made, files)
+    assert [row.file for row in rows] == [str(file) for file in files]
+    for row, file in zip(rows, files, strict=True):
+        expected = by_hand(made, file)
+        assert shares(row) == pytest.approx(expected, abs=1e-6)
+        assert list(shares(row).values()) == sorted(shares(row).values(), reverse=True)
+        assert sum(shares(row).values()) == pytest.approx(1)
+        assert (row.label, row.probability) == (row.top[0].label, row.top[0].probability)
+        assert row.label == max(expected, key=expected.__getitem__)
+
+
+def test_it_is_what_the_training_loops_evaluation_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two routes to one number: the logits that a run kept of its test pictures, and the run asked about those files."""
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    folder = drawn.classes(tmp_path / "data", {"ant": 23, "bee": 21, "cat": 26})
+    settings = recipe(data=str(folder), steps=4, evaluate=2)
+    fit(settings, tmp_path / "run")
+    test = pictures(str(folder)).test
+    with np.load(tmp_path / "run" / "predictions.npz") as kept:
+        logits, indices = torch.from_numpy(kept["logits"]), kept["indices"].tolist()
+    rows = predict(tmp_path / "run", [test.where(index) for index in indices], batch=2)
+    expected = logits.softmax(1)
+    assert len(rows) > 3
+    for row, wanted in zip(rows, expected.tolist(), strict=True):
+        assert shares(row) == pytest.approx(dict(zip(("ant", "bee", "cat"), wanted, strict=True)), abs=1e-5)
+
+
+def test_a_bad_picture_shifts_no_other_whatever_the_batch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made, files = model(), put(tmp_path, 8)
+    alone = [predict(made, [file])[0] for file in files]
+    files[2].write_bytes(b"")
+    files[3].unlink()
+    files[7].write_bytes(files[0].read_bytes()[:300])
+    for batch in (1, 2, 3, 8, 100):
+        for workers in (0, 1, 3):
+            rows = predict(made, files, batch=batch, workers=workers)
+            assert [number for number, row in enumerate(rows) if row.error is not None] == [2, 3, 7]
+            for number in (0, 1, 4, 5, 6):
+                assert rows[number].file == alone[number].file
+                assert shares(rows[number]) == pytest.approx(shares(alone[number]), abs=1e-6)
+    assert rows[2] == Prediction(str(files[2]), error="is no picture that can be read: it is empty")
+    assert rows[3].error == "cannot be read: No such file or directory"
+    assert caplog.records == []  # it is in the answer
+
+
+def saved(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, format, **options)
+    return stream.getvalue()
+
+
+def turned() -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return exif
+
+
+PLAIN = drawn.picture(3, (31, 24))
+ODD = {
+    "plain": saved(PLAIN),
+    "one pixel": saved(Image.new("RGB", (1, 1), "red")),
+    "thin": saved(Image.new("RGB", (1, 20_000), "red")),
+    "grey": saved(PLAIN.convert("L")),
+    "cmyk": saved(PLAIN.convert("CMYK"), "JPEG"),
+    "sixteen bits": saved(Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30) * 100)),
+    "floats": saved(Image.fromarray(np.linspace(0, 1, 600, dtype=np.float32).reshape(20, 30)), "TIFF"),
+    "transparent": saved(Image.new("RGBA", (9, 8), (200, 30, 90, 100))),
+    "turned": saved(PLAIN, "JPEG", exif=turned()),
+    "animated": saved(PLAIN, "GIF", save_all=True, append_images=[PLAIN.rotate(90)]),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_whatever_is_handed_in_is_seen_as_its_file_is(kind: str, tmp_path: Path) -> None:
+    made, content = model(), ODD[kind]
+    path = tmp_path / "picture"
+    path.write_bytes(content)
+    expected = by_hand(made, path)
+    same: list[Any] = [path, str(path), content, Image.open(io.BytesIO(content)), np.asarray(decode(content))]
+    rows = predict(made, same)
+    assert [row.file for row in rows] == [str(path), str(path), "picture 2", "picture 3", "picture 4"]
+    for row in rows:
+        assert shares(row) == pytest.approx(expected, abs=1e-6)
+
+
+def test_arrays_of_a_stack_for_a_model_of_grey_pictures() -> None:
+    made = model(channels=1)
+    stack = np.random.default_rng(0).integers(0, 256, (4, 20, 19, 1), dtype=np.uint8)
+    flat = [picture[..., 0] for picture in stack]
+    grey = [np.repeat(picture, 3, axis=2) for picture in stack]
+    first, second, third = (predict(made, form) for form in (stack, flat, grey))
+    assert first == second == third
+    assert shares(first[0]) == pytest.approx(by_hand(made, saved(Image.fromarray(flat[0]))), abs=1e-6)
+
+
+def test_one_picture_given_many_times_is_loaded_once_at_a_time() -> None:
+    lazy = Image.open(io.BytesIO(ODD["turned"]))
+    rows = predict(model(), [lazy] * 40, batch=1, workers=8)
+    assert all(row.top == rows[0].top and row.error is None for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("picture", "sentence"),
+    [
+        (saved(PLAIN)[:200], "is no picture that can be read"),
+        (b"<!doctype html>", "none of JPEG, PNG"),
+        (Image.open(io.BytesIO(saved(PLAIN)[:200])), "is no picture that can be read: "),
+        (saved(Image.new("1", (10_000, 10_000)), optimize=True), "67,108,864"),
+        (Image.new("1", (9000, 9000)), "has 9000 x 9000 pixels; 1 to 67,108,864 are allowed"),
+        (Image.new("RGB", (0, 7)), "has 0 x 7 pixels"),
+        (np.zeros((5, 4, 3)), "is an array of float64, 5 x 4 x 3; it must be uint8"),
+        (np.zeros((3, 5, 4), np.uint8)[:, :, :2], "is an array of uint8, 3 x 5 x 2; it must be"),
+        (Path(__file__).parent, "cannot be read: "),
+        ("a\0b", "cannot be read: embedded null byte"),
+        ("nowhere/cat.jpg", "cannot be read: No such file or directory"),
+    ],
+)
+def test_what_is_no_picture_says_so_in_its_place(picture: Any, sentence: str) -> None:
+    before, row, after = predict(model(), [ODD["plain"], picture, ODD["plain"]])
+    assert row.error is not None
+    assert sentence in row.error
+    assert (row.label, row.probability, row.top) == (None, None, ())
+    assert shares(before) == pytest.approx(shares(after), abs=1e-6)
+    (alone,) = predict(model(), [picture])  # a batch of which nothing is left
+    assert alone.error == row.error
+
+
+def test_a_model_that_answers_with_no_number_is_found_out() -> None:
+    made = model()
+    made.get_parameter("head.bias").data[2] = float("nan")
+    (row,) = predict(made, [ODD["plain"]])
+    assert row.error == "makes the model answer with something that is no number"
+
+
+def test_of_equal_classes_the_first_comes_first() -> None:
+    made = model()
+    for name in ("head.weight", "head.bias"):
+        made.get_parameter(name).data.zero_()
+    (row,) = predict(made, [ODD["plain"]], top=3)
+    assert [guess.label for guess in row.top] == ["ant", "bee", "cat"]
+    assert row.probability == 0.2
+
+
+def test_without_labels_classes_are_numbers_and_no_more_than_there_are() -> None:
+    made = model()
+    made.labels = None
+    (row,) = predict(made, [ODD["plain"]], top=99)
+    assert sorted(guess.label for guess in row.top) == ["0", "1", "2", "3", "4"]
+
+
+def test_pictures_are_read_when_their_turn_comes(tmp_path: Path) -> None:
+    """What is far ahead is not in memory: it can still vanish."""
+    files = put(tmp_path, 6)
+    rows = stream(model(), files, batch=2, workers=0)
+    assert next(rows).error is None
+    for file in files[2:]:
+        file.unlink()
+    assert [row.error is None for row in rows] == [True, False, False, False, False]
+
+
+def test_the_model_is_left_as_it_was_also_by_who_stops_early() -> None:
+    made = model(dropout=0.5).train()
+    first, second = (predict(made, [ODD["plain"]]) for _ in range(2))
+    assert first == second  # no dropout
+    assert made.training
+    rows = stream(made, [ODD["plain"]] * 9, batch=2)
+    next(rows)
+    rows.close()
+    assert made.training
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_a_model_in_half_precision_takes_the_same_pictures() -> None:
+    made = model()
+    (wide,) = predict(made, [ODD["plain"]])
+    (narrow,) = predict(made.bfloat16(), [ODD["plain"]])
+    assert shares(narrow) != shares(wide)
+    assert shares(narrow) == pytest.approx(shares(wide), abs=0.05)
+
+
+def test_a_run_is_its_best_weights(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "recipe.json").write_text("{}")
+    with pytest.raises(VitrailError, match=r"run is a run without weights yet; they come with its first evaluation"):
+        load(run)
+    made = model()
+    save(made, run / "best")
+    save(model(), run / "last")
+    expected = predict(made, [ODD["plain"]])
+    for name in (run, str(run), run / "best"):
+        assert predict(name, [ODD["plain"]]) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"pictures": "cat.jpg"}, "pictures must be a list of them, got one str; put it in square brackets"),
+        ({"pictures": np.zeros((5, 4, 3), np.uint8)}, "pictures must be a list of them, got one ndarray"),
+        ({"pictures": iter([ODD["plain"], 3])}, "must be a path, bytes, a PIL picture or an array, got int as number 1"),
+        ({"top": 0}, "top must be at least 1, got 0"),
+        ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"workers": -1}, "workers must not be below 0"),
+        ({"model": vit()}, "does not know how its pictures are made ready; set model.preprocess"),
+        ({"model": vit(classes=0)}, "has no classifier"),
+        ({"model": model(channels=4)}, "takes pictures of 4 channels; those read from files have 1 or 3"),
+        ({"model": "nowhere"}, "nowhere does not exist"),
+    ],
+)
+def test_a_mistake_in_the_call_is_a_sentence(changes: dict[str, Any], sentence: str) -> None:
+    call: dict[str, Any] = {"model": model(), "pictures": [ODD["plain"]], **changes}
+    with pytest.raises(VitrailError, match=sentence):
+        predict(**call)
+
+
+def test_nothing_asked_nothing_answered() -> None:
+    assert predict(model(), []) == []
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="no real weights beside the project")
+def test_top_1_of_real_pictures_is_timms(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    files = sorted((REAL / "imagenet250").glob("*.jpg"))
+    rows = predict(REAL / "vit_tiny_patch16_224.safetensors", files, batch=25)
+    right = [int(file.name.split("_")[0]) == int(row.label or -1) for file, row in zip(files, rows, strict=True)]
+    assert np.mean(right) == pytest.approx(0.852)
+    with np.load(REAL / "imagenet250_timm_logits.npz") as golden:
+        expected = torch.from_numpy(golden["logits"]).softmax(1)
+    for row, wanted in zip(rows, expected, strict=True):
+        assert shares(row) == pytest.approx({guess.label: wanted[int(guess.label)].item() for guess in row.top}, abs=1e-3)

@@ -1,0 +1,152 @@
+"""TensorBoard's events say what the log says: every step once, however often the run was broken."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.small_run import recipe
+from vitrail.cli.main import run
+from vitrail.config import to_json
+from vitrail.train.board import Board
+from vitrail.train.loop import Machine, fit
+from vitrail.train.run import Run
+from vitrail.train.watch import Several, Silent
+
+accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+
+def events(folder: Path) -> Any:
+    """As TensorBoard itself reads them, none left out."""
+    read = accumulator.EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
+    return read.Reload()
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    read = events(folder)
+    return {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+
+
+def logged(folder: Path) -> dict[str, list[tuple[int, Any]]]:
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for line in Run(folder).lines():
+        group, numbers = ("validation", line["validation"]) if "validation" in line else ("train", line)
+        for name in numbers.keys() - {"step"}:
+            found.setdefault(f"{group}/{name}", []).append((line["step"], pytest.approx(numbers[name])))  # theirs are float32
+    return found
+
+
+class Breaks(Silent):
+    """After the board has seen the step."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def stepped(self, step: int, numbers: dict[str, float]) -> None:
+        if step == self.at:
+            raise OSError("broke")
+
+
+def sitting(folder: Path, breaks: int) -> None:
+    with Board(folder) as board:
+        fit(recipe(), folder, Machine(workers=0), Several(board, Breaks(breaks)))
+
+
+def test_events_are_the_log_and_the_recipe(tmp_path: Path) -> None:
+    sitting(tmp_path, breaks=99)
+    found = scalars(tmp_path)
+    assert {"train/loss", "train/accuracy", "train/lr", "validation/top1"} <= found.keys()
+    assert found == logged(tmp_path)
+    (text,) = events(tmp_path).Tensors("recipe/text_summary")
+    assert to_json(recipe()) in text.tensor_proto.string_val[0].decode()
+
+
+@pytest.mark.parametrize("at", [2, 3, 4, 8], ids=["before a checkpoint", "in one", "after an evaluation", "later"])
+def test_a_run_that_broke_has_every_step_once(at: int, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="broke"):
+        sitting(tmp_path, at)
+    sitting(tmp_path, breaks=99)
+    assert scalars(tmp_path) == logged(tmp_path)
+    assert [step for step, _ in scalars(tmp_path)["train/loss"]] == list(range(1, 13))
+    assert len(events(tmp_path).Tensors("recipe/text_summary")) == 1
+
+
+TRAIN = """
+import os, signal, sys
+from pathlib import Path
+from vitrail.config import from_json
+from vitrail.train.board import Board
+from vitrail.train.loop import Machine, fit
+from vitrail.train.recipe import Recipe
+from vitrail.train.watch import Several, Silent
+class Kills(Silent):
+    def stepped(self, step, numbers):
+        if step == int(sys.argv[3]):
+            os.kill(os.getpid(), signal.SIGKILL)
+with Board(sys.argv[2]) as board:
+    fit(from_json(Recipe, Path(sys.argv[1]).read_text()), sys.argv[2], Machine(workers=0), Several(board, Kills()))
+"""
+
+
+def test_a_run_that_was_killed_twice_has_every_step_once(tmp_path: Path) -> None:
+    settings, folder = tmp_path / "settings.json", tmp_path / "run"
+    settings.write_text(to_json(recipe()))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for at, code in ((5, -9), (11, -9), (99, 0)):
+        command = [sys.executable, "-c", TRAIN, str(settings), str(folder), str(at)]
+        assert subprocess.run(command, env=environment, check=False).returncode == code
+    assert len(list((folder / "tensorboard").iterdir())) == 3
+    assert scalars(folder) == logged(folder)
+    assert [step for step, _ in scalars(folder)["train/loss"]] == list(range(1, 13))
+
+
+def test_a_loss_that_is_no_number_is_written_as_such(tmp_path: Path) -> None:
+    with Board(tmp_path) as board:
+        board.planned(recipe(), None, None, Fresh(), None)  # type: ignore[arg-type]
+        board.stepped(1, {"loss": float("nan")})
+    ((step, value),) = scalars(tmp_path)["train/loss"]
+    assert step == 1
+    assert value != value
+
+
+class Fresh:
+    step = 0
+
+
+def test_several_watchers_hear_the_same() -> None:
+    heard: list[tuple[str, object]] = []
+
+    class Ear(Silent):
+        def __init__(self, name: str) -> None:
+            self.name = name
+            self.progress = (lambda *_: heard.append((name, "progress"))) if name == "two" else None
+
+        def stepped(self, step: int, numbers: dict[str, float]) -> None:
+            heard.append((self.name, step))
+
+        def said(self, sentence: str) -> None:
+            heard.append((self.name, sentence))
+
+    both = Several(Ear("one"), Ear("two"))
+    both.stepped(3, {})
+    both.said("done")
+    assert both.progress is not None
+    both.progress("reading", 1, None)
+    assert heard == [("one", 3), ("two", 3), ("one", "done"), ("two", "done"), ("two", "progress")]
+
+
+def test_the_option_writes_them_and_a_missing_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = ("steps=2", "schedule.warmup=0", "model.width=24", "model.depth=1")
+    command = ["train", "panes:count=100,size=16", "--tensorboard", *(word for each in settings for word in ("--set", each))]
+    assert run([*command, "--out", "run"]) == 0
+    assert scalars(tmp_path / "run") == logged(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert run([*command, "--out", "other"]) == 2
+    assert "TensorBoard is not installed; try pip install -c constraints.txt 'vitrail[tensorboard]'" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,145 @@
+"""FAULTS 14: where memory does not suffice the batch is computed in pieces, with the same result."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.train.small_run import batch, built, still
+from vitrail.config import to_json
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import VitrailError
+from vitrail.models.cost import cost
+from vitrail.models.settings import ViTConfig
+from vitrail.tasks.classify import Classify
+from vitrail.train import memory
+from vitrail.train.loop import Machine, fit
+from vitrail.train.memory import fitting, free_memory, needed, refused
+from vitrail.train.recipe import Optim, Recipe, Schedule
+from vitrail.train.state import fresh
+from vitrail.train.step import train_step
+from vitrail.weights.load import load
+
+LARGE = ViTConfig(width=96, depth=4, mlp=384, heads=3, patch=(4, 4), image=(32, 32), channels=3, classes=10, gelu="exact")
+
+SHORT = """
+import resource, sys, torch
+torch.backends.mkldnn.set_flags(False)  # oneDNN does not recover from a shortage of addresses
+from pathlib import Path
+from vitrail.config import from_json
+from vitrail.train.loop import Machine, fit
+from vitrail.train.recipe import Recipe
+from vitrail.train.watch import Silent
+class Tells(Silent):
+    def planned(self, recipe, data, model, state, seconds):
+        print("planned", state.micro, flush=True)
+        now = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")) * 1024
+        resource.setrlimit(resource.RLIMIT_AS, (now + int(sys.argv[3]), resource.RLIM_INFINITY))
+    def evaluated(self, step, scores, best):
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    def said(self, sentence):
+        print(sentence, flush=True)
+try:
+    fit(from_json(Recipe, Path(sys.argv[1]).read_text()), sys.argv[2], Machine("cpu", workers=0), Tells())
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def large(**changes: object) -> Recipe:
+    optim = Optim(kind="sgd", lr=0.1)
+    given = {
+        "schedule": Schedule(),
+        "model": LARGE,
+        "preprocess": Preprocess((32, 32)),
+        "batch": 64,
+        "steps": 2,
+        "evaluate": 2,
+        "checkpoint": 2,
+    }
+    return Recipe(**{**vars(still(optim=optim, ema=None)), **given, **changes})
+
+
+def short_of(recipe: Recipe, folder: Path, spare: int) -> str:
+    """What a run says in a process that may take only so many bytes more from its first step on."""
+    settings = folder.with_suffix(".json")
+    settings.write_text(to_json(recipe))
+    command = [sys.executable, "-c", SHORT, str(settings), str(folder), str(spare)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_real_shortage_gives_smaller_pieces_and_the_same_weights(tmp_path: Path) -> None:
+    recipe = large()
+    activations = cost(LARGE, recipe.batch).memory.training
+    said = short_of(recipe, tmp_path / "short", int(0.8 * activations))
+    assert "planned None" in said, said
+    assert "the batch did not fit into memory: from here on" in said
+    assert "Error" not in said, said
+    fit(recipe, tmp_path / "whole", Machine("cpu", workers=0))
+    one, two = load(tmp_path / "short" / "last").state_dict(), load(tmp_path / "whole" / "last").state_dict()
+    for name, value in one.items():
+        assert_close(value, two[name], rtol=1e-4, atol=1e-5, msg=name)
+    (newest,) = (tmp_path / "short" / "checkpoints").glob("step-2")
+    assert json.loads((newest / "state.json").read_text())["micro"] < recipe.batch  # a run that goes on knows it
+
+
+def test_where_not_one_picture_fits_a_sentence_says_so(tmp_path: Path) -> None:
+    wide = replace(LARGE, image=(256, 256))
+    said = short_of(large(batch=4, model=wide, preprocess=Preprocess(wide.image)), tmp_path / "run", 6 * 2**20)
+    assert "VitrailError one picture at a time does not fit into memory; try a smaller --model or --image" in said
+
+
+class Refuses(Classify):
+    """Refuses pieces of more than three pictures, as a device does that is too small."""
+
+    def loss(self, model, batch):  # type: ignore[no-untyped-def]
+        if len(batch.labels) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().loss(model, batch)
+
+
+def test_a_refused_step_is_taken_again_in_halves_and_is_the_same_step() -> None:
+    settings = still(optim=Optim(kind="sgd", lr=0.1))
+    one, two = fresh(built(settings), settings), fresh(built(settings), settings)
+    assert train_step(one, Refuses(10), batch(), settings) == pytest.approx(train_step(two, Classify(10), batch(), settings))
+    assert (one.micro, two.micro) == (2, None)
+    for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
+        assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_other_errors_are_not_taken_for_a_shortage() -> None:
+    assert refused(MemoryError())
+    assert refused(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"))
+    assert not refused(RuntimeError("shapes cannot be multiplied"))
+    assert not refused(OSError("out of memory"))
+
+
+@pytest.mark.parametrize(("share", "count"), [(1.2, 64), (0.7, 32), (0.3, 16)])
+def test_before_the_first_step_the_batch_is_cut_to_what_is_free(share: float, count: int) -> None:
+    fixed = cost(LARGE).memory.weights + cost(LARGE).memory.adam
+    free = fixed + int(share * cost(LARGE, 64).memory.training / memory.SPARE)
+    assert fitting(LARGE, 64, free) == count
+    assert needed(cost(LARGE, count)) <= free
+
+
+def test_a_model_for_which_nothing_is_free_is_refused_with_both_numbers() -> None:
+    with pytest.raises(VitrailError, match=r"one picture takes about .* GiB to train on and 0.0 GiB are free"):
+        fitting(LARGE, 64, 1000)
+    assert fitting(LARGE, 64, None) == 64
+
+
+def test_the_free_memory_is_the_machines_or_the_containers(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    3000 kB\n")
+    assert memory._machine(tmp_path / "meminfo") == 3000 * 1024
+    assert memory._group(tmp_path) is None
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("4000\n")
+    assert memory._group(tmp_path) is None
+    (tmp_path / "memory.max").write_text("9000\n")
+    assert memory._group(tmp_path) == 5000
+    assert free_memory() is None or free_memory() > 2**20  # type: ignore[operator]
