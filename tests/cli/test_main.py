@@ -83,7 +83,7 @@ def test_a_folder_is_inspected_and_traced(tmp_path: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["parameters"] == sum(weight.numel() for weight in model.parameters())
     assert run(["inspect", str(tmp_path / "mine"), "--trace", "--json", "--batch", "3"]) == 0
     rows = json.loads(capsys.readouterr().out)["trace"]
-    assert rows[0]["shape"] == [3, 24, 2, 3]
+    assert rows[0]["shape"] == [3, 6, 24]
     assert rows[-1]["name"] == "head"
     assert run(["inspect", str(tmp_path / "mine"), "--image", "48"]) == 2
     assert "go with a name such as B/16" in capsys.readouterr().err

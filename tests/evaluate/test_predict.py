@@ -66,6 +66,16 @@ def test_it_is_a_pass_by_hand(tmp_path: Path) -> None:
         assert row.label == max(expected, key=expected.__getitem__)
 
 
+def test_of_the_sigmoid_loss_each_class_has_a_probability_of_its_own(tmp_path: Path) -> None:
+    made, files = model(), put(tmp_path, 2)
+    made.facts = {"recipe": {"loss": "sigmoid"}}
+    assert made.preprocess is not None
+    for row, file in zip(vitrail.predict(made, files), files, strict=True):
+        with torch.inference_mode():
+            alone = made(prepare(decode(file), made.preprocess)[None])[0].sigmoid().tolist()
+        assert shares(row) == pytest.approx(dict(zip(NAMES, alone, strict=True)), abs=1e-6)
+
+
 def test_it_is_what_the_training_loops_evaluation_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two routes to one number: the logits that a run kept of its test pictures, and the run asked about those files."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))

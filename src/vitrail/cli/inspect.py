@@ -14,7 +14,7 @@ from vitrail.models.cost import Cost, cost
 from vitrail.models.settings import ModelConfig
 from vitrail.models.tally import Stage
 from vitrail.models.variants import blueprint
-from vitrail.weights.folder import is_model, read_config, read_facts, training_facts
+from vitrail.weights.folder import best_of, is_model, read_config, read_facts, training_facts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +62,15 @@ def _config(model: str, changes: dict[str, Any], settings: list[str]) -> ModelCo
 
 def _folder(model: str) -> Path | None:
     """A model's own folder, or in a run that of its best weights."""
-    return next((folder for folder in (Path(model), Path(model) / "best") if is_model(folder)), None)
+    folder = best_of(Path(model)) if _there(model) else Path(model)
+    return folder if is_model(folder) else None
+
+
+def _there(model: str) -> bool:
+    try:
+        return Path(model).is_dir()
+    except OSError:  # a name longer than any file's
+        return False
 
 
 def _trained(model: str) -> dict[str, Any]:

@@ -68,10 +68,10 @@ def _read(source: Path | bytes, least: Callable[[Size], Size] | None, largest: i
         if isinstance(image, JpegImagePlugin.JpegImageFile):
             return _jpeg(image, content, turn, least)
         image.load()
-        upright = _plain(_turned(image, _orientation(image)))  # a PNG may tell its orientation after its pixels
+        made = upright(image)  # only now, since a PNG may tell its orientation after its pixels
         if least is not None:
-            least((upright.height, upright.width))
-        return upright
+            least((made.height, made.width))
+        return made
     except BadPicture as error:
         raise error if str(where) in str(error) else BadPicture(f"{where} {error}") from None
     except MemoryError:  # a fault of the moment
@@ -79,6 +79,11 @@ def _read(source: Path | bytes, least: Callable[[Size], Size] | None, largest: i
     except Exception as error:  # a damaged picture can fail its decoder in any way
         reason = str(error).strip().splitlines()[0].replace(str(where), "it") if str(error).strip() else type(error).__name__
         raise BadPicture(f"{where} is no picture that can be read: {reason}") from None
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Turned as its tags say, eight bits of red, green and blue, on white where it is transparent."""
+    return _plain(_turned(image, _orientation(image)))
 
 
 def as_picture(content: bytes | ndarray) -> Image.Image:

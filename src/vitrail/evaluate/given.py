@@ -12,7 +12,7 @@ import numpy as np
 from numpy import ndarray
 from PIL import Image
 
-from vitrail.data.decode import LARGEST, BadPicture, _orientation, _plain, _turned
+from vitrail.data.decode import LARGEST, BadPicture, upright
 from vitrail.data.sources.source import read_file
 from vitrail.errors import VitrailError
 
@@ -79,7 +79,7 @@ def _pixels(picture: Image.Image) -> ndarray:
     try:
         with _one_at_a_time:
             picture.load()
-            return np.asarray(_plain(_turned(picture, _orientation(picture))))
+            return np.asarray(upright(picture))
     except (VitrailError, MemoryError):
         raise
     except Exception as error:  # a damaged picture can fail its decoder in any way

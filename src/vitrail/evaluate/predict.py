@@ -1,7 +1,7 @@
 """``vitrail.predict``: what a model sees in pictures, each made ready as the model's own evaluation does it.
 
-Probabilities are the softmax of the logits, also of a model that was trained with the sigmoid loss: they order its answers as
-it does, and add up to one. b pictures, k classes.
+Probabilities are the softmax of the logits or, of a model that was trained with the sigmoid loss, how probable each class is on
+its own. b pictures, k classes.
 """
 
 from collections.abc import Generator, Iterable, Sequence
@@ -96,11 +96,11 @@ def _predictions(
     model: Model, loader: Loader, source: Given, problems: dict[int, str], top: int, workers: int | None
 ) -> Generator[Prediction, None, None]:
     names = model.labels or tuple(str(number) for number in range(model.config.classes))
-    was = model.training
+    was, alone = model.training, model.facts.get("recipe", {}).get("loss") == "sigmoid"
     model.eval()
     try:
         for step, batch in enumerate(loader.batches(workers=workers)):
-            guesses = _guesses(_logits(model, batch.images), names, top) if batch.images.shape[0] else []
+            guesses = _guesses(_logits(model, batch.images), names, top, alone) if batch.images.shape[0] else []
             answered = dict(zip(batch.indices.tolist(), guesses, strict=True))
             for index in loader.order.at(step)[1].tolist():
                 where = source.where(index)
@@ -120,10 +120,10 @@ def _logits(model: Model, images: Float[Tensor, "b c height width"]) -> Float[Te
     return model(images.to(weight.device, weight.dtype)).float().cpu()
 
 
-def _guesses(logits: Float[Tensor, "b k"], names: Sequence[str], top: int) -> list[tuple[Guess, ...]]:
+def _guesses(logits: Float[Tensor, "b k"], names: Sequence[str], top: int, alone: bool) -> list[tuple[Guess, ...]]:
     """The most probable classes; of equal ones the first counts. None where a logit is no number."""
     order = logits.argsort(dim=1, descending=True, stable=True)[:, :top]
-    shares = logits.double().softmax(dim=1).gather(1, order)
+    shares = (logits.double().sigmoid() if alone else logits.double().softmax(dim=1)).gather(1, order)
     return [
         tuple(Guess(names[number], share) for number, share in zip(numbers, row, strict=True)) if sound else ()
         for numbers, row, sound in zip(order.tolist(), shares.tolist(), logits.isfinite().all(1).tolist(), strict=True)

@@ -12,16 +12,23 @@ from vitrail.layers.initial import lecun_normal_
 
 
 class PatchEmbed(nn.Module):
-    """Flatten every patch and multiply by E: the same as a convolution whose stride is its kernel."""
+    """Flatten every patch and multiply by E."""
 
     def __init__(self, channels: int, width: int, patch: tuple[int, int]) -> None:
         super().__init__()
-        self.project = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
+        self.project = Strided(channels, width, kernel_size=patch, stride=patch)
         lecun_normal_(self.project.weight)
         assert self.project.bias is not None
         nn.init.zeros_(self.project.bias)
 
     def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n d"]:
-        p, q = self.project.kernel_size
+        return self.project(images)
+
+
+class Strided(nn.Conv2d):
+    """A convolution whose stride is its kernel, as the product that it is: tokens then lie in memory one after the other."""
+
+    def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n d"]:
+        p, q = self.kernel_size
         flat = rearrange(images, "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
-        return F.linear(flat, rearrange(self.project.weight, "d c p q -> d (c p q)"), self.project.bias)
+        return F.linear(flat, rearrange(self.weight, "d c p q -> d (c p q)"), self.bias)

@@ -82,6 +82,7 @@ def pace(recipe: Recipe, trial: Trial, task: Task, training: Loader, evaluation:
         if done > 0 and time.perf_counter() - began > LONG:
             break
     step = (time.perf_counter() - began) / max(done, 1)
+    task.evaluate(state.shown, evaluation, workers)  # the first one warms up, too
     began = time.perf_counter()
     task.evaluate(state.shown, evaluation, workers)
     return Pace(step, (time.perf_counter() - began) / max(len(evaluation.source), 1))

@@ -22,6 +22,15 @@ def is_model(path: Path) -> bool:
         return False
 
 
+def best_of(path: Path) -> Path:
+    """Of a run's folder, which is known by its recipe, the best weights; anything else is itself."""
+    if not path.is_dir() or is_model(path) or not (path / "recipe.json").is_file():
+        return path
+    if not is_model(path / "best"):
+        raise VitrailError(f"{path} is a run without weights yet; they come with its first evaluation")
+    return path / "best"
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """An object out of a file that may come from anybody."""
     try:

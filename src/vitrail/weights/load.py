@@ -20,7 +20,7 @@ from vitrail.weights.convert import huggingface, official, timm, torchvision
 from vitrail.weights.convert.detect import Found, Wishes
 from vitrail.weights.convert.link import read as read_links
 from vitrail.weights.files import Loose, read_file
-from vitrail.weights.folder import WEIGHTS, is_model, read_config, read_facts, training_facts
+from vitrail.weights.folder import WEIGHTS, best_of, is_model, read_config, read_facts, training_facts
 from vitrail.weights.resize import adapt
 
 FORMATS = (official, timm, huggingface, torchvision)
@@ -118,7 +118,7 @@ def find(source: str | Path, wishes: Wishes | None = None) -> Found:
 
 
 def _find(path: Path, wishes: Wishes) -> Found:
-    path = _best(path)
+    path = best_of(path)
     if is_model(path) or (path.name == WEIGHTS and is_model(path.parent)):
         return _own(path if path.is_dir() else path.parent, wishes)
     loose = read_file(path)
@@ -136,15 +136,6 @@ def _find(path: Path, wishes: Wishes) -> Found:
         raise VitrailError(f"{path} has our names, but the vitrail.json that says what they mean is not beside them")
     some = ", ".join(list(loose.tensors)[:3]) or "nothing"
     raise VitrailError(f"{path} has the names of no Vision Transformer that is known here: {some} ...")
-
-
-def _best(path: Path) -> Path:
-    """Of a run's folder, which is known by its recipe, the best weights."""
-    if not path.is_dir() or is_model(path) or not (path / "recipe.json").is_file():
-        return path
-    if not is_model(path / "best"):
-        raise VitrailError(f"{path} is a run without weights yet; they come with its first evaluation")
-    return path / "best"
 
 
 def _own(path: Path, wishes: Wishes) -> Found:
