@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from vitrail.data.sources.open import pictures as pictures
     from vitrail.errors import VitrailError as VitrailError
     from vitrail.evaluate.evaluate import measure as measure
+    from vitrail.evaluate.features import embed as embed
     from vitrail.evaluate.predict import predict as predict
     from vitrail.layers.tap import recording as recording
     from vitrail.models.build import build as build
@@ -24,6 +25,7 @@ _homes = {
     "VitrailError": "errors",
     "build": "models.build",
     "cost": "models.cost",
+    "embed": "evaluate.features",
     "fit": "train.loop",
     "load": "weights.load",
     "measure": "evaluate.evaluate",

@@ -46,7 +46,7 @@ def test_a_plan_then_a_table_a_model_and_a_report(tmp_path: Path, capsys: Captur
     page = (tmp_path / "runs" / "small" / "report.html").read_text()
     assert "<script" not in page
     assert "What was taken for what" in page
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 5
     assert page.count('src="data:image/webp') == 1
     assert run(["train", *TINY]) == 0
     assert (tmp_path / "runs" / "small-2").is_dir()  # another run never goes over the first

@@ -13,10 +13,13 @@ import typer
 from vitrail.cli.bench import bench
 from vitrail.cli.data import data
 from vitrail.cli.doctor import doctor
+from vitrail.cli.embed import embed
 from vitrail.cli.evaluate import evaluate
 from vitrail.cli.finetune import finetune
 from vitrail.cli.inspect import inspect
 from vitrail.cli.predict import predict
+from vitrail.cli.probe import probe
+from vitrail.cli.search import search
 from vitrail.cli.train import train
 from vitrail.cli.weights import weights
 from vitrail.errors import VitrailError
@@ -27,6 +30,9 @@ app.command()(train)
 app.command()(finetune)
 app.command()(evaluate)
 app.command()(predict)
+app.command()(probe)
+app.command()(embed)
+app.command()(search)
 app.add_typer(data)
 app.add_typer(weights)
 app.add_typer(bench)

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy import ndarray
+import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from vitrail.config import to_json
 from vitrail.data.check import usable
@@ -15,9 +17,13 @@ from vitrail.data.decode import as_picture
 from vitrail.data.sources.open import pictures
 from vitrail.data.sources.source import Source
 from vitrail.data.sources.split import Shares
+from vitrail.evaluate.accuracy import confused, confusion
+from vitrail.evaluate.evaluate import Answers, Measured, summed_up
 from vitrail.report.curves import curves
 from vitrail.report.page import page, table, text
 from vitrail.report.pictures import data_address, sheet
+from vitrail.report.reliability import diagram
+from vitrail.tasks.classify import marks
 from vitrail.train.recipe import Recipe
 from vitrail.train.run import Run
 
@@ -33,9 +39,12 @@ def run_page(folder: Path) -> str:
 def _parts(run: Run, recipe: Recipe, result: dict[str, Any], lines: list[dict[str, Any]]) -> Iterator[str]:
     yield f"<h1>{text(run.folder.name)}</h1>"
     yield f'<p class="soft">recipe {text(recipe.name)} on {text(recipe.data)}</p>'
+    found = _measured(run, recipe, result) if result else None
     if result:
         split = result["reported_on"]
-        yield f'<p class="answer">{result[split]["top1"]:.2%} <span class="soft">top-1 on {split}, {_why(result)}</span></p>'
+        sure = f"{_between(found, 'top1')}, " if found is not None else ""
+        answer = f"top-1 on {split}, {sure}{_why(result)}"
+        yield f'<p class="answer">{result[split]["top1"]:.2%} <span class="soft">{answer}</span></p>'
     steps = [line for line in lines if "loss" in line]
     seen = [line for line in lines if "validation" in line]
     yield '<div class="figures">'
@@ -48,10 +57,9 @@ def _parts(run: Run, recipe: Recipe, result: dict[str, Any], lines: list[dict[st
         points = [(math.log10(rate), loss) for rate, loss in zip(tried["rates"], tried["losses"], strict=True)]
         yield curves(f"Loss by learning rate (range test: {tried['lr']:g})", {"smoothed loss": points}, powers=True)
     yield "</div>"
-    found = _predictions(run)
-    if result and found is not None:
+    if found is not None:
         data = usable(pictures(recipe.data, shares=Shares(recipe.validation, recipe.test))).data
-        yield from _answers(data.splits[result["reported_on"]], *found)
+        yield from _answers(data.splits[found.split], found)
     yield from _again(recipe, result)
 
 
@@ -68,35 +76,44 @@ def _inner(lines: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
     return [(float(line["step"]), float(line["validation"][name])) for line in lines if name in line["validation"]]
 
 
-def _predictions(run: Run) -> tuple[ndarray, ndarray, ndarray] | None:
+def _measured(run: Run, recipe: Recipe, result: dict[str, Any]) -> Measured | None:
+    """What follows from the answers that the run has kept."""
     path = run.folder / "predictions.npz"
     if not path.is_file():
         return None
     with np.load(path, allow_pickle=False) as file:
-        return file["logits"].astype(np.float64), file["labels"], file["indices"]
+        logits, labels, indices = (torch.from_numpy(file[name]) for name in ("logits", "labels", "indices"))
+    return summed_up(recipe.data, result["reported_on"], (), Answers(logits, labels, indices))
 
 
-def _answers(source: Source, logits: ndarray, labels: ndarray, indices: ndarray) -> Iterator[str]:
-    names, guesses = source.names, logits.argmax(1)
-    matrix = np.zeros((len(names), len(names)), np.int64)
-    np.add.at(matrix, (labels, guesses), 1)
-    right, have, said = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
+def _between(found: Measured, name: str) -> str:
+    low, high = found.interval[name]
+    return f"95 % interval {low:.2%} to {high:.2%}"
+
+
+def _answers(source: Source, found: Measured) -> Iterator[str]:
+    names, each, answers = source.names, found.classes, found.answers
+    columns = ("class", "#pictures", "#found of them (recall)", "#right when said (precision)", "#F1")
     rows = [
-        (text(name), f"{have[k]:,}", _share(right[k], have[k]), _share(right[k], said[k]))
+        (
+            text(name), f"{each.support[k]:,}", _share(each.recall[k], each.support[k]),
+            _share(each.precision[k], each.said[k]), _share(each.f1[k], each.support[k]),
+        )
         for k, name in list(enumerate(names))[: 3 * MOST_CLASSES]
-    ]
-    yield "<h2>Classes</h2>" + table(("class", "#pictures", "#found of them (recall)", "#right when said (precision)"), rows)
+    ]  # fmt: skip
+    yield "<h2>Classes</h2>" + table(columns, rows)
+    yield f"<h2>Is it as often right as it is sure?</h2><p>Calibration error {found.ece:.2%} ({_between(found, 'ece')}).</p>"
+    yield f'<div style="max-width: 32rem">{diagram("Reliability", found.reliability)}</div>'
     if len(names) <= MOST_CLASSES:
+        matrix = confusion(answers.guesses, answers.labels, len(names))
         yield "<h2>What was taken for what</h2>" + _matrix(matrix, names)
-    wrong = matrix - np.diag(right)
-    pairs = [divmod(int(place), len(names)) for place in np.argsort(-wrong, axis=None)[:10]]
-    mixed = [(text(names[true]), text(names[other]), f"{wrong[true, other]:,}") for true, other in pairs if wrong[true, other]]
+    pairs = confused(answers.guesses, answers.labels)[:10]
+    mixed = [(text(names[true]), text(names[other]), f"{times:,}") for true, other, times in pairs]
     if mixed:
         yield "<h2>Most confused</h2>" + table(("is", "was taken for", "#times"), mixed)
-    losses = np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(labels)), labels]
-    worst = np.argsort(-losses, kind="stable")[:WORST]
-    shown = [as_picture(source.content(int(indices[row]))) for row in worst]
-    captions = [_caption(names[labels[row]], names[guesses[row]]) for row in worst]
+    worst = marks(answers.logits, answers.labels)["loss"].argsort(descending=True, stable=True)[:WORST]
+    shown = [as_picture(source.content(int(answers.indices[row]))) for row in worst]
+    captions = [_caption(names[answers.labels[row]], names[answers.guesses[row]]) for row in worst]
     picture = data_address(sheet(shown, captions, columns=8))
     yield f'<h2>Highest losses</h2><img alt="The pictures with the highest losses" src="{picture}">'
 
@@ -105,17 +122,19 @@ def _caption(true: str, said: str) -> str:
     return true if true == said else f"{true}, not {said}"
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else "&ndash;"
+def _share(share: Tensor, whole: Tensor) -> str:
+    return f"{share:.1%}" if whole else "&ndash;"
 
 
-def _matrix(matrix: ndarray, names: tuple[str, ...]) -> str:
+def _matrix(matrix: Int[Tensor, "k k"], names: tuple[str, ...]) -> str:
     """Rows are what is shown, columns what was said; darker is more of the row."""
-    share = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    share = matrix / matrix.sum(1, keepdim=True).clamp(min=1)
     head = "".join(f"<th><span>{text(name)}</span></th>" for name in names)
     rows = "".join(
         f"<tr><th>{text(name)}</th>"
-        + "".join(f'<td style="--share:{share[true, said]:.3f}">{matrix[true, said] or ""}</td>' for said in range(len(names)))
+        + "".join(
+            f'<td style="--share:{share[true, said]:.3f}">{int(matrix[true, said]) or ""}</td>' for said in range(len(names))
+        )
         + "</tr>"
         for true, name in enumerate(names)
     )

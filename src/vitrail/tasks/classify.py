@@ -1,5 +1,6 @@
 """One label a picture: softmax or sigmoid loss, with smoothing, mixed pictures and class weights. b pictures, k classes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,15 +56,18 @@ class Classify:
 
 
 @torch.inference_mode()
-def predictions(model: nn.Module, loader: Loader, workers: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, labels and numbers of every picture, in order, on the cpu."""
+def predictions(
+    model: nn.Module, loader: Loader, workers: int | None, seen: Callable[[int], None] = lambda pictures: None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, labels and numbers of every picture, in order, on the cpu; ``seen`` is told how many there are by now."""
     was, device = model.training, next(model.parameters()).device
     model.eval()
+    rows, done = [], 0
     try:
-        rows = [
-            (model(batch.images.to(device)).float().cpu(), batch.labels, batch.indices)
-            for batch in loader.batches(workers=workers)
-        ]
+        for batch in loader.batches(workers=workers):
+            rows.append((model(batch.images.to(device)).float().cpu(), batch.labels, batch.indices))
+            done += batch.labels.shape[0]
+            seen(done)
     finally:
         model.train(was)
     logits, labels, indices = (torch.cat(column) for column in zip(*rows, strict=True))
@@ -71,12 +75,22 @@ def predictions(model: nn.Module, loader: Loader, workers: int) -> tuple[Tensor,
 
 
 def scores(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> dict[str, float]:
-    """Shares from 0 to 1; of equal logits the first counts."""
-    best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+    """Shares from 0 to 1 and the mean loss."""
+    return {name: values.mean().item() for name, values in marks(logits, labels).items()}
+
+
+def marks(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> dict[str, Float[Tensor, " b"]]:
+    """Of each picture whether its class comes first and whether among the first five, as 0 or 1, and its loss.
+
+    Of equal logits the first counts; what is no number is never right.
+    """
+    own, classes = logits.gather(1, labels[:, None]), logits.shape[1]
+    behind = (logits < own) | ((logits == own) & (torch.arange(classes) >= labels[:, None]))  # with the class itself
+    place = classes - behind.sum(1)
     return {
-        "top1": best[:, 0].double().mean().item(),
-        "top5": best.any(1).double().mean().item(),
-        "loss": F.cross_entropy(logits.double(), labels).item(),
+        "top1": (place == 0).double(),
+        "top5": (place < min(5, classes)).double(),
+        "loss": F.cross_entropy(logits.double(), labels, reduction="none"),
     }
 
 

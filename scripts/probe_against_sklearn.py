@@ -1,0 +1,83 @@
+"""From weights and a folder of pictures to the test accuracy of a linear probe: ours against timm and scikit-learn.
+
+    python scripts/probe_against_sklearn.py WEIGHTS.safetensors FOLDER [MODEL] [TURNS]
+
+In turns in one process, ours with an empty cache every time, both with as many readers of pictures; the best turn counts.
+FOLDER has train, validation and test. The peer sweeps five values of C and trains the best once more on train and validation.
+"""
+
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail.data.threads import cores
+
+Answer = tuple[float, float, float]  # seconds for features, for the probe, accuracy
+
+
+def ours(weights: str, folder: Path, _: str) -> Answer:
+    import vitrail
+    from vitrail.evaluate.features import embed
+    from vitrail.evaluate.linear import linear
+
+    with tempfile.TemporaryDirectory() as empty:
+        os.environ["VITRAIL_CACHE"] = empty
+        start = time.perf_counter()
+        data = vitrail.pictures(folder)
+        model = vitrail.load(weights)
+        train, validation, test = (embed(model, data.splits[split]) for split in ("train", "validation", "test"))
+        middle = time.perf_counter()
+        found = linear(train, validation, test, len(data.names))
+        return middle - start, time.perf_counter() - middle, found.accuracy
+
+
+def peer(weights: str, folder: Path, name: str) -> Answer:
+    from vitrail.weights.verify import declare_operators
+
+    declare_operators()
+    import timm
+    from sklearn.linear_model import LogisticRegression
+    from torchvision.datasets import ImageFolder
+
+    start = time.perf_counter()
+    model = timm.create_model(name, checkpoint_path=weights).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    parts: dict[str, Any] = {}
+    for split in ("train", "validation", "test"):
+        loader = torch.utils.data.DataLoader(ImageFolder(folder / split, transform), 64, num_workers=min(cores(), 8))
+        with torch.inference_mode():
+            rows = [(model.forward_head(model.forward_features(x), pre_logits=True), y) for x, y in loader]
+        parts[split] = np.concatenate([x.numpy() for x, _ in rows]), np.concatenate([y.numpy() for _, y in rows])
+    middle = time.perf_counter()
+    tried = [LogisticRegression(C=c, max_iter=1000).fit(*parts["train"]) for c in 10.0 ** np.arange(-4, 1)]
+    best = max(tried, key=lambda one: one.score(*parts["validation"]))
+    both = [np.concatenate(pair) for pair in zip(parts["train"], parts["validation"], strict=True)]
+    final = LogisticRegression(C=best.C, max_iter=1000).fit(*both)
+    return middle - start, time.perf_counter() - middle, float(final.score(*parts["test"]))
+
+
+def main(weights: str, folder: str, name: str = "vit_tiny_patch16_224", turns: str = "2") -> None:
+    logging.getLogger("vitrail").setLevel(logging.ERROR)
+    found: dict[str, list[Answer]] = {"ours": [], "peer": []}
+    sides: dict[str, Callable[[str, Path, str], Answer]] = {"ours": ours, "peer": peer}
+    for _ in range(int(turns)):
+        for side, run in sides.items():
+            found[side].append(run(weights, Path(folder), name))
+            print(side, [round(number, 4) for number in found[side][-1]], flush=True)  # noqa: T201
+    best = {side: min(rows, key=lambda row: row[0] + row[1]) for side, rows in found.items()}
+    seconds = {side: row[0] + row[1] for side, row in best.items()}
+    answer = {"seconds": seconds, "ratio": seconds["ours"] / seconds["peer"], "accuracy": {s: r[2] for s, r in best.items()}}
+    print(json.dumps(answer, indent=2))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,196 @@
+"""``vitrail evaluate``: how good a model is, how sure that is, where it fails; several side by side with a paired test."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from vitrail.cli.fitting import Device, Workers
+from vitrail.cli.options import Json
+from vitrail.cli.screen import add, console, print_json, progress, table
+from vitrail.errors import VitrailError, printable
+
+if TYPE_CHECKING:
+    from vitrail.evaluate.evaluate import Compared, Measured
+
+WORST = 5  # classes and pairs that are shown
+LARGEST = 100  # classes of a confusion matrix in JSON
+TITLES = {"top1": "top-1", "top5": "top-5", "nll": "loss (nll)", "ece": "calibration error (ece)"}
+
+
+def evaluate(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN... DATA",
+            help="Runs, or any weights: folders, files, hf:owner/name; then pictures in a folder a class, or any other data.",
+        ),
+    ],
+    split: Annotated[
+        Literal["test", "validation", "train", "all"] | None,
+        typer.Option(help="The pictures to evaluate on; else test, else validation, else all."),
+    ] = None,
+    tta: Annotated[
+        Literal["flip", "crops"] | None, typer.Option(help="See each picture with its mirror image, or in ten crops.")
+    ] = None,
+    batch: Annotated[int, typer.Option(metavar="B", min=1, help="Pictures at a time.")] = 64,
+    device: Device = "auto",
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    """Measure how good a model is on pictures with labels, and how sure that is; several are compared on the same pictures."""
+    *runs, data = words
+    if not runs:
+        raise VitrailError(f"to evaluate takes a model and data, got {data!r} alone; try `vitrail evaluate {data} fashion`")
+
+    from vitrail.evaluate.evaluate import compare, measure, opened
+    from vitrail.models.device import device as chosen
+    from vitrail.weights.load import load
+
+    where, measured = chosen(device), []
+    with progress() as tell:
+        source = None
+        for number, run in enumerate(runs, 1):
+            model = load(run).to(where)
+            source = source or opened(data, model, tell)
+            told = _counted(tell, number, len(runs))
+            measured.append(measure(model, source, split, tta, batch, workers, told))
+    pairs = [compare(measured[0], other) for other in measured[1:]]
+    if json:
+        told_runs = [{"model": run, "tta": tta, **_plain(each)} for run, each in zip(runs, measured, strict=True)]
+        paired = [{"first": runs[0], "other": run, **asdict(pair)} for run, pair in zip(runs[1:], pairs, strict=True)]
+        print_json(told_runs[0] if len(runs) == 1 else {"runs": told_runs, "paired": paired})
+    elif len(runs) == 1:
+        _tell(measured[0])
+    else:
+        _tell_several(runs, measured, pairs)
+
+
+def _counted(tell: Any, number: int, of: int) -> Any:
+    """Which of several models is at work."""
+    return tell if of == 1 else lambda what, done, total: tell(f"{what} ({number} of {of})", done, total)
+
+
+def _plain(found: "Measured") -> dict[str, Any]:
+    from vitrail.evaluate.accuracy import confused, confusion
+
+    shown, answers = found.classes.occurring.tolist(), found.answers
+    few = len(shown) <= LARGEST and len(found.names) <= 10 * LARGEST
+    matrix = confusion(answers.guesses, answers.labels, len(found.names))[shown][:, shown].tolist() if few else None
+    return {
+        "data": found.data,
+        "split": found.split,
+        "pictures": len(answers.labels),
+        "left_out": answers.left_out,
+        "top1": found.top1,
+        "top5": found.top5,
+        "nll": found.nll,
+        "ece": found.ece,
+        "interval": found.interval,
+        "macro": found.classes.macro(),
+        "calibrated": asdict(found.calibrated) if found.calibrated else None,
+        "classes": [_class(found, number) for number in shown],
+        "confusion": matrix,
+        "confused": [
+            {"is": found.names[is_], "taken_for": found.names[said], "times": times}
+            for is_, said, times in confused(answers.guesses, answers.labels)[:LARGEST]
+        ],
+        "reliability": {name: values.tolist() for name, values in vars(found.reliability).items()},
+        "notes": found.notes,
+    }
+
+
+def _class(found: "Measured", number: int) -> dict[str, Any]:
+    each = found.classes
+    return {
+        "name": found.names[number],
+        "pictures": int(each.support[number]),
+        **{name: getattr(each, name)[number].item() for name in ("precision", "recall", "f1")},
+    }
+
+
+def _tell(found: "Measured") -> None:
+    screen = console()
+    _head(found)
+    sheet = table("score", "#value", "#95 % interval")
+    for name in _worth(found):
+        add(sheet, TITLES[name], _shown(name, getattr(found, name)), _range(name, found.interval[name]))
+    for name, value in found.classes.macro().items():
+        add(sheet, f"{name if name != 'f1' else 'F1'}, mean of the classes", f"{value:.2%}", "")
+    if found.calibrated is not None:
+        cooled = found.calibrated
+        title = f"with temperature {cooled.temperature:.3f}, fitted on {cooled.fitted_on:,} of validation"
+        add(sheet, f"loss {title}", f"{cooled.nll:.4f}", "")
+        add(sheet, "calibration error with it", f"{cooled.ece:.2%}", "")
+    screen.print(sheet)
+    _tell_classes(found)
+
+
+def _head(found: "Measured") -> None:
+    screen, answers = console(), found.answers
+    classes = int((found.classes.support > 0).sum())
+    of = "" if classes == len(found.names) else f" of the model's {len(found.names):,}"
+    screen.print(
+        f"{printable(found.data)}, {found.split}: {len(answers.labels):,} pictures, {classes:,} classes{of}"
+        + (f"; {answers.left_out:,} left out, as they cannot be read" if answers.left_out else ""),
+        soft_wrap=True,
+    )
+    for note in found.notes:
+        screen.print(f"  {printable(note)}", soft_wrap=True)
+
+
+def _tell_classes(found: "Measured") -> None:
+    from vitrail.evaluate.accuracy import confused
+
+    screen, each = console(), found.classes
+    there = [number for number in each.occurring.tolist() if each.support[number]]
+    lowest = sorted(there, key=lambda number: each.f1[number].item())[:WORST]
+    sheet = table("class", "#pictures", "#recall", "#precision", "#F1", title="Worst classes")
+    for number in lowest if len(there) > 1 else ():
+        shares = (f"{values[number].item():.1%}" for values in (each.recall, each.precision, each.f1))
+        add(sheet, printable(found.names[number]), f"{int(each.support[number]):,}", *shares)
+    pairs = confused(found.answers.guesses, found.answers.labels)[:WORST]
+    mixed = table("is", "was taken for", "#times", title="Most confused")
+    for is_, said, times in pairs:
+        add(mixed, printable(found.names[is_]), printable(found.names[said]), f"{times:,}")
+    for made in (sheet, mixed):
+        if made.row_count:
+            screen.print(made)
+
+
+def _tell_several(runs: list[str], measured: "list[Measured]", pairs: "list[Compared]") -> None:
+    screen = console()
+    _head(measured[0])
+    names = _worth(measured[0])
+    sheet = table("model", *(f"#{TITLES[name]}" for name in names))
+    for run, found in zip(runs, measured, strict=True):
+        add(
+            sheet,
+            printable(run),
+            *(f"{_shown(name, getattr(found, name))}\n{_range(name, found.interval[name])}" for name in names),
+        )
+    screen.print(sheet)
+    rows = table(
+        "model", *(f"#{TITLES[name]}" for name in names), "#right alone", "#p", title=f"Against {printable(runs[0])}, in points"
+    )
+    for run, pair in zip(runs[1:], pairs, strict=True):
+        cells = (f"{_shown(name, pair.difference[name], True)}\n{_range(name, pair.interval[name], True)}" for name in names)
+        add(rows, printable(run), *cells, f"{pair.only_other:,} to {pair.only_first:,}", f"{pair.p:.2g}")
+    screen.print(rows)
+    screen.print("p: how often two equally good models would differ so much in top-1 (McNemar's exact test)", soft_wrap=True)
+
+
+def _worth(found: "Measured") -> list[str]:
+    """Of five classes, five are always right."""
+    return [name for name in TITLES if name != "top5" or len(found.names) > 5]
+
+
+def _shown(name: str, value: float, signed: bool = False) -> str:
+    if name == "nll":
+        return f"{value:+.4f}" if signed else f"{value:.4f}"
+    return f"{100 * value:+.2f}" if signed else f"{value:.2%}"
+
+
+def _range(name: str, ends: tuple[float, float], signed: bool = False) -> str:
+    low, high = (_shown(name, end, signed) for end in ends)
+    return f"{low} to {high}"

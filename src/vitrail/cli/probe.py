@@ -1,0 +1,113 @@
+"""``vitrail probe``: how good a model's features are, before any fine-tuning."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitrail.cli.fitting import Device, Workers
+from vitrail.cli.options import Json
+from vitrail.cli.screen import add, console, print_json, progress, table
+from vitrail.errors import VitrailError, printable
+
+if TYPE_CHECKING:
+    from vitrail.evaluate.probe import Entry, Probe
+
+Weights = Annotated[
+    str, typer.Argument(metavar="WEIGHTS", help="A run's folder, or any weights: a folder, a file, hf:owner/name.")
+]
+Batch = Annotated[int, typer.Option(metavar="B", min=1, help="Pictures at a time.")]
+
+
+def probe(
+    weights: Weights,
+    source: Annotated[str | None, typer.Argument(metavar="[DATA]", help="A folder, a file, or a set by its name.")] = None,
+    suite: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="A list of data sets instead.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="PROTOCOL", help="fewshot, knn or linear alone; repeatable.")
+    ] = None,
+    batch: Batch = 64,
+    device: Device = "auto",
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    """Measure a model's features: few shots, nearest neighbours, a linear probe."""
+    if (source is None) == (suite is None):
+        raise VitrailError(
+            "name one data set or one suite: vitrail probe WEIGHTS DATA, or vitrail probe WEIGHTS --suite FILE.toml"
+        )
+
+    from vitrail.evaluate.probe import PROTOCOLS, Entry, checked, read_suite
+    from vitrail.evaluate.probe import probe as measure
+    from vitrail.models.device import device as chosen
+    from vitrail.weights.load import load
+
+    wanted = checked(only or PROTOCOLS)
+    entries = (Entry(str(source), str(source), "", wanted),) if suite is None else _chosen(read_suite(suite), wanted)
+    model = load(weights).to(chosen(device))
+    found = []
+    for entry in entries:
+        with progress() as tell:
+            found.append(measure(model, entry.source, entry.protocols, batch, workers, tell))
+    if suite is None:
+        print_json({"model": weights, **asdict(found[0])}) if json else _draw(weights, found[0])
+    else:
+        _print_suite(weights, suite, entries, found, json)
+
+
+def _chosen(entries: "tuple[Entry, ...]", wanted: tuple[str, ...]) -> "tuple[Entry, ...]":
+    """Of every data set the protocols that are asked for; one that has none of them is left out."""
+    from dataclasses import replace
+
+    kept = [replace(entry, protocols=tuple(name for name in entry.protocols if name in wanted)) for entry in entries]
+    if not any(entry.protocols for entry in kept):
+        raise VitrailError(f"no data set of the suite asks for {' or '.join(wanted)}; change --only")
+    return tuple(entry for entry in kept if entry.protocols)
+
+
+def _draw(weights: str, found: "Probe") -> None:
+    screen = console()
+    drawn = table("protocol", "setting", "#accuracy", "#spread", title=printable(f"{weights} on {found.data}: {found.on}"))
+    for few in found.fewshot or ():
+        add(drawn, "few-shot", f"{few.shots} a class", f"{few.accuracy:.2%}", f"± {few.spread:.2%}")
+    for neighbours, accuracy in (found.knn or {}).items():
+        add(drawn, "nearest neighbours", f"k = {neighbours}", f"{accuracy:.2%}", "")
+    if found.linear is not None:
+        add(drawn, "linear probe", f"penalty {found.linear.penalty:.2g}", f"{found.linear.accuracy:.2%}", "")
+    screen.print(drawn)
+    amounts = ", ".join(f"{count:,} {split}" for split, count in found.pictures.items())
+    screen.print(f"{found.classes} classes; {amounts}" + (f"; {found.left_out:,} bad left out" if found.left_out else ""))
+    for note in found.notes:
+        screen.print(printable(f"note: {note}"), soft_wrap=True)
+
+
+def _print_suite(weights: str, suite: Path, entries: "tuple[Entry, ...]", found: "list[Probe]", json: bool) -> None:
+    from vitrail.evaluate.probe import headline, means
+
+    rows = {entry.name: headline(one) for entry, one in zip(entries, found, strict=True)}
+    groups = {
+        group: means([rows[entry.name] for entry in entries if entry.group == group])
+        for group in dict.fromkeys(entry.group for entry in entries)
+        if group
+    }
+    if json:
+        sets = [{"name": entry.name, "group": entry.group, **asdict(one)} for entry, one in zip(entries, found, strict=True)]
+        print_json({"model": weights, "suite": str(suite), "data": sets, "groups": groups, "mean": means(list(rows.values()))})
+        return
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    drawn = table("data", "group", *(f"#{column}" for column in columns), title=printable(f"{weights} on {suite}"))
+    for entry in entries:
+        add(drawn, printable(entry.name), printable(entry.group), *_cells(rows[entry.name], columns))
+    drawn.add_section()
+    for group, row in groups.items():
+        add(drawn, "mean", printable(group), *_cells(row, columns))
+    add(drawn, "mean", "all", *_cells(means(list(rows.values())), columns))
+    console().print(drawn)
+    for entry, one in zip(entries, found, strict=True):
+        for note in one.notes:
+            console().print(printable(f"{entry.name}: {note}"), soft_wrap=True)
+
+
+def _cells(row: dict[str, float], columns: list[str]) -> list[Any]:
+    return [f"{row[column]:.2%}" if column in row else "" for column in columns]

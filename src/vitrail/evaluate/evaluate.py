@@ -1,0 +1,203 @@
+"""``vitrail.measure``: how good a model is on a data set, by how much that may be chance, and which of two is better.
+
+The pictures go through the model's own preprocessing and the very evaluation that training uses. b pictures, k classes.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from numpy import ndarray
+from torch import Tensor, nn
+
+from vitrail.data.loader import evaluation
+from vitrail.data.sources.open import pictures
+from vitrail.data.sources.source import Data, Progress, Source
+from vitrail.data.sources.split import Shares
+from vitrail.errors import VitrailError
+from vitrail.evaluate.accuracy import ByClass, by_class
+from vitrail.evaluate.bootstrap import drawn_scores, interval, intervals, mcnemar
+from vitrail.evaluate.calibration import HOTTEST, Reliability, reliability, temperature
+from vitrail.evaluate.match import labels_of, matched, split_of
+from vitrail.evaluate.predict import preprocessing
+from vitrail.evaluate.tta import Several, Views, uncropped
+from vitrail.models.build import Model
+from vitrail.tasks.classify import predictions, scores
+from vitrail.weights.load import load
+
+BATCH = 64
+ENDS = (HOTTEST, 1 / HOTTEST)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model said of the pictures of a split. Labels are the model's; left out is what could not be read."""
+
+    logits: Float[Tensor, "b k"]
+    labels: Int[Tensor, " b"]
+    indices: Int[Tensor, " b"]
+    left_out: int = 0
+
+    @property
+    def guesses(self) -> Int[Tensor, " b"]:
+        return self.logits.argmax(1)
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """With the logits divided by the temperature that suits validation best."""
+
+    temperature: float
+    fitted_on: int  # pictures
+    nll: float
+    ece: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Scores with their 95 % intervals, all fractions but ``nll``; and what they were computed from."""
+
+    data: str
+    split: str
+    names: tuple[str, ...]  # the model's classes
+    answers: Answers
+    top1: float
+    top5: float
+    nll: float
+    ece: float
+    interval: dict[str, tuple[float, float]]
+    drawn: dict[str, ndarray]  # the scores of each draw of the bootstrap
+    classes: ByClass
+    reliability: Reliability
+    calibrated: Calibrated | None = None
+    notes: tuple[str, ...] = ()
+
+
+def measure(
+    model: Model | str | Path,
+    data: Data | str | Path,
+    split: str | None = None,
+    tta: Views | None = None,
+    batch: int = BATCH,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Measured:
+    """Evaluate on a split: test, validation, train or all; none: the first of test, validation and all that has pictures.
+
+    ``tta`` is ``"flip"`` or ``"crops"``. Where the data has a validation that is not what is evaluated, a temperature is fitted
+    on it.
+    """
+    model = load(model) if isinstance(model, str | Path) else model
+    preprocessing(model)  # or a sentence that says why not, before anything is read
+    data = data if isinstance(data, Data) else opened(data, model, progress)
+    split, source = split_of(data, split)
+    look = _Looking(model, tta, batch, workers, progress)
+    answers = look.at(source, split, data.name)
+    calibrated, notes = _calibrated(look, data, split, answers)
+    how = preprocessing(model)
+    if tta == "crops" and how.image == how.resized:
+        notes = ["the model's own preprocessing cuts nothing away, so the pictures were made larger to be cropped", *notes]
+    return summed_up(
+        data.name, split, labels_of(model), answers, calibrated, (*data.notes, *_warnings(model, data, split), *notes)
+    )
+
+
+def opened(data: str | Path, model: Model, progress: Progress | None = None) -> Data:
+    """With the shares of validation and test that the model was trained with, so that the splits are the same."""
+    recipe = model.facts.get("recipe", {})
+    known = {name: recipe[name] for name in ("validation", "test") if isinstance(recipe.get(name), float | int)}
+    return pictures(data, shares=Shares(**known), progress=progress)
+
+
+def summed_up(
+    data: str,
+    split: str,
+    names: tuple[str, ...],
+    answers: Answers,
+    calibrated: Calibrated | None = None,
+    notes: tuple[str, ...] = (),
+) -> Measured:
+    """Every number that follows from the answers alone."""
+    logits, labels = answers.logits, answers.labels
+    found, drawn = scores(logits, labels), drawn_scores(logits, labels)
+    bins = reliability(logits, labels)
+    return Measured(
+        data, split, names, answers, found["top1"], found["top5"], found["loss"], bins.error, intervals(logits, labels, drawn),
+        drawn, by_class(answers.guesses, labels, logits.shape[1]), bins, calibrated, notes,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The other less the first, score by score, on the same pictures; p is McNemar's, of top-1."""
+
+    difference: dict[str, float]
+    interval: dict[str, tuple[float, float]]
+    only_first: int  # pictures that the first alone has right
+    only_other: int
+    p: float
+
+
+def compare(first: Measured, other: Measured) -> Compared:
+    if not torch.equal(first.answers.indices, other.answers.indices):
+        raise VitrailError(f"{first.split} and {other.split} are not the same pictures, so they cannot be compared in pairs")
+    right, too = (each.answers.guesses == each.answers.labels for each in (first, other))
+    one, two = int((right & ~too).sum()), int((too & ~right).sum())
+    difference = {name: getattr(other, name) - getattr(first, name) for name in first.drawn}
+    spread = {name: interval(other.drawn[name] - first.drawn[name]) for name in first.drawn}
+    return Compared(difference, spread, one, two, mcnemar(one, two))
+
+
+@dataclass(frozen=True)
+class _Looking:
+    """A model at work."""
+
+    model: Model
+    tta: Views | None
+    batch: int
+    workers: int | None
+    progress: Progress | None
+
+    def at(self, source: Source, split: str, data: str) -> Answers:
+        classes = torch.from_numpy(matched(source, self.model, data))
+        how, model = preprocessing(self.model), self.model
+        seen: nn.Module = model if self.tta is None else Several(model, self.tta)
+        loader = evaluation(source, uncropped(how) if self.tta == "crops" else how, self.batch)
+        total = len(source)
+        tell = self.progress or (lambda what, done, of: None)
+        logits, labels, indices = predictions(seen, loader, self.workers, lambda done: tell(f"seeing {split}", done, total))
+        if not len(labels):
+            raise VitrailError(f"no picture of {data} can be read; `vitrail data check {data}` tells why")
+        odd = (~logits.isfinite().all(1)).nonzero()[:, 0]
+        if len(odd):
+            where = source.where(int(indices[odd[0]]))
+            raise VitrailError(
+                f"the model answers {len(odd)} of {len(labels)} pictures with something that is no number, first {where}; "
+                "its weights or that picture are damaged"
+            )
+        return Answers(logits, classes[labels], indices, len(loader.problems))
+
+
+def _calibrated(look: _Looking, data: Data, split: str, answers: Answers) -> tuple[Calibrated | None, list[str]]:
+    """The temperature must not be fitted on what it is judged by."""
+    if split in ("validation", "all") or not (data.validation.labels >= 0).any():
+        return None, ["there is no validation apart from it, so no temperature is fitted"]
+    fit = look.at(split_of(data, "validation")[1], "validation", data.name)
+    heat = temperature(fit.logits, fit.labels)
+    if heat in ENDS:
+        sense = "right" if heat < 1 else "wrong"
+        return None, [f"too many of the {len(fit.labels):,} validation pictures are {sense} to fit a temperature"]
+    cooled = answers.logits.double() / heat
+    nll = scores(cooled, answers.labels)["loss"]
+    return Calibrated(heat, len(fit.labels), nll, reliability(cooled, answers.labels).error), []
+
+
+def _warnings(model: Model, data: Data, split: str) -> list[str]:
+    """What was learned from, or chosen by, says little of other pictures."""
+    trained: Any = model.facts.get("data", {})
+    if trained.get("name") != data.name or split == "test":
+        return []
+    done = "its weights were chosen by" if split == "validation" else "the model has learned from"
+    return [f"{done} pictures that are among these, so the numbers promise too much"]

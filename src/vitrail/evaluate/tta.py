@@ -1,0 +1,53 @@
+"""A picture seen several times: the mean of the probabilities of its views. b pictures, v views.
+
+``flip``: the picture and its mirror image. ``crops``: the four corners and the middle, each with its mirror image, ten in all
+(Krizhevsky et al. 2012), of the picture as it is resized before the middle is cut out. Where a model's preprocessing cuts
+nothing away, the picture is resized to 8/7 of the size first, as 256 is to 224.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitrail.data.preprocess import Preprocess
+from vitrail.models.build import Model
+
+Views = Literal["flip", "crops"]
+LARGER = 7 / 8  # crop of those that have none
+
+
+class Several(nn.Module):
+    """Answers with logits whose softmax is the mean of the views'; so whatever reads logits reads these."""
+
+    def __init__(self, model: Model, views: Views) -> None:
+        super().__init__()
+        self.model, self.views = model, views
+        self.train(model.training)
+
+    def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b k"]:
+        seen = [self.model(view).double().log_softmax(1) for view in self._views(images)]
+        return torch.stack(seen).logsumexp(0) - math.log(len(seen))
+
+    def _views(self, images: Tensor) -> Iterator[Tensor]:
+        parts = [images] if self.views == "flip" else five(images, self.model.config.image)
+        for part in parts:
+            yield part
+            yield part.flip(-1)
+
+
+def five(images: Float[Tensor, "b c high wide"], size: tuple[int, int]) -> list[Float[Tensor, "b c height width"]]:
+    """The middle, as ``prepare`` cuts it, and the corners."""
+    down, across = images.shape[-2] - size[0], images.shape[-1] - size[1]
+    places = [(round(down / 2), round(across / 2)), (0, 0), (0, across), (down, 0), (down, across)]
+    return [images[..., top : top + size[0], left : left + size[1]] for top, left in places]
+
+
+def uncropped(how: Preprocess) -> Preprocess:
+    """The picture that ``five`` cuts from."""
+    crop = how.crop if how.resized != how.image else LARGER
+    return replace(how, image=replace(how, crop=crop).resized, crop=1.0)

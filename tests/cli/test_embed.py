@@ -1,0 +1,110 @@
+"""``vitrail embed``: every picture's features, file, label and split, read back."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vitrail
+from tests.cli.probing import prepared
+from tests.data import pictures as drawn
+from vitrail.cli.main import run
+from vitrail.evaluate.features import embed
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    prepared(tmp_path)
+
+
+def test_an_npz_and_a_parquet_hold_what_the_function_returns(capsys: Capture) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert run(["embed", "model", "set", "rows.parquet", "--batch", "4"]) == 0
+    assert capsys.readouterr().out == "22 train, 13 validation, 10 test, 24 features each: rows.parquet\n"
+    assert run(["embed", "model", "set", "rows.npz", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["pictures"] == {"train": 22, "validation": 13, "test": 10}
+    assert (answer["width"], answer["left_out"], answer["out"]) == (24, [], "rows.npz")
+    data = vitrail.pictures("set")
+    rows = parquet.read_table("rows.parquet").to_pydict()
+    with np.load("rows.npz", allow_pickle=False) as file:
+        arrays = dict(file)
+    start = 0
+    for split, source in data.splits.items():
+        part = slice(start, start + len(source))
+        start = part.stop
+        expected = embed("model", source)
+        assert np.array_equal(arrays["features"][part], expected.values)
+        assert np.array_equal(np.array(rows["features"][part], np.float32), expected.values)
+        files = [source.where(index) for index in range(len(source))]
+        assert arrays["files"][part].tolist() == rows["file"][part] == files
+        assert arrays["names"][arrays["labels"][part]].tolist() == rows["label"][part]
+        assert rows["label"][part] == [data.names[label] for label in source.labels]
+        assert arrays["splits"][part].tolist() == rows["split"][part] == [split] * len(source)
+    assert start == len(rows["file"]) == len(arrays["files"])
+
+
+def test_rows_are_written_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert run(["embed", "model", "set", "rows.parquet", "--batch", "4", "--split", "train"]) == 0
+    assert parquet.ParquetFile("rows.parquet").num_row_groups == 6  # 22 pictures, four at a time
+
+
+@pytest.mark.parametrize("out", ["rows.npz", "rows.parquet"])
+def test_labels_are_not_needed_and_a_bad_picture_is_left_out(out: str, tmp_path: Path, capsys: Capture) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for number in range(40):
+        drawn.put(tmp_path / "loose" / f"{number}.png", number)
+    (tmp_path / "loose" / "7.png").write_bytes(b"")
+    (tmp_path / "loose" / "notes.txt").touch()
+    assert run(["embed", "bare", "loose", out]) == 0
+    assert "39 all, 24 features each; 1 bad left out" in capsys.readouterr().out
+    if out == "rows.npz":
+        with np.load(out, allow_pickle=False) as file:
+            assert set(file["labels"].tolist()) == {-1}
+            assert len(file["files"]) == 39
+    else:
+        assert set(parquet.read_table(out).column("label").to_pylist()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["model", "set", "rows.csv"], "OUT must end in .parquet or .npz, got rows.csv; try rows.npz"),
+        (["model", "set", "gone/rows.npz"], "OUT must be a file in a folder that exists"),
+        (["model", "nowhere", "rows.npz"], "there is no 'nowhere'"),
+        (["nothing", "set", "rows.npz"], "nothing does not exist"),
+        (["model", "set", "rows.npz", "--split", "dev"], "--split must be train, validation or test"),
+        (["model", "only", "rows.npz", "--split", "train"], "only has no pictures in train; it has test"),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path, capsys: Capture) -> None:
+    drawn.classes(tmp_path / "only" / "test", {"ant": 3, "bee": 4})
+    before = sorted(tmp_path.iterdir())
+    assert run(["embed", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert sentence in shown.err
+    assert shown.err.count("\n") == 1
+    assert [path for path in sorted(tmp_path.iterdir()) if path.name != "cache"] == before
+
+
+def test_without_pyarrow_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert run(["embed", "model", "set", "rows.parquet"]) == 2
+    assert "a Parquet file needs pyarrow" in capsys.readouterr().err
+
+
+def test_a_file_that_was_there_stays_when_it_fails(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "rows.npz").write_text("of last time")
+    for number in range(9):  # more than are tolerated
+        (tmp_path / "set" / "test" / "bee" / f"x{number}.jpg").write_bytes(b"none")
+    assert run(["embed", "model", "set", "rows.npz"]) == 2
+    assert "cannot be used" in capsys.readouterr().err
+    assert (tmp_path / "rows.npz").read_text() == "of last time"
+    assert not list(tmp_path.glob(".rows*"))

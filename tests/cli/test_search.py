@@ -1,0 +1,89 @@
+"""``vitrail search``: a picture finds itself first, then what is alike."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitrail
+from tests.cli.probing import prepared
+from tests.data import pictures as drawn
+from vitrail.cli.main import run
+from vitrail.evaluate.features import embed
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    prepared(tmp_path)
+
+
+def hits(capsys: Capture, *arguments: str) -> list[dict[str, Any]]:
+    assert run(["search", *arguments, "--json"]) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["hits"]
+    return found
+
+
+@pytest.mark.parametrize("batch", ["3", "64"])
+def test_the_order_is_that_of_all_cosines(batch: str, capsys: Capture) -> None:
+    query = "set/val/bee/2.jpg"
+    found = hits(capsys, "model", "set", query, "--top", "8", "--batch", batch)
+    rows = []
+    asked = embed("model", [query]).values[0]
+    for split, source in vitrail.pictures("set").splits.items():
+        for index, row in enumerate(embed("model", source).values):
+            cosine = float(row @ asked / np.linalg.norm(row) / np.linalg.norm(asked))
+            rows.append((-cosine, source.where(index), split))
+    rows.sort()
+    assert [(hit["file"], hit["split"]) for hit in found] == [(file, split) for _, file, split in rows[:8]]
+    assert [hit["similarity"] for hit in found] == pytest.approx([-cosine for cosine, *_ in rows[:8]], abs=1e-5)
+    assert (found[0]["file"], found[0]["label"]) == (query, "bee")
+    assert found[0]["similarity"] == pytest.approx(1, abs=1e-5)
+
+
+def test_a_table_and_a_sheet_for_people(capsys: Capture) -> None:
+    assert run(["search", "bare", "set", "set/test/cat/1.jpg", "--split", "test", "--sheet", "alike.png", "--top", "4"]) == 0
+    shown = capsys.readouterr().out
+    assert "set/test/cat/1.jpg" in shown
+    assert "drawn: alike.png" in shown
+    with Image.open("alike.png") as sheet:
+        assert sheet.size[0] > sheet.size[1] > 128  # five pictures: three and two
+
+
+def test_no_more_are_found_than_there_are(tmp_path: Path, capsys: Capture) -> None:
+    for number in range(5):
+        drawn.put(tmp_path / "loose" / f"{number}.png", number)
+    found = hits(capsys, "model", "loose", "loose/3.png", "--top", "50")
+    assert len(found) == 5
+    assert found[0]["file"].endswith("loose/3.png")
+    assert found[0]["label"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["model", "set", "gone.jpg"], "the picture gone.jpg cannot be read: No such file or directory; name another one"),
+        (["model", "set", "empty.jpg"], "the picture empty.jpg is no picture that can be read: it is empty"),
+        (["model", "set", "set"], "the picture set cannot be read"),
+        (["model", "nowhere", "q.png"], "there is no 'nowhere'"),
+        (["model", "set", "q.png", "--sheet", "a.gif"], "--sheet must end in .png or .jpg"),
+        (["model", "set", "q.png", "--sheet", "q.png"], "--sheet must not be the query itself"),
+        (["model", "set", "q.png", "--sheet", "a.png", "--top", "2000"], "--top must be at most 1000 to be drawn"),
+        (["model", "set", "q.png", "--top", "0"], "--top"),
+        (["model", "set", "q.png", "--split", "all"], "--split must be"),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path, capsys: Capture) -> None:
+    drawn.put(tmp_path / "q.png", 9)
+    (tmp_path / "empty.jpg").touch()
+    assert run(["search", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert sentence in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""

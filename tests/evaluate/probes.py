@@ -1,0 +1,14 @@
+"""Features of classes that overlap, for tests."""
+
+import numpy as np
+
+from vitrail.evaluate.features import Features
+
+
+def clouds(count: int, classes: int = 5, width: int = 7, seed: int = 0, spread: float = 1.5) -> Features:
+    """A cloud a class around a place that all seeds share, stretched differently along each axis."""
+    centres = np.random.default_rng(99).normal(size=(classes, width))
+    chance = np.random.default_rng(seed)
+    labels = np.arange(count) % classes
+    values = (centres[labels] + spread * chance.normal(size=(count, width))) * np.linspace(0.5, 3, width) + 2
+    return Features(values.astype(np.float32), labels.astype(np.int64), np.arange(count))

@@ -1,0 +1,71 @@
+"""The interval holds the truth as often as it says; draws are the same every time; McNemar's test is the binomial one."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+from tests.evaluate.test_accuracy import answers
+from tests.evaluate.test_calibration import guo
+from tests.peers import peer
+from vitrail.evaluate import bootstrap
+from vitrail.evaluate.bootstrap import drawn_means, drawn_scores, interval, intervals, mcnemar
+from vitrail.tasks.classify import scores
+
+
+def test_the_interval_holds_the_truth_about_95_times_of_100() -> None:
+    """A share of 0.8, and the mean of a lopsided quantity as a loss is one, of 400 pictures, 600 times."""
+    generator = np.random.default_rng(7)
+    held = np.zeros(2)
+    for _ in range(600):
+        table = np.stack([generator.random(400) < 0.8, generator.exponential(1.5, 400)], axis=1).astype(float)
+        drawn = drawn_means(table, 300)
+        for column, truth in enumerate((0.8, 1.5)):
+            low, high = interval(drawn[:, column])
+            held[column] += low <= truth <= high
+    assert np.all(held / 600 > 0.925)
+    assert np.all(held / 600 < 0.975)
+
+
+def test_the_scores_of_a_draw_are_the_scores_of_its_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another route to the same numbers: take the pictures out and score them; and however many are drawn at a time."""
+    logits, labels = answers(53, 7)
+    drawn = drawn_scores(logits, labels, 9)
+    picked = np.random.default_rng(0).integers(0, 53, (9, 53))
+    for number, rows in enumerate(torch.from_numpy(picked)):
+        expected = scores(logits[rows], labels[rows])
+        assert drawn["top1"][number] == pytest.approx(expected["top1"], abs=1e-14)
+        assert drawn["top5"][number] == pytest.approx(expected["top5"], abs=1e-14)
+        assert drawn["nll"][number] == pytest.approx(expected["loss"], abs=1e-12)
+        assert drawn["ece"][number] == pytest.approx(guo(logits[rows], labels[rows]), abs=1e-13)
+    monkeypatch.setattr(bootstrap, "AT_ONCE", 100)
+    for name, values in drawn_scores(logits, labels, 9).items():
+        assert_allclose(values, drawn[name], rtol=1e-12)
+
+
+def test_the_interval_shrinks_with_the_root_of_the_pictures() -> None:
+    """Against the normal approximation, which holds for so many."""
+    for count in (1000, 16_000):
+        table = (np.arange(count) % 4 > 0).astype(float)[:, None]
+        low, high = interval(drawn_means(table)[:, 0])
+        assert high - low == pytest.approx(2 * 1.96 * (0.75 * 0.25 / count) ** 0.5, rel=0.1)
+
+
+@pytest.mark.parity
+def test_where_every_picture_is_right_the_interval_is_the_exact_one() -> None:
+    stats = peer("scipy.stats")
+    right, labels = torch.eye(7) * 3, torch.arange(7)
+    for logits, hits in ((right, 7), (-right, 0)):
+        found = intervals(logits, labels, drawn_scores(logits, labels))
+        exact = stats.binomtest(hits, 7).proportion_ci(method="exact")
+        assert found["top1"] == pytest.approx((exact.low, exact.high), abs=1e-12)
+    few = intervals(right[:5, :5], labels[:5], drawn_scores(right[:5, :5], labels[:5]))
+    assert few["top5"] == (1, 1)  # of five classes it cannot be otherwise
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("pair", [(0, 0), (0, 1), (3, 3), (2, 9), (9, 2), (0, 40), (131, 180), (4000, 4300)])
+def test_mcnemar_is_the_binomial_test(pair: tuple[int, int]) -> None:
+    stats = peer("scipy.stats")
+    expected = stats.binomtest(pair[0], sum(pair), 0.5).pvalue if sum(pair) else 1.0
+    assert mcnemar(*pair) == pytest.approx(expected, rel=1e-9)

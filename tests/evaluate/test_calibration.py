@@ -1,0 +1,104 @@
+"""The calibration error is Guo's and torchmetrics'; the temperature is the one that the logits were made with."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from tests.evaluate.test_accuracy import CASES, answers
+from tests.peers import peer
+from vitrail.evaluate.calibration import HOTTEST, reliability, temperature
+
+
+def guo(logits: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """As in the authors' code, a bin at a time, open below and closed above."""
+    sure, guesses = logits.double().softmax(1).max(1)
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    error = 0.0
+    for low, high in pairwise(edges.tolist()):
+        inside = sure.gt(low) & sure.le(high)
+        if inside.any():
+            gap = (sure[inside].mean() - (guesses == labels)[inside].double().mean()).abs()
+            error += (gap * inside.double().mean()).item()
+    return error
+
+
+def sampled(pictures: int, classes: int, heat: float, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Labels drawn from softmax(logits / heat), so that this is the right temperature."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 4 * torch.randn(pictures, classes, generator=generator, dtype=torch.float64)
+    return logits, torch.multinomial((logits / heat).softmax(1), 1, generator=generator)[:, 0]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(("pictures", "classes"), CASES)
+def test_the_error_is_guos_and_torchmetrics(pictures: int, classes: int) -> None:
+    metrics: Any = peer("torchmetrics.functional.classification")
+    logits, labels = answers(pictures, classes)
+    found = reliability(logits, labels).error
+    assert found == pytest.approx(guo(logits, labels), abs=1e-14)
+    theirs = metrics.multiclass_calibration_error(logits, labels, num_classes=classes, n_bins=15, norm="l1")
+    assert found == pytest.approx(theirs.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("classes", [3, 5, 15])
+def test_confidences_on_the_edge_of_a_bin_belong_below_it(classes: int) -> None:
+    """Equal logits are sure to 1 of 3, 5 or 15; saturated ones to 1, the edge of the last bin."""
+    labels = torch.arange(classes)
+    assert reliability(torch.zeros(classes, classes), labels).pictures.nonzero().item() == 15 // classes - 1
+    certain = reliability(1e4 * torch.eye(classes), labels)
+    assert certain.pictures[-1] == classes
+    assert certain.error == 0
+
+
+def test_the_bins_hold_every_picture_once_and_average_to_the_accuracy() -> None:
+    logits, labels = answers(503, 7)
+    bins = reliability(logits, labels, 10)
+    assert bins.pictures.sum() == 503
+    accuracy = (bins.accuracy * bins.pictures).sum() / 503
+    assert_close(accuracy, (logits.argmax(1) == labels).double().mean())
+
+
+@pytest.mark.parametrize("heat", [0.3, 1.0, 2.5])
+def test_a_known_temperature_is_recovered_and_calibrates(heat: float) -> None:
+    logits, labels = sampled(20_000, 6, heat)
+    found = temperature(logits, labels)
+    assert found == pytest.approx(heat, rel=0.03)
+    fresh, shown = sampled(20_000, 6, heat, seed=2)
+    assert reliability(fresh / found, shown).error < 0.01
+    if heat != 1:
+        assert reliability(fresh, shown).error > 0.05
+
+
+@pytest.mark.parametrize(("pictures", "classes"), [(503, 7), (211, 2), (64, 12)])
+def test_the_temperature_is_where_lbfgs_ends(pictures: int, classes: int) -> None:
+    logits, labels = answers(pictures, classes)
+    inverse = torch.ones((), dtype=torch.float64, requires_grad=True)
+    search = torch.optim.LBFGS(
+        [inverse], max_iter=200, tolerance_grad=1e-13, tolerance_change=1e-15, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> Tensor:
+        search.zero_grad()
+        value = F.cross_entropy(logits.double() * inverse, labels)
+        value.backward()
+        return value
+
+    search.step(loss)
+    assert temperature(logits, labels) == pytest.approx(1 / inverse.item(), rel=1e-6)
+
+
+def test_where_there_is_no_best_temperature_the_answer_is_an_end_of_the_range() -> None:
+    labels = torch.arange(4)
+    assert temperature(torch.eye(4), labels) == 1 / HOTTEST
+    assert temperature(-torch.eye(4), labels) == HOTTEST
+    assert temperature(torch.zeros(4, 4), labels) == 1
+
+
+def test_dividing_by_the_temperature_divides_the_temperature() -> None:
+    logits, labels = sampled(503, 6, 2.5)
+    assert temperature(logits / 3, labels) == pytest.approx(temperature(logits, labels) / 3, rel=1e-8)

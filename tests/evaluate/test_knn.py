@@ -1,0 +1,66 @@
+"""Neighbours in tiles are the neighbours."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.evaluate.probes import clouds
+from tests.peers import peer
+from vitrail.evaluate.features import Features
+from vitrail.evaluate.knn import knn, nearest
+
+TILES = [(1024, 16384), (7, 11), (1, 1), (50, 3)]
+
+
+def cosines(asked: Features, known: Features) -> Any:
+    x, y = (part.values.astype(float) for part in (asked, known))
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)) @ (y / np.linalg.norm(y, axis=1, keepdims=True)).T
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_nearest_is_what_sorting_everything_finds(tile: tuple[int, int]) -> None:
+    known, asked = clouds(83), clouds(29, seed=1)
+    alike, indices = nearest(asked.values, known.values, 9, tile)
+    every = cosines(asked, known)
+    order = np.argsort(-every, axis=1)[:, :9]
+    assert np.array_equal(indices.numpy(), order)
+    np.testing.assert_allclose(alike.numpy(), np.take_along_axis(every, order, axis=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_votes_are_weighted_by_the_exponential_of_the_cosine_over_the_temperature(tile: tuple[int, int]) -> None:
+    train, test = clouds(83, spread=3), clouds(41, seed=1, spread=3)
+    every = cosines(test, train)
+    expected = {}
+    for k in (3, 20):
+        votes = np.zeros((41, 5))
+        for row in range(41):
+            for column in np.argsort(-every[row])[:k]:
+                votes[row, train.labels[column]] += np.exp(every[row, column] / 0.07)
+        expected[k] = (votes.argmax(axis=1) == test.labels).mean()
+    assert knn(train, test, 5, (3, 20), tile) == pytest.approx(expected)
+    assert expected[3] != expected[20]  # else the numbers would say nothing about k
+
+
+@pytest.mark.parity
+def test_it_is_scikit_learns_classifier() -> None:
+    neighbors = peer("sklearn.neighbors")
+    train, test = clouds(230, spread=3), clouds(61, seed=1, spread=3)
+    for k, accuracy in knn(train, test, 5).items():
+        model = neighbors.KNeighborsClassifier(k, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07))
+        assert accuracy == pytest.approx(model.fit(train.values, train.labels).score(test.values, test.labels))
+
+
+def test_the_length_of_features_does_not_matter() -> None:
+    train, test = clouds(83, spread=3), clouds(41, seed=1, spread=3)
+    lengths = np.random.default_rng(5).uniform(0.1, 10, (83, 1)).astype(np.float32)
+    assert knn(replace(train, values=train.values * lengths), test, 5, (7,)) == knn(train, test, 5, (7,))
+
+
+def test_there_are_no_more_neighbours_than_pictures() -> None:
+    train, test = clouds(31), clouds(12, seed=1)
+    assert list(knn(train, test, 5)) == [10, 20]
+    assert list(knn(clouds(6), test, 5)) == [6]
+    assert knn(train, train, 5, (1,)) == {1: 1.0}  # everyone is its own nearest

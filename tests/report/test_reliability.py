@@ -1,0 +1,28 @@
+"""The reliability diagram says what its bins say, and the page of a run has it beside the interval of the answer."""
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import torch
+
+from tests.train.small_run import recipe
+from vitrail.evaluate.calibration import reliability
+from vitrail.report.reliability import diagram
+from vitrail.report.run import run_page
+from vitrail.train.loop import Machine, fit
+
+
+def test_a_bar_for_every_bin_that_has_pictures() -> None:
+    labels = torch.arange(40) % 7
+    found = reliability(3 * torch.randn(40, 7), labels)
+    drawing = ElementTree.fromstring(diagram("Sure & right", found))
+    bars = drawing.findall(".//rect")
+    shown = [title.text or "" for bar in bars for title in bar.findall("title")]
+    assert [int(text.split()[0]) for text in shown] == [count for count in found.pictures.tolist() if count]
+
+
+def test_the_page_of_a_run_tells_how_sure_its_answer_is(tmp_path: Path) -> None:
+    fit(recipe(steps=4), tmp_path / "run", Machine("cpu", 1, 0))
+    page = run_page(tmp_path / "run")
+    for words in ("95 % interval", "Reliability", '<th class="number">F1</th>', "Calibration error"):
+        assert words in page
