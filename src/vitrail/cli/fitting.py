@@ -153,6 +153,7 @@ class _Screen:
     def planned(self, recipe: "Recipe", data: Any, model: Any, state: Any, seconds: float | None) -> None:
         from vitrail.models.cost import cost
 
+        self.recipe = recipe  # its steps and learning rate may have been found out since
         self.task = self.bar.add_task("", total=recipe.steps, completed=state.step)
         known = cost(model.config, state.micro or recipe.batch)
         epochs = recipe.steps * recipe.batch / max(len(data.train), 1)
