@@ -91,7 +91,7 @@ def test_orthogonal_is_newton_and_schulz_round_by_round(shape: tuple[int, int, i
     x = matrices.double() / torch.linalg.matrix_norm(matrices.double())[:, None, None]
     for _ in range(5):
         x = 3.4445 * x - 4.7750 * x @ x.mT @ x + 2.0315 * x @ x.mT @ x @ x.mT @ x
-    assert_close(orthogonal(matrices), x.float(), rtol=0, atol=1e-4)
+    assert_close(orthogonal(matrices), x.float(), rtol=0, atol=2e-3)  # as near as bfloat16 is where it is no square
 
 
 def test_muon_is_torchs_muon_but_for_its_precision() -> None:

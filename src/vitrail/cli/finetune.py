@@ -1,11 +1,10 @@
 """``vitrail finetune``: weights of any origin, taught your classes.
 
 Pictures have the size that the weights were made for unless ``--image`` says otherwise: a laptop can bear what that costs, and
-the position table stays as it is. The paper's 384 pixels are three times the work of 224, often for a point of accuracy: worth
-it where there is a graphics card, and what ``--recipe paper-finetune`` takes.
+the position table stays as it is. The paper's 384 pixels are three times the work of 224; ``--recipe paper-finetune`` takes
+them, for those who have the machine.
 """
 
-import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,7 +52,6 @@ def finetune(
     from vitrail.config import override
     from vitrail.recipes.book import recipe as by_name
 
-    logging.getLogger("vitrail").setLevel(logging.ERROR)  # what was read is told below
     model = _read(weights, pair(image, "--image") if image else None, recipe, out)
     frozen = _frozen(train, model.config)
     known = given(data, None, None)
@@ -67,15 +65,16 @@ def finetune(
 
 
 def _read(weights: str, image: "Pair | None", recipe: str, out: Path | None) -> "Model":
-    from vitrail.weights.load import load
+    from vitrail.weights.load import load, untold
 
     if not weights.startswith("hf:") and not _exists(weights):
         remedy = "WEIGHTS is a run, a model folder, an .npz, .safetensors or .pth file, or hf:owner/name"
         if out is not None and (out / "recipe.json").is_file():
             remedy = f"{out} goes on without it: vitrail train --again {out}/recipe.json --out {out}"
         raise VitrailError(f"{weights} does not exist; {remedy}")
-    model = load(weights, image=image)
-    return load(weights, image=_papers(model.config)) if recipe == PAPER and image is None else model
+    with untold():  # but by _tell
+        model = load(weights, image=image)
+        return load(weights, image=_papers(model.config)) if recipe == PAPER and image is None else model
 
 
 def _exists(path: str) -> bool:

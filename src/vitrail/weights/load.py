@@ -1,6 +1,8 @@
 """``vitrail.load``: any Vision Transformer checkpoint of the field as one of ours, with a report of its tensors."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -102,6 +104,17 @@ def load(
     for line in report.lines()[1:]:
         log.warning("%s: %s", source, line)
     return model.eval()
+
+
+@contextmanager
+def untold() -> Iterator[None]:
+    """What is read is not logged, where somebody tells it otherwise."""
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def find(source: str | Path, wishes: Wishes | None = None) -> Found:

@@ -9,7 +9,7 @@ from pathlib import Path
 from vitrail.errors import VitrailError
 from vitrail.models.build import Model, build
 from vitrail.models.settings import ModelConfig, ViTConfig
-from vitrail.weights.load import find, load
+from vitrail.weights.load import find, load, untold
 
 
 def fingerprint(source: str | Path) -> str:
@@ -30,7 +30,8 @@ def begin(source: str, config: ModelConfig, expected: str | None = None, keep_he
         )
     rule = config.resize if isinstance(config, ViTConfig) else "origin"
     classes = None if keep_head else 0  # no classes, no head
-    loaded = load(source, image=config.image, classes=classes, resize=rule, channels=config.channels)
+    with untold():
+        loaded = load(source, image=config.image, classes=classes, resize=rule, channels=config.channels)
     model = build(config)
     state = loaded.state_dict()
     own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
