@@ -1,6 +1,5 @@
 """``vitrail weights``: look into a checkpoint, turn it into another library's, prove that the numbers are the same."""
 
-import logging
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,14 +69,14 @@ def convert(
 ) -> None:
     """Read a checkpoint of any origin and write it in another format, with a report of what became of its tensors."""
     from vitrail.weights.checkpoint import save
-    from vitrail.weights.load import load
+    from vitrail.weights.load import load, untold
 
-    logging.getLogger("vitrail").setLevel(logging.ERROR)  # the report below says it all
     sizes: dict[str, Any] = {
         "image": pair(image, "--image") if image else None,
         "patch": pair(patch, "--patch") if patch else None,
     }
-    model = load(source, classes=classes, channels=channels, resize=resize, **sizes, **_said(grid, heads, gelu, pool))  # type: ignore[arg-type]
+    with untold():  # the report below says it all
+        model = load(source, classes=classes, channels=channels, resize=resize, **sizes, **_said(grid, heads, gelu, pool))  # type: ignore[arg-type]
     written = save(model, out, format=format, facts=model.facts)  # type: ignore[arg-type]
     if json:
         print_json({"written": str(written), "format": format, **vars(model.report)})
@@ -101,10 +100,11 @@ def verify(
     json: Json = False,
 ) -> None:
     """Hold parameters against the formula and logits against another checkpoint or library; exit code 1 if they differ."""
+    from vitrail.weights.load import untold
     from vitrail.weights.verify import verify as check
 
-    logging.getLogger("vitrail").setLevel(logging.ERROR)
-    verdict = check(first, second, tolerance, **_said(grid, heads, gelu, pool))
+    with untold():
+        verdict = check(first, second, tolerance, **_said(grid, heads, gelu, pool))
     if json:
         print_json({**vars(verdict), "ok": verdict.ok})
     else:
