@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitrail.cli.options import Json, Settings, pair
+from vitrail.cli.options import Json, Settings, check_out, pair
 from vitrail.cli.screen import add, console, print_json, progress, size, table
 from vitrail.errors import VitrailError, printable
 
@@ -29,7 +29,7 @@ def check(
     from vitrail.data.sources.open import pictures
 
     if page is not None:
-        _check_out(page, "--page", (".html",), source)
+        check_out(page, "--page", source, (".html",))
     with progress() as tell:
         found = examine(pictures(source, progress=tell), tell)
     if page is not None:
@@ -69,7 +69,7 @@ def show(
 
     if split not in ("train", "validation", "test"):
         raise VitrailError(f"--split must be train, validation or test, got {split!r}")
-    _check_out(out, "--out", (".png", ".jpg"), source)
+    check_out(out, "--out", source, (".png", ".jpg"))
     if not 1 <= batch <= MOST_SHOWN:
         raise VitrailError(f"--batch must be from 1 to {MOST_SHOWN} to be drawn, got {batch}; try --batch 24")
     how = override(policy(augment), [item.removeprefix("augment.") for item in settings or []])
@@ -99,7 +99,7 @@ def pack(
     from vitrail.data.packing import write_pack
     from vitrail.data.sources.open import pictures
 
-    _check_out(out, "OUT", None, source)
+    check_out(out, "OUT", source)
     wanted = None if side == "full" else pair(side, "--size") if "x" in side.lower() else pair(side, "--size")[0]
     with progress() as tell:
         opened = pictures(source, progress=tell)
@@ -136,16 +136,6 @@ def get(
         print_json({"name": name, "path": str(path)})
     else:
         typer.echo(f"{name} is here: {path}; use it as `vitrail data check {name}`")
-
-
-def _check_out(path: Path, option: str, endings: tuple[str, ...] | None, source: str) -> None:
-    """Before the work: where it would be written can be, and is not what is read."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise VitrailError(f"{option} must be a file in a folder that exists, got {path}; try {path.name or 'mine'}")
-    if endings and path.suffix.lower() not in endings:
-        raise VitrailError(f"{option} must end in {' or '.join(endings)}, got {path}; try {path.stem}{endings[0]}")
-    if path.exists() and (not path.is_file() or (Path(source).exists() and path.samefile(source))):
-        raise VitrailError(f"{option} must not be the data itself or a device, got {path}; name another file")
 
 
 def _plain(found: "Checked", page: Path | None) -> dict[str, object]:  # type: ignore[name-defined]  # noqa: F821

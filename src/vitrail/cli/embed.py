@@ -1,6 +1,5 @@
 """``vitrail embed``: features of every picture into a file that other programs read."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ import typer
 
 from vitrail.cli.fitting import Device, Workers
 from vitrail.cli.naming import Tell
-from vitrail.cli.options import Json
+from vitrail.cli.options import Json, check_out, whole
 from vitrail.cli.probe import Batch, Weights
 from vitrail.cli.screen import print_json, progress
 from vitrail.errors import VitrailError
@@ -37,14 +36,14 @@ def embed(
     check_splits(split)
     if out.suffix.lower() not in (".parquet", ".npz"):
         raise VitrailError(f"OUT must end in .parquet or .npz, got {out}; try {out.stem or 'features'}.npz")
-    check_file(out, "OUT", source)
+    check_out(out, "OUT", source)
 
     from vitrail.evaluate.features import stream
     from vitrail.models.device import device as chosen
     from vitrail.weights.load import load
 
     kind = _parquet if out.suffix.lower() == ".parquet" else _npz
-    with progress() as tell, _half(out) as half:
+    with progress() as tell, whole(out) as half:
         parts = opened(source, split, tell)
         model = load(weights).to(chosen(device))
         counts, problems, width = dict.fromkeys(parts, 0), [], 0
@@ -98,25 +97,6 @@ def _loose(root: Path, tell: Tell) -> "Source | None":
 
     paths = scan(root, tell).paths
     return Files(root, paths, np.full(len(paths), -1, np.int64), ()) if paths else None
-
-
-def check_file(path: Path, option: str, source: str) -> None:
-    """Before the work: it can be written there, and is not what is read."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise VitrailError(f"{option} must be a file in a folder that exists, got {path}; try {path.name or 'mine'}")
-    if path.exists() and (not path.is_file() or (Path(source).exists() and path.samefile(source))):
-        raise VitrailError(f"{option} must not be the data itself or a device, got {path}; name another file")
-
-
-@contextmanager
-def _half(out: Path) -> Iterator[Path]:
-    """A file that appears whole or not at all."""
-    half = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        yield half
-        half.replace(out)
-    finally:
-        half.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import csv as tables
 import io
 import json as objects
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -17,7 +16,7 @@ from rich.text import Text
 
 from vitrail.cli.fitting import Device, Workers
 from vitrail.cli.naming import Tell, named
-from vitrail.cli.options import Json
+from vitrail.cli.options import Json, whole
 from vitrail.cli.screen import console, print_json, progress
 from vitrail.errors import VitrailError, printable
 
@@ -115,13 +114,8 @@ def _opened(out: Path | None) -> Iterator[BinaryIO]:
     if out is None:
         yield sys.stdout.buffer
         return
-    half = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        with open(half, "wb") as file:
-            yield file
-        half.replace(out)
-    finally:
-        half.unlink(missing_ok=True)
+    with whole(out) as half, open(half, "wb") as file:
+        yield file
 
 
 def _encoded(text: str) -> bytes:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.embed import check_file, check_splits, opened
+from vitrail.cli.embed import check_splits, opened
 from vitrail.cli.fitting import Device, Workers
-from vitrail.cli.options import Json
+from vitrail.cli.options import Json, check_out
 from vitrail.cli.probe import Batch, Weights
 from vitrail.cli.screen import add, console, print_json, progress, table
 from vitrail.errors import VitrailError, printable
@@ -64,7 +64,7 @@ def search(
 def _check_sheet(sheet: Path, source: str, query: Path, top: int) -> None:
     if sheet.suffix.lower() not in (".png", ".jpg", ".jpeg"):
         raise VitrailError(f"--sheet must end in .png or .jpg, got {sheet}; try {sheet.stem or 'alike'}.png")
-    check_file(sheet, "--sheet", source)
+    check_out(sheet, "--sheet", source)
     if sheet.exists() and query.exists() and sheet.samefile(query):
         raise VitrailError(f"--sheet must not be the query itself, got {sheet}; name another file")
     if top > MOST_DRAWN:

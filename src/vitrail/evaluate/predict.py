@@ -18,6 +18,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.source import Source
 from vitrail.data.view import Seen, View
 from vitrail.errors import VitrailError
+from vitrail.evaluate.features import preprocess_of
 from vitrail.evaluate.given import Given, Picture, listed
 from vitrail.models.build import Model
 from vitrail.weights.load import load
@@ -133,12 +134,4 @@ def _guesses(logits: Float[Tensor, "b k"], names: Sequence[str], top: int, alone
 def preprocessing(model: Model) -> Preprocess:
     if not model.config.classes:
         raise VitrailError("the model has no classifier (classes=0); load it with classes=K and train it first")
-    how = model.preprocess
-    if how is None:
-        raise VitrailError(
-            "the model does not know how its pictures are made ready; set model.preprocess, such as "
-            "vitrail.data.preprocess.vit(model.config.image)"
-        )
-    if len(how.mean) not in (1, 3):
-        raise VitrailError(f"the model takes pictures of {len(how.mean)} channels; those read from files have 1 or 3")
-    return how
+    return preprocess_of(model)
