@@ -12,6 +12,7 @@ from vitrail.bench.recipe import RATES, RecipeSpeed, recipe_speed
 from vitrail.cli.main import run
 from vitrail.recipes.demo import demo
 from vitrail.recipes.given import Given
+from vitrail.train.recipe import Recipe
 from vitrail.train.schedule import rate
 
 
@@ -61,18 +62,13 @@ def test_the_shortest_run_that_is_as_good_counts(
 ) -> None:
     """With training left out: ours ends at the share of the steps it was given, the peer at the bar."""
 
-    class Peer:
-        def __init__(self, *_: object) -> None:
-            self.accuracy = bar
+    def ours(recipe: Recipe) -> float:
+        return 1.2 * recipe.steps / 1900 if recipe.steps < 1900 else 0.99
 
-    class Ours:
-        def __init__(self, recipe: object) -> None:
-            self.accuracy = 1.2 * recipe.steps / 1900 if recipe.steps < 1900 else 0.99  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(bench, "_Peer", Peer)
-    monkeypatch.setattr(bench, "_Ours", Ours)
+    monkeypatch.setattr(bench, "_peer", lambda *_: bar)
+    monkeypatch.setattr(bench, "_ours", ours)
     monkeypatch.setattr(bench, "_train", lambda *_: None)
-    monkeypatch.setattr(bench, "_accuracy", lambda rival, *_: rival.accuracy)
+    monkeypatch.setattr(bench, "accuracy", lambda rival, *_: rival)
     monkeypatch.setattr(bench, "_seconds_a_step", lambda *_: {"ours": 0.07, "peer": 0.05})
     speed = recipe_speed()
     assert holds(speed)

@@ -52,7 +52,7 @@ def timm_vit(config: ViTConfig) -> nn.Module:
     cls = config.has_class_token
     return VisionTransformer(
         img_size=config.image, patch_size=config.patch, in_chans=config.channels, num_classes=config.classes,
-        embed_dim=config.width, depth=config.depth, num_heads=config.heads, mlp_ratio=config.mlp / config.width,
+        embed_dim=config.width, depth=config.depth, num_heads=config.heads, mlp_ratio=(config.mlp + 0.5) / config.width,
         class_token=cls, global_pool="token" if cls else "avg",
     )  # fmt: skip
 

@@ -97,3 +97,42 @@ def recipe(
     else:
         times = f"{speed.ours_seconds:,.1f} s instead of {speed.peer_seconds:,.1f} s"
         screen.print(f"to {speed.accuracy:.2%}: {times}, {speed.ratio:.2f} of the time")
+
+
+@bench.command()
+def finetune(
+    weights: Annotated[str, typer.Argument(metavar="WEIGHTS", help="Of a plain Vision Transformer, in any format.")],
+    folder: Annotated[str, typer.Argument(metavar="DATA", help="Pictures with train, validation and test parts.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each, with other chance.")] = 3,
+    steps: Annotated[int | None, typer.Option(min=1, help="Instead of the recipe's own; fewer are a quick look.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns in which a step is timed; the best counts.")] = 5,
+    json: Json = False,
+) -> None:
+    """Fine-tuning against timm's model from the same weights with AdamW in the same time, and against a linear probe."""
+    from dataclasses import asdict
+
+    from vitrail.bench.finetune import finetune_speed
+
+    with progress() as tell:
+        speed = finetune_speed(weights, folder, seeds, steps, rounds, tell)
+    if json:
+        print_json(asdict(speed))
+        return
+    screen, sides = console(), {"ours": speed.ours, "timm, AdamW": speed.peer}
+    sheet = table("run", "#steps", "#seconds", "#validation", "#test", title=f"mean of {seeds} seeds on the way")
+    for name, runs in sides.items():
+        for looks in zip(*(run.curve for run in runs), strict=True):
+            means = (sum(getattr(look, split) for look in looks) / seeds for split in ("validation", "test"))
+            add(sheet, name, f"{looks[0].step:,}", f"{looks[0].seconds:,.0f}", *(f"{value:.2%}" for value in means))
+    screen.print(sheet)
+    ends = table("run", *(f"#seed {seed}" for seed in range(seeds)), "#mean", title="test, weights chosen on validation")
+    for name, runs in sides.items():
+        mean = sum(run.test for run in runs) / seeds
+        add(ends, name, *(f"{run.test:.2%}" for run in runs), f"{mean:.2%}")
+    add(ends, "linear probe", *("" for _ in range(seeds)), f"{speed.linear:.2%}")
+    screen.print(ends)
+    if speed.ratio is None:
+        screen.print(f"ours does not reach {speed.peer_accuracy:.2%} in {speed.peer_seconds:,.0f} s")
+    else:
+        times = f"{speed.ours_seconds:,.0f} s instead of {speed.peer_seconds:,.0f} s"
+        screen.print(f"to timm's {speed.peer_accuracy:.2%}: {times}, {speed.ratio:.2f} of the time")
