@@ -39,7 +39,7 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "b t d"], rotation: Rotation | None = None) -> Float[Tensor, "b t d"]:
-        q, k, v = rearrange(self.qkv(x), "b t (qkv h k) -> qkv b h t k", qkv=3, h=self.heads)
+        q, k, v = (rearrange(part, "b t (h k) -> b h t k", h=self.heads) for part in self.qkv(x).chunk(3, dim=-1))
         q, k = self.norm_q(q), self.norm_k(k)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
