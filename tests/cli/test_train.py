@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from vitrail.cli.main import run
 from vitrail.weights.load import load
@@ -56,12 +58,14 @@ def test_json_is_one_object_and_again_is_the_same_run(tmp_path: Path, capsys: Ca
     assert run(["train", *TINY, "--json", "--out", "one"]) == 0
     first = json.loads(capsys.readouterr().out)
     assert {"run", "test", "seconds", "images_per_second", "report"} <= set(first)
-    assert run(["train", "--again", "one/recipe.json", "--json", "--out", "two", "--workers", "1"]) == 0
+    assert run(["train", "--again", "one", "--json", "--out", "two", "--workers", "1"]) == 0
     second = json.loads(capsys.readouterr().out)
     assert second["test"] == first["test"]
     assert (tmp_path / "one" / "log.jsonl").read_text() == (tmp_path / "two" / "log.jsonl").read_text()
+    drawn = (tmp_path / "one" / "report.html").stat().st_mtime_ns
     assert run(["train", *TINY, "--out", "one"]) == 0
     assert "is finished: nothing to do" in capsys.readouterr().err
+    assert (tmp_path / "one" / "report.html").stat().st_mtime_ns == drawn
 
 
 @pytest.mark.parametrize("name", ["demo", "plain", "paper-imagenet", "resnet"])
@@ -79,29 +83,68 @@ def test_print_shows_the_whole_recipe_and_does_nothing(name: str, tmp_path: Path
         (["--set", "optim.lrr=1"], "no field is named 'optim.lrr'; did you mean 'optim.lr'"),
         (["nowhere"], "there is no 'nowhere'"),
         (["--device", "warp", *TINY], "the device 'warp' cannot be used"),
-        (["--again", "nothing.json"], "--again must be a recipe.json"),
+        (["--again", "nothing.json"], "--again must be a run or its recipe.json"),
+        (["--again", "."], "--again must be a run or its recipe.json"),
+        (["--again", "bytes.json"], "bytes.json cannot be read"),
+        (["--again", "other.json"], "other.json holds no recipe: no field is named 'stesp'"),
+        (["--again", "other.json", "photos"], "--again brings its own data, recipe, model and size"),
+        (["--again", "other.json", "--recipe", "plain"], "--again brings its own data, recipe, model and size"),
+        (["--model", "B/16"], "demo has a model of its own and takes no --model"),
+        (["--image", "56"], "demo takes the pictures as large as they are and no --image"),
+        (["--minutes", "2", "--print"], "--print does not run what --minutes and --find-lr are found out by"),
+        ([*TINY, "--minutes", "inf"], "minutes must be above 0 and have an end, got inf"),
+        ([*TINY, "--set", "model.classes=7"], "model.classes must be 10"),
         (["--set", "steps=0"], "steps must be at least 1"),
     ],
 )
-def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: Capture) -> None:
+def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "bytes.json").write_bytes(b"\x89PNG")
+    (tmp_path / "other.json").write_text('{"stesp": 3}')
     assert run(["train", *arguments]) == 2
     shown = capsys.readouterr().err
     assert sentence in shown
     assert "Traceback" not in shown
+    assert not list(tmp_path.glob("runs/*"))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_asked_to_stop_it_says_how_to_go_on(number: int, code: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "vitrail", "train", *TINY, "--set", "steps=100000", "--out", "run"]
+@pytest.mark.parametrize(
+    ("number", "code", "out"), [(signal.SIGTERM, 143, "runs/small"), (signal.SIGINT, 130, "run"), (signal.SIGHUP, 129, "run")]
+)
+def test_asked_to_stop_it_says_how_to_go_on(number: int, code: int, out: str, tmp_path: Path) -> None:
+    named = ["--out", out] if out == "run" else []
+    command = [sys.executable, "-m", "vitrail", "train", *TINY, "--set", "steps=100000", *named]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if "validation" in line:
+            if "step 3: validation" in line:
                 process.send_signal(number)
                 break
         rest = process.stderr.read()
     assert process.returncode == code
-    assert "the same command goes on from there" in rest
+    assert f"the same command{'' if named else f' with --out {out}'} goes on from there" in rest
     assert "Traceback" not in rest
-    assert any((tmp_path / "run" / "checkpoints").iterdir())
+    assert any((tmp_path / out / "checkpoints").iterdir())
+
+
+def test_a_run_goes_on_when_nobody_listens_any_more(tmp_path: Path) -> None:
+    """Its messages go to a pipe that is closed after the first one."""
+    command = [sys.executable, "-m", "vitrail", "train", *TINY, "--out", "run"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        process.stderr.close()
+    assert process.returncode == 0
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_the_size_of_a_pack_is_taken_only_where_all_are_alike(tmp_path: Path, capsys: Capture) -> None:
+    for number, side in enumerate((24, 24, 100, 120)):
+        (tmp_path / "pictures" / f"{number % 2}").mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (side, side, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{number % 2}" / f"{number}.png")
+    assert run(["data", "pack", "pictures", "mixed.pack"]) == 0
+    capsys.readouterr()
+    assert run(["train", "mixed.pack", "--print"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["image"] == [96, 96]

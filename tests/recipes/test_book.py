@@ -55,6 +55,18 @@ def test_a_typo_is_answered_with_the_nearest() -> None:
     assert override(recipe("demo", Given()), ["optim.lr=0.5", "augment.mixup=0.1"]).optim.lr == 0.5
 
 
+def test_a_wish_is_granted_or_refused() -> None:
+    made = recipe("plain", Given(model="R50+B/16", image=(64, 96)))
+    assert isinstance(made.model, ViTConfig)
+    assert (made.model.image, made.model.width, made.model.stem is not None) == ((64, 96), 768, True)
+    assert recipe("small", Given(image=(48, 48))).model.image == (48, 48)
+    for name in ("demo", "small"):
+        with pytest.raises(VitrailError, match=f"{name} has a model of its own and takes no --model, got B/16"):
+            recipe(name, Given(model="B/16"))
+    with pytest.raises(VitrailError, match="demo takes the pictures as large as they are and no --image"):
+        recipe("demo", Given(image=(56, 56)))
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -65,8 +77,10 @@ def test_a_typo_is_answered_with_the_nearest() -> None:
         ("model.image=56", "model and preprocess must agree on the picture"),
         ("optim.lr=0", "optim.lr must be above 0"),
         ("optim.kind=adamm", "did you mean 'adamw'"),
+        ("optim.kind=sgd optim.nesterov=true optim.momentum=0", "optim.nesterov looks ahead along the momentum"),
+        ("optim.kind=sgd optim.decay_apart=true", "optim.decay_apart is for decoupled weight decay"),
     ],
 )
 def test_what_makes_no_sense_is_refused(change: str, sentence: str) -> None:
     with pytest.raises(VitrailError, match=sentence):
-        override(recipe("demo", Given()), [change])
+        override(recipe("demo", Given()), change.split())

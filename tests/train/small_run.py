@@ -1,6 +1,10 @@
 """A run of seconds, and one step of it, for tests."""
 
+from pathlib import Path
+
+import numpy as np
 import torch
+from PIL import Image
 
 from vitrail.augment.policy import policy
 from vitrail.data.loader import Batch
@@ -40,3 +44,13 @@ def built(settings: Recipe) -> torch.nn.Module:
     model = build(settings.model)
     torch.nn.init.normal_(model.get_parameter("head.weight"))  # a zero head would hide what is below it
     return model
+
+
+def draw(folder: Path, classes: int, each: int) -> None:
+    """Pictures of noise, no two alike, in a folder a class."""
+    chance = np.random.default_rng(0)
+    for label in range(classes):
+        (folder / f"class {label}").mkdir(parents=True)
+        for number in range(each):
+            pixels = chance.integers(0, 256, (17, 19, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"class {label}" / f"{number}.png")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.train.small_run import recipe
+from tests.train.small_run import draw, recipe
 from vitrail.config import to_json
 from vitrail.errors import VitrailError
 from vitrail.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
 from vitrail.train.loop import Machine, fit
 from vitrail.train.run import Run
+from vitrail.train.settle import Wishes
 from vitrail.train.signals import Stopped
 from vitrail.train.watch import Silent
 
@@ -141,19 +143,67 @@ def test_two_processes_on_one_folder_are_one_too_many(tmp_path: Path) -> None:
         fit(recipe(), tmp_path / "run", Machine(workers=0), Meets())
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_asked_to_stop_it_saves_and_goes_on_later(number: int, code: int, unbroken: Path, tmp_path: Path) -> None:
     class Asks(Silent):
         def stepped(self, step: int, numbers: dict[str, float]) -> None:
             if step == 5:
                 os.kill(os.getpid(), number)
 
-    with pytest.raises(Stopped, match="stopped at step 5; the same command goes on from there") as stop:
+    with pytest.raises(Stopped, match="stopped at step 5") as stop:
         fit(recipe(), tmp_path / "run", Machine(workers=1), Asks())
     assert stop.value.code == code
     assert checkpoints(tmp_path / "run" / "checkpoints")[0].name == "step-5"
     fit(recipe(), tmp_path / "run")
     assert same(tmp_path / "run", unbroken)
+
+
+def test_asked_to_stop_before_the_first_step_it_ends_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+    def asks(what: str, done: int, total: int | None) -> None:
+        if what == "finding the learning rate":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    watcher = Silent()
+    watcher.progress = asks
+    with pytest.raises(KeyboardInterrupt):
+        fit(recipe(), tmp_path / "run", Machine(workers=1), watcher, Wishes(find_lr=True))
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_refused_leaves_no_folder_but_what_was_there(tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match=r"model.classes must be 10, as many as panes.* has, got 7"):
+        fit(recipe(model=replace(recipe().model, classes=7)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    with pytest.raises(VitrailError, match=r"model.classes"):
+        fit(recipe(model=replace(recipe().model, classes=7)), tmp_path / "mine")
+    assert (tmp_path / "mine" / "notes.txt").is_file()
+
+
+def test_a_run_that_was_over_early_is_over_when_it_goes_on(tmp_path: Path) -> None:
+    """Stopped by its patience, and killed before it could write its result."""
+    short = recipe(steps=400, evaluate=2, checkpoint=100, patience=1)
+    fit(short, tmp_path / "whole", Machine(workers=0))
+    result = Run(tmp_path / "whole").result()
+    assert result is not None
+    assert result["steps"] == result["best"]["step"] + 2 < 400
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    fit(short, tmp_path / "run", Machine(workers=0))
+    assert same(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("shares", "chosen", "reported"), [((0.0, 0.0), "train", "train"), ((0.0, 0.1), "train", "test")])
+def test_without_validation_or_test_it_says_what_it_chose_and_reported_on(
+    shares: tuple[float, float], chosen: str, reported: str, tmp_path: Path
+) -> None:
+    draw(tmp_path / "pictures", classes=2, each=12)
+    model = replace(recipe().model, classes=2)
+    settings = recipe(data=str(tmp_path / "pictures"), validation=shares[0], test=shares[1], steps=4, model=model)
+    result = fit(settings, tmp_path / "run", Machine(workers=0))
+    assert (result["chosen_on"], result["reported_on"]) == (chosen, reported)
+    assert 0 <= result[reported]["top1"] <= 1
 
 
 TRAIN = """

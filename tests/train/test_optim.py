@@ -7,6 +7,7 @@ from torch.testing import assert_close
 
 from tests.small import vit
 from vitrail.errors import VitrailError
+from vitrail.models.build import build
 from vitrail.train.ema import Average
 from vitrail.train.muon import Muon, orthogonal
 from vitrail.train.optim import decays, freeze, optimisers, place, set_rate
@@ -155,6 +156,18 @@ def test_muon_moves_the_matrices_of_blocks_and_adamw_the_rest() -> None:
     rest = {names[id(weight)] for group in first.param_groups for weight in group["params"]}
     assert rest | moved == set(names.values())
     assert not rest & moved
+
+
+def test_groups_of_equally_many_weights_are_told_apart() -> None:
+    """Four matrices and four others a block, which must not be compared value by value."""
+    model = nn.ModuleDict({"blocks": nn.ModuleList(nn.Linear(5, 7) for _ in range(4))})
+    first, second = optimisers(model, Optim(kind="muon"))
+    assert [len(made.param_groups[0]["params"]) for made in (first, second)] == [4, 4]
+
+
+def test_a_rate_from_block_to_block_needs_blocks() -> None:
+    with pytest.raises(VitrailError, match=r"optim.layer_decay is from block to block, and this model has none"):
+        optimisers(build("R50x1", image=32, classes=3), Optim(kind="sgd", layer_decay=0.75))
 
 
 def test_the_average_is_its_formula() -> None:

@@ -54,6 +54,8 @@ def test_a_recipe_lasts_longer_with_all_its_parts_in_proportion() -> None:
     assert twice.ema == pytest.approx(0.995)
     assert whole.lasting(200) == replace(whole, ema=whole.lasting(200).ema)
     assert whole.lasting(1).schedule.warmup == 0
+    for steps in range(1, 60):  # never more evaluations than were planned with
+        assert -(-steps // whole.lasting(steps).evaluate) <= 4
 
 
 def test_minutes_become_steps_that_fill_them() -> None:
@@ -63,11 +65,15 @@ def test_minutes_become_steps_that_fill_them() -> None:
     assert 0.9 * 120 < pace.lasts(longer, steps, 300, 100) <= 120
     with pytest.raises(VitrailError, match=r"0.1 minutes are room for 0 steps of this recipe here; try --minutes"):
         steps_in(0.1, settings, pace, 300, 100)
-    with pytest.raises(VitrailError, match=r"minutes must be above 0, got -3; try 5"):
-        Wishes(minutes=-3)
+    for minutes in (-3, 0, math.inf, math.nan):
+        with pytest.raises(VitrailError, match=r"minutes must be above 0 and have an end, got .*; try 5"):
+            Wishes(minutes=minutes)
 
 
-def test_a_run_of_some_minutes_has_its_steps_in_its_recipe_and_goes_on_with_them(tmp_path: Path) -> None:
+def test_a_run_of_some_minutes_has_its_steps_in_its_recipe_and_goes_on_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitrail.train.loop.pace", lambda *_: Pace(step=0.1, picture=0.001))  # on however busy a machine
     wishes, watcher = Wishes(minutes=0.1), Listens()
     settings = still(steps=30, evaluate=10, checkpoint=10)
     with pytest.raises(KeyboardInterrupt):

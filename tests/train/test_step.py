@@ -1,5 +1,6 @@
 """A step is its formula: the gradient of the whole batch, in pieces or not, or nothing at all (FAULTS 13)."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ from tests.train.small_run import batch, built, still
 from vitrail.data.loader import Batch
 from vitrail.errors import VitrailError
 from vitrail.tasks.classify import Classify
+from vitrail.train.checkpoint import read_checkpoint
 from vitrail.train.loop import Machine, fit
 from vitrail.train.recipe import Optim, Schedule
 from vitrail.train.state import fresh, seed_step
-from vitrail.train.step import train_step
+from vitrail.train.step import culprit, train_step
 
 
 def test_a_step_equals_its_hand_written_twin() -> None:
@@ -43,7 +45,7 @@ def test_a_batch_in_pieces_is_the_batch(micro: int) -> None:
         assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_a_gradient_that_is_no_number_changes_nothing_and_names_its_layer(tmp_path: Path) -> None:
+def test_a_gradient_that_is_no_number_changes_nothing_and_stops_the_run_in_the_end(tmp_path: Path) -> None:
     settings = still()
     model = built(settings)
     state = fresh(model, settings)
@@ -52,8 +54,46 @@ def test_a_gradient_that_is_no_number_changes_nothing_and_names_its_layer(tmp_pa
     train_step(state, Classify(10), spoiled, settings)
     assert (state.step, state.skipped) == (1, 1)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    with pytest.raises(VitrailError, match=r"was no number 10 steps in a row.*try a smaller optim.lr"):
+    with pytest.raises(VitrailError, match=r"10 steps in a row had to be skipped.* is no number.*try a smaller optim.lr"):
         fit(still(steps=40, optim=Optim(kind="sgd", lr=1e30)), tmp_path / "run", Machine(workers=0))
+    assert read_checkpoint(tmp_path / "run" / "checkpoints") is not None  # which the sentence promises
+
+
+class Spoils(torch.autograd.Function):
+    """A number on the way to the loss, and none on the way back."""
+
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+        return gradient * float("nan")
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_the_layer_where_numbers_end_is_named(clip: float | None) -> None:
+    settings, task = still(optim=Optim(clip=clip)), Classify(10)
+
+    def skipped(spoil: Callable[[torch.nn.Module], object], spoiled: Batch) -> str:
+        model = built(settings)
+        spoil(model)
+        state = fresh(model, settings)
+        train_step(state, task, spoiled, settings)
+        assert state.skipped == 1
+        return culprit(state, task, spoiled, settings)
+
+    def forward(model: torch.nn.Module) -> None:
+        with torch.no_grad():
+            model.get_parameter("blocks.1.mlp.up.weight").fill_(3e38)
+
+    def backward(model: torch.nn.Module) -> None:
+        model.get_submodule("blocks.0").register_forward_hook(lambda module, inputs, output: Spoils.apply(output))  # type: ignore[no-untyped-call]
+
+    whole, dark = batch(), Batch(batch().images * float("nan"), batch().labels, batch().indices)
+    assert skipped(forward, whole) == "the output of blocks.1.mlp.up is"
+    assert skipped(backward, whole).startswith("the gradient of blocks.0.mlp.down")
+    assert skipped(lambda model: None, dark) == "a picture is"
 
 
 def test_dropout_of_a_step_is_the_steps_own() -> None:

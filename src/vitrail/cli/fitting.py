@@ -1,23 +1,19 @@
-"""What every command that runs a recipe shares: the run's folder, the plan, the live bar, the table at the end."""
+"""What every command that runs a recipe shares: its options, the run's folder, the table at the end."""
 
-import sys
-import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrail.cli.screen import add, console, duration, print_json, progress, si, size, table
+from vitrail.cli.live import Screen
+from vitrail.cli.screen import add, console, print_json, progress, table
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
     from vitrail.recipes.given import Given
     from vitrail.train.recipe import Recipe
-
-EVERY = 5.0  # seconds between two lines where there is no terminal
 
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder; one begun before goes on.")]
 Show = Annotated[bool, typer.Option("--print", help="Print the whole recipe and stop.")]
@@ -49,6 +45,8 @@ def carry_out(recipe: "Recipe", asked: Asked) -> None:
     from vitrail.config import to_json
 
     if asked.show:
+        if asked.minutes is not None or asked.find_lr:
+            raise VitrailError("--print does not run what --minutes and --find-lr are found out by; leave them out")
         typer.echo(to_json(recipe))
         return
     result = _fitted(recipe, asked)
@@ -70,11 +68,11 @@ def given(data: str, model: str | None, image: tuple[int, int] | None) -> "Given
         opened = pictures(data, progress=tell)
     if not len(opened.train):
         raise VitrailError(f"{data} has no pictures to train on; name a folder with train/CLASS/*.jpg")
-    first = np.arange(1)
-    sizes = known_sizes(opened.train, first)
-    pixels = opened.train.content(0) if sizes is not None else None
+    sizes = known_sizes(opened.train, np.arange(len(opened.train)))
+    alike = sizes is not None and bool((sizes == sizes[0]).all())
+    whole = (int(sizes[0, 0]), int(sizes[0, 1])) if sizes is not None and alike else None
+    pixels = opened.train.content(0) if alike else None
     channels = pixels.shape[2] if isinstance(pixels, np.ndarray) else 3
-    whole = None if sizes is None else (int(sizes[0, 0]), int(sizes[0, 1]))
     return Given(data, len(opened.train), len(opened.names), whole, channels, model, image, names=tuple(opened.names))
 
 
@@ -88,15 +86,19 @@ def _fitted(recipe: "Recipe", asked: Asked) -> dict[str, Any]:
     from vitrail.train.watch import Several, Silent
 
     folder = asked.out or _unused(Path("runs") / recipe.name)
-    with Board(folder) if asked.tensorboard else nullcontext(Silent()) as board, _Screen(recipe, asked.json) as screen:
+    report = folder / "report.html"
+    drawn = report.is_file() and (folder / "result.json").is_file()  # of a finished run, whose data may be others by now
+    with Board(folder) if asked.tensorboard else nullcontext(Silent()) as board, Screen(recipe, asked.json) as screen:
         try:
             machine = Machine(asked.device, asked.threads, asked.workers)
             result = fit(recipe, folder, machine, Several(screen, board), Wishes(asked.minutes, asked.find_lr))
         except Stopped as stop:
-            typer.echo(str(stop), err=True)
+            named = "" if asked.out else f" with --out {folder}"
+            with suppress(OSError):  # the terminal may be gone, which is then why
+                typer.echo(f"{stop}; the same command{named} goes on from there", err=True)
             raise typer.Exit(stop.code) from None
-    report = folder / "report.html"
-    write_whole(report, run_page(folder).encode())
+    if not drawn:
+        write_whole(report, run_page(folder).encode())
     return {**result, "report": str(report)}
 
 
@@ -114,77 +116,11 @@ def _tell(result: dict[str, Any]) -> None:
     sheet = table("what", "#value")
     for name, value in result[split].items():
         add(sheet, f"{split} {name}", f"{value:.2%}" if name.startswith("top") else f"{value:.4f}")
-    add(sheet, f"best validation top1, at step {result['best']['step']}", f"{result['best']['top1']:.2%}")
+    on = result.get("chosen_on", "validation")  # of an older run
+    add(sheet, f"best {on} top1, at step {result['best']['step']}", f"{result['best']['top1']:.2%}")
     add(sheet, "seconds of training", f"{result['seconds']:,.0f}")
     add(sheet, "pictures a second", f"{result['images_per_second']:,.0f}")
     screen = console()
     screen.print(sheet)
     screen.print(f"model: {result['run']}/best", soft_wrap=True)
     screen.print(f"report: {result['report']}", soft_wrap=True)
-
-
-class _Screen:
-    """A plan, then a live bar on a terminal, or plain lines elsewhere. Quacks as the loop's watcher."""
-
-    def __init__(self, recipe: "Recipe", quiet: bool) -> None:
-        self.recipe, self.quiet, self.curious = recipe, quiet, not quiet
-        self.progress: Callable[[str, int, int | None], None] | None = None
-        self.numbers: dict[str, float] = {}
-        self.score = ""
-        self.said_at = 0.0
-        self.began: tuple[float, int] | None = None
-        self.bar: Any = None
-        self.task: Any = None
-
-    def __enter__(self) -> "_Screen":
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        live = sys.stderr.isatty() and not self.quiet
-        words = TextColumn("{task.description}")
-        columns = (TextColumn("step"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), words)
-        self.bar = Progress(*columns, console=Console(stderr=True, markup=False), transient=True, disable=not live)
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def planned(self, recipe: "Recipe", data: Any, model: Any, state: Any, seconds: float | None) -> None:
-        from vitrail.models.cost import cost
-
-        self.recipe = recipe  # its steps and learning rate may have been found out since
-        self.task = self.bar.add_task("", total=recipe.steps, completed=state.step)
-        known = cost(model.config, state.micro or recipe.batch)
-        epochs = recipe.steps * recipe.batch / max(len(data.train), 1)
-        counts = ", ".join(f"{len(part):,} {split}" for split, part in data.splits.items())
-        self.said(f"data      {data.name}: {counts}; {len(data.names)} classes")
-        for note in data.notes:
-            self.said(f"          {note}")
-        work = f"{si(known.macs, 'MACs')} a picture, about {size(known.memory.training)} to train"
-        self.said(f"model     {known.parameters:,} parameters, {work}")
-        amount = f"{recipe.steps:,} steps of {recipe.batch} pictures, {epochs:.1f} epochs"
-        self.said(f"recipe    {recipe.name}: {amount}, {recipe.optim.kind}, lr {recipe.optim.lr:g}")
-        if state.micro is not None and state.micro < recipe.batch:
-            self.said(f"          {state.micro} pictures at a time, as memory allows")
-        if seconds is not None:
-            self.said(f"time      about {duration(seconds)} from here")
-
-    def stepped(self, step: int, numbers: dict[str, float]) -> None:
-        now = time.perf_counter()
-        self.began = self.began or (now, step)  # the first step warms up
-        done = step - self.began[1]
-        speed = f"  {done * self.recipe.batch / (now - self.began[0]):,.0f} pictures/s" if done else ""
-        text = f"loss {numbers['loss']:.3f}  {numbers['accuracy']:.1%}{speed}{self.score}"
-        self.bar.update(self.task, completed=step, description=text)
-        if self.bar.disable and not self.quiet and now - self.said_at > EVERY:
-            self.said_at = now
-            self.said(f"step {step:,} of {self.recipe.steps:,}  {text}")
-
-    def evaluated(self, step: int, scores: dict[str, float], best: bool) -> None:
-        self.score = f"  validation {scores['top1']:.2%}"
-        self.said(f"step {step:,}: validation {scores['top1']:.2%}, loss {scores['loss']:.4f}{' (best)' if best else ''}")
-
-    def said(self, sentence: str) -> None:
-        if not self.quiet:
-            self.bar.console.print(sentence, soft_wrap=True, highlight=False)

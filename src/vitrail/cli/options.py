@@ -26,7 +26,9 @@ def pair(text: str, option: str) -> tuple[int, int]:
 
 def check_out(path: Path, option: str, source: str, endings: tuple[str, ...] | None = None) -> None:
     """Before the work: where it would be written can be, and is not what is read."""
-    if path.is_dir() or not path.parent.is_dir():
+    if path.is_dir():
+        raise VitrailError(f"{option} must be a file, got the folder {path}; try {path / 'mine'}{path.suffix}")
+    if not path.parent.is_dir():
         raise VitrailError(f"{option} must be a file in a folder that exists, got {path}; try {path.name or 'mine'}")
     if endings and path.suffix.lower() not in endings:
         raise VitrailError(f"{option} must end in {' or '.join(endings)}, got {path}; try {path.stem}{endings[0]}")

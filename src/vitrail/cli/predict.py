@@ -16,7 +16,7 @@ from rich.text import Text
 
 from vitrail.cli.fitting import Device, Workers
 from vitrail.cli.naming import Tell, named
-from vitrail.cli.options import Json, whole
+from vitrail.cli.options import Json, check_out, whole
 from vitrail.cli.screen import console, print_json, progress
 from vitrail.errors import VitrailError, printable
 
@@ -42,7 +42,7 @@ def predict(
     json: Json = False,
 ) -> None:
     """Tell what pictures show. A bad file is a row with an error, and the exit code then 1."""
-    kind = _kind(csv, jsonl, out, json)
+    kind = _kind(run, csv, jsonl, out, json)
     with progress() as tell:
         names = list(named(files, tell))
     if not names:
@@ -72,16 +72,13 @@ def predict(
         raise typer.Exit(1)
 
 
-def _kind(csv: bool, jsonl: bool, out: Path | None, json: bool) -> str | None:
+def _kind(run: str, csv: bool, jsonl: bool, out: Path | None, json: bool) -> str | None:
     """``.csv`` or ``.jsonl``; none: for people, or all in one object."""
     if (csv or jsonl) and (json or out is not None or (csv and jsonl)):
         raise VitrailError("--csv, --jsonl, --json and --out say where the rows go; name one of them, or --json with --out")
     if out is None:
         return ".csv" if csv else ".jsonl" if jsonl else None
-    if out.suffix.lower() not in (".csv", ".jsonl"):
-        raise VitrailError(f"--out must end in .csv or .jsonl, got {out}; try {out.stem or 'predictions'}.csv")
-    if not out.parent.is_dir() or (out.exists() and not out.is_file()):
-        raise VitrailError(f"--out must be a file in a folder that exists, got {out}; try {out.name}")
+    check_out(out, "--out", run, (".csv", ".jsonl"))
     return out.suffix.lower()
 
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def train(
-    data: Annotated[str, typer.Argument(metavar="[DATA]", help="A folder of pictures or any other data set.")] = "fashion",
+    data: Annotated[str | None, typer.Argument(metavar="[DATA]", help="A folder of pictures or any other data set.")] = None,
     recipe: Annotated[str | None, typer.Option(help="demo, small, plain, augreg, textbook, resnet, paper-...")] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Such as S/16, where the recipe leaves it open.")] = None,
     image: Annotated[str | None, typer.Option(metavar="H[xW]", help="Height and width of the pictures.")] = None,
     settings: Settings = None,
     out: Out = None,
-    again: Annotated[Path | None, typer.Option(metavar="recipe.json", help="A run's recipe, to run it once more.")] = None,
+    again: Annotated[Path | None, typer.Option(metavar="RUN", help="A run or its recipe.json, to run it once more.")] = None,
     show: Show = False,
     device: Device = "auto",
     threads: Threads = None,
@@ -35,18 +35,22 @@ def train(
     from vitrail.recipes.book import recipe as by_name
 
     if again is not None:
+        if any(word is not None for word in (data, recipe, model, image)):
+            raise VitrailError(
+                "--again brings its own data, recipe, model and size; change them by --set, as in --set data=DIR"
+            )
         chosen = _noted(again)
     else:
-        known = given(data, model, pair(image, "--image") if image else None)
-        chosen = by_name(recipe or ("demo" if data == "fashion" else "small"), known)
+        known = given(data or "fashion", model, pair(image, "--image") if image else None)
+        chosen = by_name(recipe or ("demo" if known.data == "fashion" else "small"), known)
     asked = Asked(out, show, device, threads, workers, json, tensorboard, minutes, find_lr)
     carry_out(override(chosen, settings or []), asked)
 
 
 def _noted(path: Path) -> "Recipe":
-    from vitrail.config import from_json
-    from vitrail.train.recipe import Recipe
+    from vitrail.train.run import read_recipe
 
-    if not path.is_file():
-        raise VitrailError(f"--again must be a recipe.json, got {path}; a run's folder has one")
-    return from_json(Recipe, path.read_text())
+    file = path / "recipe.json" if path.is_dir() else path
+    if not file.is_file():
+        raise VitrailError(f"--again must be a run or its recipe.json, got {path}; vitrail train writes one")
+    return read_recipe(file)

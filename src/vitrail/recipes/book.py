@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 from vitrail.errors import VitrailError, suggestion
+from vitrail.models.settings import ModelConfig
+from vitrail.models.variants import blueprint
 from vitrail.recipes.demo import demo
 from vitrail.recipes.finetune import finetune
 from vitrail.recipes.given import Given
@@ -29,4 +31,14 @@ RECIPES: dict[str, Callable[[Given], Recipe]] = {
 def recipe(name: str, given: Given) -> Recipe:
     if name not in RECIPES:
         raise VitrailError(f"no recipe is named {name!r}{suggestion(name, RECIPES)}; there are {', '.join(RECIPES)}")
-    return RECIPES[name](given)
+    made = RECIPES[name](given)
+    if given.model is not None and not _is(made.model, given.model):
+        raise VitrailError(f"{name} has a model of its own and takes no --model, got {given.model}; try --recipe plain")
+    if given.image is not None and made.model.image != given.image:
+        raise VitrailError(f"{name} takes the pictures as large as they are and no --image; try --recipe small")
+    return made
+
+
+def _is(model: ModelConfig, name: str) -> bool:
+    kind, said = blueprint(name)
+    return isinstance(model, kind) and all(getattr(model, field) == value for field, value in said.items())

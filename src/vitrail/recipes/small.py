@@ -9,8 +9,10 @@ from vitrail.train.recipe import Optim, Recipe, Schedule
 
 def small(given: Given) -> Recipe:
     """A narrow ViT with small patches, average pooling and fixed positions; Muon, strong crops and mixing, averaged weights."""
-    image = given.image or (given.size if given.size and max(given.size) <= 64 else (96, 96))
-    patch = (4, 4) if max(image) <= 48 else (8, 8)
+    wished = given.image or (given.size if given.size and max(given.size) <= 64 else (96, 96))
+    side = 4 if max(wished) <= 48 else 8
+    patch = side, side
+    image = given.image or (max(round(wished[0] / side), 1) * side, max(round(wished[1] / side), 1) * side)
     batch = given.batch(128)
     steps = min(max(given.steps(60, batch), 1000), 50_000)
     model = ViTConfig(

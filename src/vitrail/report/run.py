@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,17 @@ from jaxtyping import Int
 from torch import Tensor
 
 from vitrail.config import to_json
-from vitrail.data.check import usable
 from vitrail.data.decode import as_picture
-from vitrail.data.sources.open import pictures
 from vitrail.data.sources.source import Source
-from vitrail.data.sources.split import Shares
 from vitrail.evaluate.accuracy import confused, confusion
 from vitrail.evaluate.evaluate import Answers, Measured, summed_up
 from vitrail.report.curves import curves
+from vitrail.report.fewshot import fewshot_part
 from vitrail.report.page import page, table, text
 from vitrail.report.pictures import data_address, sheet
 from vitrail.report.reliability import diagram
 from vitrail.tasks.classify import marks
+from vitrail.train.data import opened
 from vitrail.train.recipe import Recipe
 from vitrail.train.run import Run
 
@@ -45,11 +45,11 @@ def _parts(run: Run, recipe: Recipe, result: dict[str, Any], lines: list[dict[st
         sure = f"{_between(found, 'top1')}, " if found is not None else ""
         answer = f"top-1 on {split}, {sure}{_why(result)}"
         yield f'<p class="answer">{result[split]["top1"]:.2%} <span class="soft">{answer}</span></p>'
-    steps = [line for line in lines if "loss" in line]
+    steps, on = [line for line in lines if "loss" in line], _chosen_on(result)
     seen = [line for line in lines if "validation" in line]
     yield '<div class="figures">'
-    yield curves("Loss", {"training": _line(steps, "loss"), "validation": _inner(seen, "loss")})
-    yield curves("Accuracy", {"training": _line(steps, "accuracy"), "validation": _inner(seen, "top1")}, percent=True)
+    yield curves("Loss", {"training": _line(steps, "loss"), on: _inner(seen, "loss")})
+    yield curves("Accuracy", {"training": _line(steps, "accuracy"), on: _inner(seen, "top1")}, percent=True)
     yield curves("Learning rate", {"lr": _line(steps, "lr")})
     yield curves("Norm of the gradient", {"before clipping": _line(steps, "gradient")})
     tried = run.tried()
@@ -58,14 +58,19 @@ def _parts(run: Run, recipe: Recipe, result: dict[str, Any], lines: list[dict[st
         yield curves(f"Loss by learning rate (range test: {tried['lr']:g})", {"smoothed loss": points}, powers=True)
     yield "</div>"
     if found is not None:
-        data = usable(pictures(recipe.data, shares=Shares(recipe.validation, recipe.test))).data
+        data = opened(recipe).data
         yield from _answers(data.splits[found.split], found)
-    yield from _again(recipe, result)
+        yield from fewshot_part(run.folder / "best", data, found.split, result["steps"] * recipe.batch)
+    yield from _again(run, recipe, result)
 
 
 def _why(result: dict[str, Any]) -> str:
     best = result["best"]
-    return f"with the weights of step {best['step']:,}, the best on validation ({best['top1']:.2%})"
+    return f"with the weights of step {best['step']:,}, the best on {_chosen_on(result)} ({best['top1']:.2%})"
+
+
+def _chosen_on(result: dict[str, Any]) -> str:
+    return str(result.get("chosen_on", "validation"))  # which an older run did not say
 
 
 def _line(lines: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
@@ -141,10 +146,11 @@ def _matrix(matrix: Int[Tensor, "k k"], names: tuple[str, ...]) -> str:
     return f'<div class="wide"><table class="matrix"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
-def _again(recipe: Recipe, result: dict[str, Any]) -> Iterator[str]:
+def _again(run: Run, recipe: Recipe, result: dict[str, Any]) -> Iterator[str]:
     yield "<h2>How to do it again</h2>"
-    yield "<p>The run's <code>recipe.json</code> is all it takes, on the same data:</p>"
-    yield "<pre>vitrail train --again recipe.json</pre>"
+    start = "" if recipe.start is None else f" and the weights it started from, <code>{text(recipe.start)}</code>"
+    yield f"<p>The run's recipe is all it takes, with the same data, <code>{text(recipe.data)}</code>{start}:</p>"
+    yield f"<pre>vitrail train --again {text(shlex.quote(str(run.folder)))}</pre>"
     if result:
         rows = [(text(name), text(json.dumps(value))) for name, value in result.items() if not isinstance(value, dict)]
         yield table(("what", "value"), rows)

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.data.check import Checked, usable
-from vitrail.data.loader import Loader, evaluation, training
-from vitrail.data.sources.open import pictures
+from vitrail.data.check import Checked
+from vitrail.data.loader import Batch, Loader, evaluation, training
 from vitrail.data.sources.source import Part, Source
-from vitrail.data.sources.split import Shares
 from vitrail.data.threads import cores
 from vitrail.errors import VitrailError
 from vitrail.models.build import Model, build
@@ -21,13 +19,14 @@ from vitrail.models.device import device
 from vitrail.tasks.classify import Classify, class_weights
 from vitrail.tasks.task import Task
 from vitrail.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
+from vitrail.train.data import faults, opened
 from vitrail.train.facts import facts, logged
 from vitrail.train.memory import fitting, free_memory
 from vitrail.train.precision import check_machine
 from vitrail.train.recipe import Recipe
 from vitrail.train.run import Run, locked
 from vitrail.train.settle import Pace, Wishes, pace, range_test, steps_in, with_lr
-from vitrail.train.signals import Stop, Stopped, stopping
+from vitrail.train.signals import Stopped, stopping
 from vitrail.train.state import State, fresh
 from vitrail.train.step import culprit, train_step
 from vitrail.train.watch import Silent, Watcher
@@ -57,7 +56,7 @@ def fit(
 ) -> dict[str, Any]:
     """Train, choose on validation, report on test; the answer is what ``result.json`` holds."""
     run, machine, watcher, wishes = Run(Path(folder)), machine or Machine(), watcher or Silent(), wishes or Wishes()
-    with locked(run), stopping() as stop:
+    with locked(run):
         done, noted = run.result(), run.noted()
         if noted is not None:
             recipe = wishes.adopt(recipe, noted)
@@ -68,10 +67,10 @@ def fit(
         if machine.threads:
             torch.set_num_threads(machine.threads)
         check_machine(recipe, device(machine.device).type)
-        checked = usable(
-            pictures(recipe.data, shares=Shares(recipe.validation, recipe.test), progress=watcher.progress), watcher.progress
-        )
-        work = _Fit(recipe, run, machine, watcher, checked, stop)
+        checked = opened(recipe, watcher.progress)
+        for sentence in faults(checked):
+            watcher.said(sentence)
+        work = _Fit(recipe, run, machine, watcher, checked)
         if noted is None:
             work.settle(wishes)
             run.begin(work.recipe)
@@ -83,9 +82,9 @@ class _Fit:
 
     state: State
 
-    def __init__(self, recipe: Recipe, run: Run, machine: Machine, watcher: Watcher, checked: Checked, stop: Stop) -> None:
-        self.recipe, self.run, self.watcher, self.stop = recipe, run, watcher, stop
-        self.data = checked.data
+    def __init__(self, recipe: Recipe, run: Run, machine: Machine, watcher: Watcher, checked: Checked) -> None:
+        self.recipe, self.run, self.watcher = recipe, run, watcher
+        self.data, self.left_out = checked.data, len(checked.bad)
         self.workers = machine.workers
         self.device = device(machine.device)
         self.task: Task = self._task()
@@ -116,23 +115,31 @@ class _Fit:
         self.watcher.planned(self.recipe, self.data, self.model, self.state, self._seconds())
         began, before, row = time.perf_counter(), self.state.seconds, 0
         self.state.model.train()
-        batches = self.loader.batches(self.state.step, self.recipe.steps, self.workers)
-        for batch in batches:
-            fitted = self.state.micro
-            numbers = train_step(self.state, self.task, batch, self.recipe)
-            self.state.seconds = before + time.perf_counter() - began
-            row = row + 1 if self.state.skipped and not _finite(numbers) else 0
-            if self.state.micro != fitted:
-                self.watcher.said(f"the batch did not fit into memory: from here on {self.state.micro} pictures at a time")
-            self._note(numbers, row)
-            finished = self._evaluate() if self._due(self.recipe.evaluate) else False
-            if self._due(self.recipe.checkpoint) or self.stop.signal is not None or finished:
-                self._save()
-            if self.stop.signal is not None:
-                raise Stopped(self.stop.code, f"stopped at step {self.state.step}; the same command goes on from there")
-            if finished:
-                break
+        last = self.state.step if self._over else self.recipe.steps  # it was over when the process ended
+        with stopping() as stop:  # before it there is nothing to save, and behind it all is saved
+            for batch in self.loader.batches(self.state.step, last, self.workers):
+                fitted = self.state.micro
+                numbers = train_step(self.state, self.task, batch, self.recipe)
+                self.state.seconds = before + time.perf_counter() - began
+                row = row + 1 if self.state.skipped and not _finite(numbers) else 0
+                if self.state.micro != fitted:
+                    self.watcher.said(f"the batch did not fit into memory: from here on {self.state.micro} pictures at a time")
+                self._note(numbers, row, batch)
+                if self._due(self.recipe.evaluate):
+                    self._evaluate()
+                if self._due(self.recipe.checkpoint) or stop.signal is not None or self._over:
+                    self._save()
+                if stop.signal is not None:
+                    raise Stopped(stop.code, f"stopped at step {self.state.step}")
+                if self._over:
+                    break
         return self._result()
+
+    @property
+    def _over(self) -> bool:
+        """Whether the last evaluations brought no improvement, more of them than the recipe has patience for."""
+        patience = self.recipe.patience
+        return patience is not None and self.state.step - self.state.best_step >= patience * self.recipe.evaluate
 
     @property
     def _chosen(self) -> Source:
@@ -167,7 +174,7 @@ class _Fit:
     def _built(self) -> Model:
         recipe = self.recipe
         torch.manual_seed(recipe.seed)
-        config = replace(recipe.model, classes=len(self.data.names))
+        config = recipe.model
         if recipe.start is None or checkpoints(self.run.checkpoints):  # which have all that is needed
             model = build(config)
         else:
@@ -179,6 +186,10 @@ class _Fit:
         classes = len(self.data.names)
         if classes < 2:
             raise VitrailError(f"{self.data.name} has {classes} class; to tell something apart takes two")
+        if self.recipe.model.classes != classes:
+            raise VitrailError(
+                f"model.classes must be {classes}, as many as {self.data.name} has, got {self.recipe.model.classes}"
+            )
         weights = class_weights(torch.from_numpy(self.data.train.labels), classes) if self.recipe.class_weights else None
         return Classify(classes, self.recipe.loss, self.recipe.smoothing, weights)
 
@@ -209,7 +220,7 @@ class _Fit:
     def _due(self, every: int) -> bool:
         return self.state.step % every == 0 or self.state.step == self.recipe.steps
 
-    def _note(self, numbers: dict[str, float], row: int) -> None:
+    def _note(self, numbers: dict[str, float], row: int, batch: Batch) -> None:
         line = {"step": self.state.step, **{name: _plain(value) for name, value in numbers.items()}}
         self.run.log(line)
         if numbers:
@@ -217,15 +228,16 @@ class _Fit:
         else:
             self.watcher.said(f"step {self.state.step} had no picture that can be read")
         if row:
-            self.watcher.said(f"step {self.state.step} was skipped: the gradient of {culprit(self.state)} is no number")
-        if row >= MOST_SKIPPED:
-            raise VitrailError(
-                f"the gradient of {culprit(self.state)} was no number {row} steps in a row; the last good weights are in "
-                f"{self.run.folder}; try a smaller optim.lr (now {self.recipe.optim.lr:g}) or optim.clip=1"
-            )
+            why = f"{culprit(self.state, self.task, batch, self.recipe)} no number"
+            self.watcher.said(f"step {self.state.step} was skipped: {why}")
+            if row >= MOST_SKIPPED:
+                self._save()
+                raise VitrailError(
+                    f"{row} steps in a row had to be skipped, the last since {why}; the last good weights are in "
+                    f"{self.run.folder}; try a smaller optim.lr (now {self.recipe.optim.lr:g}) or optim.clip=1"
+                )
 
-    def _evaluate(self) -> bool:
-        """Whether to stop early."""
+    def _evaluate(self) -> None:
         scores = self.task.evaluate(self.state.shown, self._looking(self._chosen), _workers(self.workers))
         value = scores[self.task.main]
         better = self.state.best is None or value > self.state.best
@@ -236,12 +248,11 @@ class _Fit:
         plain = {name: number for name, number in scores.items() if isinstance(number, float)}
         self.run.log({"step": self.state.step, "validation": plain})
         self.watcher.evaluated(self.state.step, plain, better)
-        patience = self.recipe.patience
-        return patience is not None and self.state.step - self.state.best_step >= patience * self.recipe.evaluate
 
     def _looking(self, source: Source) -> Loader:
         """What fits when training fits here all the more."""
-        return evaluation(source, self.recipe.preprocess, min(EVALUATED, self.state.micro or self.recipe.batch))
+        loader = evaluation(source, self.recipe.preprocess, min(EVALUATED, self.state.micro or self.recipe.batch))
+        return replace(loader, tolerated=self.recipe.tolerated)
 
     def _save(self) -> None:
         counters = {**self.state.counters(), **self._origin()}
@@ -252,7 +263,7 @@ class _Fit:
         known = facts(self.recipe, self.data, at, validation=logged(lines, at))
         save(self.state.shown, self.run.folder / "last", facts=known)  # type: ignore[arg-type]
         best = load(self.run.folder / "best").to(self.device)
-        split = "test" if len(self.data.test) else "validation"
+        split = next(name for name in ("test", "validation", "train") if len(self.data.splits[name]))
         scores = self.task.evaluate(best, self._looking(self.data.splits[split]), _workers(self.workers))
         at = self.state.best_step
         known = facts(self.recipe, self.data, at, **{"validation": logged(lines, at), split: scores})
@@ -261,12 +272,13 @@ class _Fit:
             "run": str(self.run.folder),
             "reported_on": split,
             split: {name: value for name, value in scores.items() if isinstance(value, float)},
+            "chosen_on": "validation" if len(self.data.validation) else "train",
             "best": {"step": self.state.best_step, self.task.main: self.state.best},
             "steps": self.state.step,
             "seconds": self.state.seconds,
             "images_per_second": self.state.images / max(self.state.seconds, 1e-9),
             "skipped": self.state.skipped,
-            "left_out": len(self.loader.problems),
+            "left_out": self.left_out + len(self.loader.problems),
         }
         self.run.keep_predictions({name: value.numpy() for name, value in scores.items() if isinstance(value, torch.Tensor)})
         self.run.finish(result)

@@ -54,8 +54,8 @@ def optimisers(model: nn.Module, optim: Optim) -> list[torch.optim.Optimizer]:
     groups = list(_groups(model, optim))
     if optim.kind == "sgd":
         return [torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=_fused(model))]
-    matrices = [group for group in groups if group["matrices"]] if optim.kind == "muon" else []
-    others = [group for group in groups if group not in matrices] if matrices else groups
+    matrices = [group for group in groups if group["matrices"] and optim.kind == "muon"]
+    others = [group for group in groups if not (group["matrices"] and optim.kind == "muon")]
     made: list[torch.optim.Optimizer] = []
     if others:
         made.append(torch.optim.AdamW(others, lr=optim.lr, betas=optim.betas, eps=optim.epsilon, fused=_fused(model)))
@@ -77,6 +77,8 @@ def set_rate(made: Iterable[torch.optim.Optimizer], optim: Optim, share: float) 
 
 def _groups(model: nn.Module, optim: Optim) -> Iterator[dict[str, object]]:
     blocks = _blocks(model)
+    if optim.layer_decay < 1 and not blocks:
+        raise VitrailError("optim.layer_decay is from block to block, and this model has none; try optim.head_lr=10")
     by_kind: dict[tuple[float, bool, bool], list[nn.Parameter]] = {}
     for name, weight in model.named_parameters():
         if not weight.requires_grad:

@@ -15,8 +15,9 @@ from vitrail.models.settings import ModelConfig
 
 @dataclass(frozen=True)
 class Optim:
-    """Adam (Kingma and Ba 2015) with decoupled weight decay (Loshchilov and Hutter 2019), SGD with momentum, or Muon (Jordan et
-    al. 2024) for matrices beside AdamW for the rest. Norms, biases, tokens and positions never decay."""
+    """Adam (Kingma and Ba 2015) with decoupled weight decay (Loshchilov and Hutter 2019), SGD with momentum and decay in the
+    gradient, or Muon (Jordan et al. 2024) for matrices beside AdamW for the rest. Norms, biases, tokens and positions never
+    decay."""
 
     kind: Literal["adamw", "sgd", "muon"] = "adamw"
     lr: float = 1e-3
@@ -44,6 +45,10 @@ class Optim:
             raise VitrailError("optim.weight_decay and optim.blocks must not be below 0; try 0")
         if not 0 < self.layer_decay <= 1:
             raise VitrailError(f"optim.layer_decay must be above 0 and at most 1, got {self.layer_decay}; try 0.75")
+        if self.kind == "sgd" and self.nesterov and not self.momentum:
+            raise VitrailError("optim.nesterov looks ahead along the momentum, and optim.momentum is 0; try optim.momentum=0.9")
+        if self.kind == "sgd" and self.decay_apart:  # torch's SGD has it in the gradient, and then in the momentum
+            raise VitrailError("optim.decay_apart is for decoupled weight decay, which optim.kind=sgd has not; try adamw")
 
 
 @dataclass(frozen=True)
@@ -127,14 +132,9 @@ class Recipe:
                 timescale=max(int(plan.timescale * share), 1),
             ),
             ema=None if self.ema is None else max(1 - (1 - self.ema) / share, 0.0),
-            evaluate=max(int(self.evaluate * share), 1),
+            evaluate=-(-self.evaluate * steps // self.steps),  # never more of them than before
             checkpoint=max(int(self.checkpoint * share), 1),
         )
-
-    @property
-    def pieces(self) -> int:
-        """In how many the batch is computed."""
-        return -(-self.batch // (self.micro or self.batch))
 
 
 def _positive(settings: object, prefix: str, *names: str) -> None:

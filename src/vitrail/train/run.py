@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from vitrail.config import from_json, to_json, to_plain
+from vitrail.config import read, to_json, to_plain
 from vitrail.errors import VitrailError
 from vitrail.train.recipe import Recipe
+from vitrail.weights.folder import read_json
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Run:
 
     def result(self) -> dict[str, Any] | None:
         path = self.folder / "result.json"
-        return json.loads(path.read_text()) if path.is_file() else None
+        return read_json(path) if path.is_file() else None
 
     def finish(self, result: dict[str, Any]) -> None:
         _write(self.folder / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
@@ -45,7 +46,7 @@ class Run:
     def noted(self) -> Recipe | None:
         """The recipe that the run was begun with."""
         path = self.folder / "recipe.json"
-        return from_json(Recipe, path.read_text()) if path.is_file() else None
+        return read_recipe(path) if path.is_file() else None
 
     def begin(self, recipe: Recipe) -> None:
         """Note the recipe, or hold it against the one that the run was begun with."""
@@ -89,9 +90,17 @@ class Run:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
+def read_recipe(path: Path) -> Recipe:
+    plain = read_json(path)
+    try:
+        return read(plain, Recipe, "")
+    except VitrailError as error:
+        raise VitrailError(f"{path} holds no recipe: {error}") from None
+
+
 @contextmanager
 def locked(run: Run) -> Iterator[None]:
-    """One process at a time; the lock goes with the process, however that ends."""
+    """One process at a time; the lock goes with the process, however that ends. A run that was never begun leaves no folder."""
     try:
         run.folder.mkdir(parents=True, exist_ok=True)
         file = open(run.folder / ".lock", "w")  # noqa: SIM115
@@ -108,6 +117,10 @@ def locked(run: Run) -> Iterator[None]:
             if run.folder.is_dir():
                 raise
             raise OSError(f"{run.folder} has vanished while its run was at work; what it held is lost") from None
+        finally:
+            if [path.name for path in run.folder.glob("*")] == [".lock"]:
+                (run.folder / ".lock").unlink()
+                run.folder.rmdir()
 
 
 def _step(line: str) -> int | None:

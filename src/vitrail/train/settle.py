@@ -33,8 +33,8 @@ class Wishes:
     find_lr: bool = False
 
     def __post_init__(self) -> None:
-        if self.minutes is not None and not self.minutes > 0:
-            raise VitrailError(f"minutes must be above 0, got {self.minutes:g}; try 5")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise VitrailError(f"minutes must be above 0 and have an end, got {self.minutes:g}; try 5")
 
     def adopt(self, recipe: Recipe, noted: Recipe) -> Recipe:
         """For a run that goes on: what was found out when it was begun."""

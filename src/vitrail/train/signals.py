@@ -1,4 +1,4 @@
-"""Being asked to stop: finish the step, save, leave. Asked twice: leave at once."""
+"""Being asked to stop, also by a terminal that is closed: finish the step, save, leave. Asked twice: leave at once."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ class Stop:
 
     @property
     def code(self) -> int:
-        """What a shell expects: 130 for Ctrl-C, 143 for SIGTERM."""
+        """What a shell expects: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
         return 128 + (self.signal or 0)
 
 
@@ -39,7 +39,10 @@ def stopping() -> Iterator[Stop]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which is what nohup does
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, asked) for number in numbers}
     try:
         yield stop
     finally:

@@ -29,9 +29,12 @@ def train_step(state: State, task: Task, batch: Batch, recipe: Recipe) -> dict[s
     set_rate(state.optimisers, recipe.optim, share)
     seen = _gradients(state, task, batch, recipe)
     weights = [weight for weight in state.model.parameters() if weight.grad is not None]
-    norm = torch.nn.utils.clip_grad_norm_(weights, recipe.optim.clip or math.inf, foreach=True).item()
+    total = torch.nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None], foreach=True)
+    norm = total.item()
     good = math.isfinite(norm) and math.isfinite(seen["loss"])
     if good:
+        if recipe.optim.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(weights, recipe.optim.clip, total, foreach=True)
         for optimiser in state.optimisers:
             optimiser.step()
     state.step += 1
@@ -65,16 +68,20 @@ def _gradients(state: State, task: Task, batch: Batch, recipe: Recipe) -> dict[s
 def _summed(state: State, task: Task, batch: Batch, recipe: Recipe) -> dict[str, float]:
     """Each piece counts by its number of pictures, so that the last one may be shorter."""
     total: dict[str, float] = {}
-    device = next(state.model.parameters()).device.type
     whole = len(batch.labels)
     for piece in pieces(batch, state.micro or whole):
-        with torch.autocast(device, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
-            loss, others = task.loss(state.model, piece)
+        loss, others = _loss(state, task, piece, recipe)
         part = len(piece.labels) / whole
         (loss * part if part < 1 else loss).backward()
         for name, value in {"loss": loss.detach(), **others}.items():
             total[name] = total.get(name, 0.0) + value.item() * part
     return total
+
+
+def _loss(state: State, task: Task, piece: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, Tensor]]:
+    device = next(state.model.parameters()).device.type
+    with torch.autocast(device, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
+        return task.loss(state.model, piece)
 
 
 def pieces(batch: Batch, size: int) -> Iterator[Batch]:
@@ -87,9 +94,32 @@ def pieces(batch: Batch, size: int) -> Iterator[Batch]:
         yield Batch(**{name: None if value is None else value[start : start + size] for name, value in values.items()})  # type: ignore[arg-type]
 
 
-def culprit(state: State) -> str:
-    """The first weight whose gradient is no number, in the order in which the picture meets them."""
-    for name, weight in state.model.named_parameters():
-        if weight.grad is not None and not torch.isfinite(weight.grad).all():
-            return name
-    return "the loss itself"
+@torch.no_grad()
+def culprit(state: State, task: Task, batch: Batch, recipe: Recipe) -> str:
+    """Where a step went wrong, in words: the first module whose output is no number or, where all outputs are numbers, the
+    weight whose gradient was the first that is none. A gradient runs from the loss to the picture, so that is the last one."""
+    if not batch.images.isfinite().all():
+        return "a picture is"
+    first: list[str] = []
+
+    def look(name: str, output: object) -> None:
+        if not first and isinstance(output, Tensor) and not output.isfinite().all():
+            first.append(name)
+
+    hooks = [
+        module.register_forward_hook(lambda module, inputs, output, name=name: look(name, output))
+        for name, module in state.model.named_modules()
+        if name
+    ]
+    try:
+        seed_step(recipe.seed, state.step - 1)
+        losses = [_loss(state, task, piece, recipe)[0] for piece in pieces(batch, state.micro or len(batch.labels))]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    wrong = [
+        name for name, weight in state.model.named_parameters() if weight.grad is not None and not weight.grad.isfinite().all()
+    ]
+    if first or wrong:
+        return f"the output of {first[0]} is" if first else f"the gradient of {wrong[-1]} is"
+    return "the norm of the gradient is" if all(loss.isfinite() for loss in losses) else "the loss is"

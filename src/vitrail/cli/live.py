@@ -1,0 +1,109 @@
+"""What a person sees of a run while it runs: the plan, then a live bar on a terminal, or plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from vitrail.cli.screen import duration, si, size
+
+if TYPE_CHECKING:
+    from vitrail.train.recipe import Recipe
+
+EVERY = 5.0  # seconds between two lines where there is no terminal
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Where rich would end the process."""
+        raise BrokenPipeError
+
+
+class Screen:
+    """Quacks as the loop's watcher."""
+
+    def __init__(self, recipe: "Recipe", quiet: bool) -> None:
+        self.recipe, self.quiet, self.curious = recipe, quiet, not quiet
+        self.progress: Callable[[str, int, int | None], None] | None = None
+        self.score, self.chosen_on = "", "validation"
+        self.said_at = 0.0
+        self.began: tuple[float, int] | None = None
+        self.bar: Any = None
+        self.task: Any = None
+        self.before: dict[str, Any] = {}
+
+    def __enter__(self) -> "Screen":
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        live = sys.stderr.isatty() and not self.quiet
+        words = TextColumn("{task.description}")
+        columns = (TextColumn("{task.fields[what]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), words)
+        self.bar = Progress(*columns, console=_Console(stderr=True, markup=False), transient=True, disable=not live)
+        self.bar.start()
+        self.progress = self._before if live else None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._unheard():
+            self.bar.stop()
+
+    def _before(self, what: str, done: int, total: int | None) -> None:
+        """What comes before the first step may take long, too."""
+        if what not in self.before:
+            self.before[what] = self.bar.add_task("", total=total, what=what)
+        self.bar.update(self.before[what], completed=done, total=total)
+
+    def planned(self, recipe: "Recipe", data: Any, model: Any, state: Any, seconds: float | None) -> None:
+        from vitrail.models.cost import cost
+
+        for task in self.before.values():
+            self.bar.remove_task(task)
+        self.before.clear()
+        self.chosen_on = "validation" if len(data.validation) else "train"
+        self.recipe = recipe  # its steps and learning rate may have been found out since
+        self.task = self.bar.add_task("", total=recipe.steps, completed=state.step, what="step")
+        known = cost(model.config, state.micro or recipe.batch)
+        epochs = recipe.steps * recipe.batch / max(len(data.train), 1)
+        counts = ", ".join(f"{len(part):,} {split}" for split, part in data.splits.items())
+        self.said(f"data      {data.name}: {counts}; {len(data.names)} classes")
+        for note in data.notes:
+            self.said(f"          {note}")
+        work = f"{si(known.macs, 'MACs')} a picture, about {size(known.memory.training)} to train"
+        self.said(f"model     {known.parameters:,} parameters, {work}")
+        amount = f"{recipe.steps:,} steps of {recipe.batch} pictures, {epochs:.1f} epochs"
+        self.said(f"recipe    {recipe.name}: {amount}, {recipe.optim.kind}, lr {recipe.optim.lr:g}")
+        if state.micro is not None and state.micro < recipe.batch:
+            self.said(f"          {state.micro} pictures at a time, as memory allows")
+        if seconds is not None:
+            self.said(f"time      about {duration(seconds)} from here")
+
+    def stepped(self, step: int, numbers: dict[str, float]) -> None:
+        now = time.perf_counter()
+        self.began = self.began or (now, step)  # the first step warms up
+        done = step - self.began[1]
+        speed = f"  {done * self.recipe.batch / (now - self.began[0]):,.0f} pictures/s" if done else ""
+        text = f"loss {numbers['loss']:.3f}  {numbers['accuracy']:.1%}{speed}{self.score}"
+        self.bar.update(self.task, completed=step, description=text)
+        if self.bar.disable and not self.quiet and now - self.said_at > EVERY:
+            self.said_at = now
+            self.said(f"step {step:,} of {self.recipe.steps:,}  {text}")
+
+    def evaluated(self, step: int, scores: dict[str, float], best: bool) -> None:
+        self.score = f"  {self.chosen_on} {scores['top1']:.2%}"
+        self.said(f"step {step:,}: {self.chosen_on} {scores['top1']:.2%}, loss {scores['loss']:.4f}{' (best)' if best else ''}")
+
+    def said(self, sentence: str) -> None:
+        if not self.quiet:
+            with self._unheard():
+                self.bar.console.print(sentence, soft_wrap=True, highlight=False)
+
+    @contextmanager
+    def _unheard(self) -> Iterator[None]:
+        """A terminal that was closed, or a pipe that nobody reads any more, ends the talk and not the run."""
+        try:
+            yield
+        except OSError:
+            self.quiet = True
