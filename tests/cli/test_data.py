@@ -13,7 +13,9 @@ from PIL import Image
 from tests.data.pictures import classes
 from vitrail.cli.main import run
 from vitrail.data.pack import read_pack
+from vitrail.evaluate.probe import read_suite
 
+ROOT = Path(__file__).parents[2]
 Capture = pytest.CaptureFixture[str]
 
 
@@ -231,6 +233,7 @@ def test_without_a_home_there_is_no_cache_and_no_traceback(
         (["pack", "fashion", "out.pack", "--size", "0"], "size"),
         (["pack", "fashion", "out.pack", "--keep", "png"], "keep must be 'pixels' or 'jpeg'"),
         (["get", "cifar11"], "did you mean 'cifar1"),
+        (["get", "fashion"], "fashion comes with Vitrail and need not be fetched; the sets to get are fashion-mnist"),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -242,6 +245,23 @@ def test_a_mistake_is_one_sentence(
     assert sentence in shown
     assert shown.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_get_alone_lists_the_sets_and_names_all_that_the_suites_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
+    assert run(["data", "get", "--json"]) == 0
+    sets = json.loads(capsys.readouterr().out)["sets"]
+    assert [(row["name"], row["here"]) for row in sets] == [("fashion-mnist", False), ("cifar10", False), ("cifar100", False)]
+    assert run(["data", "get"]) == 0
+    shown = capsys.readouterr().out
+    for row in sets:
+        assert all(str(row[field]) in shown for field in ("name", "pictures", "licence", "address"))
+        assert row["bytes"] > 10**7
+    suites = [*ROOT.glob("examples/*.toml"), *ROOT.glob("docs/**/*.toml")]
+    for source in {entry.source.partition(":")[0] for suite in suites for entry in read_suite(suite)}:
+        assert source in shown
 
 
 @pytest.mark.parity

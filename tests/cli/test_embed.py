@@ -78,6 +78,8 @@ def test_labels_are_not_needed_and_a_bad_picture_is_left_out(out: str, tmp_path:
     [
         (["model", "set", "rows.csv"], "OUT must end in .parquet or .npz, got rows.csv; try rows.npz"),
         (["model", "set", "gone/rows.npz"], "OUT must be a file in a folder that exists"),
+        (["model", "set", "folder.npz"], "OUT must be a file, got the folder folder.npz; try folder.npz/mine.npz"),
+        (["weights.npz", "set", "weights.npz"], "OUT must not be the weights themselves"),
         (["model", "nowhere", "rows.npz"], "there is no 'nowhere'"),
         (["nothing", "set", "rows.npz"], "nothing does not exist"),
         (["model", "set", "rows.npz", "--split", "dev"], "--split must be train, validation or test"),
@@ -86,6 +88,8 @@ def test_labels_are_not_needed_and_a_bad_picture_is_left_out(out: str, tmp_path:
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path, capsys: Capture) -> None:
     drawn.classes(tmp_path / "only" / "test", {"ant": 3, "bee": 4})
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "weights.npz").touch()
     before = sorted(tmp_path.iterdir())
     assert run(["embed", *arguments]) == 2
     shown = capsys.readouterr()

@@ -71,6 +71,25 @@ def test_several_are_compared_with_the_first(capsys: Capture) -> None:
     assert "McNemar" in shown
 
 
+def test_what_is_wrong_with_one_of_several_is_told_before_the_work_and_of_which(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = model()
+    odd.labels = ("a", "b", "c", "d", "e")
+    save(odd, "odd")
+    monkeypatch.setattr("vitrail.evaluate.evaluate.measure", lambda *_: pytest.fail("began"))
+    for other, sentence in (("nowhere", "nowhere does not exist"), ("odd", "odd: 3 of the 3 classes of data are unknown")):
+        assert run(["evaluate", "one", other, "data"]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_a_caution_about_another_than_the_first_is_shown(capsys: Capture) -> None:
+    taught = model(2)
+    save(taught, "taught", facts={"data": {"name": "data"}, "recipe": {}})
+    assert run(["evaluate", "one", "taught", "data", "--split", "validation"]) == 0
+    assert "taught: its weights were chosen by pictures that are among these" in capsys.readouterr().out
+
+
 def test_tables_for_people(capsys: Capture) -> None:
     assert run(["evaluate", "one", "data"]) == 0
     shown, found = capsys.readouterr().out, measure("one", "data")

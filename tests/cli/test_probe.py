@@ -96,6 +96,24 @@ def test_the_example_suite_runs_and_its_groups_are_means(tmp_path: Path, capsys:
     assert [one["name"] for one in found["data"]] == ["fashion", "panes"]
 
 
+def test_what_a_suite_misses_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr("vitrail.evaluate.probe.embed", lambda *_: pytest.fail("began"))
+    drawn.classes(tmp_path / "one", {"ant": 12})
+    for missing, sentence in (("gone", "gone of s.toml: there is no"), ("one", "one of s.toml: one has a single class")):
+        (tmp_path / "s.toml").write_text(f'[[data]]\nsource = "set"\n[[data]]\nsource = "{missing}"')
+        assert run(["probe", "model", "--suite", "s.toml"]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_a_model_is_probed_on_the_test_that_its_training_left_out(tmp_path: Path) -> None:
+    drawn.classes(tmp_path / "flat", {"ant": 20, "bee": 20})
+    one = load("model")
+    one.facts = {"recipe": {"validation": 0.05, "test": 0.3}}
+    found = probe(one, "flat", ("knn",))
+    assert found.pictures == {"train": 26, "test": 12}
+    assert found.notes == ("no split is given, so 26 train, 2 validation, 12 test by content",)
+
+
 def test_a_probe_needs_labels_and_who_has_none_is_not_asked() -> None:
     data = pictures("set")
     paths = data.train

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from tests.evaluate.test_accuracy import CASES, answers
 from tests.peers import peer
+from vitrail.evaluate import calibration
 from vitrail.evaluate.calibration import HOTTEST, reliability, temperature
 
 
@@ -97,6 +98,16 @@ def test_where_there_is_no_best_temperature_the_answer_is_an_end_of_the_range() 
     assert temperature(torch.eye(4), labels) == 1 / HOTTEST
     assert temperature(-torch.eye(4), labels) == HOTTEST
     assert temperature(torch.zeros(4, 4), labels) == 1
+    assert temperature(1e4 * torch.eye(4), labels) == 1 / HOTTEST  # so sure that slopes are rounded to nothing
+    assert temperature(-1e4 * torch.eye(4), labels) == HOTTEST
+
+
+def test_the_temperature_is_the_same_however_many_pictures_are_seen_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels = sampled(503, 6, 2.5)
+    expected = temperature(logits, labels)
+    for logits_at_once in (1, 100):
+        monkeypatch.setattr(calibration, "AT_ONCE", logits_at_once)
+        assert temperature(logits, labels) == pytest.approx(expected, rel=1e-12)
 
 
 def test_dividing_by_the_temperature_divides_the_temperature() -> None:

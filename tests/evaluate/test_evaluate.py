@@ -17,6 +17,7 @@ from vitrail.data.prepare import prepare
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.open import pictures
 from vitrail.data.sources.source import Arrays, Data
+from vitrail.data.sources.split import Shares
 from vitrail.errors import VitrailError
 from vitrail.evaluate.calibration import reliability, temperature
 from vitrail.evaluate.evaluate import Measured, compare, measure
@@ -49,7 +50,8 @@ def test_a_runs_own_numbers_come_out_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for shares in ({}, {"validation": 0.3, "test": 0.2}):
         drawn.classes(tmp_path / "flat", {"ant": 17, "bee": 11})
-        settings = recipe(steps=4, **(shares | {"data": str(tmp_path / "flat")} if shares else {}))
+        flat = {**shares, "data": str(tmp_path / "flat"), "model": replace(recipe().model, classes=2)}
+        settings = recipe(steps=4, **(flat if shares else {}))
         result = fit(settings, run, Machine("cpu", 1, 0))
         found = measure(run, settings.data)
         assert {"top1": found.top1, "top5": found.top5, "loss": found.nll} == result["test"]
@@ -99,6 +101,62 @@ def test_splits_are_test_else_validation_else_all(tmp_path: Path) -> None:
         measure(model(), without, "test")
     with pytest.raises(VitrailError, match="did you mean 'validation'"):
         measure(model(), data, "valid")
+
+
+def test_who_evaluates_is_not_told_what_matters_to_training_alone(tmp_path: Path) -> None:
+    drawn.classes(tmp_path / "new" / "test", {"ant": 4, "bee": 3})
+    data = pictures(tmp_path / "new")
+    assert any("nothing to train on" in note for note in data.notes)
+    assert not any("train" in note for note in measure(model(), data).notes)
+    alone = pictures(folder(tmp_path / "rare", "ant", "bee"))
+    assert any("one picture alone to learn from" in note for note in alone.notes)
+    assert not any("to learn from" in note for note in measure(model(), alone).notes)
+
+
+def trained_on(data: Path, **shares: float) -> Model:
+    made = model()
+    made.facts = {"data": {"name": str(data)}, "recipe": shares}
+    return made
+
+
+def test_a_split_other_than_in_training_holds_what_was_learned_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    drawn.classes(Path("flat"), {"ant": 17, "bee": 11})
+    shared = pictures("flat", shares=Shares(0.3, 0.2))
+    learned = "the model has learned from pictures that are among these"
+
+    def told(one: Model, split: str | None = None, data: Data = shared) -> str:
+        return " ".join(measure(one, data, split).notes)
+
+    assert learned not in told(trained_on(Path("flat"), validation=0.3, test=0.2))
+    assert "chosen by" in told(trained_on(Path("flat"), validation=0.3, test=0.2), "validation")
+    for split in (None, "validation", "all"):
+        assert learned in told(trained_on(Path("flat"), validation=0.1, test=0.2), split)
+    assert learned in told(trained_on(tmp_path / "flat", validation=0.3, test=0.1))  # the same place by another name
+    drawn.classes(Path("given/test"), {"ant": 4, "bee": 3})
+    drawn.classes(Path("given/train"), {"ant": 9, "bee": 8}, 50)
+    given = pictures("given", shares=Shares(0.3, 0.2))
+    assert learned not in told(trained_on(Path("given"), validation=0.1, test=0.1), data=given)  # its test is its own
+
+
+def test_of_new_pictures_more_than_a_part_can_be_evaluated(tmp_path: Path) -> None:
+    drawn.classes(tmp_path / "flat", {"ant": 17, "bee": 11})
+    hint = "the model was not trained on it, so more than its test can be evaluated: split all"
+    assert hint in measure(model(), tmp_path / "flat").notes
+    assert hint not in measure(model(), tmp_path / "flat", "test").notes
+    assert hint not in measure(trained_on(tmp_path / "flat"), tmp_path / "flat").notes
+    assert hint not in measure(model(), folder(tmp_path / "parts", "ant", "bee")).notes
+
+
+def test_a_validation_that_cannot_be_used_costs_the_temperature_and_no_more(tmp_path: Path) -> None:
+    data = folder(tmp_path, "ant", "bee", each=9)
+    expected = measure(model(), data)
+    drawn.classes(data / "validation", {"zebra": 3})
+    found = measure(model(), data)
+    assert (found.top1, found.calibrated) == (expected.top1, None)
+    assert "no temperature is fitted, as validation cannot be used: 1 of the 3 classes" in found.notes[-1]
 
 
 def test_all_is_its_parts_one_behind_the_other(tmp_path: Path) -> None:

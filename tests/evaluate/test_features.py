@@ -124,7 +124,7 @@ def test_packs_and_arrays_are_told_apart(tmp_path: Path, counted: list[int]) -> 
     assert counted == [9, 11, 9, 11, 9, 9]  # of each pack, validation is split off train; opened again it is not read again
 
 
-@pytest.mark.parametrize("fault", ["flip", "cut", "empty", "other"])
+@pytest.mark.parametrize("fault", ["flip", "cut", "empty", "other", "locked"])
 def test_what_is_damaged_is_made_anew(fault: str, tmp_path: Path, counted: list[int]) -> None:
     one, source = model(), vitrail.pictures(folder(tmp_path)).train
     expected = embed(one, source).values
@@ -133,10 +133,8 @@ def test_what_is_damaged_is_made_anew(fault: str, tmp_path: Path, counted: list[
     if fault == "other":
         np.savez(file, values=expected[:4], indices=np.arange(4), bad=np.arange(7), reasons=np.zeros(0, np.uint8))
     else:
-        at = whole.index(expected.tobytes()) + 100
-        file.write_bytes(
-            {"flip": whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], "cut": whole[:at], "empty": b""}[fault]
-        )
+        at = whole.index(expected.tobytes()) + 100 if fault != "locked" else whole.index(b"PK\1\2") + 8  # "is encrypted"
+        file.write_bytes({"cut": whole[:at], "empty": b""}.get(fault, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]))
     assert np.array_equal(embed(one, source).values, expected)
     assert counted == [11, 11]
     assert file.read_bytes() == whole

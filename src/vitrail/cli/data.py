@@ -123,19 +123,41 @@ def pack(
 
 @data.command()
 def get(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="fashion-mnist, cifar10 or cifar100.")],
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="fashion-mnist, cifar10 or cifar100; none: list them.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Make a public set available under its name, from Debian's package or by download with a checksum."""
     from vitrail.data import cache
     from vitrail.data.sources.get import get as fetch
 
+    if name is None:
+        _list_sets(json)
+        return
     with progress() as tell:
         path = fetch(name, cache.folder() / "sets", progress=tell)
     if json:
         print_json({"name": name, "path": str(path)})
     else:
         typer.echo(f"{name} is here: {path}; use it as `vitrail data check {name}`")
+
+
+def _list_sets(json: bool) -> None:
+    from vitrail.data.sources.get import HERE, SETS, place_of
+
+    if json:
+        told = ("pictures", "bytes", "licence", "address")
+        rows = [
+            {"name": name, **{field: getattr(known, field) for field in told}, "here": place_of(name).is_file()}
+            for name, known in SETS.items()
+        ]
+        print_json({"sets": rows})
+        return
+    for name, known in SETS.items():
+        typer.echo(f"{name}: {known.pictures}" + ("; is here" if place_of(name).is_file() else ""))
+        typer.echo(f"    {size(known.bytes)} from {known.address}; licence: {known.licence}")
+    typer.echo(f"`vitrail data get NAME` fetches one; {' and '.join(HERE)} are always here")
 
 
 def _plain(found: "Checked", page: Path | None) -> dict[str, object]:  # type: ignore[name-defined]  # noqa: F821

@@ -37,6 +37,8 @@ def embed(
     if out.suffix.lower() not in (".parquet", ".npz"):
         raise VitrailError(f"OUT must end in .parquet or .npz, got {out}; try {out.stem or 'features'}.npz")
     check_out(out, "OUT", source)
+    if out.exists() and Path(weights).exists() and out.samefile(weights):
+        raise VitrailError(f"OUT must not be the weights themselves, got {out}; name another file")
 
     from vitrail.evaluate.features import stream
     from vitrail.models.device import device as chosen

@@ -11,6 +11,7 @@ from vitrail.cli.screen import add, console, print_json, progress, table
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
+    from vitrail.data.sources.source import Data
     from vitrail.evaluate.evaluate import Compared, Measured
 
 WORST = 5  # classes and pairs that are shown
@@ -48,13 +49,15 @@ def evaluate(
     from vitrail.weights.load import load
 
     where, measured = chosen(device), []
+    models = [load(run) for run in runs]  # all of them, so that a wrong name is told before the work
     with progress() as tell:
-        source = None
-        for number, run in enumerate(runs, 1):
-            model = load(run).to(where)
-            source = source or opened(data, model, tell)
-            told = _counted(tell, number, len(runs))
-            measured.append(measure(model, source, split, tta, batch, workers, told))
+        source = opened(data, models[0], tell)
+        for run, model in zip(runs, models, strict=True):
+            _check(run if len(runs) > 1 else "", model, source, split)
+        for number, model in enumerate(models, 1):
+            told = counted(tell, number, len(runs))
+            measured.append(measure(model.to(where), source, split, tta, batch, workers, told))
+            model.cpu()
     pairs = [compare(measured[0], other) for other in measured[1:]]
     if json:
         told_runs = [{"model": run, "tta": tta, **_plain(each)} for run, each in zip(runs, measured, strict=True)]
@@ -66,7 +69,19 @@ def evaluate(
         _tell_several(runs, measured, pairs)
 
 
-def _counted(tell: Any, number: int, of: int) -> Any:
+def _check(run: str, model: Any, source: "Data", split: str | None) -> None:
+    """Whether it can be evaluated at all; of several, which one cannot."""
+    from vitrail.evaluate.match import matched, split_of
+    from vitrail.evaluate.predict import preprocessing
+
+    try:
+        preprocessing(model)
+        matched(split_of(source, split)[1], model, source.name)
+    except VitrailError as error:
+        raise VitrailError(f"{run}: {error}" if run else str(error)) from None
+
+
+def counted(tell: Any, number: int, of: int) -> Any:
     """Which of several models is at work."""
     return tell if of == 1 else lambda what, done, total: tell(f"{what} ({number} of {of})", done, total)
 
@@ -161,6 +176,10 @@ def _tell_classes(found: "Measured") -> None:
 def _tell_several(runs: list[str], measured: "list[Measured]", pairs: "list[Compared]") -> None:
     screen = console()
     _head(measured[0])
+    for run, found in zip(runs[1:], measured[1:], strict=True):
+        for note in found.notes:
+            if note not in measured[0].notes:
+                screen.print(f"  {printable(run)}: {printable(note)}", soft_wrap=True)
     names = _worth(measured[0])
     sheet = table("model", *(f"#{TITLES[name]}" for name in names))
     for run, found in zip(runs, measured, strict=True):

@@ -12,6 +12,7 @@ from vitrail.cli.screen import add, console, print_json, progress, table
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
+    from vitrail.data.sources.source import Data
     from vitrail.evaluate.probe import Entry, Probe
 
 Weights = Annotated[
@@ -47,13 +48,27 @@ def probe(
     entries = (Entry(str(source), str(source), "", wanted),) if suite is None else _chosen(read_suite(suite), wanted)
     model = load(weights).to(chosen(device))
     found = []
-    for entry in entries:
+    with progress() as tell:
+        sources = [_opened(entry, model, tell, suite) for entry in entries]  # what is missing is told before the work
+    for entry, data in zip(entries, sources, strict=True):
         with progress() as tell:
-            found.append(measure(model, entry.source, entry.protocols, batch, workers, tell))
+            found.append(measure(model, data, entry.protocols, batch, workers, tell))
     if suite is None:
         print_json({"model": weights, **asdict(found[0])}) if json else _draw(weights, found[0])
     else:
         _print_suite(weights, suite, entries, found, json)
+
+
+def _opened(entry: "Entry", model: Any, tell: Any, suite: Path | None) -> "Data":
+    from vitrail.evaluate.evaluate import opened
+    from vitrail.evaluate.probe import splits
+
+    try:
+        data = opened(entry.source, model, tell)
+        splits(data, entry.protocols)
+    except VitrailError as error:
+        raise VitrailError(str(error) if suite is None else f"{entry.name} of {suite}: {error}") from None
+    return data
 
 
 def _chosen(entries: "tuple[Entry, ...]", wanted: tuple[str, ...]) -> "tuple[Entry, ...]":

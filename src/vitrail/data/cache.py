@@ -29,7 +29,7 @@ def recall(kind: str, key: str) -> dict[str, ndarray] | None:
     try:
         with open(_place(kind, key), "rb") as place, np.load(place, allow_pickle=False) as file:
             return dict(file)
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):  # also where there is no home
+    except (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile):  # also where there is no home
         return None
 
 

@@ -54,14 +54,19 @@ def interval(drawn: Float[ndarray, " r"]) -> tuple[float, float]:
 def intervals(
     logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], drawn: Mapping[str, ndarray]
 ) -> dict[str, tuple[float, float]]:
-    """Where every picture is right, or none, each draw says the same; the exact binomial bound stands in for it."""
     found = {name: interval(values) for name, values in drawn.items()}
-    edge = ((1 - LEVEL) / 2) ** (1 / len(labels))
     for name in ("top1", "top5") if logits.shape[1] > 5 else ("top1",):  # of five classes, five are always right
-        low, high = found[name]
-        if low == high:
-            found[name] = (edge, 1.0) if low == 1 else (0.0, 1 - edge)
+        found[name] = of_share(drawn[name], len(labels))
     return found
+
+
+def of_share(drawn: Float[ndarray, " r"], pictures: int) -> tuple[float, float]:
+    """Where every picture is right, or none, each draw says the same; the exact binomial bound stands in for it."""
+    low, high = interval(drawn)
+    edge = ((1 - LEVEL) / 2) ** (1 / pictures)
+    if low == high == 1:
+        return edge, 1.0
+    return (0.0, 1 - edge) if low == high == 0 else (low, high)
 
 
 def mcnemar(only_first: int, only_other: int) -> float:

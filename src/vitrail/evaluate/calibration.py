@@ -16,6 +16,7 @@ from torch.nn import functional as F
 BINS = 15
 HOTTEST = 100.0  # of a temperature; its inverse is the coldest
 CLOSE = 1e-9  # relative, to where two steps of the search for it may end
+AT_ONCE = 2**15  # logits whose softmax is computed at a time: all those of ImageNet would leave the processor's cache
 
 
 @dataclass(frozen=True)
@@ -55,24 +56,36 @@ def temperature(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> floa
     The loss is convex in the inverse temperature, so Newton's method finds the least, held between two values that enclose it.
     Where there is none (every picture right: the surer the better), the answer is the end of the range.
     """
-    logits = logits.double() - logits.double().gather(1, labels[:, None])
-    low, high = 1 / HOTTEST, HOTTEST
-    rises, falls = _slopes(logits, low)[0] >= 0, _slopes(logits, high)[0] <= 0
-    if rises or falls:  # both: all logits are equal, and any temperature is as good
-        return 1.0 if rises and falls else HOTTEST if rises else 1 / HOTTEST
-    inverse = 1.0
+    low, high, inverse = 1 / HOTTEST, HOTTEST, 1.0
+    ends = {low, high}  # whose slopes nobody has looked at
     while high / low > 1 + CLOSE:
-        slope, bend = _slopes(logits, inverse)
+        slope, bend = _slopes(logits, labels, inverse)
+        if slope == bend == 0:  # all logits are equal, and any temperature is as good; or so far apart that it looks like it
+            return 1.0 if _slopes(logits, labels, low)[0] == 0 else 1 / high
         low, high = (inverse, high) if slope < 0 else (low, inverse)
         step = inverse - slope / bend if bend > 0 else 0.0
         if abs(step - inverse) <= CLOSE * inverse:
             return 1 / inverse
-        inverse = step if low < step < high else math.sqrt(low * high)
+        if not low < step < high:
+            end = high if slope < 0 else low
+            if end in ends and math.copysign(1, slope) * _slopes(logits, labels, end)[0] >= 0:
+                return 1 / end
+            ends.discard(end)
+            step = math.sqrt(low * high)
+        inverse = step
     return 1 / inverse
 
 
-def _slopes(logits: Float[Tensor, "b k"], inverse: float) -> tuple[float, float]:
-    """First and second derivative of the mean loss by the inverse temperature; logits are relative to the right class."""
-    chance = F.softmax(logits * inverse, dim=1)
-    mean = (chance * logits).sum(1, keepdim=True)
-    return mean.mean().item(), (chance * (logits - mean) ** 2).sum(1).mean().item()
+def _slopes(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], inverse: float) -> tuple[float, float]:
+    """First and second derivative of the mean loss by the inverse temperature, a few pictures at a time."""
+    slope = bend = 0.0
+    each = max(AT_ONCE // logits.shape[1], 1)
+    for part, right in zip(logits.split(each), labels.split(each), strict=True):
+        beyond = part.double()
+        beyond = beyond - beyond.gather(1, right[:, None])  # the right class
+        chance = F.softmax(beyond * inverse, dim=1)
+        mean = torch.linalg.vecdot(chance, beyond)
+        beyond -= mean[:, None]
+        slope += mean.sum().item()
+        bend += torch.linalg.vecdot(chance, beyond.square_()).sum().item()
+    return slope / len(labels), bend / len(labels)

@@ -3,6 +3,7 @@
 The pictures go through the model's own preprocessing and the very evaluation that training uses. b pictures, k classes.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from vitrail.data.loader import evaluation
-from vitrail.data.sources.open import pictures
+from vitrail.data.sources.open import lessons, pictures
 from vitrail.data.sources.source import Data, Progress, Source
 from vitrail.data.sources.split import Shares
 from vitrail.errors import VitrailError
@@ -92,6 +93,7 @@ def measure(
     model = load(model) if isinstance(model, str | Path) else model
     preprocessing(model)  # or a sentence that says why not, before anything is read
     data = data if isinstance(data, Data) else opened(data, model, progress)
+    by_default = split is None
     split, source = split_of(data, split)
     look = _Looking(model, tta, batch, workers, progress)
     answers = look.at(source, split, data.name)
@@ -100,15 +102,23 @@ def measure(
     if tta == "crops" and how.image == how.resized:
         notes = ["the model's own preprocessing cuts nothing away, so the pictures were made larger to be cropped", *notes]
     return summed_up(
-        data.name, split, labels_of(model), answers, calibrated, (*data.notes, *_warnings(model, data, split), *notes)
+        data.name,
+        split,
+        labels_of(model),
+        answers,
+        calibrated,
+        (*notes_of(data), *cautions(model, data, split, by_default), *notes),
     )
 
 
 def opened(data: str | Path, model: Model, progress: Progress | None = None) -> Data:
     """With the shares of validation and test that the model was trained with, so that the splits are the same."""
-    recipe = model.facts.get("recipe", {})
-    known = {name: recipe[name] for name in ("validation", "test") if isinstance(recipe.get(name), float | int)}
-    return pictures(data, shares=Shares(**known), progress=progress)
+    return pictures(data, shares=_shares(model), progress=progress)
+
+
+def notes_of(data: Data) -> list[str]:
+    """What there is to say of the data to somebody who does not train on it."""
+    return [note for note in data.notes if note not in lessons(data.train)]
 
 
 def summed_up(
@@ -168,23 +178,31 @@ class _Looking:
         total = len(source)
         tell = self.progress or (lambda what, done, of: None)
         logits, labels, indices = predictions(seen, loader, self.workers, lambda done: tell(f"seeing {split}", done, total))
-        if not len(labels):
-            raise VitrailError(f"no picture of {data} can be read; `vitrail data check {data}` tells why")
-        odd = (~logits.isfinite().all(1)).nonzero()[:, 0]
-        if len(odd):
-            where = source.where(int(indices[odd[0]]))
-            raise VitrailError(
-                f"the model answers {len(odd)} of {len(labels)} pictures with something that is no number, first {where}; "
-                "its weights or that picture are damaged"
-            )
+        check_answers(logits, indices, source, data)
         return Answers(logits, classes[labels], indices, len(loader.problems))
+
+
+def check_answers(logits: Float[Tensor, "b k"], indices: Int[Tensor, " b"], source: Source, data: str) -> None:
+    """There are some, and all are numbers."""
+    if not len(indices):
+        raise VitrailError(f"no picture of {data} can be read; `vitrail data check {data}` tells why")
+    odd = (~logits.isfinite().all(1)).nonzero()[:, 0]
+    if len(odd):
+        where = source.where(int(indices[odd[0]]))
+        raise VitrailError(
+            f"the model answers {len(odd)} of {len(indices)} pictures with something that is no number, first {where}; "
+            "its weights or that picture are damaged"
+        )
 
 
 def _calibrated(look: _Looking, data: Data, split: str, answers: Answers) -> tuple[Calibrated | None, list[str]]:
     """The temperature must not be fitted on what it is judged by."""
     if split in ("validation", "all") or not (data.validation.labels >= 0).any():
         return None, ["there is no validation apart from it, so no temperature is fitted"]
-    fit = look.at(split_of(data, "validation")[1], "validation", data.name)
+    try:
+        fit = look.at(split_of(data, "validation")[1], "validation", data.name)
+    except VitrailError as error:  # which is no fault of what is evaluated
+        return None, [f"no temperature is fitted, as validation cannot be used: {error}"]
     heat = temperature(fit.logits, fit.labels)
     if heat in ENDS:
         sense = "right" if heat < 1 else "wrong"
@@ -194,10 +212,29 @@ def _calibrated(look: _Looking, data: Data, split: str, answers: Answers) -> tup
     return Calibrated(heat, len(fit.labels), nll, reliability(cooled, answers.labels).error), []
 
 
-def _warnings(model: Model, data: Data, split: str) -> list[str]:
+def cautions(model: Model, data: Data, split: str, by_default: bool = False) -> list[str]:
     """What was learned from, or chosen by, says little of other pictures."""
-    trained: Any = model.facts.get("data", {})
-    if trained.get("name") != data.name or split == "test":
+    own = _shares(model)
+    taken = data.taken or own
+    if not _trained_on(model, data):
+        part = by_default and data.taken is not None and getattr(taken, split, 0) > 0
+        return [f"the model was not trained on it, so more than its {split} can be evaluated: split all"] if part else []
+    other = taken.validation != own.validation or (taken.test > 0 and taken.test != own.test)  # than in training
+    if split == "test" and not (other and taken.test > 0):
         return []
-    done = "its weights were chosen by" if split == "validation" else "the model has learned from"
+    chosen = split == "validation" and not other
+    done = "its weights were chosen by" if chosen else "the model has learned from"
     return [f"{done} pictures that are among these, so the numbers promise too much"]
+
+
+def _trained_on(model: Model, data: Data) -> bool:
+    """By name, or because both names lead to the same place."""
+    trained: Any = model.facts.get("data", {})
+    name = str(trained.get("name", ""))
+    return name == data.name or (os.path.exists(name) and os.path.exists(data.name) and os.path.samefile(name, data.name))
+
+
+def _shares(model: Model) -> Shares:
+    """Of validation and test, as in the model's training."""
+    recipe = model.facts.get("recipe", {})
+    return Shares(**{name: recipe[name] for name in ("validation", "test") if isinstance(recipe.get(name), float | int)})

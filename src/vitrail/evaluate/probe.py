@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.sources.open import pictures
 from vitrail.data.sources.source import Data, Progress
 from vitrail.errors import VitrailError, suggestion
+from vitrail.evaluate.evaluate import opened
 from vitrail.evaluate.features import BATCH, Features, embed
 from vitrail.evaluate.fewshot import FewShot, fewshot
 from vitrail.evaluate.knn import knn
@@ -59,8 +59,8 @@ def probe(
 ) -> Probe:
     """Features once, then each protocol: learned from train, told on test or, without one, on validation."""
     wanted = checked(protocols)
-    data = source if isinstance(source, Data) else pictures(source, progress=progress)
-    on, notes = _splits(data, wanted)
+    data = source if isinstance(source, Data) else opened(source, model, progress)
+    on, notes = splits(data, wanted)
     needed = [split for split in ("train", "validation", "test") if split in ("train", on) or "linear" in wanted]
     found, left_out = {}, 0
     for split in needed:
@@ -75,7 +75,7 @@ def probe(
         told = None if progress is None else lambda done: progress("linear probe", done, len(PENALTIES))
         line = linear(train, found["validation"], test if on == "test" else None, classes, told=told)
     amounts = {split: len(part.labels) for split, part in found.items()}
-    return Probe(data.name, on, classes, amounts, left_out, (*notes, *_short(few, classes)), few, near, line)
+    return Probe(data.name, on, classes, amounts, left_out, (*data.notes, *notes, *_short(few, classes)), few, near, line)
 
 
 def read_suite(path: Path) -> tuple[Entry, ...]:
@@ -135,8 +135,8 @@ def _entry(path: Path, number: int, table: dict[str, Any]) -> Entry:
     return Entry(name or source, str(beside) if beside.exists() else source, group, checked(protocols))
 
 
-def _splits(data: Data, wanted: Sequence[str]) -> tuple[str, list[str]]:
-    """Where the answer is told, with what there is to say about it."""
+def splits(data: Data, wanted: Sequence[str]) -> tuple[str, list[str]]:
+    """Where the answer is told, with what there is to say about it; or why there can be none."""
     if not data.names or not any((part.labels >= 0).any() for part in data.splits.values()):
         raise VitrailError(
             f"{data.name} has no labels, and a probe learns from them; name one with classes (embed and search need none)"

@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.config import check, override
-from vitrail.data import cache
 from vitrail.data.catalogue import examine
 from vitrail.data.pack import is_pack, read_pack
 from vitrail.data.sources.builtin import fashion
 from vitrail.data.sources.folder import read_folder
-from vitrail.data.sources.get import SETS
+from vitrail.data.sources.get import HERE, SETS, place_of
 from vitrail.data.sources.hub import is_saved, read_hub
 from vitrail.data.sources.identity import fingerprint
 from vitrail.data.sources.labels import split_name
@@ -27,7 +26,7 @@ from vitrail.data.sources.split import Shares, stratified
 from vitrail.data.sources.table import read_table
 from vitrail.errors import VitrailError, suggestion
 
-NAMES = ("fashion", "panes", *SETS)
+NAMES = (*HERE, *SETS)
 Found = tuple[dict[str, Source], list[str]]  # splits, notes
 
 
@@ -89,7 +88,7 @@ def _named(name: str, options: str, progress: Progress | None) -> dict[str, Sour
             split: panes(split, count, want.size, want.seed)
             for split, count in (("train", want.count), ("validation", few), ("test", few))
         }
-    place = cache.folder() / "sets" / f"{name}.pack"
+    place = place_of(name)
     if not place.is_file():
         beside = f", or name the folder ./{name}" if Path(name).exists() else ""
         raise VitrailError(f"{name} is not on this machine yet; `vitrail data get {name}` fetches it{beside}")
@@ -128,20 +127,20 @@ def _file(path: Path, progress: Progress | None) -> Found:
 
 
 def _complete(name: str, splits: dict[str, Source], notes: list[str], shares: Shares, progress: Progress | None) -> Data:
-    given = dict(splits)
+    given, taken = dict(splits), None
     if "" in given:
-        given |= _taken(given.pop(""), shares, progress)
+        taken = shares
+        given |= _taken(given.pop(""), taken, progress)
         notes = [*notes, f"no split is given, so {_amounts(given)} by content"]
     elif "train" in given and "validation" not in given and shares.validation > 0:
-        given |= _taken(given["train"], Shares(shares.validation, 0.0), progress)
+        taken = Shares(shares.validation, 0.0)
+        given |= _taken(given["train"], taken, progress)
         notes = [*notes, f"no validation is given, so {_amounts(given)}, validation taken from train by content"]
     names = next(iter(given.values())).names
     train, validation, test = (given.get(split) or nothing(names) for split in ("train", "validation", "test"))
-    if not len(train):
-        notes = [*notes, "there is nothing to train on, only to evaluate"]
     if len(names) == 1:
         notes = [*notes, f"there is a single class, {names[0]!r}: nothing to tell apart"]
-    return Data(name, train, validation, test, fingerprint(train, validation, test), (*notes, *_rare(train)))
+    return Data(name, train, validation, test, fingerprint(train, validation, test), (*notes, *lessons(train)), taken)
 
 
 def _taken(whole: Source, shares: Shares, progress: Progress | None) -> dict[str, Source]:
@@ -157,7 +156,10 @@ def _amounts(splits: dict[str, Source]) -> str:
     return ", ".join(f"{len(source):,} {split}" for split, source in splits.items())
 
 
-def _rare(train: Source) -> list[str]:
+def lessons(train: Source) -> list[str]:
+    """What is of interest to those alone who learn from it."""
+    if not len(train):
+        return ["there is nothing to train on, only to evaluate"]
     alone = np.flatnonzero(np.bincount(train.labels[train.labels >= 0], minlength=len(train.names)) == 1)
     names = [repr(train.names[label]) for label in alone[:3]]
     more = f" and {len(alone) - 3} more" if len(alone) > 3 else ""

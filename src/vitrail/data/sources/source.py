@@ -15,6 +15,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy import ndarray
 
+from vitrail.data.sources.split import Shares
+
 Progress = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much in all where that is known
 
 TOLERATED = 0.05  # share of the pictures that may turn out to be unusable
@@ -148,6 +150,7 @@ class Data:
     test: Source
     fingerprint: str  # of names, labels and splits; after the data check, of the pictures' content too
     notes: tuple[str, ...] = ()  # what its owner should know
+    taken: Shares | None = None  # what was split off by content, where the data did not say
 
     @property
     def names(self) -> tuple[str, ...]:
