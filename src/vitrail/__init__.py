@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vitrail.evaluate.evaluate import measure as measure
     from vitrail.evaluate.features import embed as embed
     from vitrail.evaluate.predict import predict as predict
+    from vitrail.evaluate.robust import stress as stress
     from vitrail.layers.tap import recording as recording
     from vitrail.models.build import build as build
     from vitrail.models.cost import cost as cost
@@ -33,6 +34,7 @@ _homes = {
     "predict": "evaluate.predict",
     "recording": "layers.tap",
     "save": "weights.checkpoint",
+    "stress": "evaluate.robust",
     "variant": "models.variants",
 }
 _rooms = ["explain"]

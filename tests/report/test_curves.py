@@ -1,10 +1,11 @@
 """Curves have round ticks, enough of them, and show what they were given."""
 
 import math
+import re
 
 import pytest
 
-from vitrail.report.curves import MOST, curves, thinned, ticks
+from vitrail.report.curves import LEFT, MOST, RIGHT, WIDTH, curves, key, thinned, ticks
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,27 @@ def test_a_long_line_is_thinned_to_means_and_what_is_no_number_left_out() -> Non
 
 def test_the_line_goes_where_its_points_are() -> None:
     drawn = curves("Loss <1>", {"a": [(0.0, 0.0), (10.0, 1.0)]}, percent=True)
-    assert 'points="52.0,194.0 512.0,12.0"' in drawn
+    assert 'points="52.0,194.0 496.0,12.0"' in drawn
     assert "Loss &lt;1&gt;" in drawn
     assert "40%" in drawn
+
+
+def test_the_last_number_below_has_its_room() -> None:
+    drawn = curves("Loss", {"a": [(0.0, 0.0), (200_000.0, 1.0)]})
+    places = {shown: float(x) for x, shown in re.findall(r'<text x="([0-9.]+)"[^>]*middle">([^<]*)<', drawn)}
+    letter = 6.2  # of 11 pixels, in most fonts
+    assert places["200,000"] + letter * len("200,000") / 2 <= WIDTH
+
+
+def test_whole_places_have_a_column_and_a_dot_each_and_colours_do_not_run_out() -> None:
+    lines = {f"model {number}": [(0.0, 0.1 * number), (1.0, 0.5)] for number in range(6)}
+    drawn = curves("Accuracy", lines, percent=True, places=3, between=(0.0, 1.0), legend=False)
+    assert drawn.count("<polyline") == 6
+    assert drawn.count("<circle") == 12
+    assert drawn.count("stroke-dasharray") == 2
+    spots = [float(place) for place in re.findall(r'cx="([\d.]+)"', drawn)[:2]]
+    assert spots[1] - spots[0] == pytest.approx((WIDTH - LEFT - RIGHT) / 3, abs=0.1)
+    assert spots[0] == pytest.approx(LEFT + (WIDTH - LEFT - RIGHT) / 6, abs=0.1)
+    assert "model 0: 0.0%" in drawn
+    assert "&#9632;" not in drawn
+    assert key(lines).count("&#9632;") == 4

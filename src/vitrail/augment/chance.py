@@ -28,6 +28,14 @@ def bits(seed: int, epoch: int | ndarray, index: int | ndarray, slots: int | nda
     return _mix(key[..., None] + np.asarray(slots, dtype=np.uint64) * GOLDEN)
 
 
+def normals(key: np.uint64, count: int) -> ndarray:
+    """Box and Muller (1958): two uniform numbers, the halves of one hash, make two normal ones; float32."""
+    hashed = bits(0, 0, np.asarray(key), np.arange((count + 1) // 2)).view(np.uint32).astype(np.float32).reshape(-1, 2)
+    radius = np.sqrt(-2 * np.log((hashed[:, 0] + 1) * np.float32(2.0**-32)))  # plus one: no logarithm of zero
+    angle = hashed[:, 1] * np.float32(2 * np.pi * 2.0**-32)
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+
 def _mix(key: ndarray | np.uint64) -> ndarray:
     with np.errstate(over="ignore"):
         state: ndarray = np.asarray(key, dtype=np.uint64) + GOLDEN

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, UInt64
 from numpy import ndarray
 from torch import Tensor, from_numpy
 
-from vitrail.augment import chance
+from vitrail.augment.chance import normals
 
 ATTEMPTS = 10  # shapes tried until one fits into the picture; the picture is left alone when none does
 ERASE_SLOTS = 3 + 2 * ATTEMPTS
@@ -46,17 +46,9 @@ def erase(
         if noise_keys is None:
             hole.zero_()
         else:
-            hole.copy_(from_numpy(_normals(noise_keys[i], hole.numel())).view(hole.shape))
+            hole.copy_(from_numpy(normals(noise_keys[i], hole.numel())).view(hole.shape))
     return images
 
 
 def _between(low: float, high: float, u: ndarray) -> ndarray:
     return low + (high - low) * u
-
-
-def _normals(key: np.uint64, count: int) -> ndarray:
-    """Box and Muller (1958): two uniform numbers, the halves of one hash, make two normal ones."""
-    hashed = chance.bits(0, 0, np.asarray(key), np.arange((count + 1) // 2)).view(np.uint32).astype(np.float32).reshape(-1, 2)
-    radius = np.sqrt(-2 * np.log((hashed[:, 0] + 1) * np.float32(2.0**-32)))  # plus one: no logarithm of zero
-    angle = hashed[:, 1] * np.float32(2 * np.pi * 2.0**-32)
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]

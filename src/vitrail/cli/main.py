@@ -19,6 +19,7 @@ from vitrail.cli.finetune import finetune
 from vitrail.cli.inspect import inspect
 from vitrail.cli.predict import predict
 from vitrail.cli.probe import probe
+from vitrail.cli.robust import robust
 from vitrail.cli.search import search
 from vitrail.cli.train import train
 from vitrail.cli.weights import weights
@@ -29,6 +30,7 @@ app.command()(inspect)
 app.command()(train)
 app.command()(finetune)
 app.command()(evaluate)
+app.command()(robust)
 app.command()(predict)
 app.command()(probe)
 app.command()(embed)

@@ -1,48 +1,71 @@
 """Lines over steps as SVG, drawn by hand: nothing to install, sharp at any size, readable in light and dark."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle, product
 
 from vitrail.report.page import text
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 520, 220, 52, 26, 12
+WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM, TOP = 520, 220, 52, 24, 26, 12  # to the right is room for half of the last number
 COLOURS = ("var(--mark)", "var(--bad)", "var(--good)", "var(--soft)")
+DASHES = ("", ' stroke-dasharray="6 4"', ' stroke-dasharray="2 3"')  # when the colours are used up
 MOST = 600  # points of a line; more cannot be seen
 
 Line = Sequence[tuple[float, float]]
 
 
-def curves(title: str, lines: Mapping[str, Line], *, percent: bool = False, powers: bool = False) -> str:
-    """A figure with an axis, gentle grid lines and a legend. ``powers``: what is across are powers of ten."""
+def curves(
+    title: str,
+    lines: Mapping[str, Line],
+    *,
+    percent: bool = False,
+    powers: bool = False,
+    places: int | None = None,
+    between: tuple[float, float] | None = None,
+    legend: bool = True,
+) -> str:
+    """A figure with an axis, gentle grid lines and a legend. ``powers``: what is across are powers of ten; ``places``: so many
+    whole numbers from 0, each in the middle of a column of its own. ``between``: the least and the most of the axis."""
     points = [point for line in lines.values() for point in line if math.isfinite(point[1])]
     if not points:
         return ""
     first, steps = (min(x for x, _ in points) if powers else 0.0), max(x for x, _ in points) or 1.0
-    low, high = min(y for _, y in points), max(y for _, y in points)
+    first, steps = (first, steps) if places is None else (-0.5, places - 0.5)
+    low, high = between or (min(y for _, y in points), max(y for _, y in points))
     low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
 
     def at(x: float, y: float) -> tuple[float, float]:
-        across = LEFT + (WIDTH - LEFT - 8) * (x - first) / ((steps - first) or 1.0)
+        across = LEFT + (WIDTH - LEFT - RIGHT) * (x - first) / ((steps - first) or 1.0)
         return across, HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (y - low) / (high - low)
 
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(title)}">', f"<title>{text(title)}</title>"]
     for value in ticks(low, high):
         _, y = at(first, value)
         shown = f"{value:.0%}" if percent else f"{value:.3g}"
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - 8}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{shown}</text>')
-    for value in ticks(first, steps) if steps > first else ():
+    for value in range(places) if places else ticks(first, steps) if steps > first else ():
         x, _ = at(value, low)
         shown = f"{10**value:.1g}" if powers else f"{value:,.0f}"
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{shown}</text>')
-    for colour, (name, line) in zip(COLOURS, lines.items(), strict=False):
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in thinned(line)))
-        look = f'fill="none" stroke="{colour}" stroke-width="1.6"'
+    for (dash, colour), (name, line) in zip(cycle(product(DASHES, COLOURS)), lines.items(), strict=False):
+        spots = [(*at(*point), point[1]) for point in thinned(line)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in spots)
+        look = f'fill="none" stroke="{colour}" stroke-width="1.6"{dash}'
         parts.append(f'<polyline points="{path}" {look}><title>{text(name)}</title></polyline>')
-    legend = " ".join(
-        f'<span style="color:{colour}">&#9632;</span> {text(name)}' for colour, name in zip(COLOURS, lines, strict=False)
+        for x, y, height in spots if places else ():
+            said = f"{text(name)}: {height:.1%}" if percent else f"{text(name)}: {height:.3g}"
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"><title>{said}</title></circle>')
+    who = f' <span class="soft">{key(lines)}</span>' if legend else ""
+    return f"<figure><figcaption>{text(title)}{who}</figcaption>{''.join(parts)}</svg></figure>"
+
+
+def key(names: Iterable[str]) -> str:
+    """Which colour is whose; a line that is dashed has a hollow mark."""
+    marks = zip(cycle(product(DASHES, COLOURS)), names, strict=False)
+    return " ".join(
+        f'<span style="color:{colour}">&#{9633 if dash else 9632};</span> {text(name)}' for (dash, colour), name in marks
     )
-    return f'<figure><figcaption>{text(title)} <span class="soft">{legend}</span></figcaption>{"".join(parts)}</svg></figure>'
 
 
 def ticks(low: float, high: float, about: int = 4) -> list[float]:

@@ -23,7 +23,8 @@ th, td { text-align: left; padding: .25rem 1.2rem .25rem 0; border-bottom: 1px s
          overflow-wrap: anywhere; } th { font-weight: 600; }
 th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 img { max-width: 100%; height: auto; } .bar { display: inline-block; height: .7rem; background: var(--bar); }
-.answer { font-size: 2.2rem; font-weight: 600; margin: .6rem 0 1.4rem; } .answer .soft { font-size: 1rem; font-weight: 400; }
+.answer { font-size: 2.2rem; line-height: 1.2; font-weight: 600; margin: .6rem 0 1.4rem; max-width: none; }
+.answer .soft { font-size: 1rem; font-weight: 400; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 1rem 2rem; }
 figure { margin: 0; } figcaption { font-weight: 600; } figcaption .soft { font-weight: 400; margin-left: .6rem; }
 svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--soft); } .grid { stroke: var(--line); }

@@ -65,8 +65,8 @@ def as_file(picture: Image.Image, ending: str) -> bytes:
     return stream.getvalue()
 
 
-def data_address(picture: Image.Image) -> str:
+def data_address(picture: Image.Image, *, lossless: bool = False) -> str:
     """A picture as part of a page's own text."""
     stream = io.BytesIO()
-    picture.save(stream, "WEBP", quality=90)
+    picture.save(stream, "WEBP", quality=90, lossless=lossless)
     return f"data:image/webp;base64,{base64.b64encode(stream.getvalue()).decode()}"

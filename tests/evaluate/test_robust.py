@@ -1,0 +1,178 @@
+"""``vitrail.stress``: the undisturbed number is ``measure``'s, patches without positions do not miss their places, and every
+model meets the same pictures."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy import ndarray
+from torch import Tensor
+from torch.testing import assert_close
+
+from tests.data.pictures import classes
+from tests.evaluate.test_evaluate import LABELS, folder, model
+from tests.small import vit
+from vitrail.data.prepare import normalise
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.open import pictures
+from vitrail.data.sources.source import Arrays, Data
+from vitrail.errors import VitrailError
+from vitrail.evaluate.beside import differences, shared_grid, unlike
+from vitrail.evaluate.disturb import disturbances
+from vitrail.evaluate.evaluate import measure
+from vitrail.evaluate.robust import Stressed, sample, stress
+from vitrail.models.build import Model, build
+from vitrail.models.settings import ResNetConfig
+
+NAMES = ["noise", "blur", "contrast", "jpeg", "drop", "occlude", "shuffle"]
+
+
+def resnet(image: tuple[int, int] = (12, 15)) -> Model:
+    torch.manual_seed(0)
+    made = build(ResNetConfig(stages=(1,), width=32, image=image, classes=5)).eval()
+    torch.nn.init.normal_(made.get_parameter("head.weight"))
+    made.preprocess, made.labels = Preprocess(image), LABELS
+    return made
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Data:
+    return pictures(folder(tmp_path, *LABELS[:4], each=9))
+
+
+def test_undisturbed_is_what_measure_says_and_the_rest_follows_from_who_was_right(data: Data) -> None:
+    seen = model(1)
+    found, plain = stress(seen, data, batch=7), measure(seen, data)
+    assert list(found.scores) == ["clean", *NAMES, "all"]
+    assert (found.clean, found.split, len(found.right)) == (plain.top1, "test", 36)
+    assert found.scores["clean"].interval == plain.interval["top1"]
+    assert np.array_equal(found.right[:, 0], (plain.answers.guesses == plain.answers.labels).numpy())
+    place = 1
+    for kind in found.kinds:
+        score, width = found.scores[kind.name], len(kind.strengths)
+        part = found.right[:, place : place + width]
+        assert score.top1 == pytest.approx(part.mean(0).tolist())
+        assert score.mean == pytest.approx(part.mean())
+        assert score.retained == pytest.approx(part.mean() / plain.top1)
+        assert score.interval[0] <= score.mean <= score.interval[1]
+        place += width
+    assert place == found.right.shape[1] == len(found.example)
+    assert found.mean == pytest.approx(np.mean([found.scores[name].mean for name in NAMES]))
+
+
+def by_hand(seen: Model, data: Data, seed: int) -> ndarray:
+    """Every picture alone, through the public pieces."""
+    how = seen.preprocess
+    assert how is not None
+    plain = Preprocess(how.image, how.crop, how.squash, how.interpolation, (0.0,) * 3, (1 / 255,) * 3)
+    from vitrail.data.loader import evaluation
+
+    rows = []
+    for number, batch in enumerate(evaluation(data.test, plain, 1).batches(workers=0)):
+        image, label = batch.images.byte(), LABELS.index(data.names[int(batch.labels)])
+        versions = [image]
+        for kind in disturbances((2, 3)):
+            versions += [kind.at(severity, image, np.array([number]), seed) for severity in range(1, len(kind.strengths) + 1)]
+        with torch.inference_mode():
+            rows.append([seen(normalise(one.float(), how)).argmax().item() == label for one in versions])
+    return np.array(rows)
+
+
+def test_two_routes_to_one_number_whatever_the_batch(data: Data) -> None:
+    expected = by_hand(model(2), data, 5)
+    for batch, workers in ((5, 0), (36, 2)):
+        assert np.array_equal(stress(model(2), data, batch=batch, workers=workers, seed=5).right, expected)
+
+
+def test_a_bag_of_patches_does_not_notice_that_they_are_shuffled(data: Data) -> None:
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (6, 3, 12, 15), dtype=torch.uint8)
+    kind = disturbances((2, 3))[-1]
+    mixed = kind.at(1, images, np.arange(6))
+    answers: dict[str, tuple[Tensor, Tensor]] = {}
+    for position in ("none", "learned1d"):
+        seen, how = vit(position=position), Preprocess((12, 15))
+        with torch.inference_mode():
+            answers[position] = seen(normalise(images.float(), how)), seen(normalise(mixed.float(), how))
+    assert_close(*answers["none"], rtol=1e-4, atol=1e-4)
+    assert (answers["learned1d"][0] - answers["learned1d"][1]).abs().max() > 0.01
+    bag = stress(model(position="none"), data)
+    assert bag.scores["shuffle"].top1 == (bag.clean,)
+
+
+def test_every_model_sees_the_same_pictures_each_its_own_way(data: Data) -> None:
+    first, other = model(1), resnet()
+    other.preprocess = Preprocess((12, 15), mean=(0.1, 0.2, 0.3), std=(0.2, 0.3, 0.4))
+    shown = []
+    for each in (first, other):
+        how, seen = each.preprocess, list[Tensor]()
+        assert how is not None
+        each.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0].clone()))
+        stress(each, data, grid=(2, 3))
+        mean, std = (torch.tensor(values)[:, None, None] for values in (how.mean, how.std))
+        shown.append([((images * std + mean) * 255).round() for images in seen])
+    assert len(shown[0]) == 1 + 6 * 5 + 1
+    assert all(torch.equal(one, two) for one, two in zip(*shown, strict=True))
+
+
+def test_a_limit_is_a_fair_sample_and_a_larger_one_holds_the_smaller(data: Data) -> None:
+    whole, some = stress(model(1), data), stress(model(1), data, limit=11)
+    assert len(some.indices) == 11
+    assert np.array_equal(some.right, whole.right[some.indices])  # a picture is disturbed the same way in both
+    assert set(sample(1000, 50, 3)) < set(sample(1000, 300, 3)) < set(range(1000))
+    assert abs(sample(1000, 300, 3).mean() - 499.5) < 60
+    assert np.array_equal(sample(20, 99, 0), np.arange(20))
+    with pytest.raises(VitrailError, match="limit must be at least 1, got 0"):
+        stress(model(), data, limit=0)
+
+
+def test_cells_are_the_first_transformers_patches_or_eight_by_eight() -> None:
+    assert shared_grid([resnet(), model(), vit(image=(24, 15))]) == (2, 3)
+    assert shared_grid([resnet((28, 28))]) == (8, 8)
+    assert unlike({"a": model(), "b": resnet()}, (2, 3)) == []
+    other = vit(image=(24, 15))
+    other.preprocess = Preprocess((24, 15))
+    notes = unlike({"a": model(), "b": other, "c": resnet((13, 15))}, (2, 3))
+    assert notes[0] == "cells are 2x3; the patches of b are 4x3"
+    assert "see pictures of 12x15 and 24x15 and 13x15" in notes[1]
+    assert notes[2] == "2x3 cells do not divide 13x15 pixels, so cells differ by a pixel"
+
+
+def test_models_of_other_sizes_can_be_compared(data: Data) -> None:
+    small, large = stress(model(1), data), stress(resnet((26, 31)), data, grid=(2, 3))
+    gaps = differences(small, large)
+    assert gaps["noise"].difference == pytest.approx(large.scores["noise"].mean - small.scores["noise"].mean)
+    assert gaps["all"].interval[0] <= gaps["all"].difference <= gaps["all"].interval[1]
+    assert all(gap.difference == 0 and gap.interval == (0, 0) for gap in differences(small, small).values())
+    with pytest.raises(VitrailError, match="not the same pictures"):
+        differences(small, stress(model(1), data, limit=5))
+
+
+def test_a_model_in_training_is_put_back_and_one_that_is_never_right_keeps_nothing(data: Data) -> None:
+    seen = model(1).train()
+    found: Stressed = stress(
+        seen, replace(data, test=Arrays(np.zeros((3, 12, 15, 3), np.uint8), np.zeros(3, np.int64), ("ant",)))
+    )
+    assert seen.training
+    assert found.clean in (0, 1)
+    assert math.isnan(found.retained) == (found.clean == 0)
+
+
+def test_what_cannot_be_measured_is_said_as_measure_says_it(data: Data, tmp_path: Path) -> None:
+    broken = model()
+    broken.get_parameter("head.bias").data[2] = torch.nan
+    for function in (measure, stress):
+        with pytest.raises(VitrailError, match=r"the model answers 36 of 36 pictures with something that is no number"):
+            function(broken, data)
+        with pytest.raises(VitrailError, match="did you mean 'validation'"):
+            function(model(), data, "valid")
+        with pytest.raises(VitrailError, match="has no classifier"):
+            function(vit(classes=0), data)
+    with pytest.raises(VitrailError, match="got 99x3 for pictures of 12x15"):
+        stress(model(), data, grid=(99, 3))
+    strange = classes(tmp_path / "strange", {"yak": 3, "ant": 4})
+    with pytest.raises(VitrailError, match="unknown to the model: 'yak'"):
+        stress(model(), strange, "all")
