@@ -114,7 +114,11 @@ def test_asked_to_stop_it_says_how_to_go_on(number: int, code: int, out: str, tm
     named = ["--out", out] if out == "run" else []
     command = [sys.executable, "-m", "vitrail", "train", *TINY, "--set", "steps=100000", *named]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+
+    def listening() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where these tests are run by nohup
+
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=listening) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if "step 3: validation" in line:

@@ -2,6 +2,7 @@
 
 import io
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_it_is_what_the_training_loops_evaluation_found(tmp_path: Path, monkeypa
     """Two routes to one number: the logits that a run kept of its test pictures, and the run asked about those files."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     folder = drawn.classes(tmp_path / "data", {"ant": 23, "bee": 21, "cat": 26})
-    settings = recipe(data=str(folder), steps=4, evaluate=2)
+    settings = recipe(data=str(folder), model=replace(recipe().model, classes=3), steps=4, evaluate=2)
     fit(settings, tmp_path / "run")
     test = pictures(str(folder)).test
     with np.load(tmp_path / "run" / "predictions.npz") as kept:

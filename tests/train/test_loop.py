@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,6 +144,18 @@ def test_two_processes_on_one_folder_are_one_too_many(tmp_path: Path) -> None:
         fit(recipe(), tmp_path / "run", Machine(workers=0), Meets())
 
 
+@pytest.fixture
+def _as_in_a_terminal() -> Iterator[None]:
+    """Whatever starts these tests may have them ignore both signals, as nohup and a shell's & do."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_as_in_a_terminal")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_asked_to_stop_it_saves_and_goes_on_later(number: int, code: int, unbroken: Path, tmp_path: Path) -> None:
     class Asks(Silent):
@@ -158,6 +171,7 @@ def test_asked_to_stop_it_saves_and_goes_on_later(number: int, code: int, unbrok
     assert same(tmp_path / "run", unbroken)
 
 
+@pytest.mark.usefixtures("_as_in_a_terminal")
 def test_asked_to_stop_before_the_first_step_it_ends_at_once_and_leaves_nothing(tmp_path: Path) -> None:
     def asks(what: str, done: int, total: int | None) -> None:
         if what == "finding the learning rate":
