@@ -15,6 +15,7 @@ from vitrail.cli.data import data
 from vitrail.cli.doctor import doctor
 from vitrail.cli.embed import embed
 from vitrail.cli.evaluate import evaluate
+from vitrail.cli.explain import explain
 from vitrail.cli.finetune import finetune
 from vitrail.cli.inspect import inspect
 from vitrail.cli.predict import predict
@@ -35,6 +36,7 @@ app.command()(predict)
 app.command()(probe)
 app.command()(embed)
 app.command()(search)
+app.command()(explain)
 app.add_typer(data)
 app.add_typer(weights)
 app.add_typer(bench)

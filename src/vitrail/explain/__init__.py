@@ -1,3 +1,17 @@
 """What happens inside a model: tensors in, numbers out. Drawing and serving them is done elsewhere."""
 
+from vitrail.explain.attention import attention as attention
+from vitrail.explain.attention import reading as reading
+from vitrail.explain.distance import distance as distance
+from vitrail.explain.distance import heads as heads
+from vitrail.explain.distance import norms as norms
+from vitrail.explain.faithfulness import faithfulness as faithfulness
+from vitrail.explain.gradient import gradcam as gradcam
+from vitrail.explain.gradient import gradient_rollout as gradient_rollout
+from vitrail.explain.gradient import lens as lens
+from vitrail.explain.gradient import relevance as relevance
+from vitrail.explain.maps import saliency as saliency
+from vitrail.explain.rollout import rollout as rollout
+from vitrail.explain.similarity import filters as filters
+from vitrail.explain.similarity import position_similarity as position_similarity
 from vitrail.explain.trace import trace as trace

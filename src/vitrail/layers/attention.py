@@ -34,7 +34,7 @@ class Attention(nn.Module):
         self.norm_q = nn.Identity() if norm_epsilon is None else nn.LayerNorm(width // heads, eps=norm_epsilon)
         self.norm_k = nn.Identity() if norm_epsilon is None else nn.LayerNorm(width // heads, eps=norm_epsilon)
         self.relative = relative
-        self.weights = Tap()
+        self.queries, self.keys, self.weights = Tap(), Tap(), Tap()
         self.weights_dropout = weights_dropout
         self.dropout = nn.Dropout(dropout)
 
@@ -43,6 +43,7 @@ class Attention(nn.Module):
         q, k = self.norm_q(q), self.norm_k(k)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k = self.queries(q), self.keys(k)
         scale = q.shape[-1] ** -0.5
         bias = None if self.relative is None else self.relative(q) * scale
         dropout = self.weights_dropout if self.training else 0.0

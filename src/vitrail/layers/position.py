@@ -167,6 +167,11 @@ class RelativeKeys(nn.Module):
         shifted = logits[..., tokens - 1 : -1].unflatten(-1, (tokens, 2 * tokens - 2))
         return shifted[..., :tokens]
 
+    def of(self, head: int, query: int) -> Float[Tensor, "t k"]:
+        """The keys that one query meets in one head, a row for each token."""
+        tokens = (self.keys.shape[1] + 1) // 2
+        return self.keys[head, tokens - 1 - query : 2 * tokens - 1 - query]
+
 
 class Rotary(nn.Module):
     """Turns queries and keys by their place, half of a head by the row and half by the column, so that their product

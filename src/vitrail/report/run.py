@@ -19,6 +19,7 @@ from vitrail.evaluate.accuracy import confused, confusion
 from vitrail.evaluate.evaluate import Answers, Measured, summed_up
 from vitrail.report.curves import curves
 from vitrail.report.fewshot import fewshot_part
+from vitrail.report.looked import looked_part
 from vitrail.report.page import page, table, text
 from vitrail.report.pictures import data_address, sheet
 from vitrail.report.reliability import diagram
@@ -52,6 +53,8 @@ def _parts(run: Run, recipe: Recipe, result: dict[str, Any], lines: list[dict[st
     yield curves("Accuracy", {"training": _line(steps, "accuracy"), on: _inner(seen, "top1")}, percent=True)
     yield curves("Learning rate", {"lr": _line(steps, "lr")})
     yield curves("Norm of the gradient", {"before clipping": _line(steps, "gradient")})
+    yield curves("How far heads look, in pixels", _by_layer(seen, "distance"))
+    yield curves("How widely heads look, entropy in nats", _by_layer(seen, "entropy"))
     tried = run.tried()
     if tried:
         points = [(math.log10(rate), loss) for rate, loss in zip(tried["rates"], tried["losses"], strict=True)]
@@ -60,6 +63,7 @@ def _parts(run: Run, recipe: Recipe, result: dict[str, Any], lines: list[dict[st
     if found is not None:
         data = opened(recipe).data
         yield from _answers(data.splits[found.split], found)
+        yield from looked_part(run.folder / "best", data.splits[found.split], found.answers)
         yield from fewshot_part(run.folder / "best", data, found.split, result["steps"] * recipe.batch)
     yield from _again(run, recipe, result)
 
@@ -79,6 +83,14 @@ def _line(lines: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
 
 def _inner(lines: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
     return [(float(line["step"]), float(line["validation"][name])) for line in lines if name in line["validation"]]
+
+
+def _by_layer(lines: list[dict[str, Any]], name: str) -> dict[str, list[tuple[float, float]]]:
+    """Of a few layers from the first to the last."""
+    rows = [(float(line["step"]), line["heads"][name]) for line in lines if "heads" in line]
+    depth = len(rows[0][1]) if rows else 0
+    layers = sorted({round(part * (depth - 1) / 3) for part in range(4)}) if depth else []
+    return {f"layer {layer}": [(step, values[layer]) for step, values in rows] for layer in layers}
 
 
 def _measured(run: Run, recipe: Recipe, result: dict[str, Any]) -> Measured | None:

@@ -21,6 +21,7 @@ from vitrail.tasks.task import Task
 from vitrail.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
 from vitrail.train.data import faults, opened
 from vitrail.train.facts import facts, logged
+from vitrail.train.inside import inside
 from vitrail.train.memory import fitting, free_memory
 from vitrail.train.precision import check_machine
 from vitrail.train.recipe import Recipe
@@ -246,7 +247,8 @@ class _Fit:
             known = facts(self.recipe, self.data, self.state.step, validation=scores)
             save(self.state.shown, self.run.folder / "best", facts=known)  # type: ignore[arg-type]
         plain = {name: number for name, number in scores.items() if isinstance(number, float)}
-        self.run.log({"step": self.state.step, "validation": plain})
+        heads = inside(self.state.shown, self._chosen, self.recipe.preprocess)
+        self.run.log({"step": self.state.step, "validation": plain, **({} if heads is None else {"heads": heads})})
         self.watcher.evaluated(self.state.step, plain, better)
 
     def _looking(self, source: Source) -> Loader:

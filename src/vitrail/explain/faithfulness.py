@@ -1,0 +1,118 @@
+"""Which explanation to trust: does the model lose its class with the patches that a map calls important, and does the map point
+at the object?
+
+Deletion and insertion (Petsiuk et al. 2018), patch by patch: the area under the class's probability while patches go, most
+important first (low is good), and while they come (high is good). The pointing game (Zhang et al. 2016) and the share of a map
+that lies on the object. Random numbers and an edge detector are the maps to beat. b pictures, c channels, n patches, s steps,
+y and x the grid.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange, repeat
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.explain.attention import at_rest, checked
+
+STEPS = 16
+
+
+@dataclass(frozen=True)
+class Faithfulness:
+    """A curve a picture, from all patches to none or from none to all; the area under each is its mean height."""
+
+    deletion: Float[Tensor, "b s"]
+    insertion: Float[Tensor, "b s"]
+
+    @property
+    def deleted(self) -> Float[Tensor, " b"]:
+        return area(self.deletion)
+
+    @property
+    def inserted(self) -> Float[Tensor, " b"]:
+        return area(self.insertion)
+
+
+@torch.no_grad()
+def faithfulness(
+    model: nn.Module,
+    images: Float[Tensor, "b c height width"],
+    maps: Float[Tensor, "b y x"],
+    classes: Int[Tensor, " b"] | None = None,
+    steps: int = STEPS,
+) -> Faithfulness:
+    """What is deleted becomes grey, the mean of normalised pictures; what is not inserted yet is blurred beyond recognition."""
+    vit = checked(model)
+    order = maps.flatten(1).argsort(dim=1, descending=True, stable=True)
+    place = order.argsort(dim=1)  # of each patch in the order
+    with at_rest(vit):
+        which = vit(images).argmax(dim=1) if classes is None else classes.to(images.device)
+        blurred = blur(images)
+        gone, come = [], []
+        for step in range(steps + 1):
+            first = place < round(maps[0].numel() * step / steps)
+            covered = _pixels(first, maps.shape[1:], images)
+            gone.append(_probability(vit, torch.where(covered, torch.zeros_like(images), images), which))
+            come.append(_probability(vit, torch.where(covered, images, blurred), which))
+    return Faithfulness(torch.stack(gone, dim=1), torch.stack(come, dim=1))
+
+
+def area(curve: Float[Tensor, "b s"]) -> Float[Tensor, " b"]:
+    """By trapezia, over a path of length one."""
+    return (curve[:, 1:] + curve[:, :-1]).mean(dim=1) / 2
+
+
+def pointing(maps: Float[Tensor, "b y x"], masks: Float[Tensor, "b y x"]) -> Float[Tensor, " b"]:
+    """1 where the highest place of the map is at least half object, else 0; the first of equals counts."""
+    highest = maps.flatten(1).argmax(dim=1, keepdim=True)
+    return (masks.flatten(1).gather(1, highest)[:, 0] >= 0.5).float()
+
+
+def overlap(maps: Float[Tensor, "b y x"], masks: Float[Tensor, "b y x"]) -> Float[Tensor, " b"]:
+    """The share of the map that lies on the object; of a map that is zero, the object's share of the picture."""
+    flat = maps.clamp(min=0).flatten(1)
+    total = flat.sum(dim=1)
+    return torch.where(total > 0, (flat * masks.flatten(1)).sum(dim=1) / total.clamp(min=1e-30), masks.flatten(1).mean(dim=1))
+
+
+def on_patches(masks: Float[Tensor, "b height width"], grid: tuple[int, int]) -> Float[Tensor, "b y x"]:
+    """The object's share of every patch."""
+    return F.adaptive_avg_pool2d(masks[:, None], grid)[:, 0]
+
+
+def random_map(images: Float[Tensor, "b c height width"], grid: tuple[int, int], seed: int = 0) -> Float[Tensor, "b y x"]:
+    chance = torch.Generator().manual_seed(seed)
+    return torch.rand(images.shape[0], *grid, generator=chance).to(images.device)
+
+
+def edge_map(images: Float[Tensor, "b c height width"], grid: tuple[int, int]) -> Float[Tensor, "b y x"]:
+    """How much of an edge each patch holds, by Sobel: no model is asked."""
+    grey = F.pad(images.mean(dim=1, keepdim=True), (1, 1, 1, 1), mode="replicate")
+    kernel = torch.tensor([[1.0, 2.0, 1.0], [0.0, 0.0, 0.0], [-1.0, -2.0, -1.0]], device=images.device)
+    slopes = F.conv2d(grey, torch.stack([kernel, kernel.T])[:, None])
+    return F.adaptive_avg_pool2d(slopes.norm(dim=1, keepdim=True), grid)[:, 0]
+
+
+def blur(images: Float[Tensor, "b c height width"], share: float = 0.1) -> Float[Tensor, "b c height width"]:
+    """Gaussian, its deviation a share of the picture's longer side."""
+    deviation = share * max(images.shape[-2:])
+    reach = round(3 * deviation)
+    bell = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, device=images.device) / deviation) ** 2)
+    bell = bell / bell.sum()
+    flat = rearrange(images, "b c y x -> (b c) 1 y x")
+    flat = F.conv2d(F.pad(flat, (0, 0, reach, reach), mode="replicate"), bell[None, None, :, None])
+    flat = F.conv2d(F.pad(flat, (reach, reach, 0, 0), mode="replicate"), bell[None, None, None, :])
+    return rearrange(flat, "(b c) 1 y x -> b c y x", b=images.shape[0])
+
+
+def _pixels(patches: Tensor, grid: tuple[int, int] | torch.Size, images: Tensor) -> Tensor:
+    """The same for every pixel of a patch."""
+    p, q = images.shape[2] // grid[0], images.shape[3] // grid[1]
+    return repeat(patches, "b (y x) -> b 1 (y p) (x q)", y=grid[0], p=p, q=q)
+
+
+def _probability(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
+    return model(images).softmax(dim=1).gather(1, classes[:, None])[:, 0]

@@ -1,0 +1,110 @@
+"""What speaks for a class: attention weighed by the gradient of the class's logit.
+
+``relevance`` is the rule of Chefer, Gur and Wolf for self-attention (2021, "Generic attention-model explainability"): R begins
+as the identity and grows by the positive part of gradient times weights, mean over heads, in every layer. ``gradient_rollout``
+rolls the same matrices out. ``gradcam`` is Grad-CAM (Selvaraju et al. 2017) on the tokens that enter a layer's attention.
+``lens`` asks the head after every block (nostalgebraist 2020). b pictures, s states between the layers, h heads, t tokens, k
+classes, y and x the grid.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vitrail.errors import VitrailError
+from vitrail.explain.attention import at_rest, checked, numbers, on_grid, reading
+from vitrail.explain.rollout import Rolled
+from vitrail.layers.tap import recording
+from vitrail.models.vit import ViT
+
+Classes = Int[Tensor, " b"] | None  # none: what the model says
+
+
+def relevance(model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None) -> Float[Tensor, "b y x"]:
+    """What each patch contributed to the class."""
+    vit = checked(model)
+    layers, last = _weighed(vit, images, classes)
+    eye = torch.eye(layers[0].shape[-1], device=images.device)
+    arrived = eye.expand_as(layers[0])
+    for mixing in layers:
+        arrived = arrived + mixing @ arrived
+    read = reading(vit, images) if last is None else last
+    found = (read[:, None] @ arrived)[:, 0]
+    if vit.config.pool == "cls":
+        found = found - read  # the class token is no evidence of itself
+    return on_grid(vit, images, found)
+
+
+def gradient_rollout(
+    model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None
+) -> Float[Tensor, "b y x"]:
+    vit, rolled = checked(model), Rolled()
+    layers, last = _weighed(vit, images, classes)
+    for mixing in layers:
+        rolled.multiply(mixing)
+    assert rolled.product is not None
+    read = reading(vit, images) if last is None else last
+    return on_grid(vit, images, (read[:, None] @ rolled.product)[:, 0])
+
+
+def gradcam(
+    model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None, layer: int = -1
+) -> Float[Tensor, "b y x"]:
+    """Channels weighed by their mean gradient over the patches, summed, the positive part."""
+    vit = checked(model)
+    (number,) = numbers("layer", [layer], len(vit.blocks))
+    seen: list[Tensor] = []
+    hook = vit.blocks[number].attention.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))  # type: ignore[union-attr]
+    try:
+        with at_rest(vit):
+            score = _score(vit, images, classes)
+    finally:
+        hook.remove()
+    (gradient,) = torch.autograd.grad(score, seen)
+    prefix = vit.config.prefix
+    channels = gradient[:, prefix:].mean(dim=1, keepdim=True)
+    return on_grid(vit, images, (seen[0] * channels).sum(-1).relu().detach())
+
+
+@torch.no_grad()
+def lens(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "s b k"]:
+    """What the head would say before the first block, and after each: the last row is what the model says."""
+    vit = checked(model)
+    states: list[Tensor] = []
+    hooks = [block.register_forward_hook(lambda _, __, output: states.append(output)) for block in vit.blocks]
+    hooks.append(vit.blocks[0].register_forward_pre_hook(lambda _, inputs: states.append(inputs[0])))
+    try:
+        with at_rest(vit):
+            vit.features(images)
+            return torch.stack([vit.head(vit.pooled_norm(vit.pool(vit.norm(x)))) for x in states])
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _weighed(vit: ViT, images: Tensor, classes: Classes) -> tuple[list[Float[Tensor, "b t t"]], Float[Tensor, "b t"] | None]:
+    """Of every layer, the positive part of gradient times weights, mean over heads; and of a pooling that attends."""
+    seen: list[Tensor] = []
+    patterns = ["blocks.*.attention.weights", *(["pool.weights"] if vit.config.pool == "map" else [])]
+
+    def keep(weights: Tensor) -> Tensor:
+        seen.append(weights)
+        return weights
+
+    with at_rest(vit), recording(vit, *patterns, keep=keep):
+        score = _score(vit, images, classes)
+    gradients = torch.autograd.grad(score, seen)
+    mixed = [(weights * gradient).relu().mean(dim=1).detach() for weights, gradient in zip(seen, gradients, strict=True)]
+    if vit.config.pool != "map":
+        return mixed, None
+    return mixed[:-1], nn.functional.pad(mixed[-1][:, 0], (vit.config.prefix, 0))
+
+
+def _score(vit: ViT, images: Tensor, classes: Classes) -> Tensor:
+    """The logits of the classes, each picture's its own, summed: pictures do not meet, so their gradients do not mix."""
+    if not vit.config.classes:
+        raise VitrailError("a model without a head (classes=0) says no class; load it with its head")
+    with torch.enable_grad():
+        logits = vit(images.detach().requires_grad_())  # so that there is a gradient where all weights are frozen
+        which = logits.argmax(dim=1) if classes is None else classes.to(logits.device)
+        return logits.gather(1, which[:, None]).sum()

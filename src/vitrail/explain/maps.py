@@ -1,0 +1,52 @@
+"""Where in the picture: one map a method, all of the same shape, none below zero. b pictures, q queries, t tokens, y and x the
+grid of patches.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitrail.errors import VitrailError, suggestion
+from vitrail.explain.attention import attention, checked, on_grid, reading
+from vitrail.explain.gradient import Classes, gradcam, gradient_rollout, relevance
+from vitrail.explain.rollout import rollout
+
+Method = Callable[[nn.Module, Tensor, Classes], Tensor]
+
+
+def saliency(
+    model: nn.Module, images: Float[Tensor, "b c height width"], method: str = "relevance", classes: Classes = None
+) -> Float[Tensor, "b y x"]:
+    """By one of ``METHODS``. Attention and rollout are the same for every class."""
+    if method not in METHODS:
+        raise VitrailError(f"there is no method {method!r}{suggestion(method, METHODS)}; there are {', '.join(METHODS)}")
+    return METHODS[method](model, images, classes)
+
+
+def last_attention(
+    model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None
+) -> Float[Tensor, "b y x"]:
+    """What the pooled tokens look at in the last layer, mean over heads."""
+    vit = checked(model)
+    read = reading(vit, images)
+    if vit.config.pool == "cls":
+        (row,) = attention(vit, images, layers=[-1], queries=[0])
+        return on_grid(vit, images, row.mean(dim=1)[:, 0])
+    (weights,) = attention(vit, images, layers=[-1])
+    return on_grid(vit, images, torch.einsum("bq,bqt->bt", read, weights.mean(dim=1)))
+
+
+def rolled_out(model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None) -> Float[Tensor, "b y x"]:
+    """What arrives in the pooled tokens, by rollout."""
+    return on_grid(model, images, torch.einsum("bq,bqt->bt", reading(model, images), rollout(model, images)))
+
+
+METHODS: dict[str, Method] = {
+    "attention": last_attention,
+    "rollout": rolled_out,
+    "gradient_rollout": gradient_rollout,
+    "relevance": relevance,
+    "gradcam": gradcam,
+}

@@ -1,0 +1,73 @@
+"""What is learned before the first picture comes: where patches think they are, and what they look for in pixels
+(Dosovitskiy et al. 2021, figure 7, left and middle).
+
+y, x a place in the grid and v, u another; d width, n filters, c channels, p and q the two sides of a patch.
+"""
+
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.errors import VitrailError
+from vitrail.explain.attention import checked
+from vitrail.layers.position import RelativeKeys
+from vitrail.models.vit import ViT
+
+COMPONENTS = 28  # as in the paper
+
+
+@torch.no_grad()
+def position_similarity(model: nn.Module, layer: int = 0) -> Float[Tensor, "y x v u"]:
+    """The cosine between any two places.
+
+    Of a table, between its rows. Rotary has none: it turns queries and keys, and the mean cosine of the angles between two
+    places is what is left of a product of equal vectors. Relative offsets live in each layer: a place is there the keys of
+    all heads that a query meets from it.
+    """
+    vit = checked(model)
+    rows, columns = vit.config.grid
+    vectors = F.normalize(_places(vit, layer).float(), dim=-1)
+    return rearrange(vectors @ vectors.mT, "(y x) (v u) -> y x v u", y=rows, v=rows, x=columns)
+
+
+@torch.no_grad()
+def filters(model: nn.Module, count: int = COMPONENTS) -> Float[Tensor, "n c p q"]:
+    """The first principal components of the embedding's kernels, each from 0 to 1, grey where it is zero.
+
+    A hybrid's patches are one place of the stem's output; what it looks for in pixels are the kernels of its first convolution.
+    """
+    vit = checked(model)
+    first: Any = vit.embed.project if vit.config.stem is None else vit.stem.conv
+    kernels: Tensor = first.weight
+    flat = kernels.float().flatten(1)
+    flat = flat - flat.mean(dim=0)
+    _, _, components = torch.linalg.svd(flat, full_matrices=False)
+    found = components[:count]
+    found = found * found.gather(1, found.abs().argmax(dim=1, keepdim=True)).sign()  # a component and its negative are one
+    scaled = 0.5 + 0.5 * found / found.abs().amax(dim=1, keepdim=True)
+    return scaled.unflatten(1, tuple(kernels.shape[1:]))
+
+
+def _places(vit: ViT, layer: int) -> Float[Tensor, "n d"]:
+    grid, prefix = vit.config.grid, vit.config.prefix
+    match vit.config.position:
+        case "none":
+            raise VitrailError("the model has no positions (position='none'), so its places cannot be compared")
+        case "rotary":
+            assert vit.rotary is not None
+            cosine, sine = vit.rotary(grid, next(vit.parameters()).device)
+            return torch.cat([cosine, sine], dim=-1)[prefix:]
+        case "relative":
+            if not 0 <= layer < len(vit.blocks):
+                raise VitrailError(f"layer must be from 0 to {len(vit.blocks) - 1}, got {layer}; try layer=0")
+            keys = vit.blocks[layer].attention.relative  # type: ignore[union-attr]
+            assert isinstance(keys, RelativeKeys)
+            heads, tokens = vit.config.heads, vit.config.tokens
+            rows = [torch.cat([keys.of(head, query)[prefix:].flatten() for head in range(heads)]) for query in range(tokens)]
+            return torch.stack(rows[prefix:])
+    table = vit.positions[0].at(grid)  # type: ignore[operator]
+    return rearrange(table, "y x d -> (y x) d")

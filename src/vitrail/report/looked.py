@@ -1,0 +1,75 @@
+"""What the model looked at where it was most wrong: its relevance maps for what it said and for what it is."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vitrail.data.sources.source import Source
+from vitrail.data.view import Plain
+from vitrail.errors import VitrailError
+from vitrail.evaluate.evaluate import Answers
+from vitrail.evaluate.predict import preprocessing
+from vitrail.explain.maps import saliency
+from vitrail.models.vit import ViT
+from vitrail.report.heat import overlay
+from vitrail.report.page import text
+from vitrail.report.pictures import data_address, restored
+from vitrail.tasks.classify import marks
+from vitrail.weights.load import load
+
+SHOWN = 6
+
+
+def looked_part(weights: Path, source: Source, answers: Answers) -> Iterator[str]:
+    """Nothing where it cannot be had, as of a ResNet: a run is whole without it."""
+    try:
+        shots = looked(weights, source, answers)
+    except (VitrailError, OSError, RuntimeError, MemoryError):
+        return
+    if not shots:
+        return
+    yield "<h2>What it looked at where it was most wrong</h2>"
+    yield (
+        "<p>The picture as the model takes it, what speaks for the class it said, and what speaks for the class it is: "
+        "relevance after Chefer, each from its own lowest to its own highest.</p>"
+    )
+    for picture, said, is_, names in shots:
+        figures = (
+            f'<figure><figcaption>{text(title)}</figcaption><img alt="{text(title)}" width="{image.width}" '
+            f'src="{data_address(image)}"></figure>'
+            for title, image in ((names[1], picture), (f"for {names[0]}", said), (f"for {names[1]}", is_))
+        )
+        yield f'<div class="shots">{"".join(figures)}</div>'
+
+
+def looked(
+    weights: Path, source: Source, answers: Answers, count: int = SHOWN
+) -> list[tuple[Image.Image, Image.Image, Image.Image, tuple[str, str]]]:
+    """The picture, its map for what was said and for what it is, and the two names; the wrongest first."""
+    wrong = (answers.guesses != answers.labels).nonzero()[:, 0]
+    losses = marks(answers.logits, answers.labels)["loss"][wrong]
+    rows = wrong[losses.argsort(descending=True, stable=True)][:count]
+    model = load(weights).eval()
+    if not isinstance(model, ViT) or not rows.shape[0]:
+        return []
+    how = preprocessing(model)
+    indices = answers.indices[rows].numpy()
+    seen = Plain(how)(source, np.zeros(len(indices), np.int64), indices)
+    rows = rows[torch.from_numpy(seen.kept)]
+    said, true = answers.guesses[rows], answers.labels[rows]
+    first, second = (saliency(model, seen.images, "relevance", classes).numpy() for classes in (said, true))
+    pictures = restored(seen.images, how.mean, how.std)
+    return [
+        (_large(picture), overlay(picture, one, 160), overlay(picture, other, 160), (source.names[a], source.names[b]))
+        for picture, one, other, a, b in zip(pictures, first, second, said.tolist(), true.tolist(), strict=True)
+    ]
+
+
+def _large(picture: Image.Image) -> Image.Image:
+    scale = 160 / max(picture.size)
+    return picture.convert("RGB").resize(
+        (round(picture.width * scale), round(picture.height * scale)), Image.Resampling.BICUBIC
+    )

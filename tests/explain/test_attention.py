@@ -1,0 +1,105 @@
+"""Chosen rows of attention by two routes: queries and keys on their way into the fused kernel, and all weights in the open."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.peers import peer
+from tests.small import vit
+from vitrail.errors import VitrailError
+from vitrail.explain.attention import attention, on_grid, reading
+from vitrail.layers.tap import recording
+from vitrail.models.build import build
+from vitrail.models.resnet import ResNet
+from vitrail.models.variants import variant
+from vitrail.weights.checkpoint import save
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"pool": "gap"},
+    {"pool": "map"},
+    {"registers": 2},
+    {"norm": "post"},
+    {"qk_norm": True},
+    {"position": "relative"},
+    {"position": "rotary", "width": 24, "heads": 3},
+    {"position": "none"},
+]
+
+
+def in_the_open(model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad(), recording(model, "blocks.*.attention.weights") as seen:
+        model(images)
+    return torch.stack([weights for (weights,) in seen.values()])
+
+
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_what_is_asked_for_is_what_the_model_used(changes: dict[str, Any]) -> None:
+    model, images = vit(**changes), torch.randn(2, 3, 12, 15)
+    every = in_the_open(model, images)
+    assert_close(attention(model, images), every, rtol=0, atol=1e-6)
+    some = attention(model, images, layers=[-1, 1], heads=[2, 0], queries=[5, 0, -1])
+    assert_close(some, every[[3, 1]][:, :, [2, 0]][..., [5, 0, -1], :], rtol=0, atol=1e-6)
+    assert_close(some.sum(-1), torch.ones(2, 2, 2, 3))
+
+
+def test_permuting_heads_permutes_maps() -> None:
+    model, images, order = vit(), torch.randn(2, 3, 12, 15), [2, 0, 1]
+    before = attention(model, images, layers=[1])
+    rows = torch.arange(72).view(3, 3, 8)[:, order].flatten()
+    qkv = model.blocks[1].attention.qkv  # type: ignore[union-attr]
+    qkv.weight.data, qkv.bias.data = qkv.weight.data[rows], qkv.bias.data[rows]  # type: ignore[union-attr, index]
+    assert_close(attention(model, images, layers=[1]), before[:, :, order])
+
+
+def test_a_model_in_training_is_left_as_it_was_and_dropout_is_not_seen() -> None:
+    model, images = vit(dropout=0.5, attention_dropout=0.5), torch.randn(2, 3, 12, 15)
+    quiet = attention(model, images)
+    model.train()
+    assert_close(attention(model, images), quiet)
+    assert model.training
+
+
+@pytest.mark.parametrize(("pool", "prefix"), [("cls", 1), ("gap", 0), ("map", 0)])
+def test_what_the_pooling_takes_sums_to_one_and_lies_on_the_grid(pool: Any, prefix: int) -> None:
+    model, images = vit(pool=pool), torch.randn(2, 3, 12, 15)
+    share = reading(model, images)
+    assert share.shape == (2, prefix + 6)
+    assert_close(share.sum(-1), torch.ones(2))
+    places = torch.arange(2.0 * (prefix + 6)).view(2, -1)
+    grid = on_grid(model, images, places)
+    assert grid.shape == (2, 2, 3)
+    assert grid[0, 0, 0] == prefix
+    assert grid[0, 1, 0] == prefix + 3
+
+
+def test_a_linear_pooling_is_what_reading_says() -> None:
+    """Of the mean, the pooled vector is the reading's sum of the tokens."""
+    model, images = vit(pool="gap", registers=2), torch.randn(2, 3, 12, 15)
+    tokens = model.encode(model.patches(images), model.grid(images))
+    assert_close((reading(model, images)[:, None] @ tokens)[:, 0], model.pool(tokens))
+
+
+@pytest.mark.parity
+def test_transformers_sees_the_same_weights(tmp_path: Path) -> None:
+    theirs, ours, images = peer("transformers"), vit(gelu="exact", patch=(5, 5), image=(10, 15)), torch.randn(2, 3, 10, 15)
+    save(ours, tmp_path / "theirs", format="huggingface")
+    made = theirs.ViTForImageClassification.from_pretrained(tmp_path / "theirs", attn_implementation="eager").eval()
+    with torch.no_grad():
+        seen = made(images, output_attentions=True).attentions
+    assert_close(attention(ours, images), torch.stack(seen), rtol=0, atol=1e-6)
+
+
+def test_what_is_not_there_is_said_in_a_sentence() -> None:
+    model, images = vit(), torch.randn(1, 3, 12, 15)
+    with pytest.raises(VitrailError, match=r"layers must be numbers from 0 to 3, got 4; try layers=\[0\]"):
+        attention(model, images, layers=[4])
+    with pytest.raises(VitrailError, match="heads must be numbers from 0 to 2, got none"):
+        attention(model, images, heads=[])
+    resnet = build(variant("R50x1", image=32, classes=3))
+    assert isinstance(resnet, ResNet)
+    with pytest.raises(VitrailError, match="a ResNet has no attention to look at"):
+        attention(resnet, torch.randn(1, 3, 32, 32))

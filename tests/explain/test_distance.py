@@ -1,0 +1,80 @@
+"""How far heads look: FACTS' number for uniform attention, and sums that do not depend on how pictures are batched."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.small import vit
+from vitrail.errors import VitrailError
+from vitrail.explain.attention import attention
+from vitrail.explain.distance import distance, entropy, heads, likeness, norms, reach, spacing
+
+
+def test_uniform_attention_on_14_x_14_patches_looks_as_far_as_is_known() -> None:
+    weights = torch.full((1, 1, 197, 197), 1 / 197)
+    assert reach(weights, (14, 14), (16, 16)).item() == pytest.approx(115.90, abs=5e-3)
+    assert reach(weights, (14, 14), (16, 16), renormalise=True).item() == pytest.approx(116.49, abs=5e-3)
+    assert entropy(weights).item() == pytest.approx(math.log(197), abs=1e-5)
+
+
+def test_who_looks_at_itself_looks_nowhere() -> None:
+    weights = torch.eye(7).expand(2, 3, 7, 7)
+    assert_close(reach(weights, (2, 3), (6, 5)), torch.zeros(2, 3))
+    assert_close(entropy(weights), torch.zeros(2, 3))
+
+
+def test_centres_are_apart_as_their_patches_are() -> None:
+    apart = spacing((2, 3), (6, 5))
+    assert apart[0, 2] == 10
+    assert apart[0, 3] == 6
+    assert apart[1, 5] == pytest.approx(math.hypot(6, 5))
+    assert_close(apart, apart.T)
+
+
+def test_by_hand() -> None:
+    """Prefix tokens are neither asked nor counted."""
+    weights = torch.randn(2, 3, 8, 8).softmax(-1)
+    apart = spacing((2, 3), (6, 5))
+    expected = sum(weights[1, 2, 2 + i, 2 + j] * apart[i, j] for i in range(6) for j in range(6)) / 6
+    assert_close(reach(weights, (2, 3), (6, 5))[1, 2], expected)
+
+
+def test_two_equal_heads_are_alike_and_two_that_share_no_token_are_not() -> None:
+    one, other = torch.eye(4), torch.eye(4).roll(1, 0)
+    assert_close(likeness(torch.stack([one, one, other])[None])[0], torch.tensor([[1.0, 1, 0], [1, 1, 0], [0, 0, 1]]))
+
+
+@pytest.mark.parametrize("changes", [{}, {"pool": "gap", "registers": 3}, {"norm": "post"}, {"position": "relative"}], ids=str)
+def test_batches_do_not_matter_and_it_is_the_mean_over_pictures(changes: dict[str, Any]) -> None:
+    model, images = vit(**changes), torch.randn(5, 3, 12, 15)
+    whole = heads(model, [images])
+    pieces = heads(model, iter([images[:2], images[2:]]))
+    weights = attention(model, images)
+    for layer in range(4):
+        assert_close(whole.distance[layer], reach(weights[layer], (2, 3), (6, 5)).mean(0))
+        assert_close(whole.entropy[layer], entropy(weights[layer]).mean(0))
+    assert_close(distance(model, images), whole.distance)
+    assert_close(distance(model, images, renormalise=True), whole.renormalised)
+    for name in ("distance", "renormalised", "entropy", "similarity"):
+        assert_close(getattr(pieces, name), getattr(whole, name))
+    assert whole.similarity.shape == (4, 3, 3)
+    assert (whole.renormalised >= whole.distance - 1e-6).all()
+    assert whole.pictures == pieces.pictures == 5
+
+
+def test_no_pictures_have_no_mean() -> None:
+    with pytest.raises(VitrailError, match="no pictures"):
+        heads(vit(), [])
+
+
+def test_norms_are_those_of_the_tokens() -> None:
+    model, images = vit(registers=2), torch.randn(2, 3, 12, 15)
+    found = norms(model, images)
+    assert found.shape == (5, 2, 9)
+    before = model.norm
+    model.norm = torch.nn.Identity()
+    assert_close(found[-1], model.encode(model.patches(images), model.grid(images)).norm(dim=-1))
+    model.norm = before

@@ -1,0 +1,112 @@
+"""Faithfulness on a model whose evidence is known: its class follows from one patch and nothing else."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from tests.small import vit
+from vitrail.explain.faithfulness import (
+    area,
+    blur,
+    edge_map,
+    faithfulness,
+    on_patches,
+    overlap,
+    pointing,
+    random_map,
+)
+from vitrail.models.vit import ViT
+
+
+class OnePatch(ViT):
+    """Class 1 by how bright the patch in row 1, column 2 is."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        bright = images[:, :, 6:12, 10:15].mean(dim=(1, 2, 3))
+        return torch.stack([torch.zeros_like(bright), 8 * bright - 4, *[torch.full_like(bright, -9)] * 3], dim=1)
+
+
+def one_patch() -> OnePatch:
+    return OnePatch(vit().config).eval()
+
+
+def ranked(first: int) -> torch.Tensor:
+    """A map whose highest place is this one."""
+    values = torch.arange(6.0).flip(0)
+    values[first] = 9
+    return values.view(1, 2, 3)
+
+
+def test_deleting_the_evidence_first_loses_the_class_first() -> None:
+    images = torch.ones(1, 3, 12, 15)
+    classes = torch.tensor([1])
+    right, wrong = (faithfulness(one_patch(), images, ranked(first), classes, steps=6) for first in (5, 0))
+    full, none = torch.sigmoid(torch.tensor(4.0)), torch.sigmoid(torch.tensor(-4.0))
+    assert_close(right.deletion[0], torch.stack([full] + [none] * 6), rtol=1e-2, atol=1e-2)
+    assert right.deleted < wrong.deleted
+
+
+def test_inserting_the_evidence_first_finds_the_class_first() -> None:
+    images = torch.zeros(1, 3, 12, 15)
+    images[:, :, 6:12, 10:15] = 1
+    right, wrong = (faithfulness(one_patch(), images, ranked(first), torch.tensor([1]), steps=6) for first in (5, 0))
+    assert right.inserted > wrong.inserted
+    assert right.insertion[0, 1] == right.insertion[0, -1] == one_patch()(images).softmax(1)[0, 1]
+
+
+@pytest.mark.parametrize("changes", [{}, {"pool": "gap"}], ids=str)
+def test_the_ends_of_the_curves_do_not_depend_on_the_map(changes: dict[str, Any]) -> None:
+    model, images = vit(**changes), torch.randn(3, 3, 12, 15)
+    one, other = (faithfulness(model, images, torch.rand(3, 2, 3), steps=3) for _ in range(2))
+    whole = model(images).softmax(1).amax(1)
+    for found in (one, other):
+        assert_close(found.deletion[:, 0], whole)
+        assert_close(found.insertion[:, -1], whole)
+    assert_close(one.deletion[:, -1], other.deletion[:, -1])
+    assert_close(one.insertion[:, 0], other.insertion[:, 0])
+
+
+def test_the_area_of_a_straight_line_is_its_middle() -> None:
+    assert_close(area(torch.tensor([[0.0, 0.5, 1.0], [1.0, 1.0, 1.0]])), torch.tensor([0.5, 1.0]))
+
+
+def test_pointing_and_overlap_by_hand() -> None:
+    masks = torch.tensor([[[0.0, 0.0, 1.0], [0.0, 0.5, 1.0]]] * 3)
+    maps = torch.stack([ranked(2)[0], ranked(0)[0], torch.zeros(2, 3)])
+    assert pointing(maps, masks).tolist() == [1.0, 0.0, 0.0]
+    # ranked(2) is 5 4 9 / 2 1 0, ranked(0) is 9 4 3 / 2 1 0; of nothing, the object's share
+    assert_close(overlap(maps, masks), torch.tensor([9.5 / 21, 3.5 / 19, 2.5 / 6]))
+
+
+def test_a_mask_on_patches_is_its_share_of_each() -> None:
+    mask = torch.zeros(1, 12, 15)
+    mask[0, 6:12, 10:15] = 1
+    mask[0, 0:3, 0:5] = 1
+    assert_close(on_patches(mask, (2, 3))[0], torch.tensor([[0.5, 0, 0], [0, 0, 1.0]]))
+
+
+def test_edges_are_where_pixels_change() -> None:
+    images = torch.zeros(1, 3, 12, 15)
+    images[:, :, 8:, 12:] = 1
+    edges = edge_map(images, (2, 3))[0]
+    assert edges.argmax() == 5
+    assert edges[0, 0] == 0
+    assert edge_map(torch.ones(1, 3, 12, 15), (2, 3)).abs().max() == 0  # nor at the rim
+
+
+def test_chance_is_the_same_again_and_blurring_keeps_the_mean_of_a_flat_picture() -> None:
+    images = torch.randn(2, 3, 12, 15)
+    assert torch.equal(random_map(images, (2, 3), 4), random_map(images, (2, 3), 4))
+    assert not torch.equal(random_map(images, (2, 3), 4), random_map(images, (2, 3), 5))
+    assert_close(blur(torch.full((1, 3, 12, 15), 0.7)), torch.full((1, 3, 12, 15), 0.7))
+    assert blur(images).std() < 0.3 * images.std()
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = vit().train()
+    faithfulness(model, torch.randn(1, 3, 12, 15), torch.rand(1, 2, 3), steps=2)
+    assert model.training
+    assert isinstance(model, nn.Module)

@@ -1,0 +1,121 @@
+"""Relevance, gradient rollout, Grad-CAM and the lens: by hand on one layer, and invariants on all kinds of models."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.small import vit
+from vitrail.errors import VitrailError
+from vitrail.explain.gradient import gradcam, gradient_rollout, lens, relevance
+from vitrail.layers.tap import recording
+from vitrail.models.vit import ViT
+
+ALL: list[dict[str, Any]] = [
+    {}, {"pool": "gap"}, {"pool": "map"}, {"registers": 2}, {"norm": "post"}, {"position": "rotary"}, {"norm_at": "pooled"},
+    {"position": "relative"}, {"head": "mlp"},
+]  # fmt: skip
+METHODS = [relevance, gradient_rollout, gradcam]
+
+
+def one_layer(model: ViT, images: torch.Tensor, classes: list[int]) -> torch.Tensor:
+    """The positive part of weights times gradient, mean over heads, each gradient by finite differences of the logit."""
+    model = model.double()
+    images = images.double()
+    attend = model.blocks[0].attention
+    with recording(model, "blocks.0.attention.weights") as seen:
+        model(images)
+    (weights,) = seen["blocks.0.attention.weights"]
+    mixing = torch.zeros_like(weights)
+    step = 1e-6
+    for place in torch.cartesian_prod(*(torch.arange(size) for size in weights.shape)).tolist():
+        found = []
+        for sign in (1, -1):
+            shifted = weights.detach().clone()
+            shifted[tuple(place)] += sign * step
+            attend.weights.forward = lambda _, fixed=shifted: fixed  # type: ignore[union-attr]
+            with torch.no_grad(), recording(model, "blocks.0.attention.weights"):
+                found.append(model(images)[place[0], classes[place[0]]])
+        mixing[tuple(place)] = (found[0] - found[1]) / (2 * step)
+    del attend.weights.forward  # type: ignore[union-attr]
+    return (weights.detach() * mixing).relu().mean(1)
+
+
+def test_of_one_layer_by_hand() -> None:
+    """The class token's row of gradient times weights; rolled out, that row with the residual, normalised."""
+    model, images, classes = vit(depth=1), torch.randn(2, 3, 12, 15), torch.tensor([3, 1])
+    mixing = one_layer(model, images, classes.tolist())
+    model = model.float()
+    row = mixing[:, 0, 1:].float()
+    assert_close(relevance(model, images, classes).flatten(1), row, rtol=1e-3, atol=1e-6)
+    assert_close(
+        gradient_rollout(model, images, classes).flatten(1),
+        row / (1 + mixing[:, 0].sum(-1, keepdim=True).float()),
+        rtol=1e-3,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+@pytest.mark.parametrize("changes", ALL, ids=str)
+def test_every_model_has_a_map_that_is_its_own(method: Any, changes: dict[str, Any]) -> None:
+    model, images = vit(**changes), torch.randn(3, 3, 12, 15)
+    classes = torch.tensor([4, 0, 2])
+    whole = method(model, images, classes)
+    assert whole.shape == (3, 2, 3)
+    assert (whole >= 0).all()
+    assert whole.any()
+    assert_close(method(model, images[1:2], classes[1:2]), whole[1:2])  # whatever its neighbours are
+    assert not torch.allclose(method(model, images, classes.flip(0)), whole)  # another class, another map
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
+def test_without_classes_it_is_what_the_model_says_also_of_a_frozen_one(method: Any) -> None:
+    model, images = vit(), torch.randn(3, 3, 12, 15)
+    said = model(images).argmax(1)
+    expected = method(model, images, said)
+    model.requires_grad_(False)
+    model.checkpointing = True
+    with torch.no_grad():
+        assert_close(method(model, images), expected)
+    assert model.checkpointing
+
+
+def test_gradcam_by_hand() -> None:
+    """On a model whose logit is linear in what enters the last attention, the gradient is known."""
+    model, images = vit(), torch.randn(2, 3, 12, 15)
+    seen: list[torch.Tensor] = []
+    block: Any = model.blocks[2]
+    with torch.enable_grad():
+        handle = block.attention.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        logits = model(images)
+        handle.remove()
+        (slope,) = torch.autograd.grad(logits[0, 3] + logits[1, 1], seen[0])
+    expected = torch.stack([(slope[b, 1:].mean(0) * seen[0][b, 1:]).sum(-1).relu() for b in range(2)])
+    assert_close(gradcam(model, images, torch.tensor([3, 1]), layer=2).flatten(1), expected)
+
+
+@pytest.mark.parametrize("changes", ALL, ids=str)
+def test_the_last_row_of_the_lens_is_what_the_model_says(changes: dict[str, Any]) -> None:
+    model, images = vit(**changes), torch.randn(2, 3, 12, 15)
+    rows = lens(model, images)
+    assert rows.shape == (5, 2, 5)
+    assert_close(rows[-1], model(images))
+
+
+def test_the_lens_after_a_block_is_the_model_without_the_later_ones() -> None:
+    model, images = vit(), torch.randn(2, 3, 12, 15)
+    rows = lens(model, images)
+    for layer in (3, 2, 1):
+        block: Any = model.blocks[layer]
+        for linear in (block.attention.out, block.mlp.down):
+            linear.weight.data.zero_()
+            linear.bias.data.zero_()
+        assert_close(model(images), rows[layer])
+
+
+def test_a_model_without_a_head_says_no_class() -> None:
+    with pytest.raises(VitrailError, match="without a head"):
+        relevance(vit(classes=0), torch.randn(1, 3, 12, 15))

@@ -1,0 +1,52 @@
+"""Where a model was most wrong: the pictures with the highest losses among those it got wrong, and their maps."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.small import vit
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.source import Arrays
+from vitrail.evaluate.evaluate import Answers
+from vitrail.models.build import build
+from vitrail.models.variants import variant
+from vitrail.report.looked import looked, looked_part
+from vitrail.weights.checkpoint import save
+
+
+def made() -> tuple[Arrays, Answers]:
+    images = np.random.default_rng(0).integers(0, 255, (8, 12, 15, 3)).astype(np.uint8)
+    source = Arrays(images, np.arange(8) % 5, ("a", "b", "c", "d", "e"))
+    logits = torch.randn(8, 5, generator=torch.Generator().manual_seed(2))
+    logits[0, 0], logits[3, 1] = 30.0, 40.0  # right beyond doubt, and wrong beyond doubt
+    return source, Answers(logits, torch.from_numpy(source.labels), torch.arange(8))
+
+
+def test_the_wrongest_comes_first_and_what_is_right_does_not_come(tmp_path: Path) -> None:
+    model = vit()
+    model.preprocess = Preprocess((12, 15))
+    save(model, tmp_path / "best")
+    source, answers = made()
+    shots = looked(tmp_path / "best", source, answers, count=20)
+    assert len(shots) == int((answers.guesses != answers.labels).sum())
+    assert shots[0][3] == ("b", "d")
+    assert shots[0][0].size == (160, 128)
+    assert np.asarray(shots[0][1]).any()
+    assert not np.array_equal(np.asarray(shots[0][1]), np.asarray(shots[0][2]))
+    page = "".join(looked_part(tmp_path / "best", source, answers))
+    assert page.count("<figure>") == 3 * min(6, len(shots))
+
+
+def test_a_resnet_a_lost_model_and_one_that_is_never_wrong_have_none(tmp_path: Path) -> None:
+    source, answers = made()
+    resnet = build(variant("R50x1", image=32, classes=5))
+    resnet.preprocess = Preprocess((32, 32))
+    save(resnet, tmp_path / "convolves")
+    assert list(looked_part(tmp_path / "convolves", source, answers)) == []
+    assert list(looked_part(tmp_path / "gone", source, answers)) == []
+    right = Answers(torch.nn.functional.one_hot(answers.labels, 5).float(), answers.labels, answers.indices)
+    model = vit()
+    model.preprocess = Preprocess((12, 15))
+    save(model, tmp_path / "best")
+    assert list(looked_part(tmp_path / "best", source, right)) == []
