@@ -15,7 +15,7 @@ def test_only_the_chosen_layers_and_heads_are_kept() -> None:
     model = vit()
     with recording(model, "attention.weights") as everything:
         model(IMAGES)
-    with recording(model, "blocks.1.attention.weights", "blocks.3.*", keep=lambda weights: weights[:, [2, 0]]) as seen:
+    with recording(model, "blocks.1.attention.weights", "blocks.3.*.weights", keep=lambda weights: weights[:, [2, 0]]) as seen:
         model(IMAGES)
     assert list(seen) == ["blocks.1.attention.weights", "blocks.3.attention.weights"]
     for name, (weights,) in seen.items():

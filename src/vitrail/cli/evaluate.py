@@ -44,7 +44,8 @@ def evaluate(
     if not runs:
         raise VitrailError(f"to evaluate takes a model and data, got {data!r} alone; try `vitrail evaluate {data} fashion`")
 
-    from vitrail.evaluate.evaluate import compare, measure, opened
+    from vitrail.evaluate.caution import opened
+    from vitrail.evaluate.evaluate import compare, measure
     from vitrail.models.device import device as chosen
     from vitrail.weights.load import load
 

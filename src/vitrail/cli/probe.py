@@ -60,7 +60,7 @@ def probe(
 
 
 def _opened(entry: "Entry", model: Any, tell: Any, suite: Path | None) -> "Data":
-    from vitrail.evaluate.evaluate import opened
+    from vitrail.evaluate.caution import opened
     from vitrail.evaluate.probe import splits
 
     try:

@@ -51,7 +51,7 @@ def robust(
         check_out(out, "--out", data, (".html",))
 
     from vitrail.evaluate.beside import check_all, differences, shared_grid, unlike
-    from vitrail.evaluate.evaluate import opened
+    from vitrail.evaluate.caution import opened
     from vitrail.evaluate.predict import preprocessing
     from vitrail.evaluate.robust import stress
     from vitrail.models.device import device as chosen

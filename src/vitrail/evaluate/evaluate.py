@@ -3,10 +3,8 @@
 The pictures go through the model's own preprocessing and the very evaluation that training uses. b pictures, k classes.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,13 +12,12 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from vitrail.data.loader import evaluation
-from vitrail.data.sources.open import lessons, pictures
 from vitrail.data.sources.source import Data, Progress, Source
-from vitrail.data.sources.split import Shares
 from vitrail.errors import VitrailError
 from vitrail.evaluate.accuracy import ByClass, by_class
 from vitrail.evaluate.bootstrap import drawn_scores, interval, intervals, mcnemar
 from vitrail.evaluate.calibration import HOTTEST, Reliability, reliability, temperature
+from vitrail.evaluate.caution import cautions, notes_of, opened
 from vitrail.evaluate.match import labels_of, matched, split_of
 from vitrail.evaluate.predict import preprocessing
 from vitrail.evaluate.tta import Several, Views, uncropped
@@ -109,16 +106,6 @@ def measure(
         calibrated,
         (*notes_of(data), *cautions(model, data, split, by_default), *notes),
     )
-
-
-def opened(data: str | Path, model: Model, progress: Progress | None = None) -> Data:
-    """With the shares of validation and test that the model was trained with, so that the splits are the same."""
-    return pictures(data, shares=_shares(model), progress=progress)
-
-
-def notes_of(data: Data) -> list[str]:
-    """What there is to say of the data to somebody who does not train on it."""
-    return [note for note in data.notes if note not in lessons(data.train)]
 
 
 def summed_up(
@@ -210,31 +197,3 @@ def _calibrated(look: _Looking, data: Data, split: str, answers: Answers) -> tup
     cooled = answers.logits.double() / heat
     nll = scores(cooled, answers.labels)["loss"]
     return Calibrated(heat, len(fit.labels), nll, reliability(cooled, answers.labels).error), []
-
-
-def cautions(model: Model, data: Data, split: str, by_default: bool = False) -> list[str]:
-    """What was learned from, or chosen by, says little of other pictures."""
-    own = _shares(model)
-    taken = data.taken or own
-    if not _trained_on(model, data):
-        part = by_default and data.taken is not None and getattr(taken, split, 0) > 0
-        return [f"the model was not trained on it, so more than its {split} can be evaluated: split all"] if part else []
-    other = taken.validation != own.validation or (taken.test > 0 and taken.test != own.test)  # than in training
-    if split == "test" and not (other and taken.test > 0):
-        return []
-    chosen = split == "validation" and not other
-    done = "its weights were chosen by" if chosen else "the model has learned from"
-    return [f"{done} pictures that are among these, so the numbers promise too much"]
-
-
-def _trained_on(model: Model, data: Data) -> bool:
-    """By name, or because both names lead to the same place."""
-    trained: Any = model.facts.get("data", {})
-    name = str(trained.get("name", ""))
-    return name == data.name or (os.path.exists(name) and os.path.exists(data.name) and os.path.samefile(name, data.name))
-
-
-def _shares(model: Model) -> Shares:
-    """Of validation and test, as in the model's training."""
-    recipe = model.facts.get("recipe", {})
-    return Shares(**{name: recipe[name] for name in ("validation", "test") if isinstance(recipe.get(name), float | int)})

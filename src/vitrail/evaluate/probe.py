@@ -14,7 +14,7 @@ import numpy as np
 
 from vitrail.data.sources.source import Data, Progress
 from vitrail.errors import VitrailError, suggestion
-from vitrail.evaluate.evaluate import opened
+from vitrail.evaluate.caution import opened
 from vitrail.evaluate.features import BATCH, Features, embed
 from vitrail.evaluate.fewshot import FewShot, fewshot
 from vitrail.evaluate.knn import knn

@@ -24,9 +24,10 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.source import Data, Progress, Source, chosen
 from vitrail.errors import VitrailError
 from vitrail.evaluate.bootstrap import drawn_means, of_share
+from vitrail.evaluate.caution import cautions, notes_of, opened
 from vitrail.evaluate.corrupt import Pair
 from vitrail.evaluate.disturb import Disturbance, check_grid, disturbances
-from vitrail.evaluate.evaluate import cautions, check_answers, notes_of, opened
+from vitrail.evaluate.evaluate import check_answers
 from vitrail.evaluate.match import matched, split_of
 from vitrail.evaluate.predict import preprocessing
 from vitrail.models.build import Model
