@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from vitrail.cli.fitting import Device, Workers
-from vitrail.cli.options import Json
+from vitrail.cli.options import Json, RunsAndData, Split
 from vitrail.cli.screen import add, console, print_json, progress, table
 from vitrail.errors import VitrailError, printable
 
@@ -20,17 +20,8 @@ TITLES = {"top1": "top-1", "top5": "top-5", "nll": "loss (nll)", "ece": "calibra
 
 
 def evaluate(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN... DATA",
-            help="Runs, or any weights: folders, files, hf:owner/name; then pictures in a folder a class, or any other data.",
-        ),
-    ],
-    split: Annotated[
-        Literal["test", "validation", "train", "all"] | None,
-        typer.Option(help="The pictures to evaluate on; else test, else validation, else all."),
-    ] = None,
+    words: RunsAndData,
+    split: Split = None,
     tta: Annotated[
         Literal["flip", "crops"] | None, typer.Option(help="See each picture with its mirror image, or in ten crops.")
     ] = None,

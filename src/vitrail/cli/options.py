@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,6 +12,18 @@ from vitrail.errors import VitrailError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program to read.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a setting; repeatable.")]
+
+RunsAndData = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN... DATA",
+        help="Runs, or any weights: folders, files, hf:owner/name; then pictures in a folder a class, or any other data.",
+    ),
+]
+Split = Annotated[
+    Literal["test", "validation", "train", "all"] | None,
+    typer.Option(help="The pictures to take; else test, else validation, else all."),
+]
 
 
 def pair(text: str, option: str) -> tuple[int, int]:

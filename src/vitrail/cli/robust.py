@@ -2,13 +2,13 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vitrail.cli.evaluate import counted
 from vitrail.cli.fitting import Device, Workers
-from vitrail.cli.options import Json, check_out, pair
+from vitrail.cli.options import Json, RunsAndData, Split, check_out, pair
 from vitrail.cli.screen import add, console, print_json, progress, table
 from vitrail.errors import VitrailError, printable
 
@@ -18,17 +18,8 @@ if TYPE_CHECKING:
 
 
 def robust(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN... DATA",
-            help="Runs, or any weights: folders, files, hf:owner/name; then pictures in a folder a class, or any other data.",
-        ),
-    ],
-    split: Annotated[
-        Literal["test", "validation", "train", "all"] | None,
-        typer.Option(help="The pictures to disturb; else test, else validation, else all."),
-    ] = None,
+    words: RunsAndData,
+    split: Split = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page with plots and pictures.")] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="So many pictures, drawn from the split.")] = None,
     grid: Annotated[

@@ -16,7 +16,7 @@ from vitrail.data.view import Plain
 from vitrail.errors import VitrailError
 from vitrail.evaluate.given import Given, Picture, listed
 from vitrail.evaluate.predict import preprocessing
-from vitrail.explain.attention import attention, checked, reading
+from vitrail.explain.attention import at_rest, attention, checked, reading
 from vitrail.explain.distance import norms
 from vitrail.explain.gradient import lens
 from vitrail.explain.maps import METHODS, saliency
@@ -50,8 +50,8 @@ def explained(
             raise VitrailError(f"the picture {where} {seen.problems[index].removeprefix(f'{where}: ')}; name another one")
         weight = next(vit.parameters())
         images = seen.images.to(weight.device, weight.dtype)
-        with torch.no_grad():
-            logits = vit.eval()(images)[0]
+        with torch.no_grad(), at_rest(vit):
+            logits = vit(images)[0]
         if not logits.isfinite().all():
             raise VitrailError(
                 f"the model answers {source.where(index)} with something that is no number; are its weights whole?"
@@ -64,14 +64,13 @@ def explained(
 
 
 def _heads(model: Model, images: Tensor) -> Float[Tensor, "l h y x"]:
-    """A layer at a time, so that no more than one layer's weights are held."""
+    """The class token's rows in one pass; of all patches a layer at a time, so that no more than one is held."""
     vit = checked(model)
     rows, _ = vit.grid(images)
-    read = reading(vit, images)[0]
-    queries = [0] if vit.config.pool == "cls" else None
-    found = []
-    for layer in range(len(vit.blocks)):
-        weights = attention(vit, images, layers=[layer], queries=queries)[0, 0]
-        share = read[:1] if queries else read
-        found.append(torch.einsum("q,hqt->ht", share, weights)[:, vit.config.prefix :].cpu())
-    return rearrange(torch.stack(found), "l h (y x) -> l h y x", y=rows)
+    if vit.config.pool == "cls":
+        found = attention(vit, images, queries=[0])[:, 0, :, 0]
+    else:
+        read = reading(vit, images)[0]
+        layers = (attention(vit, images, layers=[layer])[0, 0] for layer in range(len(vit.blocks)))
+        found = torch.stack([torch.einsum("q,hqt->ht", read, weights) for weights in layers])
+    return rearrange(found[..., vit.config.prefix :], "l h (y x) -> l h y x", y=rows).cpu()

@@ -20,7 +20,7 @@ from vitrail.data.sources.source import Arrays, Part, Progress, Source
 from vitrail.data.view import Plain
 from vitrail.errors import VitrailError
 from vitrail.evaluate.predict import preprocessing
-from vitrail.explain.attention import checked
+from vitrail.explain.attention import at_rest, checked
 from vitrail.explain.faithfulness import STEPS, edge_map, faithfulness, on_patches, overlap, pointing, random_map
 from vitrail.explain.maps import METHODS, saliency
 from vitrail.models.build import Model
@@ -65,8 +65,8 @@ def trust(
     rows: dict[str, list[Tensor]] = {name: [] for name in names}
     done = 0
     for images, masks in _batches(model, chosen, batch, workers):
-        with torch.no_grad():
-            said = vit.eval()(images).argmax(dim=1)
+        with torch.no_grad(), at_rest(vit):
+            said = vit(images).argmax(dim=1)
         grid = vit.grid(images)
         for name in names:
             match name:

@@ -55,7 +55,7 @@ def read_file(path: Path) -> Loose:
     if path.is_dir():
         return _folder(path)
     if not path.is_file():
-        raise VitrailError(f"{path} does not exist")
+        raise VitrailError(f"{path} does not exist; name a run, a model folder, a file of weights or hf:owner/name")
     return replace(_tensors(path), side=_side(path.parent) if path.stem in ("model", "pytorch_model") else {})
 
 
