@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ from PIL import Image
 
 from tests.small import vit
 from vitrail.cli.main import run
+from vitrail.data.prepare import prepare
 from vitrail.data.preprocess import Preprocess
+from vitrail.evaluate.predict import predict
+from vitrail.explain.attention import attention
 from vitrail.explain.maps import METHODS, saliency
 from vitrail.models.build import build
 from vitrail.models.variants import variant
@@ -18,6 +22,7 @@ from vitrail.weights.checkpoint import save
 from vitrail.weights.load import load
 
 Capture = pytest.CaptureFixture[str]
+OF_EACH = ("patches", "heads", "lens", "norms", "lengths")  # drawings of every picture, beside the maps
 
 
 @pytest.fixture(autouse=True)
@@ -39,14 +44,84 @@ def test_a_page_with_every_method_and_its_numbers(capsys: Capture) -> None:
     assert set(told["pictures"][0]["maps"]) == set(METHODS)
     assert all(Path("seen", name).is_file() for name in told["files"])
     assert told["files"][-1] == "index.html"
-    assert {"positions.png", "filters.png", "distance.svg", "00-a_b-heads.png", "01-c.npz"} <= set(told["files"])
+    drawings = {
+        "positions",
+        "filters",
+        "distance",
+        "entropy",
+        "similarity",
+        *(f"00-a_b-{name}" for name in (*METHODS, *OF_EACH)),
+    }
+    assert {f"{name}.{ending}" for name in drawings for ending in ("png", "svg")} <= set(told["files"])
     with np.load("seen/01-c.npz", allow_pickle=False) as numbers:
         assert np.allclose(numbers["rollout"], told["pictures"][1]["maps"]["rollout"])
-        assert numbers["heads"].shape == (4, 3, 2, 3)
+        assert np.allclose(numbers["norms"], told["pictures"][1]["norms"])
+        assert numbers["heads"].shape == (1, 4, 3, 7)
+        assert numbers["queries"].tolist() == ["pool"]
         assert numbers["lens"].shape == (5, 5)
+    with np.load("seen/model.npz", allow_pickle=False) as numbers:
+        assert numbers["positions"].shape == (2, 3, 2, 3)
+        for name in ("distance", "renormalised", "entropy", "similarity"):
+            assert np.allclose(numbers[name], told["heads"][name])
     page = Path("seen/index.html").read_text()
+    assert page.count("<svg ") == 5 + 2 * len((*METHODS, *OF_EACH))  # every drawing is also in the page
     assert "<dog>" not in page
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_attention_of_what_is_asked_for_and_of_nothing_else(capsys: Capture) -> None:
+    asked = ["--layers", "2,-1", "--heads", "0-1", "--query", "1,2", "--query", "class", "--method", "none"]
+    assert run(["explain", "mine", "c.png", "--out", "seen", "--json", *asked]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["pictures"][0]["maps"] == {}
+    assert {"00-c-heads-1-2.png", "00-c-heads-class.svg"} <= set(told["files"])
+    model = load("mine")
+    assert model.preprocess is not None
+    image = prepare(Image.open("c.png"), model.preprocess)[None]
+    expected = attention(model, image, [2, 3], [0, 1], [6, 0])[:, 0].numpy()
+    with np.load("seen/00-c.npz", allow_pickle=False) as numbers:
+        assert numbers["queries"].tolist() == ["1,2", "class"]
+        assert numbers["layers"].tolist() == [2, 3]
+        assert numbers["head_numbers"].tolist() == [0, 1]
+        assert np.allclose(numbers["heads"], expected.transpose(2, 0, 1, 3), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pool": "gap"},
+        {"pool": "map", "registers": 2},
+        {"registers": 2, "position": "rotary"},
+        {"norm": "post", "position": "none"},
+        {"position": "relative", "channels": 1},
+    ],
+    ids=str,
+)
+def test_every_kind_of_model_has_a_page(changes: dict[str, Any], capsys: Capture) -> None:
+    model = vit(**changes)
+    channels = changes.get("channels", 3)
+    model.preprocess = Preprocess((12, 15), mean=(0.5,) * channels, std=(0.5,) * channels)
+    save(model, "other")
+    token = ["--query", "register1", "--query", "1,0"] if "registers" in changes else []
+    assert run(["explain", "other", "c.png", "--out", "seen", "--json", *token]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert ("positions.svg" in told["files"]) == (changes.get("position") != "none")
+    if token:
+        with np.load("seen/00-c.npz") as numbers:
+            assert np.allclose(numbers["heads"].sum(-1), 1)
+
+
+def test_probabilities_are_those_of_predict_also_after_the_sigmoid_loss(capsys: Capture) -> None:
+    model = load("mine")
+    model.facts = {"recipe": {"loss": "sigmoid"}}
+    save(model, "alone")
+    again = load("alone")
+    (expected,) = predict(again, ["c.png"])
+    assert run(["explain", "alone", "c.png", "--method", "rollout", "--out", "seen", "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["pictures"]
+    assert one["label"] == expected.label
+    assert one["probability"] == pytest.approx(expected.probability, abs=1e-6)
+    assert one["lens"][-1] == pytest.approx(expected.probability, abs=1e-6)
 
 
 def test_the_maps_are_those_of_the_class_that_is_asked_for(capsys: Capture) -> None:
@@ -56,8 +131,6 @@ def test_the_maps_are_those_of_the_class_that_is_asked_for(capsys: Capture) -> N
         (one,) = json.loads(capsys.readouterr().out)["pictures"]
         with np.load("seen/00-c.npz") as numbers:
             assert numbers["target"] == number
-        from vitrail.data.prepare import prepare
-
         assert model.preprocess is not None
         image = prepare(Image.open("c.png"), model.preprocess)[None]
         expected = saliency(model, image, "relevance", torch.tensor([number]))[0]
@@ -69,7 +142,26 @@ def test_trust_is_a_table_with_baselines(capsys: Capture) -> None:
     assert run(["explain", "mine", "--trust", "panes:count=40,size=16", "--limit", "3", "--method", "rollout"]) == 0
     said = capsys.readouterr().out
     assert all(word in said for word in ("random", "edges", "rollout", "deletion", "pointing", "page: explained"))
-    assert "Which map to trust" in Path("explained/index.html").read_text()
+    assert "3 are too few pictures to tell" in said
+    page = Path("explained/index.html").read_text()
+    assert "Which map to trust" in page
+    assert "While the best patches are deleted" in page
+    assert Path("explained/insertion.svg").is_file()
+
+
+def test_trust_takes_data_of_other_channels_and_tells_a_program(capsys: Capture) -> None:
+    assert run(["explain", "mine", "c.png", "--trust", "fashion", "--limit", "2", "--method", "rollout", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["trust"]
+    assert [row["method"] for row in rows] == ["random", "edges", "rollout"]
+    assert all(row["pointing"] is None and len(row["deletion_curve"]) == 17 for row in rows)
+
+
+def test_small_thin_and_grey_pictures_have_a_page_too(capsys: Capture) -> None:
+    Image.new("L", (1, 1), 7).save("one.png")
+    Image.new("RGB", (1, 900), (7, 8, 9)).save("thin.png")
+    Image.new("LA", (40, 20)).save("grey.png")
+    assert run(["explain", "mine", "one.png", "thin.png", "grey.png", "--method", "relevance"]) == 0
+    assert capsys.readouterr().out.count(".png") == 3
 
 
 @pytest.mark.parametrize(
@@ -77,7 +169,19 @@ def test_trust_is_a_table_with_baselines(capsys: Capture) -> None:
     [
         (["mine"], "to explain takes pictures, got none; name files or a folder, or measure with --trust DATA"),
         (["mine", "nowhere.png"], "the picture nowhere.png cannot be read"),
-        (["mine", "c.png", "--method", "rolout"], "--method 'rolout' is none"),
+        (["mine", "notes.txt"], "the picture notes.txt is no picture that can be read"),
+        (["mine", "c.png", "half.png"], "the picture half.png is no picture that can be read"),
+        (["mine", "bare"], "there is no picture in bare; name files, or a folder with pictures in it"),
+        (["mine", "many"], "a page shows at most 50 pictures, got 51"),
+        (["mine", "c.png", "--method", "rolout"], "--method must be attention, rollout, gradient_rollout"),
+        (["mine", "c.png", "--layers", "1,4"], "--layers must be numbers from 0 to 3"),
+        (["mine", "c.png", "--layers", "3-1"], "--layers must be numbers from 0 to 3"),
+        (["mine", "c.png", "--heads", "all"], "--heads must be numbers from 0 to 2"),
+        (["mine", "c.png", "--query", "2,0"], "from 0,0 to 1,2, or class; got '2,0', try 1,1"),
+        (["mine", "c.png", "--query", "register0"], "a query must be ROW,COLUMN of a patch"),
+        (["mine", "c.png", "--out", "c.png/deep"], "--out must be a folder that can be written, got c.png/deep"),
+        (["mine", "c.png", "--trust", "nowhere"], "there is no 'nowhere'"),
+        (["mine", "--trust", "panes", "--limit", "0"], "--limit"),
         (["mine", "c.png", "--class", "cat"], "the model has no class 'cat'"),
         (["mine", "c.png", "--class", "5"], "the model has no class '5'"),
         (["mine", "c.png", "--out", "c.png"], "--out must be a folder, got the file c.png"),
@@ -86,10 +190,18 @@ def test_trust_is_a_table_with_baselines(capsys: Capture) -> None:
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(arguments: list[str], sentence: str, capsys: Capture) -> None:
-    resnet = build(variant("R50x1", image=32, classes=3))
-    resnet.preprocess = Preprocess((32, 32))
-    save(resnet, "convolves")
+    if "convolves" in arguments:
+        resnet = build(variant("R50x1", image=32, classes=3))
+        resnet.preprocess = Preprocess((32, 32))
+        save(resnet, "convolves")
+    Path("notes.txt").write_text("no picture")
+    Path("half.png").write_bytes(Path("c.png").read_bytes()[:500])
+    Path("bare").mkdir()
+    Path("many").mkdir()
+    for number in range(51):
+        Path(f"many/{number}.png").symlink_to(Path("c.png").resolve())
     assert run(["explain", *arguments]) == 2
     said = capsys.readouterr().err
     assert sentence in said
-    assert said.count("\n") <= 2
+    assert said.count("\n") == 1
+    assert not Path("explained").exists()

@@ -1,5 +1,7 @@
 """Which map to trust: on a model whose evidence is known, the map that knows it wins, and masks are where the figure is."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,18 +13,19 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.panes import panes
 from vitrail.data.sources.source import Arrays, Part
 from vitrail.errors import VitrailError
-from vitrail.evaluate.trust import masks_of, some, trust
+from vitrail.evaluate.trust import fitting, masks_of, some, trust, verdict
 from vitrail.explain.faithfulness import area
 from vitrail.explain.maps import METHODS
 
 HOW = Preprocess((12, 15), mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
-def bright_patches() -> Arrays:
-    """White in row 1, column 2, and dark noise elsewhere."""
-    images = np.random.default_rng(0).integers(0, 60, (9, 12, 15, 3)).astype(np.uint8)
+def bright_patches(count: int = 9) -> Arrays:
+    """White in row 1, column 2, the most edges in row 0, column 0, and dark noise elsewhere."""
+    images = np.random.default_rng(0).integers(0, 60, (count, 12, 15, 3)).astype(np.uint8)
     images[:, 6:12, 10:15] = 255
-    return Arrays(images, np.zeros(9, np.int64), ("a", "b", "c", "d", "e"))
+    images[:, 2:4, 0:5] = 250
+    return Arrays(images, np.zeros(count, np.int64), ("a", "b", "c", "d", "e"))
 
 
 def test_the_map_that_knows_the_evidence_beats_chance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +44,41 @@ def test_the_map_that_knows_the_evidence_beats_chance(monkeypatch: pytest.Monkey
     assert found["oracle"].insertion.mean > found["random"].insertion.mean
     assert found["oracle"].pointing is None
     assert found["oracle"].overlap is None
+    for row in found.values():
+        for score, curve in ((row.deletion, row.deletion_curve), (row.insertion, row.insertion_curve)):
+            assert score.mean == pytest.approx(area(torch.tensor([curve])).item(), abs=1e-6)
+
+
+def test_what_is_better_picture_by_picture_is_said_and_the_best_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = OnePatch(vit().config).eval()
+    model.preprocess = HOW
+
+    def place(y: int, x: int) -> Any:
+        values = torch.zeros(2, 3)
+        values[y, x] = 1
+        return lambda _, images, __: values.expand(images.shape[0], 2, 3)
+
+    monkeypatch.setitem(METHODS, "oracle", place(1, 2))
+    monkeypatch.setitem(METHODS, "wrong", place(0, 0))
+    rows = trust(model, bright_patches(30), ["wrong", "oracle"], batch=8, workers=0)
+    better = {row.method: row.better for row in rows}
+    assert "deletion" in better["oracle"]
+    assert better["wrong"] == better["random"] == better["edges"] == ()
+    assert verdict(rows).startswith("Trust oracle first. Clearly better than chance and an edge detector: oracle on ")
+    assert verdict(rows).endswith("wrong on nothing.")
+    alone = trust(model, bright_patches(30), ["wrong"], batch=8, workers=0)
+    assert verdict(alone) == "None of wrong is clearly better than chance and an edge detector here: trust no map."
+    few = trust(model, bright_patches(9), ["oracle"], workers=0)
+    assert few[-1].better == ()
+    assert verdict(few) == "9 are too few pictures to tell; measure on at least 10, better 100."
+
+
+def test_a_model_that_answers_with_no_number_is_not_measured() -> None:
+    model = vit()
+    model.preprocess = HOW
+    next(model.head.parameters()).data.fill_(float("nan"))
+    with pytest.raises(VitrailError, match="are its weights whole"):
+        trust(model, bright_patches(), ["rollout"], workers=0)
 
 
 def test_it_does_not_depend_on_the_batch_but_for_chance() -> None:
@@ -50,6 +88,12 @@ def test_it_does_not_depend_on_the_batch_but_for_chance() -> None:
     for first, second in zip(one[1:], other[1:], strict=True):
         assert first.deletion.mean == pytest.approx(second.deletion.mean, abs=1e-5)
         assert first.insertion.error == pytest.approx(second.insertion.error, abs=1e-5)
+
+
+def test_of_a_large_model_fewer_pictures_are_held_at_a_time() -> None:
+    assert fitting(vit()) == 16
+    large = vit(image=(240, 300), depth=24, heads=3)  # 2,401 tokens: 3.3 GB a picture
+    assert fitting(large) == 1
 
 
 def test_panes_know_where_the_figure_is() -> None:

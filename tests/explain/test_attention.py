@@ -1,5 +1,7 @@
 """Chosen rows of attention by two routes: queries and keys on their way into the fused kernel, and all weights in the open."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch.testing import assert_close
 from tests.peers import peer
 from tests.small import vit
 from vitrail.errors import VitrailError
-from vitrail.explain.attention import attention, on_grid, reading
+from vitrail.explain.attention import attention, on_grid, pooled_attention, reading
 from vitrail.layers.tap import recording
 from vitrail.models.build import build
 from vitrail.models.resnet import ResNet
@@ -44,6 +46,60 @@ def test_what_is_asked_for_is_what_the_model_used(changes: dict[str, Any]) -> No
     some = attention(model, images, layers=[-1, 1], heads=[2, 0], queries=[5, 0, -1])
     assert_close(some, every[[3, 1]][:, :, [2, 0]][..., [5, 0, -1], :], rtol=0, atol=1e-6)
     assert_close(some.sum(-1), torch.ones(2, 2, 2, 3))
+
+
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_how_many_rows_are_made_at_a_time_does_not_matter(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = vit(**changes), torch.randn(2, 3, 12, 15)
+    every, read = attention(model, images), pooled_attention(model, images)
+    monkeypatch.setattr(
+        sys.modules["vitrail.explain.attention"], "ROOM", 100
+    )  # two rows of two pictures, three heads, seven tokens
+    assert_close(attention(model, images), every)
+    assert_close(pooled_attention(model, images), read)
+    assert_close(attention(model, images, queries=[5, 0, 5, 1, 2], layers=[2, 2]), every[[2, 2]][..., [5, 0, 5, 1, 2], :])
+
+
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_what_the_answer_looks_at_is_every_row_as_it_is_pooled(changes: dict[str, Any]) -> None:
+    model, images = vit(**changes), torch.randn(2, 3, 12, 15)
+    expected = torch.einsum("bq,lbhqt->lbht", reading(model, images), in_the_open(model, images))
+    assert_close(pooled_attention(model, images), expected, rtol=0, atol=1e-6)
+    assert_close(pooled_attention(model, images, layers=[-1, 0], heads=[1]), expected[[3, 0]][:, :, [1]], rtol=0, atol=1e-6)
+
+
+def test_only_what_is_asked_for_is_made_and_the_fused_kernel_stays_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = vit(), torch.randn(2, 3, 12, 15)
+    fused, made = torch.nn.functional.scaled_dot_product_attention, []
+    softmax = torch.Tensor.softmax
+
+    def count(*arguments: Any, **options: Any) -> torch.Tensor:
+        made.append("fused")
+        return fused(*arguments, **options)
+
+    def note(self: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        made.append(str(tuple(self.shape)))
+        return softmax(self, *arguments, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", count)
+    monkeypatch.setattr(torch.Tensor, "softmax", note)
+    attention(model, images, layers=[2], heads=[1], queries=[0, 4])
+    assert made == ["fused", "fused", "(2, 1, 2, 7)", "fused", "fused"]
+
+
+@pytest.mark.slow
+def test_the_class_tokens_rows_of_a_large_picture_take_less_than_two_gigabytes() -> None:
+    """The whole process at its peak: B/16 at 1024 pixels, 4,097 tokens, all 144 heads."""
+    script = """
+import resource, torch
+from vitrail.explain import attention
+from vitrail.models.build import build
+found = attention(build("B/16", image=1024, classes=5).eval(), torch.randn(1, 3, 1024, 1024), queries=[0])
+assert found.shape == (12, 1, 12, 1, 4097)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if __import__("sys").platform == "darwin" else 1024))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 2e9
 
 
 def test_permuting_heads_permutes_maps() -> None:

@@ -1,6 +1,9 @@
 """How far heads look: FACTS' number for uniform attention, and sums that do not depend on how pictures are batched."""
 
 import math
+import sys
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +14,8 @@ from tests.small import vit
 from vitrail.errors import VitrailError
 from vitrail.explain.attention import attention
 from vitrail.explain.distance import distance, entropy, heads, likeness, norms, reach, spacing
+from vitrail.models.build import build
+from vitrail.models.variants import variant
 
 
 def test_uniform_attention_on_14_x_14_patches_looks_as_far_as_is_known() -> None:
@@ -63,6 +68,43 @@ def test_batches_do_not_matter_and_it_is_the_mean_over_pictures(changes: dict[st
     assert whole.similarity.shape == (4, 3, 3)
     assert (whole.renormalised >= whole.distance - 1e-6).all()
     assert whole.pictures == pieces.pictures == 5
+
+
+@pytest.mark.parametrize("changes", [{}, {"pool": "gap", "registers": 3}, {"position": "relative"}], ids=str)
+def test_how_many_rows_are_made_at_a_time_does_not_matter(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = vit(**changes), torch.randn(5, 3, 12, 15)
+    whole = heads(model, [images])
+    monkeypatch.setattr(
+        sys.modules["vitrail.explain.attention"], "ROOM", 300
+    )  # two rows at a time, the first of them before the patches
+    parts = heads(model, [images])
+    for name in ("distance", "renormalised", "entropy", "similarity"):
+        assert_close(getattr(parts, name), getattr(whole, name))
+
+
+def test_no_more_than_one_batch_is_held() -> None:
+    model, alive, most = vit(), weakref.WeakSet[torch.Tensor](), []
+
+    def batches() -> Iterator[torch.Tensor]:
+        for _ in range(4):
+            most.append(len(alive))
+            images = torch.randn(3, 3, 12, 15)
+            alive.add(images)
+            yield images
+            del images
+
+    assert heads(model, batches()).pictures == 12
+    assert most == [0, 0, 0, 0]  # when the next is asked for, the one before it is gone
+
+
+def test_a_hybrid_that_looks_everywhere_alike_looks_as_far_as_its_stride_says() -> None:
+    model: Any = build(variant("R+Ti/16", image=(64, 96), classes=3)).eval()
+    for block in model.blocks:
+        block.attention.qkv.weight.data.zero_()
+        block.attention.qkv.bias.data.zero_()
+    uniform = torch.full((1, 1, 7, 7), 1 / 7)
+    found = distance(model, torch.randn(1, 3, 64, 96))
+    assert_close(found, reach(uniform, (2, 3), (32, 32)).expand(12, 3))
 
 
 def test_no_pictures_have_no_mean() -> None:

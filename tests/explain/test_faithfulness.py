@@ -8,6 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests.small import vit
+from vitrail.errors import VitrailError
 from vitrail.explain.faithfulness import (
     area,
     blur,
@@ -54,7 +55,8 @@ def test_inserting_the_evidence_first_finds_the_class_first() -> None:
     images[:, :, 6:12, 10:15] = 1
     right, wrong = (faithfulness(one_patch(), images, ranked(first), torch.tensor([1]), steps=6) for first in (5, 0))
     assert right.inserted > wrong.inserted
-    assert right.insertion[0, 1] == right.insertion[0, -1] == one_patch()(images).softmax(1)[0, 1]
+    assert right.insertion[0, 1] == right.insertion[0, -1]
+    assert_close(right.insertion[0, 1], one_patch()(images).softmax(1)[0, 1])
 
 
 @pytest.mark.parametrize("changes", [{}, {"pool": "gap"}], ids=str)
@@ -67,6 +69,18 @@ def test_the_ends_of_the_curves_do_not_depend_on_the_map(changes: dict[str, Any]
         assert_close(found.insertion[:, -1], whole)
     assert_close(one.deletion[:, -1], other.deletion[:, -1])
     assert_close(one.insertion[:, 0], other.insertion[:, 0])
+
+
+def test_a_model_of_the_sigmoid_loss_is_sure_of_each_class_on_its_own() -> None:
+    model, images = vit(), torch.randn(3, 3, 12, 15)
+    model.facts = {"recipe": {"loss": "sigmoid"}}
+    found = faithfulness(model, images, torch.rand(3, 2, 3), steps=2)
+    assert_close(found.deletion[:, 0], model(images).sigmoid().amax(1))
+
+
+def test_no_steps_are_no_curve() -> None:
+    with pytest.raises(VitrailError, match="steps must be at least 1, got 0; try steps=16"):
+        faithfulness(vit(), torch.randn(1, 3, 12, 15), torch.rand(1, 2, 3), steps=0)
 
 
 def test_the_area_of_a_straight_line_is_its_middle() -> None:

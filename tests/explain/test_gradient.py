@@ -8,7 +8,8 @@ from torch.testing import assert_close
 
 from tests.small import vit
 from vitrail.errors import VitrailError
-from vitrail.explain.gradient import gradcam, gradient_rollout, lens, relevance
+from vitrail.explain.attention import reading
+from vitrail.explain.gradient import _weighed, gradcam, gradient_rollout, lens, relevance
 from vitrail.layers.tap import recording
 from vitrail.models.vit import ViT
 
@@ -55,6 +56,35 @@ def test_of_one_layer_by_hand() -> None:
         rtol=1e-3,
         atol=1e-6,
     )
+
+
+def test_of_one_layer_under_the_mean_by_hand() -> None:
+    """The mean of all rows, and nothing of the identity: it is the same for every patch and would drown what is not."""
+    model, images, classes = vit(depth=1, pool="gap"), torch.randn(2, 3, 12, 15), torch.tensor([3, 1])
+    mixing = one_layer(model, images, classes.tolist()).float()
+    model = model.float()
+    assert_close(relevance(model, images, classes).flatten(1), mixing.mean(1), rtol=1e-3, atol=1e-6)
+    rows = mixing / (1 + mixing.sum(-1, keepdim=True))
+    assert_close(gradient_rollout(model, images, classes).flatten(1), rows.mean(1), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("changes", [{}, {"pool": "gap"}, {"pool": "map"}], ids=str)
+def test_of_many_layers_it_is_the_papers_product(changes: dict[str, Any]) -> None:
+    """R = (I + A4)(I + A3)(I + A2)(I + A1), written out; without its identity where tokens are read as they are."""
+    model, images, classes = vit(**changes), torch.randn(2, 3, 12, 15), torch.tensor([3, 1])
+    layers, last = _weighed(model, images, classes)
+    eye = torch.eye(layers[0].shape[-1])
+    grown, rolled, straight = eye, eye, eye
+    for mixing in layers:
+        grown = (eye + mixing) @ grown
+        rows = (eye + mixing).sum(-1, keepdim=True)
+        rolled, straight = (eye + mixing) / rows @ rolled, eye / rows @ straight
+    read = reading(model, images) if last is None else last
+    without = eye if last is None else torch.zeros_like(eye)
+    patches = slice(model.config.prefix, None)
+    for found, whole, rest in ((relevance, grown, without), (gradient_rollout, rolled, straight * without)):
+        expected = (read[:, None] @ (whole - rest))[:, 0, patches]
+        assert_close(found(model, images, classes).flatten(1), expected, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)

@@ -1,10 +1,13 @@
 """Numbers as colours: even steps, the right place, the right size."""
 
+import math
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.report.heat import BAR, colours, filter_sheet, overlay, patched, path, scaled, tiles, wall
+from vitrail.report.heat import BAR, filter_sheet, overlay, patched, strip, tiles, wall
+from vitrail.report.shades import colours, path, scaled
 
 
 def oklab(rgb: np.ndarray) -> np.ndarray:
@@ -55,38 +58,65 @@ def test_the_brightest_patch_lies_where_the_map_is_highest() -> None:
     values[1, 2] = 1
     made = overlay(Image.new("RGB", (30, 20), (128, 128, 128)), values, side=90)
     assert made.size == (90 + BAR, 60)
-    pixels = np.asarray(made.convert("L"), np.float64)[:60, :90]
+    pixels = np.asarray(made.picture(1, alone=False).convert("L"), np.float64)[:60, :90]
     cells = pixels.reshape(2, 30, 3, 30).mean(axis=(1, 3))
     assert cells.argmax() == 5
     assert np.ptp(cells.flatten()[:5]) < 1
 
 
-def test_lines_lie_between_patches() -> None:
-    made = np.asarray(patched(Image.new("RGB", (30, 20)), (2, 3), side=90)).max(axis=2)
-    assert set(np.flatnonzero(made[5])) == {30, 60}
-    assert set(np.flatnonzero(made[:, 5])) == {30}
+def test_the_bar_has_the_colours_that_lie_over_grey() -> None:
+    made = np.asarray(overlay(Image.new("RGB", (30, 20), (128,) * 3), np.array([[0.0, 1.0]]), side=90).picture(1, alone=False))
+    for place, height in ((20, 59), (70, 0)):
+        assert np.abs(made[30, place].astype(int) - made[height, 90 + 12].astype(int)).max() <= 4
+
+
+def test_lines_lie_between_patches_and_what_is_asked_for_has_a_frame() -> None:
+    drawing = patched(Image.new("RGB", (30, 20)), (2, 3), side=90)
+    made = np.asarray(drawing.picture(1, alone=False)).max(axis=2)
+    assert set(np.flatnonzero(made[5])) <= {29, 30, 59, 60}
+    assert set(np.flatnonzero(made[:, 5])) <= {29, 30}
+    framed = np.asarray(patched(Image.new("RGB", (30, 20)), (2, 3), marked=[(1, 2)], side=90).picture(1, alone=False))
+    red = (framed[..., 0] > 150) & (framed[..., 2] < 60)
+    assert red[45, 59:62].any()
+    assert not red[5, 59:62].any()
 
 
 def test_a_wall_has_a_column_a_layer_and_a_row_a_head() -> None:
     maps = np.zeros((4, 3, 2, 5))
     maps[3, 1, 0, 4] = 1
-    made = np.asarray(wall(maps, side=50).convert("L"), np.float64)
-    assert made.shape == (18 + 3 * 22 + 2, 28 + 4 * 52 + 2)
-    column, row = 28 + 3 * 52, 18 + 1 * 22
-    assert made[row : row + 10, column + 40 : column + 50].min() > 200
-    assert made[row + 10 : row + 20, column : column + 40].max() < 30
+    drawing = wall(maps, layers=[0, 2, 5, 7], heads=[1, 4, 6], side=50)
+    made = np.asarray(drawing.picture(1, alone=False).convert("L"), np.float64)
+    gap = 10 / 3
+    assert made.shape == (math.ceil(18 + 3 * (20 + gap)), math.ceil(50 + 4 * (50 + gap)))
+    column, row = round(50 + 3 * (50 + gap)), round(18 + 20 + gap)
+    assert made[row + 2 : row + 9, column + 42 : column + 48].min() > 200
+    assert made[row + 12 : row + 18, column + 2 : column + 38].max() < 30
+    assert made[row + 5, column - 2] > 240  # paper between them
+    said = drawing.svg()
+    assert all(words in said for words in ("layer 7", "head 6", "<title>layer 7, head 4: 0 to 1</title>"))
 
 
 def test_tiles_of_a_large_grid_are_fewer() -> None:
-    similarity = np.ones((6, 30, 6, 30))
-    made = tiles(similarity, most=10, side=30)
-    assert made.size == (10 * 32 + 2 + BAR, 2 * 8 + 2)
+    made = tiles(np.ones((6, 30, 6, 30)), most=10, side=30)
+    assert made.size == (50 + 10 * 31 + BAR, 60)
+    assert "row 0" in made.svg()
+    assert ">27<" in made.svg()
+
+
+def test_a_strip_says_what_its_ends_are_and_breaks_into_rows() -> None:
+    maps = np.arange(26 * 6.0).reshape(26, 2, 3)
+    made = strip(maps, [f"layer {number}" for number in range(26)], "lengths")
+    assert made.size[0] <= 1000
+    assert ">150 to 155<" in made.svg()
+    same = strip(np.full((2, 3, 3), 0.5), ["a", "b"], "alike", (0.0, 1.0))
+    pixels = np.asarray(same.picture(1, alone=False))
+    assert (pixels[40, 20] == path()[127]).all()  # in the middle of the colours, not at their end
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_filters_of_any_number_of_channels_can_be_shown(channels: int) -> None:
     filters = np.random.default_rng(0).random((9, channels, 6, 5))
-    made = np.asarray(filter_sheet(filters, columns=4, side=12))
+    made = np.asarray(filter_sheet(filters, columns=4, side=12).picture(1, alone=False))
     assert made.shape == (3 * 16 + 4, 4 * 14 + 4, 3)
     shown = filters[5] if channels == 3 else filters[5].mean(0)[None].repeat(3, axis=0)
     assert (made[20 + 2, 18] == np.round(255 * shown[:, 1, 0])).all()  # the second row of pixels of the sixth

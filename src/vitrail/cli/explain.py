@@ -1,5 +1,6 @@
 """``vitrail explain``: what a model sees in pictures, and which explanation of it to trust."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from vitrail.evaluate.explained import Explained
     from vitrail.evaluate.trust import Score, Trust
+    from vitrail.explain.distance import Heads
     from vitrail.models.build import Model
 
 MOST = 50  # pictures of a page
@@ -30,7 +32,18 @@ def explain(
     ),
     method: Annotated[
         list[str] | None,
-        typer.Option(help="attention, rollout, gradient_rollout, relevance or gradcam; repeatable, else all."),
+        typer.Option(help="attention, rollout, gradient_rollout, relevance or gradcam; repeatable, else all; or none."),
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(metavar="NUMBERS", help="Layers whose heads are drawn, as 0,3-5 or -1 for the last; else all.")
+    ] = None,
+    heads: Annotated[str | None, typer.Option(metavar="NUMBERS", help="Heads that are drawn, else all.")] = None,
+    query: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROW,COLUMN",
+            help="The patch whose look is drawn, or class or register0; repeatable, else what the answer is read from.",
+        ),
     ] = None,
     target: Annotated[
         str | None, typer.Option("--class", metavar="NAME", help="The class to explain, else what it says.")
@@ -46,51 +59,92 @@ def explain(
     """Show what a model looks at: maps by several methods, every head, every layer, and the model's own patterns."""
     if not files and trust is None:
         raise VitrailError("to explain takes pictures, got none; name files or a folder, or measure with --trust DATA")
-    _check_folder(out)
+    if out.exists() and not out.is_dir():
+        raise VitrailError(f"--out must be a folder, got the file {out}; try --out {out.stem or 'explained'}-explained")
+    _check_out(out)
     with progress() as tell:
         names = list(named(files, tell)) if files else []
+    if files and not names:
+        raise VitrailError(f"there is no picture in {printable(files[0])}; name files, or a folder with pictures in it")
     if len(names) > MOST:
         raise VitrailError(
             f"a page shows at most {MOST} pictures, got {len(names):,}; name fewer, or measure with --trust DATA"
         )
 
-    import torch
-
-    from vitrail.evaluate.explained import explained
-    from vitrail.explain.distance import heads
+    from vitrail.evaluate.explained import Views, check_queries, explained
+    from vitrail.explain.attention import checked
+    from vitrail.explain.distance import heads as looks
     from vitrail.models.device import device as chosen
     from vitrail.report.explain import write_explained
     from vitrail.weights.load import load
 
+    methods = _methods(method)
     model = load(run).to(chosen(device))
-    _check_methods(method)
+    vit = checked(model)
     number = None if target is None else _class(target, model)
+    views = Views(
+        _numbers("--layers", layers, len(vit.blocks)),
+        _numbers("--heads", heads, vit.config.heads),
+        tuple(dict.fromkeys(query)) if query else None,
+    )
+    check_queries(model, views)
     seen: list[Explained] = []
     with progress() as tell:
-        for one in explained(model, names, method, number):
+        for one in explained(model, names, methods, number, views):
             seen.append(one)
             tell("explaining", len(seen), len(names))
-        looks = heads(model, (torch.stack([one.image]).to(next(model.parameters()).device) for one in seen)) if seen else None
-        trusted = [] if trust is None else _trusted(model, trust, method, limit, workers, tell)
-    written = write_explained(out, model, seen, looks, trusted)
+        batches = (one.image[None].to(next(model.parameters()).device) for one in seen)
+        far = looks(model, batches) if seen else None
+        trusted = [] if trust is None else _trusted(model, trust, methods, limit, workers, tell)
+    written = write_explained(out, model, seen, far, trusted)
     if json:
-        print_json(_told(run, model, seen, trusted, out, written))
+        print_json(_told(run, model, seen, far, trusted, out, written))
         return
     _tell(model, seen, trusted)
     typer.echo(f"page: {out / written[-1]}")
 
 
-def _check_folder(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise VitrailError(f"--out must be a folder, got the file {out}; try --out {out.stem or 'explained'}-explained")
+def _check_out(out: Path) -> None:
+    """Before the work, and leaving nothing behind: what could not be written is said at once."""
+    from tempfile import TemporaryDirectory
+
+    there = next((place for place in (out, *out.parents) if place.exists()), Path())
+    try:
+        with TemporaryDirectory(prefix=".vitrail-", dir=there):
+            pass
+    except OSError as error:
+        raise VitrailError(
+            f"--out must be a folder that can be written, got {out}: {error.strerror or error}; try --out explained"
+        ) from None
 
 
-def _check_methods(methods: "list[str] | None") -> None:
+def _numbers(option: str, words: str | None, of: int) -> tuple[int, ...] | None:
+    """``0,3-5,-1``: numbers and ranges, from the end where there is a minus."""
+    if words is None:
+        return None
+    found: list[int] = []
+    for word in words.split(","):
+        part = re.fullmatch(r"\s*(-?\d{1,6})(?:-(\d{1,6}))?\s*", word)
+        first, last = (int(part[1]), int(part[2] or part[1])) if part else (0, of)
+        if not (-of <= first <= last < of):
+            raise VitrailError(
+                f"{option} must be numbers from 0 to {of - 1} as in 0,{of - 1} or 0-{of - 1}, or -1 for the last; "
+                f"got {printable(words[:40])!r}"
+            )
+        found += [one % of for one in range(first, last + 1)]
+    return tuple(dict.fromkeys(found))
+
+
+def _methods(methods: "list[str] | None") -> "list[str] | None":
     from vitrail.explain.maps import METHODS
 
+    if methods == ["none"]:
+        return []
     for method in methods or ():
         if method not in METHODS:
-            raise VitrailError(f"--method {method!r} is none{suggestion(method, METHODS)}; there are {', '.join(METHODS)}")
+            near = suggestion(method, METHODS)
+            raise VitrailError(f"--method must be {', '.join(METHODS)}, or none alone, got {printable(method)!r}{near}")
+    return list(dict.fromkeys(methods)) if methods else None
 
 
 def _class(name: str, model: "Model") -> int:
@@ -117,19 +171,23 @@ def _tell(model: "Model", seen: "Sequence[Explained]", trusted: "Sequence[Trust]
     labels = model.labels or tuple(str(number) for number in range(model.config.classes))
     rows = table("picture", "says", "#with", "explained")
     for one in seen:
-        odds = one.logits.double().softmax(dim=0)
-        first = int(odds.argmax())
-        add(rows, printable(one.file), printable(labels[first]), f"{odds[first]:.1%}", printable(labels[one.target]))
+        first = int(one.logits.argmax())
+        add(rows, printable(one.file), printable(labels[first]), f"{one.odds[first]:.1%}", printable(labels[one.target]))
     if seen:
         screen.print(rows)
     if not trusted:
         return
+
+    from vitrail.evaluate.trust import verdict
+
     masks = trusted[0].pointing is not None
     more = ("#pointing", "#on the object") if masks else ()
     sheet = table("method", "#deletion", "#insertion", *more, title="Which map to trust: deletion low, all others high")
     for row in trusted:
         add(sheet, row.method, *(_shown(score) for score in (row.deletion, row.insertion, row.pointing, row.overlap) if score))
     screen.print(sheet)
+    if said := verdict(trusted):
+        screen.print(said)
 
 
 def _shown(score: "Score") -> str:
@@ -137,7 +195,13 @@ def _shown(score: "Score") -> str:
 
 
 def _told(
-    run: str, model: "Model", seen: "Sequence[Explained]", trusted: "Sequence[Trust]", out: Path, written: list[str]
+    run: str,
+    model: "Model",
+    seen: "Sequence[Explained]",
+    far: "Heads | None",
+    trusted: "Sequence[Trust]",
+    out: Path,
+    written: list[str],
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
@@ -146,10 +210,15 @@ def _told(
         {
             "file": one.file,
             "label": labels[int(one.logits.argmax())],
-            "probability": one.logits.double().softmax(dim=0).max().item(),
+            "probability": one.odds[one.logits.argmax()].item(),
             "explained": labels[one.target],
             "maps": {name: values.tolist() for name, values in one.maps.items()},
+            "lens": one.lens[:, one.target].tolist(),
+            "norms": one.norms.tolist(),
         }
         for one in seen
     ]
-    return {"model": run, "pictures": pictures, "trust": [asdict(row) for row in trusted], "out": str(out), "files": written}
+    measures = ("distance", "renormalised", "entropy", "similarity")
+    heads = None if far is None else {name: getattr(far, name).tolist() for name in measures}
+    trust = [asdict(row) for row in trusted]
+    return {"model": run, "pictures": pictures, "heads": heads, "trust": trust, "out": str(out), "files": written}

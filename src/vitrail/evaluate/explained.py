@@ -3,12 +3,12 @@
 l layers, s states between them, h heads, k classes, t tokens, c channels, y and x the grid of patches.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -16,40 +16,62 @@ from vitrail.data.view import Plain
 from vitrail.errors import VitrailError
 from vitrail.evaluate.given import Given, Picture, listed
 from vitrail.evaluate.predict import preprocessing
-from vitrail.explain.attention import at_rest, attention, checked, reading
+from vitrail.explain.attention import at_rest, attention, checked, numbers, pooled_attention
 from vitrail.explain.distance import norms
 from vitrail.explain.gradient import lens
 from vitrail.explain.maps import METHODS, saliency
+from vitrail.explain.odds import odds
+from vitrail.layers.position import Grid
 from vitrail.models.build import Model
+from vitrail.models.vit import ViT
+
+POOL = "pool"  # seen from what the answer is read from
+
+
+@dataclass(frozen=True)
+class Views:
+    """Of which layers and heads the attention is taken, and from which tokens; none: all of them, and the pooled tokens'.
+
+    A token is named by the row and column of its patch, ``3,5``, or it is ``class``, ``register0``, ``register1`` and so on.
+    """
+
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    queries: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Explained:
-    """Of one picture. ``heads`` is what the pooled tokens look at, by layer and head."""
+    """Of one picture. ``heads`` are rows of attention, by the token that looks."""
 
     file: str
     image: Float[Tensor, "c height width"]  # as the model takes it
+    grid: Grid
     logits: Float[Tensor, " k"]
+    odds: Float[Tensor, " k"]
     target: int  # the class that is explained
     maps: dict[str, Float[Tensor, "y x"]]
-    heads: Float[Tensor, "l h y x"]
-    lens: Float[Tensor, "s k"]  # before the first block, and after each
+    layers: list[int]  # of which there are rows
+    numbers: list[int]  # of the heads
+    heads: dict[str, Float[Tensor, "l h t"]]
+    lens: Float[Tensor, "s k"]  # how probable each class is before the first block, and after each
     norms: Float[Tensor, "s t"]
 
 
 def explained(
-    model: Model, pictures: Sequence[Picture], methods: Sequence[str] | None = None, target: int | None = None
+    model: Model,
+    pictures: Sequence[Picture],
+    methods: Sequence[str] | None = None,
+    target: int | None = None,
+    views: Views | None = None,
 ) -> Iterator[Explained]:
-    """One after the other. ``target``: the class to explain; none: what the model says of each."""
-    vit, how = checked(model), preprocessing(model)
+    """One after the other. ``target``: the class to explain; none: what the model says of each. No ``methods`` are no maps."""
+    vit, how, asked = checked(model), preprocessing(model), views or Views()
+    layers = numbers("layers", asked.layers, len(vit.blocks))
+    heads = numbers("heads", asked.heads, vit.config.heads)
     source = Given(listed(pictures))
     for index in range(len(source)):
-        seen = Plain(how)(source, np.zeros(1, np.int64), np.array([index]))
-        if seen.problems:
-            where = source.where(index)
-            raise VitrailError(f"the picture {where} {seen.problems[index].removeprefix(f'{where}: ')}; name another one")
-        weight = next(vit.parameters())
-        images = seen.images.to(weight.device, weight.dtype)
+        images = _seen(vit, source, index, Plain(how))
         with torch.no_grad(), at_rest(vit):
             logits = vit(images)[0]
         if not logits.isfinite().all():
@@ -58,19 +80,64 @@ def explained(
             )
         wanted = int(logits.argmax()) if target is None else target
         which = torch.tensor([wanted], device=images.device)
-        maps = {name: saliency(vit, images, name, which)[0].cpu() for name in methods or METHODS}
-        answer, said, long = logits.cpu(), lens(vit, images)[:, 0].cpu(), norms(vit, images)[:, 0].cpu()
-        yield Explained(source.where(index), images[0].cpu(), answer, wanted, maps, _heads(model, images), said, long)
+        yield Explained(
+            file=source.where(index),
+            image=images[0].cpu(),
+            grid=vit.grid(images),
+            logits=logits.cpu(),
+            odds=odds(vit, logits).cpu(),
+            target=wanted,
+            maps={name: saliency(vit, images, name, which)[0].cpu() for name in (METHODS if methods is None else methods)},
+            layers=layers,
+            numbers=heads,
+            heads=_rows(vit, images, layers, heads, asked.queries),
+            lens=odds(vit, lens(vit, images)[:, 0]).cpu(),
+            norms=norms(vit, images)[:, 0].cpu(),
+        )
 
 
-def _heads(model: Model, images: Tensor) -> Float[Tensor, "l h y x"]:
-    """The class token's rows in one pass; of all patches a layer at a time, so that no more than one is held."""
-    vit = checked(model)
-    rows, _ = vit.grid(images)
-    if vit.config.pool == "cls":
-        found = attention(vit, images, queries=[0])[:, 0, :, 0]
-    else:
-        read = reading(vit, images)[0]
-        layers = (attention(vit, images, layers=[layer])[0, 0] for layer in range(len(vit.blocks)))
-        found = torch.stack([torch.einsum("q,hqt->ht", read, weights) for weights in layers])
-    return rearrange(found[..., vit.config.prefix :], "l h (y x) -> l h y x", y=rows).cpu()
+def check_queries(model: Model, views: Views) -> None:
+    """Before the work: a sentence about a token that is not there."""
+    vit, how = checked(model), preprocessing(model)
+    for name in views.queries or ():
+        token(vit, name, (how.image[0] // vit.config.stride[0], how.image[1] // vit.config.stride[1]))
+
+
+def token(vit: ViT, name: str, grid: Grid) -> int:
+    """The number of the token that is so named."""
+    config, (rows, columns) = vit.config, grid
+    place, register = re.fullmatch(r"(\d{1,6}),(\d{1,6})", name), re.fullmatch(r"register(\d{1,6})", name)
+    if name == "class" and config.has_class_token:
+        return 0
+    if register and int(register[1]) < config.registers:
+        return int(config.has_class_token) + int(register[1])
+    if place and int(place[1]) < rows and int(place[2]) < columns:
+        return config.prefix + int(place[1]) * columns + int(place[2])
+    others = [
+        *(["class"] if config.has_class_token else []),
+        *([f"register0 to register{config.registers - 1}"] if config.registers else []),
+    ]
+    more = f", or {' or '.join(others)}" if others else ""
+    raise VitrailError(
+        f"a query must be ROW,COLUMN of a patch, from 0,0 to {rows - 1},{columns - 1}{more}; got {name[:40]!r}, "
+        f"try {rows // 2},{columns // 2}"
+    )
+
+
+def _seen(vit: ViT, source: Given, index: int, plain: Plain) -> Float[Tensor, "1 c height width"]:
+    seen = plain(source, np.zeros(1, np.int64), np.array([index]))
+    if seen.problems:
+        where = source.where(index)
+        raise VitrailError(f"the picture {where} {seen.problems[index].removeprefix(f'{where}: ')}; name another one")
+    weight = next(vit.parameters())
+    return seen.images.to(weight.device, weight.dtype)
+
+
+def _rows(
+    vit: ViT, images: Tensor, layers: list[int], heads: list[int], queries: tuple[str, ...] | None
+) -> dict[str, Float[Tensor, "l h t"]]:
+    if queries is None:
+        return {POOL: pooled_attention(vit, images, layers, heads)[:, 0].cpu()}
+    tokens = [token(vit, name, vit.grid(images)) for name in queries]
+    found = attention(vit, images, layers, heads, tokens)[:, 0].cpu()
+    return {name: found[:, :, place] for place, name in enumerate(queries)}

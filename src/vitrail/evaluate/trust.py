@@ -1,7 +1,8 @@
 """Which explanation to trust on a model: deletion and insertion on any pictures, and the object's mask where it is known.
 
-What is explained is what the model says. Random numbers and an edge detector are rows of the same table. b pictures, m
-measures, y and x the grid of patches.
+What is explained is what the model says. Random numbers and an edge detector are rows of the same table, and a method is better
+than both only where it is so picture by picture, by more than two standard errors. b pictures, m measures, s steps, y and x the
+grid of patches.
 """
 
 import math
@@ -24,9 +25,12 @@ from vitrail.explain.attention import at_rest, checked
 from vitrail.explain.faithfulness import STEPS, edge_map, faithfulness, on_patches, overlap, pointing, random_map
 from vitrail.explain.maps import METHODS, saliency
 from vitrail.models.build import Model
+from vitrail.models.vit import ViT
 
 BASELINES = ("random", "edges")
-BATCH = 16
+MEASURES = {"deletion": -1, "insertion": 1, "pointing": 1, "overlap": 1}  # good where low, good where high
+CLEARLY, FEWEST = 2, 10  # standard errors, and pictures, below which nothing is clear
+BATCH, MOST = 16, 2**30  # pictures at a time, and bytes of their attention and its gradients
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,14 @@ class Trust:
     """``deletion`` is good where it is low, the others where they are high; none where no mask is known."""
 
     method: str
+    pictures: int
     deletion: Score
     insertion: Score
-    pointing: Score | None = None
-    overlap: Score | None = None
+    pointing: Score | None
+    overlap: Score | None
+    better: tuple[str, ...]  # on which of them it clearly beats both baselines
+    deletion_curve: tuple[float, ...]  # means over the pictures, from no patch to all
+    insertion_curve: tuple[float, ...]
 
 
 def trust(
@@ -54,19 +62,22 @@ def trust(
     methods: Sequence[str] | None = None,
     limit: int | None = None,
     steps: int = STEPS,
-    batch: int = BATCH,
+    batch: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> list[Trust]:
-    """The baselines first. ``limit``: only so many pictures, evenly spread."""
+    """The baselines first. ``limit``: only so many pictures, evenly spread. ``batch``: else as many at a time as fit."""
     vit = checked(model)
     chosen = some(source, limit)
     names = [*BASELINES, *(METHODS if methods is None else methods)]
-    rows: dict[str, list[Tensor]] = {name: [] for name in names}
+    rows: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in names}
     done = 0
-    for images, masks in _batches(model, chosen, batch, workers):
+    for images, masks in _batches(model, chosen, batch or fitting(vit), workers):
         with torch.no_grad(), at_rest(vit):
-            said = vit(images).argmax(dim=1)
+            logits = vit(images)
+        if not logits.isfinite().all():
+            raise VitrailError("the model answers a picture with something that is no number; are its weights whole?")
+        said = logits.argmax(dim=1)
         grid = vit.grid(images)
         for name in names:
             match name:
@@ -82,7 +93,33 @@ def trust(
             progress("measuring explanations", done, len(chosen))
     if not done:
         raise VitrailError("none of the pictures can be read; `vitrail data check` tells why")
-    return [_summed_up(name, torch.cat(parts)) for name, parts in rows.items()]
+    values = {name: torch.cat([part for part, _ in parts]) for name, parts in rows.items()}
+    curves = {name: torch.cat([part for _, part in parts]) for name, parts in rows.items()}
+    return [_summed_up(name, values, curves[name]) for name in names]
+
+
+def verdict(rows: Sequence[Trust]) -> str:
+    """Which to trust, the best first, and which not."""
+    ranked = sorted(rows, key=lambda row: (-len(row.better), row.deletion.mean - row.insertion.mean))
+    good = [row for row in ranked if row.better]
+    poor = [row.method for row in ranked if not row.better and row.method not in BASELINES]
+    if rows and rows[0].pictures < FEWEST:
+        return f"{rows[0].pictures} are too few pictures to tell; measure on at least {FEWEST}, better 100."
+    if not good:
+        return f"None of {listing(poor)} is clearly better than chance and an edge detector here: trust no map." if poor else ""
+    said = "; ".join(f"{row.method} on {listing(row.better)}" for row in good)
+    rest = f"; {listing(poor)} on nothing" if poor else ""
+    return f"Trust {good[0].method} first. Clearly better than chance and an edge detector: {said}{rest}."
+
+
+def listing(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def fitting(vit: ViT) -> int:
+    """Methods with a gradient hold all layers' weights, and what flows back to them."""
+    c = vit.config
+    return min(BATCH, max(MOST // (2 * 4 * c.depth * c.heads * c.tokens**2), 1))
 
 
 def some(source: Source, limit: int | None) -> Source:
@@ -114,17 +151,35 @@ def _batches(model: Model, source: Source, batch: int, workers: int | None) -> I
             yield part.images.to(weight.device, weight.dtype), masks_of(source, part.indices.tolist(), how)
 
 
-def _measured(vit: Model, images: Tensor, maps: Tensor, said: Tensor, masks: Tensor | None, steps: int) -> Float[Tensor, "b m"]:
+def _measured(
+    vit: Model, images: Tensor, maps: Tensor, said: Tensor, masks: Tensor | None, steps: int
+) -> tuple[Float[Tensor, "b m"], Float[Tensor, "b 2 s"]]:
     found = faithfulness(vit, images, maps, said, steps)
     columns = [found.deleted.cpu(), found.inserted.cpu()]
     if masks is not None:
         objects = on_patches(masks, (maps.shape[1], maps.shape[2]))
-        columns += [pointing(maps.cpu(), objects), overlap(maps.cpu(), objects)]
-    return torch.stack(columns, dim=1)
+        columns += [pointing(maps.cpu().float(), objects), overlap(maps.cpu().float(), objects)]
+    return torch.stack(columns, dim=1), torch.stack([found.deletion, found.insertion], dim=1).cpu()
 
 
-def _summed_up(name: str, values: Float[Tensor, "b m"]) -> Trust:
+def _summed_up(name: str, values: dict[str, Float[Tensor, "b m"]], curves: Float[Tensor, "b 2 s"]) -> Trust:
+    own = values[name]
+    scores = [Score(mean, error) for mean, error in zip(own.mean(dim=0).tolist(), _error(own).tolist(), strict=True)]
+    gone, come = curves.mean(dim=0).tolist()
+    known: list[Score | None] = [*scores, *[None] * (len(MEASURES) - len(scores))]
+    better = _better(name, values)
+    return Trust(name, own.shape[0], scores[0], scores[1], known[2], known[3], better, tuple(gone), tuple(come))
+
+
+def _better(name: str, values: dict[str, Float[Tensor, "b m"]]) -> tuple[str, ...]:
+    if name in BASELINES or values[name].shape[0] < FEWEST:
+        return ()
+    sign = torch.tensor([float(way) for way in MEASURES.values()])[: values[name].shape[1]]
+    gains = [sign * (values[name] - values[other]) for other in BASELINES]
+    clear = torch.stack([gain.mean(dim=0) > CLEARLY * _error(gain) for gain in gains]).all(dim=0)
+    return tuple(measure for measure, sure in zip(MEASURES, clear.tolist(), strict=False) if sure)
+
+
+def _error(values: Float[Tensor, "b m"]) -> Float[Tensor, " m"]:
     count = values.shape[0]
-    spread = values.std(dim=0) / math.sqrt(count) if count > 1 else torch.full_like(values[0], math.nan)
-    scores = [Score(mean, error) for mean, error in zip(values.mean(dim=0).tolist(), spread.tolist(), strict=True)]
-    return Trust(name, *scores)
+    return values.std(dim=0) / math.sqrt(count) if count > 1 else torch.full_like(values[0], math.nan)

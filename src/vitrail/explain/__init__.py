@@ -1,6 +1,7 @@
 """What happens inside a model: tensors in, numbers out. Drawing and serving them is done elsewhere."""
 
 from vitrail.explain.attention import attention as attention
+from vitrail.explain.attention import pooled_attention as pooled_attention
 from vitrail.explain.attention import reading as reading
 from vitrail.explain.distance import distance as distance
 from vitrail.explain.distance import heads as heads

@@ -1,11 +1,12 @@
 """Who looks at whom: attention weights of chosen layers, heads and queries, beside the fused kernel and not instead of it.
 
-Queries and keys are read on their way into the kernel, so only what is asked for is computed once more. b pictures, l layers,
-h heads, q queries, t tokens.
+Queries and keys are read on their way into the kernel, so only what is asked for is computed once more, and never more of it
+at a time than ``ROOM``. b pictures, l layers, h heads, q queries, t tokens.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from vitrail.layers.tap import recording
 from vitrail.models.vit import ViT
 
 Numbers = Sequence[int] | None  # none: all of them
+Take = Callable[[int, slice, Tensor], None]  # the layer, which of the rows, their weights: b h q t
+ROOM = 2**23  # weights that are made at a time
 
 
 @torch.no_grad()
@@ -39,22 +42,69 @@ def attention(
     chosen = numbers("layers", layers, len(vit.blocks))
     some = numbers("heads", heads, vit.config.heads)
     rows = numbers("queries", queries, tokens)
-    names = [f"blocks.{layer}.attention" for layer in chosen]
-    with (
-        at_rest(vit),
-        recording(vit, *(f"{name}.queries" for name in names), keep=lambda q: q[:, some][:, :, rows]) as asking,
-        recording(vit, *(f"{name}.keys" for name in names), keep=lambda k: k[:, some]) as asked,
-    ):
-        vit.features(images)
-    found = []
-    for layer, name in zip(chosen, names, strict=True):
-        (q,), (k,) = asking.pop(f"{name}.queries"), asked.pop(f"{name}.keys")
-        scores = q @ k.mT
+    found = images.new_empty(len(chosen), images.shape[0], len(some), len(rows), tokens)
+
+    def take(layer: int, part: slice, weights: Tensor) -> None:
+        for place, number in enumerate(chosen):
+            if number == layer:
+                found[place, :, :, part] = weights
+
+    each(vit, images, chosen, some, rows, take)
+    return found
+
+
+@torch.no_grad()
+def pooled_attention(
+    model: nn.Module, images: Float[Tensor, "b c height width"], layers: Numbers = None, heads: Numbers = None
+) -> Float[Tensor, "l b h t"]:
+    """What the pooled tokens look at: the class token's row, or all patches' rows in the shares in which they are pooled."""
+    vit = checked(model)
+    if vit.config.pool == "cls":
+        return attention(vit, images, layers, heads, [0])[:, :, :, 0]
+    chosen = numbers("layers", layers, len(vit.blocks))
+    some = numbers("heads", heads, vit.config.heads)
+    share = reading(vit, images)
+    found = images.new_zeros(len(chosen), images.shape[0], len(some), share.shape[1])
+
+    def take(layer: int, part: slice, weights: Tensor) -> None:
+        mixed = torch.einsum("bq,bhqt->bht", share[:, part], weights)
+        for place, number in enumerate(chosen):
+            if number == layer:
+                found[place] += mixed
+
+    each(vit, images, chosen, some, list(range(share.shape[1])), take)
+    return found
+
+
+@torch.no_grad()
+def each(
+    vit: ViT, images: Float[Tensor, "b c height width"], layers: Sequence[int], heads: list[int], rows: list[int], take: Take
+) -> None:
+    """Hand the weights on, layer after layer and some rows at a time, while the pictures pass through the fused kernel."""
+    asking: list[Tensor] = []
+
+    def ask(q: Tensor) -> Tensor:
+        asking.append(q[:, heads][:, :, rows])
+        return q.new_empty(0)
+
+    def answer(layer: int, k: Tensor) -> Tensor:
+        q, k = asking.pop(), k[:, heads]
         block: Any = vit.blocks[layer]
-        if isinstance(block.attention.relative, RelativeKeys):
-            scores = scores + _offsets(block.attention.relative, q, some, rows)
-        found.append((scores * q.shape[-1] ** -0.5).softmax(dim=-1))
-    return torch.stack(found)
+        relative = block.attention.relative
+        most = max(ROOM // (k.shape[0] * k.shape[1] * k.shape[2]), 1)
+        for first in range(0, len(rows), most):
+            part = slice(first, min(first + most, len(rows)))
+            scores = q[:, :, part] @ k.mT
+            if isinstance(relative, RelativeKeys):
+                scores = scores + _offsets(relative, q[:, :, part], heads, rows[part])
+            take(layer, part, (scores * q.shape[-1] ** -0.5).softmax(dim=-1))
+        return k.new_empty(0)
+
+    with at_rest(vit), ExitStack() as stack:
+        for layer in set(layers):  # in a block, queries pass before keys
+            stack.enter_context(recording(vit, f"blocks.{layer}.attention.queries", keep=ask))
+            stack.enter_context(recording(vit, f"blocks.{layer}.attention.keys", keep=partial(answer, layer)))
+        vit.features(images)
 
 
 @torch.no_grad()
@@ -120,6 +170,11 @@ def _patches(vit: ViT, images: Tensor) -> int:
     return grid[0] * grid[1]
 
 
-def _offsets(relative: RelativeKeys, q: Tensor, heads: list[int], rows: list[int]) -> Float[Tensor, "b h q t"]:
-    keys = torch.stack([torch.stack([relative.of(head, row) for row in rows]) for head in heads])
-    return torch.einsum("bhqk,hqtk->bhqt", q, keys)
+def _offsets(
+    relative: RelativeKeys, q: Float[Tensor, "b h q k"], heads: list[int], rows: list[int]
+) -> Float[Tensor, "b h q t"]:
+    """As ``RelativeKeys.of`` has it: token t of query q meets the key of their offset."""
+    tokens = (relative.keys.shape[1] + 1) // 2
+    every = q @ relative.keys[heads].mT
+    places = torch.arange(tokens, device=q.device) + tokens - 1 - torch.tensor(rows, device=q.device)[:, None]
+    return every.gather(-1, places.expand(*every.shape[:2], -1, -1))

@@ -12,9 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
-from vitrail.explain.attention import at_rest, checked
+from vitrail.explain.attention import at_rest, checked, each
 from vitrail.layers.position import Grid
-from vitrail.layers.tap import recording
 from vitrail.models.vit import ViT
 
 
@@ -31,7 +30,7 @@ class Heads:
 
 @torch.no_grad()
 def heads(model: nn.Module, batches: Iterable[Float[Tensor, "b c height width"]]) -> Heads:
-    """Over any number of pictures; a layer's weights are summed up as soon as they are there, and none are kept."""
+    """Over any number of pictures: no more than one batch is held, and its weights are summed up as soon as they are there."""
     vit = checked(model)
     total: list[Tensor] = []
     pictures = 0
@@ -39,6 +38,7 @@ def heads(model: nn.Module, batches: Iterable[Float[Tensor, "b c height width"]]
         found = _summed(vit, images)
         total = found if not total else [one + other for one, other in zip(total, found, strict=True)]
         pictures += images.shape[0]
+        del images  # before the next ones are made
     if not pictures:
         raise VitrailError("there are no pictures to look at; give at least one")
     far, rest, wide, alike = (values / pictures for values in total)
@@ -61,9 +61,7 @@ def reach(
     """
     apart = spacing(grid, stride).to(weights)
     patches = apart.shape[0]
-    among = weights[..., -patches:, -patches:]
-    among = among / among.sum(dim=-1, keepdim=True) if renormalise else among
-    return (among * apart).sum(dim=-1).mean(dim=-1)
+    return _far(weights[..., -patches:, -patches:], apart, renormalise).mean(dim=-1)
 
 
 def spacing(grid: Grid, stride: tuple[int, int]) -> Float[Tensor, "n n"]:
@@ -75,13 +73,12 @@ def spacing(grid: Grid, stride: tuple[int, int]) -> Float[Tensor, "n n"]:
 
 def entropy(weights: Float[Tensor, "b h t t"]) -> Float[Tensor, "b h"]:
     """The mean over queries: 0 where each looks at one token, log t where at all alike."""
-    return -torch.special.xlogy(weights, weights).sum(dim=-1).mean(dim=-1)
+    return _wide(weights).mean(dim=-1)
 
 
 def likeness(weights: Float[Tensor, "b h t t"]) -> Float[Tensor, "b h h"]:
     """The cosine between the weights of two heads, each taken as one long vector."""
-    flat = nn.functional.normalize(weights.flatten(2), dim=-1)
-    return flat @ flat.mT
+    return _cosine(_products(weights))
 
 
 @torch.no_grad()
@@ -101,15 +98,40 @@ def norms(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[
 
 
 def _summed(vit: ViT, images: Tensor) -> list[Tensor]:
-    """Sums over these pictures, by layer and head."""
-    grid, stride = vit.grid(images), vit.config.stride
-    rows: list[tuple[Tensor, ...]] = []
+    """Sums over these pictures, by layer and head; weights come some rows at a time, so rows are summed up first."""
+    grid, prefix, (layers, heads) = vit.grid(images), vit.config.prefix, (len(vit.blocks), vit.config.heads)
+    apart = spacing(grid, vit.config.stride).to(images.device)
+    patches, tokens = apart.shape[0], apart.shape[0] + prefix
+    rows = images.new_zeros(3, layers, images.shape[0], heads, dtype=torch.float32)
+    products = images.new_zeros(layers, images.shape[0], heads, heads, dtype=torch.float32)
 
-    def keep(weights: Tensor) -> Tensor:
-        values = (reach(weights, grid, stride), reach(weights, grid, stride, True), entropy(weights), likeness(weights))
-        rows.append(tuple(value.sum(dim=0) for value in values))
-        return weights.new_empty(0)
+    def take(layer: int, part: slice, some: Tensor) -> None:
+        weights = some.float()
+        of_patches = slice(max(part.start - prefix, 0), max(part.stop - prefix, 0))
+        among, far = weights[..., max(prefix - part.start, 0) :, prefix:], apart[of_patches]
+        rows[0, layer] += _far(among, far).sum(dim=-1) / patches
+        rows[1, layer] += _far(among, far, True).sum(dim=-1) / patches
+        rows[2, layer] += _wide(weights).sum(dim=-1) / tokens
+        products[layer] += _products(weights)
 
-    with at_rest(vit), recording(vit, "blocks.*.attention.weights", keep=keep):
-        vit.features(images)
-    return [torch.stack(column) for column in zip(*rows, strict=True)]
+    each(vit, images, range(layers), list(range(heads)), list(range(tokens)), take)
+    return [*rows.sum(dim=2), _cosine(products).sum(dim=1)]
+
+
+def _far(among: Float[Tensor, "b h q n"], apart: Float[Tensor, "q n"], renormalise: bool = False) -> Float[Tensor, "b h q"]:
+    far = (among * apart).sum(dim=-1)
+    return far / among.sum(dim=-1) if renormalise else far
+
+
+def _wide(weights: Float[Tensor, "b h q t"]) -> Float[Tensor, "b h q"]:
+    return -torch.special.xlogy(weights, weights).sum(dim=-1)
+
+
+def _products(weights: Float[Tensor, "b h q t"]) -> Float[Tensor, "b h h"]:
+    flat = weights.flatten(2)
+    return flat @ flat.mT
+
+
+def _cosine(products: Float[Tensor, "*b h h"]) -> Float[Tensor, "*b h h"]:
+    size = products.diagonal(dim1=-2, dim2=-1).sqrt()
+    return products / (size[..., :, None] * size[..., None, :])

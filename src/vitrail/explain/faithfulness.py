@@ -15,7 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitrail.errors import VitrailError
 from vitrail.explain.attention import at_rest, checked
+from vitrail.explain.odds import odds
+from vitrail.models.vit import ViT
 
 STEPS = 16
 
@@ -45,6 +48,8 @@ def faithfulness(
     steps: int = STEPS,
 ) -> Faithfulness:
     """What is deleted becomes grey, the mean of normalised pictures; what is not inserted yet is blurred beyond recognition."""
+    if steps < 1:
+        raise VitrailError(f"steps must be at least 1, got {steps}; try steps={STEPS}")
     vit = checked(model)
     order = maps.flatten(1).argsort(dim=1, descending=True, stable=True)
     place = order.argsort(dim=1)  # of each patch in the order
@@ -91,7 +96,7 @@ def random_map(images: Float[Tensor, "b c height width"], grid: tuple[int, int],
 def edge_map(images: Float[Tensor, "b c height width"], grid: tuple[int, int]) -> Float[Tensor, "b y x"]:
     """How much of an edge each patch holds, by Sobel: no model is asked."""
     grey = F.pad(images.mean(dim=1, keepdim=True), (1, 1, 1, 1), mode="replicate")
-    kernel = torch.tensor([[1.0, 2.0, 1.0], [0.0, 0.0, 0.0], [-1.0, -2.0, -1.0]], device=images.device)
+    kernel = torch.tensor([[1.0, 2.0, 1.0], [0.0, 0.0, 0.0], [-1.0, -2.0, -1.0]], device=images.device, dtype=images.dtype)
     slopes = F.conv2d(grey, torch.stack([kernel, kernel.T])[:, None])
     return F.adaptive_avg_pool2d(slopes.norm(dim=1, keepdim=True), grid)[:, 0]
 
@@ -101,7 +106,7 @@ def blur(images: Float[Tensor, "b c height width"], share: float = 0.1) -> Float
     deviation = share * max(images.shape[-2:])
     reach = round(3 * deviation)
     bell = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, device=images.device) / deviation) ** 2)
-    bell = bell / bell.sum()
+    bell = (bell / bell.sum()).to(images)
     flat = rearrange(images, "b c y x -> (b c) 1 y x")
     flat = F.conv2d(F.pad(flat, (0, 0, reach, reach), mode="replicate"), bell[None, None, :, None])
     flat = F.conv2d(F.pad(flat, (reach, reach, 0, 0), mode="replicate"), bell[None, None, None, :])
@@ -114,5 +119,5 @@ def _pixels(patches: Tensor, grid: tuple[int, int] | torch.Size, images: Tensor)
     return repeat(patches, "b (y x) -> b 1 (y p) (x q)", y=grid[0], p=p, q=q)
 
 
-def _probability(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    return model(images).softmax(dim=1).gather(1, classes[:, None])[:, 0]
+def _probability(vit: ViT, images: Tensor, classes: Tensor) -> Float[Tensor, " b"]:
+    return odds(vit, vit(images)).gather(1, classes[:, None])[:, 0].float()

@@ -21,30 +21,26 @@ Classes = Int[Tensor, " b"] | None  # none: what the model says
 
 
 def relevance(model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None) -> Float[Tensor, "b y x"]:
-    """What each patch contributed to the class."""
+    """What each patch contributed to the class through attention; that every token is evidence of itself says nothing."""
     vit = checked(model)
     layers, last = _weighed(vit, images, classes)
-    eye = torch.eye(layers[0].shape[-1], device=images.device)
-    arrived = eye.expand_as(layers[0])
+    grown = torch.zeros_like(layers[0])  # R without the identity
     for mixing in layers:
-        arrived = arrived + mixing @ arrived
-    read = reading(vit, images) if last is None else last
-    found = (read[:, None] @ arrived)[:, 0]
-    if vit.config.pool == "cls":
-        found = found - read  # the class token is no evidence of itself
-    return on_grid(vit, images, found)
+        grown = grown + mixing + mixing @ grown
+    return _read(vit, images, grown, torch.ones_like(grown[:, 0]), last)
 
 
 def gradient_rollout(
     model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None
 ) -> Float[Tensor, "b y x"]:
+    """The same matrices rolled out, each row brought back to one; what went straight along the residual is left out too."""
     vit, rolled = checked(model), Rolled()
     layers, last = _weighed(vit, images, classes)
     for mixing in layers:
         rolled.multiply(mixing)
-    assert rolled.product is not None
-    read = reading(vit, images) if last is None else last
-    return on_grid(vit, images, (read[:, None] @ rolled.product)[:, 0])
+    assert rolled.mixed is not None
+    assert rolled.straight is not None
+    return _read(vit, images, rolled.mixed, rolled.straight, last)
 
 
 def gradcam(
@@ -98,6 +94,19 @@ def _weighed(vit: ViT, images: Tensor, classes: Classes) -> tuple[list[Float[Ten
     if vit.config.pool != "map":
         return mixed, None
     return mixed[:-1], nn.functional.pad(mixed[-1][:, 0], (vit.config.prefix, 0))
+
+
+def _read(
+    vit: ViT,
+    images: Tensor,
+    mixed: Float[Tensor, "b t t"],
+    straight: Float[Tensor, "b t"],
+    last: Float[Tensor, "b t"] | None,
+) -> Float[Tensor, "b y x"]:
+    """What arrives in the pooled tokens through attention. A pooling that attends also weighs what came straight to it."""
+    read = reading(vit, images) if last is None else last
+    found = (read[:, None] @ mixed)[:, 0]
+    return on_grid(vit, images, found if last is None else found + last * straight)
 
 
 def _score(vit: ViT, images: Tensor, classes: Classes) -> Tensor:

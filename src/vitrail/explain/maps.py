@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError, suggestion
-from vitrail.explain.attention import attention, checked, on_grid, reading
+from vitrail.explain.attention import on_grid, pooled_attention, reading
 from vitrail.explain.gradient import Classes, gradcam, gradient_rollout, relevance
 from vitrail.explain.rollout import rollout
 
@@ -29,13 +29,7 @@ def last_attention(
     model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None
 ) -> Float[Tensor, "b y x"]:
     """What the pooled tokens look at in the last layer, mean over heads."""
-    vit = checked(model)
-    read = reading(vit, images)
-    if vit.config.pool == "cls":
-        (row,) = attention(vit, images, layers=[-1], queries=[0])
-        return on_grid(vit, images, row.mean(dim=1)[:, 0])
-    (weights,) = attention(vit, images, layers=[-1])
-    return on_grid(vit, images, torch.einsum("bq,bqt->bt", read, weights.mean(dim=1)))
+    return on_grid(model, images, pooled_attention(model, images, layers=[-1])[0].mean(dim=1))
 
 
 def rolled_out(model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None) -> Float[Tensor, "b y x"]:

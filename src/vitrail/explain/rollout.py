@@ -18,16 +18,31 @@ Fuse = Literal["mean", "max", "min"]
 
 
 class Rolled:
-    """The product so far; layers come in the order of the forward pass, and none is kept."""
+    """The product so far; layers come in the order of the forward pass, and none is kept.
+
+    What came through attention, and what of each token came straight along the residual: where mixing is weak the second would
+    drown the first, so they are kept apart.
+    """
 
     def __init__(self) -> None:
-        self.product: Tensor | None = None
+        self.mixed: Tensor | None = None  # b t t
+        self.straight: Tensor | None = None  # b t
 
     def multiply(self, mixing: Float[Tensor, "b t t"]) -> None:
         """By a layer's mixing of tokens without its residual."""
-        whole = mixing + torch.eye(mixing.shape[-1], device=mixing.device, dtype=mixing.dtype)
-        whole = whole / whole.sum(dim=-1, keepdim=True)
-        self.product = whole if self.product is None else whole @ self.product
+        whole = mixing.sum(dim=-1, keepdim=True) + 1
+        brought, kept = mixing / whole, 1 / whole
+        if self.mixed is None or self.straight is None:
+            self.mixed, self.straight = brought, kept[..., 0]
+            return
+        self.mixed = brought @ self.mixed + kept * self.mixed + brought * self.straight[:, None]
+        self.straight = kept[..., 0] * self.straight
+
+    @property
+    def product(self) -> Float[Tensor, "b t t"]:
+        assert self.mixed is not None
+        assert self.straight is not None
+        return self.mixed + torch.diag_embed(self.straight)
 
 
 @torch.no_grad()
@@ -45,7 +60,6 @@ def rollout(
 
     with at_rest(vit), recording(vit, "blocks.*.attention.weights", keep=take):
         vit.features(images)
-    assert rolled.product is not None
     return rolled.product
 
 

@@ -1,36 +1,33 @@
 """What a model sees, to look at: a page with every picture under every method, its heads, its layers, and the model itself.
 
-Every drawing also lies beside the page as a file of its own, and the numbers behind them as ``.npz``.
+Every drawing of the page also lies beside it as PNG and SVG, and the numbers behind them as ``.npz``.
 """
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
-from PIL import Image
+from einops import rearrange
 
-from vitrail.evaluate.explained import Explained
-from vitrail.evaluate.trust import Score, Trust
+from vitrail.evaluate.explained import POOL, Explained
+from vitrail.evaluate.trust import Trust
 from vitrail.explain.attention import checked
 from vitrail.explain.distance import Heads
 from vitrail.explain.similarity import filters, position_similarity
 from vitrail.models.build import Model
-from vitrail.report.curves import curves
-from vitrail.report.heat import filter_sheet, overlay, patched, tiles, wall
+from vitrail.models.vit import ViT
+from vitrail.report.chart import chart
+from vitrail.report.drawing import Drawing
+from vitrail.report.figures import Put, figure
+from vitrail.report.heat import filter_sheet, overlay, patched, strip, tiles, wall
 from vitrail.report.page import page, table, text, write_whole
-from vitrail.report.pictures import as_file, data_address, restored
+from vitrail.report.pictures import restored
+from vitrail.report.trusted import TITLES, trusted_part
 
-Put = Callable[[str, bytes], None]
 PAGE = "index.html"
-TITLES = {
-    "attention": "attention of the last layer",
-    "rollout": "rollout",
-    "gradient_rollout": "gradient rollout",
-    "relevance": "relevance (Chefer)",
-    "gradcam": "Grad-CAM",
-}
+POOLED = {"cls": "the class token", "gap": "all patches, on average", "map": "the patches, as the pooling weighs them"}
 
 
 def write_explained(
@@ -44,153 +41,136 @@ def write_explained(
         written.append(name)
 
     folder.mkdir(parents=True, exist_ok=True)
+    vit = checked(model)
     parts = ["<h1>What the model sees</h1>"]
     for number, one in enumerate(seen):
-        parts += _picture(one, f"{number:02d}-{_plain(one.file)}", model, put)
-    parts += [*_trusted(trusted), "<h2>The model itself</h2>", *_model(model, heads, put)]
+        parts += _picture(one, f"{number:02d}-{_plain(one.file)}", vit, put)
+    parts += [*trusted_part(trusted, put), "<h2>The model itself</h2>", *_model(vit, heads, put)]
     put(PAGE, page("What the model sees", parts).encode())
     return written
 
 
-def distance_plot(heads: Heads) -> str:
-    """The paper's figure 7, right: a dot a head, its layer across, how far it looks upwards."""
-    far = heads.distance.tolist()
-    high = max(max(row) for row in far) or 1.0
-    wide, tall, left, bottom, top = 520, 260, 52, 36, 12
-    dots = []
-    for layer, row in enumerate(far):
-        x = left + (wide - left - 16) * (layer + 0.5) / len(far)
-        dots.append(f'<text x="{x:.1f}" y="{tall - bottom + 16}" text-anchor="middle">{layer}</text>')
-        for head, value in enumerate(row):
-            y = tall - bottom - (tall - bottom - top) * value / high
-            said = f"layer {layer}, head {head}: {value:.1f} pixels"
-            dots.append(
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.4" fill="var(--mark)" fill-opacity=".7"><title>{said}</title></circle>'
-            )
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        y = tall - bottom - (tall - bottom - top) * share
-        dots.append(f'<line x1="{left}" x2="{wide - 16}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
-        dots.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{share * high:.0f}</text>')
-    dots.append(f'<text x="{left + (wide - left) / 2}" y="{tall - 4}" text-anchor="middle">layer</text>')
-    title = "How far heads look, in pixels"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {tall}" role="img" aria-label="{title}">'
-        f"<title>{title}</title>{''.join(dots)}</svg>"
-    )
-
-
-def _picture(one: Explained, name: str, model: Model, put: Put) -> list[str]:
-    how = model.preprocess
+def _picture(one: Explained, name: str, vit: ViT, put: Put) -> list[str]:
+    how = vit.preprocess
     assert how is not None
     (picture,) = restored(one.image[None].float(), how.mean, how.std)
-    names = model.labels or tuple(str(number) for number in range(one.logits.shape[0]))
-    odds = one.logits.double().softmax(dim=0)
-    best = odds.argsort(descending=True)[:5].tolist()
-    said = ", ".join(f"{text(names[number])} {odds[number]:.1%}" for number in best)
-    grid = next(iter(one.maps.values())).shape
-    drawn = {"the picture and its patches": patched(picture, (grid[0], grid[1]))}
+    names = vit.labels or tuple(str(number) for number in range(one.logits.shape[0]))
+    best = one.odds.argsort(descending=True)[:5].tolist()
+    said = ", ".join(f"{text(names[number])} {one.odds[number]:.1%}" for number in best)
+    asked = [(int(row), int(column)) for row, sep, column in (query.partition(",") for query in one.heads) if sep]
+    maps = [figure(patched(picture, one.grid, "the picture and its patches", asked), f"{name}-patches", put)]
     for method, values in one.maps.items():
-        drawn[TITLES.get(method, method)] = image = overlay(picture, values.float().numpy())
-        put(f"{name}-{method}.png", as_file(image, ".png"))
-    heads = wall(one.heads.float().numpy())
-    put(f"{name}-heads.png", as_file(heads, ".png"))
-    put(f"{name}.npz", _numbers(one))
+        maps.append(figure(overlay(picture, values.float().numpy(), TITLES.get(method, method)), f"{name}-{method}", put))
+    put(f"{name}.npz", _packed(_numbers(one)))
+    explains = f" The maps with a class in them explain <b>{text(names[one.target])}</b>." if one.maps else ""
     return [
         f"<h2>{text(one.file)}</h2>",
-        f"<p>It says {said}. The maps with a class in them explain <b>{text(names[one.target])}</b>.</p>",
-        '<div class="shots">' + "".join(_figure(title, image) for title, image in drawn.items()) + "</div>",
-        "<h3>Every head: what the answer looks at, a column a layer, a row a head</h3>",
-        _image(heads, "layers and heads"),
+        f"<p>It says {said}.{explains}</p>",
+        f'<div class="shots">{"".join(maps)}</div>',
+        *_walls(one, name, vit, put),
         "<h3>What the head would say after each layer</h3>",
-        _lens(one, names),
+        f'<div class="figures">{_lens(one, names)}{figure(_said(one, names, best), f"{name}-lens", put)}</div>',
+        "<h3>How long tokens are: a few patches much longer than the others are artefacts, which registers remove</h3>",
+        *_norms(one, name, vit, put),
     ]
+
+
+def _walls(one: Explained, name: str, vit: ViT, put: Put) -> list[str]:
+    parts = []
+    for query, rows in one.heads.items():
+        who = POOLED[vit.config.pool] if query == POOL else _query(query)
+        maps = rearrange(rows[..., vit.config.prefix :].float(), "l h (y x) -> l h y x", y=one.grid[0]).numpy()
+        drawing = wall(
+            maps, f"Heads: what {who} looks at" if query != POOL else f"Heads, seen from {who}", one.layers, one.numbers
+        )
+        file = f"{name}-heads" if query == POOL else f"{name}-heads-{query.replace(',', '-')}"
+        parts.append(figure(drawing, file, put, "each from its own lowest to its own highest"))
+    return parts
+
+
+def _query(name: str) -> str:
+    return "the class token" if name == "class" else name if name.startswith("register") else f"patch {name}"
 
 
 def _lens(one: Explained, names: Sequence[str]) -> str:
     rows = []
-    for layer, logits in enumerate(one.lens):
-        odds = logits.double().softmax(dim=0)
+    for layer, odds in enumerate(one.lens):
         first = int(odds.argmax())
         after = "before the first" if layer == 0 else str(layer - 1)
         rows.append([after, text(names[first]), f"{odds[first]:.1%}", f"{odds[one.target]:.1%}"])
     return table(["after layer", "it would say", "#with", f"#{names[one.target]}"], rows)
 
 
-def _trusted(rows: Sequence[Trust]) -> list[str]:
-    if not rows:
-        return []
-    masks = rows[0].pointing is not None
-    columns = [
-        "method",
-        "#deletion (low is good)",
-        "#insertion (high)",
-        *(["#pointing (high)", "#on the object (high)"] if masks else []),
-    ]
-    cells = [
-        [
-            text(TITLES.get(row.method, row.method)),
-            *(_score(one) for one in (row.deletion, row.insertion, row.pointing, row.overlap) if one),
-        ]
-        for row in rows
-    ]
-    return ["<h2>Which map to trust on this model</h2>", table(columns, cells)]
+def _said(one: Explained, names: Sequence[str], best: Sequence[int]) -> Drawing:
+    shown = list(dict.fromkeys([one.target, *best]))[:5]
+    unique = {number: names[number] if names.count(names[number]) == 1 else f"{names[number]} ({number})" for number in shown}
+    lines = {unique[number]: list(enumerate(one.lens[:, number].tolist())) for number in shown}
+    where = "blocks passed"
+    return chart("How probable classes are on the way", "probability", where, lines, places=len(one.lens), low=0, percent=True)
 
 
-def _score(score: Score) -> str:
-    return f"{score.mean:.3f} ± {score.error:.3f}"
+def _norms(one: Explained, name: str, vit: ViT, put: Put) -> list[str]:
+    prefix, whole = vit.config.prefix, one.norms.float()
+    patches = whole[:, prefix:]
+    lines = {"longest patch": patches.amax(dim=1), "median patch": patches.median(dim=1).values}
+    if vit.config.has_class_token:
+        lines["class token"] = whole[:, 0]
+    if vit.config.registers:
+        lines["registers, mean"] = whole[:, prefix - vit.config.registers : prefix].mean(dim=1)
+    maps = rearrange(patches, "s (y x) -> s y x", y=one.grid[0]).numpy()
+    after = ["at first", *(f"layer {number}" for number in range(len(whole) - 1))]
+    points = {who: list(enumerate(values.tolist())) for who, values in lines.items()}
+    plot = chart("How long tokens are, by layer", "length", "blocks passed", points, places=len(whole), low=0)
+    lengths = strip(maps, after, "How long each patch is")
+    return [figure(lengths, f"{name}-norms", put), figure(plot, f"{name}-lengths", put)]
 
 
-def _model(model: Model, heads: Heads | None, put: Put) -> list[str]:
-    vit = checked(model)
+def _model(vit: ViT, heads: Heads | None, put: Put) -> list[str]:
     parts: list[str] = []
+    numbers: dict[str, Any] = {"filters": filters(vit).cpu().float().numpy()}
     if heads is not None:
-        plot = distance_plot(heads)
-        put("distance.svg", _alone(plot).encode())
-        lines = {"mean of the heads": [(float(layer), value) for layer, value in enumerate(heads.entropy.mean(dim=1).tolist())]}
-        parts += [
-            '<div class="figures">',
-            "<figure><figcaption>How far heads look, in pixels <span class='soft'>a dot a head</span></figcaption>",
-            f"{plot}</figure>",
-            curves("How widely they look: entropy in nats, by layer", lines),
-            "</div>",
-        ]
+        figures = _dots("How far heads look", "pixels", heads.distance.tolist(), "distance", put)
+        figures += _dots("How widely they look: entropy", "nats", heads.entropy.tolist(), "entropy", put)
+        alike = heads.similarity.cpu().float().numpy()
+        names = [f"layer {layer}" for layer in range(len(alike))]
+        sheet = strip(alike, names, "How alike two heads of a layer look: the cosine of their weights", (0.0, 1.0))
+        parts += [f'<div class="figures">{figures}</div>', figure(sheet, "similarity", put, "a row and a column a head")]
+        numbers |= {name: getattr(heads, name).cpu().float().numpy() for name in ("distance", "renormalised", "entropy")}
+        numbers["similarity"] = alike
     if vit.config.position != "none":
-        places = tiles(position_similarity(vit).cpu().numpy())
-        put("positions.png", as_file(places, ".png"))
-        parts += ["<h3>Positions: how alike each place is to every other</h3>", _image(places, "position similarity")]
-    kernels = filter_sheet(filters(vit).cpu().numpy())
-    put("filters.png", as_file(kernels, ".png"))
-    return [*parts, "<h3>Principal components of the patch filters</h3>", _image(kernels, "filters")]
+        numbers["positions"] = position_similarity(vit).cpu().float().numpy()
+        drawing = tiles(numbers["positions"], "Positions: how alike each place is to every other")
+        parts.append(figure(drawing, "positions", put, "a tile a place, in it its cosine to every place"))
+    sheet = filter_sheet(numbers["filters"], "Principal components of the patch filters")
+    put("model.npz", _packed(numbers))
+    return [*parts, figure(sheet, "filters", put, "the first of them, the largest first")]
 
 
-def _numbers(one: Explained) -> bytes:
+def _dots(title: str, unit: str, values: list[list[float]], name: str, put: Put) -> str:
+    """The paper's figure 7, right: a dot a head, its layer across."""
+    dots = [
+        (float(layer), value, f"layer {layer}, head {head}: {value:.3g} {unit}")
+        for layer, row in enumerate(values)
+        for head, value in enumerate(row)
+    ]
+    return figure(chart(title, unit, "layer", dots=dots, places=len(values), low=0), name, put, "a dot a head")
+
+
+def _numbers(one: Explained) -> dict[str, Any]:
+    arrays: dict[str, Any] = {name: values.float().numpy() for name, values in one.maps.items()}
+    named = {"logits": one.logits, "odds": one.odds, "lens": one.lens, "norms": one.norms}
+    arrays |= {name: values.float().numpy() for name, values in named.items()}
+    arrays["heads"] = np.stack([rows.float().numpy() for rows in one.heads.values()])
+    arrays |= {"queries": np.array(list(one.heads)), "layers": np.array(one.layers), "head_numbers": np.array(one.numbers)}
+    return arrays | {"grid": np.array(one.grid), "target": np.array(one.target)}
+
+
+def _packed(arrays: dict[str, Any]) -> bytes:
     stream = io.BytesIO()
-    arrays = {name: values.float().numpy() for name, values in one.maps.items()}
-    others = {
-        "heads": one.heads,
-        "logits": one.logits,
-        "lens": one.lens,
-        "norms": one.norms,
-        "target": torch.tensor(one.target),
-    }
-    np.savez_compressed(stream, **arrays, **{name: values.numpy() for name, values in others.items()})  # type: ignore[arg-type]
+    np.savez_compressed(stream, **arrays)
     return stream.getvalue()
-
-
-def _figure(title: str, image: Image.Image) -> str:
-    return f"<figure><figcaption>{text(title)}</figcaption>{_image(image, title)}</figure>"
-
-
-def _image(image: Image.Image, title: str) -> str:
-    return f'<img src="{data_address(image, lossless=True)}" width="{image.width}" height="{image.height}" alt="{text(title)}">'
-
-
-def _alone(svg: str) -> str:
-    """A drawing that has no page around it brings its own colours."""
-    style = "text{font:11px system-ui,sans-serif;fill:#6b6960}.grid{stroke:#d9d6cd}"
-    return svg.replace("<title>", f"<style>{style}</style><title>", 1).replace("var(--mark)", "#1d5f8a")
 
 
 def _plain(file: str) -> str:
     """Of a file's name what any disk can hold."""
-    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in Path(file).stem)[:60] or "picture"
+    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in Path(file).stem)[:40] or "picture"

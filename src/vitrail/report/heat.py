@@ -1,109 +1,187 @@
 """Numbers as colours: maps over pictures, walls of heads, tiles of positions, sheets of filters.
 
-The colours go from dark violet over red to light yellow along a path in OKLab (Ottosson 2020), so that equal steps look equal,
-and lightness alone tells them in print and to who sees no colours. y and x a place in a grid, v and u another, l layers, h
-heads, n filters of c channels and p by q pixels.
+y and x a place in a grid, v and u another, l layers, s states between them, h heads, n filters of c channels and p by q pixels,
+r rows and k columns of cells.
 """
 
+import math
 from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from numpy import ndarray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
-from vitrail.report.pictures import INK, PAPER
+from vitrail.report.drawing import Area, Drawing, Line, Shape, Shown, Words
+from vitrail.report.pictures import NEAREST
+from vitrail.report.shades import SHADES, colours, path, scaled, shades_of
 
-SHADES = 256
-BAR = 64  # pixels of a colour bar with its numbers
-ABOVE = 0.6  # share of the colours over a picture
-
-
-def colours(values: Float[ndarray, "*shape"]) -> UInt8[ndarray, "*shape 3"]:
-    """From 0, dark, to 1, light."""
-    steps = np.nan_to_num(np.clip(values, 0, 1)) * (SHADES - 1)
-    return path()[np.round(steps).astype(np.int64)]
-
-
-@cache
-def path() -> UInt8[ndarray, "shades 3"]:
-    """Drawn finely, then cut into steps of equal length."""
-    along = np.linspace(0, 1, 4096)
-    light, chroma = 0.12 + 0.84 * along, 0.03 + 0.155 * np.sin(np.pi * along) ** 0.8
-    hue = np.radians(295 + 165 * along)
-    lab = np.stack([light, chroma * np.cos(hue), chroma * np.sin(hue)], axis=1)
-    walked = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(lab, axis=0), axis=1))])
-    even = np.linspace(0, walked[-1], SHADES)
-    return _to_rgb(np.stack([np.interp(even, walked, channel) for channel in lab.T], axis=1))
+BAR = 72  # pixels of a colour bar with its numbers
+ABOVE = 0.65  # share of the colours over a picture
+MIDDLE = 128  # the grey that colours lie over, on the whole
+NAMED = 44  # pixels that "layer 11" needs
+LINE, ROOM = 16, 1000  # pixels of a line of writing, and across a page
+Numbers = Sequence[int] | None
 
 
-def scaled(values: Float[ndarray, "y x"]) -> Float[ndarray, "y x"]:
-    """The lowest becomes 0, the highest 1; where all are alike, 0."""
-    low, high = float(values.min()), float(values.max())
-    return (values - low) / (high - low) if high > low else np.zeros_like(values)
-
-
-def overlay(picture: Image.Image, values: Float[ndarray, "y x"], side: int = 224, grid: bool = False) -> Image.Image:
+def overlay(picture: Image.Image, values: Float[ndarray, "y x"], title: str = "map", side: int = 224) -> Drawing:
     """The map over a grey copy of the picture, patch by patch, with a bar that says what its ends are."""
-    size = _fitted(picture, side)
-    heat = Image.fromarray(colours(scaled(values))).resize(size, Image.Resampling.NEAREST)
-    grey = picture.convert("L").convert("RGB").resize(size, Image.Resampling.BICUBIC)
-    mixed = Image.blend(grey, heat, ABOVE)
-    if grid:
-        _lines(mixed, values.shape)
-    return _with_bar(mixed, float(values.min()), float(values.max()))
+    wide, high = _fitted(picture, side)
+    box = 0.0, 0.0, float(wide), float(high)
+    faint = picture.convert("L").point(
+        lambda value: MIDDLE // 2 + value // 2
+    )  # colours are to be told, not the picture's own light
+    shapes: list[Shape] = [_shown(faint.convert("RGB"), wide, high), Shown(box, _heat(scaled(values)), share=ABOVE)]
+    shapes += _bar(wide, high, float(values.min()), float(values.max()), share=ABOVE)
+    return Drawing(title, (wide + BAR, high), tuple(shapes))
 
 
-def patched(picture: Image.Image, grid: tuple[int, int], side: int = 224) -> Image.Image:
-    """The picture with the lines between its patches."""
-    large = picture.convert("RGB").resize(_fitted(picture, side), Image.Resampling.BICUBIC)
-    _lines(large, grid)
-    return large
+def patched(
+    picture: Image.Image,
+    grid: tuple[int, int],
+    title: str = "patches",
+    marked: Sequence[tuple[int, int]] = (),
+    side: int = 224,
+) -> Drawing:
+    """The picture with the lines between its patches, and a frame around those in these rows and columns."""
+    wide, high = _fitted(picture, side)
+    ends = [(0.0, high * row / grid[0], float(wide), high * row / grid[0]) for row in range(1, grid[0])]
+    ends += [(wide * column / grid[1], 0.0, wide * column / grid[1], float(high)) for column in range(1, grid[1])]
+    lines = [Line([(x, y), (to_x, to_y)], "#ffffff", 1, share=0.5) for x, y, to_x, to_y in ends]
+    for row, column in marked:
+        left, right = (wide * place / grid[1] for place in (column, column + 1))
+        top, bottom = (high * place / grid[0] for place in (row, row + 1))
+        lines.append(Line([(left, top), (right, top), (right, bottom), (left, bottom), (left, top)], "bad", 2.5))
+    return Drawing(title, (wide, high), (_shown(picture.convert("RGB"), wide, high), *lines))
 
 
-def wall(maps: Float[ndarray, "l h y x"], side: int = 56) -> Image.Image:
+def wall(
+    maps: Float[ndarray, "l h y x"],
+    title: str = "heads",
+    layers: Numbers = None,
+    heads: Numbers = None,
+    side: int | None = None,
+) -> Drawing:
     """A column a layer, a row a head, each map from its own lowest to its own highest."""
-    layers, heads = maps.shape[:2]
-    high, wide = _cell(maps.shape[2:], side)
-    left, top = 28, 18
-    page = Image.new("RGB", (left + layers * (wide + 2) + 2, top + heads * (high + 2) + 2), PAPER)
-    pen, font = ImageDraw.Draw(page), ImageFont.load_default(10)
-    for head in range(heads):
-        pen.text((4, top + head * (high + 2) + high / 2), str(head), INK, font, anchor="lm")
-    for layer in range(layers):
-        pen.text((left + layer * (wide + 2) + wide / 2, 4), str(layer), INK, font, anchor="mt")
-        for head in range(heads):
-            one = Image.fromarray(colours(scaled(maps[layer, head]))).resize((wide, high), Image.Resampling.NEAREST)
-            page.paste(one, (left + layer * (wide + 2), top + head * (high + 2)))
-    return page
+    across, down = maps.shape[:2]
+    size = _cell(maps.shape[2:], side or min(max(ROOM // (across + 1), 40), 96))
+    cells = np.stack([np.stack([scaled(maps[layer, head]) for layer in range(across)]) for head in range(down)])
+    left, top = NAMED + 6, LINE + 2
+    mosaic, high, wide = _mosaic(cells, left, top, size[0])
+    shapes = [mosaic, *_columns([f"layer {n}" for n in layers or range(across)], left, wide)]
+    for row, number in enumerate(heads or range(down)):
+        shapes.append(Words((left - 6, top + (row + 0.5) * high + 4), f"head {number}", "end"))
+        for column, layer in enumerate(layers or range(across)):
+            low, most = float(maps[column, row].min()), float(maps[column, row].max())
+            said = f"layer {layer}, head {number}: {low:.2g} to {most:.2g}"
+            shapes.append(Area((left + column * wide, top + row * high, size[1], size[0]), said))
+    return Drawing(title, (math.ceil(left + across * wide), math.ceil(top + down * high)), tuple(shapes))
 
 
-def tiles(similarity: Float[ndarray, "y x v u"], most: int = 14, side: int = 44) -> Image.Image:
+def strip(
+    maps: Float[ndarray, "s y x"], names: Sequence[str], title: str, ends: tuple[float, float] | None = None, side: int = 64
+) -> Drawing:
+    """One beside the other, each from its own lowest to its own highest, which stand below it; or all between the same ends,
+    with a bar. Long ones are broken into rows."""
+    high, wide = _cell(maps.shape[1:], side)
+    each, below = max(wide + 8, NAMED if ends else 84), 0 if ends else LINE
+    rows = -(-len(maps) // max(1, ROOM // each))
+    in_row = -(-len(maps) // rows)
+    tall = LINE + 2 + high + below + 6
+    shapes: list[Shape] = []
+    for number, (name, values) in enumerate(zip(names, maps, strict=True)):
+        left, top = number % in_row * each, number // in_row * tall
+        shown = scaled(values) if ends is None else (values - ends[0]) / (ends[1] - ends[0])
+        shapes += [Words((left, top + 12), name), Shown((left, top + LINE + 2, wide, high), _heat(shown))]
+        if ends is None:
+            said = f"{float(values.min()):.3g} to {float(values.max()):.3g}"
+            shapes.append(Words((left, top + LINE + high + 15), said))
+    size = in_row * each, rows * tall
+    if ends is not None:
+        shapes += _bar(size[0], min(high, 120), *ends, top=LINE + 2)
+    return Drawing(title, (size[0] + (BAR if ends else 0), size[1]), tuple(shapes))
+
+
+def tiles(similarity: Float[ndarray, "y x v u"], title: str = "positions", most: int = 14, side: int = 44) -> Drawing:
     """A tile a place, in it the cosine to every other, from -1 to 1; of a large grid every so many."""
     rows, columns = similarity.shape[:2]
     every = -(-max(rows, columns) // most)
-    high, wide = _cell((rows, columns), side)
-    chosen = [(y, x) for y in range(0, rows, every) for x in range(0, columns, every)]
-    across = -(-columns // every)
-    page = Image.new("RGB", (across * (wide + 2) + 2, -(-rows // every) * (high + 2) + 2), PAPER)
-    for number, (y, x) in enumerate(chosen):
-        one = Image.fromarray(colours((similarity[y, x] + 1) / 2)).resize((wide, high), Image.Resampling.NEAREST)
-        page.paste(one, (2 + number % across * (wide + 2), 2 + number // across * (high + 2)))
-    return _with_bar(page, -1.0, 1.0)
+    cells = (similarity[::every, ::every] + 1) / 2
+    left, top = NAMED + 6, LINE + 2
+    down, across = cells.shape[:2]
+    mosaic, high, wide = _mosaic(cells, left, top, _cell((rows, columns), side)[0])
+    names = [f"{number * every}" for number in range(across)]
+    shapes = [mosaic, *_columns(names, left, wide), Words((left - 6, 12), "column", "end")]
+    shapes += [
+        Words((left - 6, top + (row + 0.5) * high + 4), f"row {row * every}", "end")
+        for row in range(down)
+        if row % math.ceil(11 / high) == 0
+    ]
+    right, tall = math.ceil(left + across * wide), math.ceil(down * high)
+    bar = _bar(right, max(tall, 42), -1.0, 1.0, top=top)
+    return Drawing(title, (right + BAR, top + max(tall, 42)), (*shapes, *bar))
 
 
-def filter_sheet(filters: Float[ndarray, "n c p q"], columns: int = 7, side: int = 56) -> Image.Image:
+def filter_sheet(filters: Float[ndarray, "n c p q"], title: str = "filters", columns: int = 7, side: int = 56) -> Drawing:
     """Three channels as red, green and blue; others by their mean, as grey."""
     count, channels = filters.shape[:2]
     high, wide = _cell(filters.shape[2:], side)
-    page = Image.new("RGB", (columns * (wide + 4) + 4, -(-count // columns) * (high + 4) + 4), PAPER)
+    shapes: list[Shape] = []
     for number, values in enumerate(filters):
         shown = values if channels == 3 else np.repeat(values.mean(axis=0, keepdims=True), 3, axis=0)
         pixels = np.round(255 * np.clip(shown, 0, 1)).astype(np.uint8).transpose(1, 2, 0)
-        one = Image.fromarray(np.ascontiguousarray(pixels)).resize((wide, high), Image.Resampling.NEAREST)
-        page.paste(one, (4 + number % columns * (wide + 4), 4 + number // columns * (high + 4)))
-    return page
+        left, top = 4 + number % columns * (wide + 4), 4 + number // columns * (high + 4)
+        shapes.append(Shown((left, top, wide, high), Image.fromarray(np.ascontiguousarray(pixels))))
+    size = min(count, columns) * (wide + 4) + 4, -(-count // columns) * (high + 4) + 4
+    return Drawing(title, size, tuple(shapes))
+
+
+def _mosaic(cells: Float[ndarray, "r k y x"], left: int, top: int, high: int) -> tuple[Shape, float, float]:
+    """One picture of all cells with gaps between them, and how far apart cells are, down and across."""
+    rows, columns, y, _ = cells.shape
+    each = high / y
+    times = max(round(each / 3), 1)  # a gap is one pixel of the picture
+    fine = shades_of(cells).repeat(times, axis=2).repeat(times, axis=3)
+    fine = np.pad(fine, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=SHADES)
+    whole = fine.transpose(0, 2, 1, 3).reshape(rows * fine.shape[2], columns * fine.shape[3])
+    down, across = fine.shape[2] * each / times, fine.shape[3] * each / times
+    return Shown((left, top, columns * across, rows * down), _coloured(whole)), down, across
+
+
+def _columns(names: Sequence[str], left: int, wide: float) -> list[Shape]:
+    """Above each; only the number where there is no room for more, and not of every one where there is not even that."""
+    every = math.ceil(16 / wide)
+    short = [name if wide >= NAMED else name.split()[-1] for name in names]
+    return [Words((left + (n + 0.5) * wide, 12), name, "middle") for n, name in enumerate(short) if n % every == 0]
+
+
+def _bar(left: int, high: int, low: float, most: float, top: int = 0, share: float = 1.0) -> list[Shape]:
+    """What the colours mean, as they look where they lie over grey by this share."""
+    shades = Image.fromarray(np.round(share * colours(np.linspace(1, 0, 128)[:, None]) + (1 - share) * MIDDLE).astype(np.uint8))
+    ends = [Words((left + 22, top + 9), f"{most:.2g}"), Words((left + 22, top + high - 1), f"{low:.2g}")]
+    return [Shown((left + 6, top, 12, high), shades), *(ends if high >= 24 else ends[:1])]
+
+
+def _heat(values: Float[ndarray, "y x"]) -> Image.Image:
+    return _coloured(shades_of(values))
+
+
+def _coloured(shades: ndarray) -> Image.Image:
+    """With its colours as a palette, a byte a place."""
+    image = Image.fromarray(shades.astype(np.uint8)).convert("P")
+    image.putpalette([*path().tobytes(), 0, 0, 0])
+    if (shades == SHADES).any():
+        image.info["transparency"] = SHADES
+    return image
+
+
+def _shown(picture: Image.Image, wide: int, high: int) -> Shown:
+    """A large picture no finer than can be seen; a small one in its own pixels."""
+    smooth = max(picture.size) > NEAREST
+    most = 2 * max(wide, high)
+    if max(picture.size) > most:
+        picture = picture.resize(_fitted(picture, most), Image.Resampling.BICUBIC)
+    return Shown((0, 0, wide, high), picture, smooth)
 
 
 def _fitted(picture: Image.Image, side: int) -> tuple[int, int]:
@@ -115,39 +193,3 @@ def _cell(grid: Sequence[int], side: int) -> tuple[int, int]:
     """Whole pixels a place, so that all are equally large."""
     each = max(1, side // max(grid))
     return grid[0] * each, grid[1] * each
-
-
-def _lines(picture: Image.Image, grid: Sequence[int]) -> None:
-    pen = ImageDraw.Draw(picture, "RGBA")
-    for row in range(1, grid[0]):
-        y = round(picture.height * row / grid[0])
-        pen.line([(0, y), (picture.width, y)], (255, 255, 255, 70))
-    for column in range(1, grid[1]):
-        x = round(picture.width * column / grid[1])
-        pen.line([(x, 0), (x, picture.height)], (255, 255, 255, 70))
-
-
-def _with_bar(picture: Image.Image, low: float, high: float) -> Image.Image:
-    page = Image.new("RGB", (picture.width + BAR, picture.height), PAPER)
-    page.paste(picture, (0, 0))
-    shades = colours(np.linspace(1, 0, picture.height)[:, None].repeat(12, axis=1))
-    page.paste(Image.fromarray(shades), (picture.width + 6, 0))
-    pen, font = ImageDraw.Draw(page), ImageFont.load_default(10)
-    pen.text((picture.width + 22, 0), f"{high:.2g}", INK, font)
-    pen.text((picture.width + 22, picture.height - 1), f"{low:.2g}", INK, font, anchor="ld")
-    return page
-
-
-def _to_rgb(lab: Float[ndarray, "n 3"]) -> UInt8[ndarray, "n 3"]:
-    """OKLab to sRGB; what lies outside of it is cut off, which this path does not come near."""
-    to_cones = np.array([[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.2914855480]])
-    to_light = np.array(
-        [
-            [4.0767416621, -3.3077115913, 0.2309699292],
-            [-1.2684380046, 2.6097574011, -0.3413193965],
-            [-0.0041960863, -0.7034186147, 1.7076147010],
-        ]
-    )
-    linear = np.clip((lab @ to_cones.T) ** 3 @ to_light.T, 0, 1)
-    curved = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
-    return np.round(255 * curved).astype(np.uint8)

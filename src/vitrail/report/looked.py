@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from numpy import ndarray
 from PIL import Image
 
 from vitrail.data.sources.source import Source
@@ -21,6 +23,7 @@ from vitrail.tasks.classify import marks
 from vitrail.weights.load import load
 
 SHOWN = 6
+SIDE = 160  # pixels of a picture's longer one
 
 
 def looked_part(weights: Path, source: Source, answers: Answers) -> Iterator[str]:
@@ -63,13 +66,17 @@ def looked(
     first, second = (saliency(model, seen.images, "relevance", classes).numpy() for classes in (said, true))
     pictures = restored(seen.images, how.mean, how.std)
     return [
-        (_large(picture), overlay(picture, one, 160), overlay(picture, other, 160), (source.names[a], source.names[b]))
+        (_large(picture), _over(picture, one), _over(picture, other), (source.names[a], source.names[b]))
         for picture, one, other, a, b in zip(pictures, first, second, said.tolist(), true.tolist(), strict=True)
     ]
 
 
+def _over(picture: Image.Image, values: Float[ndarray, "y x"]) -> Image.Image:
+    return overlay(picture, values, side=SIDE).picture(1, alone=False)
+
+
 def _large(picture: Image.Image) -> Image.Image:
-    scale = 160 / max(picture.size)
+    scale = SIDE / max(picture.size)
     return picture.convert("RGB").resize(
-        (round(picture.width * scale), round(picture.height * scale)), Image.Resampling.BICUBIC
+        (max(1, round(picture.width * scale)), max(1, round(picture.height * scale))), Image.Resampling.BICUBIC
     )

@@ -1,0 +1,50 @@
+"""``vitrail bench explain``: what it costs to look inside, as a ratio to one forward pass of the same picture.
+
+B/16 at 224, one picture: the attention of all 144 heads, all rows of it; and the class token's rows alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from vitrail.bench.turns import in_turns
+from vitrail.data.sources.source import Progress
+from vitrail.explain.attention import attention
+from vitrail.models.build import build
+from vitrail.models.settings import ViTConfig
+from vitrail.models.variants import variant
+
+
+@dataclass(frozen=True)
+class ExplainSpeed:
+    """Times of a forward pass."""
+
+    heads_ratio: float
+    class_ratio: float
+    seconds: dict[str, float]  # forward, heads, class
+    heads: int
+    threads: int
+    rounds: int
+
+
+def explain_speed(rounds: int = 10, config: ViTConfig | None = None, progress: Progress | None = None) -> ExplainSpeed:
+    model = build(config or variant("B/16")).eval()
+    shape = model.config
+    assert isinstance(shape, ViTConfig)
+    images = torch.randn(1, shape.channels, *shape.image)
+
+    def forward() -> int:
+        with torch.no_grad():
+            return model(images).shape[0]
+
+    rivals: dict[str, Callable[[], int]] = {
+        "forward": forward,
+        "heads": lambda: attention(model, images).shape[1],
+        "class": lambda: attention(model, images, queries=[0]).shape[1],
+    }
+    in_turns(rivals, 1)  # the first of each warms up
+    speeds = in_turns(rivals, rounds, progress)
+    heads, rows = (round(speeds["forward"] / speeds[name], 3) for name in ("heads", "class"))
+    seconds = {name: 1 / speed for name, speed in speeds.items()}
+    return ExplainSpeed(heads, rows, seconds, shape.depth * shape.heads, torch.get_num_threads(), rounds)

@@ -1,0 +1,67 @@
+"""Lines and dots over layers or shares, as a drawing."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+
+from vitrail.report.curves import ticks
+from vitrail.report.drawing import Dot, Drawing, Line, Point, Shape, Words
+
+WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 520, 260, 48, 16, 26, 36
+LEGEND, LONGEST = 150, 17  # pixels of it, and letters of a name in it
+INKS = ("mark", "bad", "good", "#8a5fb5", "#b07d1a", "#2f8f8f")
+BESIDE = ("soft", "ink")  # of what is compared with
+
+
+def chart(
+    title: str,
+    upward: str,
+    across: str,
+    lines: Mapping[str, Sequence[Point]] | None = None,
+    dots: Sequence[tuple[float, float, str]] = (),
+    dashed: Sequence[str] = (),
+    places: int | None = None,
+    low: float | None = None,
+    percent: bool = False,
+) -> Drawing:
+    """``dots`` say something when pointed at, ``dashed`` are lines to compare with. ``places``: so many whole numbers from 0,
+    each in the middle of a column of its own. ``low``: where the axis begins."""
+    drawn = {name: [point for point in line if math.isfinite(point[1])] for name, line in (lines or {}).items()}
+    points = [point for line in drawn.values() for point in line] + [(x, y) for x, y, _ in dots if math.isfinite(y)]
+    first, last = (
+        (-0.5, places - 0.5) if places else (min((x for x, _ in points), default=0), max((x for x, _ in points), default=1))
+    )
+    least, most = min((y for _, y in points), default=0.0), max((y for _, y in points), default=1.0)
+    least = least if low is None else low
+    most = most if most > least else least + 1
+    end = WIDE - (LEGEND if len(drawn) > 1 else RIGHT)
+
+    def at(x: float, y: float) -> Point:
+        share = (x - first) / ((last - first) or 1)
+        return LEFT + (end - LEFT) * share, HIGH - BOTTOM - (HIGH - BOTTOM - TOP) * (y - least) / (most - least)
+
+    shapes: list[Shape] = [Words((4, 12), upward), Words(((LEFT + end) / 2, HIGH - 4), across, "middle")]
+    for value in ticks(least, most):
+        _, y = at(first, value)
+        shapes += [Line([(LEFT, y), (end, y)]), Words((LEFT - 6, y + 4), _number(value, percent), "end")]
+    every = -(-places // 16) if places else 1
+    for value in range(0, places, every) if places else ticks(first, last):
+        shapes.append(Words((at(value, least)[0], HIGH - BOTTOM + 15), f"{value:g}", "middle"))
+    plain, beside = cycle(INKS), cycle(BESIDE)
+    for row, (name, line) in enumerate(drawn.items()):
+        colour = next(beside if name in dashed else plain)
+        spots = [at(*point) for point in line]
+        shapes.append(Line(spots, colour, 1.8, name in dashed))
+        if places:
+            marks = zip(spots, line, strict=True)
+            shapes += [Dot(spot, colour, f"{name}, {x:g}: {_number(y, percent)}", 1, 2.6) for spot, (x, y) in marks]
+        if len(drawn) > 1:
+            y = TOP + 4 + 18 * row
+            shapes.append(Line([(end + 12, y), (end + 32, y)], colour, 1.8, name in dashed))
+            shapes.append(Words((end + 38, y + 4), name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"))
+    shapes += [Dot(at(x, y), said=said) for x, y, said in dots if math.isfinite(y)]
+    return Drawing(title, (WIDE, HIGH), tuple(shapes))
+
+
+def _number(value: float, percent: bool) -> str:
+    return f"{100 * value:.3g}%" if percent else f"{value:.3g}"

@@ -1,0 +1,17 @@
+"""A drawing in a page and, as PNG and SVG, beside it."""
+
+from collections.abc import Callable
+
+from vitrail.report.drawing import Drawing
+from vitrail.report.page import text
+from vitrail.report.pictures import as_file
+
+Put = Callable[[str, bytes], None]  # the file's name, its content
+
+
+def figure(drawing: Drawing, name: str, put: Put, soft: str = "") -> str:
+    put(f"{name}.png", as_file(drawing.picture(), ".png"))
+    put(f"{name}.svg", drawing.svg().encode())
+    more = f' <span class="soft">{text(soft)}</span>' if soft else ""
+    caption = f"<figcaption>{text(drawing.title)}{more}</figcaption>"
+    return f'<figure style="margin-top:1rem">{caption}{drawing.svg(alone=False)}</figure>'

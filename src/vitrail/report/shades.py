@@ -1,0 +1,56 @@
+"""Numbers as shades of a colour map.
+
+Dark violet over red to light yellow along a path in OKLab (Ottosson 2020), so that equal steps look equal, and lightness alone
+tells them in print and to who sees no colours. y and x a place in a grid.
+"""
+
+from functools import cache
+
+import numpy as np
+from jaxtyping import Float, Int, UInt8
+from numpy import ndarray
+
+SHADES = 255  # and one more of a palette, which is clear
+
+
+def colours(values: Float[ndarray, "*shape"]) -> UInt8[ndarray, "*shape 3"]:
+    """From 0, dark, to 1, light."""
+    return path()[shades_of(values)]
+
+
+@cache
+def path() -> UInt8[ndarray, "shades 3"]:
+    """Drawn finely, then cut into steps of equal length."""
+    along = np.linspace(0, 1, 4096)
+    light, chroma = 0.12 + 0.84 * along, 0.03 + 0.155 * np.sin(np.pi * along) ** 0.8
+    hue = np.radians(295 + 165 * along)
+    lab = np.stack([light, chroma * np.cos(hue), chroma * np.sin(hue)], axis=1)
+    walked = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(lab, axis=0), axis=1))])
+    even = np.linspace(0, walked[-1], SHADES)
+    return _to_rgb(np.stack([np.interp(even, walked, channel) for channel in lab.T], axis=1))
+
+
+def scaled(values: Float[ndarray, "y x"]) -> Float[ndarray, "y x"]:
+    """The lowest becomes 0, the highest 1; where all are alike, 0."""
+    low, high = float(values.min()), float(values.max())
+    return (values - low) / (high - low) if high > low else np.zeros_like(values)
+
+
+def shades_of(values: Float[ndarray, "*shape"]) -> Int[ndarray, "*shape"]:
+    """The number of the shade."""
+    return np.round(np.nan_to_num(np.clip(values, 0, 1)) * (SHADES - 1)).astype(np.int64)
+
+
+def _to_rgb(lab: Float[ndarray, "n 3"]) -> UInt8[ndarray, "n 3"]:
+    """OKLab to sRGB; what lies outside of it is cut off, which this path does not come near."""
+    to_cones = np.array([[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.2914855480]])
+    to_light = np.array(
+        [
+            [4.0767416621, -3.3077115913, 0.2309699292],
+            [-1.2684380046, 2.6097574011, -0.3413193965],
+            [-0.0041960863, -0.7034186147, 1.7076147010],
+        ]
+    )
+    linear = np.clip((lab @ to_cones.T) ** 3 @ to_light.T, 0, 1)
+    curved = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+    return np.round(255 * curved).astype(np.uint8)

@@ -1,0 +1,14 @@
+"""What looking inside costs, for real on a small model: a ratio of two times that are both told."""
+
+import pytest
+
+from tests.small import config
+from vitrail.bench.explain import explain_speed
+
+
+def test_the_ratio_is_that_of_the_times_and_every_head_is_counted() -> None:
+    speed = explain_speed(rounds=2, config=config())
+    assert speed.heads == 4 * 3
+    assert set(speed.seconds) == {"forward", "heads", "class"}
+    assert speed.heads_ratio == pytest.approx(speed.seconds["heads"] / speed.seconds["forward"], abs=1e-3)
+    assert speed.class_ratio == pytest.approx(speed.seconds["class"] / speed.seconds["forward"], abs=1e-3)

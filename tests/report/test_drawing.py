@@ -1,0 +1,86 @@
+"""One drawing in three forms: what a PNG shows is where the SVG says it is."""
+
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+from PIL import Image
+
+from vitrail.report.chart import chart
+from vitrail.report.drawing import MARGIN, Area, Dot, Drawing, Line, Shown, Words, known
+
+HEADED = MARGIN + 20
+
+
+def made() -> Drawing:
+    checks = Image.fromarray(np.array([[0, 255], [255, 0]], np.uint8))
+    shapes = (
+        Shown((10, 20, 40, 40), checks),
+        Dot((80, 40), "bad", "a <dot>", share=1),
+        Line([(60, 70), (100, 70)], "mark", 2),
+        Words((60, 20), "a & b", "middle"),
+        Area((0, 0, 5, 5), "a corner"),
+    )
+    return Drawing("Some <title>", (120, 90), shapes)
+
+
+def test_what_the_svg_says_the_png_shows() -> None:
+    drawing = made()
+    for scale in (1, 2):
+        page = np.asarray(drawing.picture(scale, alone=False)).astype(int)
+        assert page.shape == (90 * scale, 120 * scale, 3)
+        assert page[25 * scale, 15 * scale].max() == 0
+        assert page[25 * scale, 45 * scale].min() == 255
+        assert page[25 * scale, 29 * scale].max() == 0  # pixels stay square up to their edge
+        assert np.abs(page[40 * scale, 80 * scale] - (0xA8, 0x32, 0x1E)).max() <= 2
+        assert np.abs(page[70 * scale, 80 * scale] - (0x1D, 0x5F, 0x8A)).max() <= 2
+    alone = np.asarray(drawing.picture(1)).astype(int)
+    assert alone.shape[:2] == drawing.framed[::-1]
+    assert alone[HEADED + 25, MARGIN + 15].max() == 0
+
+
+def test_an_svg_is_xml_that_needs_nothing_else_and_says_what_it_shows() -> None:
+    root = ElementTree.fromstring(made().svg())
+    spaces = "{http://www.w3.org/2000/svg}"
+    assert [element.text for element in root.iter(f"{spaces}title")] == ["Some <title>", "a <dot>", "a corner"]
+    (image,) = root.iter(f"{spaces}image")
+    assert image.attrib["href"].startswith("data:image/png;base64,")
+    assert "var(" not in made().svg()
+    assert "var(--bad)" in made().svg(alone=False)
+
+
+def test_a_png_has_letters_that_its_font_knows_and_an_svg_all() -> None:
+    assert known("crème brûlée… 猫") == "creme brulee… ?"
+    assert "crème 猫" in Drawing("crème 猫", (20, 20), ()).svg()
+
+
+def test_a_title_is_never_wider_than_its_drawing() -> None:
+    long = Drawing("x" * 100, (50, 20), ())
+    assert long.framed[0] >= 100 * 6
+
+
+def test_dots_of_a_chart_lie_at_their_heights() -> None:
+    drawing = chart("far", "pixels", "layer", dots=[(0.0, 10.0, "low"), (1.0, 20.0, "high")], places=2, low=0)
+    low, high = (shape for shape in drawing.shapes if isinstance(shape, Dot))
+    ground = 260 - 36
+    assert (ground - low.at[1]) * 2 == ground - high.at[1]
+    assert low.at[0] < high.at[0]
+
+
+def test_lines_of_a_chart_have_names_and_what_is_compared_with_is_dashed() -> None:
+    lines = {"random": [(0.0, 0.5), (1.0, 0.4)], "rollout": [(0.0, 0.5), (1.0, float("nan"))]}
+    drawing = chart("curves", "odds", "share", lines, dashed=["random"], percent=True)
+    assert drawing.svg().count('stroke-dasharray="5 4"') == 2  # the line, and its mark beside its name
+    assert ">rollout<" in drawing.svg()
+    assert ">50%<" in drawing.svg()
+    assert drawing.picture(1).size == drawing.framed
+
+
+def test_small_shares_have_numbers_that_tell_them_apart() -> None:
+    drawn = chart("small", "odds", "layer", {"a": [(0.0, 0.0), (1.0, 4e-4)]}, places=2, low=0, percent=True).svg()
+    assert ">0.02%<" in drawn
+    long = chart("long", "odds", "layer", {"x" * 40: [(0.0, 1.0)], "y": [(0.0, 2.0)]}, places=1).svg()
+    assert f">{'x' * 16}…<" in long
+
+
+def test_a_chart_of_nothing_is_an_empty_one() -> None:
+    assert chart("none", "y", "x", {"a": []}).picture(1).size[0] > 500
