@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vitrail.train.loop import fit as fit
     from vitrail.weights.checkpoint import save as save
     from vitrail.weights.load import load as load
+    from vitrail.weights.masked import load_masked as load_masked
 
 _homes = {
     "VitrailError": "errors",
@@ -29,6 +30,7 @@ _homes = {
     "embed": "evaluate.features",
     "fit": "train.loop",
     "load": "weights.load",
+    "load_masked": "weights.masked",
     "measure": "evaluate.evaluate",
     "pictures": "data.sources.open",
     "predict": "evaluate.predict",

@@ -1,13 +1,15 @@
 """Every recipe is complete, survives JSON, and has the numbers of its paper."""
 
 import inspect
+from dataclasses import replace
 
 import pytest
 
 from vitrail.config import from_json, override, to_json
 from vitrail.errors import VitrailError
+from vitrail.models.masking import Masking
 from vitrail.models.settings import ViTConfig
-from vitrail.recipes.book import RECIPES, recipe
+from vitrail.recipes.book import METHODS, RECIPES, recipe
 from vitrail.recipes.given import Given
 from vitrail.train.recipe import Recipe
 
@@ -20,9 +22,23 @@ def test_every_recipe_is_written_for_any_data_and_survives_json(name: str, given
     made = recipe(name, given)
     assert from_json(Recipe, to_json(made)) == made
     assert made.data == given.data
-    assert made.model.classes == given.classes
+    assert made.model.classes == (0 if made.masking else given.classes)
+    assert (made.masking is not None) == (name in METHODS)
     assert made.batch <= max(given.pictures // 10, 1)
     assert inspect.getdoc(RECIPES[name]) or inspect.getmodule(RECIPES[name])
+
+
+def test_the_papers_numbers_without_labels() -> None:
+    made = {name: recipe(name, replace(IMAGENET, model="B/16")) for name in METHODS}
+    paper, mae, simmim = made["masked-patch"], made["mae"], made["simmim"]
+    assert (paper.optim.lr, paper.batch, paper.schedule.kind, paper.optim.betas) == (2e-4, 4096, "cosine", (0.9, 0.999))
+    assert paper.masking == Masking("masked-patch", 0.5, "colour")
+    assert (mae.optim.lr, mae.optim.betas, mae.optim.weight_decay, mae.batch) == (2.4e-3, (0.9, 0.95), 0.05, 4096)
+    assert mae.masking == Masking("mae", 0.75, "pixels", True, 1, 512, 8, 16)
+    assert isinstance(mae.model, ViTConfig)
+    assert (mae.model.position, mae.model.has_class_token, mae.augment.area) == ("sincos2d-mae", True, (0.2, 1.0))
+    assert simmim.masking == Masking("simmim", 0.6, unit=2)
+    assert (simmim.optim.lr, simmim.optim.clip, simmim.batch, simmim.augment.area) == (4e-4, 5.0, 2048, (0.67, 1.0))
 
 
 def test_the_papers_numbers() -> None:

@@ -66,7 +66,7 @@ def test_pictures_without_a_label_neither_learn_nor_score(tmp_path: Path, monkey
         return Arrays(chance.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8), np.array(labels), names, "here")
 
     made = Data("bare", some(12, [0, 1] * 6), some(4, [0, 1, 1, 0]), some(3, [-1] * 3), "print")
-    monkeypatch.setattr(module, "pictures", lambda name, shares, progress: made)
+    monkeypatch.setattr(module, "pictures", lambda name, shares, labelled, progress: made)
     found = opened(on(tmp_path)).data
     assert [len(part) for part in found.splits.values()] == [12, 4, 0]
     assert "3 of test have no label and are left out" in found.notes

@@ -136,3 +136,50 @@ def finetune(
     else:
         times = f"{speed.ours_seconds:,.0f} s instead of {speed.peer_seconds:,.0f} s"
         screen.print(f"to timm's {speed.peer_accuracy:.2%}: {times}, {speed.ratio:.2f} of the time")
+
+
+@bench.command()
+def explain(
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each; the best counts.")] = 10,
+    json: Json = False,
+) -> None:
+    """What it costs to read the attention of all heads of B/16 for one picture, in forward passes."""
+    from vitrail.bench.explain import explain_speed
+
+    with progress() as tell:
+        speed = explain_speed(rounds, progress=tell)
+    if json:
+        print_json(vars(speed))
+        return
+    title = f"B/16, one picture, {speed.threads} threads, best of {speed.rounds}"
+    sheet = table("work", "#milliseconds", "#forward passes", title=title)
+    names = {"forward": "a forward pass", "heads": f"attention of all {speed.heads} heads", "class": "the class token's rows"}
+    for name, words in names.items():
+        add(sheet, words, f"{1000 * speed.seconds[name]:,.1f}", f"{speed.seconds[name] / speed.seconds['forward']:.2f}")
+    console().print(sheet)
+
+
+@bench.command()
+def pretrain(
+    model: Annotated[str, typer.Option(metavar="NAME", help="The encoder, at 224 pixels.")] = "B/16",
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each; the best counts.")] = 5,
+    batch: Annotated[int, typer.Option(min=1, help="Pictures a step.")] = 8,
+    alone: Annotated[bool, typer.Option("--alone", help="MAE alone, for an encoder that leaves no memory for others.")] = False,
+    json: Json = False,
+) -> None:
+    """Pictures a second of a step without labels, and what MAE gains by encoding the visible patches alone."""
+    from vitrail.bench.pretrain import pretrain_speed
+
+    with progress() as tell:
+        speed = pretrain_speed(model, rounds, batch, not alone, tell)
+    if json:
+        print_json(vars(speed))
+        return
+    sheet = table("step", "#pictures a second", title=f"{model}, {speed.threads} threads, best of {speed.rounds}")
+    for name, rate in speed.images_per_second.items():
+        add(sheet, name, f"{rate:,.1f}")
+    screen = console()
+    screen.print(sheet)
+    screen.print(f"encoding the visible patches alone makes MAE's step {speed.mae_gain:.2f} times as fast")
+    if speed.peer_ratio is not None:
+        screen.print(f"MAE's step is {speed.peer_ratio:.2f} times as fast as transformers'")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrail.cli.live import Screen
+from vitrail.cli.live import Screen, shown
 from vitrail.cli.screen import add, console, print_json, progress, table
 from vitrail.errors import VitrailError
 
@@ -56,7 +56,7 @@ def carry_out(recipe: "Recipe", asked: Asked) -> None:
         _tell(result)
 
 
-def given(data: str, model: str | None, image: tuple[int, int] | None) -> "Given":
+def given(data: str, model: str | None, image: tuple[int, int] | None, labelled: bool = True) -> "Given":
     """What a recipe has to know of the data."""
     import numpy as np
 
@@ -65,9 +65,9 @@ def given(data: str, model: str | None, image: tuple[int, int] | None) -> "Given
     from vitrail.recipes.given import Given
 
     with progress() as tell:
-        opened = pictures(data, progress=tell)
+        opened = pictures(data, labelled=labelled, progress=tell)
     if not len(opened.train):
-        raise VitrailError(f"{data} has no pictures to train on; name a folder with train/CLASS/*.jpg")
+        raise VitrailError(f"{data} has no pictures to train on; name a folder with train/{'CLASS/' if labelled else ''}*.jpg")
     sizes = known_sizes(opened.train, np.arange(len(opened.train)))
     alike = sizes is not None and bool((sizes == sizes[0]).all())
     whole = (int(sizes[0, 0]), int(sizes[0, 1])) if sizes is not None and alike else None
@@ -115,9 +115,11 @@ def _tell(result: dict[str, Any]) -> None:
     split = result["reported_on"]
     sheet = table("what", "#value")
     for name, value in result[split].items():
-        add(sheet, f"{split} {name}", f"{value:.2%}" if name.startswith("top") else f"{value:.4f}")
+        add(sheet, f"{split} {name}", shown(name, value))
     on = result.get("chosen_on", "validation")  # of an older run
-    add(sheet, f"best {on} top1, at step {result['best']['step']}", f"{result['best']['top1']:.2%}")
+    for name, value in result["best"].items():
+        if name != "step":
+            add(sheet, f"best {on} {name}, at step {result['best']['step']}", shown(name, value))
     add(sheet, "seconds of training", f"{result['seconds']:,.0f}")
     add(sheet, "pictures a second", f"{result['images_per_second']:,.0f}")
     screen = console()

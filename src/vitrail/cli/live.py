@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 EVERY = 5.0  # seconds between two lines where there is no terminal
 
 
+def shown(name: str, value: float) -> str:
+    """A loss as a number, everything else as a share."""
+    return f"{value:.4f}" if name in ("loss", "ece") else f"{value:.2%}"
+
+
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Where rich would end the process."""
@@ -65,10 +70,11 @@ class Screen:
         self.chosen_on = "validation" if len(data.validation) else "train"
         self.recipe = recipe  # its steps and learning rate may have been found out since
         self.task = self.bar.add_task("", total=recipe.steps, completed=state.step, what="step")
-        known = cost(model.config, state.micro or recipe.batch)
+        known = cost(model, state.micro or recipe.batch)
         epochs = recipe.steps * recipe.batch / max(len(data.train), 1)
         counts = ", ".join(f"{len(part):,} {split}" for split, part in data.splits.items())
-        self.said(f"data      {data.name}: {counts}; {len(data.names)} classes")
+        classes = "no labels are needed" if recipe.masking else f"{len(data.names)} classes"
+        self.said(f"data      {data.name}: {counts}; {classes}")
         for note in data.notes:
             self.said(f"          {note}")
         work = f"{si(known.macs, 'MACs')} a picture, about {size(known.memory.training)} to train"
@@ -85,15 +91,20 @@ class Screen:
         self.began = self.began or (now, step)  # the first step warms up
         done = step - self.began[1]
         speed = f"  {done * self.recipe.batch / (now - self.began[0]):,.0f} pictures/s" if done else ""
-        text = f"loss {numbers['loss']:.3f}  {numbers['accuracy']:.1%}{speed}{self.score}"
+        right = f"  {numbers['accuracy']:.1%}" if "accuracy" in numbers else ""
+        text = f"loss {numbers['loss']:.3f}{right}{speed}{self.score}"
         self.bar.update(self.task, completed=step, description=text)
         if self.bar.disable and not self.quiet and now - self.said_at > EVERY:
             self.said_at = now
             self.said(f"step {step:,} of {self.recipe.steps:,}  {text}")
 
     def evaluated(self, step: int, scores: dict[str, float], best: bool) -> None:
-        self.score = f"  {self.chosen_on} {scores['top1']:.2%}"
-        self.said(f"step {step:,}: {self.chosen_on} {scores['top1']:.2%}, loss {scores['loss']:.4f}{' (best)' if best else ''}")
+        first = "top1" if "top1" in scores else "loss"
+        others = ", ".join(
+            f"{name} {shown(name, scores[name])}" for name in ("loss", "knn") if name in scores and name != first
+        )
+        self.score = f"  {self.chosen_on} {shown(first, scores[first])}"
+        self.said(f"step {step:,}: {self.chosen_on} {shown(first, scores[first])}, {others}{' (best)' if best else ''}")
 
     def said(self, sentence: str) -> None:
         if not self.quiet:

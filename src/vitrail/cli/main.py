@@ -18,7 +18,9 @@ from vitrail.cli.evaluate import evaluate
 from vitrail.cli.explain import explain
 from vitrail.cli.finetune import finetune
 from vitrail.cli.inspect import inspect
+from vitrail.cli.lab import lab
 from vitrail.cli.predict import predict
+from vitrail.cli.pretrain import pretrain
 from vitrail.cli.probe import probe
 from vitrail.cli.robust import robust
 from vitrail.cli.search import search
@@ -29,6 +31,7 @@ from vitrail.errors import VitrailError
 app = typer.Typer(name="vitrail", no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(inspect)
 app.command()(train)
+app.command()(pretrain)
 app.command()(finetune)
 app.command()(evaluate)
 app.command()(robust)
@@ -40,6 +43,7 @@ app.command()(explain)
 app.add_typer(data)
 app.add_typer(weights)
 app.add_typer(bench)
+app.add_typer(lab)
 app.command()(doctor)
 
 

@@ -32,8 +32,11 @@ def train(
 ) -> None:
     """Train a Vision Transformer on your pictures, or without an argument on the embedded ones in a few minutes."""
     from vitrail.config import override
+    from vitrail.recipes.book import METHODS
     from vitrail.recipes.book import recipe as by_name
 
+    if recipe in METHODS:
+        raise VitrailError(f"{recipe} learns without labels; try vitrail pretrain {data or 'fashion'} --method {recipe}")
     if again is not None:
         if any(word is not None for word in (data, recipe, model, image)):
             raise VitrailError(

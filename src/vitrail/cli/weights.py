@@ -65,9 +65,13 @@ def convert(
     heads: Heads = None,
     gelu: Gelu = None,
     pool: Pool = None,
+    decoder_heads: Annotated[int | None, typer.Option(help="Heads of MAE's decoder, where the file does not say.")] = None,
     json: Json = False,
 ) -> None:
-    """Read a checkpoint of any origin and write it in another format, with a report of what became of its tensors."""
+    """Read a checkpoint of any origin and write it in another format, with a report of what became of its tensors.
+
+    A decoder that it was pre-trained with goes along where the format has a place for it and the model is not changed.
+    """
     from vitrail.weights.checkpoint import save
     from vitrail.weights.load import load, untold
 
@@ -75,15 +79,25 @@ def convert(
         "image": pair(image, "--image") if image else None,
         "patch": pair(patch, "--patch") if patch else None,
     }
+    said = _said(grid, heads, gelu, pool)
     with untold():  # the report below says it all
-        model = load(source, classes=classes, channels=channels, resize=resize, **sizes, **_said(grid, heads, gelu, pool))  # type: ignore[arg-type]
-    written = save(model, out, format=format, facts=model.facts)  # type: ignore[arg-type]
+        whole, why = _decoder(source, said, decoder_heads)
+        if whole is not None and any(value is not None for value in (image, patch, channels, classes)):
+            whole, why = None, "the model was changed on the way"
+        if whole is None:
+            model = load(source, classes=classes, channels=channels, resize=resize, **sizes, **said)  # type: ignore[arg-type]
+        else:
+            model, why = whole.encoder, _refusal(whole, out, format)
+    carried = whole is not None and why is None
+    written = out.expanduser().resolve() if carried else save(model, out, format=format, facts=model.facts)  # type: ignore[arg-type]
     if json:
-        print_json({"written": str(written), "format": format, **vars(model.report)})
+        print_json({"written": str(written), "format": format, **vars(model.report), "decoder": carried, "without": why})
         return
     for line in model.report.lines():
         typer.echo(line)
-    typer.echo(f"wrote {format} weights: {written}")
+    if why is not None:
+        typer.echo(f"without the decoder: {why}")
+    typer.echo(f"wrote {format} weights{' and the decoder' if carried else ''}: {written}")
 
 
 @weights.command()
@@ -122,6 +136,34 @@ def verify(
             )
     if not verdict.ok:
         raise typer.Exit(1)
+
+
+def _decoder(source: str, said: dict[str, Any], heads: int | None) -> tuple[Any, str | None]:
+    """The model with what it was pre-trained with, or why there is none; neither where the file has no decoder."""
+    from vitrail.weights.convert.detect import Wishes
+    from vitrail.weights.convert.mae import Hints
+    from vitrail.weights.masked import decoded
+
+    try:
+        whole = decoded(source, Wishes(**said), Hints(heads))
+    except VitrailError as error:
+        if heads is not None:  # who says something about the decoder wants it
+            raise
+        return None, str(error)
+    if whole is None and heads is not None:
+        raise VitrailError(f"--decoder-heads is for MAE's decoder, and {source} has none; leave it out")
+    return whole, None
+
+
+def _refusal(whole: Any, out: Path, format: str) -> str | None:
+    """Write it; why it cannot be written, where it cannot."""
+    from vitrail.weights.checkpoint import save
+
+    try:
+        save(whole, out, format=format, facts=whole.encoder.facts)  # type: ignore[arg-type]
+    except VitrailError as error:
+        return str(error)
+    return None
 
 
 def _said(grid: str | None, heads: int | None, gelu: str | None, pool: str | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from threading import Lock
 from typing import Protocol, runtime_checkable
@@ -43,6 +43,7 @@ class Batch:
     indices: Int[Tensor, " n"]  # in the source
     others: Int[Tensor, " n"] | None = None
     share: Float[Tensor, " n"] | None = None
+    epochs: Int[Tensor, " n"] | None = None  # how often each was seen before; none: never
 
 
 @runtime_checkable
@@ -123,7 +124,8 @@ class Loader:
         start, end = self.rank * size // self.ranks, (self.rank + 1) * size // self.ranks
         if self.mixing is None or start == end:
             seen = self._see(epochs[start:end], indices[start:end])
-            return self._labelled(seen.images, indices[start:end][seen.kept])
+            made = self._labelled(seen.images, indices[start:end][seen.kept])
+            return replace(made, epochs=torch.from_numpy(epochs[start:end][seen.kept]))
         return self._mixed(epochs, indices, start, end)
 
     def batches(self, start: int = 0, stop: int | None = None, workers: int | None = None) -> Iterator[Batch]:

@@ -133,5 +133,5 @@ def _guesses(logits: Float[Tensor, "b k"], names: Sequence[str], top: int, alone
 
 def preprocessing(model: Model) -> Preprocess:
     if not model.config.classes:
-        raise VitrailError("the model has no classifier (classes=0); load it with classes=K and train it first")
+        raise VitrailError("the model has no classifier (classes=0); teach it classes first: vitrail finetune RUN DATA")
     return preprocess_of(model)

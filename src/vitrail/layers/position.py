@@ -1,6 +1,6 @@
 """Where a patch is (Dosovitskiy et al. 2021, D.4): tables added to the tokens, and what acts inside attention instead.
 
-b batch, h heads, t tokens, k width of a head, d width; a table is (rows, columns, d).
+b batch, h heads, t tokens, m of the patches, k width of a head, d width; a table is (rows, columns, d).
 """
 
 from functools import lru_cache
@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 import torch
 from einops import einsum, rearrange, repeat
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 Grid = tuple[int, int]
-Rotation = tuple[Float[Tensor, "t k"], Float[Tensor, "t k"]]  # cosines and sines
+Places = Int[Tensor, "b m"]  # which patches of each picture are there, counted along the raster
+Rotation = tuple[Float[Tensor, "... t k"], Float[Tensor, "... t k"]]  # cosines and sines
 Resize = Literal["official", "timm", "huggingface", "torchvision"]
 
 
@@ -103,12 +104,15 @@ class AddPosition(nn.Module):
         if self.prefix is not None:
             nn.init.normal_(self.prefix, std=0.02)
 
-    def forward(self, x: Float[Tensor, "b t d"], grid: Grid) -> Float[Tensor, "b t d"]:
+    def forward(self, x: Float[Tensor, "b t d"], grid: Grid, places: Places | None = None) -> Float[Tensor, "b t d"]:
         patches = rearrange(self.at(grid), "h w d -> (h w) d")
         before: list[Tensor] = [] if self.prefix is None else [self.prefix]
         if self.bare:
             before.append(patches.new_zeros(self.bare, patches.shape[-1]))
-        return x + (torch.cat([*before, patches]) if before else patches)
+        if places is None:
+            return x + (torch.cat([*before, patches]) if before else patches)
+        rows = [repeat(row, "t d -> b t d", b=x.shape[0]) for row in before]
+        return x + torch.cat([*rows, patches[places]], dim=1)
 
     def at(self, grid: Grid) -> Float[Tensor, "rows columns d"]:
         """The table at this grid."""
@@ -186,11 +190,12 @@ class Rotary(nn.Module):
         self.head_width = head_width
         self.prefix = prefix
 
-    def forward(self, grid: Grid, device: torch.device) -> Rotation:
+    def forward(self, grid: Grid, device: torch.device, places: Places | None = None) -> Rotation:
         rows, columns = (self._angles(*sides, device) for sides in zip(grid, self.grid, strict=True))
         y = repeat(rows, "h f -> (h w) f", w=grid[1])
         x = repeat(columns, "w f -> (h w) f", h=grid[0])
         angle = repeat(torch.cat([y, x], dim=-1), "n f -> n (f two)", two=2)
+        angle = angle if places is None else rearrange(angle[places], "b m f -> b 1 m f")  # alike in every head
         angle = F.pad(angle, (0, 0, self.prefix, 0))
         return angle.cos(), angle.sin()
 

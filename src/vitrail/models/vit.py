@@ -27,6 +27,7 @@ from vitrail.layers.position import (
     Grid,
     Learned1d,
     Learned2d,
+    Places,
     RelativeKeys,
     Rotary,
     Rotation,
@@ -77,14 +78,17 @@ class ViT(nn.Module):
     def patches(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n d"]:
         return self.embed(self.stem(images))
 
-    def encode(self, x: Float[Tensor, "b n d"], grid: Grid) -> Float[Tensor, "b t d"]:
-        """Prepend the class token and the registers to the patches, add positions, run the blocks and the last norm."""
+    def encode(self, x: Float[Tensor, "b n d"], grid: Grid, places: Places | None = None) -> Float[Tensor, "b t d"]:
+        """Prepend the class token and the registers to the patches, add positions, run the blocks and the last norm.
+
+        ``places``: which patches of the grid these are, a row a picture; none: all of them, in order.
+        """
         before = [token for token in (self.cls, self.registers) if token is not None]
         if before:
             x = torch.cat([*(repeat(token, "... d -> b (...) d", b=x.shape[0]) for token in before), x], dim=1)
-        rotation = None if self.rotary is None else self.rotary(grid, x.device)
+        rotation = None if self.rotary is None else self.rotary(grid, x.device, places)
         for layer, (table, block) in enumerate(zip(self.config.layers_with_position, self.blocks, strict=True)):
-            x = x if table is None else self.positions[table](x, grid)
+            x = x if table is None else self.positions[table](x, grid, places)
             x = self.dropout(x) if layer == 0 else x
             x = self._run(block, x, rotation)
         return self.norm(x)

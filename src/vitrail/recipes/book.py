@@ -10,6 +10,7 @@ from vitrail.recipes.finetune import finetune
 from vitrail.recipes.given import Given
 from vitrail.recipes.modern import augreg, plain, resnet, textbook
 from vitrail.recipes.paper import paper_finetune, paper_imagenet, paper_imagenet21k, paper_jft
+from vitrail.recipes.pretrain import mae, masked_patch, simmim
 from vitrail.recipes.small import small
 from vitrail.train.recipe import Recipe
 
@@ -25,7 +26,11 @@ RECIPES: dict[str, Callable[[Given], Recipe]] = {
     "plain": plain,
     "augreg": augreg,
     "resnet": resnet,
+    "masked-patch": masked_patch,
+    "mae": mae,
+    "simmim": simmim,
 }
+METHODS = ("masked-patch", "mae", "simmim")  # those that learn without labels
 
 
 def recipe(name: str, given: Given) -> Recipe:

@@ -39,9 +39,10 @@ def curves(
         return across, HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (y - low) / (high - low)
 
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(title)}">', f"<title>{text(title)}</title>"]
+    fine = 1 if high - low < 0.03 else 0  # places of a percent, where whole ones would be the same
     for value in ticks(low, high):
         _, y = at(first, value)
-        shown = f"{value:.0%}" if percent else f"{value:.3g}"
+        shown = f"{value:.{fine}%}" if percent else f"{value:.3g}"
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{shown}</text>')
     for value in range(places) if places else ticks(first, steps) if steps > first else ():

@@ -20,6 +20,7 @@ from vitrail.evaluate.evaluate import Answers, Measured, summed_up
 from vitrail.report.curves import curves
 from vitrail.report.fewshot import fewshot_part
 from vitrail.report.looked import looked_part
+from vitrail.report.masked import reconstructed
 from vitrail.report.page import page, table, text
 from vitrail.report.pictures import data_address, sheet
 from vitrail.report.reliability import diagram
@@ -27,6 +28,7 @@ from vitrail.tasks.classify import marks
 from vitrail.train.data import opened
 from vitrail.train.recipe import Recipe
 from vitrail.train.run import Run
+from vitrail.train.unlabelled import NEIGHBOURS
 
 MOST_CLASSES = 60  # that a confusion matrix can show
 WORST = 24
@@ -42,24 +44,12 @@ def _parts(run: Run, recipe: Recipe, result: dict[str, Any], lines: list[dict[st
     yield f'<p class="soft">recipe {text(recipe.name)} on {text(recipe.data)}</p>'
     found = _measured(run, recipe, result) if result else None
     if result:
-        split = result["reported_on"]
-        sure = f"{_between(found, 'top1')}, " if found is not None else ""
-        answer = f"top-1 on {split}, {sure}{_why(result)}"
-        yield f'<p class="answer">{result[split]["top1"]:.2%} <span class="soft">{answer}</span></p>'
-    steps, on = [line for line in lines if "loss" in line], _chosen_on(result)
-    seen = [line for line in lines if "validation" in line]
+        yield _answer(recipe, result, found)
     yield '<div class="figures">'
-    yield curves("Loss", {"training": _line(steps, "loss"), on: _inner(seen, "loss")})
-    yield curves("Accuracy", {"training": _line(steps, "accuracy"), on: _inner(seen, "top1")}, percent=True)
-    yield curves("Learning rate", {"lr": _line(steps, "lr")})
-    yield curves("Norm of the gradient", {"before clipping": _line(steps, "gradient")})
-    yield curves("How far heads look, in pixels", _by_layer(seen, "distance"))
-    yield curves("How widely heads look, entropy in nats", _by_layer(seen, "entropy"))
-    tried = run.tried()
-    if tried:
-        points = [(math.log10(rate), loss) for rate, loss in zip(tried["rates"], tried["losses"], strict=True)]
-        yield curves(f"Loss by learning rate (range test: {tried['lr']:g})", {"smoothed loss": points}, powers=True)
+    yield from _curves(run, result, lines)
     yield "</div>"
+    if recipe.masking is not None:
+        yield from reconstructed(run.reconstructions(), recipe.masking)
     if found is not None:
         data = opened(recipe).data
         yield from _answers(data.splits[found.split], found)
@@ -68,9 +58,39 @@ def _parts(run: Run, recipe: Recipe, result: dict[str, Any], lines: list[dict[st
     yield from _again(run, recipe, result)
 
 
+def _answer(recipe: Recipe, result: dict[str, Any], found: Measured | None) -> str:
+    split = result["reported_on"]
+    if recipe.masking is None:
+        sure = f"{_between(found, 'top1')}, " if found is not None else ""
+        return _large(f"{result[split]['top1']:.2%}", f"top-1 on {split}, {sure}{_why(result)}")
+    return _large(f"{result[split]['loss']:.4f}", f"loss on {split}, over hidden patches, {_why(result)}")
+
+
+def _large(number: str, words: str) -> str:
+    return f'<p class="answer">{number} <span class="soft">{words}</span></p>'
+
+
+def _curves(run: Run, result: dict[str, Any], lines: list[dict[str, Any]]) -> Iterator[str]:
+    steps, on = [line for line in lines if "loss" in line], _chosen_on(result)
+    seen = [line for line in lines if "validation" in line]
+    yield curves("Loss", {"training": _line(steps, "loss"), on: _inner(seen, "loss")})
+    right = _inner(seen, "top1") or _inner(seen, "accuracy")  # of classes, or of colours
+    yield curves("Accuracy", {"training": _line(steps, "accuracy"), on: right}, percent=True)
+    yield curves("Nearest neighbours of the same class", {f"{NEIGHBOURS} neighbours": _inner(seen, "knn")}, percent=True)
+    yield curves("Learning rate", {"lr": _line(steps, "lr")})
+    yield curves("Norm of the gradient", {"before clipping": _line(steps, "gradient")})
+    yield curves("How far heads look, in pixels", _by_layer(seen, "distance"))
+    yield curves("How widely heads look, entropy in nats", _by_layer(seen, "entropy"))
+    tried = run.tried()
+    if tried:
+        points = [(math.log10(rate), loss) for rate, loss in zip(tried["rates"], tried["losses"], strict=True)]
+        yield curves(f"Loss by learning rate (range test: {tried['lr']:g})", {"smoothed loss": points}, powers=True)
+
+
 def _why(result: dict[str, Any]) -> str:
     best = result["best"]
-    return f"with the weights of step {best['step']:,}, the best on {_chosen_on(result)} ({best['top1']:.2%})"
+    value = f"{best['top1']:.2%}" if "top1" in best else f"{best['loss']:.4f}"
+    return f"with the weights of step {best['step']:,}, the best on {_chosen_on(result)} ({value})"
 
 
 def _chosen_on(result: dict[str, Any]) -> str:
@@ -163,6 +183,10 @@ def _again(run: Run, recipe: Recipe, result: dict[str, Any]) -> Iterator[str]:
     start = "" if recipe.start is None else f" and the weights it started from, <code>{text(recipe.start)}</code>"
     yield f"<p>The run's recipe is all it takes, with the same data, <code>{text(recipe.data)}</code>{start}:</p>"
     yield f"<pre>vitrail train --again {text(shlex.quote(str(run.folder)))}</pre>"
+    if recipe.masking is not None:
+        named = text(shlex.quote(str(run.folder)))
+        yield "<p>Its encoder is a model like any other: teach it classes, or ask what its features are worth.</p>"
+        yield f"<pre>vitrail finetune {named} DATA\nvitrail probe {named} DATA</pre>"
     if result:
         rows = [(text(name), text(json.dumps(value))) for name, value in result.items() if not isinstance(value, dict)]
         yield table(("what", "value"), rows)

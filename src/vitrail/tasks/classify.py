@@ -22,6 +22,7 @@ class Classify:
     smoothing: float = 0.0
     weights: Tensor | None = None  # a class
     main: str = "top1"
+    smaller: bool = False
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         device = next(model.parameters()).device

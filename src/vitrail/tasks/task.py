@@ -13,7 +13,11 @@ class Task(Protocol):
 
     @property
     def main(self) -> str:
-        """The number by which weights are chosen; larger is better."""
+        """The number by which weights are chosen."""
+
+    @property
+    def smaller(self) -> bool:
+        """Whether less of it is better."""
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean over the batch, and what else is worth a line in the log, as means too."""

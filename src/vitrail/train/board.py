@@ -15,7 +15,7 @@ from vitrail.train.watch import Silent
 
 if TYPE_CHECKING:
     from vitrail.data.sources.source import Data
-    from vitrail.models.build import Model
+    from vitrail.models.settings import ModelConfig
     from vitrail.train.state import State
 
 
@@ -34,7 +34,7 @@ class Board(Silent):
         if self.writer is not None:
             self.writer.close()
 
-    def planned(self, recipe: Recipe, data: "Data", model: "Model", state: "State", seconds: float | None) -> None:
+    def planned(self, recipe: Recipe, data: "Data", model: "ModelConfig", state: "State", seconds: float | None) -> None:
         new = not self.folder.exists()
         self.writer = self.make(self.folder, purge_step=state.step + 1)  # what was written from there on is hidden
         if new:

@@ -16,9 +16,11 @@ NAMED = 5  # bad files, and pairs of copies
 
 def opened(recipe: Recipe, progress: Progress | None = None) -> Checked:
     """Without what cannot be used, which must not be more than is tolerated."""
-    data = pictures(recipe.data, shares=Shares(recipe.validation, recipe.test), progress=progress)
+    labelled = recipe.masking is None
+    shares = Shares(recipe.validation, recipe.test)
+    data = pictures(recipe.data, shares=shares, labelled=labelled, progress=progress)
     checked = usable(data, progress, recipe.tolerated)
-    return replace(checked, data=_labelled(checked.data))
+    return replace(checked, data=_labelled(checked.data)) if labelled else checked
 
 
 def faults(checked: Checked) -> Iterator[str]:

@@ -14,26 +14,25 @@ from vitrail.data.loader import Batch, Loader, evaluation, training
 from vitrail.data.sources.source import Part, Source
 from vitrail.data.threads import cores
 from vitrail.errors import VitrailError
-from vitrail.models.build import Model, build
 from vitrail.models.device import device
-from vitrail.tasks.classify import Classify, class_weights
-from vitrail.tasks.task import Task
+from vitrail.models.masked import Masked
+from vitrail.tasks.masked import Masks
 from vitrail.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
 from vitrail.train.data import faults, opened
 from vitrail.train.facts import facts, logged
 from vitrail.train.inside import inside
 from vitrail.train.memory import fitting, free_memory
 from vitrail.train.precision import check_machine
+from vitrail.train.purpose import again, encoder_of, model_of, task_of
 from vitrail.train.recipe import Recipe
 from vitrail.train.run import Run, locked
 from vitrail.train.settle import Pace, Wishes, pace, range_test, steps_in, with_lr
 from vitrail.train.signals import Stopped, stopping
 from vitrail.train.state import State, fresh
 from vitrail.train.step import culprit, train_step
+from vitrail.train.unlabelled import neighbours, reconstructions
 from vitrail.train.watch import Silent, Watcher
 from vitrail.weights.checkpoint import save
-from vitrail.weights.load import load
-from vitrail.weights.start import begin
 
 MOST_SKIPPED = 10  # steps in a row without a finite gradient
 EVALUATED = 256  # pictures at a time
@@ -88,7 +87,7 @@ class _Fit:
         self.data, self.left_out = checked.data, len(checked.bad)
         self.workers = machine.workers
         self.device = device(machine.device)
-        self.task: Task = self._task()
+        self.task = task_of(recipe, self.data)
         self.loader = self._training()
         self.pace: Pace | None = None
 
@@ -113,7 +112,7 @@ class _Fit:
     def go(self) -> dict[str, Any]:
         self.state = self._fresh()
         self._resume()
-        self.watcher.planned(self.recipe, self.data, self.model, self.state, self._seconds())
+        self.watcher.planned(self.recipe, self.data, self.model.config, self.state, self._seconds())
         began, before, row = time.perf_counter(), self.state.seconds, 0
         self.state.model.train()
         last = self.state.step if self._over else self.recipe.steps  # it was over when the process ended
@@ -155,7 +154,7 @@ class _Fit:
 
     def _fresh(self) -> State:
         """The weights that the recipe begins with, on the device."""
-        self.model = self._built()
+        self.model = model_of(self.recipe, self.data, bool(checkpoints(self.run.checkpoints))).to(self.device)
         state = fresh(self.model, self.recipe)
         if self.recipe.micro is None and self.device.type == "cpu":
             most = fitting(self.model.config, self.recipe.batch, free_memory())
@@ -171,28 +170,6 @@ class _Fit:
         if self.pace is None:
             return None
         return self.pace.lasts(self.recipe, self.recipe.steps, len(self._chosen), len(self.data.test))
-
-    def _built(self) -> Model:
-        recipe = self.recipe
-        torch.manual_seed(recipe.seed)
-        config = recipe.model
-        if recipe.start is None or checkpoints(self.run.checkpoints):  # which have all that is needed
-            model = build(config)
-        else:
-            model = begin(recipe.start, config, recipe.start_hash, recipe.keep_head)
-        model.preprocess, model.labels = recipe.preprocess, self.data.names
-        return model.to(self.device)
-
-    def _task(self) -> Task:
-        classes = len(self.data.names)
-        if classes < 2:
-            raise VitrailError(f"{self.data.name} has {classes} class; to tell something apart takes two")
-        if self.recipe.model.classes != classes:
-            raise VitrailError(
-                f"model.classes must be {classes}, as many as {self.data.name} has, got {self.recipe.model.classes}"
-            )
-        weights = class_weights(torch.from_numpy(self.data.train.labels), classes) if self.recipe.class_weights else None
-        return Classify(classes, self.recipe.loss, self.recipe.smoothing, weights)
 
     def _resume(self) -> None:
         found = read_checkpoint(self.run.checkpoints)
@@ -241,15 +218,27 @@ class _Fit:
     def _evaluate(self) -> None:
         scores = self.task.evaluate(self.state.shown, self._looking(self._chosen), _workers(self.workers))
         value = scores[self.task.main]
-        better = self.state.best is None or value > self.state.best
+        better = self.state.best is None or (value < self.state.best if self.task.smaller else value > self.state.best)
         if better:
             self.state.best, self.state.best_step = value, self.state.step
             known = facts(self.recipe, self.data, self.state.step, validation=scores)
             save(self.state.shown, self.run.folder / "best", facts=known)  # type: ignore[arg-type]
         plain = {name: number for name, number in scores.items() if isinstance(number, float)}
-        heads = inside(self.state.shown, self._chosen, self.recipe.preprocess)
+        plain |= self._unlabelled()
+        heads = inside(encoder_of(self.state.shown), self._chosen, self.recipe.preprocess)
         self.run.log({"step": self.state.step, "validation": plain, **({} if heads is None else {"heads": heads})})
         self.watcher.evaluated(self.state.step, plain, better)
+
+    def _unlabelled(self) -> dict[str, float]:
+        """What else is worth knowing, and seeing, where the loss alone says little."""
+        model = self.state.shown
+        if not isinstance(model, Masked) or not isinstance(self.task, Masks):
+            return {}
+        pictures = reconstructions(model, self.task, self._chosen, self.recipe.preprocess)
+        if pictures:
+            self.run.keep_reconstructions(self.state.step, pictures)
+        alike = neighbours(model, self.data.train, self._chosen, _workers(self.workers))
+        return {} if alike is None else {"knn": alike}
 
     def _looking(self, source: Source) -> Loader:
         """What fits when training fits here all the more."""
@@ -264,12 +253,12 @@ class _Fit:
         at, lines = self.state.step, self.run.lines()
         known = facts(self.recipe, self.data, at, validation=logged(lines, at))
         save(self.state.shown, self.run.folder / "last", facts=known)  # type: ignore[arg-type]
-        best = load(self.run.folder / "best").to(self.device)
+        best = again(self.run.folder / "best", self.recipe).to(self.device)
         split = next(name for name in ("test", "validation", "train") if len(self.data.splits[name]))
         scores = self.task.evaluate(best, self._looking(self.data.splits[split]), _workers(self.workers))
         at = self.state.best_step
         known = facts(self.recipe, self.data, at, **{"validation": logged(lines, at), split: scores})
-        save(best, self.run.folder / "best", facts=known)
+        save(best, self.run.folder / "best", facts=known)  # type: ignore[arg-type]
         result = {
             "run": str(self.run.folder),
             "reported_on": split,
@@ -282,7 +271,9 @@ class _Fit:
             "skipped": self.state.skipped,
             "left_out": self.left_out + len(self.loader.problems),
         }
-        self.run.keep_predictions({name: value.numpy() for name, value in scores.items() if isinstance(value, torch.Tensor)})
+        answers = {name: value.numpy() for name, value in scores.items() if isinstance(value, torch.Tensor)}
+        if answers:
+            self.run.keep_predictions(answers)
         self.run.finish(result)
         return result
 

@@ -11,7 +11,8 @@ from vitrail.errors import VitrailError
 from vitrail.train.muon import Muon
 from vitrail.train.recipe import Optim
 
-UNDECAYED = ("positions", "cls", "registers", "relative", "scale", "probe")  # tokens, positions and scales
+UNDECAYED = ("positions", "cls", "registers", "relative", "scale", "probe", "mask")  # tokens, positions and scales
+BEHIND = ("norm.", "pooled_norm.", "pool.", "decoder.", "predict.", "mask")  # the blocks
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,18 @@ class Place:
 
 
 def place(name: str, blocks: int) -> Place:
+    name = _own(name)
     if name.startswith("head."):
         return Place(blocks + 1, True)
     inside = re.match(r"blocks\.(\d+)\.", name)
     if inside:
         return Place(int(inside[1]) + 1, False)
-    return Place(blocks + 1 if name.startswith(("norm.", "pooled_norm.", "pool.")) else 0, False)
+    return Place(blocks + 1 if name.startswith(BEHIND) else 0, False)
+
+
+def _own(name: str) -> str:
+    """The name that a weight has in the model itself, where that is the encoder of a larger one."""
+    return name.removeprefix("encoder.")
 
 
 def decays(name: str, weight: Tensor) -> bool:
@@ -85,7 +92,7 @@ def _groups(model: nn.Module, optim: Optim) -> Iterator[dict[str, object]]:
             continue
         where = place(name, blocks)
         times = optim.layer_decay ** (blocks + 1 - where.depth) * (optim.head_lr if where.head else 1.0)
-        matrix = decays(name, weight) and weight.ndim == 2 and name.startswith("blocks.")
+        matrix = decays(name, weight) and weight.ndim == 2 and ".blocks." in f".{name}"
         by_kind.setdefault((times, decays(name, weight), matrix), []).append(weight)
     for (times, decay, matrix), weights in by_kind.items():
         yield {"params": weights, "times": times, "decays": decay, "matrices": matrix, "weight_decay": 0.0}
@@ -93,7 +100,8 @@ def _groups(model: nn.Module, optim: Optim) -> Iterator[dict[str, object]]:
 
 def _blocks(model: nn.Module) -> int:
     return max(
-        (int(found[1]) + 1 for name, _ in model.named_parameters() if (found := re.match(r"blocks\.(\d+)\.", name))), default=0
+        (int(found[1]) + 1 for name, _ in model.named_parameters() if (found := re.match(r"blocks\.(\d+)\.", _own(name)))),
+        default=0,
     )
 
 

@@ -10,6 +10,7 @@ from vitrail.augment.policy import Policy
 from vitrail.config import check
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
+from vitrail.models.masking import Masking, check_masking
 from vitrail.models.settings import ModelConfig
 
 
@@ -86,6 +87,7 @@ class Recipe:
     augment: Policy = field(default_factory=Policy)
     optim: Optim = field(default_factory=Optim)
     schedule: Schedule = field(default_factory=Schedule)
+    masking: Masking | None = None  # to learn without labels, from patches that are hidden
     loss: Literal["softmax", "sigmoid"] = "softmax"
     smoothing: float = 0.0
     class_weights: bool = False  # rare classes count as much as frequent ones
@@ -117,6 +119,11 @@ class Recipe:
                 f"model and preprocess must agree on the picture, got {self.model.image} of {self.model.channels} channels and "
                 f"{self.preprocess.image} of {len(self.preprocess.mean)}; change both"
             )
+
+        if self.masking is not None:
+            check_masking(self.masking, self.model)
+            if self.augment.mixup or self.augment.cutmix:
+                raise VitrailError(f"{self.masking.method} has no labels to mix; try augment.mixup=0 augment.cutmix=0")
 
     def lasting(self, steps: int) -> "Recipe":
         """The same in another number of steps: warm-up, periods and the reach of the average change with it."""

@@ -20,8 +20,8 @@ from vitrail.weights.folder import read_json
 
 @dataclass(frozen=True)
 class Run:
-    """``recipe.json``, ``log.jsonl``, ``checkpoints/``, ``best/``, ``last/``, ``result.json`` (when it is finished), and
-    ``lr.json`` where the learning rate was looked for."""
+    """``recipe.json``, ``log.jsonl``, ``checkpoints/``, ``best/``, ``last/``, ``result.json`` (when it is finished),
+    ``lr.json`` where the learning rate was looked for, and ``reconstructions/`` of what was learnt without labels."""
 
     folder: Path
 
@@ -38,10 +38,20 @@ class Run:
 
     def keep_predictions(self, arrays: dict[str, ndarray]) -> None:
         """Logits, labels and numbers of the pictures that the result was reported on."""
-        half = self.folder / ".predictions.part"
-        with open(half, "wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-        half.replace(self.folder / "predictions.npz")
+        _write_arrays(self.folder / "predictions.npz", arrays)
+
+    def keep_reconstructions(self, step: int, arrays: dict[str, ndarray]) -> None:
+        """What the model thought at a step was behind the patches that were hidden from it."""
+        (self.folder / "reconstructions").mkdir(exist_ok=True)
+        _write_arrays(self.folder / "reconstructions" / f"step-{step}.npz", arrays)
+
+    def reconstructions(self) -> dict[int, dict[str, ndarray]]:
+        """By step, the first one first."""
+        found: dict[int, dict[str, ndarray]] = {}
+        for path in sorted(self.folder.glob("reconstructions/step-*.npz"), key=lambda path: int(path.stem[5:])):
+            with np.load(path, allow_pickle=False) as file:
+                found[int(path.stem[5:])] = {name: file[name] for name in file.files}
+        return found
 
     def noted(self) -> Recipe | None:
         """The recipe that the run was begun with."""
@@ -136,6 +146,13 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+    half.replace(path)
+
+
+def _write_arrays(path: Path, arrays: dict[str, ndarray]) -> None:
+    half = path.with_name(f".{path.name}.part")
+    with open(half, "wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
     half.replace(path)
 
 

@@ -6,7 +6,7 @@ from vitrail.data.sources.source import Data, Progress
 from vitrail.train.recipe import Recipe
 
 if TYPE_CHECKING:
-    from vitrail.models.build import Model
+    from vitrail.models.settings import ModelConfig
     from vitrail.train.state import State
 
 
@@ -14,7 +14,7 @@ class Watcher(Protocol):
     progress: Progress | None
     curious: bool  # whether it wants to know how long the run will take, which costs some seconds
 
-    def planned(self, recipe: Recipe, data: Data, model: "Model", state: "State", seconds: float | None) -> None: ...
+    def planned(self, recipe: Recipe, data: Data, model: "ModelConfig", state: "State", seconds: float | None) -> None: ...
 
     def stepped(self, step: int, numbers: dict[str, float]) -> None: ...
 
@@ -29,7 +29,7 @@ class Silent:
     progress: Progress | None = None
     curious: bool = False
 
-    def planned(self, recipe: Recipe, data: Data, model: "Model", state: "State", seconds: float | None) -> None: ...
+    def planned(self, recipe: Recipe, data: Data, model: "ModelConfig", state: "State", seconds: float | None) -> None: ...
 
     def stepped(self, step: int, numbers: dict[str, float]) -> None: ...
 
@@ -46,7 +46,7 @@ class Several:
         self.progress: Progress | None = next((each.progress for each in watchers if each.progress is not None), None)
         self.curious = any(each.curious for each in watchers)
 
-    def planned(self, recipe: Recipe, data: Data, model: "Model", state: "State", seconds: float | None) -> None:
+    def planned(self, recipe: Recipe, data: Data, model: "ModelConfig", state: "State", seconds: float | None) -> None:
         for each in self.watchers:
             each.planned(recipe, data, model, state, seconds)
 

@@ -23,15 +23,16 @@ from vitrail.config import read as read_as
 from vitrail.config import to_plain
 from vitrail.errors import VitrailError
 from vitrail.models.build import Model
+from vitrail.models.masked import MAE, Masked
 from vitrail.models.settings import ModelConfig, ResNetConfig, ViTConfig, times
 from vitrail.models.vit import ViT
-from vitrail.weights.convert import detect, huggingface, official, timm, torchvision
+from vitrail.weights.convert import detect, huggingface, mae, official, timm, torchvision
 from vitrail.weights.convert.detect import Origin, Wishes, refuse
 from vitrail.weights.convert.link import write
 from vitrail.weights.files import NOTE
-from vitrail.weights.folder import FACTS, FORMAT, TRAINING, WEIGHTS
+from vitrail.weights.folder import DECODER, FACTS, FORMAT, TRAINING, WEIGHTS
 
-WRITTEN = {WEIGHTS, FACTS, "config.json", "preprocessor_config.json"}
+WRITTEN = {WEIGHTS, FACTS, DECODER, "config.json", "preprocessor_config.json"}
 SUFFIXES: dict[str, tuple[str, ...]] = {
     "official": (".npz",),
     "timm": (".safetensors", ".pth"),
@@ -39,9 +40,11 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
 }
 
 
-def save(model: Model, path: str | Path, format: Origin = "vitrail", facts: Mapping[str, Any] | None = None) -> Path:
+def save(model: Model | Masked, path: str | Path, format: Origin = "vitrail", facts: Mapping[str, Any] | None = None) -> Path:
     """Write a model folder, or the same numbers as official, timm, huggingface or torchvision have them.
 
+    What was pre-trained with a decoder is written with it: in our folder beside the encoder, an MAE also as published or as
+    Hugging Face's ViTMAE.
     What a format cannot hold exactly is refused. An older model of that name is replaced. ``facts`` tells of the training:
     ``recipe``, ``data``, ``score``; they belong to these very weights, so a loaded model's are not passed on by themselves.
     """
@@ -58,13 +61,12 @@ def save(model: Model, path: str | Path, format: Origin = "vitrail", facts: Mapp
             return _whole(path, lambda fresh: _write_huggingface(model, fresh))
     if path.suffix not in SUFFIXES[format]:
         raise VitrailError(f"a file in the {format} format ends in {' or '.join(SUFFIXES[format])}, got {path.name!r}")
-    converter: Any = {"official": official, "timm": timm, "torchvision": torchvision}[format]
-    config, state = _plain(model, format)
-    converter.check(config)
+    config, tensors = _written(model, format)
     if path.suffix == ".pth":
         _check_pth(config, format)
-    tensors = write(converter.links(config), state)
-    return _whole(path, lambda fresh: _write_file(tensors, fresh, path.suffix, _facts(model, config, said)))
+    published = isinstance(model, Masked) and path.suffix == ".pth"
+    inside = {"model": tensors} if published else tensors
+    return _whole(path, lambda fresh: _write_file(inside, fresh, path.suffix, _facts(model, config, said)))
 
 
 def _checked(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,15 +84,18 @@ def _checked(facts: Mapping[str, Any]) -> dict[str, Any]:
     return dict(facts)
 
 
-def _facts(model: Model, config: ModelConfig, said: dict[str, Any]) -> dict[str, Any]:
+def _facts(model: Model | Masked, config: ModelConfig, said: dict[str, Any]) -> dict[str, Any]:
     """What the tensors do not say."""
     grid = {"grid": list(config.grid)} if isinstance(config, ViTConfig) else {}
+    masking = {"masking": to_plain(model.masking)} if isinstance(model, Masked) else {}
+    encoder = _encoder(model)
     return {
         "format": FORMAT,
         "model": to_plain(config),
         **grid,
-        "preprocess": to_plain(model.preprocess),
-        "labels": to_plain(model.labels),
+        **masking,
+        "preprocess": to_plain(encoder.preprocess),
+        "labels": to_plain(encoder.labels),
         **said,
         "versions": {"vitrail": version("vitrail"), "torch": torch.__version__},
     }
@@ -116,27 +121,52 @@ def _check_pth(config: ModelConfig, format: str) -> None:
         refuse("this pooling beside a class token in a .pth, which would be taken for another", format, "use .safetensors")
 
 
-def _write_own(model: Model, folder: Path, said: dict[str, Any]) -> None:
+def _encoder(model: Model | Masked) -> Model:
+    return model.encoder if isinstance(model, Masked) else model
+
+
+def _write_own(model: Model | Masked, folder: Path, said: dict[str, Any]) -> None:
     folder.mkdir(parents=True)
-    save_file({name: weight.contiguous() for name, weight in model.state_dict().items()}, folder / WEIGHTS)
+    save_file({name: weight.contiguous() for name, weight in _encoder(model).state_dict().items()}, folder / WEIGHTS)
+    if isinstance(model, Masked):
+        save_file({name: weight.contiguous() for name, weight in model.rest().items()}, folder / DECODER)
     (folder / FACTS).write_text(json.dumps(_facts(model, model.config, said), indent=2) + "\n")
 
 
-def _write_huggingface(model: Model, folder: Path) -> None:
-    config, state = _plain(model, "huggingface")
-    huggingface.check(config)
+def _write_huggingface(model: Model | Masked, folder: Path) -> None:
+    config, tensors = _written(model, "huggingface")
     folder.mkdir(parents=True)
-    save_file(write(huggingface.links(config), state), folder / "model.safetensors", metadata={"format": "pt"})
-    for name, content in huggingface.side_files(config, model.preprocess, model.labels).items():
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if isinstance(model, Masked):
+        side = {"config.json": mae.side_file(model.config, model.masking), **huggingface.processor(model.encoder.preprocess)}
+    else:
+        side = huggingface.side_files(config, model.preprocess, model.labels)
+    for name, content in side.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _write_file(tensors: dict[str, Tensor], path: Path, suffix: str, facts: dict[str, Any]) -> None:
+def _written(model: Model | Masked, format: Origin) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Settings and tensors as another library has them."""
+    converter: Any = {"official": official, "timm": timm, "huggingface": huggingface, "torchvision": torchvision}[format]
+    if not isinstance(model, Masked):
+        config, state = _plain(model, format)
+        converter.check(config)
+        return config, write(converter.links(config), state)
+    mae.check(model.config, model.masking, format)
+    plain, state = _plain(model.encoder, format)
+    assert isinstance(model, MAE)
+    assert isinstance(plain, ViTConfig)
+    plain, state = mae.whole(model, plain, state)
+    which: mae.Layout = "timm" if format == "timm" else "huggingface"
+    return plain, write([*converter.links(plain), *mae.links(plain, model.masking, which)], state)
+
+
+def _write_file(tensors: dict[str, Any], path: Path, suffix: str, facts: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     match suffix:
         case ".npz":
             with path.open("wb") as file:
-                np.savez(file, **{name: tensor.float().cpu().numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
+                np.savez(file, **{name: tensor.float().cpu().numpy() for name, tensor in tensors.items()})
             with zipfile.ZipFile(path, "a") as archive:
                 archive.comment = _comment(facts)
         case ".pth":

@@ -10,6 +10,7 @@ from vitrail.models.settings import ModelConfig
 
 WEIGHTS = "model.safetensors"
 FACTS = "vitrail.json"
+DECODER = "decoder.safetensors"  # beside an encoder that was pre-trained with one
 FORMAT = 1
 TRAINING = ("recipe", "data", "score")  # what a model may know of its training, each an object
 LARGEST_JSON = 16 * 2**20

@@ -12,6 +12,7 @@ PATTERNS = [
     "config.json",
     "*processor_config.json",
     "vitrail.json",
+    "decoder.safetensors",
     "*model*.safetensors",
     "*.index.json",
     "pytorch_model*.bin",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.config import read as read_as
 from vitrail.data.preprocess import Preprocess
@@ -73,7 +73,7 @@ def load(
     wishes = Wishes(read_as(grid, Pair | None, "grid"), read_as(heads, int | None, "heads"), gelu, pool)
     found = find(source, wishes)
     model = skeleton(found.config)
-    _match(str(source), model, found.state)
+    match(str(source), model, found.state)
     config, state, changes = adapt(
         found.config,
         found.state,
@@ -90,7 +90,7 @@ def load(
     for name in state:
         state[name] = state[name].contiguous()  # one at a time, so that each file's own layout is let go of at once
     model.load_state_dict(state, assign=True)
-    model.preprocess = _preprocess(found, model)
+    model.preprocess = preprocessing(found, config)
     model.labels = found.labels if found.labels and len(found.labels) == config.classes else None
     model.facts = found.facts if config == found.config else {}  # a model that was changed has another score
     report = model.report = Report(
@@ -119,22 +119,31 @@ def untold() -> Iterator[None]:
 
 def find(source: str | Path, wishes: Wishes | None = None) -> Found:
     """The model in a file, in our names and with nothing changed but the precision."""
-    path = hub.fetch(str(source)) if str(source).startswith("hf:") else Path(source).expanduser()
+    with guarded(source):
+        path = place(source)
+        return sound(own(path, wishes or Wishes()) if is_model(path) else found_in(read_file(path), path, wishes or Wishes()))
+
+
+def place(source: str | Path) -> Path:
+    """Where the weights are: of a run its best ones, of a file in a model folder the folder."""
+    path = best_of(hub.fetch(str(source)) if str(source).startswith("hf:") else Path(source).expanduser())
+    return path.parent if path.name == WEIGHTS and is_model(path.parent) else path
+
+
+@contextmanager
+def guarded(source: str | Path) -> Iterator[None]:
+    """Whatever a file from anybody may bring about becomes a sentence."""
     try:
-        found = _find(path, wishes or Wishes())
-        return replace(found, state={name: _sound(name, tensor) for name, tensor in found.state.items()})
+        yield
     except VitrailError:
         raise
-    except Exception as error:  # whatever a file from anybody may bring about
+    except Exception as error:
         reason = str(error).strip().splitlines()
         raise VitrailError(f"{source} cannot be read: {reason[0] if reason else type(error).__name__}") from error
 
 
-def _find(path: Path, wishes: Wishes) -> Found:
-    path = best_of(path)
-    if is_model(path) or (path.name == WEIGHTS and is_model(path.parent)):
-        return _own(path if path.is_dir() else path.parent, wishes)
-    loose = read_file(path)
+def found_in(loose: Loose, path: Path, wishes: Wishes) -> Found:
+    """The model in another library's tensors."""
     for converter in FORMATS:
         if converter.matches(loose.tensors):
             empty = [name for name, tensor in loose.tensors.items() if not tensor.numel()]
@@ -151,7 +160,8 @@ def _find(path: Path, wishes: Wishes) -> Found:
     raise VitrailError(f"{path} has the names of no Vision Transformer that is known here: {some} ...")
 
 
-def _own(path: Path, wishes: Wishes) -> Found:
+def own(path: Path, wishes: Wishes) -> Found:
+    """The model in a folder of ours."""
     config, facts = read_config(path), read_facts(path)
     _refuse_contradiction(config, wishes)
     return Found("vitrail", config, read_file(path).tensors, [], [], *_travelling(facts))
@@ -180,6 +190,10 @@ def _travelling(facts: dict[str, Any]) -> tuple[Preprocess | None, tuple[str, ..
     return preprocess, read_as(facts.get("labels"), tuple[str, ...] | None, "labels"), training_facts(facts)
 
 
+def sound(found: Found) -> Found:
+    return replace(found, state={name: _sound(name, tensor) for name, tensor in found.state.items()})
+
+
 def _sound(name: str, tensor: Tensor) -> Tensor:
     """In float32, every value a number."""
     if not tensor.is_floating_point():
@@ -191,7 +205,8 @@ def _sound(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _match(source: str, model: Model, state: dict[str, Tensor]) -> None:
+def match(source: str, model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Refuse weights that are not exactly the model's."""
     expected = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     problems = [f"{name} is missing" for name in expected if name not in state]
     problems += [f"{name} is unexpected" for name in state if name not in expected]
@@ -205,6 +220,7 @@ def _match(source: str, model: Model, state: dict[str, Tensor]) -> None:
         raise VitrailError(f"the weights in {source} do not fit their settings: {', '.join(problems[:5])}{more}")
 
 
-def _preprocess(found: Found, model: Model) -> Preprocess:
+def preprocessing(found: Found, config: ModelConfig) -> Preprocess:
+    """How the model was made to see pictures, at the size and with the channels that it has now."""
     known = found.preprocess or vit_preprocess(found.config.image, found.config.channels)
-    return replace(known.with_channels(model.config.channels), image=model.config.image)
+    return replace(known.with_channels(config.channels), image=config.image)

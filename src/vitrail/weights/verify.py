@@ -3,9 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -101,11 +102,18 @@ def _difference(one: nn.Module, two: nn.Module) -> float:
     config: ModelConfig = one.config  # type: ignore[assignment]
     images = fixed_pictures(config)
     with torch.inference_mode():
-        first, second = one(images), two(images)
-    second = getattr(second, "logits", getattr(second, "pooler_output", second))
+        first, second = one(images), _answer(two(images))
     if first.shape != second.shape:
         raise VitrailError(f"the two answer with {list(first.shape)} and {list(second.shape)}; they cannot be compared")
     return (first - second).abs().max().item()
+
+
+def _answer(output: Any) -> Tensor:
+    """Transformers' answers have names; that of an encoder alone is the class token."""
+    for name in ("logits", "pooler_output"):
+        if isinstance(found := getattr(output, name, None), Tensor):
+            return found
+    return output if isinstance(output, Tensor) else output.last_hidden_state[:, 0]
 
 
 def _peer(model: Model, path: Path) -> tuple[nn.Module | None, str | None]:
@@ -200,11 +208,13 @@ def _strict(made: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _huggingface(model: Model, path: Path) -> nn.Module:
-    from transformers import AutoModel, AutoModelForImageClassification
-
-    maker: Any = AutoModelForImageClassification if model.config.classes else AutoModel
-    made: nn.Module = maker.from_pretrained(path if path.is_dir() else path.parent, local_files_only=True)
-    return made
+    transformers: Any = import_module("transformers")
+    transformers.logging.set_verbosity_error()  # it lists what it leaves out, such as a decoder
+    maker = transformers.AutoModelForImageClassification if model.config.classes else transformers.AutoModel
+    made: Any = maker.from_pretrained(path if path.is_dir() else path.parent, local_files_only=True)
+    if hasattr(made.config, "mask_ratio"):
+        made.config.mask_ratio = 0.0  # ViTMAE's encoder hides patches otherwise
+    return cast(nn.Module, made)
 
 
 def _torchvision(model: Model, path: Path) -> nn.Module:

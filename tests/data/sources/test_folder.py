@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.pictures import classes, put
 from vitrail.data.check import check
-from vitrail.data.sources.folder import read_folder
+from vitrail.data.sources.folder import read_folder, read_unlabelled
 from vitrail.data.sources.open import pictures
 from vitrail.data.sources.scan import scan
 from vitrail.data.sources.source import Source
@@ -160,3 +160,36 @@ def test_a_hundred_thousand_files_are_listed(tmp_path: Path) -> None:
     parts, notes = read_folder(tmp_path)
     assert np.bincount(parts[""].labels).tolist() == [1000] * 100
     assert notes == []
+
+
+def test_without_labels_every_picture_below_a_folder_is_taken(tmp_path: Path) -> None:
+    classes(tmp_path, {"summer/beach": 2, "winter": 1})
+    put(tmp_path / "loose.jpg", 9)
+    parts, _ = read_unlabelled(tmp_path)
+    assert list(parts) == [""]
+    names = [Path(parts[""].where(index)).relative_to(tmp_path).as_posix() for index in range(len(parts[""]))]
+    assert names == ["loose.jpg", "summer/beach/0.jpg", "summer/beach/1.jpg", "winter/0.jpg"]
+    assert parts[""].labels.tolist() == [-1, 0, 0, 1]
+    assert parts[""].names == ("summer", "winter")
+    data = pictures(tmp_path, labelled=False)
+    assert sum(len(part) for part in data.splits.values()) == 4
+
+
+def test_without_labels_a_split_needs_no_classes(tmp_path: Path) -> None:
+    for number, name in enumerate(("train/0.jpg", "train/1.jpg", "train/cat/2.jpg", "val/3.jpg", "beside/4.jpg")):
+        put(tmp_path / name, number)
+    parts, _ = read_unlabelled(tmp_path)
+    assert {split: len(part) for split, part in parts.items()} == {"train": 4, "validation": 1}
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(VitrailError, match="no pictures"):
+        read_unlabelled(tmp_path / "empty")
+
+
+def test_loose_pictures_are_a_data_set_for_those_who_need_no_labels(tmp_path: Path) -> None:
+    for number in range(20):
+        put(tmp_path / f"{number}.jpg", number)
+    with pytest.raises(VitrailError, match="no folder a class"):
+        pictures(tmp_path)
+    data = pictures(tmp_path, labelled=False)
+    assert sum(len(part) for part in data.splits.values()) == 20
+    assert data.names == ()

@@ -19,9 +19,7 @@ from vitrail.errors import VitrailError
 
 def read_folder(root: Path, progress: Progress | None = None) -> tuple[dict[str, Source], list[str]]:
     """The splits that the folder has (or one, named "", where it has none), and notes for its owner."""
-    listing = scan(root, progress)
-    if listing.closed:
-        raise VitrailError(f"{root / listing.closed[0]} must not be read; give yourself the right to, or take it away")
+    listing = _listed(root, progress)
     if not listing.paths:
         raise VitrailError(
             f"{root} has no pictures{_seen(listing)}; put them into a folder a class: {root}/CLASS/*.jpg, or "
@@ -43,6 +41,31 @@ def read_folder(root: Path, progress: Progress | None = None) -> tuple[dict[str,
     return _parts(whole, {split: len(paths) for split, paths in inside.items()}), list(
         _notes(listing, inside, loose, names, depth)
     )
+
+
+def read_unlabelled(root: Path, progress: Progress | None = None) -> tuple[dict[str, Source], list[str]]:
+    """Every picture below a folder. One in a folder has that for its class, for who wants to look; a loose one has none."""
+    listing = _listed(root, progress)
+    if not listing.paths:
+        raise VitrailError(f"{root} has no pictures{_seen(listing)}; name a folder with pictures somewhere below it")
+    tops = {path.split("/", 1)[0] for path in listing.paths if "/" in path}
+    splits = {top: SPLITS[top.lower()] for top in tops if top.lower() in SPLITS}
+    depth = 1 if "train" in splits.values() else 0
+    by_split: dict[str, list[str]] = {}
+    for path in listing.paths:
+        split = splits.get(path.split("/", 1)[0], "train") if depth else ""
+        by_split.setdefault(split, []).append(path)
+    inside = [path for path in listing.paths if path.count("/") > depth]
+    names = natural({path.split("/")[depth] for path in inside})
+    whole = _files(root, [path for paths in by_split.values() for path in paths], names, depth)
+    return _parts(whole, {split: len(paths) for split, paths in by_split.items()}), []
+
+
+def _listed(root: Path, progress: Progress | None) -> Listing:
+    listing = scan(root, progress)
+    if listing.closed:
+        raise VitrailError(f"{root / listing.closed[0]} must not be read; give yourself the right to, or take it away")
+    return listing
 
 
 def _parts(whole: Files, lengths: dict[str, int]) -> dict[str, Source]:
@@ -78,7 +101,8 @@ def _layout(paths: Sequence[str]) -> dict[str, list[str]]:
 
 def _files(root: Path, paths: list[str], names: tuple[str, ...], depth: int) -> Files:
     label = {name: index for index, name in enumerate(names)}
-    labels: ndarray = np.fromiter((label[path.split("/")[depth]] for path in paths), np.int64, len(paths))
+    folders = (path.split("/")[depth] if path.count("/") > depth else "" for path in paths)
+    labels: ndarray = np.fromiter((label.get(folder, -1) for folder in folders), np.int64, len(paths))
     return Files(root, paths, labels, names)
 
 

@@ -5,7 +5,7 @@ A folder, a CSV or Parquet file, tar shards, a pack, ``hf:owner/name``, or a set
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from vitrail.config import check, override
 from vitrail.data.catalogue import examine
 from vitrail.data.pack import is_pack, read_pack
 from vitrail.data.sources.builtin import fashion
-from vitrail.data.sources.folder import read_folder
+from vitrail.data.sources.folder import read_folder, read_unlabelled
 from vitrail.data.sources.get import HERE, SETS, place_of
 from vitrail.data.sources.hub import is_saved, read_hub
 from vitrail.data.sources.identity import fingerprint
@@ -30,11 +30,29 @@ NAMES = (*HERE, *SETS)
 Found = tuple[dict[str, Source], list[str]]  # splits, notes
 
 
-def pictures(source: str | Path, *, shares: Shares | None = None, progress: Progress | None = None) -> Data:
-    """Open a data set. What is missing of validation and test is split off by content, the same on every machine."""
+def pictures(
+    source: str | Path, *, shares: Shares | None = None, labelled: bool = True, progress: Progress | None = None
+) -> Data:
+    """Open a data set. What is missing of validation and test is split off by content, the same on every machine.
+
+    Where it need not be ``labelled``, every picture below a folder is taken, in a class or not.
+    """
     name = str(source)
-    splits, notes = _find(name, progress)
-    return _complete(name, splits, notes, shares or Shares(), progress)
+    path = Path(name)
+    if not labelled and name and name.partition(":")[0] not in (*NAMES, "hf") and path.is_dir() and _loose(path):
+        splits, notes = read_unlabelled(path, progress)
+    else:
+        splits, notes = _find(name, progress)
+    found = _complete(name, splits, notes, shares or Shares(), progress)
+    return replace(found, notes=(*found.notes, *_single(found.names), *lessons(found.train))) if labelled else found
+
+
+def _single(names: tuple[str, ...]) -> list[str]:
+    return [f"there is a single class, {names[0]!r}: nothing to tell apart"] if len(names) == 1 else []
+
+
+def _loose(path: Path) -> bool:
+    return not is_saved(path) and not _holds_shards(path)
 
 
 def _find(name: str, progress: Progress | None) -> Found:
@@ -138,9 +156,7 @@ def _complete(name: str, splits: dict[str, Source], notes: list[str], shares: Sh
         notes = [*notes, f"no validation is given, so {_amounts(given)}, validation taken from train by content"]
     names = next(iter(given.values())).names
     train, validation, test = (given.get(split) or nothing(names) for split in ("train", "validation", "test"))
-    if len(names) == 1:
-        notes = [*notes, f"there is a single class, {names[0]!r}: nothing to tell apart"]
-    return Data(name, train, validation, test, fingerprint(train, validation, test), (*notes, *lessons(train)), taken)
+    return Data(name, train, validation, test, fingerprint(train, validation, test), tuple(notes), taken)
 
 
 def _taken(whole: Source, shares: Shares, progress: Progress | None) -> dict[str, Source]:

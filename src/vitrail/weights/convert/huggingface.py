@@ -1,4 +1,5 @@
-"""Hugging Face's ViT: the names on disk, those of transformers 5 in memory, and the side files that say what the model is."""
+"""Hugging Face's ViT and the encoder of its ViTMAE: the names on disk, those of transformers 5 in memory, and the side files
+that say what the model is."""
 
 import re
 from collections.abc import Mapping
@@ -17,13 +18,15 @@ from vitrail.weights.convert.link import Link, affine, joined, moved, positions,
 
 GELU: dict[str, Literal["tanh", "exact"]] = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 RESAMPLE: dict[int, Any] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-# In transformers 5 a model in memory has other names than its file.
+KINDS = ("vit", "vit_mae")
+# In transformers 5 a model in memory has other names than its file, and ViTMAE's decoder others again in the file.
 NEWER = [
-    (r"^(vit\.)?layers\.(\d+)\.attention\.(q|k|v)_proj\.", r"\1encoder.layer.\2.attention.attention.\3."),
-    (r"^(vit\.)?layers\.(\d+)\.attention\.o_proj\.", r"\1encoder.layer.\2.attention.output.dense."),
-    (r"^(vit\.)?layers\.(\d+)\.mlp\.fc1\.", r"\1encoder.layer.\2.intermediate.dense."),
-    (r"^(vit\.)?layers\.(\d+)\.mlp\.fc2\.", r"\1encoder.layer.\2.output.dense."),
-    (r"^(vit\.)?layers\.(\d+)\.layernorm", r"\1encoder.layer.\2.layernorm"),
+    (r"^(vit\.)?layers\.(?=\d)", r"\1encoder.layer."),
+    (r"^decoder\.decoder_encoder\.layer\.", "decoder.decoder_layers."),
+    (r"(layers?\.\d+\.attention)\.(q|k|v)_proj\.", r"\1.attention.\2."),
+    (r"(layers?\.\d+\.attention)\.o_proj\.", r"\1.output.dense."),
+    (r"(layers?\.\d+)\.mlp\.fc1\.", r"\1.intermediate.dense."),
+    (r"(layers?\.\d+)\.mlp\.fc2\.", r"\1.output.dense."),
 ]
 LETTERS = {"q": "query", "k": "key", "v": "value"}
 
@@ -35,9 +38,10 @@ def matches(names: Mapping[str, Tensor]) -> bool:
 def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) -> Found:
     if "auto_map" in side:
         raise VitrailError("config.json wants to run code of its own (auto_map), which is never done")
-    if side.get("model_type", "vit") != "vit":
-        raise VitrailError(f"config.json describes a {side['model_type']!r}; of Hugging Face's models 'vit' can be read")
-    file = {_older(name): tensor for name, tensor in file.items()}
+    if side.get("model_type", "vit") not in KINDS:
+        these = " and ".join(map(repr, KINDS))
+        raise VitrailError(f"config.json describes a {side['model_type']!r}; of Hugging Face's models {these} can be read")
+    file = older(file)
     assumed: list[str] = []
     width, channels, high, wide = detect.shape(file, "vit.embeddings.patch_embeddings.projection.weight", 4)
     depth = detect.count(file, "vit.encoder.layer.")
@@ -77,17 +81,21 @@ def links(c: ModelConfig) -> list[Link]:
     made = [moved("vit.embeddings.cls_token", "cls", "1 1 d -> d"), positions("vit.embeddings.position_embeddings", c)]
     made += affine("vit.embeddings.patch_embeddings.projection", "embed.project")
     for layer in range(c.depth):
-        theirs, ours = f"vit.encoder.layer.{layer}", f"blocks.{layer}"
-        for part in ("weight", "bias") if c.qkv_bias else ("weight",):
-            qkv = [f"{theirs}.attention.attention.{name}.{part}" for name in LETTERS.values()]
-            made.append(joined(qkv, f"{ours}.attention.qkv.{part}"))
-        made += affine(f"{theirs}.attention.output.dense", f"{ours}.attention.out")
-        made += affine(f"{theirs}.intermediate.dense", f"{ours}.mlp.up") + affine(f"{theirs}.output.dense", f"{ours}.mlp.down")
-        made += affine(f"{theirs}.layernorm_before", f"{ours}.norm1") + affine(f"{theirs}.layernorm_after", f"{ours}.norm2")
+        made += block(f"vit.encoder.layer.{layer}", f"blocks.{layer}", c.qkv_bias)
     made += affine("vit.layernorm", "norm")
     if c.head == "mlp":
         made += affine("vit.pooler.dense", "head.0")
     return made + (affine("classifier", "head") if c.classes else [])
+
+
+def block(theirs: str, ours: str, bias: bool = True) -> list[Link]:
+    made: list[Link] = []
+    for part in ("weight", "bias") if bias else ("weight",):
+        qkv = [f"{theirs}.attention.attention.{name}.{part}" for name in LETTERS.values()]
+        made.append(joined(qkv, f"{ours}.attention.qkv.{part}"))
+    made += affine(f"{theirs}.attention.output.dense", f"{ours}.attention.out")
+    made += affine(f"{theirs}.intermediate.dense", f"{ours}.mlp.up") + affine(f"{theirs}.output.dense", f"{ours}.mlp.down")
+    return made + affine(f"{theirs}.layernorm_before", f"{ours}.norm1") + affine(f"{theirs}.layernorm_after", f"{ours}.norm2")
 
 
 def check(config: ModelConfig) -> None:
@@ -113,6 +121,16 @@ def side_files(c: ModelConfig, preprocess: Preprocess | None, labels: tuple[str,
     config = {
         "architectures": ["ViTForImageClassification"],
         "model_type": "vit",
+        **settings(c),
+        "id2label": {str(index): name for index, name in enumerate(names)},
+        "label2id": {name: index for index, name in enumerate(names)},
+    }
+    return {"config.json": config, **processor(preprocess)}
+
+
+def settings(c: ViTConfig) -> dict[str, Any]:
+    """What all of their Vision Transformers have in ``config.json``."""
+    return {
         "hidden_size": c.width,
         "num_hidden_layers": c.depth,
         "num_attention_heads": c.heads,
@@ -125,11 +143,12 @@ def side_files(c: ModelConfig, preprocess: Preprocess | None, labels: tuple[str,
         "patch_size": c.patch[0] if c.patch[0] == c.patch[1] else list(c.patch),
         "num_channels": c.channels,
         "qkv_bias": c.qkv_bias,
-        "id2label": {str(index): name for index, name in enumerate(names)},
-        "label2id": {name: index for index, name in enumerate(names)},
     }
+
+
+def processor(preprocess: Preprocess | None) -> dict[str, dict[str, Any]]:
     if preprocess is None:
-        return {"config.json": config}
+        return {}
     resized, square = preprocess.resized, preprocess.image[0] == preprocess.image[1]
     if replace(preprocess, crop=preprocess.image[0] / resized[0]).resized != resized:
         refuse(f"a resize to {resized}, whose sides keep other shares", "huggingface", "set model.preprocess with crop=1.0")
@@ -139,7 +158,7 @@ def side_files(c: ModelConfig, preprocess: Preprocess | None, labels: tuple[str,
             "huggingface",
             "set model.preprocess with squash",
         )
-    processor: dict[str, Any] = {
+    made: dict[str, Any] = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
         "size": {"height": resized[0], "width": resized[1]} if preprocess.squash else {"shortest_edge": resized[0]},
@@ -151,8 +170,13 @@ def side_files(c: ModelConfig, preprocess: Preprocess | None, labels: tuple[str,
         "image_std": list(preprocess.std),
     }
     if resized != preprocess.image or not preprocess.squash:
-        processor |= {"do_center_crop": True, "crop_size": dict(zip(("height", "width"), preprocess.image, strict=True))}
-    return {"config.json": config, "preprocessor_config.json": processor}
+        made |= {"do_center_crop": True, "crop_size": dict(zip(("height", "width"), preprocess.image, strict=True))}
+    return {"preprocessor_config.json": made}
+
+
+def older(file: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Under the names that files have had since the first of these models."""
+    return {_older(name): tensor for name, tensor in file.items()}
 
 
 def _older(name: str) -> str:

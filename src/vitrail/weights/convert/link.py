@@ -95,9 +95,9 @@ def joined(theirs: list[str], ours: str, pattern: str | None = None, **sizes: in
     )
 
 
-def positions(theirs: str, config: ViTConfig) -> Link:
+def positions(theirs: str, config: ViTConfig, ours: str = "positions.0") -> Link:
     """(1, rows, d): the rows of the tokens in front, then the grid by rows."""
-    table = "positions.0.table.weight"
+    prefix, table = f"{ours}.prefix", f"{ours}.table.weight"
     covered, grid = config.covered, config.grid
 
     def there(parts: list[Tensor]) -> list[Tensor]:
@@ -108,4 +108,4 @@ def positions(theirs: str, config: ViTConfig) -> Link:
     def back(parts: list[Tensor]) -> list[Tensor]:
         return [torch.cat([*parts[:-1], parts[-1].flatten(0, 1)])[None]]
 
-    return Link((theirs,), ("positions.0.prefix", table) if covered else (table,), there, back)
+    return Link((theirs,), (prefix, table) if covered else (table,), there, back)

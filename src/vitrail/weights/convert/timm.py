@@ -42,6 +42,12 @@ def links(config: ModelConfig) -> list[Link]:
     return _resnet_links(config) if isinstance(config, ResNetConfig) else _vit_links(config)
 
 
+def block(theirs: str, ours: str, bias: bool = True) -> list[Link]:
+    made = [*affine(f"{theirs}.norm1", f"{ours}.norm1"), *affine(f"{theirs}.norm2", f"{ours}.norm2")]
+    made += affine(f"{theirs}.attn.qkv", f"{ours}.attention.qkv", bias) + affine(f"{theirs}.attn.proj", f"{ours}.attention.out")
+    return made + affine(f"{theirs}.mlp.fc1", f"{ours}.mlp.up") + affine(f"{theirs}.mlp.fc2", f"{ours}.mlp.down")
+
+
 def check(config: ModelConfig) -> None:
     """Refuse to write what would be another model there."""
     if isinstance(config, ResNetConfig):
@@ -136,9 +142,7 @@ def _vit_links(c: ViTConfig) -> list[Link]:
         made.append(moved("reg_token", "registers", "1 r d -> r d"))
     for layer in range(c.depth):
         b = f"blocks.{layer}"
-        made += [*affine(f"{b}.norm1", f"{b}.norm1"), *affine(f"{b}.norm2", f"{b}.norm2")]
-        made += affine(f"{b}.attn.qkv", f"{b}.attention.qkv", bias=c.qkv_bias) + affine(f"{b}.attn.proj", f"{b}.attention.out")
-        made += affine(f"{b}.mlp.fc1", f"{b}.mlp.up") + affine(f"{b}.mlp.fc2", f"{b}.mlp.down")
+        made += block(b, b, c.qkv_bias)
         if c.qk_norm:
             made += affine(f"{b}.attn.q_norm", f"{b}.attention.norm_q") + affine(f"{b}.attn.k_norm", f"{b}.attention.norm_k")
         if c.layer_scale is not None:

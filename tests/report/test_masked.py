@@ -1,0 +1,43 @@
+"""A sheet for every moment of the training, and a scrubber that needs no script."""
+
+import numpy as np
+
+from vitrail.models.masking import Masking
+from vitrail.report.masked import drawn, reconstructed
+
+
+def kept(steps: tuple[int, ...], channels: int = 1) -> dict[int, dict[str, np.ndarray]]:
+    chance = np.random.default_rng(0)
+    return {
+        step: {name: chance.integers(0, 256, (4, 12, 20, channels), np.uint8) for name in ("original", "masked", "predicted")}
+        for step in steps
+    }
+
+
+def test_there_is_a_button_and_a_sheet_for_each_moment_and_the_last_is_shown() -> None:
+    page = "".join(reconstructed(kept((10, 250, 3000)), Masking("simmim")))
+    assert page.count('type="radio"') == page.count("<figure>") == page.count("data:image/webp") == 3
+    assert page.count(" checked>") == 1
+    assert page.index("step 3,000") < page.index(" checked>") < page.index("<figure>")
+    assert page.count("nth-of-type") == 6
+    assert "<script" not in page
+    assert "".join(reconstructed({}, Masking("simmim"))) == ""
+
+
+def test_a_sheet_has_a_column_a_picture_and_three_rows() -> None:
+    for channels in (1, 3):
+        sheet = drawn(kept((1,), channels)[1])
+        assert sheet.mode == "RGB"
+        assert sheet.width > 4 * 100
+        assert 3 * 100 < sheet.height < 4 * 130
+
+
+def test_the_words_say_what_is_predicted() -> None:
+    said = {
+        "mean colour": Masking("masked-patch", target="colour"),
+        "4 x 4 colours": Masking("masked-patch", target="shrunken"),
+        "in full": Masking("simmim"),
+        "the true patch's": Masking("mae", normalise=True),
+    }
+    for words, how in said.items():
+        assert words in "".join(reconstructed(kept((1,)), how))

@@ -1,0 +1,178 @@
+"""Learning without labels has the guarantees of any other run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.train.small_run import draw, recipe
+from tests.train.test_loop import Breaks, same
+from vitrail.augment.policy import policy
+from vitrail.config import to_json
+from vitrail.errors import VitrailError
+from vitrail.models.build import build
+from vitrail.models.masked import Masked, masked
+from vitrail.models.masking import Masking
+from vitrail.models.settings import ViTConfig
+from vitrail.models.vit import ViT
+from vitrail.train.loop import Machine, fit
+from vitrail.train.recipe import Optim, Recipe
+from vitrail.train.run import Run
+from vitrail.train.settle import Pace, Wishes, pace
+from vitrail.train.state import fresh
+from vitrail.weights.load import load
+from vitrail.weights.masked import load_masked
+
+HOW = {
+    "mae": Masking("mae", 0.75, normalise=True, decoder_width=24, decoder_depth=1, decoder_heads=3),
+    "simmim": Masking("simmim", 0.5),
+    "masked-patch": Masking("masked-patch", target="colour"),
+}
+
+
+def unlabelled(method: str = "mae", **changes: object) -> Recipe:
+    plain = recipe().model
+    assert isinstance(plain, ViTConfig)
+    model = replace(plain, classes=0, patch=(4, 4))
+    return recipe(**{"masking": HOW[method], "model": model, "augment": policy("none"), **changes})
+
+
+@pytest.fixture(scope="module", params=HOW)
+def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp("runs") / request.param
+    fit(unlabelled(request.param), folder, Machine(workers=1))
+    return request.param, folder
+
+
+def decoders(folder: Path) -> list[dict[str, torch.Tensor]]:
+    return [load_file(folder / kind / "decoder.safetensors") for kind in ("best", "last")]
+
+
+@pytest.mark.parametrize("at", [2, 7, 11])
+def test_a_run_that_broke_ends_as_the_unbroken_one(at: int, unbroken: tuple[str, Path], tmp_path: Path) -> None:
+    method, whole = unbroken
+    with pytest.raises(OSError, match="broke"):
+        fit(unlabelled(method), tmp_path / "run", Machine(workers=0), Breaks(at, OSError("broke")))
+    fit(unlabelled(method), tmp_path / "run", Machine(workers=2))
+    assert same(tmp_path / "run", whole)
+    for ours, theirs in zip(decoders(tmp_path / "run"), decoders(whole), strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    mine, other = Run(tmp_path / "run").reconstructions(), Run(whole).reconstructions()
+    assert list(mine) == list(other) == [4, 8, 12]
+    assert all(np.array_equal(mine[step][name], other[step][name]) for step in mine for name in mine[step])
+
+
+def test_a_run_that_is_killed_goes_on_to_the_bit(unbroken: tuple[str, Path], tmp_path: Path) -> None:
+    method, whole = unbroken
+    (tmp_path / "recipe.json").write_text(to_json(unlabelled(method)))
+    command = [
+        sys.executable,
+        "-m",
+        "vitrail",
+        "train",
+        "--again",
+        str(tmp_path / "recipe.json"),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    process = subprocess.Popen([*command, "--workers", "1"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 120
+    while time.monotonic() < until and process.poll() is None and not list((tmp_path / "run").glob("checkpoints/step-*")):
+        time.sleep(0.01)
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    fit(unlabelled(method), tmp_path / "run", Machine(workers=1))
+    assert same(tmp_path / "run", whole)
+
+
+def test_what_is_kept_is_an_encoder_with_its_decoder_beside_it(unbroken: tuple[str, Path]) -> None:
+    method, folder = unbroken
+    encoder, whole = load(folder), load_masked(folder)
+    assert isinstance(encoder, ViT)
+    assert isinstance(whole, Masked)
+    assert encoder.config.classes == 0
+    assert whole.masking == HOW[method]
+    assert all(torch.equal(weight, whole.encoder.state_dict()[name]) for name, weight in encoder.state_dict().items())
+    result = Run(folder).result()
+    assert result is not None
+    assert set(result["test"]) == ({"loss", "accuracy"} if method == "masked-patch" else {"loss"})
+    looks = [line["validation"] for line in Run(folder).lines() if "validation" in line]
+    assert result["best"]["loss"] == min(look["loss"] for look in looks)
+    assert all(0 <= look["knn"] <= 1 for look in looks)
+
+
+def test_what_was_learnt_can_be_taught_classes(unbroken: tuple[str, Path], tmp_path: Path) -> None:
+    _, folder = unbroken
+    settings = unlabelled(unbroken[0])
+    classes = replace(settings.model, classes=10)
+    result = fit(recipe(model=classes, start=str(folder)), tmp_path / "run", Machine(workers=0))
+    assert "top1" in result["test"]
+
+
+def test_pictures_that_have_no_labels_will_do(tmp_path: Path) -> None:
+    draw(tmp_path / "all", 1, 40)
+    for number, path in enumerate(sorted((tmp_path / "all").glob("*/*.png"))):
+        path.rename(tmp_path / "all" / f"{number}.png")
+    (tmp_path / "all" / "class 0").rmdir()
+    result = fit(unlabelled(data=str(tmp_path / "all")), tmp_path / "run", Machine(workers=0))
+    assert result["test"]["loss"] > 0
+    assert not any("knn" in line.get("validation", {}) for line in Run(tmp_path / "run").lines())
+
+
+def test_minutes_and_the_range_test_work_without_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def slow(*given: Any) -> Pace:
+        measured.append(pace(*given))
+        return Pace(step=0.1, picture=0.0)
+
+    monkeypatch.setattr("vitrail.train.loop.pace", slow)
+    settings = unlabelled(data="panes:count=60,size=16", evaluate=100)
+    result = fit(settings, tmp_path / "run", Machine(workers=0), wishes=Wishes(minutes=0.04, find_lr=True))
+    assert result["steps"] == Run(tmp_path / "run").recipe().steps == 22
+    assert measured[0].step > 0
+    assert measured[0].picture > 0
+
+
+def test_the_decoder_is_trained_like_everything_else() -> None:
+    """Muon has the matrices of both, decay spares the mask token, and depth counts the encoder's blocks alone."""
+    settings = unlabelled(optim=Optim(kind="muon", weight_decay=0.1, layer_decay=0.5))
+    encoder = build(settings.model)
+    assert isinstance(encoder, ViT)
+    assert settings.masking is not None
+    state = fresh(masked(encoder, settings.masking), settings)
+    names = {weight: name for name, weight in state.model.named_parameters()}
+    found = {
+        names[weight]: (type(optimiser).__name__, group["times"], group["decays"])
+        for optimiser in state.optimisers
+        for group in optimiser.param_groups
+        for weight in group["params"]
+    }
+    assert found.keys() == dict(state.model.named_parameters()).keys()
+    assert found["encoder.blocks.1.attention.qkv.weight"] == ("Muon", 0.5, True)
+    assert found["decoder.blocks.0.attention.qkv.weight"] == ("Muon", 1.0, True)
+    assert found["decoder.mask"][2] is False
+    assert found["encoder.embed.project.weight"] == ("AdamW", 0.125, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"augment": policy("none", mixup=0.2)}, "no labels to mix"),
+        ({"model": recipe().model}, "try model.classes=0"),
+    ],
+)
+def test_what_makes_no_sense_without_labels_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(VitrailError, match=words):
+        unlabelled("mae", **changes)
