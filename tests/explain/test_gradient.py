@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from tests.small import vit
 from vitrail.errors import VitrailError
 from vitrail.explain.attention import reading
-from vitrail.explain.gradient import _weighed, gradcam, gradient_rollout, lens, relevance
+from vitrail.explain.gradient import _weighed, contributions, gradcam, gradient_rollout, integrated, lens, relevance
 from vitrail.layers.tap import recording
 from vitrail.models.vit import ViT
 
@@ -17,7 +17,7 @@ ALL: list[dict[str, Any]] = [
     {}, {"pool": "gap"}, {"pool": "map"}, {"registers": 2}, {"norm": "post"}, {"position": "rotary"}, {"norm_at": "pooled"},
     {"position": "relative"}, {"head": "mlp"},
 ]  # fmt: skip
-METHODS = [relevance, gradient_rollout, gradcam]
+METHODS = [relevance, gradient_rollout, gradcam, integrated]
 
 
 def one_layer(model: ViT, images: torch.Tensor, classes: list[int]) -> torch.Tensor:
@@ -149,3 +149,24 @@ def test_the_lens_after_a_block_is_the_model_without_the_later_ones() -> None:
 def test_a_model_without_a_head_says_no_class() -> None:
     with pytest.raises(VitrailError, match="without a head"):
         relevance(vit(classes=0), torch.randn(1, 3, 12, 15))
+
+
+@pytest.mark.parametrize("options", ALL, ids=str)
+def test_contributions_add_up_to_what_the_picture_says_beyond_grey(options: dict[str, Any]) -> None:
+    """The completeness of integrated gradients; the more steps, the nearer."""
+    model, images, classes = vit(**options), torch.randn(2, 3, 12, 15), torch.tensor([3, 1])
+    with torch.no_grad():
+        logits, grey = model(images), model(torch.zeros_like(images))
+    expected = (logits - grey).gather(1, classes[:, None])[:, 0]
+    off = [(contributions(model, images, classes, steps).sum(1) - expected).abs().max().item() for steps in (4, 256)]
+    assert off[1] < 1e-2 * expected.abs().max().item() + 1e-4
+    assert off[1] <= off[0]
+
+
+def test_a_patch_that_is_grey_already_contributes_nothing() -> None:
+    model, images = vit(pool="gap"), torch.randn(2, 3, 12, 15)
+    images[1, :, :6, 5:10] = 0.0  # the second patch
+    found = contributions(model, images, torch.tensor([3, 1]))
+    assert_close(found[1, 1].item(), 0.0)
+    assert (found[0] != 0).all()
+    assert_close(integrated(model, images, torch.tensor([3, 1])).flatten(1), found.relu())

@@ -32,7 +32,9 @@ def explain(
     ),
     method: Annotated[
         list[str] | None,
-        typer.Option(help="attention, rollout, gradient_rollout, relevance or gradcam; repeatable, else all; or none."),
+        typer.Option(
+            help="attention, rollout, gradient_rollout, relevance, gradcam or integrated; repeatable, else all; or none."
+        ),
     ] = None,
     layers: Annotated[
         str | None, typer.Option(metavar="NUMBERS", help="Layers whose heads are drawn, as 0,3-5 or -1 for the last; else all.")

@@ -9,6 +9,7 @@ from vitrail.explain.distance import norms as norms
 from vitrail.explain.faithfulness import faithfulness as faithfulness
 from vitrail.explain.gradient import gradcam as gradcam
 from vitrail.explain.gradient import gradient_rollout as gradient_rollout
+from vitrail.explain.gradient import integrated as integrated
 from vitrail.explain.gradient import lens as lens
 from vitrail.explain.gradient import relevance as relevance
 from vitrail.explain.maps import saliency as saliency

@@ -3,8 +3,9 @@
 ``relevance`` is the rule of Chefer, Gur and Wolf for self-attention (2021, "Generic attention-model explainability"): R begins
 as the identity and grows by the positive part of gradient times weights, mean over heads, in every layer. ``gradient_rollout``
 rolls the same matrices out. ``gradcam`` is Grad-CAM (Selvaraju et al. 2017) on the tokens that enter a layer's attention.
-``lens`` asks the head after every block (nostalgebraist 2020). b pictures, s states between the layers, h heads, t tokens, k
-classes, y and x the grid.
+``integrated`` are integrated gradients (Sundararajan, Taly and Yan 2017) at the patch embeddings. ``lens`` asks the head after
+every block (nostalgebraist 2020). b pictures, s states between the layers, h heads, t tokens, n patches, k classes, y and x the
+grid.
 """
 
 import torch
@@ -62,6 +63,32 @@ def gradcam(
     return on_grid(vit, images, (seen[0] * channels).sum(-1).relu().detach())
 
 
+def integrated(
+    model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None, steps: int = 16
+) -> Float[Tensor, "b y x"]:
+    """What each patch adds to the class on the way from a grey picture to this one, the positive part."""
+    return contributions(model, images, classes, steps).relu().unflatten(1, checked(model).grid(images))
+
+
+def contributions(
+    model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None, steps: int = 16
+) -> Float[Tensor, "b n"]:
+    """The mean gradient along the straight way, times what changed. Together they are, the nearer the more steps there are, by
+    how much the class's logit is above that of grey; patches that speak against it are below zero."""
+    vit = checked(model)
+    grid = vit.grid(images)
+    with torch.no_grad(), at_rest(vit):
+        which = vit(images).argmax(dim=1) if classes is None else classes.to(images.device)
+        grey, there = vit.patches(torch.zeros_like(images)), vit.patches(images)
+    total = torch.zeros_like(there)
+    for step in range(steps):
+        x = torch.lerp(grey, there, (step + 0.5) / steps).requires_grad_()
+        with torch.enable_grad(), at_rest(vit):
+            logits = vit.head(vit.pooled_norm(vit.pool(vit.encode(x, grid))))
+        total += torch.autograd.grad(_picked(vit, logits, which), x)[0]
+    return ((there - grey) * total).sum(dim=-1) / steps
+
+
 @torch.no_grad()
 def lens(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "s b k"]:
     """What the head would say before the first block, and after each: the last row is what the model says."""
@@ -110,10 +137,15 @@ def _read(
 
 
 def _score(vit: ViT, images: Tensor, classes: Classes) -> Tensor:
+    with torch.enable_grad():
+        logits = vit(images.detach().requires_grad_())  # so that there is a gradient where all weights are frozen
+        which = logits.argmax(dim=1) if classes is None else classes.to(logits.device)
+        return _picked(vit, logits, which)
+
+
+def _picked(vit: ViT, logits: Float[Tensor, "b k"], which: Int[Tensor, " b"]) -> Tensor:
     """The logits of the classes, each picture's its own, summed: pictures do not meet, so their gradients do not mix."""
     if not vit.config.classes:
         raise VitrailError("a model without a head (classes=0) says no class; load it with its head")
     with torch.enable_grad():
-        logits = vit(images.detach().requires_grad_())  # so that there is a gradient where all weights are frozen
-        which = logits.argmax(dim=1) if classes is None else classes.to(logits.device)
         return logits.gather(1, which[:, None]).sum()

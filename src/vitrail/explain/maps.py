@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import VitrailError, suggestion
 from vitrail.explain.attention import on_grid, pooled_attention, reading
-from vitrail.explain.gradient import Classes, gradcam, gradient_rollout, relevance
+from vitrail.explain.gradient import Classes, gradcam, gradient_rollout, integrated, relevance
 from vitrail.explain.rollout import rollout
 
 Method = Callable[[nn.Module, Tensor, Classes], Tensor]
@@ -43,4 +43,5 @@ METHODS: dict[str, Method] = {
     "gradient_rollout": gradient_rollout,
     "relevance": relevance,
     "gradcam": gradcam,
+    "integrated": integrated,
 }

@@ -13,6 +13,7 @@ TITLES = {
     "gradient_rollout": "gradient rollout",
     "relevance": "relevance (Chefer)",
     "gradcam": "Grad-CAM",
+    "integrated": "integrated gradients",
 }
 
 
