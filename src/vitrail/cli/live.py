@@ -99,12 +99,11 @@ class Screen:
             self.said(f"step {step:,} of {self.recipe.steps:,}  {text}")
 
     def evaluated(self, step: int, scores: dict[str, float], best: bool) -> None:
-        first = "top1" if "top1" in scores else "loss"
-        others = ", ".join(
-            f"{name} {shown(name, scores[name])}" for name in ("loss", "knn") if name in scores and name != first
-        )
-        self.score = f"  {self.chosen_on} {shown(first, scores[first])}"
-        self.said(f"step {step:,}: {self.chosen_on} {shown(first, scores[first])}, {others}{' (best)' if best else ''}")
+        main = "top1" if "top1" in scores else "loss"
+        self.score = f"  {self.chosen_on} {shown(main, scores[main])}"
+        named = "" if main == "top1" else f"{main} "
+        more = "".join(f", {name} {shown(name, scores[name])}" for name in ("loss", "knn") if name in scores and name != main)
+        self.said(f"step {step:,}: {self.chosen_on} {named}{shown(main, scores[main])}{more}{' (best)' if best else ''}")
 
     def said(self, sentence: str) -> None:
         if not self.quiet:

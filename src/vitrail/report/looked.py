@@ -1,4 +1,6 @@
-"""What the model looked at where it was most wrong: its relevance maps for what it said and for what it is."""
+"""What the model looked at where it was most wrong: maps for what it said and for what it is.
+
+By integrated gradients, the method that is most faithful on models of this kind (``docs/log.md``)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ from vitrail.report.pictures import data_address, restored
 from vitrail.tasks.classify import marks
 from vitrail.weights.load import load
 
+METHOD = "integrated"
 SHOWN = 6
 SIDE = 160  # pixels of a picture's longer one
 
@@ -37,7 +40,7 @@ def looked_part(weights: Path, source: Source, answers: Answers) -> Iterator[str
     yield "<h2>What it looked at where it was most wrong</h2>"
     yield (
         "<p>The picture as the model takes it, what speaks for the class it said, and what speaks for the class it is: "
-        "relevance after Chefer, each from its own lowest to its own highest.</p>"
+        "integrated gradients on the way from a grey picture, each from its own lowest to its own highest.</p>"
     )
     for picture, said, is_, names in shots:
         figures = (
@@ -63,7 +66,7 @@ def looked(
     seen = Plain(how)(source, np.zeros(len(indices), np.int64), indices)
     rows = rows[torch.from_numpy(seen.kept)]
     said, true = answers.guesses[rows], answers.labels[rows]
-    first, second = (saliency(model, seen.images, "relevance", classes).numpy() for classes in (said, true))
+    first, second = (saliency(model, seen.images, METHOD, classes).numpy() for classes in (said, true))
     pictures = restored(seen.images, how.mean, how.std)
     return [
         (_large(picture), _over(picture, one), _over(picture, other), (source.names[a], source.names[b]))
