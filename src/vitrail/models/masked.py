@@ -45,13 +45,17 @@ class Masked(nn.Module):
         return {name: weight for name, weight in self.state_dict().items() if not name.startswith("encoder.")}
 
 
-class MaskedPatch(Masked):
-    """Half of the patch embeddings are corrupted, and each predicts its own patch from its own output."""
+class InPlace(Masked):
+    """The encoder keeps all its tokens, some of them masks, and each predicts its own patch from its own output."""
 
     def __init__(self, encoder: ViT, masking: Masking) -> None:
         super().__init__(encoder, masking)
         self.mask = mask_token(encoder.config.width)
         self.predict = _predictor(encoder.config, masking)
+
+
+class MaskedPatch(InPlace):
+    """Half of the patch embeddings are corrupted: most become the mask, some another patch, some stay."""
 
     def forward(self, images: Float[Tensor, "b c height width"], noise: Float[Tensor, "b slots"]) -> Guess:
         grid = self.encoder.grid(images)
@@ -75,13 +79,8 @@ class MaskedPatch(Masked):
         return x.scatter(1, repeat(places, "b m -> b m d", d=x.shape[2]), corrupted.to(x.dtype))
 
 
-class SimMIM(Masked):
+class SimMIM(InPlace):
     """Mask tokens in place of patches, in squares of several, and one linear layer from outputs to pixels."""
-
-    def __init__(self, encoder: ViT, masking: Masking) -> None:
-        super().__init__(encoder, masking)
-        self.mask = mask_token(encoder.config.width)
-        self.predict = _predictor(encoder.config, masking)
 
     def forward(self, images: Float[Tensor, "b c height width"], noise: Float[Tensor, "b slots"]) -> Guess:
         grid = self.encoder.grid(images)
