@@ -1,7 +1,7 @@
 """Learning from pictures without labels: ``vitrail pretrain DIR --method masked-patch|mae|simmim``, then ``vitrail finetune``.
 
 Each comes in two sizes. With ``--model`` it is the paper's, whose scores are the authors' and not reproduced; without, it has
-the encoder of ``small`` and an optimiser for some minutes on a laptop, and ``docs/log.md`` has what it is worth there.
+the encoder of ``small`` and its optimiser, for a laptop; ``vitrail lab masked`` measures what the methods are worth there.
 """
 
 from dataclasses import replace
