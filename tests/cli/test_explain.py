@@ -205,3 +205,26 @@ def test_what_cannot_be_is_said_in_a_sentence(arguments: list[str], sentence: st
     assert sentence in said
     assert said.count("\n") == 1
     assert not Path("explained").exists()
+
+
+def test_a_model_without_a_head_shows_its_attention(capsys: Capture) -> None:
+    """As self-supervised encoders are looked at."""
+    encoder = vit(classes=0)
+    encoder.preprocess = Preprocess((12, 15))
+    save(encoder, "encoder")
+    assert run(["explain", "encoder", "c.png", "--out", "seen", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (one,) = told["pictures"]
+    assert set(one["maps"]) == {"attention", "rollout"}
+    assert one["label"] is one["explained"] is one["lens"] is None
+    with np.load("seen/00-c.npz", allow_pickle=False) as numbers:
+        assert numbers["logits"].shape == (0,)
+        assert numbers["target"] == -1
+    page = Path("seen/index.html").read_text()
+    assert "It has no head" in page
+    assert "What the head would say" not in page
+    assert run(["explain", "encoder", "c.png", "--out", "seen"]) == 0
+    capsys.readouterr()
+    for words, said in ((["--method", "relevance"], "asks for a class"), (["--class", "ant"], "has none")):
+        assert run(["explain", "encoder", "c.png", *words]) == 2
+        assert said in capsys.readouterr().err

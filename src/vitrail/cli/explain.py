@@ -155,6 +155,8 @@ def _class(name: str, model: "Model") -> int:
         return labels.index(name)
     if name.isdecimal() and int(name) < len(labels):
         return int(name)
+    if not labels:
+        raise VitrailError("--class names a class, and a model without a head (classes=0) has none; leave it out")
     raise VitrailError(f"the model has no class {name!r}{suggestion(name, labels)}; name one of its {len(labels)}, or a number")
 
 
@@ -173,9 +175,10 @@ def _tell(model: "Model", seen: "Sequence[Explained]", trusted: "Sequence[Trust]
     labels = model.labels or tuple(str(number) for number in range(model.config.classes))
     rows = table("picture", "says", "#with", "explained")
     for one in seen:
-        first = int(one.logits.argmax())
-        add(rows, printable(one.file), printable(labels[first]), f"{one.odds[first]:.1%}", printable(labels[one.target]))
-    if seen:
+        if one.target is not None:
+            first = int(one.logits.argmax())
+            add(rows, printable(one.file), printable(labels[first]), f"{one.odds[first]:.1%}", printable(labels[one.target]))
+    if seen and labels:
         screen.print(rows)
     if not trusted:
         return
@@ -211,11 +214,11 @@ def _told(
     pictures = [
         {
             "file": one.file,
-            "label": labels[int(one.logits.argmax())],
-            "probability": one.odds[one.logits.argmax()].item(),
-            "explained": labels[one.target],
+            "label": None if one.target is None else labels[int(one.logits.argmax())],
+            "probability": None if one.target is None else one.odds.max().item(),
+            "explained": None if one.target is None else labels[one.target],
             "maps": {name: values.tolist() for name, values in one.maps.items()},
-            "lens": one.lens[:, one.target].tolist(),
+            "lens": None if one.target is None else one.lens[:, one.target].tolist(),
             "norms": one.norms.tolist(),
         }
         for one in seen

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from vitrail.data.view import Plain
 from vitrail.errors import VitrailError
+from vitrail.evaluate.features import preprocess_of
 from vitrail.evaluate.given import Given, Picture, listed
-from vitrail.evaluate.predict import preprocessing
 from vitrail.explain.attention import at_rest, attention, checked, numbers, pooled_attention
 from vitrail.explain.distance import norms
 from vitrail.explain.gradient import lens
-from vitrail.explain.maps import METHODS, saliency
+from vitrail.explain.maps import CLASSLESS, METHODS, saliency
 from vitrail.explain.odds import odds
 from vitrail.layers.position import Grid
 from vitrail.models.build import Model
@@ -49,7 +49,7 @@ class Explained:
     grid: Grid
     logits: Float[Tensor, " k"]
     odds: Float[Tensor, " k"]
-    target: int  # the class that is explained
+    target: int | None  # the class that is explained; none of a model without a head
     maps: dict[str, Float[Tensor, "y x"]]
     layers: list[int]  # of which there are rows
     numbers: list[int]  # of the heads
@@ -65,21 +65,33 @@ def explained(
     target: int | None = None,
     views: Views | None = None,
 ) -> Iterator[Explained]:
-    """One after the other. ``target``: the class to explain; none: what the model says of each. No ``methods`` are no maps."""
-    vit, how, asked = checked(model), preprocessing(model), views or Views()
+    """One after the other. ``target``: the class to explain; none: what the model says of each. No ``methods`` are no maps.
+
+    A model without a head says no class: there are maps by attention alone, and no logits and no lens.
+    """
+    vit, how, asked = checked(model), preprocess_of(model), views or Views()
+    headless = not vit.config.classes
+    drawn = tuple(CLASSLESS if headless else METHODS) if methods is None else methods
+    classy = [name for name in drawn if name not in CLASSLESS]
+    if headless and (classy or target is not None):
+        raise VitrailError(
+            f"{classy[0] if classy else '--class'} asks for a class, and a model without a head (classes=0) says none; "
+            f"try {' or '.join(CLASSLESS)}, or teach it classes: vitrail finetune RUN DATA"
+        )
     layers = numbers("layers", asked.layers, len(vit.blocks))
     heads = numbers("heads", asked.heads, vit.config.heads)
     source = Given(listed(pictures))
     for index in range(len(source)):
         images = _seen(vit, source, index, Plain(how))
         with torch.no_grad(), at_rest(vit):
-            logits = vit(images)[0]
-        if not logits.isfinite().all():
+            answer = vit(images)[0]
+        if not answer.isfinite().all():
             raise VitrailError(
                 f"the model answers {source.where(index)} with something that is no number; are its weights whole?"
             )
-        wanted = int(logits.argmax()) if target is None else target
-        which = torch.tensor([wanted], device=images.device)
+        logits = answer[:0] if headless else answer
+        wanted = target if target is not None or headless else int(logits.argmax())
+        which = None if wanted is None else torch.tensor([wanted], device=images.device)
         yield Explained(
             file=source.where(index),
             image=images[0].cpu(),
@@ -87,18 +99,18 @@ def explained(
             logits=logits.cpu(),
             odds=odds(vit, logits).cpu(),
             target=wanted,
-            maps={name: saliency(vit, images, name, which)[0].cpu() for name in (METHODS if methods is None else methods)},
+            maps={name: saliency(vit, images, name, which)[0].cpu() for name in drawn},
             layers=layers,
             numbers=heads,
             heads=_rows(vit, images, layers, heads, asked.queries),
-            lens=odds(vit, lens(vit, images)[:, 0]).cpu(),
+            lens=torch.zeros(len(vit.blocks) + 1, 0) if headless else odds(vit, lens(vit, images)[:, 0]).cpu(),
             norms=norms(vit, images)[:, 0].cpu(),
         )
 
 
 def check_queries(model: Model, views: Views) -> None:
     """Before the work: a sentence about a token that is not there."""
-    vit, how = checked(model), preprocessing(model)
+    vit, how = checked(model), preprocess_of(model)
     for name in views.queries or ():
         token(vit, name, (how.image[0] // vit.config.stride[0], how.image[1] // vit.config.stride[1]))
 

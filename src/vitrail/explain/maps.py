@@ -45,3 +45,4 @@ METHODS: dict[str, Method] = {
     "gradcam": gradcam,
     "integrated": integrated,
 }
+CLASSLESS = ("attention", "rollout")  # which need no head

@@ -54,24 +54,35 @@ def _picture(one: Explained, name: str, vit: ViT, put: Put) -> list[str]:
     how = vit.preprocess
     assert how is not None
     (picture,) = restored(one.image[None].float(), how.mean, how.std)
-    names = vit.labels or tuple(str(number) for number in range(one.logits.shape[0]))
-    best = one.odds.argsort(descending=True)[:5].tolist()
-    said = ", ".join(f"{text(names[number])} {one.odds[number]:.1%}" for number in best)
     asked = [(int(row), int(column)) for row, sep, column in (query.partition(",") for query in one.heads) if sep]
     maps = [figure(patched(picture, one.grid, "the picture and its patches", asked), f"{name}-patches", put)]
     for method, values in one.maps.items():
         maps.append(figure(overlay(picture, values.float().numpy(), TITLES.get(method, method)), f"{name}-{method}", put))
     put(f"{name}.npz", _packed(_numbers(one)))
-    explains = f" The maps with a class in them explain <b>{text(names[one.target])}</b>." if one.maps else ""
+    said, lens = (
+        _classes(one, one.target, name, vit, put) if one.target is not None else ("It has no head, and says no class.", [])
+    )
     return [
         f"<h2>{text(one.file)}</h2>",
-        f"<p>It says {said}.{explains}</p>",
+        f"<p>{said}</p>",
         f'<div class="shots">{"".join(maps)}</div>',
         *_walls(one, name, vit, put),
-        "<h3>What the head would say after each layer</h3>",
-        f'<div class="figures">{_lens(one, names)}{figure(_said(one, names, best), f"{name}-lens", put)}</div>',
+        *lens,
         "<h3>How long tokens are: a few patches much longer than the others are artefacts, which registers remove</h3>",
         *_norms(one, name, vit, put),
+    ]
+
+
+def _classes(one: Explained, target: int, name: str, vit: ViT, put: Put) -> tuple[str, list[str]]:
+    """What it says, and what it would say on the way."""
+    names = vit.labels or tuple(str(number) for number in range(one.logits.shape[0]))
+    best = one.odds.argsort(descending=True)[:5].tolist()
+    said = ", ".join(f"{text(names[number])} {one.odds[number]:.1%}" for number in best)
+    explains = f" The maps with a class in them explain <b>{text(names[target])}</b>." if one.maps else ""
+    figures = f"{_lens(one, target, names)}{figure(_said(one, target, names, best), f'{name}-lens', put)}"
+    return f"It says {said}.{explains}", [
+        "<h3>What the head would say after each layer</h3>",
+        f'<div class="figures">{figures}</div>',
     ]
 
 
@@ -92,17 +103,17 @@ def _query(name: str) -> str:
     return "the class token" if name == "class" else name if name.startswith("register") else f"patch {name}"
 
 
-def _lens(one: Explained, names: Sequence[str]) -> str:
+def _lens(one: Explained, target: int, names: Sequence[str]) -> str:
     rows = []
     for layer, odds in enumerate(one.lens):
         first = int(odds.argmax())
         after = "before the first" if layer == 0 else str(layer - 1)
-        rows.append([after, text(names[first]), f"{odds[first]:.1%}", f"{odds[one.target]:.1%}"])
-    return table(["after layer", "it would say", "#with", f"#{names[one.target]}"], rows)
+        rows.append([after, text(names[first]), f"{odds[first]:.1%}", f"{odds[target]:.1%}"])
+    return table(["after layer", "it would say", "#with", f"#{names[target]}"], rows)
 
 
-def _said(one: Explained, names: Sequence[str], best: Sequence[int]) -> Drawing:
-    shown = list(dict.fromkeys([one.target, *best]))[:5]
+def _said(one: Explained, target: int, names: Sequence[str], best: Sequence[int]) -> Drawing:
+    shown = list(dict.fromkeys([target, *best]))[:5]
     unique = {number: names[number] if names.count(names[number]) == 1 else f"{names[number]} ({number})" for number in shown}
     lines = {unique[number]: list(enumerate(one.lens[:, number].tolist())) for number in shown}
     where = "blocks passed"
@@ -162,7 +173,7 @@ def _numbers(one: Explained) -> dict[str, Any]:
     arrays |= {name: values.float().numpy() for name, values in named.items()}
     arrays["heads"] = np.stack([rows.float().numpy() for rows in one.heads.values()])
     arrays |= {"queries": np.array(list(one.heads)), "layers": np.array(one.layers), "head_numbers": np.array(one.numbers)}
-    return arrays | {"grid": np.array(one.grid), "target": np.array(one.target)}
+    return arrays | {"grid": np.array(one.grid), "target": np.array(-1 if one.target is None else one.target)}
 
 
 def _packed(arrays: dict[str, Any]) -> bytes:
