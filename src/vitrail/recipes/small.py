@@ -10,7 +10,13 @@ from vitrail.train.recipe import Optim, Recipe, Schedule
 
 
 def small(given: Given) -> Recipe:
-    """A narrow ViT with small patches, average pooling and fixed positions; Muon, strong crops and mixing, averaged weights."""
+    """A narrow ViT with small patches, average pooling and fixed positions (Beyer et al. 2022); Muon, crops from 0.3 of the
+    picture and a little Mixup, averaged weights, 60 epochs.
+
+    3,068 photographs of ten kinds of clothes at 96 pixels: 65.9 % on test, 71.0 % on validation (``vitrail train DIR``, 85
+    minutes on one core). The same photographs take a linear probe on weights that were trained elsewhere to 90.6 %: where there are such, ``vitrail
+    finetune`` is the better start. ``docs/log.md`` has what was tried.
+    """
     model, preprocess = small_model(given)
     batch = given.batch(128)
     steps = min(max(given.steps(60, batch), 1000), 50_000)
