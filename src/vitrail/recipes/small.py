@@ -14,7 +14,7 @@ def small(given: Given) -> Recipe:
     picture and a little Mixup, averaged weights, 60 epochs.
 
     3,068 photographs of ten kinds of clothes at 96 pixels: 65.9 % on test, 71.0 % on validation (``vitrail train DIR``, 85
-    minutes on one core). A linear probe on weights that were trained elsewhere has 90.6 % there, so where there are such weights,
+    minutes on one core). A linear probe on weights that were trained elsewhere has 90.6 % there, so where there are such,
     ``vitrail finetune`` is the better start. ``docs/log.md`` has what was tried.
     """
     model, preprocess = small_model(given)
