@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from tests.data.pictures import put
 from vitrail.cli.main import run
@@ -30,6 +31,9 @@ def test_a_plan_a_table_a_report_and_weights_for_what_comes_next(method: str, tm
     shown = capsys.readouterr()
     assert f"recipe    {method}: 6 steps of 8 pictures" in shown.err
     assert "no labels are needed" in shown.err
+    with safe_open(tmp_path / "runs" / method / "best" / "decoder.safetensors", framework="pt") as file:
+        more = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118  it is no dict
+    assert f"{more:,} parameters more predict what is hidden" in shown.err
     assert "knn" in shown.err
     assert "test loss" in shown.out
     page = (tmp_path / "runs" / method / "report.html").read_text()
@@ -58,6 +62,18 @@ def test_any_pictures_below_a_folder_will_do(tmp_path: Path, capsys: Capture) ->
         put(tmp_path / "mine" / ("deep/er" if number % 2 else ".") / f"{number}.jpg", number)
     assert run(["pretrain", "mine", "--method", "simmim", *TINY, "--set", "batch=3", "--image", "16", "--out", "one"]) == 0
     assert "22 train, 4 validation, 4 test" in capsys.readouterr().err
+
+
+def test_pictures_without_labels_can_be_packed_first(tmp_path: Path, capsys: Capture) -> None:
+    for number in range(30):
+        put(tmp_path / "mine" / f"{number}.jpg", number)
+    assert run(["data", "pack", "mine", "mine.pack", "--size", "16x16"]) == 2
+    assert "no folder a class" in capsys.readouterr().err
+    assert run(["data", "pack", "mine", "mine.pack", "--size", "16x16", "--unlabelled"]) == 0
+    assert run(["pretrain", "mine.pack", "--method", "simmim", *TINY, "--set", "batch=3", "--out", "one"]) == 0
+    assert "24 train, 3 validation, 3 test" in capsys.readouterr().err
+    assert run(["train", "mine.pack", "--out", "two"]) == 2  # there is nothing to tell apart
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_the_whole_recipe_is_printed(capsys: Capture) -> None:

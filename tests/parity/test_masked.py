@@ -1,6 +1,7 @@
 """transformers' ViTMAE and masked image modelling for the same random weights and the same masks; where vit-pytorch's masked
 patch prediction differs from the paper's."""
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,28 @@ def test_their_mae_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path:
     assert back.config.to_dict().keys() == theirs.config.to_dict().keys()
     differing = {name for name, value in theirs.config.to_dict().items() if back.config.to_dict()[name] != value}
     assert differing <= {"_name_or_path", "dtype", "hidden_act"}  # gelu_new and gelu_pytorch_tanh are one
+
+
+def test_an_mae_that_pools_is_theirs_too(tmp_path: Path) -> None:
+    """As our own recipe makes it: the note beside the weights does not disturb them."""
+    theirs: Any = make()
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = load_masked(tmp_path / "theirs")
+    pooled = MAE(ViT(replace(ours.config, pool="gap", class_token=True)), ours.masking).eval()
+    pooled.load_state_dict(ours.state_dict())
+    save(pooled, tmp_path / "ours", format="huggingface")
+    assert load_masked(tmp_path / "ours").config.pool == "gap"
+    verdict = verify(tmp_path / "ours")
+    assert verdict.against == "huggingface"
+    assert verdict.difference is not None
+    assert 0 < verdict.difference < 1e-5
+    back: Any = import_module("transformers").ViTMAEForPreTraining.from_pretrained(tmp_path / "ours").eval()
+    for name, weight in theirs.state_dict().items():
+        assert_close(back.state_dict()[name], weight, rtol=0, atol=0)
+    images, noise = torch.randn(3, 2, 30, 30), torch.rand(3, 25)
+    with torch.inference_mode():
+        predicted, places = pooled(images, noise)
+        assert_close(predicted, take(back(images, noise=noise).logits, places), rtol=0, atol=1e-5)
 
 
 def test_the_three_spellings_of_their_decoder_are_one(tmp_path: Path) -> None:

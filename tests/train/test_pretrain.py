@@ -18,17 +18,21 @@ from tests.train.small_run import draw, recipe
 from tests.train.test_loop import Breaks, same
 from vitrail.augment.policy import policy
 from vitrail.config import to_json
+from vitrail.data.sources.open import pictures
+from vitrail.data.sources.source import Arrays
 from vitrail.errors import VitrailError
 from vitrail.models.build import build
 from vitrail.models.masked import Masked, masked
 from vitrail.models.masking import Masking
 from vitrail.models.settings import ViTConfig
 from vitrail.models.vit import ViT
+from vitrail.tasks.masked import Masks
 from vitrail.train.loop import Machine, fit
 from vitrail.train.recipe import Optim, Recipe
 from vitrail.train.run import Run
 from vitrail.train.settle import Pace, Wishes, pace
 from vitrail.train.state import fresh
+from vitrail.train.unlabelled import neighbours, reconstructions, seconds
 from vitrail.weights.load import load
 from vitrail.weights.masked import load_masked
 
@@ -131,16 +135,22 @@ def test_pictures_that_have_no_labels_will_do(tmp_path: Path) -> None:
 
 
 def test_minutes_and_the_range_test_work_without_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = []
+    measured, apart = [], []
 
     def slow(*given: Any) -> Pace:
         measured.append(pace(*given))
         return Pace(step=0.1, picture=0.0)
 
+    def beside(*given: Any) -> float:
+        apart.append(seconds(*given))
+        return 0.2
+
     monkeypatch.setattr("vitrail.train.loop.pace", slow)
+    monkeypatch.setattr("vitrail.train.loop.seconds", beside)
     settings = unlabelled(data="panes:count=60,size=16", evaluate=100)
     result = fit(settings, tmp_path / "run", Machine(workers=0), wishes=Wishes(minutes=0.04, find_lr=True))
-    assert result["steps"] == Run(tmp_path / "run").recipe().steps == 22
+    assert result["steps"] == Run(tmp_path / "run").recipe().steps == 20  # 22 without what an evaluation does beside
+    assert apart[0] > 0
     assert measured[0].step > 0
     assert measured[0].picture > 0
 
@@ -164,6 +174,57 @@ def test_the_decoder_is_trained_like_everything_else() -> None:
     assert found["decoder.blocks.0.attention.qkv.weight"] == ("Muon", 1.0, True)
     assert found["decoder.mask"][2] is False
     assert found["encoder.embed.project.weight"] == ("AdamW", 0.125, True)
+
+
+def striped(count: int, classes: int, labelled: int) -> Arrays:
+    """Class by class, as folders are; the last ones have no label."""
+    labels = np.sort(np.arange(count) % classes)
+    pixels = np.random.default_rng(0).integers(0, 256, (count, 16, 16, 3), np.uint8)
+    return Arrays(pixels, np.where(np.arange(count) < labelled, labels, -1), tuple(map(str, range(classes))))
+
+
+def encoder() -> Masked:
+    settings = unlabelled("simmim")
+    made = build(settings.model)
+    assert isinstance(made, ViT)
+    made.preprocess = settings.preprocess
+    return masked(made, HOW["simmim"])
+
+
+def test_without_validation_no_picture_is_its_own_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of random pictures nothing can be known but by finding the very same one."""
+    source = striped(90, 9, 90)
+    monkeypatch.setattr("vitrail.train.unlabelled.NEIGHBOURS", 1)
+    found = neighbours(encoder(), source, source, 0)
+    assert found is not None
+    assert found < 0.4
+    same = replace(source)
+    assert neighbours(encoder(), source, same, 0) == 1.0  # another source may hold the same pictures; that is said elsewhere
+
+
+def test_neighbours_are_left_out_where_they_would_say_nothing() -> None:
+    some = striped(30, 3, 30)
+    for train, asked in ((striped(30, 3, 0), some), (some, striped(30, 3, 0)), (striped(30, 1, 30), some)):
+        assert neighbours(encoder(), train, asked, 0) is None
+        assert seconds(encoder(), train, asked, 0) == 0.0
+    assert seconds(encoder(), some, striped(30, 3, 5), 0) > 0.0
+
+
+def test_pictures_that_vanish_do_not_stop_the_neighbours(tmp_path: Path) -> None:
+    draw(tmp_path / "all", 2, 12)
+    data = pictures(str(tmp_path / "all"), labelled=False)
+    assert neighbours(encoder(), data.train, data.train, 0) is not None
+    for path in (tmp_path / "all").glob("*/*.png"):
+        path.unlink()
+    assert neighbours(encoder(), data.train, data.train, 0) is None
+
+
+def test_reconstructions_are_spread_over_the_classes() -> None:
+    source, model = striped(64, 8, 64), encoder()
+    source.images[:] = (30 * source.labels)[:, None, None, None].astype(np.uint8)
+    how = unlabelled("simmim").preprocess
+    shown = reconstructions(model, Masks(HOW["simmim"], (4, 4), how), source, how)
+    assert len(set(shown["original"][:, 0, 0, 0].tolist())) == 8
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What was pre-trained with a decoder: written and read whole, in our folder, as published, and as Hugging Face's ViTMAE."""
+"""What was pre-trained with a decoder, written into our folder and read again, whole."""
 
 import json
 import os
@@ -11,19 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 from torch.testing import assert_close
 
 import vitrail
 from tests.small import vit
-from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
-from vitrail.layers.position import sincos2d
 from vitrail.models.masked import Masked, masked
 from vitrail.models.masking import Masking
-from vitrail.models.settings import ViTConfig
 from vitrail.models.vit import ViT
 from vitrail.weights.checkpoint import save
 from vitrail.weights.load import load
@@ -37,7 +32,6 @@ METHODS = [
     Masking("masked-patch", target="colour"),
     Masking("masked-patch", target="shrunken", share=0.15),
 ]
-OTHERS = METHODS[1:]
 
 
 def made(how: Masking = MAE, **changes: Any) -> Masked:
@@ -50,11 +44,6 @@ def made(how: Masking = MAE, **changes: Any) -> Masked:
     return model.eval()
 
 
-def square(how: Masking = MAE, **changes: Any) -> Masked:
-    """5 x 5 patches of 3 x 3 pixels, as transformers wants it; in a .pth nothing else than a square can be told."""
-    return made(how, **{"image": (15, 15), "patch": (3, 3), **changes})
-
-
 def equal(one: Masked, other: Masked) -> None:
     assert one.masking == other.masking
     assert one.config == other.config
@@ -65,9 +54,6 @@ def equal(one: Masked, other: Masked) -> None:
     noise = torch.rand(2, one.masking.slots(grid))
     images = torch.randn(2, one.config.channels, *one.config.image)
     assert_close(other(images, noise)[0], one(images, noise)[0], rtol=0, atol=0)
-
-
-# Our folder ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", METHODS, ids=lambda how: f"{how.method} {how.target}")
@@ -216,291 +202,3 @@ def test_an_encoder_without_a_decoder_is_refused_with_what_would_work(tmp_path: 
             load_masked(tmp_path / source)
     with pytest.raises(VitrailError, match="does not exist"):
         load_masked(tmp_path / "nowhere")
-
-
-# As published --------------------------------------------------------------------------------------------------------
-
-
-def published(model: Masked, decoder: bool = True) -> dict[str, Tensor]:
-    """By hand, in the names of the authors' files, whose encoder-only ones stop after the norm."""
-    c, state, grid = model.config, model.state_dict(), model.config.grid
-    names = {"attention.qkv": "attn.qkv", "attention.out": "attn.proj", "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
-    names |= {"norm1": "norm1", "norm2": "norm2"}
-
-    def table(width: int) -> Tensor:
-        return torch.cat([torch.zeros(1, width), sincos2d(grid, width, "mae").flatten(0, 1)])[None]
-
-    def blocks(theirs: str, ours: str, depth: int) -> dict[str, Tensor]:
-        return {
-            f"{theirs}.{layer}.{their}.{part}": state[f"{ours}.{layer}.{our}.{part}"]
-            for layer in range(depth)
-            for our, their in names.items()
-            for part in ("weight", "bias")
-        }
-
-    def linear(theirs: str, ours: str) -> dict[str, Tensor]:
-        return {f"{theirs}.{part}": state[f"{ours}.{part}"] for part in ("weight", "bias")}
-
-    file = {"cls_token": state["encoder.cls"][None, None], "pos_embed": table(c.width)}
-    file |= linear("patch_embed.proj", "encoder.embed.project") | blocks("blocks", "encoder.blocks", c.depth)
-    file |= linear("norm", "encoder.norm")
-    if not decoder:
-        return file
-    file |= {"mask_token": state["decoder.mask"][None, None], "decoder_pos_embed": table(model.masking.decoder_width)}
-    for theirs, ours in {"decoder_embed": "embed", "decoder_norm": "norm", "decoder_pred": "predict"}.items():
-        file |= linear(theirs, f"decoder.{ours}")
-    return file | blocks("decoder_blocks", "decoder.blocks", model.masking.decoder_depth)
-
-
-SIZED: dict[str, Any] = {"width": 192, "heads": 3, "mlp": 40}  # 64 a head, as is assumed where no published size is like it
-
-
-@pytest.mark.parametrize("wrapped", [True, False])
-def test_a_published_file_is_read_to_the_bit(wrapped: bool, tmp_path: Path) -> None:
-    how = replace(MAE, share=0.75, decoder_heads=16)
-    model = square(how, **SIZED)
-    torch.save({"model": published(model)} if wrapped else published(model), tmp_path / "mae.pth")
-    loaded = load_masked(tmp_path / "mae.pth")
-    equal(model, loaded)
-    said = " | ".join(loaded.encoder.report.assumed)
-    for part in ("16 heads in the decoder (as in the published models; decoder_heads= says otherwise)", "75 %", "normalised"):
-        assert part in said
-    assert not loaded.encoder.report.left
-    encoder = load(tmp_path / "mae.pth")
-    images = torch.randn(2, 3, 15, 15)
-    assert_close(encoder(images), model.encoder(images), rtol=0, atol=1e-5)
-    assert all("decoder" in name or name == "mask_token" for name in encoder.report.left)
-
-
-def test_the_published_encoders_are_read(tmp_path: Path) -> None:
-    model = square(**SIZED)
-    torch.save({"model": published(model, decoder=False)}, tmp_path / "mae_pretrain_vit.pth")
-    encoder = load(tmp_path / "mae_pretrain_vit.pth")
-    images = torch.randn(2, 3, 15, 15)
-    assert_close(encoder(images), model.encoder(images), rtol=0, atol=1e-5)
-    assert encoder.preprocess is not None
-    assert encoder.preprocess.mean == (0.485, 0.456, 0.406)  # they were trained with ImageNet's colours
-    with pytest.raises(VitrailError, match="is an encoder without a decoder"):
-        load_masked(tmp_path / "mae_pretrain_vit.pth")
-
-
-def test_the_published_layout_is_written_to_the_bit(tmp_path: Path) -> None:
-    model = square(**SIZED)
-    save(model, tmp_path / "mae.pth", format="timm")
-    save(model, tmp_path / "mae.safetensors", format="timm")
-    content = torch.load(tmp_path / "mae.pth", weights_only=True)
-    assert list(content) == ["model"]
-    for file in (content["model"], load_file(tmp_path / "mae.safetensors")):
-        expected = published(model)
-        assert file.keys() == expected.keys()
-        for name, tensor in expected.items():
-            assert_close(file[name], tensor, rtol=0, atol=0)
-    equal(model, load_masked(tmp_path / "mae.pth", decoder_heads=4, share=0.7))
-    equal(model, load_masked(tmp_path / "mae.safetensors"))
-
-
-@pytest.mark.parametrize("changes", [{}, {"position": "learned1d"}, {"pool": "gap", "class_token": True}], ids=str)
-def test_a_safetensors_file_says_what_the_published_layout_does_not(changes: dict[str, Any], tmp_path: Path) -> None:
-    model = made(**changes)
-    loaded = load_masked(save(model, tmp_path / "mae.safetensors", format="timm", facts={"data": {"name": "x"}}))
-    equal(model, loaded)
-    assert not loaded.encoder.report.assumed
-    assert (loaded.encoder.preprocess, loaded.encoder.facts) == (model.encoder.preprocess, {"data": {"name": "x"}})
-    with pytest.raises(
-        VitrailError, match="the file itself says decoder_heads=4, got decoder_heads=2; leave decoder_heads out"
-    ):
-        load_masked(tmp_path / "mae.safetensors", decoder_heads=2)
-
-
-@pytest.mark.parametrize("covers", ["patches", "cls"])
-@pytest.mark.parametrize("position", ["learned1d", "learned2d", "sincos2d"])
-def test_other_tables_are_written_as_their_values(position: str, covers: str, tmp_path: Path) -> None:
-    model = made(position=position, position_covers=covers)
-    loaded = load_masked(save(model, tmp_path / "mae.safetensors", format="timm"))
-    assert (loaded.config.position, loaded.config.position_covers) == ("learned1d", "cls")
-    noise, images = torch.rand(2, 18), torch.randn(2, 3, 12, 12)
-    assert_close(loaded(images, noise)[0], model(images, noise)[0], rtol=0, atol=1e-6)
-
-
-def spoiled(file: dict[str, Tensor], **changes: Tensor | None) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in {**file, **changes}.items() if tensor is not None}
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"decoder_pred.bias": None}, "the file lacks decoder_pred.bias"),
-        ({"mask_token": None, "decoder_norm.weight": None}, "the file lacks mask_token, decoder_norm.weight"),
-        ({"decoder_pos_embed": torch.zeros(1, 26, 64)}, "the positions of the decoder are not MAE's sin-cos table"),
-        ({"decoder_pos_embed": torch.zeros(1, 25, 64)}, "decoder_pos_embed .* has a shape that does not fit the rest"),
-        ({"decoder_pred.weight": torch.zeros(28, 64)}, "do not fit their settings: decoder.predict.weight is"),
-        ({"decoder_blocks.0.mlp.fc1.weight": torch.zeros(99, 64)}, "must be 4 x 64 wide, got 99"),
-        ({"decoder_blocks.0.attn.q_norm.weight": torch.zeros(4)}, "the decoder has decoder_blocks.0.attn.q_norm.weight, which"),
-        ({"decoder_embed.weight": torch.zeros(64, 2, 3)}, "decoder_embed.weight must have 2 axes"),
-        ({"mask_token": torch.zeros(1, 1, 0)}, "mask_token has no numbers in it"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_file_that_is_no_whole_mae_is_refused(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    torch.save({"model": spoiled(published(square(**SIZED)), **changes)}, tmp_path / "mae.pth")
-    with pytest.raises(VitrailError, match=sentence):
-        load_masked(tmp_path / "mae.pth")
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_a_cut_file_is_refused(share: float, suffix: str, tmp_path: Path) -> None:
-    path = save(square(), tmp_path / f"mae{suffix}", format="timm")
-    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    with pytest.raises(VitrailError, match="cannot be read"):
-        load_masked(path)
-
-
-def test_heads_that_no_file_says_and_sixteen_that_do_not_fit(tmp_path: Path) -> None:
-    model = square(Masking("mae", 0.75, normalise=True, decoder_width=48, decoder_depth=1, decoder_heads=3), **SIZED)
-    path = save(model, tmp_path / "mae.pth", format="timm")
-    with pytest.raises(VitrailError, match=r"16, as published, do not fit a width of 48; say it, for example decoder_heads=12"):
-        load_masked(path)
-    equal(model, load_masked(path, decoder_heads=3))
-    with pytest.raises(VitrailError, match="decoder_heads must be a whole number"):
-        load_masked(path, decoder_heads="3")  # type: ignore[arg-type]
-
-
-# As Hugging Face's ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("changes", [{}, {"gelu": "tanh", "epsilon": 1e-5, "position": "learned1d"}], ids=str)
-def test_their_folder_there_and_back_is_the_same_to_the_bit(changes: dict[str, Any], tmp_path: Path) -> None:
-    model = square(resize="huggingface", **changes)
-    model.encoder.preprocess = Preprocess((15, 15), crop=0.75, mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0))
-    folder = save(model, tmp_path / "mine", format="huggingface")
-    assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors", "preprocessor_config.json"]
-    loaded = load_masked(folder)
-    equal(model, loaded)
-    assert not loaded.encoder.report.assumed
-    assert loaded.encoder.preprocess == model.encoder.preprocess
-    with pytest.raises(VitrailError, match=r"the file itself says share=0.7, got share=0.5"):
-        load_masked(folder, share=0.5)
-    assert load(folder).config.classes == 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"decoder_num_attention_heads": "8"}, "decoder_num_attention_heads in config.json must be a whole number"),
-        ({"decoder_num_attention_heads": 5}, "masking.decoder_width must be a multiple of 4 and of masking.decoder_heads"),
-        ({"mask_ratio": 0}, "masking.share must be above 0"),
-        ({"mask_ratio": 0.999}, "hides 25 of 25 patches"),
-        ({"model_type": "swin"}, "of Hugging Face's models 'vit' and 'vit_mae' can be read"),
-    ],
-)
-def test_a_side_file_that_cannot_be_meant_is_refused(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    folder = save(square(), tmp_path / "mine", format="huggingface")
-    side = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(side | changes))
-    with pytest.raises(VitrailError, match=sentence):
-        load_masked(folder)
-
-
-def test_a_decoder_of_another_kind_is_no_maes(tmp_path: Path) -> None:
-    """The decoder of transformers' masked image modelling is one convolution."""
-    save(vit(image=(12, 12), patch=(4, 4)), tmp_path / "mine", format="huggingface")
-    file = load_file(tmp_path / "mine" / "model.safetensors") | {"decoder.0.weight": torch.ones(48, 24, 1, 1)}
-    save_file(file, tmp_path / "mine" / "model.safetensors")
-    with pytest.raises(VitrailError, match="is an encoder without a decoder"):
-        load_masked(tmp_path / "mine")
-
-
-# What a format cannot hold -------------------------------------------------------------------------------------------
-
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("timm", {"registers": 2}, "anything but a class token"),
-    ("timm", {"pool": "gap"}, "anything but a class token"),
-    ("huggingface", {"pool": "gap"}, "anything but a class token"),
-    ("huggingface", {"pool": "gap", "class_token": True}, "an MAE that pools by gap"),
-    ("timm", {"norm": "post"}, "anything but a class token and pre-norm"),
-    ("timm", {"layer_scale": 0.1}, "layer scale, qk-norm or q, k, v without bias"),
-    ("timm", {"qk_norm": True}, "layer scale, qk-norm or q, k, v without bias"),
-    ("huggingface", {"qkv_bias": False}, "layer scale, qk-norm or q, k, v without bias"),
-    ("timm", {"position": "rotary", "heads": 2}, "positions of the kind rotary"),
-    ("huggingface", {"position": "none"}, "positions of the kind none"),
-    ("timm", {"gelu": "tanh"}, "GELU in its tanh form .* use format='huggingface'"),
-    ("timm", {"epsilon": 1e-5}, "epsilon 1e-05"),
-    ("huggingface", {"image": (15, 18)}, "not square"),
-    ("official", {}, "cannot hold MAE's decoder; save model.encoder alone, or use format='timm' or 'huggingface'"),
-    ("torchvision", {}, "cannot hold MAE's decoder"),
-]
-
-
-@pytest.mark.parametrize(("format", "changes", "sentence"), REFUSED, ids=str)
-def test_what_a_format_cannot_hold_is_refused(format: Any, changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    suffix = {"timm": ".safetensors", "huggingface": "", "official": ".npz", "torchvision": ".pth"}[format]
-    with pytest.raises(VitrailError, match=sentence) as caught:
-        save(square(**changes), tmp_path / f"mine{suffix}", format=format)
-    assert "format='vitrail', which holds everything" in str(caught.value) or "use format='vitrail'" in str(caught.value)
-    assert not os.listdir(tmp_path)
-
-
-@pytest.mark.parametrize("how", OTHERS, ids=lambda how: f"{how.method} {how.target}")
-@pytest.mark.parametrize("format", ["timm", "huggingface", "official", "torchvision"])
-def test_other_methods_have_no_place_in_other_formats(how: Masking, format: Any, tmp_path: Path) -> None:
-    suffix = {"timm": ".pth", "huggingface": "", "official": ".npz", "torchvision": ".pth"}[format]
-    with pytest.raises(VitrailError, match=f"cannot hold what {how.method} predicts with; save model.encoder alone"):
-        save(made(how), tmp_path / f"mine{suffix}", format=format)
-
-
-def test_a_grid_that_a_pth_cannot_tell_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(VitrailError, match=r"a grid of 2x8 in a .pth, which would be taken for 4x4; use .safetensors"):
-        save(made(image=(8, 16)), tmp_path / "mine.pth", format="timm")
-
-
-# The command ---------------------------------------------------------------------------------------------------------
-
-
-def convert(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, Any]:
-    assert run(["weights", "convert", *map(str, words), "--json"]) == 0
-    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return answer
-
-
-def test_converting_takes_the_decoder_along(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = square(resize="huggingface")
-    model.encoder.preprocess = Preprocess((15, 15))
-    save(model, tmp_path / "own")
-    source = tmp_path / "own"
-    for out, format in (("mae.safetensors", "timm"), ("hf", "huggingface"), ("again", "vitrail")):
-        answer = convert(capsys, source, tmp_path / out, "--to", format)
-        assert (answer["decoder"], answer["without"], answer["written"]) == (True, None, str(tmp_path / out))
-        source = tmp_path / out
-    equal(model, load_masked(source))
-    assert run(["weights", "convert", str(source), str(tmp_path / "mae.pth"), "--to", "timm"]) == 0
-    assert "wrote timm weights and the decoder" in capsys.readouterr().out
-    wrong = ["weights", "convert", str(tmp_path / "mae.pth"), str(tmp_path / "wrong"), "--decoder-heads", "7"]
-    assert run(wrong) == 2
-    assert "must be a multiple of 4 and of masking.decoder_heads, got 64 and 7" in capsys.readouterr().err
-    answer = convert(capsys, tmp_path / "mae.pth", tmp_path / "third", "--decoder-heads", "4", "--heads", "3")
-    assert answer["decoder"]
-    assert load_masked(tmp_path / "third").masking.decoder_heads == 4
-
-
-def test_converting_says_why_the_decoder_stays_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save(square(), tmp_path / "own")
-    answer = convert(capsys, tmp_path / "own", tmp_path / "larger", "--image", "30")
-    assert (answer["decoder"], answer["without"]) == (False, "the model was changed on the way")
-    assert load(tmp_path / "larger").config.image == (30, 30)
-    save(made(OTHERS[0]), tmp_path / "simmim")
-    answer = convert(capsys, tmp_path / "simmim", tmp_path / "simmim.safetensors", "--to", "timm")
-    assert "cannot hold what simmim predicts with" in answer["without"]
-    encoder = load(tmp_path / "simmim.safetensors")
-    assert isinstance(encoder.config, ViTConfig)
-    assert encoder.config.grid == (3, 6)
-    (tmp_path / "own" / "decoder.safetensors").unlink()
-    assert run(["weights", "convert", str(tmp_path / "own"), str(tmp_path / "alone")]) == 0
-    assert "without the decoder: " in capsys.readouterr().out
-
-
-def test_heads_of_a_decoder_that_is_not_there_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save(vit(), tmp_path / "own")
-    assert run(["weights", "convert", str(tmp_path / "own"), str(tmp_path / "out"), "--decoder-heads", "3"]) == 2
-    assert "has none; leave it out" in capsys.readouterr().err
-    assert "decoder" not in convert(capsys, tmp_path / "own", tmp_path / "out")["left"]

@@ -93,6 +93,9 @@ def pack(
     keep: Annotated[
         str, typer.Option(metavar="pixels|jpeg", help="Decoded pixels, or the files' bytes as they are.")
     ] = "pixels",
+    unlabelled: Annotated[
+        bool, typer.Option("--unlabelled", help="Every picture below a folder, in a class or not, for vitrail pretrain.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write a data set into one file that is mapped into memory and read without decoding."""
@@ -102,7 +105,7 @@ def pack(
     check_out(out, "OUT", source)
     wanted = None if side == "full" else pair(side, "--size") if "x" in side.lower() else pair(side, "--size")[0]
     with progress() as tell:
-        opened = pictures(source, progress=tell)
+        opened = pictures(source, labelled=not unlabelled, progress=tell)
         made = write_pack(
             out,
             {split: part for split, part in opened.splits.items() if len(part)},

@@ -79,6 +79,9 @@ class Screen:
             self.said(f"          {note}")
         work = f"{si(known.macs, 'MACs')} a picture, about {size(known.memory.training)} to train"
         self.said(f"model     {known.parameters:,} parameters, {work}")
+        if recipe.masking:
+            more = sum(weight.numel() for weight in state.model.parameters()) - known.parameters
+            self.said(f"          {more:,} parameters more predict what is hidden; nobody needs them afterwards")
         amount = f"{recipe.steps:,} steps of {recipe.batch} pictures, {epochs:.1f} epochs"
         self.said(f"recipe    {recipe.name}: {amount}, {recipe.optim.kind}, lr {recipe.optim.lr:g}")
         if state.micro is not None and state.micro < recipe.batch:

@@ -28,13 +28,13 @@ def pretrain(
     tensorboard: Tensorboard = False,
     json: Json = False,
 ) -> None:
-    """Learn from pictures alone: hide patches and predict them; labels are not needed, and not looked at."""
+    """Learn from pictures alone: hide patches and predict them; labels are not needed, and never learnt from."""
     from vitrail.config import override
     from vitrail.recipes.book import METHODS
     from vitrail.recipes.book import recipe as by_name
 
     if method not in METHODS:
-        raise VitrailError(f"no method is named {method!r}{suggestion(method, METHODS)}; there are {', '.join(METHODS)}")
+        raise VitrailError(f"no method is named {method!r}, there are {', '.join(METHODS)}{suggestion(method, METHODS)}")
     chosen = by_name(method, given(data, model, pair(image, "--image") if image else None, labelled=False))
     asked = Asked(out, show, device, threads, workers, json, tensorboard, minutes, find_lr)
     wanted = [] if target is None else [f"masking.target={target}"]

@@ -45,12 +45,12 @@ def fitted(picture: Image.Image, how: Preprocess) -> UInt8[ndarray, "height widt
 
 def normalise(images: Float[Tensor, "*n c height width"], how: Preprocess) -> Float[Tensor, "*n c height width"]:
     """From 0 ... 255 to what the model takes, in place: (x / 255 - mean) / std, in two passes instead of three."""
-    scale, shift = _constants(how)
+    scale, shift = constants(how)
     return images.mul_(scale).sub_(shift)
 
 
 @lru_cache
-def _constants(how: Preprocess) -> tuple[Tensor, Tensor]:
+def constants(how: Preprocess) -> tuple[Tensor, Tensor]:
     mean, std = torch.tensor(how.mean, dtype=torch.float64), torch.tensor(how.std, dtype=torch.float64)
     return (1 / (255 * std)).float()[:, None, None], (mean / std).float()[:, None, None]
 

@@ -30,7 +30,7 @@ from vitrail.train.settle import Pace, Wishes, pace, range_test, steps_in, with_
 from vitrail.train.signals import Stopped, stopping
 from vitrail.train.state import State, fresh
 from vitrail.train.step import culprit, train_step
-from vitrail.train.unlabelled import neighbours, reconstructions
+from vitrail.train.unlabelled import neighbours, reconstructions, seconds
 from vitrail.train.watch import Silent, Watcher
 from vitrail.weights.checkpoint import save
 
@@ -103,11 +103,16 @@ class _Fit:
             return
         self.state = self._fresh()
         some = Part(self._chosen, np.arange(min(len(self._chosen), EVALUATED)))
-        self.pace = pace(self.recipe, self._fresh, self.task, self._training(), self._looking(some), workers)
+        measured = pace(self.recipe, self._fresh, self.task, self._training(), self._looking(some), workers)
+        self.pace = replace(measured, beside=self._beside(workers))
         if wishes.minutes is not None:
             steps = steps_in(wishes.minutes, self.recipe, self.pace, len(self._chosen), len(self.data.test))
             self.watcher.said(f"{steps:,} steps fit into {wishes.minutes:g} minutes; the recipe has {self.recipe.steps:,}")
             self.recipe = self.recipe.lasting(steps)
+
+    def _beside(self, workers: int) -> float:
+        model = self.state.shown
+        return seconds(model, self.data.train, self._chosen, workers) if isinstance(model, Masked) else 0.0
 
     def go(self) -> dict[str, Any]:
         self.state = self._fresh()

@@ -47,14 +47,19 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of a step, and of an evaluation of one picture."""
+    """Seconds of a step, of an evaluation of one picture, and of what else every evaluation does."""
 
     step: float
     picture: float
+    beside: float = 0.0
 
     def lasts(self, recipe: Recipe, steps: int, validation: int, test: int) -> float:
         """Seconds that so many steps take, with their evaluations and the last one."""
-        return steps * self.step + self.picture * (-(-steps // recipe.evaluate) * validation + test)
+        return steps * self.step + self.looks(-(-steps // recipe.evaluate), validation, test)
+
+    def looks(self, times: int, validation: int, test: int) -> float:
+        """Seconds of so many evaluations and of the last one."""
+        return times * (self.picture * validation + self.beside) + self.picture * test
 
 
 @dataclass(frozen=True)
@@ -91,10 +96,10 @@ def pace(recipe: Recipe, trial: Trial, task: Task, training: Loader, evaluation:
 def steps_in(minutes: float, recipe: Recipe, pace: Pace, validation: int, test: int) -> int:
     """The most that fit, with as many evaluations as the recipe has."""
     times = -(-recipe.steps // recipe.evaluate)
-    left = KEPT * 60 * minutes - pace.picture * (times * validation + test)
-    steps = int(left / pace.step)
+    looks = pace.looks(times, validation, test)
+    steps = int((KEPT * 60 * minutes - looks) / pace.step)
     if steps < LEAST:
-        least = (LEAST * pace.step + pace.picture * (times * validation + test)) / (60 * KEPT)
+        least = (LEAST * pace.step + looks) / (60 * KEPT)
         raise VitrailError(
             f"{minutes:g} minutes are room for {max(steps, 0)} steps of this recipe here; "
             f"try --minutes {math.ceil(10 * least) / 10:g}, or a smaller --model or --image"

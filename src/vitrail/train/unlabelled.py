@@ -1,6 +1,7 @@
 """What shows that learning without labels gets somewhere: whether pictures of one class are neighbours, and what the model
 thinks is behind the patches it does not see. b pictures."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -22,22 +23,33 @@ BATCH = 128
 
 def neighbours(model: Masked, train: Source, asked: Source, workers: int) -> float | None:
     """Accuracy of the nearest neighbours on a few pictures; none where fewer than two classes are known."""
-    known, wanted = _labelled(train, KNOWN), _labelled(asked, ASKED)
-    if len(wanted) == 0 or len(set(known.labels.tolist())) < 2:
+    chosen = _chosen(train, asked)
+    if chosen is None:
         return None
-    was = model.training
-    model.eval()
-    try:
-        first, second = (_features(model, part, workers) for part in (known, wanted))
-    finally:
-        model.train(was)
-    (found,) = knn(first, second, len(train.names), (NEIGHBOURS,)).values()
+    known, wanted = (_features(model, part, workers) for part in chosen)
+    if known is None or wanted is None:
+        return None
+    (found,) = knn(known, wanted, len(train.names), (NEIGHBOURS,)).values()
     return found
 
 
+def seconds(model: Masked, train: Source, asked: Source, workers: int) -> float:
+    """That the neighbours take, from one batch of the pictures."""
+    chosen = _chosen(train, asked)
+    if chosen is None:
+        return 0.0
+    some = Part(chosen[0], np.arange(min(len(chosen[0]), BATCH)))
+    began = time.perf_counter()
+    _features(model, some, workers)
+    return (time.perf_counter() - began) / len(some) * sum(map(len, chosen))
+
+
 def reconstructions(model: Masked, task: Masks, source: Source, how: Preprocess) -> dict[str, ndarray]:
-    """``original``, ``masked`` and ``predicted`` of the first few pictures that are whole, as bytes: b height width c."""
-    some = Part(source, np.arange(min(len(source), SHOWN)))
+    """``original``, ``masked`` and ``predicted`` of a few pictures, those of them that are whole, as bytes: b height width c.
+
+    They are spread over the source, since folders come class by class.
+    """
+    some = Part(source, _spread(len(source), SHOWN))
     batch = replace(evaluation(some, how, SHOWN), tolerated=1.0).batch(0)
     if not len(batch.labels):
         return {}
@@ -46,18 +58,38 @@ def reconstructions(model: Masked, task: Masks, source: Source, how: Preprocess)
     }
 
 
-def _labelled(source: Source, most: int) -> Source:
-    """Some with a label, spread over all of them."""
-    there = np.flatnonzero(source.labels >= 0)
-    return Part(source, there[np.linspace(0, len(there) - 1, min(len(there), most)).astype(np.int64)])
+def _chosen(train: Source, asked: Source) -> tuple[Source, Source] | None:
+    """Pictures with labels that are known, and others that are asked for, spread over all; none where that says nothing."""
+    there = np.flatnonzero(train.labels >= 0)
+    if asked is train:  # no validation: a picture must not be its own neighbour
+        wanted, there = there[::3], np.delete(there, np.s_[::3])
+    else:
+        wanted = np.flatnonzero(asked.labels >= 0)
+    known = there[_spread(len(there), KNOWN)]
+    if not len(wanted) or len(set(train.labels[known].tolist())) < 2:
+        return None
+    return Part(train, known), Part(asked, wanted[_spread(len(wanted), ASKED)])
 
 
-def _features(model: Masked, source: Source, workers: int) -> Features:
+def _spread(count: int, most: int) -> ndarray:
+    return np.linspace(0, count - 1, min(count, most)).astype(np.int64)
+
+
+def _features(model: Masked, source: Source, workers: int) -> Features | None:
+    """None where no picture can be read: that is for the training to complain of."""
     assert model.encoder.preprocess is not None
-    rows = [
-        (features_of(model.encoder, batch.images), batch.indices)
-        for batch in evaluation(source, model.encoder.preprocess, BATCH).batches(workers=workers)
-        if len(batch.labels)
-    ]
+    loader = replace(evaluation(source, model.encoder.preprocess, BATCH), tolerated=1.0)
+    was = model.training
+    model.eval()
+    try:
+        rows = [
+            (features_of(model.encoder, batch.images), batch.indices)
+            for batch in loader.batches(workers=workers)
+            if len(batch.labels)
+        ]
+    finally:
+        model.train(was)
+    if not rows:
+        return None
     values, indices = (torch.cat(column).numpy() for column in zip(*rows, strict=True))
     return Features(values, source.labels[indices], indices)

@@ -58,7 +58,7 @@ def save(model: Model | Masked, path: str | Path, format: Origin = "vitrail", fa
         case "vitrail":
             return _whole(path, lambda fresh: _write_own(model, fresh, said))
         case "huggingface":
-            return _whole(path, lambda fresh: _write_huggingface(model, fresh))
+            return _whole(path, lambda fresh: _write_huggingface(model, fresh, said))
     if path.suffix not in SUFFIXES[format]:
         raise VitrailError(f"a file in the {format} format ends in {' or '.join(SUFFIXES[format])}, got {path.name!r}")
     config, tensors = _written(model, format)
@@ -66,7 +66,7 @@ def save(model: Model | Masked, path: str | Path, format: Origin = "vitrail", fa
         _check_pth(config, format)
     published = isinstance(model, Masked) and path.suffix == ".pth"
     inside = {"model": tensors} if published else tensors
-    return _whole(path, lambda fresh: _write_file(inside, fresh, path.suffix, _facts(model, config, said)))
+    return _whole(path, lambda fresh: _write_file(inside, fresh, path.suffix, facts_of(model, config, said)))
 
 
 def _checked(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _checked(facts: Mapping[str, Any]) -> dict[str, Any]:
     return dict(facts)
 
 
-def _facts(model: Model | Masked, config: ModelConfig, said: dict[str, Any]) -> dict[str, Any]:
+def facts_of(model: Model | Masked, config: ModelConfig, said: dict[str, Any]) -> dict[str, Any]:
     """What the tensors do not say."""
     grid = {"grid": list(config.grid)} if isinstance(config, ViTConfig) else {}
     masking = {"masking": to_plain(model.masking)} if isinstance(model, Masked) else {}
@@ -130,13 +130,16 @@ def _write_own(model: Model | Masked, folder: Path, said: dict[str, Any]) -> Non
     save_file({name: weight.contiguous() for name, weight in _encoder(model).state_dict().items()}, folder / WEIGHTS)
     if isinstance(model, Masked):
         save_file({name: weight.contiguous() for name, weight in model.rest().items()}, folder / DECODER)
-    (folder / FACTS).write_text(json.dumps(_facts(model, model.config, said), indent=2) + "\n")
+    (folder / FACTS).write_text(json.dumps(facts_of(model, model.config, said), indent=2) + "\n")
 
 
-def _write_huggingface(model: Model | Masked, folder: Path) -> None:
+def _write_huggingface(model: Model | Masked, folder: Path, said: dict[str, Any]) -> None:
     config, tensors = _written(model, "huggingface")
     folder.mkdir(parents=True)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    note = {}
+    if isinstance(model, Masked) and model.config.pool != "cls":  # their MAE does not pool, so its side file cannot say how
+        note = {NOTE: json.dumps(facts_of(model, config, said))}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", **note})
     if isinstance(model, Masked):
         side = {"config.json": mae.side_file(model.config, model.masking), **huggingface.processor(model.encoder.preprocess)}
     else:

@@ -92,7 +92,7 @@ def load(
     model.load_state_dict(state, assign=True)
     model.preprocess = preprocessing(found, config)
     model.labels = found.labels if found.labels and len(found.labels) == config.classes else None
-    model.facts = found.facts if config == found.config else {}  # a model that was changed has another score
+    model.facts = _facts(found, config)
     report = model.report = Report(
         found.origin,
         matched,
@@ -104,6 +104,15 @@ def load(
     for line in report.lines()[1:]:
         log.warning("%s: %s", source, line)
     return model.eval()
+
+
+def _facts(found: Found, config: ModelConfig) -> dict[str, Any]:
+    """A model that was changed has another score; at another size it has still learned what it has, and how."""
+    if config == found.config:
+        return found.facts
+    if config.classes != found.config.classes or config.channels != found.config.channels:
+        return {}
+    return {name: value for name, value in found.facts.items() if name in ("recipe", "data")}
 
 
 @contextmanager
@@ -164,7 +173,7 @@ def own(path: Path, wishes: Wishes) -> Found:
     """The model in a folder of ours."""
     config, facts = read_config(path), read_facts(path)
     _refuse_contradiction(config, wishes)
-    return Found("vitrail", config, read_file(path).tensors, [], [], *_travelling(facts))
+    return Found("vitrail", config, read_file(path).tensors, [], [], *travelling(facts))
 
 
 def _noted(converter: Any, loose: Loose, wishes: Wishes) -> Found | None:
@@ -174,7 +183,7 @@ def _noted(converter: Any, loose: Loose, wishes: Wishes) -> Found | None:
     config = read_as(loose.note["model"], ModelConfig, "model")
     _refuse_contradiction(config, wishes)
     state, left = read_links(converter.links(config), loose.tensors)
-    return Found(converter.__name__.rpartition(".")[2], config, state, left, [], *_travelling(loose.note))
+    return Found(converter.__name__.rpartition(".")[2], config, state, left, [], *travelling(loose.note))
 
 
 def _refuse_contradiction(config: ModelConfig, wishes: Wishes) -> None:
@@ -184,7 +193,7 @@ def _refuse_contradiction(config: ModelConfig, wishes: Wishes) -> None:
             raise VitrailError(f"the file itself says {name}={said}, got {name}={wish}; leave {name} out")
 
 
-def _travelling(facts: dict[str, Any]) -> tuple[Preprocess | None, tuple[str, ...] | None, dict[str, Any]]:
+def travelling(facts: dict[str, Any]) -> tuple[Preprocess | None, tuple[str, ...] | None, dict[str, Any]]:
     """What travels with the weights: how pictures are made ready, what the classes are called, how it was trained."""
     preprocess = read_as(facts.get("preprocess"), Preprocess | None, "preprocess")
     return preprocess, read_as(facts.get("labels"), tuple[str, ...] | None, "labels"), training_facts(facts)

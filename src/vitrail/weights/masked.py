@@ -92,6 +92,10 @@ def _foreign(path: Path, wishes: Wishes, hints: Hints) -> Whole | None:
     found, assumed = found_in(loose, path, wishes), list[str]()
     if "masking" in loose.note:
         masking = _noted(loose.note["masking"], hints, mae.depth(file))
+        if loose.side and mae.settings(file, loose.side, hints, []) != masking:
+            raise VitrailError(
+                f"config.json in {path} says otherwise than the note in its weights; take what `save` wrote, or drop the note"
+            )
     else:
         masking = mae.settings(file, loose.side, hints, assumed)
     config = check_masking(masking, found.config)

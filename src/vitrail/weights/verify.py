@@ -102,18 +102,21 @@ def _difference(one: nn.Module, two: nn.Module) -> float:
     config: ModelConfig = one.config  # type: ignore[assignment]
     images = fixed_pictures(config)
     with torch.inference_mode():
-        first, second = one(images), _answer(two(images))
+        first, second = one(images), _answer(two(images), getattr(config, "pool", "cls"))
     if first.shape != second.shape:
         raise VitrailError(f"the two answer with {list(first.shape)} and {list(second.shape)}; they cannot be compared")
     return (first - second).abs().max().item()
 
 
-def _answer(output: Any) -> Tensor:
-    """Transformers' answers have names; that of an encoder alone is the class token."""
+def _answer(output: Any, pool: str) -> Tensor:
+    """Transformers' answers have names; of an encoder alone, ViTMAE's, it is the tokens, to be pooled as the note says."""
     for name in ("logits", "pooler_output"):
         if isinstance(found := getattr(output, name, None), Tensor):
             return found
-    return output if isinstance(output, Tensor) else output.last_hidden_state[:, 0]
+    if isinstance(output, Tensor):
+        return output
+    tokens: Tensor = output.last_hidden_state
+    return tokens[:, 1:].mean(dim=1) if pool == "gap" else tokens[:, 0]
 
 
 def _peer(model: Model, path: Path) -> tuple[nn.Module | None, str | None]:

@@ -138,8 +138,6 @@ def check(config: ViTConfig, masking: Masking, format: str) -> None:
         refuse("a GELU in its tanh form (it assumes the exact one)", format, "use format='huggingface'")
     if format == "timm" and config.epsilon != 1e-6:
         refuse(f"layer norms with epsilon {config.epsilon} (it assumes 1e-6)", format, "use format='huggingface'")
-    if format == "huggingface" and config.pool != "cls":
-        refuse(f"an MAE that pools by {config.pool}", format, "use format='timm'")
     if format == "huggingface" and (config.image[0] != config.image[1] or config.patch[0] != config.patch[1]):
         refuse("an MAE for pictures or patches that are not square", format, "use format='timm'")
 
