@@ -1,0 +1,149 @@
+"""A card says what the model knows of itself, in a form that the hub's own reader understands, and nothing else."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.small import vit
+from vitrail.data.preprocess import Preprocess
+from vitrail.models.masked import masked
+from vitrail.models.masking import Masking
+from vitrail.report.card import card, shares
+from vitrail.report.parcel import bare
+from vitrail.weights.checkpoint import facts_of
+
+SCORE = {"step": 5, "validation": {"top1": 0.75, "loss": 0.5}, "test": {"top1": 0.5, "top5": 0.9, "loss": 1.25}}
+RECIPE: dict[str, Any] = {
+    "name": "small",
+    "data": "hf:me/data",
+    "start": "hf:other/start",
+    "steps": 1234,
+    "batch": 32,
+    "loss": "softmax",
+    "smoothing": 0.1,
+    "optim": {"kind": "muon", "lr": 0.002, "weight_decay": 0.05},
+    "schedule": {"kind": "cosine", "warmup": 50},
+    "seed": 3,
+}
+
+
+def facts(labels: tuple[str, ...] | None = None, **more: Any) -> dict[str, Any]:
+    model = vit(classes=7)
+    model.preprocess = Preprocess(model.config.image, crop=0.8, mean=(0.1, 0.2, 0.3))
+    model.labels = labels
+    return facts_of(model, model.config, more)
+
+
+def header(text: str) -> dict[str, Any]:
+    """As the hub's own client reads it."""
+    pytest.importorskip("huggingface_hub")
+    from huggingface_hub import ModelCard
+
+    data: Any = ModelCard(text).data
+    return dict(data.to_dict())
+
+
+def test_the_header_is_what_the_hub_reads() -> None:
+    whole = facts(recipe=RECIPE, data={"name": "hf:me/data", "fingerprint": "f" * 64}, score=SCORE)
+    found = header(card(whole, "me/mine", "apache-2.0"))
+    assert found["license"] == "apache-2.0"
+    assert found["library_name"] == "vitrail"
+    assert found["pipeline_tag"] == "image-classification"
+    assert found["datasets"] == ["me/data"]
+    assert found["base_model"] == "other/start"
+    (entry,) = found["model-index"]
+    (result,) = entry["results"]
+    assert result["dataset"] == {"name": "hf:me/data", "type": "me/data", "split": "test"}
+    assert [(metric["name"], metric["value"]) for metric in result["metrics"]] == [
+        ("top-1 accuracy", 0.5),
+        ("top-5 accuracy", 0.9),
+    ]
+
+
+def test_a_name_cannot_break_the_header_or_the_page() -> None:
+    evil = 'x"\n---\nlicense: mit\n# <b> `|` \x1b[31m: \u2028'
+    whole = facts((evil, *"abcdef"), recipe={**RECIPE, "data": evil}, data={"name": evil, "fingerprint": "f"}, score=SCORE)
+    text = card(whole, "me/mine")
+    assert "license" not in header(text)
+    assert text.count("\n---\n") == 1
+    assert "\x1b" not in text
+    assert re.search(r"^# <b>", text, re.MULTILINE) is None
+
+
+def test_every_number_of_the_score_is_there_with_its_split() -> None:
+    text = card(facts(score=SCORE), "me/mine", pictures={"test": 200})
+    low, high = shares(0.5, 200)
+    assert f"| test, 200 of them | top-1 accuracy | 50.00% (95 % interval {low:.1%} to {high:.1%}) |" in text
+    assert "| validation | top-1 accuracy | 75.00% |" in text
+    assert "| test, 200 of them | loss | 1.2500 |" in text
+    assert "flattered" in text
+
+
+def test_what_is_not_known_is_not_made_up() -> None:
+    """Bare weights of somebody else's."""
+    text = card(facts(), "me/mine")
+    assert "these weights come without a score" in text
+    assert "Not recorded in these weights" in text
+    assert "whose names are not recorded" in text
+    told = ("3 heads (as published; heads= says otherwise)", "a grid of 2x3 (grid= says otherwise)")
+    assert "assumed were 3 heads (as published); a grid of 2x3." in card(facts(), "me/mine", assumed=told)
+    assert "assumed" not in text
+    assert "model-index" not in header(text)
+    assert "license" not in header(text)
+    only = card(facts(score={"step": 1, "train": {"top1": 1.0}}), "me/mine")
+    assert "says nothing about new ones" in only
+    assert "model-index" not in header(only)
+
+
+def test_a_model_without_classes_is_a_start_for_others() -> None:
+    model = masked(vit(classes=0), Masking("masked-patch", target="colour"))
+    text = card(facts_of(model, model.config, {"score": {"step": 3, "validation": {"loss": 2.5, "knn": 0.25}}}), "me/mine")
+    found = header(text)
+    assert found["pipeline_tag"] == "image-feature-extraction"
+    assert set(found["tags"]) >= {"self-supervised", "masked-patch"}
+    assert "vitrail finetune hf:me/mine DATA" in text
+    assert "| validation | 20 nearest neighbours | 25.00% |" in text
+    assert "## Classes" not in text
+
+
+def test_python_that_it_shows_is_python_and_its_commands_are_ours() -> None:
+    from tests.cli.commands import COMMANDS
+
+    for format in ("vitrail", "huggingface"):
+        text = card(facts(), "me/mine", format=format)
+        for snippet in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            compile(snippet, "card", "exec")
+        for line in re.findall(r"^vitrail (\w+)", text, re.MULTILINE):
+            assert line in COMMANDS
+
+
+def test_five_first_answers_of_five_classes_are_no_score() -> None:
+    model = vit(classes=4)
+    text = card(facts_of(model, model.config, {"score": SCORE}), "me/mine")
+    assert "top-5" not in text
+
+
+def test_wilsons_interval() -> None:
+    """Newcombe 1998, Table I: 81 of 263, and 0 of 20."""
+    assert shares(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert shares(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("path", "left"),
+    [
+        ("/home/me/photos", "photos"),
+        ("photos/", "photos"),
+        ("../deep/er.csv", "er.csv"),
+        ("C:\\Users\\me\\photos", "photos"),
+        ("runs/mine/best/model.safetensors", "mine"),
+        ("best", "best"),
+        ("~", ""),
+        ("fashion", "fashion"),
+        ("panes:count=100,size=16", "panes:count=100,size=16"),
+        ("hf:owner/name", "hf:owner/name"),
+    ],
+)
+def test_of_a_path_its_last_name_is_left(path: str, left: str) -> None:
+    assert bare({"a": [path, 3, None, {"b": path}]}) == {"a": [left, 3, None, {"b": left}]}
