@@ -1,0 +1,153 @@
+"""The server as an application: its state, its pages, and one shape for every failure. The work itself is in ``work``."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from vitrail.errors import printable
+from vitrail.export.engine import Engine
+from vitrail.serve.batcher import Batcher
+from vitrail.serve.door import LEFT, WORK, Door, House, as_json, refused
+from vitrail.serve.metrics import Metrics
+from vitrail.serve.page import docs_page, front_page
+from vitrail.serve.schema import State, failures
+from vitrail.serve.settings import Serving
+from vitrail.serve.trouble import Trouble, resting
+from vitrail.serve.work import add_work
+
+log = logging.getLogger("vitrail.serve")
+SILENT: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)  # nothing is sent
+HTML = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src blob:; form-action 'none'; frame-ancestors 'none'"
+}
+
+
+def make_app(
+    open_engine: Callable[[], Engine],
+    how: Serving | None = None,
+    source: str = "a model",
+    opened: Callable[[], None] = lambda: None,
+) -> FastAPI:
+    """``opened`` is called once the engine is there or has failed; ``app.state.house`` is what the routes share."""
+    how, metrics = how or Serving(), Metrics()
+    batcher = Batcher(open_engine, how, metrics)
+    house = House(how, batcher, metrics, Path(source).name or source)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        batcher.start(opened)
+        yield
+        await asyncio.to_thread(batcher.close)
+
+    app = FastAPI(
+        title="Vitrail", version=version("vitrail"), lifespan=lifespan, docs_url=None, redoc_url=None, telemetry=SILENT
+    )
+    app.state.house = house
+    app.add_middleware(Door, house=house)
+    _gauges(house)
+    _handlers(app, house)
+    add_work(app, house)
+    _state(app, house)
+    _describe(app, how.token is not None)
+    return app
+
+
+def _state(app: FastAPI, house: House) -> None:
+    state: dict[str, Any] = {"response_class": Response}
+
+    @app.get("/healthz", responses={200: {"model": State}, **failures(503)}, **state)
+    async def healthz() -> Response:
+        """Whether the process is alive and its model can still be reached."""
+        alive = house.batcher.alive()
+        return as_json({"status": "alive"}) if alive else refused(Trouble(503, "the engine has died", "dead"), house.metrics)
+
+    @app.get("/readyz", responses={200: {"model": State}, **failures(503)}, **state)
+    async def readyz() -> Response:
+        """Whether it takes pictures: not while it loads its model, nor while it stops."""
+        if house.draining or house.batcher.engine is None:
+            what = "draining" if house.draining else "loading its model"
+            return as_json({"error": resting(what).sentence}, 503, {"Retry-After": "1"})
+        return as_json({"status": "ready"})
+
+    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+    guarded = failures(401) if house.how.token else {}
+
+    @app.get("/metrics", responses={**text, **guarded}, **state)
+    async def metrics() -> Response:
+        """Counters for Prometheus."""
+        return Response(house.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/", include_in_schema=False)
+    async def front() -> Response:
+        engine = house.batcher.engine if house.how.token is None else None  # strangers are not told what is served
+        return Response(front_page(engine, house.how), 200, HTML, "text/html")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(docs_page(app.openapi()), 200, HTML, "text/html")
+
+
+def _gauges(house: House) -> None:
+    batcher = house.batcher
+    house.metrics.gauges = {
+        "vitrail_pictures_inside": ("Pictures being read, waiting or computed.", lambda: batcher.inside),
+        "vitrail_queue_length": ("Pictures that are decoded and wait.", lambda: batcher.waiting),
+        "vitrail_body_bytes": ("Bytes of requests in memory.", lambda: batcher.bytes),
+        "vitrail_ready": ("Whether pictures are taken.", lambda: batcher.engine is not None and not house.draining),
+    }
+
+
+def _handlers(app: FastAPI, house: House) -> None:
+    """Every failure has the same shape."""
+
+    @app.exception_handler(Trouble)
+    async def trouble(_: Request, error: Trouble) -> Response:
+        return refused(error, house.metrics)
+
+    @app.exception_handler(ClientDisconnect)
+    async def left(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=LEFT)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        sentence = f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}, got {str(first.get('input'))[:80]!r}"
+        return as_json({"error": printable(sentence)}, 422)
+
+    @app.exception_handler(HTTPException)
+    async def unknown(_: Request, error: HTTPException) -> Response:
+        return as_json({"error": f"{error.detail.lower()}; see /docs"}, error.status_code, dict(error.headers or {}))
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return as_json({"error": "the server made a mistake; its log says which"}, 500)
+
+
+def _describe(app: FastAPI, token: bool) -> None:
+    """The schema as it is: no parameter fails with FastAPI's own shape, and a token is told of where there is one."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            for name in ("HTTPValidationError", "ValidationError"):
+                schema["components"]["schemas"].pop(name, None)
+            if token:
+                schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+                for path in (*WORK, "/metrics"):
+                    next(iter(schema["paths"][path].values()))["security"] = [{"token": []}]
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

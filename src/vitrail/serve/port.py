@@ -1,0 +1,35 @@
+"""A place to listen at, taken before anything heavy is imported: that a port is in use is told at once. Needs no torch."""
+
+import errno
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vitrail.errors import VitrailError
+
+
+@contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """Listening; who comes before the server is there waits a moment."""
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise VitrailError(f"--host must be an address of this machine, got {host!r} ({error}); try 127.0.0.1") from None
+    with socket.socket(family, kind, number) as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            place.bind(address)
+            place.listen(2048)
+        except OSError as error:
+            raise VitrailError(_why(error, host, port, family)) from None
+        yield place
+
+
+def _why(error: OSError, host: str, port: int, family: socket.AddressFamily) -> str:
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"--host must be an address of this machine, got {host}; try 127.0.0.1, or 0.0.0.0 for all of them"
+    with socket.socket(family) as other:
+        other.bind((host, 0))
+        free = other.getsockname()[1]
+    what = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+    return f"port {port} of {host} {what}; try --port {free}, which is free"

@@ -1,0 +1,127 @@
+"""A server in a process of its own, and plain ways to talk to it: what is proved here is proved over a socket."""
+
+import http.client
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+ROOT = Path(__file__).parents[2]
+LONG = 300.0  # seconds that a busy machine may take for anything
+PNG = {"Content-Type": "image/png"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def label(self) -> str:
+        return self.json["pictures"][0]["label"]
+
+
+@dataclass(frozen=True)
+class Server:
+    process: "subprocess.Popen[str]"
+    port: int
+    url: str
+
+    def ask(
+        self,
+        path: str,
+        body: bytes | Iterator[bytes] | None = None,
+        headers: dict[str, str] | None = None,
+        method: str = "POST",
+    ) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG)
+        try:
+            connection.request(method, path, body, headers or {}, encode_chunked=isinstance(body, Iterator))
+            return _answer(connection.getresponse())
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Answer:
+        return self.ask(path, method="GET")
+
+    def raw(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=LONG)
+
+    def number(self, name: str) -> float:
+        found = re.search(rf"^{re.escape(name)} (\S+)$", self.get("/metrics").body.decode(), re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def until(self, name: str, value: float) -> None:
+        """Wait for a counter; it comes, or the test fails."""
+        wait(lambda: self.number(name) >= value)
+
+    def memory(self) -> int:
+        """Bytes that the process has in memory."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return 1024 * int(re.findall(r"VmRSS:\s+(\d+)", status)[0])
+
+
+def wait(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + LONG
+    while not true():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+def _answer(response: http.client.HTTPResponse) -> Answer:
+    return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+
+
+def answer_of(connection: socket.socket) -> Answer:
+    """What comes back over a plain socket, and not a byte more: another answer may follow."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        got = connection.recv(1)
+        assert got, head
+        head += got
+    first, *lines = head.decode("latin-1").strip().split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+    length, body = int(headers.get("content-length", 0)), b""
+    while len(body) < length:
+        body += connection.recv(length - len(body))
+    return Answer(int(first.split()[1]), headers, body)
+
+
+@contextmanager
+def started(command: Sequence[str], env: dict[str, str] | None = None) -> Iterator[Server]:
+    """Ready to answer; ended afterwards, whatever happened."""
+    full = [sys.executable, "-W", "error", *command]
+    process = subprocess.Popen(
+        full, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        url = json.loads(line)["url"]
+        yield Server(process, urlsplit(url).port or 0, url)
+    finally:
+        process.kill()
+        process.communicate(timeout=LONG)
+
+
+@contextmanager
+def colours(seconds: float = 0.0, **settings: object) -> Iterator[Server]:
+    """A server of the engine that sees colours."""
+    with started(["-m", "tests.serve.fake", str(seconds), json.dumps(settings)]) as server:
+        yield server

@@ -1,0 +1,129 @@
+"""Clients that are slow, rude or gone, over sockets, against one server: whatever they do, the next one is answered."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from PIL import Image
+
+from tests.serve.fake import coloured, encoded
+from tests.serve.talking import PNG, Answer, Server, answer_of, colours, wait
+
+HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+MOST = 200_000
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with colours(0.3, max_batch=1, max_body=MOST, patience=1.0, queue=30, deadline=60) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(server: Server) -> Iterator[None]:
+    """After each of them the server answers, and holds nothing of whoever was there."""
+    yield
+    assert server.ask("/predict", coloured(77), PNG).label == "77"
+    wait(lambda: not any(server.number(f"vitrail_{name}") for name in ("pictures_inside", "queue_length", "body_bytes")))
+
+
+def closed(connection: socket.socket) -> bool:
+    """After whatever is still to be read."""
+    try:
+        while connection.recv(4096):
+            pass
+        return True
+    except ConnectionResetError:
+        return True
+
+
+def test_whoever_sends_half_a_picture_and_stops_is_told_and_shown_out(server: Server) -> None:
+    with server.raw() as connection:
+        connection.sendall(HEAD + b"Content-Length: 1000\r\n\r\n" + coloured(3)[:50])
+        answer = answer_of(connection)
+        assert answer.status == 408
+        assert "1 seconds" in answer.json["error"]
+        assert closed(connection)
+
+
+def test_whoever_sends_half_a_head_or_nothing_is_shown_out(server: Server) -> None:
+    for sent in (b"", HEAD):
+        with server.raw() as connection:
+            connection.sendall(sent)
+            assert closed(connection)
+
+
+def test_a_body_that_is_declared_too_large_is_refused_before_it_is_sent(server: Server) -> None:
+    with server.raw() as connection:
+        connection.sendall(HEAD + b"Content-Length: 5000000000\r\nExpect: 100-continue\r\n\r\n")
+        assert answer_of(connection).status == 413
+
+
+def test_a_body_without_a_length_is_cut_off_where_it_is_too_large(server: Server) -> None:
+    before, answers = server.memory(), list[Answer]()
+    with server.raw() as connection:
+        connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        reading = threading.Thread(target=lambda: answers.append(answer_of(connection)))
+        reading.start()
+        try:
+            for _ in range(2000):  # 200 MB, if they let us
+                connection.sendall(b"186a0\r\n" + bytes(100_000) + b"\r\n")
+                if answers:
+                    break
+        except OSError:
+            pass
+        reading.join()
+    assert answers[0].status == 413
+    assert server.memory() - before < 50 * 2**20
+
+
+def test_a_chunked_body_of_a_fair_size_is_a_picture_like_any_other(server: Server) -> None:
+    picture = coloured(88)
+    assert server.ask("/predict", iter([picture[:30], picture[30:]]), PNG).label == "88"
+
+
+def test_a_length_that_lies_harms_only_the_liar(server: Server) -> None:
+    with server.raw() as connection:
+        connection.sendall(HEAD + b"Content-Length: 20\r\n\r\n" + coloured(3))
+        assert answer_of(connection).status == 422  # of its first twenty bytes
+        assert answer_of(connection).status == 400  # what follows is no request
+        assert closed(connection)
+
+
+def test_a_bomb_is_refused_by_its_pixels(server: Server) -> None:
+    bomb = encoded(Image.new("1", (10_000, 10_000)))
+    assert len(bomb) < 20_000
+    answer = server.ask("/predict", bomb, PNG)
+    assert answer.status == 422
+    assert "10000 x 10000 pixels" in answer.json["error"]
+
+
+def test_whoever_leaves_is_forgotten_and_nothing_is_computed_for_them(server: Server) -> None:
+    picture = coloured(5)
+    computed = server.number("vitrail_batch_pictures_sum")
+    left = server.number('vitrail_pictures_total{outcome="left"}')
+    connections = [server.raw() for _ in range(6)]
+    for connection in connections:
+        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(picture) + picture)
+    server.until("vitrail_pictures_inside", 4)
+    for connection in connections:
+        connection.close()
+    server.until('vitrail_pictures_total{outcome="left"}', left + 3)
+    wait(lambda: server.number("vitrail_pictures_inside") == 0)
+    assert server.number("vitrail_batch_pictures_sum") - computed <= 3
+
+
+def test_whoever_talks_nonsense_is_told_so(server: Server) -> None:
+    for nonsense in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"GET\r\n\r\n", b"A" * 100_000):
+        with server.raw() as connection:
+            connection.sendall(nonsense)
+            assert answer_of(connection).status == 400
+            assert closed(connection)
+
+
+def test_one_connection_can_ask_many_times_and_all_at_once(server: Server) -> None:
+    with server.raw() as connection:
+        pictures = [coloured(label) for label in (1, 2, 3)]
+        connection.sendall(b"".join(HEAD + b"Content-Length: %d\r\n\r\n" % len(one) + one for one in pictures))
+        assert [answer_of(connection).label for _ in pictures] == ["1", "2", "3"]

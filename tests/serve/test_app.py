@@ -1,0 +1,287 @@
+"""Every kind of request and its answer, without a socket."""
+
+import io
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from starlette.testclient import TestClient
+
+from tests.serve.fake import Fake, coloured, encoded, form
+from tests.small import vit
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import VitrailError
+from vitrail.evaluate.predict import predict
+from vitrail.explain.maps import saliency
+from vitrail.export.engine import Engine, TorchEngine
+from vitrail.models.build import build
+from vitrail.models.settings import ResNetConfig
+from vitrail.serve.app import make_app
+from vitrail.serve.settings import Serving
+
+PNG = {"Content-Type": "image/png"}
+FORM = {"Content-Type": "multipart/form-data; boundary=xXx"}
+
+
+@contextmanager
+def talking(engine: Engine | None = None, **settings: Any) -> Iterator[TestClient]:
+    with TestClient(make_app(lambda: engine or Fake(), Serving(**settings), "runs/colours")) as client:
+        end = time.monotonic() + 60
+        while client.get("/readyz").status_code != 200:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with talking(max_body=50_000, queue=20, max_pixels=100_000) as client:
+        yield client
+
+
+def test_one_picture_as_the_body(client: TestClient) -> None:
+    answer = client.post("/predict", content=coloured(83), headers=PNG, params={"top": 2})
+    assert answer.status_code == 200
+    (picture,) = answer.json()["pictures"]
+    assert answer.json()["model"] == "colours"  # and nothing of where it lies
+    assert picture["file"] == "picture 0"
+    assert picture["label"] == picture["top"][0]["label"] == "83"
+    assert picture["probability"] == pytest.approx(1 / (1 + 511 * np.exp(-20.0)))
+    assert [guess["label"] for guess in picture["top"]] == ["83", "0"]  # of equals, the first
+
+
+def test_many_in_their_order_with_the_bad_ones_among_them(client: TestClient) -> None:
+    pictures = [("a.png", coloured(7)), ("b.png", b"no picture"), ("c.png", coloured(0)), ("c.png", coloured(300)), ("", b"")]
+    answer = client.post("/predict", content=form(*pictures), headers=FORM)
+    assert answer.status_code == 200
+    rows = answer.json()["pictures"]
+    assert [row["file"] for row in rows] == ["a.png", "b.png", "c.png", "c.png", "picture 4"]
+    assert [row.get("label") for row in rows] == ["7", None, None, "300", None]
+    assert [row.get("status") for row in rows] == [None, 422, 500, None, 422]
+    assert "none of JPEG" in rows[1]["error"]
+    assert "log" in rows[2]["error"]
+    assert "empty" in rows[4]["error"]
+
+
+def test_a_request_whose_pictures_all_fail_has_the_status_of_the_first(client: TestClient) -> None:
+    answer = client.post("/predict", content=form(("x", b"?"), ("y", coloured(0))), headers=FORM)
+    assert answer.status_code == 422
+    assert answer.json()["error"] == answer.json()["pictures"][0]["error"]
+    assert [row["status"] for row in answer.json()["pictures"]] == [422, 500]
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "status", "said"),
+    [
+        (PNG, b"", 400, "no picture"),
+        ({}, b"", 400, "no picture"),
+        (FORM, form(), 400, "no picture"),
+        (FORM, form(("a", b"x"), field="note").replace(b'; filename="a"', b""), 400, "no picture"),
+        (FORM, b"", 400, "last boundary"),
+        (FORM, form(("a", coloured(3)))[:-9], 400, "last boundary"),
+        (FORM, b"--yYy\r\nnonsense", 400, "cannot be read"),
+        ({"Content-Type": "multipart/form-data"}, form(("a", coloured(3))), 400, "boundary"),
+        ({"Content-Type": f"multipart/form-data; boundary={'x' * 300}"}, b"", 400, "oundary"),
+        ({"Content-Type": "application/json"}, b"{}", 415, "application/json"),
+        ({"Content-Type": "text/html; charset=utf-8"}, b"<p>", 415, "text/html"),
+        ({"Content-Type": "image/"}, coloured(3), 415, "image/"),
+        ({**PNG, "Content-Encoding": "gzip"}, coloured(3), 415, "Content-Encoding"),
+        (PNG, bytes(50_001), 413, "50,000 bytes"),
+        (FORM, form(*[("a", coloured(3))] * 21), 413, "20 pictures"),
+        (PNG, b"<html>", 422, "none of JPEG"),
+        (PNG, encoded(Image.effect_noise((40, 30), 50.0))[:300], 422, "no picture that can be read"),
+        (PNG, coloured(3, (400, 251)), 422, "400 x 251 pixels"),
+        (PNG, encoded(Image.new("1", (20000, 20000))), 422, "pixels"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_answered_says_why_in_one_sentence(
+    client: TestClient, headers: dict[str, str], content: bytes, status: int, said: str
+) -> None:
+    answer = client.post("/predict", content=content, headers=headers)
+    assert answer.status_code == status
+    assert said in answer.json()["error"]
+    assert "\n" not in answer.json()["error"]
+
+
+def test_a_name_is_a_word_and_never_a_path(client: TestClient) -> None:
+    names = ["../../etc/passwd", "/etc/passwd", "a\x00b\x1b[31m.png", "<script>", "ünï.png", "x" * 500]
+    rows = client.post("/predict", content=form(*((name, coloured(5)) for name in names)), headers=FORM).json()["pictures"]
+    assert [row["label"] for row in rows] == ["5"] * 6
+    said = [row["file"] for row in rows]
+    assert said[:2] == names[:2]
+    assert said[2] == "a?b?[31m.png"
+    assert said[3:5] == names[3:5]
+    assert said[5] == "x" * 200
+
+
+def test_parameters_and_paths_are_checked(client: TestClient) -> None:
+    for path, said in (("/predict?top=0", "top"), ("/predict?top=x", "top"), ("/explain?method=magic", "rollout")):
+        answer = client.post(path, content=coloured(3), headers=PNG)
+        assert answer.status_code in (422, 501)
+        assert said in answer.json()["error"]
+    assert client.get("/nowhere").status_code == 404
+    wrong = client.get("/predict")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert set(wrong.json()) == {"error"}
+
+
+def test_an_engine_without_a_torch_model_explains_nothing(client: TestClient) -> None:
+    answer = client.post("/explain", content=coloured(3), headers=PNG)
+    assert answer.status_code == 501
+    assert answer.json()["error"].startswith("fake keeps nothing")
+
+
+def test_the_counters_are_right_and_read_as_prometheus_reads_them() -> None:
+    with talking() as client:
+        client.post("/predict", content=form(("a", coloured(7)), ("b", b"?"), ("c", coloured(0))), headers=FORM)
+        client.post("/predict", content=b"?", headers=PNG)
+        client.get("/somewhere/else")
+        answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = answer.text.splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert all(re.fullmatch(r'[a-z_]+(\{([a-z]+="[^"]*",?)+\})? [0-9.e+-]+', line) for line in lines if line[0] != "#")
+    assert values['vitrail_requests_total{path="/predict",status="200"}'] == "1"
+    assert values['vitrail_requests_total{path="/predict",status="422"}'] == "1"
+    assert values['vitrail_requests_total{path="other",status="404"}'] == "1"
+    assert values['vitrail_pictures_total{outcome="answered"}'] == "1"
+    assert values['vitrail_pictures_total{outcome="broken"}'] == "2"
+    assert values['vitrail_pictures_total{outcome="failed"}'] == "1"
+    assert values["vitrail_pictures_inside"] == values["vitrail_body_bytes"] == values["vitrail_queue_length"] == "0"
+    assert values["vitrail_ready"] == "1"
+    buckets = [int(value) for name, value in values.items() if name.startswith("vitrail_batch_pictures_bucket")]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == int(values["vitrail_batch_pictures_count"])
+    assert float(values["vitrail_batch_pictures_sum"]) == 2  # the two that could be decoded
+
+
+def test_a_token_is_asked_for_where_there_is_work_or_something_to_see() -> None:
+    with talking(token="sesame") as client:
+        for path, method in (("/predict", "POST"), ("/explain", "POST"), ("/metrics", "GET")):
+            for given in (
+                {},
+                {"Authorization": "Bearer sesam"},
+                {"Authorization": "Basic sesame"},
+                {"Authorization": "Bearer"},
+            ):
+                answer = client.request(method, path, headers=given)
+                assert answer.status_code == 401
+                assert answer.headers["www-authenticate"].startswith("Bearer")
+        for path in ("/healthz", "/readyz", "/", "/docs", "/openapi.json"):
+            assert client.get(path).status_code == 200
+        right = {"Authorization": "bearer sesame"}
+        assert client.post("/predict", content=coloured(9), headers={**PNG, **right}).status_code == 200
+        assert client.get("/metrics", headers=right).status_code == 200
+        assert "colours" not in client.get("/").text
+        assert client.get("/openapi.json").json()["paths"]["/predict"]["post"]["security"] == [{"token": []}]
+
+
+def test_the_pages_fetch_nothing_from_outside(client: TestClient) -> None:
+    for path in ("/", "/docs"):
+        answer = client.get(path)
+        assert answer.headers["content-type"].startswith("text/html")
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert not re.findall(r'(?:src|href)\s*=\s*["\']?(?:https?:)?//', answer.text)
+    assert all(path in client.get("/docs").text for path in client.get("/openapi.json").json()["paths"])
+
+
+def test_while_it_loads_it_is_alive_and_not_ready() -> None:
+    loaded = Event()
+
+    def slowly() -> Fake:
+        assert loaded.wait(60)
+        return Fake()
+
+    with TestClient(make_app(slowly)) as client:
+        assert client.get("/healthz").status_code == 200
+        for answer in (client.get("/readyz"), client.post("/predict", content=coloured(3), headers=PNG)):
+            assert answer.status_code == 503
+            assert int(answer.headers["retry-after"]) >= 1
+            assert "loading" in answer.json()["error"]
+        loaded.set()
+
+
+def torch_engine(**changes: Any) -> TorchEngine:
+    model = vit(**changes)
+    model.preprocess = Preprocess((12, 15), crop=0.8, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+    model.labels, model.facts = tuple("abcde"), {"recipe": {"loss": "sigmoid"}} if changes.get("pool") == "gap" else {}
+    return TorchEngine(model, "small")
+
+
+def noise(seed: int, size: tuple[int, int] = (23, 31)) -> bytes:
+    return encoded(Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)))
+
+
+@pytest.mark.parametrize("pool", ["cls", "gap"])  # the second one's classes are each on its own
+def test_answers_are_those_of_predict_whoever_is_in_the_batch(pool: str) -> None:
+    engine, pictures = torch_engine(pool=pool), [noise(seed) for seed in range(7)]
+    expected = predict(engine._run, pictures, top=3)
+    with talking(engine, max_batch=3) as client:
+        together = client.post("/predict?top=3", content=form(*((str(n), one) for n, one in enumerate(pictures))), headers=FORM)
+        alone = [client.post("/predict?top=3", content=one, headers=PNG).json()["pictures"][0] for one in pictures]
+    for wanted, *rows in zip(expected, together.json()["pictures"], alone, strict=True):
+        for row in rows:
+            assert [guess["label"] for guess in row["top"]] == [guess.label for guess in wanted.top]
+            assert [guess["probability"] for guess in row["top"]] == pytest.approx(
+                [one.probability for one in wanted.top], abs=1e-5
+            )
+
+
+def test_a_map_is_that_of_explain_and_can_be_drawn() -> None:
+    engine = torch_engine()
+    picture = noise(3, (12, 15))
+    images = (np.asarray(Image.open(io.BytesIO(picture))) / 255 - (0.5, 0.4, 0.3)) / (0.2, 0.3, 0.4)
+    engine.preprocess = engine._run.preprocess = Preprocess((12, 15), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+    seen = torch.from_numpy(images).float().permute(2, 0, 1)[None]
+    with talking(engine) as client:
+        rows = client.post("/explain", content=form(("x", picture), ("y", b"?")), headers=FORM).json()["pictures"]
+        named = client.post("/explain?method=relevance&class=d", content=picture, headers=PNG).json()["pictures"][0]
+        numbered = client.post("/explain?method=relevance&class=3", content=picture, headers=PNG).json()["pictures"][0]
+        unknown = client.post("/explain?class=f", content=picture, headers=PNG)
+        drawn = client.post("/explain", content=picture, headers={**PNG, "Accept": "image/png"})
+        broken = client.post("/explain", content=b"?", headers={**PNG, "Accept": "image/png"})
+    assert np.allclose(rows[0]["map"], saliency(engine._run, seen, "rollout")[0].numpy(), atol=1e-5)
+    assert rows[1]["status"] == broken.status_code == 422
+    assert rows[0]["explained"] == rows[0]["label"]
+    assert np.allclose(named["map"], saliency(engine._run, seen, "relevance", torch.tensor([3]))[0].detach().numpy(), atol=1e-5)
+    assert (named["explained"], numbered["map"]) == ("d", named["map"])
+    assert unknown.status_code == 422
+    assert drawn.headers["content-type"] == "image/png"
+    with Image.open(io.BytesIO(drawn.content)) as shown:
+        assert shown.width * 12 == shown.height * 15
+
+
+def test_a_model_without_patches_cannot_be_explained() -> None:
+    model = build(ResNetConfig(stages=(1,), width=32, image=(32, 32), classes=3))
+    model.preprocess, model.labels = Preprocess((32, 32)), None
+    with talking(TorchEngine(model, "resnet"), max_batch=2) as client:
+        assert client.post("/predict", content=coloured(3), headers=PNG).json()["pictures"][0]["label"] in ("0", "1", "2")
+        answer = client.post("/explain", content=coloured(3), headers=PNG)
+        assert answer.status_code == 501
+        assert set(answer.json()) >= {"error"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("max_batch", 0),
+        ("queue", 3),
+        ("deadline", 0.0),
+        ("patience", -1.0),
+        ("max_delay", 11.0),
+        ("max_body", 0),
+        ("token", " "),
+    ],
+)
+def test_settings_that_make_no_server_are_refused_with_what_would(setting: str, value: object) -> None:
+    with pytest.raises(VitrailError, match=setting) as refused:
+        Serving(**{setting: value})  # type: ignore[arg-type]
+    assert "try" in str(refused.value)
+    assert "sesame" not in repr(Serving(token="sesame"))
