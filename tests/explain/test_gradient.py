@@ -72,7 +72,7 @@ def test_of_one_layer_under_the_mean_by_hand() -> None:
 def test_of_many_layers_it_is_the_papers_product(changes: dict[str, Any]) -> None:
     """R = (I + A4)(I + A3)(I + A2)(I + A1), written out; without its identity where tokens are read as they are."""
     model, images, classes = vit(**changes), torch.randn(2, 3, 12, 15), torch.tensor([3, 1])
-    layers, last = _weighed(model, images, classes)
+    layers, last, _ = _weighed(model, images, classes)
     eye = torch.eye(layers[0].shape[-1])
     grown, rolled, straight = eye, eye, eye
     for mixing in layers:

@@ -170,6 +170,7 @@ def _remember(key: str, kept: Sequence[Rows], problems: dict[int, str]) -> None:
 def _of_model(model: Model) -> str:
     """All that features depend on, and so not the head."""
     digest = hashlib.sha256(repr((replace(model.config, classes=0), model.preprocess)).encode())
+    digest.update(model.extra_repr().encode())  # tokens merged, patches dropped: nothing of a plain model
     for name, tensor in sorted(model.state_dict().items()):
         if not name.startswith("head."):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())

@@ -1,7 +1,8 @@
 """Who looks at whom: attention weights of chosen layers, heads and queries, beside the fused kernel and not instead of it.
 
 Queries and keys are read on their way into the kernel, so only what is asked for is computed once more, and never more of it
-at a time than ``ROOM``. b pictures, l layers, h heads, q queries, t tokens.
+at a time than ``ROOM``. Where tokens were merged, each patch looks as its token does, and a token's weight is shared by the
+patches it holds; what was dropped has rows and columns of zeros. b pictures, l layers, h heads, q queries, t tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +14,13 @@ import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitrail.errors import VitrailError
+from vitrail.explain.held import holding, shared
 from vitrail.layers.position import Grid, RelativeKeys
 from vitrail.layers.tap import recording
+from vitrail.models.merged import twin
 from vitrail.models.vit import ViT
 
 Numbers = Sequence[int] | None  # none: all of them
@@ -84,7 +88,8 @@ def each(
     asking: list[Tensor] = []
 
     def ask(q: Tensor) -> Tensor:
-        asking.append(q[:, heads][:, :, rows])
+        q = q[:, heads]
+        asking.append((held[-1][:, None].mT.to(q.dtype) @ q if held else q)[:, :, rows])
         return q.new_empty(0)
 
     def answer(layer: int, k: Tensor) -> Tensor:
@@ -97,10 +102,17 @@ def each(
             scores = q[:, :, part] @ k.mT
             if isinstance(relative, RelativeKeys):
                 scores = scores + _offsets(relative, q[:, :, part], heads, rows[part])
-            take(layer, part, (scores * q.shape[-1] ** -0.5).softmax(dim=-1))
+            scores = scores * q.shape[-1] ** -0.5
+            if held:
+                sizes, there = held[-1].sum(dim=-1), held[-1].sum(dim=1)[:, None, rows[part], None]
+                weights = (scores + sizes.log()[:, None, None].to(scores.dtype)).softmax(dim=-1)
+                take(layer, part, shared(weights, held[-1]) * there.to(scores.dtype))
+            else:
+                take(layer, part, scores.softmax(dim=-1))
         return k.new_empty(0)
 
     with at_rest(vit), ExitStack() as stack:
+        held = stack.enter_context(holding(vit))
         for layer in set(layers):  # in a block, queries pass before keys
             stack.enter_context(recording(vit, f"blocks.{layer}.attention.queries", keep=ask))
             stack.enter_context(recording(vit, f"blocks.{layer}.attention.keys", keep=partial(answer, layer)))
@@ -117,12 +129,21 @@ def reading(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Floa
         case "cls":
             share[:, 0] = 1
         case "gap":
-            share[:, prefix:] = 1 / patches
+            places = vit.places(images)
+            if places is None:
+                share[:, prefix:] = 1 / patches
+            else:
+                share.scatter_(1, places + prefix, 1 / places.shape[1])
         case "map":
-            with at_rest(vit), recording(vit, "pool.weights", keep=lambda weights: weights.mean(1)[:, 0]) as seen:
+            with at_rest(vit), holding(vit) as held, recording(vit, "pool.weights", keep=_mean_of_heads) as seen:
                 vit.features(images)
-            share[:, prefix:] = seen["pool.weights"][0]
+            weights = F.pad(seen["pool.weights"][0], (prefix, 0))
+            share = shared(weights, held[-1]) if held else weights
     return share
+
+
+def _mean_of_heads(weights: Float[Tensor, "b h 1 t"]) -> Float[Tensor, "b t"]:
+    return weights.mean(1)[:, 0]
 
 
 def on_grid(
@@ -135,8 +156,9 @@ def on_grid(
 
 
 def checked(model: nn.Module) -> ViT:
-    """What a compiled model was made of; others than Vision Transformers have no attention to look at."""
+    """Of a compiled model, what it was made of; others than Vision Transformers have no attention to look at."""
     model = getattr(model, "_orig_mod", model)
+    model = model if model._compiled_call_impl is None else twin(model)
     if not isinstance(model, ViT):
         raise VitrailError(f"a {type(model).__name__} has no attention to look at; load a Vision Transformer or a hybrid")
     return model

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
 from vitrail.explain.attention import at_rest, checked, each
+from vitrail.explain.held import handed, holding
 from vitrail.layers.position import Grid
 from vitrail.models.vit import ViT
 
@@ -89,19 +90,20 @@ def norms(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[
     hooks = [block.register_forward_hook(lambda _, __, output: seen.append(output.norm(dim=-1))) for block in vit.blocks]
     hooks.append(vit.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].norm(dim=-1))))
     try:
-        with at_rest(vit):
+        with at_rest(vit), holding(vit) as held:
             vit.features(images)
     finally:
         for hook in hooks:
             hook.remove()
-    return torch.stack(seen)
+    return torch.stack([handed(state, there) for state, there in zip(seen, held, strict=True)] if held else seen)
 
 
 def _summed(vit: ViT, images: Tensor) -> list[Tensor]:
     """Sums over these pictures, by layer and head; weights come some rows at a time, so rows are summed up first."""
     grid, prefix, (layers, heads) = vit.grid(images), vit.config.prefix, (len(vit.blocks), vit.config.heads)
     apart = spacing(grid, vit.config.stride).to(images.device)
-    patches, tokens = apart.shape[0], apart.shape[0] + prefix
+    places, tokens = vit.places(images), apart.shape[0] + prefix
+    patches = apart.shape[0] if places is None else places.shape[1]  # that look
     rows = images.new_zeros(3, layers, images.shape[0], heads, dtype=torch.float32)
     products = images.new_zeros(layers, images.shape[0], heads, heads, dtype=torch.float32)
 
@@ -111,7 +113,7 @@ def _summed(vit: ViT, images: Tensor) -> list[Tensor]:
         among, far = weights[..., max(prefix - part.start, 0) :, prefix:], apart[of_patches]
         rows[0, layer] += _far(among, far).sum(dim=-1) / patches
         rows[1, layer] += _far(among, far, True).sum(dim=-1) / patches
-        rows[2, layer] += _wide(weights).sum(dim=-1) / tokens
+        rows[2, layer] += _wide(weights).sum(dim=-1) / (patches + prefix)
         products[layer] += _products(weights)
 
     each(vit, images, range(layers), list(range(heads)), list(range(tokens)), take)
@@ -120,7 +122,7 @@ def _summed(vit: ViT, images: Tensor) -> list[Tensor]:
 
 def _far(among: Float[Tensor, "b h q n"], apart: Float[Tensor, "q n"], renormalise: bool = False) -> Float[Tensor, "b h q"]:
     far = (among * apart).sum(dim=-1)
-    return far / among.sum(dim=-1) if renormalise else far
+    return far / among.sum(dim=-1).clamp(min=1e-30) if renormalise else far
 
 
 def _wide(weights: Float[Tensor, "b h q t"]) -> Float[Tensor, "b h q"]:

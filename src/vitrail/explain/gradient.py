@@ -8,13 +8,17 @@ every block (nostalgebraist 2020). b pictures, s states between the layers, h he
 grid.
 """
 
+from itertools import repeat
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
 from vitrail.explain.attention import at_rest, checked, numbers, on_grid, reading
+from vitrail.explain.held import Held, handed, holding, shared
 from vitrail.explain.rollout import Rolled
+from vitrail.layers.merge import taken
 from vitrail.layers.tap import recording
 from vitrail.models.vit import ViT
 
@@ -24,24 +28,17 @@ Classes = Int[Tensor, " b"] | None  # none: what the model says
 def relevance(model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None) -> Float[Tensor, "b y x"]:
     """What each patch contributed to the class through attention; that every token is evidence of itself says nothing."""
     vit = checked(model)
-    layers, last = _weighed(vit, images, classes)
-    grown = torch.zeros_like(layers[0])  # R without the identity
-    for mixing in layers:
-        grown = grown + mixing + mixing @ grown
-    return _read(vit, images, grown, torch.ones_like(grown[:, 0]), last)
+    layers, last, held = _weighed(vit, images, classes)
+    return _read(vit, images, _rolled(layers, held, whole=False), last)
 
 
 def gradient_rollout(
     model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None
 ) -> Float[Tensor, "b y x"]:
     """The same matrices rolled out, each row brought back to one; what went straight along the residual is left out too."""
-    vit, rolled = checked(model), Rolled()
-    layers, last = _weighed(vit, images, classes)
-    for mixing in layers:
-        rolled.multiply(mixing)
-    assert rolled.mixed is not None
-    assert rolled.straight is not None
-    return _read(vit, images, rolled.mixed, rolled.straight, last)
+    vit = checked(model)
+    layers, last, held = _weighed(vit, images, classes)
+    return _read(vit, images, _rolled(layers, held, whole=True), last)
 
 
 def gradcam(
@@ -53,14 +50,15 @@ def gradcam(
     seen: list[Tensor] = []
     hook = vit.blocks[number].attention.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))  # type: ignore[union-attr]
     try:
-        with at_rest(vit):
+        with at_rest(vit), holding(vit) as held:
             score = _score(vit, images, classes)
     finally:
         hook.remove()
     (gradient,) = torch.autograd.grad(score, seen)
     prefix = vit.config.prefix
     channels = gradient[:, prefix:].mean(dim=1, keepdim=True)
-    return on_grid(vit, images, (seen[0] * channels).sum(-1).relu().detach())
+    found = (seen[0] * channels).sum(-1).relu().detach()
+    return on_grid(vit, images, handed(found, held[number]) if held else found)
 
 
 def integrated(
@@ -76,7 +74,7 @@ def contributions(
     """The mean gradient along the straight way, times what changed. Together they are, the nearer the more steps there are, by
     how much the class's logit is above that of grey; patches that speak against it are below zero."""
     vit = checked(model)
-    grid = vit.grid(images)
+    grid, places = vit.grid(images), vit.places(images)
     with torch.no_grad(), at_rest(vit):
         which = vit(images).argmax(dim=1) if classes is None else classes.to(images.device)
         grey, there = vit.patches(torch.zeros_like(images)), vit.patches(images)
@@ -84,7 +82,7 @@ def contributions(
     for step in range(steps):
         x = torch.lerp(grey, there, (step + 0.5) / steps).requires_grad_()
         with torch.enable_grad(), at_rest(vit):
-            logits = vit.head(vit.pooled_norm(vit.pool(vit.encode(x, grid))))
+            logits = vit.head(vit.gathered(x if places is None else taken(x, places), grid, places))
         total += torch.autograd.grad(_picked(vit, logits, which), x)[0]
     return ((there - grey) * total).sum(dim=-1) / steps
 
@@ -97,15 +95,19 @@ def lens(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[T
     hooks = [block.register_forward_hook(lambda _, __, output: states.append(output)) for block in vit.blocks]
     hooks.append(vit.blocks[0].register_forward_pre_hook(lambda _, inputs: states.append(inputs[0])))
     try:
-        with at_rest(vit):
+        with at_rest(vit), holding(vit) as held:
             vit.features(images)
-            return torch.stack([vit.head(vit.pooled_norm(vit.pool(vit.norm(x)))) for x in states])
+            sizes = [there.sum(dim=-1) for there in held] if held else repeat(None)
+            pooled = [vit.pool(vit.norm(x), size) for x, size in zip(states, sizes, strict=False)]
+            return torch.stack([vit.head(vit.pooled_norm(x)) for x in pooled])
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _weighed(vit: ViT, images: Tensor, classes: Classes) -> tuple[list[Float[Tensor, "b t t"]], Float[Tensor, "b t"] | None]:
+def _weighed(
+    vit: ViT, images: Tensor, classes: Classes
+) -> tuple[list[Float[Tensor, "b _ _"]], Float[Tensor, "b t"] | None, Held]:
     """Of every layer, the positive part of gradient times weights, mean over heads; and of a pooling that attends."""
     seen: list[Tensor] = []
     patterns = ["blocks.*.attention.weights", *(["pool.weights"] if vit.config.pool == "map" else [])]
@@ -114,26 +116,33 @@ def _weighed(vit: ViT, images: Tensor, classes: Classes) -> tuple[list[Float[Ten
         seen.append(weights)
         return weights
 
-    with at_rest(vit), recording(vit, *patterns, keep=keep):
+    with at_rest(vit), holding(vit) as held, recording(vit, *patterns, keep=keep):
         score = _score(vit, images, classes)
     gradients = torch.autograd.grad(score, seen)
     mixed = [(weights * gradient).relu().mean(dim=1).detach() for weights, gradient in zip(seen, gradients, strict=True)]
+    for layer, there in enumerate(held[:-1]):  # the gradient of a token is the sum of its patches', which look alike
+        mixed[layer] = mixed[layer] / there.sum(dim=-1, keepdim=True).to(mixed[layer].dtype)
     if vit.config.pool != "map":
-        return mixed, None
-    return mixed[:-1], nn.functional.pad(mixed[-1][:, 0], (vit.config.prefix, 0))
+        return mixed, None, held
+    last = nn.functional.pad(mixed[-1][:, 0], (vit.config.prefix, 0))
+    return mixed[:-1], shared(last, held[-1]) if held else last, held
 
 
-def _read(
-    vit: ViT,
-    images: Tensor,
-    mixed: Float[Tensor, "b t t"],
-    straight: Float[Tensor, "b t"],
-    last: Float[Tensor, "b t"] | None,
-) -> Float[Tensor, "b y x"]:
+def _rolled(layers: list[Float[Tensor, "b _ _"]], held: Held, whole: bool) -> Rolled:
+    rolled = Rolled(held, whole)
+    for mixing in layers:
+        rolled.multiply(mixing)
+    return rolled
+
+
+def _read(vit: ViT, images: Tensor, rolled: Rolled, last: Float[Tensor, "b t"] | None) -> Float[Tensor, "b y x"]:
     """What arrives in the pooled tokens through attention. A pooling that attends also weighs what came straight to it."""
+    mixed, straight = rolled.ends
     read = reading(vit, images) if last is None else last
     found = (read[:, None] @ mixed)[:, 0]
-    return on_grid(vit, images, found if last is None else found + last * straight)
+    if last is not None:
+        found = found + (last * straight if straight.ndim == 2 else (last[:, None] @ straight)[:, 0])
+    return on_grid(vit, images, found)
 
 
 def _score(vit: ViT, images: Tensor, classes: Classes) -> Tensor:

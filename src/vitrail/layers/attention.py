@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.layers.initial import dense, fused
+from vitrail.layers.merge import Merging
 from vitrail.layers.position import Rotation, rotate
 from vitrail.layers.tap import Tap
 
@@ -38,7 +39,9 @@ class Attention(nn.Module):
         self.weights_dropout = weights_dropout
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "b t d"], rotation: Rotation | None = None) -> Float[Tensor, "b t d"]:
+    def forward(
+        self, x: Float[Tensor, "b t d"], rotation: Rotation | None = None, merging: Merging | None = None
+    ) -> Float[Tensor, "b t d"]:
         q, k, v = (rearrange(part, "b t (h k) -> b h t k", h=self.heads) for part in self.qkv(x).chunk(3, dim=-1))
         q, k = self.norm_q(q), self.norm_k(k)
         if rotation is not None:
@@ -46,6 +49,8 @@ class Attention(nn.Module):
         q, k = self.queries(q), self.keys(k)
         scale = q.shape[-1] ** -0.5
         bias = None if self.relative is None else self.relative(q) * scale
+        if merging is not None:  # never beside relative offsets
+            bias = merging.bias(k)
         dropout = self.weights_dropout if self.training else 0.0
         if not self.weights.sinks:
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)

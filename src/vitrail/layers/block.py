@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from vitrail.layers.attention import Attention
 from vitrail.layers.drop import LayerScale, StochasticDepth
+from vitrail.layers.merge import Merging
 from vitrail.layers.mlp import MLP
 from vitrail.layers.position import Rotation
 
@@ -31,14 +32,20 @@ class Block(nn.Module):
         self.scale2 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
         self.drop = StochasticDepth(stochastic_depth)
 
-    def forward(self, x: Float[Tensor, "b t d"], rotation: Rotation | None = None) -> Float[Tensor, "b t d"]:
-        x = x + self.drop(self.scale1(self.attention(self.norm1(x), rotation)))
+    def forward(
+        self, x: Float[Tensor, "b t d"], rotation: Rotation | None = None, merging: Merging | None = None
+    ) -> Float[Tensor, "b m d"]:
+        x = x + self.drop(self.scale1(self.attention(self.norm1(x), rotation, merging)))
+        x = x if merging is None else merging(x)
         return x + self.drop(self.scale2(self.mlp(self.norm2(x))))
 
 
 class PostNormBlock(Block):
     """Post-norm: normalise after adding (Vaswani et al. 2017); the encoder then needs no final norm."""
 
-    def forward(self, x: Float[Tensor, "b t d"], rotation: Rotation | None = None) -> Float[Tensor, "b t d"]:
-        x = self.norm1(x + self.drop(self.scale1(self.attention(x, rotation))))
+    def forward(
+        self, x: Float[Tensor, "b t d"], rotation: Rotation | None = None, merging: Merging | None = None
+    ) -> Float[Tensor, "b m d"]:
+        x = self.norm1(x + self.drop(self.scale1(self.attention(x, rotation, merging))))
+        x = x if merging is None else merging(x)
         return self.norm2(x + self.drop(self.scale2(self.mlp(x))))

@@ -1,6 +1,8 @@
 """From tokens to one vector a picture: the class token (Dosovitskiy et al. 2021), the mean of the patches (its GAP), or
 attention pooling (MAP; Zhai et al. 2022, big_vision).
 
+Where tokens stand for several patches each (``layers.merge``), ``sizes`` tells for how many: each patch counts once.
+
 b batch, t tokens, d width, h heads, k width of a head, q the one query.
 """
 
@@ -21,7 +23,7 @@ from vitrail.layers.tap import Tap
 class ClassPool(nn.Module):
     """What the class token has gathered."""
 
-    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b d"]:
+    def forward(self, x: Float[Tensor, "b t d"], sizes: Float[Tensor, "b t"] | None = None) -> Float[Tensor, "b d"]:
         return x[:, 0]
 
 
@@ -32,8 +34,11 @@ class AveragePool(nn.Module):
         super().__init__()
         self.prefix = prefix
 
-    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b d"]:
-        return x[:, self.prefix :].mean(dim=1)
+    def forward(self, x: Float[Tensor, "b t d"], sizes: Float[Tensor, "b t"] | None = None) -> Float[Tensor, "b d"]:
+        if sizes is None:
+            return x[:, self.prefix :].mean(dim=1)
+        share = sizes[:, None, self.prefix :] / sizes[:, None, self.prefix :].sum(dim=-1, keepdim=True)
+        return (share.to(x.dtype) @ x[:, self.prefix :])[:, 0]
 
 
 class AttentionPool(nn.Module):
@@ -55,14 +60,16 @@ class AttentionPool(nn.Module):
         self.norm = nn.LayerNorm(width, eps=epsilon)
         self.mlp = MLP(width, mlp, gelu=gelu)
 
-    def forward(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b d"]:
+    def forward(self, x: Float[Tensor, "b t d"], sizes: Float[Tensor, "b t"] | None = None) -> Float[Tensor, "b d"]:
         patches = x[:, self.prefix :]
+        bias = None if sizes is None else sizes[:, None, None, self.prefix :].log().to(x.dtype)
         probe = repeat(self.probe, "d -> b 1 d", b=patches.shape[0])
         q = rearrange(self.q(probe), "b q (h k) -> b h q k", h=self.heads)
         k, v = rearrange(self.kv(patches), "b t (kv h k) -> kv b h t k", kv=2, h=self.heads)
         if not self.weights.sinks:
-            mixed = F.scaled_dot_product_attention(q, k, v)
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         else:
-            mixed = self.weights((q @ k.mT * q.shape[-1] ** -0.5).softmax(dim=-1)) @ v
+            scores = q @ k.mT * q.shape[-1] ** -0.5
+            mixed = self.weights((scores if bias is None else scores + bias).softmax(dim=-1)) @ v
         pooled = self.out(rearrange(mixed, "b h 1 k -> b (h k)"))
         return pooled + self.mlp(self.norm(pooled))

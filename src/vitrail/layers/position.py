@@ -191,13 +191,17 @@ class Rotary(nn.Module):
         self.prefix = prefix
 
     def forward(self, grid: Grid, device: torch.device, places: Places | None = None) -> Rotation:
+        angle = self.angles(grid, device, places)
+        return angle.cos(), angle.sin()
+
+    def angles(self, grid: Grid, device: torch.device, places: Places | None = None) -> Float[Tensor, "... t k"]:
+        """By which each token is turned, a pair of channels alike."""
         rows, columns = (self._angles(*sides, device) for sides in zip(grid, self.grid, strict=True))
         y = repeat(rows, "h f -> (h w) f", w=grid[1])
         x = repeat(columns, "w f -> (h w) f", h=grid[0])
         angle = repeat(torch.cat([y, x], dim=-1), "n f -> n (f two)", two=2)
         angle = angle if places is None else rearrange(angle[places], "b m f -> b 1 m f")  # alike in every head
-        angle = F.pad(angle, (0, 0, self.prefix, 0))
-        return angle.cos(), angle.sin()
+        return F.pad(angle, (0, 0, self.prefix, 0))
 
     def _angles(self, side: int, made_for: int, device: torch.device) -> Float[Tensor, "n f"]:
         count = self.head_width // 4

@@ -18,6 +18,7 @@ from vitrail.errors import VitrailError
 from vitrail.layers.attention import Attention
 from vitrail.layers.block import Block, PostNormBlock
 from vitrail.layers.initial import lecun_normal_
+from vitrail.layers.merge import taken
 from vitrail.layers.mlp import MLP
 from vitrail.layers.patch import PatchEmbed
 from vitrail.layers.pool import AttentionPool, AveragePool, ClassPool
@@ -72,26 +73,38 @@ class ViT(nn.Module):
 
     def features(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d"]:
         """The representation of the picture: y in the paper."""
-        grid = self.grid(images)
-        return self.pooled_norm(self.pool(self.encode(self.patches(images), grid)))
+        grid, places, x = self.grid(images), self.places(images), self.patches(images)
+        return self.gathered(x if places is None else taken(x, places), grid, places)
 
     def patches(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n d"]:
         return self.embed(self.stem(images))
+
+    def places(self, images: Float[Tensor, "b c height width"]) -> Places | None:
+        """Which patches are looked at; none: all of them. Models that leave some out say so here."""
+        return None
+
+    def gathered(self, x: Float[Tensor, "b n d"], grid: Grid, places: Places | None = None) -> Float[Tensor, "b d"]:
+        """Of patches at their places, all that is left to do before the head."""
+        return self.pooled_norm(self.pool(self.encode(x, grid, places)))
 
     def encode(self, x: Float[Tensor, "b n d"], grid: Grid, places: Places | None = None) -> Float[Tensor, "b t d"]:
         """Prepend the class token and the registers to the patches, add positions, run the blocks and the last norm.
 
         ``places``: which patches of the grid these are, a row a picture; none: all of them, in order.
         """
-        before = [token for token in (self.cls, self.registers) if token is not None]
-        if before:
-            x = torch.cat([*(repeat(token, "... d -> b (...) d", b=x.shape[0]) for token in before), x], dim=1)
+        x = self.prepended(x)
         rotation = None if self.rotary is None else self.rotary(grid, x.device, places)
         for layer, (table, block) in enumerate(zip(self.config.layers_with_position, self.blocks, strict=True)):
             x = x if table is None else self.positions[table](x, grid, places)
             x = self.dropout(x) if layer == 0 else x
             x = self._run(block, x, rotation)
         return self.norm(x)
+
+    def prepended(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b t d"]:
+        before = [token for token in (self.cls, self.registers) if token is not None]
+        if not before:
+            return x
+        return torch.cat([*(repeat(token, "... d -> b (...) d", b=x.shape[0]) for token in before), x], dim=1)
 
     def grid(self, images: Float[Tensor, "b c height width"]) -> Grid:
         """Rows and columns of patches in these pictures, or a sentence about the size that would work."""

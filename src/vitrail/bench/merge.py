@@ -1,0 +1,148 @@
+"""``vitrail bench merge``: what it costs in accuracy to be faster, by merging tokens, by dropping patches, by smaller pictures.
+
+Accuracy is that of ``vitrail.measure`` on the data. Speed is that of the model alone on one batch, a ratio to the plain model
+taken in turns with it in one process, best of several.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from vitrail.bench.turns import in_turns
+from vitrail.data.sources.source import Data, Progress
+from vitrail.errors import VitrailError
+from vitrail.evaluate.caution import opened
+from vitrail.evaluate.evaluate import measure
+from vitrail.models.build import Model
+from vitrail.models.cost import cost
+from vitrail.models.cost_merged import merged_macs
+from vitrail.models.faster import faster
+from vitrail.models.settings import Pair, ViTConfig
+from vitrail.models.vit import ViT
+from vitrail.report.chart import chart
+from vitrail.report.drawing import Drawing
+from vitrail.weights.load import load, untold
+
+COUNTS = (0, 2, 4, 6, 8, 10, 13)
+DROPS = (0.1, 0.2, 0.3, 0.4)
+SIZES = (0.86, 0.72, 0.57)  # of each side, brought to whole patches
+WAYS = {"merge": "merged tokens", "drop": "dropped patches", "image": "smaller pictures"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to be faster; the plain model is the first."""
+
+    way: str  # merge, drop or image
+    value: float  # tokens a layer, share of the patches, or pixels of the shorter side
+    top1: float
+    right: int
+    same: float  # share of the pictures with the plain model's answer
+    images_per_second: float
+    speed: float  # times the plain model
+    macs: float  # times fewer multiplications
+
+
+@dataclass(frozen=True)
+class MergeCurve:
+    rows: tuple[Row, ...]
+    pictures: int
+    batch: int
+    threads: int
+    rounds: int
+
+
+def merge_curve(
+    source: str,
+    data: Data | str,
+    counts: Sequence[int] = COUNTS,
+    drops: Sequence[float] = DROPS,
+    images: Sequence[Pair] | None = None,
+    batch: int = 8,
+    rounds: int = 5,
+    split: str | None = None,
+    progress: Progress | None = None,
+) -> MergeCurve:
+    """``images`` none: three smaller sizes. Settings that the model cannot have are refused before the work."""
+    plain = load(source)
+    if not isinstance(plain, ViT):
+        raise VitrailError("a ResNet has no tokens to merge; name a Vision Transformer or a hybrid")
+    data = opened(data, plain, progress) if isinstance(data, str) else data
+    models: dict[tuple[str, float], Model] = {("merge", 0): plain}
+    models |= {("merge", count): faster(plain, merge=count) for count in counts if count}
+    models |= {("drop", share): faster(plain, drop=share) for share in drops if share}
+    with untold():  # of the size, which is what is asked for
+        sizes = smaller(plain.config) if images is None else images
+        models |= {("image", min(size)): load(source, image=size) for size in sizes if size != plain.config.image}
+    speeds = _speeds(models, batch, rounds, progress)
+    found: list[Row] = []
+    first = None
+    for done, (key, model) in enumerate(models.items()):
+        if progress:
+            progress("evaluating", done, len(models))
+        measured = measure(model, data, split, batch=batch)
+        guesses = measured.answers.guesses
+        first = guesses if first is None else first
+        right = int((guesses == measured.answers.labels).sum())
+        same = (guesses == first).double().mean().item()
+        ratio = speeds[key] / speeds["merge", 0]
+        found.append(Row(*key, measured.top1, right, same, speeds[key], ratio, _fewer(plain.config, *key, model)))
+    assert first is not None
+    return MergeCurve(tuple(found), len(first), batch, torch.get_num_threads(), rounds)
+
+
+def smaller(config: ViTConfig) -> list[Pair]:
+    """Sizes that the patches divide, each once; none where positions cannot follow."""
+    if config.position == "relative":
+        return []
+    sides = [
+        tuple(max(round(share * side / step), 1) * step for side, step in zip(config.image, config.stride, strict=True))
+        for share in SIZES
+    ]
+    return list(dict.fromkeys((side[0], side[1]) for side in sides if side != config.image))
+
+
+def curve_drawing(found: MergeCurve) -> Drawing:
+    """Accuracy over speed: the higher and the further to the right, the better the bargain."""
+    start = (found.rows[0].speed, found.rows[0].top1)
+    lines = {
+        words: [start, *((row.speed, row.top1) for row in found.rows[1:] if row.way == way)] for way, words in WAYS.items()
+    }
+    dots = [(row.speed, row.top1, told(row)) for row in found.rows]
+    title = f"Accuracy against speed, {found.pictures:,} pictures, batch {found.batch}"
+    drawn = {name: line for name, line in lines.items() if len(line) > 1}
+    return chart(title, "top-1", "times as fast as the plain model", drawn, dots, percent=True)
+
+
+def told(row: Row) -> str:
+    """In words, with what came of it."""
+    names = {"merge": f"{row.value:g} tokens merged a layer", "drop": f"{row.value:.0%} of the patches dropped"}
+    what = "plain" if row.way == "merge" and not row.value else names.get(row.way, f"pictures of {row.value:g} pixels")
+    return f"{what}: {row.top1:.1%}, {row.speed:.2f} x"
+
+
+def _speeds(
+    models: dict[tuple[str, float], Model], batch: int, rounds: int, progress: Progress | None
+) -> dict[tuple[str, float], float]:
+    rivals = {f"{way} {value}": _rival(model, batch) for (way, value), model in models.items()}
+    in_turns(rivals, 1)  # the first of each warms up
+    best = in_turns(rivals, rounds, progress)
+    return {(way, value): best[f"{way} {value}"] for way, value in models}
+
+
+def _rival(model: Model, batch: int) -> Callable[[], int]:
+    images = torch.randn(batch, model.config.channels, *model.config.image)
+
+    def work() -> int:
+        with torch.inference_mode():
+            return model(images).shape[0]
+
+    return work
+
+
+def _fewer(config: ViTConfig, way: str, value: float, model: Model) -> float:
+    whole = cost(config).macs
+    if way == "image":
+        return whole / cost(model.config).macs
+    return whole / merged_macs(config, int(value) if way == "merge" else 0, value if way == "drop" else 0.0)

@@ -1,0 +1,126 @@
+"""A Vision Transformer that looks at less: tokens that are alike are merged on the way (Bolya et al. 2023; ``layers.merge``),
+and patches in which little happens are left out before the first block.
+
+It is another module around the same weights, and a ``ViT`` like any other. While somebody records ``held.*``, it tells which
+patches each token holds: ``held.3`` at the input of block 3, the last one after all blocks. b batch, c channels, n patches and
+the tokens in front of them, t tokens, d width.
+"""
+
+from copy import copy
+from typing import Any, TypeVar
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitrail.errors import VitrailError
+from vitrail.layers.merge import Merging
+from vitrail.layers.position import Grid, Places
+from vitrail.layers.tap import Tap, watched
+from vitrail.models.build import Model
+from vitrail.models.cost_merged import count_for, kept
+from vitrail.models.faster import Faster
+from vitrail.models.vit import ViT
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Merged(ViT):
+    """``count`` tokens fewer after the attention of every block, ``drop`` the share of the patches that is never looked at."""
+
+    def __init__(self, model: ViT, count: int = 0, drop: float = 0.0) -> None:
+        nn.Module.__init__(self)
+        vars(self).update(vars(twin(model)))  # all that a ViT has is the other's
+        self.count, self.drop = count, drop
+        self.held = nn.ModuleList(Tap() for _ in range(self.config.depth + 1))
+
+    def places(self, images: Float[Tensor, "b c height width"]) -> Places | None:
+        """The patches whose pixels vary most, in their order."""
+        if not self.drop:
+            return None
+        p, q = self.config.stride
+        inside = rearrange(images, "b c (y p) (x q) -> b (y x) c (p q)", p=p, q=q)
+        lively = inside.float().var(dim=-1, correction=0).sum(dim=-1)
+        some = lively.topk(kept(lively.shape[1], self.drop), dim=1).indices
+        return some.sort(dim=1).values
+
+    def gathered(self, x: Float[Tensor, "b n d"], grid: Grid, places: Places | None = None) -> Float[Tensor, "b d"]:
+        x, sizes = self._merged(x, grid, places)
+        return self.pooled_norm(self.pool(x, sizes))
+
+    def encode(self, x: Float[Tensor, "b n d"], grid: Grid, places: Places | None = None) -> Float[Tensor, "b t d"]:
+        return self._merged(x, grid, places)[0]
+
+    def _merged(
+        self, x: Float[Tensor, "b n d"], grid: Grid, places: Places | None
+    ) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b t"] | None]:
+        """The tokens that are left, and how many patches each stands for."""
+        x, layers = self.prepended(x), self.config.layers_with_position
+        told = watched(self.held)
+        merging = Merging(
+            self.count,
+            self.config.prefix,
+            None if self.rotary is None else self.rotary.angles(grid, x.device, places),
+            self._apart(x, grid, places) if told or (self.count and any(table is not None for table in layers[1:])) else None,
+        )
+        for layer, (table, block) in enumerate(zip(layers, self.blocks, strict=True)):
+            x = x if table is None else self._placed(table, x, grid, places, merging)
+            x = self.dropout(x) if layer == 0 else x
+            if told:
+                self.held[layer](merging.held)
+            x = block(x, merging.rotation, merging)
+        if told:
+            self.held[-1](merging.held)
+        return self.norm(x), merging.sizes
+
+    def _apart(self, x: Float[Tensor, "b t d"], grid: Grid, places: Places | None) -> Float[Tensor, "b t n"]:
+        """Each token holds itself."""
+        prefix, patches = self.config.prefix, grid[0] * grid[1]
+        every = torch.arange(prefix + patches, device=x.device)
+        there = every.expand(x.shape[0], -1)
+        if places is not None:
+            there = torch.cat([there[:, :prefix], places + prefix], dim=1)
+        return (there[..., None] == every).to(torch.promote_types(x.dtype, torch.float32))
+
+    def _placed(
+        self, table: int, x: Float[Tensor, "b t d"], grid: Grid, places: Places | None, merging: Merging
+    ) -> Float[Tensor, "b t d"]:
+        """In later layers a merged token is where its patches are on average."""
+        add: Any = self.positions[table]
+        if merging.sizes is None or merging.held is None:
+            return add(x, grid, places)
+        rows = add(x.new_zeros(1, merging.held.shape[2], x.shape[2]), grid)
+        return x + (merging.held / merging.sizes[..., None]).to(x.dtype) @ rows
+
+    def extra_repr(self) -> str:
+        return f"merge={self.count}, drop={self.drop:g}"
+
+
+def merged(model: Model, how: Faster) -> Model:
+    """With tokens merged and patches left out as the switches say; where neither is asked for, the model itself."""
+    if not how.drop and how.merge in (0, "1x"):
+        return model
+    if not isinstance(model, ViT):
+        raise VitrailError("a ResNet has no tokens to merge and no patches to drop; load a Vision Transformer or a hybrid")
+    if model.config.position == "relative":
+        raise VitrailError(
+            "relative positions count the offsets between all patches, so none can be merged or dropped; "
+            "leave merge and drop out, or train with position='rotary'"
+        )
+    count = how.merge if isinstance(how.merge, int) else count_for(model.config, how.speed or 1.0, how.drop)
+    return Merged(model, count, how.drop)
+
+
+def compiled(model: Model) -> Model:
+    """Its first answer takes a minute, and so does the first batch of another size; ``explain`` looks at what is compiled."""
+    made = twin(model)
+    made.compile()
+    return made
+
+
+def twin(model: M) -> M:
+    """Another module around the same weights, not compiled."""
+    made = copy(model)
+    vars(made).update({name: copy(value) for name, value in vars(made).items() if isinstance(value, dict)})
+    return made

@@ -1,0 +1,123 @@
+"""Explanations of models that merge tokens and drop patches: maps over all patches, and nothing lost on the way back."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.models.test_faster import KINDS, LARGER, fast, larger
+from vitrail.explain.attention import attention, checked, pooled_attention, reading
+from vitrail.explain.distance import heads, norms
+from vitrail.explain.gradient import contributions, lens
+from vitrail.explain.held import holding
+from vitrail.explain.maps import METHODS, saliency
+from vitrail.explain.rollout import Rolled, rollout
+from vitrail.layers.tap import recording
+from vitrail.models.merged import Merged, compiled
+
+
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_rows_mapped_back_sum_to_one_and_what_is_dropped_is_zero(changes: dict[str, Any]) -> None:
+    model, images = fast(larger(**changes), merge=4, drop=0.2), torch.randn(2, 3, *LARGER)
+    prefix, places = model.config.prefix, model.places(images)
+    assert places is not None
+    there = torch.cat([torch.ones(2, prefix), torch.zeros(2, 35).scatter(1, places, 1.0)], dim=1)
+    weights = attention(model, images)
+    assert weights.shape == (4, 2, 3, prefix + 35, prefix + 35)
+    assert_close(weights.sum(-1), there[None, :, None].expand(4, 2, 3, -1))
+    assert (weights * (1 - there[None, :, None, None])).abs().max() == 0
+    assert_close(rollout(model, images).sum(-1), there)
+    assert_close(reading(model, images).sum(1), torch.ones(2))
+    assert_close(pooled_attention(model, images).sum(-1), torch.ones(4, 2, 3))
+    assert (norms(model, images)[..., prefix:] > 0).float().mean(0).allclose(there[:, prefix:])
+
+
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_attention_mapped_back_is_what_the_model_used(changes: dict[str, Any]) -> None:
+    """By the other route: all weights in the open, rows and columns by what each token holds."""
+    model, images = fast(larger(**changes), merge=4, drop=0.2), torch.randn(2, 3, *LARGER)
+    with torch.no_grad(), holding(model) as held, recording(model, "blocks.*.attention.weights") as seen:
+        model(images)
+    for layer, ((weights,), matrix) in enumerate(zip(seen.values(), held[:-1], strict=True)):
+        ways = matrix[:, None]
+        back = ways.mT @ weights @ (ways / ways.sum(-1, keepdim=True))
+        assert_close(attention(model, images, layers=[layer])[0], back, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_every_map_covers_all_patches(changes: dict[str, Any], method: str) -> None:
+    plain, images = larger(**changes), torch.randn(2, 3, *LARGER)
+    classes = torch.tensor([3, 1])
+    expected = saliency(plain, images, method, classes)
+    assert torch.equal(saliency(Merged(plain), images, method, classes), expected)  # nothing merged: the same bits
+    found = saliency(fast(plain, merge=4), images, method, classes)
+    assert found.shape == expected.shape == (2, 5, 7)
+    assert found.isfinite().all()
+    less = fast(plain, merge=2, drop=0.3)
+    places = less.places(images)
+    assert places is not None
+    dropped = torch.ones(2, 35).scatter(1, places, 0.0)
+    assert (saliency(less, images, method, classes).flatten(1) * dropped).abs().max() == 0
+
+
+@pytest.mark.parametrize("method", ["attention", "rollout", "gradient_rollout", "relevance"])
+def test_merging_what_is_equal_leaves_the_map_as_it_was(method: str) -> None:
+    """Two colours and no positions: whatever is merged is the same token, so each patch's share is what it was."""
+    plain = larger(pool="gap", position="none")
+    images = torch.zeros(2, 3, *LARGER)
+    images[:, :, :, :15], images[:, :, :, 15:] = torch.randn(2, 3, 1, 1), torch.randn(2, 3, 1, 1)
+    classes = torch.tensor([3, 1])
+    found, expected = (saliency(model, images, method, classes) for model in (fast(plain, merge=6), plain))
+    sides = [values[..., :3].sum(dim=(1, 2)) / values.sum(dim=(1, 2)) for values in (found, expected)]
+    assert_close(*sides, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_way_for_merged_tokens_is_the_plain_one_where_none_are(whole: bool) -> None:
+    layers = [torch.rand(2, 5, 5, dtype=torch.float64) for _ in range(3)]
+    apart = [torch.eye(5, dtype=torch.float64).expand(2, -1, -1)] * 4
+    plain, merged = Rolled(whole=whole), Rolled(apart, whole)
+    for mixing in layers:
+        plain.multiply(mixing)
+        merged.multiply(mixing)
+    assert_close(merged.product, plain.product)
+    assert_close(merged.ends[0], plain.ends[0])
+
+
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_the_lens_ends_with_what_the_model_says(changes: dict[str, Any]) -> None:
+    model, images = fast(larger(**changes), merge=4, drop=0.2), torch.randn(2, 3, *LARGER)
+    with torch.no_grad():
+        assert_close(lens(model, images)[-1], model(images))
+
+
+def test_heads_are_measured_over_the_patches_that_look() -> None:
+    model, images = fast(larger(), merge=3, drop=0.4), torch.randn(2, 3, *LARGER)
+    found = heads(model, [images])
+    weights = attention(model, images)
+    there = weights.sum(-1)[0, 0, 0, 1:] > 0.5
+    assert int(there.sum()) == 21
+    assert all(values.isfinite().all() for values in (found.distance, found.renormalised, found.entropy, found.similarity))
+    wide = -torch.special.xlogy(weights, weights).sum(-1).sum(-1) / 22
+    assert_close(found.entropy, wide.mean(1))
+
+
+def test_contributions_of_dropped_patches_are_none() -> None:
+    model, images = fast(larger(), drop=0.4), torch.randn(2, 3, *LARGER)
+    places = model.places(images)
+    assert places is not None
+    found = contributions(model, images)
+    assert torch.equal(found != 0, torch.zeros(2, 35).scatter(1, places, 1.0) > 0)
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
+def test_what_is_compiled_is_explained_as_what_it_was_made_of() -> None:
+    model, images = larger(), torch.randn(2, 3, *LARGER)
+    made = compiled(model)
+    assert made._compiled_call_impl is not None
+    assert model._compiled_call_impl is None
+    assert checked(made)._compiled_call_impl is None
+    assert torch.equal(saliency(made, images, "relevance"), saliency(model, images, "relevance"))
