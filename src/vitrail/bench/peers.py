@@ -14,15 +14,18 @@ from vitrail.models.settings import ViTConfig
 from vitrail.weights.verify import declare_operators
 
 DECAY = 0.05
+TRAINED = ("timm", "transformers", "vit-pytorch")
+ASKED = ("timm", "transformers", "torchvision", "vit-pytorch")  # for answers alone
 
 
-def models(config: ViTConfig) -> dict[str, nn.Module]:
+def models(config: ViTConfig, names: tuple[str, ...] = TRAINED) -> dict[str, nn.Module]:
     """By library, each of this shape."""
     declare_operators()
     found: dict[str, nn.Module] = {}
-    for name, make in (("timm", timm_vit), ("transformers", _transformers), ("vit-pytorch", _vit_pytorch)):
+    makers = {"timm": timm_vit, "transformers": _transformers, "torchvision": _torchvision, "vit-pytorch": _vit_pytorch}
+    for name in names:
         try:
-            found[name] = make(config)
+            found[name] = makers[name](config)
         except ImportError:
             continue
     return found
@@ -69,6 +72,16 @@ def _transformers(config: ViTConfig) -> nn.Module:
             intermediate_size=config.mlp, image_size=config.image, patch_size=config.patch, num_channels=config.channels,
             num_labels=config.classes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
         )
+    )  # fmt: skip
+
+
+def _torchvision(config: ViTConfig) -> nn.Module:
+    """Square pictures and a class token."""
+    from torchvision.models.vision_transformer import VisionTransformer  # type: ignore[import-untyped]
+
+    return VisionTransformer(
+        image_size=config.image[0], patch_size=config.patch[0], num_layers=config.depth, num_heads=config.heads,
+        hidden_dim=config.width, mlp_dim=config.mlp, num_classes=config.classes,
     )  # fmt: skip
 
 

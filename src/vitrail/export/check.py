@@ -1,0 +1,109 @@
+"""Whether an exported file answers as the model does: both see the same pictures. n pictures, c channels, k classes."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float32, UInt8
+from numpy import ndarray
+
+from vitrail.data.sources.source import Progress
+from vitrail.errors import VitrailError
+from vitrail.export.engine import Engine, TorchEngine
+from vitrail.export.graph import flexible
+from vitrail.export.trial import Trial
+from vitrail.models.build import Model
+
+TOLERANCE = 1e-3  # of the largest logit: float rounding stays a hundred times below, a wrong weight far above
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class Checked:
+    """How far the file's answers are from the model's."""
+
+    pictures: int
+    what: str  # which pictures
+    real: bool
+    difference: float  # the largest, of a logit
+    scale: float  # the largest logit
+    agreement: float  # share of the pictures with the same first answer
+    torch_top1: float | None = None  # of those whose label is known
+    file_top1: float | None = None
+    other_sizes: float | None = None  # the largest difference at other sizes, where those go in
+
+    @property
+    def relative(self) -> float:
+        return max(self.difference, self.other_sizes or 0.0) / max(self.scale, 1e-12)
+
+    @property
+    def drop(self) -> float:
+        """Accuracy lost; where no label is known, the share of first answers that changed."""
+        if self.torch_top1 is None or self.file_top1 is None:
+            return 1 - self.agreement
+        return self.torch_top1 - self.file_top1
+
+
+def check(model: Model, engine: Engine, trial: Trial, dynamic: bool = False, progress: Progress | None = None) -> Checked:
+    """Run both. It is for the caller to judge what comes of it."""
+    reference = TorchEngine(model)
+    want = answers(reference, trial.pictures, progress, "torch sees pictures")
+    if not np.isfinite(want).all():
+        raise VitrailError("the model answers some pictures with something that is no number; its weights are damaged")
+    got = answers(engine, trial.pictures, progress, "the file sees pictures")
+    if got.shape != want.shape:
+        raise VitrailError(f"the file answers with {got.shape[1]} numbers a picture, the model with {want.shape[1]}")
+    alone = np.abs(engine.logits(trial.pictures[:1]) - want[:1]).max()  # also without batch-mates
+    found = Checked(
+        len(want), trial.what, trial.real, float(max(np.abs(got - want).max(), alone)), float(np.abs(want).max()),
+        float((got.argmax(1) == want.argmax(1)).mean()),
+    )  # fmt: skip
+    known = trial.labels >= 0
+    if known.any() and model.config.classes:
+        right = [float((each.argmax(1) == trial.labels)[known].mean()) for each in (want, got)]
+        found = replace(found, torch_top1=right[0], file_top1=right[1])
+    return replace(found, other_sizes=_elsewhere(model, engine, trial)) if dynamic else found
+
+
+def refuse(found: Checked, name: str, tolerance: float) -> None:
+    """A file that is not the model is not kept."""
+    if not found.relative <= tolerance:  # nor one whose answers are no numbers
+        raise VitrailError(
+            f"{name} answers differently from the model, by {found.relative:.2g} of the largest logit on {found.what}, where "
+            f"{tolerance:g} is tolerated, so it was removed; try another --to, or a larger --tolerance"
+        )
+
+
+def refuse_drop(found: Checked, name: str, max_drop: float) -> None:
+    """A file of rounded numbers is judged by its answers."""
+    if not found.drop <= max_drop + 1e-9 or not np.isfinite(found.difference):
+        raise VitrailError(
+            f"{name} loses {100 * found.drop:.2f} points on {found.what}, where {100 * max_drop:g} are allowed, "
+            "so it was removed; try a larger --max-drop, or --to onnx"
+        )
+
+
+def answers(
+    engine: Engine, pictures: UInt8[ndarray, "n height width c"], progress: Progress | None = None, what: str = ""
+) -> Float32[ndarray, "n k"]:
+    rows = []
+    for start in range(0, pictures.shape[0], BATCH):
+        rows.append(engine.logits(pictures[start : start + BATCH]))
+        if progress is not None:
+            progress(what, min(start + BATCH, pictures.shape[0]), pictures.shape[0])
+    return np.concatenate(rows)
+
+
+def _elsewhere(model: Model, engine: Engine, trial: Trial) -> float:
+    """One smaller and one larger size, neither square: the largest difference from the model that takes any size."""
+    reference = TorchEngine(flexible(model))
+    (high, wide), (down, across) = model.config.image, getattr(model.config, "stride", (32, 32))
+    worst = 0.0
+    for size in ((high + down, wide + 2 * across), (max(down, high - down), wide + across)):
+        seen = _tiled(trial.pictures[:2], size)
+        worst = max(worst, float(np.abs(engine.logits(seen) - reference.logits(seen)).max()))
+    return worst
+
+
+def _tiled(pictures: UInt8[ndarray, "b h w c"], size: tuple[int, int]) -> UInt8[ndarray, "b height width c"]:
+    times = [1, *(-(-new // old) for new, old in zip(size, pictures.shape[1:3], strict=True)), 1]
+    return np.tile(pictures, times)[:, : size[0], : size[1]]

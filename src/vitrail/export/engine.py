@@ -1,0 +1,127 @@
+"""What answers pictures, whichever way the model was kept: our own weights by torch, an ONNX file by onnxruntime, or a program.
+
+Pixels go in as they leave ``vitrail.data.prepare.fitted``, logits come out; the normalising is the engine's own affair.
+b pictures, c channels, k classes.
+"""
+
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Float32, UInt8
+from numpy import ndarray
+
+from vitrail.data.prepare import normalise
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import VitrailError
+from vitrail.evaluate.features import preprocess_of
+from vitrail.models.build import Model
+from vitrail.models.device import device as chosen
+from vitrail.models.faster import Faster
+from vitrail.models.faster import faster as quickened
+from vitrail.weights.load import load
+
+Kind = Literal["auto", "torch", "onnxruntime"]
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Called from one thread at a time. All weights are in memory, so the file may be replaced or deleted meanwhile."""
+
+    @property
+    def name(self) -> str:
+        """``torch``, ``onnxruntime`` or ``program``."""
+
+    @property
+    def model(self) -> str:
+        """What it was opened from."""
+
+    @property
+    def preprocess(self) -> Preprocess: ...
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """As many as classes, numbers as words where nobody named them; none where there is no classifier."""
+
+    @property
+    def sigmoid(self) -> bool:
+        """Whether each class is probable on its own."""
+
+    def logits(self, pictures: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b k"]:
+        """Of a model without a classifier, its features."""
+
+
+def open_engine(
+    source: str | Path,
+    kind: Kind = "auto",
+    threads: int | None = None,
+    faster: Faster | None = None,
+    device: str = "auto",
+) -> Engine:
+    """An exported file (.onnx, .pt2) by what it needs, anything else that ``vitrail.load`` reads by torch.
+
+    ``threads`` compute one call; ``faster`` and ``device`` are for torch, an exported file is as it was exported.
+    """
+    ending = Path(source).suffix.lower()
+    if threads is not None and threads < 1:
+        raise VitrailError(f"threads must be at least 1, got {threads}; leave it out to use every core")
+    if ending not in (".onnx", ".pt2"):
+        if kind == "onnxruntime":
+            raise VitrailError(f"onnxruntime runs .onnx files, got {source}; try `vitrail export {source} --to onnx` first")
+        return _by_torch(source, threads, faster, device)
+    if faster is not None:
+        raise VitrailError(f"{source} is as it was exported; what makes it faster has to be named to `vitrail export`")
+    if kind != "auto" and (kind == "onnxruntime") != (ending == ".onnx"):
+        engine = "onnxruntime" if ending == ".onnx" else "torch"
+        raise VitrailError(f"{source} is run by {engine}, got {kind}; leave the engine out")
+    from vitrail.export.program import ProgramEngine
+    from vitrail.export.session import OnnxEngine
+
+    return OnnxEngine(source, threads) if ending == ".onnx" else ProgramEngine(source, threads)
+
+
+class TorchEngine:
+    """A model of ours, in memory."""
+
+    name = "torch"
+
+    def __init__(self, model: Model, source: str = "a model") -> None:
+        self.model = source
+        self.preprocess = preprocess_of(model)
+        self.labels = labels_of(model.labels, model.config.classes)
+        self.sigmoid = is_sigmoid(model.facts)
+        self._run = model.eval()
+
+    @torch.inference_mode()
+    def logits(self, pictures: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b k"]:
+        weight = next(self._run.parameters())
+        images = normalise(rearrange(tensor(pictures), "b h w c -> b c h w").float().contiguous(), self.preprocess)
+        return self._run(images.to(weight.device, weight.dtype)).float().cpu().numpy()
+
+
+def labels_of(names: tuple[str, ...] | None, classes: int) -> tuple[str, ...]:
+    return names or tuple(str(number) for number in range(classes))
+
+
+def is_sigmoid(facts: dict[str, object]) -> bool:
+    """Whether the model was trained to say of each class on its own whether it is there."""
+    recipe = facts.get("recipe")
+    return isinstance(recipe, dict) and recipe.get("loss") == "sigmoid"
+
+
+def tensor(pictures: UInt8[ndarray, "b height width c"]) -> torch.Tensor:
+    """Without a copy where torch may have the array."""
+    return torch.from_numpy(np.require(pictures, requirements=["C", "W"]))
+
+
+def _by_torch(source: str | Path, threads: int | None, faster: Faster | None, device: str) -> Engine:
+    if threads is not None:
+        torch.set_num_threads(threads)
+    model = load(source, image=None if faster is None else faster.image)
+    for weight in model.parameters():
+        weight.data = weight.data.clone()  # a safetensors file is mapped, and may be written to while it serves
+    if faster is not None:
+        model = quickened(model, faster)
+    return TorchEngine(model.to(chosen(device)), str(source))

@@ -1,0 +1,68 @@
+"""Whether a ``torch.export`` program computes and does no more.
+
+Torch unpickles and evaluates parts of such a file as it is loaded. So only what ``vitrail export`` writes is let through:
+plain tensors, arithmetic on tensors, and sizes that are symbols. Whatever else stands in a file is refused unread.
+"""
+
+import io
+import json
+import re
+import zipfile
+from typing import Any
+
+import torch
+
+from vitrail.errors import VitrailError
+
+FILES = re.compile(
+    r"[^/]+/(models/model\.json|data/(weights/(weight_\d+|model_weights_config\.json)"
+    r"|constants/(tensor_\d+|model_constants_config\.json)|sample_inputs/model\.pt)"
+    r"|extra/vitrail|archive_format|archive_version|byteorder|\.data/(version|serialization_id|alignment))"
+)
+TARGETS = re.compile(
+    r"torch\.ops\.aten\.\w+\.\w+|torch\.sym_\w+|math\.(ceil|floor|trunc)"
+    r"|_operator\.(add|sub|mul|neg|floordiv|truediv|mod|pow|eq|ne|lt|le|gt|ge|getitem|and_|or_)"
+)
+SIZES = re.compile(
+    r"(Symbol\('[su]\d+'|[su]\d+|positive=True|integer=True|(Mul|Add|Pow|Max|Min|Mod|FloorDiv|CleanDiv|Integer|IntTrueDiv)(?=\()"
+    r"|\d+|[-+*/(), ])*"
+)
+LARGEST = 2**26  # bytes of settings
+
+
+def check_harmless(content: bytes, source: str) -> None:
+    """A sentence where the file might do more than compute."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            _check(archive)
+    except VitrailError as error:
+        raise VitrailError(f"{source} {error}; run only what `vitrail export` made") from None
+    except Exception as error:  # a damaged file can fail its reader in any way
+        raise VitrailError(f"{source} is no program that `vitrail export` made, or is damaged: {error}") from None
+
+
+def _check(archive: zipfile.ZipFile) -> None:
+    names = archive.namelist()
+    for name in names:
+        if not FILES.fullmatch(name):
+            raise VitrailError(f"holds {name!r}, which is no part of such a program")
+    for name in (name for name in names if name.endswith(".json")):
+        if archive.getinfo(name).file_size > LARGEST:
+            raise VitrailError(f"has {archive.getinfo(name).file_size:,} bytes of settings, too many for a model")
+        _walk(json.loads(archive.read(name)))
+    for name in (name for name in names if name.endswith(".pt")):
+        torch.load(io.BytesIO(archive.read(name)), weights_only=True)
+
+
+def _walk(value: Any) -> None:
+    for item in value if isinstance(value, list) else ():
+        _walk(item)
+    for name, item in value.items() if isinstance(value, dict) else ():
+        odd = (
+            (name == "target" and not TARGETS.fullmatch(str(item)))
+            or (name == "expr_str" and not SIZES.fullmatch(str(item)))
+            or (name in ("use_pickle", "guards_code") and bool(item))
+        )
+        if odd:
+            raise VitrailError(f"asks for {name} {str(item)[:60]!r}, which no model needs")
+        _walk(item)

@@ -1,0 +1,141 @@
+"""``vitrail.ship``: a model as a file that runs without us, kept only if it answers as the model does."""
+
+import os
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from vitrail.config import read as read_as
+from vitrail.data.sources.source import Progress
+from vitrail.errors import VitrailError
+from vitrail.export.check import TOLERANCE, Checked, check, refuse, refuse_drop
+from vitrail.export.engine import Engine
+from vitrail.export.onnx import write_onnx
+from vitrail.export.program import ProgramEngine, write_program
+from vitrail.export.quantise import Activations, Quantised, quantise
+from vitrail.export.session import OnnxEngine
+from vitrail.export.trial import Trial, trial
+from vitrail.models.build import Model
+from vitrail.weights.checkpoint import sync
+from vitrail.weights.load import load
+
+To = Literal["onnx", "int8", "program"]
+ENDINGS = {"onnx": ".onnx", "int8": ".onnx", "program": ".pt2"}
+ENGINES: dict[str, Callable[[Path], Engine]] = {"onnx": OnnxEngine, "int8": OnnxEngine, "program": ProgramEngine}
+WRITERS: dict[str, Callable[..., None]] = {"onnx": write_onnx, "program": write_program}
+Judge = Callable[[Checked], None]
+CALIBRATION = 128  # pictures
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """Where the file is, and how far its answers are from the model's."""
+
+    out: Path
+    to: str
+    engine: str
+    bytes: int
+    weights: int  # bytes of the model's own
+    seconds: float  # to write it
+    checked: Checked
+    quantised: Quantised | None = None
+
+
+def ship(
+    model: Model | str | Path,
+    out: str | Path,
+    to: To = "onnx",
+    dynamic: bool = False,
+    data: str | None = None,
+    tolerance: float = TOLERANCE,
+    pictures: int | None = None,
+    progress: Progress | None = None,
+    activations: Activations = "static",
+    max_drop: float = 0.005,
+    calibration: int = CALIBRATION,
+    export: dict[str, Any] | None = None,
+) -> Shipped:
+    """Write ``out``, open it with the engine that will run it, and compare both on pictures.
+
+    ``dynamic`` leaves height and width open. ``data`` are pictures to compare on; none: the model's own test or validation
+    where it is at hand, else drawn ones. A file beyond ``tolerance`` (of the largest logit) is removed, an older one stays.
+
+    Of int8: ``calibration`` pictures, of train where there is one, give the scales of static ``activations``, and the file is
+    judged by the accuracy it loses, at most ``max_drop``, instead of ``tolerance``.
+    """
+    read_as(to, To, "to")
+    out = checked_out(Path(out).expanduser(), to)
+    if not tolerance > 0:
+        raise VitrailError(f"tolerance must be above 0, got {tolerance:g}; try {TOLERANCE:g}")
+    model = ready(load(model) if isinstance(model, str | Path) else model)
+    tried = trial(model, data, pictures, progress)
+    if to != "int8":
+        write = WRITERS[to]
+        judge: Judge = lambda found: refuse(found, out.name, tolerance)  # noqa: E731
+        return kept(model, out, to, lambda half: write(model, half, dynamic, **(export or {})), tried, judge, dynamic, progress)
+    if dynamic:
+        raise VitrailError("an int8 file is measured at one size of picture; leave --dynamic out, or take --to onnx")
+    found: list[Quantised] = []
+    seen = trial(model, data, calibration, progress, "train").pictures
+
+    def write_int8(half: Path) -> None:
+        found.append(quantise(model, half, seen, tried, activations, max_drop, progress, **(export or {})))
+
+    shipped = kept(model, out, to, write_int8, tried, lambda found: refuse_drop(found, out.name, max_drop), False, progress)
+    return replace(shipped, quantised=found[0])
+
+
+def kept(
+    model: Model,
+    out: Path,
+    to: str,
+    write: Callable[[Path], None],
+    tried: Trial,
+    judge: Judge,
+    dynamic: bool = False,
+    progress: Progress | None = None,
+) -> Shipped:
+    """Write under another name, try it there, and give it its name when it has passed."""
+    half = out.with_name(f".{out.stem[:100]}.{os.getpid()}.part{ENDINGS[to]}")
+    try:
+        began = time.perf_counter()
+        if progress is not None:
+            progress(f"writing {out.name}", 0, None)
+        write(half)
+        seconds, size = time.perf_counter() - began, half.stat().st_size
+        engine = ENGINES[to](half)
+        found = check(model, engine, tried, dynamic, progress)
+        judge(found)
+        sync(half)
+        half.replace(out)
+    except OSError as error:
+        raise VitrailError(f"{out} cannot be written: {error.strerror or error}; try another place with --out") from error
+    finally:
+        half.unlink(missing_ok=True)
+    weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    return Shipped(out, to, engine.name, size, weights, seconds, found)
+
+
+def checked_out(out: Path, to: str) -> Path:
+    """Before the work: where it would be written can be."""
+    if out.suffix.lower() != ENDINGS[to]:
+        raise VitrailError(f"--to {to} writes a {ENDINGS[to]} file, got {out}; try {out.stem or 'model'}{ENDINGS[to]}")
+    if out.is_dir() or not out.parent.is_dir():
+        raise VitrailError(f"--out must be a file in a folder that exists, got {out}; try {out.name}")
+    return out
+
+
+def ready(model: Model) -> Model:
+    """On the CPU, in float32, to be asked and not taught; the caller's own stays as it is."""
+    model = getattr(model, "_orig_mod", model)  # what was compiled is exported as what it was compiled from
+    plain = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in model.parameters())
+    if any(weight.is_meta for weight in model.parameters()):
+        raise VitrailError("the model is on the meta device, so it has no weights to export; build it on the cpu")
+    if plain and not model.training:
+        return model
+    return deepcopy(model).to("cpu", torch.float32).eval()

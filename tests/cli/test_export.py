@@ -1,0 +1,147 @@
+"""``vitrail export``: one file that predicts and is evaluated, or one sentence; and nothing written anywhere else."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.export.small import ready
+from vitrail.cli.main import run
+from vitrail.data.sources.open import pictures
+from vitrail.export import ship
+from vitrail.weights.checkpoint import save
+
+pytest.importorskip("onnx")
+
+QUICK = ["--pictures", "20"]
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], set[str]]:
+    """A model that knows its data, exported by a process whose home and folder are empty; what it said and wrote."""
+    place = tmp_path_factory.mktemp("cli")
+    model = ready(channels=1, classes=10)
+    model.labels = pictures("fashion").names
+    save(model, place / "mine", facts={"data": {"name": "fashion"}, "recipe": {"data": "fashion"}})
+    home, here = place / "home", place / "here"
+    home.mkdir()
+    here.mkdir()
+    before = _files(place)
+    done = _vitrail(home, here, "export", place / "mine", "--json", *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    predicted = _vitrail(home, here, "predict", "mine.onnx", Path(__file__).parents[2] / "docs" / "pictures", "--json")
+    assert predicted.returncode == 0, predicted.stderr
+    return place, json.loads(done.stdout), _files(place) - before
+
+
+def _vitrail(home: Path, here: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "ORT_", "VITRAIL_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "vitrail", *map(str, words)],
+        cwd=here,
+        env={**env, "HOME": str(home), "TMPDIR": str(home), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _files(place: Path) -> set[str]:
+    return {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+
+
+@pytest.mark.compile
+def test_nothing_is_written_but_the_file(shipped: tuple[Path, dict[str, Any], set[str]]) -> None:
+    """onnxruntime would leave a device id in the home folder; torch and we have a cache, which is empty here."""
+    written = {name for name in shipped[2] if not name.startswith("home/.cache/vitrail/")}
+    assert written == {"here/mine.onnx"}
+
+
+@pytest.mark.compile
+def test_a_program_reads_what_came_of_it(shipped: tuple[Path, dict[str, Any], set[str]]) -> None:
+    said = shipped[1]
+    assert (said["out"], said["to"], said["engine"]) == ("mine.onnx", "onnx", "onnxruntime")
+    found = said["checked"]
+    assert (found["pictures"], found["what"], found["real"]) == (20, "test of fashion", True)
+    assert found["relative"] < 1e-5
+    assert found["agreement"] == 1
+    assert found["torch_top1"] == found["file_top1"]
+    assert said["bytes"] == (shipped[0] / "here" / "mine.onnx").stat().st_size
+
+
+@pytest.mark.compile
+def test_the_file_is_evaluated_like_the_run(
+    shipped: tuple[Path, dict[str, Any], set[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = shipped[0]
+    assert run(["evaluate", str(place / "mine"), str(place / "here" / "mine.onnx"), "fashion", "--json"]) == 0
+    both = json.loads(capsys.readouterr().out)
+    assert both["runs"][0]["top1"] == both["runs"][1]["top1"]
+    assert both["paired"][0]["p"] == 1
+
+
+@pytest.mark.compile
+def test_a_file_that_answers_differently_is_exit_code_2_and_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The weights change after the export and before the check."""
+    save(ready(), tmp_path / "run")
+    write = ship.WRITERS["onnx"]
+
+    def spoiled(model: Any, path: Path, *rest: Any, **more: Any) -> None:
+        model.head.weight.data.add_(1.0)
+        write(model, path, *rest, **more)
+        model.head.weight.data.sub_(1.0)
+
+    monkeypatch.setitem(ship.WRITERS, "onnx", spoiled)
+    monkeypatch.chdir(tmp_path)
+    assert run(["export", "run", "--out", "x.onnx"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("vitrail: x.onnx answers differently from the model, by")
+    assert error.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+@pytest.mark.compile
+def test_for_people_there_is_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(ready(), tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert run(["export", "run", "--to", "program"]) == 0
+    said = capsys.readouterr().out
+    assert "same first answer" in said
+    assert "compared on drawn pictures, as the model does not say what it was trained on" in said
+    assert "file: run.pt2" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nowhere"], "nowhere does not exist"),
+        (["run", "--out", "x.pt2"], "--out must end in .onnx, got x.pt2; try x.onnx"),
+        (["run", "--out", "no/x.onnx"], "--out must be a file in a folder that exists"),
+        (["run", "--to", "program", "--out", "x.onnx"], "--out must end in .pt2"),
+        (["run", "--data", "nowhere"], "there is no 'nowhere'"),
+        (["run", "--tolerance", "0"], "tolerance must be above 0, got 0"),
+        (["run", "--merge", "many"], "merge must be tokens a layer or a speed"),
+        (["x.onnx"], "x.onnx does not exist"),
+        (["relative", "--dynamic"], "leave --dynamic out"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(ready(), tmp_path / "run")
+    save(ready(position="relative"), tmp_path / "relative")
+    monkeypatch.chdir(tmp_path)
+    assert run(["export", *words]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["relative", "run"]

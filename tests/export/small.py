@@ -1,0 +1,25 @@
+"""A small model that is ready to be exported, and pictures for it."""
+
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from tests.small import vit
+from vitrail.data.preprocess import Preprocess
+from vitrail.models.vit import ViT
+
+LABELS = ("ash", "birch", "cedar", "douglas fir", "elm")
+
+
+def ready(**changes: Any) -> ViT:
+    """2 layers, 12 x 15 pixels, five classes with names, an uneven normalising."""
+    model = vit(**{"depth": 2, **changes})
+    channels = model.config.channels
+    model.preprocess = Preprocess(model.config.image, mean=(0.1, 0.5, 0.7)[:channels], std=(0.2, 0.3, 0.4)[:channels])
+    model.labels = LABELS if model.config.classes == 5 else None
+    return model
+
+
+def noise(count: int, height: int = 12, width: int = 15, channels: int = 3) -> ndarray:
+    return np.random.default_rng(count).integers(0, 256, (count, height, width, channels), np.uint8)

@@ -1,0 +1,67 @@
+"""Evening out what enters linear layers moves a factor from the activations to the weights, and changes nothing else."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from tests.export.small import ready
+from vitrail.export.even import even
+from vitrail.models.build import build
+from vitrail.models.settings import ResNetConfig
+from vitrail.models.vit import ViT
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "without a bias, registers": {"qkv_bias": False, "registers": 2},
+    "rotary, keys normalised": {"position": "rotary", "heads": 2, "qk_norm": True},
+    "post-norm": {"norm": "post"},
+}
+
+
+def uneven(**changes: Any) -> ViT:
+    """A few channels of the norms, and of the values, are a hundred times the others."""
+    model = ready(**changes)
+    with torch.no_grad():
+        blocks: Any = model.blocks
+        for block in blocks:
+            for norm in (block.norm1, block.norm2):
+                norm.weight[3] *= 100
+            block.attention.qkv.weight[-2] *= 100
+    return model
+
+
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
+def test_an_evened_model_answers_the_same(changes: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model, images = uneven(**changes), torch.randn(5, 3, 12, 15)
+    with torch.no_grad():
+        want = model(images)
+        assert_close(even(model, images)(images), want, rtol=1e-4, atol=1e-4)
+        assert_close(model(images), want, rtol=0, atol=0)  # the one that was given stays as it is
+
+
+def test_the_largest_channel_is_no_longer_far_beyond_the_others() -> None:
+    torch.manual_seed(0)
+    model, images = uneven(), torch.randn(5, 3, 12, 15)
+    for name in ("blocks.0.attention.qkv", "blocks.1.mlp.up", "blocks.1.attention.out"):
+        before, after = (spread(kind, name, images) for kind in (model, even(model, images)))
+        assert after < before / 4, name
+
+
+def spread(model: nn.Module, name: str, images: Tensor) -> float:
+    """The largest number that enters a layer over the usual largest of its channels."""
+    seen: list[Tensor] = []
+    hook = model.get_submodule(name).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    with torch.no_grad():
+        model(images)
+    hook.remove()
+    channels = seen[0].abs().flatten(0, -2).amax(dim=0)
+    return float(channels.max() / channels.median())
+
+
+def test_a_resnet_comes_back_as_it_is() -> None:
+    model = build(ResNetConfig(stages=(1, 1), classes=3, image=(32, 32)))
+    assert even(model, torch.zeros(1, 3, 32, 32)) is model

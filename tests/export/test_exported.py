@@ -1,0 +1,119 @@
+"""An exported file predicts and is evaluated like the model that it was exported from, and says what it cannot do."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.export.small import noise, ready
+from vitrail.data.prepare import normalise
+from vitrail.data.sources.open import pictures
+from vitrail.errors import VitrailError
+from vitrail.evaluate.evaluate import measure
+from vitrail.evaluate.predict import predict
+from vitrail.export.engine import TorchEngine, open_engine
+from vitrail.export.exported import open_model
+from vitrail.export.onnx import write_onnx
+from vitrail.export.program import write_program
+from vitrail.models.build import build
+from vitrail.models.faster import Faster
+from vitrail.models.settings import ResNetConfig
+from vitrail.models.vit import ViT
+from vitrail.weights.checkpoint import save
+
+pytest.importorskip("onnx")
+
+
+@pytest.fixture(scope="module")
+def grey(tmp_path_factory: pytest.TempPathFactory) -> tuple[ViT, Path]:
+    """A model of the classes of fashion."""
+    model = ready(channels=1, classes=10)
+    model.labels = pictures("fashion").names
+    path = tmp_path_factory.mktemp("exported") / "grey.onnx"
+    write_onnx(model, path)
+    return model, path
+
+
+@pytest.mark.compile
+def test_it_predicts_as_the_model_does(grey: tuple[ViT, Path]) -> None:
+    model, path = grey
+    seen = list(noise(7, 30, 20, 1))
+    for ours, theirs in zip(predict(model, seen), predict(open_model(path), seen), strict=True):
+        assert ours.label == theirs.label
+        assert ours.probability == pytest.approx(theirs.probability, rel=1e-5)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("tta", [None, "flip", "crops"])
+def test_it_is_evaluated_as_the_model_is(grey: tuple[ViT, Path], tta: None) -> None:
+    model, path = grey
+    data = pictures("fashion")
+    ours, theirs = (measure(each, data, "test", tta, batch=200) for each in (model, open_model(path)))
+    assert ours.top1 == theirs.top1
+    assert ours.nll == pytest.approx(theirs.nll, rel=1e-5)
+
+
+@pytest.mark.compile
+def test_pixels_are_got_back_exactly(grey: tuple[ViT, Path]) -> None:
+    model, path = grey
+    assert model.preprocess is not None
+    pixels = np.arange(256, dtype=np.uint8)[:180].reshape(1, 12, 15, 1)
+    for first in (pixels, pixels + 76):  # every value there is
+        images = normalise(torch.from_numpy(first).permute(0, 3, 1, 2).float().contiguous(), model.preprocess)
+        assert_close(open_model(path)(images).numpy(), open_engine(path).logits(first), rtol=0, atol=0)
+
+
+@pytest.mark.compile
+def test_what_is_no_pixel_and_what_looks_inside_is_refused(grey: tuple[ViT, Path]) -> None:
+    model = open_model(grey[1])
+    with pytest.raises(VitrailError, match="takes pixels from 0 to 255"):
+        model(torch.randn(1, 1, 12, 15))
+    with pytest.raises(VitrailError, match="cannot be looked into; use the run"):
+        model.features(torch.zeros(1, 1, 12, 15))
+    with pytest.raises(VitrailError, match="cannot be looked into; use the run"):
+        model.state_dict()
+    with pytest.raises(VitrailError, match="is as it was exported"):
+        open_model(grey[1], Faster(merge=1))
+
+
+@pytest.mark.compile
+def test_a_resnet_in_a_program_is_a_model_too(tmp_path: Path) -> None:
+    model = build(ResNetConfig((1,), width=32, image=(40, 48), classes=5)).eval()
+    model.preprocess = ready().preprocess
+    write_program(model, tmp_path / "x.pt2")
+    assert open_model(tmp_path / "x.pt2").config == model.config
+
+
+@pytest.mark.compile
+def test_kinds_that_do_not_go_together_are_a_sentence(grey: tuple[ViT, Path], tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match="is run by onnxruntime, got torch"):
+        open_engine(grey[1], "torch")
+    with pytest.raises(VitrailError, match="pictures must be uint8"):
+        open_engine(grey[1]).logits(np.zeros((1, 12, 15, 1)))  # type: ignore[arg-type, unused-ignore]
+
+
+def test_a_run_is_no_file_for_onnxruntime(tmp_path: Path) -> None:
+    save(ready(), tmp_path / "run")
+    with pytest.raises(VitrailError, match=r"onnxruntime runs \.onnx files, got .*; try `vitrail export"):
+        open_engine(tmp_path / "run", "onnxruntime")
+    with pytest.raises(VitrailError, match="threads must be at least 1"):
+        open_engine(tmp_path / "run", threads=0)
+    (tmp_path / "x.onnx").write_bytes(b"no graph")
+    with pytest.raises(VitrailError, match="is no ONNX file that onnxruntime can run"):
+        open_engine(tmp_path / "x.onnx")
+    with pytest.raises(VitrailError, match=r"nowhere\.onnx does not exist"):
+        open_engine(tmp_path / "nowhere.onnx")
+
+
+def test_torch_answers_pixels_as_it_answers_pictures(tmp_path: Path) -> None:
+    model = ready()
+    save(model, tmp_path / "run")
+    assert model.preprocess is not None
+    engine = open_engine(tmp_path / "run")
+    images = normalise(torch.from_numpy(noise(3)).permute(0, 3, 1, 2).float().contiguous(), model.preprocess)
+    with torch.inference_mode():
+        assert_close(engine.logits(noise(3)), model(images).numpy(), rtol=0, atol=0)
+    assert_close(engine.logits(noise(3))[:1], TorchEngine(model).logits(noise(3)[:1]), rtol=0, atol=1e-6)  # batch-mates
+    assert (engine.name, engine.model, engine.sigmoid) == ("torch", str(tmp_path / "run"), False)

@@ -1,0 +1,152 @@
+"""A program runs without Vitrail, and a file that would do more than compute is not run at all."""
+
+import io
+import json
+import pickle
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from tests.export.small import LABELS, noise, ready
+from vitrail.errors import VitrailError
+from vitrail.export.engine import TorchEngine, open_engine
+from vitrail.export.program import write_program
+from vitrail.models.vit import ViT
+
+pytestmark = pytest.mark.compile
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[ViT, Path]:
+    model = ready(registers=1)
+    path = tmp_path_factory.mktemp("program") / "x.pt2"
+    write_program(model, path)
+    return model, path
+
+
+def test_its_answers_are_the_models_for_any_number_of_pictures(made: tuple[ViT, Path]) -> None:
+    model, path = made
+    engine, reference = open_engine(path), TorchEngine(model)
+    assert (engine.name, engine.labels, engine.sigmoid, engine.preprocess) == ("program", LABELS, False, model.preprocess)
+    for count in (1, 2, 5):
+        assert_allclose(engine.logits(noise(count)), reference.logits(noise(count)), rtol=0, atol=1e-5)
+    with pytest.raises(VitrailError, match="must be 15 wide, got 20"):
+        engine.logits(noise(1, 12, 20))
+
+
+def test_it_runs_where_vitrail_is_not(made: tuple[ViT, Path], tmp_path: Path) -> None:
+    model, path = made
+    np.save(tmp_path / "pictures.npy", noise(3))
+    script = (
+        "import sys; sys.modules['vitrail'] = sys.modules['einops'] = None\n"
+        "import numpy as np, torch\n"
+        "logits, shares = torch.export.load(sys.argv[1]).module()(torch.from_numpy(np.load('pictures.npy')))\n"
+        "np.save('logits.npy', logits.detach().numpy())"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script, path], cwd=tmp_path, check=True)
+    assert_allclose(np.load(tmp_path / "logits.npy"), TorchEngine(model).logits(noise(3)), rtol=0, atol=1e-5)
+
+
+def test_nothing_of_this_machine_is_in_it(made: tuple[ViT, Path]) -> None:
+    with zipfile.ZipFile(made[1]) as archive:
+        content = b"".join(archive.read(name) for name in archive.namelist())
+    for word in (str(Path(__file__).parents[2]), "site-packages", ".py"):
+        assert word.encode() not in content
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return _explode, ("boom",)
+
+
+def _explode(word: str) -> None:
+    raise AssertionError(f"a pickle was executed: {word}")
+
+
+def rewritten(path: Path, out: Path, change: Callable[[str, bytes], bytes], extra: dict[str, bytes] | None = None) -> Path:
+    """The same archive with other content in it."""
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(out, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, change(name, old.read(name)))
+        for name, content in (extra or {}).items():
+            new.writestr(name, content)
+    return out
+
+
+def in_json(ending: str, key: str, value: object) -> Callable[[str, bytes], bytes]:
+    """The first such key has another value."""
+
+    def put(found: object) -> bool:
+        if isinstance(found, dict):
+            if key in found:
+                found[key] = value
+                return True
+            return any(put(item) for item in found.values())
+        return isinstance(found, list) and any(put(item) for item in found)
+
+    def change(name: str, content: bytes) -> bytes:
+        if not name.endswith(ending):
+            return content
+        read = json.loads(content)
+        assert put(read), key
+        return json.dumps(read).encode()
+
+    return change
+
+
+CODE = "__import__('os').abort()"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda name, content: pickle.dumps(Bomb()) if name.endswith("sample_inputs/model.pt") else content,
+        in_json("model_weights_config.json", "use_pickle", True),
+        in_json("models/model.json", "expr_str", CODE),
+        in_json("models/model.json", "expr_str", "Symbol('s1', positive=abort())"),
+        in_json("models/model.json", "guards_code", [CODE]),
+        in_json("models/model.json", "target", "torch.os.abort"),
+        in_json("models/model.json", "target", "_operator.methodcaller"),
+    ],
+    ids=["inputs", "weights", "sizes", "call in sizes", "guards", "operator", "caller"],
+)
+def test_a_program_that_would_do_more_than_compute_is_refused_unrun(
+    made: tuple[ViT, Path], tmp_path: Path, change: Callable[[str, bytes], bytes]
+) -> None:
+    bad = rewritten(made[1], tmp_path / "bad.pt2", change)
+    with pytest.raises(VitrailError, match=r"bad\.pt2 .*(run only what `vitrail export` made|or is damaged)"):
+        open_engine(bad)
+
+
+def test_a_file_that_is_no_part_of_a_program_is_refused(made: tuple[ViT, Path], tmp_path: Path) -> None:
+    extra = {"archive/data/constants/opaque_obj_0": pickle.dumps(Bomb())}
+    with pytest.raises(VitrailError, match="opaque_obj_0', which is no part of such a program"):
+        open_engine(rewritten(made[1], tmp_path / "bad.pt2", lambda _, content: content, extra))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
+def test_a_damaged_program_is_a_sentence(made: tuple[ViT, Path], tmp_path: Path, share: float) -> None:
+    content = made[1].read_bytes()
+    (tmp_path / "x.pt2").write_bytes(content[: int(share * len(content))])
+    with pytest.raises(VitrailError, match="damaged"):
+        open_engine(tmp_path / "x.pt2")
+
+
+def test_a_note_that_is_gone_is_a_sentence(made: tuple[ViT, Path], tmp_path: Path) -> None:
+    for content in (b"{}", b"[", b"[1]"):
+        path = rewritten(made[1], tmp_path / "x.pt2", lambda name, old, new=content: new if "extra/" in name else old)  # type: ignore[misc]
+        with pytest.raises(VitrailError, match=r"export the model again|cannot be read"):
+            open_engine(path)
+
+
+def test_the_archive_that_was_rewritten_unchanged_still_runs(made: tuple[ViT, Path], tmp_path: Path) -> None:
+    """So what is refused above is refused for what was changed."""
+    same = rewritten(made[1], tmp_path / "same.pt2", lambda _, content: content)
+    assert io.BytesIO(same.read_bytes()).getbuffer().nbytes
+    assert (open_engine(same).logits(noise(2)) == open_engine(made[1]).logits(noise(2))).all()

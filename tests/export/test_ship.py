@@ -1,0 +1,198 @@
+"""A file is kept only if it answers as the model does; it appears whole or not at all."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.export.small import noise, ready
+from vitrail.data.sources.open import pictures
+from vitrail.errors import VitrailError
+from vitrail.export.check import Checked, refuse
+from vitrail.export.engine import TorchEngine, open_engine
+from vitrail.export.onnx import write_onnx
+from vitrail.export.ship import Shipped, kept, ship
+from vitrail.export.ship import ready as made_ready
+from vitrail.export.trial import Trial, trial
+from vitrail.models.build import build
+from vitrail.models.vit import ViT
+from vitrail.weights.checkpoint import save
+
+onnx = pytest.importorskip("onnx")
+
+
+@pytest.fixture(scope="module")
+def model() -> ViT:
+    return ready()
+
+
+@pytest.fixture(scope="module")
+def file(model: ViT, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The model as it should be exported."""
+    path = tmp_path_factory.mktemp("ship") / "good.onnx"
+    found = ship(model, path).checked
+    assert found.relative < 1e-5
+    assert found.agreement == 1
+    assert (found.pictures, found.real) == (32, False)
+    assert "does not say what it was trained on" in found.what
+    return path.read_bytes()
+
+
+def tried(model: ViT) -> Trial:
+    pictures = noise(9)
+    return Trial(pictures, TorchEngine(model).logits(pictures).argmax(1), "noise")
+
+
+def tolerated(found: Checked) -> None:
+    refuse(found, "x.onnx", 1e-3)
+
+
+def kept_as(content: bytes, model: ViT, folder: Path) -> Shipped:
+    """What becomes of a file with this content."""
+
+    def write(half: Path) -> None:
+        half.write_bytes(content)
+
+    return kept(model, folder / "x.onnx", "onnx", write, tried(model), tolerated)
+
+
+def altered(content: bytes, by: float) -> bytes:
+    """Another number in the middle of one weight."""
+    proto = onnx.load_from_string(content)
+    tensor = max(proto.graph.initializer, key=lambda each: len(each.raw_data))
+    values = np.frombuffer(tensor.raw_data, np.float32).copy()
+    values[len(values) // 2] += by
+    tensor.raw_data = values.tobytes()
+    return bytes(proto.SerializeToString())
+
+
+@pytest.mark.compile
+def test_a_good_file_is_kept_and_its_accuracy_known(model: ViT, file: bytes, tmp_path: Path) -> None:
+    shipped = kept_as(file, model, tmp_path)
+    assert (shipped.checked.torch_top1, shipped.checked.file_top1) == (1.0, 1.0)
+    assert shipped.bytes == len(file)
+    assert [each.name for each in tmp_path.iterdir()] == ["x.onnx"]
+
+
+@pytest.mark.compile
+def test_a_file_with_another_weight_is_removed_and_the_older_one_stays(model: ViT, file: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.onnx").write_bytes(b"older")
+    with pytest.raises(VitrailError, match=r"x\.onnx answers differently .* so it was removed"):
+        kept_as(altered(file, 3.0), model, tmp_path)
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("x.onnx", b"older")]
+
+
+@pytest.mark.compile
+def test_answers_that_are_no_numbers_are_beyond_any_tolerance(model: ViT, file: bytes, tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match=r"by nan of the largest logit .* so it was removed"):
+        kept_as(altered(file, float("nan")), model, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_a_truncated_file_is_removed(model: ViT, file: bytes, tmp_path: Path, share: float) -> None:
+    with pytest.raises(VitrailError, match=r"no ONNX file|does not say what it is"):
+        kept_as(file[: int(share * len(file))], model, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.compile
+def test_the_file_may_vanish_once_it_is_open(model: ViT, file: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.onnx").write_bytes(file)
+    engine = open_engine(tmp_path / "x.onnx", threads=1)
+    before = engine.logits(noise(3))
+    (tmp_path / "x.onnx").write_bytes(b"")
+    (tmp_path / "x.onnx").unlink()
+    assert (engine.logits(noise(3)) == before).all()
+
+
+def test_the_weights_may_vanish_once_torch_has_them(tmp_path: Path) -> None:
+    save(ready(), tmp_path / "model")
+    engine = open_engine(tmp_path / "model")
+    before = engine.logits(noise(3))
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"")
+    assert (engine.logits(noise(3)) == before).all()
+
+
+@pytest.mark.compile
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    """The system itself refuses to write more than 20 kB."""
+    save(ready(), tmp_path / "model")
+    (tmp_path / "out").mkdir()
+    script = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
+        "from vitrail.cli.main import run; sys.exit(run(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "export", tmp_path / "model", "--out", tmp_path / "out" / "x.onnx"],
+        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "x.onnx cannot be written: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_the_models_own_pictures_are_tried_where_they_are_there() -> None:
+    model = ready(channels=1, classes=10, image=(12, 15))
+    model.facts = {"data": {"name": "fashion"}}
+    found = trial(model, count=24)
+    assert (found.what, found.real, found.pictures.shape) == ("test of fashion", True, (24, 12, 15, 1))
+    model.facts = {"data": {"name": "/nowhere/at/all"}}
+    found = trial(model)
+    assert "its own data cannot be had" in found.what
+    assert not found.real
+    assert (found.labels == -1).all()
+
+
+def test_pictures_that_are_named_must_be_there() -> None:
+    with pytest.raises(VitrailError, match="there is no '/nowhere'"):
+        trial(ready(), "/nowhere")
+
+
+def test_the_labels_are_the_models_own_numbers() -> None:
+    model = ready(channels=1, classes=10)
+    names = pictures("fashion").names
+    model.labels = names
+    forward = trial(model, "fashion", 50).labels
+    model.labels = names[::-1]
+    assert (trial(model, "fashion", 50).labels == 9 - forward).all()
+    model.labels = None  # nobody knows which is which, so pictures are compared without
+    assert (trial(model, "fashion", 50).labels == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("out", "to", "sentence"),
+    [
+        ("x.pt2", "onnx", r"--to onnx writes a \.onnx file, got .*; try x\.onnx"),
+        ("nowhere/x.onnx", "onnx", "a file in a folder that exists"),
+        ("x.onnx", "program", r"try x\.pt2"),
+        ("x.onnx", "coreml", "to must be 'onnx', 'int8' or 'program', got 'coreml'"),
+    ],
+)
+def test_what_cannot_be_is_said_before_the_work(tmp_path: Path, out: str, to: str, sentence: str) -> None:
+    with pytest.raises(VitrailError, match=sentence):
+        ship(ready(), tmp_path / out, to)  # type: ignore[arg-type]
+    with pytest.raises(VitrailError, match="tolerance must be above 0"):
+        ship(ready(), tmp_path / "x.onnx", tolerance=0)
+
+
+def test_a_model_without_weights_or_in_training_is_not_disturbed(tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match="on the meta device"):
+        made_ready(build("Ti/16", device="meta"))
+    model = ready().train().half()
+    made = made_ready(model)
+    assert not made.training
+    assert model.training
+    assert next(model.parameters()).element_size() == 2
+
+
+def test_a_model_that_does_not_know_its_preprocessing_cannot_be_used_by_others(tmp_path: Path) -> None:
+    model = ready()
+    model.preprocess = None
+    with pytest.raises(VitrailError, match="how its pictures are made ready"):
+        write_onnx(model, tmp_path / "x.onnx")
