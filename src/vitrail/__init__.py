@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from vitrail.evaluate.features import embed as embed
     from vitrail.evaluate.predict import predict as predict
     from vitrail.evaluate.robust import stress as stress
+    from vitrail.export.engine import open_engine as open_engine
+    from vitrail.export.ship import ship as ship
     from vitrail.layers.tap import recording as recording
     from vitrail.models.build import build as build
     from vitrail.models.cost import cost as cost
+    from vitrail.models.faster import faster as faster
     from vitrail.models.variants import variant as variant
     from vitrail.train.loop import fit as fit
     from vitrail.weights.checkpoint import save as save
@@ -28,14 +31,17 @@ _homes = {
     "build": "models.build",
     "cost": "models.cost",
     "embed": "evaluate.features",
+    "faster": "models.faster",
     "fit": "train.loop",
     "load": "weights.load",
     "load_masked": "weights.masked",
     "measure": "evaluate.evaluate",
+    "open_engine": "export.engine",
     "pictures": "data.sources.open",
     "predict": "evaluate.predict",
     "recording": "layers.tap",
     "save": "weights.checkpoint",
+    "ship": "export.ship",
     "stress": "evaluate.robust",
     "variant": "models.variants",
 }

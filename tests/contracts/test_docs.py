@@ -18,6 +18,7 @@ from tests.cli.commands import COMMANDS, options
 from vitrail.augment.policy import POLICIES, Policy
 from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
+from vitrail.models.faster import Faster
 from vitrail.models.masking import Masking
 from vitrail.models.settings import ResNetConfig, Stem, ViTConfig
 from vitrail.models.variants import SIZES
@@ -56,7 +57,9 @@ def test_every_command_and_option_is_documented(command: str) -> None:
         assert option in section, f"{command} {option}"
 
 
-@pytest.mark.parametrize("settings", [ViTConfig, ResNetConfig, Stem, Policy, Preprocess, Recipe, Optim, Schedule, Masking])
+@pytest.mark.parametrize(
+    "settings", [ViTConfig, ResNetConfig, Stem, Policy, Preprocess, Recipe, Optim, Schedule, Masking, Faster]
+)
 def test_every_field_is_documented(settings: type) -> None:
     for field in fields(settings):
         assert f"`{field.name}`" in REFERENCE

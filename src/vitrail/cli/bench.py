@@ -1,11 +1,12 @@
 """``vitrail bench``: how fast it is, as ratios against the libraries people know, taken in turns in one process."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from vitrail.cli.options import Json
+from vitrail.cli.fitting import Threads
+from vitrail.cli.options import Json, Split, check_out, pair, whole
 from vitrail.cli.screen import add, console, print_json, progress, table
 from vitrail.errors import VitrailError
 
@@ -183,3 +184,133 @@ def pretrain(
     screen.print(f"encoding the visible patches alone makes MAE's step {speed.mae_gain:.2f} times as fast")
     if speed.peer_ratio is not None:
         screen.print(f"MAE's step is {speed.peer_ratio:.2f} times as fast as transformers'")
+
+
+@bench.command()
+def serve(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="What `vitrail serve` takes.")],
+    clients: Annotated[int, typer.Option(min=1, max=1000, help="That ask at a time, each again once it is answered.")] = 32,
+    seconds: Annotated[float, typer.Option(min=0.1, help="For all turns of both together.")] = 30.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each; the best counts.")] = 3,
+    engine: Annotated[Literal["auto", "torch", "onnxruntime"], typer.Option(help="What computes.")] = "auto",
+    max_batch: Annotated[int, typer.Option(metavar="B", min=1, help="Pictures computed at a time.")] = 16,
+    threads: Threads = None,
+    folder: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="JPEGs to send; else drawn ones.")] = None,
+    json: Json = False,
+) -> None:
+    """Pictures a second over HTTP by many clients, against the same engine and pictures in full batches without HTTP."""
+    from vitrail.bench.serve import serve_speed
+
+    with progress() as tell:
+        speed = serve_speed(run, clients, seconds, rounds, engine, max_batch, threads, folder, tell)
+    if json:
+        print_json(vars(speed))
+        return
+    title = (
+        f"{speed.engine}, {speed.clients} clients, batches of {speed.batch:.1f} of {speed.max_batch}, best of {speed.rounds}"
+    )
+    sheet = table("path", "#pictures a second", "#ratio", "#p50", "#p99", title=title)
+    times = (f"{1000 * value:,.0f} ms" for value in (speed.p50, speed.p99))
+    add(sheet, "served", f"{speed.served:,.1f}", f"{speed.ratio:.2f}", *times)
+    add(sheet, "offline", f"{speed.offline:,.1f}", "1.00", "", "")
+    console().print(sheet)
+    if speed.others:
+        console().print("not answered: " + ", ".join(f"{count} with {status}" for status, count in speed.others.items()))
+
+
+@bench.command()
+def speed(
+    size: Annotated[list[str] | None, typer.Option(help="Ti/16, S/16 or B/16 alone; repeatable.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Pictures at a time; repeatable, else 1 and 8.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each; the best counts.")] = 5,
+    compiled: Annotated[bool, typer.Option(help="Also measure ours compiled, a minute more a size.")] = True,
+    merge: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens merged in each layer.")] = 8,
+    weights: Annotated[str | None, typer.Option(metavar="WEIGHTS", help="Of a real Ti/16, to tell the accuracy, too.")] = None,
+    folder: Annotated[str | None, typer.Option("--data", metavar="DATA", help="Pictures to tell the accuracy on.")] = None,
+    json: Json = False,
+) -> None:
+    """Pictures a second of an answer by each of our paths, against timm, transformers, torchvision and vit-pytorch."""
+    from dataclasses import asdict
+
+    from vitrail.bench.speed import BATCHES, SIZES
+    from vitrail.bench.speed import speed as measured
+
+    with progress() as tell:
+        sizes, batches = tuple(size or SIZES), tuple(batch or BATCHES)
+        found = measured(sizes, batches, rounds, compiled, merge, weights, folder, tell)
+    if json:
+        print_json(asdict(found))
+        return
+    screen = console()
+    title = f"{found.threads} threads, peak {found.gigaflops:,.0f} GFLOP/s, best of {found.rounds}, {found.merge} tokens merged"
+    sheet = table("model", "#batch", "path", "#pictures a second", "#of the best peer", title=title)
+    ours = {"eager", "compiled", "merged", "onnx", "int8", "merged int8"}
+    for row in found.rows:
+        best = max((rate for name, rate in row.images_per_second.items() if name not in ours), default=0.0)
+        for name, rate in row.images_per_second.items():
+            add(sheet, row.model, str(row.batch), name, f"{rate:,.1f}", f"{rate / best:.2f} x" if best else "")
+    screen.print(sheet)
+    if found.accuracy:
+        kept = table("path", "#top-1", "#same answers", title="Ti/16 on the pictures named")
+        for name, what in found.accuracy.items():
+            add(kept, name, "" if what.top1 is None else f"{what.top1:.1%}", f"{what.agreement:.1%}")
+        screen.print(kept)
+
+
+@bench.command()
+def merge(
+    weights: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or any weights of a Vision Transformer.")],
+    folder: Annotated[str, typer.Argument(metavar="DATA", help="Pictures with labels, to tell the accuracy on.")],
+    r: Annotated[str, typer.Option("--r", metavar="NUMBERS", help="Tokens merged in each layer.")] = "0,2,4,6,8,10,13",
+    drop: Annotated[str, typer.Option(metavar="SHARES", help="Of the patches; none: no dropping.")] = "0.1,0.2,0.3,0.4",
+    image: Annotated[str | None, typer.Option(metavar="SIZES", help="Such as 192,160; else three, none: no others.")] = None,
+    batch: Annotated[int, typer.Option(metavar="B", min=1, help="Pictures at a time.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each; the best counts.")] = 5,
+    split: Split = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the curve into a .svg or .png file.")] = None,
+    json: Json = False,
+) -> None:
+    """Accuracy against speed by merging tokens, dropping patches and smaller pictures, and which is the better bargain."""
+    if out is not None:
+        check_out(out, "--out", folder, (".svg", ".png"))
+    counts = _numbers("--r", r, "4,8")
+    shares = _numbers("--drop", drop, "0.1,0.2")
+    if any(count != int(count) for count in counts):
+        raise VitrailError(f"--r must be whole numbers, got {r[:40]!r}; try --r 4,8")
+    sizes = None if image is None else [] if image == "none" else [pair(word, "--image") for word in image.split(",")]
+
+    from dataclasses import asdict
+
+    from vitrail.bench.merge import WAYS, curve_drawing, merge_curve
+
+    with progress() as tell:
+        found = merge_curve(weights, folder, [int(count) for count in counts], shares, sizes, batch, rounds, split, tell)
+    if out is not None:
+        drawing = curve_drawing(found)
+        with whole(out) as half:
+            if out.suffix.lower() == ".png":
+                drawing.picture().save(half, "png")
+            else:
+                half.write_text(drawing.svg(), encoding="utf-8")
+    if json:
+        print_json({**asdict(found), "out": None if out is None else str(out)})
+        return
+    title = f"{found.pictures:,} pictures, batch {found.batch}, {found.threads} threads, best of {found.rounds}"
+    sheet = table("way", "#how much", "#top-1", "#right", "#same answer", "#pictures a second", "#speed", "#MACs", title=title)
+    for row in found.rows:
+        amount = f"{row.value:.0%}" if row.way == "drop" else f"{row.value:g}"
+        cells = (f"{row.top1:.2%}", f"{row.right:,}", f"{row.same:.1%}", f"{row.images_per_second:,.1f}")
+        add(sheet, WAYS[row.way], amount, *cells, f"{row.speed:.2f} x", f"{row.macs:.2f} x fewer")
+    console().print(sheet)
+    if out is not None:
+        typer.echo(f"curve: {out}")
+
+
+def _numbers(option: str, words: str, example: str) -> list[float]:
+    """``0,4,8``; ``none`` are none."""
+    if words == "none":
+        return []
+    try:
+        return [float(word) for word in words.split(",")]
+    except ValueError:
+        raise VitrailError(f"{option} must be numbers with commas, got {words[:40]!r}; try {option} {example}") from None

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from vitrail.cli.faster import Compile, Drop, Image, Merge, switches
 from vitrail.cli.fitting import Device, Workers
 from vitrail.cli.options import Json, RunsAndData, Split
 from vitrail.cli.screen import add, console, print_json, progress, table
@@ -26,6 +27,10 @@ def evaluate(
         Literal["flip", "crops"] | None, typer.Option(help="See each picture with its mirror image, or in ten crops.")
     ] = None,
     batch: Annotated[int, typer.Option(metavar="B", min=1, help="Pictures at a time.")] = 64,
+    compile: Compile = False,
+    merge: Merge = None,
+    drop: Drop = 0.0,
+    image: Image = None,
     device: Device = "auto",
     workers: Workers = None,
     json: Json = False,
@@ -37,11 +42,12 @@ def evaluate(
 
     from vitrail.evaluate.caution import opened
     from vitrail.evaluate.evaluate import compare, measure
+    from vitrail.export.exported import open_model
     from vitrail.models.device import device as chosen
-    from vitrail.weights.load import load
 
     where, measured = chosen(device), []
-    models = [load(run) for run in runs]  # all of them, so that a wrong name is told before the work
+    how = switches(compile, merge, drop, image, where.type)
+    models = [open_model(run, how) for run in runs]  # all of them, so that a wrong name is told before the work
     with progress() as tell:
         source = opened(data, models[0], tell)
         for run, model in zip(runs, models, strict=True):

@@ -23,7 +23,8 @@ def masked(
     finetune: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of fine-tuning, the same from every start.")] = 200,
     question: Annotated[list[str] | None, typer.Option(help="few or order; repeatable, else both.")] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="Of few: masked-patch, mae, simmim, 'masked-patch, pixels' ...; else the first three.")
+        list[str] | None,
+        typer.Option(help="Of few: masked-patch, mae, simmim, 'masked-patch, pixels' ...; else the first three."),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -16,14 +16,17 @@ from vitrail.cli.doctor import doctor
 from vitrail.cli.embed import embed
 from vitrail.cli.evaluate import evaluate
 from vitrail.cli.explain import explain
+from vitrail.cli.export import export
 from vitrail.cli.finetune import finetune
 from vitrail.cli.inspect import inspect
 from vitrail.cli.lab import lab
 from vitrail.cli.predict import predict
 from vitrail.cli.pretrain import pretrain
 from vitrail.cli.probe import probe
+from vitrail.cli.push import push
 from vitrail.cli.robust import robust
 from vitrail.cli.search import search
+from vitrail.cli.serve import serve
 from vitrail.cli.train import train
 from vitrail.cli.weights import weights
 from vitrail.errors import VitrailError
@@ -40,6 +43,9 @@ app.command()(probe)
 app.command()(embed)
 app.command()(search)
 app.command()(explain)
+app.command()(export)
+app.command()(serve)
+app.command()(push)
 app.add_typer(data)
 app.add_typer(weights)
 app.add_typer(bench)

@@ -14,6 +14,7 @@ import typer
 from rich.cells import cell_len
 from rich.text import Text
 
+from vitrail.cli.faster import Compile, Drop, Image, Merge, switches
 from vitrail.cli.fitting import Device, Workers
 from vitrail.cli.naming import Tell, named
 from vitrail.cli.options import Json, check_out, whole
@@ -37,6 +38,10 @@ def predict(
     jsonl: Annotated[bool, typer.Option("--jsonl", help="Print the rows as JSON, an object a line.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows to a .csv or .jsonl file.")] = None,
     batch: Annotated[int, typer.Option(metavar="B", min=1, help="Pictures at a time.")] = 32,
+    compile: Compile = False,
+    merge: Merge = None,
+    drop: Drop = 0.0,
+    image: Image = None,
     device: Device = "auto",
     workers: Workers = None,
     json: Json = False,
@@ -50,10 +55,11 @@ def predict(
         raise VitrailError(f"there is no picture in {places}; name files, or folders that have some")
 
     from vitrail.evaluate.predict import Prediction, stream
+    from vitrail.export.exported import open_model
     from vitrail.models.device import device as chosen
-    from vitrail.weights.load import load
 
-    model = load(run).to(chosen(device))
+    where = chosen(device)
+    model = open_model(run, switches(compile, merge, drop, image, where.type)).to(where)
     found = stream(model, names, top, batch, workers)
     bad = 0
     kept: list[Prediction] = []
