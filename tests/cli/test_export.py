@@ -108,6 +108,18 @@ def test_a_file_that_answers_differently_is_exit_code_2_and_gone(
 
 
 @pytest.mark.compile
+def test_eight_bits_tell_which_layers_have_them(
+    shipped: tuple[Path, dict[str, Any], set[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["export", str(shipped[0] / "mine"), "--to", "int8", "--out", str(tmp_path / "a.onnx"), "--max-drop", "20", *QUICK]
+    assert run([*words, "--calibration", "16", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["quantised"]["layers"] == len(said["quantised"]["sensitivity"]) == 8
+    assert said["quantised"]["drop"] <= 0.2
+    assert run(["predict", str(tmp_path / "a.onnx"), str(Path(__file__).parents[2] / "docs" / "pictures"), "--json"]) == 0
+
+
+@pytest.mark.compile
 def test_for_people_there_is_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

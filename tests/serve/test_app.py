@@ -222,7 +222,7 @@ def noise(seed: int, size: tuple[int, int] = (23, 31)) -> bytes:
 @pytest.mark.parametrize("pool", ["cls", "gap"])  # the second one's classes are each on its own
 def test_answers_are_those_of_predict_whoever_is_in_the_batch(pool: str) -> None:
     engine, pictures = torch_engine(pool=pool), [noise(seed) for seed in range(7)]
-    expected = predict(engine._run, pictures, top=3)
+    expected = predict(engine.module, pictures, top=3)
     with talking(engine, max_batch=3) as client:
         together = client.post("/predict?top=3", content=form(*((str(n), one) for n, one in enumerate(pictures))), headers=FORM)
         alone = [client.post("/predict?top=3", content=one, headers=PNG).json()["pictures"][0] for one in pictures]
@@ -238,7 +238,7 @@ def test_a_map_is_that_of_explain_and_can_be_drawn() -> None:
     engine = torch_engine()
     picture = noise(3, (12, 15))
     images = (np.asarray(Image.open(io.BytesIO(picture))) / 255 - (0.5, 0.4, 0.3)) / (0.2, 0.3, 0.4)
-    engine.preprocess = engine._run.preprocess = Preprocess((12, 15), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+    engine.preprocess = engine.module.preprocess = Preprocess((12, 15), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
     seen = torch.from_numpy(images).float().permute(2, 0, 1)[None]
     with talking(engine) as client:
         rows = client.post("/explain", content=form(("x", picture), ("y", b"?")), headers=FORM).json()["pictures"]
@@ -247,10 +247,11 @@ def test_a_map_is_that_of_explain_and_can_be_drawn() -> None:
         unknown = client.post("/explain?class=f", content=picture, headers=PNG)
         drawn = client.post("/explain", content=picture, headers={**PNG, "Accept": "image/png"})
         broken = client.post("/explain", content=b"?", headers={**PNG, "Accept": "image/png"})
-    assert np.allclose(rows[0]["map"], saliency(engine._run, seen, "rollout")[0].numpy(), atol=1e-5)
+    assert np.allclose(rows[0]["map"], saliency(engine.module, seen, "rollout")[0].numpy(), atol=1e-5)
     assert rows[1]["status"] == broken.status_code == 422
     assert rows[0]["explained"] == rows[0]["label"]
-    assert np.allclose(named["map"], saliency(engine._run, seen, "relevance", torch.tensor([3]))[0].detach().numpy(), atol=1e-5)
+    relevance = saliency(engine.module, seen, "relevance", torch.tensor([3]))[0].detach().numpy()
+    assert np.allclose(named["map"], relevance, atol=1e-5)
     assert (named["explained"], numbered["map"]) == ("d", named["map"])
     assert unknown.status_code == 422
     assert drawn.headers["content-type"] == "image/png"

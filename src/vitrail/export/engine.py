@@ -92,13 +92,13 @@ class TorchEngine:
         self.preprocess = preprocess_of(model)
         self.labels = labels_of(model.labels, model.config.classes)
         self.sigmoid = is_sigmoid(model.facts)
-        self._run = model.eval()
+        self.module = model.eval()
 
     @torch.inference_mode()
     def logits(self, pictures: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b k"]:
-        weight = next(self._run.parameters())
+        weight = next(self.module.parameters())
         images = normalise(rearrange(tensor(pictures), "b h w c -> b c h w").float().contiguous(), self.preprocess)
-        return self._run(images.to(weight.device, weight.dtype)).float().cpu().numpy()
+        return self.module(images.to(weight.device, weight.dtype)).float().cpu().numpy()
 
 
 def labels_of(names: tuple[str, ...] | None, classes: int) -> tuple[str, ...]:

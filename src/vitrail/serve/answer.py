@@ -42,7 +42,7 @@ def explaining(engine: Engine, method: str, target: str | None) -> Job:
     """What the thread that computes does with one picture: its answer, and a map of which patches mattered to it."""
     if not isinstance(engine, TorchEngine):
         raise Trouble(501, f"{engine.name} keeps nothing to explain an answer by; serve the run itself for that", "type")
-    model = engine._run  # the thread that computes is the only one to touch it
+    model = engine.module  # the thread that computes is the only one to touch it
     chosen = None if target is None else _class(target, engine.labels)
 
     def explained(_: Engine, pixels: UInt8[ndarray, "height width c"]) -> dict[str, Any]:
