@@ -1,9 +1,9 @@
 """Learning from pictures without labels: ``vitrail pretrain DIR --method masked-patch|mae|simmim``, then ``vitrail finetune``.
 
 Each comes in two sizes. With ``--model`` it is the paper's, whose scores are the authors' and not reproduced; without, it has
-the encoder of ``small`` and its optimiser, for a laptop. What the methods are worth at such a size was measured by ``vitrail lab
-masked`` (2,000 steps on fashion, then 200 with 100 and with 1,000 labels; mean of three seeds on test): from nothing 56.3 % and
-58.9 %, masked-patch 64.2 % and 70.6 %, MAE 67.9 % and 72.7 %, SimMIM 62.8 % and 62.8 %.
+the encoder of ``small`` and its optimiser, for a laptop. What the methods are worth at such a size, ``vitrail lab masked`` has
+measured (2,000 steps on fashion, then 200 with 100 and with 1,000 labels; mean of three seeds on test): from nothing 56.3 %
+and 58.9 %, masked-patch 64.2 % and 70.6 %, MAE 67.9 % and 72.7 %, SimMIM 62.8 % and 62.8 %.
 """
 
 from dataclasses import replace
