@@ -109,6 +109,8 @@ def _tensors(path: Path) -> Loose:
     except Exception as error:  # a damaged file can fail its reader in any way
         reason = str(error).strip().splitlines()
         raise VitrailError(f"{path} cannot be read: {reason[0] if reason else type(error).__name__}") from None
+    if path.suffix.lower() in (".onnx", ".pt2"):
+        raise VitrailError(f"{path} was exported: it answers pictures and cannot be looked into; name the run it came from")
     raise VitrailError(f"{path} is of no known kind; there are .npz, .safetensors, .pth, and folders")
 
 
