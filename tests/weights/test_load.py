@@ -274,7 +274,8 @@ def test_a_wrong_wish_is_refused_with_a_sentence(wishes: dict[str, Any], sentenc
     ("name", "sentence"), [("nothing.npz", "does not exist"), ("notes.txt", "of no known kind"), ("a.onnx", "was exported")]
 )
 def test_what_is_no_checkpoint_is_refused(name: str, sentence: str, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("hello")
+    for there in ("notes.txt", "a.onnx"):
+        (tmp_path / there).write_text("hello")
     with pytest.raises(VitrailError, match=sentence):
         load(tmp_path / name)
 
