@@ -100,6 +100,7 @@ def test_a_port_in_use_is_told_with_a_free_one(capsys: pytest.CaptureFixture[str
         (["x", "--queue", "4"], "queue must have room"),
         (["x", "--max-body", "0"], "--max-body must be"),
         (["x", "--deadline", "-1"], "deadline must be"),
+        (["x", "--token", ""], "--token must be a word, got an empty one"),
         (["x", "--engine", "tensorflow"], "onnxruntime"),
     ],
 )

@@ -8,6 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from tests.export.small import noise, ready
+from vitrail.cli.main import run
 from vitrail.data.prepare import normalise
 from vitrail.data.sources.open import pictures
 from vitrail.errors import VitrailError
@@ -76,6 +77,18 @@ def test_what_is_no_pixel_and_what_looks_inside_is_refused(grey: tuple[ViT, Path
         model.state_dict()
     with pytest.raises(VitrailError, match="is as it was exported"):
         open_model(grey[1], Faster(merge=1))
+
+
+@pytest.mark.compile
+def test_it_is_not_exported_once_more(
+    grey: tuple[ViT, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["export", str(grey[1])]) == 2
+    said = capfd.readouterr()
+    assert said.err == f"vitrail: {grey[1]} is exported already; name the run that it was exported from\n"
+    assert said.out == ""
+    assert not list(tmp_path.glob("*.onnx.onnx"))
 
 
 @pytest.mark.compile

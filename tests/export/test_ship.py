@@ -1,5 +1,6 @@
 """A file is kept only if it answers as the model does; it appears whole or not at all."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -179,6 +180,23 @@ def test_what_cannot_be_is_said_before_the_work(tmp_path: Path, out: str, to: st
         ship(ready(), tmp_path / out, to)  # type: ignore[arg-type]
     with pytest.raises(VitrailError, match="tolerance must be above 0"):
         ship(ready(), tmp_path / "x.onnx", tolerance=0)
+
+
+def test_a_read_only_folder_is_told_before_the_work_and_after_it(
+    model: ViT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a read-only disk nothing can be removed, either, and that is not what the user is told of."""
+
+    def refused(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    seen = Trial(noise(3), np.full(3, -1), "noise", False)
+    with pytest.raises(VitrailError, match=r"x\.onnx cannot be written: Read-only file system; try another place"):
+        kept(model, tmp_path / "x.onnx", "onnx", refused, seen, lambda found: None)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(VitrailError, match=r"x\.onnx cannot be written: .* is read-only; try another place"):
+        ship(model, tmp_path / "x.onnx")
 
 
 def test_a_model_without_weights_or_in_training_is_not_disturbed(tmp_path: Path) -> None:

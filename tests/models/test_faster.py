@@ -196,6 +196,8 @@ def test_models_without_tokens_to_merge_are_refused() -> None:
         faster(larger(position="relative"), merge=2)
     with pytest.raises(VitrailError, match="a ResNet has no tokens to merge"):
         faster(build("R50x1", image=32, classes=3), drop=0.5)
+    with pytest.raises(VitrailError, match=r"must be a model, got 'runs/mine'; try vitrail\.load on it first"):
+        faster("runs/mine", merge=2)  # type: ignore[arg-type]
     assert Faster(image=(30, 35)) == replace(Faster(), image=(30, 35))
 
 

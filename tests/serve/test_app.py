@@ -19,7 +19,7 @@ from tests.small import vit
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.evaluate.predict import predict
-from vitrail.explain.maps import saliency
+from vitrail.explain.maps import METHODS, saliency
 from vitrail.export.engine import Engine, TorchEngine
 from vitrail.models.build import build
 from vitrail.models.settings import ResNetConfig
@@ -91,6 +91,7 @@ def test_a_request_whose_pictures_all_fail_has_the_status_of_the_first(client: T
         ({"Content-Type": f"multipart/form-data; boundary={'x' * 300}"}, b"", 400, "oundary"),
         ({"Content-Type": "application/json"}, b"{}", 415, "application/json"),
         ({"Content-Type": "text/html; charset=utf-8"}, b"<p>", 415, "text/html"),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, coloured(3), 415, "with curl, add -H 'Content-Type:"),
         ({"Content-Type": "image/"}, coloured(3), 415, "image/"),
         ({**PNG, "Content-Encoding": "gzip"}, coloured(3), 415, "Content-Encoding"),
         (PNG, bytes(50_001), 413, "50,000 bytes"),
@@ -190,6 +191,19 @@ def test_the_pages_fetch_nothing_from_outside(client: TestClient) -> None:
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert not re.findall(r'(?:src|href)\s*=\s*["\']?(?:https?:)?//', answer.text)
     assert all(path in client.get("/docs").text for path in client.get("/openapi.json").json()["paths"])
+
+
+def test_the_pages_tell_what_can_be_asked_for_and_not_where_the_model_lies(client: TestClient) -> None:
+    assert ", ".join(METHODS) in client.get("/docs").text
+    assert "``" not in client.get("/docs").text
+    assert "Authorization" not in client.get("/").text.split("<pre>")[1].split("</pre>")[0]
+    engine = Fake()
+    engine.model = "/home/somebody/runs/colours"
+    with talking(engine) as other:
+        assert "<p>colours: 512 classes" in other.get("/").text
+        assert "somebody" not in other.get("/").text
+    with talking(token="sesame") as guarded:
+        assert guarded.get("/").text.count('curl -H "Authorization: Bearer TOKEN"') == 2
 
 
 def test_while_it_loads_it_is_alive_and_not_ready() -> None:

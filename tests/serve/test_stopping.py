@@ -1,6 +1,8 @@
 """Being asked to stop: what was accepted is answered, nobody new is let in, and the exit code says that it went well."""
 
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -59,3 +61,31 @@ def test_asked_twice_it_ends_at_once() -> None:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(LONG) == 143
         assert waiting.exception(LONG) is not None
+
+
+LOADING = """
+import sys, time
+from tests.serve.fake import Fake
+from vitrail.serve.listen import listen
+from vitrail.serve.port import bound
+from vitrail.serve.settings import Serving
+
+def slowly():
+    print("loading", flush=True)
+    time.sleep(1.5)
+    return Fake()
+
+with bound("127.0.0.1", 0) as place:
+    sys.exit(0 if listen(slowly, Serving(), place, "colours", lambda ready: print(ready.url)) else 1)
+"""
+
+
+def test_asked_while_it_loads_it_ends_without_a_word() -> None:
+    """The port is closed by the time the model is there, and nobody is sent to it."""
+    with subprocess.Popen([sys.executable, "-c", LOADING], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=LONG)
+    assert said == ("", "")
+    assert process.returncode == 0

@@ -81,7 +81,7 @@ def _named(run: str) -> str:
 def _faster(merge: str | None) -> Any:
     from vitrail.models.faster import Faster
 
-    return None if merge is None else Faster(merge=int(merge) if merge.isdecimal() else merge)
+    return None if merge is None else Faster(merge=int(merge) if merge.isdecimal() and len(merge) < 7 else merge)
 
 
 def _plain(shipped: "Shipped") -> dict[str, Any]:

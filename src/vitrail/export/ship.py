@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from vitrail.data.sources.source import Progress
 from vitrail.errors import VitrailError
 from vitrail.export.check import TOLERANCE, Checked, check, refuse, refuse_drop
 from vitrail.export.engine import Engine
+from vitrail.export.exported import ExportedResNet, ExportedViT
 from vitrail.export.onnx import write_onnx
 from vitrail.export.program import ProgramEngine, write_program
 from vitrail.export.quantise import Activations, Quantised, quantise
@@ -116,7 +118,8 @@ def kept(
     except OSError as error:
         raise VitrailError(f"{out} cannot be written: {error.strerror or error}; try another place with --out") from error
     finally:
-        half.unlink(missing_ok=True)
+        with suppress(OSError):  # it was never there, or nothing can be removed where it is
+            half.unlink()
     weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     return Shipped(out, to, engine.name, size, weights, seconds, found)
 
@@ -127,11 +130,15 @@ def checked_out(out: Path, to: str) -> Path:
         raise VitrailError(f"--to {to} writes a {ENDINGS[to]} file, got {out}; try {out.stem or 'model'}{ENDINGS[to]}")
     if out.is_dir() or not out.parent.is_dir():
         raise VitrailError(f"--out must be a file in a folder that exists, got {out}; try {out.name}")
+    if not os.access(out.parent, os.W_OK):
+        raise VitrailError(f"{out} cannot be written: {out.parent} is read-only; try another place with --out")
     return out
 
 
 def ready(model: Model) -> Model:
     """On the CPU, in float32, to be asked and not taught; the caller's own stays as it is."""
+    if isinstance(model, ExportedViT | ExportedResNet):
+        raise VitrailError(f"{model.engine.model} is exported already; name the run that it was exported from")
     model = getattr(model, "_orig_mod", model)  # what was compiled is exported as what it was compiled from
     plain = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in model.parameters())
     if any(weight.is_meta for weight in model.parameters()):

@@ -58,6 +58,8 @@ def faster(model: "Model", how: Faster | None = None, **switches: Any) -> "Model
     if wrong:
         names = [field.name for field in fields(Faster)]
         raise VitrailError(f"there is no switch {wrong[0]!r}{suggestion(wrong[0], names)}; there are {', '.join(names)}")
+    if not hasattr(model, "config"):
+        raise VitrailError(f"what is to be faster must be a model, got {str(model)[:80]!r}; try vitrail.load on it first")
     how = replace(how or Faster(), **switches)
     if how.image is not None and how.image != model.config.image:
         raise VitrailError(

@@ -91,7 +91,7 @@ def _state(app: FastAPI, house: House) -> None:
     @app.get("/", include_in_schema=False)
     async def front() -> Response:
         engine = house.batcher.engine if house.how.token is None else None  # strangers are not told what is served
-        return Response(front_page(engine, house.how), 200, HTML, "text/html")
+        return Response(front_page(engine, house.source, house.how), 200, HTML, "text/html")
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:

@@ -17,6 +17,7 @@ from vitrail.serve.batcher import Batcher
 from vitrail.serve.trouble import Trouble
 
 FORM, STREAM = "multipart/form-data", "application/octet-stream"
+PLAIN_CURL = "application/x-www-form-urlencoded"  # what curl calls any body unless it is told
 FIELD = "files"  # whose parts are pictures even without a file's name
 LONGEST = 200  # letters of a name
 NOTHING = "the request has no picture; send one as the body, or some as files of a multipart form"
@@ -78,7 +79,8 @@ def _reader(request: Request, most: int) -> _Reader:
         return _Form(options[b"boundary"], most)
     if media == STREAM or (media.startswith("image/") and len(media) > 6):
         return _Raw()
-    raise Trouble(415, f"the body must be {FORM}, image/... or {STREAM}, got {printable(media[:LONGEST])}", "type")
+    hint = "; with curl, add -H 'Content-Type: image/jpeg'" if media == PLAIN_CURL else ""
+    raise Trouble(415, f"the body must be {FORM}, image/... or {STREAM}, got {printable(media[:LONGEST])}{hint}", "type")
 
 
 @dataclass

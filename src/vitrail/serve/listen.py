@@ -51,7 +51,7 @@ def listen(
         engine = app.state.house.batcher.engine
         if engine is None and server is not None:
             server.should_exit = True
-        elif engine is not None:
+        elif engine is not None and not app.state.house.draining:  # or nobody is to come any more
             tell(Ready(_url(place), engine))
 
     app = make_app(open_engine, how, source, opened)

@@ -10,12 +10,13 @@ from vitrail.serve.settings import MEBIBYTE, Serving
 HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Vitrail</title><style>
 :root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}
-code,pre{font:14px ui-monospace,monospace}pre{overflow-x:auto;padding:.6rem;border:1px solid #8886;border-radius:4px}
+code,pre{font:14px ui-monospace,monospace}pre{white-space:pre-wrap;padding:.6rem;border:1px solid #8886;border-radius:4px}
 table{border-collapse:collapse}td,th{text-align:left;padding:.15rem .8rem .15rem 0;vertical-align:top}
 img{max-width:100%;max-height:20rem}h2{margin-top:2rem}h3{margin-bottom:.2rem}
 </style>"""
 SCRIPT = """<script>
-const form=document.forms[0],out=document.querySelector("#out"),url=location.origin;
+const form=document.forms[0],out=document.querySelector("#out"),pre=document.querySelector("pre");
+pre.textContent=pre.textContent.replaceAll("http://HOST",location.origin);
 function row(table,...cells){const line=table.insertRow();for(const cell of cells)line.insertCell().textContent=cell}
 form.addEventListener("submit",async event=>{
   event.preventDefault();out.textContent="...";
@@ -37,19 +38,20 @@ form.addEventListener("submit",async event=>{
 </script>"""
 
 
-def front_page(engine: Engine | None, how: Serving) -> str:
+def front_page(engine: Engine | None, source: str, how: Serving) -> str:
     """What this is, and a form to try it."""
     what = "A Vision Transformer that tells what pictures show."
     if engine is not None:
-        what = f"{engine.model}: {len(engine.labels):,} classes, run by {engine.name}."
+        what = f"{source}: {len(engine.labels):,} classes, run by {engine.name}."
     token = "<p><label>Token <input type=password name=token></label>" if how.token else ""
+    shown = '-H "Authorization: Bearer TOKEN" ' if how.token else ""
     limits = f"Up to {how.max_body / MEBIBYTE:,.3g} MiB a request and {how.max_pixels:,} pixels a picture."
     return f"""{HEAD}<h1>Vitrail</h1><p>{escape(what)}
 <form>{token}<p><input type=file name=files accept="image/*" multiple required>
 <label><input type=checkbox name=explain> show which patches mattered</label> <button>What is it?</button></form>
 <div id=out></div><p>{limits}
-<pre>curl --data-binary @cat.jpg -H "Content-Type: image/jpeg" http://HOST/predict
-curl -F files=@cat.jpg -F files=@dog.jpg http://HOST/predict</pre>
+<pre>curl {shown}--data-binary @cat.jpg -H "Content-Type: image/jpeg" http://HOST/predict
+curl {shown}-F files=@cat.jpg -F files=@dog.jpg http://HOST/predict</pre>
 <p><a href="/docs">What the server offers</a>, <a href="/openapi.json">as OpenAPI</a>.{SCRIPT}"""
 
 
@@ -61,18 +63,22 @@ def docs_page(schema: dict[str, Any]) -> str:
 
 
 def _paths(schema: dict[str, Any]) -> Iterator[str]:
+    named = schema["components"]["schemas"]
     for path, methods in schema["paths"].items():
         for method, what in methods.items():
             yield f"<h2><code>{method.upper()} {escape(path)}</code></h2>"
-            yield "".join(f"<p>{escape(part)}" for part in what.get("description", "").split("\n\n"))
+            yield "".join(f"<p>{escape(part.replace('``', ''))}" for part in what.get("description", "").split("\n\n"))
             asked = [
-                (f"?{one['name']}=", _kind(one["schema"]), one.get("description", "")) for one in what.get("parameters", ())
+                (f"?{one['name']}=", _kind(one["schema"], named), one.get("description", ""))
+                for one in what.get("parameters", ())
             ]
             asked += [("body", kind, "") for kind in what.get("requestBody", {}).get("content", ())]
             yield _table("Takes", asked)
             yield _table("Answers", [(status, _kinds(one), one["description"]) for status, one in what["responses"].items()])
     yield "<h2>Answers</h2>"
-    for name, shape in schema["components"]["schemas"].items():
+    for name, shape in named.items():
+        if "enum" in shape:  # told where it is taken
+            continue
         rows = [(field, _kind(one), one.get("description", "")) for field, one in shape.get("properties", {}).items()]
         yield f"<h3 id='{escape(name)}'>{escape(name)}</h3><p>{escape(shape.get('description', ''))}{_table('', rows)}"
 
@@ -86,10 +92,12 @@ def _kinds(answer: dict[str, Any]) -> str:
     return ", ".join(_kind(one["schema"]) if kind.endswith("json") else kind for kind, one in answer.get("content", {}).items())
 
 
-def _kind(schema: dict[str, Any]) -> str:
-    """A word for a schema: integer, Predicted, list of Guess ..."""
+def _kind(schema: dict[str, Any], named: dict[str, Any] | None = None) -> str:
+    """A word for a schema: integer, Predicted, list of Guess ...; of ``named`` ones, what there is to choose from."""
     if "$ref" in schema:
-        return str(schema["$ref"]).rsplit("/", 1)[-1]
+        name = str(schema["$ref"]).rsplit("/", 1)[-1]
+        shape = (named or {}).get(name, {})
+        return _kind(shape) if "enum" in shape else name
     if "anyOf" in schema:
         return " or ".join(_kind(one) for one in schema["anyOf"])
     if "enum" in schema:
