@@ -147,12 +147,13 @@ def _training(facts: Mapping[str, Any]) -> str:
         return "Not recorded in these weights."
     optim, schedule, score = part(recipe, "optim"), part(recipe, "schedule"), part(facts, "score")
     seen = f"; what is here is step {score['step']:,}" if isinstance(score.get("step"), int) else ""
+    matrices = f", of matrices {optim.get('matrix_lr')}" if optim.get("kind") == "muon" else ""
     rows = {
         "data": f"{_code(data.get('name', 'unknown'))}, fingerprint `{str(data.get('fingerprint', 'unknown'))[:16]}`",
         "began with": _code(recipe["start"]) if recipe.get("start") else "nothing: random weights",
         "recipe": _code(recipe.get("name", "unknown")),
         "steps": f"{recipe.get('steps', 0):,} of {recipe.get('batch', 0):,} pictures{seen}",
-        "optimiser": f"{optim.get('kind')}, learning rate {optim.get('lr')}, weight decay {optim.get('weight_decay')}",
+        "optimiser": f"{optim.get('kind')}, learning rate {optim.get('lr')}{matrices}, decay {optim.get('weight_decay')}",
         "schedule": f"{schedule.get('kind')}, {_count(schedule.get('warmup', 0), 'step')} of warm-up",
         "loss": f"{part(recipe, 'masking').get('target', recipe.get('loss'))}, smoothing {recipe.get('smoothing')}",
         "average of weights": recipe.get("ema") or "none",
