@@ -38,7 +38,7 @@ from vitrail.models.variants import variant
 from vitrail.weights.load import load
 
 SQUARE = 2048  # side of the matrices whose product is the peak
-SLICE = 0.3  # seconds of work a turn
+SLICE = 0.2  # seconds of work a turn
 SIZES, BATCHES = ("Ti/16", "S/16", "B/16"), (1, 8)
 MERGE = 8  # tokens a layer
 IN_FLOAT = ("blocks.7.mlp.down",)  # of a real Ti/16: what `vitrail export --to int8` finds
@@ -83,7 +83,7 @@ class Speed:
 def speed(
     sizes: tuple[str, ...] = SIZES,
     batches: tuple[int, ...] = BATCHES,
-    rounds: int = 5,
+    rounds: int = 10,
     compile: bool = True,
     merge: int = MERGE,
     weights: str | None = None,
