@@ -17,7 +17,7 @@ def test_every_path_answers_and_what_it_keeps_is_told() -> None:
     labels = TorchEngine(model).logits(pictures).argmax(1)
     labels[:6] = (labels[:6] + 1) % 5  # a quarter is wrong
     tried = Trial(pictures, labels, "noise")
-    paths = Paths(model, tried, merge=1, compile=False)
+    paths = Paths(model, tried, merge=(1, 1), compile=False)
     assert set(paths.asks) == {EAGER, MERGED, ONNX, INT8, MERGED_INT8}
     for ask in paths.asks.values():
         ask(3)

@@ -33,6 +33,8 @@ def told(capsys: Capture, *arguments: str) -> dict[str, Any]:
 def test_evaluate_measures_what_was_switched_on(capsys: Capture) -> None:
     plain = load("one")
     assert told(capsys, "evaluate", "one", "data", "--merge", "2")["nll"] == measure(faster(plain, merge=2), "data").nll
+    every = measure(faster(plain, merge=2, every=2), "data").nll
+    assert told(capsys, "evaluate", "one", "data", "--merge", "2/2")["nll"] == every
     assert told(capsys, "evaluate", "one", "data", "--drop", "0.5")["nll"] == measure(faster(plain, drop=0.5), "data").nll
     assert told(capsys, "evaluate", "one", "data", "--merge", "1.1x")["nll"] == measure(faster(plain, merge="1.1x"), "data").nll
 
@@ -53,6 +55,8 @@ def test_predict_shows_pictures_at_the_size_that_is_named(capsys: Capture) -> No
     ("words", "sentence"),
     [
         (["--merge", "lots"], "merge must be tokens a layer or a speed as 1.5x, got 'lots'; try 8 or 1.5x"),
+        (["--merge", "4/0"], "every must be at least 1 layer, got 0; try every=3"),
+        (["--merge", "4/x"], "--merge must be N, N/LAYERS or a speed as 1.5x, got '4/x'; try 8, 30/3 or 1.5x"),
         (["--merge", "90x"], "times as fast, got merge=90x; try a lower speed"),
         (["--merge", "-1"], "merge must be tokens a layer or a speed as 1.5x, got '-1'"),
         (["--drop", "1"], "drop must be a share from 0 to below 1, got 1; try drop=0.25"),

@@ -104,16 +104,25 @@ def test_merging_what_is_equal_changes_nothing(pool: Any) -> None:
 
 
 @pytest.mark.parametrize("changes", [kind for kind in KINDS if "position_at" not in kind], ids=str)
-@pytest.mark.parametrize(("count", "drop"), [(0, 0.0), (3, 0.0), (100, 0.0), (5, 0.4)])
-def test_the_multiplications_are_counted(changes: dict[str, Any], count: int, drop: float) -> None:
+@pytest.mark.parametrize(("count", "drop", "every"), [(0, 0.0, 1), (3, 0.0, 1), (100, 0.0, 2), (5, 0.4, 3)])
+def test_the_multiplications_are_counted(changes: dict[str, Any], count: int, drop: float, every: int) -> None:
     """On the meta device, where the fused kernel is counted too. The weighed mean of a pooling is none of them."""
     plain = build(config(image=LARGER, **changes), device="meta").eval()
     assert isinstance(plain, ViT)
     with FlopCounterMode(display=False) as counter:
-        Merged(plain, count, drop)(torch.empty(1, 3, *LARGER, device="meta"))
-    each = tokens(plain.config, count, drop)
+        Merged(plain, count, drop, every)(torch.empty(1, 3, *LARGER, device="meta"))
+    each = tokens(plain.config, count, drop, every)
     pooled = (each[-1] - plain.config.prefix) * plain.config.width if plain.config.pool == "gap" and count else 0
-    assert counter.get_total_flops() // 2 - pooled == merged_macs(plain.config, count, drop)
+    assert counter.get_total_flops() // 2 - pooled == merged_macs(plain.config, count, drop, every)
+
+
+def test_merging_in_some_layers_leaves_the_others_alone() -> None:
+    model = larger(depth=4)
+    merged = fast(model, merge=5, every=3)
+    with torch.no_grad(), recording(merged, "held.*") as seen:
+        merged(torch.randn(2, 3, *LARGER))
+    counts = [held.shape[1] for (held,) in seen.values()]
+    assert counts == tokens(model.config, 5, every=3) == [counts[0], *[counts[0] - 5] * 3, counts[0] - 10]
 
 
 def test_a_speed_is_the_fewest_tokens_that_reach_it() -> None:
@@ -162,7 +171,7 @@ def test_the_weights_are_shared_and_saved_under_their_names(tmp_path: Path) -> N
     save(less, tmp_path / "saved")
     assert_close(load(tmp_path / "saved")(images), model(images))
     assert _of_model(less) != _of_model(model)  # features are not mistaken for each other's
-    assert "merge=3, drop=0" in str(less).splitlines()[1]
+    assert "merge=3, every=1, drop=0" in str(less).splitlines()[1]
 
 
 def test_a_twin_can_change_its_parts_alone() -> None:
@@ -181,6 +190,7 @@ def test_a_twin_can_change_its_parts_alone() -> None:
         ({"merge": 1.5}, "merge must be a whole number or text, got 1.5"),
         ({"drop": 1.0}, "drop must be a share from 0 to below 1, got 1; try drop=0.25"),
         ({"drop": float("nan")}, "drop must be"),
+        ({"merge": 3, "every": 0}, "every must be at least 1 layer, got 0"),
         ({"merg": 1}, "there is no switch 'merg'; did you mean 'merge'"),
         ({"image": 48}, "the model is at 30x35, got image=48x48; load it with vitrail.load"),
     ],

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from vitrail.cli.faster import Merge, merging
 from vitrail.cli.fitting import Threads
 from vitrail.cli.options import Json, Split, check_out, pair, whole
 from vitrail.cli.screen import add, console, print_json, progress, table
@@ -224,7 +225,7 @@ def speed(
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Pictures at a time; repeatable, else 1 and 8.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each; the best counts.")] = 10,
     compiled: Annotated[bool, typer.Option(help="Also measure ours compiled, a minute more a size.")] = True,
-    merge: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens merged in each layer.")] = 8,
+    merge: Merge = "30/3",
     weights: Annotated[str | None, typer.Option(metavar="WEIGHTS", help="Of a real Ti/16, to tell the accuracy, too.")] = None,
     folder: Annotated[str | None, typer.Option("--data", metavar="DATA", help="Pictures to tell the accuracy on.")] = None,
     json: Json = False,
@@ -237,12 +238,12 @@ def speed(
 
     with progress() as tell:
         sizes, batches = tuple(size or SIZES), tuple(batch or BATCHES)
-        found = measured(sizes, batches, rounds, compiled, merge, weights, folder, tell)
+        found = measured(sizes, batches, rounds, compiled, merging(merge), weights, folder, tell)
     if json:
         print_json(asdict(found))
         return
     screen = console()
-    title = f"{found.threads} threads, peak {found.gigaflops:,.0f} GFLOP/s, best of {found.rounds}, {found.merge} tokens merged"
+    title = f"{found.threads} threads, peak {found.gigaflops:,.0f} GFLOP/s, best of {found.rounds}, merged by {merge}"
     sheet = table("model", "#batch", "path", "#pictures a second", "#of the best peer", title=title)
     ours = {"eager", "compiled", "merged", "onnx", "int8", "merged int8"}
     for row in found.rows:

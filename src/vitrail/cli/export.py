@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from vitrail.cli.faster import merging
 from vitrail.cli.options import Json, check_out
 from vitrail.cli.screen import add, console, print_json, progress, size, table
 from vitrail.errors import VitrailError, printable
@@ -81,7 +82,10 @@ def _named(run: str) -> str:
 def _faster(merge: str | None) -> Any:
     from vitrail.models.faster import Faster
 
-    return None if merge is None else Faster(merge=int(merge) if merge.isdecimal() and len(merge) < 7 else merge)
+    if merge is None:
+        return None
+    tokens, every = merging(merge)
+    return Faster(merge=tokens, every=every)
 
 
 def _plain(shipped: "Shipped") -> dict[str, Any]:

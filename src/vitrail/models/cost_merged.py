@@ -12,28 +12,28 @@ def kept(patches: int, drop: float) -> int:
     return max(1, patches - round(drop * patches))
 
 
-def tokens(config: ViTConfig, count: int, drop: float = 0.0) -> list[int]:
-    """Before the first block, and after each: ``count`` fewer, but never more than half of the patches that are left."""
+def tokens(config: ViTConfig, count: int, drop: float = 0.0, every: int = 1) -> list[int]:
+    """Before the first block, and after each: in every so many ``count`` fewer, never more than half of the patches left."""
     found = [config.prefix + kept(config.patches, drop)]
-    for _ in range(config.depth):
-        found.append(found[-1] - min(count, (found[-1] - config.prefix) // 2))
+    for layer in range(config.depth):
+        found.append(found[-1] - (0 if layer % every else min(count, (found[-1] - config.prefix) // 2)))
     return found
 
 
-def merged_macs(config: ViTConfig, count: int, drop: float = 0.0) -> int:
+def merged_macs(config: ViTConfig, count: int, drop: float = 0.0, every: int = 1) -> int:
     """Of one picture, with those of finding and merging the pairs."""
-    each = tokens(config, count, drop)
+    each = tokens(config, count, drop, every)
     plain = cost(config).macs - config.depth * _block(config, config.tokens, config.tokens)
     if config.pool == "map":
         plain -= (config.tokens - each[-1]) * 2 * (config.width**2 + config.width)
     return plain + sum(_block(config, *sides) + _merge(config, *sides) for sides in pairwise(each))
 
 
-def count_for(config: ViTConfig, speed: float, drop: float = 0.0) -> int:
-    """The fewest tokens a layer whose merging makes a model so many times as fast."""
-    whole, most = merged_macs(config, 0, drop), 0.0
+def count_for(config: ViTConfig, speed: float, drop: float = 0.0, every: int = 1) -> int:
+    """The fewest tokens, in every so many layers, whose merging makes a model so many times as fast."""
+    whole, most = merged_macs(config, 0, drop, every), 0.0
     for count in range(kept(config.patches, drop) // 2 + 1):
-        most = whole / merged_macs(config, count, drop)
+        most = max(most, whole / merged_macs(config, count, drop, every))
         if most >= speed:
             return count
     raise VitrailError(f"merging makes this model at most {most:.2f} times as fast, got merge={speed:g}x; try a lower speed")

@@ -24,7 +24,8 @@ class Faster:
     """Nothing is switched on unless it is named."""
 
     compile: bool = False
-    merge: int | str = 0  # tokens that are merged in each layer, or "1.5x": as many as make it that much faster in MACs
+    merge: int | str = 0  # tokens that are merged in a layer, or "1.5x": as many as make it that much faster in MACs
+    every: int = 1  # they are merged in the first layer and in every so many from there
     drop: float = 0.0  # share of the patches that is left out
     image: Pair | None = None  # the size that pictures are shown at; none: the model's own
 
@@ -32,6 +33,8 @@ class Faster:
         check(self)
         if isinstance(self.merge, int) and self.merge < 0:
             raise VitrailError(f"merge must be at least 0 tokens a layer, got {self.merge}; try merge=8 or merge='1.5x'")
+        if self.every < 1:
+            raise VitrailError(f"every must be at least 1 layer, got {self.every}; try every=3")
         if isinstance(self.merge, str):
             self.speed  # noqa: B018 - or a sentence
         if not 0 <= self.drop < 1:

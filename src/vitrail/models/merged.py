@@ -27,12 +27,13 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Merged(ViT):
-    """``count`` tokens fewer after the attention of every block, ``drop`` the share of the patches that is never looked at."""
+    """``count`` tokens fewer after the attention of the first block and of every ``every``-th from there, ``drop`` the share of
+    the patches that is never looked at."""
 
-    def __init__(self, model: ViT, count: int = 0, drop: float = 0.0) -> None:
+    def __init__(self, model: ViT, count: int = 0, drop: float = 0.0, every: int = 1) -> None:
         nn.Module.__init__(self)
         vars(self).update(vars(twin(model)))  # all that a ViT has is the other's
-        self.count, self.drop = count, drop
+        self.count, self.drop, self.every = count, drop, every
         self.held = nn.ModuleList(Tap() for _ in range(self.config.depth + 1))
 
     def places(self, images: Float[Tensor, "b c height width"]) -> Places | None:
@@ -67,6 +68,7 @@ class Merged(ViT):
         for layer, (table, block) in enumerate(zip(layers, self.blocks, strict=True)):
             x = x if table is None else self._placed(table, x, grid, places, merging)
             x = self.dropout(x) if layer == 0 else x
+            merging.count = 0 if layer % self.every else self.count
             if told:
                 self.held[layer](merging.held)
             x = block(x, merging.rotation, merging)
@@ -94,7 +96,7 @@ class Merged(ViT):
         return x + (merging.held / merging.sizes[..., None]).to(x.dtype) @ rows
 
     def extra_repr(self) -> str:
-        return f"merge={self.count}, drop={self.drop:g}"
+        return f"merge={self.count}, every={self.every}, drop={self.drop:g}"
 
 
 def merged(model: Model, how: Faster) -> Model:
@@ -108,8 +110,8 @@ def merged(model: Model, how: Faster) -> Model:
             "relative positions count the offsets between all patches, so none can be merged or dropped; "
             "leave merge and drop out, or train with position='rotary'"
         )
-    count = how.merge if isinstance(how.merge, int) else count_for(model.config, how.speed or 1.0, how.drop)
-    return Merged(model, count, how.drop)
+    count = how.merge if isinstance(how.merge, int) else count_for(model.config, how.speed or 1.0, how.drop, how.every)
+    return Merged(model, count, how.drop, how.every)
 
 
 def compiled(model: Model) -> Model:
