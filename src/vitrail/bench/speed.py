@@ -83,7 +83,7 @@ class Speed:
 def speed(
     sizes: tuple[str, ...] = SIZES,
     batches: tuple[int, ...] = BATCHES,
-    rounds: int = 10,
+    rounds: int = 12,  # as many as there are rivals, so that each comes behind each other one
     compile: bool = True,
     merge: tuple[int | str, int] = MERGE,
     weights: str | None = None,

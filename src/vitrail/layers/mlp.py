@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -21,4 +22,13 @@ class MLP(nn.Module):
             nn.init.normal_(linear.bias, std=1e-6)
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-        return self.dropout(self.down(self.dropout(self.gelu(self.up(x)))))
+        hidden = self.up(x)
+        hidden = torch.ops.aten.gelu_(hidden, approximate=self.gelu.approximate) if self._unseen() else self.gelu(hidden)
+        return self.dropout(self.down(self.dropout(hidden)))
+
+    def _unseen(self) -> bool:
+        """Whether nobody, no gradient and no hook, wants to know what was before the GELU: it then needs no memory of its own,
+        and new memory for the widest of all tensors costs a large batch up to a fifth of its time."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return False
+        return not (self.up._forward_hooks or self.gelu._forward_hooks or self.gelu._forward_pre_hooks)
