@@ -38,7 +38,7 @@ from vitrail.models.variants import variant
 from vitrail.weights.load import load
 
 SQUARE = 2048  # side of the matrices whose product is the peak
-SLICE = 0.2  # seconds of work a turn
+SLICE = 0.05  # seconds of work a turn: the shorter, the likelier one of them is left alone by what else the machine does
 SIZES, BATCHES = ("Ti/16", "S/16", "B/16"), (1, 8)
 MERGE = (30, 3)  # tokens, in every so many layers: chosen on a real Ti/16's 250 pictures
 IN_FLOAT = ("blocks.7.mlp.down",)  # of a real Ti/16: the layer that does nearly all of the harm
@@ -83,7 +83,7 @@ class Speed:
 def speed(
     sizes: tuple[str, ...] = SIZES,
     batches: tuple[int, ...] = BATCHES,
-    rounds: int = 12,  # as many as there are rivals, so that each comes behind each other one
+    rounds: int = 30,
     compile: bool = True,
     merge: tuple[int | str, int] = MERGE,
     weights: str | None = None,

@@ -223,7 +223,7 @@ def serve(
 def speed(
     size: Annotated[list[str] | None, typer.Option(help="Ti/16, S/16 or B/16 alone; repeatable.")] = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Pictures at a time; repeatable, else 1 and 8.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each; the best counts.")] = 12,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each; the best counts.")] = 30,
     compiled: Annotated[bool, typer.Option(help="Also measure ours compiled, a minute more a size.")] = True,
     merge: Merge = "30/3",
     weights: Annotated[str | None, typer.Option(metavar="WEIGHTS", help="Of a real Ti/16, to tell the accuracy, too.")] = None,
