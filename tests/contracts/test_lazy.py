@@ -13,6 +13,7 @@ QUICK = [
     *([*command.split(), "--help"] for command in COMMANDS),
     ["inspect", "B/16"],
     ["inspect", "R50+B/16", "--json"],
+    ["plan", "paper-jft", "--model", "H/14"],
 ]
 
 

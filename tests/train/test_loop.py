@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tests.train.small_run import draw, recipe
 from vitrail.config import to_json
 from vitrail.errors import VitrailError
-from vitrail.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
+from vitrail.train.checkpoint import checkpoints, find_checkpoint, write_checkpoint
 from vitrail.train.loop import Machine, fit
 from vitrail.train.run import Run
 from vitrail.train.settle import Wishes
@@ -96,8 +96,10 @@ def test_another_recipe_or_other_data_is_refused_where_it_would_lie(tmp_path: Pa
     with pytest.raises(VitrailError, match=r"begun with another recipe: seed was 5, is 6; give this one a folder of its own"):
         fit(recipe(seed=6), tmp_path / "run")
     counters = next(iter(checkpoints(tmp_path / "run" / "checkpoints")))
-    tensors, state, _ = read_checkpoint(tmp_path / "run" / "checkpoints")  # type: ignore[misc]
-    write_checkpoint(counters.parent, state["step"], tensors, {**state, "data": "other"}, 2)
+    found = find_checkpoint(tmp_path / "run" / "checkpoints")
+    assert found is not None
+    tensors = load_file(found.path / "state.safetensors")
+    write_checkpoint(counters.parent, found.counters["step"], tensors, {**found.counters, "data": "other"}, 2)
     with pytest.raises(VitrailError, match="was begun on other pictures or labels"):
         fit(recipe(), tmp_path / "run")
 

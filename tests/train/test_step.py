@@ -11,7 +11,7 @@ from tests.train.small_run import batch, built, still
 from vitrail.data.loader import Batch
 from vitrail.errors import VitrailError
 from vitrail.tasks.classify import Classify
-from vitrail.train.checkpoint import read_checkpoint
+from vitrail.train.checkpoint import find_checkpoint
 from vitrail.train.loop import Machine, fit
 from vitrail.train.recipe import Optim, Schedule
 from vitrail.train.state import fresh, seed_step
@@ -56,7 +56,7 @@ def test_a_gradient_that_is_no_number_changes_nothing_and_stops_the_run_in_the_e
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     with pytest.raises(VitrailError, match=r"10 steps in a row had to be skipped.* is no number.*try a smaller optim.lr"):
         fit(still(steps=40, optim=Optim(kind="sgd", lr=1e30)), tmp_path / "run", Machine(workers=0))
-    assert read_checkpoint(tmp_path / "run" / "checkpoints") is not None  # which the sentence promises
+    assert find_checkpoint(tmp_path / "run" / "checkpoints") is not None  # which the sentence promises
 
 
 class Spoils(torch.autograd.Function):

@@ -1,5 +1,6 @@
 """What every command that runs a recipe shares: its options, the run's folder, the table at the end."""
 
+import os
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
     from vitrail.recipes.given import Given
+    from vitrail.train.distributed import Team
     from vitrail.train.recipe import Recipe
 
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder; one begun before goes on.")]
@@ -49,7 +51,17 @@ def carry_out(recipe: "Recipe", asked: Asked) -> None:
             raise VitrailError("--print does not run what --minutes and --find-lr are found out by; leave them out")
         typer.echo(to_json(recipe))
         return
-    result = _fitted(recipe, asked)
+
+    from vitrail.train.distributed import joined
+
+    if asked.out is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
+        raise VitrailError(
+            "a run that torchrun may start again needs a folder by name, so that it finds itself; try --out runs/mine"
+        )
+    with joined() as team:
+        result = _fitted(recipe, asked, team)
+    if not team.first:
+        return
     if asked.json:
         print_json(result)
     else:
@@ -76,7 +88,7 @@ def given(data: str, model: str | None, image: tuple[int, int] | None, labelled:
     return Given(data, len(opened.train), len(opened.names), whole, channels, model, image, names=tuple(opened.names))
 
 
-def _fitted(recipe: "Recipe", asked: Asked) -> dict[str, Any]:
+def _fitted(recipe: "Recipe", asked: Asked, team: "Team") -> dict[str, Any]:
     from vitrail.report.page import write_whole
     from vitrail.report.run import run_page
     from vitrail.train.board import Board
@@ -85,19 +97,21 @@ def _fitted(recipe: "Recipe", asked: Asked) -> dict[str, Any]:
     from vitrail.train.signals import Stopped
     from vitrail.train.watch import Several, Silent
 
-    folder = asked.out or _unused(Path("runs") / recipe.name)
+    folder = asked.out or Path(team.told(lambda: str(_unused(Path("runs") / recipe.name))))
     report = folder / "report.html"
     drawn = report.is_file() and (folder / "result.json").is_file()  # of a finished run, whose data may be others by now
-    with Board(folder) if asked.tensorboard else nullcontext(Silent()) as board, Screen(recipe, asked.json) as screen:
+    quiet = asked.json or not team.first
+    with Board(folder) if asked.tensorboard and team.first else nullcontext(Silent()) as board, Screen(recipe, quiet) as screen:
         try:
             machine = Machine(asked.device, asked.threads, asked.workers)
             result = fit(recipe, folder, machine, Several(screen, board), Wishes(asked.minutes, asked.find_lr))
         except Stopped as stop:
             named = "" if asked.out else f" with --out {folder}"
             with suppress(OSError):  # the terminal may be gone, which is then why
-                typer.echo(f"{stop}; the same command{named} goes on from there", err=True)
+                if team.first:
+                    typer.echo(f"{stop}; the same command{named} goes on from there", err=True)
             raise typer.Exit(stop.code) from None
-    if not drawn:
+    if not drawn and team.first:
         write_whole(report, run_page(folder).encode())
     return {**result, "report": str(report)}
 

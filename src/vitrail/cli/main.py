@@ -4,6 +4,7 @@ import io
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated
@@ -20,6 +21,7 @@ from vitrail.cli.export import export
 from vitrail.cli.finetune import finetune
 from vitrail.cli.inspect import inspect
 from vitrail.cli.lab import lab
+from vitrail.cli.plan import plan
 from vitrail.cli.predict import predict
 from vitrail.cli.pretrain import pretrain
 from vitrail.cli.probe import probe
@@ -31,8 +33,11 @@ from vitrail.cli.train import train
 from vitrail.cli.weights import weights
 from vitrail.errors import VitrailError
 
+BEHIND = 2.0  # seconds that the other processes of a run leave to the first
+
 app = typer.Typer(name="vitrail", no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(inspect)
+app.command()(plan)
 app.command()(train)
 app.command()(pretrain)
 app.command()(finetune)
@@ -94,7 +99,11 @@ def _write_anything() -> None:
 
 
 def _say(message: str, code: int) -> int:
-    print(f"vitrail: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    """Of several processes that make the same mistake the first one says so, and what has started them ends the others."""
+    rank = os.environ.get("RANK", "0") if int(os.environ.get("WORLD_SIZE", "1")) > 1 else "0"
+    if rank != "0":
+        time.sleep(BEHIND)
+    print(f"vitrail{'' if rank == '0' else f' (rank {rank})'}: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
     return code
 
 

@@ -29,6 +29,6 @@ class MLP(nn.Module):
     def _unseen(self) -> bool:
         """Whether nobody, no gradient and no hook, wants to know what was before the GELU: it then needs no memory of its own,
         and new memory for the widest of all tensors costs a large batch up to a fifth of its time."""
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
         return not (self.up._forward_hooks or self.gelu._forward_hooks or self.gelu._forward_pre_hooks)

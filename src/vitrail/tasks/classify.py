@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from vitrail.augment.mix import targets
 from vitrail.data.loader import Batch, Loader
+from vitrail.tasks.task import Gather, own
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,11 @@ class Classify:
         return each if self.weights is None else each * self.weights.to(each.device)[labels]
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, loader: Loader, workers: int) -> dict[str, Any]:
+    def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = own) -> dict[str, Any]:
         """``top1``, ``top5``, ``loss`` and what the report draws: the logits with labels and numbers of the pictures."""
-        logits, labels, indices = predictions(model, loader, workers)
+        logits, labels, indices = (gather(column) for column in predictions(model, loader, workers))
+        order = indices.argsort()
+        logits, labels, indices = logits[order], labels[order], indices[order]
         return {**scores(logits, labels), "logits": logits, "labels": labels, "indices": indices}
 
 

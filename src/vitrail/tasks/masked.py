@@ -20,6 +20,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.models.masked import Masked, take
 from vitrail.models.masking import LEVELS, Masking
 from vitrail.models.settings import Pair, ViTConfig
+from vitrail.tasks.task import Gather, own
 
 NOISE = 10_000  # where the numbers of a picture's mask begin in the space of chance
 TINY = 1e-6  # He et al.'s, beside a patch's variance
@@ -63,23 +64,21 @@ class Masks:
         return (F.l1_loss if self.masking.method == "simmim" else F.mse_loss)(predicted, wanted), {}
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, loader: Loader, workers: int) -> dict[str, Any]:
+    def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = own) -> dict[str, Any]:
         """The mean loss over every picture, each under one mask that is always the same."""
         was = model.training
         model.eval()
-        total: dict[str, float] = {}
-        count = 0
+        names = ("loss",) if self.masking.target == "pixels" else ("loss", "accuracy")
+        rows: list[list[float]] = []  # a batch: its number of pictures, and by that the means
         try:
             for batch in loader.batches(workers=workers):
-                if not len(batch.labels):
-                    continue
-                loss, others = self.loss(model, batch)
-                count += len(batch.labels)
-                for name, value in {"loss": loss, **others}.items():
-                    total[name] = total.get(name, 0.0) + value.item() * len(batch.labels)
+                if count := len(batch.labels):
+                    loss, others = self.loss(model, batch)
+                    rows.append([count, *({"loss": loss, **others}[name].item() * count for name in names)])
         finally:
             model.train(was)
-        return {name: value / count for name, value in total.items()} if count else {"loss": float("nan")}
+        count, *sums = gather(torch.tensor(rows, dtype=torch.float64).reshape(-1, 1 + len(names))).sum(dim=0).tolist()
+        return {name: value / count for name, value in zip(names, sums, strict=True)} if count else {"loss": float("nan")}
 
     @torch.no_grad()
     def reconstruct(self, model: Masked, batch: Batch) -> Iterator[tuple[str, Float[Tensor, "b c height width"]]]:

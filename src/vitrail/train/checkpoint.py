@@ -1,46 +1,104 @@
 """Checkpoints of a run: ``checkpoints/step-N/`` with every tensor, the counters and a manifest of hashes. No pickle.
 
 Written under another name, synced, then renamed: a checkpoint is whole or is not there. One that was damaged later is noticed
-by its hash, and the one before it is taken.
+by its hash, and the one before it is taken. A process on its own writes one file. Several write a file each while the training
+goes on, by ``torch.distributed.checkpoint`` and its safetensors storage; any number of processes reads either.
 """
 
 import hashlib
 import json
 import shutil
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from vitrail.errors import VitrailError
+from vitrail.train.distributed import ALONE, Team
 from vitrail.weights.checkpoint import sync
 
 TENSORS, COUNTERS, MANIFEST = "state.safetensors", "state.json", "manifest.json"
+Places = Callable[[dict[str, tuple[int, ...]]], dict[str, Tensor]]  # from names and shapes to tensors that will be filled
+
+
+@dataclass
+class Writer:
+    """Writes one checkpoint at a time; at most ``keep`` are left."""
+
+    folder: Path
+    keep: int
+    team: Team = ALONE
+    writing: "Future[None] | None" = None
+
+    def write(self, step: int, tensors: dict[str, Tensor], counters: dict[str, Any]) -> None:
+        """A process on its own waits until it is written. Several copy their part and go on."""
+        self.wait()
+        if self.team.ranks == 1:
+            write_checkpoint(self.folder, step, tensors, counters, self.keep)
+        else:
+            self.writing = self._begin(step, tensors, counters)
+
+    def check(self) -> None:
+        """Raise what went wrong while nobody waited."""
+        if self.writing is not None and self.writing.done():
+            self.wait()
+
+    def wait(self) -> None:
+        writing, self.writing = self.writing, None
+        if writing is not None:
+            writing.result()
+
+    def _begin(self, step: int, tensors: dict[str, Tensor], counters: dict[str, Any]) -> "Future[None]":
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+        from torch.distributed.checkpoint.state_dict_saver import async_save
+
+        half = self.folder / f".step-{step}.part"
+        if self.team.first:
+            _emptied(half)
+        self.team.wait()  # for the folder
+        storage = HuggingFaceStorageWriter(str(half), save_distributed=True)
+        made = {name: value.detach() for name, value in tensors.items()}
+        begun: Any = async_save(made, storage_writer=storage, process_group=self.team.aside)
+        pool = ThreadPoolExecutor(1, "vitrail-checkpoint")
+        try:
+            return pool.submit(self._finish, begun, half, step, counters)
+        finally:
+            pool.shutdown(wait=False)
+
+    def _finish(self, begun: "Future[Any]", half: Path, step: int, counters: dict[str, Any]) -> None:
+        """When all ranks have written their part, the first one gives it its name."""
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        try:
+            begun.result()
+            if self.team.first:
+                _publish(half, self.folder / f"step-{step}", counters)
+                _prune(self.folder, self.keep)
+        except CheckpointException as error:
+            shutil.rmtree(half, ignore_errors=True)
+            rank, (cause, _) = next(iter(error.failures.items()))
+            raise OSError(f"rank {rank} cannot write the checkpoint of step {step}: {_reason(cause)}") from None
+        except Exception as error:
+            shutil.rmtree(half, ignore_errors=True)
+            raise _as_os_error(error) from None
 
 
 def write_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], counters: dict[str, Any], keep: int) -> Path:
-    """Whole or not at all; afterwards at most ``keep`` are left."""
-    target = folder / f"step-{step}"
-    half = folder / f".step-{step}.part"
-    shutil.rmtree(half, ignore_errors=True)
-    half.mkdir(parents=True)
+    """By one process: whole or not at all; afterwards at most ``keep`` are left."""
+    target, half = folder / f"step-{step}", folder / f".step-{step}.part"
     try:
+        _emptied(half)
         save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, half / TENSORS)
-        (half / COUNTERS).write_text(json.dumps(counters, indent=2, allow_nan=False) + "\n")
-        manifest = {name: _hash(half / name) for name in (TENSORS, COUNTERS)}
-        (half / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-        for name in (TENSORS, COUNTERS, MANIFEST):
-            sync(half / name)
-        sync(half)
-        shutil.rmtree(target, ignore_errors=True)
-        half.rename(target)
-        sync(folder)
+        _publish(half, target, counters)
     except Exception as error:
         shutil.rmtree(half, ignore_errors=True)
         raise _as_os_error(error) from None
-    for old in checkpoints(folder)[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
+    _prune(folder, keep)
     return target
 
 
@@ -50,21 +108,77 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
 
 
-def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], list[str]] | None:
-    """The newest that is whole, with a sentence for each that is not; nothing where there is none at all."""
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that is whole, and a sentence for each newer one that is not."""
+
+    path: Path
+    damaged: tuple[str, ...] = ()
+
+    @property
+    def counters(self) -> dict[str, Any]:
+        read: dict[str, Any] = json.loads((self.path / COUNTERS).read_text())
+        return read
+
+
+def find_checkpoint(folder: Path) -> Found | None:
+    """The newest that is whole; nothing where there is none at all."""
     damaged: list[str] = []
     for path in checkpoints(folder):
         try:
             manifest = json.loads((path / MANIFEST).read_text())
-            for name in (TENSORS, COUNTERS):
-                if manifest.get(name) != _hash(path / name):
+            if COUNTERS not in manifest or len(manifest) < 2:
+                raise VitrailError("its manifest names too little")
+            for name, known in manifest.items():
+                if known != _hash(path / Path(name).name):
                     raise VitrailError(f"{name} is not what its manifest says")
-            return load_file(path / TENSORS), json.loads((path / COUNTERS).read_text()), damaged
-        except (OSError, ValueError, VitrailError) as error:
+            json.loads((path / COUNTERS).read_text())
+            return Found(path, tuple(damaged))
+        except (OSError, ValueError, AttributeError, TypeError, VitrailError) as error:
             damaged.append(f"{path} is damaged ({error}), so the one before it is taken")
     if damaged:
         raise VitrailError(f"no checkpoint in {folder} is whole: {damaged[0]}; take the folder away to start anew")
     return None
+
+
+def fill(path: Path, places: Places, team: Team = ALONE) -> None:
+    """Read every tensor into its place, this rank's part of it, whatever parts it was written in."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = HuggingFaceStorageReader(str(path))
+    shapes = {name: tuple(known.size) for name, known in reader.read_metadata().state_dict_metadata.items()}  # type: ignore[union-attr]
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of a process on its own, which is meant
+            load(places(shapes), storage_reader=reader, no_dist=team.ranks == 1)
+    except CheckpointException as error:
+        _, (cause, _) = next(iter(error.failures.items()))
+        raise VitrailError(f"{path} cannot be read into this model: {_reason(cause)}") from None
+
+
+def _emptied(half: Path) -> None:
+    shutil.rmtree(half, ignore_errors=True)
+    half.mkdir(parents=True)
+
+
+def _publish(half: Path, target: Path, counters: dict[str, Any]) -> None:
+    """Under its name, when all of it lies on the disk."""
+    (half / COUNTERS).write_text(json.dumps(counters, indent=2, allow_nan=False) + "\n")
+    names = sorted(path.name for path in half.iterdir())
+    (half / MANIFEST).write_text(json.dumps({name: _hash(half / name) for name in names}, indent=2) + "\n")
+    for name in (*names, MANIFEST):
+        sync(half / name)
+    sync(half)
+    shutil.rmtree(target, ignore_errors=True)
+    half.rename(target)
+    sync(target.parent)
+
+
+def _prune(folder: Path, keep: int) -> None:
+    for old in checkpoints(folder)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _hash(path: Path) -> str:
@@ -75,3 +189,7 @@ def _hash(path: Path) -> str:
 def _as_os_error(error: Exception) -> Exception:
     """safetensors tells of a full disk in an error of its own."""
     return error if isinstance(error, OSError | VitrailError) else OSError(f"the checkpoint cannot be written: {error}")
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -3,7 +3,9 @@
 import copy
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from vitrail.train.distributed import local
 
 
 class Average:
@@ -17,8 +19,6 @@ class Average:
     def follow(self, model: nn.Module, step: int) -> None:
         """``step`` updates were made. average = decay * average + (1 - decay) * weights."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        ours: list[Tensor] = list(self.model.parameters())
-        theirs: list[Tensor] = list(model.parameters())
-        torch._foreach_lerp_(ours, theirs, 1 - decay)
+        torch._foreach_lerp_(local(list(self.model.parameters())), local(list(model.parameters())), 1 - decay)
         for buffer, source in zip(self.model.buffers(), model.buffers(), strict=True):
             buffer.copy_(source)

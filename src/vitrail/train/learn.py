@@ -15,7 +15,9 @@ from vitrail.train.step import train_step
 def learn(model: Model | Masked, task: Task, source: Source, recipe: Recipe, workers: int | None = None) -> Iterator[State]:
     """The state after every step; its ``shown`` is the model to look at."""
     state = fresh(model.train(), recipe)
-    loader = training(source, recipe.preprocess, recipe.batch, recipe.augment, recipe.seed, tolerated=recipe.tolerated)
+    loader = training(
+        source, recipe.preprocess, recipe.batch, recipe.augment, recipe.seed, tolerated=recipe.tolerated, window=recipe.window
+    )
     for batch in loader.batches(0, recipe.steps, workers):
         train_step(state, task, batch, recipe)
         yield state

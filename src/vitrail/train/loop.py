@@ -1,6 +1,7 @@
 """``vitrail.fit``: from a recipe to a trained model. What it does can be stopped at any moment and goes on from there."""
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -8,24 +9,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from vitrail.data.check import Checked
 from vitrail.data.loader import Batch, Loader, evaluation, training
 from vitrail.data.sources.source import Part, Source
 from vitrail.data.threads import cores
 from vitrail.errors import VitrailError
-from vitrail.models.device import device
 from vitrail.models.masked import Masked
 from vitrail.tasks.masked import Masks
-from vitrail.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
+from vitrail.train.checkpoint import Found, Writer, checkpoints, fill, find_checkpoint
 from vitrail.train.data import faults, opened
+from vitrail.train.distributed import Lost, Team, chosen, joined, sharded, silent, whole
 from vitrail.train.facts import facts, logged
 from vitrail.train.inside import inside
-from vitrail.train.memory import fitting, free_memory
+from vitrail.train.memory import fitting
 from vitrail.train.precision import check_machine
 from vitrail.train.purpose import again, encoder_of, model_of, task_of
 from vitrail.train.recipe import Recipe
-from vitrail.train.run import Run, locked
+from vitrail.train.run import ReadOnly, Run, locked
 from vitrail.train.settle import Pace, Wishes, pace, range_test, steps_in, with_lr
 from vitrail.train.signals import Stopped, stopping
 from vitrail.train.state import State, fresh
@@ -55,9 +57,17 @@ def fit(
     wishes: Wishes | None = None,
 ) -> dict[str, Any]:
     """Train, choose on validation, report on test; the answer is what ``result.json`` holds."""
-    run, machine, watcher, wishes = Run(Path(folder)), machine or Machine(), watcher or Silent(), wishes or Wishes()
-    with locked(run):
+    with joined() as team:
+        return _fit(recipe, Path(folder), machine or Machine(), watcher or Silent(), wishes or Wishes(), team)
+
+
+def _fit(recipe: Recipe, folder: Path, machine: Machine, watcher: Watcher, wishes: Wishes, team: Team) -> dict[str, Any]:
+    run = Run(folder) if team.first else ReadOnly(folder)
+    watcher = watcher if team.first else Silent()
+    with locked(run) if team.first else nullcontext():
+        team.wait()  # for the lock
         done, noted = run.result(), run.noted()
+        team.wait()  # all know what was there before the first begins
         if noted is not None:
             recipe = wishes.adopt(recipe, noted)
             run.begin(recipe)
@@ -66,11 +76,12 @@ def fit(
             return done
         if machine.threads:
             torch.set_num_threads(machine.threads)
-        check_machine(recipe, device(machine.device).type)
-        checked = opened(recipe, watcher.progress)
+        check_machine(recipe, team.device(machine.device).type)
+        with team.in_turn():
+            checked = opened(recipe, watcher.progress)
         for sentence in faults(checked):
             watcher.said(sentence)
-        work = _Fit(recipe, run, machine, watcher, checked)
+        work = _Fit(recipe, run, machine, watcher, checked, team)
         if noted is None:
             work.settle(wishes)
             run.begin(work.recipe)
@@ -82,11 +93,12 @@ class _Fit:
 
     state: State
 
-    def __init__(self, recipe: Recipe, run: Run, machine: Machine, watcher: Watcher, checked: Checked) -> None:
-        self.recipe, self.run, self.watcher = recipe, run, watcher
+    def __init__(self, recipe: Recipe, run: Run, machine: Machine, watcher: Watcher, checked: Checked, team: Team) -> None:
+        self.recipe, self.run, self.watcher, self.team = recipe, run, watcher, team
         self.data, self.left_out = checked.data, len(checked.bad)
         self.workers = machine.workers
-        self.device = device(machine.device)
+        self.device = team.device(machine.device)
+        self.writer = Writer(run.checkpoints, recipe.keep, team)
         self.task = task_of(recipe, self.data)
         self.loader = self._training()
         self.pace: Pace | None = None
@@ -99,29 +111,47 @@ class _Fit:
             self.watcher.said(f"the range test finds lr {tried.lr:g}; the recipe has {self.recipe.optim.lr:g}")
             self.run.keep_tried(vars(tried))
             self.recipe = with_lr(self.recipe, tried.lr)
-        if wishes.minutes is None and not self.watcher.curious:
+        if wishes.minutes is None and not self.team.any(self.watcher.curious):
             return
         self.state = self._fresh()
         some = Part(self._chosen, np.arange(min(len(self._chosen), EVALUATED)))
-        measured = pace(self.recipe, self._fresh, self.task, self._training(), self._looking(some), workers)
-        self.pace = replace(measured, beside=self._beside(workers))
+        measured = pace(self.recipe, self._fresh, self.task, self._training(), self._looking(some), workers, self._shown)
+        slowest = self.team.everyone(measured.step, measured.picture, self._beside(workers))
+        self.pace = Pace(*map(max, zip(*slowest, strict=True)))
         if wishes.minutes is not None:
             steps = steps_in(wishes.minutes, self.recipe, self.pace, len(self._chosen), len(self.data.test))
             self.watcher.said(f"{steps:,} steps fit into {wishes.minutes:g} minutes; the recipe has {self.recipe.steps:,}")
             self.recipe = self.recipe.lasting(steps)
 
     def _beside(self, workers: int) -> float:
-        model = self.state.shown
+        model = self._shown(self.state)
         return seconds(model, self.data.train, self._chosen, workers) if isinstance(model, Masked) else 0.0
 
     def go(self) -> dict[str, Any]:
         self.state = self._fresh()
         self._resume()
         self.watcher.planned(self.recipe, self.data, self.model.config, self.state, self._seconds())
+        try:
+            self._learn()
+            return self._result()
+        except RuntimeError as error:
+            if self.team.ranks == 1 or not silent(error):
+                raise
+            raise self._lost() from None
+
+    def _lost(self) -> Exception:
+        there = checkpoints(self.run.checkpoints)
+        last = f"the last checkpoint is {there[0].name}" if there else "there is no checkpoint yet"
+        return Lost(
+            f"rank {self.team.rank} lost touch with the others at step {self.state.step}: one has gone or does not answer; "
+            f"{last}, and the same command goes on from there"
+        )
+
+    def _learn(self) -> None:
         began, before, row = time.perf_counter(), self.state.seconds, 0
         self.state.model.train()
         last = self.state.step if self._over else self.recipe.steps  # it was over when the process ended
-        with stopping() as stop:  # before it there is nothing to save, and behind it all is saved
+        with stopping(patient=self.team.ranks > 1) as stop:  # before it there is nothing to save, and behind it all is saved
             for batch in self.loader.batches(self.state.step, last, self.workers):
                 fitted = self.state.micro
                 numbers = train_step(self.state, self.task, batch, self.recipe)
@@ -132,13 +162,16 @@ class _Fit:
                 self._note(numbers, row, batch)
                 if self._due(self.recipe.evaluate):
                     self._evaluate()
-                if self._due(self.recipe.checkpoint) or stop.signal is not None or self._over:
+                asked = int(self.team.most(stop.signal or 0))  # whoever of them was asked
+                if self._due(self.recipe.checkpoint) or asked or self._over:
                     self._save()
-                if stop.signal is not None:
-                    raise Stopped(stop.code, f"stopped at step {self.state.step}")
+                self.writer.check()
+                if asked:
+                    self.writer.wait()
+                    raise Stopped(128 + asked, f"stopped at step {self.state.step}")
                 if self._over:
                     break
-        return self._result()
+            self.writer.wait()
 
     @property
     def _over(self) -> bool:
@@ -154,16 +187,22 @@ class _Fit:
     def _training(self) -> Loader:
         recipe = self.recipe
         return training(
-            self.data.train, recipe.preprocess, recipe.batch, recipe.augment, recipe.seed, tolerated=recipe.tolerated
-        )
+            self.data.train, recipe.preprocess, recipe.batch, recipe.augment, recipe.seed,
+            rank=self.team.rank, ranks=self.team.ranks, tolerated=recipe.tolerated, window=recipe.window,
+        )  # fmt: skip
 
     def _fresh(self) -> State:
         """The weights that the recipe begins with, on the device."""
-        self.model = model_of(self.recipe, self.data, bool(checkpoints(self.run.checkpoints))).to(self.device)
-        state = fresh(self.model, self.recipe)
+        with self.team.in_turn():
+            self.model = model_of(self.recipe, self.data, bool(checkpoints(self.run.checkpoints))).to(self.device)
+        encoder_of(self.model).checkpointing = self.recipe.recompute  # type: ignore[assignment]
+        parallel = chosen(self.recipe.parallel, self.model.config, self.device, self.team)
+        state = fresh(self.model, replace(self.recipe, parallel=parallel), self.team)
+        share = self.recipe.batch // self.team.ranks
         if self.recipe.micro is None and self.device.type == "cpu":
-            most = fitting(self.model.config, self.recipe.batch, free_memory())
-            state.micro = most if most < self.recipe.batch else None
+            parts = self.team.ranks if parallel == "fsdp" else 1
+            most = int(self.team.least(fitting(self.model.config, share, self.team.free(self.device), parts)))
+            state.micro = most if most < share else None
         if self.recipe.compile:
             self.model.compile()
         return state
@@ -177,12 +216,12 @@ class _Fit:
         return self.pace.lasts(self.recipe, self.recipe.steps, len(self._chosen), len(self.data.test))
 
     def _resume(self) -> None:
-        found = read_checkpoint(self.run.checkpoints)
+        found = self._found()
         if found is None:
             self.run.rewind(-1)
             return
-        tensors, counters, damaged = found
-        for sentence in damaged:
+        counters = found.counters
+        for sentence in found.damaged:
             self.watcher.said(sentence)
         for name, now in self._origin().items():
             if counters.get(name) != now:
@@ -193,9 +232,27 @@ class _Fit:
                 self.watcher.said(
                     f"{name} was {counters.get(name)} when the run was begun and is {now}: it goes on, perhaps not to the bit"
                 )
-        self.state.restore(tensors, counters)
+        fill(found.path, self.state.places, self.team)
+        self.state.restore(counters)
         self.run.rewind(self.state.step)
         self.watcher.said(f"goes on from step {self.state.step}")
+
+    def _found(self) -> Found | None:
+        """The first rank looks at all of it, and the others take its word."""
+        found = find_checkpoint(self.run.checkpoints) if self.team.first else None
+        path = self.team.told(lambda: "" if found is None else str(found.path))
+        return found or (Found(Path(path)) if path else None)
+
+    def _shown(self, state: State) -> nn.Module:
+        """The model to look at. Where ranks hold parts of it, its weights are brought together for the look."""
+        if not sharded(state.model):
+            return state.shown
+        model = model_of(self.recipe, self.data, resumed=True).to(self.device)
+        places = model.state_dict()
+        with torch.no_grad():
+            for name, value in state.shown.state_dict().items():  # one by one: all of it is there once, not twice
+                places[name].copy_(whole(value))
+        return model
 
     def _origin(self) -> dict[str, str]:
         return {"data": self.data.fingerprint, "vitrail": version("vitrail"), "torch": torch.__version__}
@@ -211,32 +268,40 @@ class _Fit:
         else:
             self.watcher.said(f"step {self.state.step} had no picture that can be read")
         if row:
-            why = f"{culprit(self.state, self.task, batch, self.recipe)} no number"
+            why = f"{self._culprit(batch)} no number"
             self.watcher.said(f"step {self.state.step} was skipped: {why}")
             if row >= MOST_SKIPPED:
                 self._save()
+                self.writer.wait()
                 raise VitrailError(
                     f"{row} steps in a row had to be skipped, the last since {why}; the last good weights are in "
                     f"{self.run.folder}; try a smaller optim.lr (now {self.recipe.optim.lr:g}) or optim.clip=1"
                 )
 
+    def _culprit(self, batch: Batch) -> str:
+        found = culprit(self.state, self.task, batch, self.recipe)
+        if self.team.ranks == 1:
+            return found
+        words = self.team.texts(found)
+        return next((each for each in words if each.startswith(("a picture", "the output"))), words[0])
+
     def _evaluate(self) -> None:
-        scores = self.task.evaluate(self.state.shown, self._looking(self._chosen), _workers(self.workers))
+        model = self._shown(self.state)
+        scores = self.task.evaluate(model, self._looking(self._chosen), _workers(self.workers), self.team.rows)
         value = scores[self.task.main]
         better = self.state.best is None or (value < self.state.best if self.task.smaller else value > self.state.best)
         if better:
             self.state.best, self.state.best_step = value, self.state.step
             known = facts(self.recipe, self.data, self.state.step, validation=scores)
-            save(self.state.shown, self.run.folder / "best", facts=known)  # type: ignore[arg-type]
+            self._keep(model, "best", known)
         plain = {name: number for name, number in scores.items() if isinstance(number, float)}
-        plain |= self._unlabelled()
-        heads = inside(encoder_of(self.state.shown), self._chosen, self.recipe.preprocess)
+        plain |= self._unlabelled(model)
+        heads = inside(encoder_of(model), self._chosen, self.recipe.preprocess)
         self.run.log({"step": self.state.step, "validation": plain, **({} if heads is None else {"heads": heads})})
         self.watcher.evaluated(self.state.step, plain, better)
 
-    def _unlabelled(self) -> dict[str, float]:
+    def _unlabelled(self, model: nn.Module) -> dict[str, float]:
         """What else is worth knowing, and seeing, where the loss alone says little."""
-        model = self.state.shown
         if not isinstance(model, Masked) or not isinstance(self.task, Masks):
             return {}
         pictures = reconstructions(model, self.task, self._chosen, self.recipe.preprocess)
@@ -247,23 +312,33 @@ class _Fit:
 
     def _looking(self, source: Source) -> Loader:
         """What fits when training fits here all the more."""
-        loader = evaluation(source, self.recipe.preprocess, min(EVALUATED, self.state.micro or self.recipe.batch))
+        batch = min(EVALUATED, (self.state.micro or self.recipe.batch // self.team.ranks) * self.team.ranks)
+        loader = evaluation(source, self.recipe.preprocess, batch, rank=self.team.rank, ranks=self.team.ranks)
         return replace(loader, tolerated=self.recipe.tolerated)
 
     def _save(self) -> None:
         counters = {**self.state.counters(), **self._origin()}
-        write_checkpoint(self.run.checkpoints, self.state.step, self.state.tensors(), counters, self.recipe.keep)
+        self.writer.write(self.state.step, self.state.tensors(), counters)
+
+    def _problems(self) -> int:
+        """Pictures that one rank or another could not read."""
+        return len(self.team.rows(torch.tensor(list(self.loader.problems), dtype=torch.int64)).unique())
+
+    def _keep(self, model: nn.Module, name: str, known: dict[str, Any]) -> None:
+        if self.team.first:
+            save(model, self.run.folder / name, facts=known)  # type: ignore[arg-type]
 
     def _result(self) -> dict[str, Any]:
         at, lines = self.state.step, self.run.lines()
         known = facts(self.recipe, self.data, at, validation=logged(lines, at))
-        save(self.state.shown, self.run.folder / "last", facts=known)  # type: ignore[arg-type]
+        self._keep(self._shown(self.state), "last", known)
+        self.team.wait()  # for what the first has written
         best = again(self.run.folder / "best", self.recipe).to(self.device)
         split = next(name for name in ("test", "validation", "train") if len(self.data.splits[name]))
-        scores = self.task.evaluate(best, self._looking(self.data.splits[split]), _workers(self.workers))
+        scores = self.task.evaluate(best, self._looking(self.data.splits[split]), _workers(self.workers), self.team.rows)
         at = self.state.best_step
         known = facts(self.recipe, self.data, at, **{"validation": logged(lines, at), split: scores})
-        save(best, self.run.folder / "best", facts=known)  # type: ignore[arg-type]
+        self._keep(best, "best", known)
         result = {
             "run": str(self.run.folder),
             "reported_on": split,
@@ -274,7 +349,7 @@ class _Fit:
             "seconds": self.state.seconds,
             "images_per_second": self.state.images / max(self.state.seconds, 1e-9),
             "skipped": self.state.skipped,
-            "left_out": self.left_out + len(self.loader.problems),
+            "left_out": self.left_out + self._problems(),
         }
         answers = {name: value.numpy() for name, value in scores.items() if isinstance(value, torch.Tensor)}
         if answers:

@@ -13,24 +13,25 @@ SPARE = 0.9  # of the free memory may be planned with
 REFUSALS = ("allocate memory", "out of memory", "not enough memory", "bad_alloc", "could not create a primitive")  # oneDNN
 
 
-def fitting(config: ModelConfig, batch: int, free: int | None) -> int:
-    """Pictures that can be computed at a time: the batch, or the half, a quarter ... of it."""
+def fitting(config: ModelConfig, batch: int, free: int | None, parts: int = 1) -> int:
+    """Pictures that can be computed at a time: the batch, or the half, a quarter ... of it. ``parts``: of the weights, of which
+    this process keeps one."""
     if free is None:
         return batch
     count = batch
-    while count > 1 and needed(cost(config, count)) > SPARE * free:
+    while count > 1 and needed(cost(config, count), parts) > SPARE * free:
         count = -(-count // 2)
-    if needed(cost(config, count)) > SPARE * free:
+    if needed(cost(config, count), parts) > SPARE * free:
         raise VitrailError(
-            f"one picture takes about {needed(cost(config)) / 2**30:.1f} GiB to train on and {free / 2**30:.1f} GiB are free; "
-            "try a smaller --model or --image"
+            f"one picture takes about {needed(cost(config), parts) / 2**30:.1f} GiB to train on and {free / 2**30:.1f} GiB are "
+            "free; try a smaller --model or --image"
         )
     return count
 
 
-def needed(known: Cost) -> int:
+def needed(known: Cost, parts: int = 1) -> int:
     """Bytes of weights, gradients, moments and of the activations that a backward pass starts from."""
-    return known.memory.weights + known.memory.adam + known.memory.training
+    return (known.memory.weights + known.memory.adam) // parts + known.memory.training
 
 
 def refused(error: BaseException) -> bool:

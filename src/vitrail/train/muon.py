@@ -1,7 +1,8 @@
 """Muon (Jordan et al. 2024): momentum whose matrices are made orthogonal, so that every direction moves alike.
 
 Matrices of one shape are orthogonalised together, in float32: bfloat16 is slow on most CPUs, and too coarse for the squares
-that the rounds are computed with. n matrices of r rows and s columns.
+that the rounds are computed with. Where ranks hold parts of a matrix, it is brought together for it. n matrices of r rows and
+s columns.
 """
 
 from collections.abc import Iterable
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from vitrail.train.distributed import local, part_like, whole
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # the authors' coefficients: singular values land near 1 in five rounds
 ROUNDS = 5
@@ -54,8 +57,10 @@ class Muon(torch.optim.Optimizer):
     def _move(self, group: dict[str, Any], weights: list[Tensor], scale: float) -> None:
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         moments = [self.state[weight].setdefault("momentum", torch.zeros_like(weight)) for weight in weights]
-        torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
-        ahead = torch._foreach_lerp(gradients, moments, group["momentum"])  # Nesterov's look ahead
-        steps = orthogonal(torch.stack(list(ahead)))
-        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(weights, list(steps.unbind()), alpha=-group["lr"] * scale)
+        torch._foreach_lerp_(local(moments), local(gradients), 1 - group["momentum"])
+        both = zip(gradients, moments, strict=True)
+        ahead = [gradient.lerp(moment, group["momentum"]) for gradient, moment in both]  # Nesterov's look ahead
+        steps = orthogonal(torch.stack([whole(each) for each in ahead]))
+        kept = [part_like(step, weight) for step, weight in zip(steps.unbind(), weights, strict=True)]
+        torch._foreach_mul_(local(weights), 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(local(weights), local(kept), alpha=-group["lr"] * scale)

@@ -95,7 +95,10 @@ class Recipe:
     ema: float | None = None  # of the weights; what is evaluated and kept then is the average
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # how several processes share the model: whole on each, or in parts
+    recompute: bool = False  # activations in the backward pass, instead of keeping them
     seed: int = 0
+    window: int | None = None  # pictures, lying near one another, among which the order is drawn; none: among all
     evaluate: int = 100  # steps between two evaluations on validation
     checkpoint: int = 100  # steps between two checkpoints
     keep: int = 2  # checkpoints
@@ -104,7 +107,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("steps", "batch", "evaluate", "checkpoint", "keep", "micro", "patience"):
+        for name in ("steps", "batch", "evaluate", "checkpoint", "keep", "micro", "patience", "window"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise VitrailError(f"{name} must be at least 1, got {value}; try {name}=1")

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from vitrail.config import read, to_json, to_plain
 from vitrail.errors import VitrailError
 from vitrail.train.recipe import Recipe
 from vitrail.weights.folder import read_json
+
+HOW: dict[str, Any] = {"parallel": "auto", "recompute": False, "micro": None}  # how it is computed, which may change on the way
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Run:
         if noted is None:
             _write(self.folder / "recipe.json", to_json(recipe) + "\n")
             return
-        differences = list(_differences(to_plain(noted), to_plain(recipe)))
+        differences = list(_differences(to_plain(replace(noted, **HOW)), to_plain(replace(recipe, **HOW))))
         if differences:
             raise VitrailError(
                 f"{self.folder} was begun with another recipe: {'; '.join(differences[:3])}; give this one a folder of its own"
@@ -98,6 +100,24 @@ class Run:
     def lines(self) -> list[dict[str, Any]]:
         path = self.folder / "log.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+class ReadOnly(Run):
+    """As the ranks behind the first have it, who write nothing."""
+
+    def finish(self, result: dict[str, Any]) -> None: ...
+
+    def keep_predictions(self, arrays: dict[str, ndarray]) -> None: ...
+
+    def keep_reconstructions(self, step: int, arrays: dict[str, ndarray]) -> None: ...
+
+    def begin(self, recipe: Recipe) -> None: ...
+
+    def keep_tried(self, tried: dict[str, Any]) -> None: ...
+
+    def log(self, line: dict[str, Any]) -> None: ...
+
+    def rewind(self, step: int) -> None: ...
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from torch import nn
+
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.sources.source import Progress
 from vitrail.errors import VitrailError
@@ -72,10 +74,13 @@ class Tried:
 
 
 Trial = Callable[[], State]  # makes fresh weights with their optimisers, to be thrown away
+Shown = Callable[[State], nn.Module]  # the model to look at
 
 
-def pace(recipe: Recipe, trial: Trial, task: Task, training: Loader, evaluation: Loader, workers: int) -> Pace:
-    """From a few steps and one batch to evaluate."""
+def pace(
+    recipe: Recipe, trial: Trial, task: Task, training: Loader, evaluation: Loader, workers: int, shown: Shown | None = None
+) -> Pace:
+    """From a few steps and one batch to evaluate. Ranks that share the work stop together."""
     state = trial()
     state.model.train()
     began, done = 0.0, 0
@@ -84,12 +89,13 @@ def pace(recipe: Recipe, trial: Trial, task: Task, training: Loader, evaluation:
             began = time.perf_counter()
         train_step(state, task, batch, recipe)
         done = number + 1 - WARM
-        if done > 0 and time.perf_counter() - began > LONG:
+        if done > 0 and state.team.any(time.perf_counter() - began > LONG):
             break
     step = (time.perf_counter() - began) / max(done, 1)
-    task.evaluate(state.shown, evaluation, workers)  # the first one warms up, too
+    model = state.shown if shown is None else shown(state)
+    task.evaluate(model, evaluation, workers, state.team.rows)  # the first one warms up, too
     began = time.perf_counter()
-    task.evaluate(state.shown, evaluation, workers)
+    task.evaluate(model, evaluation, workers, state.team.rows)
     return Pace(step, (time.perf_counter() - began) / max(len(evaluation.source), 1))
 
 

@@ -1,4 +1,7 @@
-"""Being asked to stop, also by a terminal that is closed: finish the step, save, leave. Asked twice: leave at once."""
+"""Being asked to stop, also by a terminal that is closed: finish the step, save, leave. Asked twice: leave at once.
+
+One of several processes may be asked both by the terminal and by what has started it, which is one wish: it is patient.
+"""
 
 import os
 import signal
@@ -28,13 +31,13 @@ class Stopped(Exception):  # nothing went wrong
 
 
 @contextmanager
-def stopping() -> Iterator[Stop]:
+def stopping(patient: bool = False) -> Iterator[Stop]:
     stop = Stop()
 
     def asked(number: int, frame: FrameType | None) -> None:
-        if stop.signal is not None:
+        if stop.signal is not None and not patient:
             os._exit(128 + number)
-        stop.signal = number
+        stop.signal = stop.signal or number
 
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from vitrail.augment.chance import bits
 from vitrail.errors import VitrailError
+from vitrail.train.distributed import ALONE, Team, spread
 from vitrail.train.ema import Average
 from vitrail.train.optim import freeze, optimisers
 from vitrail.train.recipe import Recipe
 
-PARTS = ("model", "optimisers", "average")
+PARTS = ("model", "optimisers", "average", "module", "team")
 DROPOUT = 0x64726F70  # where dropout draws in the space of chance
 
 
@@ -24,6 +25,8 @@ class State:
     model: nn.Module
     optimisers: list[torch.optim.Optimizer]
     average: Average | None
+    module: nn.Module  # what is called in training: the model, or what spreads it over the ranks
+    team: Team = ALONE
     step: int = 0
     best: float | None = None  # of the validation's main number
     best_step: int = 0
@@ -53,32 +56,38 @@ class State:
                     found[f"optimiser.{number}.{kind}.{names[weight]}"] = torch.as_tensor(value)
         return found
 
-    @torch.no_grad()
-    def restore(self, tensors: dict[str, Tensor], counters: dict[str, Any]) -> None:
+    def restore(self, counters: dict[str, Any]) -> None:
         for name in self.counters():
             setattr(self, name, counters.get(name, getattr(self, name)))  # one that an older version did not count
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "optimiser": {}}
-        for name, value in tensors.items():
-            head, _, rest = name.partition(".")
-            if head not in parts:
-                raise VitrailError(f"a checkpoint has no part named {head!r}")
-            parts[head][rest] = value
-        self.model.load_state_dict(parts["model"])
-        if self.average is not None:
-            self.average.model.load_state_dict(parts["average"])
+
+    @torch.no_grad()
+    def places(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Where the tensors of a checkpoint go, by name. Moments have no place before the first step, so they get one."""
         weights = dict(self.model.named_parameters())
-        for name, value in parts["optimiser"].items():
-            number, kind, weight = name.split(".", 2)
-            own = value.clone() if value.ndim == 0 else value.clone().to(weights[weight].device)
-            self.optimisers[int(number)].state[weights[weight]][kind] = own
+        for name, shape in shapes.items():
+            head, _, rest = name.partition(".")
+            number, kind, weight = [*rest.split(".", 2), "", ""][:3]
+            if head != "optimiser":
+                continue
+            if not number.isdecimal() or int(number) >= len(self.optimisers) or weight not in weights:
+                raise VitrailError(f"the checkpoint has {name!r}, for which this recipe has no place")
+            like = weights[weight]
+            self.optimisers[int(number)].state[like][kind] = torch.zeros_like(like) if shape else torch.zeros(())
+        found = self.tensors()
+        missing = sorted(found.keys() ^ shapes.keys())
+        if missing:
+            raise VitrailError(f"the checkpoint is of another model: {missing[0]} is in one of the two alone")
+        return found
 
 
-def fresh(model: nn.Module, recipe: Recipe) -> State:
+def fresh(model: nn.Module, recipe: Recipe, team: Team = ALONE) -> State:
     freeze(model, recipe.optim)
     average = None if recipe.ema is None else Average(model, recipe.ema)
-    return State(model, optimisers(model, recipe.optim), average, micro=recipe.micro)
+    beside = None if average is None else average.model
+    module = spread(model, beside, recipe.parallel, recipe.precision == "bfloat16", team)
+    return State(model, optimisers(model, recipe.optim), average, module, team, micro=recipe.micro)
 
 
-def seed_step(seed: int, step: int) -> None:
+def seed_step(seed: int, step: int, rank: int = 0) -> None:
     """Dropout and stochastic depth of a step are drawn from the step's own seed, so there is no stream to save."""
-    torch.manual_seed(int(bits(seed, DROPOUT, step, 0)[0] >> 1))
+    torch.manual_seed(int(bits(seed, DROPOUT, step, rank)[0] >> 1))

@@ -1,4 +1,4 @@
-"""One update of the weights. b pictures of the batch, computed in pieces."""
+"""One update of the weights. The pictures of the batch, or of this rank's part of it, are computed in pieces."""
 
 import math
 from collections.abc import Iterator
@@ -10,11 +10,14 @@ from torch import Tensor
 from vitrail.data.loader import Batch
 from vitrail.errors import VitrailError
 from vitrail.tasks.task import Task
+from vitrail.train.distributed import local, syncing, whole
 from vitrail.train.memory import refused
 from vitrail.train.optim import set_rate
 from vitrail.train.recipe import Recipe
 from vitrail.train.schedule import rate
 from vitrail.train.state import State, seed_step
+
+TINY = 1e-6  # torch's, beside the norm that is clipped
 
 
 def train_step(state: State, task: Task, batch: Batch, recipe: Recipe) -> dict[str, float]:
@@ -22,42 +25,47 @@ def train_step(state: State, task: Task, batch: Batch, recipe: Recipe) -> dict[s
 
     A batch of which no picture could be read is a step without an update, and has no numbers.
     """
-    if not len(batch.labels):
+    counts = [int(row[0]) for row in state.team.everyone(len(batch.labels))]  # a picture a rank: not all can be read
+    if not sum(counts):
         state.step += 1
         return {}
     share = rate(recipe.schedule, state.step, recipe.steps)
     set_rate(state.optimisers, recipe.optim, share)
-    seen = _gradients(state, task, batch, recipe)
-    weights = [weight for weight in state.model.parameters() if weight.grad is not None]
-    total = torch.nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None], foreach=True)
+    seen = _gradients(state, task, batch, recipe, counts)
+    gradients = [weight.grad for weight in state.model.parameters() if weight.grad is not None]
+    total = whole(torch.nn.utils.get_total_norm(gradients, foreach=True))
     norm = total.item()
     good = math.isfinite(norm) and math.isfinite(seen["loss"])
     if good:
         if recipe.optim.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(weights, recipe.optim.clip, total, foreach=True)
+            torch._foreach_mul_(local(gradients), (recipe.optim.clip / (total + TINY)).clamp(max=1.0))
         for optimiser in state.optimisers:
             optimiser.step()
     state.step += 1
-    state.images += len(batch.labels)
+    state.images += sum(counts)
     state.skipped += not good
     if good and state.average is not None:
         state.average.follow(state.model, state.step)
     return {**seen, "lr": recipe.optim.lr * share, "gradient": norm}
 
 
-def _gradients(state: State, task: Task, batch: Batch, recipe: Recipe) -> dict[str, float]:
+def _gradients(state: State, task: Task, batch: Batch, recipe: Recipe, counts: list[int]) -> dict[str, float]:
     """Where memory does not suffice, the step is begun again in pieces half as large, and so are all that follow."""
     while True:
-        seed_step(recipe.seed, state.step)
+        seed_step(recipe.seed, state.step, state.team.rank)
         for optimiser in state.optimisers:
             optimiser.zero_grad(set_to_none=True)
         try:
-            return _summed(state, task, batch, recipe)
+            return _summed(state, task, batch, recipe, counts)
         except (MemoryError, RuntimeError) as error:
             if not refused(error):
                 raise
         # behind the handler, where nothing holds on to the activations of the failed try any more
         size = min(state.micro or len(batch.labels), len(batch.labels))
+        if state.team.ranks > 1:  # the others are in the middle of the step
+            raise VitrailError(
+                f"{size} pictures at a time do not fit into a rank's memory; try --set micro={max(size // 2, 1)}"
+            )
         if size == 1:
             raise VitrailError("one picture at a time does not fit into memory; try a smaller --model or --image")
         state.micro = -(-size // 2)
@@ -65,23 +73,33 @@ def _gradients(state: State, task: Task, batch: Batch, recipe: Recipe) -> dict[s
             torch.cuda.empty_cache()
 
 
-def _summed(state: State, task: Task, batch: Batch, recipe: Recipe) -> dict[str, float]:
-    """Each piece counts by its number of pictures, so that the last one may be shorter."""
+def _summed(state: State, task: Task, batch: Batch, recipe: Recipe, counts: list[int]) -> dict[str, float]:
+    """Each piece counts by its number of pictures, so that the last one may be shorter. Ranks take their mean of gradients, and
+    all have as many pieces: one that has fewer pictures than the others fills up with blank ones that count nothing."""
     total: dict[str, float] = {}
-    whole = len(batch.labels)
-    for piece in pieces(batch, state.micro or whole):
-        loss, others = _loss(state, task, piece, recipe)
-        part = len(piece.labels) / whole
-        (loss * part if part < 1 else loss).backward()
+    size = state.micro or max(counts)
+    times = -(-max(counts) // size)
+    parts = [(piece, len(piece.labels)) for piece in pieces(batch, size) if len(piece.labels)]
+    parts += [(_blank(batch), 0)] * (times - len(parts))
+    for number, (piece, count) in enumerate(parts):
+        with syncing(state.module, number + 1 == times):
+            loss, others = _loss(state, task, piece, recipe)
+            part = count / sum(counts)
+            (loss * (part * len(counts)) if part * len(counts) != 1 else loss).backward()
         for name, value in {"loss": loss.detach(), **others}.items():
-            total[name] = total.get(name, 0.0) + value.item() * part
-    return total
+            total[name] = total.get(name, 0.0) + (value.item() * part if count else 0.0)
+    return dict(zip(total, state.team.sums(*total.values()), strict=True))
 
 
 def _loss(state: State, task: Task, piece: Batch, recipe: Recipe) -> tuple[Tensor, dict[str, Tensor]]:
     device = next(state.model.parameters()).device.type
     with torch.autocast(device, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
-        return task.loss(state.model, piece)
+        return task.loss(state.module, piece)
+
+
+def _blank(batch: Batch) -> Batch:
+    """One picture of nothing."""
+    return Batch(batch.images.new_zeros(1, *batch.images.shape[1:]), batch.labels.new_zeros(1), batch.indices.new_zeros(1))
 
 
 def pieces(batch: Batch, size: int) -> Iterator[Batch]:
@@ -98,7 +116,7 @@ def pieces(batch: Batch, size: int) -> Iterator[Batch]:
 def culprit(state: State, task: Task, batch: Batch, recipe: Recipe) -> str:
     """Where a step went wrong, in words: the first module whose output is no number or, where all outputs are numbers, the
     weight whose gradient was the first that is none. A gradient runs from the loss to the picture, so that is the last one."""
-    if not batch.images.isfinite().all():
+    if state.team.any(not batch.images.isfinite().all()):
         return "a picture is"
     first: list[str] = []
 
@@ -112,14 +130,22 @@ def culprit(state: State, task: Task, batch: Batch, recipe: Recipe) -> str:
         if name
     ]
     try:
-        seed_step(recipe.seed, state.step - 1)
-        losses = [_loss(state, task, piece, recipe)[0] for piece in pieces(batch, state.micro or len(batch.labels))]
+        seed_step(recipe.seed, state.step - 1, state.team.rank)
+        losses = [_loss(state, task, piece, recipe)[0] for piece in _looked_at(state, batch)]
     finally:
         for hook in hooks:
             hook.remove()
-    wrong = [
-        name for name, weight in state.model.named_parameters() if weight.grad is not None and not weight.grad.isfinite().all()
-    ]
+    gradients = {name: local([weight.grad])[0] for name, weight in state.model.named_parameters() if weight.grad is not None}
+    wrong = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
     if first or wrong:
         return f"the output of {first[0]} is" if first else f"the gradient of {wrong[-1]} is"
     return "the norm of the gradient is" if all(loss.isfinite() for loss in losses) else "the loss is"
+
+
+def _looked_at(state: State, batch: Batch) -> Iterator[Batch]:
+    """Where ranks hold parts of the weights, all must look as often, so each looks at one piece."""
+    found = pieces(batch, state.micro or max(len(batch.labels), 1))
+    if state.team.ranks == 1:
+        yield from found
+    else:
+        yield next((piece for piece in found if len(piece.labels)), None) or _blank(batch)

@@ -1,0 +1,74 @@
+"""Accelerators to plan with: memory and peak speed from their makers' sheets, and what an hour may cost. Needs no torch.
+
+Speeds are of dense matrix products, without sparsity: in bfloat16, and in float32 as torch computes it unless told otherwise,
+which is without TF32. A sheet's GB counts as 10^9 bytes. Prices are round numbers in dollars for an hour on demand, assumed and
+not looked up: ``vitrail plan --price`` has yours.
+"""
+
+from dataclasses import dataclass
+
+from vitrail.errors import VitrailError, suggestion
+from vitrail.train.recipe import Recipe
+
+GB, TERA = 10**9, 10**12
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    name: str
+    memory: int  # bytes
+    bfloat16: float | None  # operations a second; none: it has no units for it
+    float32: float
+    price: float  # dollars an hour
+
+    def peak(self, recipe: Recipe) -> float:
+        """Operations a second in the recipe's precision."""
+        if recipe.precision == "float32":
+            return self.float32
+        if self.bfloat16 is None:
+            raise VitrailError(f"{self.name} has no units for bfloat16; try --set precision=float32, or --gpu A100")
+        return self.bfloat16
+
+
+def _row(name: str, memory: float, bfloat16: float | None, float32: float, price: float) -> Accelerator:
+    return Accelerator(name, int(memory * GB), None if bfloat16 is None else bfloat16 * TERA, float32 * TERA, price)
+
+
+_ROWS = (
+    # NVIDIA's data sheets "A100 Tensor Core GPU", "H100 Tensor Core GPU" and "H200 Tensor Core GPU", columns SXM
+    _row("A100", 80, 312, 19.5, 2.5),
+    _row("A100-40", 40, 312, 19.5, 2.0),
+    _row("H100", 80, 989, 67, 4.0),
+    _row("H200", 141, 989, 67, 5.0),
+    # "L4 Tensor Core GPU", "L40S", "A10", "RTX A6000": half of what they list with sparsity
+    _row("L4", 24, 121, 30.3, 0.8),
+    _row("L40S", 48, 362, 91.6, 1.8),
+    _row("A10", 24, 125, 31.2, 1.0),
+    _row("A6000", 48, 154.8, 38.7, 0.8),
+    # "V100" (SXM2) and "T4": their tensor cores know float16 and no bfloat16
+    _row("V100", 32, None, 15.7, 2.5),
+    _row("V100-16", 16, None, 15.7, 2.0),
+    _row("T4", 16, None, 8.1, 0.4),
+    # NVIDIA's white papers "Ada" and "GA102", products in bfloat16 added up in float32
+    _row("RTX4090", 24, 165.2, 82.6, 0.5),
+    _row("RTX3090", 24, 71, 35.6, 0.3),
+    # AMD's data sheet "Instinct MI300X"
+    _row("MI300X", 192, 1307.4, 163.4, 4.0),
+    # Google Cloud, "TPU v3": a chip has two cores, 32 GiB and 123 teraflops in bfloat16, in which JAX by default multiplies
+    # float32, too. To hold plans against the paper: Vitrail does not run on it.
+    _row("TPUv3-core", 16, 61.5, 61.5, 1.0),
+)
+ACCELERATORS = {each.name: each for each in _ROWS}
+
+
+def accelerator(name: str) -> Accelerator:
+    """By its name, in whatever case and with or without its dashes and blanks."""
+    plain = {_plain(known): known for known in ACCELERATORS}
+    if _plain(name) not in plain:
+        hint = suggestion(name, ACCELERATORS) or f"; there are {', '.join(ACCELERATORS)}"
+        raise VitrailError(f"no accelerator is named {name[:40]!r}{hint}")
+    return ACCELERATORS[plain[_plain(name)]]
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace(" ", "").replace("_", "")

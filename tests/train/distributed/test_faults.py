@@ -1,0 +1,136 @@
+"""What happens to one process of a run happens to all, with a clear line, and nothing is lost (FAULTS 15)."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.train.distributed.torchrun import alive, lines, noted, started, steps, still, torchrun, until, workers
+from vitrail.train.checkpoint import checkpoints, find_checkpoint
+from vitrail.train.loop import Machine, fit
+from vitrail.train.recipe import Recipe
+
+
+def settings() -> Recipe:
+    return still(steps=40, evaluate=20, checkpoint=4)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "alone"
+    fit(settings(), folder, Machine(workers=1))
+    return folder
+
+
+def the_same(one: Path, two: Path) -> None:
+    ours, theirs = steps(one), steps(two)
+    assert list(theirs) == list(ours)
+    for step, numbers in ours.items():
+        assert theirs[step] == pytest.approx(numbers, rel=5e-5, abs=1e-5)
+
+
+def saved(run: Path) -> bool:
+    return bool(checkpoints(run / "checkpoints"))
+
+
+def test_a_killed_rank_is_started_again_and_the_run_is_the_same_run(alone: Path, tmp_path: Path) -> None:
+    file, run = noted(settings(), tmp_path), tmp_path / "run"
+    with started(2, "train", "--again", file, "--out", run, restarts=1) as process:
+        until(lambda: saved(run), process)
+        os.kill(workers(process.pid)[1], signal.SIGKILL)
+        _, said = process.communicate(timeout=180)
+    assert process.returncode == 0, said[-2000:]
+    assert "goes on from step" in said
+    the_same(alone, run)
+
+
+def test_without_a_restart_all_end_and_the_next_start_goes_on(alone: Path, tmp_path: Path) -> None:
+    file, run = noted(settings(), tmp_path), tmp_path / "run"
+    with started(2, "train", "--again", file, "--out", run) as process:
+        until(lambda: saved(run), process)
+        began, ranks = time.monotonic(), workers(process.pid)
+        os.kill(ranks[0], signal.SIGKILL)
+        _, said = process.communicate(timeout=180)
+        assert process.returncode != 0
+        assert time.monotonic() - began < 60
+        assert not any(alive(each) for each in ranks)
+    assert "rank 1 lost touch with the others" in said or "Signal 9" in said, said[-2000:]
+    assert find_checkpoint(run / "checkpoints") is not None
+    fit(settings(), run, Machine(workers=1))
+    the_same(alone, run)
+
+
+def test_where_the_launcher_is_killed_its_processes_save_and_end(alone: Path, tmp_path: Path) -> None:
+    """With the launcher goes the store by which they met."""
+    file, run = noted(settings(), tmp_path), tmp_path / "run"
+    with started(2, "train", "--again", file, "--out", run) as process:
+        until(lambda: saved(run), process)
+        ranks = workers(process.pid)
+        process.kill()
+        process.wait()
+        end = time.monotonic() + 60
+        while any(alive(each) for each in ranks) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not any(alive(each) for each in ranks)
+        left = max(steps(run))
+    assert left == 40 or checkpoints(run / "checkpoints")[0].name == f"step-{left}"
+    fit(settings(), run, Machine(workers=1))
+    the_same(alone, run)
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_all_within_the_time_out(alone: Path, tmp_path: Path) -> None:
+    """Stopped, it answers nothing and takes no signal but SIGKILL, which the launcher sends after half a minute."""
+    file, run = noted(settings(), tmp_path), tmp_path / "run"
+    with started(2, "train", "--again", file, "--out", run) as process:
+        until(lambda: saved(run), process)
+        ranks = workers(process.pid)
+        os.kill(ranks[1], signal.SIGSTOP)
+        _, said = process.communicate(timeout=180)
+        assert process.returncode != 0
+        assert not any(alive(each) for each in ranks)
+    assert "vitrail: rank 0 lost touch with the others" in said, said[-2000:]
+    fit(settings(), run, Machine(workers=1))
+    the_same(alone, run)
+
+
+FULL = """
+import os, resource, signal, sys, threading, time
+from pathlib import Path
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+run = Path(sys.argv[sys.argv.index("--out") + 1])
+def fill():
+    while not (run / "checkpoints" / "step-4").exists():
+        time.sleep(0.001)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+if os.environ["RANK"] == "1":
+    threading.Thread(target=fill, daemon=True).start()
+from vitrail.cli.main import main
+main()
+"""
+
+
+def test_a_disk_that_is_full_on_one_rank_is_named_and_leaves_the_last_checkpoint_whole(alone: Path, tmp_path: Path) -> None:
+    file, run, script = noted(settings(), tmp_path), tmp_path / "run", tmp_path / "full.py"
+    script.write_text(FULL)
+    done = torchrun(2, "train", "--again", file, "--out", run, script=str(script))
+    assert done.returncode != 0
+    assert "rank 1 cannot write the checkpoint of step" in done.stderr, done.stderr[-3000:]
+    assert "File too large" in done.stderr
+    assert not list((run / "checkpoints").glob(".step-*"))
+    fit(settings(), run, Machine(workers=1))
+    the_same(alone, run)
+
+
+def test_a_mistake_is_one_sentence_and_not_one_a_rank(tmp_path: Path) -> None:
+    file = noted(still(batch=25), tmp_path)
+    done = torchrun(2, "train", "--again", file, "--out", tmp_path / "run")
+    assert done.returncode != 0
+    assert [line for line in done.stderr.splitlines() if "vitrail" in line and "batch must be" in line] == [
+        "vitrail: batch must be a multiple of the 2 ranks, got 25; try batch=26"
+    ]
+    assert not lines(tmp_path / "run")
+    done = torchrun(2, "train", "--again", file, restarts=1)
+    assert "needs a folder by name" in done.stderr

@@ -1,0 +1,107 @@
+"""The same run on one process and on several: losses, scores and weights, up to the order of sums."""
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from tests.train.distributed.torchrun import lines, noted, started, steps, still, torchrun, until, workers
+from vitrail.augment.policy import policy
+from vitrail.models.masking import Masking
+from vitrail.train.checkpoint import checkpoints
+from vitrail.train.loop import Machine, fit
+from vitrail.train.recipe import Recipe
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "alone"
+    fit(still(), folder, Machine(workers=1))
+    return folder
+
+
+def same(one: Path, two: Path, tolerance: float = 1e-5) -> None:
+    """Every step's numbers, every evaluation, the result, and that each picture of the test was counted once."""
+    ours, theirs = steps(one), steps(two)
+    assert list(ours) == list(theirs)
+    for step, numbers in ours.items():
+        assert theirs[step] == pytest.approx(numbers, rel=5e-5, abs=tolerance), step
+    for before, now in zip(lines(one), lines(two), strict=True):
+        if "validation" in before:
+            assert now["validation"] == pytest.approx(before["validation"], abs=tolerance)
+    first, second = (json.loads((run / "result.json").read_text()) for run in (one, two))
+    assert second["test"] == pytest.approx(first["test"], abs=tolerance)
+    known, found = (np.load(run / "predictions.npz") for run in (one, two))
+    assert (found["indices"] == known["indices"]).all()
+    # keys' biases have a gradient of nothing but rounding, which Adam makes as large as any other
+    assert_close(
+        load_file(two / "last" / "model.safetensors"), load_file(one / "last" / "model.safetensors"), atol=5e-4, rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [
+        (2, ["parallel=ddp"]),
+        pytest.param(4, ["parallel=ddp", "micro=2"], marks=pytest.mark.slow),
+        pytest.param(2, ["parallel=fsdp", "micro=5"], marks=pytest.mark.slow),
+        pytest.param(4, ["parallel=fsdp", "recompute=true"], marks=pytest.mark.slow),
+        pytest.param(3, [], marks=pytest.mark.slow),
+    ],
+)
+def test_any_number_of_ranks_makes_the_same_run(ranks: int, settings: list[str], alone: Path, tmp_path: Path) -> None:
+    file, run = noted(still(), tmp_path), tmp_path / "run"
+    changes = [word for setting in settings for word in ("--set", setting)]
+    done = torchrun(ranks, "train", "--again", file, "--out", run, "--json", *changes)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout)["steps"] == 50  # one answer, not one a rank
+    same(alone, run)
+    assert (run / "report.html").is_file()
+
+
+def test_a_run_goes_from_four_ranks_to_two_to_one_and_stays_the_same_run(alone: Path, tmp_path: Path) -> None:
+    """Sharded by FSDP over four, then over two, then on one process, then a plain file. Each is asked to stop (SIGTERM)."""
+    file, run = noted(still(), tmp_path), tmp_path / "run"
+    for ranks, at in ((4, 13), (2, 31)):
+        call = ("train", "--again", file, "--out", run, "--set", "parallel=fsdp")
+        with started(ranks, *call) as process:
+            until(lambda at=at: len(steps(run)) >= at, process)  # type: ignore[misc]
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=120)
+            assert process.returncode != 0
+            assert said.count("the same command goes on from there") == 1, said[-2000:]
+        newest = checkpoints(run / "checkpoints")[0]
+        assert newest.name == f"step-{max(steps(run))}"
+        assert len(list(newest.glob("*.safetensors"))) == ranks  # each has written its part
+        assert not list(newest.rglob(".metadata"))  # torch's own, a pickle
+        assert not workers(process.pid)
+    fit(still(), run, Machine(workers=1))
+    same(alone, run)
+
+
+def masked() -> Recipe:
+    masking = Masking("mae", decoder_width=12, decoder_depth=1, decoder_heads=3)
+    plain = still()
+    return replace(plain, model=replace(plain.model, classes=0), masking=masking, augment=policy("none"), steps=20, evaluate=10)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_learning_without_labels_is_the_same_on_two_ranks(parallel: str, tmp_path: Path) -> None:
+    fit(masked(), tmp_path / "alone", Machine(workers=1))
+    file, run = noted(masked(), tmp_path), tmp_path / "run"
+    done = torchrun(2, "train", "--again", file, "--out", run, "--json", "--set", f"parallel={parallel}")
+    assert done.returncode == 0, done.stderr[-2000:]
+    ours, theirs = steps(tmp_path / "alone"), steps(run)
+    assert list(theirs) == list(ours) == list(range(1, 21))
+    for step, numbers in ours.items():
+        assert theirs[step] == pytest.approx(numbers, rel=5e-5, abs=1e-5)
+    looks = [[line["validation"] for line in lines(each) if "validation" in line] for each in (tmp_path / "alone", run)]
+    assert len(looks[0]) == 2
+    for before, now in zip(*looks, strict=True):
+        assert now == pytest.approx(before, abs=1e-5)
+    assert (run / "reconstructions" / "step-20.npz").is_file()
