@@ -188,6 +188,28 @@ def pretrain(
 
 
 @bench.command()
+def scale(
+    model: Annotated[str, typer.Option(metavar="NAME", help="What is trained, at 224 pixels.")] = "Ti/16",
+    batch: Annotated[int, typer.Option(min=2, help="Pictures of a step, of all processes together.")] = 32,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each; the best counts.")] = 5,
+    json: Json = False,
+) -> None:
+    """A training step by two processes of one thread, with DDP and with FSDP2, against one process of two threads."""
+    from vitrail.bench.scale import scale_speed
+
+    with progress() as tell:
+        found = scale_speed(model, batch, rounds, tell)
+    if json:
+        print_json(vars(found))
+        return
+    sheet = table("step", "#pictures a second", "#efficiency", title=f"{model}, batch {batch}, best of {found.rounds}")
+    words = {"alone": "one process of two threads", "ddp": "two processes, DDP", "fsdp": "two processes, FSDP2"}
+    for name, rate in found.images_per_second.items():
+        add(sheet, words[name], f"{rate:,.1f}", f"{rate / found.images_per_second['alone']:.2f}")
+    console().print(sheet)
+
+
+@bench.command()
 def serve(
     run: Annotated[str, typer.Argument(metavar="RUN", help="What `vitrail serve` takes.")],
     clients: Annotated[int, typer.Option(min=1, max=1000, help="That ask at a time, each again once it is answered.")] = 32,
