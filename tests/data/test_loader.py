@@ -17,7 +17,8 @@ from tests.data.pictures import classes, encoded
 from vitrail.augment.mix import targets
 from vitrail.augment.policy import POLICIES, policy
 from vitrail.data.decode import decode
-from vitrail.data.loader import Batch, Loader, Shuffled, evaluation, training
+from vitrail.data.loader import Batch, Loader, evaluation, training
+from vitrail.data.order import Shuffled
 from vitrail.data.pack import read_pack
 from vitrail.data.packing import write_pack
 from vitrail.data.prepare import prepare

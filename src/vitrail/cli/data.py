@@ -1,5 +1,6 @@
-"""``vitrail data``: check, show, pack and get the pictures that everything else reads."""
+"""``vitrail data``: check, show, pack, shard and get the pictures that everything else reads."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -9,12 +10,17 @@ from vitrail.cli.options import Json, Settings, check_out, pair
 from vitrail.cli.screen import add, console, print_json, progress, size, table
 from vitrail.errors import VitrailError, printable
 
-data = typer.Typer(name="data", help="Check, show, pack and get pictures.", no_args_is_help=True)
+data = typer.Typer(name="data", help="Check, show, pack, shard and get pictures.", no_args_is_help=True)
 
 Source = Annotated[
     str, typer.Argument(metavar="DATA", help="A folder, .csv, .parquet, .tar, a pack, hf:owner/name, or a set by its name.")
 ]
+Unlabelled = Annotated[
+    bool, typer.Option("--unlabelled", help="Every picture below a folder, in a class or not, for vitrail pretrain.")
+]
 MOST_SHOWN = 1000  # pictures on a sheet
+UNITS = {"": 1, **{f"{letter}i": 1024**power for power, letter in enumerate("kmgt", 1)}}
+UNITS |= {letter: 1000**power for power, letter in enumerate("kmgt", 1)}
 ROWS = 12  # of each kind of finding on the screen; the page and --json have more
 
 
@@ -93,9 +99,7 @@ def pack(
     keep: Annotated[
         str, typer.Option(metavar="pixels|jpeg", help="Decoded pixels, or the files' bytes as they are.")
     ] = "pixels",
-    unlabelled: Annotated[
-        bool, typer.Option("--unlabelled", help="Every picture below a folder, in a class or not, for vitrail pretrain.")
-    ] = False,
+    unlabelled: Unlabelled = False,
     json: Json = False,
 ) -> None:
     """Write a data set into one file that is mapped into memory and read without decoding."""
@@ -122,6 +126,54 @@ def pack(
     parts = ", ".join(f"{count:,} {split}" for split, count in made.counts.items())
     left = f"; {len(made.skipped):,} left out" if made.skipped else ""
     typer.echo(f"packed {parts}{left}: {made.path} ({size(made.bytes)}, sha256 {made.sha256[:16]})")
+
+
+@data.command()
+def shard(
+    source: Source,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
+    most: Annotated[str, typer.Option("--size", metavar="1GB", help="Bytes of a shard: 500MB, 64KiB ...")] = "1GB",
+    seed: Annotated[int, typer.Option(help="Of the pictures' order.")] = 0,
+    unlabelled: Unlabelled = False,
+    json: Json = False,
+) -> None:
+    """Write a data set into tar shards, its files as they are, in an order that mixes the classes."""
+    from vitrail.data.attempt import free
+    from vitrail.data.sharding import write_shards
+    from vitrail.data.sources.open import pictures
+
+    limit = _bytes(most, "--size")
+    if Path(source).is_dir() and out.resolve().is_relative_to(Path(source).resolve()):
+        raise VitrailError(f"OUT must not lie in the data itself, got {out}; name a folder beside it")
+    free(out)  # before what may take hours
+    with progress() as tell:
+        opened = pictures(source, labelled=not unlabelled, progress=tell)
+        splits = {split: part for split, part in opened.splits.items() if len(part)}
+        made = write_shards(out, splits, size=limit, seed=seed, labelled=not unlabelled, progress=tell)
+    shards = {split: len(sizes) for split, sizes in made.shards.items()}
+    if json:
+        print_json({
+            "path": str(out), "counts": made.counts, "shards": shards, "skipped": made.skipped, "bytes": made.bytes,
+            "before": made.before, "size": limit, "seed": seed,
+        })  # fmt: skip
+        return
+    for sentence in made.skipped[:ROWS]:
+        typer.echo(printable(f"left out {sentence}"))
+    parts = ", ".join(f"{count:,} {split} in {shards[split]:,}" for split, count in made.counts.items())
+    left = f"; {len(made.skipped):,} left out" if made.skipped else ""
+    before = f"; {made.before:,} were there from an earlier attempt" if made.before else ""
+    typer.echo(f"wrote {parts} shards{left}{before}: {out} ({size(made.bytes)})")
+
+
+def _bytes(text: str, option: str) -> int:
+    """1GB is 10 to the 9th, 1GiB 2 to the 30th."""
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([kmgt]i?|)b?", text.strip().lower(), re.ASCII)
+    number = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    if number < 1:
+        raise VitrailError(
+            f"{option} must be a number of bytes such as 1GB, 500MB or 64KiB, got {text[:20]!r}; try {option} 1GB"
+        )
+    return number
 
 
 @data.command()

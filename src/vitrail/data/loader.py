@@ -9,9 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from threading import Lock
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,9 +17,10 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
-from vitrail.augment.chance import permutation, uniforms
+from vitrail.augment.chance import uniforms
 from vitrail.augment.mix import MIX_SLOTS, Mix, apply_mix, draw_mix
 from vitrail.augment.policy import Policy
+from vitrail.data.order import InOrder, Order, shuffled
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.source import TOLERATED, Source, allowed
 from vitrail.data.threads import cores
@@ -44,56 +43,6 @@ class Batch:
     others: Int[Tensor, " n"] | None = None
     share: Float[Tensor, " n"] | None = None
     epochs: Int[Tensor, " n"] | None = None  # how often each was seen before; none: never
-
-
-@runtime_checkable
-class Order(Protocol):
-    """Which pictures of which epoch a global batch has."""
-
-    @property
-    def steps(self) -> int | None: ...
-
-    def at(self, step: int) -> tuple[ndarray, ndarray]: ...
-
-
-@dataclass(frozen=True)
-class Shuffled:
-    """Without end: every epoch in an order of its own, one behind the other, so that no batch is short and no picture lost."""
-
-    length: int
-    batch: int
-    seed: int
-    steps: None = None
-
-    def at(self, step: int) -> tuple[ndarray, ndarray]:
-        places = np.arange(step * self.batch, (step + 1) * self.batch)
-        epochs, inside = places // self.length, places % self.length
-        indices = np.empty(self.batch, np.int64)
-        for epoch in np.unique(epochs).tolist():
-            now = epochs == epoch
-            indices[now] = _permutation(self.seed, epoch, self.length)[inside[now]]
-        return epochs, indices
-
-
-@dataclass(frozen=True)
-class InOrder:
-    """Every picture once; the last batch has what is left."""
-
-    length: int
-    batch: int
-
-    @property
-    def steps(self) -> int:
-        return -(-self.length // self.batch)
-
-    def at(self, step: int) -> tuple[ndarray, ndarray]:
-        indices = np.arange(step * self.batch, min((step + 1) * self.batch, self.length))
-        return np.zeros_like(indices), indices
-
-
-@lru_cache(maxsize=4)
-def _permutation(seed: int, epoch: int, length: int) -> ndarray:
-    return permutation(seed, epoch, length)
 
 
 @dataclass
@@ -226,16 +175,20 @@ def training(
     rank: int = 0,
     ranks: int = 1,
     tolerated: float = TOLERATED,
+    window: int | None = None,
 ) -> Loader:
-    """Shuffled, augmented, without end; ``batch`` is the global one."""
+    """Shuffled, augmented, without end; ``batch`` is the global one. ``window``: how many pictures, lying near one another, the
+    order is drawn among at a time; none: all."""
     _check(source, batch)
+    if window is not None and window < 1:
+        raise VitrailError(f"window must be at least 1, got {window}; try window={100 * batch}")
     if batch % ranks:
         raise VitrailError(
             f"batch must be a multiple of the {ranks} ranks, got {batch}; try batch={-(-batch // ranks) * ranks}"
         )
     mixing = policy if policy.mixup or policy.cutmix else None
     view = Augmented(preprocess, policy, seed)
-    return Loader(source, view, Shuffled(len(source), batch, seed), mixing, seed, rank, ranks, tolerated)
+    return Loader(source, view, shuffled(source, batch, seed, window), mixing, seed, rank, ranks, tolerated)
 
 
 def evaluation(source: Source, preprocess: Preprocess, batch: int, *, rank: int = 0, ranks: int = 1) -> Loader:

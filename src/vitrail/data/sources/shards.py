@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
-from vitrail.data.sources.labels import by_name, by_split, split_name, unique
-from vitrail.data.sources.source import LARGEST_FILE, Progress, Source
-from vitrail.data.sources.tar import Index, index_of
+from vitrail.data.sources.labels import by_name, split_name, unique
+from vitrail.data.sources.source import LARGEST_FILE, Progress, Source, chosen
+from vitrail.data.sources.tar import Index, Texts, index_of
 from vitrail.errors import VitrailError
 
 CLASSES = ("classes.txt", "classnames.txt")  # beside the shards: a name a line, for labels that are numbers
@@ -61,8 +61,8 @@ class Shards:
     """Pictures in tar files."""
 
     paths: tuple[Path, ...]
-    shards: ndarray  # which of them each picture is in
-    keys: Sequence[str]
+    shards: ndarray  # which of them each picture is in, in their order
+    keys: Texts
     offsets: ndarray
     sizes: ndarray
     checksums: ndarray
@@ -79,7 +79,8 @@ class Shards:
         size = int(self.sizes[index])
         if size > LARGEST_FILE:
             raise VitrailError(f"{self.where(index)} is no picture: it has {size:,} bytes")
-        with open(self.paths[self.shards[index]], "rb") as file:  # opened anew: safe in threads, forks and pickles
+        with open(self.paths[self.shards[index]], "rb") as file:
+            # opened anew: safe in threads, forks and pickles, and thousands of shards hold no file open
             file.seek(int(self.offsets[index]))
             content = file.read(size)
         if zlib.crc32(content) != self.checksums[index]:
@@ -148,18 +149,20 @@ def _splits(paths: list[Path]) -> list[str]:
 def _joined(
     what: object, paths: list[Path], indexes: list[Index], splits: list[str], classes: Path | None
 ) -> dict[str, Source]:
-    keys = [key for index in indexes for key in index.keys]
-    if not keys:
+    keys = Texts(np.concatenate([index.keys.joined for index in indexes]))
+    if not len(keys):
         raise VitrailError(f"{what} holds no pictures; a sample is a picture (KEY.jpg) and its label (KEY.cls)")
     texts = [label for index in indexes for label in index.labels]
-    shards = np.repeat(np.arange(len(paths)), [len(index.keys) for index in indexes])
+    shards = np.repeat(np.arange(len(paths), dtype=np.int32), [len(index.keys) for index in indexes])
     if "" in texts and any(texts):
         bare = texts.index("")
         raise VitrailError(f"{keys[bare]} in {paths[shards[bare]]} has no label but others have; add {keys[bare]}.cls")
     labels, names = _numbered(texts, classes or _classes(paths))
-    numbers = np.array([number for index in indexes for number in index.numbers], dtype=np.int64)
+    numbers = np.concatenate([index.numbers for index in indexes])
     source = Shards(tuple(paths), shards, keys, numbers[:, 0], numbers[:, 1], numbers[:, 2], labels, names)
-    return by_split(source, [splits[shard] for shard in shards])
+    full = {splits[shard] for shard, index in enumerate(indexes) if len(index.keys)}
+    found = [name for name in ("train", "validation", "test", "") if name in full]
+    return {name: chosen(source, np.flatnonzero(np.array([split == name for split in splits])[shards])) for name in found}
 
 
 def _classes(paths: list[Path]) -> Path | None:
@@ -173,11 +176,16 @@ def _numbered(texts: list[str], classes: Path | None) -> tuple[ndarray, tuple[st
         return np.full(len(texts), -1, dtype=np.int64), ()
     if not all(re.fullmatch(r"\d{1,6}", text, re.ASCII) and int(text) < MOST_CLASSES for text in set(texts)):
         return by_name(texts)
-    labels = np.array([int(text) for text in texts], dtype=np.int64)
+    labels: ndarray = np.fromiter(map(int, texts), np.int64, len(texts))
     if classes is None:
         return labels, tuple(str(number) for number in range(int(labels.max()) + 1))
-    names = tuple(classes.read_text(encoding="utf-8-sig").split("\n"))
-    names = unique([name.strip() for name in (names[:-1] if names[-1].strip() == "" else names)])
+    names = class_names(classes.read_text(encoding="utf-8-sig"))
     if labels.max() >= len(names):
         raise VitrailError(f"{classes} must name {labels.max() + 1} classes, a line each, got {len(names)} lines")
     return labels, names
+
+
+def class_names(text: str) -> tuple[str, ...]:
+    """A name a line."""
+    lines = text.split("\n")
+    return unique([line.strip() for line in (lines[:-1] if lines[-1].strip() == "" else lines)])

@@ -3,10 +3,11 @@
 import itertools
 import json
 import re
+import sys
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,13 +25,32 @@ OFTEN = 1000  # samples between two signs of progress
 LARGEST_LABEL = 2**20  # bytes of a .cls or .json, and of a header's own text
 
 
-@dataclass
+class Texts:
+    """Strings by number, kept end to end: a million of them are a few arrays and no objects."""
+
+    def __init__(self, joined: ndarray) -> None:
+        """``joined``: uint8, with a zero after each."""
+        self.joined, self.ends = joined, np.flatnonzero(joined == 0)
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> "Texts":
+        return cls(np.frombuffer("".join(f"{text}\0" for text in texts).encode("utf-8", "surrogateescape"), np.uint8))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: int) -> str:
+        start = self.ends[index - 1] + 1 if index else 0
+        return self.joined[start : self.ends[index]].tobytes().decode("utf-8", "surrogateescape")
+
+
+@dataclass(frozen=True)
 class Index:
     """Where the pictures of one tar are and what they show."""
 
-    keys: list[str] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)  # "" where there is none
-    numbers: list[tuple[int, int, int]] = field(default_factory=list)  # offset, size, checksum
+    keys: Texts
+    labels: list[str]  # "" where there is none; one object a class
+    numbers: ndarray  # n 3: offset, size, checksum
 
 
 def index_of(path: Path, tick: Callable[[int], None]) -> Index:
@@ -41,27 +61,30 @@ def index_of(path: Path, tick: Callable[[int], None]) -> Index:
     if index is None:
         with open(path, "rb") as file:
             index = _walked(path, file, status.st_size, tick)
-        texts = {"keys": index.keys, "labels": index.labels}
-        arrays = {
-            name: np.frombuffer("\0".join(text).encode("utf-8", "surrogateescape"), np.uint8) for name, text in texts.items()
-        }
-        remember("shards", key, {**arrays, "numbers": np.array(index.numbers, dtype=np.int64).reshape(-1, 3)})
+        # the last string has no zero after it, as in indexes of earlier days
+        texts = {"keys": index.keys.joined[:-1], "labels": Texts.of(index.labels).joined[:-1]}
+        remember("shards", key, {**texts, "numbers": index.numbers})
     return index
 
 
 def _recalled(arrays: dict[str, ndarray], size: int) -> Index | None:
     try:
-        keys, labels = (arrays[name].tobytes().decode("utf-8", "surrogateescape").split("\0") for name in ("keys", "labels"))
-        numbers = [(int(at), int(length), int(checksum)) for at, length, checksum in arrays["numbers"]]
+        numbers = arrays["numbers"].astype(np.int64, casting="safe").reshape(-1, 3)
+        keys = Texts(np.append(arrays["keys"], np.uint8(0)) if len(numbers) else np.zeros(0, np.uint8))
+        labels = arrays["labels"].tobytes().decode("utf-8", "surrogateescape").split("\0") if len(numbers) else []
     except (KeyError, ValueError, TypeError):
         return None
-    inside = all(0 <= at <= at + length <= size for at, length, _ in numbers)
-    keys, labels = (keys, labels) if numbers else ([], [])
-    return Index(keys, labels, numbers) if len(keys) == len(labels) == len(numbers) and inside else None
+    offsets, lengths = numbers[:, 0], numbers[:, 1]
+    inside = (offsets >= 0).all() and (lengths >= 0).all() and (offsets + lengths <= size).all()
+    return Index(keys, _shared(labels), numbers) if len(keys) == len(labels) == len(numbers) and inside else None
+
+
+def _shared(labels: Iterable[str]) -> list[str]:
+    return [sys.intern(label) for label in labels]
 
 
 def _walked(path: Path, file: BinaryIO, size: int, tick: Callable[[int], None]) -> Index:
-    index = Index()
+    keys, labels, numbers = list[str](), list[str](), list[tuple[int, int, int]]()
     for key, members in itertools.groupby(_members(path, file, size), key=lambda member: member[0]):
         parts: dict[str, tuple[int, int]] = {}
         for _, kind, offset, length in members:
@@ -70,12 +93,12 @@ def _walked(path: Path, file: BinaryIO, size: int, tick: Callable[[int], None]) 
             parts[kind] = (offset, length)
         picture = next((parts[kind] for kind in PICTURES if kind in parts), None)
         if picture:
-            index.keys.append(key)
-            index.labels.append(_label(path, file, key, parts))
-            index.numbers.append((*picture, _checksum(file, *picture)))
-            if len(index.keys) % OFTEN == 0:
+            keys.append(key)
+            labels.append(_label(path, file, key, parts))
+            numbers.append((*picture, _checksum(file, *picture)))
+            if len(keys) % OFTEN == 0:
                 tick(sum(picture))
-    return index
+    return Index(Texts.of(keys), _shared(labels), np.array(numbers, np.int64).reshape(-1, 3))
 
 
 def _members(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, str, int, int]]:

@@ -1,0 +1,163 @@
+"""An order in windows loses and repeats nothing, keeps what lies together near, and is as free of state as any other."""
+
+import io
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy import ndarray
+
+from tests.data.pictures import encoded
+from vitrail.augment.policy import policy
+from vitrail.data.loader import training
+from vitrail.data.order import PLACES, Order, Shuffled, Windowed, shuffled
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.shards import Shards, read_shards
+from vitrail.data.sources.source import Arrays, Part, Source
+from vitrail.data.sources.table import read_table
+from vitrail.errors import VitrailError
+
+LENGTHS = (7, 1, 12, 9, 5, 11, 8, 10, 6, 4)  # of the shards
+TOTAL = sum(LENGTHS)
+HOW = Preprocess((16, 12))
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    root, starts = tmp_path_factory.mktemp("shards"), np.cumsum([0, *LENGTHS]).tolist()
+    for shard, length in enumerate(LENGTHS):
+        with tarfile.open(root / f"{shard:03d}.tar", "w") as tar:
+            for number in range(starts[shard], starts[shard] + length):
+                for name, content in ((f"{number}.jpg", encoded(number)), (f"{number}.cls", str(number % 3).encode())):
+                    info = tarfile.TarInfo(name)
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+    return read_shards(root)[""]
+
+
+def row(length: int) -> Arrays:
+    return Arrays(np.zeros((length, 1, 1, 1), np.uint8), np.zeros(length, np.int64), ("a",))
+
+
+def epoch(order: Order, number: int, length: int, batch: int) -> ndarray:
+    """The pictures of an epoch, whatever batches they are in."""
+    steps = range(number * length // batch, -(-(number + 1) * length // batch))
+    found = [order.at(step) for step in steps]
+    epochs, indices = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return indices[epochs == number]
+
+
+@pytest.mark.parametrize("window", [1, 3, 16, 40, TOTAL - 1, TOTAL, None])
+@pytest.mark.parametrize("batch", [4, 20])
+def test_every_picture_is_seen_once_an_epoch_in_an_order_of_its_own(window: int | None, batch: int, shards: Source) -> None:
+    for source in (shards, row(TOTAL), Part(shards, np.arange(0, TOTAL, 2))):
+        order = shuffled(source, batch, 5, window)
+        orders = [epoch(order, number, len(source), batch).tolist() for number in range(3)]
+        assert all(sorted(seen) == list(range(len(source))) for seen in orders)
+        assert len({tuple(seen) for seen in orders}) == 3
+        other = epoch(shuffled(source, batch, 6, window), 0, len(source), batch).tolist()
+        assert other != orders[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("window", [3, 16, 40])
+def test_ranks_and_threads_see_the_same_order_and_a_resumed_one_goes_on_with_it(
+    ranks: int, window: int, shards: Source
+) -> None:
+    unbroken = shuffled(shards, 8, 2, window)
+    expected = [unbroken.at(step)[1].tolist() for step in range(12)]
+    loaders = [training(shards, HOW, 8, policy("plain"), 2, rank=rank, ranks=ranks, window=window) for rank in range(ranks)]
+    for first, workers in ((0, 0), (7, 2)):
+        parts = [loader.batches(first, 12, workers=workers) for loader in loaders]
+        seen = [torch.cat([part.indices for part in step]).tolist() for step in zip(*parts, strict=True)]
+        assert seen == expected[first:]
+    assert sorted(np.concatenate(expected)[:TOTAL].tolist()) == list(range(TOTAL))
+
+
+@pytest.mark.parametrize("window", [6, 15, 30])
+def test_a_window_touches_few_shards_and_each_shard_is_read_through_before_the_next_ones(window: int, shards: Source) -> None:
+    assert isinstance(shards, Shards)
+    batch = 4
+    seen = epoch(shuffled(shards, batch, 1, window), 4, TOTAL, batch)
+    homes = shards.shards[seen]
+    shortest = np.sort(LENGTHS)
+    most = int(np.searchsorted(np.cumsum(shortest), window)) + 2  # so many shards at the most have as many pictures
+    assert max(len(set(homes[start : start + window].tolist())) for start in range(0, TOTAL, window)) <= most < len(LENGTHS)
+    for shard, length in enumerate(LENGTHS):
+        places = np.flatnonzero(homes == shard)
+        assert places[-1] - places[0] < length + 2 * window  # from its first picture to its last
+    whole = shards.shards[epoch(shuffled(shards, batch, 1), 4, TOTAL, batch)]
+    assert len(set(whole[:window].tolist())) > len(set(homes[:window].tolist()))
+
+
+def test_a_window_is_in_an_order_of_its_own_every_epoch(shards: Source) -> None:
+    order = shuffled(shards, 5, 0, 16)
+    one, two = (epoch(order, number, TOTAL, 5) for number in (0, 1))
+    assert isinstance(shards, Shards)
+    first, second = (list(dict.fromkeys(shards.shards[seen].tolist())) for seen in (one, two))
+    assert first != second  # the shards too
+    assert np.any(np.diff(one[:16]) < 0)
+
+
+def test_a_window_of_everything_is_no_window(shards: Source) -> None:
+    for window in (TOTAL, TOTAL + 1, 10**9):
+        assert shuffled(shards, 8, 3, window) == Shuffled(TOTAL, 8, 3)
+
+
+def test_what_has_no_shards_is_put_together_from_many_places() -> None:
+    """A folder's classes lie one behind the other, and a batch should have many of them."""
+    order = shuffled(row(10_000), 64, 0, 640)
+    seen = epoch(order, 0, 10_000, 64)
+    assert sorted(seen.tolist()) == list(range(10_000))
+    for start in range(0, 10_000 - 640, 640):
+        window = np.sort(seen[start : start + 640])
+        assert PLACES // 2 <= 1 + np.count_nonzero(np.diff(window) > 1) <= PLACES + 1
+
+
+def test_one_tar_is_taken_apart_and_a_part_of_shards_knows_them(shards: Source) -> None:
+    assert isinstance(shards, Shards)
+    inside = Part(shards, np.flatnonzero(shards.shards == 2))
+    order = shuffled(inside, 2, 0, 6)
+    assert isinstance(order, Windowed)
+    assert len(order.starts) == len(inside)
+    kept = np.flatnonzero(np.arange(TOTAL) % 5 != 0)  # as after a data check
+    order = shuffled(Part(Part(shards, kept), np.arange(len(kept))), 2, 0, 6)
+    assert isinstance(order, Windowed)
+    assert np.array_equal(order.starts, np.flatnonzero(np.diff(shards.shards[kept], prepend=-1)))
+
+
+def test_row_groups_of_a_parquet_file_lie_together(tmp_path: Path) -> None:
+    pyarrow: Any = pytest.importorskip("pyarrow")
+    writer: Any = pytest.importorskip("pyarrow.parquet")
+    columns = {"image": [encoded(number) for number in range(20)], "label": [str(number % 2) for number in range(20)]}
+    writer.write_table(pyarrow.table(columns), tmp_path / "x.parquet", row_group_size=6)
+    order = shuffled(read_table(tmp_path / "x.parquet")[""], 2, 0, 7)
+    assert isinstance(order, Windowed)
+    assert order.starts.tolist() == [0, 6, 12, 18]
+
+
+def test_a_step_far_ahead_of_a_billion_pictures_is_as_near_as_the_first() -> None:
+    """Nothing as long as the data set is drawn."""
+    length, window = 10**9, 1000
+    order = Windowed(np.arange(0, length, 10**6), length, 256, 0, window)
+    epochs, indices = order.at(10**9)
+    assert epochs[0] == 256 * 10**9 // length
+    assert len(np.unique(indices)) == 256
+    assert 0 <= indices.min() <= indices.max() < length
+
+
+def test_shards_hold_no_file_open(shards: Source) -> None:
+    loader = training(shards, HOW, 16, policy("plain"), window=30)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in loader.batches(0, 12, workers=3):
+        assert len(os.listdir("/proc/self/fd")) <= before + 3 + 1  # a file a thread, and this look itself
+
+
+@pytest.mark.parametrize("window", [0, -1])
+def test_a_window_of_nothing_is_refused(window: int, shards: Source) -> None:
+    with pytest.raises(VitrailError, match=f"window must be at least 1, got {window}; try window=800"):
+        training(shards, HOW, 8, policy("plain"), window=window)
