@@ -2,11 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from tests.export.small import noise, ready
-from vitrail.bench.speed import EAGER, INT8, MERGED, MERGED_INT8, ONNX, Paths, _row, speed
+from vitrail.bench import fbgemm
+from vitrail.bench.speed import EAGER, FBGEMM, INT8, MERGED, MERGED_INT8, ONNX, Paths, _row, speed
 from vitrail.errors import VitrailError
 from vitrail.export.engine import TorchEngine
+from vitrail.export.quantise import evened
 from vitrail.export.trial import Trial
 
 
@@ -18,13 +22,43 @@ def test_every_path_answers_and_what_it_keeps_is_told() -> None:
     labels[:6] = (labels[:6] + 1) % 5  # a quarter is wrong
     tried = Trial(pictures, labels, "noise")
     paths = Paths(model, tried, merge=(1, 1), compile=False)
-    assert set(paths.asks) == {EAGER, MERGED, ONNX, INT8, MERGED_INT8}
+    assert set(paths.asks) == {EAGER, MERGED, ONNX, INT8, MERGED_INT8} | ({FBGEMM} if fbgemm.there() else set())
     for ask in paths.asks.values():
         ask(3)
     kept = paths.kept(tried)
     assert kept[EAGER].top1 == kept[ONNX].top1 == 0.75
     assert kept[EAGER].agreement == kept[ONNX].agreement == 1
-    assert kept[INT8].agreement >= 0.9
+    assert all(kept[path].agreement >= 0.9 for path in (INT8, FBGEMM) if path in kept)
+
+
+@pytest.mark.skipif(not fbgemm.there(), reason="this processor has no fbgemm")
+def test_torchs_own_eight_bits_are_a_rounding_of_the_layer_but_where_it_is_left_in_float() -> None:
+    """And a picture's answer depends on the others, which is why nobody is offered it."""
+    model = ready(depth=2)
+    pictures = noise(6)
+    made = fbgemm.in_eight_bits(evened(model, pictures), ("blocks.1.mlp.down",))
+    kinds = [type(block.mlp.down) for block in made.blocks]  # type: ignore[union-attr]
+    assert kinds[0] is not nn.Linear
+    assert kinds[1] is nn.Linear
+    want, got = TorchEngine(model).logits(pictures), TorchEngine(made).logits(pictures)
+    assert 1e-5 < np.abs(got - want).max() / np.abs(want).max() < 0.1
+    assert np.abs(TorchEngine(made).logits(pictures[:1]) - got[:1]).max() > 1e-6
+    layer = nn.Linear(7, 3, bias=False)
+    alone = fbgemm.in_eight_bits(nn.ModuleDict({"blocks": nn.ModuleList([nn.Sequential(layer)])}))  # type: ignore[arg-type]
+    x = torch.linspace(-1, 1, 14).reshape(2, 7)
+    with torch.inference_mode():
+        rough = alone["blocks"][0][0](x)  # type: ignore[index]
+    steps = layer.weight.abs().amax(dim=1) / 127 / 2 * x.abs().sum(1, keepdim=True) + 2 / 127 * layer.weight.abs().sum(1)
+    assert ((rough - layer(x)).abs() <= steps).all()
+
+
+def test_of_two_engines_of_eight_bits_the_faster_one_is_told() -> None:
+    rates = {EAGER: 10.0, INT8: 20.0, FBGEMM: 30.0, "timm": 10.0}
+    row = _row("S/16", 1, rates, ("timm",), 10)
+    assert (row.int8_ratio, row.int8_engine) == (3.0, "fbgemm")
+    row = _row("S/16", 1, {**rates, FBGEMM: 19.0}, ("timm",), 10)
+    assert (row.int8_ratio, row.int8_engine) == (2.0, "onnxruntime")
+    assert _row("S/16", 1, {EAGER: 1.0}, (), 10).int8_engine is None
 
 
 def test_ratios_are_to_the_fastest_peer() -> None:

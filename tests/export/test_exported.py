@@ -7,19 +7,22 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from tests.evaluate.test_evaluate import folder
 from tests.export.small import noise, ready
 from vitrail.cli.main import run
 from vitrail.data.prepare import normalise
 from vitrail.data.sources.open import pictures
 from vitrail.errors import VitrailError
+from vitrail.evaluate.caution import cautions
 from vitrail.evaluate.evaluate import measure
 from vitrail.evaluate.predict import predict
 from vitrail.export.engine import TorchEngine, open_engine
 from vitrail.export.exported import open_model
 from vitrail.export.onnx import write_onnx
 from vitrail.export.program import write_program
+from vitrail.export.travelling import note, read_told
 from vitrail.models.build import build
-from vitrail.models.faster import Faster
+from vitrail.models.faster import Faster, faster
 from vitrail.models.settings import ResNetConfig
 from vitrail.models.vit import ViT
 from vitrail.weights.checkpoint import save
@@ -77,6 +80,9 @@ def test_what_is_no_pixel_and_what_looks_inside_is_refused(grey: tuple[ViT, Path
         model.state_dict()
     with pytest.raises(VitrailError, match="is as it was exported"):
         open_model(grey[1], Faster(merge=1))
+    for switch in ({"merge": 1}, {"drop": 0.5}, {"compile": True}):
+        with pytest.raises(VitrailError, match="is as it was exported; what makes it faster"):
+            faster(model, **switch)
 
 
 @pytest.mark.compile
@@ -105,6 +111,24 @@ def test_kinds_that_do_not_go_together_are_a_sentence(grey: tuple[ViT, Path], tm
         open_engine(grey[1], "torch")
     with pytest.raises(VitrailError, match="pictures must be uint8"):
         open_engine(grey[1]).logits(np.zeros((1, 12, 15, 1)))  # type: ignore[arg-type, unused-ignore]
+
+
+def test_it_knows_the_pictures_that_it_learned_from_and_does_not_say_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder(tmp_path / "mine" / "data", "bee", "elk", each=3)
+    folder(tmp_path / "other" / "data", "bee", "elk", each=3)  # of the same last name
+    (tmp_path / "link").symlink_to(tmp_path / "mine" / "data")
+    model = ready()
+    model.facts = {"data": {"name": str(tmp_path / "mine" / "data"), "fingerprint": "abc"}, "recipe": {}}
+    said = note(model)
+    assert str(tmp_path) not in said
+    model.facts = read_told(said, "x.onnx").facts
+    monkeypatch.chdir(tmp_path / "mine")
+    for name in (tmp_path / "mine" / "data", tmp_path / "link", "data"):
+        (caution,) = cautions(model, pictures(str(name)), "train")
+        assert caution == "the model has learned from pictures that are among these, so the numbers promise too much"
+    assert not cautions(model, pictures(str(tmp_path / "other" / "data")), "train")
 
 
 def test_a_run_is_no_file_for_onnxruntime(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from vitrail.errors import VitrailError
 from vitrail.export.engine import TorchEngine, open_engine
 from vitrail.export.graph import flexible
 from vitrail.export.onnx import check_size, write_onnx
+from vitrail.export.program import write_program
 from vitrail.export.session import session
 from vitrail.models.build import build
 from vitrail.models.faster import faster
@@ -75,6 +76,7 @@ def test_the_file_says_all_that_its_user_must_know(tree: tuple[ViT, Path]) -> No
     assert said["model"] == json.loads(json.dumps(to_plain(model.config)))
     assert said["score"] == model.facts["score"]
     assert set(said["versions"]) == {"vitrail", "torch"}
+    assert said["data"] == {"name": "trees", "fingerprint": "abc"}
 
 
 @pytest.mark.compile
@@ -126,6 +128,19 @@ def test_every_kind_of_position_follows_the_size(kind: str, tmp_path: Path) -> N
     for count, rows, columns in ((1, 2, 3), (2, 1, 1), (3, 5, 2), (1, 3, 8)):
         pictures = noise(count, rows * down, columns * across)
         assert_allclose(engine.logits(pictures), reference.logits(pictures), rtol=0, atol=1e-5)
+
+
+@pytest.mark.compile
+def test_a_hybrid_follows_the_size_in_a_file_and_in_a_program(tmp_path: Path) -> None:
+    """Three stages: one that keeps the size and two that halve it."""
+    model = ready(stem=Stem((1, 2, 1), 32), patch=1, image=(32, 48), depth=1)
+    write_onnx(model, tmp_path / "x.onnx", dynamic=True)
+    write_program(model, tmp_path / "x.pt2", dynamic=True)
+    file, program, reference = open_engine(tmp_path / "x.onnx"), open_engine(tmp_path / "x.pt2"), TorchEngine(flexible(model))
+    for count, rows, columns in ((2, 2, 3), (1, 1, 1), (3, 3, 1)):
+        want = reference.logits(pictures := noise(count, 16 * rows, 16 * columns))
+        for engine in (file, program):
+            assert_allclose(engine.logits(pictures), want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
 @pytest.mark.compile

@@ -18,7 +18,7 @@ from vitrail.export.engine import TorchEngine, open_engine
 from vitrail.export.even import even
 from vitrail.export.quantise import quantise, rounded
 from vitrail.export.ship import ship
-from vitrail.export.trial import Trial
+from vitrail.export.trial import Trial, trial
 from vitrail.models.build import build
 from vitrail.models.settings import ResNetConfig
 from vitrail.models.vit import ViT
@@ -143,3 +143,21 @@ def test_a_file_that_loses_too_much_is_refused() -> None:
         refuse_drop(found, "a.onnx", 0.005)
     refuse_drop(found, "a.onnx", 0.03)
     assert Checked(200, "pictures", True, 0.1, 9.0, 0.98).drop == pytest.approx(0.02)
+
+
+@pytest.mark.compile
+def test_features_are_judged_by_their_direction(tmp_path: Path) -> None:
+    """Without a classifier there is no first answer that could stay the same."""
+    torch.manual_seed(2)
+    model = ready(classes=0, width=48)
+    shipped = ship(model, tmp_path / "a.onnx", "int8", max_drop=0.02)
+    found, engine = shipped.checked, open_engine(tmp_path / "a.onnx")
+    pictures = trial(model).pictures
+    got, want = (torch.from_numpy(each.logits(pictures)) for each in (engine, TorchEngine(model)))
+    cosine = nn.functional.cosine_similarity(got, want).mean().item()
+    assert found.features
+    assert found.agreement == pytest.approx(cosine, abs=1e-5)
+    assert found.drop == pytest.approx(1 - cosine, abs=1e-5)
+    assert 0 < found.drop <= 0.02
+    with pytest.raises(VitrailError, match=r"loses 1\.00 points of its features' likeness on noise, where 0\.5 are allowed"):
+        refuse_drop(Checked(9, "noise", False, 0.1, 9.0, 0.99, features=True), "a.onnx", 0.005)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.export.small import noise, ready
 from vitrail.data.sources.open import pictures
@@ -166,6 +167,30 @@ def test_the_labels_are_the_models_own_numbers() -> None:
     assert (trial(model, "fashion", 50).labels == -1).all()
 
 
+def test_pictures_that_calibrate_judge_nobody(tmp_path: Path) -> None:
+    """Where there is one split, labelled or not; a comparison alone takes all there are."""
+    for number in range(10):
+        for folder in ("loose", "classes/elm"):
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (15, 12), (25 * number, 9, 9)).save(tmp_path / folder / f"{number}.png")
+    model = ready(classes=5)
+    for name, label in (("loose", -1), ("classes", 4)):
+        data = str(tmp_path / name)
+        model.facts = {"recipe": {"validation": 0.0, "test": 0.0}}
+        whole, judged, kept = (trial(model, data, role=role) for role in (None, "judge", "calibrate"))
+        reds = [set(found.pictures[:, 0, 0, 0].tolist()) for found in (whole, judged, kept)]
+        assert (len(reds[0]), len(reds[1]), len(reds[2])) == (10, 7, 3)
+        assert not reds[1] & reds[2]
+        assert [found.what for found in (whole, judged, kept)] == [
+            f"{share} of {data}" for share in ("all", "three quarters", "a quarter")
+        ]
+        assert set(whole.labels.tolist()) == {label}
+    fashion = ready(channels=1, classes=10)
+    assert [trial(fashion, "fashion", 9, role=role).what for role in (None, "judge", "calibrate")] == [
+        "test of fashion", "test of fashion", "train of fashion",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("out", "to", "sentence"),
     [
@@ -178,8 +203,11 @@ def test_the_labels_are_the_models_own_numbers() -> None:
 def test_what_cannot_be_is_said_before_the_work(tmp_path: Path, out: str, to: str, sentence: str) -> None:
     with pytest.raises(VitrailError, match=sentence):
         ship(ready(), tmp_path / out, to)  # type: ignore[arg-type]
-    with pytest.raises(VitrailError, match="tolerance must be above 0"):
-        ship(ready(), tmp_path / "x.onnx", tolerance=0)
+    for tolerance in (0, float("nan"), float("inf")):
+        with pytest.raises(VitrailError, match="tolerance must be a number above 0"):
+            ship(ready(), tmp_path / "x.onnx", tolerance=tolerance)
+    with pytest.raises(VitrailError, match="may be lost must be from 0 to below 1, got nan"):
+        ship(ready(), tmp_path / "x.onnx", max_drop=float("nan"))
 
 
 def test_a_read_only_folder_is_told_before_the_work_and_after_it(

@@ -191,7 +191,7 @@ def test_a_twin_can_change_its_parts_alone() -> None:
         ({"drop": 1.0}, "drop must be a share from 0 to below 1, got 1; try drop=0.25"),
         ({"drop": float("nan")}, "drop must be"),
         ({"merge": 3, "every": 0}, "every must be at least 1 layer, got 0"),
-        ({"merg": 1}, "there is no switch 'merg'; did you mean 'merge'"),
+        ({"merg": 1}, "there is no switch 'merg', there are compile, merge, every, drop, image; did you mean 'merge'?"),
         ({"image": 48}, "the model is at 30x35, got image=48x48; load it with vitrail.load"),
     ],
 )

@@ -2,7 +2,8 @@
 
 Ti/16, S/16 and B/16 at 224 pixels. All take turns in one process, with as many threads each, and the best of several rounds
 counts. Peers and our eager model get floats that are ready; an exported file gets pixels and normalises them itself. Int8
-leaves the same layers in float at every size, those that a real Ti/16 does not bear in 8 bits.
+leaves the same layers in float at every size, those that a real Ti/16 does not bear in 8 bits. It has two engines, onnxruntime
+and torch's fbgemm, and which is the faster is a matter of the CPU: the row tells.
 
 With real weights of a Ti/16 and pictures with labels, the accuracy of each path is measured, too.
 """
@@ -18,6 +19,7 @@ from jaxtyping import UInt8
 from numpy import ndarray
 from torch import Tensor, nn
 
+from vitrail.bench import fbgemm
 from vitrail.bench.peers import ASKED, models
 from vitrail.bench.turns import in_turns
 from vitrail.data.preprocess import vit as vit_preprocess
@@ -26,7 +28,7 @@ from vitrail.errors import VitrailError
 from vitrail.evaluate.features import preprocess_of
 from vitrail.export.engine import TorchEngine
 from vitrail.export.onnx import graph_of
-from vitrail.export.quantise import eight_bits
+from vitrail.export.quantise import eight_bits, evened
 from vitrail.export.session import Session
 from vitrail.export.trial import Trial, trial
 from vitrail.models.build import Model, build
@@ -43,8 +45,11 @@ SIZES, BATCHES = ("Ti/16", "S/16", "B/16"), (1, 8)
 MERGE = (30, 3)  # tokens, in every so many layers: chosen on a real Ti/16's 250 pictures
 IN_FLOAT = ("blocks.7.mlp.down",)  # of a real Ti/16: the layer that does nearly all of the harm
 EAGER, COMPILED, MERGED, ONNX, INT8, MERGED_INT8 = "eager", "compiled", "merged", "onnx", "int8", "merged int8"
+FBGEMM = fbgemm.ENGINE
 LOGITS = "logits"
 FLOATS = (EAGER, COMPILED, ONNX)
+ENGINES = {INT8: "onnxruntime", FBGEMM: "fbgemm"}  # of eight bits
+OURS = (EAGER, COMPILED, MERGED, ONNX, *ENGINES, MERGED_INT8)
 Ask = Callable[[int], None]  # answers so many pictures
 
 
@@ -57,7 +62,8 @@ class Row:
     images_per_second: dict[str, float]  # by path and by peer
     eager_ratio: float | None
     float_ratio: float | None  # the fastest of eager, compiled and onnx
-    int8_ratio: float | None
+    int8_ratio: float | None  # the faster of the two engines
+    int8_engine: str | None  # which that was
     merged_int8_ratio: float | None
     gemm_share: float  # of the peak, by our eager model
 
@@ -136,6 +142,9 @@ class Paths:
             }
         self.sessions = {name: Session(graph.SerializeToString()) for name, graph in graphs.items()}
         self.models: dict[str, Model] = {EAGER: model, MERGED: merged}
+        if fbgemm.there():
+            with torch.inference_mode(False):
+                self.models[FBGEMM] = fbgemm.in_eight_bits(evened(model, pictures), IN_FLOAT)
         if compile:
             self.models[COMPILED] = compiled(model)
         self.asks: dict[str, Ask] = {name: _by_torch(each, self.size) for name, each in self.models.items()}
@@ -216,7 +225,18 @@ def _row(size: str, batch: int, rates: dict[str, float], peers: tuple[str, ...],
         return round(max(found) / best, 3) if best and found else None
 
     rounded = {name: round(rate, 2) for name, rate in rates.items()}
-    return Row(size, batch, rounded, ratio(EAGER), ratio(*FLOATS), ratio(INT8), ratio(MERGED_INT8), rates[EAGER] * 2 * macs)
+    chosen = max((path for path in ENGINES if path in rates), key=lambda path: rates[path], default=None)
+    return Row(
+        size,
+        batch,
+        rounded,
+        eager_ratio=ratio(EAGER),
+        float_ratio=ratio(*FLOATS),
+        int8_ratio=ratio(*ENGINES),
+        int8_engine=None if chosen is None else ENGINES[chosen],
+        merged_int8_ratio=ratio(MERGED_INT8),
+        gemm_share=rates[EAGER] * 2 * macs,
+    )
 
 
 def _shared(row: Row, peak: float) -> Row:

@@ -255,7 +255,7 @@ def speed(
     """Pictures a second of an answer by each of our paths, against timm, transformers, torchvision and vit-pytorch."""
     from dataclasses import asdict
 
-    from vitrail.bench.speed import BATCHES, SIZES
+    from vitrail.bench.speed import BATCHES, OURS, SIZES
     from vitrail.bench.speed import speed as measured
 
     with progress() as tell:
@@ -267,9 +267,8 @@ def speed(
     screen = console()
     title = f"{found.threads} threads, peak {found.gigaflops:,.0f} GFLOP/s, best of {found.rounds}, merged by {merge}"
     sheet = table("model", "#batch", "path", "#pictures a second", "#of the best peer", title=title)
-    ours = {"eager", "compiled", "merged", "onnx", "int8", "merged int8"}
     for row in found.rows:
-        best = max((rate for name, rate in row.images_per_second.items() if name not in ours), default=0.0)
+        best = max((rate for name, rate in row.images_per_second.items() if name not in OURS), default=0.0)
         for name, rate in row.images_per_second.items():
             add(sheet, row.model, str(row.batch), name, f"{rate:,.1f}", f"{rate / best:.2f} x" if best else "")
     screen.print(sheet)

@@ -1,32 +1,36 @@
-"""``vitrail embed``: features of every picture into a file that other programs read."""
+"""``vitrail embed``: features of every picture into a file, or a folder of part files, that other programs read."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import hashlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from vitrail.cli.fitting import Device, Workers
 from vitrail.cli.naming import Tell
 from vitrail.cli.options import Json, check_out, whole
+from vitrail.cli.parts import Part, Share, bar, concluded, in_parts, opened_parts
 from vitrail.cli.probe import Batch, Weights
 from vitrail.cli.screen import print_json, progress
+from vitrail.cli.tables import ENDINGS, table
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
     from vitrail.data.sources.source import Source
-    from vitrail.evaluate.features import Rows
+    from vitrail.evaluate.parts import Parts
+    from vitrail.models.build import Model
 
-Put = Callable[[str, "Source", "Rows"], None]
 SPLITS = ("train", "validation", "test")
 
 
 def embed(
     weights: Weights,
     source: Annotated[str, typer.Argument(metavar="DATA", help="A folder, a file, or a set by its name.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A .parquet or .npz file.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A .parquet or .npz file, or a folder for part files.")],
     split: Annotated[list[str] | None, typer.Option(metavar="NAME", help="train, validation or test; repeatable.")] = None,
+    format: Annotated[Literal["npz", "parquet"] | None, typer.Option(help="Of part files; npz.")] = None,
+    part: Part = None,
     batch: Batch = 64,
     device: Device = "auto",
     workers: Workers = None,
@@ -34,29 +38,36 @@ def embed(
 ) -> None:
     """Write the features of every picture, with its file, its label and its split."""
     check_splits(split)
-    if out.suffix.lower() not in (".parquet", ".npz"):
-        raise VitrailError(f"OUT must end in .parquet or .npz, got {out}; try {out.stem or 'features'}.npz")
-    check_out(out, "OUT", source)
-    if out.exists() and Path(weights).exists() and out.samefile(weights):
-        raise VitrailError(f"OUT must not be the weights themselves, got {out}; name another file")
+    folder = in_parts(out, ENDINGS, "OUT", part)
+    _check(weights, source, out, folder, format)
 
-    from vitrail.evaluate.features import stream
     from vitrail.models.device import device as chosen
     from vitrail.weights.load import load
 
-    kind = _parquet if out.suffix.lower() == ".parquet" else _npz
-    with progress() as tell, whole(out) as half:
-        parts = opened(source, split, tell)
+    if folder:
+        with bar() as tell:
+            sources = opened(source, split, tell)
         model = load(weights).to(chosen(device))
-        counts, problems, width = dict.fromkeys(parts, 0), [], 0
-        with kind(half) as put:
-            for name, part in parts.items():
+        parts = _begun(model, sources, out, part, f".{format or 'npz'}")
+        _in_parts({"model": weights, "data": source}, model, sources, parts, batch, workers, json)
+        return
+
+    from vitrail.evaluate.features import stream
+
+    with progress() as tell, whole(out) as half:
+        parts_of = opened(source, split, tell)
+        model = load(weights).to(chosen(device))
+        counts, problems, width = dict.fromkeys(parts_of, 0), [], 0
+        with table(half, out.suffix.lower(), _names(parts_of), lambda: _width(model)) as put:
+            for name, some in parts_of.items():
                 bad: dict[int, str] = {}
-                for rows in stream(model, part, batch, workers, _named(tell, name), bad):
-                    put(name, part, rows)
+                for rows in stream(model, some, batch, workers, _named(tell, name), bad):
+                    put(name, some, rows)
                     counts[name] += len(rows.indices)
                     width = rows.values.shape[1]
                 problems += list(bad.values())
+            if not width:
+                raise VitrailError(f"no picture can be used, the first one {problems[0]}; name others")
     if json:
         print_json(
             {"model": weights, "data": source, "out": str(out), "pictures": counts, "width": width, "left_out": problems}
@@ -65,6 +76,100 @@ def embed(
         amounts = ", ".join(f"{count:,} {name}" for name, count in counts.items())
         left = f"; {len(problems):,} bad left out" if problems else ""
         typer.echo(f"{amounts}, {width} features each{left}: {out}")
+
+
+def _check(weights: str, source: str, out: Path, folder: bool, format: str | None) -> None:
+    if folder:
+        if Path(source).is_dir() and out.absolute().resolve().is_relative_to(Path(source).resolve()):
+            raise VitrailError(f"OUT must not lie within the data, got {out}; name a folder beside it")
+        return
+    if out.suffix.lower() not in ENDINGS:
+        raise VitrailError(f"OUT must end in .parquet or .npz, got {out}; try {out.stem or 'features'}.npz")
+    if format is not None:
+        raise VitrailError(f"--format is for a folder of part files, got {out}; leave it out, or try {out.stem or 'features'}")
+    check_out(out, "OUT", source)
+    if out.exists() and Path(weights).exists() and out.samefile(weights):
+        raise VitrailError(f"OUT must not be the weights themselves, got {out}; name another file")
+
+
+def _begun(model: "Model", sources: "dict[str, Source]", out: Path, part: int | None, ending: str) -> "Parts":
+    """A folder for the features that this model has of these pictures."""
+    from vitrail.data.sources.identity import fingerprint
+    from vitrail.data.sources.source import TOLERATED
+    from vitrail.evaluate.features import preprocess_of
+    from vitrail.evaluate.identity import model_identity
+
+    preprocess_of(model)  # or what it lacks, before there is a folder
+    names = repr([(name, some.where(0)) for name, some in sources.items()])  # which tells where they lie, as rows do
+    data = hashlib.sha256((names + fingerprint(*sources.values())).encode("utf-8", "surrogateescape")).hexdigest()
+    asked = {"command": "embed", "weights": model_identity(model), "data": data}
+    return opened_parts(out, ending, sum(map(len, sources.values())), part, asked, TOLERATED)
+
+
+def _in_parts(
+    answer: dict[str, Any],
+    model: "Model",
+    sources: "dict[str, Source]",
+    parts: "Parts",
+    batch: int,
+    workers: int | None,
+    json: bool,
+) -> None:
+    from vitrail.evaluate.afresh import afresh
+
+    made = bad = 0
+    with bar() as tell:
+        share = Share(parts, "features", tell)
+        for part in parts.todo():
+            with (
+                parts.writing(part) as draft,
+                table(draft.path, parts.ending, _names(sources), lambda: _width(model)) as put,
+            ):
+                for name, some in _cut(sources, parts.numbers(part)):
+                    problems: dict[int, str] = {}
+                    for rows in afresh(model, some, batch, workers, problems):
+                        put(name, some, rows)
+                        share.more(len(rows.indices))
+                    draft.problems += problems.values()
+                draft.bad = len(draft.problems)
+            made, bad = made + 1, bad + draft.bad
+            parts.check(bad)
+    done = concluded(parts, made)
+    if done is not None and json:
+        used = done.pictures - done.bad
+        told = {"out": str(parts.folder), "parts": parts.count, "pictures": used, "left_out": list(done.problems)}
+        print_json({**answer, **told})
+    elif done is not None:
+        left = f", {done.bad:,} bad left out" if done.bad else ""
+        counted = f"{done.pictures - done.bad:,} pictures{left}"
+        typer.echo(f"{counted}, in {parts.count:,} {'part' if parts.count == 1 else 'parts'}: {parts.folder}")
+
+
+def _cut(sources: "dict[str, Source]", numbers: range) -> "Iterator[tuple[str, Source]]":
+    """Those pictures, where the splits are counted one behind the other."""
+    import numpy as np
+
+    from vitrail.data.sources.source import chosen
+
+    start = 0
+    for name, some in sources.items():
+        inside = range(max(numbers.start - start, 0), min(numbers.stop - start, len(some)))
+        if inside:
+            yield name, chosen(some, np.array(inside, np.int64))
+        start += len(some)
+
+
+def _names(sources: "dict[str, Source]") -> tuple[str, ...]:
+    return next(iter(sources.values())).names  # those of one split are those of all
+
+
+def _width(model: "Model") -> int:
+    import torch
+
+    from vitrail.evaluate.features import features_of, preprocess_of
+
+    how = preprocess_of(model)
+    return features_of(model, torch.zeros(1, len(how.mean), *how.image)).shape[1]
 
 
 def check_splits(split: list[str] | None) -> None:
@@ -99,70 +204,6 @@ def _loose(root: Path, tell: Tell) -> "Source | None":
 
     paths = scan(root, tell).paths
     return Files(root, paths, np.full(len(paths), -1, np.int64), ()) if paths else None
-
-
-@contextmanager
-def _parquet(path: Path) -> Iterator[Put]:
-    """A row group a batch, none of them kept in memory."""
-    try:
-        import pyarrow  # type: ignore[import-untyped]
-        import pyarrow.parquet  # type: ignore[import-untyped]
-    except ImportError:
-        raise VitrailError("a Parquet file needs pyarrow: pip install 'vitrail[datasets]'; or write an .npz") from None
-    from vitrail.data.sources.source import label_name
-
-    writers: list[Any] = []
-
-    def put(split: str, source: "Source", rows: "Rows") -> None:
-        numbers = rows.indices.tolist()
-        vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(rows.values.reshape(-1)), rows.values.shape[1])
-        columns = {
-            "file": pyarrow.array([_text(source.where(number)) for number in numbers]),
-            "label": pyarrow.array([_text(label_name(source, number)) or None for number in numbers], pyarrow.string()),
-            "split": pyarrow.array([split] * len(numbers)),
-            "features": vectors,
-        }
-        group = pyarrow.table(columns)
-        if not writers:
-            writers.append(pyarrow.parquet.ParquetWriter(path, group.schema))
-        writers[0].write_table(group)
-
-    try:
-        yield put
-    finally:
-        for writer in writers:
-            writer.close()
-
-
-@contextmanager
-def _npz(path: Path) -> Iterator[Put]:
-    """Arrays of numbers and of text, no pickle; all at once in the end, since an array's file begins with its length."""
-    import numpy as np
-
-    kept: list[tuple[str, list[str], Any, Any]] = []
-    classes: list[str] = []
-
-    def put(split: str, source: "Source", rows: "Rows") -> None:
-        files = [source.where(number) for number in rows.indices.tolist()]
-        classes[:] = source.names  # those of one split are those of all
-        kept.append((split, files, source.labels[rows.indices], rows.values))
-
-    yield put
-    with open(path, "wb") as file:
-        np.savez(
-            file,
-            allow_pickle=False,
-            features=np.concatenate([values for *_, values in kept]),
-            files=np.array([name for _, files, *_ in kept for name in files]),
-            labels=np.concatenate([labels for _, _, labels, _ in kept]),
-            splits=np.array([split for split, files, *_ in kept for _ in files]),
-            names=np.array(classes, str),
-        )
-
-
-def _text(name: str) -> str:
-    """Parquet's text is UTF-8; a letter of a name that is none becomes a question mark."""
-    return name.encode("utf-8", "replace").decode()
 
 
 def _named(tell: Tell, split: str) -> Tell:

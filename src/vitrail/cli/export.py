@@ -51,8 +51,10 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a model as one file that runs without Vitrail. It is tried, and removed unless it answers as the model does."""
-    place = out or Path(_named(run) + ENDINGS[to])
+    place = out or Path(named(run) + ENDINGS[to])
     check_out(place, "--out", run, (".pt2",) if to == "program" else (".onnx",))
+    if not max_drop <= 99:  # a range lets nan through
+        raise VitrailError(f"--max-drop must be points from 0 to 99, got {max_drop:g}; try --max-drop 0.5")
     if place.suffix != place.suffix.lower():
         raise VitrailError(f"--out must end in small letters, got {place}; try {place.with_suffix(place.suffix.lower())}")
 
@@ -71,7 +73,7 @@ def export(
         _tell(shipped)
 
 
-def _named(run: str) -> str:
+def named(run: str) -> str:
     """What a file of it is called: by the run, not by which of its weights."""
     path = Path(run.removeprefix("hf:"))
     path = path.parent if path.name in ("best", "last", "model.safetensors") and path.parent.name else path
@@ -104,7 +106,10 @@ def _tell(shipped: "Shipped") -> None:
     if found.other_sizes is not None:
         add(sheet, "largest difference at other sizes", f"{found.other_sizes:.2g}")
     add(sheet, "largest logit", f"{found.scale:.3g}")
-    add(sheet, "same first answer", f"{found.agreement:.2%}")
+    if found.features:
+        add(sheet, "cosine of the features", f"{found.agreement:.5f}")
+    else:
+        add(sheet, "same first answer", f"{found.agreement:.2%}")
     if found.torch_top1 is not None and found.file_top1 is not None:
         add(sheet, "accuracy by torch", f"{found.torch_top1:.2%}")
         add(sheet, f"accuracy by {shipped.engine}", f"{found.file_top1:.2%}")
@@ -112,6 +117,8 @@ def _tell(shipped: "Shipped") -> None:
         _tell_layers(sheet, shipped.quantised)
     screen.print(sheet)
     screen.print(f"compared on {printable(found.what)}", soft_wrap=True)
+    if shipped.calibrated is not None and found.real:
+        screen.print(f"scales found on {printable(shipped.calibrated)}", soft_wrap=True)
     if not found.real:
         screen.print("name real pictures by --data to be sure", soft_wrap=True)
     screen.print(f"file: {shipped.out}", soft_wrap=True)

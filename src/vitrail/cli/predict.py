@@ -1,14 +1,13 @@
 """``vitrail predict``: labels and probabilities for pictures, a row each as soon as it is known."""
 
-import csv as tables
-import io
-import json as objects
+import hashlib
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.cells import cell_len
@@ -17,14 +16,17 @@ from rich.text import Text
 from vitrail.cli.faster import Compile, Drop, Image, Merge, switches
 from vitrail.cli.fitting import Device, Workers
 from vitrail.cli.naming import Tell, named
-from vitrail.cli.options import Json, check_out, whole
+from vitrail.cli.options import Json, check_out
+from vitrail.cli.parts import Part, Share, bar, concluded, in_parts, opened_parts
+from vitrail.cli.rows import ENDINGS, Put, putting, written
 from vitrail.cli.screen import console, print_json, progress
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
+    from vitrail.evaluate.parts import Parts
     from vitrail.evaluate.predict import Prediction
+    from vitrail.models.build import Model
 
-Put = Callable[["Prediction"], None]
 WIDEST = 64  # letters of a name or a label that its column makes room for
 
 
@@ -36,7 +38,11 @@ def predict(
     top: Annotated[int, typer.Option(metavar="K", min=1, help="Most probable labels of each picture.")] = 5,
     csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")] = False,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="Print the rows as JSON, an object a line.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the rows to a .csv or .jsonl file.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE|DIR", help="Write the rows to a .csv or .jsonl file, or part files to a folder."),
+    ] = None,
+    part: Part = None,
     batch: Annotated[int, typer.Option(metavar="B", min=1, help="Pictures at a time.")] = 32,
     compile: Compile = False,
     merge: Merge = None,
@@ -47,8 +53,11 @@ def predict(
     json: Json = False,
 ) -> None:
     """Tell what pictures show. A bad file is a row with an error, and the exit code then 1."""
-    kind = _kind(run, csv, jsonl, out, json)
-    with progress() as tell:
+    folder = in_parts(out, ENDINGS, "--out", part)
+    kind = _kind(run, csv, jsonl, out, json, folder)
+    if "-" in files and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise VitrailError("several processes cannot read names from one input; name folders or patterns in place of -")
+    with bar() as tell:
         names = list(named(files, tell))
     if not names:
         places = ", ".join("the input" if word == "-" else word for word in files)
@@ -60,12 +69,16 @@ def predict(
 
     where = chosen(device)
     model = open_model(run, switches(compile, merge, drop, image, where.type)).to(where)
+    if out is not None and folder:
+        asked = {"command": "predict", "top": top, "merge": merge, "drop": drop, "image": image}
+        _in_parts(run, model, names, _begun(run, model, names, out, part, asked), top, batch, workers, json)
+        return
     found = stream(model, names, top, batch, workers)
     bad = 0
     kept: list[Prediction] = []
     sink: AbstractContextManager[Put]
     if kind is not None:
-        sink = _written(kind, min(top, model.config.classes), out)
+        sink = written(kind, min(top, model.config.classes), out)
     else:
         sink = nullcontext(kept.append if json else _drawn(names, model.labels or ()))
     with closing(found), sink as put, _bar(kind, out, json) as tell:
@@ -78,13 +91,62 @@ def predict(
         raise typer.Exit(1)
 
 
-def _kind(run: str, csv: bool, jsonl: bool, out: Path | None, json: bool) -> str | None:
+def _begun(run: str, model: "Model", names: list[str], out: Path, part: int | None, asked: dict[str, Any]) -> "Parts":
+    """A folder for answers of these weights to pictures of these names."""
+    from vitrail.evaluate.identity import file_identity, model_identity
+    from vitrail.evaluate.predict import preprocessing
+    from vitrail.export.exported import ENDINGS as EXPORTED
+
+    preprocessing(model)  # or what it lacks, before there is a folder
+    weights = file_identity(Path(run)) if Path(run).suffix.lower() in EXPORTED else model_identity(model)
+    data = hashlib.sha256(b"\0".join(os.fsencode(name) for name in names)).hexdigest()
+    return opened_parts(out, ".jsonl", len(names), part, {**asked, "weights": weights, "data": data})
+
+
+def _in_parts(
+    run: str, model: "Model", names: list[str], parts: "Parts", top: int, batch: int, workers: int | None, json: bool
+) -> None:
+    from vitrail.evaluate.predict import stream
+
+    made = 0
+    with bar() as tell:
+        share = Share(parts, "predicting", tell)
+        for part in parts.todo():
+            some = [names[number] for number in parts.numbers(part)]
+            with (
+                parts.writing(part) as draft,
+                open(draft.path, "wb") as file,
+                closing(stream(model, some, top, batch, workers)) as found,
+            ):
+                put = putting(".jsonl", top, file)
+                for row in found:
+                    put(row)
+                    draft.bad += row.error is not None
+                    share.more()
+            made += 1
+    done = concluded(parts, made)
+    if done is None:
+        return
+    if json:
+        told = {"model": run, "pictures": done.pictures, "errors": done.bad, "out": str(parts.folder), "parts": parts.count}
+        print_json(told)
+    else:
+        typer.echo(
+            f"{_counted(done.pictures, done.bad)}, in {parts.count:,} {'part' if parts.count == 1 else 'parts'}: {parts.folder}"
+        )
+    if done.bad and parts.ranks == 1:  # what has started several would take it for a failure, and end the others
+        raise typer.Exit(1)
+
+
+def _kind(run: str, csv: bool, jsonl: bool, out: Path | None, json: bool, folder: bool) -> str | None:
     """``.csv`` or ``.jsonl``; none: for people, or all in one object."""
     if (csv or jsonl) and (json or out is not None or (csv and jsonl)):
         raise VitrailError("--csv, --jsonl, --json and --out say where the rows go; name one of them, or --json with --out")
     if out is None:
         return ".csv" if csv else ".jsonl" if jsonl else None
-    check_out(out, "--out", run, (".csv", ".jsonl"))
+    if folder:
+        return ".jsonl"
+    check_out(out, "--out", run, ENDINGS)
     return out.suffix.lower()
 
 
@@ -92,51 +154,6 @@ def _bar(kind: str | None, out: Path | None, json: bool) -> AbstractContextManag
     """Where rows come to the screen, they are the sign of life."""
     on_screen = not json and out is None and (kind is None or sys.stdout.isatty())
     return nullcontext(lambda what, done, total: None) if on_screen else progress()
-
-
-@contextmanager
-def _written(kind: str, top: int, out: Path | None) -> Iterator[Put]:
-    """Rows as bytes, so that a name is what it is on disk, whatever the terminal can show."""
-    with _opened(out) as file:
-
-        def put(text: str) -> None:
-            file.write(_encoded(text))
-            file.flush()
-
-        if kind == ".jsonl":
-            yield lambda row: put(objects.dumps(asdict(row), allow_nan=False) + "\n")
-        else:
-            more = [f"{column}_{place}" for place in range(2, top + 1) for column in ("label", "probability")]
-            put(_line(["file", "label", "probability", "error", *more]))
-            yield lambda row: put(_line(_cells(row, top)))
-
-
-@contextmanager
-def _opened(out: Path | None) -> Iterator[BinaryIO]:
-    """The output, or a file that appears whole or not at all."""
-    if out is None:
-        yield sys.stdout.buffer
-        return
-    with whole(out) as half, open(half, "wb") as file:
-        yield file
-
-
-def _encoded(text: str) -> bytes:
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half a letter, which a label out of a file may have
-        return text.encode("utf-8", "replace")
-
-
-def _cells(row: "Prediction", top: int) -> list[object]:
-    others = [cell for guess in row.top[1:] for cell in (guess.label, guess.probability)]
-    return [row.file, row.label, row.probability, row.error, *others, *[None] * (2 * (top - 1) - len(others))]
-
-
-def _line(cells: Iterable[object]) -> str:
-    text = io.StringIO()
-    tables.writer(text).writerow(cells)  # with its own line end, so that a name with half of one is put in quotes
-    return text.getvalue().removesuffix("\r\n") + "\n"
 
 
 def _drawn(names: Sequence[str], labels: Sequence[str]) -> Put:
@@ -178,5 +195,9 @@ def _sum_up(run: str, pictures: int, bad: int, out: Path | None, kept: "list[Pre
         rows = {} if out is not None else {"predictions": [asdict(row) for row in kept]}
         print_json({"model": run, "pictures": pictures, "errors": bad, "out": None if out is None else str(out), **rows})
     elif bad or out is not None:
-        counted = f"{pictures:,} {'picture' if pictures == 1 else 'pictures'}, {bad:,} with an error"
+        counted = _counted(pictures, bad)
         typer.echo(counted if out is None else f"{counted}: {out}", err=out is None)
+
+
+def _counted(pictures: int, bad: int) -> str:
+    return f"{pictures:,} {'picture' if pictures == 1 else 'pictures'}, {bad:,} with an error"

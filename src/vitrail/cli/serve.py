@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from vitrail.cli.export import named
 from vitrail.cli.faster import Compile, Drop, Image, Merge, switches
 from vitrail.cli.fitting import Device, Threads
 from vitrail.cli.options import Json
@@ -84,7 +85,7 @@ def serve(
             lambda: open_engine(run, engine, threads, faster, device),
             how,
             place,
-            run,
+            named(run),
             lambda ready: _tell(ready, how.token, json),
         )
     if not clean:

@@ -1,5 +1,6 @@
 """What a model has already seen of a data set: whose splits are meant, and what its numbers promise too much of."""
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,17 @@ def cautions(model: Model, data: Data, split: str, by_default: bool = False) -> 
     return [f"{done} pictures that are among these, so the numbers promise too much"]
 
 
+def mark(path: str) -> str:
+    """What tells one folder from others and does not say which it is: a file that travels knows its data by it."""
+    return hashlib.sha256(os.path.abspath(path).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
 def _trained_on(model: Model, data: Data) -> bool:
     """By name, or because both names lead to the same place."""
     trained: Any = model.facts.get("data", {})
     name = str(trained.get("name", ""))
+    if "mark" in trained:  # an exported file has but the last part of the name, and others may be called so
+        return trained["mark"] in (mark(data.name), mark(os.path.realpath(data.name)))
     return name == data.name or (os.path.exists(name) and os.path.exists(data.name) and os.path.samefile(name, data.name))
 
 

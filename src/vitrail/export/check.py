@@ -26,10 +26,11 @@ class Checked:
     real: bool
     difference: float  # the largest, of a logit
     scale: float  # the largest logit
-    agreement: float  # share of the pictures with the same first answer
+    agreement: float  # share of the pictures with the same first answer; of features, their mean cosine
     torch_top1: float | None = None  # of those whose label is known
     file_top1: float | None = None
     other_sizes: float | None = None  # the largest difference at other sizes, where those go in
+    features: bool = False  # there is no classifier, so what the answers are made of was compared
 
     @property
     def relative(self) -> float:
@@ -37,7 +38,7 @@ class Checked:
 
     @property
     def drop(self) -> float:
-        """Accuracy lost; where no label is known, the share of first answers that changed."""
+        """Accuracy lost; where no label is known, the share of first answers that changed; of features, 1 less the cosine."""
         if self.torch_top1 is None or self.file_top1 is None:
             return 1 - self.agreement
         return self.torch_top1 - self.file_top1
@@ -55,7 +56,7 @@ def check(model: Model, engine: Engine, trial: Trial, dynamic: bool = False, pro
     alone = np.abs(engine.logits(trial.pictures[:1]) - want[:1]).max()  # also without batch-mates
     found = Checked(
         len(want), trial.what, trial.real, float(max(np.abs(got - want).max(), alone)), float(np.abs(want).max()),
-        float((got.argmax(1) == want.argmax(1)).mean()),
+        agreement(got, want, features=not model.config.classes), features=not model.config.classes,
     )  # fmt: skip
     known = trial.labels >= 0
     if known.any() and model.config.classes:
@@ -76,10 +77,20 @@ def refuse(found: Checked, name: str, tolerance: float) -> None:
 def refuse_drop(found: Checked, name: str, max_drop: float) -> None:
     """A file of rounded numbers is judged by its answers."""
     if not found.drop <= max_drop + 1e-9 or not np.isfinite(found.difference):
+        of = " of its features' likeness" if found.features else ""
         raise VitrailError(
-            f"{name} loses {100 * found.drop:.2f} points on {found.what}, where {100 * max_drop:g} are allowed, "
+            f"{name} loses {100 * found.drop:.2f} points{of} on {found.what}, where {100 * max_drop:g} are allowed, "
             "so it was removed; try a larger --max-drop, or --to onnx"
         )
+
+
+def agreement(got: Float32[ndarray, "n k"], want: Float32[ndarray, "n k"], features: bool) -> float:
+    """Of answers, how many are the same; of features, which only have a direction in common, the mean cosine."""
+    if not features:
+        return float((got.argmax(1) == want.argmax(1)).mean())
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(want, axis=1)
+    return float(((got * want).sum(axis=1) / np.maximum(lengths, 1e-12)).mean())
 
 
 def answers(

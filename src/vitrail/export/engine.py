@@ -72,7 +72,7 @@ def open_engine(
             raise VitrailError(f"onnxruntime runs .onnx files, got {source}; try `vitrail export {source} --to onnx` first")
         return _by_torch(source, threads, faster, device)
     if faster is not None:
-        raise VitrailError(f"{source} is as it was exported; what makes it faster has to be named to `vitrail export`")
+        raise VitrailError(as_exported(source))
     if kind != "auto" and (kind == "onnxruntime") != (ending == ".onnx"):
         engine = "onnxruntime" if ending == ".onnx" else "torch"
         raise VitrailError(f"{source} is run by {engine}, got {kind}; leave the engine out")
@@ -99,6 +99,10 @@ class TorchEngine:
         weight = next(self.module.parameters())
         images = normalise(rearrange(tensor(pictures), "b h w c -> b c h w").float().contiguous(), self.preprocess)
         return self.module(images.to(weight.device, weight.dtype)).float().cpu().numpy()
+
+
+def as_exported(source: str | Path) -> str:
+    return f"{source} is as it was exported; what makes it faster has to be named to `vitrail export`"
 
 
 def labels_of(names: tuple[str, ...] | None, classes: int) -> tuple[str, ...]:

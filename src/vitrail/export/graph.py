@@ -16,8 +16,10 @@ from vitrail.data.prepare import constants
 from vitrail.errors import VitrailError
 from vitrail.evaluate.features import preprocess_of
 from vitrail.export.engine import is_sigmoid
+from vitrail.export.root import follow
 from vitrail.layers.position import AddPosition, Grid, Places, Resize
 from vitrail.models.build import Model, skeleton
+from vitrail.models.hybrid import Root
 from vitrail.models.settings import ViTConfig
 from vitrail.models.vit import ViT
 
@@ -57,6 +59,7 @@ def following(model: Model) -> Model:
     free = flexible(model)
     assert isinstance(free, ViT)
     free.positions = nn.ModuleList(_Following(add) for add in free.positions if isinstance(add, AddPosition))
+    free.stem = follow(free.stem) if isinstance(free.stem, Root) else free.stem
     return free
 
 

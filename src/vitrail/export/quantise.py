@@ -23,6 +23,7 @@ from vitrail.data.prepare import normalise
 from vitrail.data.sources.source import Progress
 from vitrail.errors import VitrailError
 from vitrail.evaluate.features import preprocess_of
+from vitrail.export.check import agreement
 from vitrail.export.even import even
 from vitrail.export.onnx import graph_of, stored
 from vitrail.export.session import INPUT, over
@@ -43,7 +44,7 @@ class Quantised:
     layers: int
     sensitivity: dict[str, float]  # squared error of the logits when it alone has 8 bits, of their variance
     in_float: tuple[str, ...]  # those that went back
-    drop: float  # accuracy lost on the pictures tried on; without labels, the share of answers that changed
+    drop: float  # on the pictures tried on, as in ``Checked.drop``
 
 
 def quantise(
@@ -57,8 +58,6 @@ def quantise(
     **export: Any,
 ) -> Quantised:
     """Write the file. ``calibration`` are pictures like those it will see; ``max_drop`` is a share of the pictures tried on."""
-    if not 0 <= max_drop < 1:
-        raise VitrailError(f"the accuracy that may be lost must be from 0 to below 1, got {max_drop:g}; try 0.005")
     graph = eight_bits(model, calibration, activations)
     if not graph.layers:
         raise VitrailError("the model has no linear layers that could be rounded to 8 bits; try --to onnx")
@@ -70,7 +69,7 @@ def quantise(
     worst_first = sorted(graph.layers, key=lambda layer: -sensitivity[layer])
     for count in range(len(worst_first) + 1):
         chosen = tuple(worst_first[count:])
-        drop = _drop(graph.answers(tried.pictures, chosen), want, tried.labels)
+        drop = _drop(graph.answers(tried.pictures, chosen), want, tried.labels, not model.config.classes)
         tell(f"{count} layers in float lose {100 * drop:.1f} points", count, None)
         if drop <= max_drop:
             break
@@ -80,8 +79,13 @@ def quantise(
 
 def eight_bits(model: Model, calibration: UInt8[ndarray, "n height width c"], activations: Activations) -> "EightBits":
     """The evened model's graph, ready to have some of its layers rounded."""
+    return EightBits(graph_of(evened(model, calibration)), calibration, activations)
+
+
+def evened(model: Model, calibration: UInt8[ndarray, "n height width c"]) -> Model:
+    """A copy that answers the same and is easier to round."""
     images = normalise(rearrange(torch.tensor(calibration), "n h w c -> n c h w").float().contiguous(), preprocess_of(model))
-    return EightBits(graph_of(even(model, images)), calibration, activations)
+    return even(model, images)
 
 
 class EightBits:
@@ -186,12 +190,12 @@ def _error(got: Float32[ndarray, "n k"], want: Float32[ndarray, "n k"]) -> float
     return float(np.square(got - want).mean() / max(float(want.var()), 1e-12))
 
 
-def _drop(got: Float32[ndarray, "n k"], want: Float32[ndarray, "n k"], labels: Int[ndarray, " n"]) -> float:
-    """Of the pictures whose label is known; where none is, every answer that changed counts as lost."""
+def _drop(got: Float32[ndarray, "n k"], want: Float32[ndarray, "n k"], labels: Int[ndarray, " n"], features: bool) -> float:
+    """Of the pictures whose label is known; where none is, each answer that changed counts as lost; of features, the cosine."""
     known = labels >= 0
     first, before = got.argmax(1), want.argmax(1)
-    if not known.any():
-        return float((first != before).mean())
+    if features or not known.any():
+        return 1 - agreement(got, want, features)
     return float((before == labels)[known].mean() - (first == labels)[known].mean())
 
 

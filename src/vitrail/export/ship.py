@@ -1,5 +1,6 @@
 """``vitrail.ship``: a model as a file that runs without us, kept only if it answers as the model does."""
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -46,6 +47,7 @@ class Shipped:
     seconds: float  # to write it
     checked: Checked
     quantised: Quantised | None = None
+    calibrated: str | None = None  # of int8: which pictures its scales were found on
 
 
 def ship(
@@ -67,29 +69,32 @@ def ship(
     ``dynamic`` leaves height and width open. ``data`` are pictures to compare on; none: the model's own test or validation
     where it is at hand, else drawn ones. A file beyond ``tolerance`` (of the largest logit) is removed, an older one stays.
 
-    Of int8: ``calibration`` pictures, of train where there is one, give the scales of static ``activations``, and the file is
-    judged by the accuracy it loses, at most ``max_drop``, instead of ``tolerance``.
+    Of int8: ``calibration`` pictures, of train, or a quarter of the only split there is, give the scales of static
+    ``activations``; on the others the file is judged by the accuracy it loses, at most ``max_drop``, instead of ``tolerance``.
+    Without a classifier, what is lost is 1 less the cosine between its features and the model's.
     """
     read_as(to, To, "to")
     out = checked_out(Path(out).expanduser(), to)
-    if not tolerance > 0:
-        raise VitrailError(f"tolerance must be above 0, got {tolerance:g}; try {TOLERANCE:g}")
+    if not 0 < tolerance < math.inf:
+        raise VitrailError(f"tolerance must be a number above 0, got {tolerance:g}; try {TOLERANCE:g}")
+    if not 0 <= max_drop < 1:
+        raise VitrailError(f"the accuracy that may be lost must be from 0 to below 1, got {max_drop:g}; try 0.005")
+    if to == "int8" and dynamic:
+        raise VitrailError("an int8 file is measured at one size of picture; leave --dynamic out, or take --to onnx")
     model = ready(load(model) if isinstance(model, str | Path) else model)
-    tried = trial(model, data, pictures, progress)
+    tried = trial(model, data, pictures, progress, "judge" if to == "int8" else None)
     if to != "int8":
         write = WRITERS[to]
         judge: Judge = lambda found: refuse(found, out.name, tolerance)  # noqa: E731
         return kept(model, out, to, lambda half: write(model, half, dynamic, **(export or {})), tried, judge, dynamic, progress)
-    if dynamic:
-        raise VitrailError("an int8 file is measured at one size of picture; leave --dynamic out, or take --to onnx")
     found: list[Quantised] = []
-    seen = trial(model, data, calibration, progress, "train").pictures
+    seen = trial(model, data, calibration, progress, "calibrate")
 
     def write_int8(half: Path) -> None:
-        found.append(quantise(model, half, seen, tried, activations, max_drop, progress, **(export or {})))
+        found.append(quantise(model, half, seen.pictures, tried, activations, max_drop, progress, **(export or {})))
 
     shipped = kept(model, out, to, write_int8, tried, lambda found: refuse_drop(found, out.name, max_drop), False, progress)
-    return replace(shipped, quantised=found[0])
+    return replace(shipped, quantised=found[0], calibrated=f"{len(seen.pictures):,} of {seen.what}")
 
 
 def kept(

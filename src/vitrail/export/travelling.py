@@ -2,6 +2,7 @@
 the names of anybody's folders."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from vitrail.config import read as read_as
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
+from vitrail.evaluate.caution import mark
 from vitrail.evaluate.features import preprocess_of
 from vitrail.models.build import Model
 from vitrail.models.settings import ModelConfig
@@ -43,6 +45,9 @@ def note(model: Model, **export: Any) -> str:
     """The same model makes the same words on every machine."""
     preprocess_of(model)  # or a sentence: without it nobody could use the file
     facts = facts_of(model, model.config, {}) | {name: _homeless(value) for name, value in model.facts.items()}
+    trained = model.facts.get("data", {}).get("name", "")
+    if os.path.isabs(trained):
+        facts["data"]["mark"] = mark(trained)  # so that whoever evaluates the file on it is told
     return json.dumps({**facts, "export": export}, sort_keys=True, allow_nan=False)
 
 

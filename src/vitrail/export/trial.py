@@ -5,6 +5,7 @@ n pictures, c channels.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Int, UInt8
@@ -25,6 +26,7 @@ from vitrail.models.cost import cost
 MOST, FEWEST = 250, 16
 WORK = 2e12  # multiplications that a comparison may take unless more are asked for: about a minute
 DRAWN = 32
+Role = Literal["judge", "calibrate"]  # of pictures where scales are found on some: on those nobody is judged
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,10 @@ def trial(
     data: str | None = None,
     count: int | None = None,
     progress: Progress | None = None,
-    wish: str | None = None,
+    role: Role | None = None,
 ) -> Trial:
-    """``count`` pictures spread evenly over the split; none: as many as take about a minute, at most 250.
-
-    ``wish`` is the split, else test, else validation, else all there is.
+    """``count`` pictures spread evenly over test, else validation, else all there is; none: as many as take about a minute, at
+    most 250. To ``calibrate`` takes train, or a quarter where there is one split alone, and to ``judge`` leaves that out.
     """
     if count is not None and count < 1:
         raise VitrailError(f"pictures must be at least 1, got {count}; try 64")
@@ -54,7 +55,7 @@ def trial(
     own = str(model.facts.get("data", {}).get("name", "")) if data is None else data
     try:
         if own:
-            return _real(model, own, wanted, progress, wish)
+            return _real(model, own, wanted, progress, role)
         reason = "the model does not say what it was trained on"
     except (VitrailError, OSError) as error:
         if data is not None:
@@ -63,16 +64,17 @@ def trial(
     return _drawn(model, count or DRAWN, reason)
 
 
-def _real(model: Model, name: str, count: int, progress: Progress | None, wish: str | None) -> Trial:
+def _real(model: Model, name: str, count: int, progress: Progress | None, role: Role | None) -> Trial:
     try:
-        split, source, classes = _labelled(model, opened(name, model, progress), wish)
+        data = opened(name, model, progress)
+        split, source = _split(data, role)
+        classes = _classes(model, data, source)
     except VitrailError as error:  # for a comparison, pictures alone will do
         data = pictures(name, labelled=False, progress=progress)
         whole = Joined([part for part in data.splits.values() if len(part)])
         if not len(whole):
             raise error from None
-        split, first = ("the other half", 1) if wish == "train" and len(whole) > 1 else ("half", 0)
-        source = Part(whole, np.arange(first, len(whole), 2))
+        split, source = _shared("all", whole, role)
         classes = np.full(max(len(source.names), 1), -1)
     chosen = np.unique(np.linspace(0, len(source) - 1, min(count, len(source))).round().astype(int))
     kept, seen = [], []
@@ -87,14 +89,29 @@ def _real(model: Model, name: str, count: int, progress: Progress | None, wish: 
     return Trial(np.stack(seen), np.where(labels < 0, -1, classes[labels]), f"{split} of {name}")
 
 
-def _labelled(model: Model, data: Data, wish: str | None) -> tuple[str, Source, ndarray]:
-    """The split and, of each class, the model's number for it; a model of other classes is compared without."""
-    split, source = split_of(data, wish)
+def _split(data: Data, role: Role | None) -> tuple[str, Source]:
+    split, source = split_of(data, None)
+    learned = split != "all" and (data.train.labels >= 0).any()
+    if role == "calibrate" and learned:
+        return split_of(data, "train")
+    return (split, source) if learned else _shared(split, source, role)
+
+
+def _shared(split: str, source: Source, role: Role | None) -> tuple[str, Source]:
+    """Every fourth is kept to calibrate by; a single picture has to do for both."""
+    if role is None or len(source) < 2:
+        return split, source
+    fourth = np.arange(len(source)) % 4 == 1
+    share, chosen = ("a quarter", fourth) if role == "calibrate" else ("three quarters", ~fourth)
+    return share if split == "all" else f"{share} of {split}", Part(source, np.flatnonzero(chosen))
+
+
+def _classes(model: Model, data: Data, source: Source) -> ndarray:
+    """Of each class, the model's number for it; a model of other classes is compared without."""
     try:
-        classes = matched(source, model, data.name)
+        return matched(source, model, data.name)
     except VitrailError:
-        classes = np.full(len(source.names), -1)
-    return split, source, classes
+        return np.full(len(source.names), -1)
 
 
 def _read(model: Model, source: Source, chosen: ndarray) -> Iterator[tuple[int, ndarray]]:

@@ -60,7 +60,7 @@ def faster(model: "Model", how: Faster | None = None, **switches: Any) -> "Model
     wrong = [name for name in switches if name not in {field.name for field in fields(Faster)}]
     if wrong:
         names = [field.name for field in fields(Faster)]
-        raise VitrailError(f"there is no switch {wrong[0]!r}{suggestion(wrong[0], names)}; there are {', '.join(names)}")
+        raise VitrailError(f"there is no switch {wrong[0]!r}, there are {', '.join(names)}{suggestion(wrong[0], names)}")
     if not hasattr(model, "config"):
         raise VitrailError(f"what is to be faster must be a model, got {str(model)[:80]!r}; try vitrail.load on it first")
     how = replace(how or Faster(), **switches)

@@ -83,6 +83,7 @@ def _class(name: str, labels: Sequence[str]) -> int:
         return int(name)
     raise Trouble(
         422,
-        f"the model has no class {name[:80]!r}{suggestion(name[:80], labels[:1000])}; name one of its {len(labels)}",
+        f"the model has no class {name[:80]!r} among its {len(labels)}"
+        f"{suggestion(name[:80], labels[:1000]) or '; name one of them, or a number'}",
         "type",
     )

@@ -20,8 +20,6 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from vitrail.errors import VitrailError
@@ -189,6 +187,8 @@ def spread(model: nn.Module, average: nn.Module | None, parallel: Parallel, half
     if team.ranks == 1:
         return model
     if parallel == "fsdp":
+        from torch.distributed.fsdp import MixedPrecisionPolicy  # which takes a second to import
+
         lower, full = (torch.bfloat16, torch.float32) if half else (None, None)
         policy = MixedPrecisionPolicy(lower, full, cast_forward_inputs=False)  # gradients are added up in full
         for each in (model, average):
@@ -204,7 +204,7 @@ def spread(model: nn.Module, average: nn.Module | None, parallel: Parallel, half
 
 
 def sharded(model: nn.Module) -> bool:
-    return isinstance(model, FSDPModule)
+    return hasattr(model, "reshard")  # as FSDP2 makes it
 
 
 def syncing(module: nn.Module, wanted: bool) -> AbstractContextManager[Any]:
@@ -215,24 +215,27 @@ def syncing(module: nn.Module, wanted: bool) -> AbstractContextManager[Any]:
 
 def local(tensors: list[Tensor]) -> list[Tensor]:
     """What of them is here. What is done number by number needs no other rank."""
-    return [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
+    return [each.to_local() if hasattr(each, "to_local") else each for each in tensors]
 
 
 def whole(tensor: Tensor) -> Tensor:
     """From all ranks, which must all ask for it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found
 
 
-def part_like(tensor: Tensor, like: Tensor) -> Tensor:
+def part_like(tensor: Tensor, like: Any) -> Tensor:
     """What this rank keeps of a tensor that all have."""
-    if not isinstance(like, DTensor):
+    if not hasattr(like, "placements"):
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def _shard(model: nn.Module, policy: MixedPrecisionPolicy) -> None:
+def _shard(model: nn.Module, policy: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
     for module in model.modules():
         if isinstance(module, Block | Unit):
             fully_shard(module, mp_policy=policy)

@@ -1,0 +1,53 @@
+"""Torch's own 8-bit linear layers (fbgemm), which CPUs without VNNI may run sooner than onnxruntime's.
+
+Weights have a scale for each output; each call finds one scale for the activations of all its pictures, so an answer depends on
+what else was asked. That is why it is measured and not offered: neither an exported file nor a server may answer so, one
+picture at a time it gains nothing, and torch is going to drop its 8-bit tensors. Activations take 7 bits, as without VNNI the
+sums of two products overflow at 8.
+
+b batch, d width, o outputs.
+"""
+
+import warnings
+from collections.abc import Collection
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitrail.models.build import Model
+
+ENGINE = "fbgemm"
+
+
+def there() -> bool:
+    """Not on every processor."""
+    return ENGINE in torch.backends.quantized.supported_engines
+
+
+def in_eight_bits(model: Model, in_float: Collection[str] = ()) -> Model:
+    """Changes the linear layers of the model's blocks in place, but for those named."""
+    for path, module in [*model.named_modules()]:
+        for name, linear in [*module.named_children()]:
+            if isinstance(linear, nn.Linear) and path.startswith("blocks.") and f"{path}.{name}" not in in_float:
+                setattr(module, name, _Linear(linear))
+    return model
+
+
+class _Linear(nn.Module):
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach()
+        scale = weight.abs().amax(dim=1).clamp(min=1e-12).double() / 127
+        before = torch.backends.quantized.engine
+        torch.backends.quantized.engine = ENGINE  # which packs for itself alone
+        try:
+            with warnings.catch_warnings():  # that such tensors will go some day is said above
+                warnings.filterwarnings("ignore", message=".*are deprecated", category=UserWarning)
+                rounded = torch.quantize_per_channel(weight, scale, torch.zeros_like(scale), 0, torch.qint8)
+            self.packed = torch.ops.quantized.linear_prepack(rounded, None if linear.bias is None else linear.bias.detach())
+        finally:
+            torch.backends.quantized.engine = before
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b o"]:
+        return torch.ops.quantized.linear_dynamic(x, self.packed, reduce_range=True)

@@ -1,0 +1,69 @@
+"""What ``vitrail predict`` and ``vitrail embed`` share where rows go into a folder of part files, and several may write."""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitrail.cli.naming import Tell
+from vitrail.cli.screen import progress
+from vitrail.errors import VitrailError
+
+if TYPE_CHECKING:
+    from vitrail.evaluate.parts import Note, Parts
+
+Part = Annotated[int | None, typer.Option(metavar="N", min=1, help="Pictures of a part file, where OUT is a folder.")]
+
+
+def in_parts(out: Path | None, endings: tuple[str, ...], option: str, part: int | None) -> bool:
+    """A name without an ending is a folder of part files, and so is a folder that is there under any other name."""
+    folder = out is not None and out.suffix.lower() not in endings and (out.is_dir() or not out.suffix)
+    if not folder and os.environ.get("WORLD_SIZE", "1") != "1":
+        got = "none" if out is None else out
+        raise VitrailError(f"several processes write part files into a folder, got {got}; try {option} answers")
+    if not folder and part is not None:
+        raise VitrailError(f"--part is for a folder of part files, got {out or 'none'}; try {option} answers")
+    return folder
+
+
+def bar() -> AbstractContextManager[Tell]:
+    """For the first of several processes alone."""
+    return progress() if os.environ.get("RANK", "0") == "0" else nullcontext(lambda what, done, total: None)
+
+
+def opened_parts(
+    out: Path, ending: str, pictures: int, part: int | None, asked: dict[str, Any], tolerated: float = 1.0
+) -> "Parts":
+    from vitrail.evaluate.parts import Parts, size
+    from vitrail.models.device import place
+
+    parts = Parts(out, ending, pictures, size(out, pictures, part), *place(), tolerated)
+    parts.begin({**asked, "pictures": pictures})
+    return parts
+
+
+class Share:
+    """How far this process is with its own parts; whoever helps others does more than that."""
+
+    def __init__(self, parts: "Parts", what: str, tell: Tell) -> None:
+        mine = [part for part in parts.own if parts.note(part) is None]
+        self.total, self.done = sum(len(parts.numbers(part)) for part in mine), 0
+        self.what, self.tell = what, tell
+
+    def more(self, pictures: int = 1) -> None:
+        self.done += pictures
+        self.tell(self.what, self.done, max(self.total, self.done))
+
+
+def concluded(parts: "Parts", made: int) -> "Note | None":
+    """All that there is, for the one process that tells of it: the first to find all parts there."""
+    found = parts.finish()
+    if found is None:
+        if parts.rank == 0:
+            there = f"{sum(parts.note(part) is not None for part in range(parts.count)):,} of {parts.count:,} parts so far"
+            typer.echo(f"{there}; where no other process is at the rest, start again: {parts.folder}", err=True)
+        return None
+    done, first = found
+    return done if first or (parts.rank == 0 and not made) else None

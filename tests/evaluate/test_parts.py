@@ -1,0 +1,234 @@
+"""Part files of one folder: whoever makes them, however many do, whatever ends them, each is there once and whole."""
+
+import json
+import random
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.small import vit
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import VitrailError
+from vitrail.evaluate.identity import model_identity
+from vitrail.evaluate.parts import Draft, Note, Parts, size
+from vitrail.models.device import device, place
+
+ASKED = {"weights": "a" * 64, "top": 5}
+
+
+def begun(folder: Path, rank: int = 0, ranks: int = 1, pictures: int = 23, part: int = 4) -> Parts:
+    parts = Parts(folder, ".txt", pictures, part, rank, ranks)
+    parts.begin(ASKED)
+    return parts
+
+
+def fill(parts: Parts, part: int, draft: Draft) -> None:
+    draft.path.write_text("".join(f"{number}\n" for number in parts.numbers(part)))
+
+
+def make(parts: Parts) -> list[int]:
+    made = []
+    for part in parts.todo():
+        with parts.writing(part) as draft:
+            fill(parts, part, draft)
+        made.append(part)
+    return made
+
+
+def union(folder: Path) -> list[int]:
+    return [int(line) for path in sorted(folder.glob("part-*")) for line in path.read_text().splitlines()]
+
+
+class Worker:
+    """A process that takes a step when it is told to: begin a part, or end it."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.todo = parts, parts.todo()
+        self.part: int | None = None
+        self.writing: AbstractContextManager[Draft] | None = None
+        self.made: list[int] = []
+
+    def step(self) -> bool:
+        if self.writing is not None and self.part is not None:
+            self.writing.__exit__(None, None, None)
+            self.made.append(self.part)
+            self.writing = None
+            return True
+        self.part = next(self.todo, None)
+        if self.part is None:
+            return False
+        self.writing = self.parts.writing(self.part)
+        fill(self.parts, self.part, self.writing.__enter__())
+        return True
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_workers_at_any_pace_make_every_part_once_and_one_of_them_tells(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    ranks, pictures = chance.randint(1, 5), chance.randint(1, 60)
+    workers = [Worker(begun(tmp_path / "out", rank, ranks, pictures, 3)) for rank in range(ranks)]
+    pace, told = [chance.random() ** 3 + 0.01 for _ in workers], 0
+    while workers:
+        (worker,) = chance.choices(workers, pace[: len(workers)])
+        if not worker.step():
+            found = worker.parts.finish()
+            told += found is not None and found[1]
+            workers.remove(worker)
+    assert union(tmp_path / "out") == list(range(pictures))
+    assert told == 1
+    assert not list((tmp_path / "out" / "_busy").iterdir())
+    done = json.loads((tmp_path / "out" / "_done.json").read_text())
+    assert (done["pictures"], done["bad"]) == (pictures, 0)
+    assert [part["file"] for part in done["parts"]] == sorted(path.name for path in (tmp_path / "out").glob("part-*"))
+
+
+def test_workers_that_are_at_a_part_are_left_alone(tmp_path: Path) -> None:
+    slow, quick = (Worker(begun(tmp_path / "out", rank, 2)) for rank in range(2))
+    assert slow.step()
+    assert slow.part == 0
+    while quick.step():
+        pass
+    assert sorted(quick.made) == [1, 2, 3, 4, 5]  # and helped
+    while slow.step():
+        pass
+    assert slow.made == [0]
+    assert union(tmp_path / "out") == list(range(23))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_a_killed_worker_left_is_made_by_whoever_comes(ranks: int, tmp_path: Path) -> None:
+    killed = Worker(begun(tmp_path / "out", 1, 4))
+    for _ in range(3):
+        killed.step()
+    assert (killed.made, killed.part) == ([1], 5)
+    first = (tmp_path / "out" / "part-000001.txt").stat()
+    (tmp_path / "out" / "_busy" / "_parts-1-0123456789ab").touch()
+    workers = [begun(tmp_path / "out", rank, ranks) for rank in range(ranks)]
+    made = [part for parts in workers for part in make(parts)]
+    assert sorted(made) == [0, 2, 3, 4, 5]
+    assert union(tmp_path / "out") == list(range(23))
+    assert (tmp_path / "out" / "part-000001.txt").stat() == first
+    assert workers[0].finish() == (Note(23, 0, 59), True)
+    assert not list((tmp_path / "out" / "_busy").iterdir())
+
+
+def test_of_two_that_make_the_same_part_one_stays_and_neither_fails(tmp_path: Path) -> None:
+    one, two = begun(tmp_path / "out"), begun(tmp_path / "out")
+    with one.writing(2) as first, two.writing(2) as second:
+        fill(one, 2, first)
+        second.path.write_text("8\n9\n10\n11.0\n")  # as another GPU may have it
+    kept = (tmp_path / "out" / "part-000002.txt").read_text()
+    assert kept == "8\n9\n10\n11.0\n"  # the inner one ends first
+    assert one.note(2) == Note(4, 0, len(kept))
+
+
+def test_what_is_cut_short_or_has_no_note_is_made_again_and_done_no_longer(tmp_path: Path) -> None:
+    parts = begun(tmp_path / "out")
+    assert make(parts) == [0, 1, 2, 3, 4, 5]
+    found = parts.finish()
+    assert found is not None
+    assert found[1]
+    assert make(begun(tmp_path / "out")) == []
+    parts.path(1).write_text(parts.path(1).read_text()[:-1])
+    (tmp_path / "out" / "_notes" / "000002.json").unlink()
+    (tmp_path / "out" / "_notes" / "000003.json").write_text("{")
+    parts.path(4).unlink()
+    again = begun(tmp_path / "out")
+    assert not (tmp_path / "out" / "_done.json").exists()
+    assert again.finish() is None
+    assert make(again) == [1, 2, 3, 4]
+    assert union(tmp_path / "out") == list(range(23))
+
+
+def test_a_part_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    parts = begun(tmp_path / "out")
+    with pytest.raises(ValueError, match="no number"), parts.writing(0) as draft:
+        draft.path.write_text(f"0\n{int('no number')}\n")
+    assert parts.note(0) is None
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == ["_busy", "_notes", "_parts.json"]
+
+
+def test_a_folder_is_for_one_question(tmp_path: Path) -> None:
+    begun(tmp_path / "out")
+    for changes, sentence in (
+        ({"weights": "b" * 64}, "was begun with other weights; name another folder"),
+        ({"top": 3}, "was begun with top 5 instead of 3; name"),
+        ({"drop": 0.5}, "was begun with drop None instead of 0.5; name"),
+    ):
+        with pytest.raises(VitrailError, match=sentence):
+            Parts(tmp_path / "out", ".txt", 23, 4).begin({**ASKED, **changes})
+    with pytest.raises(VitrailError, match="with part 4 instead of 5"):
+        begun(tmp_path / "out", part=5)
+    (tmp_path / "out" / "_parts.json").write_text("[")
+    with pytest.raises(VitrailError, match="does not say what was asked for"):
+        begun(tmp_path / "out")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").touch()
+    with pytest.raises(VitrailError, match=r"with mine.txt in it; name a new one"):
+        begun(tmp_path / "full")
+    for bad in ("gone/out", "full/mine.txt"):
+        with pytest.raises(VitrailError, match="part files need a folder"):
+            begun(tmp_path / bad)
+
+
+@pytest.mark.parametrize(("pictures", "expected"), [(1, 256), (32_768, 256), (32_769, 512), (1_000_000, 8192), (10**9, 16384)])
+def test_the_size_of_a_part_follows_from_the_pictures_alone(pictures: int, expected: int, tmp_path: Path) -> None:
+    assert size(tmp_path, pictures, None) == expected
+    assert size(tmp_path, pictures, 7) == 7
+    begun(tmp_path / "out", part=9)
+    assert size(tmp_path / "out", pictures, None) == 9  # as it was begun
+
+
+def test_too_many_bad_pictures_are_refused_in_the_end(tmp_path: Path) -> None:
+    parts = Parts(tmp_path / "out", ".txt", 23, 4, tolerated=0.05)
+    parts.begin(ASKED)
+    for part in parts.todo():
+        with parts.writing(part) as draft:
+            draft.bad = int(part < 2)
+    with pytest.raises(VitrailError, match=r"2 of 23 pictures cannot be used, more than the share of 0\.05"):
+        parts.finish()
+    assert not (tmp_path / "out" / "_done.json").exists()
+
+
+def test_models_that_answer_otherwise_have_another_identity() -> None:
+    model = vit()
+    first = model_identity(model)
+    assert model_identity(model) == first
+    seen = {first}
+    model.preprocess = Preprocess((12, 15))
+    seen.add(model_identity(model))
+    model.labels = ("a", "b", "c", "d", "e")
+    seen.add(model_identity(model))
+    next(iter(model.head.parameters())).data[0] += 1e-6
+    seen.add(model_identity(model))
+    model.facts["recipe"] = {"loss": "sigmoid"}
+    seen.add(model_identity(model))
+    assert len(seen) == 5
+
+
+def test_a_process_among_several_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def empty(size: int, device: str) -> Any:
+        asked.append(device)
+        raise RuntimeError("none here")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.empty", empty)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    for ranks in ("1", "8"):
+        monkeypatch.setenv("WORLD_SIZE", ranks)
+        for name in ("auto", "cuda", "cuda:1", "cpu"):
+            with pytest.raises(VitrailError, match="cannot be used"):
+                device(name)
+    assert asked == ["cuda", "cuda", "cuda:1", "cpu", "cuda:3", "cuda:3", "cuda:1", "cpu"]
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [("2", "2"), ("-1", "2"), ("one", "2"), ("0", "two")])
+def test_a_rank_that_cannot_be_is_one_sentence(rank: str, ranks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    with pytest.raises(VitrailError, match="RANK must be a number from 0 to below WORLD_SIZE"):
+        place()

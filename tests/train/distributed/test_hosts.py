@@ -1,0 +1,87 @@
+"""Two hosts, each a network namespace of its own with one wire between them, meet by torchrun's rendezvous."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.train.distributed.torchrun import ended, environment, noted, steps, still, until, workers
+from vitrail.train.checkpoint import checkpoints
+from vitrail.train.loop import Machine, fit
+
+HOSTS = {"vitrail-a": "10.77.41.1", "vitrail-b": "10.77.41.2"}
+
+
+def ip(*words: str) -> bool:
+    return subprocess.run(["ip", *words], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def wire() -> Iterator[None]:
+    if not shutil.which("ip") or not all(ip("netns", "add", name) for name in HOSTS):
+        pytest.skip("network namespaces need root and iproute2")
+    first, second = HOSTS
+    try:
+        made = ip("link", "add", "vitrail0", "type", "veth", "peer", "name", "vitrail1")
+        assert made
+        for name, end in ((first, "vitrail0"), (second, "vitrail1")):
+            assert ip("link", "set", end, "netns", name)
+            assert ip("-n", name, "addr", "add", f"{HOSTS[name]}/24", "dev", end)
+            assert ip("-n", name, "link", "set", end, "up")
+            assert ip("-n", name, "link", "set", "lo", "up")
+        yield
+    finally:
+        for name in HOSTS:
+            ip("netns", "del", name)
+
+
+def host(number: int, *arguments: object) -> "subprocess.Popen[str]":
+    name, address = list(HOSTS.items())[number]
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={HOSTS['vitrail-a']}:29641", "--rdzv-id=hosts"]
+    meeting += [f"--rdzv-conf=is_host={int(number == 0)}", f"--local-addr={address}", "--max-restarts=3"]
+    start = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", *meeting, "-m", "vitrail"]
+    return subprocess.Popen(
+        ["ip", "netns", "exec", name, *start, *map(str, arguments)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # without the second, torchrun (2.13) does not tell a host that joins later where the first one is
+        env=environment(GLOO_SOCKET_IFNAME=f"vitrail{number}", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
+    )
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    for each in (*workers(process.pid), process.pid):
+        ended(each)
+    process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("wire")
+def test_a_host_that_is_lost_comes_back_and_the_run_is_the_same_run(tmp_path: Path) -> None:
+    settings = still(steps=40, evaluate=20, checkpoint=4)
+    fit(settings, tmp_path / "alone", Machine(workers=1))
+    file, run = noted(settings, tmp_path), tmp_path / "run"
+    call = ("train", "--again", file, "--out", run, "--set", "parallel=fsdp")
+    hosts = [host(number, *call) for number in range(2)]
+    try:
+        until(lambda: checkpoints(run / "checkpoints"), hosts[0])
+        for each in (hosts[1].pid, *workers(hosts[1].pid)):  # the power goes: the launcher first, then what it has started
+            os.kill(each, signal.SIGKILL)
+        hosts[1].communicate()
+        hosts[1] = host(1, *call)
+        said = [each.communicate(timeout=240)[1] for each in hosts]
+        assert [each.returncode for each in hosts] == [0, 0], "\n----\n".join(words[-2500:] for words in said)
+    finally:
+        for each in hosts:
+            end(each)
+    assert "goes on from step" in said[0]
+    ours, theirs = steps(tmp_path / "alone"), steps(run)
+    assert list(theirs) == list(ours)
+    for step, numbers in ours.items():
+        assert theirs[step] == pytest.approx(numbers, rel=5e-5, abs=1e-5)
