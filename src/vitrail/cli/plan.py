@@ -110,7 +110,7 @@ def _formulae(made: "Plan", way: str) -> dict[str, str]:
     found = {name: parts.get(text, f"{text} / R") if sharded else text for name, text in whole.items()}
     held = next(fit.held for fit in made.ways if fit.way == way)
     return found | {
-        "copies": "c (O + 3 B) + 4 B" if sharded else "2 P" if half else "0",
+        "copies": "4 O + 3 c B + 4 B" if sharded else "2 P" if half else "0",
         "summed": "4 T" if held.summed else "0",
         "activations": "b A",
         "working": "b W",

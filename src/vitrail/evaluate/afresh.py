@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from vitrail.data.loader import evaluation
 from vitrail.data.sources.source import Source
-from vitrail.evaluate.features import Rows, _computed, preprocess_of
+from vitrail.evaluate.features import Rows, computed, preprocess_of
 from vitrail.models.build import Model
 
 
 def afresh(model: Model, source: Source, batch: int, workers: int | None, problems: dict[int, str]) -> Iterator[Rows]:
     """A batch after the other; ``problems`` is filled on the way."""
     loader = replace(evaluation(source, preprocess_of(model), batch), tolerated=1.0, problems=problems)
-    yield from _computed(model, loader, workers, None)
+    yield from computed(model, loader, workers, None)

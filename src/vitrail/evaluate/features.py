@@ -89,7 +89,7 @@ def stream(
         yield Rows(known.values, known.indices)
         return
     kept: list[Rows] = []
-    for rows in _computed(model, loader, workers, progress):
+    for rows in computed(model, loader, workers, progress):
         yield rows
         if key is not None and len(source) * rows.values.shape[1] * 4 <= MOST:
             kept.append(rows)
@@ -110,7 +110,7 @@ def preprocess_of(model: Model) -> Preprocess:
     return how
 
 
-def _computed(model: Model, loader: Loader, workers: int | None, progress: Progress | None) -> Iterator[Rows]:
+def computed(model: Model, loader: Loader, workers: int | None, progress: Progress | None) -> Iterator[Rows]:
     was = model.training
     model.eval()
     total, done = len(loader.source), 0

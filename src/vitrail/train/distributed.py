@@ -24,8 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitrail.errors import VitrailError
 from vitrail.layers.block import Block
+from vitrail.layers.drop import LayerScale
 from vitrail.models.cost import cost
-from vitrail.models.device import device
+from vitrail.models.device import place
 from vitrail.models.resnet import Unit
 from vitrail.models.settings import ModelConfig
 from vitrail.train.memory import SPARE, free_memory, needed
@@ -116,11 +117,6 @@ class Team:
         if not self.local:
             self.wait()
 
-    def device(self, name: str) -> torch.device:
-        """Each rank of a host has a GPU of its own."""
-        found = device(name)
-        return torch.device("cuda", self.local) if self.ranks > 1 and found.type == "cuda" and ":" not in name else found
-
     def free(self, where: torch.device) -> int | None:
         """Bytes that this rank may ask for; those of a host share its memory."""
         if where.type == "cuda":
@@ -136,17 +132,17 @@ _teams: list[Team] = []  # at most one: a process is in one team, however often 
 @contextmanager
 def joined() -> Iterator[Team]:
     """The team that ``torchrun`` says this process is of."""
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    rank, ranks = place()
     if ranks == 1 or _teams:
         yield _teams[0] if _teams else ALONE
         return
     wait = timedelta(seconds=_timeout())
     _end_with_parent()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=wait, **_meeting(ranks, wait))
+    dist.init_process_group(backend, timeout=wait, **_meeting(rank, ranks, wait))
     groups = (dist.new_group(backend="gloo", timeout=each) for each in (PATIENT, wait))
     here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    _teams.append(Team(dist.get_rank(), ranks, *here, *groups))
+    _teams.append(Team(rank, ranks, *here, *groups))
     try:
         yield _teams[0]
     except RuntimeError as error:
@@ -157,11 +153,6 @@ def joined() -> Iterator[Team]:
         _teams.clear()
         with suppress(RuntimeError):
             dist.destroy_process_group()
-
-
-def rank() -> int:
-    """Among the processes that ``torchrun`` has started; needs no team."""
-    return int(os.environ.get("RANK", "0"))
 
 
 def silent(error: BaseException) -> bool:
@@ -187,13 +178,9 @@ def spread(model: nn.Module, average: nn.Module | None, parallel: Parallel, half
     if team.ranks == 1:
         return model
     if parallel == "fsdp":
-        from torch.distributed.fsdp import MixedPrecisionPolicy  # which takes a second to import
-
-        lower, full = (torch.bfloat16, torch.float32) if half else (None, None)
-        policy = MixedPrecisionPolicy(lower, full, cast_forward_inputs=False)  # gradients are added up in full
         for each in (model, average):
             if each is not None:
-                _shard(each, policy)
+                _shard(each, half)
         return model
     ids = [team.local] if next(model.parameters()).is_cuda else None
     # what pre-training leaves out of an encoder gets no gradient, and is not waited for
@@ -233,16 +220,25 @@ def part_like(tensor: Tensor, like: Any) -> Tensor:
     return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def _shard(model: nn.Module, policy: Any) -> None:
-    from torch.distributed.fsdp import fully_shard
+def _shard(model: nn.Module, half: bool) -> None:
+    """Block by block. What autocast computes in full, as norms and what is outside of blocks, travels in full."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # which take a second to import
 
-    for module in model.modules():
-        if isinstance(module, Block | Unit):
-            fully_shard(module, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
+    lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)  # gradients are added up in full
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    exact: list[nn.Module] = [
+        part for block in blocks for part in block.modules() if isinstance(part, nn.LayerNorm | LayerScale)
+    ]
+    if half and exact:
+        fully_shard(exact, reshard_after_forward=False)
+    for block in blocks:
+        fully_shard(block, mp_policy=lower if half else MixedPrecisionPolicy())
+    for unit in (module for module in model.modules() if isinstance(module, Unit)):
+        fully_shard(unit)
+    fully_shard(model)
 
 
-def _meeting(ranks: int, wait: timedelta) -> dict[str, Any]:
+def _meeting(rank: int, ranks: int, wait: timedelta) -> dict[str, Any]:
     """Where ranks find each other: nothing to say, or a part of the launcher's store that only this start uses.
 
     The launcher keeps its store when it starts processes again (as of torch 2.13), and there a rank's old address could be
@@ -251,8 +247,8 @@ def _meeting(ranks: int, wait: timedelta) -> dict[str, Any]:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
     store: Any = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=wait)  # type: ignore[attr-defined]
-    word = _called(store, ranks, wait) if rank() == 0 else _answered(store, wait)
-    return {"store": dist.PrefixStore(word, store), "rank": rank(), "world_size": ranks}  # type: ignore[attr-defined]
+    word = _answered(store, rank, wait) if rank else _called(store, ranks, wait)
+    return {"store": dist.PrefixStore(word, store), "rank": rank, "world_size": ranks}  # type: ignore[attr-defined]
 
 
 def _called(store: Any, ranks: int, wait: timedelta) -> str:
@@ -272,12 +268,12 @@ def _called(store: Any, ranks: int, wait: timedelta) -> str:
     return word
 
 
-def _answered(store: Any, wait: timedelta) -> str:
+def _answered(store: Any, rank: int, wait: timedelta) -> str:
     """The others answer with a word of their own, which only one who is there now can have heard and let in."""
     own, end = uuid4().hex, time.monotonic() + wait.total_seconds()
     while time.monotonic() < end:
         word = store.get("vitrail/call").decode()
-        store.set(f"vitrail/answer/{rank()}", f"{word} {own}")
+        store.set(f"vitrail/answer/{rank}", f"{word} {own}")
         if store.check([f"vitrail/{word}/{own}"]):
             return word
         time.sleep(PAUSE)

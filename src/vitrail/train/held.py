@@ -11,7 +11,7 @@ ranks; b pictures at a time; c bytes of a number that is computed with, 4 in flo
                  Muon                       8 (T - M) + 4 M         / R
     average      where the recipe has ema   4 P                     / R
     while learning, beside it
-    copies       weights to compute with    2 P in bfloat16         c (O + 3 B) + 4 B
+    copies       weights to compute with    2 P in bfloat16         4 O + 3 c B + 4 B
     summed       with several pieces        4 T (not one process)   0
     activations  kept for the way back      b x (what autograd keeps of a picture)
     working      alive for a moment         b x (the most of one stage)
@@ -124,7 +124,7 @@ def hold(recipe: Recipe, known: Weighed, way: Way, ranks: int, pictures: int, pi
     whole, c = FLOAT * known.parameters, _bytes(recipe)
     copies = HALF * known.parameters if c == HALF else 0
     if way == "fsdp":
-        copies = c * (known.outside + 3 * known.block) + FLOAT * known.block
+        copies = FLOAT * (known.outside + known.block) + 3 * c * known.block
     return Held(
         weights=-(-whole // parts),
         gradients=-(-FLOAT * known.trained // parts),

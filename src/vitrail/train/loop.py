@@ -16,6 +16,7 @@ from vitrail.data.loader import Batch, Loader, evaluation, training
 from vitrail.data.sources.source import Part, Source
 from vitrail.data.threads import cores
 from vitrail.errors import VitrailError
+from vitrail.models.device import device
 from vitrail.models.masked import Masked
 from vitrail.tasks.masked import Masks
 from vitrail.train.checkpoint import Found, Writer, checkpoints, fill, find_checkpoint
@@ -76,7 +77,7 @@ def _fit(recipe: Recipe, folder: Path, machine: Machine, watcher: Watcher, wishe
             return done
         if machine.threads:
             torch.set_num_threads(machine.threads)
-        check_machine(recipe, team.device(machine.device).type)
+        check_machine(recipe, device(machine.device).type)
         with team.in_turn():
             checked = opened(recipe, watcher.progress)
         for sentence in faults(checked):
@@ -97,7 +98,7 @@ class _Fit:
         self.recipe, self.run, self.watcher, self.team = recipe, run, watcher, team
         self.data, self.left_out = checked.data, len(checked.bad)
         self.workers = machine.workers
-        self.device = team.device(machine.device)
+        self.device = device(machine.device)
         self.writer = Writer(run.checkpoints, recipe.keep, team)
         self.task = task_of(recipe, self.data)
         self.loader = self._training()

@@ -71,8 +71,8 @@ def test_a_host_that_is_lost_comes_back_and_the_run_is_the_same_run(tmp_path: Pa
     hosts = [host(number, *call) for number in range(2)]
     try:
         until(lambda: checkpoints(run / "checkpoints"), hosts[0])
-        for each in (hosts[1].pid, *workers(hosts[1].pid)):  # the power goes: the launcher first, then what it has started
-            os.kill(each, signal.SIGKILL)
+        for pid in (hosts[1].pid, *workers(hosts[1].pid)):  # the power goes: the launcher first, then what it has started
+            os.kill(pid, signal.SIGKILL)
         hosts[1].communicate()
         hosts[1] = host(1, *call)
         said = [each.communicate(timeout=240)[1] for each in hosts]

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from tests.train.distributed.torchrun import lines, noted, started, steps, still, torchrun, until, workers
 from vitrail.augment.policy import policy
 from vitrail.models.masking import Masking
+from vitrail.models.settings import ViTConfig
 from vitrail.train.checkpoint import checkpoints
 from vitrail.train.loop import Machine, fit
 from vitrail.train.recipe import Recipe
@@ -79,6 +80,9 @@ def test_a_run_goes_from_four_ranks_to_two_to_one_and_stays_the_same_run(alone: 
         assert newest.name == f"step-{max(steps(run))}"
         assert len(list(newest.glob("*.safetensors"))) == ranks  # each has written its part
         assert not list(newest.rglob(".metadata"))  # torch's own, a pickle
+        moments = {name for part in newest.glob("*.safetensors") for name in load_file(part) if name.startswith("optimiser.")}
+        kinds = {tuple(name.split(".")[1:3]) for name in moments}
+        assert kinds == {("0", "step"), ("0", "exp_avg"), ("0", "exp_avg_sq"), ("1", "momentum")}  # AdamW's and Muon's
         assert not workers(process.pid)
     fit(still(), run, Machine(workers=1))
     same(alone, run)
@@ -105,3 +109,18 @@ def test_learning_without_labels_is_the_same_on_two_ranks(parallel: str, tmp_pat
     for before, now in zip(*looks, strict=True):
         assert now == pytest.approx(before, abs=1e-5)
     assert (run / "reconstructions" / "step-20.npz").is_file()
+
+
+@pytest.mark.slow
+def test_in_bfloat16_both_engines_make_the_same_run(tmp_path: Path) -> None:
+    """Norms and scales stay in full under both. Beside one process, gradients of weights are rounded once for each rank."""
+    plain = still(precision="bfloat16", steps=20)
+    assert isinstance(plain.model, ViTConfig)
+    file = noted(replace(plain, model=replace(plain.model, layer_scale=0.1)), tmp_path)
+    for parallel in ("ddp", "fsdp"):
+        done = torchrun(2, "train", "--again", file, "--out", tmp_path / parallel, "--set", f"parallel={parallel}")
+        assert done.returncode == 0, done.stderr[-2000:]
+    ours, theirs = steps(tmp_path / "ddp"), steps(tmp_path / "fsdp")
+    assert list(theirs) == list(ours) == list(range(1, 21))
+    for step, numbers in ours.items():
+        assert theirs[step] == pytest.approx(numbers, rel=1e-4, abs=1e-5)
