@@ -6,12 +6,12 @@ number: the run itself stays reproducible. The learning rate's range test is Smi
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import nn
 
-from vitrail.data.loader import Batch, Loader
+from vitrail.data.loader import Loader
 from vitrail.data.sources.source import Progress
 from vitrail.errors import VitrailError
 from vitrail.tasks.task import Task
@@ -84,7 +84,7 @@ def pace(
     state = trial()
     state.model.train()
     began, done = 0.0, 0
-    for number, batch in enumerate(_batches(training, WARM + MOST, workers)):
+    for number, batch in enumerate(training.batches(0, WARM + MOST, workers)):
         if number == WARM:
             began = time.perf_counter()
         train_step(state, task, batch, recipe)
@@ -123,11 +123,14 @@ def range_test(
     losses: list[float] = []
     flat = replace(recipe, schedule=Schedule("constant"), steps=max(recipe.steps, TESTED))
     running = 0.0
-    for number, batch in enumerate(_batches(training, TESTED, workers)):
+    for number, batch in enumerate(training.batches(0, TESTED, workers)):
         rate = recipe.optim.lr * 10 ** (DECADES * number / (TESTED - 1) - BELOW)
-        loss = train_step(state, task, batch, with_lr(flat, rate))["loss"]
+        numbers = train_step(state, task, batch, with_lr(flat, rate))
+        if not numbers:  # no picture of it could be read
+            continue
+        loss = numbers["loss"]
         running = SMOOTH * running + (1 - SMOOTH) * loss
-        smooth = running / (1 - SMOOTH ** (number + 1))
+        smooth = running / (1 - SMOOTH ** (len(losses) + 1))
         if not math.isfinite(smooth) or (losses and smooth > BURST * min(losses)):
             break
         rates.append(rate)
@@ -143,7 +146,3 @@ def with_lr(recipe: Recipe, lr: float) -> Recipe:
     """Muon's learning rate of matrices keeps its proportion to that of the rest."""
     times = lr / recipe.optim.lr
     return replace(recipe, optim=replace(recipe.optim, lr=lr, matrix_lr=recipe.optim.matrix_lr * times))
-
-
-def _batches(loader: Loader, steps: int, workers: int) -> Iterator[Batch]:
-    return (batch for batch in loader.batches(0, steps, workers) if len(batch.labels))

@@ -1,0 +1,59 @@
+"""Ranks that could not read all of their pictures: a step is that of the pictures there are."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.train.distributed.torchrun import command, environment
+from tests.train.small_run import batch, built, still
+from vitrail.data.loader import Batch
+from vitrail.tasks.classify import Classify
+from vitrail.train.distributed import Team, joined
+from vitrail.train.state import fresh
+from vitrail.train.step import train_step
+
+PARTS = ((5, 0), (3, 2), (0, 4), (0, 0), (1, 7))  # pictures of two ranks, step by step
+
+
+def some(start: int, end: int) -> Batch:
+    whole = batch(8)
+    return Batch(whole.images[start:end], whole.labels[start:end], whole.indices[start:end])
+
+
+def learned(team: Team, parallel: str, micro: int | None) -> list[dict[str, float]]:
+    settings = still(parallel=parallel, micro=micro, steps=10)
+    state = fresh(built(settings).train(), settings, team)
+    found = []
+    for parts in PARTS:
+        mine = (0, sum(parts)) if team.ranks == 1 else (sum(parts[: team.rank]), sum(parts[: team.rank + 1]))
+        found.append(train_step(state, Classify(10), some(*mine), settings))
+    return [*found, {"images": state.images, "step": state.step}]
+
+
+@pytest.mark.parametrize("micro", [None, 2])
+def test_pictures_that_are_missing_on_a_rank_count_nothing(micro: int | None, tmp_path: Path) -> None:
+    (tmp_path / "go.py").write_text("from tests.train.distributed.test_uneven import main; main()")
+    line = command(2, tmp_path / "found", micro or 0, script=str(tmp_path / "go.py"))
+    root = str(Path(__file__).parents[3])
+    done = subprocess.run(line, capture_output=True, text=True, env=environment(PYTHONPATH=root), timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    expected = learned(Team(), "auto", micro)
+    for parallel in ("ddp", "fsdp"):
+        found = json.loads((tmp_path / f"found-{parallel}").read_text())
+        for step, (ours, theirs) in enumerate(zip(expected, found, strict=True)):
+            assert theirs == pytest.approx(ours, rel=1e-4, abs=1e-6), (parallel, step)
+
+
+def main() -> None:
+    """One of the ranks."""
+    torch.manual_seed(0)
+    place, micro = sys.argv[1], int(sys.argv[2]) or None
+    with joined() as team:
+        for parallel in ("ddp", "fsdp"):
+            found = learned(team, parallel, micro)
+            if team.first:
+                Path(f"{place}-{parallel}").write_text(json.dumps(found))
