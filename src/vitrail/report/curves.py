@@ -64,8 +64,9 @@ def curves(
 def key(names: Iterable[str]) -> str:
     """Which colour is whose; a line that is dashed has a hollow mark."""
     marks = zip(cycle(product(DASHES, COLOURS)), names, strict=False)
-    return " ".join(
-        f'<span style="color:{colour}">&#{9633 if dash else 9632};</span> {text(name)}' for (dash, colour), name in marks
+    return " ".join(  # a mark and its name stay on one line
+        f'<span style="white-space:nowrap"><span style="color:{colour}">&#{9633 if dash else 9632};</span> {text(name)}</span>'
+        for (dash, colour), name in marks
     )
 
 
