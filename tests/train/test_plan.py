@@ -20,10 +20,11 @@ from vitrail.recipes.book import RECIPES
 from vitrail.recipes.book import recipe as by_name
 from vitrail.recipes.given import Given
 from vitrail.train.accelerators import ACCELERATORS, accelerator
-from vitrail.train.distributed import Team, chosen
+from vitrail.train.distributed import chosen
 from vitrail.train.held import Held, Weighed, hold, most, weigh
 from vitrail.train.plan import PAPER, UTILISATION, Machines, implied, plan
 from vitrail.train.recipe import Optim, Recipe
+from vitrail.train.team import Team
 
 ROOT = Path(__file__).parents[2]
 IMAGENET = Given("DATA", 1_281_167, 1000, None, 3)

@@ -146,7 +146,7 @@ def test_minutes_and_the_range_test_work_without_labels(tmp_path: Path, monkeypa
         return 0.2
 
     monkeypatch.setattr("vitrail.train.loop.pace", slow)
-    monkeypatch.setattr("vitrail.train.loop.seconds", beside)
+    monkeypatch.setattr("vitrail.train.looks.seconds", beside)
     settings = unlabelled(data="panes:count=60,size=16", evaluate=100)
     result = fit(settings, tmp_path / "run", Machine(workers=0), wishes=Wishes(minutes=0.04, find_lr=True))
     assert result["steps"] == Run(tmp_path / "run").recipe().steps == 20  # 22 without what an evaluation does beside

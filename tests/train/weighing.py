@@ -19,10 +19,11 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.models.build import build
 from vitrail.models.settings import ModelConfig, ViTConfig
 from vitrail.tasks.classify import Classify
-from vitrail.train.distributed import ALONE, Team, joined, local
+from vitrail.train.distributed import local
 from vitrail.train.recipe import Optim, Recipe, Schedule
 from vitrail.train.state import State, fresh
 from vitrail.train.step import train_step
+from vitrail.train.team import ALONE, Team, joined
 
 NARROW = ViTConfig(width=96, depth=5, mlp=384, heads=3, patch=(7, 7), image=(28, 42), channels=1, classes=10, pool="gap")
 WIDE = ViTConfig(width=192, depth=3, mlp=640, heads=6, patch=(8, 8), image=(64, 48), classes=18)

@@ -29,10 +29,10 @@ from vitrail.models.variants import variant
 from vitrail.recipes.book import recipe
 from vitrail.recipes.given import Given
 from vitrail.tasks.classify import Classify
-from vitrail.train.distributed import joined
 from vitrail.train.recipe import Optim, Recipe
 from vitrail.train.state import fresh
 from vitrail.train.step import train_step
+from vitrail.train.team import joined
 
 RANKS = 2
 Parallel = Literal["ddp", "fsdp"]

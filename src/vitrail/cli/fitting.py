@@ -14,8 +14,8 @@ from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
     from vitrail.recipes.given import Given
-    from vitrail.train.distributed import Team
     from vitrail.train.recipe import Recipe
+    from vitrail.train.team import Team
 
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder; one begun before goes on.")]
 Show = Annotated[bool, typer.Option("--print", help="Print the whole recipe and stop.")]
@@ -52,7 +52,7 @@ def carry_out(recipe: "Recipe", asked: Asked) -> None:
         typer.echo(to_json(recipe))
         return
 
-    from vitrail.train.distributed import joined
+    from vitrail.train.team import joined
 
     if asked.out is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
         raise VitrailError(

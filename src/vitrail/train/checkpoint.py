@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitrail.errors import VitrailError
-from vitrail.train.distributed import ALONE, Team
+from vitrail.train.team import ALONE, Team
 from vitrail.weights.checkpoint import sync
 
 TENSORS, COUNTERS, MANIFEST = "state.safetensors", "state.json", "manifest.json"

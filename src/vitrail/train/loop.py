@@ -12,18 +12,16 @@ import torch
 from torch import nn
 
 from vitrail.data.check import Checked
-from vitrail.data.loader import Batch, Loader, evaluation, training
-from vitrail.data.sources.source import Part, Source
+from vitrail.data.loader import Batch, Loader, training
+from vitrail.data.sources.source import Part
 from vitrail.data.threads import cores
 from vitrail.errors import VitrailError
 from vitrail.models.device import device
-from vitrail.models.masked import Masked
-from vitrail.tasks.masked import Masks
 from vitrail.train.checkpoint import Found, Writer, checkpoints, fill, find_checkpoint
 from vitrail.train.data import faults, opened
-from vitrail.train.distributed import Lost, Team, chosen, joined, sharded, silent, whole
+from vitrail.train.distributed import chosen
 from vitrail.train.facts import facts, logged
-from vitrail.train.inside import inside
+from vitrail.train.looks import EVALUATED, Looks
 from vitrail.train.memory import fitting
 from vitrail.train.precision import check_machine
 from vitrail.train.purpose import again, encoder_of, model_of, task_of
@@ -33,12 +31,11 @@ from vitrail.train.settle import Pace, Wishes, pace, range_test, steps_in, with_
 from vitrail.train.signals import Stopped, stopping
 from vitrail.train.state import State, fresh
 from vitrail.train.step import culprit, train_step
-from vitrail.train.unlabelled import neighbours, reconstructions, seconds
+from vitrail.train.team import Lost, Team, joined, silent
 from vitrail.train.watch import Silent, Watcher
 from vitrail.weights.checkpoint import save
 
 MOST_SKIPPED = 10  # steps in a row without a finite gradient
-EVALUATED = 256  # pictures at a time
 
 
 @dataclass(frozen=True)
@@ -97,16 +94,16 @@ class _Fit:
     def __init__(self, recipe: Recipe, run: Run, machine: Machine, watcher: Watcher, checked: Checked, team: Team) -> None:
         self.recipe, self.run, self.watcher, self.team = recipe, run, watcher, team
         self.data, self.left_out = checked.data, len(checked.bad)
-        self.workers = machine.workers
-        self.device = device(machine.device)
+        self.workers, self.device = machine.workers, device(machine.device)
         self.writer = Writer(run.checkpoints, recipe.keep, team)
         self.task = task_of(recipe, self.data)
+        self.looks = Looks(recipe, self.data, self.task, team, self.device, _workers(machine.workers))
         self.loader = self._training()
         self.pace: Pace | None = None
 
     def settle(self, wishes: Wishes) -> None:
         """Find out what is wished for, on weights that are thrown away, and fix it in the recipe."""
-        workers = _workers(self.workers)
+        looks, workers = self.looks, self.looks.workers
         if wishes.find_lr:
             tried = range_test(self.recipe, self._fresh, self.task, self._training(), workers, self.watcher.progress)
             self.watcher.said(f"the range test finds lr {tried.lr:g}; the recipe has {self.recipe.optim.lr:g}")
@@ -115,18 +112,14 @@ class _Fit:
         if wishes.minutes is None and not self.team.any(self.watcher.curious):
             return
         self.state = self._fresh()
-        some = Part(self._chosen, np.arange(min(len(self._chosen), EVALUATED)))
-        measured = pace(self.recipe, self._fresh, self.task, self._training(), self._looking(some), workers, self._shown)
-        slowest = self.team.everyone(measured.step, measured.picture, self._beside(workers))
+        some = looks.loader(Part(looks.chosen, np.arange(min(len(looks.chosen), EVALUATED))), self.state)
+        measured = pace(self.recipe, self._fresh, self.task, self._training(), some, workers, looks.shown)
+        slowest = self.team.everyone(measured.step, measured.picture, looks.seconds(looks.shown(self.state)))
         self.pace = Pace(*map(max, zip(*slowest, strict=True)))
         if wishes.minutes is not None:
-            steps = steps_in(wishes.minutes, self.recipe, self.pace, len(self._chosen), len(self.data.test))
+            steps = steps_in(wishes.minutes, self.recipe, self.pace, len(looks.chosen), len(self.data.test))
             self.watcher.said(f"{steps:,} steps fit into {wishes.minutes:g} minutes; the recipe has {self.recipe.steps:,}")
             self.recipe = self.recipe.lasting(steps)
-
-    def _beside(self, workers: int) -> float:
-        model = self._shown(self.state)
-        return seconds(model, self.data.train, self._chosen, workers) if isinstance(model, Masked) else 0.0
 
     def go(self) -> dict[str, Any]:
         self.state = self._fresh()
@@ -180,11 +173,6 @@ class _Fit:
         patience = self.recipe.patience
         return patience is not None and self.state.step - self.state.best_step >= patience * self.recipe.evaluate
 
-    @property
-    def _chosen(self) -> Source:
-        """What weights are chosen on."""
-        return self.data.validation if len(self.data.validation) else self.data.train
-
     def _training(self) -> Loader:
         recipe = self.recipe
         return training(
@@ -214,7 +202,7 @@ class _Fit:
             return self.state.seconds / self.state.step * (self.recipe.steps - self.state.step)
         if self.pace is None:
             return None
-        return self.pace.lasts(self.recipe, self.recipe.steps, len(self._chosen), len(self.data.test))
+        return self.pace.lasts(self.recipe, self.recipe.steps, len(self.looks.chosen), len(self.data.test))
 
     def _resume(self) -> None:
         found = self._found()
@@ -243,17 +231,6 @@ class _Fit:
         found = find_checkpoint(self.run.checkpoints) if self.team.first else None
         path = self.team.told(lambda: "" if found is None else str(found.path))
         return found or (Found(Path(path)) if path else None)
-
-    def _shown(self, state: State) -> nn.Module:
-        """The model to look at. Where ranks hold parts of it, its weights are brought together for the look."""
-        if not sharded(state.model):
-            return state.shown
-        model = model_of(self.recipe, self.data, resumed=True).to(self.device)
-        places = model.state_dict()
-        with torch.no_grad():
-            for name, value in state.shown.state_dict().items():  # one by one: all of it is there once, not twice
-                places[name].copy_(whole(value))
-        return model
 
     def _origin(self) -> dict[str, str]:
         return {"data": self.data.fingerprint, "vitrail": version("vitrail"), "torch": torch.__version__}
@@ -287,8 +264,8 @@ class _Fit:
         return next((each for each in words if each.startswith(("a picture", "the output"))), words[0])
 
     def _evaluate(self) -> None:
-        model = self._shown(self.state)
-        scores = self.task.evaluate(model, self._looking(self._chosen), _workers(self.workers), self.team.rows)
+        model = self.looks.shown(self.state)
+        scores = self.looks.scores(model, self.looks.chosen, self.state)
         value = scores[self.task.main]
         better = self.state.best is None or (value < self.state.best if self.task.smaller else value > self.state.best)
         if better:
@@ -296,26 +273,10 @@ class _Fit:
             known = facts(self.recipe, self.data, self.state.step, validation=scores)
             self._keep(model, "best", known)
         plain = {name: number for name, number in scores.items() if isinstance(number, float)}
-        plain |= self._unlabelled(model)
-        heads = inside(encoder_of(model), self._chosen, self.recipe.preprocess)
+        plain |= self.looks.unlabelled(model, self.run, self.state.step)
+        heads = self.looks.heads(model)
         self.run.log({"step": self.state.step, "validation": plain, **({} if heads is None else {"heads": heads})})
         self.watcher.evaluated(self.state.step, plain, better)
-
-    def _unlabelled(self, model: nn.Module) -> dict[str, float]:
-        """What else is worth knowing, and seeing, where the loss alone says little."""
-        if not isinstance(model, Masked) or not isinstance(self.task, Masks):
-            return {}
-        pictures = reconstructions(model, self.task, self._chosen, self.recipe.preprocess)
-        if pictures:
-            self.run.keep_reconstructions(self.state.step, pictures)
-        alike = neighbours(model, self.data.train, self._chosen, _workers(self.workers))
-        return {} if alike is None else {"knn": alike}
-
-    def _looking(self, source: Source) -> Loader:
-        """What fits when training fits here all the more."""
-        batch = min(EVALUATED, (self.state.micro or self.recipe.batch // self.team.ranks) * self.team.ranks)
-        loader = evaluation(source, self.recipe.preprocess, batch, rank=self.team.rank, ranks=self.team.ranks)
-        return replace(loader, tolerated=self.recipe.tolerated)
 
     def _save(self) -> None:
         counters = {**self.state.counters(), **self._origin()}
@@ -332,11 +293,11 @@ class _Fit:
     def _result(self) -> dict[str, Any]:
         at, lines = self.state.step, self.run.lines()
         known = facts(self.recipe, self.data, at, validation=logged(lines, at))
-        self._keep(self._shown(self.state), "last", known)
+        self._keep(self.looks.shown(self.state), "last", known)
         self.team.wait()  # for what the first has written
         best = again(self.run.folder / "best", self.recipe).to(self.device)
         split = next(name for name in ("test", "validation", "train") if len(self.data.splits[name]))
-        scores = self.task.evaluate(best, self._looking(self.data.splits[split]), _workers(self.workers), self.team.rows)
+        scores = self.looks.scores(best, self.data.splits[split], self.state)
         at = self.state.best_step
         known = facts(self.recipe, self.data, at, **{"validation": logged(lines, at), split: scores})
         self._keep(best, "best", known)

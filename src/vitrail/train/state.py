@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from vitrail.augment.chance import bits
 from vitrail.errors import VitrailError
-from vitrail.train.distributed import ALONE, Team, spread
+from vitrail.train.distributed import spread
 from vitrail.train.ema import Average
 from vitrail.train.optim import freeze, optimisers
 from vitrail.train.recipe import Recipe
+from vitrail.train.team import ALONE, Team
 
 PARTS = ("model", "optimisers", "average", "module", "team")
 DROPOUT = 0x64726F70  # where dropout draws in the space of chance

@@ -12,9 +12,9 @@ from tests.train.distributed.torchrun import command, environment
 from tests.train.small_run import batch, built, still
 from vitrail.data.loader import Batch
 from vitrail.tasks.classify import Classify
-from vitrail.train.distributed import Team, joined
 from vitrail.train.state import fresh
 from vitrail.train.step import train_step
+from vitrail.train.team import Team, joined
 
 PARTS = ((5, 0), (3, 2), (0, 4), (0, 0), (1, 7))  # pictures of two ranks, step by step
 
