@@ -49,6 +49,7 @@ def test_the_curve_has_a_line_a_way_and_a_dot_a_row() -> None:
     assert "merged tokens" in drawn
     assert "smaller pictures" not in drawn
     assert drawn.count("<circle") == len(found.rows)
+    assert all(f">{words}</text>" in drawn for words in ("plain", "1", "2", "50%"))
 
 
 def test_the_command_prints_draws_and_tells_programs(capsys: pytest.CaptureFixture[str]) -> None:

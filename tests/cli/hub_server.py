@@ -3,14 +3,28 @@
 import base64
 import hashlib
 import json
+import os
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@contextmanager
+def without_a_hub(kind: str, home: Path) -> Iterator[dict[str, str]]:
+    """The environment of a process whose hub is closed, or listens and never answers."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+        if kind == "closed":
+            server.close()
+        yield plain | {"HF_HOME": str(home), "HF_ENDPOINT": endpoint}
 
 
 class Hub:

@@ -142,7 +142,7 @@ def test_for_people_there_is_a_table(
         (["run", "--data", "nowhere"], "there is no 'nowhere'"),
         (["run", "--tolerance", "0"], "tolerance must be a number above 0, got 0"),
         (["run", "--tolerance", "nan"], "tolerance must be a number above 0, got nan"),
-        (["run", "--max-drop", "nan"], "--max-drop must be points from 0 to 99, got nan"),
+        (["run", "--max-drop", "nan"], "Invalid value for '--max-drop'"),
         (["run", "--merge", "many"], "merge must be tokens a layer or a speed"),
         (["x.onnx"], "x.onnx does not exist"),
         (["relative", "--dynamic"], "leave --dynamic out"),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import torch
 from safetensors.torch import load
 from torch.testing import assert_close
 
-from tests.cli.hub_server import Hub, hub
+from tests.cli.hub_server import Hub, hub, without_a_hub
 from tests.small import vit
 from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
@@ -172,18 +171,14 @@ def test_a_mistake_is_one_sentence(
 
 @pytest.mark.parametrize("kind", ["closed", "silent"])
 def test_without_a_hub_it_is_given_up_soon(kind: str, model: Path, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
-        if kind == "closed":
-            server.close()
+    with without_a_hub(kind, tmp_path) as environment:
         done = subprocess.run(
             [sys.executable, "-m", "vitrail", "push", str(model), "me/mine"],
             capture_output=True,
             text=True,
             check=False,
             timeout=20,
-            env=environment | {"HF_HOME": str(tmp_path), "HF_ENDPOINT": endpoint},
+            env=environment,
         )
     assert done.returncode == 2
     assert done.stderr == (

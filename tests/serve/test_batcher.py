@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
@@ -57,6 +58,26 @@ class Gate:
 WHITE = 511
 
 
+@dataclass
+class Busy:
+    """A house whose engine stands still over the first picture."""
+
+    batcher: Batcher
+    engine: Fake
+    first: list[Visit]
+    open: Callable[[], None]
+
+
+@asynccontextmanager
+async def busy(**settings: Any) -> AsyncIterator[Busy]:
+    gate = Gate()
+    engine = Fake(before=gate)
+    async with house(engine, **settings) as batcher:
+        first = enter(batcher, WHITE)
+        await asyncio.to_thread(gate.reached.wait, LONG)
+        yield Busy(batcher, engine, first, gate.open.set)
+
+
 def test_answers_come_in_order_and_each_is_its_own() -> None:
     async def run() -> None:
         async with house(Fake(), max_batch=5, queue=512) as batcher:
@@ -70,32 +91,25 @@ def test_answers_come_in_order_and_each_is_its_own() -> None:
 
 def test_those_who_wait_while_a_batch_is_computed_are_the_next_batch() -> None:
     async def run() -> None:
-        gate = Gate()
-        engine = Fake(before=gate)
-        async with house(engine, max_batch=4, max_delay=10.0) as batcher:
-            first = enter(batcher, WHITE)
-            await asyncio.to_thread(gate.reached.wait, LONG)  # alone, and at once: nobody else was on the way
-            others = enter(batcher, *range(1, 8))
-            await until(lambda: batcher.waiting == 7)
-            gate.open.set()
-            assert [label(one) for one in await batcher.answered(first + others)] == [WHITE, *range(1, 8)]
-            assert engine.sizes == [1, 4, 3]
+        async with busy(max_batch=4, max_delay=10.0) as there:  # the first alone, and at once: nobody else was on the way
+            others = enter(there.batcher, *range(1, 8))
+            await until(lambda: there.batcher.waiting == 7)
+            there.open()
+            assert [label(one) for one in await there.batcher.answered(there.first + others)] == [WHITE, *range(1, 8)]
+            assert there.engine.sizes == [1, 4, 3]
 
     asyncio.run(run())
 
 
 def test_one_bad_picture_fails_alone_and_says_why() -> None:
     async def run() -> None:
-        gate = Gate()
-        async with house(Fake(before=gate), max_batch=8) as batcher:
-            first = enter(batcher, WHITE)
-            await asyncio.to_thread(gate.reached.wait, LONG)
+        async with busy(max_batch=8) as there:
             black, broken = 0, [b"GIF89a but not really"]
-            batcher.hold(len(broken[0]))
-            others = enter(batcher, 3, black, 5) + batcher.enter(broken)
-            await until(lambda: batcher.coming == 0)
-            gate.open.set()
-            outcomes = await batcher.answered(first + others)
+            there.batcher.hold(len(broken[0]))
+            others = enter(there.batcher, 3, black, 5) + there.batcher.enter(broken)
+            await until(lambda: there.batcher.coming == 0)
+            there.open()
+            outcomes = await there.batcher.answered(there.first + others)
             assert [label(outcomes[place]) for place in (0, 1, 3)] == [WHITE, 3, 5]
             assert isinstance(outcomes[2], Trouble)
             assert (outcomes[2].status, outcomes[2].reason) == (500, "failed")
@@ -107,18 +121,15 @@ def test_one_bad_picture_fails_alone_and_says_why() -> None:
 
 def test_the_house_has_room_for_so_many_and_refuses_all_of_a_request_or_none() -> None:
     async def run() -> None:
-        gate = Gate()
-        async with house(Fake(before=gate), max_batch=2, queue=5) as batcher:
-            first = enter(batcher, WHITE)
-            await asyncio.to_thread(gate.reached.wait, LONG)
-            others = enter(batcher, 1, 2, 3)
+        async with busy(max_batch=2, queue=5) as there:
+            others = enter(there.batcher, 1, 2, 3)
             with pytest.raises(Trouble) as refused:
-                batcher.enter([coloured(4), coloured(5)])
+                there.batcher.enter([coloured(4), coloured(5)])
             assert (refused.value.status, refused.value.reason) == (503, "full")
-            others += enter(batcher, 6)
-            gate.open.set()
-            assert [label(one) for one in await batcher.answered(first + others)] == [WHITE, 1, 2, 3, 6]
-            assert [label(one) for one in await batcher.answered(enter(batcher, 4, 5))] == [4, 5]
+            others += enter(there.batcher, 6)
+            there.open()
+            assert [label(one) for one in await there.batcher.answered(there.first + others)] == [WHITE, 1, 2, 3, 6]
+            assert [label(one) for one in await there.batcher.answered(enter(there.batcher, 4, 5))] == [4, 5]
 
     asyncio.run(run())
 
@@ -142,37 +153,29 @@ def test_who_would_be_late_by_the_pace_of_late_is_refused_at_once_unless_the_hou
 
 def test_the_late_are_told_so_and_never_computed() -> None:
     async def run() -> None:
-        gate = Gate()
-        engine = Fake(before=gate)
-        async with house(engine, max_batch=1, deadline=0.3) as batcher:
-            first = enter(batcher, WHITE)
-            await asyncio.to_thread(gate.reached.wait, LONG)
-            batcher.pace = 0.0
-            (outcome,) = await batcher.answered(enter(batcher, 7))
+        async with busy(max_batch=1, deadline=0.3) as there:
+            there.batcher.pace = 0.0
+            (outcome,) = await there.batcher.answered(enter(there.batcher, 7))
             assert isinstance(outcome, Trouble)
             assert outcome.status == 504
-            gate.open.set()
-            await asyncio.wait([first[0].future])
-            await until(lambda: batcher.inside == 0)
-            assert engine.sizes == [1]
+            there.open()
+            await asyncio.wait([there.first[0].future])
+            await until(lambda: there.batcher.inside == 0)
+            assert there.engine.sizes == [1]
 
     asyncio.run(run())
 
 
 def test_the_pictures_of_a_client_who_left_are_never_computed() -> None:
     async def run() -> None:
-        gate = Gate()
-        engine = Fake(before=gate)
-        async with house(engine, max_batch=1) as batcher:
-            first = enter(batcher, WHITE)
-            await asyncio.to_thread(gate.reached.wait, LONG)
-            for visit in enter(batcher, 1, 2):
+        async with busy(max_batch=1) as there:
+            for visit in enter(there.batcher, 1, 2):
                 visit.future.cancel()
-            last = enter(batcher, 3)
-            gate.open.set()
-            assert [label(one) for one in await batcher.answered(first + last)] == [WHITE, 3]
-            await until(lambda: batcher.inside == 0)
-            assert engine.sizes == [1, 1]
+            last = enter(there.batcher, 3)
+            there.open()
+            assert [label(one) for one in await there.batcher.answered(there.first + last)] == [WHITE, 3]
+            await until(lambda: there.batcher.inside == 0)
+            assert there.engine.sizes == [1, 1]
 
     asyncio.run(run())
 

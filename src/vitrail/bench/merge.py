@@ -105,14 +105,21 @@ def smaller(config: ViTConfig) -> list[Pair]:
 
 def curve_drawing(found: MergeCurve) -> Drawing:
     """Accuracy over speed: the higher and the further to the right, the better the bargain."""
-    start = (found.rows[0].speed, found.rows[0].top1)
-    lines = {
-        words: [start, *((row.speed, row.top1) for row in found.rows[1:] if row.way == way)] for way, words in WAYS.items()
-    }
-    dots = [(row.speed, row.top1, told(row)) for row in found.rows]
+    lines: dict[str, list[tuple[float, float]]] = {}
+    captions: dict[str, list[tuple[str, str] | None]] = {}
+    for way, words in WAYS.items():
+        rows = [row for row in found.rows[1:] if row.way == way]
+        if rows:
+            plain = None if captions else ("plain", told(found.rows[0]))  # all lines begin there
+            lines[words] = [(row.speed, row.top1) for row in (found.rows[0], *rows)]
+            captions[words] = [plain, *((amount(row), told(row)) for row in rows)]
     title = f"Accuracy against speed, {found.pictures:,} pictures, batch {found.batch}"
-    drawn = {name: line for name, line in lines.items() if len(line) > 1}
-    return chart(title, "top-1", "times as fast as the plain model", drawn, dots, percent=True)
+    return chart(title, "top-1", "times as fast as the plain model", lines, percent=True, captions=captions)
+
+
+def amount(row: Row) -> str:
+    """In a few letters."""
+    return f"{row.value:.0%}" if row.way == "drop" else f"{row.value:g}{' px' if row.way == 'image' else ''}"
 
 
 def told(row: Row) -> str:

@@ -303,7 +303,7 @@ def merge(
 
     from dataclasses import asdict
 
-    from vitrail.bench.merge import WAYS, curve_drawing, merge_curve
+    from vitrail.bench.merge import WAYS, amount, curve_drawing, merge_curve
 
     with progress() as tell:
         found = merge_curve(weights, folder, [int(count) for count in counts], shares, sizes, batch, rounds, split, tell)
@@ -320,9 +320,8 @@ def merge(
     title = f"{found.pictures:,} pictures, batch {found.batch}, {found.threads} threads, best of {found.rounds}"
     sheet = table("way", "#how much", "#top-1", "#right", "#same answer", "#pictures a second", "#speed", "#MACs", title=title)
     for row in found.rows:
-        amount = f"{row.value:.0%}" if row.way == "drop" else f"{row.value:g}"
         cells = (f"{row.top1:.2%}", f"{row.right:,}", f"{row.same:.1%}", f"{row.images_per_second:,.1f}")
-        add(sheet, WAYS[row.way], amount, *cells, f"{row.speed:.2f} x", f"{row.macs:.2f} x fewer")
+        add(sheet, WAYS[row.way], amount(row), *cells, f"{row.speed:.2f} x", f"{row.macs:.2f} x fewer")
     console().print(sheet)
     if out is not None:
         typer.echo(f"curve: {out}")

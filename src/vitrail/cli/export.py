@@ -53,8 +53,6 @@ def export(
     """Write a model as one file that runs without Vitrail. It is tried, and removed unless it answers as the model does."""
     place = out or Path(named(run) + ENDINGS[to])
     check_out(place, "--out", run, (".pt2",) if to == "program" else (".onnx",))
-    if not max_drop <= 99:  # a range lets nan through
-        raise VitrailError(f"--max-drop must be points from 0 to 99, got {max_drop:g}; try --max-drop 0.5")
     if place.suffix != place.suffix.lower():
         raise VitrailError(f"--out must end in small letters, got {place}; try {place.with_suffix(place.suffix.lower())}")
 

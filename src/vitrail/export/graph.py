@@ -59,7 +59,8 @@ def following(model: Model) -> Model:
     free = flexible(model)
     assert isinstance(free, ViT)
     free.positions = nn.ModuleList(_Following(add) for add in free.positions if isinstance(add, AddPosition))
-    free.stem = follow(free.stem) if isinstance(free.stem, Root) else free.stem
+    if isinstance(free.stem, Root):
+        free.add_module("stem", follow(free.stem))
     return free
 
 

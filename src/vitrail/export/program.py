@@ -20,6 +20,7 @@ from vitrail.models.build import Model
 def write_program(model: Model, path: Path, dynamic: bool = False, **export: Any) -> None:
     said = note(model, to="program", dynamic=dynamic, **export)
     program, held = traced(model, dynamic), io.BytesIO()
+    program._guards_code = []  # code that torch would evaluate as it loads; that sides are whole patches the engine says itself
     with quiet():
         torch.export.save(program, held, extra_files={NOTE: said})
     path.write_bytes(held.getbuffer())

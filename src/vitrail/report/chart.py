@@ -23,9 +23,11 @@ def chart(
     places: int | None = None,
     low: float | None = None,
     percent: bool = False,
+    captions: Mapping[str, Sequence[tuple[str, str] | None]] | None = None,
 ) -> Drawing:
     """``dots`` say something when pointed at, ``dashed`` are lines to compare with. ``places``: so many whole numbers from 0,
-    each in the middle of a column of its own. ``low``: where the axis begins."""
+    each in the middle of a column of its own. ``low``: where the axis begins. ``captions``: of each point of a line, what
+    stands beside its dot and what it says when pointed at, or none for no dot."""
     drawn = {name: [point for point in line if math.isfinite(point[1])] for name, line in (lines or {}).items()}
     points = [point for line in drawn.values() for point in line] + [(x, y) for x, y, _ in dots if math.isfinite(y)]
     first, last = (
@@ -47,14 +49,19 @@ def chart(
     every = -(-places // 16) if places else 1
     for value in range(0, places, every) if places else ticks(first, last):
         shapes.append(Words((at(value, least)[0], HIGH - BOTTOM + 15), f"{value:g}", "middle"))
-    plain, beside = cycle(INKS), cycle(BESIDE)
+    plain, others = cycle(INKS), cycle(BESIDE)
     for row, (name, line) in enumerate(drawn.items()):
-        colour = next(beside if name in dashed else plain)
+        colour = next(others if name in dashed else plain)
         spots = [at(*point) for point in line]
         shapes.append(Line(spots, colour, 1.8, name in dashed))
         if places:
             marks = zip(spots, line, strict=True)
             shapes += [Dot(spot, colour, f"{name}, {x:g}: {_number(y, percent)}", 1, 2.6) for spot, (x, y) in marks]
+        for (x, y), caption in zip(spots, (captions or {}).get(name, ()), strict=False):
+            inward = x > end - 2 * RIGHT and y < TOP + 18 * len(drawn)  # or it would lie on the legend
+            if caption:
+                place, anchor = ((x - 5, y - 5), "end") if inward else ((x + 5, y - 5), "start")
+                shapes += [Dot((x, y), colour, caption[1], 1, 3), Words(place, caption[0], anchor, colour)]
         if len(drawn) > 1:
             y = TOP + 4 + 18 * row
             shapes.append(Line([(end + 12, y), (end + 32, y)], colour, 1.8, name in dashed))

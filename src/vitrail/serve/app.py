@@ -20,7 +20,7 @@ from vitrail.serve.batcher import Batcher
 from vitrail.serve.door import LEFT, WORK, Door, House, as_json, refused
 from vitrail.serve.metrics import Metrics
 from vitrail.serve.page import docs_page, front_page
-from vitrail.serve.schema import State, failures
+from vitrail.serve.schema import State, failures, success
 from vitrail.serve.settings import Serving
 from vitrail.serve.trouble import Trouble, resting
 from vitrail.serve.work import add_work
@@ -66,13 +66,13 @@ def make_app(
 def _state(app: FastAPI, house: House) -> None:
     state: dict[str, Any] = {"response_class": Response}
 
-    @app.get("/healthz", responses={200: {"model": State}, **failures(503)}, **state)
+    @app.get("/healthz", responses={**success(State, "It is alive."), **failures(503)}, **state)
     async def healthz() -> Response:
         """Whether the process is alive and its model can still be reached."""
         alive = house.batcher.alive()
         return as_json({"status": "alive"}) if alive else refused(Trouble(503, "the engine has died", "dead"), house.metrics)
 
-    @app.get("/readyz", responses={200: {"model": State}, **failures(503)}, **state)
+    @app.get("/readyz", responses={**success(State, "It takes pictures."), **failures(503)}, **state)
     async def readyz() -> Response:
         """Whether it takes pictures: not while it loads its model, nor while it stops."""
         if house.draining or house.batcher.engine is None:
@@ -80,7 +80,9 @@ def _state(app: FastAPI, house: House) -> None:
             return as_json({"error": resting(what).sentence}, 503, {"Retry-After": "1"})
         return as_json({"status": "ready"})
 
-    text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+    text: dict[int | str, dict[str, Any]] = {
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "In Prometheus' own text format."}
+    }
     guarded = failures(401) if house.how.token else {}
 
     @app.get("/metrics", responses={**text, **guarded}, **state)

@@ -9,30 +9,33 @@ from vitrail.serve.settings import MEBIBYTE, Serving
 
 HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Vitrail</title><style>
-:root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}
-code,pre{font:14px ui-monospace,monospace}pre{white-space:pre-wrap;padding:.6rem;border:1px solid #8886;border-radius:4px}
-table{border-collapse:collapse}td,th{text-align:left;padding:.15rem .8rem .15rem 0;vertical-align:top}
-img{max-width:100%;max-height:20rem}h2{margin-top:2rem}h3{margin-bottom:.2rem}
+:root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}
+code,pre{font:14px/1.5 ui-monospace,monospace}pre{white-space:pre-wrap;padding:.6rem;border:1px solid #8886;border-radius:4px}
+pre,#out{overflow-wrap:anywhere}table{border-collapse:collapse}td{padding:.15rem .8rem .15rem 0;vertical-align:top}
+button,input{font:inherit;max-width:100%}#out img{display:block;max-width:100%;max-height:28rem;margin-top:1rem}
+h2{margin:3rem 0 0}h2 code{font-size:1.3rem;font-weight:600}h3{font-size:1rem;margin:1rem 0 .2rem}
+.fixed td:first-child,#out td+td{white-space:nowrap}#out td+td{text-align:right}#out p{margin:0}
 </style>"""
 SCRIPT = """<script>
 const form=document.forms[0],out=document.querySelector("#out"),pre=document.querySelector("pre");
 pre.textContent=pre.textContent.replaceAll("http://HOST",location.origin);
-function row(table,...cells){const line=table.insertRow();for(const cell of cells)line.insertCell().textContent=cell}
+function add(kind,words){const made=document.createElement(kind);made.textContent=words;out.append(made);return made}
 form.addEventListener("submit",async event=>{
   event.preventDefault();out.textContent="...";
   const body=new FormData();for(const file of form.files.files)body.append("files",file);
   const headers=form.token&&form.token.value?{Authorization:"Bearer "+form.token.value}:{};
   try{
     const answer=await fetch("/predict",{method:"POST",body,headers}),said=await answer.json();
-    out.textContent=said.error||"";const table=document.createElement("table");out.append(table);
+    out.textContent=said.pictures?"":said.error;
     for(const one of said.pictures||[]){
-      if(one.error){row(table,one.file,one.error);continue}
-      one.top.forEach((guess,place)=>row(table,place?"":one.file,guess.label,(100*guess.probability).toFixed(2)+" %"))}
+      add("h3",one.file);if(one.error){add("p",one.error);continue}
+      const table=add("table","");for(const guess of one.top){const line=table.insertRow();
+        line.insertCell().textContent=guess.label;line.insertCell().textContent=(100*guess.probability).toFixed(2)+" %"}}
     if(form.explain.checked&&form.files.files.length===1&&answer.ok){
       const file=form.files.files[0],map=await fetch("/explain",{method:"POST",body:file,
         headers:{...headers,Accept:"image/png","Content-Type":file.type||"application/octet-stream"}});
-      if(map.ok){const image=new Image();image.src=URL.createObjectURL(await map.blob());image.alt="which patches mattered";
-        out.append(image)}else row(table,"map",(await map.json()).error)}
+      if(map.ok){const image=add("img","");image.src=URL.createObjectURL(await map.blob());image.alt="which patches mattered"
+        }else add("p",(await map.json()).error)}
   }catch(error){out.textContent=error}
 });
 </script>"""
@@ -45,21 +48,22 @@ def front_page(engine: Engine | None, source: str, how: Serving) -> str:
         what = f"{source}: {len(engine.labels):,} classes, run by {engine.name}."
     token = "<p><label>Token <input type=password name=token></label>" if how.token else ""
     shown = '-H "Authorization: Bearer TOKEN" ' if how.token else ""
-    limits = f"Up to {how.max_body / MEBIBYTE:,.3g} MiB a request and {how.max_pixels:,} pixels a picture."
+    pixels = f"{how.max_pixels / 1e6:,.3g} million" if how.max_pixels >= 1e6 else f"{how.max_pixels:,}"
+    limits = f"Up to {how.max_body / MEBIBYTE:,.3g} MiB a request and {pixels} pixels a picture."
     return f"""{HEAD}<h1>Vitrail</h1><p>{escape(what)}
 <form>{token}<p><input type=file name=files accept="image/*" multiple required>
-<label><input type=checkbox name=explain> show which patches mattered</label> <button>What is it?</button></form>
-<div id=out></div><p>{limits}
+<p><label><input type=checkbox name=explain> show which patches mattered</label><p><button>What is it?</button></form>
+<div id=out></div><p>{limits} From a program:
 <pre>curl {shown}--data-binary @cat.jpg -H "Content-Type: image/jpeg" http://HOST/predict
+
 curl {shown}-F files=@cat.jpg -F files=@dog.jpg http://HOST/predict</pre>
 <p><a href="/docs">What the server offers</a>, <a href="/openapi.json">as OpenAPI</a>.{SCRIPT}"""
 
 
 def docs_page(schema: dict[str, Any]) -> str:
     """The schema as plain HTML."""
-    return (
-        HEAD + "<h1>Vitrail</h1><p>As a program reads it: <a href='/openapi.json'>openapi.json</a>." + "".join(_paths(schema))
-    )
+    links = "<a href='/'>Try a picture</a>, or read this as a program does: <a href='/openapi.json'>openapi.json</a>."
+    return f"{HEAD}<h1>Vitrail</h1><p>{links}" + "".join(_paths(schema))
 
 
 def _paths(schema: dict[str, Any]) -> Iterator[str]:
@@ -85,7 +89,7 @@ def _paths(schema: dict[str, Any]) -> Iterator[str]:
 
 def _table(title: str, rows: list[tuple[str, str, str]]) -> str:
     cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return (f"<h3>{title}</h3>" if title else "") + f"<table>{cells}</table>" if rows else ""
+    return (f"<h3>{title}</h3>" if title else "") + f"<table class=fixed>{cells}</table>" if rows else ""
 
 
 def _kinds(answer: dict[str, Any]) -> str:
@@ -99,7 +103,7 @@ def _kind(schema: dict[str, Any], named: dict[str, Any] | None = None) -> str:
         shape = (named or {}).get(name, {})
         return _kind(shape) if "enum" in shape else name
     if "anyOf" in schema:
-        return " or ".join(_kind(one) for one in schema["anyOf"])
+        return " or ".join(_kind(one) for one in schema["anyOf"] if one.get("type") != "null")
     if "enum" in schema:
         return ", ".join(map(str, schema["enum"]))
     if schema.get("type") == "array":

@@ -78,6 +78,7 @@ BODY: dict[str, Any] = {
 }
 
 WORDS = {
+    200: "What became of each picture.",
     400: "No picture, or a multipart form that cannot be read.",
     401: "The token is missing or wrong.",
     408: "The request was sent too slowly.",
@@ -89,6 +90,10 @@ WORDS = {
     503: "Full, loading or stopping; Retry-After says when to come again.",
     504: "No picture's turn came before its deadline.",
 }
+
+
+def success(model: type[BaseModel], words: str = WORDS[200], **more: Any) -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": model, "description": words, **more}}
 
 
 def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -15,7 +15,7 @@ from vitrail.serve.answer import explaining, overlay, told
 from vitrail.serve.batcher import Job, Visit
 from vitrail.serve.body import received
 from vitrail.serve.door import House, as_json, refused
-from vitrail.serve.schema import BODY, Explained, Predicted, failures
+from vitrail.serve.schema import BODY, Explained, Predicted, failures, success
 from vitrail.serve.trouble import Trouble, resting
 
 Method = StrEnum("Method", {name: name for name in METHODS})  # type: ignore[misc]  # whose members are those of the room
@@ -27,7 +27,7 @@ def add_work(app: FastAPI, house: House) -> None:
     statuses = (400, 408, 413, 415, 422, 500, 503, 504) + ((401,) if house.how.token else ())
     said: dict[str, Any] = {"openapi_extra": {"requestBody": BODY}, "response_class": Response}
 
-    @app.post("/predict", responses={200: {"model": Predicted}, **failures(*statuses)}, **said)
+    @app.post("/predict", responses={**success(Predicted), **failures(*statuses)}, **said)
     async def predict(request: Request, top: Top = None) -> Response:
         """What pictures show. Send one as the body, or any number as files of a multipart form.
 
@@ -38,9 +38,9 @@ def add_work(app: FastAPI, house: House) -> None:
         count = top or house.how.top
         return _answer(house, names, outcomes, lambda row: told(row, engine.labels, count, engine.sigmoid))
 
-    drawn = {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}, "model": Explained}
+    drawn = success(Explained, content={"image/png": {"schema": {"type": "string", "format": "binary"}}})
 
-    @app.post("/explain", responses={200: drawn, **failures(*statuses, 501)}, **said)
+    @app.post("/explain", responses={**drawn, **failures(*statuses, 501)}, **said)
     async def explain(
         request: Request,
         method: Annotated[Method, Query(description="How the map is made.")] = ROLLOUT,

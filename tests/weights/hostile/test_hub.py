@@ -1,13 +1,12 @@
 """Without a network the hub is given up soon; malformed names are refused."""
 
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.hub_server import without_a_hub
 from tests.weights.hostile.damage import ROOT, refused
 
 
@@ -17,18 +16,14 @@ def test_a_hub_that_does_not_answer_is_given_up_soon(kind: str, tmp_path: Path) 
         "from vitrail.errors import VitrailError; from vitrail.weights.load import load\n"
         "try:\n    load('hf:owner/name')\nexcept VitrailError as error:\n    print(error)"
     )
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
-        if kind == "closed":
-            server.close()
+    with without_a_hub(kind, tmp_path) as environment:
         done = subprocess.run(
             [sys.executable, "-c", script],
             capture_output=True,
             text=True,
             check=True,
             timeout=20,
-            env=environment | {"HF_HOME": str(tmp_path), "HF_ENDPOINT": endpoint},
+            env=environment,
             cwd=ROOT,
         )
     assert done.stdout == "hf:owner/name cannot be fetched: the hub cannot be reached and the model is not in the cache\n"
