@@ -97,6 +97,20 @@ def test_workers_that_are_at_a_part_are_left_alone(tmp_path: Path) -> None:
     assert union(tmp_path / "out") == list(range(23))
 
 
+def test_a_helper_that_was_killed_and_comes_back_makes_what_it_was_at(tmp_path: Path) -> None:
+    """One by one, as a scheduler starts ranks again: nobody else is left to make it."""
+    first, helper = (Worker(begun(tmp_path / "out", rank, 2)) for rank in range(2))
+    first.step()  # at part 0
+    while helper.part != 4:
+        helper.step()  # its own, then it helps with one of the other's, and is killed there
+    while first.step():
+        pass
+    again = begun(tmp_path / "out", 1, 2)
+    assert make(again) == [4]
+    assert union(tmp_path / "out") == list(range(23))
+    assert again.finish() == (Note(23, 0, 59), True)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_what_a_killed_worker_left_is_made_by_whoever_comes(ranks: int, tmp_path: Path) -> None:
     killed = Worker(begun(tmp_path / "out", 1, 4))

@@ -76,6 +76,15 @@ def test_the_log_and_the_result_say_what_happened(unbroken: Path) -> None:
     assert (unbroken / "recipe.json").read_text() == to_json(recipe()) + "\n"
 
 
+def test_how_many_pictures_at_a_time_may_change_on_the_way(tmp_path: Path) -> None:
+    with pytest.raises(KeyError):
+        fit(recipe(micro=2), tmp_path / "run", Machine(workers=0), Breaks(4, KeyError()))
+    fit(recipe(micro=5), tmp_path / "run", Machine(workers=0))
+    found = find_checkpoint(tmp_path / "run" / "checkpoints")
+    assert found is not None
+    assert found.counters["micro"] == 5
+
+
 def test_a_finished_run_says_so_and_does_nothing(unbroken: Path) -> None:
     class Listens(Silent):
         heard = ""

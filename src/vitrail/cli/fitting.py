@@ -1,7 +1,8 @@
 """What every command that runs a recipe shares: its options, the run's folder, the table at the end."""
 
 import os
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,7 +50,8 @@ def carry_out(recipe: "Recipe", asked: Asked) -> None:
     if asked.show:
         if asked.minutes is not None or asked.find_lr:
             raise VitrailError("--print does not run what --minutes and --find-lr are found out by; leave them out")
-        typer.echo(to_json(recipe))
+        if os.environ.get("RANK", "0") == "0":
+            typer.echo(to_json(recipe))
         return
 
     from vitrail.train.team import joined
@@ -76,7 +78,7 @@ def given(data: str, model: str | None, image: tuple[int, int] | None, labelled:
     from vitrail.data.view import known_sizes
     from vitrail.recipes.given import Given
 
-    with progress() as tell:
+    with _in_turn(), progress() as tell:
         opened = pictures(data, labelled=labelled, progress=tell)
     if not len(opened.train):
         raise VitrailError(f"{data} has no pictures to train on; name a folder with train/{'CLASS/' if labelled else ''}*.jpg")
@@ -86,6 +88,18 @@ def given(data: str, model: str | None, image: tuple[int, int] | None, labelled:
     pixels = opened.train.content(0) if alike else None
     channels = pixels.shape[2] if isinstance(pixels, np.ndarray) else 3
     return Given(data, len(opened.train), len(opened.names), whole, channels, model, image, names=tuple(opened.names))
+
+
+@contextmanager
+def _in_turn() -> Iterator[None]:
+    """Of several processes the first one of each host reads or downloads what the others then find."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        yield
+        return
+    from vitrail.train.team import joined
+
+    with joined() as team, team.in_turn():
+        yield
 
 
 def _fitted(recipe: "Recipe", asked: Asked, team: "Team") -> dict[str, Any]:

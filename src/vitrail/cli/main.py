@@ -100,7 +100,7 @@ def _write_anything() -> None:
 
 def _say(message: str, code: int) -> int:
     """Of several processes that make the same mistake the first one says so, and what has started them ends the others."""
-    rank = os.environ.get("RANK", "0") if int(os.environ.get("WORLD_SIZE", "1")) > 1 else "0"
+    rank = os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
     if rank != "0":
         time.sleep(BEHIND)
     print(f"vitrail{'' if rank == '0' else f' (rank {rank})'}: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201

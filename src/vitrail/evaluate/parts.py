@@ -146,6 +146,9 @@ class Parts:
         if others := [name for name in {**before, **asked} if before.get(name) != asked.get(name)]:
             told = " and ".join(_difference(name, before.get(name), asked.get(name)) for name in others)
             raise VitrailError(f"{self.folder} was begun {told}; name another folder, or ask for the same again")
+        for left in self._begun():  # by one of this rank before, who is no more at it, wherever it helped
+            if left.name.split("-")[1:2] == [str(self.rank)]:
+                left.unlink(missing_ok=True)
         if any(self.note(part) is None for part in range(self.count)):
             (self.folder / "_done.json").unlink(missing_ok=True)
 

@@ -177,7 +177,8 @@ def _publish(half: Path, target: Path, counters: dict[str, Any]) -> None:
 
 
 def _prune(folder: Path, keep: int) -> None:
-    for old in checkpoints(folder)[keep:]:
+    """Also of halves that a process left when it was killed."""
+    for old in (*checkpoints(folder)[keep:], *folder.glob(".step-*.part")):
         shutil.rmtree(old, ignore_errors=True)
 
 

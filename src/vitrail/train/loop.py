@@ -31,7 +31,7 @@ from vitrail.train.settle import Pace, Wishes, pace, range_test, steps_in, with_
 from vitrail.train.signals import Stopped, stopping
 from vitrail.train.state import State, fresh
 from vitrail.train.step import culprit, train_step
-from vitrail.train.team import Lost, Team, joined, silent
+from vitrail.train.team import Lost, Team, joined, reason, silent
 from vitrail.train.watch import Silent, Watcher
 from vitrail.weights.checkpoint import save
 
@@ -131,14 +131,14 @@ class _Fit:
         except RuntimeError as error:
             if self.team.ranks == 1 or not silent(error):
                 raise
-            raise self._lost() from None
+            raise self._lost(error) from None
 
-    def _lost(self) -> Exception:
+    def _lost(self, error: RuntimeError) -> Exception:
         there = checkpoints(self.run.checkpoints)
         last = f"the last checkpoint is {there[0].name}" if there else "there is no checkpoint yet"
         return Lost(
             f"rank {self.team.rank} lost touch with the others at step {self.state.step}: one has gone or does not answer; "
-            f"{last}, and the same command goes on from there"
+            f"{last}, and the same command goes on from there ({reason(error)})"
         )
 
     def _learn(self) -> None:
@@ -161,11 +161,16 @@ class _Fit:
                     self._save()
                 self.writer.check()
                 if asked:
-                    self.writer.wait()
+                    self._written()
                     raise Stopped(128 + asked, f"stopped at step {self.state.step}")
                 if self._over:
                     break
-            self.writer.wait()
+            self._written()
+
+    def _written(self) -> None:
+        """The last checkpoint has its name before anybody leaves: who starts the ranks ends all when the first is gone."""
+        self.writer.wait()
+        self.team.wait()
 
     @property
     def _over(self) -> bool:
@@ -229,6 +234,7 @@ class _Fit:
     def _found(self) -> Found | None:
         """The first rank looks at all of it, and the others take its word."""
         found = find_checkpoint(self.run.checkpoints) if self.team.first else None
+        self.team.wait()  # for it to read them all
         path = self.team.told(lambda: "" if found is None else str(found.path))
         return found or (Found(Path(path)) if path else None)
 

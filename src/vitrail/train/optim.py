@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
+from vitrail.train.distributed import sharded
 from vitrail.train.muon import Muon
 from vitrail.train.recipe import Optim
 
@@ -60,7 +61,8 @@ def optimisers(model: nn.Module, optim: Optim) -> list[torch.optim.Optimizer]:
     """One, or for Muon two. Each group knows its share of the learning rate as ``times``."""
     groups = list(_groups(model, optim))
     if optim.kind == "sgd":
-        return [torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=_fused(model))]
+        fused = _fused(model) and not sharded(model)  # for parts of weights torch has no such kernel
+        return [torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=fused)]
     matrices = [group for group in groups if group["matrices"] and optim.kind == "muon"]
     others = [group for group in groups if not (group["matrices"] and optim.kind == "muon")]
     made: list[torch.optim.Optimizer] = []

@@ -4,6 +4,7 @@ Small numbers and decisions are agreed upon over gloo, so that all ranks take th
 alone writes and talks. A process on its own is a team of one, for which nothing here does anything.
 """
 
+import atexit
 import ctypes
 import os
 import signal
@@ -28,7 +29,7 @@ WAITS = 600
 PAUSE = 0.02  # seconds between two looks
 PATIENT = timedelta(days=7)  # for a rank that reads a million pictures while the others wait
 PARENT_DEATH = 1  # Linux's PR_SET_PDEATHSIG
-SILENCE = ("gloo", "NCCL", "Connection closed by peer", "Timed out waiting", "store")
+SILENCE = ("gloo", "Gloo", "Connection closed by peer", "Timed out waiting", "TCPStore")
 
 
 class Lost(OSError):
@@ -123,28 +124,39 @@ _teams: list[Team] = []  # at most one: a process is in one team, however often 
 
 @contextmanager
 def joined() -> Iterator[Team]:
-    """The team that ``torchrun`` says this process is of."""
+    """The team that ``torchrun`` says this process is of, which it stays in to its end."""
     rank, ranks = place()
-    if ranks == 1 or _teams:
-        yield _teams[0] if _teams else ALONE
+    if ranks == 1:
+        yield ALONE
         return
-    wait = timedelta(seconds=_timeout())
-    _end_with_parent()
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=wait, **_meeting(rank, ranks, wait))
-    groups = (dist.new_group(backend="gloo", timeout=each) for each in (PATIENT, wait))
-    here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    _teams.append(Team(rank, ranks, *here, *groups))
     try:
+        if not _teams:
+            _teams.append(_met(rank, ranks))
+            atexit.register(_parted)
         yield _teams[0]
     except RuntimeError as error:
         if not silent(error):
             raise
-        raise Lost(f"another process of the run has gone or does not answer ({_first_line(error)})") from None
-    finally:
-        _teams.clear()
-        with suppress(RuntimeError):
-            dist.destroy_process_group()
+        raise Lost(f"another process of the run has gone or does not answer ({reason(error)})") from None
+
+
+def _met(rank: int, ranks: int) -> Team:
+    wait = timedelta(seconds=_timeout())
+    _end_with_parent()
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    try:
+        here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        dist.init_process_group(backend, timeout=wait, **_meeting(rank, ranks, wait))
+    except (ValueError, KeyError) as error:  # of the variables that torchrun sets
+        raise VitrailError(f"WORLD_SIZE is {ranks}, and the processes cannot meet: {reason(error)}; use torchrun") from None
+    groups = (dist.new_group(backend="gloo", timeout=each) for each in (PATIENT, wait))
+    return Team(rank, ranks, *here, *groups)
+
+
+def _parted() -> None:
+    _teams.clear()
+    with suppress(RuntimeError):
+        dist.destroy_process_group()
 
 
 def silent(error: BaseException) -> bool:
@@ -213,5 +225,6 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PARENT_DEATH, signal.SIGTERM)
 
 
-def _first_line(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """Its first line, which is the one that people read."""
     return str(error).strip().splitlines()[0][:200].rstrip(".")

@@ -12,10 +12,12 @@ from tests.train.distributed.torchrun import command, environment
 from tests.train.small_run import batch, built, still
 from vitrail.data.loader import Batch
 from vitrail.tasks.classify import Classify
+from vitrail.train.recipe import Optim
 from vitrail.train.state import fresh
 from vitrail.train.step import train_step
 from vitrail.train.team import Team, joined
 
+WAYS = (("ddp", "muon"), ("fsdp", "muon"), ("ddp", "sgd"), ("fsdp", "sgd"))
 PARTS = ((5, 0), (3, 2), (0, 4), (0, 0), (1, 7))  # pictures of two ranks, step by step
 
 
@@ -24,8 +26,9 @@ def some(start: int, end: int) -> Batch:
     return Batch(whole.images[start:end], whole.labels[start:end], whole.indices[start:end])
 
 
-def learned(team: Team, parallel: str, micro: int | None) -> list[dict[str, float]]:
-    settings = still(parallel=parallel, micro=micro, steps=10)
+def learned(team: Team, parallel: str, micro: int | None, kind: str) -> list[dict[str, float]]:
+    optim = Optim(kind="sgd", nesterov=True, weight_decay=0.1) if kind == "sgd" else Optim(kind="muon", clip=1.0)
+    settings = still(parallel=parallel, micro=micro, steps=10, optim=optim)
     state = fresh(built(settings).train(), settings, team)
     found = []
     for parts in PARTS:
@@ -41,11 +44,11 @@ def test_pictures_that_are_missing_on_a_rank_count_nothing(micro: int | None, tm
     root = str(Path(__file__).parents[3])
     done = subprocess.run(line, capture_output=True, text=True, env=environment(PYTHONPATH=root), timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    expected = learned(Team(), "auto", micro)
-    for parallel in ("ddp", "fsdp"):
-        found = json.loads((tmp_path / f"found-{parallel}").read_text())
+    for parallel, kind in WAYS:
+        expected = learned(Team(), "auto", micro, kind)
+        found = json.loads((tmp_path / f"found-{parallel}-{kind}").read_text())
         for step, (ours, theirs) in enumerate(zip(expected, found, strict=True)):
-            assert theirs == pytest.approx(ours, rel=1e-4, abs=1e-6), (parallel, step)
+            assert theirs == pytest.approx(ours, rel=1e-4, abs=1e-6), (parallel, kind, step)
 
 
 def main() -> None:
@@ -53,7 +56,7 @@ def main() -> None:
     torch.manual_seed(0)
     place, micro = sys.argv[1], int(sys.argv[2]) or None
     with joined() as team:
-        for parallel in ("ddp", "fsdp"):
-            found = learned(team, parallel, micro)
+        for parallel, kind in WAYS:
+            found = learned(team, parallel, micro, kind)
             if team.first:
-                Path(f"{place}-{parallel}").write_text(json.dumps(found))
+                Path(f"{place}-{parallel}-{kind}").write_text(json.dumps(found))
