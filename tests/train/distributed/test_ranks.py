@@ -88,16 +88,34 @@ def test_a_run_goes_from_four_ranks_to_two_to_one_and_stays_the_same_run(alone: 
     same(alone, run)
 
 
-def masked() -> Recipe:
-    masking = Masking("mae", decoder_width=12, decoder_depth=1, decoder_heads=3)
+METHODS = {
+    "mae": Masking("mae", decoder_width=12, decoder_depth=1, decoder_heads=3),
+    "simmim": Masking("simmim"),
+    "masked-patch": Masking("masked-patch", target="colour"),
+}
+
+
+def masked(method: str) -> Recipe:
     plain = still()
-    return replace(plain, model=replace(plain.model, classes=0), masking=masking, augment=policy("none"), steps=20, evaluate=10)
+    return replace(
+        plain, model=replace(plain.model, classes=0), masking=METHODS[method], augment=policy("none"), steps=20, evaluate=10
+    )
 
 
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
-def test_learning_without_labels_is_the_same_on_two_ranks(parallel: str, tmp_path: Path) -> None:
-    fit(masked(), tmp_path / "alone", Machine(workers=1))
-    file, run = noted(masked(), tmp_path), tmp_path / "run"
+@pytest.mark.parametrize(
+    ("method", "parallel"),
+    [
+        ("mae", "ddp"),
+        pytest.param("mae", "fsdp", marks=pytest.mark.slow),
+        pytest.param("simmim", "ddp", marks=pytest.mark.slow),
+        pytest.param("simmim", "fsdp", marks=pytest.mark.slow),
+        pytest.param("masked-patch", "ddp", marks=pytest.mark.slow),
+        pytest.param("masked-patch", "fsdp", marks=pytest.mark.slow),
+    ],
+)
+def test_learning_without_labels_is_the_same_on_two_ranks(method: str, parallel: str, tmp_path: Path) -> None:
+    fit(masked(method), tmp_path / "alone", Machine(workers=1))
+    file, run = noted(masked(method), tmp_path), tmp_path / "run"
     done = torchrun(2, "train", "--again", file, "--out", run, "--json", "--set", f"parallel={parallel}")
     assert done.returncode == 0, done.stderr[-2000:]
     ours, theirs = steps(tmp_path / "alone"), steps(run)
