@@ -120,7 +120,7 @@ def _block(c: ViTConfig, layer: int) -> Tally:
         tally.parameters += d if c.layer_scale is not None else 0
     tally.kept += t * m * (3 if c.dropout else 2)
     tally.kept += 2 if c.stochastic_depth and layer else 0  # one factor a branch
-    tally.peak(t * d * (2 + (c.norm == "pre")) + 2 * t * m)  # the caller still holds the block's input
+    tally.peak(t * d * (3 + (c.norm == "pre")) + t * m)  # the caller still holds the block's input, and GELU works in place
     return tally
 
 

@@ -111,7 +111,9 @@ def weigh(recipe: Recipe) -> Weighed:
         block=max(units, default=0),
         once=2 * one.memory.training - two.memory.training,
         kept=sum(kept) + inner,
-        working=max(stage.inference for stage in one.stages[1:]) * (FLOAT if _convolves(recipe) else _bytes(recipe)) // FLOAT,
+        working=max(_alive(recipe, stage) for stage in one.stages[1:])
+        * (FLOAT if _convolves(recipe) else _bytes(recipe))
+        // FLOAT,
         macs=one.macs,
         backward=sum(stage.macs for stage in learning),
         again=sum(stage.macs for stage in blocks),
@@ -202,6 +204,15 @@ def _heads(recipe: Recipe, block: Stage) -> int:
     if recipe.masking is not None and block.name.startswith("decoder"):
         return recipe.masking.decoder_heads
     return recipe.model.heads if isinstance(recipe.model, ViTConfig) else 0
+
+
+def _alive(recipe: Recipe, stage: Stage) -> int:
+    """At most in one stage. Where a gradient is wanted, the GELU of a block does not work in place."""
+    if "block " not in stage.name or isinstance(recipe.model, ResNetConfig):
+        return stage.inference
+    _, tokens, width = stage.shape
+    hidden = 4 * width if stage.name.startswith("decoder") else recipe.model.mlp
+    return max(stage.inference, FLOAT * tokens * ((2 + (recipe.model.norm == "pre")) * width + 2 * hidden))
 
 
 def _inputs(block: Stage) -> int:
