@@ -11,7 +11,7 @@ from math import prod
 
 from vitrail.errors import VitrailError
 from vitrail.models.cost_resnet import map_sides, resnet, root
-from vitrail.models.settings import ModelConfig, ViTConfig
+from vitrail.models.settings import ModelConfig, Pair, ViTConfig
 from vitrail.models.tally import FLOAT, Stage, Tally
 from vitrail.models.variants import variant
 
@@ -42,7 +42,12 @@ def cost(what: ModelConfig | str, batch: int = 1) -> Cost:
     if batch < 1:
         raise VitrailError(f"batch must be at least 1, got {batch}; try batch=1")
     walk = _vit(config, batch) if isinstance(config, ViTConfig) else resnet(config, batch)
-    stages = tuple(walk)
+    tokens, grid = (config.tokens, config.grid) if isinstance(config, ViTConfig) else (None, map_sides(config)[-1])
+    return summed(tuple(walk), tokens, grid)
+
+
+def summed(stages: tuple[Stage, ...], tokens: int | None, grid: Pair) -> Cost:
+    """The picture's stage comes first, and is there while any other is computed."""
     parameters = sum(stage.parameters for stage in stages)
     memory = Memory(
         weights=FLOAT * parameters,
@@ -50,7 +55,6 @@ def cost(what: ModelConfig | str, batch: int = 1) -> Cost:
         training=sum(stage.training for stage in stages),
         adam=3 * FLOAT * parameters,
     )
-    tokens, grid = (config.tokens, config.grid) if isinstance(config, ViTConfig) else (None, map_sides(config)[-1])
     return Cost(parameters, sum(stage.macs for stage in stages), tokens, grid, stages, memory)
 
 

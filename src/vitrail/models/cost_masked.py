@@ -5,25 +5,18 @@ MAE's encoder sees the visible patches alone and its decoder all of them; the ot
 
 from dataclasses import replace
 
-from vitrail.models.cost import Cost, Memory, cost
+from vitrail.models.cost import Cost, cost, summed
 from vitrail.models.masking import Masking, check_masking
 from vitrail.models.settings import ModelConfig, ViTConfig
-from vitrail.models.tally import FLOAT, Stage, Tally
+from vitrail.models.tally import Stage, Tally
 
 
 def masked_cost(model: ModelConfig, masking: Masking, batch: int = 1) -> Cost:
     """As ``cost``: MACs of one picture, shapes and memory of the batch. What is thrown away is named decoder."""
     config = check_masking(masking, model)
     whole = cost(config, batch)
-    stages = [*_seen(config, masking, whole, batch), *_thrown_away(config, masking, batch)]
-    parameters = sum(stage.parameters for stage in stages)
-    memory = Memory(
-        weights=FLOAT * parameters,
-        inference=stages[0].inference + max(stage.inference for stage in stages[1:]),
-        training=sum(stage.training for stage in stages),
-        adam=3 * FLOAT * parameters,
-    )
-    return Cost(parameters, sum(stage.macs for stage in stages), whole.tokens, whole.grid, tuple(stages), memory)
+    stages = (*_seen(config, masking, whole, batch), *_thrown_away(config, masking, batch))
+    return summed(stages, whole.tokens, whole.grid)
 
 
 def _seen(config: ViTConfig, masking: Masking, whole: Cost, batch: int) -> list[Stage]:
