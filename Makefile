@@ -51,7 +51,7 @@ clean:
 .venv/installed: .venv/made pyproject.toml constraints.txt
 	@echo "installing torch and vitrail (some minutes the first time)"
 	@$(PIP) $(if $(TORCH),--no-deps $(TORCH)) torch
-	@$(PIP) --no-build-isolation -e .
+	@$(PIP) --no-build-isolation -e '.[studio]'
 	@touch $@
 
 .venv/installed-dev: .venv/installed

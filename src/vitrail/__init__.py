@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vitrail.evaluate.evaluate import measure as measure
     from vitrail.evaluate.features import embed as embed
     from vitrail.evaluate.predict import predict as predict
+    from vitrail.evaluate.ready import prepare as prepare
     from vitrail.evaluate.robust import stress as stress
     from vitrail.export.engine import open_engine as open_engine
     from vitrail.export.ship import ship as ship
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from vitrail.models.faster import faster as faster
     from vitrail.models.variants import variant as variant
     from vitrail.train.loop import fit as fit
+    from vitrail.train.past import model_at as model_at
     from vitrail.weights.checkpoint import save as save
     from vitrail.weights.load import load as load
     from vitrail.weights.masked import load_masked as load_masked
@@ -36,9 +38,11 @@ _homes = {
     "load": "weights.load",
     "load_masked": "weights.masked",
     "measure": "evaluate.evaluate",
+    "model_at": "train.past",
     "open_engine": "export.engine",
     "pictures": "data.sources.open",
     "predict": "evaluate.predict",
+    "prepare": "evaluate.ready",
     "recording": "layers.tap",
     "save": "weights.checkpoint",
     "ship": "export.ship",

@@ -29,6 +29,7 @@ from vitrail.cli.push import push
 from vitrail.cli.robust import robust
 from vitrail.cli.search import search
 from vitrail.cli.serve import serve
+from vitrail.cli.studio import studio
 from vitrail.cli.train import train
 from vitrail.cli.weights import weights
 from vitrail.errors import VitrailError
@@ -50,6 +51,7 @@ app.command()(search)
 app.command()(explain)
 app.command()(export)
 app.command()(serve)
+app.command()(studio)
 app.command()(push)
 app.add_typer(data)
 app.add_typer(weights)

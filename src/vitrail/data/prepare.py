@@ -31,16 +31,23 @@ def fitted(picture: Image.Image, how: Preprocess) -> UInt8[ndarray, "height widt
     channels = len(how.mean)
     picture = picture.convert("L" if channels == 1 else "RGB")
     high, wide = how.image
-    size = _cover(picture, how)
-    if size[0] * size[1] > LARGEST:  # a picture of odd proportions: only the part that is kept is resized
-        across, down = picture.width / size[0], picture.height / size[1]
-        left, top = (size[0] - wide) / 2 * across, (size[1] - high) / 2 * down
-        part = (left, top, left + wide * across, top + high * down)
-        return np.array(picture.resize((wide, high), FILTERS[how.interpolation], part)).reshape(high, wide, channels)
-    if size != picture.size:
-        picture = picture.resize(size, FILTERS[how.interpolation])
-    left, top = round((picture.width - wide) / 2), round((picture.height - high) / 2)
+    resized, box = window(picture.size, how)
+    if _odd(resized):  # only the part that is kept is resized
+        return np.array(picture.resize((wide, high), FILTERS[how.interpolation], box)).reshape(high, wide, channels)
+    if resized != picture.size:
+        picture = picture.resize(resized, FILTERS[how.interpolation])
+    left, top = _corner(resized, how)
     return np.array(picture.crop((left, top, left + wide, top + high))).reshape(high, wide, channels)
+
+
+def window(size: tuple[int, int], how: Preprocess) -> tuple[tuple[int, int], tuple[float, float, float, float]]:
+    """Of a picture of this width and height: the size it is resized to, and what of it the model sees, as it was before:
+    left, top, right, bottom."""
+    high, wide = how.image
+    resized = _cover(size, how)
+    across, down = size[0] / resized[0], size[1] / resized[1]
+    left, top = _corner(resized, how)
+    return resized, (left * across, top * down, left * across + wide * across, top * down + high * down)
 
 
 def normalise(images: Float[Tensor, "*n c height width"], how: Preprocess) -> Float[Tensor, "*n c height width"]:
@@ -55,12 +62,23 @@ def constants(how: Preprocess) -> tuple[Tensor, Tensor]:
     return (1 / (255 * std)).float()[:, None, None], (mean / std).float()[:, None, None]
 
 
-def _cover(picture: Image.Image, how: Preprocess) -> tuple[int, int]:
+def _cover(size: tuple[int, int], how: Preprocess) -> tuple[int, int]:
     """Width and height: the whole size, or the smallest of the picture's own proportions that covers what is cropped."""
     high, wide = how.resized
     if how.squash:
         return wide, high
     whole = int if high == wide else round  # torchvision's way with one side, timm's with two
-    if picture.width * high < picture.height * wide:
-        return wide, max(high, whole(wide * picture.height / picture.width))
-    return max(wide, whole(high * picture.width / picture.height)), high
+    if size[0] * high < size[1] * wide:
+        return wide, max(high, whole(wide * size[1] / size[0]))
+    return max(wide, whole(high * size[0] / size[1])), high
+
+
+def _odd(resized: tuple[int, int]) -> bool:
+    """A picture of odd proportions, of which most would be made only to be cut away."""
+    return resized[0] * resized[1] > LARGEST
+
+
+def _corner(resized: tuple[int, int], how: Preprocess) -> tuple[int, int] | tuple[float, float]:
+    """Left and top of the middle: of whole pixels, where there are any."""
+    left, top = (resized[0] - how.image[1]) / 2, (resized[1] - how.image[0]) / 2
+    return (left, top) if _odd(resized) else (round(left), round(top))

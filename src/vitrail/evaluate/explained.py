@@ -7,15 +7,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.data.view import Plain
 from vitrail.errors import VitrailError
 from vitrail.evaluate.features import preprocess_of
 from vitrail.evaluate.given import Given, Picture, listed
+from vitrail.evaluate.ready import ready
 from vitrail.explain.attention import at_rest, attention, checked, numbers, pooled_attention
 from vitrail.explain.distance import norms
 from vitrail.explain.gradient import lens
@@ -69,7 +68,7 @@ def explained(
 
     A model without a head says no class: there are maps by attention alone, and no logits and no lens.
     """
-    vit, how, asked = checked(model), preprocess_of(model), views or Views()
+    vit, asked = checked(model), views or Views()
     headless = not vit.config.classes
     drawn = tuple(CLASSLESS if headless else METHODS) if methods is None else methods
     classy = [name for name in drawn if name not in CLASSLESS]
@@ -82,7 +81,7 @@ def explained(
     heads = numbers("heads", asked.heads, vit.config.heads)
     source = Given(listed(pictures))
     for index in range(len(source)):
-        images = _seen(vit, source, index, Plain(how))
+        images = ready(vit, source, [index])
         with torch.no_grad(), at_rest(vit):
             answer = vit(images)[0]
         if not answer.isfinite().all():
@@ -134,15 +133,6 @@ def token(vit: ViT, name: str, grid: Grid) -> int:
         f"a query must be ROW,COLUMN of a patch, from 0,0 to {rows - 1},{columns - 1}{more}; got {name[:40]!r}, "
         f"try {rows // 2},{columns // 2}"
     )
-
-
-def _seen(vit: ViT, source: Given, index: int, plain: Plain) -> Float[Tensor, "1 c height width"]:
-    seen = plain(source, np.zeros(1, np.int64), np.array([index]))
-    if seen.problems:
-        where = source.where(index)
-        raise VitrailError(f"the picture {where} {seen.problems[index].removeprefix(f'{where}: ')}; name another one")
-    weight = next(vit.parameters())
-    return seen.images.to(weight.device, weight.dtype)
 
 
 def _rows(

@@ -1,5 +1,6 @@
 """What happens inside a model: tensors in, numbers out. Drawing and serving them is done elsewhere."""
 
+from vitrail.explain.ablate import ablate as ablate
 from vitrail.explain.attention import attention as attention
 from vitrail.explain.attention import pooled_attention as pooled_attention
 from vitrail.explain.attention import reading as reading

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from einops import rearrange, repeat
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -59,7 +59,7 @@ def faithfulness(
         gone, come = [], []
         for step in range(steps + 1):
             first = place < round(maps[0].numel() * step / steps)
-            covered = _pixels(first, maps.shape[1:], images)
+            covered = on_pixels(first, (maps.shape[1], maps.shape[2]), images)
             gone.append(_probability(vit, torch.where(covered, torch.zeros_like(images), images), which))
             come.append(_probability(vit, torch.where(covered, images, blurred), which))
     return Faithfulness(torch.stack(gone, dim=1), torch.stack(come, dim=1))
@@ -88,6 +88,14 @@ def on_patches(masks: Float[Tensor, "b height width"], grid: tuple[int, int]) ->
     return F.adaptive_avg_pool2d(masks[:, None], grid)[:, 0]
 
 
+def on_pixels(
+    patches: Bool[Tensor, "b n"], grid: tuple[int, int], images: Float[Tensor, "b c height width"]
+) -> Bool[Tensor, "b 1 height width"]:
+    """The same for every pixel of a patch."""
+    p, q = images.shape[2] // grid[0], images.shape[3] // grid[1]
+    return repeat(patches, "b (y x) -> b 1 (y p) (x q)", y=grid[0], p=p, q=q)
+
+
 def random_map(images: Float[Tensor, "b c height width"], grid: tuple[int, int], seed: int = 0) -> Float[Tensor, "b y x"]:
     chance = torch.Generator().manual_seed(seed)
     return torch.rand(images.shape[0], *grid, generator=chance).to(images.device)
@@ -111,12 +119,6 @@ def blur(images: Float[Tensor, "b c height width"], share: float = 0.1) -> Float
     flat = F.conv2d(F.pad(flat, (0, 0, reach, reach), mode="replicate"), bell[None, None, :, None])
     flat = F.conv2d(F.pad(flat, (reach, reach, 0, 0), mode="replicate"), bell[None, None, None, :])
     return rearrange(flat, "(b c) 1 y x -> b c y x", b=images.shape[0])
-
-
-def _pixels(patches: Tensor, grid: tuple[int, int] | torch.Size, images: Tensor) -> Tensor:
-    """The same for every pixel of a patch."""
-    p, q = images.shape[2] // grid[0], images.shape[3] // grid[1]
-    return repeat(patches, "b (y x) -> b 1 (y p) (x q)", y=grid[0], p=p, q=q)
 
 
 def _probability(vit: ViT, images: Tensor, classes: Tensor) -> Float[Tensor, " b"]:

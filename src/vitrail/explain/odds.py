@@ -8,5 +8,9 @@ from vitrail.models.vit import ViT
 
 def odds(vit: ViT, logits: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
     """The softmax or, of a model that was trained with the sigmoid loss, each class on its own."""
-    alone = vit.facts.get("recipe", {}).get("loss") == "sigmoid"
-    return logits.double().sigmoid() if alone else logits.double().softmax(dim=-1)
+    return logits.double().sigmoid() if alone(vit) else logits.double().softmax(dim=-1)
+
+
+def alone(vit: ViT) -> bool:
+    """Whether it was trained with the sigmoid loss."""
+    return bool(vit.facts.get("recipe", {}).get("loss") == "sigmoid")

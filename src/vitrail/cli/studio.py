@@ -1,0 +1,84 @@
+"""``vitrail studio``: the Vision Transformer in the browser, your own model, your own picture."""
+
+import secrets
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitrail.cli.options import Json
+from vitrail.errors import VitrailError
+
+if TYPE_CHECKING:
+    from vitrail.studio.desk import Desk
+
+WORD = 24  # letters of the token at least: one that somebody might guess is none
+
+
+def studio(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN|WEIGHTS...]", help="Runs, also while they train, or any weights; else a small one."),
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(metavar="DATA", help="More pictures to choose from, as a run's own; repeatable.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one and tells it.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD", envvar="VITRAIL_TOKEN", help="Of the address, so that links outlive the studio; else random."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Open a page on this machine that shows what a model does with a picture, from pixels to the answer."""
+    if token is not None and (len(token) < WORD or not (token.isascii() and token.replace("-", "").replace("_", "").isalnum())):
+        raise VitrailError(
+            f"--token must be of {WORD} letters, digits, - and _ or more, got {len(token)}; try {secrets.token_urlsafe(WORD)}"
+        )
+    from vitrail.serve.port import bound
+
+    with bound("127.0.0.1", port) as place:
+        _check_extra()
+
+        from vitrail.studio.app import make_app
+        from vitrail.studio.first import beginning
+        from vitrail.studio.listen import listen
+
+        with beginning(runs or [], lambda words: typer.echo(words, err=True)) as sources:
+            desk = _desk(sources, data or [])
+            word = token or secrets.token_urlsafe(WORD)
+            url = f"http://127.0.0.1:{place.getsockname()[1]}/{word}/"
+            listen(make_app(desk, word), place, lambda: _tell(url, desk, browser, json))
+
+
+def _desk(sources: list[str], data: list[str]) -> "Desk":
+    from vitrail.studio.album import Album
+    from vitrail.studio.desk import Desk
+    from vitrail.studio.shelf import Shelf, check
+
+    shelf = Shelf(sources)
+    check(shelf)
+    return Desk(shelf, Album(data))
+
+
+def _check_extra() -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise VitrailError(f"the studio needs {' and '.join(missing)}; pip install 'vitrail[studio]'")
+
+
+def _tell(url: str, desk: "Desk", browser: bool, json: bool) -> None:
+    """One line, and the page."""
+    import json as objects
+    import webbrowser
+
+    if json:
+        typer.echo(objects.dumps({"url": url, "models": [one.name for one in desk.shelf.models.values()]}))
+    else:
+        typer.echo(f"{url}  {', '.join(one.name for one in desk.shelf.models.values())}; Ctrl-C ends it")
+    if browser:
+        webbrowser.open(url)

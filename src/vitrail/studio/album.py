@@ -1,0 +1,210 @@
+"""The pictures that the studio shows, by name: of data sets, of its own samples, and those that somebody has handed in.
+
+``sample-3`` is one of the samples, ``d0-test-17`` number 17 of the first data set's test, ``upload-`` with a hash one that was
+handed in. No picture is ever asked for by a path, and none is told.
+"""
+
+import io
+import re
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from threading import BoundedSemaphore, Lock
+from typing import Any
+
+from numpy import ndarray
+from PIL import Image
+
+from vitrail.data.decode import as_picture, pixels
+from vitrail.data.sources.shards import Shards
+from vitrail.data.sources.source import Data, Files, Part, Source, label_name
+from vitrail.errors import VitrailError
+from vitrail.studio.opening import Opening, StillOpening
+from vitrail.studio.samples import SAMPLES, Samples
+from vitrail.studio.uploads import Upload, Uploads, shortened
+from vitrail.train.recipe import Recipe
+
+PAGE = 60  # pictures of an answer
+SMALLEST, LARGE = 16, 1024  # pixels of a thumbnail's longer side
+PATIENCE = 2.0  # seconds that a list of the albums waits for data sets to be opened
+DECODED = 2  # pictures at a time, since the largest takes hundreds of megabytes for a moment
+ID = re.compile(r"sample-(\d{1,3})|d(\d{1,3})-(train|validation|test)-(\d{1,12})|upload-([0-9a-f]{16})", re.ASCII)
+
+
+class Album:
+    """All pictures, from any thread. A run's recipe stands for its data, split and checked as the run saw it."""
+
+    def __init__(self, data: Sequence[str | Recipe] = ()) -> None:
+        self._lock, self._decoding = Lock(), BoundedSemaphore(DECODED)
+        self._data: list[Opening] = []
+        self._uploads = Uploads()
+        for what in data:
+            self.include(what)
+
+    def include(self, what: str | Recipe) -> int:
+        """The number of a data set, which is a new one unless the same is there already."""
+        new = Opening(what)
+        with self._lock:
+            for number, known in enumerate(self._data):
+                if known.way == new.way:
+                    return number
+            self._data.append(new)
+            return len(self._data) - 1
+
+    def data(self, number: int, seconds: float | None = None) -> Data:
+        """A data set; a sentence that says why not where it cannot be opened, or not in so many seconds."""
+        with self._lock:
+            if not 0 <= number < len(self._data):
+                raise VitrailError(f"the studio has {len(self._data)} data sets, got number {number}; they begin with 0")
+            known = self._data[number]
+        return known.data(seconds)
+
+    def data_id(self, data_index: int, split: str, index: int) -> str:
+        return f"d{data_index}-{split}-{index}"
+
+    def albums(self) -> list[dict[str, Any]]:
+        """``id``, ``title`` and ``splits`` of each, and its ``problem`` where it cannot be opened, or not yet
+        (``opening``)."""
+        with self._lock:
+            data = list(self._data)
+        for known in data:
+            known.begin()
+        end = time.monotonic() + PATIENCE
+        found = [_album("samples", "samples", {"all": SAMPLES})]
+        if len(self._uploads):
+            found.append(_album("uploads", "uploaded", {"all": len(self._uploads)}))
+        for number, known in enumerate(data):
+            try:
+                counts = {name: len(part) for name, part in known.data(max(end - time.monotonic(), 0)).splits.items()}
+                found.append(_album(f"d{number}", known.title, counts))
+            except VitrailError as error:
+                later = {"problem": str(error), "opening": isinstance(error, StillOpening)}
+                found.append({**_album(f"d{number}", known.title, {}), **later})
+        return found
+
+    def page(self, album: str, split: str, start: int, count: int) -> dict[str, Any]:
+        """``total``, and of some of the ``pictures`` the id, title and label."""
+        if start < 0 or not 1 <= count <= PAGE:
+            raise VitrailError(f"a page begins at 0 or later and has 1 to {PAGE} pictures, got {start} and {count}")
+        ids, total = self._ids(album, split, start, count)
+        return {"total": total, "pictures": [self.told(id) for id in ids]}
+
+    def told(self, id: str) -> dict[str, Any]:
+        return {"id": id, "title": self.title(id), "label": self.label(id)}
+
+    def content(self, id: str) -> bytes | ndarray:
+        """As it was stored, or its pixels (h w c, uint8)."""
+        found = self._find(id)
+        if isinstance(found, Upload):
+            return found.content
+        try:
+            return found[0].content(found[1])
+        except OSError as error:
+            raise VitrailError(f"{self.title(id)} cannot be read: {error.strerror or 'the file is gone'}") from None
+
+    def title(self, id: str) -> str:
+        found = self._find(id)
+        return found.title if isinstance(found, Upload) else _name(*found)
+
+    def label(self, id: str) -> str | None:
+        """What it shows, where that is known."""
+        found = self._find(id)
+        return None if isinstance(found, Upload) else label_name(*found) or None
+
+    def python(self, id: str) -> dict[str, Any]:
+        """How to have this picture in Python, as an expression, and the imports that it needs."""
+        found = self._find(id)
+        if isinstance(found, Upload):
+            return {"python": repr(found.title), "imports": []}
+        if id.startswith("sample-"):
+            return {"python": f"Samples().content({found[1]})", "imports": ["from vitrail.studio.samples import Samples"]}
+        number, split, index = id[1:].split("-")
+        return self._data[int(number)].python(split, int(index), _name(*found))
+
+    def thumbnail(self, id: str, size: int) -> bytes:
+        """A PNG, upright, its longer side at most so long; small pictures stay as they are."""
+        if not SMALLEST <= size <= LARGE:
+            raise VitrailError(f"size must be from {SMALLEST} to {LARGE} pixels, got {size}; try 160")
+        content = self.content(id)
+        with self._decoding:
+            return _png(content, size)
+
+    def upload(self, name: str, content: bytes) -> dict[str, Any]:
+        """Keep a picture, if it is one; the oldest ones go when there are too many."""
+        return self._uploads.add(name, content)
+
+    @cached_property
+    def _samples(self) -> Samples:
+        return Samples()
+
+    def _ids(self, album: str, split: str, start: int, count: int) -> tuple[list[str], int]:
+        if album == "uploads" and split == "all":
+            ids = self._uploads.ids()
+            return ids[start : start + count], len(ids)
+        if album == "samples" and split == "all":
+            return [f"sample-{number}" for number in range(SAMPLES)][start : start + count], SAMPLES
+        number = re.fullmatch(r"d(\d{1,3})", album, re.ASCII)
+        if number is None:
+            known = "samples, uploads" if not self._data else "samples, uploads, d0"
+            if album in ("samples", "uploads"):
+                raise VitrailError(f"{album} has no split {split!r}; try 'all'")
+            raise VitrailError(f"there is no album {album!r}; try one of {known}")
+        splits = self.data(int(number[1])).splits
+        if split not in splits:
+            raise VitrailError(f"a data set has no split {split!r}; try one of {', '.join(splits)}")
+        total = len(splits[split])
+        return [self.data_id(int(number[1]), split, at) for at in range(start, min(start + count, total))], total
+
+    def _find(self, id: str) -> Upload | tuple[Source, int]:
+        parts = ID.fullmatch(id)
+        if parts is None:
+            raise VitrailError(
+                f"no picture is named {id[:40]!r}; names are like sample-0, d0-test-17 and upload-0123456789abcdef"
+            )
+        sample, number, split, index, upload = parts.groups()
+        if upload is not None:
+            return self._uploads.find(id)
+        source: Source = self._samples if sample is not None else self.data(int(number)).splits[split]
+        at = int(sample if sample is not None else index)
+        if at >= len(source):
+            last = f"the last is {id.rpartition('-')[0]}-{len(source) - 1}" if len(source) else "there is none of its kind"
+            raise VitrailError(f"there is no picture {id}; {last}")
+        return source, at
+
+
+def _album(id: str, title: str, counts: dict[str, int]) -> dict[str, Any]:
+    return {"id": id, "title": title, "splits": [{"name": name, "count": count} for name, count in counts.items() if count]}
+
+
+def _name(source: Source, index: int) -> str:
+    """What to call a picture: of a file its name alone, since paths are nobody's business in a browser."""
+    while isinstance(source, Part):
+        index, source = int(source.indices[index]), source.whole
+    if isinstance(source, Files):
+        return shortened(PurePosixPath(source.paths[index]).name)
+    if isinstance(source, Shards):
+        return shortened(PurePosixPath(source.keys[index]).name)
+    where = source.where(index)
+    numbered = re.match(r"(?:picture|row) \d+ of ", where)  # of something that may be a path
+    return shortened(where if numbered is None else f"{numbered[0]}{Path(where[numbered.end() :]).name}")
+
+
+def _within(whole: tuple[int, int], size: int) -> tuple[int, int]:
+    """Height and width, shrunk so far that neither is larger than that."""
+    scale = min(1.0, size / max(whole))
+    return max(1, round(whole[0] * scale)), max(1, round(whole[1] * scale))
+
+
+def _png(content: bytes | ndarray, size: int) -> bytes:
+    if isinstance(content, bytes):
+        picture = Image.fromarray(pixels(content, least=lambda whole: _within(whole, size)))
+    else:
+        picture = as_picture(content)
+    picture = picture if picture.mode in ("L", "RGB") else picture.convert("RGB")
+    high, wide = _within((picture.height, picture.width), size)
+    if (wide, high) != picture.size:
+        picture = picture.resize((wide, high), Image.Resampling.BICUBIC, reducing_gap=3)
+    stream = io.BytesIO()
+    picture.save(stream, "PNG")
+    return stream.getvalue()

@@ -1,0 +1,163 @@
+"""Questions of the page and their answers, each computed once and kept while there is room.
+
+A model is named by its id and step, a picture by its id: nothing that comes from the page is a path.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Lock
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.errors import VitrailError
+from vitrail.evaluate.ready import prepare
+from vitrail.explain.maps import METHODS
+from vitrail.models.build import Model
+from vitrail.report.shades import path as ramp
+from vitrail.studio.about import about
+from vitrail.studio.album import Album
+from vitrail.studio.answers import Answers
+from vitrail.studio.flow import BASELINES, ablated, flow
+from vitrail.studio.pack import packed
+from vitrail.studio.pair import pair
+from vitrail.studio.shelf import Shelf
+from vitrail.studio.trace import rows, trace
+
+ROOM = 2**27  # bytes of answers
+MEASURED = 16  # pictures that heads are measured on
+PATIENCE = 5.0  # seconds that the page waits for a data set that is being opened; a sample shows meanwhile
+ORDER = ("rollout", "gradient_rollout", "relevance")  # the story's; the others follow
+
+Which = tuple[str, int | None]  # a model's id and step
+
+
+class Kept:
+    """Answers by their question, the oldest go when there are too many bytes."""
+
+    def __init__(self, room: int = ROOM) -> None:
+        self.room, self.bytes = room, 0
+        self._held: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, question: tuple[Any, ...], answer: Callable[[], bytes]) -> bytes:
+        with self._lock:
+            if question in self._held:
+                self._held.move_to_end(question)
+                return self._held[question]
+        made = answer()
+        with self._lock:
+            self.bytes += len(made) - len(self._held.pop(question, b""))
+            self._held[question] = made
+            while self.bytes > self.room and len(self._held) > 1:
+                _, gone = self._held.popitem(last=False)
+                self.bytes -= len(gone)
+        return made
+
+
+class Desk:
+    def __init__(self, shelf: Shelf, album: Album) -> None:
+        self.shelf, self.album, self.kept = shelf, album, Kept()
+        self._ready: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()  # the last pictures as models take them
+        self._answers: dict[str, Answers] = {}
+        for one in shelf.models.values():
+            if one.run is not None:
+                self._answers[one.id] = Answers(one.run, album, album.include(one.run.recipe()))
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "ramp": ramp().tolist(),
+            "methods": [*ORDER, *(name for name in METHODS if name not in ORDER), *BASELINES],
+            "models": [self.shelf.facts(id) for id in self.shelf.models],
+            "albums": self.album.albums(),
+            "first": self.first(),
+        }
+
+    def first(self) -> str:
+        """A picture to begin with: of the first model's own data, else of any that can be opened, else a sample."""
+        own = self._answers.get(next(iter(self.shelf.models)))
+        numbers = [own.data_index] if own is not None else []
+        numbers += [int(album["id"][1:]) for album in self.album.albums() if album["id"][0] == "d" and "problem" not in album]
+        for number in numbers:
+            try:
+                return self._pictures(number, PATIENCE)[0]
+            except VitrailError:  # which the page tells where one chooses
+                continue
+        return "sample-0"
+
+    def trace(self, which: Which, picture: str, target: int | None) -> bytes:
+        def answer() -> bytes:
+            content = self.album.content(picture)
+            with self.shelf.using(*which) as model:
+                facts, arrays = trace(model, content, target)
+            facts["picture"] |= self.album.told(picture) | self.album.python(picture)
+            return packed({**facts, "model": which[0], "step": which[1]}, arrays)
+
+        return self.kept.get(("trace", *self._stamped(which), picture, target), answer)
+
+    def rows(self, which: Which, picture: str, query: int) -> bytes:
+        return self._of_picture(("rows", query), which, picture, lambda model, images: packed(*rows(model, images, query)))
+
+    def flow(self, which: Which, picture: str, target: int | None, method: str) -> bytes:
+        return self._of_picture(
+            ("flow", method, target), which, picture, lambda model, images: packed(*flow(model, images, method, target))
+        )
+
+    def pair(self, which: Which, picture: str, layer: int, head: int, query: int, key: int) -> dict[str, Any]:
+        with self.shelf.using(*which) as model:
+            return pair(model, self._images(model, which, picture), layer, head, query, key)
+
+    def ablate(self, which: Which, picture: str, patches: Sequence[int], how: str, seed: int) -> dict[str, Any]:
+        with self.shelf.using(*which) as model:
+            return ablated(model, self._images(model, which, picture), patches, how, seed)
+
+    def about(self, which: Which) -> bytes:
+        """Heads are measured on pictures of the model's own data where there are some, else on the samples."""
+
+        def answer() -> bytes:
+            contents = [self.album.content(picture) for picture in self._measured(which[0])]
+            with self.shelf.using(*which) as model:
+                facts, arrays = about(model, [prepare(model, [content]) for content in contents])
+            return packed(facts, arrays)
+
+        return self.kept.get(("about", *self._stamped(which)), answer)
+
+    def answers(self, id: str) -> Answers:
+        one = self.shelf.find(id)
+        if id not in self._answers:
+            raise VitrailError(f"{one.name} is no run: it has neither curves nor answers; try vitrail studio runs/NAME")
+        return self._answers[id]
+
+    def _measured(self, id: str) -> list[str]:
+        if id in self._answers:
+            with suppress(VitrailError):  # its data may be gone
+                return self._pictures(self._answers[id].data_index)
+        return [row["id"] for row in self.album.page("samples", "all", 0, MEASURED)["pictures"]]
+
+    def _pictures(self, number: int, seconds: float | None = None) -> list[str]:
+        """The first ones of a data set, of those that it has set aside if there are any."""
+        splits = self.album.data(number, seconds).splits
+        split = next((name for name in ("test", "validation", "train") if len(splits[name])), None)
+        if split is None:
+            raise VitrailError(f"{self.album.data(number).name} has no pictures; name another data set")
+        return [self.album.data_id(number, split, at) for at in range(min(MEASURED, len(splits[split])))]
+
+    def _of_picture(self, what: tuple[Any, ...], which: Which, picture: str, answer: Callable[[Model, Tensor], bytes]) -> bytes:
+        def computed() -> bytes:
+            with self.shelf.using(*which) as model:
+                return answer(model, self._images(model, which, picture))
+
+        return self.kept.get((*what, *self._stamped(which), picture), computed)
+
+    def _images(self, model: Model, which: Which, picture: str) -> Tensor:
+        """Only while a model is in use, so one at a time."""
+        key = (*self._stamped(which), picture)
+        if key not in self._ready:
+            self._ready[key] = prepare(model, [self.album.content(picture)])
+            while len(self._ready) > 4:
+                self._ready.popitem(last=False)
+        return self._ready[key]
+
+    def _stamped(self, which: Which) -> tuple[Any, ...]:
+        return (*which, self.shelf.stamp(*which))

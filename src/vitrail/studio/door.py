@@ -1,0 +1,80 @@
+"""Who may come in: a page that this studio has served to this machine, and nobody else.
+
+The token is the first part of every address, so a page of somebody else cannot guess one. The Host header must name this
+machine, so that no foreign name can be made to mean it (DNS rebinding), and the Origin, where there is one, this very server.
+"""
+
+import hmac
+import json
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",  # the address holds the token
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Door:
+    """ASGI in, ASGI out."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app, self.token = app, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        refusal = self._refusal(scope)
+        await (refusal or self.app)(scope, receive, _dressed(send))
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if _name(f"//{host}") not in LOCAL:
+            return refused(403, "this studio answers to 127.0.0.1 and localhost alone; open the address that it printed")
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
+        if (origin is not None and origin != f"http://{host}") or site not in ("same-origin", "none"):
+            return refused(403, "another page has asked; open the studio by the address that it printed")
+        given = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
+        if not hmac.compare_digest(given.encode(), self.token.encode()):  # takes as long for a wrong one
+            return refused(403, "the address has not this studio's token; open the address that it printed")
+        return None
+
+
+def refused(status: int, sentence: str) -> Response:
+    return as_json({"error": sentence}, status)
+
+
+def as_json(answer: object, status: int = 200) -> Response:
+    return Response(json.dumps(answer, allow_nan=False), status, media_type="application/json")
+
+
+def _name(address: str) -> str | None:
+    try:
+        return urlsplit(address).hostname
+    except ValueError:
+        return None
+
+
+def _dressed(send: Send) -> Send:
+    async def dressed(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers[name] = value
+        await send(message)
+
+    return dressed

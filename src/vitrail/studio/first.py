@@ -1,0 +1,84 @@
+"""A studio that was given no model shows one of its own, on the embedded Fashion-MNIST: trained once, while one looks at it.
+
+The training is a process of its own and lasts some minutes the first time; the page follows its curves and its checkpoints.
+Stopped before its end, it goes on at the next start from where it was.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from vitrail.data import cache
+from vitrail.errors import VitrailError
+from vitrail.studio.history import training
+from vitrail.train.past import steps
+from vitrail.train.run import Run
+
+SETTINGS = (
+    "model.patch=4", "model.image=28", "preprocess.image=28", "model.pool=cls",  # 7 x 7 patches and a class token
+    "model.width=64", "model.heads=4", "model.mlp=256",
+    "steps=1000", "evaluate=100", "checkpoint=100", "keep=20",
+)  # fmt: skip
+PATIENCE = 180.0  # seconds for the first checkpoint
+STOP = 20.0  # seconds for the last one, when the studio ends
+
+
+@contextmanager
+def beginning(sources: Sequence[str], say: Callable[[str], None], settings: Sequence[str] = SETTINGS) -> Iterator[list[str]]:
+    """The sources, or a run of our own that is trained meanwhile."""
+    if sources:
+        yield list(sources)
+        return
+    run = Run(cache.folder() / "studio" / "fashion")
+    if run.result() is not None or training(run):  # of another studio that is open
+        yield [str(run.folder)]
+        return
+    say(f"training a small model on the embedded pictures, once; the page shows how: {run.folder}")
+    child = _train(run.folder, settings)
+    try:
+        _wait(run, child)
+        yield [str(run.folder)]
+    finally:
+        child.terminate()  # it writes a checkpoint, from which it goes on next time
+        try:
+            child.wait(STOP)
+        except subprocess.TimeoutExpired:
+            child.kill()
+
+
+def _train(folder: Path, settings: Sequence[str]) -> "subprocess.Popen[bytes]":
+    changes = [word for setting in settings for word in ("--set", setting)]
+    command = [
+        sys.executable,
+        "-m",
+        "vitrail",
+        "train",
+        "fashion",
+        "--recipe",
+        "demo",
+        "--out",
+        str(folder),
+        "--json",
+        *changes,
+    ]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for the studio, which then ends it in its own time
+    )
+
+
+def _wait(run: Run, child: "subprocess.Popen[bytes]") -> None:
+    end = time.monotonic() + PATIENCE
+    while not steps(run):
+        if child.poll() is not None:
+            said = (child.stderr.read() if child.stderr else b"").decode(errors="replace").strip().splitlines()
+            raise VitrailError(f"the studio's own model could not be trained: {said[-1] if said else 'no reason was given'}")
+        if time.monotonic() > end:
+            raise VitrailError("the studio's own model has no checkpoint yet; try vitrail train, then vitrail studio runs/demo")
+        time.sleep(0.2)

@@ -1,0 +1,52 @@
+"""The studio on a port, until Ctrl-C."""
+
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+
+
+def listen(app: Starlette, place: socket.socket, ready: Callable[[], None]) -> None:
+    """``ready`` is called when the first page can be asked for."""
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # that a page was closed in the middle of an answer is no news
+    settings = uvicorn.Config(
+        app,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=3,
+    )
+    _Server(settings, app, ready).run(sockets=[place])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, that ends quietly when it is asked to, and lets those go who follow a run."""
+
+    def __init__(self, config: uvicorn.Config, app: Starlette, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.app, self.ready = app, ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.app.state.studio.ending = True
+        self.force_exit = self.should_exit  # asked twice
+        self.should_exit = True

@@ -1,0 +1,157 @@
+"""The models that a studio shows: any weights, and runs with all their checkpoints. One is used at a time.
+
+Looking inside a model is not separated by threads (``layers.tap``), and one picture's work already takes all cores.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from vitrail.config import to_plain
+from vitrail.errors import VitrailError
+from vitrail.explain.attention import checked
+from vitrail.models.build import Model
+from vitrail.models.cost import cost
+from vitrail.models.settings import ViTConfig
+from vitrail.models.vit import ViT
+from vitrail.studio.history import training
+from vitrail.train.past import model_at, steps
+from vitrail.train.run import Run
+from vitrail.weights.folder import is_model
+from vitrail.weights.load import load, untold
+
+KEPT = 4  # models in memory, so that going back and forth between two, or over checkpoints, is quick
+BYTES = 2**31  # of their weights together, but for the one in use
+FIELDS = (
+    "width", "depth", "heads", "mlp", "patch", "image", "channels", "classes", "registers", "pool", "position", "prefix", "norm"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Opened:
+    """``source`` is what somebody typed; the page never says a path, only the id."""
+
+    id: str
+    name: str
+    source: str
+    run: Run | None
+
+    def steps(self) -> list[int]:
+        return steps(self.run) if self.run is not None else []
+
+    def data(self) -> str | None:
+        return self.run.recipe().data if self.run is not None else None
+
+
+class Shelf:
+    def __init__(self, sources: Sequence[str]) -> None:
+        taken = [_opened(f"m{place}", source) for place, source in enumerate(sources)]
+        self.models = {one.id: one for one in _told_apart(taken)}
+        self._kept: OrderedDict[tuple[str, int | None, int], Model] = OrderedDict()
+        self._lock = Lock()
+
+    def find(self, id: str) -> Opened:
+        if id not in self.models:
+            raise VitrailError(f"the studio has no model {id[:20]!r}; it has {', '.join(self.models)}")
+        return self.models[id]
+
+    @contextmanager
+    def using(self, id: str, step: int | None = None) -> Iterator[Model]:
+        """Nobody else uses any model meanwhile."""
+        with self._lock:
+            yield self._model(self.find(id), step)
+
+    def stamp(self, id: str, step: int | None) -> int:
+        """Changes when what ``using`` would give has changed: a run that trains finds better weights."""
+        one = self.find(id)
+        if step is not None or one.run is None:
+            return 0
+        best = one.run.folder / "best" / "model.safetensors"
+        return best.stat().st_mtime_ns if best.is_file() else max(one.steps(), default=0)
+
+    def facts(self, id: str) -> dict[str, Any]:
+        """All that the page needs to know of a model before it sees a picture."""
+        one = self.find(id)
+        with self.using(id) as model:
+            vit = checked(model)
+            config, labels, how = vit.config, vit.labels, vit.preprocess
+            weights = sum(weight.numel() for weight in vit.parameters())
+        plain = to_plain(config)
+        return {
+            "id": id,
+            "name": one.name,
+            "source": one.source,
+            "data": one.data(),
+            "run": one.run is not None,
+            "training": one.run is not None and training(one.run),
+            "steps": one.steps(),
+            "kind": "hybrid" if config.stem is not None else "vit",
+            "config": {name: plain.get(name, getattr(config, name)) for name in FIELDS}
+            | {"class_token": config.has_class_token, "head_width": config.width // config.heads},
+            "stride": list(config.stride),
+            "grid": list(config.grid),
+            "tokens": config.tokens,
+            "labels": list(labels or (str(number) for number in range(config.classes))),
+            "preprocess": to_plain(how),
+            "parameters": weights,
+            "macs": cost(config).macs,
+            "python": f"vitrail.load({one.source!r})",
+            "past": f"vitrail.model_at({one.source!r}, STEP)",
+        }
+
+    def config(self, id: str) -> ViTConfig:
+        with self.using(id) as model:
+            return checked(model).config
+
+    def _model(self, one: Opened, step: int | None) -> Model:
+        key = one.id, step, self.stamp(one.id, step)
+        if key not in self._kept:
+            with untold():
+                self._kept[key] = _load(one, step)
+        self._kept.move_to_end(key)
+        while len(self._kept) > 1 and (len(self._kept) > KEPT or sum(map(_bytes, self._kept.values())) > BYTES):
+            self._kept.popitem(last=False)
+        return self._kept[key]
+
+
+def _load(one: Opened, step: int | None) -> Model:
+    if one.run is not None and step is None and not is_model(one.run.folder / "best"):
+        known = one.steps()  # a run that has not been evaluated yet
+        if not known:
+            raise VitrailError(f"{one.name} has no weights yet; they come with its first checkpoint, so wait for it")
+        step = known[-1]
+    if step is None:
+        return load(one.source)
+    if one.run is None:
+        raise VitrailError(f"{one.name} is no run, so it has no checkpoints to choose from; leave the step out")
+    return model_at(one.run, step)
+
+
+def _opened(id: str, source: str) -> Opened:
+    path = Path(source).expanduser()
+    name = path.resolve().name if path.exists() else source
+    return Opened(id, name, source, Run(path) if (path / "recipe.json").is_file() else None)
+
+
+def _told_apart(models: list[Opened]) -> list[Opened]:
+    """Two of the same name are called by what was typed."""
+    names = [one.name for one in models]
+    return [
+        one if names.count(one.name) == 1 else Opened(one.id, f"{one.name} ({one.id})", one.source, one.run) for one in models
+    ]
+
+
+def _bytes(model: Model) -> int:
+    return sum(weight.numel() * weight.element_size() for weight in model.parameters())
+
+
+def check(shelf: Shelf) -> None:
+    """Before the page is opened: every model can be read, and is one to look into."""
+    for id in shelf.models:
+        with shelf.using(id) as model:
+            if not isinstance(checked(model), ViT):
+                raise AssertionError

@@ -1,0 +1,18 @@
+// One sentence for the person, seen and read aloud.
+
+let timer = 0;
+
+export function say(words, lasting = false) {
+  const place = document.getElementById("said");
+  place.textContent = words;
+  place.classList.toggle("shown", Boolean(words));
+  clearTimeout(timer);
+  if (words && !lasting) timer = setTimeout(() => say(""), 6000);
+}
+
+// A failure is told in the server's own sentence; what was given up is no failure.
+export function told(error) {
+  if (error.name === "AbortError") return;
+  say(error.message, true);
+  if (error.constructor.name !== "Refused") console.error(error);
+}

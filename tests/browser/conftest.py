@@ -1,0 +1,42 @@
+"""One browser for all tests of a process; a page of its own for each, which must not complain."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.browser.opening import LONG, SIZES, Studio, Watched, chromium, opened
+from tests.browser.runs import small_run
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    binary = chromium()
+    if binary is None:
+        pytest.skip("there is no Chromium; apt install chromium-headless-shell")
+    with sync_playwright() as player:
+        made = player.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_run(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def studio(run: Path) -> Iterator[Studio]:
+    with opened([run]) as made:
+        yield made
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    width, height = SIZES["laptop"]
+    made = browser.new_page(viewport={"width": width, "height": height}, accept_downloads=True)
+    made.set_default_timeout(LONG)
+    with Watched(made):
+        yield made
+    made.close()

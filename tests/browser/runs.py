@@ -1,0 +1,35 @@
+"""Runs and models that are quick to make and have everything that the studio shows: checkpoints, curves, answers."""
+
+from pathlib import Path
+
+import torch
+
+from tests.small import vit
+from vitrail.config import override
+from vitrail.data.preprocess import Preprocess
+from vitrail.models.vit import ViT
+from vitrail.recipes.demo import demo
+from vitrail.recipes.given import Given
+from vitrail.train.loop import Machine, fit
+from vitrail.weights.checkpoint import save
+
+
+def small_run(folder: Path) -> Path:
+    """On some of the embedded pictures: 4 x 4 patches and a class token, two layers, four checkpoints."""
+    given = Given("fashion", 60_000, 10, (28, 28), 1, None, None, names=tuple(map(str, range(10))))
+    model = ["model.pool=cls", "model.depth=2", "model.width=24", "model.heads=3", "model.mlp=40"]
+    steps = ["steps=12", "batch=16", "checkpoint=3", "evaluate=6", "keep=9", "schedule.warmup=2"]
+    recipe = override(demo(given), [*model, *steps])
+    fit(recipe, folder / "small", Machine("cpu", 1, 0))
+    return folder / "small"
+
+
+def saved(folder: Path, **changes: object) -> Path:
+    """Weights alone, of a small model with no two axes equal."""
+    torch.manual_seed(0)
+    model: ViT = vit(**changes)
+    channels = model.config.channels
+    model.preprocess = Preprocess(model.config.image, crop=0.9, mean=(0.5,) * channels, std=(0.25,) * channels)
+    model.labels = tuple(f"class {number}" for number in range(model.config.classes)) or None
+    save(model, folder)
+    return folder

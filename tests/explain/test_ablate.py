@@ -1,0 +1,144 @@
+"""Patches that are grey, moved or never enter: each against another route to the same answer."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.models.test_faster import fast
+from tests.small import vit
+from vitrail.errors import VitrailError
+from vitrail.explain.ablate import HOWS, ablate, order
+from vitrail.explain.faithfulness import faithfulness
+from vitrail.explain.odds import odds
+from vitrail.models.build import build
+from vitrail.models.variants import variant
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"pool": "gap"},
+    {"pool": "map", "registers": 1},
+    {"registers": 2, "position_covers": "all"},
+    {"norm": "post"},
+    {"qk_norm": True},
+    {"position": "rotary"},
+    {"position": "learned2d", "position_at": "every"},
+    {"position": "sincos2d", "position_at": "shared"},
+    {"position": "none"},
+    {"position": "relative"},
+]
+ENTERING = [kind for kind in KINDS if kind.get("position") != "relative"]
+
+
+def pictures(count: int = 2) -> torch.Tensor:
+    return torch.randn(count, 3, 12, 15)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_without_any_patch_the_answer_is_the_models_to_the_bit(changes: dict[str, Any], how: str) -> None:
+    model, images = vit(**changes), pictures()
+    with torch.no_grad():
+        assert torch.equal(ablate(model, images, [], how), model(images))
+
+
+@pytest.mark.parametrize("changes", ENTERING, ids=str)
+def test_what_is_dropped_has_no_say_and_the_others_keep_their_places(changes: dict[str, Any]) -> None:
+    """By hand: the tokens of the others, with the table's rows of their places, through the blocks."""
+    model, images, left = vit(**changes), pictures(), [0, 3, 5]
+    where = torch.tensor([*range(model.config.prefix), *(model.config.prefix + patch for patch in left)])
+    with torch.no_grad():
+        x = model.prepended(model.patches(images))[:, where]
+        turned = None if model.rotary is None else tuple(values[where] for values in model.rotary((2, 3), x.device))
+        for table, block in zip(model.config.layers_with_position, model.blocks, strict=True):
+            if table is not None:
+                x = x + model.positions[table](torch.zeros(1, model.config.tokens, 24), (2, 3))[:, where]
+            x = block(x, turned)
+        answer = model.head(model.pooled_norm(model.pool(model.norm(x))))
+    assert_close(ablate(model, images, [1, 2, 4], "drop"), answer, rtol=1e-5, atol=1e-5)
+    other = images.clone()
+    other[:, :, :6, 5:15] = 7.0  # patches 1 and 2
+    other[:, :, 6:, 5:10] = -3.0  # patch 4
+    assert_close(ablate(model, other, [1, 2, 4], "drop"), answer, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_masked_patches_are_those_that_deletion_takes_away(changes: dict[str, Any]) -> None:
+    model, images, first = vit(**changes), pictures(), [4, 1, 2, 0, 5, 3]
+    rank = torch.zeros(6)
+    rank[first] = torch.arange(6.0, 0.0, -1.0)
+    which = torch.tensor([1, 4])
+    curve = faithfulness(model, images, rank.view(1, 2, 3).expand(2, -1, -1), which, steps=6).deletion
+    for step in range(7):
+        found = odds(model, ablate(model, images, first[:step])).gather(1, which[:, None])[:, 0].float()
+        assert_close(found, curve[:, step])
+
+
+@pytest.mark.parametrize("pool", ["cls", "gap", "map"])
+def test_a_model_without_positions_does_not_see_that_patches_were_shuffled(pool: str) -> None:
+    blind, seeing, images = vit(position="none", pool=pool), vit(pool=pool), pictures()
+    assert_close(ablate(blind, images, range(6), "shuffle", seed=3), blind(images), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(ablate(seeing, images, range(6), "shuffle", seed=3), seeing(images), rtol=1e-2, atol=1e-3)
+
+
+def test_shuffled_patches_lie_where_the_order_says() -> None:
+    model, images = vit(), pictures()
+    moved = images.clone()
+    for place, patch in enumerate(order([0, 2, 4, 5], 6, seed=5)):
+        (y, x), (v, u) = divmod(place, 3), divmod(patch, 3)
+        moved[:, :, 6 * y : 6 * y + 6, 5 * x : 5 * x + 5] = images[:, :, 6 * v : 6 * v + 6, 5 * u : 5 * u + 5]
+    with torch.no_grad():
+        assert torch.equal(ablate(model, images, [5, 0, 2, 4], "shuffle", seed=5), model(moved))
+
+
+def test_an_order_is_drawn_from_its_seed_and_moves_every_patch_it_may() -> None:
+    assert all(order([1, 4, 6, 7], 9, seed) == order([7, 6, 4, 1, 1], 9, seed) for seed in range(5))
+    drawn = [order([1, 4, 6, 7], 9, seed) for seed in range(50)]
+    assert len({tuple(found) for found in drawn}) == 6  # as many cycles as there are through four
+    for found in drawn:
+        assert sorted(found) == list(range(9))
+        assert [place for place in range(9) if found[place] == place] == [0, 2, 3, 5, 8]
+    assert order([3], 5) == order([], 5) == list(range(5))
+
+
+def test_a_hybrids_patches_are_what_its_stem_makes_of_a_stride_of_pixels() -> None:
+    model, images = build(variant("R+Ti/16", image=(64, 96), classes=3)).eval(), torch.randn(1, 3, 64, 96)
+    grey = images.clone()
+    grey[:, :, 32:, 64:] = 0
+    with torch.no_grad():
+        assert torch.equal(ablate(model, images, [5]), model(grey))
+    assert ablate(model, images, [5], "drop").shape == (1, 3)
+
+
+def test_a_model_that_merges_tokens_can_do_without_some_and_one_that_drops_says_no() -> None:
+    plain, images = vit(image=(30, 35)), torch.randn(2, 3, 30, 35)
+    left = [patch for patch in range(35) if patch not in (3, 20)]
+    places = torch.tensor(left).expand(2, -1)
+    merging = fast(plain, merge=2)
+    with torch.no_grad():
+        by_hand = merging.head(merging.gathered(merging.patches(images)[:, left], (5, 7), places))
+    assert_close(ablate(merging, images, [3, 20], "drop"), by_hand)
+    with pytest.raises(VitrailError, match="leaves patches out by itself; mask or shuffle"):
+        ablate(fast(plain, drop=0.2), images, [3], "drop")
+    assert ablate(fast(plain, drop=0.2), images, [3], "mask").shape == (2, 5)
+
+
+def test_what_cannot_be_is_said_in_a_sentence() -> None:
+    images = pictures()
+    with pytest.raises(VitrailError, match=r"all 6 patches cannot be dropped.*keep one"):
+        ablate(vit(), images, range(6), "drop")
+    with pytest.raises(VitrailError, match=r"relative positions count .* mask or shuffle"):
+        ablate(vit(position="relative"), images, [1], "drop")
+    with pytest.raises(VitrailError, match="patches must be numbers from 0 to 5, got 6"):
+        ablate(vit(), images, [0, 6])
+    with pytest.raises(VitrailError, match="by mask, shuffle or drop, got 'burn'"):
+        ablate(vit(), images, [0], "burn")
+
+
+def test_a_model_in_training_is_left_as_it_was() -> None:
+    model, images = vit(dropout=0.5), pictures()
+    answer = ablate(model, images, [2], "drop")
+    model.train()
+    assert torch.equal(ablate(model, images, [2], "drop"), answer)
+    assert model.training

@@ -1,0 +1,219 @@
+"""The studio by its addresses: who is let in, what is answered, what is refused. No browser is needed to ask."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+import vitrail
+from tests.browser.runs import saved
+from vitrail.studio.album import Album
+from vitrail.studio.app import API, make_app, pages
+from vitrail.studio.desk import Desk, Kept
+from vitrail.studio.pack import unpacked
+from vitrail.studio.shelf import Shelf, check
+
+TOKEN = "a-token-of-enough-letters"
+HOME = f"http://127.0.0.1:1234/{TOKEN}/"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("models") / "mine", registers=2)
+
+
+@pytest.fixture(scope="module")
+def client(source: Path) -> Iterator[TestClient]:
+    shelf = Shelf([str(source)])
+    check(shelf)
+    with TestClient(make_app(Desk(shelf, Album()), TOKEN), base_url=HOME, follow_redirects=False) as made:
+        yield made
+
+
+def test_the_page_is_there_and_tells_the_browser_to_trust_nobody(client: TestClient) -> None:
+    answer = client.get(HOME)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "http://" not in answer.text.replace("http://www.w3.org", "")
+    assert client.get(HOME[:-1]).headers["location"] == f"/{TOKEN}/"
+
+
+def test_every_module_that_is_named_is_there(client: TestClient) -> None:
+    for name in pages():
+        answer = client.get(HOME + name)
+        assert answer.status_code == 200
+        assert "https://" not in answer.text  # nothing comes from anywhere else
+    assert {"index.html", "main.js", "style.css"} <= set(pages())
+
+
+@pytest.mark.parametrize(
+    ("address", "headers"),
+    [
+        ("http://127.0.0.1:1234/", {}),
+        ("http://127.0.0.1:1234/api/studio", {}),
+        ("http://127.0.0.1:1234/wrong-token/", {}),
+        (HOME, {"Host": "evil.example"}),
+        (HOME, {"Host": "127.0.0.1.evil.example:1234"}),
+        (HOME, {"Host": "[::"}),
+        (HOME + "api/studio", {"Origin": "http://evil.example"}),
+        (HOME + "api/studio", {"Origin": "null"}),
+        (HOME + "api/studio", {"Origin": "http://127.0.0.1:9"}),
+        (HOME + "api/studio", {"Sec-Fetch-Site": "cross-site"}),
+    ],
+)
+def test_strangers_are_refused(client: TestClient, address: str, headers: dict[str, str]) -> None:
+    answer = client.get(address, headers=headers)
+    assert answer.status_code == 403
+    assert "open" in answer.json()["error"]
+    assert TOKEN not in answer.text
+
+
+@pytest.mark.parametrize("host", ["localhost:1234", "127.0.0.1:4321", "[::1]:1234"])
+def test_who_comes_through_a_tunnel_is_let_in(client: TestClient, host: str) -> None:
+    assert client.get(HOME + "main.js", headers={"Host": host, "Origin": f"http://{host}"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["../trace.py", "%2e%2e/trace.py", "..%2ftrace.py", "static/main.js", "main.py", "x" * 5000])
+def test_no_path_leads_out_of_the_page(client: TestClient, path: str) -> None:
+    answer = client.get(HOME + path)
+    assert answer.status_code in (403, 404) or answer.text == client.get(HOME).text
+
+
+def test_a_trace_has_the_numbers_of_explain(client: TestClient, source: Path) -> None:
+    answer = client.get(HOME + "api/trace", params={"model": "m0", "picture": "sample-1", "class": "3"})
+    facts, arrays = unpacked(answer.content)
+    model = vitrail.load(source)
+    known: dict[str, Any] = {"vitrail": vitrail, "model": model}
+    exec("\n".join(facts["picture"]["imports"]), known)
+    images = eval(f"vitrail.prepare(model, [{facts['picture']['python']}])", known)
+    torch.testing.assert_close(torch.from_numpy(arrays["attention"].copy()), vitrail.explain.attention(model, images)[:, 0])
+    assert facts["target"] == 3
+    assert facts["registers"] == 2
+    assert client.get(HOME + "api/trace", params={"model": "m0", "picture": "sample-1", "class": "3"}).content == answer.content
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("api/trace", 422, "names no model"),
+        ("api/trace?model=m0", 422, "names no picture"),
+        ("api/trace?model=../../etc&picture=sample-0", 422, "no model '../../etc'"),
+        ("api/trace?model=m0&picture=/etc/passwd", 422, "no picture is named"),
+        ("api/trace?model=m0&picture=sample-99", 422, "no picture sample-99"),
+        ("api/trace?model=m0&picture=sample-0&class=99", 422, "class"),
+        ("api/trace?model=m0&picture=sample-0&step=3", 422, "no run"),
+        ("api/trace?model=m0&picture=sample-0&step=x", 422, "whole number"),
+        ("api/trace?model=m0&picture=upload-0123456789abcdef", 410, "upload it again"),
+        ("api/rows?model=m0&picture=sample-0&query=99", 422, "99"),
+        ("api/flow?model=m0&picture=sample-0&method=magic", 422, "magic"),
+        ("api/pair?model=m0&picture=sample-0&layer=9&head=0&query=0&key=0", 422, "9"),
+        ("api/pair?model=m0&picture=sample-0", 422, "layer must be"),
+        ("api/pictures?album=d7&split=test", 422, "7"),
+        ("api/pictures?album=samples&split=all&count=100", 422, "60"),
+        ("api/picture?picture=sample-0&size=99999", 422, "1024"),
+        ("api/run?model=m0", 422, "is no run"),
+        ("api/events?model=m0", 422, "is no run"),
+        ("api/confusion?model=m0", 422, "is no run"),
+        ("api/cost?patch=0", 422, "patch"),
+        ("api/cost?like=m9", 422, "no model"),
+    ],
+)
+def test_a_wrong_question_gets_one_sentence(client: TestClient, path: str, status: int, words: str) -> None:
+    answer = client.get(HOME + path)
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["error"]
+    assert "\n" not in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (b"", "model must be"),
+        (b"[]", "model must be"),
+        (b"{", "no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        ({"model": "m0"}, "picture must be"),
+        ({"model": "m0", "picture": "sample-0", "patches": ["x"]}, "patches must be"),
+        ({"model": "m0", "picture": "sample-0", "patches": [99]}, "99"),
+        ({"model": "m0", "picture": "sample-0", "patches": [1], "how": "burn"}, "burn"),
+        ({"model": "m0", "picture": "sample-0", "patches": list(range(6)), "how": "drop"}, "patch"),
+        (b" " * (2**20 + 1), "1 MiB"),
+    ],
+)
+def test_a_wrong_ablation_gets_one_sentence(client: TestClient, asked: Any, words: str) -> None:
+    body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
+    answer = client.post(HOME + "api/ablate", content=body)
+    assert answer.status_code == 422, answer.text
+    assert words in answer.json()["error"]
+
+
+def test_an_ablation_says_what_the_model_says(client: TestClient, source: Path) -> None:
+    asked = {"model": "m0", "picture": "sample-2", "patches": [0, 4], "how": "drop", "seed": 0}
+    found = client.post(HOME + "api/ablate", json=asked).json()
+    model = vitrail.load(source)
+    from vitrail.studio.samples import Samples
+
+    images = vitrail.prepare(model, [Samples().content(2)])
+    odds = vitrail.explain.ablate(model, images, [0, 4], "drop")[0].softmax(0)
+    assert {row["class"]: row["after"] for row in found["top"]} == pytest.approx(dict(enumerate(odds.tolist())), abs=1e-6)
+
+
+@pytest.mark.parametrize("content", [b"", b"GIF89a", b"<svg/>", b"\xff\xd8\xff" + b"x" * 100, b"\x89PNG\r\n\x1a\n"])
+def test_what_is_no_picture_is_refused(client: TestClient, content: bytes) -> None:
+    answer = client.post(HOME + "api/upload?name=cat.jpg", content=content)
+    assert answer.status_code == 422
+    assert "\n" not in answer.json()["error"]
+
+
+def test_a_picture_that_is_too_large_is_not_read_to_its_end(client: TestClient) -> None:
+    sent = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal sent
+        for _ in range(40):
+            sent += 1
+            yield bytes(2**20)
+
+    answer = client.post(HOME + "api/upload", content=pieces())
+    assert answer.status_code == 422
+    assert "16 MiB" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("name", API)
+def test_every_route_takes_its_own_method_alone(client: TestClient, name: str) -> None:
+    other = {"GET": "POST", "POST": "GET"}[API[name][0]]
+    assert client.request(other, HOME + f"api/{name}").status_code == 405
+
+
+def test_answers_that_are_kept_stay_within_their_room() -> None:
+    kept, asked = Kept(room=100), []
+
+    def answer(size: int) -> bytes:
+        asked.append(size)
+        return bytes(size)
+
+    for size in (40, 50, 40, 60, 50, 300, 40):
+        assert len(kept.get(("answer", size), lambda size=size: answer(size))) == size  # type: ignore[misc]
+    assert asked == [40, 50, 60, 50, 300, 40]  # 40 was still there the second time, 50 had made room for 60
+    assert kept.bytes <= 340
+
+
+def test_two_models_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    paths = [saved(tmp_path / place / "best") for place in ("one", "other")]
+    names = [one.name for one in Shelf([str(path) for path in paths]).models.values()]
+    assert names == ["best (m0)", "best (m1)"]
+
+
+def test_a_model_without_attention_is_refused_before_the_page_opens(tmp_path: Path) -> None:
+    vitrail.save(vitrail.build("R50x1", width=32, stages=(1, 1), classes=3, image=32), tmp_path / "resnet")
+    with pytest.raises(vitrail.VitrailError, match="no attention"):
+        check(Shelf([str(tmp_path / "resnet")]))

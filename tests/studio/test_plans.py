@@ -1,0 +1,59 @@
+"""What a model would cost is what it costs, and its Python makes it."""
+
+from typing import Any
+
+import pytest
+
+import vitrail
+from tests.small import config
+from vitrail.errors import VitrailError
+from vitrail.models.settings import ViTConfig
+from vitrail.studio.plans import planned, python
+
+
+def test_a_plan_is_the_cost_of_its_settings() -> None:
+    found = planned({"name": "S/16", "depth": "6", "image": "96x160", "batch": "3"})
+    known = vitrail.cost(vitrail.variant("S/16", depth=6, image=(96, 160)), batch=3)
+    assert found["parameters"] == known.parameters
+    assert found["macs"] == known.macs
+    assert found["grid"] == [6, 10]
+    assert [stage["shape"] for stage in found["stages"]] == [list(stage.shape) for stage in known.stages]
+    assert found["memory"]["training"] == known.memory.training
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        vitrail.variant("B/16"),
+        vitrail.variant("Ti/16", image=384, classes=10, registers=4),
+        vitrail.variant("L/14", pool="gap", position="rotary"),
+        vitrail.variant("R50+B/16"),
+        config(),
+        config(pool="map", class_token=True, position="sincos2d-moco"),
+    ],
+)
+def test_the_python_of_a_plan_makes_these_very_settings(settings: Any) -> None:
+    assert isinstance(settings, ViTConfig)
+    known: dict[str, Any] = {}
+    exec(python(settings).partition("\nmodel =")[0], known)
+    assert known["config"] == settings
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"patch": "15"}, "multiple"),
+        ({"depth": "1000000000"}, "depth must be a number from 1 to 400"),
+        ({"batch": "0"}, "batch must be"),
+        ({"batch": "-"}, "batch must be"),
+        ({"heads": "7"}, "heads"),
+        ({"width": "a"}, "width must be"),
+        ({"name": "R50x1"}, "no patches"),
+        ({"name": "B/17x"}, "no model is named"),
+        ({"image": "99999999999"}, "image"),
+        ({"pool": "all"}, "pool must be"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_in_their_own_words(asked: dict[str, str], words: str) -> None:
+    with pytest.raises(VitrailError, match=words):
+        planned(asked)
