@@ -7,6 +7,7 @@ import torch
 from tests.small import vit
 from vitrail.config import override
 from vitrail.data.preprocess import Preprocess
+from vitrail.models.build import build
 from vitrail.models.vit import ViT
 from vitrail.recipes.demo import demo
 from vitrail.recipes.given import Given
@@ -32,4 +33,16 @@ def saved(folder: Path, **changes: object) -> Path:
     model.preprocess = Preprocess(model.config.image, crop=0.9, mean=(0.5,) * channels, std=(0.25,) * channels)
     model.labels = tuple(f"class {number}" for number in range(model.config.classes)) or None
     save(model, folder)
+    return folder
+
+
+def large(folder: Path) -> Path:
+    """Ti/16 as it is before any training: 14 x 14 patches, 12 layers of 3 heads, 1000 classes."""
+    torch.manual_seed(0)
+    model = build("Ti/16")
+    assert isinstance(model, ViT)
+    for weight in model.parameters():  # a zero head would call all classes alike
+        weight.data.add_(0.02 * torch.randn_like(weight))
+    model.preprocess = Preprocess((224, 224), crop=0.875, mean=(0.5,) * 3, std=(0.5,) * 3)
+    save(model.eval(), folder)
     return folder

@@ -1,19 +1,194 @@
-"""The page around the parts: the story, the state in the address, the keyboard, who may ask."""
+"""The page around the parts: everybody can read it, on every screen, in either theme, by keyboard alone."""
+
+from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page
 
-from tests.browser.opening import Studio, look
+from tests.browser.opening import LONG, PARTS, SIZES, Studio, Watched, look, opened, settled, visit
+from tests.browser.runs import large
+from vitrail.studio.samples import SAMPLES
 
 pytestmark = pytest.mark.browser
-PARTS = ("picture", "patches", "tokens", "attention", "flow", "lens", "prediction", "inside", "shapes", "run")
 
 
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing(page: Page, studio: Studio, part: str, theme: str) -> None:
-    look(page, studio.at(part=part, theme=theme))
-    page.wait_for_load_state("networkidle")
-    found = Axe().run(page).response["violations"]
-    assert not found, [(rule["id"], [node["target"] for node in rule["nodes"]][:5]) for rule in found]
+def violations(page: Page, **options: object) -> list[tuple[str, list[str]]]:
+    """Of the rules that axe knows, and where."""
+    found = Axe().run(page, options=options).response["violations"]
+    return [(rule["id"], [str(node["target"]) for node in rule["nodes"]][:5]) for rule in found]
+
+
+def test_axe_finds_nothing_in_any_part(page: Page, studio: Studio) -> None:
+    look(page, studio.at(theme="light"))
+    found = {}
+    for part in PARTS:
+        visit(page, part)
+        found[part, "light"] = violations(page)
+        page.select_option("#top label[data-key=theme] select", "dark")
+        settled(page)
+        found[part, "dark"] = violations(page, runOnly=["color-contrast"])
+        page.select_option("#top label[data-key=theme] select", "light")
+    assert not {where: what for where, what in found.items() if what}
+
+
+def test_axe_finds_nothing_on_a_phone(browser: Browser, studio: Studio) -> None:
+    width, height = SIZES["phone"]
+    page = browser.new_page(viewport={"width": width, "height": height}, has_touch=True)
+    page.set_default_timeout(LONG)
+    with Watched(page):
+        look(page, studio.at(theme="light"))
+        found = {}
+        for part in PARTS:
+            visit(page, part)
+            found[part] = violations(page)
+        assert not {where: what for where, what in found.items() if what}
+    page.close()
+
+
+def test_no_part_makes_the_page_scroll_sideways(page: Page, studio: Studio) -> None:
+    look(page, studio.at())
+    found = {}
+    for part in PARTS:
+        visit(page, part)
+        for name, (width, height) in SIZES.items():
+            page.set_viewport_size({"width": width, "height": height})
+            page.wait_for_timeout(60)  # parts follow the window's size in the next frame
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            if wide > width:
+                found[part, name] = wide
+        page.set_viewport_size({"width": SIZES["laptop"][0], "height": SIZES["laptop"][1]})
+    assert not found
+
+
+def focused(page: Page) -> str:
+    return page.evaluate("document.activeElement.closest('[data-part]')?.dataset.part ?? document.activeElement.localName")
+
+
+def outlined(page: Page) -> bool:
+    """Somebody who does not use a mouse sees where the keyboard is."""
+    return page.evaluate(
+        """() => {
+          const look = getComputedStyle(document.activeElement), box = document.activeElement.getBoundingClientRect();
+          return look.outlineStyle !== "none" && parseFloat(look.outlineWidth) >= 2 && box.width > 0 && box.right > 0;
+        }"""
+    )
+
+
+def test_the_keyboard_walks_the_story_and_opens_parts(page: Page, studio: Studio) -> None:
+    look(page, studio.at(part="picture"))
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        assert outlined(page), page.evaluate("document.activeElement.outerHTML.slice(0, 200)")
+        if focused(page) == "picture":
+            break
+    assert focused(page) == "picture"
+    for part in PARTS[1:]:
+        page.keyboard.press("ArrowRight")
+        assert focused(page) == part
+        assert outlined(page)
+        page.keyboard.press("Enter")
+        page.wait_for_selector(f"#panel > section.{part}:not([hidden])")
+        settled(page)
+        assert focused(page) == part, "opening a part loses the keyboard's place"
+        assert page.get_attribute(f"#story li[data-part={part}] button", "aria-current") == "step"
+    page.keyboard.press("ArrowLeft")
+    assert focused(page) == PARTS[-2]
+
+
+def test_everything_that_tab_reaches_is_seen_and_nothing_traps_it(page: Page, studio: Studio) -> None:
+    look(page, studio.at())
+    found = {}
+    for part in PARTS:
+        visit(page, part)
+        page.focus("#panel")
+        first, steps = None, 0
+        while steps < 150:
+            page.keyboard.press("Tab")
+            inside = page.evaluate("Boolean(document.activeElement.closest('#panel'))")
+            if not inside:
+                break
+            steps += 1
+            first = first or page.evaluate("document.activeElement.outerHTML.slice(0, 120)")
+            if not outlined(page) and not page.evaluate("Boolean(document.activeElement.closest('svg'))"):
+                found[part] = page.evaluate("document.activeElement.outerHTML.slice(0, 120)")
+        assert 0 < steps < 150, (part, first)
+    assert not found
+
+
+def test_the_patch_grid_takes_arrow_keys_and_speaks(page: Page, studio: Studio) -> None:
+    look(page, studio.at(part="attention"))
+    settled(page)
+    page.focus("#side .patchgrid")
+    spoken = []
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight", "ArrowUp"):
+        before = page.evaluate("document.querySelector('.wall canvas').toDataURL()")
+        page.keyboard.press(key)
+        page.wait_for_function("(before) => document.querySelector('.wall canvas').toDataURL() !== before", arg=before)
+        spoken.append(page.text_content("#side .patchgrid [aria-live]"))
+    places = ((0, 0), (1, 0), (1, 1), (0, 1))  # of a grid of four columns
+    assert spoken == [f"patch {4 * row + column} (row {row}, column {column})" for row, column in places]
+    page.keyboard.press("Enter")
+    settled(page)
+    assert "query=2" in page.url  # after the class token
+    assert page.evaluate("document.activeElement.matches('#side .patchgrid')")
+    page.keyboard.press("Escape")
+    page.keyboard.press("Enter")
+    settled(page)
+    assert "query=2" not in page.url, "Enter on the pinned patch lets it go"
+
+
+def test_the_keyboard_keeps_its_place_over_a_scrub_a_click_and_a_theme(page: Page, studio: Studio) -> None:
+    look(page, studio.at(part="lens"))
+    box = "#top input[type=range]"
+    page.focus(box)
+    for steps in range(1, 3):
+        page.keyboard.press("ArrowLeft")
+        settled(page)
+        assert page.evaluate("document.activeElement.matches('#top input[type=range]')"), "a scrub loses the keyboard's place"
+        assert page.input_value(box) == str(int(page.get_attribute(box, "max") or 0) - steps)
+    assert "step=" in page.url
+    button = page.locator("#side .answer button").nth(1)
+    name = button.locator(".name").inner_text()
+    button.focus()
+    page.keyboard.press("Enter")
+    settled(page)
+    assert "class=" in page.url
+    assert page.evaluate("document.activeElement.querySelector('.name')?.textContent") == name
+    page.focus("#top label[data-key=theme] select")
+    page.keyboard.press("ArrowDown")
+    settled(page)
+    assert "theme=light" in page.url
+    assert page.evaluate("document.activeElement.matches('#top label[data-key=theme] select')")
+
+
+def test_the_theme_is_in_the_address_and_outlives_a_reload(page: Page, studio: Studio) -> None:
+    look(page, studio.at())
+    paper = "getComputedStyle(document.body).backgroundColor"
+    colours = {}
+    for theme in ("light", "dark"):
+        page.select_option("#top label[data-key=theme] select", theme)
+        settled(page)
+        colours[theme] = page.evaluate(paper)
+        page.reload()
+        page.wait_for_selector("body[data-ready=true]")
+        assert page.evaluate(paper) == colours[theme]
+        assert page.input_value("#top label[data-key=theme] select") == theme
+    assert colours["light"] != colours["dark"]
+
+
+def test_a_model_of_fourteen_by_fourteen_patches_shows_its_wall(page: Page, tmp_path: Path) -> None:
+    with opened([large(tmp_path / "Ti")]) as studio:
+        look(page, studio.at(part="picture"))
+        settled(page)
+        page.click(".shelf button[data-picture=sample-3]")
+        visit(page, "attention")
+        assert SAMPLES > 3
+        assert "sample-3" in page.url
+        wall = "document.querySelector('.wall canvas')"
+        width, height = page.evaluate(f"[{wall}.width, {wall}.height]")
+        colours = page.evaluate(
+            f"new Set(new Uint32Array({wall}.getContext('2d').getImageData(0, 0, {width}, {height}).data.buffer)).size"
+        )
+        assert colours > 100  # 36 maps of 196 patches in shades of their own
+        assert page.inner_text(".attention .who").startswith("Layer 11, head 0")

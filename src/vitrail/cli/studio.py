@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitrail.cli.fitting import Threads
 from vitrail.cli.options import Json
 from vitrail.errors import VitrailError
 
@@ -30,6 +31,7 @@ def studio(
             metavar="WORD", envvar="VITRAIL_TOKEN", help="Of the address, so that links outlive the studio; else random."
         ),
     ] = None,
+    threads: Threads = None,
     json: Json = False,
 ) -> None:
     """Open a page on this machine that shows what a model does with a picture, from pixels to the answer."""
@@ -42,11 +44,15 @@ def studio(
     with bound("127.0.0.1", port) as place:
         _check_extra()
 
+        import torch
+
         from vitrail.studio.app import make_app
         from vitrail.studio.first import beginning
         from vitrail.studio.listen import listen
 
         with beginning(runs or [], lambda words: typer.echo(words, err=True)) as sources:
+            if threads is not None:
+                torch.set_num_threads(threads)
             desk = _desk(sources, data or [])
             word = token or secrets.token_urlsafe(WORD)
             url = f"http://127.0.0.1:{place.getsockname()[1]}/{word}/"

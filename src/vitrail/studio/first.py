@@ -4,16 +4,20 @@ The training is a process of its own and lasts some minutes the first time; the 
 Stopped before its end, it goes on at the next start from where it was.
 """
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+import torch
 
 from vitrail.data import cache
 from vitrail.errors import VitrailError
-from vitrail.studio.history import training
 from vitrail.train.past import steps
 from vitrail.train.run import Run
 
@@ -33,52 +37,56 @@ def beginning(sources: Sequence[str], say: Callable[[str], None], settings: Sequ
         yield list(sources)
         return
     run = Run(cache.folder() / "studio" / "fashion")
-    if run.result() is not None or training(run):  # of another studio that is open
+    if run.result() is not None:
         yield [str(run.folder)]
         return
-    say(f"training a small model on the embedded pictures, once; the page shows how: {run.folder}")
-    child = _train(run.folder, settings)
-    try:
-        _wait(run, child)
-        yield [str(run.folder)]
-    finally:
-        child.terminate()  # it writes a checkpoint, from which it goes on next time
+    torch.set_num_threads(max(1, _cores() - _half()))  # threads that outnumber cores wait for one another most of the time
+    say(f"training a small model on the embedded pictures, once; the page opens with its first checkpoint: {run.folder}")
+    with TemporaryFile() as said:
+        child = _train(run.folder, settings, said)
         try:
-            child.wait(STOP)
-        except subprocess.TimeoutExpired:
-            child.kill()
+            _wait(run, child, said)
+            yield [str(run.folder)]
+        finally:
+            child.terminate()  # it writes a checkpoint, from which it goes on next time
+            try:
+                child.wait(STOP)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
 
 
-def _train(folder: Path, settings: Sequence[str]) -> "subprocess.Popen[bytes]":
+def _train(folder: Path, settings: Sequence[str], said: IO[bytes]) -> "subprocess.Popen[bytes]":
     changes = [word for setting in settings for word in ("--set", setting)]
-    command = [
-        sys.executable,
-        "-m",
-        "vitrail",
-        "train",
-        "fashion",
-        "--recipe",
-        "demo",
-        "--out",
-        str(folder),
-        "--json",
-        *changes,
-    ]
+    command = [sys.executable, "-m", "vitrail", "train", "fashion", "--recipe", "demo", "--out", str(folder), "--json"]
+    command += ["--threads", str(_half())]
     return subprocess.Popen(
-        command,
+        [*command, *changes],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stderr=said,
         start_new_session=True,  # Ctrl-C is for the studio, which then ends it in its own time
     )
 
 
-def _wait(run: Run, child: "subprocess.Popen[bytes]") -> None:
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _half() -> int:
+    """Of the cores, for the training; the page has the rest."""
+    return max(1, _cores() // 2)
+
+
+def _wait(run: Run, child: "subprocess.Popen[bytes]", said: IO[bytes]) -> None:
     end = time.monotonic() + PATIENCE
     while not steps(run):
         if child.poll() is not None:
-            said = (child.stderr.read() if child.stderr else b"").decode(errors="replace").strip().splitlines()
-            raise VitrailError(f"the studio's own model could not be trained: {said[-1] if said else 'no reason was given'}")
+            said.seek(0)
+            words = said.read().decode(errors="replace").strip()
+            if "another process is at work" not in words:  # another studio, whose training is as good
+                reason = words.splitlines()[-1] if words else f"its process ended with {child.returncode}"
+                raise VitrailError(f"the studio's own model could not be trained: {reason}; name a run or weights to look at")
         if time.monotonic() > end:
             raise VitrailError("the studio's own model has no checkpoint yet; try vitrail train, then vitrail studio runs/demo")
         time.sleep(0.2)

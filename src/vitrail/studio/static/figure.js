@@ -65,22 +65,34 @@ export function composed(place) {
     if (one.localName === "svg") sheet.append(dressed(one, { ...at(box), width: box.width, height: box.height }));
     else {
       const look = getComputedStyle(one).imageRendering;
-      add(sheet, "image", { ...at(box), width: box.width, height: box.height, href: still(one), style: `image-rendering:${look}`,
+      add(sheet, "image", { ...at(box), width: box.width, height: box.height, href: still(one), "image-rendering": look,
         preserveAspectRatio: "none", opacity: getComputedStyle(one).opacity });
     }
   }
   const walk = document.createTreeWalker(place, NodeFilter.SHOW_TEXT);
   for (let text = walk.nextNode(); text; text = walk.nextNode()) {
     if (!text.data.trim() || text.parentElement.closest("svg, select, button, .unseen")) continue;
-    const span = document.createRange();
-    span.selectNodeContents(text);
-    const box = span.getBoundingClientRect(), look = getComputedStyle(text.parentElement);
-    if (!box.width) continue;
-    const { x, y } = at(box);
-    add(sheet, "text", { x, y: y + box.height * 0.78, fill: look.color, "font-family": look.fontFamily, "font-size": look.fontSize,
-      "font-weight": look.fontWeight }).textContent = text.data.trim();
+    const look = getComputedStyle(text.parentElement);
+    for (const { words, box } of broken(text)) {
+      const { x, y } = at(box);
+      add(sheet, "text", { x, y: y + box.height * 0.78, fill: look.color, "font-family": look.fontFamily, "font-size": look.fontSize,
+        "font-weight": look.fontWeight }).textContent = words.join(" ");
+    }
   }
   return new XMLSerializer().serializeToString(sheet);
+}
+
+// A text in the lines that it is broken into, since SVG breaks none.
+function broken(text) {
+  const lines = [], span = document.createRange();
+  for (const { 0: word, index } of text.data.matchAll(/\S+/g)) {
+    span.setStart(text, index);
+    span.setEnd(text, index + word.length);
+    const box = span.getBoundingClientRect();
+    if (lines.length && Math.abs(lines.at(-1).box.top - box.top) < 2) lines.at(-1).words.push(word);
+    else if (box.width) lines.push({ words: [word], box });
+  }
+  return lines;
 }
 
 function add(sheet, tag, attributes) {

@@ -3,7 +3,7 @@
 // In the address: `cell` the cell of the confusion matrix that is open, as true-said in numbers of classes.
 
 import { chart, legend } from "./chart.js";
-import { css } from "./colour.js";
+import { LINES } from "./colour.js";
 import { el, figure3, percent } from "./dom.js";
 import { figure } from "./figure.js";
 import { address, alone, json, picture } from "./net.js";
@@ -146,7 +146,7 @@ function build(section, studio) {
         { name: "validation, among five", points: of((line) => line.validation?.top5), dashed: true }, { name: "nearest neighbours (kNN)", points: of((line) => line.validation?.knn) }]) },
       lr: { y: "", low: 0, lines: named([{ name: "learning rate", points: of((line) => line.lr) }]) },
       gradient: { y: "norm", low: 0, lines: named([{ name: "gradient norm", points: of((line) => line.gradient) }]) },
-      reach: { y: "pixels", low: 0, lines: Array.from({ length: layers }, (_, layer) => ({ name: `layer ${layer}`, points: of((line) => line.heads?.distance[layer]), colour: css(0.15 + (0.6 * layer) / Math.max(1, layers - 1), 0, 1) })) },
+      reach: { y: "pixels", lines: Array.from({ length: layers }, (_, layer) => ({ name: `layer ${layer}`, points: of((line) => line.heads?.distance[layer]), colour: LINES[layer % LINES.length], dashed: layer >= LINES.length })) },
     };
   }
 
@@ -158,13 +158,13 @@ function build(section, studio) {
       if (!made.length) continue;
       const title = shown[name].root.querySelector("h2").textContent;
       shown[name].body.replaceChildren(chart({ title, x: "step", y, lines: made, share, low: share ? 0 : low, high: share ? 1 : undefined, whole: true, mark: mark_, onpick: studio.model.steps.length && !alone ? nearest : null }),
-        made.length > 1 || name === "accuracy" ? legend(name === "reach" && made.length > 8 ? [made[0], made[Math.floor(made.length / 2)], made.at(-1)] : made) : "");
+        made.length > 1 || name === "accuracy" ? legend(made) : "");
     }
     shown.loss.caption(`Training: the loss of each step's own batch${run.recipe?.augment ? ", with what augmentation makes of it" : ""}; validation: of pictures that it does not learn from. Where training falls and validation rises, it learns by heart.`);
     shown.accuracy.caption(run.recipe?.masking ? "A run without labels is watched by its neighbours: how often the nearest training pictures, by its own representation, have the right class." : "Training is measured on augmented pictures, so validation can lie above it.");
     shown.lr.caption("It rises first, so that early, wild gradients do little harm, then falls.");
     shown.gradient.caption("The length of the gradient before it is clipped. A spike is a batch that surprised it.");
-    shown.reach.caption("Mean over a layer's heads, as the log has it: the darkest line is the first layer. Some layers learn to look near, which nothing told them.");
+    shown.reach.caption("Mean over a layer's heads, as the log has it. Some layers learn to look near, which nothing told them.");
   }
 
   // The checkpoint nearest to where a curve was clicked; the keyboard has the range in the header.

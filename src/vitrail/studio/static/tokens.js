@@ -133,6 +133,7 @@ function map(studio, title) {
   let all = null, from = 0;
   return {
     root,
+    title: (words) => name.replaceChildren(words),
     // All tokens' values, or (`before` 0) those of the patches alone.
     show(values, before, bounds = spread(values, before), size = Number) {
       const { facts, arrays } = studio.trace;
@@ -219,12 +220,14 @@ function layers(parent, studio) {
   const scale = select("Shades", [["state", "of this state"], ["all", "of all states"]], "state", (value) => state.set({ tokens_shades: value === "state" ? null : value }));
   const steps = select("Scale", [["linear", "linear"], ["log", "logarithmic"]], "linear", (value) => state.set({ tokens_scale: value }));
   const shown = map(studio, ""), long = el("div", { class: "long" });
-  made.body.append(el("div", { class: "controls" }, el("label", { class: "field" }, el("span", {}, "State"), box, words), scale, steps), shown.root, long);
+  made.body.before(el("div", { class: "controls" }, el("label", { class: "field" }, el("span", {}, "State"), box, words), scale, steps));
+  made.body.append(shown.root, long);
   return (why) => {
     const { facts, arrays } = studio.trace, count = layer(studio), shades = state.get("tokens_shades", "state"), values = lengths(studio.trace, count);
     if (why !== "point") {
       Object.assign(box, { max: facts.depth, value: count });
       words.textContent = passed(count, facts.depth);
+      shown.title(`Length ${words.textContent}`);
       box.setAttribute("aria-valuetext", words.textContent);
       scale.querySelector("select").value = shades;
       steps.querySelector("select").value = logarithmic(studio) ? "log" : "linear";

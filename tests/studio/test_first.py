@@ -1,0 +1,78 @@
+"""A studio without a model trains one of its own, once."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import vitrail
+from vitrail.errors import VitrailError
+from vitrail.studio.first import SETTINGS, beginning
+from vitrail.train.past import steps
+from vitrail.train.run import Run
+
+QUICK = (
+    *SETTINGS,
+    "model.depth=1",
+    "model.width=8",
+    "model.heads=2",
+    "model.mlp=8",
+    "batch=8",
+    "schedule.warmup=0",
+    "keep=100000",
+)
+
+
+def test_what_was_named_is_shown_and_nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
+    with beginning(["runs/mine"], lambda words: None) as sources:
+        assert sources == ["runs/mine"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_first_model_is_there_while_it_trains_and_goes_on_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    said: list[str] = []
+    with beginning([], said.append, (*QUICK, "steps=100000", "checkpoint=5", "evaluate=50000")) as (source,):
+        run = Run(Path(source))
+        assert run.folder.is_relative_to(tmp_path)
+        assert steps(run)
+        assert vitrail.model_at(source, steps(run)[-1]).config.classes == 10
+    assert run.result() is None  # it was stopped, and with it its process
+    last = steps(run)[-1]
+    with beginning([], said.append, (*QUICK, "steps=100000", "checkpoint=5", "evaluate=50000")):
+        assert steps(run)[-1] >= last
+    assert len(said) == 2
+    run.finish({"steps": 1})
+    with beginning([], said.append) as sources:  # it is finished, so nothing is started
+        assert sources == [str(run.folder)]
+    assert len(said) == 2
+
+
+def test_a_training_that_fails_is_told_in_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
+    with (
+        pytest.raises(VitrailError, match="could not be trained: vitrail: no field is named"),
+        beginning([], lambda words: None, ("model.colour=red",)),
+    ):
+        raise AssertionError
+
+
+def test_a_training_that_is_killed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
+    import subprocess
+
+    start = subprocess.Popen
+
+    def killed(*arguments: object, **options: object) -> "subprocess.Popen[bytes]":
+        child: subprocess.Popen[bytes] = start(*arguments, **options)  # type: ignore[call-overload]
+        os.kill(child.pid, signal.SIGKILL)
+        return child
+
+    monkeypatch.setattr("vitrail.studio.first.subprocess.Popen", killed)
+    with pytest.raises(VitrailError, match="ended with -9"), beginning([], lambda words: None):
+        raise AssertionError
