@@ -1,8 +1,9 @@
 """How quick the studio is: from choosing a picture to seeing it explained, all heads once more for another patch, and memory.
 
     python -m scripts.studio WEIGHTS DATA [--pictures 200]
+    python -m scripts.studio RUN DATA --picture docs/pictures/studio.png
 
-A real browser clicks through real pictures. Needs what the tests need: Chromium and Playwright.
+A real browser clicks through real pictures, or takes the picture of the README. Needs Chromium and Playwright, as the tests do.
 """
 
 import argparse
@@ -23,7 +24,11 @@ def main() -> None:
     parser.add_argument("weights")
     parser.add_argument("data")
     parser.add_argument("--pictures", type=int, default=200)
+    parser.add_argument("--picture", metavar="OUT")
     asked = parser.parse_args()
+    if asked.picture:
+        _taken(asked.weights, asked.data, asked.picture)
+        return
     with opened([asked.weights], "--data", asked.data, threads=None) as studio, sync_playwright() as player:
         browser = player.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 720})
@@ -46,6 +51,17 @@ def main() -> None:
     }
     json.dump(told, sys.stdout, indent=2)
     sys.stdout.write("\n")
+
+
+def _taken(run: str, data: str, out: str) -> None:
+    with opened([run], "--data", data, threads=None) as studio, sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 720}, device_scale_factor=1)
+        page.goto(studio.at(part="attention", theme="light", picture="d0-test-21", query=18, layer=2, head=1))
+        page.wait_for_selector("body[data-ready=true]", timeout=LONG)
+        page.wait_for_load_state("networkidle")
+        page.screenshot(path=out)
+        browser.close()
 
 
 def _chosen(page: Page, number: int) -> float:

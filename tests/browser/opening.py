@@ -99,11 +99,11 @@ def look(page: Page, url: str) -> None:
     page.wait_for_selector("body[data-ready=true]", timeout=LONG)
 
 
-def settled(page: Page) -> None:
+def settled(page: Page, quiet: int = QUIET) -> None:
     """Until nothing is asked any more, the address is written, and what was answered is drawn."""
     calm, step = 0, 50
     end = time.monotonic() + LONG / 1000
-    while calm < QUIET:
+    while calm < quiet:
         assert time.monotonic() < end, [request.url for request in WATCHED[page].waiting]
         page.wait_for_timeout(step)
         calm = 0 if WATCHED[page].waiting else calm + step
@@ -151,5 +151,7 @@ def seen(page: Page) -> dict[str, Any]:
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """What differs, in words."""
-    found = [f"{name}: {one[name]!r} is not {other[name]!r}" for name in ("title", "words", "values") if one[name] != other[name]]
+    found = [
+        f"{name}: {one[name]!r} is not {other[name]!r}" for name in ("title", "words", "values") if one[name] != other[name]
+    ]
     return found + [f"other {name}" for name in ("charts", "canvases") if one[name] != other[name]]

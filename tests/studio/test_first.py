@@ -2,11 +2,13 @@
 
 import os
 import signal
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
 import vitrail
+from vitrail.data.sources.source import Progress
 from vitrail.errors import VitrailError
 from vitrail.studio.first import SETTINGS, beginning
 from vitrail.train.past import steps
@@ -24,9 +26,13 @@ QUICK = (
 )
 
 
+def quietly() -> AbstractContextManager[Progress]:
+    return nullcontext(lambda what, done, total: None)
+
+
 def test_what_was_named_is_shown_and_nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
-    with beginning(["runs/mine"], lambda words: None) as sources:
+    with beginning(["runs/mine"], lambda words: None, quietly) as sources:
         assert sources == ["runs/mine"]
     assert not list(tmp_path.iterdir())
 
@@ -37,18 +43,18 @@ def test_the_first_model_is_there_while_it_trains_and_goes_on_the_next_time(
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     said: list[str] = []
-    with beginning([], said.append, (*QUICK, "steps=100000", "checkpoint=5", "evaluate=50000")) as (source,):
+    with beginning([], said.append, quietly, (*QUICK, "steps=100000", "checkpoint=5", "evaluate=50000")) as (source,):
         run = Run(Path(source))
         assert run.folder.is_relative_to(tmp_path)
         assert steps(run)
         assert vitrail.model_at(source, steps(run)[-1]).config.classes == 10
     assert run.result() is None  # it was stopped, and with it its process
     last = steps(run)[-1]
-    with beginning([], said.append, (*QUICK, "steps=100000", "checkpoint=5", "evaluate=50000")):
+    with beginning([], said.append, quietly, (*QUICK, "steps=100000", "checkpoint=5", "evaluate=50000")):
         assert steps(run)[-1] >= last
     assert len(said) == 2
     run.finish({"steps": 1})
-    with beginning([], said.append) as sources:  # it is finished, so nothing is started
+    with beginning([], said.append, quietly) as sources:  # it is finished, so nothing is started
         assert sources == [str(run.folder)]
     assert len(said) == 2
 
@@ -57,7 +63,7 @@ def test_a_training_that_fails_is_told_in_its_own_words(tmp_path: Path, monkeypa
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
     with (
         pytest.raises(VitrailError, match="could not be trained: vitrail: no field is named"),
-        beginning([], lambda words: None, ("model.colour=red",)),
+        beginning([], lambda words: None, quietly, ("model.colour=red",)),
     ):
         raise AssertionError
 
@@ -74,5 +80,5 @@ def test_a_training_that_is_killed_is_told(tmp_path: Path, monkeypatch: pytest.M
         return child
 
     monkeypatch.setattr("vitrail.studio.first.subprocess.Popen", killed)
-    with pytest.raises(VitrailError, match="ended with -9"), beginning([], lambda words: None):
+    with pytest.raises(VitrailError, match="ended with -9"), beginning([], lambda words: None, quietly):
         raise AssertionError

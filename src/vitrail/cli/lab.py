@@ -1,58 +1,96 @@
-"""``vitrail lab``: experiments of the paper, scaled to a machine that people have."""
+"""``vitrail lab``: every table and figure of the paper as one command, on a machine that people have."""
 
-from typing import Annotated
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitrail.cli.fitting import Device, Threads, Workers
 from vitrail.cli.options import Json
 from vitrail.cli.screen import add, console, print_json, progress, table
+from vitrail.errors import VitrailError
 
-lab = typer.Typer(name="lab", help="Experiments of the paper, scaled down.", no_args_is_help=True)
-
-
-@lab.callback()
-def _group() -> None:
-    """Experiments of the paper, scaled down."""
+if TYPE_CHECKING:
+    from vitrail.lab.experiment import Told
 
 
-@lab.command()
-def masked(
-    data: Annotated[str, typer.Option(metavar="DATA", help="Small pictures with labels, such as fashion.")] = "fashion",
-    seeds: Annotated[int, typer.Option(min=2, max=5, help="Draws of the labels.")] = 3,
-    pretrain: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of pre-training.")] = 2000,
-    finetune: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of fine-tuning, the same from every start.")] = 200,
-    question: Annotated[list[str] | None, typer.Option(help="few or order; repeatable, else both.")] = None,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(help="Of few: masked-patch, mae, simmim, 'masked-patch, pixels' ...; else the first three."),
+def lab(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The experiment; without a name they are listed.")
     ] = None,
+    minutes: Annotated[float, typer.Option(metavar="N", help="For all trainings of the experiment together.")] = 20.0,
+    data: Annotated[
+        str | None, typer.Option(metavar="DATA", help="Small pictures with labels; else the experiment's own.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few steps, to see that it works; the numbers mean nothing.")
+    ] = False,
+    weights: Annotated[
+        str | None, typer.Option(metavar="WEIGHTS", help="A checkpoint to look at beside, where the experiment can.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where pages and results lie; what is there already is not done again.")
+    ] = Path("lab"),
+    device: Device = "auto",
+    threads: Threads = None,
+    workers: Workers = None,
     json: Json = False,
 ) -> None:
-    """B.1.2: does learning without labels help where labels are few, and is it worth less than other labels?"""
-    from dataclasses import asdict
+    """Run an experiment of the paper, and write a page with our numbers beside the paper's."""
+    if name is None:
+        _list(json)
+        return
+    if not 0 < minutes < 1e6:
+        raise VitrailError(f"--minutes must be above 0, got {minutes:g}; try --minutes 20")
 
-    from vitrail.errors import VitrailError
-    from vitrail.lab.masked import METHODS, Length, masked_lab
+    from vitrail.lab.book import experiment
+    from vitrail.lab.experiment import Asked
+    from vitrail.lab.run import carried_out
+    from vitrail.train.loop import Machine
+    from vitrail.train.signals import Stopped
 
-    for name in question or ():
-        if name not in ("few", "order"):
-            raise VitrailError(f"--question must be few or order, got {name!r}")
-    for name in method or ():
-        if name not in METHODS:
-            raise VitrailError(f"--method must be one of {'; '.join(METHODS)}, got {name!r}")
-    methods = tuple(method or ("masked-patch", "mae", "simmim"))
-    length = Length(pretrain=pretrain, finetune=finetune)
-    with progress() as tell:
-        found = masked_lab(data, seeds, length, methods, questions=tuple(question or ("few", "order")), progress=tell)
+    chosen = experiment(name)
+    asked = Asked(chosen.data if data is None else data, quick, weights)
+    folder = out / (f"{name}-quick" if quick else name)
+    _check_out(out, folder)
+    try:
+        with progress() as tell:
+            told = carried_out(chosen, asked, folder, minutes, Machine(device, threads, workers), tell)
+    except Stopped as stop:
+        with suppress(OSError):  # the terminal may be gone, which is then why
+            typer.echo(f"{stop} of a training; the same command goes on from there", err=True)
+        raise typer.Exit(stop.code) from None
+    _tell(told, folder, json)
+
+
+def _check_out(out: Path, folder: Path) -> None:
+    """Before the work: a page and results can lie there."""
+    wrong = next((place for place in (folder, *folder.parents) if place.exists() and not place.is_dir()), None)
+    if wrong is not None:
+        raise VitrailError(f"--out must be a folder, got {out}, and {wrong} is a file; try --out lab")
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise VitrailError(f"--out must be a folder that can be written, got {out}; try --out lab")
+
+
+def _list(json: bool) -> None:
+    from vitrail.lab.book import NAMES, experiment
+
     if json:
-        print_json(asdict(found))
+        print_json({name: {"title": experiment(name).title, "data": experiment(name).data} for name in NAMES})
+        return
+    sheet = table("experiment", "what")
+    for name in NAMES:
+        add(sheet, name, experiment(name).title)
+    console().print(sheet)
+
+
+def _tell(told: "Told", folder: Path, json: bool) -> None:
+    if json:
+        print_json({"answer": told.answer, "page": str(folder / "index.html"), **told.numbers})
         return
     screen = console()
-    for asked, title in (("few", "all classes, few labels"), ("order", "pre-trained on other classes than the task's")):
-        rows = [arm for arm in found.arms if arm.question == asked]
-        if rows:
-            sheet = table("start", "#labels", "#lr", "#test", "#beyond nothing", title=f"{data}: {title}")
-            for arm in rows:
-                sure = "" if arm.error is None or arm.start == "nothing" else f"{arm.gain:+.1%} ± {arm.error:.1%}"
-                add(sheet, arm.start, f"{arm.labels:,}", f"{arm.lr:g}", f"{arm.mean:.1%}", sure)
-            screen.print(sheet)
+    screen.print(told.answer)
+    screen.print(f"page: {folder / 'index.html'}", soft_wrap=True)

@@ -56,7 +56,7 @@ app.command()(push)
 app.add_typer(data)
 app.add_typer(weights)
 app.add_typer(bench)
-app.add_typer(lab)
+app.command()(lab)
 app.command()(doctor)
 
 

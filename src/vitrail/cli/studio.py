@@ -7,6 +7,7 @@ import typer
 
 from vitrail.cli.fitting import Threads
 from vitrail.cli.options import Json
+from vitrail.cli.screen import progress
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def studio(
         from vitrail.studio.first import beginning
         from vitrail.studio.listen import listen
 
-        with beginning(runs or [], lambda words: typer.echo(words, err=True)) as sources:
+        with beginning(runs or [], lambda words: typer.echo(words, err=True), progress) as sources:
             if threads is not None:
                 torch.set_num_threads(threads)
             desk = _desk(sources, data or [])

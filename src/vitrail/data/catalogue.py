@@ -22,6 +22,7 @@ from vitrail.errors import VitrailError
 HASH = 16  # bytes
 FORMAT = 2  # of what is remembered
 CHUNK = 256  # pictures between two signs of progress
+LITTLE = 2**14  # bytes of a picture in memory that is looked at sooner than a thread is asked to
 UNREADABLE = "cannot be read"  # a fault of the moment, such as a missing right: never remembered
 
 
@@ -58,7 +59,10 @@ def examine(source: Source, progress: Progress | None = None, workers: int | Non
     if isinstance(source, Files):
         return _of_files(source, progress, workers)
     if isinstance(source, Arrays):
-        return _table(list(_look(source, range(len(source)), progress, workers)))
+        everything = range(len(source))
+        if not everything or source.images[0].nbytes <= LITTLE:
+            return _table([_row(source, index) for index in everything])
+        return _table(list(_look(source, everything, progress, workers)))
     key = f"{FORMAT} {hashlib.sha256(identity(source)).hexdigest()}"
     known = _recall(key)
     if known is None or len(known[1]) != len(source):

@@ -24,10 +24,12 @@ def chart(
     low: float | None = None,
     percent: bool = False,
     captions: Mapping[str, Sequence[tuple[str, str] | None]] | None = None,
+    marks: Mapping[float, str] | None = None,
 ) -> Drawing:
     """``dots`` say something when pointed at, ``dashed`` are lines to compare with. ``places``: so many whole numbers from 0,
     each in the middle of a column of its own. ``low``: where the axis begins. ``captions``: of each point of a line, what
-    stands beside its dot and what it says when pointed at, or none for no dot."""
+    stands beside its dot and what it says when pointed at, or none for no dot. ``marks``: what stands below the axis and where,
+    in place of round numbers."""
     drawn = {name: [point for point in line if math.isfinite(point[1])] for name, line in (lines or {}).items()}
     points = [point for line in drawn.values() for point in line] + [(x, y) for x, y, _ in dots if math.isfinite(y)]
     first, last = (
@@ -47,8 +49,9 @@ def chart(
         _, y = at(first, value)
         shapes += [Line([(LEFT, y), (end, y)]), Words((LEFT - 6, y + 4), _number(value, percent), "end")]
     every = -(-places // 16) if places else 1
-    for value in range(0, places, every) if places else ticks(first, last):
-        shapes.append(Words((at(value, least)[0], HIGH - BOTTOM + 15), f"{value:g}", "middle"))
+    below = marks or {value: f"{value:g}" for value in (range(0, places, every) if places else ticks(first, last))}
+    for value, words in below.items():
+        shapes.append(Words((at(value, least)[0], HIGH - BOTTOM + 15), words, "middle"))
     plain, others = cycle(INKS), cycle(BESIDE)
     for row, (name, line) in enumerate(drawn.items()):
         colour = next(others if name in dashed else plain)

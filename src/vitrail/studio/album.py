@@ -122,6 +122,13 @@ class Album:
         number, split, index = id[1:].split("-")
         return self._data[int(number)].python(split, int(index), _name(*found))
 
+    def about(self, id: str) -> str:
+        """Where it comes from, in words."""
+        if not id.startswith("d"):
+            return "the samples" if id.startswith("sample-") else "what was uploaded"
+        number, split, _ = id[1:].split("-")
+        return f"{self._data[int(number)].title} ({split})"
+
     def thumbnail(self, id: str, size: int) -> bytes:
         """A PNG, upright, its longer side at most so long; small pictures stay as they are."""
         if not SMALLEST <= size <= LARGE:

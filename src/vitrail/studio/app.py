@@ -154,7 +154,8 @@ async def _ablate(studio: Studio, request: Request) -> Response:
     which = read(plain.get("model"), str, "model"), read(plain.get("step"), int | None, "step")
     picture, seed = read(plain.get("picture"), str, "picture"), read(plain.get("seed", 0), int, "seed")
     patches, how = read(plain.get("patches"), tuple[int, ...], "patches"), read(plain.get("how", "mask"), str, "how")
-    return as_json(await studio.computed(request, lambda: studio.desk.ablate(which, picture, patches, how, seed)))
+    target = read(plain.get("class"), int | None, "class")
+    return as_json(await studio.computed(request, lambda: studio.desk.ablate(which, picture, patches, how, seed, target)))
 
 
 async def _model(studio: Studio, request: Request) -> Response:

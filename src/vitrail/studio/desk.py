@@ -108,18 +108,21 @@ class Desk:
         with self.shelf.using(*which) as model:
             return pair(model, self._images(model, which, picture), layer, head, query, key)
 
-    def ablate(self, which: Which, picture: str, patches: Sequence[int], how: str, seed: int) -> dict[str, Any]:
+    def ablate(
+        self, which: Which, picture: str, patches: Sequence[int], how: str, seed: int, target: int | None
+    ) -> dict[str, Any]:
         with self.shelf.using(*which) as model:
-            return ablated(model, self._images(model, which, picture), patches, how, seed)
+            return ablated(model, self._images(model, which, picture), patches, how, seed, target)
 
     def about(self, which: Which) -> bytes:
         """Heads are measured on pictures of the model's own data where there are some, else on the samples."""
 
         def answer() -> bytes:
-            contents = [self.album.content(picture) for picture in self._measured(which[0])]
+            pictures = self._measured(which[0])
+            contents = [self.album.content(picture) for picture in pictures]
             with self.shelf.using(*which) as model:
                 facts, arrays = about(model, [prepare(model, [content]) for content in contents])
-            return packed(facts, arrays)
+            return packed({**facts, "measured": self._told(pictures)}, arrays)
 
         return self.kept.get(("about", *self._stamped(which)), answer)
 
@@ -134,6 +137,16 @@ class Desk:
             with suppress(VitrailError):  # its data may be gone
                 return self._pictures(self._answers[id].data_index)
         return [row["id"] for row in self.album.page("samples", "all", 0, MEASURED)["pictures"]]
+
+    def _told(self, pictures: list[str]) -> dict[str, Any]:
+        """Which pictures heads are measured on, in words and in Python."""
+        first = self.album.python(pictures[0])
+        source, content, _ = first["python"].rpartition(".content(")
+        words = f"the first {len(pictures)} pictures of {self.album.about(pictures[0])}"
+        listed = (
+            f"[part.content(at) for part in [{source}] for at in range({len(pictures)})]" if content else f"[{first['python']}]"
+        )
+        return {"words": words, "python": listed, "imports": first["imports"]}
 
     def _pictures(self, number: int, seconds: float | None = None) -> list[str]:
         """The first ones of a data set, of those that it has set aside if there are any."""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -17,22 +17,29 @@ from typing import IO
 import torch
 
 from vitrail.data import cache
+from vitrail.data.sources.source import Progress
 from vitrail.errors import VitrailError
+from vitrail.studio.history import steps_done
 from vitrail.train.past import steps
 from vitrail.train.run import Run
 
 SETTINGS = (
     "model.patch=4", "model.image=28", "preprocess.image=28", "model.pool=cls",  # 7 x 7 patches and a class token
     "model.width=64", "model.heads=4", "model.mlp=256",
-    "steps=1000", "evaluate=100", "checkpoint=100", "keep=20",
+    "steps=1000", "evaluate=100", "checkpoint=50", "keep=20",
 )  # fmt: skip
 PATIENCE = 180.0  # seconds for the first checkpoint
 STOP = 20.0  # seconds for the last one, when the studio ends
 
 
 @contextmanager
-def beginning(sources: Sequence[str], say: Callable[[str], None], settings: Sequence[str] = SETTINGS) -> Iterator[list[str]]:
-    """The sources, or a run of our own that is trained meanwhile."""
+def beginning(
+    sources: Sequence[str],
+    say: Callable[[str], None],
+    waiting: Callable[[], AbstractContextManager[Progress]],
+    settings: Sequence[str] = SETTINGS,
+) -> Iterator[list[str]]:
+    """The sources, or a run of our own that is trained meanwhile; ``waiting`` shows how far its first checkpoint is."""
     if sources:
         yield list(sources)
         return
@@ -45,7 +52,8 @@ def beginning(sources: Sequence[str], say: Callable[[str], None], settings: Sequ
     with TemporaryFile() as said:
         child = _train(run.folder, settings, said)
         try:
-            _wait(run, child, said)
+            with waiting() as tell:
+                _wait(run, child, said, tell)
             yield [str(run.folder)]
         finally:
             child.terminate()  # it writes a checkpoint, from which it goes on next time
@@ -78,9 +86,11 @@ def _half() -> int:
     return max(1, _cores() // 2)
 
 
-def _wait(run: Run, child: "subprocess.Popen[bytes]", said: IO[bytes]) -> None:
+def _wait(run: Run, child: "subprocess.Popen[bytes]", said: IO[bytes], tell: Progress) -> None:
     end = time.monotonic() + PATIENCE
     while not steps(run):
+        recipe = run.noted()
+        tell("training up to the first checkpoint", steps_done(run), recipe.checkpoint if recipe else None)
         if child.poll() is not None:
             said.seek(0)
             words = said.read().decode(errors="replace").strip()

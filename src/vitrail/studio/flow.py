@@ -42,8 +42,15 @@ def flow(
     return facts, arrays
 
 
-def ablated(model: Model, images: Float[Tensor, "1 c height width"], patches: Sequence[int], how: str, seed: int = 0) -> Facts:
-    """What the model said and what it says without some patches."""
+def ablated(
+    model: Model,
+    images: Float[Tensor, "1 c height width"],
+    patches: Sequence[int],
+    how: str,
+    seed: int = 0,
+    target: int | None = None,
+) -> Facts:
+    """What the model said and what it says without some patches; ``target`` is a class that is told of in any case."""
     vit = checked(model)
     if not vit.config.classes:
         raise VitrailError("a model without a head (classes=0) says no class, so nothing can change; load it with its head")
@@ -53,6 +60,8 @@ def ablated(model: Model, images: Float[Tensor, "1 c height width"], patches: Se
     before, after = odds(vit, _answer(vit, images)), odds(vit, then)
     sound({"logits": plain(then)})
     most = torch.maximum(before, after).argsort(descending=True, stable=True)[:TOP].tolist()
+    if target is not None and number("class", target, len(before)) not in most:
+        most.append(target)
     (answer,) = top(vit, after, 1)
     return {
         "order": order(chosen, count, seed) if how == "shuffle" else None,

@@ -18,7 +18,7 @@ from vitrail.models.build import Model
 from vitrail.models.cost import cost
 from vitrail.models.settings import ViTConfig
 from vitrail.models.vit import ViT
-from vitrail.studio.history import training
+from vitrail.studio.history import steps_done, training
 from vitrail.train.past import model_at, steps
 from vitrail.train.run import Run
 from vitrail.weights.folder import is_model
@@ -57,7 +57,10 @@ class Shelf:
     def find(self, id: str) -> Opened:
         if id not in self.models:
             raise VitrailError(f"the studio has no model {id[:20]!r}; it has {', '.join(self.models)}")
-        return self.models[id]
+        one = self.models[id]
+        if one.run is not None and not one.run.folder.is_dir():
+            raise VitrailError(f"the folder of {one.name} is no longer there; bring it back, or open the studio with another")
+        return one
 
     @contextmanager
     def using(self, id: str, step: int | None = None) -> Iterator[Model]:
@@ -79,6 +82,7 @@ class Shelf:
         with self.using(id) as model:
             vit = checked(model)
             config, labels, how = vit.config, vit.labels, vit.preprocess
+            inputs = vit.embed.project.weight.shape[1]  # channels of what is cut into patches: a hybrid's stem has many
             weights = sum(weight.numel() for weight in vit.parameters())
         plain = to_plain(config)
         return {
@@ -88,10 +92,12 @@ class Shelf:
             "data": one.data(),
             "run": one.run is not None,
             "training": one.run is not None and training(one.run),
+            "finished": one.run is not None and one.run.result() is not None,
+            "at": -1 if one.run is None else steps_done(one.run),
             "steps": one.steps(),
             "kind": "hybrid" if config.stem is not None else "vit",
             "config": {name: plain.get(name, getattr(config, name)) for name in FIELDS}
-            | {"class_token": config.has_class_token, "head_width": config.width // config.heads},
+            | {"class_token": config.has_class_token, "head_width": config.width // config.heads, "inputs": inputs},
             "stride": list(config.stride),
             "grid": list(config.grid),
             "tokens": config.tokens,

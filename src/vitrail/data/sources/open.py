@@ -2,6 +2,7 @@
 
 A folder, a CSV or Parquet file, tar shards, a pack, ``hf:owner/name``, or a set by its name: ``fashion`` (embedded), ``panes``
 (a formula; ``panes:count=50000,size=48,seed=3``), ``fashion-mnist``, ``cifar10``, ``cifar100`` (after ``vitrail data get``).
+Of a named set there can be less: ``fashion:count=500``.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 from vitrail.config import check, override
 from vitrail.data.catalogue import examine
 from vitrail.data.pack import is_pack, read_pack
+from vitrail.data.sources.amount import Amount, fewer
 from vitrail.data.sources.builtin import fashion
 from vitrail.data.sources.folder import read_folder, read_unlabelled
 from vitrail.data.sources.get import HERE, SETS, place_of
@@ -44,6 +46,8 @@ def pictures(
     else:
         splits, notes = _find(name, progress)
     found = _complete(name, splits, notes, shares or Shares(), progress)
+    if (want := _amount(name)) is not None:
+        found = fewer(found, want)
     return replace(found, notes=(*found.notes, *_single(found.names), *lessons(found.train))) if labelled else found
 
 
@@ -60,8 +64,7 @@ def _find(name: str, progress: Progress | None) -> Found:
         raise VitrailError(f"no data set is named; try a folder, or {NAMES[0]!r}")
     head, _, options = name.partition(":")
     if head in NAMES:
-        if options and head != "panes":
-            raise VitrailError(f"{head} takes no settings, got {name!r}; name {head!r} alone")
+        _amount(name)  # a setting that is none is said before anything is read
         return _named(head, options, progress), _beside(head)
     if head == "hf":
         return read_hub(name), []
@@ -78,22 +81,34 @@ def _find(name: str, progress: Progress | None) -> Found:
     )
 
 
+def _amount(name: str) -> Amount | None:
+    """How much of a named set is meant; of panes, as much as its formula is asked for."""
+    head, _, options = name.partition(":")
+    if not options or head == "panes" or head not in NAMES:
+        return None
+    return override(Amount(), options.split(","))
+
+
 def _beside(name: str) -> list[str]:
     return [f"the folder {name} is not meant; name it ./{name} to use it"] if Path(name).exists() else []
 
 
 @dataclass(frozen=True)
 class PanesSettings:
-    """How many pictures to learn from, how large, and of which stream; a fifth as many to validate and to test."""
+    """How many pictures to learn from, how large, and of which stream; ``held``: how many each to validate and to test, where
+    that is not a fifth as many."""
 
     count: int = 20_000
     size: tuple[int, int] = (64, 64)
     seed: int = 0
+    held: int | None = None
 
     def __post_init__(self) -> None:
         check(self)
         if not 1 <= self.count <= 2**31:
             raise VitrailError(f"count must be from 1 to {2**31:,}, got {self.count}; try panes:count=20000")
+        if self.held is not None and not 1 <= self.held <= 2**31:
+            raise VitrailError(f"held must be from 1 to {2**31:,}, got {self.held}; try panes:held=2000")
 
 
 def _named(name: str, options: str, progress: Progress | None) -> dict[str, Source]:
@@ -101,7 +116,7 @@ def _named(name: str, options: str, progress: Progress | None) -> dict[str, Sour
         return {split: fashion(split) for split in ("train", "test")}
     if name == "panes":
         want = override(PanesSettings(), [option for option in options.split(",") if option])
-        few = max(want.count // 5, 1)
+        few = want.held or max(want.count // 5, 1)
         return {
             split: panes(split, count, want.size, want.seed)
             for split, count in (("train", want.count), ("validation", few), ("test", few))

@@ -6,7 +6,7 @@ import { figure } from "./figure.js";
 import { PatchGrid } from "./grid.js";
 import * as net from "./net.js";
 import { Pair } from "./pair.js";
-import { Rows, entropy, most, reach, sum } from "./rows.js";
+import { Rows, current, entropy, most, reach, sum } from "./rows.js";
 import * as state from "./state.js";
 import { tokenField } from "./tokenfield.js";
 import { Wall } from "./wall.js";
@@ -99,17 +99,18 @@ class Attention {
   }
 
   draw(why) {
-    if (!this.studio.trace) return;
-    if (why !== "point") this.#settle(why);
-    this.#pairs();
+    const settled = current(this.studio);
+    if (!settled && (why !== "theme" || !this.laid)) return; // the room may change while the next trace is on its way
+    if (why !== "point" || this.laid !== this.studio.trace) this.#settle(why);
+    if (settled) this.#pairs();
     if (!this.frame_) this.frame_ = requestAnimationFrame(() => this.frame()); // many events, one drawing
   }
 
   // Everything that does not follow the mouse.
   #settle(why) {
-    const { facts, arrays } = this.studio.trace, { pool } = this.studio.model.config;
+    const { facts, arrays } = this.studio.trace, { pool } = facts;
     if (why !== "state" || this.laid !== this.studio.trace) {
-      const width = this.board.clientWidth, beside = width > 700;
+      const width = this.board.clientWidth, beside = width > 820;
       this.wall.layout(facts, arrays.pixels, (beside ? Math.min(0.54 * width, width - 420) : width) - 28, Math.max(660, innerHeight - 240));
       this.board.style.gridTemplateColumns = beside ? `${Math.max(270, this.wall.canvas.clientWidth + 28)}px minmax(0, 1fr)` : "";
       this.map.show(arrays.pixels, facts.grid);
@@ -136,7 +137,7 @@ class Attention {
   frame() {
     cancelAnimationFrame(this.frame_);
     this.frame_ = 0;
-    if (!this.studio.trace || this.section.hidden || this.laid !== this.studio.trace) return;
+    if (this.section.hidden || this.laid !== this.studio.trace) return;
     const query = this.studio.pointed, found = this.rows.of(query);
     this.shown = found;
     const [layer, head] = this.#chosen();

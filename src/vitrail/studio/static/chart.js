@@ -56,7 +56,7 @@ export function legend(lines) {
 // Rows of {label, value, before?, chosen?}: shares as bars; `before` is drawn as an outline. onpick(row) makes them buttons.
 export function bars(rows, { onpick = null, digits = 1 } = {}) {
   return el("ol", { class: "bars" }, rows.map((row) => {
-    const parts = [el("span", { class: "name" }, row.label),
+    const parts = [el("span", { class: "name", title: row.label }, row.label),
       el("span", { class: "track", "aria-hidden": "true" },
         el("span", { class: "fill", style: { width: `${100 * Math.max(0, Math.min(1, row.value))}%` } }),
         row.before === undefined ? null : el("span", { class: "before", style: { left: `${100 * Math.max(0, Math.min(1, row.before))}%` } })),

@@ -59,6 +59,12 @@ export function composed(place) {
   const paper = getComputedStyle(document.body);
   add(sheet, "rect", { width, height, fill: paper.backgroundColor });
   const at = (box) => ({ x: box.left - whole.left + place.scrollLeft, y: box.top - whole.top + place.scrollTop });
+  const controls = ".field, select, .unseen, button:not(.bars button, .thumbs button, table button)"; // rows of bars are buttons, too, and belong to the figure
+  for (const one of place.querySelectorAll("*:not(svg, svg *, canvas, img)")) { // bars and cells are boxes of a colour
+    const box = one.getBoundingClientRect(), { backgroundColor: fill, borderRadius } = getComputedStyle(one);
+    if (!box.width || one.closest(controls) || /^transparent$|, 0\)$|\/ 0\)$/.test(fill)) continue;
+    add(sheet, "rect", { ...at(box), width: box.width, height: box.height, rx: parseFloat(borderRadius) || 0, fill });
+  }
   for (const one of place.querySelectorAll("canvas, svg, img")) {
     const box = one.getBoundingClientRect();
     if (!box.width || one.parentElement.closest("svg")) continue;
@@ -71,11 +77,11 @@ export function composed(place) {
   }
   const walk = document.createTreeWalker(place, NodeFilter.SHOW_TEXT);
   for (let text = walk.nextNode(); text; text = walk.nextNode()) {
-    if (!text.data.trim() || text.parentElement.closest("svg, select, button, .unseen")) continue;
-    const look = getComputedStyle(text.parentElement);
-    for (const { words, box } of broken(text)) {
-      const { x, y } = at(box);
-      add(sheet, "text", { x, y: y + box.height * 0.78, fill: look.color, "font-family": look.fontFamily, "font-size": look.fontSize,
+    if (!text.data.trim() || text.parentElement.closest(`svg, ${controls}`)) continue;
+    const look = getComputedStyle(text.parentElement), up = look.writingMode.startsWith("vertical");
+    for (const { words, box } of up ? [{ words: [text.data.trim()], box: text.parentElement.getBoundingClientRect() }] : broken(text)) {
+      const { x, y } = at(box), where = up ? { transform: `translate(${x + box.width * 0.7} ${y + box.height}) rotate(-90)` } : { x, y: y + box.height * 0.78 };
+      add(sheet, "text", { ...where, fill: look.color, "font-family": look.fontFamily, "font-size": look.fontSize,
         "font-weight": look.fontWeight }).textContent = words.join(" ");
     }
   }

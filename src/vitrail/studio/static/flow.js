@@ -1,28 +1,16 @@
 // Part 5: which patches spoke for the class, by several methods, and which of them to trust.
 
-import { ceiling, chart, legend } from "./chart.js";
-import { LINES, heat } from "./colour.js";
+import { heat } from "./colour.js";
 import { button, el, percent, select } from "./dom.js";
 import { figure } from "./figure.js";
 import { PatchGrid, picture } from "./grid.js";
 import * as net from "./net.js";
+import { current } from "./rows.js";
 import { say, told } from "./say.js";
 import * as state from "./state.js";
+import { BASELINES, CLASSLESS, ORDER, Ranking, called, curves, meaning } from "./trust.js";
 
 const KEPT = 64; // answers that are held: a few pictures
-const ORDER = ["rollout", "gradient_rollout", "relevance", "attention", "gradcam", "integrated", "random", "edges"];
-const BASELINES = ["random", "edges"];
-const WORDS = {
-  rollout: ["Rollout", "The attention of all layers multiplied through, with the residual: what of each patch arrives at what is read. It is the same for every class. Abnar and Zuidema 2020."],
-  gradient_rollout: ["Gradient rollout", "Rollout of the weights that the class's gradient calls useful: what arrives and speaks for the class."],
-  relevance: ["Relevance", "Gradient times attention, gathered over the layers. Chefer, Gur and Wolf 2021."],
-  attention: ["Last attention", "What is read looks at in the last layer, mean over heads. It is the same for every class."],
-  gradcam: ["Grad-CAM", "Channels of the tokens that enter the last layer, weighed by the class's gradient. Selvaraju et al. 2017."],
-  integrated: ["Integrated gradients", "What each patch adds to the class on the way from a grey picture to this one. Sundararajan, Taly and Yan 2017."],
-  random: ["Random", "Chance, which no explanation should fall behind. No model is asked."],
-  edges: ["Edges", "How much of an edge each patch holds. No model is asked: a method that is no better has found edges, not reasons."],
-};
-
 let thumbnail = null; // of the story; the rollout is drawn into it as soon as it is there
 const known = new Map(); // address of a question: its answer
 
@@ -53,7 +41,7 @@ function asked(studio, method) {
 
 class Flow {
   constructor(section, studio) {
-    Object.assign(this, { section, studio, running: false, laid: null, refused: new Map(), order: { by: "trust", down: true } });
+    Object.assign(this, { section, studio, running: false, laid: null, refused: new Map(), ranking: new Ranking() });
     this.#controls();
     this.strip = el("div", { class: "methods", role: "group", "aria-label": "Methods" });
     this.board = el("div", { class: "board" });
@@ -94,16 +82,16 @@ class Flow {
 
   #ranking() {
     const { body, root } = figure(this.section, { name: "flow-trust", title: "Which one to trust on this picture", level: 2,
-      caption: ["Deletion: mean probability of the class while patches go, most important first; low is good. Insertion: while they come into a blurred picture; high is good. One picture is an anecdote: ", el("code", {}, "vitrail explain RUN --trust DATA"), " measures on many."],
+      caption: ["Deletion: mean probability of the class while patches go, most important first; low is good. ",
+        "Insertion: while they come into a blurred picture; high is good. One picture is an anecdote: ", el("code", {}, "vitrail explain RUN --trust DATA"), " measures on many."],
       python: () => this.#pythonAll(), numbers: () => this.#methods().map((method) => this.answer(method)?.facts ?? { method }) });
-    this.table = el("table", { class: "trust" });
     this.tableRoot = root;
-    body.append(this.table);
+    body.append(this.ranking.root);
   }
 
   #methods() {
     const { methods } = this.studio.facts, all = ORDER.filter((name) => methods.includes(name)).concat(methods.filter((name) => !ORDER.includes(name)));
-    return this.studio.trace.facts.target === null ? all.filter((name) => ["rollout", "attention"].includes(name)) : all;
+    return this.studio.trace.facts.target === null ? all.filter((name) => CLASSLESS.includes(name)) : all;
   }
 
   get method() {
@@ -116,9 +104,9 @@ class Flow {
   }
 
   draw(why) {
-    const { trace, busy } = this.studio;
-    if (!trace || (busy && why !== "trace" && why !== "point" && why !== "theme")) return; // the trace of what is asked for is on its way
-    if (why === "point") return this.#marks();
+    if (this.asking && this.question !== asked(this.studio, this.asking)) this.asked.abort(); // nobody waits for it any more
+    if (!current(this.studio)) return;
+    if (why === "point" && this.laid === this.studio.trace) return this.#marks();
     if (why === "trace") this.refused.clear();
     this.#settle();
     this.#show();
@@ -150,16 +138,16 @@ class Flow {
     picture(below, pixels);
     const frame = el("span", { class: "small" }, below, over);
     frame.style.aspectRatio = `${pixels.shape[1]} / ${pixels.shape[0]}`;
-    return { below, over, state: state_, drawn: null, root: button([frame, el("span", {}, WORDS[method]?.[0] ?? method), state_], () => state.set({ method }), { data: { method } }) };
+    return { below, over, state: state_, drawn: null, root: button([frame, el("span", {}, called(method)), state_], () => state.set({ method }), { data: { method } }) };
   }
 
   #show() {
     const { facts } = this.studio.trace, chosen = this.answer(this.method);
     for (const [method, card] of this.cards) this.#fill(method, card);
-    const [name, words] = WORDS[this.method] ?? [this.method, ""];
+    const name = called(this.method);
     this.title.textContent = facts.target === null ? name : `${name}, for ${this.studio.label(facts.target)}`;
     this.map.heat(chosen?.arrays.map.data ?? null, {});
-    this.words = chosen ? words : this.refused.get(this.method) ?? "On its way ...";
+    this.words = chosen ? meaning(this.method) : this.refused.get(this.method) ?? "On its way ...";
     this.#marks();
     if (facts.target === null) return;
     this.#drawCurves(chosen);
@@ -192,42 +180,16 @@ class Flow {
   #drawCurves(chosen) {
     if (!chosen) return this.curves.replaceChildren(el("p", { class: "waiting" }, this.refused.get(this.method) ?? "The curves are on their way ..."));
     const label = this.studio.label(this.studio.trace.facts.target), width = Math.max(260, Math.min(560, this.curves.clientWidth || 440));
-    const drawn = [this.method, ...BASELINES.filter((name) => name !== this.method && this.answer(name))];
-    const lines = (what) => drawn.map((method) => {
-      const { data } = this.answer(method).arrays[what];
-      return { name: WORDS[method]?.[0] ?? method, colour: colour(method, this.method), dashed: method !== this.method, points: Array.from(data, (value, step) => [(100 * step) / (data.length - 1), value]) };
-    });
-    const both = { y: "probability", share: true, low: 0, high: ceiling(drawn.flatMap((method) => ["deletion", "insertion"].flatMap((what) => Array.from(this.answer(method).arrays[what].data)))), width, height: 190 };
-    this.curves.replaceChildren(legend(lines("deletion")),
-      el("p", { class: "what" }, el("strong", {}, `Deletion ${chosen.facts.deleted.toFixed(3)}`), ": patches go, most important first. A good map makes the line fall early."),
-      chart({ ...both, title: `Probability of ${label} while patches go`, x: "patches that are gone, %", lines: lines("deletion") }),
-      el("p", { class: "what" }, el("strong", {}, `Insertion ${chosen.facts.inserted.toFixed(3)}`), ": they come into a blurred picture. A good map makes the line rise early."),
-      chart({ ...both, title: `Probability of ${label} while patches come`, x: "patches that have come, %", lines: lines("insertion") }));
+    const beside = BASELINES.filter((name) => name !== this.method).map((name) => this.answer(name)).filter(Boolean);
+    this.curves.replaceChildren(...curves([chosen, ...beside], label, width));
     this.curvesCaption(`Probability of ${label}. The numbers are areas: mean heights of the lines. Dashed: the maps to beat.`);
   }
 
   #drawTable() {
-    const { by, down } = this.order;
-    const rows = this.#methods().map((method) => ({ method, found: this.answer(method)?.facts }));
-    const value = ({ method, found }) => by === "name" ? WORDS[method]?.[0] ?? method : found ? { trust: found.inserted - found.deleted, deleted: found.deleted, inserted: found.inserted }[by] : null;
-    rows.sort((one, other) => {
-      const [a, b] = [value(one), value(other)];
-      if (a === null || b === null) return (a === null) - (b === null);
-      return (a < b ? -1 : a > b ? 1 : 0) * (down ? -1 : 1);
-    });
-    const head = (name, words, first) => el("th", { scope: "col", class: name === "name" ? null : "number", "aria-sort": by === name ? (down ? "descending" : "ascending") : null },
-      button([words, el("span", { "aria-hidden": "true" }, by === name ? (down ? " ▾" : " ▴") : "")], () => {
-        this.order = { by: name, down: by === name ? !down : first };
-        this.#drawTable();
-        this.table.querySelector(`[data-by="${name}"]`).focus();
-      }, { data: { by: name } }));
-    const best = rows.filter((row) => row.found).sort((one, other) => other.found.inserted - other.found.deleted - one.found.inserted + one.found.deleted)[0];
-    this.table.replaceChildren(el("caption", { class: "unseen" }, "Areas under the curves of every method"),
-      el("thead", {}, el("tr", {}, head("name", "Method", false), head("deleted", "Deletion, low is good", false), head("inserted", "Insertion, high is good", true), head("trust", "Insertion less deletion", true))),
-      el("tbody", {}, rows.map(({ method, found }) => el("tr", { class: method === this.method ? "chosen" : null },
-        el("th", { scope: "row" }, WORDS[method]?.[0] ?? method, BASELINES.includes(method) ? el("span", { class: "soft" }, " (to beat)") : null, best?.method === method && rows.every((row) => row.found || this.refused.has(row.method)) ? el("span", { class: "best" }, " best here") : null),
-        found ? [found.deleted, found.inserted, found.inserted - found.deleted].map((number) => el("td", { class: "number" }, number.toFixed(3)))
-          : el("td", { class: "waiting", colspan: 3 }, this.refused.get(method) ?? (this.asking === method ? "on its way ..." : "waits for its turn"))))));
+    const rows = this.#methods().map((method) => ({
+      method, facts: this.answer(method)?.facts, words: this.refused.get(method) ?? (this.asking === method ? "on its way ..." : "waits for its turn"),
+    }));
+    this.ranking.draw(rows, this.method, !this.#next());
   }
 
   // One after the other: the chosen one first, then what it is measured by, then the rest. Stops when nobody looks.
@@ -240,7 +202,7 @@ class Flow {
         this.asking = method;
         this.#fill(method, this.cards.get(method));
         await this.#ask(method, question);
-        if (this.section.hidden || this.studio.busy) return;
+        if (this.section.hidden || !current(this.studio)) return;
         this.#show();
       }
     } finally {
@@ -256,10 +218,13 @@ class Flow {
 
   async #ask(method, question) {
     try {
-      known.set(question, await net.binary("api/flow", this.studio.here({ method })));
+      this.question = question;
+      this.asked = new AbortController();
+      known.set(question, await net.binary("api/flow", this.studio.here({ method }), { signal: this.asked.signal }));
       if (known.size > KEPT) known.delete(known.keys().next().value);
       if (method === "rollout" && thumbnail && question === asked(this.studio, method)) heat(thumbnail, known.get(question).arrays.map.data, ...known.get(question).arrays.map.shape);
     } catch (error) {
+      if (error.name === "AbortError") return;
       if (question === asked(this.studio, method)) this.refused.set(method, error.message);
       if (error.status === undefined) throw error;
     }
@@ -287,16 +252,21 @@ class Flow {
 
   #python(method = this.method) {
     const { target } = this.studio.trace.facts, which = target === null ? "" : ", classes";
-    const map = BASELINES.includes(method) ? [`from vitrail.explain.faithfulness import ${method === "random" ? "random_map" : "edge_map"}`, `maps = ${method === "random" ? "random_map" : "edge_map"}(images, model.grid(images))`]
+    const { [method]: baseline } = { random: "random_map", edges: "edge_map" };
+    const map = baseline ? [`from vitrail.explain.faithfulness import ${baseline}`, `maps = ${baseline}(images, model.grid(images))`]
       : [`maps = vitrail.explain.saliency(model, images, "${method}"${which})`];
     if (target === null) return this.studio.python(...map, "print(maps[0])");
-    return this.studio.python(`classes = torch.tensor([${target}])  # ${this.studio.label(target)}`, ...map, "faith = vitrail.explain.faithfulness(model, images, maps, classes)", "print(maps[0], faith.deletion[0], faith.insertion[0])", "print(faith.deleted, faith.inserted)  # the areas");
+    return this.studio.python(`classes = torch.tensor([${target}])  # ${oneLine(this.studio.label(target))}`, ...map,
+      "faith = vitrail.explain.faithfulness(model, images, maps, classes)",
+      "print(maps[0], faith.deletion[0], faith.insertion[0])", "print(faith.deleted, faith.inserted)  # the areas");
   }
 
   #pythonAll() {
     const { target } = this.studio.trace.facts, methods = this.#methods().filter((method) => !BASELINES.includes(method));
-    return this.studio.python("from vitrail.explain.faithfulness import edge_map, random_map", `classes = torch.tensor([${target}])  # ${this.studio.label(target)}`,
-      `maps = {name: vitrail.explain.saliency(model, images, name, classes) for name in ${JSON.stringify(methods)}}`, `maps["random"], maps["edges"] = random_map(images, model.grid(images)), edge_map(images, model.grid(images))`,
+    return this.studio.python("from vitrail.explain.faithfulness import edge_map, random_map",
+      `classes = torch.tensor([${target}])  # ${oneLine(this.studio.label(target))}`,
+      `maps = {name: vitrail.explain.saliency(model, images, name, classes) for name in ${JSON.stringify(methods)}}`,
+      `maps["random"], maps["edges"] = random_map(images, model.grid(images)), edge_map(images, model.grid(images))`,
       "for name, heat in maps.items():", "    faith = vitrail.explain.faithfulness(model, images, heat, classes)", "    print(name, faith.deleted.item(), faith.inserted.item())");
   }
 
@@ -313,7 +283,7 @@ class Flow {
   }
 }
 
-// The chosen one is always of the same colour, and so are those to beat.
-function colour(method, chosen) {
-  return method === chosen ? LINES[0] : method === "random" ? LINES[3] : LINES[2];
+// A label goes into a comment of Python: it must not end it.
+function oneLine(words) {
+  return words.replace(/\s+/g, " ");
 }

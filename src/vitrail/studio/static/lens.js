@@ -4,6 +4,7 @@ import { bars, ceiling, chart, legend } from "./chart.js";
 import { heat } from "./colour.js";
 import { button, el, percent } from "./dom.js";
 import { figure } from "./figure.js";
+import { current } from "./rows.js";
 import * as state from "./state.js";
 
 const FEW = 5; // classes beside the target; of more than the trace holds whole, the first five of each state are exact
@@ -77,7 +78,7 @@ class LensPart {
 
   draw(why) {
     const { trace } = this.studio;
-    if (!trace || why === "point") return;
+    if (!current(this.studio) || (why === "point" && this.drawn === trace)) return;
     const empty = !trace.facts.classes;
     this.none.hidden = !empty;
     this.told.hidden = this.board.hidden = this.table.root.hidden = empty;
@@ -102,15 +103,18 @@ class LensPart {
   #sentence() {
     const { answer, from } = this.lens.settled, last = this.lens.states.length - 1, name = el("strong", {}, this.studio.label(answer));
     if (from === 0) return [name, " leads before the first layer already, and stays ahead."];
-    if (from === last) return [name, " leads only after the last layer: all the others led to something else."];
-    return [name, ` takes the lead after ${from} of ${last} layers, with ${percent(this.lens.odds(from, answer))}, and keeps it to the end, where it has ${percent(this.lens.odds(last, answer))}.`];
+    if (from === last) return [name, " leads for good only after the last layer: one layer earlier the head would still say something else."];
+    return [name, ` takes the lead after ${from} of ${last} layers, with ${percent(this.lens.odds(from, answer))}, `
+      + `and keeps it to the end, where it has ${percent(this.lens.odds(last, answer))}.`];
   }
 
   #chart() {
     const { lens } = this, width = Math.max(260, Math.min(720, this.chart.body.clientWidth || 440));
     const lines = lens.leading.map((which, place) => ({ dashed: DASHES[place], name: this.studio.label(which), points: lens.states.map((at) => [at, lens.odds(at, which)]) }));
+    const high = ceiling(lines.flatMap((line) => line.points.map(([, share]) => share)));
     this.chart.body.replaceChildren(
-      chart({ title: "Probability of the leading classes after each layer", x: "layers passed", y: "probability", lines, mark: this.at, share: true, low: 0, high: ceiling(lines.flatMap((line) => line.points.map(([, share]) => share))), whole: true, width, height: 280,
+      chart({ title: "Probability of the leading classes after each layer", x: "layers passed", y: "probability", lines, mark: this.at,
+        share: true, low: 0, high, whole: true, width, height: 280,
         onpick: (x) => this.#choose(Math.max(0, Math.min(lens.states.length - 1, Math.round(x)))) }), legend(lines));
   }
 
@@ -155,7 +159,7 @@ class LensPart {
   #python(at = null) {
     const how = this.studio.trace.facts.sigmoid ? "sigmoid()" : "softmax(dim=-1)";
     return this.studio.python("logits = vitrail.explain.lens(model, images)[:, 0]  # a row before the first layer, and one after each", `odds = logits.double().${how}`,
-      at === null ? `print(odds[:, [${this.lens.leading}]])  # ${this.lens.leading.map((which) => this.studio.label(which)).join(", ")}` : `print(odds[${at}].topk(${Math.min(FEW, this.lens.facts.classes)}))`,
+      at === null ? `print(odds[:, [${this.lens.leading}]])  # ${this.lens.leading.map((which) => this.studio.label(which)).join(", ").replace(/\s+/g, " ")}` : `print(odds[${at}].topk(${Math.min(FEW, this.lens.facts.classes)}))`,
       ...(at === null ? ["print(odds.max(dim=1))  # the most probable class of each state"] : []));
   }
 }

@@ -165,8 +165,10 @@ function beside() {
     if (why !== "point") {
       grid.show(arrays.pixels, facts.grid);
       title.textContent = facts.picture.title;
+      const named = document.activeElement?.closest("#side .answer button")?.firstChild.textContent; // a bar that is made anew keeps the keyboard's place
       answer.replaceChildren(facts.top.length ? bars(facts.top.slice(0, 5).map((one) => ({ ...one, value: one.probability, chosen: one.class === facts.target })),
         { onpick: alone ? null : (row) => state.set({ class: row.class === facts.top[0].class ? null : row.class }) }) : el("p", {}, "This model has no classes."));
+      if (named) [...answer.querySelectorAll("button")].find((one) => one.firstChild.textContent === named)?.focus();
     }
     grid.mark({ at: token !== null && token >= facts.prefix ? token - facts.prefix : null });
     where.textContent = token === null ? "Point at a patch." : studio.token(token);

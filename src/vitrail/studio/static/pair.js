@@ -71,7 +71,8 @@ export class Pair {
     return this.studio.python(`with torch.no_grad(), vitrail.recording(model, "blocks.${layer}.attention.queries", "blocks.${layer}.attention.keys") as seen:`,
       "    model(images)",
       `q = seen["blocks.${layer}.attention.queries"][0][0, ${head}, ${query}]`, `k = seen["blocks.${layer}.attention.keys"][0][0, ${head}]`,
-      ...(this.shown?.offset ? ["# relative positions add their own keys to k before the product"] : [`scores = k @ q * q.shape[0] ** -0.5`, `print((q * k[${key}]).sum(), scores[${key}], scores.softmax(dim=0)[${key}])`]),
+      this.shown?.offset ? `scores = (k @ q + model.blocks[${layer}].attention.relative.of(${head}, ${query}) @ q) * q.shape[0] ** -0.5` : "scores = k @ q * q.shape[0] ** -0.5",
+      `print(q @ k[${key}], scores[${key}], scores.max(), (scores - scores.max()).exp().sum(), scores.softmax(dim=0)[${key}])`,
       `weight = vitrail.explain.attention(model, images, layers=[${layer}], heads=[${head}], queries=[${query}])[0, 0, 0, 0, ${key}]`, "print(weight)");
   }
 }
@@ -104,7 +105,7 @@ function chain({ q, product, offset, scale, score, largest, total, weight }) {
   const lines = [["q · k", `the sum of the ${q.length} terms above`, exact(product)]];
   if (offset) lines.push([signed(offset), "what relative positions add", exact(product + offset)]);
   lines.push([`× ${exact(scale)}`, `which is 1/√${q.length}, so that wide heads are not too sure: the score`, exact(score)],
-    [signed(-largest), "the largest score of the row", exact(score - largest)],
+    [signed(-largest), "less the largest score of the row, so that nothing overflows", exact(score - largest)],
     ["exp", "makes it positive", exact(Math.exp(score - largest))],
     [`÷ ${exact(total)}`, "the sum of these over the row, so that shares add up to one: the weight", exact(weight)]);
   return [el("caption", { class: "unseen" }, "From the product to the weight"),

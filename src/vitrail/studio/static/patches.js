@@ -47,6 +47,10 @@ export function pointedPatch(studio) {
   return token !== null && token >= prefix ? token - prefix : null;
 }
 
+export function several(count, one, more = `${one}s`) {
+  return `${count} ${count === 1 ? one : more}`;
+}
+
 // The model that the trace is of, which may be another one than the address has just named.
 export function traced(studio) {
   return studio.facts.models.find((model) => model.id === studio.trace.facts.model) ?? studio.model;
@@ -59,7 +63,8 @@ export class Sequence {
     this.below = el("canvas", { "aria-hidden": "true" });
     this.over = el("canvas", { "aria-hidden": "true" });
     this.words = el("span", { class: "unseen", "aria-live": "polite" });
-    this.root = el("div", { class: "sequence", tabindex: "0", role: "application", "aria-label": `${label}. Arrow keys move along it, Enter chooses.` }, this.below, this.over, this.words);
+    const spoken = `${label}. Arrow keys move along it, Enter chooses.`;
+    this.root = el("div", { class: "sequence", tabindex: "0", role: "application", "aria-label": spoken }, this.below, this.over, this.words);
     Object.assign(this, { paint, onhover, onpick, describe, begins, count: 0, at: null, here: null, width: 0, shape: 1, rows: Infinity });
     this.root.addEventListener("pointermove", (event) => this.#move(this.#item(event)));
     this.root.addEventListener("pointerleave", () => this.#move(null));
@@ -161,13 +166,15 @@ function whole(parent, studio) {
   let drawn = null;
   return () => {
     const { facts, arrays } = studio.trace, [rows, columns] = facts.grid, [high, wide] = side(studio);
-    grid.show(arrays.pixels, facts.grid);
+    if (drawn !== studio.trace) grid.show(arrays.pixels, facts.grid);
     grid.mark({ at: pointedPatch(studio) });
     if (drawn === studio.trace) return;
     drawn = studio.trace;
     made.caption(traced(studio).kind === "hybrid"
-      ? `This model is a hybrid: a ResNet goes over the picture first, and its ${rows} × ${columns} feature map is cut instead. Each cell is the ${wide} × ${high} pixels that a place of the map steps by; the convolutions look well beyond it.`
-      : `${arrays.pixels.shape[1]} × ${arrays.pixels.shape[0]} pixels in patches of ${wide} × ${high} make ${rows} rows of ${columns}: ${rows * columns} patches. Point at one; click or press Enter to keep it, here and in all other parts.`);
+      ? `This model is a hybrid: a ResNet goes over the picture first, and its ${rows} × ${columns} feature map is cut instead. `
+        + `Each cell is the ${wide} × ${high} pixels that a place of the map steps by; the convolutions look well beyond it.`
+      : `${arrays.pixels.shape[1]} × ${arrays.pixels.shape[0]} pixels in patches of ${wide} × ${high} make ${several(rows, "row")} of ${columns}: `
+        + `${several(rows * columns, "patch", "patches")}. Point at one; click or press Enter to keep it, here and in all other parts.`);
   };
 }
 
@@ -201,7 +208,8 @@ function one(parent, studio) {
     name: "patch", title: "One patch", level: 2,
     python: () => {
       const { top, left, high, wide } = looked(studio);
-      return studio.python(`pixels = images[0, :, ${top}:${top + high}, ${left}:${left + wide}]  # normalised, channel by channel`, "print(pixels, pixels.mean(dim=(1, 2)))");
+      return studio.python(`pixels = images[0, :, ${top}:${top + high}, ${left}:${left + wide}]  # normalised, channel by channel`,
+        "print(pixels, pixels.mean(dim=(1, 2)))");
     },
     numbers: () => {
       const { pixels, preprocess, ...rest } = looked(studio);
@@ -209,11 +217,11 @@ function one(parent, studio) {
     },
   });
   let seen = null, inner = null; // the patch, and the pixel in it that is pointed at
-  const grid = new PatchGrid({
-    label: "The pixels of the patch", unit: "pixels", onhover: (pixel) => { inner = pixel; read(); }, onpick: (pixel) => { inner = pixel; read(); }, describe: (pixel) => told(seen, pixel),
-  });
+  const point = (pixel) => { inner = pixel; read(); };
+  const grid = new PatchGrid({ label: "The pixels of the patch", unit: "pixels", onhover: point, onpick: point, describe: (pixel) => told(seen, pixel) });
   const facts = el("dl", { class: "facts" }), reading = el("p", { class: "reading" }), table = el("div", { class: "values" });
-  const unit = select("Numbers", [["raw", "0 to 255"], ["normal", "normalised"]], state.get("patch_values", "raw"), (value) => state.set({ patch_values: value === "raw" ? null : value }));
+  const unit = select("Numbers", [["raw", "0 to 255"], ["normal", "normalised"]], state.get("patch_values", "raw"),
+    (value) => state.set({ patch_values: value === "raw" ? null : value }));
   made.body.append(el("div", { class: "onepatch" }, grid.root, el("div", { class: "about" }, facts, unit), reading, table));
 
   function read() {
@@ -229,11 +237,15 @@ function one(parent, studio) {
     if (inner !== null && inner >= high * wide) inner = null;
     read();
     facts.replaceChildren(...[["Patch", `${patch}${prefix ? `, which is token ${patch + prefix}` : ""}`], ["Place", `row ${row}, column ${column}`],
-      ["Pixels", `rows ${top} to ${top + high - 1}, columns ${left} to ${left + wide - 1}`]].flatMap(([name, words]) => [el("dt", {}, name), el("dd", {}, words)]));
+      ["Pixels", `rows ${top} to ${top + high - 1}, columns ${left} to ${left + wide - 1}`],
+    ].flatMap(([name, words]) => [el("dt", {}, name), el("dd", {}, words)]));
     const normal = state.get("patch_values") === "normal";
     unit.querySelector("select").value = normal ? "normal" : "raw";
-    table.replaceChildren(means(seen, normal), ...(Math.max(high, wide) <= FEW ? channelNames(seen.channels).map((name, channel) => all(seen, name, channel, normal)) : []));
-    made.caption(pointedPatch(studio) === null ? "This is the patch in the middle; point at any other. Everything is counted from 0." : "Everything is counted from 0, from the top left.");
+    const spelled = Math.max(high, wide) <= FEW ? channelNames(seen.channels) : [];
+    table.replaceChildren(means(seen, normal), ...spelled.map((name, channel) => all(seen, name, channel, normal)));
+    const hybrid = "The pixels that lie at this place; what the model takes is what its ResNet says of them and of those around. ";
+    made.caption(`${traced(studio).kind === "hybrid" ? hybrid : ""}${pointedPatch(studio) === null ? "This is the patch in the middle; point at any other. " : ""}`
+      + "Everything is counted from 0, from the top left.");
   };
 }
 
@@ -250,7 +262,8 @@ function told(seen, pixel) {
 // Of each channel the mean and its range, since a patch of 16 x 16 has more numbers than one reads.
 function means({ channels, pixels: { data }, preprocess }, normal) {
   const shown = (value, channel) => (normal ? normalised(value, channel, preprocess).toFixed(2) : figure3(value));
-  return el("table", {}, el("thead", {}, el("tr", {}, ["Channel", "mean", "lowest", "highest"].map((words, at) => el("th", { scope: "col", class: at ? "number" : null }, words)))),
+  const heads = ["Channel", "mean", "lowest", "highest"];
+  return el("table", {}, el("thead", {}, el("tr", {}, heads.map((words, at) => el("th", { scope: "col", class: at ? "number" : null }, words)))),
     el("tbody", {}, channelNames(channels).map((name, channel) => {
       const values = data.filter((_, at) => at % channels === channel), [low, high] = range(values);
       const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
@@ -269,18 +282,22 @@ function product(parent, studio) {
     name: "embedding", title: "From pixels to a vector", level: 2,
     python: () => studio.python(...cut(studio), "E, b = model.embed.project.weight.flatten(1).T, model.embed.project.bias",
       `vector = patches[0, ${looked(studio).patch}] @ E + b`, "print(vector.shape, vector.norm())"),
-    numbers: () => ({ patch: looked(studio).patch, ...shapes(studio), vector: Array.from(flat(looked(studio))), length: studio.trace.arrays.embedded.data[looked(studio).patch] }),
+    numbers: () => {
+      const seen = looked(studio);
+      return { patch: seen.patch, ...shapes(studio), flat: shapes(studio).hybrid ? null : flat(seen), length: studio.trace.arrays.embedded.data[seen.patch] };
+    },
   });
   const strip = el("canvas", { class: "pixels", "aria-hidden": "true" }), marks = svg("svg", { preserveAspectRatio: "none", "aria-hidden": "true" });
-  const parts = el("div", { class: "thirds", "aria-hidden": "true" }), line = el("div", { class: "flat" }, el("div", { class: "strip" }, strip, marks), parts), sum = el("div", { class: "product" });
+  const parts = el("div", { class: "thirds", "aria-hidden": "true" }), line = el("div", { class: "flat" }, el("div", { class: "strip" }, strip, marks), parts);
+  const sum = el("div", { class: "product" });
   made.body.append(line, sum);
   let inner = null, count = 1, each = 1;
 
   function point() {
     marks.setAttribute("viewBox", `0 0 ${count} 10`);
-    const wide = Math.max(1, count / 300);
-    marks.replaceChildren(...(inner === null ? [] : Array.from({ length: count / each }, (_, channel) =>
-      svg("rect", { x: channel * each + inner + 0.5 - wide / 2, width: wide, y: 0, height: 10, fill: "#fff", stroke: "#000", "vector-effect": "non-scaling-stroke" }))));
+    const wide = Math.max(1, count / 300), look = { width: wide, y: 0, height: 10, fill: "#fff", stroke: "#000", "vector-effect": "non-scaling-stroke" };
+    marks.replaceChildren(...Array.from({ length: inner === null ? 0 : count / each }, (_, channel) =>
+      svg("rect", { x: channel * each + inner + 0.5 - wide / 2, ...look })));
   }
   parent.addEventListener("pixel", (event) => { inner = event.detail; point(); });
 
@@ -291,11 +308,17 @@ function product(parent, studio) {
     flattened(strip, seen);
     point();
     parts.replaceChildren(...channelNames(seen.channels).map((name) => el("span", {}, `${name}: ${each} numbers, row by row`)));
-    sum.replaceChildren(term(el("span", {}, "x", el("sub", {}, "p")), hybrid ? "the place of the feature map" : "the patch, flattened", `1 × ${inputs}`), sign("·"), term("E", `learned, the same for all patches${hybrid ? "" : "; its columns are the filters of part 8"}`, `${inputs} × ${width}`), sign("+"),
-      term("b", "learned, too", `1 × ${width}`), sign("="), term(el("span", {}, "x", el("sub", {}, "p"), " E + b"), `the patch as a vector, ${figure3(length)} long`, `1 × ${width}`));
-    made.caption(el("span", {}, `${hybrid ? "What the ResNet says of the place in its channels" : `The ${seen.high} × ${seen.wide} × ${seen.channels} = ${count} numbers of the patch, normalised and one channel after the other`}, times one matrix: that is all. `
-      + `In the words of the paper the ${seen.patch + 1}${ending(seen.patch + 1)} patch of N = ${studio.trace.facts.grid[0] * studio.trace.facts.grid[1]} (it counts from 1) becomes `,
-    el("i", {}, "x", el("sub", {}, "p"), el("sup", {}, String(seen.patch + 1)), "E"), ". Nothing in the vector says where the patch lies: positions do, in the next part."));
+    sum.replaceChildren(
+      term(el("span", {}, "x", el("sub", {}, "p")), hybrid ? "the place of the feature map" : "the patch, flattened", `1 × ${inputs}`), sign("·"),
+      term("E", `learned, the same for all patches${hybrid ? "" : "; its columns are the filters of part 8"}`, `${inputs} × ${width}`), sign("+"),
+      term("b", "learned, too", `1 × ${width}`), sign("="),
+      term(el("span", {}, "x", el("sub", {}, "p"), " E + b"), `the patch as a vector, ${figure3(length)} long`, `1 × ${width}`));
+    const what = hybrid ? "What the ResNet says of the place in its channels"
+      : `The ${seen.high} × ${seen.wide} × ${seen.channels} = ${count} numbers of the patch, normalised and one channel after the other`;
+    const [rows, columns] = studio.trace.facts.grid, number = seen.patch + 1;
+    made.caption(el("span", {}, `${what}, times one matrix: that is all. In the words of the paper the ${number}${ending(number)} patch of N = ${rows * columns} `,
+      "(it counts from 1) becomes ", el("i", {}, "x", el("sub", {}, "p"), el("sup", {}, String(number)), "E"),
+      ". Nothing in the vector says where the patch lies: positions do, in the next part."));
   };
 }
 
@@ -306,13 +329,15 @@ function shapes(studio) {
 }
 
 function flat({ high, wide, channels, pixels: { data }, preprocess }) {
-  const each = high * wide;
-  return Float32Array.from({ length: each * channels }, (_, at) => normalised(data[(at % each) * channels + Math.floor(at / each)], Math.floor(at / each), preprocess));
+  const each = high * wide, channel = (at) => Math.floor(at / each);
+  return Float32Array.from({ length: each * channels }, (_, at) => normalised(data[(at % each) * channels + channel(at)], channel(at), preprocess));
 }
 
 // Every number one pixel, in its channel's own colour.
 function flattened(canvas, { high, wide, channels, pixels: { data } }) {
-  const each = high * wide, context = (Object.assign(canvas, { width: each * channels, height: 1 })).getContext("2d"), line = context.createImageData(each * channels, 1);
+  const each = high * wide;
+  Object.assign(canvas, { width: each * channels, height: 1 });
+  const context = canvas.getContext("2d"), line = context.createImageData(each * channels, 1);
   for (let at = 0; at < each * channels; at += 1) {
     const channel = Math.floor(at / each), value = data[(at % each) * channels + channel];
     for (let colour = 0; colour < 3; colour += 1) line.data[4 * at + colour] = channels !== 3 || colour === channel ? value : value / 4;
@@ -339,9 +364,11 @@ function order(parent, studio) {
     python: () => studio.python(...cut(studio), "print(patches[0])  # a row for each patch, in this order"),
     numbers: () => ({ patches: studio.trace.facts.grid[0] * studio.trace.facts.grid[1], columns: studio.trace.facts.grid[1] }),
   });
-  const source = el("canvas"), row = new Sequence({ label: "All patches in their order", paint: () => {}, begins: (patch) => patch % studio.trace.facts.grid[1] === 0, ...pointing(studio) });
+  const begins = (patch) => patch % studio.trace.facts.grid[1] === 0;
+  const source = el("canvas"), row = new Sequence({ label: "All patches in their order", paint: () => {}, begins, ...pointing(studio) });
   made.body.append(row.root);
-  made.caption("This is how the model receives it: one patch after the other, a bar where a row of the picture begins. Without positions it could not tell this order from any other.");
+  made.caption("This is how the model receives it: one patch after the other, a bar where a row of the picture begins. "
+    + "Without positions it could not tell this order from any other.");
   let drawn = null;
   return (why) => {
     if (drawn !== studio.trace || why === "theme") {

@@ -77,7 +77,16 @@ function chooser(section, studio) {
     find.hidden = Boolean(shelf.querySelector('[aria-pressed="true"]'));
   }
 
-  return async () => {
+  // A data set that is being opened is looked for again until it is there.
+  async function awaited() {
+    studio.facts.albums = await net.json("api/albums").catch(() => studio.facts.albums);
+    shown = "";
+    if (!section.hidden) fill();
+  }
+
+  return fill;
+
+  async function fill() {
     const here = place(studio), question = [here.album.id, here.split, here.from, here.album.id === "uploads" ? state.get("picture") : ""].join(" ");
     filled(album, known(studio).map((one) => [one.id, one.title]), here.album.id);
     filled(split, here.album.splits.map((one) => [one.name, one.name]), here.split);
@@ -101,7 +110,8 @@ function chooser(section, studio) {
     Object.assign(later, { disabled: here.from + PAGE >= total });
     start.parentElement.hidden = total <= PAGE;
     marked();
-  };
+    if (here.album.opening) setTimeout(awaited, 1500);
+  }
 }
 
 function known(studio) {
@@ -112,7 +122,8 @@ function known(studio) {
 
 // Which pictures are offered: those that the address names, else those among which the chosen one is.
 function place(studio) {
-  const albums = known(studio), [, kind, part = "all", at = 0] = /^(sample|upload|d\d+)-(?:(train|validation|test)-)?(\d+)?/.exec(state.get("picture") ?? "") ?? [];
+  const albums = known(studio), id = state.get("picture", "");
+  const [, kind, part = "all", at = 0] = /^(sample|upload|d\d+)-(?:(train|validation|test)-)?(\d+)?/.exec(id) ?? [];
   const own = albums.find((one) => one.id === ({ sample: "samples", upload: "uploads" }[kind] ?? kind));
   const album = albums.find((one) => one.id === state.get("album")) ?? own ?? albums[0];
   const names = album.splits.map((one) => one.name);
@@ -131,7 +142,8 @@ function filled(field, options, chosen) {
 function thumbnail({ id, title, label }) {
   const image = el("img", { src: net.picture(id, 128), alt: "", loading: "lazy", draggable: "false",
     onload: () => image.classList.toggle("pixels", Math.max(image.naturalWidth, image.naturalHeight) < 64) });
-  return el("button", { type: "button", class: "thumb", title, data: { picture: id }, onclick: () => { say(""); state.set({ picture: id, class: null, query: null }); } },
+  const choose = () => { say(""); state.set({ picture: id, class: null, query: null }); };
+  return el("button", { type: "button", class: "thumb", title, data: { picture: id }, onclick: choose },
     image, el("span", { class: "words" }, label ?? title), label && label !== title ? el("span", { class: "unseen" }, title) : null);
 }
 
@@ -208,7 +220,8 @@ function pipeline(section, studio) {
 }
 
 function step(title, drawing, ...words) {
-  return el("li", {}, el("div", { class: "frame" }, drawing), el("div", {}, el("strong", {}, title), words.map((line) => el("p", {}, line))));
+  return el("li", {}, el("div", { class: "frame" }, drawing), el("div", {}, el("strong", {}, title), words.map((line) => el("p", {}, line))),
+    el("span", { class: "arrow", "aria-hidden": "true" }, "→"));
 }
 
 // The picture with a box on it; sizes in pixels of the picture itself. `words` says what the box is.
@@ -217,25 +230,30 @@ function boxed(drawing, [width, height], [left, top, right, bottom], words) {
   const outside = `M0 0H${width}V${height}H0ZM${left} ${top}V${bottom}H${right}V${top}Z`;
   return el("div", { class: "boxed", style: { "aspect-ratio": `${width} / ${height}`, width: `${Math.min(100, (100 * width) / height)}%` } }, drawing,
     svg("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": words },
-      svg("path", { d: outside, fill: "#000", opacity: 0.5 }), svg("rect", { ...rect, stroke: "#000", "stroke-width": 4 }), svg("rect", { ...rect, stroke: "#fff", "stroke-width": 2 })));
+      svg("path", { d: outside, fill: "#000", opacity: 0.5 }), svg("rect", { ...rect, stroke: "#000", "stroke-width": 4 }),
+      svg("rect", { ...rect, stroke: "#fff", "stroke-width": 2 })));
 }
 
 function original(image, { picture: { width, height }, preprocess: { box: [left, top, right, bottom] } }) {
   const share = Math.min(1, ((right - left) * (bottom - top)) / (width * height));
-  const words = share > 0.9995 ? "The model sees all of it." : `The model sees ${percent(share, 0)} of it: what is in the box, ${figure3(right - left)} × ${figure3(bottom - top)} pixels.`;
+  const words = share > 0.9995 ? "The model sees all of it."
+    : `The model sees ${percent(share, 0)} of it: what is in the box, ${figure3(right - left)} × ${figure3(bottom - top)} pixels.`;
   image.alt = "";
   image.addEventListener("load", () => image.classList.toggle("pixels", Math.max(width, height) < 128));
-  return step("The original", boxed(image, [width, height], [left, top, right, bottom], `The original. ${words}`), `${width} × ${height} pixels (width × height).`, words);
+  return step("The original", boxed(image, [width, height], [left, top, right, bottom], `The original. ${words}`),
+    `${width} × ${height} pixels (width × height).`, words);
 }
 
 function resized(image, { picture, preprocess: { resized: [width, height], box, interpolation, squash, mean } }) {
   const canvas = el("canvas", { "aria-hidden": "true" }), across = width / picture.width, down = height / picture.height;
   image.addEventListener("load", () => shrunk(canvas, image, width, height, mean.length === 1));
   const same = width === picture.width && height === picture.height;
-  const how = squash ? `the whole of it is squeezed in, across by ${figure3(across)} and down by ${figure3(down)}` : `by a factor of ${figure3(Math.max(across, down))}, proportions kept`;
+  const how = squash ? `the whole of it is squeezed in, across by ${figure3(across)} and down by ${figure3(down)}`
+    : `by a factor of ${figure3(Math.max(across, down))}, proportions kept`;
   const seen = [box[0] * across, box[1] * down, box[2] * across, box[3] * down];
   return step("Resized", boxed(canvas, [width, height], seen, "Resized; the box is what is cut out"),
-    `${mean.length === 1 ? "Made grey, then to " : "To "}${width} × ${height} pixels.`, same ? "It has this size already, so nothing changes." : `By ${interpolation} interpolation: ${how}.`);
+    `${mean.length === 1 ? "Made grey, then to " : "To "}${width} × ${height} pixels.`,
+    same ? "It has this size already, so nothing changes." : `By ${interpolation} interpolation: ${how}.`);
 }
 
 // As the model's own, but for the browser's interpolation; no larger than it is looked at.
@@ -256,7 +274,8 @@ function cropped({ preprocess: { resized: [wide, high] } }, pixels) {
   const [height, width] = pixels.shape, canvas = el("canvas", { class: "pixels", role: "img", "aria-label": "What the model sees" });
   painted(canvas, pixels);
   const frame = el("div", { class: "boxed", style: { "aspect-ratio": `${width} / ${height}`, width: `${Math.min(100, (100 * width) / height)}%` } }, canvas);
-  const cut = wide === width && high === height ? "Nothing is left to cut off." : `Cut out of the middle; ${wide - width} columns and ${high - height} rows are dropped.`;
+  const cut = wide === width && high === height ? "Nothing is left to cut off."
+    : `Cut out of the middle; ${wide - width} columns and ${high - height} rows are dropped.`;
   return step("Cropped", frame, `To ${width} × ${height} pixels.`, `${cut} These are the pixels that the model sees.`);
 }
 
@@ -265,9 +284,11 @@ function numbers(found, { preprocess: { mean, std } }, pixels) {
   const rows = found.map((one, channel) => el("tr", { class: one.name },
     el("th", { scope: "row" }, plane(pixels, channel), one.name), el("td", {}, histogram(one)),
     ["low", "high", "mean", "deviation"].map((key) => el("td", { class: "number" }, one[key].toFixed(2)))));
-  const table = el("table", { class: "channels" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Channel"), el("th", { scope: "col" }, "How often which value"),
-    ["lowest", "highest", "mean", "deviation"].map((words) => el("th", { scope: "col", class: "number" }, words)))), el("tbody", {}, rows));
-  const rule = alike ? `(x / 255 − ${figure3(mean[0])}) / ${figure3(std[0])}` : `(x / 255 − mean) / deviation, with ${found.map((one, at) => `${figure3(mean[at])} and ${figure3(std[at])} for ${one.name}`).join(", ")}`;
+  const heads = ["Channel", "How often which value", "lowest", "highest", "mean", "deviation"];
+  const table = el("table", { class: "channels" },
+    el("thead", {}, el("tr", {}, heads.map((words, at) => el("th", { scope: "col", class: at > 1 ? "number" : null }, words)))), el("tbody", {}, rows));
+  const each = found.map((one, at) => `${figure3(mean[at])} and ${figure3(std[at])} for ${one.name}`).join(", ");
+  const rule = alike ? `(x / 255 − ${figure3(mean[0])}) / ${figure3(std[0])}` : `(x / 255 − mean) / deviation, with ${each}`;
   return el("li", { class: "numbers" }, el("div", { class: "wide" }, table), el("div", {}, el("strong", {}, "As numbers"),
     el("p", {}, `${channels} × ${height} × ${width} values (channels × height × width). A pixel x from 0 to 255 becomes ${rule}.`)));
 }
@@ -289,17 +310,21 @@ function statistics({ shape: [height, width, channels], data }, preprocess) {
     const mean = counts.reduce((sum, count, x) => sum + count * value(x), 0) / total;
     const deviation = Math.sqrt(counts.reduce((sum, count, x) => sum + count * (value(x) - mean) ** 2, 0) / total);
     const bins = Array.from({ length: BINS }, (_, bin) => counts.slice((bin * 256) / BINS, ((bin + 1) * 256) / BINS).reduce((sum, count) => sum + count, 0));
-    return { name, low: value(counts.findIndex(Boolean)), high: value(counts.findLastIndex(Boolean)), mean, deviation, from: value(0), to: value(255), counts: bins };
+    const low = value(counts.findIndex(Boolean)), high = value(counts.findLastIndex(Boolean));
+    return { name, low, high, mean, deviation, from: value(0), to: value(255), counts: bins };
   });
 }
 
 function histogram({ name, from, to, counts, mean }) {
   const [most, next] = [...counts].sort((one, other) => other - one), broken = most > 4 * next && next > 0; // a black background would flatten all else
   const top = broken ? 1.4 * next : most, tall = (count) => Math.min(1, count / top) * high, high = 30, wide = 4 * BINS, zero = ((0 - from) / (to - from)) * wide;
-  return svg("svg", { viewBox: `0 0 ${wide} ${high + 14}`, class: "histogram", role: "img", "aria-label": `${name}: values from ${from.toFixed(2)} to ${to.toFixed(2)}, mean ${mean.toFixed(2)}` },
+  const words = `${name}: values from ${from.toFixed(2)} to ${to.toFixed(2)}, mean ${mean.toFixed(2)}`;
+  return svg("svg", { viewBox: `0 0 ${wide} ${high + 14}`, class: "histogram", role: "img", "aria-label": words },
     counts.map((count, bin) => [svg("rect", { class: "bar", x: 4 * bin, width: 3.2, y: high - tall(count), height: tall(count) }),
       count > top ? svg("line", { class: "break", x1: 4 * bin - 1, x2: 4 * bin + 4, y1: 8, y2: 5 }, svg("title", {}, "Cut off: it is higher.")) : null]),
-    svg("line", { class: "base", x1: 0, x2: wide, y1: high + 0.5, y2: high + 0.5 }), zero > 0 && zero < wide ? svg("line", { class: "base", x1: zero, x2: zero, y1: high, y2: high + 4 }) : null,
-    svg("text", { x: 0, y: high + 13 }, from.toFixed(1)), zero > 24 && zero < wide - 24 ? svg("text", { x: zero, y: high + 13, "text-anchor": "middle" }, "0") : null,
+    svg("line", { class: "base", x1: 0, x2: wide, y1: high + 0.5, y2: high + 0.5 }),
+    zero > 0 && zero < wide ? svg("line", { class: "base", x1: zero, x2: zero, y1: high, y2: high + 4 }) : null,
+    svg("text", { x: 0, y: high + 13 }, from.toFixed(1)),
+    zero > 24 && zero < wide - 24 ? svg("text", { x: zero, y: high + 13, "text-anchor": "middle" }, "0") : null,
     svg("text", { x: wide, y: high + 13, "text-anchor": "end" }, to.toFixed(1)));
 }

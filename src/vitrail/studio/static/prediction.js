@@ -12,21 +12,26 @@ import * as state from "./state.js";
 
 const HOW = { mask: "grey", shuffle: "shuffled", drop: "dropped" };
 const TEACH = {
-  mask: "A grey patch has the mean colour of the training pictures, so it is zero when the model gets it. It still is a token: it has a place, others look at it, "
+  mask: "A grey patch has the mean colour of the training pictures, so it is zero when the model gets it. It still is a token: it has a place, others look "
+    + "at it, "
     + "and the edge of the grey is something to see. What changes is therefore partly the hole, and partly the grey.",
-  shuffle: "What the chosen patches show changes places among them: every colour and texture is still there, the shape is not. An answer that stays was read from texture; one that goes needed the arrangement.",
-  drop: "The tokens of these patches never enter. Nothing stands in for them: attention shares itself out among the rest, which know their places as before, and there is less to compute. "
+  shuffle: "What the chosen patches show changes places among them: every colour and texture is still there, the shape is not. An answer that stays was "
+    + "read from texture; one that goes needed the arrangement.",
+  drop: "The tokens of these patches never enter. Nothing stands in for them: attention shares itself out among the rest, which know their places as "
+    + "before, and there is less to compute. "
     + "A convolution could not do that; it has to be given something at every place.",
 };
 
 export default {
   name: "prediction", title: "Prediction", glyph: "▤",
-  lead: "What the model says, and what it says when some of the picture is taken away. A transformer reads a set of tokens, so it answers with any number of them.",
+  lead: "What the model says, and what it says when some of the picture is taken away. A transformer reads a set of tokens, so it answers with any number "
+    + "of them.",
   thumb(canvas, { trace }) {
     const context = canvas.getContext("2d"), { width, height } = canvas;
     context.clearRect(0, 0, width, height);
     context.fillStyle = getComputedStyle(document.body).getPropertyValue("--fill");
-    trace.facts.top.slice(0, 6).forEach((one, place) => context.fillRect(2, 2 + (place * (height - 2)) / 6, Math.max(1, one.probability * (width - 4)), height / 6 - 3));
+    trace.facts.top.slice(0, 6).forEach((one, place) => context.fillRect(2, 2 + (place * (height - 2)) / 6, Math.max(1, one.probability * (width - 4)),
+      height / 6 - 3));
   },
   build,
 };
@@ -39,11 +44,15 @@ function build(section, studio) {
   const controls = el("div", { class: "controls" }), more = el("div", { class: "controls" });
   const columns = el("div", { class: "columns" });
   section.append(controls, more, columns);
-  const sees = figure(columns, { name: "ablated", title: "What it sees", level: 2, python: () => python(studio, chosen), numbers: () => ({ patches: [...chosen], how: how(), seed: seed(), order: fresh()?.order ?? null }) });
-  const says = figure(columns, { name: "prediction", title: "What it says", level: 2, python: () => python(studio, chosen), numbers: () => fresh() ?? { top: studio.trace?.facts.top } });
+  const sees = figure(columns, { name: "ablated", title: "What it sees", level: 2, python: () => python(studio, chosen),
+    numbers: () => ({ patches: [...chosen], how: how(), seed: seed(), order: fresh()?.order ?? null }) });
+  const says = figure(columns, { name: "prediction", title: "What it says", level: 2, python: () => python(studio, chosen),
+    numbers: () => fresh() ?? { top: studio.trace?.facts.top } });
   const teach = el("p", { class: "soft" });
-  section.append(teach, el("p", { class: "soft" }, "Vision Transformers keep as much as 60 % accuracy on ImageNet when 80 % of a picture is hidden at random (Naseer et al. 2021). "
-    + "Try it: a random third by seed, then the same number by importance. Where the first hardly matters and the second does, the map of importance told something true."));
+  section.append(teach, el("p", { class: "soft" }, "Vision Transformers keep as much as 60 % accuracy on ImageNet when 80 % of a picture is hidden at "
+    + "random (Naseer et al. 2021). "
+    + "Try it: a random third by seed, then the same number by importance. Where the first hardly matters and the second does, the map of importance told "
+      + "something true."));
 
   const verdict = el("p", { class: "verdict", role: "status" });
   const hatch = el("canvas", { class: "hatch", "aria-hidden": "true" });
@@ -58,8 +67,10 @@ function build(section, studio) {
   sees.body.append(el("div", { class: "stage" }, grid.root), count);
   says.body.append(verdict);
   const rows = el("div");
-  says.body.append(rows, el("p", { class: "soft key" }, el("span", { class: "bar", "aria-hidden": "true" }), "now", el("span", { class: "tick", "aria-hidden": "true" }), "with the whole picture"));
-  const brush = painting(grid, (patch) => !chosen.has(patch), (patch, on) => put(patch, on), () => chosen.has(grid.hovered) || chosen.size === 0);
+  const sign = el("p", { class: "soft key" }, el("span", { class: "bar", "aria-hidden": "true" }), "now",
+    el("span", { class: "tick", "aria-hidden": "true" }), "with the whole picture");
+  says.body.append(rows, sign);
+  const brush = painting(grid, (patch) => !chosen.has(patch), (patch, on) => put(patch, on), () => chosen.has(grid.hovered));
   new ResizeObserver(() => hatched()).observe(grid.root);
   const parts = tools();
 
@@ -73,6 +84,11 @@ function build(section, studio) {
     return Math.max(0, Math.round(state.number("seed", 0)));
   }
 
+  function method() {
+    const { methods } = studio.facts, wanted = state.get("method");
+    return methods.includes(wanted) ? wanted : methods.includes("relevance") ? "relevance" : methods[0];
+  }
+
   function draw(why) {
     const trace = studio.trace;
     if (!trace) return;
@@ -81,12 +97,13 @@ function build(section, studio) {
     chosen = new Set(spread(state.get("patches", ""), patches));
     for (const one of parts.ways.children) one.setAttribute("aria-pressed", String(one.dataset.how === how()));
     parts.seed.value = document.activeElement === parts.seed ? parts.seed.value : seed();
+    parts.by.value = method();
     parts.count.max = patches;
     if (!parts.count.value) parts.count.value = Math.max(1, Math.round(patches / 4));
-    if (!trace.facts.top.length) {
-      verdict.textContent = "This model has no classes, so there is no answer that could change.";
-      for (const one of section.querySelectorAll(".controls button, .controls input, .controls select")) one.disabled = true;
-    }
+    const silent = !trace.facts.top.length;
+    for (const one of section.querySelectorAll(".controls button, .controls input, .controls select")) one.disabled = silent || alone;
+    for (const one of [rows, sign]) one.hidden = silent;
+    if (silent) verdict.textContent = "This model has no classes, so there is no answer that could change.";
     teach.textContent = TEACH[how()];
     ask();
     picture();
@@ -104,7 +121,7 @@ function build(section, studio) {
   }
 
   function key() {
-    return JSON.stringify([studio.here({ class: null }), ranges(chosen), how(), how() === "shuffle" ? seed() : 0]);
+    return JSON.stringify([studio.here(), ranges(chosen), how(), how() === "shuffle" ? seed() : 0]);
   }
 
   function ask() {
@@ -117,7 +134,7 @@ function build(section, studio) {
     timer = setTimeout(async () => {
       const { model, step, picture } = studio.here();
       try {
-        const body = { model, step: step === null ? null : Number(step), picture, patches: [...chosen], how: how(), seed: seed() };
+        const body = { model, step: step === null ? null : Number(step), picture, patches: [...chosen], how: how(), seed: seed(), class: studio.trace.facts.target };
         const said = await post("api/ablate", {}, body, { signal: mine.abort.signal });
         if (asking !== mine) return;
         answer = { ...said, key: mine.key };
@@ -134,9 +151,10 @@ function build(section, studio) {
     picture();
   }
 
-  // The trace, if it is that of the picture in the address: a new one may be on its way.
+  // The trace, if it is that of the address: a new one may be on its way, and its grid another.
   function current() {
-    return studio.trace?.facts.picture.id === state.get("picture") ? studio.trace : null;
+    const { picture: { id }, model, step } = studio.trace.facts, here = studio.here();
+    return id === here.picture && model === here.model && String(step) === String(here.step) ? studio.trace : null;
   }
 
   // What the model gets: grey and shuffled patches are drawn as they are, dropped ones are hatched.
@@ -147,7 +165,8 @@ function build(section, studio) {
     mark();
     hatched();
     const patches = facts.grid[0] * facts.grid[1];
-    count.textContent = chosen.size ? `${chosen.size} of ${patches} patches ${HOW[how()]} (${percent(chosen.size / patches, 0)})${how() === "drop" ? `: ${facts.tokens - chosen.size} of ${facts.tokens} tokens enter` : ""}.`
+    count.textContent = chosen.size ? `${chosen.size} of ${patches} patches ${HOW[how()]} `
+      + `(${percent(chosen.size / patches, 0)})${how() === "drop" ? `: ${facts.tokens - chosen.size} of ${facts.tokens} tokens enter` : ""}.`
       : `${patches} patches. Click one, draw over several, or walk with the arrow keys and press Enter.`;
   }
 
@@ -162,10 +181,12 @@ function build(section, studio) {
     const said = chosen.size ? fresh() : null;
     for (const one of [rows, verdict]) one.classList.toggle("stale", Boolean(chosen.size) && !said && !alone);
     if (chosen.size && !said && !alone) return; // the last answer stays until the next one is there
-    const list = said ? said.top.map((one) => ({ ...one, value: one.after })) : facts.top.map((one) => ({ ...one, value: one.probability, before: one.probability }));
+    const list = said ? said.top.map((one) => ({ ...one, value: one.after }))
+      : facts.top.map((one) => ({ ...one, value: one.probability, before: one.probability }));
     keepingFocus(rows, () => rows.replaceChildren(bars(list.map((one) => ({ ...one, chosen: one.class === facts.target })),
       { onpick: alone ? null : (row) => state.set({ class: row.class === facts.top[0].class ? null : row.class }) })));
-    verdict.replaceChildren(...(said ? words(said, facts, studio) : [alone && chosen.size ? "This page is a copy on its own: start the studio to ask what changes." : `It says ${facts.top[0].label}, ${percent(facts.top[0].probability)}.`]));
+    verdict.replaceChildren(...(said ? words(said, facts, studio) : [alone && chosen.size ? "This page is a copy on its own: start the studio to ask what "
+      + "changes." : `It says ${facts.top[0].label}, ${percent(facts.top[0].probability)}.`]));
     says.caption(`${facts.sigmoid ? "Each class is asked for alone, so the bars need not add up to 100 %. " : ""}Click a class to explain it everywhere.`);
   }
 
@@ -189,32 +210,34 @@ function build(section, studio) {
   function tools() {
     const all = () => Array.from({ length: studio.trace.facts.grid[0] * studio.trace.facts.grid[1] }, (_, patch) => patch);
     const ways = el("div", { class: "choice", role: "group", "aria-label": "How patches are taken away" },
-      Object.entries({ mask: "Grey", shuffle: "Shuffle", drop: "Drop" }).map(([name, words_]) => button(words_, () => state.set({ how: name }), { data: { how: name } })));
+      Object.entries({ mask: "Grey", shuffle: "Shuffle", drop: "Drop" }).map(([name, words_]) => button(words_, () => state.set({ how: name }),
+        { data: { how: name } })));
     const seed_ = el("input", { type: "number", min: 0, max: 9999, value: seed(), onchange: () => state.set({ seed: seed_.value || null }) });
     const count_ = el("input", { type: "number", min: 1, "aria-label": "How many patches" });
-    const methods = studio.facts.methods ?? ["attention"];
-    const by = select("by", methods.map((name) => [name, name.replace(/_/g, " ")]), state.get("method", methods.includes("relevance") ? "relevance" : methods[0]), () => {});
+    const { methods } = studio.facts;
+    const by = select("by", methods.map((name) => [name, name.replace(/_/g, " ")]), method(), (name) => state.set({ method: name })); // the flow's own choice
     controls.append(ways, button("All", () => choose(new Set(all()))), button("None", () => choose(new Set())),
       button("Invert", () => choose(new Set(all().filter((patch) => !chosen.has(patch))))),
       el("label", { class: "field" }, el("span", {}, "Seed"), seed_),
       button("A random third", () => choose(third(all(), seed()))));
-    more.append(count_, by, ...[["The most important", 1], ["The least important", -1]].map(([words_, sign]) => button(words_, () => important(sign, Number(count_.value), by.querySelector("select").value))));
-    if (alone) for (const one of controls.querySelectorAll("button, input")) one.disabled = true;
-    return { ways, seed: seed_, count: count_ };
+    more.append(count_, by, ...[["The most important", 1], ["The least important", -1]].map(([words_, sign]) => button(words_,
+      () => important(sign, Number(count_.value)))));
+    return { ways, seed: seed_, count: count_, by: by.querySelector("select") };
   }
 
   // By the map of the flow part; of equal patches the first comes first.
-  async function important(sign, wanted, method) {
+  async function important(sign, wanted) {
     ranking?.abort();
     const mine = (ranking = new AbortController());
-    say(`Asking ${method.replace(/_/g, " ")} which patches matter ...`, true);
+    const by = method(), words_ = by.replace(/_/g, " ");
+    say(`Asking ${words_} which patches matter ...`, true);
     try {
-      const trace = studio.trace, { arrays } = await binary("api/flow", studio.here({ method }), { signal: mine.signal });
+      const trace = studio.trace, { arrays } = await binary("api/flow", studio.here({ method: by }), { signal: mine.signal });
       if (trace !== studio.trace || ranking !== mine) return say("");
       ranking = null;
       const values = Array.from(arrays.map.data), most = Math.max(1, Math.min(values.length, Math.round(wanted) || 1));
       choose(new Set(values.map((_, patch) => patch).sort((one, other) => sign * (values[other] - values[one]) || one - other).slice(0, most)));
-      say(`${sign > 0 ? "The most" : "The least"} important ${most} by ${method.replace(/_/g, " ")}.`);
+      say(`${sign > 0 ? "The most" : "The least"} important ${most} by ${words_}.`);
     } catch (error) {
       if (error.name === "AbortError") say("");
       told(error);
@@ -226,10 +249,12 @@ function build(section, studio) {
 // How far the explained class moved, and whether the answer did.
 function words(said, facts, studio) {
   const moved = said.top.find((one) => one.class === facts.target), before = facts.top[0];
-  const strong = el("strong", {}, said.changed ? `Now it says ${said.answer.label}, ${percent(said.answer.probability)}` : `It still says ${said.answer.label}, ${percent(said.answer.probability)}`);
+  const strong = el("strong", {}, said.changed ? `Now it says ${said.answer.label}, ${percent(said.answer.probability)}`
+    : `It still says ${said.answer.label}, ${percent(said.answer.probability)}`);
   const points = moved ? 100 * (moved.after - moved.before) : null;
   return [strong, said.changed ? ` instead of ${before.label}. ` : ". ",
-    moved ? `${studio.label(facts.target)} went from ${percent(moved.before)} to ${percent(moved.after)}: ${points < 0 ? "−" : "+"}${Math.abs(points).toFixed(1)} points.`
+    moved ? `${studio.label(facts.target)} went from ${percent(moved.before)} to ${percent(moved.after)}: `
+      + `${points < 0 ? "−" : "+"}${Math.abs(points).toFixed(1)} points.`
       : `${studio.label(facts.target)} is not among its ten most probable classes.`];
 }
 

@@ -2,6 +2,7 @@
 
 import * as net from "./net.js";
 import { told } from "./say.js";
+import * as state from "./state.js";
 
 const KEPT = 24; // rows of large models that are held
 
@@ -48,6 +49,12 @@ export class Rows {
       this.asking = false;
     }
   }
+}
+
+// Whether the trace is that of what the address names; else the right one is on its way.
+export function current({ trace, model }) {
+  const { facts } = trace ?? {}, step = state.get("step", ""), target = state.get("class");
+  return Boolean(facts) && facts.model === model.id && String(facts.step ?? "") === step && facts.picture.id === state.get("picture") && (target === null || Number(target) === facts.target);
 }
 
 export function sum(row, from, to) {

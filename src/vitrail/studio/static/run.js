@@ -6,12 +6,12 @@ import { chart, legend } from "./chart.js";
 import { LINES } from "./colour.js";
 import { el, figure3, percent } from "./dom.js";
 import { figure } from "./figure.js";
-import { address, alone, json, picture } from "./net.js";
+import { live } from "./live.js";
+import { alone, json, picture } from "./net.js";
 import * as state from "./state.js";
 
 const MOST = 4000; // lines that are held of a run that goes on and on
 const SPELLED = 30; // classes up to which counts are written into the cells
-const AGAIN = 2000; // milliseconds until a lost connection is tried again
 
 export default {
   name: "run", title: "The run", glyph: "∿",
@@ -20,32 +20,37 @@ export default {
 };
 
 function build(section, studio) {
-  let run = null, lines = new Map(), asked = "", source = null, timer = 0, later = 0;
+  let run = null, lines = new Map(), asked = "", timer = 0;
   let matrix = null, worst = null, opened = "";
 
   const none = el("p", { class: "soft", hidden: true }), top = el("div", { class: "progress" });
   const all = el("div", { class: "columns" });
   section.append(none, top, all);
-  const log = (words) => () => [`import json`, `from pathlib import Path`, "", `lines = [json.loads(line) for line in (Path(${JSON.stringify(studio.model.source)}) / "log.jsonl").open()]`, ...words].join("\n");
+  const log = (words) => () => [`import json`, `from pathlib import Path`, "",
+    `lines = [json.loads(line) for line in (Path(${JSON.stringify(studio.model.source)}) / "log.jsonl").open()]`, ...words].join("\n");
   const shown = Object.fromEntries([
-    ["loss", "Loss", ['training = [(line["step"], line["loss"]) for line in lines if "loss" in line]', 'validation = [(line["step"], line["validation"]["loss"]) for line in lines if "validation" in line]']],
-    ["accuracy", "Accuracy", ['training = [(line["step"], line["accuracy"]) for line in lines if "accuracy" in line]', 'validation = [(line["step"], line["validation"]) for line in lines if "validation" in line]']],
+    ["loss", "Loss", ['training = [(line["step"], line["loss"]) for line in lines if "loss" in line]',
+      'validation = [(line["step"], line["validation"]["loss"]) for line in lines if "validation" in line]']],
+    ["accuracy", "Accuracy", ['training = [(line["step"], line["accuracy"]) for line in lines if "accuracy" in line]',
+      'validation = [(line["step"], line["validation"]) for line in lines if "validation" in line]']],
     ["lr", "Learning rate", ['rate = [(line["step"], line["lr"]) for line in lines if "lr" in line]']],
     ["gradient", "Gradient norm", ['gradient = [(line["step"], line["gradient"]) for line in lines if "gradient" in line]']],
     ["reach", "How far heads look, by layer", ['distance = [(line["step"], line["heads"]["distance"]) for line in lines if "heads" in line]']],
   ].map(([name, title, words]) => [name, figure(all, { name: `run-${name}`, title, level: 2, python: log(words), numbers: () => curves()[name]?.lines })]));
-  const cells = figure(section, { name: "confusion", title: "What it takes for what", level: 2, numbers: () => matrix, python: () => answers(studio, "matrix = np.zeros((logits.shape[1],) * 2, int)  # true, said", "np.add.at(matrix, (labels, logits.argmax(1)), 1)") });
+  const cells = figure(section, { name: "confusion", title: "What it takes for what", level: 2, numbers: () => matrix,
+    python: () => answers(studio, "matrix = np.zeros((logits.shape[1],) * 2, int)  # true, said", "np.add.at(matrix, (labels, logits.argmax(1)), 1)") });
   const behind = el("div", { class: "behind" });
   const hard = figure(section, { name: "worst", title: "The highest losses", level: 2, numbers: () => worst, python: () => answers(studio,
-    "scores = torch.from_numpy(logits).float()", 'losses = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels), reduction="none")', "worst = losses.argsort(descending=True, stable=True)[:24]", "print(losses[worst], indices[worst])") });
-  studio.on(() => { if (state.get("part") !== "run") stop(); });
+    "scores = torch.from_numpy(logits).float()", 'losses = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels), reduction="none")',
+      "worst = losses.argsort(descending=True, stable=True)[:24]", "print(losses[worst], indices[worst])") });
+  live(heard);
 
   return { draw };
 
   async function draw(why) {
     if (why === "point" || why === "trace") return mark();
     if (asked !== studio.model.id) await begin();
-    else if (run && !source) follow();
+    else if (why === "open" && run?.result && !matrix) said(asked);
     if (!run) return undefined;
     curve();
     mark();
@@ -53,14 +58,14 @@ function build(section, studio) {
   }
 
   async function begin() {
-    stop();
     const { id } = studio.model;
     asked = id;
     run = matrix = worst = null;
     opened = "";
     for (const one of [all, cells.root, hard.root, top]) one.hidden = true;
     none.hidden = studio.model.run;
-    none.replaceChildren("These are weights alone, so there are no curves to show. ", el("code", {}, "vitrail train PICTURES --out runs/NAME"), " makes a run with a log and checkpoints, and ",
+    none.replaceChildren("These are weights alone, so there are no curves to show. ", el("code", {}, "vitrail train PICTURES --out runs/NAME"),
+      " makes a run with a log and checkpoints, and ",
       el("code", {}, "vitrail studio runs/NAME"), " shows it here, also while it trains.");
     if (!studio.model.run) return;
     let found;
@@ -74,7 +79,6 @@ function build(section, studio) {
     run = found;
     lines = new Map(found.lines.map((line) => [key(line), line]));
     all.hidden = top.hidden = false;
-    follow();
     said(id);
   }
 
@@ -83,46 +87,19 @@ function build(section, studio) {
     return `${line.step}${line.validation ? " evaluated" : ""}`;
   }
 
-  function last() {
-    return Math.max(-1, ...[...lines.values()].slice(-50).map((line) => line.step));
-  }
-
-  // What comes while it trains. A lost connection begins again behind the last step that arrived.
-  function follow() {
-    if (alone || run.result || source || state.get("part") !== "run") return;
-    const { id } = studio.model, mine = (source = new EventSource(address("api/events", { model: id, after: last() })));
-    mine.addEventListener("line", (event) => {
-      const line = JSON.parse(event.data);
-      lines.delete(key(line));
-      lines.set(key(line), line);
+  // What comes while it trains.
+  function heard(kind, told) {
+    if (!run || asked !== studio.model.id) return;
+    if (kind === "line") {
+      lines.delete(key(told));
+      lines.set(key(told), told);
       run.training = true;
       if (lines.size > MOST) thin();
-      soon();
-    });
-    mine.addEventListener("steps", (event) => {
-      const steps = JSON.parse(event.data);
-      if (String(steps) === String(studio.model.steps)) return;
-      studio.model.steps = steps;
-      studio.tell("model"); // the header's range over checkpoints grows
-    });
-    mine.addEventListener("done", (event) => {
-      run.result = JSON.parse(event.data);
-      run.training = studio.model.training = false;
-      stop();
-      soon();
-      said(id);
-    });
-    mine.addEventListener("error", () => {
-      if (source !== mine) return;
-      stop();
-      later = setTimeout(() => run && asked === studio.model.id && follow(), AGAIN);
-    });
-  }
-
-  function stop() {
-    source?.close();
-    source = null;
-    clearTimeout(later);
+    } else if (kind === "done") {
+      [run.result, run.training] = [told, false];
+      if (state.get("part") === "run") said(asked);
+    } else return;
+    soon();
   }
 
   // Every second line of the training goes, the evaluations stay.
@@ -141,12 +118,16 @@ function build(section, studio) {
     const named = (list) => list.filter((line) => line.points.length);
     const layers = sorted.find((line) => line.heads)?.heads.distance.length ?? 0;
     return {
-      loss: { y: "loss", lines: named([{ name: "training", points: of((line) => line.loss) }, { name: "validation", points: of((line) => line.validation?.loss) }]) },
-      accuracy: { y: "share right", share: true, lines: named([{ name: "training", points: of((line) => line.accuracy) }, { name: "validation, first", points: of((line) => line.validation?.top1) },
-        { name: "validation, among five", points: of((line) => line.validation?.top5), dashed: true }, { name: "nearest neighbours (kNN)", points: of((line) => line.validation?.knn) }]) },
+      loss: { y: "loss", lines: named([{ name: "training", points: of((line) => line.loss) },
+        { name: "validation", points: of((line) => line.validation?.loss) }]) },
+      accuracy: { y: "share right", share: true, lines: named([{ name: "training", points: of((line) => line.accuracy) },
+        { name: "validation, first", points: of((line) => line.validation?.top1) },
+        { name: "validation, among five", points: of((line) => line.validation?.top5), dashed: true },
+          { name: "nearest neighbours (kNN)", points: of((line) => line.validation?.knn) }]) },
       lr: { y: "", low: 0, lines: named([{ name: "learning rate", points: of((line) => line.lr) }]) },
       gradient: { y: "norm", low: 0, lines: named([{ name: "gradient norm", points: of((line) => line.gradient) }]) },
-      reach: { y: "pixels", lines: Array.from({ length: layers }, (_, layer) => ({ name: `layer ${layer}`, points: of((line) => line.heads?.distance[layer]), colour: LINES[layer % LINES.length], dashed: layer >= LINES.length })) },
+      reach: { y: "pixels", lines: Array.from({ length: layers }, (_, layer) => ({ name: `layer ${layer}`,
+        points: of((line) => line.heads?.distance[layer]), colour: LINES[layer % LINES.length], dashed: layer >= LINES.length })) },
     };
   }
 
@@ -157,11 +138,14 @@ function build(section, studio) {
       shown[name].root.hidden = !made.length;
       if (!made.length) continue;
       const title = shown[name].root.querySelector("h2").textContent;
-      shown[name].body.replaceChildren(chart({ title, x: "step", y, lines: made, share, low: share ? 0 : low, high: share ? 1 : undefined, whole: true, mark: mark_, onpick: studio.model.steps.length && !alone ? nearest : null }),
+      shown[name].body.replaceChildren(chart({ title, x: "step", y, lines: made, share, low: share ? 0 : low, high: share ? 1 : undefined, whole: true,
+        mark: mark_, onpick: studio.model.steps.length && !alone ? nearest : null }),
         made.length > 1 || name === "accuracy" ? legend(made) : "");
     }
-    shown.loss.caption(`Training: the loss of each step's own batch${run.recipe?.augment ? ", with what augmentation makes of it" : ""}; validation: of pictures that it does not learn from. Where training falls and validation rises, it learns by heart.`);
-    shown.accuracy.caption(run.recipe?.masking ? "A run without labels is watched by its neighbours: how often the nearest training pictures, by its own representation, have the right class." : "Training is measured on augmented pictures, so validation can lie above it.");
+    shown.loss.caption(`Training: the loss of each step's own batch${run.recipe?.augment ? ", with what augmentation makes of it" : ""}; validation: of `
+      + `pictures that it does not learn from. Where training falls and validation rises, it learns by heart.`);
+    shown.accuracy.caption(run.recipe?.masking ? "A run without labels is watched by its neighbours: how often the nearest training pictures, by its own "
+      + "representation, have the right class." : "Training is measured on augmented pictures, so validation can lie above it.");
     shown.lr.caption("It rises first, so that early, wild gradients do little harm, then falls.");
     shown.gradient.caption("The length of the gradient before it is clipped. A spike is a batch that surprised it.");
     shown.reach.caption("Mean over a layer's heads, as the log has it. Some layers learn to look near, which nothing told them.");
@@ -175,10 +159,15 @@ function build(section, studio) {
 
   function progress() {
     const now = Math.max(0, last()), words = `step ${now.toLocaleString("en")} of ${run.total.toLocaleString("en")}`, best = run.result?.best;
-    const facts = [run.name, run.data && `on ${run.data}`, run.result ? `finished in ${lasting(run.result.seconds)}` : run.training ? `training: ${words}` : `stopped at ${words}; the same command goes on from there`].filter(Boolean);
-    const score = best && `best at step ${best.step.toLocaleString("en")}: ${Object.entries(best).filter(([name]) => name !== "step").map(([name, value]) => `${name === "top1" ? `accuracy ${percent(value)}` : `${name} ${figure3(value)}`}`).join(", ")}`;
+    const facts = [run.name, run.data && `on ${run.data}`, run.result ? `finished in ${lasting(run.result.seconds)}` : run.training ? `training: ${words}`
+      : `stopped at ${words}; the same command goes on from there`].filter(Boolean);
+    const scores = Object.entries(best ?? {}).filter(([name]) => name !== "step")
+      .map(([name, value]) => (name === "top1" ? `accuracy ${percent(value)}` : `${name} ${figure3(value)}`));
+    const score = best && `best at step ${best.step.toLocaleString("en")}: ${scores.join(", ")}`;
     const told_ = run.result?.[run.result.reported_on]?.top1;
-    top.replaceChildren(el("p", {}, [...facts, score, told_ !== undefined && `accuracy ${percent(told_)} on ${run.result.reported_on} pictures`].filter(Boolean).join(" · ")),
+    const reported = told_ !== undefined && `accuracy ${percent(told_)} on ${run.result.reported_on} pictures`;
+    top.replaceChildren(el("p", {}, [...facts, score, reported].filter(Boolean).join(" · ")),
+      alone ? el("p", { class: "soft" }, "What it takes for what, and its highest losses, are left out of a saved copy.") : "",
       run.result ? "" : el("progress", { max: run.total, value: now, "aria-label": `Training: ${words}` }));
   }
 
@@ -189,7 +178,8 @@ function build(section, studio) {
       cells.root.hidden = hard.root.hidden = true;
       return;
     }
-    for (const [path, place, show] of [["api/confusion", cells, table], ["api/worst", hard, (found) => { worst = found.pictures; thumbs(hard.body, worst, (one) => `loss ${figure3(one.loss)}`); }]]) {
+    for (const [path, place, show] of [["api/confusion", cells, table],
+      ["api/worst", hard, (found) => { worst = found.pictures; thumbs(hard.body, worst, (one) => `loss ${figure3(one.loss)}`); }]]) {
       let found = null, why = "";
       try {
         found = await json(path, { model: id });
@@ -212,20 +202,26 @@ function build(section, studio) {
     const sums = counts.map((row) => row.reduce((sum, one) => sum + one, 0));
     const body = el("tbody", {}, counts.map((row, y) => el("tr", {}, el("th", { scope: "row", title: names[y] }, names[y]), row.map((count, x) => {
       const words = `${names[y]} said to be ${names[x]}: ${count}`;
-      return el("td", { role: "gridcell", tabindex: y || x ? "-1" : "0", title: words, "aria-label": words, class: `${x === y ? "right" : count ? "wrong" : "none"}`, data: { at: `${classes[y]}-${classes[x]}`, y, x },
-        style: x === y || !count ? {} : { "--share": Math.min(1, count / Math.max(1, sums[y]) * 3 + 0.12).toFixed(3) } }, dense ? "" : count ? String(count) : "·");
+      return el("td", { role: "gridcell", tabindex: y || x ? "-1" : "0", title: words, "aria-label": words,
+        class: `${x === y ? "right" : count ? "wrong" : "none"}`, data: { at: `${classes[y]}-${classes[x]}`, y, x },
+        style: x === y || !count ? {} : { "--share": Math.min(1, count / Math.max(1, sums[y]) * 3 + 0.12).toFixed(3) } },
+          dense ? "" : count ? String(count) : "·");
     }))));
-    const head = el("thead", {}, el("tr", {}, el("th", { class: "corner" }, dense ? "" : "shown ↓ said →"), names.map((name) => el("th", { scope: "col", title: name }, el("span", {}, dense ? "" : name)))));
-    const made = el("table", { class: `confusion${dense ? " dense" : ""}`, role: "grid", "aria-label": "What is shown, in rows, and what was said, in columns", onclick: (event) => open(event.target.closest("td")),
+    const head = el("thead", {}, el("tr", {}, el("th", { class: "corner" }, "shown ↓ said →"),
+      names.map((name) => el("th", { scope: "col", title: name }, el("span", { class: dense ? "unseen" : null }, name)))));
+    const made = el("table", { class: `confusion${dense ? " dense" : ""}`, role: "grid", "aria-label": "What is shown, in rows, and what was said, in columns",
+      onclick: (event) => open(event.target.closest("td")),
       onkeydown: (event) => walk(event, body, names.length) }, head, body);
     cells.body.replaceChildren(el("div", { class: "matrix" }, el("div", { class: "wide" }, made), behind));
     const right = counts.reduce((sum, row, place) => sum + row[place], 0);
-    cells.caption(`${total.toLocaleString("en")} ${split} pictures${names.length < studio.model.labels.length ? `; the ${names.length} classes that are confused most` : `, ${right.toLocaleString("en")} on the diagonal`}. Rows are what is shown, columns what was said. `
+    cells.caption(`${total.toLocaleString("en")} ${split} pictures${names.length < studio.model.labels.length
+      ? `; the ${names.length} classes that are confused most` : `, ${right.toLocaleString("en")} on the diagonal`}. Rows are what is shown, columns what was said. `
       + "Choose a cell to see its pictures, and a picture to explain it on the whole page. Arrow keys move, Enter opens.");
   }
 
   function walk(event, body, count) {
-    const cell_ = event.target.closest("td"), move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], Home: [0, -count], End: [0, count] }[event.key];
+    const cell_ = event.target.closest("td"), move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], Home: [0, -count],
+      End: [0, count] }[event.key];
     if (!cell_) return;
     if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
@@ -233,7 +229,8 @@ function build(section, studio) {
     }
     if (!move) return;
     event.preventDefault();
-    const within = (value) => Math.max(0, Math.min(count - 1, value)), next = body.rows[within(Number(cell_.dataset.y) + move[0])].cells[within(Number(cell_.dataset.x) + move[1]) + 1];
+    const within = (value) => Math.max(0, Math.min(count - 1, value)),
+      next = body.rows[within(Number(cell_.dataset.y) + move[0])].cells[within(Number(cell_.dataset.x) + move[1]) + 1];
     cell_.tabIndex = -1;
     next.tabIndex = 0;
     next.focus();
@@ -255,7 +252,8 @@ function build(section, studio) {
     cells.body.querySelector(`td[data-at="${at}"]`)?.setAttribute("aria-selected", "true");
     const found = await json("api/confused", { model: id, true: true_, said: said_ });
     if (opened !== `${id} ${at}`) return;
-    const words = `${studio.label(Number(true_))}, said to be ${studio.label(Number(said_))}: ${found.total.toLocaleString("en")}${found.total > found.pictures.length ? `, the ${found.pictures.length} surest` : ""}`;
+    const words = `${studio.label(Number(true_))}, said to be ${studio.label(Number(said_))}: `
+      + `${found.total.toLocaleString("en")}${found.total > found.pictures.length ? `, the ${found.pictures.length} surest` : ""}`;
     const place = el("div");
     behind.replaceChildren(el("p", { role: "status" }, words), place);
     thumbs(place, found.pictures, () => null);
@@ -265,8 +263,10 @@ function build(section, studio) {
   function thumbs(place, pictures, more) {
     place.replaceChildren(el("ul", { class: "thumbs" }, pictures.map((one) => {
       const words = [`shown ${one.label}, said ${one.said}, ${percent(one.probability, 0)}`, more(one)].filter(Boolean).join(", ");
-      return el("li", {}, el("button", { type: "button", title: `${one.title}: ${words}`, "aria-label": `Explain ${one.title}: ${words}`, data: { picture: one.id }, onclick: () => state.set({ picture: one.id, class: null, query: null }) },
-        el("img", { src: picture(one.id, 96), alt: "", loading: "lazy", width: 84, height: 84 }), el("span", { class: "said" }, `${one.said} ${percent(one.probability, 0)}`), more(one) && el("span", { class: "soft" }, more(one))));
+      return el("li", {}, el("button", { type: "button", title: `${one.title}: ${words}`, "aria-label": `Explain ${one.title}: ${words}`,
+        data: { picture: one.id }, onclick: () => state.set({ picture: one.id, class: null, query: null }) },
+        el("img", { src: picture(one.id, 96), alt: "", loading: "lazy", width: 84, height: 84 }),
+          el("span", { class: "said" }, `${one.said} ${percent(one.probability, 0)}`), more(one) && el("span", { class: "soft" }, more(one))));
     })));
     mark();
   }
@@ -281,5 +281,6 @@ function lasting(seconds) {
 }
 
 function answers(studio, ...words) {
-  return ["import numpy as np", "import torch", "", `file = np.load(${JSON.stringify(`${studio.model.source.replace(/\/$/, "")}/predictions.npz`)})`, 'logits, labels, indices = file["logits"], file["labels"], file["indices"]', ...words].join("\n");
+  return ["import numpy as np", "import torch", "", `file = np.load(${JSON.stringify(`${studio.model.source.replace(/\/$/, "")}/predictions.npz`)})`,
+    'logits, labels, indices = file["logits"], file["labels"], file["indices"]', ...words].join("\n");
 }

@@ -1,8 +1,10 @@
 // One sentence for the person, seen and read aloud.
 
 let timer = 0;
+let failure = false; // that is what is being told
 
 export function say(words, lasting = false) {
+  failure = false;
   const place = document.getElementById("said");
   place.textContent = words;
   place.classList.toggle("shown", Boolean(words));
@@ -14,5 +16,11 @@ export function say(words, lasting = false) {
 export function told(error) {
   if (error.name === "AbortError") return;
   say(error.message, true);
+  failure = true;
   if (error.constructor.name !== "Refused") console.error(error);
+}
+
+// What failed is no longer so.
+export function mended() {
+  if (failure) say("");
 }

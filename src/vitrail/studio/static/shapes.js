@@ -20,13 +20,15 @@ const FIELDS = {
   classes: ["Classes", { min: 0, max: 16777216, step: 1 }],
   batch: ["Batch", { min: 1, max: 65536, step: 1 }],
 };
+const ALL = [...Object.keys(FIELDS), "pool"];
 const POOLS = [["cls", "class token"], ["gap", "mean of patches"], ["map", "attention (MAP)"]];
 const BY = { macs: "MACs", parameters: "parameters", training: "memory while training", inference: "memory at inference" };
 const NAMES = ["Ti", "S", "B", "L", "H"].flatMap((size) => [8, 14, 16, 32].map((patch) => `${size}/${patch}`));
 
 export default {
   name: "shapes", title: "Shapes and cost", glyph: "◫",
-  lead: "Every tensor on the way from the picture to the answer, and what each stage costs. Change a number: halve the patch, and there are four times the tokens and sixteen times the scores.",
+  lead: "Every tensor on the way from the picture to the answer, and what each stage costs. Change a number: halve the patch, and there are four times the "
+    + "tokens and sixteen times the scores.",
   build,
 };
 
@@ -35,13 +37,14 @@ function build(section, studio) {
   const fields = {}, form = el("div", { class: "controls fields", role: "group", "aria-label": "Sizes" });
   const variant = select("Like", [["", "the model that is open"], ...NAMES.map((name) => [name, name])], "", (name) => {
     changed = null;
-    state.set({ s_name: name || null, ...Object.fromEntries([...Object.keys(FIELDS), "pool"].map((field) => [`s_${field}`, null])) });
+    state.set({ s_name: name || null, ...Object.fromEntries(ALL.map((field) => [`s_${field}`, null])) });
   });
   section.append(form);
   form.append(variant);
-  for (const [name, [words, attributes]] of Object.entries(FIELDS)) form.append(field(name, words, el("input", { type: "number", autocomplete: "off", ...attributes, oninput: () => enter(name) })));
+  for (const [name, [words, attributes]] of Object.entries(FIELDS)) form.append(field(name, words,
+    el("input", { type: "number", autocomplete: "off", ...attributes, oninput: () => enter(name) })));
   form.append(field("pool", "Pool", el("select", { onchange: () => enter("pool") }, POOLS.map(([value, words]) => el("option", { value }, words)))));
-  const back = button("Back to its own sizes", () => { changed = null; state.set(Object.fromEntries([...Object.keys(FIELDS), "pool"].map((name) => [`s_${name}`, null]))); });
+  const back = button("Back to its own sizes", () => { changed = null; state.set(Object.fromEntries(ALL.map((name) => [`s_${name}`, null]))); });
   form.append(back);
   if (alone) {
     for (const one of form.querySelectorAll("input, select, button")) one.disabled = true;
@@ -52,7 +55,8 @@ function build(section, studio) {
   const diagram = figure(section, { name: "shapes", title: "Every tensor", level: 2, python, numbers: () => answer });
   diagram.root.querySelector(".tools").prepend(button("Copy as Python", () => answer && copy(python())));
   const by = select("Count", Object.entries(BY), state.get("s_by", "macs"), (value) => state.set({ s_by: value }));
-  const costs = figure(section, { name: "cost", title: "Which stage costs what", level: 2, python, numbers: () => ({ stages: answer?.stages, memory: answer?.memory }) });
+  const costs = figure(section, { name: "cost", title: "Which stage costs what", level: 2, python,
+    numbers: () => ({ stages: answer?.stages, memory: answer?.memory }) });
   costs.root.insertBefore(by, costs.body);
 
   return { draw };
@@ -77,16 +81,21 @@ function build(section, studio) {
     return ask();
   }
 
+  // What the address says of a field; a saved copy has the model's own sizes.
+  function size(name) {
+    return alone ? null : state.get(`s_${name}`);
+  }
+
   // A question of the sizes in the address; with none there it is the one that a saved copy holds.
   function question() {
-    const name = state.get("s_name"), found = NAMES.includes(name) ? { name } : { like: studio.model.id };
-    for (const one of [...Object.keys(FIELDS), "pool"]) if (state.get(`s_${one}`) !== null && !alone) found[one] = state.get(`s_${one}`);
+    const name = state.get("s_name"), found = NAMES.includes(name) && !alone ? { name } : { like: studio.model.id };
+    for (const one of ALL) if (size(one) !== null) found[one] = size(one);
     return found;
   }
 
   // Where norms stand; named variants have them before their branches.
   function norm() {
-    return NAMES.includes(state.get("s_name")) ? "pre" : studio.model.config.norm;
+    return question().name ? "pre" : studio.model.config.norm;
   }
 
   async function ask() {
@@ -123,7 +132,7 @@ function build(section, studio) {
   }
 
   function complain(sentence) {
-    const named = [...Object.keys(FIELDS), "pool"].find((name) => new RegExp(`\\b${name}\\b`).test(sentence ?? ""));
+    const named = ALL.find((name) => new RegExp(`\\b${name}\\b`).test(sentence ?? ""));
     for (const [name, { input, wrong }] of Object.entries(fields)) {
       const here = sentence !== null && name === (changed ?? named ?? "image");
       wrong.hidden = !here;
@@ -136,11 +145,11 @@ function build(section, studio) {
   function drawn() {
     const { config } = answer;
     for (const [name, { input }] of Object.entries(fields)) {
-      const value = state.get(`s_${name}`) ?? (name === "batch" ? 1 : sides(config[name]));
+      const value = size(name) ?? (name === "batch" ? 1 : sides(config[name]));
       const typing = document.activeElement === input && input.value.trim() === state.get(`s_${name}`, ""); // what is being typed stays as it is
       if (!typing) input.value = value;
     }
-    back.hidden = ![...Object.keys(FIELDS), "pool"].some((name) => state.get(`s_${name}`) !== null);
+    back.hidden = !ALL.some((name) => size(name) !== null);
     const now = JSON.stringify([answer, state.get("s_stage"), state.get("s_by")]);
     if (now === plan) return;
     plan = now;
@@ -149,8 +158,10 @@ function build(section, studio) {
     refocused(diagram.body, () => diagram.body.replaceChildren(picture(answer, config, chosen, pick)));
     diagram.caption(teach(answer));
     refocused(costs.body, () => costs.body.replaceChildren(rows(stages, chosen)));
-    costs.caption(`Choose a stage here or in the drawing. ${{ macs: "MACs are multiply-adds of matrix products for one picture.", parameters: "Blocks weigh nearly all; the number of tokens hardly matters, since every token meets the same weights.",
-      training: "Float32 activations of the whole batch that the backward pass needs, without checkpointing.", inference: "The most that is alive at one moment while a stage is computed; of all stages the largest counts, not the sum." }[count()]}`);
+    costs.caption(`Choose a stage here or in the drawing. ${{ macs: "MACs are multiply-adds of matrix products for one picture.", parameters: "Blocks weigh "
+      + "nearly all; the number of tokens hardly matters, since every token meets the same weights.",
+      training: "Float32 activations of the whole batch that the backward pass needs, without checkpointing.",
+        inference: "The most that is alive at one moment while a stage is computed; of all stages the largest counts, not the sum." }[count()]}`);
   }
 
   function count() {
@@ -163,21 +174,26 @@ function build(section, studio) {
 
   function sums() {
     const { parameters, macs, memory, tokens, batch } = answer, of = batch > 1 ? `, batch of ${batch.toLocaleString("en")}` : "";
-    const shown = [["Parameters", many(parameters), `exactly ${parameters.toLocaleString("en")}`], ["MACs", many(macs), "multiply-adds a picture"], ["Tokens", tokens.toLocaleString("en"), `a grid of ${answer.grid.join(" x ")}${answer.config.prefix ? ` and ${answer.config.prefix}` : ""}`],
-      ["Weights", bytes(memory.weights), "float32"], ["Inference", bytes(memory.inference), `activations${of}`], ["Training", bytes(memory.training), `activations${of}`], ["Adam", bytes(memory.adam), "gradients and two moments"]];
+    const shown = [["Parameters", many(parameters), `exactly ${parameters.toLocaleString("en")}`], ["MACs", many(macs), "multiply-adds a picture"],
+      ["Tokens", tokens.toLocaleString("en"), `a grid of ${answer.grid.join(" x ")}${answer.config.prefix ? ` and ${answer.config.prefix}` : ""}`],
+      ["Weights", bytes(memory.weights), "float32"], ["Inference", bytes(memory.inference), `activations${of}`],
+        ["Training", bytes(memory.training), `activations${of}`], ["Adam", bytes(memory.adam), "gradients and two moments"]];
     totals.replaceChildren(...shown.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", {}, value), el("dd", { class: "soft" }, note))));
   }
 
   function rows(stages, chosen) {
-    const of = count(), most = Math.max(...stages.map((stage) => stage[of])), all = stages.reduce((sum, stage) => sum + stage[of], 0), large = of === "macs" || of === "parameters" ? many : bytes;
+    const of = count(), most = Math.max(...stages.map((stage) => stage[of])), all = stages.reduce((sum, stage) => sum + stage[of], 0),
+      large = of === "macs" || of === "parameters" ? many : bytes;
     return el("ol", { class: "bars stages" }, stages.map((stage) => el("li", { class: stage.key === chosen ? "chosen" : null },
       el("button", { type: "button", "aria-pressed": String(stage.key === chosen), onclick: () => pick(stage.key), data: { stage: stage.key } },
-        el("span", { class: "name" }, stage.words), el("span", { class: "track", "aria-hidden": "true" }, el("span", { class: "fill", style: { width: `${most ? (100 * stage[of]) / most : 0}%` } })),
+        el("span", { class: "name" }, stage.words), el("span", { class: "track", "aria-hidden": "true" },
+          el("span", { class: "fill", style: { width: `${most ? (100 * stage[of]) / most : 0}%` } })),
         el("span", { class: "value" }, of === "inference" ? large(stage[of]) : `${large(stage[of])} · ${percent(all ? stage[of] / all : 0, 1)}`)))));
   }
 
   function python() {
-    return answer ? answer.python.replace("vitrail.cost(config)", answer.batch > 1 ? `vitrail.cost(config, batch=${answer.batch})` : "vitrail.cost(config)") : "";
+    return answer ? answer.python.replace("vitrail.cost(config)", answer.batch > 1 ? `vitrail.cost(config, batch=${answer.batch})`
+      : "vitrail.cost(config)") : "";
   }
 }
 
@@ -196,10 +212,12 @@ function grouped({ stages }) {
   return [...found.values()];
 }
 
-function teach({ config, tokens, grid, batch }) {
+function teach({ config, tokens, grid, batch, norm }) {
   const scores = batch * config.heads * tokens ** 2;
-  return `${grid[0] * grid[1]} patches of ${sides(config.patch)}${config.prefix ? ` and ${config.prefix} more make` : " make"} ${tokens} tokens. The scores of one layer are ${many(scores)} numbers and grow with the square of the tokens; `
-    + `all else grows with the tokens alone. Attention's products are ${percent((2 * tokens) / (2 * tokens + 4 * config.width + 2 * config.mlp), 0)} of a block's MACs here. The dashed lines are the residual stream: each branch only adds to it.`;
+  return `${grid[0] * grid[1]} patches of ${sides(config.patch)}${config.prefix ? ` and ${config.prefix} more make` : " make"} ${tokens} tokens. The scores `
+    + `of one layer are ${many(scores)} numbers and grow with the square of the tokens; `
+    + `all else grows with the tokens alone. Attention's products are ${percent((2 * tokens) / (2 * tokens + 4 * config.width + 2 * config.mlp), 0)} of a `
+      + `block's MACs here. The dashed lines are the residual stream: each branch only adds to it${norm === "post" ? ", and a norm then scales the sum" : ""}.`;
 }
 
 function sides(value) {
@@ -219,9 +237,11 @@ function picture(answer, config, chosen, pick) {
   const shape = (...sizes) => `(${sizes.join(", ")})`;
   const has = (name) => stages.find((stage) => stage.name.startsWith(name));
   const last = stages.findLastIndex((stage) => stage.name === "norm"), pooled = stages.findIndex((stage) => stage.name.startsWith("pool"));
-  const extra = [cls ? "class token" : null, registers ? `${registers} register${registers > 1 ? "s" : ""}` : null, config.position === "none" || config.position === "rotary" || config.position === "relative" ? null : "positions"].filter(Boolean);
+  const extra = [cls ? "class token" : null, registers ? `${registers} register${registers > 1 ? "s" : ""}` : null,
+    config.position === "none" || config.position === "rotary" || config.position === "relative" ? null : "positions"].filter(Boolean);
   const way = [["image", "Image", shape(batch, config.channels, ...config.image), "(b, c, h, w)"]];
-  if (stages.some((stage) => !/^(image|patches|tokens|block|norm|pool|pre-logits|head)/.test(stage.name))) way.push(["stem", "ResNet stem", shape(...stages.slice(0, stages.findIndex((stage) => stage.name === "patches")).at(-1).shape), "(b, c, y, x)"]);
+  if (stages.some((stage) => !/^(image|patches|tokens|block|norm|pool|pre-logits|head)/.test(stage.name))) way.push(["stem", "ResNet stem",
+    shape(...stages.slice(0, stages.findIndex((stage) => stage.name === "patches")).at(-1).shape), "(b, c, y, x)"]);
   way.push(["patches", `Patches ${sides(config.patch)}`, shape(batch, rows * columns, d), "(b, n, d)"],
     ["tokens", extra.length ? `+ ${extra[0]}` : "Tokens", shape(batch, tokens, d), "(b, t, d)", extra.slice(1).map((one) => `+ ${one}`)],
     ["blocks", `${depth} × block`, shape(batch, tokens, d), "(b, t, d)"]);
@@ -234,8 +254,10 @@ function picture(answer, config, chosen, pick) {
   const wide = room(way.flatMap(([, words, sizes]) => [words, sizes]), 108), gap = 20, high = 62;
   const cell = room([shape(batch, tokens, mlp), `3 × ${shape(batch, h, tokens, d / h)}`, shape(batch, h, tokens, tokens), "Scores, softmax"], 120);
   const whole = Math.max(way.length * (wide + gap) - gap + 16, 5 * (cell + 22) + 190);
-  const drawing = svg("svg", { viewBox: `0 0 ${whole} 372`, class: "diagram", role: "group", "aria-label": "The way of a picture through the model, with the shape of every tensor", style: { "min-width": `${Math.round(0.8 * whole)}px` } });
-  drawing.append(svg("defs", {}, svg("marker", { id: "tip", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, svg("path", { d: "M0 0L8 4L0 8z", class: "tip" }))));
+  const drawing = svg("svg", { viewBox: `0 0 ${whole} 372`, class: "diagram", role: "group", "aria-label": "The way of a picture through the model, with "
+    + "the shape of every tensor", style: { "min-width": `${Math.round(0.8 * whole)}px` } });
+  drawing.append(svg("defs", {}, svg("marker", { id: "tip", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
+    svg("path", { d: "M0 0L8 4L0 8z", class: "tip" }))));
   let block = 0;
   way.forEach(([key, words, sizes, letters, below = []], place) => {
     const x = 8 + place * (wide + gap);
@@ -250,9 +272,11 @@ function picture(answer, config, chosen, pick) {
 function box({ key, x, y, wide, high, words, sizes, letters, chosen, pick }) {
   const lines = [...words.map((word) => ["what", word]), ["shape", sizes], ["letters", letters]];
   const click = () => pick(key);
-  return svg("g", { class: `box${key === chosen ? " chosen" : ""}`, role: "button", tabindex: "0", "aria-pressed": String(key === chosen), "aria-label": `${words.join(" ")}: ${sizes}, ${letters}`, data: { stage: key }, onclick: click,
+  return svg("g", { class: `box${key === chosen ? " chosen" : ""}`, role: "button", tabindex: "0", "aria-pressed": String(key === chosen),
+    "aria-label": `${words.join(" ")}: ${sizes}, ${letters}`, data: { stage: key }, onclick: click,
     onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") event.preventDefault(), click(); } },
-    svg("rect", { x, y, width: wide, height: high, rx: 7 }), lines.map(([kind, text], place) => svg("text", { class: kind, x: x + wide / 2, y: y + 18 + 15 * place + (kind === "letters" ? 2 : 0), "text-anchor": "middle" }, text)));
+    svg("rect", { x, y, width: wide, height: high, rx: 7 }), lines.map(([kind, text], place) => svg("text",
+      { class: kind, x: x + wide / 2, y: y + 18 + 15 * place + (kind === "letters" ? 2 : 0), "text-anchor": "middle" }, text)));
 }
 
 // A box that its longest line fits into.
@@ -266,11 +290,13 @@ function arrow(x1, y1, x2, y2, kind = "arrow") {
 
 // One block: two branches that add to the stream, drawn as a line above them.
 function inside(whole, from, { t, d, h, mlp, batch: b, shape, cell, post, chosen }) {
-  const norm = ["Norm", shape(b, t, d), ""], attend = [["q, k, v", `3 × ${shape(b, h, t, d / h)}`, "(b, h, t, k)"], ["Scores, softmax", shape(b, h, t, t), "(b, h, t, t)"], ["Mix values", shape(b, h, t, d / h), "(b, h, t, k)"], ["Project", shape(b, t, d), "(b, t, d)"]];
+  const norm = ["Norm", shape(b, t, d), ""], attend = [["q, k, v", `3 × ${shape(b, h, t, d / h)}`, "(b, h, t, k)"],
+    ["Scores, softmax", shape(b, h, t, t), "(b, h, t, t)"], ["Mix values", shape(b, h, t, d / h), "(b, h, t, k)"], ["Project", shape(b, t, d), "(b, t, d)"]];
   const think = [["MLP, GELU", shape(b, t, mlp), "(b, t, mlp)"], ["Back to width", shape(b, t, d), "(b, t, d)"]];
   const made = svg("g", { class: `inside${chosen === "blocks" ? " chosen" : ""}` });
   const top = 132, left = 8, right = whole - 8;
-  made.append(svg("path", { class: "lens", d: `M${from - 54} 80L${left} ${top}H${right}L${from + 54} 80` }), svg("rect", { class: "frame", x: left, y: top, width: right - left, height: 232, rx: 8 }),
+  made.append(svg("path", { class: "lens", d: `M${from - 54} 80L${left} ${top}H${right}L${from + 54} 80` }),
+    svg("rect", { class: "frame", x: left, y: top, width: right - left, height: 232, rx: 8 }),
     svg("text", { class: "what", x: left + 12, y: top + 20 }, post ? "One block, norms after each sum" : "One block, norms before each branch"));
   half(made, top + 40, post ? attend : [norm, ...attend], post, left, right, cell, shape(b, t, d));
   half(made, top + 136, post ? think : [norm, ...think], post, left, right, cell, shape(b, t, d));
@@ -278,16 +304,22 @@ function inside(whole, from, { t, d, h, mlp, batch: b, shape, cell, post, chosen
 }
 
 function half(made, y, boxes, post, left, right, wide, stream) {
-  const line = y + 12, begin = left + 34, plus = right - (post ? 150 : 62), gap = Math.min(22, (plus - 36 - begin - 28 - boxes.length * wide) / Math.max(1, boxes.length - 1));
-  made.append(svg("path", { class: "stream", d: `M${left + 8} ${line}H${plus - 11}`, "marker-end": "url(#tip)" }), svg("text", { class: "shape", x: begin + 34, y: line - 5 }, `residual stream ${stream}`));
+  const line = y + 12, begin = left + 34, plus = right - (post ? 150 : 62),
+    gap = Math.min(22, (plus - 36 - begin - 28 - boxes.length * wide) / Math.max(1, boxes.length - 1));
+  made.append(svg("path", { class: "stream", d: `M${left + 8} ${line}H${plus - 11}`, "marker-end": "url(#tip)" }),
+    svg("text", { class: "shape", x: begin + 34, y: line - 5 }, `residual stream ${stream}`));
   let x = begin + 28;
   made.append(svg("path", { class: "arrow", d: `M${begin} ${line}V${y + 52}H${x - 2}`, "marker-end": "url(#tip)" }));
   boxes.forEach(([words, sizes, letters], place) => {
     if (place) made.append(arrow(x - gap, y + 52, x - 2, y + 52));
-    made.append(svg("rect", { class: "cell", x, y: y + 28, width: wide, height: 50, rx: 6 }), ...[["what", words], ["shape", sizes], ["letters", letters]].map(([kind, text], row) => svg("text", { class: kind, x: x + wide / 2, y: y + 44 + 14 * row, "text-anchor": "middle" }, text)));
+    made.append(svg("rect", { class: "cell", x, y: y + 28, width: wide, height: 50, rx: 6 }),
+      ...[["what", words], ["shape", sizes], ["letters", letters]].map(([kind, text], row) => svg("text",
+      { class: kind, x: x + wide / 2, y: y + 44 + 14 * row, "text-anchor": "middle" }, text)));
     x += wide + gap;
   });
-  made.append(svg("path", { class: "arrow", d: `M${x - gap} ${y + 52}H${plus}V${line + 11}`, "marker-end": "url(#tip)" }), svg("circle", { class: "plus", cx: plus, cy: line, r: 9 }), svg("text", { class: "what", x: plus, y: line + 4, "text-anchor": "middle" }, "+"));
-  if (post) made.append(arrow(plus + 9, line, plus + 26, line), svg("rect", { class: "cell", x: plus + 28, y: line - 14, width: 60, height: 28, rx: 6 }), svg("text", { class: "what", x: plus + 58, y: line + 4, "text-anchor": "middle" }, "Norm"), arrow(plus + 88, line, right - 4, line));
+  made.append(svg("path", { class: "arrow", d: `M${x - gap} ${y + 52}H${plus}V${line + 11}`, "marker-end": "url(#tip)" }),
+    svg("circle", { class: "plus", cx: plus, cy: line, r: 9 }), svg("text", { class: "what", x: plus, y: line + 4, "text-anchor": "middle" }, "+"));
+  if (post) made.append(arrow(plus + 9, line, plus + 26, line), svg("rect", { class: "cell", x: plus + 28, y: line - 14, width: 60, height: 28, rx: 6 }),
+    svg("text", { class: "what", x: plus + 58, y: line + 4, "text-anchor": "middle" }, "Norm"), arrow(plus + 88, line, right - 4, line));
   else made.append(arrow(plus + 9, line, right - 4, line));
 }

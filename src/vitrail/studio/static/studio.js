@@ -3,8 +3,9 @@
 // A part is drawn by `draw(why)`; why is "open" (it has just come into view), "model", "trace", "point", "state" or "theme".
 
 import { setRamp } from "./colour.js";
+import { follow, live } from "./live.js";
 import * as net from "./net.js";
-import { told } from "./say.js";
+import { mended, told } from "./say.js";
 import * as state from "./state.js";
 
 class Studio {
@@ -15,13 +16,21 @@ class Studio {
   #listeners = [];
   #asking = null;
   #asked = "";
+  #loading = null;
 
   async open() {
     this.facts = await net.json("api/studio");
     setRamp(this.facts.ramp);
+    this.#complete();
     state.watch((changed) => this.#changed(changed));
+  }
+
+  // A link may leave out the model and the picture, or name a model that is not there.
+  #complete() {
     if (!this.facts.models.some((model) => model.id === state.get("model"))) state.set({ model: this.facts.models[0].id, step: null });
     if (!state.get("picture")) state.set({ picture: this.facts.first });
+    live((kind, told_) => this.#heard(kind, told_));
+    follow(this.model);
   }
 
   get model() {
@@ -41,7 +50,7 @@ class Studio {
   get pointed() {
     const pinned = state.number("query");
     const token = this.hovered ?? pinned;
-    return token !== null && this.trace && token >= 0 && token < this.trace.facts.tokens ? token : null;
+    return Number.isInteger(token) && this.trace && token >= 0 && token < this.trace.facts.tokens ? token : null;
   }
 
   hover(token) {
@@ -75,25 +84,30 @@ class Studio {
     for (const listener of this.#listeners) listener(why);
   }
 
-  // The trace of what the address names; a newer question gives up the older one. `once`: even if it was asked before.
-  async load(again = false) {
+  // The trace of what the address names; a newer question gives up the older one. `again`: even if it was asked before.
+  load(again = false) {
     const { model, step, picture, class: target } = this.here();
     const question = net.address("api/trace", { model, step, picture, class: target });
-    if (!picture || (question === this.#asked && !again)) return;
+    if (!picture || (question === this.#asked && !again)) return this.#loading;
     this.#asked = question;
+    this.#loading = this.#load({ model, step, picture, class: target });
+    return this.#loading;
+  }
+
+  async #load(question) {
     this.#asking?.abort();
     const asking = (this.#asking = new AbortController());
     this.busy = true;
     this.tell("busy");
     try {
-      const trace = await net.binary("api/trace", { model, step, picture, class: target }, { signal: asking.signal });
+      const trace = await net.binary("api/trace", question, { signal: asking.signal });
       if (this.#asking !== asking) return;
       this.trace = trace;
       this.hovered = null;
       this.tell("trace");
     } catch (error) {
       if (this.#asking === asking) this.#asked = "";
-      if (error.name !== "AbortError" && !(await this.#mended(error, picture))) told(error);
+      if (error.name !== "AbortError" && !(await this.#mended(error, question.picture))) told(error);
     } finally {
       if (this.#asking === asking) {
         this.busy = false;
@@ -123,11 +137,25 @@ class Studio {
   }
 
   #changed(changed) {
+    this.#complete();
+    if (changed.has("model")) follow(this.model);
     if (changed.has("model") || changed.has("step")) this.tell("model");
     if (["model", "step", "picture", "class"].some((name) => changed.has(name))) this.load();
     if (changed.has("query")) this.tell("point");
     if (changed.has("part")) this.tell("part");
     else this.tell("state");
+  }
+
+  // A run that trains: its checkpoints grow, and after an evaluation its best weights may be others.
+  #heard(kind, news) {
+    if (kind === "line") {
+      if (news.validation && state.get("step") === null) this.load(true);
+      return;
+    }
+    if (kind === "steps" && String(news) === String(this.model.steps)) return;
+    if (kind === "steps") this.model.steps = news;
+    else Object.assign(this.model, { finished: true, training: false });
+    this.tell("model");
   }
 
   // The lines that every snippet begins with, so that it runs as it stands.

@@ -1,0 +1,21 @@
+"""The experiments by name, each in a module of its own, which is read when it is asked for."""
+
+from importlib import import_module
+
+from vitrail.errors import VitrailError, suggestion
+from vitrail.lab.experiment import Experiment
+
+NAMES = (
+    "variants",
+    "compute",
+    "shift",
+    "patches",
+    "inside",
+)
+
+
+def experiment(name: str) -> Experiment:
+    if name not in NAMES:
+        raise VitrailError(f"there is no experiment {name!r}{suggestion(name, NAMES)}; there are {', '.join(NAMES)}")
+    found: Experiment = import_module(f"vitrail.lab.{name.replace('-', '_')}").EXPERIMENT
+    return found

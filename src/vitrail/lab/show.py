@@ -1,0 +1,111 @@
+"""How experiments tell what came of trainings: cells of a table, lines over powers, and whether one is ahead of another."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from vitrail.lab.experiment import scores, shown, spread
+from vitrail.lab.trial import Row
+from vitrail.report.chart import chart
+from vitrail.report.drawing import Drawing
+
+
+@dataclass(frozen=True)
+class Gap:
+    """By how much one is ahead of another, in the mean over seeds, with the half of Student's 95 % interval."""
+
+    mean: float
+    half: float | None
+
+    @property
+    def clear(self) -> bool:
+        return self.half is not None and abs(self.mean) > self.half
+
+    @property
+    def words(self) -> str:
+        more = "" if self.half is None else f" ± {100 * self.half:.1f}"
+        return f"{100 * self.mean:+.1f}{more} points"
+
+
+def gap(ours: Iterable[Row], theirs: Iterable[Row], name: str = "top1") -> Gap | None:
+    """Of the seeds that both have; none where there are none."""
+    own, other = (
+        {row.of.get("seed"): float(row.scores["test"][name]) for row in rows if name in row.scores.get("test", {})}
+        for rows in (ours, theirs)
+    )
+    found = [own[seed] - other[seed] for seed in own if seed in other]
+    return Gap(*spread(found)) if found else None
+
+
+def middle(rows: Iterable[Row], name: str = "top1", split: str = "test") -> float:
+    """The mean over what was finished, or no number."""
+    found = scores(rows, name, split)
+    return mean(found) if found else math.nan
+
+
+def cell(rows: Sequence[Row], name: str = "top1", split: str = "test") -> str:
+    """In percent, with how many have burst."""
+    burst = sum(row.failed is not None for row in rows)
+    if burst == len(rows):
+        return '<span class="bad">burst</span>'
+    return shown(scores(rows, name, split)) + (f' <span class="bad">{burst} of {len(rows)} burst</span>' if burst else "")
+
+
+def over(
+    title: str,
+    across: str,
+    lines: Mapping[str, Mapping[float, Sequence[Row]]],
+    form: Callable[[float], str],
+    dashed: Sequence[str] = (),
+    upward: str = "accuracy on test",
+) -> Drawing:
+    """Means over a scale of powers, each with its spread when pointed at."""
+    places = sorted({place for line in lines.values() for place in line})
+    drawn = {name: [(math.log10(x), middle(rows)) for x, rows in sorted(line.items())] for name, line in lines.items()}
+    finite = {name: [point for point in line if math.isfinite(point[1])] for name, line in drawn.items()}
+    said = {
+        name: [("", f"{name}, {form(x)}: {_said(rows)}") for x, rows in sorted(line.items()) if scores(rows)]
+        for name, line in lines.items()
+    }
+    marks = {math.log10(place): form(place) for place in _apart(places)}
+    return chart(title, upward, across, finite, percent=True, captions=said, marks=marks, dashed=dashed)
+
+
+def plain(rows: Sequence[Row], **more: Any) -> dict[str, Any]:
+    """For a program: the scores of each seed, and why there are none."""
+    found = scores(rows)
+    return {
+        **more,
+        "test": found,
+        "mean": mean(found) if found else None,
+        "validation": scores(rows, split="validation"),
+        "failed": [row.failed for row in rows if row.failed],
+        "steps": rows[0].steps if rows else 0,
+    }
+
+
+def best(lines: Mapping[Any, Sequence[Row]]) -> Any:
+    """The one to take by validation, such as a learning rate; none where all have burst."""
+    found = {key: middle(rows, split="validation") for key, rows in lines.items() if scores(rows, split="validation")}
+    return max(found, key=lambda key: found[key]) if found else None
+
+
+def one_of(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _said(rows: Sequence[Row]) -> str:
+    centre, half = spread(scores(rows))
+    return f"{centre:.1%}" if half is None else f"{centre:.1%} ± {100 * half:.1f}"
+
+
+def _apart(places: Sequence[float], least: float = 0.07) -> list[float]:
+    """Those that can stand side by side below an axis."""
+    reach = math.log10(places[-1] / places[0]) if len(places) > 1 else 1.0
+    found: list[float] = []
+    for place in places:
+        if not found or math.log10(place / found[-1]) >= least * reach:
+            found.append(place)
+    return found

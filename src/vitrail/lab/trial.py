@@ -1,0 +1,200 @@
+"""The trainings of an experiment, each a run of its own: known by its recipe's hash, so that it is never done twice.
+
+``rows/HASH.json`` is what is left of a training when it is done, small enough to be kept for good; ``runs/HASH/`` is the run,
+from which it goes on when it was stopped. Several processes may share the folder: each takes what nobody is at work on. A
+training may begin with the weights that another one came to (``Trial.after``), which is then done first.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail.config import to_json
+from vitrail.data.sources.source import Progress
+from vitrail.errors import VitrailError
+from vitrail.models.build import build
+from vitrail.models.cost import cost
+from vitrail.report.page import write_whole
+from vitrail.train.loop import Machine, fit
+from vitrail.train.recipe import Recipe
+from vitrail.train.run import HOW
+from vitrail.train.watch import Silent
+from vitrail.weights.checkpoint import save
+from vitrail.weights.folder import is_model
+from vitrail.weights.start import begin
+
+BUSY = "another process is at work"  # as ``train.run.locked`` says
+BURST = "steps in a row had to be skipped"  # as ``train.loop`` says; every other sentence is about what was asked for
+NO_NUMBER = "not JSON compliant"  # as ``json`` says of a result that is infinite or none
+WAIT = 2.0  # seconds, where others are at work on all that is left
+Measure = Callable[[Path, "Trial"], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """``of`` says what it stands for in the experiment: the arm, the amount of data, the seed ..."""
+
+    of: dict[str, Any]
+    recipe: Recipe
+    after: "Trial | None" = None  # whose best weights it begins with
+    anew: str | None = None  # but for those whose names begin so, which are drawn anew
+
+    @property
+    def key(self) -> str:
+        """Of all that decides the result, and of nothing else."""
+        plain = to_json(replace(self.recipe, name="", **HOW))
+        before = "" if self.after is None else f"\n{self.after.key} {self.anew}"
+        return hashlib.sha256((plain + before).encode()).hexdigest()[:16]
+
+    def lasting(self, factor: float) -> "Trial":
+        after = None if self.after is None else self.after.lasting(factor)
+        return replace(self, recipe=self.recipe.lasting(max(round(self.recipe.steps * factor), 1)), after=after)
+
+    def short(self, steps: int) -> "Trial":
+        return replace(self, recipe=self.recipe.lasting(steps), after=None if self.after is None else self.after.short(steps))
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of a trial. ``failed``: why there are no scores, as where a training has burst."""
+
+    of: dict[str, Any]
+    key: str
+    steps: int
+    batch: int
+    parameters: int
+    macs: int
+    seconds: float = 0.0
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)  # by split
+    measured: dict[str, Any] = field(default_factory=dict)
+    failed: str | None = None
+
+    @property
+    def flops(self) -> float:
+        """Of the training: two a multiply-add, and the way back costs twice the way there."""
+        return 6.0 * self.macs * self.batch * self.steps
+
+
+def with_starts(trials: Iterable[Trial]) -> list[Trial]:
+    """Each once, behind the one whose weights it begins with."""
+    found: dict[str, Trial] = {}
+    for trial in trials:
+        for each in with_starts([trial.after]) if trial.after else ():
+            found.setdefault(each.key, each)
+        found[trial.key] = trial  # as it is asked for, where another begins with it
+    return list(found.values())
+
+
+def kept(folder: Path, trial: Trial) -> Row | None:
+    """What is known of a trial, whatever it stands for here."""
+    path = folder / "rows" / f"{trial.key}.json"
+    if not path.is_file():
+        return None
+    try:
+        return Row(**{**json.loads(path.read_text()), "of": trial.of})
+    except (ValueError, TypeError) as error:
+        raise VitrailError(f"{path} is damaged ({error}); take it away, and it is done anew") from None
+
+
+def done(
+    folder: Path,
+    trials: Sequence[Trial],
+    measure: Measure | None = None,
+    machine: Machine | None = None,
+    progress: Progress | None = None,
+) -> list[Row]:
+    """All of them, in their order; what another process is at work on is waited for."""
+    for name in ("rows", "runs"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    every = with_starts(trials)
+    while left := [trial for trial in every if kept(folder, trial) is None]:
+        if not any(_tried(folder, trial, every, measure, machine, progress) for trial in left):
+            if progress:
+                progress("waiting for another process", len(every) - len(left), len(every))
+            time.sleep(WAIT)
+    return [row for trial in trials if (row := kept(folder, trial)) is not None]
+
+
+def _tried(
+    folder: Path,
+    trial: Trial,
+    trials: Iterable[Trial],
+    measure: Measure | None,
+    machine: Machine | None,
+    progress: Progress | None,
+) -> bool:
+    """Whether it is done now; not where somebody else is at work on it."""
+    if kept(folder, trial) is not None:
+        return True
+    run, recipe = folder / "runs" / trial.key, replace(trial.recipe, name="lab")
+    config = cost(recipe.model)
+    row = Row(trial.of, trial.key, recipe.steps, recipe.batch, config.parameters, config.macs)
+    every = list(trials)
+    try:
+        if trial.after is not None:
+            recipe = replace(recipe, start=str(_begun(folder, trial, machine).resolve()))
+        result = fit(recipe, run, machine, _Telling(trial, every, progress))
+    except ValueError as error:
+        words = str(error)
+        if isinstance(error, VitrailError) and BUSY in words:
+            return False
+        if not (isinstance(error, VitrailError) and BURST in words) and NO_NUMBER not in words:
+            raise
+        failed = "its scores are no numbers" if NO_NUMBER in words else words.split("; the last good weights")[0]
+        row = replace(row, failed=failed)
+    else:
+        scores = {split: values for split, values in result.items() if split in ("train", "validation", "test")}
+        scores.setdefault("validation", {name: value for name, value in result["best"].items() if name != "step"})
+        row = replace(row, seconds=result["seconds"], scores=scores, measured=measure(run, trial) if measure else {})
+    write_whole(folder / "rows" / f"{trial.key}.json", (json.dumps(asdict(row), indent=1, allow_nan=False) + "\n").encode())
+    return True
+
+
+def _begun(folder: Path, trial: Trial, machine: Machine | None) -> Path:
+    """The weights that it begins with."""
+    before = trial.after
+    assert before is not None
+    row = kept(folder, before)
+    if row is None:
+        raise VitrailError(f"{BUSY} on what it begins with")
+    if row.failed:
+        raise VitrailError(f"{BURST} in what it begins with")
+    weights = folder / "runs" / before.key / "best"
+    if not is_model(weights):  # of a kept row the run may be gone
+        recipe = replace(before.recipe, name="lab")
+        if before.after is not None:
+            recipe = replace(recipe, start=str(_begun(folder, before, machine).resolve()))
+        fit(recipe, folder / "runs" / before.key, machine)
+    return weights if trial.anew is None else _anew(weights, trial, folder / "starts" / trial.key)
+
+
+def _anew(weights: Path, trial: Trial, folder: Path) -> Path:
+    """The same with some of them as they are drawn for a fresh model."""
+    recipe, names = trial.recipe, trial.anew
+    assert names is not None
+    torch.manual_seed(recipe.seed)
+    drawn = build(recipe.model).state_dict()
+    model = begin(str(weights), recipe.model, keep_head=recipe.keep_head)
+    model.load_state_dict({name: drawn[name] if name.startswith(names) else old for name, old in model.state_dict().items()})
+    model.preprocess = recipe.preprocess
+    save(model, folder)
+    return folder
+
+
+class _Telling(Silent):
+    """How far all of them are, while one of them learns."""
+
+    def __init__(self, trial: Trial, trials: Sequence[Trial], progress: Progress | None) -> None:
+        self.before = sum(other.recipe.steps for other in trials[: trials.index(trial)])
+        self.all, self.tell = sum(other.recipe.steps for other in trials), progress
+        self.count = len(trials)
+
+    def stepped(self, step: int, numbers: dict[str, float]) -> None:
+        if self.tell:
+            self.tell(f"steps of {self.count} trainings", self.before + step, self.all)

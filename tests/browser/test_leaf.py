@@ -1,0 +1,78 @@
+"""One file that needs nobody: what it shows is what the studio showed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.browser.opening import LONG, PARTS, SIZES, Studio, Watched, look, said, seen, settled, visit
+
+pytestmark = pytest.mark.browser
+
+KEPT = {  # of each part the figures that a copy shows as the studio does
+    "patches": ("patches", "patch", "embedding"),
+    "tokens": ("positions", "lengths", "lengths-over-depth"),
+    "attention": ("attention-wall", "attention-head"),
+    "flow": ("flow-map", "flow-curves", "flow-trust"),
+    "lens": ("lens-depth", "lens-layer", "lens-table"),
+    "inside": ("positions", "filters", "distance", "entropy", "alike"),
+    "shapes": ("shapes", "cost"),
+}
+DRAWN = """(names) => names.map((name) => {
+  const place = [...document.querySelectorAll(`figure[data-figure=${name}]`)].find((one) => one.checkVisibility());
+  const shown = (what) => [...place.querySelectorAll(what)].filter((one) => one.checkVisibility());
+  return [name, place.querySelector(".drawing").innerText, shown("canvas").map((one) => one.toDataURL()),
+    shown("path, circle, rect").map((one) => one.outerHTML)];
+})"""
+
+
+def differences(one: list[Any], other: list[Any]) -> list[str]:
+    """Between the same figures of two pages."""
+    found = []
+    for (name, *mine), (_, *theirs) in zip(one, other, strict=True):
+        for what, first, second in zip(("words", "canvases", "lines"), mine, theirs, strict=True):
+            if first != second:
+                found.append(f"{name}: other {what} {[first, second] if what == 'words' else [len(first), len(second)]}")
+    return found
+
+
+def test_a_saved_page_shows_the_same_on_its_own(browser: Browser, page: Page, studio: Studio, tmp_path: Path) -> None:
+    look(page, studio.at(query=4, step=6))
+    drawn = {}
+    for part, names in KEPT.items():
+        visit(page, part)
+        seen(page)  # nothing is pointed at
+        drawn[part] = page.evaluate(DRAWN, names)
+    with page.expect_download() as waiting:
+        page.click("text=Save this page")
+    file = tmp_path / waiting.value.suggested_filename
+    waiting.value.save_as(file)
+    assert file.suffix == ".html"
+    assert "Saved" in said(page)
+    assert studio.url.split("/")[3] not in file.read_text(), "the token of the studio is nobody's business"
+
+    width, height = SIZES["laptop"]
+    context = browser.new_context(viewport={"width": width, "height": height}, offline=True)
+    copy = context.new_page()
+    copy.set_default_timeout(LONG)
+    with Watched(copy) as watched:
+        look(copy, file.as_uri())
+        wrong = []
+        for part in PARTS:
+            visit(copy, part)
+            assert said(copy) == "", part
+            assert copy.locator("#panel h1 >> visible=true").count() == 1
+            if part in KEPT:
+                seen(copy)
+                wrong += differences(drawn[part], copy.evaluate(DRAWN, KEPT[part]))
+        assert not wrong
+        visit(copy, "attention")
+        wall = "document.querySelector('.wall canvas').toDataURL()"
+        before = copy.evaluate(wall)
+        copy.hover("#side .patchgrid", position={"x": 9, "y": 9})
+        copy.wait_for_function(f"(before) => {wall} !== before", arg=before)
+        assert copy.inner_text("#side .where") == "patch 0 (row 0, column 0)"
+        settled(copy)
+        assert not [url for url in watched.addresses if not url.startswith(("data:", "blob:", file.as_uri()))]
+    context.close()
