@@ -21,7 +21,7 @@ LONG = 120_000  # milliseconds that a busy machine may take for anything
 SIZES = {"laptop": (1280, 720), "large": (1920, 1080), "phone": (390, 844)}
 PARTS = ("picture", "patches", "tokens", "attention", "flow", "lens", "prediction", "inside", "shapes", "run")
 REFUSED = "the server responded with a status of 4"  # what a console says of an answer that is a sentence
-QUIET = 250  # milliseconds without a question: the page waits up to 200 for somebody who types
+QUIET, MOMENT = 250, 100  # milliseconds without a question: the page waits up to 200 for somebody who types; without that
 
 
 def chromium() -> str | None:
@@ -113,7 +113,7 @@ def settled(page: Page, quiet: int = QUIET) -> None:
 def visit(page: Page, part: str) -> None:
     """As somebody would, by the story."""
     page.click(f"#story li[data-part={part}] button")
-    settled(page)
+    settled(page, MOMENT)
 
 
 def said(page: Page) -> str:
@@ -124,7 +124,7 @@ def said(page: Page) -> str:
 def paste(page: Page, url: str) -> None:
     """Another link into the tab that is open: the page is not loaded anew."""
     page.evaluate("(hash) => { location.hash = hash; }", urlsplit(url).fragment)
-    settled(page)
+    settled(page, MOMENT)
 
 
 SEEN = """() => {

@@ -1,4 +1,4 @@
-"""What people do to a page: files that are no pictures, unusual models, two tabs, a studio that stops, and hundreds of pictures."""
+"""What people do to a page: files that are no pictures, unusual models, two tabs, a studio that stops, very many pictures."""
 
 import base64
 import json
@@ -17,7 +17,21 @@ from PIL import Image
 from playwright.sync_api import Browser, Page
 
 import vitrail
-from tests.browser.opening import LONG, PARTS, REFUSED, WATCHED, Studio, Watched, look, opened, paste, said, settled, visit
+from tests.browser.opening import (
+    LONG,
+    MOMENT,
+    PARTS,
+    REFUSED,
+    WATCHED,
+    Studio,
+    Watched,
+    look,
+    opened,
+    paste,
+    said,
+    settled,
+    visit,
+)
 from tests.browser.runs import saved
 from vitrail.models.settings import Stem
 from vitrail.studio.desk import ROOM
@@ -76,6 +90,13 @@ def test_what_is_no_picture_is_refused_in_one_sentence(page: Page, studio: Studi
     assert page.url != before
 
 
+TOP_AND_BOTTOM = """() => {
+  const canvas = document.querySelector("#side canvas"), { width, height } = canvas;
+  const { data } = canvas.getContext("2d").getImageData(width >> 1, 0, 1, height);
+  return [data[0], data[4 * (height - 1)]];
+}"""
+
+
 def test_pictures_of_any_size_and_turn_are_shown(page: Page, studio: Studio) -> None:
     look(page, studio.at(part="picture"))
     found = {
@@ -92,10 +113,7 @@ def test_pictures_of_any_size_and_turn_are_shown(page: Page, studio: Studio) -> 
         assert "picture=upload-" in page.url
         assert words in page.inner_text("figure[data-figure=preprocessing]"), name
     upload(page, "turned.png", found["turned.png"][0])
-    pixels = page.evaluate(
-        """() => { const canvas = document.querySelector("#side canvas"), { width, height } = canvas, data = canvas.getContext("2d").getImageData(0, 0, width, height).data;
-          return [data[4 * Math.floor(width / 2)], data[4 * (width * (height - 1) + Math.floor(width / 2))]]; }"""
-    )
+    pixels = page.evaluate(TOP_AND_BOTTOM)
     assert pixels[0] > pixels[1], "red, which is lighter, is at the top once the picture is upright"
     for part in PARTS:
         visit(page, part)
@@ -159,7 +177,7 @@ def test_every_part_shows_every_kind_of_model(page: Page, zoo: tuple[Studio, lis
         page.click(f"#story li[data-part={part}] button")
         page.wait_for_selector(f"#panel > section.{part}:not([hidden])")
         page.hover("#side .patchgrid", position={"x": 5, "y": 5})
-        settled(page, 100)
+        settled(page, MOMENT)
         assert said(page) == "", part
         words = page.inner_text("#stage")
         assert not [one for one in ("undefined", "NaN", "Infinity", "[object", "null") if one in words], (part, words)

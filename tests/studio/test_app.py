@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterator
+from contextvars import copy_context
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from vitrail.studio.album import Album
 from vitrail.studio.app import API, make_app, pages
 from vitrail.studio.desk import Desk, Kept
 from vitrail.studio.pack import unpacked
-from vitrail.studio.shelf import Shelf, check
+from vitrail.studio.shelf import GONE, GivenUp, Shelf, check
 
 TOKEN = "a-token-of-enough-letters"
 HOME = f"http://127.0.0.1:1234/{TOKEN}/"
@@ -217,3 +219,17 @@ def test_a_model_without_attention_is_refused_before_the_page_opens(tmp_path: Pa
     vitrail.save(vitrail.build("R50x1", width=32, stages=(1, 1), classes=3, image=32), tmp_path / "resnet")
     with pytest.raises(vitrail.VitrailError, match="no attention"):
         check(Shelf([str(tmp_path / "resnet")]))
+
+
+def test_what_nobody_waits_for_ends_with_its_next_pass(source: Path) -> None:
+    desk, gone = Desk(Shelf([str(source)]), Album()), Event()
+    gone.set()
+
+    def asked() -> None:
+        GONE.set(gone)
+        desk.flow(("m0", None), "sample-0", None, "relevance")
+
+    with pytest.raises(GivenUp):
+        copy_context().run(asked)
+    facts, _ = unpacked(desk.flow(("m0", None), "sample-0", None, "relevance"))  # and whoever comes next is answered
+    assert facts["method"] == "relevance"

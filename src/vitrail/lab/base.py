@@ -96,7 +96,7 @@ def hybrid(like: ViTConfig) -> ViTConfig:
                 depth=depth, patch=(side, side), stem=Stem(stages=stages, width=width),
                 position=like.position, pool=like.pool, gelu=like.gelu,
             )
-            for depth in range(1, like.depth)
+            for depth in range(max(like.depth // 2, 1), like.depth)
             for stages in ((1,), (2,), (3,))
             for width in (32, 64)
         ],

@@ -10,7 +10,17 @@ NAMES = (
     "compute",
     "shift",
     "patches",
+    "data-scale",
+    "compute-scale",
+    "positions",
+    "cls-or-gap",
+    "norm",
+    "depth-width",
+    "resolution",
+    "masked",
+    "optimisers",
     "inside",
+    "regularise",
 )
 
 

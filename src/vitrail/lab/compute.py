@@ -165,11 +165,12 @@ def _why(found: Sequence[Counted], far: Sequence[Counted]) -> Iterator[str]:
         twins = [other for other in found if other.said.model == one.said.model and other is not one]
         for other in twins:
             times, share = other.said.exa / one.said.exa, other.said.epochs / one.said.epochs
+            would = other.said.exa / share
             yield (
                 f"<p>{text(_named(one.said))} is {one.off:+.1%} off, while {text(_named(other.said))} is {other.off:+.1%} off: "
                 f"in the paper the second has {times:.2f} times the compute of the first, and {share:g} times its epochs. "
-                f"By the second row the first would be {other.said.exa / share:,.0f}, which is {one.seen / (other.said.exa / share) - 1:+.1%} "
-                "from ours; so the printed number holds something else beside the epochs.</p>"
+                f"By the second row the first would be {would:,.0f}, from which ours is {one.seen / would - 1:+.1%} away; so "
+                "the printed number holds something else beside the epochs.</p>"
             )
 
 
@@ -193,13 +194,13 @@ def _drawn(found: Sequence[Counted]) -> Drawing:
 EXPERIMENT = Experiment(
     name="compute",
     title="Table 6: what pre-training costs, in exaFLOPs",
-    paper="Table 6 of Dosovitskiy et al. 2021 gives the pre-training compute of every model of its scaling study on JFT-300M, from "
-    "50 exaFLOPs (ResNet50x1) to 4,262 (ViT-H/14). It does not say how they are counted.",
-    scaled="Nothing: multiply-adds are counted from the settings at 224 pixels with a classifier of 18,291 classes. Two FLOPs a "
-    "multiply-add, three passes (there, and at twice the cost back), 303 million pictures an epoch.",
+    paper="Table 6 of Dosovitskiy et al. 2021 gives the pre-training compute of every model of its scaling study on JFT-300M, "
+    "from 50 exaFLOPs (ResNet50x1) to 4,262 (ViT-H/14). It does not say how they are counted.",
+    scaled="Nothing: multiply-adds are counted from the settings at 224 pixels with a classifier of 18,291 classes. Two FLOPs "
+    "a multiply-add, three passes (there, and at twice the cost back), 303 million pictures an epoch.",
     limits="That our count agrees with the paper's shows that both count the same products, not how long a training takes: "
-    "norms, activations, the softmax and the optimiser are in neither. Leaving out products with a convolution's padding is our "
-    "guess at why the paper has less for ResNets. The paper rounds to whole exaFLOPs, which is 1 % of the smallest.",
+    "norms, activations, the softmax and the optimiser are in neither. Leaving out products with a convolution's padding is "
+    "our guess at why the paper has less for ResNets. The paper rounds to whole exaFLOPs, which is 1 % of the smallest.",
     tell=tell,
     data="none",
 )

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from vitrail.data.preprocess import official
 from vitrail.data.sources.open import pictures
 from vitrail.data.view import Plain
+from vitrail.errors import VitrailError
 from vitrail.lab.experiment import Asked, Experiment, Told
 from vitrail.lab.trial import Row
 from vitrail.layers.patch import PatchEmbed
@@ -29,10 +30,8 @@ from vitrail.report.shades import colours, scaled
 
 IMAGE, PATCH, WIDTH = 224, 16, 768  # of ViT-B/16
 GRID = IMAGE // PATCH
-CONVOLUTION, UNFOLD, EINOPS, VITRAIL, WRONG = (
-    "nn.Conv2d, stride 16", "unfold and multiply", "rearrange and multiply", "vitrail's PatchEmbed", "rows of E in another order",
-)  # fmt: skip
-SHAPES = "[{}]"
+CONVOLUTION, UNFOLD, EINOPS = "nn.Conv2d, stride 16", "unfold and multiply", "rearrange and multiply"
+VITRAIL, WRONG = "vitrail's PatchEmbed", "rows of E in another order"
 Images, Kernels, Tokens = Float[Tensor, "b c height width"], Float[Tensor, "d c p q"], Float[Tensor, "b n d"]
 
 
@@ -72,7 +71,10 @@ ROUTES = {CONVOLUTION: by_convolution, UNFOLD: by_unfolding, EINOPS: by_rearrang
 
 def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     how = official((IMAGE, IMAGE))
-    images = Plain(how)(pictures(asked.data).train, np.zeros(1, np.int64), np.zeros(1, np.int64)).images
+    train = pictures(asked.data).train
+    images = Plain(how)(train, np.zeros(1, np.int64), np.zeros(1, np.int64)).images if len(train) else torch.empty(0)
+    if not images.shape[0]:
+        raise VitrailError(f"the first picture of {asked.data} cannot be read; try --data {EXPERIMENT.data}")
     torch.manual_seed(0)
     embed = PatchEmbed(3, WIDTH, (PATCH, PATCH))
     weight, bias = embed.project.weight.detach(), torch.randn(WIDTH)
@@ -80,12 +82,13 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     most = max(apart["float32"][name] for name in (UNFOLD, EINOPS, VITRAIL))
     exact = max(apart["float64"][name] for name in (UNFOLD, EINOPS, VITRAIL))
     answer = (
-        f"All routes give the same {GRID**2} x {WIDTH} numbers: to {most:.0e} of the largest in single precision and {exact:.0e} "
-        f"in double. Flattened in one order and multiplied in another, they are {apart['float64'][WRONG]:.0%} of it apart."
+        f"All routes give the same {GRID**2} x {WIDTH} numbers: to {most:.0e} of the largest in single precision and "
+        f"{exact:.0e} in double. Flattened in one order and multiplied in another, they are "
+        f"{apart['float64'][WRONG]:.0%} of it apart."
     )
     (picture,) = restored(images, how.mean, how.std)
     drawing = _drawn(picture, images[0], weight, bias)
-    parts: list[str | Drawing] = ["<h2>Step by step</h2>", _steps(images, weight), "<h2>How far apart</h2>", _apart(apart)]
+    parts: list[str | Drawing] = ["<h2>Step by step</h2>", _steps(), "<h2>How far apart</h2>", _apart(apart)]
     return Told(answer, [*parts, drawing], {"differences": apart, "shapes": {name: shape for name, _, shape in _shapes()}})
 
 
@@ -110,7 +113,7 @@ def _shapes() -> Iterator[tuple[str, str, str]]:
     yield "as a convolution", "D kernels of C x P x P, stride P", f"{WIDTH} x {GRID} x {GRID}, read row by row: {n} x {WIDTH}"
 
 
-def _steps(images: Tensor, weight: Tensor) -> str:
+def _steps() -> str:
     return table(("step", "in the paper's letters", "#here"), [[text(cell) for cell in row] for row in _shapes()])
 
 
@@ -146,8 +149,9 @@ def _band(values: Tensor) -> Image.Image:
 EXPERIMENT = Experiment(
     name="patches",
     title="Equation 1: a convolution is flatten and multiply",
-    paper="A picture of H x W x C is reshaped into N = HW / P² patches of P² C numbers, and a trainable E maps each to D dimensions "
-    "(Dosovitskiy et al. 2021, section 3.1, equation 1). Implementations, the authors' too, write it as a convolution.",
+    paper="A picture of H x W x C is reshaped into N = HW / P² patches of P² C numbers, and a trainable E maps each to D "
+    "dimensions (Dosovitskiy et al. 2021, section 3.1, equation 1). Implementations, the authors' too, write it as a "
+    "convolution.",
     scaled="Nothing: the shapes are those of ViT-B/16 at 224 pixels. E is random, as before training.",
     limits="The routes agree to the rounding of sums, whose order differs; they need not agree to the bit. It holds where the "
     "stride is the kernel: patches that overlap are a convolution still, but no reshaping.",

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from vitrail.data.sources.open import pictures
@@ -70,8 +71,9 @@ def _parts(
     if asked.quick:
         yield '<p class="bad">A quick look: a few steps, which prove that the experiment works. Its numbers mean nothing.</p>'
     yield f'<p class="answer"><span class="soft">{text(told.answer)}</span></p>'
-    for number, part in enumerate(told.parts):
-        yield figure(part, f"figure-{number}", put) if isinstance(part, Drawing) else part
+    numbers = count(1)
+    for part in told.parts:
+        yield figure(part, f"figure-{next(numbers)}", put) if isinstance(part, Drawing) else part
     for title, words in (
         ("What the paper has", experiment.paper),
         ("What was scaled down", experiment.scaled),

@@ -6,67 +6,61 @@ b pictures, d width, y and x places of the map.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.augment.policy import policy
 from vitrail.data.view import Plain
+from vitrail.lab.base import MUON, SGD, alike, recipe, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by, scores, shown, spread
-from vitrail.lab.small import TINY, Small, small
 from vitrail.lab.trial import Row, Trial
 from vitrail.models.resnet import ResNet
-from vitrail.models.settings import ModelConfig, ResNetConfig, ViTConfig
+from vitrail.models.settings import ModelConfig, ResNetConfig
 from vitrail.models.vit import ViT
 from vitrail.report.chart import chart
 from vitrail.report.page import table, text
 from vitrail.train.data import opened
 from vitrail.train.purpose import model_of
-from vitrail.train.recipe import Optim, Recipe, Schedule
 from vitrail.weights.load import load
 
 STRIDE = 4
 SHIFTS = tuple(range(1, 2 * STRIDE + 1))  # pixels
 PICTURES = 256
-STEPS = 1000
-VIT, BARE, RESNET = "ViT", "ViT without positions", "ResNet"
+VIT, BARE, RESNET = "ViT", "ViT, no positions", "ResNet"
+JOINED = ", wrapped"
 STATES = ("trained", "untrained")
-MEASURES = {"pooled": "of the pooled features", "map": "of the map, moved along"}
+MEASURES = {"map": "the map, moved along", "pooled": "the pooled features"}
+KINDS = (*MEASURES, "same")
 
 
 def trials(asked: Asked) -> list[Trial]:
-    seen = small(TINY if asked.quick else asked.data, STRIDE)
+    """Nothing is shifted while they learn: what they do then is their own."""
+    unmoved = policy("plain", flip=0.5)
     return [
-        Trial({"arm": name, "seed": seed}, _recipe(seen, model, seed))
+        Trial({"arm": name, "seed": seed}, recipe(asked, model, seed, SGD if name == RESNET else MUON, augment=unmoved))
         for seed in asked.seeds
-        for name, model in models(seen).items()
+        for name, model in models(asked).items()
     ]
 
 
-def models(seen: Small) -> dict[str, ModelConfig]:
-    """Of about as many multiply-adds, with as many places."""
-    plain: dict[str, Any] = {"image": seen.image, "channels": seen.channels, "classes": seen.classes}
-    vit: dict[str, Any] = {"width": 64, "depth": 4, "mlp": 256, "heads": 4, "patch": (STRIDE, STRIDE), "pool": "gap", **plain}
-    return {
-        VIT: ViTConfig(**vit),
-        BARE: ViTConfig(position="none", **vit),
-        RESNET: ResNetConfig(stages=(3,), width=64, **plain),
-    }
-
-
-def _recipe(seen: Small, model: ModelConfig, seed: int) -> Recipe:
-    """Nothing is shifted while they learn: what they do then is their own."""
-    return Recipe(
-        name="shift", data=seen.data, model=model, preprocess=seen.preprocess, steps=STEPS, batch=seen.batch, seed=seed,
-        augment=policy("plain", flip=0.5), optim=Optim(lr=1e-3, weight_decay=0.05, clip=1.0),
-        schedule=Schedule(warmup=STEPS // 10), evaluate=STEPS // 5, checkpoint=STEPS // 5,
-    )  # fmt: skip
+def models(asked: Asked) -> dict[str, ModelConfig]:
+    """With as many places, and about as many multiply-adds."""
+    with_places, bare = (vit(asked, patch=(STRIDE, STRIDE), position=how) for how in ("learned1d", "none"))
+    image, channels, classes = with_places.image, with_places.channels, with_places.classes
+    options = [
+        ResNetConfig(stages=(units,), width=width, image=image, channels=channels, classes=classes)
+        for units in range(1, 9)
+        for width in (32, 64)
+    ]
+    return {VIT: with_places, BARE: bare, RESNET: alike(with_places, options)}
 
 
 def measure(run: Path, trial: Trial) -> dict[str, Any]:
@@ -75,7 +69,10 @@ def measure(run: Path, trial: Trial) -> dict[str, Any]:
     indices = np.arange(min(len(source), PICTURES))
     images = Plain(trial.recipe.preprocess)(source, np.zeros_like(indices), indices).images
     built = {"trained": load(run / "best"), "untrained": model_of(trial.recipe, data, resumed=False)}
-    return {"shifts": list(SHIFTS), **{state: moved(model, images) for state, model in built.items()}}
+    found = {"": {state: moved(model, images) for state, model in built.items()}}
+    if isinstance(trial.recipe.model, ResNetConfig):
+        found[JOINED] = {state: moved(joined(model), images) for state, model in built.items()}
+    return {"shifts": list(SHIFTS), "lines": found}
 
 
 @torch.no_grad()
@@ -84,14 +81,12 @@ def moved(model: nn.Module, images: Float[Tensor, "b c height width"]) -> dict[s
     many pictures the answer is the same."""
     model.eval()
     before = mapped(model, images)
-    said = model(images).argmax(dim=1)
     found: dict[str, list[float]] = {"pooled": [], "map": [], "same": []}
     for pixels in SHIFTS:
-        ways = [torch.roll(images, pixels, dims=axis) for axis in (2, 3)]
-        after = [mapped(model, way) for way in ways]
+        after = [mapped(model, torch.roll(images, pixels, dims=axis)) for axis in (2, 3)]
         found["pooled"].append(_mean(alike_pooled(before, each) for each in after))
         found["map"].append(_mean(alike_map(before, each, pixels, axis) for each, axis in zip(after, (2, 3), strict=True)))
-        found["same"].append(_mean(float((model(way).argmax(dim=1) == said).float().mean()) for way in ways))
+        found["same"].append(_mean(float((_answers(model, each) == _answers(model, before)).float().mean()) for each in after))
     return found
 
 
@@ -102,13 +97,22 @@ def mapped(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float
         tokens = model.encode(model.patches(images), grid)
         return rearrange(tokens[:, model.config.prefix :], "b (y x) d -> b d y x", y=grid[0])
     assert isinstance(model, ResNet)
-    seen: list[Tensor] = []
-    hook = model.norm.register_forward_hook(lambda _, __, output: seen.append(F.relu(output)))
-    try:
-        model.features(images)
-    finally:
-        hook.remove()
-    return seen[0]
+    wrap = "circular" if model.conv.padding_mode == "circular" else "constant"
+    x = F.max_pool2d(F.pad(model.conv(images), (1, 1, 1, 1), wrap), kernel_size=3, stride=2)
+    return F.relu(model.norm(model.stages(x)))
+
+
+def joined(model: nn.Module) -> nn.Module:
+    """The same weights on a picture whose rims touch: beyond each lies the other side in place of zeros."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.padding_mode = "circular"
+    return model
+
+
+def _answers(model: nn.Module, maps: Float[Tensor, "b d y x"]) -> Int[Tensor, " b"]:
+    head: Any = model.head
+    return head(maps.mean(dim=(2, 3))).argmax(dim=1)
 
 
 def alike_pooled(before: Float[Tensor, "b d y x"], after: Float[Tensor, "b d y x"]) -> float:
@@ -137,65 +141,80 @@ def _mean(values: Iterator[float]) -> float:
 
 def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     arms = {name: group for (name,), group in by(rows, "arm").items()}
-    whole = {name: [row for row in group if row.failed is None] for name, group in arms.items()}
+    lines = dict(_lines(arms))
     parts = [
         chart(
             f"How alike: {words}, {state}", "cosine", "pixels that the picture is shifted by",
-            {name: _line(group, state, kind) for name, group in whole.items() if group}, low=0.0,
+            {name: [(float(pixels), line.at(state, kind, pixels)) for pixels in SHIFTS] for name, line in lines.items()},
+            low=min(0.0, *(line.at(state, kind, pixels) for line in lines.values() for pixels in SHIFTS)),
         )
         for kind, words in MEASURES.items()
         for state in STATES
     ]  # fmt: skip
     numbers = {
-        name: {state: {kind: _line(group, state, kind) for kind in (*MEASURES, "same")} for state in STATES}
-        for name, group in whole.items()
+        name: {state: {kind: [line.at(state, kind, pixels) for pixels in SHIFTS] for kind in KINDS} for state in STATES}
+        for name, line in lines.items()
     }
-    return Told(_answer(whole), [_table(arms, whole), *parts], {"arms": numbers, "stride": STRIDE})
+    failed = {name: str(row.failed) for name, group in arms.items() for row in group if row.failed is not None}
+    told = {"arms": numbers, "shifts": list(SHIFTS), "stride": STRIDE, "failed": failed}
+    return Told(_answer(lines), [_table(arms, lines), *_failed(failed), *parts], told)
 
 
-def _answer(whole: dict[str, list[Row]]) -> str:
-    if not all(whole.values()):
-        return f"{', '.join(name for name, group in whole.items() if not group)} could not be trained, so nothing is compared."
-    one, patch = ({name: _at(group, "trained", "map", pixels) for name, group in whole.items()} for pixels in (1, STRIDE))
-    pooled = {name: _at(group, "trained", "pooled", STRIDE) for name, group in whole.items()}
+@dataclass(frozen=True)
+class Line:
+    """One model in one way to look at it, over its seeds."""
+
+    rows: list[Row]
+    way: str
+
+    def values(self, state: str, kind: str, pixels: int) -> list[float]:
+        return [row.measured["lines"][self.way][state][kind][row.measured["shifts"].index(pixels)] for row in self.rows]
+
+    def at(self, state: str, kind: str, pixels: int) -> float:
+        return spread(self.values(state, kind, pixels))[0]
+
+
+def _lines(arms: dict[str, list[Row]]) -> Iterator[tuple[str, Line]]:
+    for name, group in arms.items():
+        whole = [row for row in group if row.failed is None]
+        for way in whole[0].measured["lines"] if whole else ():
+            yield f"{name}{way}", Line(whole, way)
+
+
+def _answer(lines: dict[str, Line]) -> str:
+    if not {VIT, BARE, RESNET} <= set(lines):
+        return "Not every model could be trained, so that they cannot be compared."
+    one, patch = ({name: line.at("trained", "map", pixels) for name, line in lines.items()} for pixels in (1, STRIDE))
     return (
-        f"When the picture moves by one pixel, the map of features moves along to {one[RESNET]:.2f} in the ResNet and "
-        f"{one[VIT]:.2f} in the ViT (1 is exactly); by a whole patch of {STRIDE} pixels to {patch[RESNET]:.2f} and "
-        f"{patch[VIT]:.2f}, and to {patch[BARE]:.2f} in a ViT without positions. Pooled, "
-        f"{pooled[RESNET]:.2f}, {pooled[VIT]:.2f} and {pooled[BARE]:.2f} is left of the features then."
+        f"When the picture moves by a whole patch of {STRIDE} pixels, the map of features moves along to {patch[VIT]:.2f} in "
+        f"the ViT (1 is exactly), to {patch[BARE]:.2f} without its positions, to {patch[RESNET]:.2f} in the ResNet and to "
+        f"{patch[RESNET + JOINED]:.2f} where its padding moves along, too. By a single pixel it is {one[VIT]:.2f}, "
+        f"{one[BARE]:.2f}, {one[RESNET]:.2f} and {one[RESNET + JOINED]:.2f}."
     )
 
 
-def _line(rows: Sequence[Row], state: str, kind: str) -> list[tuple[float, float]]:
-    return [(float(pixels), _at(rows, state, kind, pixels)) for pixels in SHIFTS] if rows else []
+def _failed(failed: dict[str, str]) -> Iterator[str]:
+    for name, why in failed.items():
+        yield f'<p class="bad">{text(name)} failed: {text(why)}</p>'
 
 
-def _at(rows: Sequence[Row], state: str, kind: str, pixels: int) -> float:
-    return spread(_values(rows, state, kind, pixels))[0]
-
-
-def _values(rows: Sequence[Row], state: str, kind: str, pixels: int) -> list[float]:
-    return [row.measured[state][kind][row.measured["shifts"].index(pixels)] for row in rows]
-
-
-def _table(arms: dict[str, list[Row]], whole: dict[str, list[Row]]) -> str:
-    columns = ("model", "weights", *(f"#map, {pixels} px" for pixels in _told()), *(f"#pooled, {pixels} px" for pixels in _told()),
-               f"#same answer, {STRIDE} px", "#top-1")  # fmt: skip
+def _table(arms: dict[str, list[Row]], lines: dict[str, Line]) -> str:
+    places = [(kind, pixels) for kind in MEASURES for pixels in (1, STRIDE // 2, STRIDE)]
+    columns = (
+        "model",
+        "weights",
+        *(f"#{kind}, {pixels} px" for kind, pixels in places),
+        f"#same answer, {STRIDE} px",
+        "#top-1",
+    )
     cells = []
-    for name, rows in arms.items():
+    for name, line in lines.items():
         for state in STATES:
-            if not whole[name]:
-                cells.append([text(name), state, *["none"] * 2 * len(_told()), "none", text(rows[0].failed)])
-                continue
-            near = [_cell(_values(whole[name], state, kind, pixels)) for kind in MEASURES for pixels in _told()]
-            near = near[len(_told()) :] + near[: len(_told())]  # the map first
-            same = shown(_values(whole[name], state, "same", STRIDE)) if state == "trained" else ""
-            cells.append([text(name), state, *near, same, shown(scores(rows)) if state == "trained" else ""])
+            near = [_cell(line.values(state, kind, pixels)) for kind, pixels in places]
+            trained = state == "trained"
+            same = shown(line.values(state, "same", STRIDE)) if trained else ""
+            cells.append([text(name), state, *near, same, shown(scores(arms[name])) if trained and name in arms else ""])
     return table(columns, cells)
-
-
-def _told() -> tuple[int, ...]:
-    return 1, STRIDE // 2, STRIDE
 
 
 def _cell(values: Sequence[float]) -> str:
@@ -206,14 +225,16 @@ def _cell(values: Sequence[float]) -> str:
 EXPERIMENT = Experiment(
     name="shift",
     title="Inductive bias: what a shift of the picture does to features",
-    paper="In CNNs locality, two-dimensional neighbourhood and translation equivariance are baked into each layer; in ViT only "
-    "MLP layers are local and translationally equivariant, and self-attention is global (Dosovitskiy et al. 2021, section 3.1). "
-    "The paper has no measurement of it.",
-    scaled="Models of a few hundred thousand weights, with one place for every four pixels and as many multiply-adds to within a "
-    "tenth, trained on small pictures without any shifts. The ViT without positions shows what positions are to blame for.",
-    limits="Pictures are rolled: what leaves on one side comes in on the other, and the zeros around a ResNet's convolutions do not "
-    "move along. More data, or shifts in training, teach either family what it is not born with. Half of a patch is compared with "
-    "the mean of two places, which no map has to follow.",
+    paper="In CNNs locality, two-dimensional neighbourhood and translation equivariance are baked into each layer; in ViT "
+    "only MLP layers are local and translationally equivariant, and self-attention is global (Dosovitskiy et al. 2021, "
+    "section 3.1). The paper has no measurement of it.",
+    scaled="Models of a few hundred thousand weights, with one place for every four pixels and as many multiply-adds to "
+    "within a tenth, trained on small pictures without any shifts. The ViT without positions shows what positions are to "
+    "blame for.",
+    limits="Pictures are rolled: what leaves on one side comes in on the other, while the zeros around a ResNet's "
+    "convolutions stay where they are; wrapped, it has the other side in their place, which it was not trained with. More "
+    "data, or shifts in training, teach either family what it is not born with. Half of a patch is compared with the mean of "
+    "two places, which no map has to follow.",
     trials=trials,
     measure=measure,
     tell=tell,

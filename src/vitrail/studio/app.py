@@ -8,6 +8,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from json import dumps, loads
+from threading import Event
 from typing import Any
 
 from starlette.applications import Starlette
@@ -23,6 +24,7 @@ from vitrail.studio.desk import Desk, Which
 from vitrail.studio.door import Door, as_json, refused
 from vitrail.studio.history import follow, told
 from vitrail.studio.plans import planned
+from vitrail.studio.shelf import GONE, GivenUp
 from vitrail.studio.uploads import UPLOAD
 
 log = logging.getLogger("vitrail.studio")
@@ -43,7 +45,20 @@ class Studio:
         async with self.turn:
             if await request.is_disconnected():
                 raise ClientDisconnect
-            return await asyncio.to_thread(work)
+            gone = Event()
+            watching = asyncio.create_task(_watch(request, gone))
+            before = GONE.set(gone)
+            try:
+                return await asyncio.to_thread(work)
+            finally:
+                GONE.reset(before)
+                watching.cancel()
+
+
+async def _watch(request: Request, gone: Event) -> None:
+    while not await request.is_disconnected():
+        await asyncio.sleep(0.1)
+    gone.set()
 
 
 def make_app(desk: Desk, token: str) -> Starlette:
@@ -78,7 +93,7 @@ def _answering(studio: Studio, answer: Answer) -> Callable[[Request], Awaitable[
         except VitrailError as error:
             gone = request.query_params.get("picture", "").startswith("upload-") and "uploaded to an earlier" in str(error)
             return refused(410 if gone else 422, str(error))
-        except ClientDisconnect:
+        except (ClientDisconnect, GivenUp):
             return Response(status_code=499)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "allocate" not in str(error):

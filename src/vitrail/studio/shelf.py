@@ -6,9 +6,10 @@ Looking inside a model is not separated by threads (``layers.tap``), and one pic
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 from vitrail.config import to_plain
@@ -47,6 +48,13 @@ class Opened:
         return self.run.recipe().data if self.run is not None else None
 
 
+class GivenUp(Exception):
+    """Nobody waits for the answer any more."""
+
+
+GONE: ContextVar[Event | None] = ContextVar("GONE", default=None)  # set when whoever asked has left
+
+
 class Shelf:
     def __init__(self, sources: Sequence[str]) -> None:
         taken = [_opened(f"m{place}", source) for place, source in enumerate(sources)]
@@ -64,9 +72,20 @@ class Shelf:
 
     @contextmanager
     def using(self, id: str, step: int | None = None) -> Iterator[Model]:
-        """Nobody else uses any model meanwhile."""
+        """Nobody else uses any model meanwhile. What nobody waits for any more ends with its next pass through the model."""
+        gone = GONE.get()
+
+        def go_on(*_: Any) -> None:
+            if gone is not None and gone.is_set():
+                raise GivenUp
+
         with self._lock:
-            yield self._model(self.find(id), step)
+            model = self._model(self.find(id), step)
+            hook = model.register_forward_pre_hook(go_on)
+            try:
+                yield model
+            finally:
+                hook.remove()
 
     def stamp(self, id: str, step: int | None) -> int:
         """Changes when what ``using`` would give has changed: a run that trains finds better weights."""

@@ -87,6 +87,10 @@ function build(section, studio) {
     return `${line.step}${line.validation ? " evaluated" : ""}`;
   }
 
+  function last() {
+    return Math.max(-1, ...[...lines.values()].slice(-50).map((line) => line.step));
+  }
+
   // What comes while it trains.
   function heard(kind, told) {
     if (!run || asked !== studio.model.id) return;

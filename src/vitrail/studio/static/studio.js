@@ -23,14 +23,14 @@ class Studio {
     setRamp(this.facts.ramp);
     this.#complete();
     state.watch((changed) => this.#changed(changed));
+    live((kind, news) => this.#heard(kind, news));
+    follow(this.model);
   }
 
   // A link may leave out the model and the picture, or name a model that is not there.
   #complete() {
     if (!this.facts.models.some((model) => model.id === state.get("model"))) state.set({ model: this.facts.models[0].id, step: null });
     if (!state.get("picture")) state.set({ picture: this.facts.first });
-    live((kind, told_) => this.#heard(kind, told_));
-    follow(this.model);
   }
 
   get model() {
@@ -104,6 +104,7 @@ class Studio {
       if (this.#asking !== asking) return;
       this.trace = trace;
       this.hovered = null;
+      mended();
       this.tell("trace");
     } catch (error) {
       if (this.#asking === asking) this.#asked = "";

@@ -1,0 +1,93 @@
+"""``vitrail lab compute-scale``: Figure 5, accuracy against training compute for several sizes of the three families."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vitrail.lab.base import BEST, families, recipe, vit
+from vitrail.lab.experiment import Asked, Experiment, Told, by
+from vitrail.lab.show import cell, gap, middle, over, plain
+from vitrail.lab.trial import Row, Trial
+from vitrail.report.page import table, text
+
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {"width": 32, "depth": 4, "mlp": 128},
+    "middle": {"width": 64, "depth": 4, "mlp": 256},
+    "large": {"width": 96, "depth": 6, "mlp": 384},
+}
+PAPER = {  # Table 6: epochs of JFT, exaFLOPs of pre-training, accuracy on ImageNet
+    "ViT-B/32": (7, 55, 80.73), "ViT-B/16": (7, 224, 84.15), "ViT-L/32": (7, 196, 84.37), "ViT-L/16": (7, 783, 86.30),
+    "ViT-H/14": (14, 4262, 88.08), "R50x1": (7, 50, 77.54), "R50x2": (7, 199, 82.12), "R152x2": (7, 563, 84.97),
+    "R200x3": (14, 3306, 87.22), "R50x1+B/32": (7, 106, 84.90), "R50x1+B/16": (7, 274, 85.58), "R50x1+L/32": (7, 246, 85.68),
+    "R50x1+L/16": (7, 859, 86.60),
+}  # fmt: skip
+
+
+def trials(asked: Asked) -> list[Trial]:
+    sizes = {"small": SIZES["small"]} if asked.quick else SIZES
+    return [
+        Trial({"family": family, "size": size, "seed": seed}, recipe(asked, model, seed, BEST[family]))
+        for seed in asked.seeds
+        for size, changes in sizes.items()
+        for family, model in families(vit(asked, **changes)).items()
+    ]
+
+
+def tell(asked: Asked, rows: Sequence[Row]) -> Told:
+    groups = by(rows, "family", "size")
+    lines: dict[str, dict[float, list[Row]]] = {}
+    cells, numbers = [], []
+    for (family, size), found in groups.items():
+        first = found[0]
+        lines.setdefault(family, {})[first.flops / 1e12] = found
+        cells.append(
+            [
+                text(family),
+                text(size),
+                f"{first.parameters:,}",
+                f"{first.macs / 1e6:.2f} M",
+                f"{first.flops / 1e12:.2f}",
+                cell(found),
+            ]
+        )
+        numbers.append(plain(found, family=family, size=size, flops=first.flops, parameters=first.parameters, macs=first.macs))
+    drawing = over("Accuracy over training compute", "teraFLOPs of training", lines, lambda flops: f"{flops:.2g}")
+    ours = table(("family", "size", "#parameters", "#MACs a picture", "#teraFLOPs", "#test"), cells)
+    paper = table(
+        ("Table 6", "#epochs of JFT", "#exaFLOPs", "#ImageNet"),
+        [[name, str(epochs), f"{flops:,}", f"{top1:.2f} %"] for name, (epochs, flops, top1) in PAPER.items()],
+    )
+    return Told(_answer(groups), [drawing, ours, paper], {"models": numbers})
+
+
+def _answer(groups: dict[tuple[Any, ...], list[Row]]) -> str:
+    said = []
+    for size in dict.fromkeys(size for _, size in groups):
+        own = {family: groups[family, size] for family in ("ViT", "hybrid", "ResNet") if (family, size) in groups}
+        finished = {family: found for family, found in own.items() if middle(found) == middle(found)}
+        if len(finished) < 2:
+            said.append(f"{size}: too few trainings were finished")
+            continue
+        first, second, *_ = sorted(finished, key=lambda family: -middle(finished[family]))
+        apart = gap(finished[first], finished[second])
+        how = "clearly" if apart is not None and apart.clear else "not clearly"
+        said.append(
+            f"{size}: {first} ({middle(finished[first]):.1%}), {how} ahead of {second} ({middle(finished[second]):.1%})"
+        )
+    return f"With about the same compute, the best family at each size is, {'; '.join(said)}."
+
+
+EXPERIMENT = Experiment(
+    name="compute-scale",
+    title="Figure 5: accuracy against compute",
+    paper="Pre-trained on JFT, ViTs need two to four times less compute than ResNets for the same accuracy, hybrids are "
+    "slightly ahead of ViTs at small budgets and not at large ones, and ViTs do not level off within what was tried "
+    "(Dosovitskiy et al. 2021, 4.4, Figure 5; numbers of Table 6 below).",
+    scaled="Three sizes of a ViT, 0.05 to 0.7 million weights, each with a hybrid and a ResNet of about as many "
+    "multiply-adds, from nothing in as many steps on small pictures; compute is six FLOPs a multiply-add and picture. "
+    "ViT and hybrid with Muon, the ResNet with SGD, which docs/log.md found best for each.",
+    limits="The paper's regime is data without end; here a few thousand pictures are seen several times, which favours the "
+    "built-in locality of convolutions. Sizes span a factor of ten, the paper's one of eighty. Multiply-adds are not "
+    "seconds: a small convolution takes longer for as many.",
+    tell=tell,
+    trials=trials,
+)

@@ -1,0 +1,112 @@
+"""``vitrail lab data-scale``: Figures 3 and 4, families of equal compute on growing amounts of data. Where do lines cross?"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from vitrail.lab.base import BEST, data_of, families, recipe, seen, vit
+from vitrail.lab.experiment import Asked, Experiment, Told, by
+from vitrail.lab.show import cell, gap, middle, over, plain
+from vitrail.lab.trial import Row, Trial
+from vitrail.report.page import table, text
+
+TIMES, AMOUNTS = 4, 4  # from one amount to the next, and how many there are
+LEAST = 30  # pictures
+Line = dict[float, list[Row]]
+
+
+def amounts(asked: Asked) -> list[int]:
+    """From little to all that there is."""
+    count = seen(data_of(asked)).count
+    found = [count // TIMES**power for power in range(2 if asked.quick else AMOUNTS)]
+    return sorted({max(amount, min(LEAST, count)) for amount in found})
+
+
+def trials(asked: Asked) -> list[Trial]:
+    models = families(vit(asked))
+    held = None if "held=" in data_of(asked) or not asked.data.startswith("panes") else max(seen(asked.data).count // 5, 1)
+    return [
+        Trial(
+            {"family": family, "count": count, "seed": seed},
+            recipe(asked, model, seed, BEST[family], data=data_of(asked, count=count, **({"held": held} if held else {}))),
+        )
+        for seed in asked.seeds
+        for count in amounts(asked)
+        for family, model in models.items()
+    ]
+
+
+def tell(asked: Asked, rows: Sequence[Row]) -> Told:
+    lines: dict[str, Line] = {
+        family: {count: found for (count,), found in by(own, "count").items()} for (family,), own in by(rows, "family").items()
+    }
+    counts = sorted(next(iter(lines.values())))
+    cells = []
+    for count in counts:
+        apart = gap(lines["ViT"][count], lines["ResNet"][count])
+        ahead = "" if apart is None else text(apart.words)
+        cells.append([f"{count:,}", *(cell(line[count]) for line in lines.values()), ahead])
+    sizes = table(
+        ("family", "#parameters", "#MACs a picture"),
+        [
+            [name, f"{found.parameters:,}", f"{found.macs / 1e6:.2f} M"]
+            for name, line in lines.items()
+            for found in line[counts[0]][:1]
+        ],
+    )
+    crossed = {f"{ours} and {theirs}": crossings(lines[ours], lines[theirs]) for ours, theirs in PAIRS}
+    drawing = over("Accuracy over the amount of data", "pictures to learn from", lines, lambda count: f"{count:,.0f}")
+    numbers = {family: {str(count): plain(found) for count, found in line.items()} for family, line in lines.items()}
+    columns = ("pictures", *(f"#{family}" for family in lines), "#ViT ahead of ResNet by")
+    return Told(
+        _answer(lines, crossed), [drawing, table(columns, cells), sizes], {"families": numbers, "crossings": crossed}
+    )  # fmt: skip
+
+
+PAIRS = (("ViT", "ResNet"), ("hybrid", "ResNet"), ("ViT", "hybrid"))
+
+
+def crossings(ours: Line, theirs: Line) -> list[tuple[float, float]]:
+    """Between which amounts the one that is ahead in the mean becomes another."""
+    ahead = {count: middle(ours[count]) - middle(theirs[count]) for count in sorted(ours) if count in theirs}
+    known = [(count, value) for count, value in ahead.items() if value == value and value != 0]
+    return [(low, high) for (low, before), (high, behind) in pairwise(known) if before * behind < 0]
+
+
+def _answer(lines: dict[str, Line], crossed: dict[str, list[tuple[float, float]]]) -> str:
+    said = []
+    for ours, theirs in PAIRS[:2]:
+        found = crossed[f"{ours} and {theirs}"]
+        most, least = max(lines[ours]), min(lines[ours])
+        ends = [gap(lines[ours][count], lines[theirs][count]) for count in (least, most)]
+        if None in ends:
+            said.append(f"of {ours} and {theirs} too few trainings were finished")
+            continue
+        few, many = (apart.words + (", clear" if apart.clear else ", not clear") for apart in ends if apart is not None)
+        where = " and ".join(f"between {low:,} and {high:,} pictures" for low, high in found)
+        cross = f"cross {where}" if found else "do not cross"
+        said.append(
+            f"the lines of {ours} and {theirs} {cross} ({ours} beyond {theirs}: {few}, with {least:,} pictures, and "
+            f"{many}, with {most:,})"
+        )
+    told = "; ".join(said)
+    return f"{told[0].upper()}{told[1:]}."
+
+
+EXPERIMENT = Experiment(
+    name="data-scale",
+    title="Figures 3 and 4: how much data a ViT needs",
+    paper="Pre-trained on ImageNet (1.3 million pictures), the large ViTs are behind the base ones and BiT's ResNets ahead "
+    "of both; on ImageNet-21k (14 million) they are similar, and on JFT (303 million) the larger ViTs are ahead "
+    "(Figure 3; L/16 has 76.53 %, 85.15 % and 87.12 % on ImageNet after each, B/16 77.91 %, 83.97 % and 84.15 %, "
+    "Table 5). On random parts of JFT of 9, 30 and 90 million ResNets are ahead with the smaller ones and level off "
+    "sooner (Figure 4; Dosovitskiy et al. 2021, 4.3).",
+    scaled="A ViT of 0.2 million weights, and a hybrid and a ResNet of as many multiply-adds, from nothing, on parts of one "
+    "set, each four times the one before. All see as many pictures in all, so the fewer there are the more often "
+    "each; the weights are those that are best on validation. ViT and hybrid with Muon, the ResNet with SGD, which "
+    "docs/log.md found best for each.",
+    limits="The largest amount here is a thousandth of the paper's smallest, and the models are as much smaller: where lines "
+    "cross here, if they do, says nothing of where the paper's cross. Equal multiply-adds are not equal parameters: "
+    "the ResNet has three times as many.",
+    tell=tell,
+    trials=trials,
+)

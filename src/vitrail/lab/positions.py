@@ -1,0 +1,144 @@
+"""``vitrail lab positions``: Table 8, ways to tell a model where a patch is, judged by few shots and by its full accuracy."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.loader import evaluation
+from vitrail.data.sources.source import Source, chosen
+from vitrail.evaluate.features import Features, computed, preprocess_of
+from vitrail.evaluate.fewshot import fewshot
+from vitrail.lab.base import recipe, vit
+from vitrail.lab.experiment import Asked, Experiment, Told, by, scores, shown
+from vitrail.lab.show import cell, gap, middle, one_of, plain
+from vitrail.lab.trial import Row, Trial
+from vitrail.models.build import Model
+from vitrail.report.chart import chart
+from vitrail.report.page import table, text
+from vitrail.train.data import opened
+from vitrail.weights.load import load
+
+SHOTS, DRAWS = 5, 5
+EACH = 60  # pictures of a class that the few are drawn from
+NOTHING, DEFAULT = "none", "1-D, stem"
+ARMS: dict[str, dict[str, Any]] = {
+    NOTHING: {"position": "none"},
+    DEFAULT: {"position": "learned1d"},
+    "1-D, every layer": {"position": "learned1d", "position_at": "every"},
+    "1-D, shared": {"position": "learned1d", "position_at": "shared"},
+    "2-D, stem": {"position": "learned2d"},
+    "2-D, every layer": {"position": "learned2d", "position_at": "every"},
+    "2-D, shared": {"position": "learned2d", "position_at": "shared"},
+    "relative": {"position": "relative"},
+    "sin-cos 1-D": {"position": "sincos1d"},
+    "sin-cos 2-D": {"position": "sincos2d"},
+    "rotary": {"position": "rotary"},
+}
+PAPER = {  # Table 8: B/16 pre-trained on JFT, 5-shot linear accuracy on ImageNet
+    NOTHING: 0.61382, DEFAULT: 0.64206, "1-D, every layer": 0.63964, "1-D, shared": 0.64292, "2-D, stem": 0.64001,
+    "2-D, every layer": 0.64046, "2-D, shared": 0.64022, "relative": 0.64032,
+}  # fmt: skip
+QUICK = (NOTHING, DEFAULT, "2-D, every layer", "rotary")
+
+
+def trials(asked: Asked) -> list[Trial]:
+    return [
+        Trial({"arm": arm, "seed": seed}, recipe(asked, vit(asked, **ARMS[arm]), seed))
+        for seed in asked.seeds
+        for arm in (QUICK if asked.quick else ARMS)
+    ]
+
+
+def measure(run: Path, trial: Trial) -> dict[str, Any]:
+    """A linear classifier in closed form on the features of a few pictures of each class."""
+    model, data = load(run), opened(trial.recipe).data
+    some = np.sort(np.concatenate([np.flatnonzero(data.train.labels == label)[:EACH] for label in range(len(data.names))]))
+    known, asked = _features(model, chosen(data.train, some)), _features(model, data.test)
+    (found,) = fewshot(known, asked, len(data.names), (SHOTS,), DRAWS)
+    return {"fewshot": found.accuracy}
+
+
+def tell(asked: Asked, rows: Sequence[Row]) -> Told:
+    arms = {name: found for (name,), found in by(rows, "arm").items()}
+    few = {name: [row.measured["fewshot"] for row in found if "fewshot" in row.measured] for name, found in arms.items()}
+    cells = []
+    for name, found in arms.items():
+        apart = gap(found, arms[NOTHING])
+        ahead = "" if name == NOTHING or apart is None else text(apart.words)
+        cells.append(
+            [
+                text(name),
+                cell(found),
+                ahead,
+                shown(few[name]),
+                f"{PAPER[name]:.2%}" if name in PAPER else "",
+                _more(found, arms),
+            ]
+        )
+    columns = ("positions", "#test", "#ahead of none", f"#{SHOTS}-shot", f"#{SHOTS}-shot in Table 8", "#parameters more")
+    others = {name: found for name, found in arms.items() if name != NOTHING}
+    clear = [name for name, found in others.items() if (apart := gap(found, arms[NOTHING])) and apart.clear and apart.mean > 0]
+    answer = _answer(others, clear)
+    drawing = chart(
+        "accuracy on test, a seed a dot", "accuracy", "the rows of the table, from 0", percent=True, places=len(arms),
+        dots=[
+            (place, row.scores["test"]["top1"], f"{name}, seed {row.of['seed']}: {row.scores['test']['top1']:.1%}")
+            for place, (name, found) in enumerate(arms.items())
+            for row in found
+            if "test" in row.scores
+        ],
+    )  # fmt: skip
+    numbers = {
+        name: plain(found, fewshot=few[name], paper=PAPER.get(name), parameters=found[0].parameters)
+        for name, found in arms.items()
+    }
+    legend = f'<p class="soft">Positions from left to right: {text(one_of(list(arms)))}.</p>'
+    return Told(answer, [table(columns, cells), drawing, legend], {"arms": numbers, "clear": clear})
+
+
+def _answer(others: dict[str, list[Row]], clear: list[str]) -> str:
+    said = f"{len(clear)} of {len(others)} ways to tell a patch's place are clearly ahead of none"
+    if not clear:
+        said = "No way to tell a patch's place is clearly ahead of none"
+    means = {name: middle(found) for name, found in others.items() if scores(found)}
+    if not means:
+        return f"{said}."
+    first, last = max(means, key=lambda name: means[name]), min(means, key=lambda name: means[name])
+    each = [stdev(scores(found)) for found in others.values() if len(scores(found)) > 1]
+    chance = f"; seeds of one and the same differ by {100 * mean(each):.1f} (standard deviation)" if each else ""
+    return (
+        f"{said}. The ways lie within {100 * (means[first] - means[last]):.1f} points of one another, from {last} "
+        f"({means[last]:.1%}) to {first} ({means[first]:.1%}){chance}."
+    )
+
+
+def _features(model: Model, source: Source) -> Features:
+    found = list(computed(model, evaluation(source, preprocess_of(model), 256), None, None))
+    indices = np.concatenate([part.indices for part in found])
+    return Features(np.concatenate([part.values for part in found]), source.labels[indices], indices)
+
+
+def _more(found: Sequence[Row], arms: dict[str, list[Row]]) -> str:
+    return f"{found[0].parameters - arms[NOTHING][0].parameters:,}"
+
+
+EXPERIMENT = Experiment(
+    name="positions",
+    title="Table 8: ways to tell where a patch is",
+    paper="With no position embedding B/16 has 61.4 % (5-shot linear, ImageNet, pre-trained on JFT); with any of seven "
+    "kinds (1-D or 2-D, at the stem, in every layer or shared between layers, or relative) 64.0 % to 64.3 %. So "
+    "whether positions are told matters, and how hardly does (Dosovitskiy et al. 2021, D.4, Table 8). Sin-cos and "
+    "rotary are of later papers.",
+    scaled="A ViT of 0.2 million weights in place of B/16, some thousands of small pictures in place of 303 million, three "
+    "seeds. The accuracy on test is of the trained classifier; the few shots are of the classes it was trained on, "
+    "and not of another set, so they stand near it.",
+    limits="With 49 patches in place of 196, and pictures that are all upright and in the middle, little has to be known "
+    "about places. All arms have one learning rate, which is not tuned for each. Few hundred steps are short for "
+    "tables that are learnt, which begin near nothing, while sin-cos and rotary are there from the first step on.",
+    tell=tell,
+    trials=trials,
+    measure=measure,
+)
