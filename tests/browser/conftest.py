@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.browser.opening import LONG, SIZES, Studio, Watched, chromium, opened
-from tests.browser.runs import small_run
+from tests.browser.runs import MODELS, large, saved, small_run
 
 
 @pytest.fixture(scope="session")
@@ -32,10 +32,19 @@ def studio(run: Path) -> Iterator[Studio]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Studio, list[Path]]]:
+    """Models of every kind in one studio; the last is large."""
+    folder = tmp_path_factory.mktemp("zoo")
+    paths = [saved(folder / name, **changes) for name, changes in MODELS.items()]
+    with opened([*paths, large(folder / "large")]) as made:
+        yield made, paths
+
+
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     width, height = SIZES["laptop"]
-    made = browser.new_page(viewport={"width": width, "height": height}, accept_downloads=True)
+    made = browser.new_page(viewport={"width": width, "height": height}, accept_downloads=True, reduced_motion="reduce")
     made.set_default_timeout(LONG)
     with Watched(made):
         yield made

@@ -21,7 +21,7 @@ LONG = 120_000  # milliseconds that a busy machine may take for anything
 SIZES = {"laptop": (1280, 720), "large": (1920, 1080), "phone": (390, 844)}
 PARTS = ("picture", "patches", "tokens", "attention", "flow", "lens", "prediction", "inside", "shapes", "run")
 REFUSED = "the server responded with a status of 4"  # what a console says of an answer that is a sentence
-QUIET, MOMENT = 250, 100  # milliseconds without a question: the page waits up to 200 for somebody who types; without that
+QUIET, MOMENT = 250, 50  # milliseconds without a question: the page waits up to 200 for somebody who types; without that
 
 
 def chromium() -> str | None:
@@ -101,7 +101,7 @@ def look(page: Page, url: str) -> None:
 
 def settled(page: Page, quiet: int = QUIET) -> None:
     """Until nothing is asked any more, the address is written, and what was answered is drawn."""
-    calm, step = 0, 50
+    calm, step = 0, 25
     end = time.monotonic() + LONG / 1000
     while calm < quiet:
         assert time.monotonic() < end, [request.url for request in WATCHED[page].waiting]
@@ -111,8 +111,8 @@ def settled(page: Page, quiet: int = QUIET) -> None:
 
 
 def visit(page: Page, part: str) -> None:
-    """As somebody would, by the story."""
-    page.click(f"#story li[data-part={part}] button")
+    """By the story."""
+    page.eval_on_selector(f"#story li[data-part={part}] button", "(button) => button.click()")
     settled(page, MOMENT)
 
 

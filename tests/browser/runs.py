@@ -1,6 +1,7 @@
 """Runs and models that are quick to make and have everything that the studio shows: checkpoints, curves, answers."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -8,11 +9,28 @@ from tests.small import vit
 from vitrail.config import override
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.build import build
+from vitrail.models.settings import Stem
 from vitrail.models.vit import ViT
 from vitrail.recipes.demo import demo
 from vitrail.recipes.given import Given
 from vitrail.train.loop import Machine, fit
 from vitrail.weights.checkpoint import save
+
+MODELS: dict[str, dict[str, Any]] = {  # on 2 x 3 patches, but for the last ones
+    "gap, one channel": {"pool": "gap", "channels": 1},
+    "map, relative": {"pool": "map", "position": "relative"},
+    "registers, rotary": {"registers": 3, "position": "rotary"},
+    "no head, no positions": {"classes": 0, "position": "none", "registers": 1},
+    "gap beside a class token, post-norm": {
+        "pool": "gap",
+        "class_token": True,
+        "position": "sincos2d",
+        "width": 36,
+        "norm": "post",
+    },
+    "hybrid": {"patch": (1, 1), "stem": Stem(stages=(1, 2), width=32), "image": (64, 48)},
+    "one of everything": {"image": (6, 5), "depth": 1, "heads": 1, "classes": 1, "registers": 1, "head": "mlp"},
+}
 
 
 def small_run(folder: Path) -> Path:

@@ -3,7 +3,6 @@
 import base64
 import json
 import shutil
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,7 @@ from tests.browser.opening import (
     settled,
     visit,
 )
-from tests.browser.runs import saved
-from vitrail.models.settings import Stem
+from tests.browser.runs import MODELS, saved
 from vitrail.studio.desk import ROOM
 from vitrail.studio.samples import Samples
 from vitrail.studio.uploads import UPLOADS
@@ -146,36 +144,13 @@ def test_a_picture_may_be_dropped_and_pasted_in_any_part(page: Page, studio: Stu
     assert page.url == before
 
 
-MODELS: dict[str, dict[str, Any]] = {  # all on 2 x 3 patches, but for the last ones
-    "gap, one channel": {"pool": "gap", "channels": 1},
-    "gap beside a class token": {"pool": "gap", "class_token": True, "position": "sincos2d", "width": 36},
-    "map, relative": {"pool": "map", "position": "relative"},
-    "registers, rotary": {"registers": 3, "position": "rotary"},
-    "no head": {"classes": 0, "registers": 1},
-    "no head, gap, no positions": {"classes": 0, "pool": "gap", "position": "none"},
-    "no positions, post-norm": {"position": "none", "norm": "post", "head": "mlp"},
-    "hybrid": {"patch": (1, 1), "stem": Stem(stages=(1, 2), width=32), "image": (64, 48)},
-    "one of everything": {"image": (6, 5), "depth": 1, "heads": 1, "classes": 1, "registers": 1},
-}
-
-
-@pytest.fixture(scope="module")
-def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Studio, list[Path]]]:
-    """All of them in one studio."""
-    folder = tmp_path_factory.mktemp("zoo")
-    paths = [saved(folder / name, **changes) for name, changes in MODELS.items()]
-    with opened(paths) as studio:
-        yield studio, paths
-
-
 @pytest.mark.parametrize("number", range(len(MODELS)), ids=list(MODELS))
 def test_every_part_shows_every_kind_of_model(page: Page, zoo: tuple[Studio, list[Path]], number: int) -> None:
     studio, _ = zoo
     classes = list(MODELS.values())[number].get("classes", 5)
     look(page, studio.at(model=f"m{number}", picture="sample-1"))
     for part in PARTS:
-        page.click(f"#story li[data-part={part}] button")
-        page.wait_for_selector(f"#panel > section.{part}:not([hidden])")
+        visit(page, part)
         page.hover("#side .patchgrid", position={"x": 5, "y": 5})
         settled(page, MOMENT)
         assert said(page) == "", part

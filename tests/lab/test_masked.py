@@ -1,73 +1,70 @@
 """The experiment compares what it says it compares."""
 
-import json
-
-import numpy as np
 import pytest
 
-from vitrail.cli.main import run
+from tests.lab.made import made
 from vitrail.data.sources.open import pictures
-from vitrail.errors import VitrailError
-from vitrail.lab.masked import METHODS, NOTHING, SUPERVISED, Length, _drawn, _half, _of, masked_lab
+from vitrail.lab.experiment import Asked
+from vitrail.lab.masked import FEW, LABELS, METHODS, NOTHING, ORDER, RATES, SUPERVISED, tell, trials
+from vitrail.lab.trial import Trial, with_starts
 
-SHORT = Length(pretrain=2, finetune=2, batch=8, few=8)
 
-
-def test_every_start_gets_the_same_budget_and_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps of everything: the arms, their number and their bookkeeping."""
-    monkeypatch.setattr("vitrail.lab.masked.RATES", (1e-3,))
-    monkeypatch.setattr("vitrail.lab.masked.LABELS", (20, 50))
-    found = masked_lab("panes:count=200,size=16", 2, SHORT, methods=("mae", "simmim"))
-    few = [arm for arm in found.arms if arm.question == "few"]
-    assert [(arm.start, arm.labels) for arm in few] == [
-        (name, labels) for labels in (20, 50) for name in (NOTHING, "mae", "simmim")
+def tuned(question: str) -> list[Trial]:
+    return [
+        trial for trial in trials(Asked("fashion")) if (trial.of["question"], trial.of["stage"]) == (question, "fine-tuning")
     ]
-    order = [arm for arm in found.arms if arm.question == "order"]
-    assert [arm.start for arm in order] == [NOTHING, "masked-patch", SUPERVISED] * 2
-    for arm in found.arms:
-        beside = [other for other in found.arms if (other.question, other.labels) == (arm.question, arm.labels)]
-        plain = next(other for other in beside if other.start == NOTHING)
-        assert arm.mean == pytest.approx(np.mean(arm.test))
-        assert arm.gain == pytest.approx(np.mean(np.subtract(arm.test, plain.test)))
-    assert set(found.losses) == {"mae", "simmim", "masked-patch of other classes"}
-    assert all(loss > 0 for loss in found.losses.values())
+
+
+@pytest.mark.parametrize("question", [FEW, ORDER])
+def test_every_start_gets_the_same_budget_the_same_rates_and_the_same_draws(question: str) -> None:
+    found = tuned(question)
+    starts = {trial.of["start"]: set() for trial in found}  # type: dict[str, set[str]]
+    for trial in found:
+        starts[trial.of["start"]].add(Trial({}, trial.recipe).key)
+    assert set(starts) == ({NOTHING, *METHODS} if question == FEW else {NOTHING, "masked-patch", SUPERVISED})
+    assert len({frozenset(keys) for keys in starts.values()}) == 1
+    assert len(found) == len(starts) * len(LABELS) * len(RATES) * 3
+
+
+def test_pre_training_comes_first_and_is_done_once_for_all_that_begin_with_it() -> None:
+    found = with_starts(trials(Asked("fashion")))
+    before = [trial for trial in found if trial.of["stage"] == "pre-training"]
+    assert len(before) == len(METHODS) + 2
+    for trial in found:
+        if trial.after is not None:
+            assert trial.after.key in {other.key for other in found[: found.index(trial)]}
+    assert all((trial.after is None) == (trial.of["start"] == NOTHING) for trial in tuned(FEW))
 
 
 def test_classes_for_pre_training_and_for_the_task_are_disjoint() -> None:
-    train = pictures("panes:count=200,size=16").train
-    before, after = _of(train, (0, 1, 2)), _of(train, (3, 4))
-    assert len(before) + len(after) == int(np.isin(train.labels, range(5)).sum())
-    assert set(before.labels.tolist()) == {0, 1, 2}
-    assert set(after.labels.tolist()) == {0, 1}
-    assert after.names == train.names[3:5]
-    assert {before.where(index) for index in range(len(before))}.isdisjoint(after.where(index) for index in range(len(after)))
+    for trial in tuned(ORDER):
+        if trial.after is not None:
+            assert ("classes=0-4" in trial.after.recipe.data, "classes=5-9" in trial.recipe.data) == (True, True)
+    names = pictures("fashion").names
+    assert pictures(tuned(ORDER)[0].recipe.data).names == names[5:]
 
 
 def test_a_draw_has_as_many_of_each_class_and_another_seed_has_others() -> None:
-    train = pictures("panes:count=200,size=16").train
-    one, again, other = (_drawn(train, 50, seed) for seed in (0, 0, 1))
-    assert np.bincount(one.labels).tolist() == [5] * 10
-    assert [one.where(index) for index in range(50)] == [again.where(index) for index in range(50)]
-    assert [one.where(index) for index in range(50)] != [other.where(index) for index in range(50)]
-    with pytest.raises(VitrailError, match="try fashion"):
-        _drawn(train, 5000, 0)
-
-
-def test_the_interval_is_students() -> None:
-    gains = [0.02, 0.05, 0.03]
-    assert _half(gains) == pytest.approx(4.303 * np.std(gains, ddof=1) / 3**0.5)
-    assert _half([0.1]) is None
+    names = sorted({trial.recipe.data for trial in tuned(FEW) if trial.of["labels"] == 100})
+    assert len(names) == 3
+    draws = [pictures(name) for name in names]
+    for draw in draws:
+        assert [int((draw.train.labels == label).sum()) for label in range(10)] == [10] * 10
+    contents = [{bytes(draw.train.content(index)) for index in range(100)} for draw in draws]
+    assert len(set.intersection(*contents)) < 50
+    assert len({draw.test.content(0).tobytes() for draw in draws}) == 1  # type: ignore[union-attr]
 
 
 def test_the_paper_s_targets_are_all_there() -> None:
     assert {METHODS[name].target for name in METHODS if name.startswith("masked-patch")} == {"colour", "shrunken", "pixels"}
 
 
-def test_the_command_prints_a_table_or_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("vitrail.lab.masked.RATES", (1e-3,))
-    monkeypatch.setattr("vitrail.lab.masked.LABELS", (20, 50))
-    words = ["lab", "masked", "--data", "panes:count=200,size=16", "--seeds", "2", "--pretrain", "2", "--finetune", "2"]
-    assert run([*words, "--question", "order", "--json"]) == 0
-    assert [arm["question"] for arm in json.loads(capsys.readouterr().out)["arms"]] == ["order"] * 6
-    assert run(["lab", "masked", "--question", "why"]) == 2
-    assert "few or order" in capsys.readouterr().err
+def test_the_answer_tells_what_helps_and_whether_the_order_is_the_paper_s() -> None:
+    asked = Asked("fashion")
+    scores = {NOTHING: 0.5, "masked-patch": 0.6, SUPERVISED: 0.7}
+    rows = made(trials(asked), lambda of: scores.get(of["start"], 0.5) + 0.01 * of.get("seed", 0))
+    told = tell(asked, rows)
+    assert "With 100 labels (51.0% from nothing), masked-patch clearly helps" in told.answer
+    assert "1,000 labels: the paper's order (nothing 51.0%, masked-patch 61.0%, labels of other classes 71.0%)" in told.answer
+    arm = next(arm for arm in told.numbers["arms"] if (arm["question"], arm["start"]) == (ORDER, SUPERVISED))
+    assert arm["mean"] == pytest.approx(0.71)

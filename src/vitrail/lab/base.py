@@ -133,10 +133,10 @@ def recipe(asked: Asked, model: ModelConfig, seed: int = 0, optim: Optim = MUON,
         "data": data_of(asked), "batch": QUICK_BATCH if asked.quick else BATCH, "augment": policy("pad", pad=1),
         "schedule": Schedule(warmup=steps // 10), "ema": 1 - 4 / steps,
     }  # fmt: skip
-    channels = model.channels
+    channels, often = model.channels, steps if asked.quick else -(-steps // 4)
     return Recipe(
         name="lab", model=model, preprocess=Preprocess(model.image, mean=(0.5,) * channels, std=(0.5,) * channels),
-        steps=steps, optim=optim, seed=seed, evaluate=-(-steps // 4), checkpoint=-(-steps // 4), keep=1, **{**plain, **changes},
+        steps=steps, optim=optim, seed=seed, evaluate=often, checkpoint=often, keep=1, **{**plain, **changes},
     )  # fmt: skip
 
 

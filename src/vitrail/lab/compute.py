@@ -180,7 +180,7 @@ def _named(said: Said) -> str:
 
 def _drawn(found: Sequence[Counted]) -> Drawing:
     """Ours over the paper's, one way and the other, model by model."""
-    lines = {
+    lines: dict[str, list[tuple[float, float]]] = {
         "all products": [(place, one.whole / one.said.exa - 1) for place, one in enumerate(found)],
         "without padding": [(place, one.off) for place, one in enumerate(found)],
         "3 % above": [(0.0, NEAR), (len(found) - 1.0, NEAR)],

@@ -90,7 +90,7 @@ def looked(model: Model, data: Data, count: int = PICTURES) -> Look:
     how, shown = preprocess_of(vit), batches[0][:SHOWN]
     pictures = restored(shown.cpu().float(), how.mean, how.std)
     return Look(
-        far=heads(vit, batches).distance.cpu().float().numpy(),
+        far=heads(vit, iter(batches)).distance.cpu().float().numpy(),
         filters=filters(vit).cpu().float().numpy(),
         maps=saliency(vit, shown, "rollout").cpu().float().numpy(),
         pictures=np.stack([np.asarray(picture.convert("RGB")) for picture in pictures]),

@@ -32,34 +32,43 @@ IMAGE, PATCH, WIDTH = 224, 16, 768  # of ViT-B/16
 GRID = IMAGE // PATCH
 CONVOLUTION, UNFOLD, EINOPS = "nn.Conv2d, stride 16", "unfold and multiply", "rearrange and multiply"
 VITRAIL, WRONG = "vitrail's PatchEmbed", "rows of E in another order"
-Images, Kernels, Tokens = Float[Tensor, "b c height width"], Float[Tensor, "d c p q"], Float[Tensor, "b n d"]
 
 
-def by_convolution(images: Images, weight: Kernels, bias: Float[Tensor, " d"]) -> Tokens:
+def by_convolution(
+    images: Float[Tensor, "b c height width"], weight: Float[Tensor, "d c p q"], bias: Float[Tensor, " d"]
+) -> Float[Tensor, "b n d"]:
     return F.conv2d(images, weight, bias, stride=weight.shape[2:]).flatten(2).mT
 
 
-def by_unfolding(images: Images, weight: Kernels, bias: Float[Tensor, " d"]) -> Tokens:
+def by_unfolding(
+    images: Float[Tensor, "b c height width"], weight: Float[Tensor, "d c p q"], bias: Float[Tensor, " d"]
+) -> Float[Tensor, "b n d"]:
     """Channel by channel, as torch's kernels lie in memory."""
     flat = F.unfold(images, weight.shape[2:], stride=weight.shape[2:]).mT
     return flat @ weight.flatten(1).mT + bias
 
 
-def by_rearranging(images: Images, weight: Kernels, bias: Float[Tensor, " d"]) -> Tokens:
+def by_rearranging(
+    images: Float[Tensor, "b c height width"], weight: Float[Tensor, "d c p q"], bias: Float[Tensor, " d"]
+) -> Float[Tensor, "b n d"]:
     """Pixel by pixel, as the paper writes N x (P^2 C); E's rows go along."""
     p, q = weight.shape[2:]
     flat = rearrange(images, "b c (y p) (x q) -> b (y x) (p q c)", p=p, q=q)
     return flat @ rearrange(weight, "d c p q -> (p q c) d") + bias
 
 
-def by_vitrail(images: Images, weight: Kernels, bias: Float[Tensor, " d"]) -> Tokens:
+def by_vitrail(
+    images: Float[Tensor, "b c height width"], weight: Float[Tensor, "d c p q"], bias: Float[Tensor, " d"]
+) -> Float[Tensor, "b n d"]:
     embed = PatchEmbed(weight.shape[1], weight.shape[0], (weight.shape[2], weight.shape[3])).to(weight.dtype)
     embed.project.load_state_dict({"weight": weight, "bias": bias})
     with torch.no_grad():
         return embed(images)
 
 
-def in_wrong_order(images: Images, weight: Kernels, bias: Float[Tensor, " d"]) -> Tokens:
+def in_wrong_order(
+    images: Float[Tensor, "b c height width"], weight: Float[Tensor, "d c p q"], bias: Float[Tensor, " d"]
+) -> Float[Tensor, "b n d"]:
     """Flattened pixel by pixel, but multiplied by an E whose rows go channel by channel: what a careless port does."""
     p, q = weight.shape[2:]
     flat = rearrange(images, "b c (y p) (x q) -> b (y x) (p q c)", p=p, q=q)
@@ -95,7 +104,9 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
 KINDS = {"float32": torch.float32, "float64": torch.float64}
 
 
-def differences(images: Images, weight: Kernels, bias: Float[Tensor, " d"], dtype: torch.dtype) -> dict[str, float]:
+def differences(
+    images: Float[Tensor, "b c height width"], weight: Float[Tensor, "d c p q"], bias: Float[Tensor, " d"], dtype: torch.dtype
+) -> dict[str, float]:
     """The largest to the convolution's numbers, as a share of the largest of these."""
     given = images.to(dtype), weight.to(dtype), bias.to(dtype)
     first = by_convolution(*given)

@@ -59,7 +59,7 @@ def recipes(asked: Asked, seed: int, rule: Resize = "official") -> tuple[Recipe,
 
 def _tuned(made: Recipe) -> Recipe:
     """Fewer steps at a lower learning rate, with the classifier that is there."""
-    return replace(made.lasting(3 * STEPS // 10), keep_head=True, optim=FINE, evaluate=-(-STEPS // 10), ema=None)
+    return replace(made.lasting(3 * STEPS // 10), keep_head=True, optim=FINE, ema=None)
 
 
 def measure(run: Path, trial: Trial) -> dict[str, Any]:

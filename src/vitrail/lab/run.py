@@ -68,7 +68,7 @@ def _parts(
 ) -> Iterator[str]:
     yield f"<h1>{text(experiment.title)}</h1>"
     yield f'<p class="soft"><code>vitrail lab {text(experiment.name)}</code>{_on(asked)}</p>'
-    if asked.quick:
+    if asked.quick and rows:
         yield '<p class="bad">A quick look: a few steps, which prove that the experiment works. Its numbers mean nothing.</p>'
     yield f'<p class="answer"><span class="soft">{text(told.answer)}</span></p>'
     numbers = count(1)
@@ -82,7 +82,8 @@ def _parts(
         yield f"<h2>{title}</h2><p>{text(words)}</p>"
     if rows:
         seconds = sum(row.seconds for row in rows)
-        spent = f"{len(rows):,} trainings, {seconds / 60:,.0f} minutes of one process"
+        time = f"{seconds:,.0f} seconds" if seconds < 120 else f"{seconds / 60:,.0f} minutes"
+        spent = f"{len(rows):,} trainings, {time} of one process"
         yield f'<p class="soft">{spent}{f", of {minutes:g} asked for" if minutes else ""}.</p>'
 
 

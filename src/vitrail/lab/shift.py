@@ -90,6 +90,7 @@ def moved(model: nn.Module, images: Float[Tensor, "b c height width"]) -> dict[s
     return found
 
 
+@torch.no_grad()
 def mapped(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d y x"]:
     """What is pooled, where it lies."""
     if isinstance(model, ViT):
@@ -146,7 +147,7 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
         chart(
             f"How alike: {words}, {state}", "cosine", "pixels that the picture is shifted by",
             {name: [(float(pixels), line.at(state, kind, pixels)) for pixels in SHIFTS] for name, line in lines.items()},
-            low=min(0.0, *(line.at(state, kind, pixels) for line in lines.values() for pixels in SHIFTS)),
+            low=min([0.0, *(line.at(state, kind, pixels) for line in lines.values() for pixels in SHIFTS)]),
         )
         for kind, words in MEASURES.items()
         for state in STATES

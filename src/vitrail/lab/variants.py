@@ -32,7 +32,7 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
 
 
 def pretrained(name: str) -> int:
-    """Parameters of what is pre-trained, with the hidden layer of its head and without the classifier, which goes by the data."""
+    """Parameters with the hidden layer of the pre-training head, and without the classifier, which goes by the data."""
     return cost(variant(name, image=IMAGE, head="mlp", classes=0)).parameters
 
 
@@ -40,7 +40,7 @@ def _answer() -> str:
     found = {name: pretrained(name) / 1e6 for name in PAPER}
     exact = [f"{name} ({found[name]:.1f} M)" for name, said in PAPER.items() if round(found[name]) == said]
     others = [f"{name} {found[name]:.1f} M where it has {said} M" for name, said in PAPER.items() if round(found[name]) != said]
-    answer = f"Counted as pre-trained, without the classifier, {', '.join(exact) or 'none'} have the table's parameters exactly"
+    answer = f"Counted as pre-trained, without the classifier, {', '.join(exact) or 'none'} have the table's parameters to its digit"
     return f"{answer}; {', '.join(others)}." if others else f"{answer}."
 
 

@@ -58,8 +58,8 @@ def chart(
         spots = [at(*point) for point in line]
         shapes.append(Line(spots, colour, 1.8, name in dashed))
         if places:
-            marks = zip(spots, line, strict=True)
-            shapes += [Dot(spot, colour, f"{name}, {x:g}: {_number(y, percent)}", 1, 2.6) for spot, (x, y) in marks]
+            pairs = zip(spots, line, strict=True)
+            shapes += [Dot(spot, colour, f"{name}, {x:g}: {_number(y, percent)}", 1, 2.6) for spot, (x, y) in pairs]
         for (x, y), caption in zip(spots, (captions or {}).get(name, ()), strict=False):
             inward = x > end - 2 * RIGHT and y < TOP + 18 * len(drawn)  # or it would lie on the legend
             if caption:

@@ -60,6 +60,7 @@ class Shelf:
         taken = [_opened(f"m{place}", source) for place, source in enumerate(sources)]
         self.models = {one.id: one for one in _told_apart(taken)}
         self._kept: OrderedDict[tuple[str, int | None, int], Model] = OrderedDict()
+        self._facts: dict[str, tuple[int, dict[str, Any]]] = {}  # by id, with the stamp of the weights that they are of
         self._lock = Lock()
 
     def find(self, id: str) -> Opened:
@@ -97,23 +98,29 @@ class Shelf:
 
     def facts(self, id: str) -> dict[str, Any]:
         """All that the page needs to know of a model before it sees a picture."""
-        one = self.find(id)
-        with self.using(id) as model:
+        one, stamp = self.find(id), self.stamp(id, None)
+        if self._facts.get(id, (None, {}))[0] != stamp:  # a studio of many models need not read all of them for every page
+            self._facts[id] = stamp, self._described(one)
+        return self._facts[id][1] | {
+            "training": one.run is not None and training(one.run),
+            "finished": one.run is not None and one.run.result() is not None,
+            "at": -1 if one.run is None else steps_done(one.run),
+            "steps": one.steps(),
+        }
+
+    def _described(self, one: Opened) -> dict[str, Any]:
+        with self.using(one.id) as model:
             vit = checked(model)
             config, labels, how = vit.config, vit.labels, vit.preprocess
             inputs = vit.embed.project.weight.shape[1]  # channels of what is cut into patches: a hybrid's stem has many
             weights = sum(weight.numel() for weight in vit.parameters())
         plain = to_plain(config)
         return {
-            "id": id,
+            "id": one.id,
             "name": one.name,
             "source": one.source,
             "data": one.data(),
             "run": one.run is not None,
-            "training": one.run is not None and training(one.run),
-            "finished": one.run is not None and one.run.result() is not None,
-            "at": -1 if one.run is None else steps_done(one.run),
-            "steps": one.steps(),
             "kind": "hybrid" if config.stem is not None else "vit",
             "config": {name: plain.get(name, getattr(config, name)) for name in FIELDS}
             | {"class_token": config.has_class_token, "head_width": config.width // config.heads, "inputs": inputs},

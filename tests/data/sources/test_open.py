@@ -54,7 +54,7 @@ def test_every_kind_of_source_shows_the_same_pictures(tmp_path: Path) -> None:
     [
         ("fashon", "there is no 'fashon'; did you mean 'fashion'"),
         ("/nowhere/at/all", "there is no '/nowhere/at/all'; name a folder of pictures"),
-        ("fashion:size=3", "fashion takes no settings"),
+        ("fashion:size=3", "no field is named 'size'"),
         ("", "no data set is named; try a folder, or 'fashion'"),
         ("panes:sze=32", "no field is named 'sze'; did you mean 'size'"),
         ("panes:size=8", "size must be at least 16 pixels"),

@@ -42,11 +42,10 @@ class Amount:
 def fewer(data: Data, want: Amount) -> Data:
     """As much of a set as is wanted."""
     splits = dict(data.splits) if want.classes is None else _of_classes(data, want.classes)
-    for name, count, seed in (
-        ("train", want.count, want.seed), ("validation", want.held, 0), ("test", want.held, 0)
-    ):  # fmt: skip
-        splits[name] = _some(f"{data.name} ({name})", splits[name], count, seed)
-    return replace(data, **splits, fingerprint=fingerprint(*splits.values()))
+    amounts = {"train": (want.count, want.seed), "validation": (want.held, 0), "test": (want.held, 0)}
+    train, validation, test = (_some(f"{data.name} ({name})", splits[name], *amounts[name]) for name in amounts)
+    marked = fingerprint(train, validation, test)
+    return replace(data, train=train, validation=validation, test=test, fingerprint=marked)
 
 
 def _some(name: str, source: Source, count: int | None, seed: int) -> Source:

@@ -1,0 +1,83 @@
+"""``vitrail lab``: a list without a name, and one sentence for every mistake, before any work."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vitrail.cli.main import run
+from vitrail.lab.book import NAMES
+from vitrail.train.signals import Stopped
+
+REFERENCE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+
+
+def test_without_a_name_the_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["lab"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in NAMES)
+    assert run(["lab", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == list(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["shfit"], "did you mean 'shift'?"),
+        (["shift", "--minutes", "0"], "--minutes must be above 0, got 0; try --minutes 20"),
+        (["shift", "--minutes", "nan"], "--minutes must be above 0, got nan"),
+        (["shift", "--minutes", "soon"], "Invalid value for '--minutes'"),
+        (["shift", "--data", "fashoin"], "did you mean 'fashion'?"),
+        (["shift", "--quick", "--data", "fashoin"], "did you mean 'fashion'?"),
+        (["shift", "--data", ""], "no data set is named"),
+        (["shift", "--weights", "model.npz"], "shift looks at no given checkpoint; leave --weights out"),
+        (["compute", "--data", "fashion"], "compute looks at no pictures; leave --data out"),
+        (["inside", "--weights", "nowhere.npz", "--quick"], "nowhere.npz"),
+        (["shift", "--out", "a-file"], "--out must be a folder, got a-file, and a-file is a file; try --out lab"),
+        (["shift", "--out", "a-file/deeper"], "and a-file is a file; try --out lab"),
+        (["shift", "--device", "toaster", "--quick"], "toaster"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_leaves_nothing(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a-file").write_text("here first")
+    assert run(["lab", *words]) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error
+    assert error.count("\n") == 0
+    assert not list(tmp_path.glob("lab/*/rows/*"))
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert run(["lab", "compute", "--out", str(tmp_path / "there")]) == 2
+    assert "a folder that can be written" in capsys.readouterr().err
+    assert not (tmp_path / "there").exists()
+
+
+def test_being_asked_to_stop_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise Stopped(143, "stopped at step 3")
+
+    monkeypatch.setattr("vitrail.lab.run.carried_out", stop)
+    assert run(["lab", "shift", "--out", str(tmp_path)]) == 143
+    assert "goes on from there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_is_documented(name: str) -> None:
+    section = REFERENCE.split("### `vitrail lab")[1].split("\n### ")[0]
+    assert f"| `{name}` |" in section
+
+
+def test_a_page_of_numbers_alone_is_the_same_twice(tmp_path: Path) -> None:
+    for out in ("one", "two"):
+        assert run(["lab", "compute", "--out", str(tmp_path / out)]) == 0
+    one, two = ((tmp_path / out / "compute" / "index.html").read_text() for out in ("one", "two"))
+    assert one == two

@@ -1,0 +1,49 @@
+"""Amounts grow, what is judged by stays, and lines cross where they do."""
+
+import numpy as np
+
+from tests.lab.made import made
+from vitrail.data.sources.open import pictures
+from vitrail.lab.data_scale import amounts, tell, trials
+from vitrail.lab.experiment import Asked
+from vitrail.lab.trial import Row
+from vitrail.models.cost import cost
+
+
+def test_each_amount_is_four_times_the_one_before_up_to_all() -> None:
+    assert amounts(Asked("fashion")) == [140, 562, 2250, 9000]
+    assert amounts(Asked("panes:count=6400,size=16")) == [100, 400, 1600, 6400]
+
+
+def test_validation_and_test_are_the_same_pictures_for_every_amount() -> None:
+    for data in ("fashion", "panes:count=200,size=16"):
+        names = {trial.of["count"]: trial.recipe.data for trial in trials(Asked(data))}
+        opened = [pictures(name) for name in names.values()]
+        assert [len(found.train) for found in opened] == list(names)
+        for found in opened[1:]:
+            for ours, theirs in ((found.validation, opened[0].validation), (found.test, opened[0].test)):
+                assert len(ours) == len(theirs)
+                assert np.array_equal(ours.content(3), theirs.content(3))
+
+
+def test_families_have_equal_compute_and_as_many_steps() -> None:
+    found = trials(Asked("fashion"))
+    assert len({(trial.recipe.steps, trial.recipe.batch) for trial in found}) == 1
+    macs = {cost(trial.recipe.model).macs for trial in found}
+    assert max(macs) / min(macs) < 1.05
+
+
+def _answered(lead: dict[int, float]) -> tuple[str, dict[str, list[tuple[int, int]]]]:
+    asked = Asked("fashion")
+    rows: list[Row] = made(trials(asked), lambda of: 0.5 + (lead[of["count"]] if of["family"] == "ViT" else 0.0))
+    told = tell(asked, rows)
+    return told.answer, told.numbers["crossings"]
+
+
+def test_it_tells_between_which_amounts_lines_cross() -> None:
+    answer, crossed = _answered({140: -0.2, 562: -0.1, 2250: 0.1, 9000: 0.2})
+    assert crossed["ViT and ResNet"] == [(562, 2250)]
+    assert "The lines of ViT and ResNet cross between 562 and 2,250 pictures" in answer
+    answer, crossed = _answered(dict.fromkeys((140, 562, 2250, 9000), -0.1))
+    assert crossed["ViT and ResNet"] == []
+    assert "The lines of ViT and ResNet do not cross (ViT beyond ResNet: -10.0 ± 0.0 points, clear, with 140 pictures" in answer

@@ -1,0 +1,33 @@
+"""One dimension is changed at a time, and compute is counted from the settings."""
+
+import pytest
+
+from tests.lab.made import made
+from vitrail.lab.depth_width import AROUND, arms, tell, trials
+from vitrail.lab.experiment import Asked
+from vitrail.models.cost import cost
+
+
+def test_each_arm_changes_its_own_dimension_alone() -> None:
+    found = arms((28, 28))
+    (base,) = found[AROUND]
+    fields = {"depth": "depth", "width": "width", "MLP": "mlp", "patch": "patch"}
+    for name, field in fields.items():
+        for changes in found[name]:
+            assert [key for key in base if changes[key] != base[key]] == [field]
+    assert all(sum(changes[key] != base[key] for key in base) >= 3 for changes in found["all"])
+
+
+def test_pictures_of_other_sizes_have_patches_that_divide_them() -> None:
+    for data in ("panes:count=50,size=32", "panes:count=50,size=48x64"):
+        for trial in trials(Asked(data)):
+            assert (cost(trial.recipe.model).tokens or 0) >= 4
+
+
+def test_the_answer_names_what_gains_most_of_what_costs_more() -> None:
+    asked = Asked("fashion")
+    rows = made(trials(asked), lambda of: 0.5 + 0.2 * (of["changed"] == "patch") + 0.01 * of["seed"])
+    told = tell(asked, rows)
+    assert "patch (4, 64, 128, 4) gains most: +20.0 ± 0.0 points" in told.answer
+    (base,) = [model for model in told.numbers["models"] if model["changed"] == AROUND]
+    assert base["compute"] == pytest.approx(1)

@@ -1,0 +1,43 @@
+"""Every experiment works from the command line to its page, and a second look finds all of it done."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vitrail.cli.main import run
+from vitrail.lab import trial
+from vitrail.lab.book import NAMES, experiment
+from vitrail.lab.experiment import Asked
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_quick_look_writes_a_page_with_its_numbers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["lab", name, "--quick", "--out", str(tmp_path), "--device", "cpu"]
+    assert run(command) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    folder, chosen = tmp_path / f"{name}-quick", experiment(name)
+    page, numbers = (folder / "index.html").read_text(), json.loads((folder / "numbers.json").read_text())
+    assert numbers["answer"] in said
+    assert numbers["experiment"] == name
+    assert numbers["quick"] is True
+    for words in ("What the paper has", "What was scaled down", "What this does not show"):
+        assert words in page
+    trained = chosen.work is not None or bool(chosen.trials(Asked(chosen.data, quick=True)))
+    assert ("A quick look" in page) == trained
+    assert "<script" not in page
+
+    monkeypatch.setattr(trial, "fit", None)
+    assert run([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["answer"] == numbers["answer"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_says_what_it_is_and_has_trials_that_differ(name: str) -> None:
+    chosen = experiment(name)
+    assert chosen.name == name
+    assert all(len(words) > 20 for words in (chosen.title, chosen.paper, chosen.scaled, chosen.limits))
+    trials = chosen.trials(Asked(chosen.data, quick=True))
+    assert len({each.key for each in trials}) == len(trials)

@@ -1,0 +1,124 @@
+"""What is true of every experiment that compares trainings."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.lab.made import made
+from vitrail.errors import VitrailError
+from vitrail.lab.base import data_of, families, hybrid, recipe, seen, vit, with_settings
+from vitrail.lab.book import experiment
+from vitrail.lab.experiment import Asked, Told
+from vitrail.models.cost import cost
+from vitrail.report.drawing import Drawing
+from vitrail.report.page import text
+from vitrail.train.recipe import Recipe
+
+NAMES = (
+    "positions", "cls-or-gap", "norm", "depth-width", "resolution", "optimisers", "regularise", "data-scale", "compute-scale",
+    "masked",
+)  # fmt: skip
+
+
+def shown(told: Told) -> str:
+    return " ".join(part.svg() if isinstance(part, Drawing) else part for part in told.parts)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_arm_has_the_same_seeds_and_none_is_done_twice(name: str) -> None:
+    for quick in (False, True):
+        asked = Asked("fashion", quick)
+        trials = list(experiment(name).trials(asked))
+        assert len({trial.key for trial in trials}) == len(trials)
+        arms: dict[str, list[int]] = {}
+        for trial in trials:
+            if "seed" in trial.of:
+                arm = str({key: value for key, value in trial.of.items() if key != "seed"})
+                arms.setdefault(arm, []).append(trial.of["seed"])
+                assert trial.recipe.seed == trial.of["seed"]
+        assert all(sorted(seeds) == list(asked.seeds) for seeds in arms.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_nominal_training_has_500_to_2000_steps_of_which_a_budget_makes_others(name: str) -> None:
+    for trial in experiment(name).trials(Asked("fashion")):
+        assert 200 <= trial.recipe.steps <= 2000
+        half = trial.lasting(0.5)
+        assert half.recipe.steps == trial.recipe.steps // 2
+        assert half.key != trial.key
+        assert (half.after is None) == (trial.after is None)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_and_the_numbers_name_every_arm(name: str, quick: bool) -> None:
+    asked = Asked("fashion", quick)
+    found = experiment(name)
+    trials = list(found.trials(asked))
+    measured = {"fewshot": 0.5, "at once": {"official": 0.3, "timm": 0.4, "huggingface": 0.4, "torchvision": 0.4}}
+    rows = made(trials, lambda of: 0.5 + 0.01 * of.get("seed", 0), **measured)
+    told = found.tell(asked, rows)
+    page, numbers = shown(told), json.dumps(told.numbers, allow_nan=False)
+    assert told.answer.endswith(".")
+    for trial in trials:
+        for key, value in trial.of.items():
+            if isinstance(value, str) and key not in ("question", "stage"):
+                assert all(text(word.strip()) in page or word.strip() in page for word in value.split(", ")), value
+                assert value in numbers or f"{trial.of.get('norm')}, {trial.of.get('warmup')}" in numbers or key == "family"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trainings_that_burst_are_a_result(name: str) -> None:
+    asked, found = Asked("fashion"), experiment(name)
+    trials = list(found.trials(asked))
+    gone = found.tell(asked, made(trials, lambda of: None))
+    assert "burst" in shown(gone)
+    json.dumps(gone.numbers, allow_nan=False)
+    some = found.tell(asked, made(trials, lambda of: None if of.get("seed") == 1 else 0.5, fewshot=0.5))
+    assert "1 of 3 burst" in shown(some)
+    json.dumps(some.numbers, allow_nan=False)
+
+
+def test_the_three_families_have_equal_compute() -> None:
+    for data in ("fashion", "panes:count=50,size=32"):
+        models = families(vit(Asked(data)))
+        macs = {name: cost(model).macs for name, model in models.items()}
+        assert max(macs.values()) / min(macs.values()) < 1.05
+        assert len({model.classes for model in models.values()}) == 1
+    like = vit(Asked("fashion"))
+    assert hybrid(like).stride == like.stride
+    assert hybrid(like).depth >= like.depth // 2
+
+
+def test_patches_follow_the_pictures() -> None:
+    assert vit(Asked("fashion")).grid == (7, 7)
+    assert vit(Asked("panes:count=50,size=64")).grid == (8, 8)
+    assert vit(Asked("panes:count=50,size=30x44")).grid == (8, 11)
+    assert seen("panes:count=50,size=30x44").channels == 3
+
+
+def test_settings_go_behind_the_name_of_a_set() -> None:
+    assert with_settings("fashion", count=5) == "fashion:count=5"
+    assert with_settings("panes:count=9,size=32", count=5, held=3) == "panes:count=5,size=32,held=3"
+    assert with_settings("fashion") == "fashion"
+    assert data_of(Asked("fashion", quick=True)) == "fashion:count=60,held=20"
+    with pytest.raises(VitrailError, match="takes amounts of a set"):
+        with_settings("some/folder", count=5)
+
+
+def test_pictures_that_are_not_small_are_refused() -> None:
+    with pytest.raises(VitrailError, match="up to 96 pixels a side"):
+        vit(Asked("panes:count=50,size=128"))
+
+
+def test_the_shared_recipe_warms_up_for_a_tenth_and_averages_over_a_250th() -> None:
+    def made_for(**changes: Any) -> Recipe:
+        return recipe(Asked("fashion"), vit(Asked("fashion")), **changes)
+
+    plain = made_for()
+    assert plain.schedule.warmup == plain.steps // 10
+    assert plain.ema == pytest.approx(0.996)
+    assert made_for(ema=None) == replace(plain, ema=None)
+    assert plain.lasting(250).ema == pytest.approx(0.984)

@@ -1,0 +1,55 @@
+"""What is said of scores."""
+
+import math
+
+import pytest
+
+from vitrail.lab.show import best, cell, gap, middle, over
+from vitrail.lab.trial import Row
+
+
+def rows(*values: float | None, first: int = 0) -> list[Row]:
+    return [
+        Row({"seed": first + place}, "", 1, 1, 1, 1, scores=_told(value), failed=None if value else "burst")
+        for place, value in enumerate(values)
+    ]
+
+
+def _told(value: float | None) -> dict[str, dict[str, float]]:
+    return {} if value is None else {"test": {"top1": value}, "validation": {"top1": 1 - value}}
+
+
+def test_a_gap_is_of_pairs_with_students_interval() -> None:
+    found = gap(rows(0.62, 0.65, 0.63), rows(0.6, 0.6, 0.6))
+    assert found is not None
+    assert found.mean == pytest.approx(1 / 30)
+    assert found.half == pytest.approx(4.303 * 0.0152753 / 3**0.5, rel=1e-4)
+    assert not found.clear
+    assert found.words == "+3.3 ± 3.8 points"
+    level = gap(rows(0.7, 0.8, 0.9), rows(0.6, 0.7, 0.8))  # far apart between seeds, but not within them
+    assert level is not None
+    assert level.clear
+    assert gap(rows(0.5), rows(0.5, first=1)) is None
+    alone = gap(rows(0.6), rows(0.5))
+    assert alone is not None
+    assert (alone.half, alone.clear) == (None, False)
+
+
+def test_a_cell_tells_how_many_have_burst() -> None:
+    assert cell(rows(None, None)) == '<span class="bad">burst</span>'
+    assert "1 of 3 burst" in cell(rows(0.5, None, 0.6))
+    assert math.isnan(middle(rows(None)))
+
+
+def test_the_best_is_chosen_on_validation() -> None:
+    assert best({1: rows(0.9), 2: rows(0.2), 3: rows(None)}) == 2
+    assert best({1: rows(None)}) is None
+
+
+def test_lines_over_powers_have_their_places_below_the_axis() -> None:
+    drawn = over(
+        "t", "learning rate", {"a": {1e-3: rows(0.5), 1e-2: rows(0.6)}, "b": {1e-3: rows(None)}}, lambda x: f"{x:g}"
+    ).svg()
+    assert ">0.001<" in drawn
+    assert ">0.01<" in drawn
+    assert "a, 0.01: 60.0%" in drawn

@@ -1,0 +1,62 @@
+"""A training that begins with another's weights: done behind it, known by both, and done anew where they are gone."""
+
+import json
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from vitrail.lab.base import recipe, vit
+from vitrail.lab.experiment import Asked
+from vitrail.lab.trial import Row, Trial, done, kept, with_starts
+from vitrail.train.recipe import Optim
+
+ASKED = Asked("panes:count=40,held=10,size=16", quick=True)
+
+
+def pair(seed: int = 0, lr: float = 1e-3) -> tuple[Trial, Trial]:
+    before = Trial(
+        {"arm": "before"}, recipe(ASKED, vit(ASKED, width=8, depth=1, mlp=12, heads=2), seed, Optim(lr=lr)).lasting(2)
+    )
+    return before, Trial({"arm": "after"}, replace(before.recipe, keep_head=True), before)
+
+
+def test_a_start_comes_once_and_first() -> None:
+    before, after = pair()
+    other = replace(after, of={"arm": "other"}, recipe=replace(after.recipe, seed=5))
+    assert [trial.of["arm"] for trial in with_starts([after, other])] == ["before", "after", "other"]
+    assert [trial.of["arm"] for trial in with_starts([after, before])] == ["before", "after"]
+
+
+def test_what_it_begins_with_is_part_of_what_it_is() -> None:
+    (_, one), (_, other) = pair(), pair(lr=2e-3)
+    assert replace(one, recipe=other.recipe).key != other.key
+    assert one.key != replace(one, after=None).key
+    assert one.key != replace(one, anew="positions.").key
+    assert one.lasting(2).after == pair()[0].lasting(2)
+
+
+def test_only_rows_that_were_asked_for_come_back(tmp_path: Path) -> None:
+    before, after = pair()
+    (row,) = done(tmp_path, [after])
+    assert row.of == {"arm": "after"}
+    assert kept(tmp_path, before) is not None
+    assert set(row.scores) == {"validation", "test"}
+
+
+def test_weights_that_are_gone_are_made_anew_and_come_out_the_same(tmp_path: Path) -> None:
+    _, after = pair()
+    (first,) = done(tmp_path, [after])
+    shutil.rmtree(tmp_path / "runs")
+    (tmp_path / "rows" / f"{after.key}.json").unlink()
+    (second,) = done(tmp_path, [after])
+    assert second.scores == first.scores
+
+
+def test_a_start_that_has_burst_takes_its_followers_with_it(tmp_path: Path) -> None:
+    before, after = pair()
+    (tmp_path / "rows").mkdir()
+    burst = Row(before.of, before.key, 2, 16, 1, 1, failed="10 steps in a row had to be skipped")
+    (tmp_path / "rows" / f"{before.key}.json").write_text(json.dumps(asdict(burst)))
+    (row,) = done(tmp_path, [after])
+    assert row.failed == "steps in a row had to be skipped in what it begins with"
+    assert row.scores == {}

@@ -1,0 +1,21 @@
+"""Table 1 comes out to its digit where it is counted as the paper counts."""
+
+from vitrail.lab.experiment import Asked
+from vitrail.lab.variants import PAPER, pretrained, tell
+
+
+def test_the_paper_s_three_are_exact_and_large_has_patches_of_32() -> None:
+    assert {name for name, said in PAPER.items() if round(pretrained(name) / 1e6) == said} == {"B/16", "L/32", "H/14"}
+
+
+def test_the_page_has_every_model_with_its_numbers() -> None:
+    told = tell(Asked("none"), [])
+    (table,) = told.parts
+    assert all(f"<td>{name}</td>" in table for name in told.numbers["models"])  # type: ignore[operator]
+    assert told.numbers["models"]["B/16"] == {
+        "parameters": 86_567_656,
+        "pretrained": 86_389_248,
+        "macs": 17_563_828_224,
+        "paper": 86,
+    }
+    assert "L/16 304.4 M where it has 307 M" in told.answer
