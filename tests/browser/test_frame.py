@@ -1,6 +1,7 @@
 """The page around the parts: everybody can read it, on every screen, in either theme, by keyboard alone."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
@@ -110,7 +111,7 @@ def test_everything_that_tab_reaches_is_seen_and_nothing_traps_it(page: Page, st
     for part in PARTS:
         visit(page, part)
         page.focus("#panel")
-        stops = []
+        stops: list[dict[str, Any]] = []
         while len(stops) < MANY:
             page.keyboard.press("Tab")
             stop = page.evaluate(LIT)

@@ -81,19 +81,19 @@ def test_a_row_counts_what_its_training_cost(tmp_path: Path) -> None:
 
 
 def test_a_training_that_was_killed_goes_on_to_the_bit(tmp_path: Path) -> None:
-    long: dict[str, Any] = {"steps": 600, "checkpoint": 20, "evaluate": 600}
+    long: dict[str, Any] = {"steps": 80, "checkpoint": 10, "evaluate": 80}
     process = child(tmp_path / "broken", long)
     folder = tmp_path / "broken" / "runs" / trial(**long).key / "checkpoints"
     until = time.monotonic() + 120
-    while not list(folder.glob("step-*/manifest.json")) and time.monotonic() < until:
-        time.sleep(0.02)
+    while not list(folder.glob("step-*")) and time.monotonic() < until:
+        time.sleep(0.01)
     process.kill()
-    process.wait()
+    process.communicate()
     assert kept(tmp_path / "broken", trial(**long)) is None
     steps: list[int] = []
     (resumed,) = done(tmp_path / "broken", [trial(**long)], progress=lambda _, at, of: steps.append(at))
-    assert steps[0] > 20
-    assert steps[-1] == 600
+    assert 10 < steps[0] < 80
+    assert steps[-1] == 80
     (unbroken,) = done(tmp_path / "whole", [trial(**long)])
     assert resumed.scores == unbroken.scores
 

@@ -85,6 +85,12 @@ def patch_of(size: Pair) -> int:
     return 4 if max(size) <= 48 else 8
 
 
+def coarse(asked: Asked) -> Pair:
+    """Sixteen patches a picture, a third of the compute: where patches are not the question, more steps are worth more."""
+    high, wide = seen(data_of(asked)).size
+    return max(high // 4, 1), max(wide // 4, 1)
+
+
 def hybrid(like: ViTConfig) -> ViTConfig:
     """A convolutional stem of the ViT's stride, and fewer layers: the one of nearest compute."""
     side = like.patch[0] // 4
@@ -127,13 +133,15 @@ def families(like: ViTConfig) -> dict[str, ModelConfig]:
     return {"ViT": like, "hybrid": hybrid(like), "ResNet": resnet(like)}
 
 
-def recipe(asked: Asked, model: ModelConfig, seed: int = 0, optim: Optim = MUON, steps: int = STEPS, **changes: Any) -> Recipe:
-    """Shifts by a pixel and mirror images, a tenth of the steps to warm up, averaged weights."""
+def recipe(
+    asked: Asked, model: ModelConfig, seed: int = 0, optim: Optim = MUON, steps: int = STEPS, looks: int = 2, **changes: Any
+) -> Recipe:
+    """Shifts by a pixel and mirror images, a tenth of the steps to warm up, averaged weights, so many looks at validation."""
     plain: dict[str, Any] = {
         "data": data_of(asked), "batch": QUICK_BATCH if asked.quick else BATCH, "augment": policy("pad", pad=1),
         "schedule": Schedule(warmup=steps // 10), "ema": 1 - 4 / steps,
     }  # fmt: skip
-    channels, often = model.channels, steps if asked.quick else -(-steps // 4)
+    channels, often = model.channels, steps if asked.quick else -(-steps // looks)
     return Recipe(
         name="lab", model=model, preprocess=Preprocess(model.image, mean=(0.5,) * channels, std=(0.5,) * channels),
         steps=steps, optim=optim, seed=seed, evaluate=often, checkpoint=often, keep=1, **{**plain, **changes},

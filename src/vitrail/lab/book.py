@@ -26,6 +26,7 @@ NAMES = (
 
 def experiment(name: str) -> Experiment:
     if name not in NAMES:
-        raise VitrailError(f"there is no experiment {name!r}{suggestion(name, NAMES)}; there are {', '.join(NAMES)}")
+        hint = suggestion(name, NAMES) or f"; there are {', '.join(NAMES)}"
+        raise VitrailError(f"there is no experiment {name!r}{hint}")
     found: Experiment = import_module(f"vitrail.lab.{name.replace('-', '_')}").EXPERIMENT
     return found

@@ -53,10 +53,10 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     drawing = over("Accuracy over training compute", "teraFLOPs of training", lines, lambda flops: f"{flops:.2g}")
     ours = table(("family", "size", "#parameters", "#MACs a picture", "#teraFLOPs", "#test"), cells)
     paper = table(
-        ("Table 6", "#epochs of JFT", "#exaFLOPs", "#ImageNet"),
+        ("pre-trained on JFT", "#epochs", "#exaFLOPs", "#ImageNet"),
         [[name, str(epochs), f"{flops:,}", f"{top1:.2f} %"] for name, (epochs, flops, top1) in PAPER.items()],
     )
-    return Told(_answer(groups), [drawing, ours, paper], {"models": numbers})
+    return Told(_answer(groups), [drawing, ours, "<h2>The paper's Table 6, in part</h2>", paper], {"models": numbers})
 
 
 def _answer(groups: dict[tuple[Any, ...], list[Row]]) -> str:

@@ -7,6 +7,7 @@ from vitrail.lab.base import BEST, data_of, families, recipe, seen, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by
 from vitrail.lab.show import cell, gap, middle, over, plain
 from vitrail.lab.trial import Row, Trial
+from vitrail.report.drawing import Drawing
 from vitrail.report.page import table, text
 
 TIMES, AMOUNTS = 4, 4  # from one amount to the next, and how many there are
@@ -27,7 +28,9 @@ def trials(asked: Asked) -> list[Trial]:
     return [
         Trial(
             {"family": family, "count": count, "seed": seed},
-            recipe(asked, model, seed, BEST[family], data=data_of(asked, count=count, **({"held": held} if held else {}))),
+            recipe(
+                asked, model, seed, BEST[family], looks=4, data=data_of(asked, count=count, **({"held": held} if held else {}))
+            ),
         )
         for seed in asked.seeds
         for count in amounts(asked)
@@ -57,19 +60,24 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     drawing = over("Accuracy over the amount of data", "pictures to learn from", lines, lambda count: f"{count:,.0f}")
     numbers = {family: {str(count): plain(found) for count, found in line.items()} for family, line in lines.items()}
     columns = ("pictures", *(f"#{family}" for family in lines), "#ViT ahead of ResNet by")
-    return Told(
-        _answer(lines, crossed), [drawing, table(columns, cells), sizes], {"families": numbers, "crossings": crossed}
-    )  # fmt: skip
+    parts: list[str | Drawing] = [drawing, table(columns, cells), "<h2>The models</h2>", sizes]
+    return Told(_answer(lines, crossed), parts, {"families": numbers, "crossings": crossed})
 
 
 PAIRS = (("ViT", "ResNet"), ("hybrid", "ResNet"), ("ViT", "hybrid"))
 
 
 def crossings(ours: Line, theirs: Line) -> list[tuple[float, float]]:
-    """Between which amounts the one that is ahead in the mean becomes another."""
+    """Between which amounts it changes who is ahead in the mean."""
     ahead = {count: middle(ours[count]) - middle(theirs[count]) for count in sorted(ours) if count in theirs}
     known = [(count, value) for count, value in ahead.items() if value == value and value != 0]
     return [(low, high) for (low, before), (high, behind) in pairwise(known) if before * behind < 0]
+
+
+def _chance(ours: Line, theirs: Line, *counts: float) -> str:
+    """Said unless one is clearly ahead before, and clearly behind after."""
+    apart = [gap(ours[count], theirs[count]) for count in counts]
+    return "" if all(found is not None and found.clear for found in apart) else ", within chance,"
 
 
 def _answer(lines: dict[str, Line], crossed: dict[str, list[tuple[float, float]]]) -> str:
@@ -82,7 +90,9 @@ def _answer(lines: dict[str, Line], crossed: dict[str, list[tuple[float, float]]
             said.append(f"of {ours} and {theirs} too few trainings were finished")
             continue
         few, many = (apart.words + (", clear" if apart.clear else ", not clear") for apart in ends if apart is not None)
-        where = " and ".join(f"between {low:,} and {high:,} pictures" for low, high in found)
+        where = " and ".join(
+            f"between {low:,} and {high:,} pictures{_chance(lines[ours], lines[theirs], low, high)}" for low, high in found
+        )
         cross = f"cross {where}" if found else "do not cross"
         said.append(
             f"the lines of {ours} and {theirs} {cross} ({ours} beyond {theirs}: {few}, with {least:,} pictures, and "

@@ -69,7 +69,7 @@ def _question(asked: Asked, question: str) -> Iterator[Trial]:
                         batch=min(64, labels),
                     )  # fmt: skip
                     of = {"question": question, "stage": "fine-tuning", "start": name, "labels": labels, "lr": lr, "seed": seed}
-                    yield Trial(of, made if asked.quick else replace(made, evaluate=FINETUNE // 2), start)
+                    yield Trial(of, made, start)
 
 
 def _pretraining(asked: Asked, classes: int, data: str, **changes: Any) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vitrail.lab.base import ADAMW, STEPS, recipe, vit
+from vitrail.lab.base import ADAMW, STEPS, coarse, recipe, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by
 from vitrail.lab.show import best, cell, gap, middle, over, plain
 from vitrail.lab.trial import Row, Trial
@@ -21,8 +21,8 @@ def trials(asked: Asked) -> list[Trial]:
         Trial(
             {"norm": norm, "warmup": words, "lr": lr, "seed": seed},
             recipe(
-                asked, vit(asked, norm=norm, depth=2 if asked.quick else DEPTH, mlp=128), seed, replace(ADAMW, lr=lr),
-                schedule=Schedule(warmup=warmup),
+                asked, vit(asked, norm=norm, depth=2 if asked.quick else DEPTH, patch=coarse(asked)), seed,
+                replace(ADAMW, lr=lr), schedule=Schedule(warmup=warmup),
             ),
         )
         for seed in asked.seeds
@@ -78,7 +78,8 @@ EXPERIMENT = Experiment(
     paper="Layer norm is applied before every block and residual connections after it, as in later Transformers (Wang et "
     "al. 2019; Baevski and Auli 2019), and every training warms up, over 10,000 steps where it is pre-training. The "
     "paper (Dosovitskiy et al. 2021, 3.1 and Table 3) compares neither with its absence, and has no numbers for it.",
-    scaled=f"A ViT of {DEPTH} layers, 64 wide, AdamW with gradients clipped at 1, three learning rates, three seeds.",
+    scaled=f"A ViT of {DEPTH} layers, 64 wide, sixteen patches, AdamW with gradients clipped at 1, three learning rates, "
+    "three seeds.",
     limits=f"{DEPTH} layers are few: post-norm without warm-up is known to fail with more of them and with higher learning "
     "rates, and clipping keeps some trainings from bursting. That it works here says nothing of 24 layers.",
     tell=tell,

@@ -13,7 +13,7 @@ from vitrail.evaluate.features import Features, computed, preprocess_of
 from vitrail.evaluate.fewshot import fewshot
 from vitrail.lab.base import recipe, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by, scores, shown
-from vitrail.lab.show import cell, gap, middle, one_of, plain
+from vitrail.lab.show import cell, gap, middle, plain
 from vitrail.lab.trial import Row, Trial
 from vitrail.models.build import Model
 from vitrail.report.chart import chart
@@ -65,25 +65,17 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     arms = {name: found for (name,), found in by(rows, "arm").items()}
     few = {name: [row.measured["fewshot"] for row in found if "fewshot" in row.measured] for name, found in arms.items()}
     cells = []
-    for name, found in arms.items():
+    for number, (name, found) in enumerate(arms.items()):
         apart = gap(found, arms[NOTHING])
         ahead = "" if name == NOTHING or apart is None else text(apart.words)
-        cells.append(
-            [
-                text(name),
-                cell(found),
-                ahead,
-                shown(few[name]),
-                f"{PAPER[name]:.2%}" if name in PAPER else "",
-                _more(found, arms),
-            ]
-        )
-    columns = ("positions", "#test", "#ahead of none", f"#{SHOTS}-shot", f"#{SHOTS}-shot in Table 8", "#parameters more")
+        said = f"{PAPER[name]:.2%}" if name in PAPER else ""
+        cells.append([str(number), text(name), cell(found), ahead, shown(few[name]), said, _more(found, arms)])
+    columns = ("row", "positions", "#test", "#ahead of none", f"#{SHOTS}-shot", f"#{SHOTS}-shot in Table 8", "#parameters more")
     others = {name: found for name, found in arms.items() if name != NOTHING}
     clear = [name for name, found in others.items() if (apart := gap(found, arms[NOTHING])) and apart.clear and apart.mean > 0]
     answer = _answer(others, clear)
     drawing = chart(
-        "accuracy on test, a seed a dot", "accuracy", "the rows of the table, from 0", percent=True, places=len(arms),
+        "Accuracy on test, a dot a seed", "accuracy", "rows of the table", percent=True, places=len(arms),
         dots=[
             (place, row.scores["test"]["top1"], f"{name}, seed {row.of['seed']}: {row.scores['test']['top1']:.1%}")
             for place, (name, found) in enumerate(arms.items())
@@ -95,8 +87,7 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
         name: plain(found, fewshot=few[name], paper=PAPER.get(name), parameters=found[0].parameters)
         for name, found in arms.items()
     }
-    legend = f'<p class="soft">Positions from left to right: {text(one_of(list(arms)))}.</p>'
-    return Told(answer, [table(columns, cells), drawing, legend], {"arms": numbers, "clear": clear})
+    return Told(answer, [table(columns, cells), drawing], {"arms": numbers, "clear": clear})
 
 
 def _answer(others: dict[str, list[Row]], clear: list[str]) -> str:

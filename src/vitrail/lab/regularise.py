@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vitrail.augment.policy import policy
-from vitrail.lab.base import data_of, recipe, seen, vit
+from vitrail.lab.base import coarse, data_of, recipe, seen, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by
 from vitrail.lab.show import cell, gap, middle, one_of, plain
 from vitrail.lab.trial import Row, Trial
@@ -52,8 +52,8 @@ def trials(asked: Asked) -> list[Trial]:
         Trial(
             {"arm": name, "count": count, "seed": seed},
             recipe(
-                asked, vit(asked, **ARMS[name].model), seed, data=data_of(asked, count=count, held=_held(asked)),
-                augment=policy("pad", pad=1, **ARMS[name].augment),
+                asked, vit(asked, patch=coarse(asked), **ARMS[name].model), seed, looks=4,
+                data=data_of(asked, count=count, held=_held(asked)), augment=policy("pad", pad=1, **ARMS[name].augment),
             ),
         )
         for seed in asked.seeds
@@ -109,7 +109,8 @@ EXPERIMENT = Experiment(
     "dropout and label smoothing there (Dosovitskiy et al. 2021, 4.1, 4.3 and B.1), and uses dropout 0.1 for ImageNet "
     "and ImageNet-21k and none for JFT (Table 3). RandAugment, Mixup, CutMix, stochastic depth and erasing came to "
     "ViTs with DeiT (Touvron et al. 2021) and AugReg (Steiner et al. 2021). It has no table of them.",
-    scaled="A ViT of 0.2 million weights on small pictures, all of them and a ninth of them, in as many steps; three seeds.",
+    scaled="A ViT of 0.2 million weights and sixteen patches on small pictures, all of them and a ninth of them, in as many "
+    "steps; three seeds.",
     limits="A few hundred steps see each of many pictures a few times only, where nothing is learnt by heart and "
     "regularisation mostly slows; its uses are for long trainings. RandAugment's colours say little on grey pictures, "
     "and its strengths are for photographs.",

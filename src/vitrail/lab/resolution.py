@@ -27,7 +27,7 @@ from vitrail.weights.load import load, untold
 SHARE = 224 / 384  # of the sides, as in the paper
 RULES: tuple[Resize, ...] = get_args(Resize)
 MODES = {
-    "official": "bilinear, corners aligned (scipy's zoom of order 1)",
+    "official": "bilinear, corners aligned",
     "timm": "bicubic with antialiasing",
     "huggingface": "bicubic",
     "torchvision": "bicubic, corners aligned",
@@ -103,7 +103,7 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
         ahead = "" if name in (NEW, BEFORE) or apart is None else text(apart.words)
         mode = MODES.get(name, "")
         cells.append([text(name), text(mode), times(size), shown(once[name]) if once[name] else "", cell(found), ahead])
-    columns = ("position table", "how", "pixels", "#at once", "#fine-tuned", "#beyond a new table")
+    columns = ("position table", "how", "#pixels", "#at once", "#fine-tuned", "#beyond a new table")
     numbers = {name: plain(found, at_once=once[name]) for name, found in arms.items()}
     return Told(_answer(arms, once), [table(columns, cells)], {"arms": numbers, "small": list(small), "large": list(large)})
 

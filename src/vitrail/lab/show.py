@@ -26,7 +26,7 @@ class Gap:
     @property
     def words(self) -> str:
         more = "" if self.half is None else f" ± {100 * self.half:.1f}"
-        return f"{100 * self.mean:+.1f}{more} points"
+        return f"{round(100 * self.mean, 1) + 0.0:+.1f}{more} points"  # plus nothing: no minus before a zero
 
 
 def gap(ours: Iterable[Row], theirs: Iterable[Row], name: str = "top1") -> Gap | None:
@@ -101,7 +101,7 @@ def _said(rows: Sequence[Row]) -> str:
     return f"{centre:.1%}" if half is None else f"{centre:.1%} ± {100 * half:.1f}"
 
 
-def _apart(places: Sequence[float], least: float = 0.07) -> list[float]:
+def _apart(places: Sequence[float], least: float = 0.1) -> list[float]:
     """Those that can stand side by side below an axis."""
     reach = math.log10(places[-1] / places[0]) if len(places) > 1 else 1.0
     found: list[float] = []

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class Trial:
     after: "Trial | None" = None  # whose best weights it begins with
     anew: str | None = None  # but for those whose names begin so, which are drawn anew
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Of all that decides the result, and of nothing else."""
         plain = to_json(replace(self.recipe, name="", **HOW))

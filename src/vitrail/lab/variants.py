@@ -40,7 +40,7 @@ def _answer() -> str:
     found = {name: pretrained(name) / 1e6 for name in PAPER}
     exact = [f"{name} ({found[name]:.1f} M)" for name, said in PAPER.items() if round(found[name]) == said]
     others = [f"{name} {found[name]:.1f} M where it has {said} M" for name, said in PAPER.items() if round(found[name]) != said]
-    answer = f"Counted as pre-trained, without the classifier, {', '.join(exact) or 'none'} have the table's parameters to its digit"
+    answer = f"Counted as pre-trained, without the classifier, {', '.join(exact) or 'none'} have what the table says"
     return f"{answer}; {', '.join(others)}." if others else f"{answer}."
 
 

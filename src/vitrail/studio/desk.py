@@ -69,10 +69,22 @@ class Desk:
         return {
             "ramp": ramp().tolist(),
             "methods": [*ORDER, *(name for name in METHODS if name not in ORDER), *BASELINES],
-            "models": [self.shelf.facts(id) for id in self.shelf.models],
+            "models": self._models(),
             "albums": self.album.albums(),
             "first": self.first(),
         }
+
+    def _models(self) -> list[dict[str, Any]]:
+        """All that can be read: one whose folder is gone does not take the others with it."""
+        found, problem = [], VitrailError("the studio has no model")
+        for id in self.shelf.models:
+            try:
+                found.append(self.shelf.facts(id))
+            except VitrailError as error:
+                problem = error
+        if not found:
+            raise problem
+        return found
 
     def first(self) -> str:
         """A picture to begin with: of the first model's own data, else of any that can be opened, else a sample."""

@@ -127,7 +127,7 @@ class Shelf:
             "stride": list(config.stride),
             "grid": list(config.grid),
             "tokens": config.tokens,
-            "labels": list(labels or (str(number) for number in range(config.classes))),
+            "labels": list(labels or (f"class {number}" for number in range(config.classes))),
             "preprocess": to_plain(how),
             "parameters": weights,
             "macs": cost(config).macs,

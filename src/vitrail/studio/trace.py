@@ -87,7 +87,7 @@ def top(vit: ViT, chances: Float[Tensor, " k"], count: int = TOP) -> list[Facts]
 
 
 def label(vit: ViT, which: int) -> str:
-    return vit.labels[which] if vit.labels else str(which)
+    return vit.labels[which] if vit.labels else f"class {which}"
 
 
 def explained_class(vit: ViT, target: int | None, logits: Float[Tensor, " k"]) -> int | None:

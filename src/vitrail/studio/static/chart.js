@@ -15,7 +15,7 @@ export function chart({ title, x, y, lines = [], dots = [], mark = null, low, hi
   const size = log ? Math.log : Number;
   const up = (value) => height - BOTTOM - ((size(value) - size(y0)) / (size(y1) - size(y0))) * (height - TOP - BOTTOM);
   const words = (value) => (share ? percent(value, y1 - y0 < 0.05 ? 1 : 0) : figure3(value));
-  const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": spoken(title, lines, dots, words) });
+  const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: width === 440 ? "chart plain" : "chart", role: "img", "aria-label": spoken(title, lines, dots, words) });
   for (const tick of log ? powers(y0, y1) : ticks(y0, y1, 5)) {
     drawing.append(svg("line", { class: "rule", x1: LEFT, x2: width - RIGHT, y1: up(tick), y2: up(tick) }),
       svg("text", { class: "tick", x: LEFT - 6, y: up(tick) + 4, "text-anchor": "end" }, words(tick)));

@@ -76,6 +76,7 @@ function build(section, studio) {
       if (question !== now) return;
       waiting.hidden = true;
       section.classList.remove("stale");
+      section.classList.add("drawn"); // figures show once there is something in them
       views = found.map((one, place) => ({ ...one, ...wanted[place], name: named(wanted[place]) }));
       all();
     } else if (views && why !== "trace") heads();

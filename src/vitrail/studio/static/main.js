@@ -5,7 +5,7 @@ import { button, el, select, svg } from "./dom.js";
 import { PatchGrid } from "./grid.js";
 import { save } from "./leaf.js";
 import { alone } from "./net.js";
-import { told } from "./say.js";
+import { mended, told } from "./say.js";
 import * as state from "./state.js";
 import { studio } from "./studio.js";
 import attention from "./attention.js";
@@ -35,6 +35,7 @@ async function start() {
   steps();
   const look = beside();
   studio.on((why) => {
+    if (why === "part") mended(); // what failed in another part is not this one's
     if (why === "part" || why === "model") show(why);
     else if (why !== "busy") built.get(current())?.draw(why);
     if (["model", "trace", "point", "state"].includes(why)) look(why);

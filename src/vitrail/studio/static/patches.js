@@ -281,7 +281,7 @@ function product(parent, studio) {
   const made = figure(parent, {
     name: "embedding", title: "From pixels to a vector", level: 2,
     python: () => studio.python(...cut(studio), "E, b = model.embed.project.weight.flatten(1).T, model.embed.project.bias",
-      `vector = patches[0, ${looked(studio).patch}] @ E + b`, "print(vector.shape, vector.norm())"),
+      `vector = patches[0, ${looked(studio).patch}] @ E + b`, "print(vector.shape, vector.norm().item())"),
     numbers: () => {
       const seen = looked(studio);
       return { patch: seen.patch, ...shapes(studio), flat: shapes(studio).hybrid ? null : flat(seen), length: studio.trace.arrays.embedded.data[seen.patch] };

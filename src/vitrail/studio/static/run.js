@@ -8,6 +8,7 @@ import { el, figure3, percent } from "./dom.js";
 import { figure } from "./figure.js";
 import { live } from "./live.js";
 import { alone, json, picture } from "./net.js";
+import { told } from "./say.js";
 import * as state from "./state.js";
 
 const MOST = 4000; // lines that are held of a run that goes on and on
@@ -27,7 +28,7 @@ function build(section, studio) {
   const all = el("div", { class: "columns" });
   section.append(none, top, all);
   const log = (words) => () => [`import json`, `from pathlib import Path`, "",
-    `lines = [json.loads(line) for line in (Path(${JSON.stringify(studio.model.source)}) / "log.jsonl").open()]`, ...words].join("\n");
+    `log = Path(${JSON.stringify(studio.model.source)}) / "log.jsonl"`, "lines = [json.loads(line) for line in log.read_text().splitlines()]", ...words].join("\n");
   const shown = Object.fromEntries([
     ["loss", "Loss", ['training = [(line["step"], line["loss"]) for line in lines if "loss" in line]',
       'validation = [(line["step"], line["validation"]["loss"]) for line in lines if "validation" in line]']],
@@ -92,15 +93,15 @@ function build(section, studio) {
   }
 
   // What comes while it trains.
-  function heard(kind, told) {
+  function heard(kind, news) {
     if (!run || asked !== studio.model.id) return;
     if (kind === "line") {
-      lines.delete(key(told));
-      lines.set(key(told), told);
+      lines.delete(key(news));
+      lines.set(key(news), news);
       run.training = true;
       if (lines.size > MOST) thin();
     } else if (kind === "done") {
-      [run.result, run.training] = [told, false];
+      [run.result, run.training] = [news, false];
       if (state.get("part") === "run") said(asked);
     } else return;
     soon();
@@ -197,7 +198,7 @@ function build(section, studio) {
       place.root.querySelector(".tools").hidden = !found;
     }
     mark();
-    cell();
+    cell().catch(told);
   }
 
   function table(found) {

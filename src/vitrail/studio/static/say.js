@@ -1,6 +1,8 @@
 // One sentence for the person, seen and read aloud.
 
 let timer = 0;
+addEventListener("keydown", (event) => event.key === "Escape" && say(""));
+document.getElementById("said")?.addEventListener("click", () => say(""));
 let failure = false; // that is what is being told
 
 export function say(words, lasting = false) {

@@ -58,7 +58,7 @@ export class Ranking {
       el("tbody", {}, sorted.map((row) => el("tr", { class: row.method === chosen ? "chosen" : null },
         el("th", { scope: "row" }, called(row.method), BASELINES.includes(row.method) && el("span", { class: "soft" }, " (to beat)"),
           row === best && el("span", { class: "best" }, " best here")),
-        row.facts ? [row.facts.deleted, row.facts.inserted, gain(row)].map((area) => el("td", { class: "number" }, area.toFixed(3)))
+        row.facts ? [row.facts.deleted, row.facts.inserted, gain(row)].map((area) => el("td", { class: "number" }, signed(area)))
           : el("td", { class: "waiting", colspan: 3 }, row.words)))));
   }
 
@@ -83,4 +83,10 @@ export class Ranking {
 
 function gain({ facts }) {
   return facts.inserted - facts.deleted;
+}
+
+// To three places, with a minus that is one, and no zero below zero.
+function signed(value) {
+  const words = Math.abs(value).toFixed(3);
+  return value < 0 && Number(words) !== 0 ? `−${words}` : words;
 }
