@@ -56,7 +56,7 @@ def main() -> None:
 def _taken(run: str, data: str, out: str) -> None:
     with opened([run], "--data", data, threads=None) as studio, sync_playwright() as player:
         browser = player.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 720}, device_scale_factor=1)
+        page = browser.new_page(viewport={"width": 1280, "height": 860})
         page.goto(studio.at(part="attention", theme="light", picture="d0-test-21", query=18, layer=2, head=1))
         page.wait_for_selector("body[data-ready=true]", timeout=LONG)
         page.wait_for_load_state("networkidle")

@@ -254,6 +254,7 @@ def resident(studio: Studio) -> int:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) * 1024
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_over_two_hundred_pictures(tmp_path: Path) -> None:
     """All answers together are some hundred megabytes more than are kept."""
     path = saved(tmp_path / "model", image=(56, 60), patch=(4, 4), width=24, depth=4, heads=3)

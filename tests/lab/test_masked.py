@@ -4,6 +4,7 @@ import pytest
 
 from tests.lab.made import made
 from vitrail.data.sources.open import pictures
+from vitrail.errors import VitrailError
 from vitrail.lab.experiment import Asked
 from vitrail.lab.masked import FEW, LABELS, METHODS, NOTHING, ORDER, RATES, SUPERVISED, tell, trials
 from vitrail.lab.trial import Trial, with_starts
@@ -68,3 +69,8 @@ def test_the_answer_tells_what_helps_and_whether_the_order_is_the_paper_s() -> N
     assert "1,000 labels: the paper's order (nothing 51.0%, masked-patch 61.0%, labels of other classes 71.0%)" in told.answer
     arm = next(arm for arm in told.numbers["arms"] if (arm["question"], arm["start"]) == (ORDER, SUPERVISED))
     assert arm["mean"] == pytest.approx(0.71)
+
+
+def test_data_without_classes_to_choose_from_are_refused() -> None:
+    with pytest.raises(VitrailError, match="masked takes some classes of a set .* try fashion"):
+        trials(Asked("panes:size=32", quick=True))

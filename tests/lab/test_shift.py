@@ -8,23 +8,8 @@ from torch.testing import assert_close
 
 from tests.small import vit
 from vitrail.lab.experiment import Asked
-from vitrail.lab.shift import (
-    BARE,
-    JOINED,
-    RESNET,
-    SHIFTS,
-    STATES,
-    STRIDE,
-    VIT,
-    alike_map,
-    alike_pooled,
-    joined,
-    mapped,
-    models,
-    moved,
-    tell,
-    trials,
-)
+from vitrail.lab.moving import SHIFTS, STRIDE, alike_map, alike_pooled, joined, mapped, moved
+from vitrail.lab.shift import BARE, JOINED, RESNET, STATES, VIT, models, tell, trials
 from vitrail.lab.trial import Row
 from vitrail.models.build import Model, build
 from vitrail.models.cost import cost

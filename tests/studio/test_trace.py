@@ -229,9 +229,15 @@ def test_a_pair_taken_apart_gives_the_weight_that_attention_has(changes: dict[st
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"pool": "gap", "registers": 1}, {"image": (32, 48), "patch": (8, 16)}, {"merge": 2}], ids=str
+    ("method", "changes"),
+    [(method, {}) for method in (*METHODS, *BASELINES)]
+    + [
+        (method, changes)
+        for method in ("rollout", "relevance")
+        for changes in ({"pool": "gap", "registers": 1}, {"image": (32, 48), "patch": (8, 16)}, {"merge": 2})
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("method", [*METHODS, *BASELINES])
 def test_a_map_and_its_curves_are_those_of_explain(method: str, changes: dict[str, Any]) -> None:
     model = ready(**changes)
     images, which = images_of(model), torch.tensor([2])

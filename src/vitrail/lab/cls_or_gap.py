@@ -71,11 +71,11 @@ EXPERIMENT = Experiment(
     paper="A first try at averaging the patches in place of a class token did poorly, until its learning rate was lowered "
     "from 8e-4 to 3e-4: both work similarly well, but require different learning rates (Dosovitskiy et al. 2021, D.3, "
     "Figure 9, which draws ImageNet 5-shot accuracy over seven epochs and gives no table).",
-    scaled="A ViT of 0.2 million weights with sixteen patches, learnt 1-D positions and one linear layer as its head, AdamW, "
-    "some hundred to a thousand steps on small pictures, five learning rates a factor of three apart, three seeds.",
+    scaled="A ViT of 0.2 million weights with sixteen patches, learnt 1-D positions and one linear layer as its head, AdamW "
+    "on small pictures, five learning rates a factor of three apart, three seeds.",
     limits="The paper's head of the class token had a hidden layer, and the average's had none: here both are linear. A "
-    "learning rate that is best in so short a run is higher than one for a long run, so the numbers of the rates do "
-    "not carry over, at most whether the two want the same.",
+    "learning rate that is best in a short run is higher than one for a long run, so the numbers of the rates do not "
+    "carry over, at most whether the two want the same.",
     tell=tell,
     trials=trials,
 )

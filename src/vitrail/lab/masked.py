@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from vitrail.errors import VitrailError
 from vitrail.lab.base import ADAMW, data_of, recipe, seen, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by
 from vitrail.lab.show import best, cell, gap, middle, one_of, plain
@@ -41,6 +42,10 @@ def trials(asked: Asked) -> list[Trial]:
 
 def _question(asked: Asked, question: str) -> Iterator[Trial]:
     """What is pre-trained, and from each start the same fine-tunings."""
+    if asked.data.startswith("panes"):
+        raise VitrailError(
+            f"masked takes some classes of a set and a draw of its labels, which {asked.data} has not; try fashion"
+        )
     classes = seen(data_of(asked)).classes
     half = classes // 2
     before = {} if question == FEW else {"classes": f"0-{half - 1}"}

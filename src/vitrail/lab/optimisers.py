@@ -99,7 +99,7 @@ EXPERIMENT = Experiment(
     "three learning rates for each optimiser, all with gradients clipped at 1. Muon is for the matrices of a ViT's "
     "blocks, with AdamW at a fifth of its rate for the rest, so a ResNet has none.",
     limits="The paper's question is what is better to start from, after long pre-training; here it is what learns faster in "
-    "a few hundred steps. Three rates are few, and one at the edge of them may not be the best.",
+    "a short training. Three rates are few, and one at the edge of them may not be the best.",
     tell=tell,
     trials=trials,
 )

@@ -127,7 +127,7 @@ EXPERIMENT = Experiment(
     "seeds. The accuracy on test is of the trained classifier; the few shots are of the classes it was trained on, "
     "and not of another set, so they stand near it.",
     limits="With 49 patches in place of 196, and pictures that are all upright and in the middle, little has to be known "
-    "about places. All arms have one learning rate, which is not tuned for each. Few hundred steps are short for "
+    "about places. All arms have one learning rate, which is not tuned for each. A short training is little for "
     "tables that are learnt, which begin near nothing, while sin-cos and rotary are there from the first step on.",
     tell=tell,
     trials=trials,

@@ -111,7 +111,7 @@ EXPERIMENT = Experiment(
     "ViTs with DeiT (Touvron et al. 2021) and AugReg (Steiner et al. 2021). It has no table of them.",
     scaled="A ViT of 0.2 million weights and sixteen patches on small pictures, all of them and a ninth of them, in as many "
     "steps; three seeds.",
-    limits="A few hundred steps see each of many pictures a few times only, where nothing is learnt by heart and "
+    limits="A short training sees each of many pictures a few times only, so that nothing is learnt by heart and "
     "regularisation mostly slows; its uses are for long trainings. RandAugment's colours say little on grey pictures, "
     "and its strengths are for photographs.",
     tell=tell,

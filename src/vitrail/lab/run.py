@@ -83,7 +83,9 @@ def _parts(
     if rows:
         seconds = sum(row.seconds for row in rows)
         time = f"{seconds:,.0f} seconds" if seconds < 120 else f"{seconds / 60:,.0f} minutes"
-        spent = f"{len(rows):,} trainings, {time} of one process"
+        steps = sorted({row.steps for row in rows})
+        lasting = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
+        spent = f"{len(rows):,} trainings of {lasting} steps, {time} of one process"
         yield f'<p class="soft">{spent}{f", of {minutes:g} asked for" if minutes else ""}.</p>'
 
 

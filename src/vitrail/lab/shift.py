@@ -2,7 +2,6 @@
 
 A convolution does the same everywhere, so its map of features moves with the picture. A Vision Transformer has that only for
 whole patches, and only as far as its positions let it. All models have one place for every four pixels and pool by the average.
-b pictures, d width, y and x places of the map.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,28 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from einops import rearrange
-from jaxtyping import Float, Int
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitrail.augment.policy import policy
 from vitrail.data.view import Plain
 from vitrail.lab.base import MUON, SGD, alike, recipe, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by, scores, shown, spread
+from vitrail.lab.moving import SHIFTS, STRIDE, joined, moved
 from vitrail.lab.trial import Row, Trial
-from vitrail.models.resnet import ResNet
 from vitrail.models.settings import ModelConfig, ResNetConfig
-from vitrail.models.vit import ViT
 from vitrail.report.chart import chart
 from vitrail.report.page import table, text
 from vitrail.train.data import opened
 from vitrail.train.purpose import model_of
 from vitrail.weights.load import load
 
-STRIDE = 4
-SHIFTS = tuple(range(1, 2 * STRIDE + 1))  # pixels
 PICTURES = 256
 VIT, BARE, RESNET = "ViT", "ViT, no positions", "ResNet"
 JOINED = ", wrapped"
@@ -73,71 +64,6 @@ def measure(run: Path, trial: Trial) -> dict[str, Any]:
     if isinstance(trial.recipe.model, ResNetConfig):
         found[JOINED] = {state: moved(joined(model), images) for state, model in built.items()}
     return {"shifts": list(SHIFTS), "lines": found}
-
-
-@torch.no_grad()
-def moved(model: nn.Module, images: Float[Tensor, "b c height width"]) -> dict[str, list[float]]:
-    """By shift, means over pictures and over both ways: how alike features are to those of the picture as it was, and on how
-    many pictures the answer is the same."""
-    model.eval()
-    before = mapped(model, images)
-    found: dict[str, list[float]] = {"pooled": [], "map": [], "same": []}
-    for pixels in SHIFTS:
-        after = [mapped(model, torch.roll(images, pixels, dims=axis)) for axis in (2, 3)]
-        found["pooled"].append(_mean(alike_pooled(before, each) for each in after))
-        found["map"].append(_mean(alike_map(before, each, pixels, axis) for each, axis in zip(after, (2, 3), strict=True)))
-        found["same"].append(_mean(float((_answers(model, each) == _answers(model, before)).float().mean()) for each in after))
-    return found
-
-
-@torch.no_grad()
-def mapped(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d y x"]:
-    """What is pooled, where it lies."""
-    if isinstance(model, ViT):
-        grid = model.grid(images)
-        tokens = model.encode(model.patches(images), grid)
-        return rearrange(tokens[:, model.config.prefix :], "b (y x) d -> b d y x", y=grid[0])
-    assert isinstance(model, ResNet)
-    wrap = "circular" if model.conv.padding_mode == "circular" else "constant"
-    x = F.max_pool2d(F.pad(model.conv(images), (1, 1, 1, 1), wrap), kernel_size=3, stride=2)
-    return F.relu(model.norm(model.stages(x)))
-
-
-def joined(model: nn.Module) -> nn.Module:
-    """The same weights on a picture whose rims touch: beyond each lies the other side in place of zeros."""
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            module.padding_mode = "circular"
-    return model
-
-
-def _answers(model: nn.Module, maps: Float[Tensor, "b d y x"]) -> Int[Tensor, " b"]:
-    head: Any = model.head
-    return head(maps.mean(dim=(2, 3))).argmax(dim=1)
-
-
-def alike_pooled(before: Float[Tensor, "b d y x"], after: Float[Tensor, "b d y x"]) -> float:
-    """1: as if nothing had moved; 0: no more than two pictures are. What all pictures have in common is taken away first."""
-    first, second = before.mean(dim=(2, 3)), after.mean(dim=(2, 3))
-    common = first.mean(dim=0)
-    return float(F.cosine_similarity(first - common, second - common, dim=1).mean())
-
-
-def alike_map(before: Float[Tensor, "b d y x"], after: Float[Tensor, "b d y x"], pixels: int, axis: int) -> float:
-    """1: every place has the features that the place had from which its pixels came. Between places, of the two in shares;
-    places whose pixels came in from the other side are left out."""
-    common = before.mean(dim=(0, 2, 3), keepdim=True)
-    whole, rest = divmod(pixels, STRIDE)
-    share = rest / STRIDE
-    came = (1 - share) * torch.roll(before, whole, axis) + share * torch.roll(before, whole + 1, axis)
-    alike = F.cosine_similarity(came - common, after - common, dim=1)
-    first = whole + (rest > 0)
-    return float(alike.narrow(axis - 1, first, alike.shape[axis - 1] - first).mean())
-
-
-def _mean(values: Iterator[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found)
 
 
 def tell(asked: Asked, rows: Sequence[Row]) -> Told:
@@ -185,12 +111,13 @@ def _lines(arms: dict[str, list[Row]]) -> Iterator[tuple[str, Line]]:
 def _answer(lines: dict[str, Line]) -> str:
     if not {VIT, BARE, RESNET} <= set(lines):
         return "Not every model could be trained, so that they cannot be compared."
-    one, patch = ({name: line.at("trained", "map", pixels) for name, line in lines.items()} for pixels in (1, STRIDE))
+    patch = {name: line.at("trained", "map", STRIDE) for name, line in lines.items()}
+    half = {name: line.at("trained", "pooled", STRIDE // 2) for name, line in lines.items()}
     return (
         f"When the picture moves by a whole patch of {STRIDE} pixels, the map of features moves along to {patch[VIT]:.2f} in "
         f"the ViT (1 is exactly), to {patch[BARE]:.2f} without its positions, to {patch[RESNET]:.2f} in the ResNet and to "
-        f"{patch[RESNET + JOINED]:.2f} where its padding moves along, too. By a single pixel it is {one[VIT]:.2f}, "
-        f"{one[BARE]:.2f}, {one[RESNET]:.2f} and {one[RESNET + JOINED]:.2f}."
+        f"{patch[RESNET + JOINED]:.2f} where its padding moves along, too. A move by half a patch leaves {half[VIT]:.2f} of "
+        f"the ViT's pooled features, {half[BARE]:.2f} without positions, and {half[RESNET]:.2f} of the ResNet's."
     )
 
 
