@@ -72,5 +72,5 @@ def test_the_answer_tells_what_helps_and_whether_the_order_is_the_paper_s() -> N
 
 
 def test_data_without_classes_to_choose_from_are_refused() -> None:
-    with pytest.raises(VitrailError, match="masked takes some classes of a set .* try fashion"):
+    with pytest.raises(VitrailError, match="masked takes some classes of a set"):
         trials(Asked("panes:size=32", quick=True))

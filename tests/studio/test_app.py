@@ -79,6 +79,24 @@ def test_strangers_are_refused(client: TestClient, address: str, headers: dict[s
     assert TOKEN not in answer.text
 
 
+def test_a_link_on_another_page_opens_the_studio_and_nothing_else(client: TestClient) -> None:
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert client.get(HOME, headers=link).status_code == 200
+    assert client.get(HOME + "api/studio", headers=link).status_code == 403
+    told = client.get("http://127.0.0.1:1234/wrong/", headers=link)
+    assert told.status_code == 403
+    assert told.headers["content-type"].startswith("text/plain")
+
+
+def test_names_of_classes_are_taken_where_the_weights_have_none(tmp_path: Path) -> None:
+    model = vitrail.load(saved(tmp_path / "with"))
+    model.labels = None
+    vitrail.save(model, tmp_path / "without")
+    shelf = Shelf([str(tmp_path / "with"), str(tmp_path / "without")], ["a", "b", "c", "d", "e"])
+    assert shelf.facts("m0")["labels"][0] == "class 0"
+    assert shelf.facts("m1")["labels"] == ["a", "b", "c", "d", "e"]
+
+
 @pytest.mark.parametrize("host", ["localhost:1234", "127.0.0.1:4321", "[::1]:1234"])
 def test_who_comes_through_a_tunnel_is_let_in(client: TestClient, host: str) -> None:
     assert client.get(HOME + "main.js", headers={"Host": host, "Origin": f"http://{host}"}).status_code == 200

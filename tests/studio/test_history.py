@@ -45,13 +45,14 @@ def never() -> bool:
 
 
 def heard(run: Run, after: int = -1, stop: Callable[[], bool] = never, act: Callable[[int], None] = lambda number: None) -> Any:
-    """All events, with something that happens after each."""
+    """All events but who is at work, with something that happens after each."""
 
     async def listen() -> list[tuple[str, Any]]:
         found: list[tuple[str, Any]] = []
         async for event in follow(run, after, stop, every=0.01):
-            found.append(event)
-            act(len(found))
+            if event[0] != "training":
+                found.append(event)
+                act(len(found))
         return found
 
     return asyncio.run(asyncio.wait_for(listen(), 60))
@@ -227,6 +228,19 @@ def test_a_run_is_training_while_a_process_holds_its_lock_and_asking_does_not_di
         assert not training(begun)
         with locked(begun):
             pass
+
+
+def test_that_somebody_begins_and_ends_to_work_is_told(begun: Run) -> None:
+    async def listen() -> list[bool]:
+        found: list[bool] = []
+        with locked(begun):
+            async for kind, data in follow(begun, -1, lambda: len(found) >= 1, every=0.01):
+                found += [bool(data)] if kind == "training" else []
+        async for kind, data in follow(begun, -1, lambda: len(found) >= 2, every=0.01):
+            found += [bool(data)] if kind == "training" else []
+        return found
+
+    assert asyncio.run(asyncio.wait_for(listen(), 60)) == [True, False]
 
 
 def test_a_log_that_has_just_grown_is_a_sign_of_life_where_no_lock_is_seen(begun: Run) -> None:

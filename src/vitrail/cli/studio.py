@@ -1,6 +1,7 @@
 """``vitrail studio``: the Vision Transformer in the browser, your own model, your own picture."""
 
 import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,12 @@ def studio(
     ] = None,
     data: Annotated[
         list[str] | None, typer.Option(metavar="DATA", help="More pictures to choose from, as a run's own; repeatable.")
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Names of classes, for weights that do not know theirs: a JSON list, or a line each."
+        ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one and tells it.")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
@@ -54,20 +61,36 @@ def studio(
         with beginning(runs or [], lambda words: typer.echo(words, err=True), progress) as sources:
             if threads is not None:
                 torch.set_num_threads(threads)
-            desk = _desk(sources, data or [])
+            desk = _desk(sources, data or [], _names(labels))
             word = token or secrets.token_urlsafe(WORD)
             url = f"http://127.0.0.1:{place.getsockname()[1]}/{word}/"
             listen(make_app(desk, word), place, lambda: _tell(url, desk, browser, json))
 
 
-def _desk(sources: list[str], data: list[str]) -> "Desk":
+def _desk(sources: list[str], data: list[str], labels: list[str]) -> "Desk":
     from vitrail.studio.album import Album
     from vitrail.studio.desk import Desk
+    from vitrail.studio.first import weights_of
     from vitrail.studio.shelf import Shelf, check
 
-    shelf = Shelf(sources)
+    shelf = Shelf(sources, labels)
+    with progress() as tell:
+        weights_of([one.run for one in shelf.models.values() if one.run is not None], tell)
     check(shelf)
     return Desk(shelf, Album(data))
+
+
+def _names(path: Path | None) -> list[str]:
+    import json as objects
+
+    if path is None:
+        return []
+    try:
+        text = path.read_text()
+        found = objects.loads(text) if text.lstrip().startswith("[") else text.splitlines()
+    except (OSError, ValueError) as error:
+        raise VitrailError(f"--labels must be a file with a name a line or a JSON list, got {path}: {error}") from None
+    return [str(name) for name in found]
 
 
 def _check_extra() -> None:

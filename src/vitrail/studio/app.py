@@ -38,7 +38,13 @@ class Studio:
 
     def __init__(self, desk: Desk) -> None:
         self.desk, self.ending = desk, False
+        self.waiting: set[Event] = set()  # of whoever is being answered: set, it ends with its next pass
         self.turn = asyncio.Lock()  # work is one at a time anyway; who waits here can still give up
+
+    def end(self) -> None:
+        self.ending = True
+        for gone in list(self.waiting):
+            gone.set()
 
     async def computed(self, request: Request, work: Callable[[], Any]) -> Any:
         """In a thread, unless the page has long gone on to another question."""
@@ -46,11 +52,14 @@ class Studio:
             if await request.is_disconnected():
                 raise ClientDisconnect
             gone = Event()
+            self.waiting.add(gone)
             watching = asyncio.create_task(_watch(request, gone))
             before = GONE.set(gone)
             try:
                 return await asyncio.to_thread(work)
             finally:
+                gone.set()
+                self.waiting.discard(gone)
                 GONE.reset(before)
                 watching.cancel()
 

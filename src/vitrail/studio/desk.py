@@ -88,15 +88,18 @@ class Desk:
 
     def first(self) -> str:
         """A picture to begin with: of the first model's own data, else of any that can be opened, else a sample."""
-        own = self._answers.get(next(iter(self.shelf.models)))
-        numbers = [own.data_index] if own is not None else []
-        numbers += [int(album["id"][1:]) for album in self.album.albums() if album["id"][0] == "d" and "problem" not in album]
-        for number in numbers:
+        for number in self._numbers(next(iter(self.shelf.models))):
             try:
                 return self._pictures(number, PATIENCE)[0]
             except VitrailError:  # which the page tells where one chooses
                 continue
         return "sample-0"
+
+    def _numbers(self, id: str) -> list[int]:
+        """Of data sets that suit a model: its own, then those that can be opened."""
+        own = [self._answers[id].data_index] if id in self._answers else []
+        others = [int(album["id"][1:]) for album in self.album.albums() if album["id"][0] == "d" and "problem" not in album]
+        return [*own, *others]
 
     def trace(self, which: Which, picture: str, target: int | None) -> bytes:
         def answer() -> bytes:
@@ -145,9 +148,9 @@ class Desk:
         return self._answers[id]
 
     def _measured(self, id: str) -> list[str]:
-        if id in self._answers:
+        for number in self._numbers(id):
             with suppress(VitrailError):  # its data may be gone
-                return self._pictures(self._answers[id].data_index)
+                return self._pictures(number)
         return [row["id"] for row in self.album.page("samples", "all", 0, MEASURED)["pictures"]]
 
     def _told(self, pictures: list[str]) -> dict[str, Any]:

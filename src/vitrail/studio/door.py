@@ -38,6 +38,8 @@ class Door:
             await self.app(scope, receive, send)
             return
         refusal = self._refusal(scope)
+        if refusal is not None and Headers(scope=scope).get("sec-fetch-dest") == "document":  # a person reads it
+            refusal = Response(f"Vitrail: {json.loads(bytes(refusal.body))['error']}.", 403, media_type="text/plain")
         await (refusal or self.app)(scope, receive, _dressed(send))
 
     def _refusal(self, scope: Scope) -> Response | None:
@@ -46,7 +48,9 @@ class Door:
         if _name(f"//{host}") not in LOCAL:
             return refused(403, "this studio answers to 127.0.0.1 and localhost alone; open the address that it printed")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
-        if (origin is not None and origin != f"http://{host}") or site not in ("same-origin", "none"):
+        link = scope["method"] == "GET" and scope["path"] == f"/{self.token}/" and headers.get("sec-fetch-dest") == "document"
+        foreign = site not in ("same-origin", "none") and not link  # a link from anywhere may open the page, and no more
+        if (origin is not None and origin != f"http://{host}") or foreign:
             return refused(403, "another page has asked; open the studio by the address that it printed")
         given = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
         if not hmac.compare_digest(given.encode(), self.token.encode()):  # takes as long for a wrong one

@@ -19,9 +19,10 @@ import torch
 from vitrail.data import cache
 from vitrail.data.sources.source import Progress
 from vitrail.errors import VitrailError
-from vitrail.studio.history import steps_done
+from vitrail.studio.history import steps_done, training
 from vitrail.train.past import steps
 from vitrail.train.run import Run
+from vitrail.weights.folder import is_model
 
 SETTINGS = (
     "model.patch=4", "model.image=28", "preprocess.image=28", "model.pool=cls",  # 7 x 7 patches and a class token
@@ -62,6 +63,17 @@ def beginning(
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+
+
+def weights_of(runs: Sequence[Run], tell: Progress) -> None:
+    """Wait for the first weights of runs that have just begun to train."""
+    for run in runs:
+        while not steps(run) and not is_model(run.folder / "best") and training(run):
+            recipe = run.noted()
+            tell(
+                f"waiting for the first checkpoint of {run.folder.name}", steps_done(run), recipe.checkpoint if recipe else None
+            )
+            time.sleep(0.2)
 
 
 def _train(folder: Path, settings: Sequence[str], said: IO[bytes]) -> "subprocess.Popen[bytes]":

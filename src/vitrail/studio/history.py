@@ -49,20 +49,25 @@ def steps_done(run: Run) -> int:
 
 async def follow(
     run: Run, after: int, stop: Callable[[], bool], every: float = POLL
-) -> AsyncIterator[tuple[str, dict[str, Any] | list[int] | None]]:
-    """``line`` with each line of the log after that step, also those to come, ``steps`` with the checkpoints' whenever they
-    change, and in the end ``done`` with the result. ``""`` and nothing where there was silence for a while.
+) -> AsyncIterator[tuple[str, dict[str, Any] | list[int] | bool | None]]:
+    """``line`` with each line of the log after that step, also those to come, ``steps`` with the checkpoints' and ``training``
+    with whether somebody is at work, at first and whenever they change, and in the end ``done`` with the result. ``""`` and
+    nothing where there was silence for a while.
 
     The evaluation of a step comes after the step's own line, so that of the very step is told too: it may have been missed.
     Where a run goes on from a checkpoint, lines come again, for a step the same ones.
     """
     tail, known, said = Tail(run), list[int](), time.monotonic()
+    learning: bool | None = None
     while not stop():
         result = await asyncio.to_thread(run.result)  # before the log is looked at, so that nothing comes behind the end
         news: list[tuple[str, Any]] = [("line", line) for line in _read(await asyncio.to_thread(_after, tail, after))]
         if (now := steps(run)) != known:
             known = now
             news.append(("steps", now))
+        if result is None and (at_work := await asyncio.to_thread(training, run)) != learning:
+            learning = at_work
+            news.append(("training", at_work))
         if result is not None:
             news.append(("done", _result(run, result)))
         if not news and time.monotonic() - said >= QUIET:

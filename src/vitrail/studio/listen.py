@@ -47,6 +47,6 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.app.state.studio.ending = True
+        self.app.state.studio.end()
         self.force_exit = self.should_exit  # asked twice
         self.should_exit = True

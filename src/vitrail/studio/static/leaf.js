@@ -7,11 +7,12 @@ import * as state from "./state.js";
 
 export async function save(studio) {
   say("Saving ...", true);
+  const address = state.address(), here = studio.here({ again: null }), title = studio.trace.facts.picture.title; // whatever is chosen meanwhile
   try {
-    const { modules } = studio.facts;
+    const { modules } = studio.facts, kept = answers(studio, here);
     const sources = await Promise.all(modules.map((name) => file(`${name}.js`)));
-    const made = page(await file("index.html"), await file("style.css"), modules, sources, await answers(studio));
-    download(new Blob([made], { type: "text/html" }), `${studio.trace.facts.picture.title.replace(/[^\w-]+/g, "_")}.html`);
+    const made = page(await file("index.html"), await file("style.css"), modules, sources, await kept, address);
+    download(new Blob([made], { type: "text/html" }), `${title.replace(/[^\w-]+/g, "_")}.html`);
     say("Saved. The file needs nothing else.");
   } catch (error) {
     told(error);
@@ -23,7 +24,7 @@ async function file(name) {
 }
 
 // Modules name each other by "./name.js"; in one file there is no folder, so a map tells where each of them lies.
-function page(html, style, modules, sources, kept) {
+function page(html, style, modules, sources, kept, address) {
   const imports = Object.fromEntries(modules.map((name, place) => [`studio/${name}`, `data:text/javascript;base64,${coded(renamed(sources[place]))}`]));
   const policy = "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data: blob:";
   return html
@@ -32,7 +33,7 @@ function page(html, style, modules, sources, kept) {
     .replace(/<link rel="stylesheet"[^>]*>/, () => `<style>${style}</style>`)
     .replace(/<script type="module"[^>]*><\/script>/, () => `<script type="importmap">${JSON.stringify({ imports })}</script>
 <script type="application/json" id="leaf">${JSON.stringify(kept)}</script>
-<script>if (!location.hash) location.hash = ${JSON.stringify(state.address())};</script>
+<script>if (!location.hash) location.hash = ${JSON.stringify(address)};</script>
 <script type="module">import "studio/main";</script>`);
 }
 
@@ -40,8 +41,8 @@ function renamed(source) {
   return source.replace(/(from\s+|import\s+)"\.\/([\w-]+)\.js"/g, '$1"studio/$2"');
 }
 
-async function answers(studio) {
-  const here = studio.here(), { model, step } = here, kept = {};
+async function answers(studio, here) {
+  const { model, step } = here, kept = {};
   const facts = { ...studio.facts, models: [studio.model], albums: [], first: here.picture };
   kept["api/studio"] = ["application/json", coded(JSON.stringify(facts))];
   const asked = [["api/trace", here], ["api/model", { model, step }], ["api/cost", { like: model }], ["api/picture", { picture: here.picture, size: 512 }, "image/png"]];

@@ -1,6 +1,6 @@
 // A run that is not finished, as it goes on: one connection a page, whichever part is in view.
 //
-// Whoever listens is told ("line", {...}), ("steps", [...]) and in the end ("done", {...}).
+// Whoever listens is told ("line", {...}), ("steps", [...]), ("training", whether) and in the end ("done", {...}).
 
 import { address, alone } from "./net.js";
 
@@ -24,7 +24,7 @@ export function follow(model) {
 
 function connect() {
   const mine = (source = new EventSource(address("api/events", { model: followed, after: last })));
-  for (const kind of ["line", "steps", "done"]) {
+  for (const kind of ["line", "steps", "training", "done"]) {
     mine.addEventListener(kind, (event) => {
       const told = JSON.parse(event.data);
       if (kind === "line") last = Math.max(last, told.step);
@@ -38,6 +38,14 @@ function connect() {
     timer = setTimeout(connect, AGAIN);
   });
 }
+
+// A tab that nobody looks at holds no connection: a browser has six for all tabs.
+document.addEventListener("visibilitychange", () => {
+  if (!followed) return;
+  clearTimeout(timer);
+  source?.close();
+  if (!document.hidden) connect();
+});
 
 function stop() {
   source?.close();

@@ -41,7 +41,9 @@ async function start() {
     if (["model", "trace", "point", "state"].includes(why)) look(why);
     if (why === "trace") thumbnails();
     if (why === "part" || why === "model") header(), steps();
+    if (why === "state") theme(state.get("theme")); // of a link that was pasted
     document.body.classList.toggle("busy", studio.busy);
+    document.body.classList.toggle("stale", studio.stale);
     document.title = `${current().title} · ${studio.model.name} · Vitrail Studio`;
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => studio.tell("theme"));
@@ -81,7 +83,7 @@ function guarded(work) {
 function header() {
   const focus = document.activeElement?.closest("#top [data-key]")?.dataset.key; // a header that is made anew keeps it
   const { model, facts } = studio;
-  const at = model.steps.indexOf(Number(state.get("step")));
+  const at = state.get("step") === null ? -1 : model.steps.indexOf(Number(state.get("step")));
   top.replaceChildren(...[
     el("a", { class: "skip", href: "#panel", onclick: (event) => { event.preventDefault(); panel.focus(); } }, "Skip to the figures"),
     el("strong", { class: "brand" }, svg("svg", { viewBox: "0 0 24 24", width: 22, height: 22, "aria-hidden": "true" },
@@ -103,7 +105,8 @@ function keyed(key, made) {
 
 // Over the checkpoints of a run; its end is what the run chose as best.
 function scrubber(model, at) {
-  const words = el("output", {}, at < 0 ? "best" : `step ${model.steps[at].toLocaleString("en")}`);
+  const gone = at < 0 && state.get("step") !== null ? `step ${state.get("step")}, which is gone` : null;
+  const words = el("output", {}, gone ?? (at < 0 ? "best" : `step ${model.steps[at].toLocaleString("en")}`));
   const box = el("input", { type: "range", min: 0, max: model.steps.length, value: at < 0 ? model.steps.length : at, disabled: alone, "aria-label": "Checkpoint",
     "aria-valuetext": words.textContent,
     oninput: () => { words.textContent = Number(box.value) === model.steps.length ? "best" : `step ${model.steps[box.value].toLocaleString("en")}`; box.setAttribute("aria-valuetext", words.textContent); },

@@ -98,12 +98,12 @@ function build(section, studio) {
     if (kind === "line") {
       lines.delete(key(news));
       lines.set(key(news), news);
-      run.training = true;
       if (lines.size > MOST) thin();
     } else if (kind === "done") {
       [run.result, run.training] = [news, false];
       if (state.get("part") === "run") said(asked);
-    } else return;
+    } else if (kind === "training") run.training = news;
+    else return;
     soon();
   }
 

@@ -1,5 +1,6 @@
 // What is shown, in the address bar: a link reproduces the view. Names and values are words and numbers after the #.
 
+const STEPS = ["part", "model", "picture"]; // to which the browser's Back returns
 let now = read();
 const listeners = [];
 let timer = 0;
@@ -19,18 +20,24 @@ export function number(name, otherwise = null) {
 
 // null forgets a name. Tells whoever listens which names have changed; the address follows a little later.
 export function set(changes) {
-  const changed = new Set();
+  const changed = new Set(), step = STEPS.some((name) => name in changes && now[name] !== word(changes[name])) && document.body.dataset.ready;
+  if (step) write();
   for (const [name, value] of Object.entries(changes)) {
-    const word = value === null || value === undefined ? undefined : String(value);
-    if (now[name] === word) continue;
-    if (word === undefined) delete now[name];
-    else now[name] = word;
+    const next = word(value);
+    if (now[name] === next) continue;
+    if (next === undefined) delete now[name];
+    else now[name] = next;
     changed.add(name);
   }
   if (!changed.size) return;
   clearTimeout(timer);
-  timer = setTimeout(write, 150);
+  if (step) history.pushState(null, "", address());
+  else timer = setTimeout(write, 150);
   for (const listener of listeners) listener(changed);
+}
+
+function word(value) {
+  return value === null || value === undefined ? undefined : String(value);
 }
 
 export function address() {

@@ -13,10 +13,12 @@ class Studio {
   trace = null; // of the picture by the model: {facts, arrays}
   hovered = null; // the token under the mouse or the keyboard's focus
   busy = false;
+  stale = false; // what is shown is of an older question, since the last one was refused
   #listeners = [];
   #asking = null;
   #asked = "";
   #loading = null;
+  #again = 0; // how often the same address came to mean other weights, so that no older answer is taken for a new one
 
   async open() {
     this.facts = await net.json("api/studio");
@@ -39,7 +41,7 @@ class Studio {
 
   // The question that every address of the server begins with.
   here(more = {}) {
-    return { model: this.model.id, step: state.get("step"), picture: state.get("picture"), class: state.get("class"), ...more };
+    return { model: this.model.id, step: state.get("step"), picture: state.get("picture"), class: state.get("class"), again: this.#again || null, ...more };
   }
 
   label(number) {
@@ -86,11 +88,11 @@ class Studio {
 
   // The trace of what the address names; a newer question gives up the older one. `again`: even if it was asked before.
   load(again = false) {
-    const { model, step, picture, class: target } = this.here();
-    const question = net.address("api/trace", { model, step, picture, class: target });
+    const here = this.here(), { picture } = here;
+    const question = net.address("api/trace", here);
     if (!picture || (question === this.#asked && !again)) return this.#loading;
     this.#asked = question;
-    this.#loading = this.#load({ model, step, picture, class: target });
+    this.#loading = this.#load(here);
     return this.#loading;
   }
 
@@ -103,11 +105,12 @@ class Studio {
       const trace = await net.binary("api/trace", question, { signal: asking.signal });
       if (this.#asking !== asking) return;
       this.trace = trace;
+      this.stale = false;
       this.hovered = null;
       mended();
       this.tell("trace");
     } catch (error) {
-      if (this.#asking === asking) this.#asked = "";
+      if (this.#asking === asking) [this.#asked, this.stale] = ["", error.name !== "AbortError"];
       if (error.name !== "AbortError" && !(await this.#mended(error, question.picture))) told(error);
     } finally {
       if (this.#asking === asking) {
@@ -150,7 +153,14 @@ class Studio {
   // A run that trains: its checkpoints grow, and after an evaluation its best weights may be others.
   #heard(kind, news) {
     if (kind === "line") {
-      if (news.validation && state.get("step") === null) this.load(true);
+      if (news.validation && state.get("step") === null) {
+        this.#again += 1;
+        this.load(true);
+      }
+      return;
+    }
+    if (kind === "training") {
+      this.model.training = news;
       return;
     }
     if (kind === "steps" && String(news) === String(this.model.steps)) return;
