@@ -235,9 +235,9 @@ def test_that_somebody_begins_and_ends_to_work_is_told(begun: Run) -> None:
         found: list[bool] = []
         with locked(begun):
             async for kind, data in follow(begun, -1, lambda: len(found) >= 1, every=0.01):
-                found += [bool(data)] if kind == "training" else []
+                found.extend([bool(data)] if kind == "training" else [])
         async for kind, data in follow(begun, -1, lambda: len(found) >= 2, every=0.01):
-            found += [bool(data)] if kind == "training" else []
+            found.extend([bool(data)] if kind == "training" else [])
         return found
 
     assert asyncio.run(asyncio.wait_for(listen(), 60)) == [True, False]

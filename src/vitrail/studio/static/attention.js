@@ -1,7 +1,7 @@
 // Part 4: who looks at whom. The wall of all heads, one of them large, one pair in numbers.
 
 import { heat, range } from "./colour.js";
-import { el, percent, select } from "./dom.js";
+import { el, percent, select, several } from "./dom.js";
 import { figure } from "./figure.js";
 import { PatchGrid } from "./grid.js";
 import * as net from "./net.js";
@@ -130,7 +130,7 @@ class Attention {
     const before = [cls ? "the class token" : "", registers ? "the registers" : ""].filter(Boolean).join(" and ");
     const scale = state.get("scale", "own") === "own" ? "Each map has its own scale: compare places within a map, not brightness between maps."
       : "All maps have one scale: a dark map spreads its attention, or gives it to tokens that are no patches.";
-    return `${depth} layers of ${heads} heads, the first at the top. Light patches are looked at more. ${scale}${prefix ? ` The bar below a map is the share that goes to ${before}.` : ""} Click a head to see it large.`;
+    return `${several(depth, "layer")} of ${several(heads, "head")}, the first at the top. Light patches are looked at more. ${scale}${prefix ? ` The bar below a map is the share that goes to ${before}.` : ""} Click a head to see it large.`;
   }
 
   // All that is done when somebody points somewhere: the wall, the large map and its numbers.

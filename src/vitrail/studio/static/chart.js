@@ -3,7 +3,7 @@
 import { el, figure3, percent, svg } from "./dom.js";
 import { LINES } from "./colour.js";
 
-const LEFT = 60, RIGHT = 12, TOP = 10, BOTTOM = 36;
+const LEFT = 64, RIGHT = 12, TOP = 10, BOTTOM = 36, LETTER = 9; // the last: how wide a digit is at most, on a phone
 
 // lines: [{name, points: [[x, y]...], dashed?: true or a pattern}], dots: [{x, y, words}], mark: an x to point out, low/high: bounds of y,
 // share: y is a share from 0 to 1, whole: x counts, log: y by its logarithm (all of it above 0). onpick(x) makes it clickable.
@@ -16,12 +16,14 @@ export function chart({ title, x, y, lines = [], dots = [], mark = null, low, hi
   const up = (value) => height - BOTTOM - ((size(value) - size(y0)) / (size(y1) - size(y0))) * (height - TOP - BOTTOM);
   const words = (value) => (share ? percent(value, y1 - y0 < 0.05 ? 1 : 0) : figure3(value));
   const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: width === 440 ? "chart plain" : "chart", role: "img", "aria-label": spoken(title, lines, dots, words) });
-  for (const tick of log ? powers(y0, y1) : ticks(y0, y1, 5)) {
+  const rungs = log ? powers(y0, y1) : ticks(y0, y1, 5), marks = ticks(x0, x1, 6, whole), [tall, wide] = [share ? words : alike(rungs, log), alike(marks)];
+  for (const tick of rungs) {
     drawing.append(svg("line", { class: "rule", x1: LEFT, x2: width - RIGHT, y1: up(tick), y2: up(tick) }),
-      svg("text", { class: "tick", x: LEFT - 6, y: up(tick) + 4, "text-anchor": "end" }, words(tick)));
+      svg("text", { class: "tick", x: LEFT - 6, y: up(tick) + 4, "text-anchor": "end" }, tall(tick)));
   }
-  for (const tick of ticks(x0, x1, 6, whole)) {
-    drawing.append(svg("text", { class: "tick", x: across(tick), y: height - BOTTOM + 15, "text-anchor": "middle" }, figure3(tick)));
+  for (const tick of marks) {
+    const cut = across(tick) + LETTER * wide(tick).length / 2 > width; // the last one would stick out
+    drawing.append(svg("text", { class: "tick", x: cut ? width - 1 : across(tick), y: height - BOTTOM + 15, "text-anchor": cut ? "end" : "middle" }, wide(tick)));
   }
   drawing.append(svg("text", { class: "axis", x: (LEFT + width - RIGHT) / 2, y: height - 4, "text-anchor": "middle" }, x),
     svg("text", { class: "axis", transform: `translate(11 ${(TOP + height - BOTTOM) / 2}) rotate(-90)`, "text-anchor": "middle" }, y));
@@ -97,6 +99,17 @@ function powers(low, high) {
     for (const times of Math.log10(high / low) > 3 ? [1] : [1, 2, 5]) found.push(Number((times * 10 ** power).toPrecision(6)));
   }
   return found.filter((value) => value >= low * 0.999 && value <= high * 1.001);
+}
+
+// Words for all ticks of an axis in one format: as many places as the finest needs, or powers of ten for all.
+function alike(values, log = false) {
+  const finest = Math.min(...values.filter(Boolean).map(Math.abs)), most = Math.max(...values.map(Math.abs));
+  const places = (value) => (String(value).includes("e") ? 9 : String(value).split(".")[1]?.length ?? 0), needed = Math.max(0, ...values.map(places));
+  if (finest < 1e-4 || most >= 1e7) {
+    const digits = Math.max(...values.map((value) => value.toExponential().split("e")[0].replace(/\D/g, "").length)) - 1;
+    return (value) => (value ? value.toExponential(digits) : "0");
+  }
+  return (value) => (value ? value.toLocaleString("en", { minimumFractionDigits: log ? 0 : needed, maximumFractionDigits: needed }) : "0");
 }
 
 function ticks(low, high, about, whole = false) {

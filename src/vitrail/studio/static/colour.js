@@ -10,11 +10,11 @@ export function setRamp(shades) {
   }
 }
 
-// Values into pixels of an ImageData seen as 32-bit words; from `low` dark to `high` light.
+// Values into pixels of an ImageData seen as 32-bit words; from `low` dark to `high` light. Where all are the same there is no dark: the middle.
 export function paint(words, at, values, from, count, low, high) {
-  const times = high > low ? 254 / (high - low) : 0;
+  const times = high > low ? 254 / (high - low) : 0, first = high > low ? 0 : 127;
   for (let place = 0; place < count; place += 1) {
-    const shade = Math.round((values[from + place] - low) * times);
+    const shade = first + Math.round((values[from + place] - low) * times);
     words[at + place] = ramp[shade < 0 ? 0 : shade > 254 ? 254 : shade];
   }
 }
@@ -41,7 +41,7 @@ export function range(values, from = 0, count = values.length) {
 }
 
 export function css(value, low, high) {
-  const share = high > low ? (value - low) / (high - low) : 0;
+  const share = high > low ? (value - low) / (high - low) : 0.5;
   const word = ramp[Math.max(0, Math.min(254, Math.round(share * 254)))];
   return `rgb(${word & 255} ${(word >> 8) & 255} ${(word >> 16) & 255})`;
 }

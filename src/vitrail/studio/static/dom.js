@@ -34,8 +34,14 @@ export function button(words, onclick, attributes = {}) {
   return el("button", { type: "button", onclick, ...attributes }, words);
 }
 
+// What is above 0 is never written as 0: of a thousand classes most would be.
 export function percent(share, digits = 1) {
-  return `${(100 * share).toFixed(digits)} %`;
+  const words = (100 * share).toFixed(digits);
+  return share > 0 && Number(words) === 0 ? `< ${(10 ** -digits).toFixed(digits)} %` : `${words} %`;
+}
+
+export function several(count, one, more = `${one}s`) {
+  return `${count} ${count === 1 ? one : more}`;
 }
 
 // A number as people read it: 3 significant digits, thousands apart.

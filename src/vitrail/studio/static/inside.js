@@ -208,7 +208,7 @@ function build(section, studio) {
   function alikeness() {
     pair("alike", (view) => (view.arrays.alike ? strip(view.arrays.alike) : el("p", { class: "soft" }, "There were no pictures to measure this on.")));
     shown.alike.caption("One square a layer, a row and a column a head: the cosine between two heads' attention, from 0 (dark) to 1 (light). A light square "
-      + "off the diagonal is two heads that do the same, so one of them could go.");
+      + "off the diagonal is two heads that look at the same places; what they take from there, their values, may still differ.");
   }
 
   // Python for one model or both; `pictures`: it needs those that heads were measured on.
@@ -252,13 +252,14 @@ class Places {
     this.sheet.mark({ at: patch });
     heat(this.large, this.data, rows, columns, { from: at * count, low: this.low, high: 1 });
     this.large.style.aspectRatio = `${columns} / ${rows}`;
-    this.said.textContent = `${this.words(at)}${patch === null ? " (the middle; point at a tile for another)" : ""}`;
+    this.said.textContent = count === 1 ? "" : `${this.words(at)}${patch === null ? " (the middle; point at a tile for another)" : ""}`;
   }
 
   words(patch) {
     const [rows, columns] = this.grid, row = Math.floor(patch / columns), column = patch % columns, of = (y, x) => this.data[(patch * rows + y) * columns + x];
     const near = [[row - 1, column, "above"], [row + 1, column, "below"], [row, column - 1, "left"], [row, column + 1, "right"]].filter(([y, x]) => y >= 0
       && y < rows && x >= 0 && x < columns);
+    if (!near.length) return `Row ${row}, column ${column}: the only place`;
     return `Row ${row}, column ${column}: cosine ${near.map(([y, x, where]) => `${of(y, x).toFixed(2)} ${where}`).join(", ")}`;
   }
 }

@@ -1,6 +1,6 @@
 // One token looks at another, in numbers: query times key, and the softmax that makes a weight of it.
 
-import { LINES, css } from "./colour.js";
+import { LINES, css, heat } from "./colour.js";
 import { el, percent, svg } from "./dom.js";
 import { figure } from "./figure.js";
 import * as net from "./net.js";
@@ -62,7 +62,7 @@ export class Pair {
     this.root.removeAttribute("aria-busy");
     this.words.replaceChildren(`In layer ${found.layer}, head ${found.head}, the query is ${name(found.query)}, the key is ${name(found.key)}: `,
       el("strong", { class: "weight" }, percent(found.weight, 2)), ` of what ${name(found.query)} takes comes from ${found.key === found.query ? "itself" : name(found.key)}.`);
-    this.strips.replaceChildren(terms(found, Math.max(260, this.strips.clientWidth)));
+    this.strips.replaceChildren(terms(found, Math.max(260, this.strips.clientWidth)), key(found));
     this.steps.replaceChildren(...chain(found));
   }
 
@@ -98,6 +98,19 @@ function terms({ q, k }, width) {
       svg("rect", { x: x + step * 0.1, y: product > 0 ? zero - long : zero, width: step * 0.8, height: long, fill: product > 0 ? LINES[0] : LINES[1] })));
   });
   return drawing;
+}
+
+// What the shades and the bars mean, in numbers: both have zero in the middle.
+function key({ q, k }) {
+  const most = Math.max(...q.map(Math.abs), ...k.map(Math.abs)), longest = Math.max(...q.map((value, place) => Math.abs(value * k[place])));
+  const ramp = el("canvas", { class: "ramp", "aria-hidden": "true" });
+  heat(ramp, Float32Array.from({ length: 255 }, (_, place) => place), 1, 255);
+  return el("div", { class: "soft pairkey" }, el("p", { class: "scale" }, el("span", {}, "q and k"), el("span", {}, short(-most)), ramp, el("span", {}, short(most))),
+    el("p", {}, `q × k: up is above zero, down is below; the longest bar is ${short(longest)}.`));
+}
+
+function short(value) {
+  return String(Number(value.toPrecision(3))).replace("-", "−");
 }
 
 // Each line is the one above it and one more step, so that it can be checked by hand.

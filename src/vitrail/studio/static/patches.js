@@ -1,7 +1,7 @@
 // The picture cut into patches, and a patch made into a vector (Dosovitskiy et al. 2021, equation 1).
 
 import { range } from "./colour.js";
-import { el, figure3, select, svg } from "./dom.js";
+import { el, figure3, select, several, svg } from "./dom.js";
 import { figure } from "./figure.js";
 import { PatchGrid, picture as painted } from "./grid.js";
 import { channelNames, normalised, small } from "./picture.js";
@@ -47,10 +47,6 @@ export function pointedPatch(studio) {
   return token !== null && token >= prefix ? token - prefix : null;
 }
 
-export function several(count, one, more = `${one}s`) {
-  return `${count} ${count === 1 ? one : more}`;
-}
-
 // The model that the trace is of, which may be another one than the address has just named.
 export function traced(studio) {
   return studio.facts.models.find((model) => model.id === studio.trace.facts.model) ?? studio.model;
@@ -83,7 +79,9 @@ export class Sequence {
     this.tile = [side * Math.min(1, shape), side / Math.max(1, shape)];
     this.pitch = [this.tile[0] + (side > 12 ? 4 : 2), this.tile[1] + (side > 12 ? 6 : 3)];
     this.columns = Math.max(1, Math.floor((this.width - 2) / this.pitch[0]));
-    if (count > this.columns && this.columns > 2 && this.columns % this.rows === 0) this.columns -= 1; // lines of whole rows would look like the picture again
+    const breaks = count > this.columns, even = count % this.rows === 0 && this.columns >= 2 * this.rows; // nothing but whole rows, some of them a line
+    if (breaks && even) this.columns -= this.columns % this.rows; // their bars stand below each other
+    else if (breaks && this.columns > 2 && this.columns % this.rows === 0) this.columns -= 1; // a row a line would look like the picture again
     const ratio = devicePixelRatio || 1, height = Math.ceil(count / this.columns) * this.pitch[1] + 2;
     this.root.style.height = `${height}px`;
     for (const canvas of [this.below, this.over]) {
@@ -310,7 +308,7 @@ function product(parent, studio) {
     parts.replaceChildren(...channelNames(seen.channels).map((name) => el("span", {}, `${name}: ${each} numbers, row by row`)));
     sum.replaceChildren(
       term(el("span", {}, "x", el("sub", {}, "p")), hybrid ? "the place of the feature map" : "the patch, flattened", `1 × ${inputs}`), sign("·"),
-      term("E", `learned, the same for all patches${hybrid ? "" : "; its columns are the filters of part 8"}`, `${inputs} × ${width}`), sign("+"),
+      term("E", `learned, the same for all patches${hybrid ? "" : "; part 8 shows the principal components of its columns"}`, `${inputs} × ${width}`), sign("+"),
       term("b", "learned, too", `1 × ${width}`), sign("="),
       term(el("span", {}, "x", el("sub", {}, "p"), " E + b"), `the patch as a vector, ${figure3(length)} long`, `1 × ${width}`));
     const what = hybrid ? "What the ResNet says of the place in its channels"

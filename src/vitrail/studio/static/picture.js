@@ -1,6 +1,6 @@
 // The picture: choose one, and see what is made of it before the model takes it.
 
-import { button, el, figure3, percent, select, svg } from "./dom.js";
+import { button, el, figure3, percent, select, several, svg } from "./dom.js";
 import { figure } from "./figure.js";
 import { picture as painted } from "./grid.js";
 import * as net from "./net.js";
@@ -214,8 +214,8 @@ function pipeline(section, studio) {
     const image = new Image(), steps = [original(image, facts), resized(image, facts), cropped(facts, arrays.pixels), numbers(found, facts, arrays.pixels)];
     image.src = net.picture(facts.picture.id, 512);
     made.body.replaceChildren(el("ol", { class: "steps" }, steps));
-    made.caption("The model is made for pictures of one size, and for values around zero: the mean and the deviation that are taken off are those of its training, "
-      + "the same for every picture. What lies outside the box is lost before the first layer; no map in this studio can show anything of it.");
+    made.caption("The model is made for pictures of one size, and for values around zero: the mean that is taken off and the deviation that is divided by "
+      + "belong to the model (those of its training pictures, or 0.5 by convention), the same for every picture. What lies outside the box is lost before the first layer; no map in this studio can show anything of it.");
   };
 }
 
@@ -275,7 +275,7 @@ function cropped({ preprocess: { resized: [wide, high] } }, pixels) {
   painted(canvas, pixels);
   const frame = el("div", { class: "boxed", style: { "aspect-ratio": `${width} / ${height}`, width: `${Math.min(100, (100 * width) / height)}%` } }, canvas);
   const cut = wide === width && high === height ? "Nothing is left to cut off."
-    : `Cut out of the middle; ${wide - width} columns and ${high - height} rows are dropped.`;
+    : `Cut out of the middle; ${several(wide - width, "column")} and ${several(high - height, "row")} are dropped.`;
   return step("Cropped", frame, `To ${width} × ${height} pixels.`, `${cut} These are the pixels that the model sees.`);
 }
 

@@ -3,7 +3,7 @@
 // In the address: `patches` as ranges (3-7,12), `how`, and `seed` for what is drawn by chance.
 
 import { bars } from "./chart.js";
-import { button, el, percent, select } from "./dom.js";
+import { button, el, percent, select, several } from "./dom.js";
 import { figure } from "./figure.js";
 import { PatchGrid } from "./grid.js";
 import { alone, binary, post } from "./net.js";
@@ -12,11 +12,11 @@ import * as state from "./state.js";
 
 const HOW = { mask: "grey", shuffle: "shuffled", drop: "dropped" };
 const TEACH = {
-  mask: "A grey patch has the mean colour of the training pictures, so it is zero when the model gets it. It still is a token: it has a place, others look "
-    + "at it, "
+  mask: "A grey patch has the mean colour that preprocessing takes off (that of the training pictures, or 0.5 by convention), so it is zero when the model "
+    + "gets it. It still is a token: it has a place, others look at it, "
     + "and the edge of the grey is something to see. What changes is therefore partly the hole, and partly the grey.",
-  shuffle: "What the chosen patches show changes places among them: every colour and texture is still there, the shape is not. An answer that stays was "
-    + "read from texture; one that goes needed the arrangement.",
+  shuffle: "What the chosen patches show changes places among them: every colour and texture is still there, the shape is not. An answer that stays did "
+    + "not need the arrangement of these patches; one that goes did.",
   drop: "The tokens of these patches never enter. Nothing stands in for them: attention shares itself out among the rest, which know their places as "
     + "before, and there is less to compute. "
     + "A convolution could not do that; it has to be given something at every place.",
@@ -165,9 +165,9 @@ function build(section, studio) {
     mark();
     hatched();
     const patches = facts.grid[0] * facts.grid[1];
-    count.textContent = chosen.size ? `${chosen.size} of ${patches} patches ${HOW[how()]} `
+    count.textContent = chosen.size ? `${chosen.size} of ${several(patches, "patch", "patches")} ${HOW[how()]} `
       + `(${percent(chosen.size / patches, 0)})${how() === "drop" ? `: ${facts.tokens - chosen.size} of ${facts.tokens} tokens enter` : ""}.`
-      : `${patches} patches. Click one, draw over several, or walk with the arrow keys and press Enter.`;
+      : `${several(patches, "patch", "patches")}. Click one, draw over several, or walk with the arrow keys and press Enter.`;
   }
 
   function hatched() {
@@ -254,7 +254,7 @@ function words(said, facts, studio) {
   const points = moved ? 100 * (moved.after - moved.before) : null;
   return [strong, said.changed ? ` instead of ${before.label}. ` : ". ",
     moved ? `${studio.label(facts.target)} went from ${percent(moved.before)} to ${percent(moved.after)}: `
-      + `${points < 0 ? "−" : "+"}${Math.abs(points).toFixed(1)} points.`
+      + `${Math.abs(points) < 0.05 ? "less than 0.1" : `${points < 0 ? "−" : "+"}${Math.abs(points).toFixed(1)}`} points.`
       : `${studio.label(facts.target)} is not among its ten most probable classes.`];
 }
 

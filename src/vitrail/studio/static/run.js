@@ -184,7 +184,7 @@ function build(section, studio) {
       return;
     }
     for (const [path, place, show] of [["api/confusion", cells, table],
-      ["api/worst", hard, (found) => { worst = found.pictures; thumbs(hard.body, worst, (one) => `loss ${figure3(one.loss)}`); }]]) {
+      ["api/worst", hard, (found) => { worst = found.pictures; thumbs(hard.body, worst, (one) => `loss ${one.loss.toFixed(2)}`); }]]) {
       let found = null, why = "";
       try {
         found = await json(path, { model: id });
@@ -271,7 +271,7 @@ function build(section, studio) {
       return el("li", {}, el("button", { type: "button", title: `${one.title}: ${words}`, "aria-label": `Explain ${one.title}: ${words}`,
         data: { picture: one.id }, onclick: () => state.set({ picture: one.id, class: null, query: null }) },
         el("img", { src: picture(one.id, 96), alt: "", loading: "lazy", width: 84, height: 84 }),
-          el("span", { class: "said" }, `${one.said} ${percent(one.probability, 0)}`), more(one) && el("span", { class: "soft" }, more(one))));
+          el("span", { class: "said" }, `is ${one.label}`), el("span", { class: "said" }, `said ${one.said}, ${percent(one.probability, 0).replaceAll(" ", "\u00a0")}`), more(one) && el("span", { class: "soft" }, more(one))));
     })));
     mark();
   }

@@ -3,7 +3,7 @@
 // In the address: `s_name` a named variant (none: the model that is open), `s_image`, `s_patch` ... what differs from it, `s_by` what
 // the bars count, `s_stage` the stage that is looked at. b batch, n patches, t tokens, h heads, k width of a head.
 
-import { button, bytes, el, many, percent, select, svg } from "./dom.js";
+import { button, bytes, el, many, percent, select, several, svg } from "./dom.js";
 import { copy, figure } from "./figure.js";
 import { alone, json } from "./net.js";
 import { told } from "./say.js";
@@ -214,7 +214,7 @@ function grouped({ stages }) {
 
 function teach({ config, tokens, grid, batch, norm }) {
   const scores = batch * config.heads * tokens ** 2;
-  return `${grid[0] * grid[1]} patches of ${sides(config.patch)}${config.prefix ? ` and ${config.prefix} more make` : " make"} ${tokens} tokens. The scores `
+  return `${several(grid[0] * grid[1], "patch", "patches")} of ${sides(config.patch)}${config.prefix ? ` and ${config.prefix} more make` : " make"} ${tokens} tokens. The scores `
     + `of one layer are ${many(scores)} numbers and grow with the square of the tokens; `
     + `all else grows with the tokens alone. Attention's products are ${percent((2 * tokens) / (2 * tokens + 4 * config.width + 2 * config.mlp), 0)} of a `
       + `block's MACs here. The dashed lines are the residual stream: each branch only adds to it${norm === "post" ? ", and a norm then scales the sum" : ""}.`;

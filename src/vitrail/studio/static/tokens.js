@@ -2,10 +2,10 @@
 
 import { chart, legend } from "./chart.js";
 import { css, heat, range } from "./colour.js";
-import { el, figure3, select } from "./dom.js";
+import { el, figure3, select, several } from "./dom.js";
 import { figure } from "./figure.js";
 import { PatchGrid, picture as painted } from "./grid.js";
-import { patchPainter, pointedPatch, pointing, Sequence, several, traced } from "./patches.js";
+import { patchPainter, pointedPatch, pointing, Sequence, traced } from "./patches.js";
 import * as state from "./state.js";
 
 const KINDS = { class: ["#d55e00", "#000"], register: ["#56b4e9", "#000"] }; // of a tile and of the letter on it

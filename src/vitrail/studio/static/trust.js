@@ -2,11 +2,12 @@
 
 import { ceiling, chart, legend } from "./chart.js";
 import { LINES } from "./colour.js";
-import { button, el } from "./dom.js";
+import { button, el, percent } from "./dom.js";
 
 export const ORDER = ["rollout", "gradient_rollout", "relevance", "attention", "gradcam", "integrated", "random", "edges"];
 export const BASELINES = ["random", "edges"];
 export const CLASSLESS = ["rollout", "attention"];
+const TIE = 0.001; // areas are written to three places: what differs by less is equal
 const WORDS = {
   rollout: ["Rollout", "The attention of all layers multiplied through, with the residual: what of each patch arrives at what is read. It is the same for every class. Abnar and Zuidema 2020."],
   gradient_rollout: ["Gradient rollout", "Rollout of the weights that the class's gradient calls useful: what arrives and speaks for the class."],
@@ -34,11 +35,19 @@ export function curves(answers, label, width) {
     points: Array.from(data, (value, step) => [(100 * step) / (data.length - 1), value]),
   }));
   const both = { y: "probability", share: true, low: 0, high: ceiling([...every("deletion"), ...every("insertion")]), width, height: 190 };
-  return [legend(lines("deletion")),
+  return [legend(lines("deletion")), ...empty(chosen.arrays, label),
     el("p", { class: "what" }, el("strong", {}, `Deletion ${chosen.facts.deleted.toFixed(3)}`), ": patches go, most important first. A good map makes the line fall early."),
     chart({ ...both, title: `Probability of ${label} while patches go`, x: "patches that are gone, %", lines: lines("deletion") }),
     el("p", { class: "what" }, el("strong", {}, `Insertion ${chosen.facts.inserted.toFixed(3)}`), ": they come into a blurred picture. A good map makes the line rise early."),
     chart({ ...both, title: `Probability of ${label} while patches come`, x: "patches that have come, %", lines: lines("insertion") })];
+}
+
+// A model that says the same of nothing says little by what it loses: the ends of the curves tell.
+function empty({ deletion: { data: gone }, insertion: { data: come } }, label) {
+  const whole = gone[0], grey = gone.at(-1), [blurred] = come;
+  if (Math.max(grey, blurred) <= whole / 2) return [];
+  return [el("p", { class: "what" }, `The model says ${label} of an empty picture, too (all grey: ${percent(grey)}, all blurred: ${percent(blurred)}, `
+    + `the whole: ${percent(whole)}), so these areas tell little here.`)];
 }
 
 // Areas of all methods, in the order that a click on a heading asks for.
@@ -51,7 +60,8 @@ export class Ranking {
   draw(rows, chosen, whole) {
     Object.assign(this, { rows, chosen, whole });
     const sorted = [...rows].sort((one, other) => this.#compared(one, other));
-    const best = whole && rows.filter((row) => row.facts).reduce((most, row) => (!most || gain(row) > gain(most) ? row : most), null);
+    const [first, second] = rows.filter((row) => row.facts).sort((one, other) => gain(other) - gain(one));
+    const best = whole && first && (!second || gain(first) - gain(second) >= TIE) ? first : null;
     this.root.replaceChildren(el("caption", { class: "unseen" }, "Areas under the curves of every method"),
       el("thead", {}, el("tr", {}, this.#head("name", "Method", false), this.#head("deleted", "Deletion, low is good", false),
         this.#head("inserted", "Insertion, high is good", true), this.#head("trust", "Insertion less deletion", true))),
