@@ -1,5 +1,7 @@
 """Amounts grow, what is judged by stays, and lines cross where they do."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from tests.lab.made import made
@@ -10,9 +12,13 @@ from vitrail.lab.trial import Row
 from vitrail.models.cost import cost
 
 
-def test_each_amount_is_four_times_the_one_before_up_to_all() -> None:
-    assert amounts(Asked("fashion")) == [140, 562, 2250, 9000]
+def test_each_amount_is_as_many_times_the_one_before_up_to_all() -> None:
+    assert amounts(Asked("fashion")) == [140, 561, 2247, 9000]
     assert amounts(Asked("panes:count=6400,size=16")) == [100, 400, 1600, 6400]
+    first, *_, last = found = amounts(Asked("panes:count=108000,size=16"))
+    assert (first, last) == (500, 108000)
+    assert len({round(high / low, 1) for low, high in pairwise(found)}) == 1
+    assert amounts(Asked("panes:count=40,size=16")) == [30, 33, 36, 40]
 
 
 def test_validation_and_test_are_the_same_pictures_for_every_amount() -> None:
@@ -41,9 +47,9 @@ def _answered(lead: dict[int, float]) -> tuple[str, dict[str, list[tuple[int, in
 
 
 def test_it_tells_between_which_amounts_lines_cross() -> None:
-    answer, crossed = _answered({140: -0.2, 562: -0.1, 2250: 0.1, 9000: 0.2})
-    assert crossed["ViT and ResNet"] == [(562, 2250)]
-    assert "The lines of ViT and ResNet cross between 562 and 2,250 pictures" in answer
-    answer, crossed = _answered(dict.fromkeys((140, 562, 2250, 9000), -0.1))
+    answer, crossed = _answered({140: -0.2, 561: -0.1, 2247: 0.1, 9000: 0.2})
+    assert crossed["ViT and ResNet"] == [(561, 2247)]
+    assert "The lines of ViT and ResNet cross between 561 and 2,247 pictures" in answer
+    answer, crossed = _answered(dict.fromkeys((140, 561, 2247, 9000), -0.1))
     assert crossed["ViT and ResNet"] == []
     assert "The lines of ViT and ResNet do not cross (ViT beyond ResNet: -10.0 ± 0.0 points, clear, with 140 pictures" in answer

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
+
 from vitrail.lab.base import BEST, data_of, families, recipe, seen, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by
 from vitrail.lab.show import cell, gap, middle, over, plain
@@ -10,16 +12,16 @@ from vitrail.lab.trial import Row, Trial
 from vitrail.report.drawing import Drawing
 from vitrail.report.page import table, text
 
-TIMES, AMOUNTS = 4, 4  # from one amount to the next, and how many there are
-LEAST = 30  # pictures
+FIRST, REACH = 500, 64  # the least amount, or that share of all where there are few
+AMOUNTS, LEAST = 4, 30
 Line = dict[float, list[Row]]
 
 
 def amounts(asked: Asked) -> list[int]:
-    """From little to all that there is."""
+    """From little to all that there is, each as many times the one before."""
     count = seen(data_of(asked)).count
-    found = [count // TIMES**power for power in range(2 if asked.quick else AMOUNTS)]
-    return sorted({max(amount, min(LEAST, count)) for amount in found})
+    first = min(max(min(FIRST, count // REACH), LEAST), count)
+    return sorted({round(amount) for amount in np.geomspace(first, count, 2 if asked.quick else AMOUNTS)})
 
 
 def trials(asked: Asked) -> list[Trial]:
@@ -47,7 +49,8 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     for count in counts:
         apart = gap(lines["ViT"][count], lines["ResNet"][count])
         ahead = "" if apart is None else text(apart.words)
-        cells.append([f"{count:,}", *(cell(line[count]) for line in lines.values()), ahead])
+        often = rows[0].steps * rows[0].batch / count
+        cells.append([f"{count:,}", f"{often:.2g}", *(cell(line[count]) for line in lines.values()), ahead])
     sizes = table(
         ("family", "#parameters", "#MACs a picture"),
         [
@@ -59,7 +62,7 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     crossed = {f"{ours} and {theirs}": crossings(lines[ours], lines[theirs]) for ours, theirs in PAIRS}
     drawing = over("Accuracy over the amount of data", "pictures to learn from", lines, lambda count: f"{count:,.0f}")
     numbers = {family: {str(count): plain(found) for count, found in line.items()} for family, line in lines.items()}
-    columns = ("pictures", *(f"#{family}" for family in lines), "#ViT ahead of ResNet by")
+    columns = ("pictures", "#each seen so often", *(f"#{family}" for family in lines), "#ViT ahead of ResNet by")
     parts: list[str | Drawing] = [drawing, table(columns, cells), "<h2>The models</h2>", sizes]
     return Told(_answer(lines, crossed), parts, {"families": numbers, "crossings": crossed})
 
@@ -110,8 +113,8 @@ EXPERIMENT = Experiment(
     "(Figure 3; L/16 has 76.53 %, 85.15 % and 87.12 % on ImageNet after each, B/16 77.91 %, 83.97 % and 84.15 %, "
     "Table 5). On random parts of JFT of 9, 30 and 90 million ResNets are ahead with the smaller ones and level off "
     "sooner (Figure 4; Dosovitskiy et al. 2021, 4.3).",
-    scaled="A ViT of 0.2 million weights, and a hybrid and a ResNet of as many multiply-adds, from nothing, on parts of one "
-    "set, each four times the one before. All see as many pictures in all, so the fewer there are the more often "
+    scaled="A ViT of 0.2 million weights, and a hybrid and a ResNet of as many multiply-adds, from nothing, on four parts "
+    "of one set, each as many times the one before. All see as many pictures in all, so the fewer there are the more often "
     "each; the weights are those that are best on validation. ViT and hybrid with Muon, the ResNet with SGD, which "
     "docs/log.md found best for each.",
     limits="The largest amount here is a thousandth of the paper's smallest, and the models are as much smaller: where lines "
