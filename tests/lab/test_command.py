@@ -70,6 +70,17 @@ def test_being_asked_to_stop_is_no_error(
     assert "goes on from there" in capsys.readouterr().err
 
 
+def test_ctrl_c_between_two_trainings_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitrail.lab.run.carried_out", stop)
+    assert run(["lab", "shift", "--out", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "stopped; the same command goes on from there\n"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_is_documented(name: str) -> None:
     section = REFERENCE.split("### `vitrail lab")[1].split("\n### ")[0]

@@ -3,6 +3,7 @@
 from tests.lab.made import made
 from vitrail.lab.compute_scale import PAPER, SIZES, tell, trials
 from vitrail.lab.experiment import Asked, by
+from vitrail.report.drawing import Drawing
 
 
 def test_at_each_size_the_families_have_like_compute() -> None:
@@ -27,7 +28,13 @@ def test_numbers_of_table_6() -> None:
     assert PAPER["R50x1+L/16"] == (7, 859, 86.60)
 
 
+def test_every_model_of_the_paper_s_table_is_a_dot_of_its_family() -> None:
+    asked = Asked("fashion")
+    _, theirs = (part for part in tell(asked, made(trials(asked), lambda of: 0.5)).parts if isinstance(part, Drawing))
+    assert all(f"{name}: {top1:.2f}%" in theirs.svg() for name, (_, _, top1) in PAPER.items())
+
+
 def test_the_best_family_is_told_for_each_size() -> None:
     asked = Asked("fashion")
     answer = tell(asked, made(trials(asked), lambda of: 0.6 if of["family"] == "hybrid" else 0.5)).answer
-    assert answer.count("hybrid (60.0%), clearly ahead of") == 3
+    assert answer.count("the hybrid (60.0%) is clearly ahead of") == 3

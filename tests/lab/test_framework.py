@@ -8,12 +8,14 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vitrail.augment.policy import policy
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.open import pictures
 from vitrail.errors import VitrailError
 from vitrail.lab import budget
 from vitrail.lab import trial as trials
@@ -21,6 +23,7 @@ from vitrail.lab.budget import within
 from vitrail.lab.experiment import spread
 from vitrail.lab.trial import Row, Trial, done, kept
 from vitrail.models.cost import cost
+from vitrail.models.masking import Masking
 from vitrail.models.settings import ViTConfig
 from vitrail.train.loop import Machine
 from vitrail.train.recipe import Optim, Recipe, Schedule
@@ -108,23 +111,23 @@ def test_two_processes_share_a_folder_and_no_step_is_done_twice(tmp_path: Path) 
 
 
 def test_minutes_make_all_trainings_longer_by_one_factor_that_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "seconds_a_step", lambda recipe, machine: 0.1 * recipe.batch)
+    monkeypatch.setattr(budget, "seconds", lambda recipe, machine: (0.1 * recipe.batch, 0.7 * recipe.batch))
     asked = [trial(steps=200, schedule=Schedule(warmup=20)), trial(steps=600, batch=10), trial(steps=200, seed=1)]
     found = within(tmp_path, asked, 4.0)
     factor = found[1].recipe.steps / 600
-    assert factor == pytest.approx(budget.KEPT * 240 / (0.5 * 200 + 1.0 * 600 + 0.5 * 200), rel=0.01)
+    assert factor == pytest.approx((budget.KEPT * 240 - 2 * 3.5 - 7) / (0.5 * 200 + 1.0 * 600 + 0.5 * 200), rel=0.01)
     assert [each.recipe.steps for each in found] == [round(factor * 200), round(factor * 600), round(factor * 200)]
     assert found[0].recipe.schedule.warmup == int(20 * found[0].recipe.steps / 200)
 
     within(tmp_path, asked, 8.0)  # other minutes, and other trainings, are planned beside it
     within(tmp_path, asked[:1], 4.0)
-    monkeypatch.setattr(budget, "seconds_a_step", None)
+    monkeypatch.setattr(budget, "seconds", None)
     assert within(tmp_path, asked[::-1], 4.0) == found[::-1]
 
 
 def test_too_few_minutes_are_told_how_many_would_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "seconds_a_step", lambda recipe, machine: 1.0)
-    with pytest.raises(VitrailError, match="or --quick") as said:
+    monkeypatch.setattr(budget, "seconds", lambda recipe, machine: (1.0, 60.0))
+    with pytest.raises(VitrailError, match=r"room for 0 steps.*or --quick") as said:
         within(tmp_path, [trial(steps=300), trial(steps=200)], 0.2)
     enough = re.search(r"try --minutes (\d+)", str(said.value))
     assert enough is not None
@@ -132,8 +135,18 @@ def test_too_few_minutes_are_told_how_many_would_do(tmp_path: Path, monkeypatch:
     assert min(each.recipe.steps for each in found) >= budget.LEAST
 
 
-def test_a_step_is_timed_on_weights_that_are_thrown_away() -> None:
-    assert budget.seconds_a_step(recipe(), Machine("cpu")) > 0
+@pytest.mark.parametrize("masking", [None, Masking("masked-patch")])
+def test_evaluations_are_timed_beside_the_steps(masking: Masking | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that counts how often it was looked at: a tick to be ready, and one for an evaluation."""
+    model = replace(recipe().model, classes=0 if masking else 10)
+    ticks = iter(range(1000))
+    monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    monkeypatch.setattr(budget, "neighbours", lambda *_: 100.0)
+    step, beside = budget.seconds(recipe(model=model, masking=masking, batch=64), Machine("cpu", workers=0))
+    assert step > 0
+    validation, test = (len(split) for split in (pictures(DATA).validation, pictures(DATA).test))
+    look = 1 / validation
+    assert beside == pytest.approx(1 + 2 * (look * validation + (100 if masking else 0)) + look * test)
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "{}", '{"of": {}, "key": "x", "colour": 3}', "\x00"])

@@ -98,6 +98,8 @@ def test_a_given_checkpoint_is_looked_at_beside(tmp_path: Path, capsys: pytest.C
     page = (tmp_path / "inside-quick" / "index.html").read_text()
     assert f"Positions: {GIVEN}" in page
     assert f"Rollout: {GIVEN}" in page
+    assert "--weights given</code>" in page
+    assert (told["weights"], str(tmp_path) in page) == ("given", False)
 
 
 def test_a_checkpoint_without_attention_is_refused_before_anything_is_trained(

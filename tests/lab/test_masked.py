@@ -6,7 +6,7 @@ from tests.lab.made import made
 from vitrail.data.sources.open import pictures
 from vitrail.errors import VitrailError
 from vitrail.lab.experiment import Asked
-from vitrail.lab.masked import FEW, LABELS, METHODS, NOTHING, ORDER, RATES, SUPERVISED, tell, trials
+from vitrail.lab.masked import COLOUR, FEW, LABELS, METHODS, NOTHING, ORDER, RATES, SUPERVISED, tell, trials
 from vitrail.lab.trial import Trial, with_starts
 
 
@@ -22,7 +22,7 @@ def test_every_start_gets_the_same_budget_the_same_rates_and_the_same_draws(ques
     starts = {trial.of["start"]: set() for trial in found}  # type: dict[str, set[str]]
     for trial in found:
         starts[trial.of["start"]].add(Trial({}, trial.recipe).key)
-    assert set(starts) == ({NOTHING, *METHODS} if question == FEW else {NOTHING, "masked-patch", SUPERVISED})
+    assert set(starts) == ({NOTHING, *METHODS} if question == FEW else {NOTHING, COLOUR, SUPERVISED})
     assert len({frozenset(keys) for keys in starts.values()}) == 1
     assert len(found) == len(starts) * len(LABELS) * len(RATES) * 3
 
@@ -62,11 +62,15 @@ def test_the_paper_s_targets_are_all_there() -> None:
 
 def test_the_answer_tells_what_helps_and_whether_the_order_is_the_paper_s() -> None:
     asked = Asked("fashion")
-    scores = {NOTHING: 0.5, "masked-patch": 0.6, SUPERVISED: 0.7}
+    scores = {NOTHING: 0.5, COLOUR: 0.6, SUPERVISED: 0.7}
     rows = made(trials(asked), lambda of: scores.get(of["start"], 0.5) + 0.01 * of.get("seed", 0))
     told = tell(asked, rows)
-    assert "With 100 labels (51.0% from nothing), masked-patch clearly helps" in told.answer
-    assert "1,000 labels: the paper's order (nothing 51.0%, masked-patch 61.0%, labels of other classes 71.0%)" in told.answer
+    assert "With 100 labels (51.0% from nothing), masked-patch (mean colour) clearly helps" in told.answer
+    assert (
+        "1,000 labels: the paper's order (nothing 51.0%, masked-patch (mean colour) 61.0%, labels of other classes 71.0%)"
+        in told.answer
+    )
+    assert "another order than the paper's, not all of it clear" in tell(asked, made(trials(asked), lambda of: 0.5)).answer
     arm = next(arm for arm in told.numbers["arms"] if (arm["question"], arm["start"]) == (ORDER, SUPERVISED))
     assert arm["mean"] == pytest.approx(0.71)
 

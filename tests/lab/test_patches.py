@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 from vitrail.lab.experiment import Asked
 from vitrail.lab.patches import CONVOLUTION, KINDS, ROUTES, WRONG, by_convolution, differences, in_wrong_order, tell
+from vitrail.report.drawing import Drawing, Words
 
 
 @pytest.mark.parametrize("route", [name for name in ROUTES if name != WRONG])
@@ -38,5 +39,8 @@ def test_the_page_has_the_shapes_of_the_textbook_and_every_route() -> None:
     for kind in KINDS:
         assert told.numbers["differences"][kind].keys() == ROUTES.keys()
         assert told.numbers["differences"][kind][CONVOLUTION] == 0
+    (drawing,) = (part for part in told.parts if isinstance(part, Drawing))
+    lines = [shape for shape in drawing.shapes if isinstance(shape, Words)]
+    assert max(line.at[0] + 6.5 * len(line.words) for line in lines) < drawing.size[0]  # none is cut off
     right = [value for name, value in told.numbers["differences"]["float64"].items() if name != WRONG]
     assert max(right) < 1e-14

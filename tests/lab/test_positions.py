@@ -21,7 +21,7 @@ def test_arms_differ_in_positions_alone() -> None:
     assert len({trial.recipe.model for trial in found}) == len(ARMS) == len(found)
 
 
-def test_the_issue_s_cases_are_all_there() -> None:
+def test_table_8_and_what_came_after_it_are_all_there() -> None:
     models = [trial.recipe.model for trial in trials(Asked("fashion"))]
     cases = {(model.position, model.position_at) for model in models if isinstance(model, ViTConfig)}
     assert {(kind, at) for kind in ("learned1d", "learned2d") for at in ("stem", "every", "shared")} < cases

@@ -9,6 +9,7 @@ from vitrail.cli.main import run
 from vitrail.lab import trial
 from vitrail.lab.book import NAMES, experiment
 from vitrail.lab.experiment import Asked
+from vitrail.lab.run import QUICKLY
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -25,13 +26,16 @@ def test_a_quick_look_writes_a_page_with_its_numbers(
     assert numbers["quick"] is True
     for words in ("What the paper has", "What was scaled down", "What this does not show"):
         assert words in page
-    trained = chosen.work is not None or bool(chosen.trials(Asked(chosen.data, quick=True)))
-    assert ("A quick look" in page) == trained
+    trained = bool(chosen.trials(Asked(chosen.data, quick=True)))
+    assert chosen.trains == trained
+    assert [QUICKLY in words for words in (page, said)] == [trained] * 2
+    assert f"<code>vitrail lab {name} --quick</code>" in page
     assert "<script" not in page
 
     monkeypatch.setattr(trial, "fit", None)
     assert run([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["answer"] == numbers["answer"]
+    again = json.loads(capsys.readouterr().out)
+    assert (again["answer"], again["quick"]) == (numbers["answer"], trained)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -42,7 +42,7 @@ def test_the_answer_tells_what_helps_and_what_harms() -> None:
     rows = made(trials(asked), lambda of: 0.5 + 0.1 * (of["arm"] == "Mixup 0.2") * (1 if of["count"] == 1000 else -1))
     told = tell(asked, rows)
     assert told.answer == (
-        "With 1,000 pictures (50.0% without any), Mixup 0.2 clearly help; "
-        "with 9,000 pictures (50.0% without any), Mixup 0.2 clearly harm."
+        "With 1,000 pictures (50.0% without any), Mixup 0.2 clearly helps; "
+        "with 9,000 pictures (50.0% without any), Mixup 0.2 clearly harms."
     )
     assert len(told.numbers["arms"]) == 2 * len(ARMS)

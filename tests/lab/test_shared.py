@@ -2,9 +2,11 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.lab.made import made
 from vitrail.errors import VitrailError
@@ -108,9 +110,23 @@ def test_settings_go_behind_the_name_of_a_set() -> None:
         with_settings("some/folder", count=5)
 
 
-def test_pictures_that_are_not_small_are_refused() -> None:
-    with pytest.raises(VitrailError, match="up to 96 pixels a side"):
-        vit(Asked("panes:count=50,size=128"))
+def test_pictures_that_are_not_small_are_seen_smaller() -> None:
+    assert vit(Asked("panes:count=50,size=96x80")).image == (96, 80)
+    assert vit(Asked("panes:count=50,size=128")).image == (64, 64)
+
+
+def test_a_folder_of_pictures_is_seen_by_its_first_that_can_be_read(tmp_path: Path) -> None:
+    for label in ("apple", "pear"):
+        (tmp_path / label).mkdir()
+        for number in range(8):
+            Image.new("RGB", (40, 24 + number % 2), (30 * number, 9, 9)).save(tmp_path / label / f"{number}.png")
+    known = seen(str(tmp_path))
+    assert (known.size, known.channels, known.classes) in [((24 + odd, 40), 3, 2) for odd in (0, 1)]
+    assert vit(Asked(str(tmp_path))).image == (24, 40)
+    for number in range(8):
+        (tmp_path / "apple" / f"{number}.png").write_bytes(b"no picture")
+    seen.cache_clear()
+    assert seen(str(tmp_path)).size in [(24, 40), (25, 40)]
 
 
 def test_the_shared_recipe_warms_up_for_a_tenth_and_averages_over_a_250th() -> None:

@@ -52,6 +52,17 @@ def test_weights_that_are_gone_are_made_anew_and_come_out_the_same(tmp_path: Pat
     assert second.scores == first.scores
 
 
+def test_weights_drawn_anew_are_drawn_once_for_all_processes(tmp_path: Path) -> None:
+    _, after = pair()
+    new = replace(after, anew="patches.")
+    done(tmp_path, [new])
+    kept_at = (tmp_path / "starts" / new.key / "model.safetensors").stat().st_ino
+    (tmp_path / "rows" / f"{new.key}.json").unlink()
+    shutil.rmtree(tmp_path / "runs" / new.key)
+    done(tmp_path, [new])
+    assert (tmp_path / "starts" / new.key / "model.safetensors").stat().st_ino == kept_at
+
+
 def test_a_start_that_has_burst_takes_its_followers_with_it(tmp_path: Path) -> None:
     before, after = pair()
     (tmp_path / "rows").mkdir()

@@ -18,4 +18,4 @@ def test_the_page_has_every_model_with_its_numbers() -> None:
         "macs": 17_563_828_224,
         "paper": 86,
     }
-    assert "L/16 304.4 M where it has 307 M" in told.answer
+    assert "L/16 has 304.4 M where it says 307 M" in told.answer

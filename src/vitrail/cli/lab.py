@@ -21,9 +21,7 @@ def lab(
         str | None, typer.Argument(metavar="[NAME]", help="The experiment; without a name they are listed.")
     ] = None,
     minutes: Annotated[float, typer.Option(metavar="N", help="For all trainings of the experiment together.")] = 20.0,
-    data: Annotated[
-        str | None, typer.Option(metavar="DATA", help="Small pictures with labels; else the experiment's own.")
-    ] = None,
+    data: Annotated[str | None, typer.Option(metavar="DATA", help="Pictures with labels; else the experiment's own.")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A few steps, to see that it works; the numbers mean nothing.")
     ] = False,
@@ -47,7 +45,7 @@ def lab(
 
     from vitrail.lab.book import experiment
     from vitrail.lab.experiment import Asked
-    from vitrail.lab.run import carried_out
+    from vitrail.lab.run import QUICKLY, carried_out
     from vitrail.train.loop import Machine
     from vitrail.train.signals import Stopped
 
@@ -59,10 +57,16 @@ def lab(
         with progress() as tell:
             told = carried_out(chosen, asked, folder, minutes, Machine(device, threads, workers), tell)
     except Stopped as stop:
-        with suppress(OSError):  # the terminal may be gone, which is then why
-            typer.echo(f"{stop} of a training; the same command goes on from there", err=True)
-        raise typer.Exit(stop.code) from None
-    _tell(told, folder, json)
+        raise _gone(f"{stop} of a training", stop.code) from None
+    except KeyboardInterrupt:  # between two trainings
+        raise _gone("stopped", 130) from None
+    _tell(told, folder, json, QUICKLY if quick and chosen.trains else "")
+
+
+def _gone(why: str, code: int) -> typer.Exit:
+    with suppress(OSError):  # the terminal may be gone, which is then why
+        typer.echo(f"{why}; the same command goes on from there", err=True)
+    return typer.Exit(code)
 
 
 def _check_out(out: Path, folder: Path) -> None:
@@ -84,13 +88,18 @@ def _list(json: bool) -> None:
     sheet = table("experiment", "what")
     for name in NAMES:
         add(sheet, name, experiment(name).title)
-    console().print(sheet)
+    screen = console()
+    screen.print(sheet)
+    screen.print("vitrail lab NAME runs one and writes its page; with --quick in seconds, to see that it works")
 
 
-def _tell(told: "Told", folder: Path, json: bool) -> None:
+def _tell(told: "Told", folder: Path, json: bool, warning: str) -> None:
     if json:
-        print_json({"answer": told.answer, "page": str(folder / "index.html"), **told.numbers})
+        quick = {"quick": bool(warning)}
+        print_json({"answer": told.answer, "page": str(folder / "index.html"), **quick, **told.numbers})
         return
     screen = console()
     screen.print(told.answer)
+    if warning:
+        screen.print(warning)
     screen.print(f"page: {folder / 'index.html'}", soft_wrap=True)

@@ -1,7 +1,8 @@
-"""The small recipe that the experiments share: on pictures of some 28 to 64 pixels, a ViT of 0.2 million weights, and a hybrid
+"""The small recipe that the experiments share: on pictures of some 28 to 96 pixels, a ViT of 0.2 million weights, and a hybrid
 and a ResNet of as many multiply-adds. What is good at this size is from ``docs/log.md``."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -9,8 +10,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vitrail.augment.policy import policy
+from vitrail.data.decode import as_picture
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.open import NAMES, pictures
+from vitrail.data.sources.source import Source
 from vitrail.errors import VitrailError
 from vitrail.lab.experiment import Asked
 from vitrail.models.cost import cost
@@ -20,7 +23,8 @@ from vitrail.train.recipe import Optim, Recipe, Schedule
 STEPS, BATCH = 1000, 64
 QUICK = {"count": 60, "held": 20}  # pictures, where a few steps are to show that it works
 QUICK_BATCH = 16
-LARGEST = 96  # pixels a side
+TRIED = 10  # pictures that may be damaged at the beginning of a set
+LARGEST, SHRUNKEN = 96, (64, 64)  # pixels: up to so many a side they are seen as they are, larger ones in these
 MUON = Optim(kind="muon", lr=2e-3, matrix_lr=0.01, weight_decay=0.1, clip=1.0)
 ADAMW = Optim(lr=2e-3, weight_decay=0.1, clip=1.0)
 SGD = Optim(kind="sgd", lr=0.1, weight_decay=1e-4)
@@ -38,16 +42,24 @@ class Seen:
 
 @cache
 def seen(data: str) -> Seen:
-    """What the pictures of a set are."""
+    """What the pictures of a set are, by its first that can be read."""
     found = pictures(data)
     if not len(found.train):
         raise VitrailError(f"{data} has nothing to learn from; try fashion")
-    pixels = found.train.content(0)
-    if not isinstance(pixels, np.ndarray) or max(pixels.shape[:2]) > LARGEST:
-        raise VitrailError(
-            f"the experiments take sets of small pictures, up to {LARGEST} pixels a side, and {data} has others; try fashion"
-        )
-    return Seen((pixels.shape[0], pixels.shape[1]), pixels.shape[2], len(found.names), len(found.train))
+    high, wide, channels = _shape(found.train, data)
+    size = (high, wide) if max(high, wide) <= LARGEST else SHRUNKEN
+    return Seen(size, channels, len(found.names), len(found.train))
+
+
+def _shape(source: Source, data: str) -> tuple[int, int, int]:
+    for index in range(min(len(source), TRIED)):
+        with suppress(VitrailError, OSError):
+            content = source.content(index)
+            if isinstance(content, np.ndarray):
+                return content.shape[0], content.shape[1], content.shape[2]
+            picture = as_picture(content)
+            return picture.height, picture.width, 3
+    raise VitrailError(f"the first pictures of {data} cannot be read; try fashion")
 
 
 def data_of(asked: Asked, **settings: Any) -> str:

@@ -14,23 +14,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from vitrail.data.loader import training
-from vitrail.data.sources.source import Progress
+from vitrail.data.loader import evaluation, training
+from vitrail.data.sources.source import Part, Progress
 from vitrail.errors import VitrailError
 from vitrail.lab.trial import Trial, with_starts
 from vitrail.models.device import device
+from vitrail.models.masked import Masked
 from vitrail.report.page import write_whole
 from vitrail.train.data import opened
 from vitrail.train.loop import Machine
 from vitrail.train.purpose import model_of, task_of
 from vitrail.train.recipe import Recipe
+from vitrail.train.settle import Pace
 from vitrail.train.state import fresh
 from vitrail.train.step import train_step
+from vitrail.train.unlabelled import seconds as neighbours
 
 WARM, STEPS = 2, 4
-KEPT = 0.8  # of the minutes; the rest is for evaluations and for what is measured of a finished run
+SOME = 128  # pictures that an evaluation is timed on
+KEPT = 0.85  # of the minutes; the rest is for what is measured of a finished run, and for writing
 LEAST = 10  # steps of a training worth the name
 
 
@@ -72,43 +77,58 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _factor(trials: Sequence[Trial], minutes: float, machine: Machine, progress: Progress | None) -> float:
-    paces: dict[str, float] = {}
-    total = 0.0
+    """Evaluations are as many in a long training as in a short one, so they are taken off first."""
+    paces: dict[str, tuple[float, float]] = {}
+    total = beside = 0.0
     for number, trial in enumerate(trials):
         same = _same(trial.recipe)
         if same not in paces:
-            paces[same] = seconds_a_step(trial.recipe, machine)
-        total += paces[same] * trial.recipe.steps
+            paces[same] = seconds(trial.recipe, machine)
+        total += paces[same][0] * trial.recipe.steps
+        beside += paces[same][1]
         if progress:
             progress("how long a step takes", number + 1, len(trials))
-    factor = KEPT * 60 * minutes / total
+    factor = (KEPT * 60 * minutes - beside) / total
     shortest = min(trial.recipe.steps for trial in trials)
     if shortest * factor < LEAST:
-        least = LEAST * total / (shortest * KEPT * 60)
+        least, room = (LEAST * total / shortest + beside) / (KEPT * 60), max(int(shortest * factor), 0)
         raise VitrailError(
-            f"{minutes:g} minutes are room for {int(shortest * factor)} steps of the shortest of {len(trials)} trainings here; "
+            f"{minutes:g} minutes are room for {room} steps of the shortest of {len(trials)} trainings here; "
             f"try --minutes {math.ceil(least)}, or --quick to see that it works"
         )
     return float(f"{factor:.3g}")
 
 
-def seconds_a_step(recipe: Recipe, machine: Machine) -> float:
-    """On weights that are thrown away."""
+def seconds(recipe: Recipe, machine: Machine) -> tuple[float, float]:
+    """Of a step, and of all that a training does beside its steps, on weights that are thrown away."""
     if machine.threads:
         torch.set_num_threads(machine.threads)
+    entered = time.perf_counter()
     data = opened(recipe).data
     model = model_of(recipe, data, resumed=False).to(device(machine.device))
     state = fresh(model.train(), recipe)
     task = task_of(recipe, data)
     loader = training(data.train, recipe.preprocess, recipe.batch, recipe.augment, recipe.seed)
-    began = 0.0
+    ready, began = time.perf_counter() - entered, 0.0
     for number, batch in enumerate(loader.batches(0, WARM + STEPS, machine.workers)):
         if number == WARM:
             began = time.perf_counter()
         train_step(state, task, batch, recipe)
-    return (time.perf_counter() - began) / STEPS
+    step = (time.perf_counter() - began) / STEPS
+    chosen = data.validation if len(data.validation) else data.train
+    some = Part(chosen, np.arange(min(len(chosen), SOME)))
+    workers = 0 if machine.workers is None else machine.workers
+    began = time.perf_counter()
+    task.evaluate(state.shown, evaluation(some, recipe.preprocess, recipe.batch), workers)
+    picture = (time.perf_counter() - began) / len(some)
+    more = neighbours(model, data.train, chosen, workers) if isinstance(model, Masked) else 0.0
+    looks = -(-recipe.steps // recipe.evaluate)
+    return step, ready + Pace(step, picture, more).looks(looks, len(chosen), len(data.test))
 
 
 def _same(recipe: Recipe) -> str:
     """Takes as long."""
-    return repr((recipe.model, recipe.batch, recipe.masking, recipe.optim.kind, recipe.augment, recipe.precision, recipe.data))
+    often = recipe.steps / recipe.evaluate
+    return repr(
+        (recipe.model, recipe.batch, recipe.masking, recipe.optim.kind, recipe.augment, recipe.precision, recipe.data, often)
+    )

@@ -57,7 +57,8 @@ def _answer(lines: dict[str, dict[float, list[Row]]], chosen: dict[str, float | 
         return f"{said}."
     ahead = "average" if apart.mean > 0 else "class token"
     how = f"the {ahead} is clearly ahead" if apart.clear else "neither is clearly ahead"
-    return f"{said}: {how} ({apart.words} for the average), with {'the same' if token == average else 'another'} learning rate."
+    rates = "they want the same learning rate" if token == average else "they want different learning rates"
+    return f"{said}: {rates}, and {how} ({apart.words} for the average)."
 
 
 def _ahead(ours: Sequence[Row], theirs: Sequence[Row]) -> str:

@@ -1,5 +1,6 @@
 """``vitrail lab compute-scale``: Figure 5, accuracy against training compute for several sizes of the three families."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,8 @@ from vitrail.lab.base import BEST, families, recipe, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by
 from vitrail.lab.show import cell, gap, middle, over, plain
 from vitrail.lab.trial import Row, Trial
+from vitrail.report.chart import chart
+from vitrail.report.drawing import Drawing
 from vitrail.report.page import table, text
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -54,9 +57,25 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     ours = table(("family", "size", "#parameters", "#MACs a picture", "#teraFLOPs", "#test"), cells)
     paper = table(
         ("pre-trained on JFT", "#epochs", "#exaFLOPs", "#ImageNet"),
-        [[name, str(epochs), f"{flops:,}", f"{top1:.2f} %"] for name, (epochs, flops, top1) in PAPER.items()],
+        [[name, str(epochs), f"{flops:,}", f"{top1:.2f}%"] for name, (epochs, flops, top1) in PAPER.items()],
     )
-    return Told(_answer(groups), [drawing, ours, "<h2>The paper's Table 6, in part</h2>", paper], {"models": numbers})
+    parts: list[str | Drawing] = [drawing, _paper(), ours, "<h2>The paper's Table 6, in part</h2>", paper]
+    return Told(_answer(groups), parts, {"models": numbers, "paper": PAPER})
+
+
+def _paper() -> Drawing:
+    """Their numbers as Figure 5 has them."""
+    lines: dict[str, dict[float, tuple[float, str]]] = {"ViT": {}, "hybrid": {}, "ResNet": {}}
+    for name, (_, exa, top1) in PAPER.items():
+        family = "ViT" if name.startswith("ViT") else "hybrid" if "+" in name else "ResNet"
+        lines[family][math.log10(exa)] = top1 / 100, name
+    drawn = {family: [(x, score) for x, (score, _) in sorted(line.items())] for family, line in lines.items()}
+    said = {
+        family: [("", f"{name}: {score:.2%}") for _, (score, name) in sorted(line.items())] for family, line in lines.items()
+    }
+    marks = {math.log10(exa): f"{exa:,}" for exa in (50, 100, 200, 500, 1000, 2000, 4000)}
+    upward = "accuracy on ImageNet, fine-tuned"
+    return chart("The paper: Table 6", upward, "exaFLOPs of pre-training", drawn, percent=True, captions=said, marks=marks)
 
 
 def _answer(groups: dict[tuple[Any, ...], list[Row]]) -> str:
@@ -65,15 +84,16 @@ def _answer(groups: dict[tuple[Any, ...], list[Row]]) -> str:
         own = {family: groups[family, size] for family in ("ViT", "hybrid", "ResNet") if (family, size) in groups}
         finished = {family: found for family, found in own.items() if middle(found) == middle(found)}
         if len(finished) < 2:
-            said.append(f"{size}: too few trainings were finished")
+            said.append(f"too few of the {size} models were finished")
             continue
         first, second, *_ = sorted(finished, key=lambda family: -middle(finished[family]))
         apart = gap(finished[first], finished[second])
         how = "clearly" if apart is not None and apart.clear else "not clearly"
         said.append(
-            f"{size}: {first} ({middle(finished[first]):.1%}), {how} ahead of {second} ({middle(finished[second]):.1%})"
+            f"of the {size} models the {first} ({middle(finished[first]):.1%}) is {how} ahead of the {second} "
+            f"({middle(finished[second]):.1%})"
         )
-    return f"With about the same compute, the best family at each size is, {'; '.join(said)}."
+    return f"With about the same compute, {'; '.join(said)}."
 
 
 EXPERIMENT = Experiment(
@@ -81,7 +101,7 @@ EXPERIMENT = Experiment(
     title="Figure 5: accuracy against compute",
     paper="Pre-trained on JFT, ViTs need two to four times less compute than ResNets for the same accuracy, hybrids are "
     "slightly ahead of ViTs at small budgets and not at large ones, and ViTs do not level off within what was tried "
-    "(Dosovitskiy et al. 2021, 4.4, Figure 5; numbers of Table 6 below).",
+    "(Dosovitskiy et al. 2021, 4.4, Figure 5; numbers of Table 6 above).",
     scaled="Three sizes of a ViT, 0.05 to 0.7 million weights, each with a hybrid and a ResNet of about as many "
     "multiply-adds, from nothing in as many steps on small pictures; compute is six FLOPs a multiply-add and picture. "
     "ViT and hybrid with Muon, the ResNet with SGD, which docs/log.md found best for each.",

@@ -1,14 +1,16 @@
 """``vitrail lab data-scale``: Figures 3 and 4, families of equal compute on growing amounts of data. Where do lines cross?"""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from vitrail.lab.base import BEST, data_of, families, recipe, seen, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by
-from vitrail.lab.show import cell, gap, middle, over, plain
+from vitrail.lab.show import cell, gap, middle, one_of, over, plain
 from vitrail.lab.trial import Row, Trial
+from vitrail.report.chart import chart
 from vitrail.report.drawing import Drawing
 from vitrail.report.page import table, text
 
@@ -50,7 +52,14 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
         apart = gap(lines["ViT"][count], lines["ResNet"][count])
         ahead = "" if apart is None else text(apart.words)
         often = rows[0].steps * rows[0].batch / count
-        cells.append([f"{count:,}", f"{often:.2g}", *(cell(line[count]) for line in lines.values()), ahead])
+        cells.append(
+            [
+                f"{count:,}",
+                f"{often:,.0f}" if often >= 10 else f"{often:.1f}",
+                *(cell(line[count]) for line in lines.values()),
+                ahead,
+            ]
+        )
     sizes = table(
         ("family", "#parameters", "#MACs a picture"),
         [
@@ -63,10 +72,40 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     drawing = over("Accuracy over the amount of data", "pictures to learn from", lines, lambda count: f"{count:,.0f}")
     numbers = {family: {str(count): plain(found) for count, found in line.items()} for family, line in lines.items()}
     columns = ("pictures", "#each seen so often", *(f"#{family}" for family in lines), "#ViT ahead of ResNet by")
-    parts: list[str | Drawing] = [drawing, table(columns, cells), "<h2>The models</h2>", sizes]
-    return Told(_answer(lines, crossed), parts, {"families": numbers, "crossings": crossed})
+    parts: list[str | Drawing] = [
+        drawing,
+        _paper(),
+        table(columns, cells),
+        *_unseen(rows, counts),
+        "<h2>The models</h2>",
+        sizes,
+    ]
+    return Told(_answer(lines, crossed), parts, {"families": numbers, "crossings": crossed, "paper": PAPER})
 
 
+def _paper() -> Drawing:
+    lines = {name: [(math.log10(count), score) for count, score in line.items()] for name, line in PAPER.items()}
+    said = {
+        name: [("", f"{name}, {SETS[count]}: {score:.2%}") for count, score in line.items()] for name, line in PAPER.items()
+    }
+    marks = {math.log10(count): words for count, words in SETS.items()}
+    title, upward = "The paper: Table 5", "accuracy on ImageNet, fine-tuned"
+    return chart(title, upward, "pictures of pre-training", lines, percent=True, captions=said, marks=marks)
+
+
+def _unseen(rows: Sequence[Row], counts: Sequence[float]) -> Iterator[str]:
+    """A training may be too short to see every picture once: what is beyond is no data to it."""
+    drawn = rows[0].steps * rows[0].batch
+    if beyond := [f"{count:,}" for count in counts if count > drawn]:
+        words = f"Each training draws {drawn:,} pictures in all, so of {one_of(beyond)} it has not seen every one, even once: "
+        yield f'<p class="bad">{words}more --minutes tell these amounts apart.</p>'
+
+
+SETS = {1_300_000: "1.3 M", 14_000_000: "14 M", 303_000_000: "303 M"}  # ImageNet, ImageNet-21k and JFT-300M
+PAPER = {  # Table 5, of Figure 3
+    "ViT-B/16": {1_300_000: 0.7791, 14_000_000: 0.8397, 303_000_000: 0.8415},
+    "ViT-L/16": {1_300_000: 0.7653, 14_000_000: 0.8515, 303_000_000: 0.8712},
+}
 PAIRS = (("ViT", "ResNet"), ("hybrid", "ResNet"), ("ViT", "hybrid"))
 
 
@@ -80,7 +119,7 @@ def crossings(ours: Line, theirs: Line) -> list[tuple[float, float]]:
 def _chance(ours: Line, theirs: Line, *counts: float) -> str:
     """Said unless one is clearly ahead before, and clearly behind after."""
     apart = [gap(ours[count], theirs[count]) for count in counts]
-    return "" if all(found is not None and found.clear for found in apart) else ", within chance,"
+    return "" if all(found is not None and found.clear for found in apart) else ", which may be chance"
 
 
 def _answer(lines: dict[str, Line], crossed: dict[str, list[tuple[float, float]]]) -> str:
@@ -93,7 +132,7 @@ def _answer(lines: dict[str, Line], crossed: dict[str, list[tuple[float, float]]
             said.append(f"of {ours} and {theirs} too few trainings were finished")
             continue
         few, many = (apart.words + (", clear" if apart.clear else ", not clear") for apart in ends if apart is not None)
-        where = " and ".join(
+        where = ", and ".join(
             f"between {low:,} and {high:,} pictures{_chance(lines[ours], lines[theirs], low, high)}" for low, high in found
         )
         cross = f"cross {where}" if found else "do not cross"

@@ -7,7 +7,7 @@ from vitrail.lab.base import data_of, recipe, seen, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by
 from vitrail.lab.show import cell, gap, middle, over, plain
 from vitrail.lab.trial import Row, Trial
-from vitrail.models.settings import Pair
+from vitrail.models.settings import Pair, times
 from vitrail.report.page import table, text
 
 BASE: dict[str, Any] = {"depth": 4, "width": 64, "mlp": 128}
@@ -15,7 +15,7 @@ AROUND = "base"
 
 
 def arms(size: Pair) -> dict[str, list[dict[str, Any]]]:
-    """By dimension; patches are a quarter of the picture wide, a half, a seventh or eighth."""
+    """By dimension; patches are a half of the picture wide, a quarter, a seventh or eighth."""
     coarse, middle_, fine = ((14, 14), (7, 7), (4, 4)) if size == (28, 28) else tuple(
         (max(size[0] // part, 1), max(size[1] // part, 1)) for part in (2, 4, 8)
     )  # fmt: skip
@@ -54,14 +54,14 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
             lines.setdefault(name, {base[0].macs / base[0].macs: base})[found[0].macs / base[0].macs] = found
     cells, numbers = [], []
     for (name, model), found in groups.items():
-        apart, times = gap(found, base), found[0].macs / base[0].macs
+        apart, share = gap(found, base), found[0].macs / base[0].macs
         ahead = "" if name == AROUND or apart is None else text(apart.words)
-        cells.append([text(name), text(model), f"{found[0].parameters:,}", f"{times:.2f}", cell(found), ahead])
-        numbers.append(plain(found, changed=name, model=model, compute=times, parameters=found[0].parameters))
+        cells.append([text(name), text(model), f"{found[0].parameters:,}", f"{share:.2f}", cell(found), ahead])
+        numbers.append(plain(found, changed=name, model=model, compute=share, parameters=found[0].parameters))
     drawing = over(
         "Accuracy over compute, one dimension at a time", "compute, times that of the base", lines, lambda x: f"{x:.2g}"
     )
-    columns = ("changed", "depth, width, MLP, patch", "#parameters", "#compute", "#test", "#beyond the base")
+    columns = ("changed", "depth, width, MLP, patch", "#parameters", "#compute, times", "#test", "#beyond the base")
     return Told(_answer(base, groups), [drawing, table(columns, cells)], {"models": numbers})
 
 
@@ -76,15 +76,17 @@ def _answer(base: list[Row], groups: dict[tuple[Any, ...], list[Row]]) -> str:
     most = max(larger, key=lambda name: larger[name][1].mean)
     least = min(larger, key=lambda name: larger[name][1].mean)
     found, apart = larger[most]
-    how = "clearly more than" if apart.clear and apart.mean > 0 else "not clearly more than"
+    how = "clearly" if apart.clear and apart.mean > 0 else "not clearly"
     return (
-        f"Of what costs more than the base ({middle(base):.1%} on test), {most} gains most: {apart.words} at "
-        f"{found[0].macs / base[0].macs:.1f} times the compute, {how} nothing; {least} gains least, {larger[least][1].words}."
+        f"Of what costs more than the base ({middle(base):.1%} on test), {most} ends highest, {how} beyond it: {apart.words} "
+        f"at {found[0].macs / base[0].macs:.1f} times the compute; {least} ends lowest, {larger[least][1].words}. In "
+        "brackets: depth, width, MLP, patch."
     )
 
 
 def _said(changes: dict[str, Any]) -> str:
-    return f"{changes['depth']}, {changes['width']}, {changes['mlp']}, {changes['patch'][0]}"
+    high, wide = changes["patch"]
+    return f"{changes['depth']}, {changes['width']}, {changes['mlp']}, {high if high == wide else times(changes['patch'])}"
 
 
 EXPERIMENT = Experiment(

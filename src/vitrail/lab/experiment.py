@@ -3,16 +3,14 @@
 One short file an experiment; ``book`` has their list. Scores of several seeds are told with Student's 95 % interval.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from vitrail.data.sources.source import Progress
 from vitrail.lab.trial import Row, Trial
 from vitrail.report.drawing import Drawing
-from vitrail.report.page import text
 
 QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # of Student's t, two-sided 95 %, by the number of seeds
 QUICK_SEEDS, SEEDS = 1, 3
@@ -40,6 +38,11 @@ class Told:
     numbers: dict[str, Any]
 
 
+def _nothing(asked: Asked) -> Sequence[Trial]:
+    """What is counted or computed needs no training."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Experiment:
     """``trials`` are complete recipes; a budget makes all of them longer or shorter by one factor, which is fair to each."""
@@ -50,11 +53,14 @@ class Experiment:
     scaled: str  # what is smaller here
     limits: str  # what the result does not show
     tell: Callable[[Asked, Sequence[Row]], Told]
-    trials: Callable[[Asked], Sequence[Trial]] = lambda asked: ()
+    trials: Callable[[Asked], Sequence[Trial]] = _nothing
     measure: Callable[[Path, Trial], dict[str, Any]] | None = None  # of a finished run, beside its scores
-    work: Callable[[Asked, Path, Progress | None], Sequence[Row]] | None = None  # where trainings are no recipes of their own
     data: str = "fashion"
     takes_weights: bool = False
+
+    @property
+    def trains(self) -> bool:
+        return self.trials is not _nothing
 
 
 def spread(values: Iterable[float]) -> tuple[float, float | None]:
@@ -84,7 +90,3 @@ def by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
 def scores(rows: Iterable[Row], name: str = "top1", split: str = "test") -> list[float]:
     """Of what was finished; a training that has failed has none."""
     return [float(row.scores[split][name]) for row in rows if name in row.scores.get(split, {})]
-
-
-def paragraph(words: str) -> Iterator[str]:
-    yield f"<p>{text(words)}</p>"

@@ -73,7 +73,9 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     parts += [_rolled(name, look) for name, look in looks.items() if name not in (SLOW, SHORT)]
     failed = {str(row.of["arm"]): row.failed for row in rows if row.failed is not None}
     numbers = {name: _numbers(look) for name, look in looks.items()}
-    return Told(_answer(looks), parts, {"looks": numbers, "failed": failed, "weights": asked.weights})
+    return Told(
+        _answer(looks), parts, {"looks": numbers, "failed": failed, "weights": asked.weights and Path(asked.weights).name}
+    )
 
 
 def _answer(looks: dict[str, Look]) -> str:

@@ -58,7 +58,9 @@ def _answer(lines: dict[str, dict[float, list[Row]]], chosen: dict[str, float | 
         pre, post = (f"{norm}, {words}" for norm in NORMS)
         ours, theirs = chosen[pre], chosen[post]
         if ours is None or theirs is None:
-            said.append(f"with {words}, {'pre' if ours is None else 'post'}-norm has burst at every learning rate")
+            gone = [norm for norm, lr in zip(NORMS, (ours, theirs), strict=True) if lr is None]
+            who = "both have" if len(gone) == 2 else f"{gone[0]}-norm has"
+            said.append(f"with {words}, {who} burst at every learning rate")
             continue
         apart = gap(lines[pre][ours], lines[post][theirs])
         numbers = f"{middle(lines[pre][ours]):.1%} against {middle(lines[post][theirs]):.1%}"

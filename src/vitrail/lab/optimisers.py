@@ -49,21 +49,22 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
         for (family, kind), own in by(rows, "family", "optimiser").items()
     }
     chosen = {name: best(line) for name, line in lines.items()}
-    cells = []
-    for name, line in lines.items():
-        lr = chosen[name]
-        rates = "; ".join(f"{rate:g}: {cell(found)}" for rate, found in line.items())
-        cells.append([text(name), "" if lr is None else f"{lr:g}", "" if lr is None else cell(line[lr]), rates])
+    cells = [
+        [text(name), *(f'<span class="soft">{rate:g}:</span> {cell(found)}' for rate, found in line.items()),
+         "" if chosen[name] is None else f"{chosen[name]:g}"]
+        for name, line in lines.items()
+    ]  # fmt: skip
     drawing = over("Accuracy over learning rates", "learning rate", lines, lambda lr: f"{lr:g}")
     paper = table(
         ("fine-tuned on", "#R50x1, Adam", "#R50x1, SGD", "#R152x2, Adam", "#R152x2, SGD"),
-        [[name, *(f"{value:.2f} %" for value in values)] for name, values in PAPER.items()],
+        [[name, *(f"{value:.2f}%" for value in values)] for name, values in PAPER.items()],
     )
     numbers = {name: {f"{lr:g}": plain(found) for lr, found in line.items()} for name, line in lines.items()}
-    columns = ("model, optimiser", "#lr by validation", "#test", "each learning rate")
+    places = ("low", "middle", "high") if len(cells[0]) == 5 else ("middle",)
+    columns = ("model, optimiser", *(f"#{place} lr" for place in places), "#best lr on validation")
     return Told(
         _answer(lines, chosen),
-        [table(columns, cells), drawing, "<h2>The paper's Table 7</h2>", paper],
+        [drawing, table(columns, cells), "<h2>The paper's Table 7</h2>", paper],
         {"arms": numbers, "best": chosen},
     )
 

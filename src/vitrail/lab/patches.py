@@ -118,9 +118,9 @@ def _shapes() -> Iterator[tuple[str, str, str]]:
     n, flat = GRID**2, PATCH**2 * 3
     yield "a picture", "x, H x W x C", f"{IMAGE} x {IMAGE} x 3"
     yield "cut into patches", "N = HW / P² of P x P x C", f"{n} of {PATCH} x {PATCH} x 3"
-    yield "each flattened", "x_p, N x (P² C)", f"{n} x {flat}"
+    yield "each flattened", "xₚ, N x (P² C)", f"{n} x {flat}"
     yield "the embedding", "E, (P² C) x D", f"{flat} x {WIDTH}"
-    yield "multiplied", "x_p E, N x D", f"{n} x {WIDTH}"
+    yield "multiplied", "xₚ E, N x D", f"{n} x {WIDTH}"
     yield "as a convolution", "D kernels of C x P x P, stride P", f"{WIDTH} x {GRID} x {GRID}, read row by row: {n} x {WIDTH}"
 
 
@@ -132,8 +132,12 @@ def _apart(apart: dict[str, dict[str, float]]) -> str:
     rows: list[list[str]] = []
     for name in ROUTES:
         far = [apart[kind][name] for kind in KINDS]
-        rows.append([text(name), *("the measure" if name == CONVOLUTION else f"{value:.1e}" for value in far)])
+        rows.append([text(name), *("the measure" if name == CONVOLUTION else _share(value) for value in far)])
     return table(("route", *(f"#{kind}, largest difference" for kind in KINDS)), rows)
+
+
+def _share(value: float) -> str:
+    return "0" if value == 0 else f"{value:.0%}" if value > 0.01 else f"{value:.1e}"
 
 
 def _drawn(picture: Image.Image, image: Tensor, weight: Tensor, bias: Tensor, place: tuple[int, int] = (6, 7)) -> Drawing:
@@ -149,7 +153,8 @@ def _drawn(picture: Image.Image, image: Tensor, weight: Tensor, bias: Tensor, pl
     for top, words, values in ((140, f"flattened: {flat.numel()} numbers", flat), (184, "a column of E, as long", kernel)):
         shapes += [Words((256, top), words), Shown((256, top + 6, 384, 14), _band(values))]
     shapes.append(Words((372, 62), f"product and bias: {number:.5f}", colour="ink"))
-    shapes.append(Words((372, 80), f"the convolution, row {row}, column {column}, channel 0: {same:.5f}", colour="ink"))
+    shapes.append(Words((372, 80), f"the convolution: {same:.5f}", colour="ink"))
+    shapes.append(Words((372, 98), f"(its channel 0 in row {row}, column {column})"))
     return Drawing("From a patch to a number", (660, 226), tuple(shapes))
 
 

@@ -128,7 +128,8 @@ EXPERIMENT = Experiment(
     "and not of another set, so they stand near it.",
     limits="With 49 patches in place of 196, and pictures that are all upright and in the middle, little has to be known "
     "about places. All arms have one learning rate, which is not tuned for each. A short training is little for "
-    "tables that are learnt, which begin near nothing, while sin-cos and rotary are there from the first step on.",
+    "tables that are learnt, which begin near nothing, while sin-cos and rotary are there from the first step on. Each of "
+    "ten ways is held against none at 95 %, so one may seem clear by chance.",
     tell=tell,
     trials=trials,
     measure=measure,

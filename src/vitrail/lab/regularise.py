@@ -93,7 +93,11 @@ def _answer(groups: dict[tuple[Any, ...], list[Row]], names: list[str], counts: 
         gaps = {name: gap(groups[name, count], groups[NOTHING, count]) for name in names if name != NOTHING}
         helps = [name for name, apart in gaps.items() if apart and apart.clear and apart.mean > 0]
         harms = [name for name, apart in gaps.items() if apart and apart.clear and apart.mean < 0]
-        words = [f"{one_of(found)} clearly {what}" for found, what in ((helps, "help"), (harms, "harm")) if found]
+        words = [
+            f"{one_of(found)} clearly {what}{'s' if len(found) == 1 else ''}"
+            for found, what in ((helps, "help"), (harms, "harm"))
+            if found
+        ]
         plain_ = middle(groups[NOTHING, count])
         said.append(
             f"with {count:,} pictures ({plain_:.1%} without any), {' and '.join(words) or 'none is clearly of use or harm'}"
@@ -113,7 +117,8 @@ EXPERIMENT = Experiment(
     "steps; three seeds.",
     limits="A short training sees each of many pictures a few times only, so that nothing is learnt by heart and "
     "regularisation mostly slows; its uses are for long trainings. RandAugment's colours say little on grey pictures, "
-    "and its strengths are for photographs.",
+    "and its strengths are for photographs. Each is held against nothing at 95 %, so one of the fourteen may seem clear by "
+    "chance.",
     tell=tell,
     trials=trials,
 )

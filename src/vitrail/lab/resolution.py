@@ -33,6 +33,11 @@ MODES = {
     "torchvision": "bicubic, corners aligned",
 }
 BEFORE, SAME, NEW, PAPER = "before", "still small", "a new table", "official"
+OTHERS = {
+    BEFORE: "what all others begin with",
+    SAME: "as many steps more as the others have",
+    NEW: "drawn as for a fresh model",
+}
 FINE = replace(MUON, lr=5e-4, matrix_lr=2.5e-3)
 
 
@@ -101,9 +106,9 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
         apart = gap(found, arms[NEW])
         size = small if name in (BEFORE, SAME) else large
         ahead = "" if name in (NEW, BEFORE) or apart is None else text(apart.words)
-        mode = MODES.get(name, "")
+        mode = MODES.get(name) or OTHERS[name]
         cells.append([text(name), text(mode), times(size), shown(once[name]) if once[name] else "", cell(found), ahead])
-    columns = ("position table", "how", "#pixels", "#at once", "#fine-tuned", "#beyond a new table")
+    columns = ("position table", "how", "#pixels", "#at once", "#test", "#beyond a new table")
     numbers = {name: plain(found, at_once=once[name]) for name, found in arms.items()}
     return Told(_answer(arms, once), [table(columns, cells)], {"arms": numbers, "small": list(small), "large": list(large)})
 

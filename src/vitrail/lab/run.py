@@ -1,9 +1,9 @@
 """An experiment from beginning to end: its trainings, then its page, with the drawings and the numbers beside it."""
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import count
+from itertools import count, groupby
 from pathlib import Path
 
 from vitrail.data.sources.open import pictures
@@ -11,15 +11,22 @@ from vitrail.data.sources.source import Progress
 from vitrail.errors import VitrailError
 from vitrail.lab.budget import within
 from vitrail.lab.experiment import Asked, Experiment, Told
-from vitrail.lab.trial import Row, done
+from vitrail.lab.trial import Row, Trial, done
+from vitrail.models.settings import times
 from vitrail.report.drawing import Drawing
 from vitrail.report.figures import Put, figure
 from vitrail.report.page import page, text, write_whole
 from vitrail.train.loop import Machine
 
 QUICK = 4  # steps of each training
+QUICKLY = "A quick look: a few steps, which prove that the experiment works. Its numbers mean nothing."
 NONE = "none"  # the data of an experiment that looks at none
 MINUTES = 20.0
+NARROW = 540  # pixels: drawings up to it stand side by side
+STYLE = """
+.answer { font-size: 1.1rem; line-height: 1.5; font-weight: 400; max-width: 50rem; }
+th, td { overflow-wrap: normal; } .figures { align-items: start; } h1 + p { overflow-wrap: anywhere; }
+"""
 
 
 def carried_out(
@@ -43,51 +50,77 @@ def carried_out(
     elif trials:
         trials = within(folder, trials, minutes, machine, progress)
     rows: Sequence[Row] = done(folder, trials, experiment.measure, machine, progress) if trials else ()
-    if experiment.work is not None:
-        rows = experiment.work(asked, folder, progress)
     told = experiment.tell(asked, rows)
-    asked = replace(asked, data=", ".join(dict.fromkeys(trial.recipe.data for trial in trials)) or asked.data)
-    _write(folder, experiment, asked, told, minutes if trials and not asked.quick else None, rows)
+    head = f'<p class="soft"><code>{text(command(experiment, asked, minutes))}</code>{_on(asked, trials)}</p>'
+    _write(folder, experiment, asked, told, [head, *_spent(rows, None if asked.quick else minutes)])
     return told
 
 
-def _write(folder: Path, experiment: Experiment, asked: Asked, told: Told, minutes: float | None, rows: Sequence[Row]) -> None:
+def command(experiment: Experiment, asked: Asked, minutes: float) -> str:
+    """What makes this page again."""
+    words = ["vitrail", "lab", experiment.name]
+    if asked.quick:
+        words.append("--quick")
+    elif experiment.trains:
+        words += ["--minutes", f"{minutes:g}"]
+    if asked.data != experiment.data:
+        words += ["--data", asked.data]
+    if asked.weights is not None:
+        words += ["--weights", Path(asked.weights).name]  # where it lies is nobody's business but its owner's
+    return shlex.join(words)
+
+
+def _on(asked: Asked, trials: Sequence[Trial]) -> str:
+    """The pictures, and how large the models see them."""
+    if asked.data == NONE:
+        return ""
+    sizes = " and ".join(dict.fromkeys(times(trial.recipe.model.image) for trial in trials))
+    return f" on {text(asked.data)}{f', seen in {sizes} pixels' if sizes else ''}"
+
+
+def _spent(rows: Sequence[Row], minutes: float | None) -> Iterator[str]:
+    if not rows:
+        return
+    seconds = sum(row.seconds for row in rows)
+    time = f"{seconds:,.0f} seconds" if seconds < 120 else f"{seconds / 60:,.0f} minutes"
+    steps = sorted({row.steps for row in rows})
+    lasting = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
+    wanted = f"; {minutes:g} minutes were asked for" if minutes else ""
+    yield f'<p class="soft">{len(rows):,} trainings of {lasting} steps, {time} of one process{wanted}.</p>'
+
+
+def _write(folder: Path, experiment: Experiment, asked: Asked, told: Told, around: Sequence[str]) -> None:
+    """``around``: what stands below the title, and at the end."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def put(name: str, content: bytes) -> None:
         write_whole(folder / name, content)
 
-    made = page(f"Lab: {experiment.title}", _parts(experiment, asked, told, minutes, rows, put))
-    put("index.html", made.encode())
+    put("index.html", page(f"Lab: {experiment.title}", _parts(experiment, asked, told, around, put), STYLE).encode())
     numbers = {"experiment": experiment.name, "data": asked.data, "quick": asked.quick, "answer": told.answer, **told.numbers}
     put("numbers.json", (json.dumps(numbers, indent=1, allow_nan=False) + "\n").encode())
 
 
-def _parts(
-    experiment: Experiment, asked: Asked, told: Told, minutes: float | None, rows: Sequence[Row], put: Put
-) -> Iterator[str]:
+def _parts(experiment: Experiment, asked: Asked, told: Told, around: Sequence[str], put: Put) -> Iterator[str]:
+    head, *end = around
     yield f"<h1>{text(experiment.title)}</h1>"
-    yield f'<p class="soft"><code>vitrail lab {text(experiment.name)}</code>{_on(asked)}</p>'
-    if asked.quick and rows:
-        yield '<p class="bad">A quick look: a few steps, which prove that the experiment works. Its numbers mean nothing.</p>'
-    yield f'<p class="answer"><span class="soft">{text(told.answer)}</span></p>'
-    numbers = count(1)
-    for part in told.parts:
-        yield figure(part, f"figure-{next(numbers)}", put) if isinstance(part, Drawing) else part
+    yield head
+    if asked.quick and experiment.trains:
+        yield f'<p class="bad">{QUICKLY}</p>'
+    yield f'<p class="answer">{text(told.answer)}</p>'
+    yield from _shown(told.parts, put)
     for title, words in (
         ("What the paper has", experiment.paper),
         ("What was scaled down", experiment.scaled),
         ("What this does not show", experiment.limits),
     ):
         yield f"<h2>{title}</h2><p>{text(words)}</p>"
-    if rows:
-        seconds = sum(row.seconds for row in rows)
-        time = f"{seconds:,.0f} seconds" if seconds < 120 else f"{seconds / 60:,.0f} minutes"
-        steps = sorted({row.steps for row in rows})
-        lasting = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
-        spent = f"{len(rows):,} trainings of {lasting} steps, {time} of one process"
-        yield f'<p class="soft">{spent}{f", of {minutes:g} asked for" if minutes else ""}.</p>'
+    yield from end
 
 
-def _on(asked: Asked) -> str:
-    return "" if asked.data == NONE else f" on {text(asked.data)}"
+def _shown(parts: Sequence[str | Drawing], put: Put) -> Iterator[str]:
+    """Drawings that follow one another and are narrow stand side by side, where there is room."""
+    numbers = count(1)
+    for narrow, group in groupby(parts, lambda part: isinstance(part, Drawing) and part.size[0] <= NARROW):
+        made = [figure(part, f"figure-{next(numbers)}", put) if isinstance(part, Drawing) else part for part in group]
+        yield f'<div class="figures">{"".join(made)}</div>' if narrow and len(made) > 1 else "\n".join(made)

@@ -84,7 +84,8 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     }
     failed = {name: str(row.failed) for name, group in arms.items() for row in group if row.failed is not None}
     told = {"arms": numbers, "shifts": list(SHIFTS), "stride": STRIDE, "failed": failed}
-    return Told(_answer(lines), [_table(arms, lines), *_failed(failed), *parts], told)
+    tables = [part for state in STATES for part in (f"<h2>{state.capitalize()}</h2>", _table(arms, lines, state))]
+    return Told(_answer(lines), [*tables, *_failed(failed), "<h2>Shift by shift</h2>", *parts], told)
 
 
 @dataclass(frozen=True)
@@ -126,28 +127,22 @@ def _failed(failed: dict[str, str]) -> Iterator[str]:
         yield f'<p class="bad">{text(name)} failed: {text(why)}</p>'
 
 
-def _table(arms: dict[str, list[Row]], lines: dict[str, Line]) -> str:
-    places = [(kind, pixels) for kind in MEASURES for pixels in (1, STRIDE // 2, STRIDE)]
-    columns = (
-        "model",
-        "weights",
-        *(f"#{kind}, {pixels} px" for kind, pixels in places),
-        f"#same answer, {STRIDE} px",
-        "#top-1",
-    )
+def _table(arms: dict[str, list[Row]], lines: dict[str, Line], state: str) -> str:
+    """Before training there are no answers to speak of."""
+    places, trained = [(kind, pixels) for kind in MEASURES for pixels in (1, STRIDE // 2, STRIDE)], state == "trained"
+    columns = ["model", *(f"#{kind}, {pixels} px" for kind, pixels in places)]
+    columns += [f"#same answer, {STRIDE} px", "#test"] if trained else []
     cells = []
     for name, line in lines.items():
-        for state in STATES:
-            near = [_cell(line.values(state, kind, pixels)) for kind, pixels in places]
-            trained = state == "trained"
-            same = shown(line.values(state, "same", STRIDE)) if trained else ""
-            cells.append([text(name), state, *near, same, shown(scores(arms[name])) if trained and name in arms else ""])
+        cells.append([text(name), *(_cell(line.values(state, kind, pixels)) for kind, pixels in places)])
+        if trained:
+            cells[-1] += [shown(line.values(state, "same", STRIDE)), shown(scores(arms[name])) if name in arms else ""]
     return table(columns, cells)
 
 
 def _cell(values: Sequence[float]) -> str:
     middle, half = spread(values)
-    return f"{middle:.3f}" if half is None else f'{middle:.3f} <span class="soft">± {half:.3f}</span>'
+    return f"{middle:.2f}" if half is None else f'{middle:.2f} <span class="soft">± {half:.2f}</span>'
 
 
 EXPERIMENT = Experiment(

@@ -177,6 +177,8 @@ def _begun(folder: Path, trial: Trial, machine: Machine | None) -> Path:
 
 def _anew(weights: Path, trial: Trial, folder: Path) -> Path:
     """The same with some of them as they are drawn for a fresh model."""
+    if is_model(folder):  # of another process, which may be at work with it
+        return folder
     recipe, names = trial.recipe, trial.anew
     assert names is not None
     torch.manual_seed(recipe.seed)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from vitrail.lab.experiment import Asked, Experiment, Told
+from vitrail.lab.show import one_of
 from vitrail.lab.trial import Row
 from vitrail.models.cost import cost
 from vitrail.models.settings import ViTConfig
@@ -39,8 +40,10 @@ def pretrained(name: str) -> int:
 def _answer() -> str:
     found = {name: pretrained(name) / 1e6 for name in PAPER}
     exact = [f"{name} ({found[name]:.1f} M)" for name, said in PAPER.items() if round(found[name]) == said]
-    others = [f"{name} {found[name]:.1f} M where it has {said} M" for name, said in PAPER.items() if round(found[name]) != said]
-    answer = f"Counted as pre-trained, without the classifier, {', '.join(exact) or 'none'} have what the table says"
+    others = [
+        f"{name} has {found[name]:.1f} M where it says {said} M" for name, said in PAPER.items() if round(found[name]) != said
+    ]
+    answer = f"Counted as pre-trained, without the classifier, {one_of(exact) if exact else 'none'} have what the table says"
     return f"{answer}; {', '.join(others)}." if others else f"{answer}."
 
 

@@ -37,12 +37,15 @@ pre { overflow-x: auto; font-size: .85rem; } code { font-size: .92em; }
 """
 
 
-def page(title: str, parts: Iterable[str]) -> str:
+def page(title: str, parts: Iterable[str], style: str = "") -> str:
+    """``style``: what this page has beyond the style of all."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        f"<title>{text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n" + "\n".join(parts) + "\n</body>\n</html>\n"
+        f"<title>{text(title)}</title>\n<style>{STYLE}{style}</style>\n</head>\n<body>\n"
+        + "\n".join(parts)
+        + "\n</body>\n</html>\n"
     )
 
 

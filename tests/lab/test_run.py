@@ -1,0 +1,55 @@
+"""A page: the command that makes it again, drawings beside one another, and how long it took."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.lab.test_framework import recipe
+from vitrail.lab.experiment import Asked, Experiment, Told
+from vitrail.lab.run import NARROW, carried_out, command
+from vitrail.lab.trial import Trial
+from vitrail.report.drawing import Drawing
+
+DATA = "panes:count=60,size=16"
+PLAIN = Experiment("plain", "A title", "of the paper", "less", "much", lambda asked, rows: Told("So.", [], {}), data=DATA)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (Asked(DATA), "vitrail lab plain --minutes 7.5"),
+        (Asked(DATA, quick=True), "vitrail lab plain --quick"),
+        (Asked("my pictures", quick=True), "vitrail lab plain --quick --data 'my pictures'"),
+        (Asked(DATA, weights="/of/mine/L_16.npz"), "vitrail lab plain --minutes 7.5 --weights L_16.npz"),
+    ],
+)
+def test_a_page_names_the_command_that_makes_it_again(asked: Asked, said: str) -> None:
+    assert command(replace(PLAIN, trials=lambda _: [Trial({}, recipe())]), asked, 7.5) == said
+
+
+def test_what_needs_no_training_needs_no_minutes() -> None:
+    assert command(PLAIN, Asked(DATA), 7.5) == "vitrail lab plain"
+
+
+def test_narrow_drawings_that_follow_one_another_stand_side_by_side(tmp_path: Path) -> None:
+    narrow, wide = (Drawing(f"{side} wide", (side, 10), ()) for side in (NARROW, NARROW + 1))
+    told = Told("So.", [narrow, narrow, "<hr>", narrow, "<hr>", wide, wide], {"some": 3})
+    carried_out(replace(PLAIN, tell=lambda asked, rows: told), Asked(DATA), tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    first, *rest = page.split("<hr>")
+    assert first.count('<div class="figures"><figure') == 1
+    assert first.count("<figure ") == 2
+    assert [part.count('<div class="figures">') for part in rest] == [0, 0]
+    assert sorted(path.name for path in tmp_path.glob("*.svg")) == [f"figure-{number}.svg" for number in range(1, 6)]
+    assert json.loads((tmp_path / "numbers.json").read_text())["some"] == 3
+
+
+def test_a_page_tells_how_large_pictures_were_seen_and_how_many_trainings_there_were(tmp_path: Path) -> None:
+    trials = [Trial({}, recipe(seed=seed)) for seed in (0, 1)]
+    carried_out(replace(PLAIN, trials=lambda _: trials), Asked(DATA, quick=True), tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    assert f"on {DATA}, seen in 16x16 pixels" in page
+    assert "2 trainings of 4 steps" in page
+    assert "asked for" not in page
