@@ -12,16 +12,18 @@ from tests.small import vit
 from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.open import pictures
+from vitrail.data.view import Plain
 from vitrail.errors import VitrailError
 from vitrail.explain.distance import distance
 from vitrail.explain.similarity import position_similarity
 from vitrail.lab.experiment import Asked
 from vitrail.lab.inside import GIVEN, HYBRID, SHORT, SLOW, VIT, tell, trials
-from vitrail.lab.look import Look, again, looked
+from vitrail.lab.look import Look, again, looked, spread
 from vitrail.lab.trial import Row
 from vitrail.models.build import build
 from vitrail.models.settings import ResNetConfig
 from vitrail.models.vit import ViT
+from vitrail.report.pictures import restored
 from vitrail.weights.checkpoint import save
 
 DATA = "panes:count=60,size=16"
@@ -49,7 +51,18 @@ def test_a_look_has_what_explain_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.allclose(look.positions, position_similarity(asked).numpy())
     assert len(seen[0]) == len(look.pictures) == 6
     few = looked(asked, pictures(DATA), count=6)
-    assert np.allclose(few.far, distance(asked, seen[0]).numpy(), atol=1e-4)
+    assert np.allclose(few.far, distance(asked, seen[1]).numpy(), atol=1e-4)
+
+
+def test_pictures_are_taken_from_the_first_to_the_last() -> None:
+    assert spread(10, 4).tolist() == [0, 3, 6, 9]
+    assert spread(3, 128).tolist() == [0, 1, 2]
+    source = pictures(DATA).test
+    look = looked(model(position="none"), pictures(DATA), count=len(source))
+    view = Plain(Preprocess((12, 15)))
+    ends = view(source, np.zeros(2, np.int64), np.array([0, len(source) - 1])).images
+    wanted = [np.asarray(picture) for picture in restored(ends, (0.5,) * 3, (0.5,) * 3)]
+    assert np.array_equal(look.pictures[[0, -1]], wanted)
 
 
 def test_what_was_kept_is_there_again() -> None:

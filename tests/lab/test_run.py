@@ -50,6 +50,6 @@ def test_a_page_tells_how_large_pictures_were_seen_and_how_many_trainings_there_
     trials = [Trial({}, recipe(seed=seed)) for seed in (0, 1)]
     carried_out(replace(PLAIN, trials=lambda _: trials), Asked(DATA, quick=True), tmp_path)
     page = (tmp_path / "index.html").read_text()
-    assert f"on {DATA}, seen in 16x16 pixels" in page
+    assert f" on {DATA}, pictures seen in 16x16 pixels" in page
     assert "2 trainings of 4 steps" in page
     assert "asked for" not in page

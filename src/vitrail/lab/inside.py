@@ -93,7 +93,11 @@ def _said(name: str, look: Look) -> str:
         return f"{words}; it has no positions."
     near, other = look.near
     more = "more alike" if near - other > CLEAR else "no more alike"
-    return f"{words}; neighbouring places are {more} ({near:.2f}) than others ({other:.2f})."
+    return f"{words}; neighbouring places are {more} ({_cosine(near)}) than others ({_cosine(other)})."
+
+
+def _cosine(value: float) -> str:
+    return f"{round(value, 2) + 0.0:.2f}"  # plus nothing: no minus before a zero
 
 
 def _table(rows: Sequence[Row], looks: dict[str, Look]) -> str:
@@ -107,7 +111,7 @@ def _table(rows: Sequence[Row], looks: dict[str, Look]) -> str:
             cells.append([text(name), f'<span class="bad">{text(row.failed)}</span>', *[""] * 5])
             continue
         score = shown([row.scores["test"]["top1"]]) if row is not None and "test" in row.scores else ""
-        near = ["none"] * 3 if look.near is None else [f"{value:.2f}" for value in (*look.near, look.order or 0.0)]
+        near = ["none"] * 3 if look.near is None else [_cosine(value) for value in (*look.near, look.order or 0.0)]
         ends = [f"{layer.mean():.1f} ({layer.min():.1f} to {layer.max():.1f})" for layer in (look.far[0], look.far[-1])]
         cells.append([text(name), score, *ends, *near])
     words = (

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from numpy import ndarray
 from torch import Tensor
 
@@ -84,10 +84,11 @@ def again(kept: dict[str, Any]) -> Look:
 def looked(model: Model, data: Data, count: int = PICTURES) -> Look:
     vit = checked(model.eval())
     source = next(split for split in (data.test, data.validation, data.train) if len(split))
-    batches = list(_batches(vit, source, min(len(source), count)))
+    batches = list(_batches(vit, source, spread(len(source), count)))
     if not batches:
         raise VitrailError(f"{data.name} has no picture that can be read; try --data fashion")
-    how, shown = preprocess_of(vit), batches[0][:SHOWN]
+    every = torch.cat(batches)
+    how, shown = preprocess_of(vit), every[spread(every.shape[0], SHOWN)]
     pictures = restored(shown.cpu().float(), how.mean, how.std)
     return Look(
         far=heads(vit, iter(batches)).distance.cpu().float().numpy(),
@@ -99,10 +100,15 @@ def looked(model: Model, data: Data, count: int = PICTURES) -> Look:
     )
 
 
-def _batches(model: Model, source: Source, count: int) -> Iterator[Float[Tensor, "b c height width"]]:
+def spread(count: int, some: int) -> Int[ndarray, " n"]:
+    """So many numbers from the first to the last: folders come class by class."""
+    return np.linspace(0, count - 1, min(count, some)).round().astype(np.int64)
+
+
+def _batches(model: Model, source: Source, which: Int[ndarray, " n"]) -> Iterator[Float[Tensor, "b c height width"]]:
     view = Plain(preprocess_of(model))
-    for first in range(0, count, TOGETHER):
-        indices = np.arange(first, min(first + TOGETHER, count))
+    for first in range(0, len(which), TOGETHER):
+        indices = which[first : first + TOGETHER]
         images = view(source, np.zeros_like(indices), indices).images
         if images.shape[0]:
             yield images

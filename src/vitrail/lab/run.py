@@ -51,7 +51,7 @@ def carried_out(
         trials = within(folder, trials, minutes, machine, progress)
     rows: Sequence[Row] = done(folder, trials, experiment.measure, machine, progress) if trials else ()
     told = experiment.tell(asked, rows)
-    head = f'<p class="soft"><code>{text(command(experiment, asked, minutes))}</code>{_on(asked, trials)}</p>'
+    head = f'<p class="soft"><code>{text(command(experiment, asked, minutes))}</code>{_on(experiment, asked, trials)}</p>'
     _write(folder, experiment, asked, told, [head, *_spent(rows, None if asked.quick else minutes)])
     return told
 
@@ -70,19 +70,18 @@ def command(experiment: Experiment, asked: Asked, minutes: float) -> str:
     return shlex.join(words)
 
 
-def _on(asked: Asked, trials: Sequence[Trial]) -> str:
-    """The pictures, and how large the models see them."""
-    if asked.data == NONE:
-        return ""
+def _on(experiment: Experiment, asked: Asked, trials: Sequence[Trial]) -> str:
+    """The pictures, where the command does not say it, and how large the models see them."""
     sizes = " and ".join(dict.fromkeys(times(trial.recipe.model.image) for trial in trials))
-    return f" on {text(asked.data)}{f', seen in {sizes} pixels' if sizes else ''}"
+    own = f" on {text(asked.data)}" if asked.data == experiment.data != NONE else ""
+    return f"{own}{f', pictures seen in {sizes} pixels' if sizes else ''}"
 
 
 def _spent(rows: Sequence[Row], minutes: float | None) -> Iterator[str]:
     if not rows:
         return
     seconds = sum(row.seconds for row in rows)
-    time = f"{seconds:,.0f} seconds" if seconds < 120 else f"{seconds / 60:,.0f} minutes"
+    time = f"{seconds:,.1f} seconds" if seconds < 120 else f"{seconds / 60:,.0f} minutes"
     steps = sorted({row.steps for row in rows})
     lasting = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
     wanted = f"; {minutes:g} minutes were asked for" if minutes else ""

@@ -15,6 +15,7 @@ from vitrail.augment.policy import policy
 from vitrail.data.view import Plain
 from vitrail.lab.base import MUON, SGD, alike, recipe, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by, scores, shown, spread
+from vitrail.lab.look import spread as spread_over
 from vitrail.lab.moving import SHIFTS, STRIDE, joined, moved
 from vitrail.lab.trial import Row, Trial
 from vitrail.models.settings import ModelConfig, ResNetConfig
@@ -30,6 +31,10 @@ JOINED = ", wrapped"
 STATES = ("trained", "untrained")
 MEASURES = {"map": "the map, moved along", "pooled": "the pooled features"}
 KINDS = (*MEASURES, "same")
+WORDS = (
+    '<p class="soft">How alike features are to those before the shift, as a cosine: of every place of the map to the place '
+    "that its pixels came from, and of the pooled features. 1 is the same, 0 no more than two pictures have in common.</p>"
+)
 
 
 def trials(asked: Asked) -> list[Trial]:
@@ -57,7 +62,7 @@ def models(asked: Asked) -> dict[str, ModelConfig]:
 def measure(run: Path, trial: Trial) -> dict[str, Any]:
     data = opened(trial.recipe).data
     source = data.test if len(data.test) else data.validation
-    indices = np.arange(min(len(source), PICTURES))
+    indices = spread_over(len(source), PICTURES)
     images = Plain(trial.recipe.preprocess)(source, np.zeros_like(indices), indices).images
     built = {"trained": load(run / "best"), "untrained": model_of(trial.recipe, data, resumed=False)}
     found = {"": {state: moved(model, images) for state, model in built.items()}}
@@ -85,7 +90,7 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     failed = {name: str(row.failed) for name, group in arms.items() for row in group if row.failed is not None}
     told = {"arms": numbers, "shifts": list(SHIFTS), "stride": STRIDE, "failed": failed}
     tables = [part for state in STATES for part in (f"<h2>{state.capitalize()}</h2>", _table(arms, lines, state))]
-    return Told(_answer(lines), [*tables, *_failed(failed), "<h2>Shift by shift</h2>", *parts], told)
+    return Told(_answer(lines), [*tables, WORDS, *_failed(failed), "<h2>Shift by shift</h2>", *parts], told)
 
 
 @dataclass(frozen=True)
