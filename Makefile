@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 $(BIN)/python -m
 # The run-time shape checker and torch.compile do not go together, so what compiles runs without it.
 UNCHECKED := --no-shape-checks
 
-.PHONY: demo test test-all format clean
+.PHONY: demo test test-all docs format clean
 
 demo: .venv/installed
 	$(BIN)/vitrail train
@@ -29,6 +29,10 @@ test-all: .venv/installed-dev
 	$(BIN)/mypy
 	$(PYTEST) -m "not compile"
 	$(PYTEST) $(UNCHECKED) -m "compile"
+
+docs: .venv/installed-dev
+	@$(BIN)/python -m sphinx -E -W --keep-going -q -b html docs dist/docs
+	@echo "the pages: dist/docs/index.html"
 
 format: .venv/installed-dev
 	$(BIN)/ruff format .

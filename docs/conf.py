@@ -1,0 +1,70 @@
+"""The docs as pages that fetch nothing from anywhere: ``make docs``.
+
+The sources are plain Markdown that reads as well where it lies. What only a built page needs is therefore here and not in them:
+the navigation, and formulae as MathML, which every browser draws by itself.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.addnodes import download_reference
+from sphinx.application import Sphinx
+from sphinx.util.osutil import relative_uri
+
+HERE = Path(__file__).parent
+
+project = "Vitrail"
+extensions = ["myst_parser"]
+exclude_patterns = ["lab/*/**"]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4
+html_theme = "furo"
+html_title = "Vitrail"
+html_static_path = ["static"]
+html_css_files = ["vitrail.css"]
+html_math_renderer = "mathml"
+html_copy_source = False
+html_use_index = False
+html_show_copyright = False
+html_show_sphinx = False
+html_theme_options = {"footer_icons": [], "top_of_page_buttons": []}
+
+# The order in which somebody new would read; a page that lies in none of the folders below has to be named here.
+NAVIGATION: dict[str, list[str]] = {
+    "index": ["tutorial", "howto/index", "reference", "studio", "serving", "scaling", "design", "lab/index", "log"],
+    "howto/index": [],
+    "lab/index": [],
+}
+
+
+def navigation(app: Sphinx, page: str, source: list[str]) -> None:
+    """Writes the table of contents below the pages that have one, hidden: the side bar shows it."""
+    if page in NAVIGATION:
+        beside = [found.stem for found in sorted((HERE / page).parent.glob("*.md")) if found.stem != "index"]
+        named = [entry for entry in NAVIGATION[page] if (HERE / f"{entry}.md").exists()] or beside
+        source[0] += "\n".join(["\n```{toctree}", ":hidden:", "", *named, "```\n"])
+
+
+def opened(app: Sphinx, page: nodes.document, name: str) -> None:
+    """Files that pages link to, such as those of the lab, are looked at in the browser and not saved."""
+    for node in list(page.findall(download_reference)):
+        if "filename" in node:
+            address = relative_uri(app.builder.get_target_uri(name), f"_downloads/{node['filename']}")
+            node.replace_self(nodes.reference("", "", *node.children, refuri=address, internal=True))
+
+
+def draw(translator: Any, node: nodes.Element, display: str) -> None:
+    translator.body.append(convert(node.astext(), display=display))
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", navigation)
+    app.connect("doctree-resolved", opened)
+    app.add_html_math_renderer(
+        "mathml",
+        (lambda translator, node: draw(translator, node, "inline"), None),
+        (lambda translator, node: draw(translator, node, "block"), None),
+    )
