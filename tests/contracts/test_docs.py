@@ -2,7 +2,7 @@
 
 import os
 import re
-import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -13,10 +13,11 @@ import pytest
 from PIL import Image
 
 import vitrail
-from docs.draw import PICTURES, inspect_svg, panes_sheet
+from docs.draw import PICTURES, RASTERS, VECTORS
 from tests.cli.commands import COMMANDS, options
+from tests.contracts.pages import PAGES, ROOT, blocks, commands, furnish, tell
+from tests.contracts.test_imports import LEVELS
 from vitrail.augment.policy import POLICIES, Policy
-from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.faster import Faster
 from vitrail.models.masking import Masking
@@ -25,17 +26,7 @@ from vitrail.models.variants import SIZES
 from vitrail.recipes.book import RECIPES
 from vitrail.train.recipe import Optim, Recipe, Schedule
 
-ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def blocks(language: str) -> list[tuple[str, str]]:
-    found = []
-    for page in PAGES:
-        for index, text in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)):
-            found.append((f"{page.name}-{index}", text))
-    return found
 
 
 @pytest.mark.parametrize("name", vitrail.__all__)
@@ -67,21 +58,31 @@ def test_every_field_is_documented(settings: type) -> None:
     assert all(f"`{name}`" in REFERENCE for name in [*POLICIES, *RECIPES])
 
 
-@pytest.mark.parametrize("snippet", [text for _, text in blocks("python")], ids=[name for name, _ in blocks("python")])
-def test_every_snippet_runs(snippet: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", snippet], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(scope="session")
+def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("furnished")
+    furnish(folder)
+    return folder
 
 
-LINES = [line.split("#")[0].strip() for _, text in blocks("sh") for line in text.splitlines()]
+TOLD = [page for page in PAGES if any(block.language == "python" or commands(block) for block in blocks(page))]
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("vitrail ")])
-def test_every_command_line_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(shlex.split(line)[1:]) == 0
+@pytest.mark.parametrize("page", TOLD, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_page_can_be_followed(
+    page: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its snippets and commands in their order, in an empty folder; of a how-to in one with the photos and runs it is about."""
+    folder = tmp_path / "here"
+    if page.parent.name == "howto":
+        shutil.copytree(request.getfixturevalue("furnished"), folder)
+    else:
+        folder.mkdir()
+    monkeypatch.chdir(folder)
+    tell(page)
+
+
+LINES = sorted({line for page in PAGES for block in blocks(page) for line in commands(block)})
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("make ")])
@@ -97,10 +98,22 @@ def test_every_example_runs(example: Path, tmp_path: Path) -> None:
     assert done.stdout
 
 
-def test_the_pictures_are_what_would_be_drawn_today() -> None:
-    assert (PICTURES / "inspect.svg").read_text() == inspect_svg(), "run docs/draw.py"
-    with Image.open(PICTURES / "panes.png") as drawn:
-        assert np.array_equal(np.asarray(drawn), np.asarray(panes_sheet())), "run docs/draw.py"
+@pytest.mark.parametrize("name", VECTORS)
+def test_what_is_drawn_in_lines_is_up_to_date(name: str) -> None:
+    assert (PICTURES / name).read_text() == VECTORS[name](), "run docs/draw.py"
+
+
+@pytest.mark.parametrize("name", RASTERS)
+def test_what_is_drawn_in_pixels_is_up_to_date(name: str) -> None:
+    with Image.open(PICTURES / name) as drawn:
+        assert np.array_equal(np.asarray(drawn), np.asarray(RASTERS[name]())), "run docs/draw.py"
+
+
+def test_the_design_has_the_rooms_as_they_are() -> None:
+    design = (ROOT / "docs" / "design.md").read_text()
+    assert " > ".join(" ".join(rooms) for rooms in LEVELS) in design
+    table = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", design, re.MULTILINE)))
+    assert table == [room for rooms in LEVELS for room in rooms]
 
 
 def test_links_lead_somewhere() -> None:
