@@ -31,20 +31,21 @@ html_show_copyright = False
 html_show_sphinx = False
 html_theme_options = {"footer_icons": [], "top_of_page_buttons": []}
 
-# The order in which somebody new would read; a page that lies in none of the folders below has to be named here.
-NAVIGATION: dict[str, list[str]] = {
-    "index": ["tutorial", "howto/index", "reference", "studio", "serving", "scaling", "design", "lab/index", "log"],
-    "howto/index": [],
-    "lab/index": [],
+# In the order in which somebody new would read. A page that is not here has no way to it, and the build says so.
+HOWTO = "own-pictures finetune without-labels weights measure inside ship memory own-code paper own-recipe"
+LAB = sorted(file.stem for file in (HERE / "lab").glob("*.md") if file.stem != "index")
+RESULTS = ["lab/index"] if (HERE / "lab" / "index.md").exists() else [f"lab/{name}" for name in LAB]
+NAVIGATION = {
+    "index": ["tutorial", "howto/index", "reference", "studio", "serving", "scaling", *RESULTS, "design", "log"],
+    "howto/index": HOWTO.split(),
+    "lab/index": LAB,
 }
 
 
 def navigation(app: Sphinx, page: str, source: list[str]) -> None:
     """Writes the table of contents below the pages that have one, hidden: the side bar shows it."""
     if page in NAVIGATION:
-        beside = [found.stem for found in sorted((HERE / page).parent.glob("*.md")) if found.stem != "index"]
-        named = [entry for entry in NAVIGATION[page] if (HERE / f"{entry}.md").exists()] or beside
-        source[0] += "\n".join(["\n```{toctree}", ":hidden:", "", *named, "```\n"])
+        source[0] += "\n".join(["\n```{toctree}", ":hidden:", "", *NAVIGATION[page], "```\n"])
 
 
 def opened(app: Sphinx, page: nodes.document, name: str) -> None:

@@ -125,7 +125,7 @@ def looks() -> Image.Image:
 
 def places() -> Image.Image:
     """Which places have like embeddings: the middle of the paper's Figure 7."""
-    return tiles(np.array(json.loads(LOOKS.read_text())["positions"]), "how alike the positions are", side=44).picture()
+    return tiles(np.array(json.loads(LOOKS.read_text())["positions"]), "how alike the positions are", side=96).picture()
 
 
 def find_looks() -> dict[str, Any]:
