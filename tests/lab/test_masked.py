@@ -76,5 +76,6 @@ def test_the_answer_tells_what_helps_and_whether_the_order_is_the_paper_s() -> N
 
 
 def test_data_without_classes_to_choose_from_are_refused() -> None:
-    with pytest.raises(VitrailError, match="masked takes some classes of a set"):
-        trials(Asked("panes:size=32", quick=True))
+    for data in ("panes:size=32", "some/folder"):
+        with pytest.raises(VitrailError, match=f"masked takes some classes of a set .* {data} has not; try fashion$"):
+            trials(Asked(data, quick=True))

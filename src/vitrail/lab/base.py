@@ -64,7 +64,7 @@ def _shape(source: Source, data: str) -> tuple[int, int, int]:
 
 def data_of(asked: Asked, **settings: Any) -> str:
     """The data with these settings of its own; for a quick look a little of it."""
-    small = QUICK if asked.quick and _can(asked.data) else {}
+    small = QUICK if asked.quick and has_amounts(asked.data) else {}
     return with_settings(asked.data, **{**small, **settings})
 
 
@@ -72,7 +72,7 @@ def with_settings(data: str, **settings: Any) -> str:
     """``fashion`` with count=500 is ``fashion:count=500``."""
     if not settings:
         return data
-    if not _can(data):
+    if not has_amounts(data):
         raise VitrailError(f"the experiment takes amounts of a set, which {data} has not; try fashion or panes:size=32")
     head, _, options = data.partition(":")
     known = dict(option.split("=", 1) for option in options.split(",") if "=" in option)
@@ -160,5 +160,6 @@ def recipe(
     )  # fmt: skip
 
 
-def _can(data: str) -> bool:
+def has_amounts(data: str) -> bool:
+    """Whether there can be less of it by its name."""
     return data.partition(":")[0] in NAMES

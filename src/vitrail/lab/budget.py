@@ -118,8 +118,9 @@ def seconds(recipe: Recipe, machine: Machine) -> tuple[float, float]:
     chosen = data.validation if len(data.validation) else data.train
     some = Part(chosen, np.arange(min(len(chosen), SOME)))
     workers = 0 if machine.workers is None else machine.workers
-    began = time.perf_counter()
-    task.evaluate(state.shown, evaluation(some, recipe.preprocess, recipe.batch), workers)
+    for _ in range(2):  # the first one warms up
+        began = time.perf_counter()
+        task.evaluate(state.shown, evaluation(some, recipe.preprocess, recipe.batch), workers)
     picture = (time.perf_counter() - began) / len(some)
     more = neighbours(model, data.train, chosen, workers) if isinstance(model, Masked) else 0.0
     looks = -(-recipe.steps // recipe.evaluate)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from vitrail.errors import VitrailError
-from vitrail.lab.base import ADAMW, data_of, recipe, seen, vit
+from vitrail.lab.base import ADAMW, data_of, has_amounts, recipe, seen, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by
 from vitrail.lab.show import best, cell, gap, middle, one_of, plain
 from vitrail.lab.trial import Row, Trial
@@ -45,7 +45,7 @@ def trials(asked: Asked) -> list[Trial]:
 
 def _question(asked: Asked, question: str) -> Iterator[Trial]:
     """What is pre-trained, and from each start the same fine-tunings."""
-    if asked.data.startswith("panes"):
+    if asked.data.startswith("panes") or not has_amounts(asked.data):
         raise VitrailError(
             f"masked takes some classes of a set and a draw of its labels, which {asked.data} has not; try fashion"
         )
