@@ -35,20 +35,26 @@ from vitrail.train.unlabelled import seconds as neighbours
 
 WARM, STEPS = 2, 4
 SOME = 128  # pictures that an evaluation is timed on
-KEPT = 0.85  # of the minutes; the rest is for what is measured of a finished run, and for writing
+KEPT = 0.9  # of the minutes; the rest is for writing
 LEAST = 10  # steps of a training worth the name
 
 
 def within(
-    folder: Path, trials: Sequence[Trial], minutes: float, machine: Machine | None = None, progress: Progress | None = None
+    folder: Path,
+    trials: Sequence[Trial],
+    minutes: float,
+    machine: Machine | None = None,
+    progress: Progress | None = None,
+    looks: int = 0,
 ) -> list[Trial]:
-    """The same trainings in as many steps as fit, all of them together, into the minutes of one process on this machine."""
+    """The same trainings in as many steps as fit, all of them together, into the minutes of one process on this machine.
+    ``looks``: pictures that are looked at of each when it is finished."""
     which = f"{minutes:g} minutes, {_digest(trials)}"
     with _alone(folder):  # or a second process would find another factor, and so other trainings
         path = folder / "plan.json"
         known = _read(path)
         if which not in known:
-            known[which] = _factor(with_starts(trials), minutes, machine or Machine(), progress)
+            known[which] = _factor(with_starts(trials), minutes, machine or Machine(), progress, looks)
             write_whole(path, (json.dumps(known, indent=1) + "\n").encode())
     return [trial.lasting(known[which]) for trial in trials]
 
@@ -76,14 +82,14 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _factor(trials: Sequence[Trial], minutes: float, machine: Machine, progress: Progress | None) -> float:
+def _factor(trials: Sequence[Trial], minutes: float, machine: Machine, progress: Progress | None, looks: int) -> float:
     """Evaluations are as many in a long training as in a short one, so they are taken off first."""
     paces: dict[str, tuple[float, float]] = {}
     total = beside = 0.0
     for number, trial in enumerate(trials):
         same = _same(trial.recipe)
         if same not in paces:
-            paces[same] = seconds(trial.recipe, machine)
+            paces[same] = seconds(trial.recipe, machine, looks)
         total += paces[same][0] * trial.recipe.steps
         beside += paces[same][1]
         if progress:
@@ -99,8 +105,8 @@ def _factor(trials: Sequence[Trial], minutes: float, machine: Machine, progress:
     return float(f"{factor:.3g}")
 
 
-def seconds(recipe: Recipe, machine: Machine) -> tuple[float, float]:
-    """Of a step, and of all that a training does beside its steps, on weights that are thrown away."""
+def seconds(recipe: Recipe, machine: Machine, more: int = 0) -> tuple[float, float]:
+    """Of a step, and of all that a training does beside its steps and is done with it, on weights that are thrown away."""
     if machine.threads:
         torch.set_num_threads(machine.threads)
     entered = time.perf_counter()
@@ -122,9 +128,9 @@ def seconds(recipe: Recipe, machine: Machine) -> tuple[float, float]:
         began = time.perf_counter()
         task.evaluate(state.shown, evaluation(some, recipe.preprocess, recipe.batch), workers)
     picture = (time.perf_counter() - began) / len(some)
-    more = neighbours(model, data.train, chosen, workers) if isinstance(model, Masked) else 0.0
+    alike = neighbours(model, data.train, chosen, workers) if isinstance(model, Masked) else 0.0
     looks = -(-recipe.steps // recipe.evaluate)
-    return step, ready + Pace(step, picture, more).looks(looks, len(chosen), len(data.test))
+    return step, ready + Pace(step, picture, alike).looks(looks, len(chosen), len(data.test) + more)
 
 
 def _same(recipe: Recipe) -> str:

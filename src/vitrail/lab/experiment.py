@@ -55,6 +55,7 @@ class Experiment:
     tell: Callable[[Asked, Sequence[Row]], Told]
     trials: Callable[[Asked], Sequence[Trial]] = _nothing
     measure: Callable[[Path, Trial], dict[str, Any]] | None = None  # of a finished run, beside its scores
+    looks: int = 0  # pictures that ``measure`` puts through a model, about
     data: str = "fashion"
     takes_weights: bool = False
 

@@ -87,8 +87,7 @@ def looked(model: Model, data: Data, count: int = PICTURES) -> Look:
     batches = list(_batches(vit, source, spread(len(source), count)))
     if not batches:
         raise VitrailError(f"{data.name} has no picture that can be read; try --data fashion")
-    every = torch.cat(batches)
-    how, shown = preprocess_of(vit), every[spread(every.shape[0], SHOWN)]
+    how, shown = preprocess_of(vit), next(_batches(vit, source, spread(len(source), SHOWN)), batches[0][:SHOWN])
     pictures = restored(shown.cpu().float(), how.mean, how.std)
     return Look(
         far=heads(vit, iter(batches)).distance.cpu().float().numpy(),

@@ -133,4 +133,5 @@ EXPERIMENT = Experiment(
     tell=tell,
     trials=trials,
     measure=measure,
+    looks=2600,
 )

@@ -148,4 +148,5 @@ EXPERIMENT = Experiment(
     tell=tell,
     trials=trials,
     measure=measure,
+    looks=1500,
 )

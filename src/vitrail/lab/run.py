@@ -48,7 +48,7 @@ def carried_out(
     if asked.quick:
         trials = [trial.short(QUICK) for trial in trials]
     elif trials:
-        trials = within(folder, trials, minutes, machine, progress)
+        trials = within(folder, trials, minutes, machine, progress, experiment.looks)
     rows: Sequence[Row] = done(folder, trials, experiment.measure, machine, progress) if trials else ()
     told = experiment.tell(asked, rows)
     head = f'<p class="soft"><code>{text(command(experiment, asked, minutes))}</code>{_on(experiment, asked, trials)}</p>'

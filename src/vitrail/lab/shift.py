@@ -165,5 +165,6 @@ EXPERIMENT = Experiment(
     "two places, which no map has to follow.",
     trials=trials,
     measure=measure,
+    looks=PICTURES * len(STATES) * (1 + 2 * len(SHIFTS)),
     tell=tell,
 )
