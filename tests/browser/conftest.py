@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.browser.opening import LONG, SIZES, Studio, Watched, chromium, opened
 from tests.browser.runs import MODELS, large, saved, small_run
@@ -15,6 +15,7 @@ def browser() -> Iterator[Browser]:
     binary = chromium()
     if binary is None:
         pytest.skip("there is no Chromium; apt install chromium-headless-shell")
+    expect.set_options(timeout=LONG)
     with sync_playwright() as player:
         made = player.chromium.launch(executable_path=binary, args=["--no-sandbox"])
         yield made
