@@ -366,6 +366,23 @@ def test_loading_takes_little_more_memory_than_the_weights(format: Any, name: st
     assert json.loads(done.stdout) < share * weights
 
 
+@pytest.mark.parametrize(
+    ("format", "name", "gelu"), [("vitrail", "x", "tanh"), ("timm", "x.safetensors", "exact"), ("official", "x.npz", "tanh")]
+)
+def test_weights_are_the_models_own_and_begin_where_those_of_a_new_model_do(
+    format: Any, name: str, gelu: str, tmp_path: Path
+) -> None:
+    """A mapped file could be written to under the model, and begins anywhere, so that sums would round in another way."""
+    path = save(vit(gelu=gelu), tmp_path / name, format=format)
+    loaded = load(path)
+    known = {key: value.clone() for key, value in loaded.state_dict().items()}
+    assert {weight.data_ptr() % 64 for weight in loaded.parameters()} == {0}
+    file = path / "model.safetensors" if path.is_dir() else path
+    with open(file, "r+b") as stream:
+        stream.write(bytes(file.stat().st_size))
+    assert_close(dict(loaded.state_dict()), known, rtol=0, atol=0)
+
+
 def test_six_threads_may_save_one_name(tmp_path: Path) -> None:
     model = vit()
     with ThreadPoolExecutor(6) as pool:

@@ -124,8 +124,6 @@ def _by_torch(source: str | Path, threads: int | None, faster: Faster | None, de
     if threads is not None:
         torch.set_num_threads(threads)
     model = load(source, image=None if faster is None else faster.image)
-    for weight in model.parameters():
-        weight.data = weight.data.clone()  # a safetensors file is mapped, and may be written to while it serves
     if faster is not None:
         model = quickened(model, faster)
     return TorchEngine(model.to(chosen(device)), str(source))

@@ -20,6 +20,7 @@ from vitrail.train.checkpoint import COUNTERS, MANIFEST, checkpoints, fill
 from vitrail.train.recipe import Recipe
 from vitrail.train.run import Run
 from vitrail.weights.convert.detect import Found
+from vitrail.weights.files import held
 from vitrail.weights.folder import is_model, read_facts, read_json
 from vitrail.weights.load import Report, match, preprocessing, sound, travelling
 
@@ -85,7 +86,7 @@ def _places(shapes: dict[str, tuple[int, ...]], part: str, state: dict[str, Tens
 def _model(found: Found, where: str) -> Model:
     model = skeleton(found.config)
     match(where, model, found.state)
-    model.load_state_dict(found.state, assign=True)
+    model.load_state_dict({name: held(tensor) for name, tensor in found.state.items()}, assign=True)
     model.preprocess = preprocessing(found, found.config)
     model.labels = found.labels if found.labels and len(found.labels) == found.config.classes else None
     model.facts, model.report = found.facts, Report(found.origin, len(found.state))

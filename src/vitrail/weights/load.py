@@ -21,7 +21,7 @@ from vitrail.weights import hub
 from vitrail.weights.convert import huggingface, official, timm, torchvision
 from vitrail.weights.convert.detect import Found, Wishes
 from vitrail.weights.convert.link import read as read_links
-from vitrail.weights.files import Loose, read_file
+from vitrail.weights.files import Loose, held, read_file
 from vitrail.weights.folder import WEIGHTS, best_of, is_model, read_config, read_facts, training_facts
 from vitrail.weights.resize import adapt
 
@@ -88,7 +88,7 @@ def load(
         model = skeleton(config)
     found.state.clear()
     for name in state:
-        state[name] = state[name].contiguous()  # one at a time, so that each file's own layout is let go of at once
+        state[name] = held(state[name])  # one at a time, so that each file's own layout is let go of at once
     model.load_state_dict(state, assign=True)
     model.preprocess = preprocessing(found, config)
     model.labels = found.labels if found.labels and len(found.labels) == config.classes else None

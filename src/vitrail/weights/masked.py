@@ -16,7 +16,7 @@ from vitrail.models.vit import ViT
 from vitrail.weights.convert import detect, huggingface, mae
 from vitrail.weights.convert.detect import Found, Wishes
 from vitrail.weights.convert.mae import Hints
-from vitrail.weights.files import read_file
+from vitrail.weights.files import held, read_file
 from vitrail.weights.folder import DECODER, is_model, read_facts
 from vitrail.weights.load import Report, found_in, guarded, log, match, own, place, preprocessing, sound
 
@@ -66,7 +66,7 @@ def decoded(source: str | Path, wishes: Wishes, hints: Hints) -> Masked | None:
         with torch.device("meta"):
             model = masked(ViT(config), masking)
         match(str(source), model, found.state)
-        model.load_state_dict({name: tensor.contiguous() for name, tensor in found.state.items()}, assign=True)
+        model.load_state_dict({name: held(tensor) for name, tensor in found.state.items()}, assign=True)
     encoder = model.encoder
     encoder.preprocess, encoder.facts = preprocessing(found, config), found.facts
     encoder.report = Report(found.origin, len(found.state), left=tuple(found.left), assumed=tuple(found.assumed))
