@@ -1,4 +1,4 @@
-"""One browser for all tests of a process; a page of its own for each, which must not complain."""
+"""One browser for the tests of a file; a page of its own for each, which must not complain."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.browser.opening import LONG, SIZES, Studio, Watched, chromium, opened
 from tests.browser.runs import MODELS, large, saved, small_run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open, nothing else in this process can have an event loop, which a server needs
 def browser() -> Iterator[Browser]:
     binary = chromium()
     if binary is None:
