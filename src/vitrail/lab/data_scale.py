@@ -156,9 +156,9 @@ EXPERIMENT = Experiment(
     "of one set, each as many times the one before. All see as many pictures in all, so the fewer there are the more often "
     "each; the weights are those that are best on validation. ViT and hybrid with Muon, the ResNet with SGD, which "
     "docs/log.md found best for each.",
-    limits="The paper's smallest set has 1.3 million pictures, and its models are hundreds of times as large: where lines cross "
-    "here, if they do, says nothing of where the paper's cross. Equal multiply-adds are not equal parameters: the ResNet has "
-    "three times as many.",
+    limits="The paper's smallest set has 1.3 million pictures, and its models are hundreds of times as large: where lines "
+    "cross here, if they do, says nothing of where the paper's cross. Equal multiply-adds are not equal parameters: the "
+    "ResNet has three times as many.",
     tell=tell,
     trials=trials,
 )
