@@ -13,10 +13,9 @@ from vitrail.evaluate.features import Features, computed, preprocess_of
 from vitrail.evaluate.fewshot import fewshot
 from vitrail.lab.base import recipe, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by, scores, shown
-from vitrail.lab.show import cell, gap, middle, plain
+from vitrail.lab.show import cell, each, gap, middle, plain
 from vitrail.lab.trial import Row, Trial
 from vitrail.models.build import Model
-from vitrail.report.chart import chart
 from vitrail.report.page import table, text
 from vitrail.train.data import opened
 from vitrail.weights.load import load
@@ -74,20 +73,11 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     others = {name: found for name, found in arms.items() if name != NOTHING}
     clear = [name for name, found in others.items() if (apart := gap(found, arms[NOTHING])) and apart.clear and apart.mean > 0]
     answer = _answer(others, clear)
-    drawing = chart(
-        "Accuracy on test, a dot a seed", "accuracy", "rows of the table", percent=True, places=len(arms),
-        dots=[
-            (place, row.scores["test"]["top1"], f"{name}, seed {row.of['seed']}: {row.scores['test']['top1']:.1%}")
-            for place, (name, found) in enumerate(arms.items())
-            for row in found
-            if "test" in row.scores
-        ],
-    )  # fmt: skip
     numbers = {
         name: plain(found, fewshot=few[name], paper=PAPER.get(name), parameters=found[0].parameters)
         for name, found in arms.items()
     }
-    return Told(answer, [table(columns, cells), drawing], {"arms": numbers, "clear": clear})
+    return Told(answer, [table(columns, cells), each(arms)], {"arms": numbers, "clear": clear})
 
 
 def _answer(others: dict[str, list[Row]], clear: list[str]) -> str:

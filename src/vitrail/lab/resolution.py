@@ -14,7 +14,7 @@ import torch
 from vitrail.data.loader import evaluation
 from vitrail.lab.base import MUON, STEPS, data_of, patch_of, recipe, seen, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by, scores, shown
-from vitrail.lab.show import cell, gap, middle, plain
+from vitrail.lab.show import cell, each, gap, middle, plain
 from vitrail.lab.trial import Row, Trial
 from vitrail.models.settings import Pair, Resize, times
 from vitrail.models.vit import ViT
@@ -102,15 +102,20 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
         for name in arms
     }
     cells = []
-    for name, found in arms.items():
+    for number, (name, found) in enumerate(arms.items()):
         apart = gap(found, arms[NEW])
         size = small if name in (BEFORE, SAME) else large
         ahead = "" if name in (NEW, BEFORE) or apart is None else text(apart.words)
         mode = MODES.get(name) or OTHERS[name]
-        cells.append([text(name), text(mode), times(size), shown(once[name]) if once[name] else "", cell(found), ahead])
-    columns = ("position table", "how", "#pixels", "#at once", "#test", "#beyond a new table")
+        first = shown(once[name]) if once[name] else ""
+        cells.append([str(number), text(name), text(mode), times(size), first, cell(found), ahead])
+    columns = ("row", "position table", "how", "#pixels", "#at once", "#test", "#beyond a new table")
     numbers = {name: plain(found, at_once=once[name]) for name, found in arms.items()}
-    return Told(_answer(arms, once), [table(columns, cells)], {"arms": numbers, "small": list(small), "large": list(large)})
+    return Told(
+        _answer(arms, once),
+        [table(columns, cells), each(arms)],
+        {"arms": numbers, "small": list(small), "large": list(large)},
+    )
 
 
 def _answer(arms: dict[str, list[Row]], once: dict[str, list[float]]) -> str:

@@ -73,6 +73,18 @@ def over(
     return chart(title, upward, across, finite, percent=True, captions=said, marks=marks, dashed=dashed)
 
 
+def each(arms: Mapping[str, Sequence[Row]]) -> Drawing:
+    """All there is, by the rows of a table that is numbered from 0."""
+    dots = [
+        (float(place), row.scores["test"]["top1"], f"{name}, seed {row.of['seed']}: {row.scores['test']['top1']:.1%}")
+        for place, (name, found) in enumerate(arms.items())
+        for row in found
+        if "test" in row.scores
+    ]
+    title = "Accuracy on test, a dot a seed"
+    return chart(title, "accuracy", "rows of the table", percent=True, places=len(arms), dots=dots)
+
+
 def plain(rows: Sequence[Row], **more: Any) -> dict[str, Any]:
     """For a program: the scores of each seed, and why there are none."""
     found = scores(rows)

@@ -1,0 +1,69 @@
+"""The results in the docs are what today's code tells of the rows that lie there, and the readings have no other numbers."""
+
+import json
+import math
+import re
+import shlex
+import shutil
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitrail.cli.main import run
+from vitrail.data.sources.get import place_of
+from vitrail.lab.book import NAMES
+
+RESULTS = Path(__file__).parents[2] / "docs" / "lab"
+LINES = re.findall(r"^vitrail lab (.+) --out docs/lab$", (RESULTS / "index.md").read_text(), re.MULTILINE)
+NEEDED = ("variants", "compute", "positions", "data-scale", "cls-or-gap", "resolution", "inside")
+FIGURE = re.compile(r"\d[\d,]*\.\d+ ?(?:%|points)")
+
+
+def _forbidden(*_: object, **__: object) -> None:
+    raise AssertionError("a training that the docs have no row of; run the line of docs/lab/index.md again")
+
+
+def _near(ours: Any, theirs: Any) -> bool:
+    """The same, but for what another processor rounds in another way: a given checkpoint is looked at anew."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(_near(ours[key], theirs[key]) for key in ours)
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(_near, ours, theirs))
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=1e-3)
+    return bool(ours == theirs)
+
+
+def test_every_experiment_that_has_a_result_has_its_command_and_its_reading() -> None:
+    folders = {path.parent.name for path in RESULTS.glob("*/numbers.json")}
+    assert {line.split()[0] for line in LINES} == folders
+    assert {path.stem for path in RESULTS.glob("*.md")} == {*folders, "index"}
+    assert set(NEEDED) <= folders <= set(NAMES)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_rows_tell_today_what_the_docs_have(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, *options = shlex.split(line)
+    if "--weights" in options and not (RESULTS.parents[1] / options[options.index("--weights") + 1]).exists():
+        pytest.skip("the weights that were looked at are not here")
+    if "fashion-mnist" in options and not place_of("fashion-mnist").is_file():
+        monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+        assert run(["data", "get", "fashion-mnist"]) == 0
+    shutil.copytree(RESULTS / name, tmp_path / "docs" / "lab" / name, ignore=shutil.ignore_patterns("runs"))
+    monkeypatch.setattr("vitrail.lab.trial.fit", _forbidden)
+    monkeypatch.setattr("vitrail.lab.budget._factor", _forbidden)
+    monkeypatch.chdir(RESULTS.parents[1])  # where the weights are named from
+    assert run(["lab", name, *options, "--out", str(tmp_path / "docs" / "lab")]) == 0
+    ours, told = (json.loads((root / name / "numbers.json").read_text()) for root in (RESULTS, tmp_path / "docs" / "lab"))
+    assert _near(told, ours)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.md") if path.stem != "index"))
+def test_a_reading_has_the_numbers_of_its_page(name: str) -> None:
+    page = re.sub(r"<style.*?</style>|<svg.*?</svg>|<[^>]+>", " ", (RESULTS / name / "index.html").read_text(), flags=re.DOTALL)
+    there = set(re.findall(r"\d[\d,]*\.\d+", unescape(page)))
+    said = FIGURE.findall((RESULTS / f"{name}.md").read_text())
+    assert said or name in ("variants", "compute", "inside")
+    assert [found for found in said if found.rstrip(" %points") not in there] == []
