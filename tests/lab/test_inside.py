@@ -133,3 +133,21 @@ def test_a_training_that_burst_is_a_line_of_the_table() -> None:
     assert told.numbers["failed"] == {HYBRID: "it burst"}
     assert "it burst" in str(told.parts[0])
     assert "it has no positions" in told.answer
+
+
+def test_a_place_is_known_by_its_mirror_image() -> None:
+    """Positions that do not tell left from right: each place is its own mirror image, and turned upside down is another."""
+    half = np.random.default_rng(0).normal(size=(3, 2, 400))
+    table = np.concatenate([half, half[:, ::-1]], axis=1)
+    table /= np.linalg.norm(table, axis=-1, keepdims=True)
+    plain = looked(model(), pictures(DATA), count=1)
+
+    def mirrored(vectors: np.ndarray) -> float:
+        maps = np.zeros((plain.maps.shape[0], *vectors.shape[:2]), np.float32)
+        found = replace(plain, positions=np.einsum("yxd,vud->yxvu", vectors, vectors), maps=maps).mirrored
+        assert found is not None
+        return found
+
+    assert mirrored(table) == pytest.approx(1)
+    assert abs(mirrored(table.transpose(1, 0, 2))) < 0.2
+    assert replace(plain, positions=None).mirrored is None

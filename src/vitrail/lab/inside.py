@@ -102,21 +102,32 @@ def _cosine(value: float) -> str:
 
 def _table(rows: Sequence[Row], looks: dict[str, Look]) -> str:
     scored = {str(row.of["arm"]): row for row in rows}
-    columns = ("model", "#top-1", "#first layer, pixels", "#last layer, pixels", "#neighbours", "#other places", "#order")
+    columns = (
+        "model",
+        "#top-1",
+        "#first layer, pixels",
+        "#last layer, pixels",
+        "#neighbours",
+        "#other places",
+        "#mirror image",
+        "#order",
+    )
     cells = []
     for name in dict.fromkeys([*scored, *looks]):
         row, look = scored.get(name), looks.get(name)
         if look is None:
             assert row is not None
-            cells.append([text(name), f'<span class="bad">{text(row.failed)}</span>', *[""] * 5])
+            cells.append([text(name), f'<span class="bad">{text(row.failed)}</span>', *[""] * 6])
             continue
         score = shown([row.scores["test"]["top1"]]) if row is not None and "test" in row.scores else ""
-        near = ["none"] * 3 if look.near is None else [_cosine(value) for value in (*look.near, look.order or 0.0)]
+        alike = None if look.near is None else (*look.near, look.mirrored or 0.0, look.order or 0.0)
+        near = ["none"] * 4 if alike is None else [_cosine(value) for value in alike]
         ends = [f"{layer.mean():.1f} ({layer.min():.1f} to {layer.max():.1f})" for layer in (look.far[0], look.far[-1])]
         cells.append([text(name), score, *ends, *near])
     words = (
-        "Distances are means over heads, with the nearest and the farthest of them in brackets. Neighbours and other places: "
-        "the mean cosine of their positions; order: its correlation with how near two places lie."
+        "Distances are means over heads, with the nearest and the farthest of them in brackets. Neighbours, other places and "
+        "the mirror image of a place, left and right: the mean cosine of their positions; order: its correlation with how near "
+        "two places lie."
     )
     return f"{table(columns, cells)}<p class='soft'>{words}</p>"
 
@@ -148,7 +159,14 @@ def _rolled(name: str, look: Look) -> Drawing:
 def _numbers(look: Look) -> dict[str, Any]:
     near, other = look.near or (None, None)
     far = [[round(float(value), 3) for value in row] for row in look.far]
-    return {"distance": far, "width": look.width, "neighbours": near, "others": other, "order": look.order}
+    return {
+        "distance": far,
+        "width": look.width,
+        "neighbours": near,
+        "others": other,
+        "mirrored": look.mirrored,
+        "order": look.order,
+    }
 
 
 EXPERIMENT = Experiment(

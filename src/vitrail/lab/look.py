@@ -58,6 +58,15 @@ class Look:
         others = apart > 0
         return float(np.corrcoef(alike[others], -apart[others])[0, 1])
 
+    @property
+    def mirrored(self) -> float | None:
+        """How alike a place and its mirror image are, left and right; none without positions or with one column."""
+        if self.positions is None or self.positions.shape[1] < 2:
+            return None
+        wide = self.positions.shape[1]
+        found = [self.positions[:, x, :, wide - 1 - x].diagonal().mean() for x in range(wide) if 2 * x != wide - 1]
+        return float(np.mean(found))
+
     def kept(self) -> dict[str, Any]:
         """As text, a few kilobytes of it."""
         arrays = {name: value for name, value in vars(self).items() if isinstance(value, ndarray)}
