@@ -138,6 +138,25 @@ def test_a_link_pasted_into_an_open_page_changes_the_view(page: Page, studio: St
     assert sum("main.js" in address for address in WATCHED[page].addresses) == 1, "the page was loaded anew"
 
 
+CHOOSE_AND_PASTE = """(hash) => {
+  const colours = document.querySelector("#top [data-key=theme] select");
+  colours.value = "dark";
+  colours.dispatchEvent(new Event("change")); // the address follows a little later
+  location.hash = hash;
+}"""
+
+
+def test_a_link_pasted_while_a_choice_is_still_to_be_written_is_not_lost(page: Page, studio: Studio) -> None:
+    """A busy browser tells of the link only after the choice was due to be written: here, never."""
+    page.add_init_script("addEventListener('hashchange', (event) => event.stopImmediatePropagation())")
+    look(page, studio.at(part="lens"))
+    settled(page)
+    page.evaluate(CHOOSE_AND_PASTE, urlencode({"part": "tokens", "model": "m0", "picture": "d0-test-1"}))
+    settled(page)
+    assert page.title().startswith("Tokens")
+    assert "part=tokens" in page.url
+
+
 NONSENSE: list[dict[str, Any]] = [
     {"model": "m9"},
     {"picture": "../../etc/passwd"},

@@ -2,6 +2,7 @@
 
 const STEPS = ["part", "model", "picture"]; // to which the browser's Back returns
 let now = read();
+let written = location.hash; // by this page; any other is a link that somebody has pasted and no event has told of yet
 const listeners = [];
 let timer = 0;
 
@@ -31,7 +32,7 @@ export function set(changes) {
   }
   if (!changed.size) return;
   clearTimeout(timer);
-  if (step) history.pushState(null, "", address());
+  if (step) put("pushState");
   else timer = setTimeout(write, 150);
   for (const listener of listeners) listener(changed);
 }
@@ -46,17 +47,25 @@ export function address() {
 
 export function write() {
   clearTimeout(timer);
-  if (location.hash !== address()) history.replaceState(null, "", address());
+  if (location.hash !== written) take();
+  else if (written !== address()) put("replaceState");
+}
+
+function put(how) {
+  history[how](null, "", address());
+  written = location.hash;
+}
+
+function take() {
+  const before = now, changed = new Set();
+  [now, written] = [read(), location.hash];
+  for (const name of new Set([...Object.keys(before), ...Object.keys(now)])) if (before[name] !== now[name]) changed.add(name);
+  if (changed.size) for (const listener of listeners) listener(changed);
 }
 
 export function watch(listener) {
   listeners.push(listener);
 }
 
-addEventListener("hashchange", () => { // somebody has pasted another link
-  const next = read(), changed = new Set();
-  for (const name of new Set([...Object.keys(now), ...Object.keys(next)])) if (now[name] !== next[name]) changed.add(name);
-  now = next;
-  if (changed.size) for (const listener of listeners) listener(changed);
-});
+addEventListener("hashchange", take); // somebody has pasted another link, or gone back
 addEventListener("pagehide", write);
