@@ -147,7 +147,7 @@ BOMBS: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(scope="module")
 def fates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What became of each bomb in a process of its own, with ten seconds of the processor and six gigabytes of addresses at most."""
+    """What became of each bomb in a process of its own, with ten seconds of the processor and six gigabytes at most."""
     folder = tmp_path_factory.mktemp("bombs")
     for name, plant in BOMBS.items():
         plant(folder / name)
