@@ -23,15 +23,19 @@ def test_compute_is_six_operations_a_multiply_add_and_picture() -> None:
 
 
 def test_numbers_of_table_6() -> None:
-    assert PAPER["ViT-H/14"] == (14, 4262, 88.08)
-    assert PAPER["R50x1"][1:] == (50, 77.54)
-    assert PAPER["R50x1+L/16"] == (7, 859, 86.60)
+    assert len(PAPER) == 18
+    assert ("ViT-H/14", 14, 4262, 88.08) in PAPER
+    assert ("ResNet50x1", 7, 50, 77.54) in PAPER
+    assert ("R50x1+ViT-L/16", 7, 859, 86.60) in PAPER
+    assert {top1 for name, epochs, _, top1 in PAPER if "L/16" in name and epochs == 14} == {
+        87.12
+    }  # the hybrid is no longer ahead
 
 
 def test_every_model_of_the_paper_s_table_is_a_dot_of_its_family() -> None:
     asked = Asked("fashion")
     _, theirs = (part for part in tell(asked, made(trials(asked), lambda of: 0.5)).parts if isinstance(part, Drawing))
-    assert all(f"{name}: {top1:.2f}%" in theirs.svg() for name, (_, _, top1) in PAPER.items())
+    assert all(f"{name}, {epochs} epochs: {top1:.2f}%" in theirs.svg() for name, epochs, _, top1 in PAPER)
 
 
 def test_the_best_family_is_told_for_each_size() -> None:

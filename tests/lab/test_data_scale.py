@@ -73,4 +73,6 @@ def test_it_tells_between_which_amounts_lines_cross() -> None:
     assert crossed["ViT and ResNet"] == [(561, 2247)]
     answer, crossed = _answered(dict.fromkeys((140, 561, 2247, 9000), -0.1))
     assert crossed["ViT and ResNet"] == []
-    assert "The lines of ViT and ResNet do not cross (ViT beyond ResNet: -10.0 ± 0.0 points, clear, with 140 pictures" in answer
+    assert (
+        "The lines of ViT and ResNet do not cross (ViT against ResNet: -10.0 ± 0.0 points, clear, with 140 pictures" in answer
+    )

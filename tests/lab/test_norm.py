@@ -1,4 +1,4 @@
-"""Four arms: the norm before or behind, with warm-up and without."""
+"""Four arms: the norm before or after, with warm-up and without."""
 
 from dataclasses import replace
 
@@ -33,6 +33,6 @@ def test_the_answer_tells_of_both() -> None:
 
     answer = tell(asked, made(trials(asked), score)).answer
     assert "With warm-up, pre-norm is clearly ahead at its best learning rate (pre 80.0% against 70.0% post)" in answer
-    assert "without warm-up, post-norm has burst at every learning rate" in answer
+    assert "without warm-up, post-norm has diverged at every learning rate" in answer
     gone = tell(asked, made(trials(asked), lambda of: None)).answer
-    assert gone.startswith("With warm-up, both have burst at every learning rate; without warm-up, both have burst")
+    assert gone.startswith("With warm-up, both have diverged at every learning rate; without warm-up, both have diverged")

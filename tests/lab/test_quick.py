@@ -9,7 +9,7 @@ from vitrail.cli.main import run
 from vitrail.lab import trial
 from vitrail.lab.book import NAMES, experiment
 from vitrail.lab.experiment import Asked
-from vitrail.lab.run import QUICKLY
+from vitrail.lab.run import QUICKLY, WHOLE
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -29,6 +29,12 @@ def test_a_quick_look_writes_a_page_with_its_numbers(
     trained = bool(chosen.trials(Asked(chosen.data, quick=True)))
     assert chosen.trains == trained
     assert [QUICKLY in words for words in (page, said)] == [trained] * 2
+    assert (WHOLE in page) == (not trained)
+    assert (
+        page.index(numbers["answer"][:20].replace("'", "&#x27;"))
+        < page.index("What the paper has")
+        < page.index("What was scaled down")
+    )
     assert f"<code>vitrail lab {name} --quick</code>" in page
     assert "<script" not in page
 

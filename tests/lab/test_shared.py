@@ -76,10 +76,10 @@ def test_trainings_that_burst_are_a_result(name: str) -> None:
     asked, found = Asked("fashion"), experiment(name)
     trials = list(found.trials(asked))
     gone = found.tell(asked, made(trials, lambda of: None))
-    assert "burst" in shown(gone)
+    assert "diverged" in shown(gone)
     json.dumps(gone.numbers, allow_nan=False)
     some = found.tell(asked, made(trials, lambda of: None if of.get("seed") == 1 else 0.5, fewshot=0.5))
-    assert "1 of 3 burst" in shown(some)
+    assert "1 of 3 diverged" in shown(some)
     json.dumps(some.numbers, allow_nan=False)
 
 

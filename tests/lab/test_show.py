@@ -35,9 +35,9 @@ def test_a_gap_is_of_pairs_with_students_interval() -> None:
     assert (alone.half, alone.clear) == (None, False)
 
 
-def test_a_cell_tells_how_many_have_burst() -> None:
-    assert cell(rows(None, None)) == '<span class="bad">burst</span>'
-    assert "1 of 3 burst" in cell(rows(0.5, None, 0.6))
+def test_a_cell_tells_how_many_have_diverged() -> None:
+    assert cell(rows(None, None)) == '<span class="bad">diverged</span>'
+    assert "1 of 3 diverged" in cell(rows(0.5, None, 0.6))
     assert math.isnan(middle(rows(None)))
 
 

@@ -7,6 +7,7 @@ from PIL import Image
 
 from vitrail.report.chart import chart
 from vitrail.report.drawing import MARGIN, Area, Dot, Drawing, Line, Shown, Words, known
+from vitrail.report.page import page
 
 HEADED = MARGIN + 20
 
@@ -80,6 +81,20 @@ def test_small_shares_have_numbers_that_tell_them_apart() -> None:
     assert ">0.02%<" in drawn
     long = chart("long", "odds", "layer", {"x" * 40: [(0.0, 1.0)], "y": [(0.0, 2.0)]}, places=1).svg()
     assert f">{'x' * 16}…<" in long
+
+
+def test_a_chart_of_one_height_has_an_axis_around_it() -> None:
+    drawing = chart("flat", "accuracy", "learning rate", {"a": [(-2.0, 0.25)], "b": [(-2.0, 0.25)]}, percent=True)
+    shown = [shape.words for shape in drawing.shapes if isinstance(shape, Words) and shape.words.endswith("%")]
+    assert all(25 <= float(words.rstrip("%")) <= 26 for words in shown)
+    (line, _) = (shape for shape in drawing.shapes if isinstance(shape, Line) and len(shape.points) == 1)
+    assert line.points[0][0] == (48 + 520 - 150) / 2
+
+
+def test_a_drawing_in_a_page_tells_how_wide_it_is_so_that_a_phone_scrolls_it() -> None:
+    assert f"--wide:{made().size[0]}px" in made().svg(alone=False)
+    assert "--wide" in page("", [])
+    assert "--wide" not in made().svg()
 
 
 def test_a_chart_of_nothing_is_an_empty_one() -> None:

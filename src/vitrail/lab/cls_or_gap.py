@@ -46,7 +46,7 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
 def _answer(lines: dict[str, dict[float, list[Row]]], chosen: dict[str, float | None]) -> str:
     token, average = chosen["class token"], chosen["average"]
     if token is None or average is None:
-        return "One of the two has burst at every learning rate."
+        return "One of the two has diverged at every learning rate."
     first, second = middle(lines["class token"][token]), middle(lines["average"][average])
     said = (
         f"Chosen on validation, the class token takes a learning rate of {token:g} ({first:.1%} on test) and the average one "

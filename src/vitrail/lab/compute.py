@@ -146,12 +146,12 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
 
 
 def _table(found: Sequence[Counted]) -> str:
-    columns = ("model", "#epochs", "#GMACs", "#exaFLOPs, all products", "#without padding", "#paper", "#off", "")
+    columns = ("row", "model", "#epochs", "#GMACs", "#exaFLOPs, all products", "#without padding", "#paper", "#off", "")
     cells = []
-    for one in found:
+    for row, one in enumerate(found):
         fits = abs(one.off) <= NEAR
         cells.append(
-            [text(one.said.paper), str(one.said.epochs), f"{one.macs / 1e9:,.2f}",
+            [str(row), text(one.said.paper), str(one.said.epochs), f"{one.macs / 1e9:,.2f}",
              f'{one.whole:,.1f} <span class="soft">{one.whole / one.said.exa - 1:+.1%}</span>', f"{one.seen:,.1f}",
              f"{one.said.exa:,.0f}", f"{one.off:+.1%}",
              f'<span class="{"good" if fits else "bad"}">{"fits" if fits else "does not fit"}</span>']
@@ -187,7 +187,7 @@ def _drawn(found: Sequence[Counted]) -> Drawing:
         "3 % below": [(0.0, -NEAR), (len(found) - 1.0, -NEAR)],
     }
     title = "How far our count is from the paper's, by row of the table"
-    return chart(title, "ours / paper - 1", "row of the table, from 0", lines, dashed=("3 % above", "3 % below"),
+    return chart(title, "ours / paper - 1", "row of the table", lines, dashed=("3 % above", "3 % below"),
                  places=len(found), percent=True)  # fmt: skip
 
 

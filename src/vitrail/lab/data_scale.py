@@ -71,7 +71,7 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     crossed = {f"{ours} and {theirs}": crossings(lines[ours], lines[theirs]) for ours, theirs in PAIRS}
     drawing = over("Accuracy over the amount of data", "pictures to learn from", lines, lambda count: f"{count:,.0f}")
     numbers = {family: {str(count): plain(found) for count, found in line.items()} for family, line in lines.items()}
-    columns = ("pictures", "#each seen so often", *(f"#{family}" for family in lines), "#ViT ahead of ResNet by")
+    columns = ("pictures", "#times each is seen", *(f"#{family}" for family in lines), "#ViT ahead of ResNet by")
     parts: list[str | Drawing] = [
         drawing,
         _paper(),
@@ -137,7 +137,7 @@ def _answer(lines: dict[str, Line], crossed: dict[str, list[tuple[float, float]]
         )
         cross = f"cross {where}" if found else "do not cross"
         said.append(
-            f"the lines of {ours} and {theirs} {cross} ({ours} beyond {theirs}: {few}, with {least:,} pictures, and "
+            f"the lines of {ours} and {theirs} {cross} ({ours} against {theirs}: {few}, with {least:,} pictures, and "
             f"{many}, with {most:,})"
         )
     told = "; ".join(said)

@@ -61,7 +61,7 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     drawing = over(
         "Accuracy over compute, one dimension at a time", "compute, times that of the base", lines, lambda x: f"{x:.2g}"
     )
-    columns = ("changed", "depth, width, MLP, patch", "#parameters", "#compute, times", "#test", "#beyond the base")
+    columns = ("changed", "depth, width, MLP, patch", "#parameters", "#compute, times", "#test", "#against the base")
     return Told(_answer(base, groups), [drawing, table(columns, cells)], {"models": numbers})
 
 
@@ -78,7 +78,7 @@ def _answer(base: list[Row], groups: dict[tuple[Any, ...], list[Row]]) -> str:
     found, apart = larger[most]
     how = "clearly" if apart.clear and apart.mean > 0 else "not clearly"
     return (
-        f"Of what costs more than the base ({middle(base):.1%} on test), {most} ends highest, {how} beyond it: {apart.words} "
+        f"Of what costs more than the base ({middle(base):.1%} on test), {most} ends highest, {how} above it: {apart.words} "
         f"at {found[0].macs / base[0].macs:.1f} times the compute; {least} ends lowest, {larger[least][1].words}. In "
         "brackets: depth, width, MLP, patch."
     )

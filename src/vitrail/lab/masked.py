@@ -35,6 +35,8 @@ METHODS = {
 }
 NOTHING, SUPERVISED = "nothing", "labels of other classes"
 FEW, ORDER = "few", "order"
+FEW_TITLE = "Pre-trained on all classes without labels, then taught with a few"
+ORDER_TITLE = "Pre-trained on one half of the classes, then taught the other half"
 ORDERED = (NOTHING, COLOUR, SUPERVISED)  # the paper's, from the worst to the best
 PAPER = {NOTHING: "about 78%", COLOUR: "79.9%", SUPERVISED: "about 84%"}  # B/16 on ImageNet: 2 points fewer, 4 more
 
@@ -99,7 +101,7 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
         lr = best(rates)
         arms[question, labels, start] = rates[lr] if lr is not None else found
         numbers.append(plain(arms[question, labels, start], question=question, labels=labels, start=start, lr=lr))
-    for question, words in ((FEW, "All classes"), (ORDER, "The other half of the classes")):
+    for question, words in ((FEW, FEW_TITLE), (ORDER, ORDER_TITLE)):
         own = {(labels, start): found for (asks, labels, start), found in arms.items() if asks == question}
         cells = []
         for (labels, start), found in own.items():
@@ -108,7 +110,7 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
             gained = "" if start == NOTHING or apart is None else text(apart.words)
             line = [f"{labels:,}", text(start), f"{found[0].of['lr']:g}", loss, cell(found), gained]
             cells.append([*line, PAPER[start]] if question == ORDER else line)
-        columns = ["labels", "start", "#learning rate", "#loss of pre-training", "#test", "#beyond nothing"]
+        columns = ["labels", "start", "#learning rate", "#loss of pre-training", "#test", "#against nothing"]
         columns += ["#the paper's, ImageNet"] if question == ORDER else []
         parts += [f"<h2>{text(words)}</h2>", table(columns, cells)]
     return Told(_answer(arms), parts, {"arms": numbers})

@@ -1,4 +1,4 @@
-"""``vitrail lab norm``: layer norm before each part (equations 2 and 3) or behind it, with warm-up and without."""
+"""``vitrail lab norm``: layer norm before each part (equations 2 and 3) or after it, with warm-up and without."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -58,9 +58,9 @@ def _answer(lines: dict[str, dict[float, list[Row]]], chosen: dict[str, float | 
         pre, post = (f"{norm}, {words}" for norm in NORMS)
         ours, theirs = chosen[pre], chosen[post]
         if ours is None or theirs is None:
-            gone = [norm for norm, lr in zip(NORMS, (ours, theirs), strict=True) if lr is None]
-            who = "both have" if len(gone) == 2 else f"{gone[0]}-norm has"
-            said.append(f"with {words}, {who} burst at every learning rate")
+            lost = [norm for norm, lr in zip(NORMS, (ours, theirs), strict=True) if lr is None]
+            who = "both have" if len(lost) == 2 else f"{lost[0]}-norm has"
+            said.append(f"with {words}, {who} diverged at every learning rate")
             continue
         apart = gap(lines[pre][ours], lines[post][theirs])
         numbers = f"{middle(lines[pre][ours]):.1%} against {middle(lines[post][theirs]):.1%}"
@@ -69,21 +69,21 @@ def _answer(lines: dict[str, dict[float, list[Row]]], chosen: dict[str, float | 
         else:
             ahead = "pre" if apart.mean > 0 else "post"
             said.append(f"with {words}, {ahead}-norm is clearly ahead at its best learning rate (pre {numbers} post)")
-    burst = [name for name, line in lines.items() if any(row.failed for found in line.values() for row in found)]
+    gone = [name for name, line in lines.items() if any(row.failed for found in line.values() for row in found)]
     told = "; ".join(said).replace("with no warm-up", "without warm-up")
-    return f"{told[0].upper()}{told[1:]}.{f' Some trainings of {len(burst)} arms have burst.' if burst else ''}"
+    return f"{told[0].upper()}{told[1:]}.{f' Some trainings of {len(gone)} arms have diverged.' if gone else ''}"
 
 
 EXPERIMENT = Experiment(
     name="norm",
-    title="Equations 2 and 3: norm before or behind",
+    title="Equations 2 and 3: norm before or after",
     paper="Layer norm is applied before every block and residual connections after it, as in later Transformers (Wang et "
     "al. 2019; Baevski and Auli 2019), and every training warms up, over 10,000 steps where it is pre-training. The "
     "paper (Dosovitskiy et al. 2021, 3.1 and Table 3) compares neither with its absence, and has no numbers for it.",
     scaled=f"A ViT of {DEPTH} layers, 64 wide, sixteen patches, AdamW with gradients clipped at 1, three learning rates, "
     "three seeds.",
     limits=f"{DEPTH} layers are few: post-norm without warm-up is known to fail with more of them and with higher learning "
-    "rates, and clipping keeps some trainings from bursting. That it works here says nothing of 24 layers.",
+    "rates, and clipping keeps some trainings from diverging. That it works here says nothing of 24 layers.",
     tell=tell,
     trials=trials,
 )

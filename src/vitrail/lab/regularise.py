@@ -80,9 +80,9 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
             apart = gap(groups[name, count], groups[NOTHING, count])
             line += [cell(groups[name, count]), "" if name == NOTHING or apart is None else text(apart.words)]
         cells.append(line)
-    columns = ["beside shifts and mirror images"]
+    columns = ["added to shifts and mirror images"]
     for count in counts:
-        columns += [f"#{count:,} pictures", "#beyond nothing"]
+        columns += [f"#{count:,} pictures", "#against nothing"]
     numbers = [plain(found, arm=name, count=count) for (name, count), found in groups.items()]
     return Told(_answer(groups, names, counts), [table(columns, cells)], {"arms": numbers, "counts": counts})
 

@@ -109,7 +109,7 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
         mode = MODES.get(name) or OTHERS[name]
         first = shown(once[name]) if once[name] else ""
         cells.append([str(number), text(name), text(mode), times(size), first, cell(found), ahead])
-    columns = ("row", "position table", "how", "#pixels", "#at once", "#test", "#beyond a new table")
+    columns = ("row", "position table", "how", "#pixels", "#before fine-tuning", "#test", "#against a new table")
     numbers = {name: plain(found, at_once=once[name]) for name, found in arms.items()}
     return Told(
         _answer(arms, once),
@@ -123,7 +123,7 @@ def _answer(arms: dict[str, list[Row]], once: dict[str, list[float]]) -> str:
     rules = {name: middle(found) for name, found in arms.items() if name in RULES and scores(found)}
     apart, same = gap(arms[PAPER], arms[NEW]), gap(arms[PAPER], arms[SAME])
     if apart is None or same is None:
-        return "Too few trainings were finished: some have burst."
+        return "Too few trainings were finished: some have diverged."
     ahead = "clearly ahead" if apart.clear and apart.mean > 0 else "clearly behind" if apart.clear else "not clearly apart"
     said = (
         f"Fine-tuned at the larger size, the paper's interpolation ends at {middle(arms[PAPER]):.1%} and a new table at "
@@ -133,7 +133,7 @@ def _answer(arms: dict[str, list[Row]], once: dict[str, list[float]]) -> str:
         said += f"; before any step there, they have {mean(once[PAPER]):.1%} and {mean(once[NEW]):.1%}"
     within = 100 * (max(rules.values()) - min(rules.values()))
     return (
-        f"{said}. The {len(rules)} rules end within {within:.1f} points of one another; beyond as many steps at the smaller "
+        f"{said}. The {len(rules)} rules end within {within:.1f} points of one another; against as many steps at the smaller "
         f"size, the paper's has {same.words}{'' if same.clear else ', which is not clear'}."
     )
 

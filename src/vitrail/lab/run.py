@@ -19,12 +19,20 @@ from vitrail.report.page import page, text, write_whole
 from vitrail.train.loop import Machine
 
 QUICK = 4  # steps of each training
+WHOLE = "Nothing is trained here, so a quick look is all of it."
+CLEARLY = (
+    "± is Student's 95 % interval over the seeds. Clearly ahead is what leads by more than the interval of the difference, "
+    "seed by seed."
+)
 QUICKLY = "A quick look: a few steps, which prove that the experiment works. Its numbers mean nothing."
 NONE = "none"  # the data of an experiment that looks at none
 MINUTES = 20.0
 NARROW = 540  # pixels: drawings up to it stand side by side
 STYLE = """
-.answer { font-size: 1.1rem; line-height: 1.5; font-weight: 400; max-width: 50rem; }
+.answer { font-size: 1.1rem; line-height: 1.5; font-weight: 400; margin-bottom: 0; }
+.beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); gap: 0 2.5rem;
+          margin-bottom: 1.6rem; }
+.beside h2 { margin: 1.2rem 0 0; } .beside p { margin-top: .4rem; } figure + .wide, .figures + .wide { margin-top: 1.2rem; }
 th, td { overflow-wrap: normal; } .figures { align-items: start; } h1 + p { overflow-wrap: anywhere; }
 """
 
@@ -86,6 +94,8 @@ def _spent(rows: Sequence[Row], minutes: float | None) -> Iterator[str]:
     lasting = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
     wanted = f"; {minutes:g} minutes were asked for" if minutes else ""
     yield f'<p class="soft">{len(rows):,} trainings of {lasting} steps, {time} of one process{wanted}.</p>'
+    if len({row.of.get("seed") for row in rows}) > 1:
+        yield f'<p class="soft">{CLEARLY}</p>'
 
 
 def _write(folder: Path, experiment: Experiment, asked: Asked, told: Told, around: Sequence[str]) -> None:
@@ -104,15 +114,12 @@ def _parts(experiment: Experiment, asked: Asked, told: Told, around: Sequence[st
     head, *end = around
     yield f"<h1>{text(experiment.title)}</h1>"
     yield head
-    if asked.quick and experiment.trains:
-        yield f'<p class="bad">{QUICKLY}</p>'
-    yield f'<p class="answer">{text(told.answer)}</p>'
+    if asked.quick:
+        yield f'<p class="bad">{QUICKLY}</p>' if experiment.trains else f'<p class="soft">{WHOLE}</p>'
+    ours = f'<section><h2>What came out here</h2><p class="answer">{text(told.answer)}</p></section>'
+    yield f'<div class="beside">{ours}<section><h2>What the paper has</h2><p>{text(experiment.paper)}</p></section></div>'
     yield from _shown(told.parts, put)
-    for title, words in (
-        ("What the paper has", experiment.paper),
-        ("What was scaled down", experiment.scaled),
-        ("What this does not show", experiment.limits),
-    ):
+    for title, words in (("What was scaled down", experiment.scaled), ("What this does not show", experiment.limits)):
         yield f"<h2>{title}</h2><p>{text(words)}</p>"
     yield from end
 

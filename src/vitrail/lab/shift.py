@@ -120,10 +120,11 @@ def _answer(lines: dict[str, Line]) -> str:
     patch = {name: line.at("trained", "map", STRIDE) for name, line in lines.items()}
     half = {name: line.at("trained", "pooled", STRIDE // 2) for name, line in lines.items()}
     return (
-        f"When the picture moves by a whole patch of {STRIDE} pixels, the map of features moves along to {patch[VIT]:.2f} in "
-        f"the ViT (1 is exactly), to {patch[BARE]:.2f} without its positions, to {patch[RESNET]:.2f} in the ResNet and to "
-        f"{patch[RESNET + JOINED]:.2f} where its padding moves along, too. A move by half a patch leaves {half[VIT]:.2f} of "
-        f"the ViT's pooled features, {half[BARE]:.2f} without positions, and {half[RESNET]:.2f} of the ResNet's."
+        f"When the picture moves by a whole patch of {STRIDE} pixels, the ViT's map of features follows with a cosine of "
+        f"{patch[VIT]:.2f} (1 is exact), without its positions {patch[BARE]:.2f}, the ResNet's {patch[RESNET]:.2f}, and "
+        f"{patch[RESNET + JOINED]:.2f} where its padding is the picture's other side. After a move by half a patch the pooled "
+        f"features are alike to {half[VIT]:.2f} in the ViT, {half[BARE]:.2f} without positions, and {half[RESNET]:.2f} in the "
+        "ResNet."
     )
 
 

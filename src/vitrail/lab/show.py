@@ -46,11 +46,11 @@ def middle(rows: Iterable[Row], name: str = "top1", split: str = "test") -> floa
 
 
 def cell(rows: Sequence[Row], name: str = "top1", split: str = "test") -> str:
-    """In percent, with how many have burst."""
-    burst = sum(row.failed is not None for row in rows)
-    if burst == len(rows):
-        return '<span class="bad">burst</span>'
-    return shown(scores(rows, name, split)) + (f' <span class="bad">{burst} of {len(rows)} burst</span>' if burst else "")
+    """In percent, with how many have diverged."""
+    gone = sum(row.failed is not None for row in rows)
+    if gone == len(rows):
+        return '<span class="bad">diverged</span>'
+    return shown(scores(rows, name, split)) + (f' <span class="bad">{gone} of {len(rows)} diverged</span>' if gone else "")
 
 
 def over(
@@ -99,7 +99,7 @@ def plain(rows: Sequence[Row], **more: Any) -> dict[str, Any]:
 
 
 def best(lines: Mapping[Any, Sequence[Row]]) -> Any:
-    """The one to take by validation, such as a learning rate; none where all have burst."""
+    """The one to take by validation, such as a learning rate; none where all have diverged."""
     found = {key: middle(rows, split="validation") for key, rows in lines.items() if scores(rows, split="validation")}
     return max(found, key=lambda key: found[key]) if found else None
 

@@ -63,7 +63,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a trial. ``failed``: why there are no scores, as where a training has burst."""
+    """What came of a trial. ``failed``: why there are no scores, as where a training has diverged."""
 
     of: dict[str, Any]
     key: str

@@ -37,11 +37,12 @@ def chart(
     )
     least, most = min((y for _, y in points), default=0.0), max((y for _, y in points), default=1.0)
     least = least if low is None else low
-    most = most if most > least else least + 1
+    most = most if most > least else least + (0.01 if percent else 1)
+    first, last = (first, last) if last > first else (first - 0.5, last + 0.5)  # one alone stands in the middle
     end = WIDE - (LEGEND if len(drawn) > 1 else RIGHT)
 
     def at(x: float, y: float) -> Point:
-        share = (x - first) / ((last - first) or 1)
+        share = (x - first) / (last - first)
         return LEFT + (end - LEFT) * share, HIGH - BOTTOM - (HIGH - BOTTOM - TOP) * (y - least) / (most - least)
 
     shapes: list[Shape] = [Words((4, 12), upward), Words(((LEFT + end) / 2, HIGH - 4), across, "middle")]

@@ -80,7 +80,8 @@ class Drawing:
     def svg(self, alone: bool = True) -> str:
         """``alone``: a file of its own, with its title, its own colours and paper, and not a part of a page."""
         inside = "".join(_svg(shape, alone) for shape in self.shapes)
-        (wide, high), look, font = self.size, f'style="width:{self.size[0]}px;max-width:100%"', ""
+        (wide, high), font = self.size, ""
+        look = f'style="width:{wide}px;max-width:100%;--wide:{wide}px"'  # on a phone it scrolls before its words are too small
         if alone:
             wide, high = self.framed
             look, font = f'width="{wide}" height="{high}"', ' font-family="system-ui,sans-serif"'

@@ -25,10 +25,12 @@ th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; wh
 img { max-width: 100%; height: auto; } .bar { display: inline-block; height: .7rem; background: var(--bar); }
 .answer { font-size: 2.2rem; line-height: 1.2; font-weight: 600; margin: .6rem 0 1.4rem; max-width: none; }
 .answer .soft { font-size: 1rem; font-weight: 400; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 1rem 2rem; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr)); gap: 1rem 2rem; }
 .shots { display: flex; flex-wrap: wrap; gap: .8rem 1.2rem; } h3 { font-size: .95rem; margin: 1.4rem 0 .4rem; }
-figure { margin: 0; } figcaption { font-weight: 600; } figcaption .soft { font-weight: 400; margin-left: .6rem; }
+figure { margin: 0; overflow-x: auto; } figcaption { font-weight: 600; position: sticky; left: 0; }
+figcaption .soft { font-weight: 400; margin-left: .6rem; }
 svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--soft); } .grid { stroke: var(--line); }
+@media (max-width: 40rem) { figure > svg { min-width: calc(.9 * var(--wide, 520px)); } }
 .matrix td { text-align: center; padding: .2rem .35rem; border: 1px solid var(--line); font-variant-numeric: tabular-nums;
              background: color-mix(in srgb, var(--bar) calc(var(--share) * 100%), transparent); }
 .matrix th { border: 0; padding: .2rem .5rem; } .matrix thead th { vertical-align: bottom; height: 6rem; }
