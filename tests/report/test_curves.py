@@ -41,6 +41,15 @@ def test_the_last_number_below_has_its_room() -> None:
     assert places["200,000"] + letter * len("200,000") / 2 <= WIDTH
 
 
+def test_a_flat_line_and_a_short_run_have_sensible_axes() -> None:
+    drawn = curves("Accuracy", {"a": [(1.0, 0.02), (2.0, 0.02)]}, percent=True)
+    shown = re.findall(r'end">(-?[0-9.]+)%<', drawn)
+    assert shown
+    assert all(0 <= float(value) <= 10 for value in shown)
+    assert re.findall(r'middle">([^<]*)<', drawn) == ["0", "1", "2"]
+    assert curves("Accuracy", {"a": [(2.0, 0.5)]}).count("<circle") == 1
+
+
 def test_whole_places_have_a_column_and_a_dot_each_and_colours_do_not_run_out() -> None:
     lines = {f"model {number}": [(0.0, 0.1 * number), (1.0, 0.5)] for number in range(6)}
     drawn = curves("Accuracy", lines, percent=True, places=3, between=(0.0, 1.0), legend=False)

@@ -32,7 +32,7 @@ def curves(
     first, steps = (min(x for x, _ in points) if powers else 0.0), max(x for x, _ in points) or 1.0
     first, steps = (first, steps) if places is None else (-0.5, places - 0.5)
     low, high = between or (min(y for _, y in points), max(y for _, y in points))
-    low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
+    low, high = (low, high) if high > low else (max(low - 0.05, 0.0), low + 0.05) if percent else (low - 0.5, high + 0.5)
 
     def at(x: float, y: float) -> tuple[float, float]:
         across = LEFT + (WIDTH - LEFT - RIGHT) * (x - first) / ((steps - first) or 1.0)
@@ -46,6 +46,8 @@ def curves(
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{shown}</text>')
     for value in range(places) if places else ticks(first, steps) if steps > first else ():
+        if not powers and value % 1:
+            continue  # there are no halves of steps
         x, _ = at(value, low)
         shown = f"{10**value:.1g}" if powers else f"{value:,.0f}"
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{shown}</text>')
@@ -54,7 +56,7 @@ def curves(
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in spots)
         look = f'fill="none" stroke="{colour}" stroke-width="1.6"{dash}'
         parts.append(f'<polyline points="{path}" {look}><title>{text(name)}</title></polyline>')
-        for x, y, height in spots if places else ():
+        for x, y, height in spots if places or len(spots) == 1 else ():  # a line of one point would not be seen
             said = f"{text(name)}: {height:.1%}" if percent else f"{text(name)}: {height:.3g}"
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"><title>{said}</title></circle>')
     who = f' <span class="soft">{key(lines)}</span>' if legend else ""

@@ -30,7 +30,9 @@ img { max-width: 100%; height: auto; } .bar { display: inline-block; height: .7r
 figure { margin: 0; overflow-x: auto; } figcaption { font-weight: 600; position: sticky; left: 0; }
 figcaption .soft { font-weight: 400; margin-left: .6rem; }
 svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--soft); } .grid { stroke: var(--line); }
-@media (max-width: 40rem) { figure > svg { min-width: calc(.9 * var(--wide, 520px)); } }
+@media (max-width: 40rem) {
+  figure > svg[style] { min-width: calc(.9 * var(--wide)); } svg:not([style]) text { font-size: 15px; }
+  th, td { overflow-wrap: break-word; } .answer .soft { display: block; line-height: 1.5; } }
 .matrix td { text-align: center; padding: .2rem .35rem; border: 1px solid var(--line); font-variant-numeric: tabular-nums;
              background: color-mix(in srgb, var(--bar) calc(var(--share) * 100%), transparent); }
 .matrix th { border: 0; padding: .2rem .5rem; } .matrix thead th { vertical-align: bottom; height: 6rem; }
