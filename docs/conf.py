@@ -4,6 +4,7 @@ The sources are plain Markdown that reads as well where it lies. What only a bui
 the navigation, and formulae as MathML, which every browser draws by itself.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.util.osutil import relative_uri
 
 HERE = Path(__file__).parent
+NUMBER = re.compile(r"[-+]?[\d.,]+(?: ?[%MG])?(?: ± [\d.]+)?(?: points)?")
 
 project = "Vitrail"
 extensions = ["myst_parser"]
@@ -32,7 +34,7 @@ html_show_sphinx = False
 html_theme_options = {"footer_icons": [], "top_of_page_buttons": []}
 
 # In the order in which somebody new would read. A page that is not here has no way to it, and the build says so.
-HOWTO = "own-pictures finetune without-labels weights measure inside ship memory own-code paper own-recipe"
+HOWTO = "own-pictures finetune without-labels weights measure inside ship memory own-code paper own-recipe questions"
 LAB = "variants compute data-scale positions cls-or-gap resolution inside"
 NAVIGATION = {
     "index": ["tutorial", "howto/index", "reference", "studio", "serving", "scaling", "lab/index", "design", "log"],
@@ -48,7 +50,10 @@ def navigation(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def opened(app: Sphinx, page: nodes.document, name: str) -> None:
-    """Files that pages link to, such as those of the lab, are looked at in the browser and not saved."""
+    """Files that pages link to, such as those of the lab, are looked at in the browser, not saved; numbers stay on one line."""
+    for cell in page.findall(nodes.entry):
+        if NUMBER.fullmatch(cell.astext()):
+            cell["classes"].append("number")
     for node in list(page.findall(download_reference)):
         if "filename" in node:
             address = relative_uri(app.builder.get_target_uri(name), f"_downloads/{node['filename']}")

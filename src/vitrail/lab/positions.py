@@ -89,7 +89,9 @@ def _answer(others: dict[str, list[Row]], clear: list[str]) -> str:
         return f"{said}."
     first, last = max(means, key=lambda name: means[name]), min(means, key=lambda name: means[name])
     each = [stdev(scores(found)) for found in others.values() if len(scores(found)) > 1]
-    chance = f"; seeds of one and the same differ by {100 * mean(each):.1f} (standard deviation)" if each else ""
+    chance = (
+        f"; runs of one way that differ in the seed alone are {100 * mean(each):.1f} apart (standard deviation)" if each else ""
+    )
     return (
         f"{said}. The ways lie within {100 * (means[first] - means[last]):.1f} points of one another, from {last} "
         f"({means[last]:.1%}) to {first} ({means[first]:.1%}){chance}."
