@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from vitrail.augment.policy import policy
 from vitrail.data.preprocess import Preprocess
@@ -149,6 +151,14 @@ def test_evaluations_are_timed_beside_the_steps(masking: Masking | None, monkeyp
     assert beside == pytest.approx(1 + 2 * (look * validation + (100 if masking else 0)) + look * (test + 30))
 
 
+def test_a_row_is_of_its_data_and_is_not_taken_for_that_of_other_pictures(tmp_path: Path) -> None:
+    (row,) = done(tmp_path, [trial()], data="abc")
+    assert row.made == {"vitrail": version("vitrail"), "torch": torch.__version__, "data": "abc"}
+    assert done(tmp_path, [trial()], data="abc") == [row]
+    with pytest.raises(VitrailError, match=r"other pictures than panes:count=60,size=16 holds today; name another folder"):
+        done(tmp_path, [trial()], data="abd")
+
+
 @pytest.mark.parametrize("content", ["{", "[1]", "{}", '{"of": {}, "key": "x", "colour": 3}', "\x00"])
 def test_a_damaged_row_is_one_sentence(tmp_path: Path, content: str) -> None:
     path = tmp_path / "rows" / f"{trial().key}.json"
@@ -171,6 +181,7 @@ def test_a_training_that_bursts_is_a_row_and_is_not_tried_again(tmp_path: Path, 
     assert row.scores == {}
     assert row.failed is not None
     assert "had to be skipped" in row.failed
+    assert row.seconds > 0
     assert str(tmp_path) not in row.failed
     monkeypatch.setattr(trials, "fit", None)
     assert done(tmp_path, [burst]) == [row]

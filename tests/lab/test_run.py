@@ -1,12 +1,17 @@
 """A page: the command that makes it again, drawings beside one another, and how long it took."""
 
 import json
+import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.lab.test_framework import recipe
+from vitrail.errors import VitrailError
 from vitrail.lab.experiment import Asked, Experiment, Told
 from vitrail.lab.run import NARROW, carried_out, command
 from vitrail.lab.trial import Trial
@@ -31,6 +36,35 @@ def test_a_page_names_the_command_that_makes_it_again(asked: Asked, said: str) -
 
 def test_what_needs_no_training_needs_no_minutes() -> None:
     assert command(PLAIN, Asked(DATA), 7.5) == "vitrail lab plain"
+
+
+def _folder(path: Path, *splits: str, seed: int = 0) -> Path:
+    noise = np.random.default_rng(seed)
+    for split, name, number in product(splits, "ab", range(6)):
+        (path / split / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise.integers(0, 256, (16, 16, 3), np.uint8)).save(path / split / name / f"{number}.png")
+    return path
+
+
+def _on(data: Path) -> tuple[Experiment, Asked]:
+    model = replace(recipe().model, classes=2)
+    return replace(PLAIN, trials=lambda _: [Trial({}, recipe(data=str(data), model=model))]), Asked(str(data), quick=True)
+
+
+def test_pictures_without_a_test_are_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitrail.lab.run.done", None)
+    with pytest.raises(VitrailError, match="pics has no pictures to test on; make a folder test in it, or try fashion"):
+        carried_out(*_on(_folder(tmp_path / "pics", "train", "val")), tmp_path / "lab")
+
+
+def test_other_pictures_in_the_same_folder_are_not_what_was_trained_on(tmp_path: Path) -> None:
+    asked = _on(_folder(tmp_path / "pics", "train", "val", "test"))
+    carried_out(*asked, tmp_path / "lab")
+    carried_out(*asked, tmp_path / "lab")
+    shutil.rmtree(tmp_path / "pics")
+    _folder(tmp_path / "pics", "train", "val", "test", seed=1)
+    with pytest.raises(VitrailError, match="lab has trainings on other pictures"):
+        carried_out(*asked, tmp_path / "lab")
 
 
 def test_narrow_drawings_that_follow_one_another_stand_side_by_side(tmp_path: Path) -> None:

@@ -5,10 +5,13 @@ import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import pytest
+
 from vitrail.lab.base import recipe, vit
 from vitrail.lab.experiment import Asked
 from vitrail.lab.trial import Row, Trial, done, kept, with_starts
 from vitrail.train.recipe import Optim
+from vitrail.train.run import Run
 
 ASKED = Asked("panes:count=40,held=10,size=16", quick=True)
 
@@ -52,6 +55,31 @@ def test_weights_that_are_gone_are_made_anew_and_come_out_the_same(tmp_path: Pat
     assert second.scores == first.scores
 
 
+def test_weights_that_are_half_made_anew_are_finished_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended after its first look, a run has best weights already, which are not yet what the row tells of."""
+    before, after = pair()
+    before = replace(before, recipe=replace(before.recipe.lasting(4), evaluate=2, checkpoint=2))
+    after = replace(after, after=before)
+    (first,) = done(tmp_path, [after])
+    shutil.rmtree(tmp_path / "runs")
+    (tmp_path / "rows" / f"{after.key}.json").unlink()
+
+    class Ended(Exception):
+        pass
+
+    def ended(_: object) -> None:
+        raise Ended
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vitrail.train.loop._Fit._result", ended)
+        with pytest.raises(Ended):
+            done(tmp_path, [after])
+    assert (tmp_path / "runs" / before.key / "best").is_dir()
+    (second,) = done(tmp_path, [after])
+    assert Run(tmp_path / "runs" / before.key).result() is not None
+    assert second.scores == first.scores
+
+
 def test_weights_drawn_anew_are_drawn_once_for_all_processes(tmp_path: Path) -> None:
     _, after = pair()
     new = replace(after, anew="patches.")
@@ -69,5 +97,5 @@ def test_a_start_that_has_burst_takes_its_followers_with_it(tmp_path: Path) -> N
     burst = Row(before.of, before.key, 2, 16, 1, 1, failed="10 steps in a row had to be skipped")
     (tmp_path / "rows" / f"{before.key}.json").write_text(json.dumps(asdict(burst)))
     (row,) = done(tmp_path, [after])
-    assert row.failed == "steps in a row had to be skipped in what it begins with"
+    assert row.failed == "what it begins with has diverged"
     assert row.scores == {}

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from itertools import count, groupby
 from pathlib import Path
 
+from vitrail.data.check import usable
 from vitrail.data.sources.open import pictures
 from vitrail.data.sources.source import Progress
 from vitrail.errors import VitrailError
+from vitrail.lab.base import has_amounts
 from vitrail.lab.budget import within
 from vitrail.lab.experiment import Asked, Experiment, Told
 from vitrail.lab.trial import Row, Trial, done
@@ -48,8 +50,9 @@ def carried_out(
     """``folder`` is the experiment's own; what lies there already is taken as it is."""
     if asked.weights is not None and not experiment.takes_weights:
         raise VitrailError(f"{experiment.name} looks at no given checkpoint; leave --weights out")
+    mark: str | None = None
     if experiment.data != NONE:
-        pictures(asked.data, progress=progress)  # what is wrong with them is said before the work
+        mark = _checked(experiment, asked, progress)
     elif asked.data != NONE:
         raise VitrailError(f"{experiment.name} looks at no pictures; leave --data out")
     trials = list(experiment.trials(asked))
@@ -57,11 +60,21 @@ def carried_out(
         trials = [trial.short(QUICK) for trial in trials]
     elif trials:
         trials = within(folder, trials, minutes, machine, progress, experiment.looks)
-    rows: Sequence[Row] = done(folder, trials, experiment.measure, machine, progress) if trials else ()
+    rows: Sequence[Row] = done(folder, trials, experiment.measure, machine, progress, mark) if trials else ()
     told = experiment.tell(asked, rows)
     head = f'<p class="soft"><code>{text(command(experiment, asked, minutes))}</code>{_on(experiment, asked, trials)}</p>'
     _write(folder, experiment, asked, told, [head, *_spent(rows, None if asked.quick else minutes)])
     return told
+
+
+def _checked(experiment: Experiment, asked: Asked, progress: Progress | None) -> str | None:
+    """What is wrong with the pictures is said before the work. The fingerprint, of a set that can change under its name."""
+    found = pictures(asked.data, progress=progress)
+    if experiment.trains and not len(found.test):
+        raise VitrailError(
+            f"{asked.data} has no pictures to test on; make a folder test in it, or try fashion"
+        )
+    return None if has_amounts(asked.data) else usable(found, progress).data.fingerprint
 
 
 def command(experiment: Experiment, asked: Asked, minutes: float) -> str:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,14 @@ from vitrail.errors import VitrailError
 from vitrail.models.build import build
 from vitrail.models.cost import cost
 from vitrail.report.page import write_whole
-from vitrail.train.loop import Machine, fit
+from vitrail.train.loop import Diverged, Machine, fit
 from vitrail.train.recipe import Recipe
-from vitrail.train.run import HOW
+from vitrail.train.run import HOW, Busy, Run
 from vitrail.train.watch import Silent
 from vitrail.weights.checkpoint import save
 from vitrail.weights.folder import is_model
 from vitrail.weights.start import begin
 
-BUSY = "another process is at work"  # as ``train.run.locked`` says
-BURST = "steps in a row had to be skipped"  # as ``train.loop`` says; every other sentence is about what was asked for
 NO_NUMBER = "not JSON compliant"  # as ``json`` says of a result that is infinite or none
 WAIT = 2.0  # seconds, where others are at work on all that is left
 Measure = Callable[[Path, "Trial"], dict[str, Any]]
@@ -75,6 +74,7 @@ class Row:
     scores: dict[str, dict[str, float]] = field(default_factory=dict)  # by split
     measured: dict[str, Any] = field(default_factory=dict)
     failed: str | None = None
+    made: dict[str, str] = field(default_factory=dict)  # by which versions, and of which data: its fingerprint
 
     @property
     def flops(self) -> float:
@@ -92,15 +92,21 @@ def with_starts(trials: Iterable[Trial]) -> list[Trial]:
     return list(found.values())
 
 
-def kept(folder: Path, trial: Trial) -> Row | None:
-    """What is known of a trial, whatever it stands for here."""
+def kept(folder: Path, trial: Trial, data: str | None = None) -> Row | None:
+    """What is known of a trial, whatever it stands for here; with the fingerprint of today's data it must be of the same."""
     path = folder / "rows" / f"{trial.key}.json"
     if not path.is_file():
         return None
     try:
-        return Row(**{**json.loads(path.read_text()), "of": trial.of})
+        row = Row(**{**json.loads(path.read_text()), "of": trial.of})
     except (ValueError, TypeError) as error:
         raise VitrailError(f"{path} is damaged ({error}); take it away, and it is done anew") from None
+    if data is not None and row.made.get("data", data) != data:
+        raise VitrailError(
+            f"{folder} has trainings on other pictures than {trial.recipe.data} holds today; "
+            "name another folder with --out, or take this one away"
+        )
+    return row
 
 
 def done(
@@ -109,13 +115,14 @@ def done(
     measure: Measure | None = None,
     machine: Machine | None = None,
     progress: Progress | None = None,
+    data: str | None = None,
 ) -> list[Row]:
-    """All of them, in their order; what another process is at work on is waited for."""
+    """All of them, in their order; what another process is at work on is waited for. ``data``: the fingerprint."""
     for name in ("rows", "runs"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     every = with_starts(trials)
-    while left := [trial for trial in every if kept(folder, trial) is None]:
-        if not any(_tried(folder, trial, every, measure, machine, progress) for trial in left):
+    while left := [trial for trial in every if kept(folder, trial, data) is None]:
+        if not any(_tried(folder, trial, every, measure, machine, progress, data) for trial in left):
             if progress:
                 progress("waiting for another process", len(every) - len(left), len(every))
             time.sleep(WAIT)
@@ -125,30 +132,28 @@ def done(
 def _tried(
     folder: Path,
     trial: Trial,
-    trials: Iterable[Trial],
+    trials: Sequence[Trial],
     measure: Measure | None,
     machine: Machine | None,
     progress: Progress | None,
+    data: str | None,
 ) -> bool:
     """Whether it is done now; not where somebody else is at work on it."""
-    if kept(folder, trial) is not None:
+    if kept(folder, trial, data) is not None:
         return True
-    run, recipe = folder / "runs" / trial.key, replace(trial.recipe, name="lab")
-    config = cost(recipe.model)
-    row = Row(trial.of, trial.key, recipe.steps, recipe.batch, config.parameters, config.macs)
-    every = list(trials)
+    run, recipe = folder / "runs" / trial.key, trial.recipe
+    config, began = cost(recipe.model), time.monotonic()
+    row = Row(trial.of, trial.key, recipe.steps, recipe.batch, config.parameters, config.macs, made=_made(data))
     try:
-        if trial.after is not None:
-            recipe = replace(recipe, start=str(_begun(folder, trial, machine).resolve()))
-        result = fit(recipe, run, machine, _Telling(trial, every, progress))
+        result = fit(_recipe(folder, trial, machine), run, machine, _Telling(trial, trials, progress))
+    except Busy:
+        return False
+    except Diverged as error:
+        row = replace(row, seconds=time.monotonic() - began, failed=str(error).split("; the last good weights")[0])
     except ValueError as error:
-        words = str(error)
-        if isinstance(error, VitrailError) and BUSY in words:
-            return False
-        if not (isinstance(error, VitrailError) and BURST in words) and NO_NUMBER not in words:
+        if NO_NUMBER not in str(error):
             raise
-        failed = "its scores are no numbers" if NO_NUMBER in words else words.split("; the last good weights")[0]
-        row = replace(row, failed=failed)
+        row = replace(row, seconds=time.monotonic() - began, failed="its scores are no numbers")
     else:
         scores = {split: values for split, values in result.items() if split in ("train", "validation", "test")}
         scores.setdefault("validation", {name: value for name, value in result["best"].items() if name != "step"})
@@ -157,22 +162,26 @@ def _tried(
     return True
 
 
-def _begun(folder: Path, trial: Trial, machine: Machine | None) -> Path:
+def _made(data: str | None) -> dict[str, str]:
+    return {"vitrail": version("vitrail"), "torch": torch.__version__, **({"data": data} if data else {})}
+
+
+def _recipe(folder: Path, trial: Trial, machine: Machine | None) -> Recipe:
+    recipe = replace(trial.recipe, name="lab")
+    return replace(recipe, start=str(_begun(folder, trial, trial.after, machine).resolve())) if trial.after else recipe
+
+
+def _begun(folder: Path, trial: Trial, before: Trial, machine: Machine | None) -> Path:
     """The weights that it begins with."""
-    before = trial.after
-    assert before is not None
     row = kept(folder, before)
     if row is None:
-        raise VitrailError(f"{BUSY} on what it begins with")
+        raise Busy("another process is at work on what it begins with")
     if row.failed:
-        raise VitrailError(f"{BURST} in what it begins with")
-    weights = folder / "runs" / before.key / "best"
-    if not is_model(weights):  # of a kept row the run may be gone
-        recipe = replace(before.recipe, name="lab")
-        if before.after is not None:
-            recipe = replace(recipe, start=str(_begun(folder, before, machine).resolve()))
-        fit(recipe, folder / "runs" / before.key, machine)
-    return weights if trial.anew is None else _anew(weights, trial, folder / "starts" / trial.key)
+        raise Diverged("what it begins with has diverged")
+    run = folder / "runs" / before.key
+    if Run(run).result() is None:  # of a kept row the run may be gone, or be done anew just now
+        fit(_recipe(folder, before, machine), run, machine)
+    return run / "best" if trial.anew is None else _anew(run / "best", trial, folder / "starts" / trial.key)
 
 
 def _anew(weights: Path, trial: Trial, folder: Path) -> Path:

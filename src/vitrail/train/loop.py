@@ -86,6 +86,10 @@ def _fit(recipe: Recipe, folder: Path, machine: Machine, watcher: Watcher, wishe
         return work.go()
 
 
+class Diverged(VitrailError):
+    """Nothing is wrong with what was asked for; it does not learn."""
+
+
 class _Fit:
     """The parts of a run while it runs."""
 
@@ -257,7 +261,7 @@ class _Fit:
             if row >= MOST_SKIPPED:
                 self._save()
                 self.writer.wait()
-                raise VitrailError(
+                raise Diverged(
                     f"{row} steps in a row had to be skipped, the last since {why}; the last good weights are in "
                     f"{self.run.folder}; try a smaller optim.lr (now {self.recipe.optim.lr:g}) or optim.clip=1"
                 )

@@ -102,6 +102,10 @@ class Run:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
+class Busy(VitrailError):
+    """It will be done, but not by this process."""
+
+
 class ReadOnly(Run):
     """As the ranks behind the first have it, who write nothing."""
 
@@ -140,7 +144,7 @@ def locked(run: Run) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise VitrailError(f"another process is at work in {run.folder}; wait for it, or name another folder") from None
+            raise Busy(f"another process is at work in {run.folder}; wait for it, or name another folder") from None
         try:
             yield
         except (FileNotFoundError, VitrailError):
