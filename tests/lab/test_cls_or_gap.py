@@ -25,6 +25,6 @@ def test_the_rate_is_chosen_for_each_on_validation() -> None:
     told = tell(asked, rows)
     assert told.numbers["best"] == peaks
     assert "neither is clearly ahead" in told.answer
-    assert "they want different learning rates" in told.answer
+    assert "(81.0%): two different ones, and neither" in told.answer
     ahead = tell(asked, made(trials(asked), lambda of: 0.5 + 0.1 * (of["head"] == "average") + 0.01 * of["seed"]))
     assert "the average is clearly ahead (+10.0 ± 0.0 points" in ahead.answer

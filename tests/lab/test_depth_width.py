@@ -28,6 +28,8 @@ def test_the_answer_names_what_gains_most_of_what_costs_more() -> None:
     asked = Asked("fashion")
     rows = made(trials(asked), lambda of: 0.5 + 0.2 * (of["changed"] == "patch") + 0.01 * of["seed"])
     told = tell(asked, rows)
-    assert "patch (4, 64, 128, 4) ends highest, clearly above it: +20.0 ± 0.0 points" in told.answer
+    assert (
+        "patch (4, 64, 128, 4) is the best on validation, and on test clearly above the base: +20.0 ± 0.0 points" in told.answer
+    )
     (base,) = [model for model in told.numbers["models"] if model["changed"] == AROUND]
     assert base["compute"] == pytest.approx(1)

@@ -113,11 +113,11 @@ def test_two_processes_share_a_folder_and_no_step_is_done_twice(tmp_path: Path) 
 
 
 def test_minutes_make_all_trainings_longer_by_one_factor_that_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "seconds", lambda recipe, machine, more: (0.1 * recipe.batch, 0.7 * recipe.batch + more))
+    monkeypatch.setattr(budget, "seconds", lambda recipe, machine, more: (0.05 * recipe.batch, 0.7 * recipe.batch + more))
     asked = [trial(steps=200, schedule=Schedule(warmup=20)), trial(steps=600, batch=10), trial(steps=200, seed=1)]
     found = within(tmp_path, asked, 4.0, looks=2)
     factor = found[1].recipe.steps / 600
-    assert factor == pytest.approx((budget.KEPT * 240 - 2 * 3.5 - 7 - 3 * 2) / (0.5 * 200 + 1.0 * 600 + 0.5 * 200), rel=0.01)
+    assert factor == pytest.approx((budget.KEPT * 240 - 2 * 3.5 - 7 - 3 * 2) / (0.25 * 200 + 0.5 * 600 + 0.25 * 200), rel=0.01)
     assert [each.recipe.steps for each in found] == [round(factor * 200), round(factor * 600), round(factor * 200)]
     assert found[0].recipe.schedule.warmup == int(20 * found[0].recipe.steps / 200)
 

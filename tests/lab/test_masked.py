@@ -1,13 +1,30 @@
 """The experiment compares what it says it compares."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.lab.made import made
 from vitrail.data.sources.open import pictures
 from vitrail.errors import VitrailError
 from vitrail.lab.experiment import Asked
-from vitrail.lab.masked import COLOUR, FEW, LABELS, METHODS, NOTHING, ORDER, RATES, SUPERVISED, tell, trials
+from vitrail.lab.masked import (
+    COLOUR,
+    FEW,
+    FINETUNE,
+    LABELS,
+    LONGER,
+    METHODS,
+    NOTHING,
+    ORDER,
+    PRETRAIN,
+    RATES,
+    SUPERVISED,
+    tell,
+    trials,
+)
 from vitrail.lab.trial import Trial, with_starts
+from vitrail.train.recipe import Schedule
 
 
 def tuned(question: str) -> list[Trial]:
@@ -21,8 +38,11 @@ def test_every_start_gets_the_same_budget_the_same_rates_and_the_same_draws(ques
     found = tuned(question)
     starts = {trial.of["start"]: set() for trial in found}  # type: dict[str, set[str]]
     for trial in found:
-        starts[trial.of["start"]].add(Trial({}, trial.recipe).key)
-    assert set(starts) == ({NOTHING, *METHODS} if question == FEW else {NOTHING, COLOUR, SUPERVISED})
+        assert trial.recipe.steps == (PRETRAIN + FINETUNE if trial.of["start"] == LONGER else FINETUNE)
+        starts[trial.of["start"]].add(
+            Trial({}, replace(trial.recipe, steps=FINETUNE, schedule=Schedule(), evaluate=1, checkpoint=1)).key
+        )
+    assert set(starts) == ({NOTHING, LONGER, *METHODS} if question == FEW else {NOTHING, COLOUR, SUPERVISED})
     assert len({frozenset(keys) for keys in starts.values()}) == 1
     assert len(found) == len(starts) * len(LABELS) * len(RATES) * 3
 
@@ -34,7 +54,7 @@ def test_pre_training_comes_first_and_is_done_once_for_all_that_begin_with_it() 
     for trial in found:
         if trial.after is not None:
             assert trial.after.key in {other.key for other in found[: found.index(trial)]}
-    assert all((trial.after is None) == (trial.of["start"] == NOTHING) for trial in tuned(FEW))
+    assert all((trial.after is None) == (trial.of["start"] in (NOTHING, LONGER)) for trial in tuned(FEW))
 
 
 def test_classes_for_pre_training_and_for_the_task_are_disjoint() -> None:
@@ -65,7 +85,12 @@ def test_the_answer_tells_what_helps_and_whether_the_order_is_the_paper_s() -> N
     scores = {NOTHING: 0.5, COLOUR: 0.6, SUPERVISED: 0.7}
     rows = made(trials(asked), lambda of: scores.get(of["start"], 0.5) + 0.01 * of.get("seed", 0))
     told = tell(asked, rows)
-    assert "With 100 labels (51.0% from nothing), masked-patch (mean colour) clearly helps" in told.answer
+    assert (
+        "With 100 labels masked-patch (mean colour) clearly helps against nothing (51.0%), and masked-patch (mean colour) "
+        "against nothing in as many steps as both stages (51.0%)" in told.answer
+    )
+    steps = made(trials(asked), lambda of: 0.7 if of["start"] == LONGER else scores.get(of["start"], 0.5))
+    assert "(50.0%), and none against nothing in as many steps as both stages (70.0%)" in tell(asked, steps).answer
     assert (
         "1,000 labels: the paper's order (nothing 51.0%, masked-patch (mean colour) 61.0%, labels of other classes 71.0%)"
         in told.answer

@@ -39,10 +39,10 @@ def test_little_data_is_a_ninth_with_the_same_pictures_to_be_judged_by() -> None
 
 def test_the_answer_tells_what_helps_and_what_harms() -> None:
     asked = Asked("fashion")
-    rows = made(trials(asked), lambda of: 0.5 + 0.1 * (of["arm"] == "Mixup 0.2") * (1 if of["count"] == 1000 else -1))
+    rows = made(trials(asked), lambda of: 0.5 + 0.1 * (of["arm"] == "dropout 0.1") * (1 if of["count"] == 1000 else -1))
     told = tell(asked, rows)
     assert told.answer == (
-        "With 1,000 pictures (50.0% without any), Mixup 0.2 clearly helps; "
-        "with 9,000 pictures (50.0% without any), Mixup 0.2 clearly harms."
+        "With 1,000 pictures (50.0% without any), dropout 0.1 clearly helps; "
+        "with 9,000 pictures (50.0% without any), dropout 0.1 clearly harms."
     )
     assert len(told.numbers["arms"]) == 2 * len(ARMS)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from vitrail.lab.show import best, cell, gap, middle, over
+from vitrail.lab.show import best, cell, gain, gap, middle, over
 from vitrail.lab.trial import Row
 
 
@@ -44,6 +44,19 @@ def test_a_cell_tells_how_many_have_diverged() -> None:
 def test_the_best_is_chosen_on_validation() -> None:
     assert best({1: rows(0.9), 2: rows(0.2), 3: rows(None)}) == 2
     assert best({1: rows(None)}) is None
+
+
+def test_what_diverges_for_some_seeds_is_not_the_best_for_the_others() -> None:
+    assert best({1: rows(0.1, None, None), 2: rows(0.3, 0.3, 0.3)}) == 2
+    assert best({1: rows(0.1, None, None), 2: rows(0.3, None, None)}) == 1
+
+
+def test_a_gain_is_how_much_a_lead_has_grown_seed_by_seed() -> None:
+    found = gain((rows(0.5, 0.6, 0.7), rows(0.6, 0.7, 0.8)), (rows(0.8, 0.8, 0.8), rows(0.7, 0.7, 0.7)))
+    assert found is not None
+    assert found.mean == pytest.approx(0.2)
+    assert found.clear
+    assert gain((rows(0.5), rows(None)), (rows(0.5), rows(0.5))) is None
 
 
 def test_lines_over_powers_have_their_places_below_the_axis() -> None:

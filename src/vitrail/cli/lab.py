@@ -20,7 +20,9 @@ def lab(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="The experiment; without a name they are listed.")
     ] = None,
-    minutes: Annotated[float, typer.Option(metavar="N", help="For all trainings of the experiment together.")] = 20.0,
+    minutes: Annotated[
+        float | None, typer.Option(metavar="N", help="For all trainings of the experiment together: 20, and 180 for masked.")
+    ] = None,
     data: Annotated[str | None, typer.Option(metavar="DATA", help="Pictures with labels; else the experiment's own.")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A few steps, to see that it works; the numbers mean nothing.")
@@ -40,7 +42,7 @@ def lab(
     if name is None:
         _list(json)
         return
-    if not 0 < minutes < 1e6:
+    if minutes is not None and not 0 < minutes < 1e6:
         raise VitrailError(f"--minutes must be above 0, got {minutes:g}; try --minutes 20")
 
     from vitrail.lab.book import experiment

@@ -36,7 +36,7 @@ from vitrail.train.unlabelled import seconds as neighbours
 WARM, STEPS = 2, 4
 SOME = 128  # pictures that an evaluation is timed on
 KEPT = 0.9  # of the minutes; the rest is for writing
-LEAST = 10  # steps of a training worth the name
+LEAST = 50  # steps of a training worth the name
 
 
 def within(

@@ -3,7 +3,7 @@
     FLOPs = 2 a multiply-add x 3 (forward, and twice that back) x pictures x epochs
 
 The paper does not say how it counts. With two FLOPs a multiply-add, three passes, the 303 million pictures of JFT-300M and 224
-pixels the Transformers and hybrids come out. ResNets come out 3 to 4 % too high, and fit when products with the zeros of a
+pixels the Transformers and hybrids come out. ResNets come out 3 to 5 % too high, and fit when products with the zeros of a
 convolution's padding are left out, as compilers' counts do; so both counts are shown.
 """
 

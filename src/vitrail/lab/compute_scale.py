@@ -106,7 +106,7 @@ EXPERIMENT = Experiment(
     "for ImageNet).",
     scaled="Three sizes of a ViT, 0.05 to 0.7 million weights, each with a hybrid and a ResNet of about as many "
     "multiply-adds, from nothing in as many steps on small pictures; compute is six FLOPs a multiply-add and picture. "
-    "ViT and hybrid with Muon, the ResNet with SGD, which docs/log.md found best for each.",
+    "ViT and hybrid with Muon, the ResNet with SGD, each at one learning rate for all sizes.",
     limits="The paper's regime is data without end; here a few thousand pictures are seen several times, which favours the "
     "built-in locality of convolutions. Sizes span a factor of ten, the paper's one of eighty. Multiply-adds are not "
     "seconds: a small convolution takes longer for as many.",

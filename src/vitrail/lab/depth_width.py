@@ -73,14 +73,14 @@ def _answer(base: list[Row], groups: dict[tuple[Any, ...], list[Row]]) -> str:
     }
     if not larger:
         return f"The base has {middle(base):.1%} on test; nothing larger was finished beside it."
-    most = max(larger, key=lambda name: larger[name][1].mean)
-    least = min(larger, key=lambda name: larger[name][1].mean)
+    by_validation = {name: middle(found, split="validation") for name, (found, _) in larger.items()}
+    most, least = max(larger, key=by_validation.__getitem__), min(larger, key=by_validation.__getitem__)
     found, apart = larger[most]
     how = "clearly" if apart.clear and apart.mean > 0 else "not clearly"
     return (
-        f"Of what costs more than the base ({middle(base):.1%} on test), {most} ends highest, {how} above it: {apart.words} "
-        f"at {found[0].macs / base[0].macs:.1f} times the compute; {least} ends lowest, {larger[least][1].words}. In "
-        "brackets: depth, width, MLP, patch."
+        f"Of the {len(larger)} that cost more than the base ({middle(base):.1%} on test), {most} is the best on validation, "
+        f"and on test {how} above the base: {apart.words} at {found[0].macs / base[0].macs:.1f} times the compute; {least} is "
+        f"the last, {larger[least][1].words}. In brackets: depth, width, MLP, patch."
     )
 
 

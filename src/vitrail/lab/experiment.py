@@ -57,6 +57,7 @@ class Experiment:
     measure: Callable[[Path, Trial], dict[str, Any]] | None = None  # of a finished run, beside its scores
     looks: int = 0  # pictures that ``measure`` puts through a model, about
     data: str = "fashion"
+    minutes: float = 20.0  # where nobody says how many
     takes_weights: bool = False
 
     @property

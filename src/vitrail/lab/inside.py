@@ -37,7 +37,7 @@ def trials(asked: Asked) -> list[Trial]:
     given(asked)  # what is wrong with it is said before anything is trained
     model = vit(asked, position="learned1d", pool="cls")
     slow = replace(MUON, lr=MUON.lr / 2, matrix_lr=MUON.matrix_lr / 2)
-    made = {VIT: recipe(asked, model), HYBRID: recipe(asked, replace(hybrid(model), position="learned1d", pool="cls"))}
+    made = {VIT: recipe(asked, model), HYBRID: recipe(asked, hybrid(model))}
     if not asked.quick:
         made |= {SLOW: recipe(asked, model, optim=slow), SHORT: recipe(asked, model, steps=STEPS // 2)}
     return [Trial({"arm": name, "seed": 0}, settings) for name, settings in made.items()]
@@ -120,8 +120,8 @@ def _table(rows: Sequence[Row], looks: dict[str, Look]) -> str:
             cells.append([text(name), f'<span class="bad">{text(row.failed)}</span>', *[""] * 6])
             continue
         score = shown([row.scores["test"]["top1"]]) if row is not None and "test" in row.scores else ""
-        alike = None if look.near is None else (*look.near, look.mirrored or 0.0, look.order or 0.0)
-        near = ["none"] * 4 if alike is None else [_cosine(value) for value in alike]
+        alike = (*(look.near or (None, None)), look.mirrored, look.order)
+        near = ["none" if value is None else _cosine(value) for value in alike]
         ends = [f"{layer.mean():.1f} ({layer.min():.1f} to {layer.max():.1f})" for layer in (look.far[0], look.far[-1])]
         cells.append([text(name), score, *ends, *near])
     words = (
@@ -177,7 +177,7 @@ EXPERIMENT = Experiment(
     "in the lowest layers, others are local there, less so behind a ResNet, and the distance rises with depth; the model "
     "attends to what matters for the class (Dosovitskiy et al. 2021, section 4.5; Figures 6, 7, 10 and 11, of L/16 and L/32).",
     scaled="A ViT of 0.2 million weights and four layers and a hybrid of as many multiply-adds, on some thousands of small "
-    "pictures. With --weights any checkpoint is looked at in the same way, such as the published L/16.",
+    "pictures, one training each. With --weights any checkpoint is looked at in the same way, such as the published L/16.",
     limits="Four layers are few to speak of depth, and short trainings leave positions and filters near the noise they began "
     "as: a published checkpoint shows more. Rollout is what could have arrived, and not what decided: vitrail explain --trust "
     "measures which maps to believe.",

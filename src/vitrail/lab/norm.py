@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from vitrail.lab.base import ADAMW, STEPS, coarse, recipe, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by
-from vitrail.lab.show import best, cell, gap, middle, over, plain
+from vitrail.lab.show import best, cell, gap, middle, over, plain, sentence
 from vitrail.lab.trial import Row, Trial
 from vitrail.report.page import table, text
 from vitrail.train.recipe import Schedule
@@ -70,16 +70,16 @@ def _answer(lines: dict[str, dict[float, list[Row]]], chosen: dict[str, float | 
             ahead = "pre" if apart.mean > 0 else "post"
             said.append(f"with {words}, {ahead}-norm is clearly ahead at its best learning rate (pre {numbers} post)")
     gone = [name for name, line in lines.items() if any(row.failed for found in line.values() for row in found)]
-    told = "; ".join(said).replace("with no warm-up", "without warm-up")
-    return f"{told[0].upper()}{told[1:]}.{f' Some trainings of {len(gone)} arms have diverged.' if gone else ''}"
+    told = sentence(said).replace("with no warm-up", "without warm-up")
+    return f"{told} Some trainings of {len(gone)} arms have diverged." if gone else told
 
 
 EXPERIMENT = Experiment(
     name="norm",
     title="Equations 2 and 3: norm before or after",
     paper="Layer norm is applied before every block and residual connections after it, as in later Transformers (Wang et "
-    "al. 2019; Baevski and Auli 2019), and every training warms up, over 10,000 steps where it is pre-training. The "
-    "paper (Dosovitskiy et al. 2021, 3.1 and Table 3) compares neither with its absence, and has no numbers for it.",
+    "al. 2019; Baevski and Auli 2019), and pre-training warms up over 10,000 steps. The paper "
+    "(Dosovitskiy et al. 2021, 3.1 and Table 3) compares neither with its absence, and has no numbers for it.",
     scaled=f"A ViT of {DEPTH} layers, 64 wide, sixteen patches, AdamW with gradients clipped at 1, three learning rates, "
     "three seeds.",
     limits=f"{DEPTH} layers are few: post-norm without warm-up is known to fail with more of them and with higher learning "

@@ -8,7 +8,7 @@ from typing import Any
 from vitrail.augment.policy import policy
 from vitrail.lab.base import coarse, data_of, recipe, seen, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by
-from vitrail.lab.show import cell, gap, middle, one_of, plain
+from vitrail.lab.show import cell, gap, middle, one_of, plain, sentence
 from vitrail.lab.trial import Row, Trial
 from vitrail.report.page import table, text
 
@@ -26,8 +26,8 @@ ALONE = {
     "dropout 0.1": Arm(model={"dropout": 0.1}),
     "stochastic depth 0.1": Arm(model={"stochastic_depth": 0.1}),
     "RandAugment 2, 10": Arm(augment={"layers": 2, "magnitude": 10.0}),
-    "Mixup 0.2": Arm(augment={"mixup": 0.2}),
-    "CutMix 1": Arm(augment={"cutmix": 1.0, "mix": 0.5}),
+    "Mixup 0.2, half of the batches": Arm(augment={"mixup": 0.2, "mix": 0.5}),
+    "CutMix 1, half of the batches": Arm(augment={"cutmix": 1.0, "mix": 0.5}),
     "erasing 0.25": Arm(augment={"erase": 0.25}),
 }
 ARMS = {
@@ -102,8 +102,7 @@ def _answer(groups: dict[tuple[Any, ...], list[Row]], names: list[str], counts: 
         said.append(
             f"with {count:,} pictures ({plain_:.1%} without any), {' and '.join(words) or 'none is clearly of use or harm'}"
         )
-    told = "; ".join(said)
-    return f"{told[0].upper()}{told[1:]}."
+    return sentence(said)
 
 
 EXPERIMENT = Experiment(
@@ -114,7 +113,7 @@ EXPERIMENT = Experiment(
     "and ImageNet-21k and none for JFT (Table 3). RandAugment, Mixup, CutMix, stochastic depth and erasing came to "
     "ViTs with DeiT (Touvron et al. 2021) and AugReg (Steiner et al. 2021). It has no table of them.",
     scaled="A ViT of 0.2 million weights and sixteen patches on small pictures, all of them and a ninth of them, in as many "
-    "steps; three seeds.",
+    "steps; three seeds. Together, half of the batches are mixed, by Mixup or by CutMix in turn at random.",
     limits="A short training sees each of many pictures a few times only, so that nothing is learnt by heart and "
     "regularisation mostly slows; its uses are for long trainings. RandAugment's colours say little on grey pictures, "
     "and its strengths are for photographs. Each is held against nothing at 95 %, so one of the fourteen may seem clear by "

@@ -23,12 +23,11 @@ from vitrail.train.loop import Machine
 QUICK = 4  # steps of each training
 WHOLE = "Nothing is trained here, so a quick look is all of it."
 CLEARLY = (
-    "± is Student's 95 % interval over the seeds. Clearly ahead is what leads by more than the interval of the difference, "
-    "seed by seed."
+    "± is Student's 95 % interval over the seeds, all of them told on the same test pictures: another draw of these would add "
+    "to it. Clearly ahead is what leads by more than the interval of the difference, seed by seed."
 )
 QUICKLY = "A quick look: a few steps, which prove that the experiment works. Its numbers mean nothing."
 NONE = "none"  # the data of an experiment that looks at none
-MINUTES = 20.0
 NARROW = 540  # pixels: drawings up to it stand side by side
 STYLE = """
 .answer { font-size: 1.1rem; line-height: 1.5; font-weight: 400; margin-bottom: 0; }
@@ -43,7 +42,7 @@ def carried_out(
     experiment: Experiment,
     asked: Asked,
     folder: Path,
-    minutes: float = MINUTES,
+    minutes: float | None = None,
     machine: Machine | None = None,
     progress: Progress | None = None,
 ) -> Told:
@@ -51,6 +50,7 @@ def carried_out(
     if asked.weights is not None and not experiment.takes_weights:
         raise VitrailError(f"{experiment.name} looks at no given checkpoint; leave --weights out")
     mark: str | None = None
+    minutes = experiment.minutes if minutes is None else minutes
     if experiment.data != NONE:
         mark = _checked(experiment, asked, progress)
     elif asked.data != NONE:
@@ -71,9 +71,7 @@ def _checked(experiment: Experiment, asked: Asked, progress: Progress | None) ->
     """What is wrong with the pictures is said before the work. The fingerprint, of a set that can change under its name."""
     found = pictures(asked.data, progress=progress)
     if experiment.trains and not len(found.test):
-        raise VitrailError(
-            f"{asked.data} has no pictures to test on; make a folder test in it, or try fashion"
-        )
+        raise VitrailError(f"{asked.data} has no pictures to test on; make a folder test in it, or try fashion")
     return None if has_amounts(asked.data) else usable(found, progress).data.fingerprint
 
 

@@ -29,14 +29,24 @@ class Gap:
         return f"{round(100 * self.mean, 1) + 0.0:+.1f}{more} points"  # plus nothing: no minus before a zero
 
 
-def gap(ours: Iterable[Row], theirs: Iterable[Row], name: str = "top1") -> Gap | None:
+def gap(ours: Iterable[Row], theirs: Iterable[Row]) -> Gap | None:
     """Of the seeds that both have; none where there are none."""
-    own, other = (
-        {row.of.get("seed"): float(row.scores["test"][name]) for row in rows if name in row.scores.get("test", {})}
-        for rows in (ours, theirs)
-    )
-    found = [own[seed] - other[seed] for seed in own if seed in other]
+    found = _leads(ours, theirs).values()
     return Gap(*spread(found)) if found else None
+
+
+def gain(before: tuple[Iterable[Row], Iterable[Row]], after: tuple[Iterable[Row], Iterable[Row]]) -> Gap | None:
+    """By how much the lead of one over the other has grown, seed by seed."""
+    first, last = _leads(*before), _leads(*after)
+    found = [last[seed] - first[seed] for seed in first if seed in last]
+    return Gap(*spread(found)) if found else None
+
+
+def _leads(ours: Iterable[Row], theirs: Iterable[Row]) -> dict[Any, float]:
+    own, other = (
+        {row.of.get("seed"): row.scores["test"]["top1"] for row in rows if "test" in row.scores} for rows in (ours, theirs)
+    )
+    return {seed: float(own[seed]) - float(other[seed]) for seed in own if seed in other}
 
 
 def middle(rows: Iterable[Row], name: str = "top1", split: str = "test") -> float:
@@ -65,6 +75,7 @@ def over(
     places = sorted({place for line in lines.values() for place in line})
     drawn = {name: [(math.log10(x), middle(rows)) for x, rows in sorted(line.items())] for name, line in lines.items()}
     finite = {name: [point for point in line if math.isfinite(point[1])] for name, line in drawn.items()}
+    finite = {name: line for name, line in finite.items() if line}  # of what has diverged everywhere the table tells
     said = {
         name: [("", f"{name}, {form(x)}: {_said(rows)}") for x, rows in sorted(line.items()) if scores(rows)]
         for name, line in lines.items()
@@ -99,13 +110,20 @@ def plain(rows: Sequence[Row], **more: Any) -> dict[str, Any]:
 
 
 def best(lines: Mapping[Any, Sequence[Row]]) -> Any:
-    """The one to take by validation, such as a learning rate; none where all have diverged."""
-    found = {key: middle(rows, split="validation") for key, rows in lines.items() if scores(rows, split="validation")}
-    return max(found, key=lambda key: found[key]) if found else None
+    """The one to take by validation, such as a learning rate, of those of which the fewest have diverged; none where all
+    have."""
+    found = {key: scores(rows, split="validation") for key, rows in lines.items()}
+    most = max(map(len, found.values()), default=0)
+    return max((key for key in found if len(found[key]) == most), key=lambda key: mean(found[key])) if most else None
+
+
+def sentence(said: Sequence[str]) -> str:
+    told = "; ".join(said)
+    return f"{told[0].upper()}{told[1:]}."
 
 
 def one_of(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return "".join(names) if len(names) < 2 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _said(rows: Sequence[Row]) -> str:

@@ -171,7 +171,7 @@ def _paint(page: Image.Image, shape: Shape, scale: int) -> None:
             page.paste(large, (left, top), large.getchannel("A").point(lambda value: round(value * share)))
         case Line(points, colour, wide, dashed, share):
             ink = _ink(colour, share)
-            for part in _dashes(points) if dashed else [points]:
+            for part in _dashes(points) if dashed else [points] if points else []:
                 pen.line([(x * scale, y * scale) for x, y in part], ink, max(round(wide * scale), 1), joint="curve")
         case Dot((x, y), colour, _, share, radius):
             ink = _ink(colour, share)
