@@ -7,7 +7,10 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
 
 import pytest
 
@@ -70,9 +73,18 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "pip install 'vitrail[studio]'" in capsys.readouterr().err
 
 
-def test_the_page_is_opened_in_the_browser(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
-    monkeypatch.setattr("vitrail.studio.listen.listen", lambda app, place, ready: ready())
+def test_the_page_is_opened_in_a_browser_that_may_wait_for_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in a terminal is waited for until it ends, and nothing ends before the page has answered."""
+    opened: SimpleQueue[tuple[str, bool]] = SimpleQueue()
+    answers = Event()
+
+    def listen(app: object, place: object, ready: Callable[[], None]) -> None:
+        ready()
+        answers.set()
+
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.put((url, answers.wait(10))))
+    monkeypatch.setattr("vitrail.studio.listen.listen", listen)
     assert run(["studio", str(model), "--token", TOKEN]) == 0
-    assert opened[0].endswith(f"/{TOKEN}/")
+    url, answered = opened.get(timeout=30)
+    assert url.endswith(f"/{TOKEN}/")
+    assert answered

@@ -105,10 +105,11 @@ def _tell(url: str, desk: "Desk", browser: bool, json: bool) -> None:
     """One line, and the page."""
     import json as objects
     import webbrowser
+    from threading import Thread
 
     if json:
         typer.echo(objects.dumps({"url": url, "models": [one.name for one in desk.shelf.models.values()]}))
     else:
         typer.echo(f"{url}  {', '.join(one.name for one in desk.shelf.models.values())}; Ctrl-C ends it")
-    if browser:
-        webbrowser.open(url)
+    if browser:  # aside, since some of them are waited for until they end, and they wait for the page
+        Thread(target=webbrowser.open, args=(url,), name="vitrail-browser", daemon=True).start()
