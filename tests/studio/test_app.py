@@ -95,6 +95,8 @@ def test_names_of_classes_are_taken_where_the_weights_have_none(tmp_path: Path) 
     shelf = Shelf([str(tmp_path / "with"), str(tmp_path / "without")], ["a", "b", "c", "d", "e"])
     assert shelf.facts("m0")["labels"][0] == "class 0"
     assert shelf.facts("m1")["labels"] == ["a", "b", "c", "d", "e"]
+    assert [shelf.facts(id)["named"] for id in shelf.models] == [True, True]
+    assert not Shelf([str(tmp_path / "without")]).facts("m0")["named"], "the page says how to name them"
 
 
 @pytest.mark.parametrize("host", ["localhost:1234", "127.0.0.1:4321", "[::1]:1234"])
@@ -212,6 +214,21 @@ def test_a_picture_that_is_too_large_is_not_read_to_its_end(client: TestClient) 
 def test_every_route_takes_its_own_method_alone(client: TestClient, name: str) -> None:
     other = {"GET": "POST", "POST": "GET"}[API[name][0]]
     assert client.request(other, HOME + f"api/{name}").status_code == 405
+
+
+def test_a_mistake_is_a_sentence_on_the_page_and_whole_in_the_terminal(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def mistaken(*_: object) -> None:
+        raise KeyError("a name that nobody has")
+
+    monkeypatch.setattr("vitrail.studio.desk.trace", mistaken)
+    answer = client.get(HOME + "api/trace?model=m0&picture=sample-7")
+    assert answer.status_code == 500
+    assert "its terminal tells of" in answer.json()["error"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "a name that nobody has" in caplog.text
+    assert TOKEN not in caplog.text
 
 
 def test_answers_that_are_kept_stay_within_their_room() -> None:

@@ -106,12 +106,20 @@ def _answering(studio: Studio, answer: Answer) -> Callable[[Request], Awaitable[
             return Response(status_code=499)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "allocate" not in str(error):
-                raise
+                return _mistake(request)
             return refused(507, "there is not enough memory for this; try a smaller picture or model")
         except OSError as error:
             return refused(422, f"a file of the model or the data cannot be read: {error.strerror or type(error).__name__}")
+        except Exception:
+            return _mistake(request)
 
     return answering
+
+
+def _mistake(request: Request) -> Response:
+    """While one is handled: the page gets a sentence, the terminal the rest."""
+    log.exception("the studio could not answer %s", request.url.path.rpartition("/")[2])
+    return refused(500, "the studio has made a mistake at this, which its terminal tells of; try another picture or model")
 
 
 async def _studio(studio: Studio, request: Request) -> Response:

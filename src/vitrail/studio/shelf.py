@@ -129,6 +129,7 @@ class Shelf:
             "stride": list(config.stride),
             "grid": list(config.grid),
             "tokens": config.tokens,
+            "named": bool(labels),
             "labels": list(labels or (f"class {number}" for number in range(config.classes))),
             "preprocess": to_plain(how),
             "parameters": weights,
