@@ -187,6 +187,8 @@ def test_of_many_classes_the_lens_shows_the_first_of_every_state_and_the_one_tha
     assert facts["target"] == last
     assert last not in first
     assert arrays["lens_classes"].tolist() == sorted({*first, last})
+    order = chances.argsort(dim=1, descending=True)
+    assert facts["ranks"] == [1 + row.index(last) for row in order.tolist()], "its rank among all of them"
 
 
 @pytest.mark.parametrize("changes", [{}, {"pool": "gap"}, {"pool": "map"}], ids=str)

@@ -57,6 +57,7 @@ def trace(model: Model, picture: bytes | ndarray | Image.Image, target: int | No
         "picture": {"width": original.width, "height": original.height},
         **_shape(vit, images),
         "target": wanted,
+        "ranks": [] if wanted is None else (1 + (chances > chances[:, [wanted]]).sum(1)).tolist(),  # its own, of every state
         "top": top(vit, chances[-1]),
         "whole": "attention" in arrays,
         "preprocess": _preprocess(original.size, how),

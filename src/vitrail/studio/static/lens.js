@@ -45,12 +45,6 @@ class Lens {
     return [...this.classes].sort((one, other) => this.odds(at, other) - this.odds(at, one) || one - other).slice(0, count);
   }
 
-  // {rank, exact}: of the classes that the trace has not, none is among the first five of a state.
-  rank(at, which) {
-    const own = this.odds(at, which), rank = 1 + this.classes.filter((other) => this.odds(at, other) > own).length;
-    return { rank, exact: rank <= FEW || this.classes.length === this.facts.classes };
-  }
-
   // From which state on the final answer leads without a break.
   get settled() {
     const answer = this.first(this.states.length - 1, 1)[0];
@@ -131,11 +125,11 @@ class LensPart {
   #table() {
     const { target } = this.studio.trace.facts, name = this.studio.label(target), focus = document.activeElement?.closest("table.lens [data-at]")?.dataset.at;
     this.rows.replaceChildren(el("caption", { class: "unseen" }, "What the head says of every state"),
-      el("thead", {}, el("tr", {}, ["State", "Most probable", "Probability", `Probability of ${name}`, "Its rank"].map((words_, place) => el("th", { scope: "col", class: place > 1 ? "number" : null }, words_)))),
+      el("thead", {}, el("tr", {}, ["State", "Most probable", "Probability", `Probability of ${name}`, `Its rank among ${this.lens.facts.classes.toLocaleString("en")}`].map((words_, place) => el("th", { scope: "col", class: place > 1 ? "number" : null }, words_)))),
       el("tbody", {}, this.#rows().map((row) => el("tr", { class: row.at === this.at ? "chosen" : null },
         el("th", { scope: "row" }, button(words(row.at, this.lens.states.length - 1), () => this.#choose(row.at), { "aria-pressed": String(row.at === this.at), data: { at: row.at } })),
         el("td", {}, row.says), el("td", { class: "number" }, percent(row.probability)), el("td", { class: "number" }, percent(row.target)),
-        el("td", { class: "number" }, row.exact ? String(row.rank) : `${row.rank} or later`)))));
+        el("td", { class: "number" }, row.rank.toLocaleString("en"))))));
     if (focus) this.rows.querySelector(`[data-at="${focus}"]`)?.focus();
   }
 
@@ -143,7 +137,7 @@ class LensPart {
     const { lens } = this, { target } = this.studio.trace.facts;
     return lens.states.map((at) => {
       const [which] = lens.first(at, 1);
-      return { at, class: which, says: this.studio.label(which), probability: lens.odds(at, which), target: lens.odds(at, target), ...lens.rank(at, target) };
+      return { at, class: which, says: this.studio.label(which), probability: lens.odds(at, which), target: lens.odds(at, target), rank: lens.facts.ranks[at] };
     });
   }
 
