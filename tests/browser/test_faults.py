@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, Route, expect
 
 import vitrail
 from tests.browser.opening import (
@@ -128,6 +128,19 @@ HAND_IN = """([kind, name, content]) => {
 }"""
 
 
+def test_what_was_chosen_while_a_picture_was_on_its_way_stays(page: Page, studio: Studio) -> None:
+    look(page, studio.at(part="picture", picture="sample-1"))
+    held: list[Route] = []
+    page.route("**/api/upload?name=slow.png", lambda route: held.append(route))
+    with page.expect_request("**/api/upload?name=slow.png"):
+        page.set_input_files("input[type=file]", {"name": "slow.png", "mimeType": "image/png", "buffer": turned()})
+    page.click(".shelf button[data-picture=sample-3]")
+    held[0].continue_()
+    expect(page.locator("#said")).to_have_text("slow.png is now among the uploaded pictures.")
+    settled(page)
+    assert "picture=sample-3" in page.url
+
+
 @pytest.mark.parametrize("kind", ["drop", "paste"])
 def test_a_picture_may_be_dropped_and_pasted_in_any_part(page: Page, studio: Studio, kind: str) -> None:
     WATCHED[page].expected = (REFUSED,)
@@ -227,6 +240,21 @@ def test_a_page_outlives_its_studio(page: Page, tmp_path: Path) -> None:
         page.locator("#side .answer button").nth(3).click()
         settled(page)
         assert "started anew" in said(page)
+
+
+def test_that_a_picture_is_not_there_is_told_in_every_part(page: Page, studio: Studio) -> None:
+    WATCHED[page].expected = (REFUSED,)
+    look(page, studio.at(part="lens", picture="sample-99"))
+    for part in ("flow", "attention", "picture"):
+        visit(page, part)
+        assert said(page).startswith("there is no picture sample-99"), part
+    page.click("text=Save this page")
+    assert said(page).startswith("There is no explanation to save yet")
+    page.select_option(".chooser label:has-text('From') select", "samples")
+    page.click(".shelf button[data-picture=sample-2]")
+    settled(page)
+    assert said(page) == ""
+    assert shown(page)
 
 
 def test_a_run_that_is_deleted_under_the_page_is_told_in_one_sentence(page: Page, run: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from playwright.sync_api import Browser, Page
 
-from tests.browser.opening import LONG, PARTS, SIZES, Studio, Watched, look, settled, visit
+from tests.browser.opening import LONG, PARTS, SIZES, Studio, Watched, look, paste, settled, visit
 
 pytestmark = pytest.mark.browser
 MANY = 150  # stops of the keyboard in one part
@@ -182,6 +182,41 @@ def test_the_theme_is_in_the_address_and_outlives_a_reload(page: Page, studio: S
         assert page.evaluate(paper) == colours[theme]
         assert page.input_value("#top label[data-key=theme] select") == theme
     assert colours["light"] != colours["dark"]
+
+
+def test_a_link_brings_its_theme_along(page: Page, studio: Studio) -> None:
+    """With all that is drawn in its colours: the numbers beside the wall are ink on a canvas."""
+    seen = []
+    for theme in ("light", "dark"):
+        look(page, studio.at(part="attention", picture="sample-1", theme=theme))
+        settled(page)
+        seen.append(page.eval_on_selector(".wall canvas", "(canvas) => canvas.toDataURL()"))
+        page.goto("about:blank")
+    assert seen[0] != seen[1]
+    look(page, studio.at(part="attention", picture="sample-1", theme="light"))
+    settled(page)
+    paste(page, page.url.replace("theme=light", "theme=dark"))
+    settled(page)
+    assert page.input_value("#top label[data-key=theme] select") == "dark"
+    assert page.eval_on_selector(".wall canvas", "(canvas) => canvas.toDataURL()") == seen[1]
+
+
+def test_on_a_phone_the_page_stays_where_it_is_read(browser: Browser, studio: Studio) -> None:
+    width, height = SIZES["phone"]
+    page = browser.new_page(viewport={"width": width, "height": height}, reduced_motion="reduce")
+    page.set_default_timeout(LONG)
+    with Watched(page):
+        look(page, studio.at(part="lens", picture="sample-1"))
+        settled(page)
+        place = page.locator("#story [aria-current]").bounding_box()
+        assert place is not None
+        assert place["x"] > 60, "one sees what comes before"
+        assert place["x"] + place["width"] < width - 60, "and what comes next"
+        page.evaluate("scrollTo(0, 500)")
+        paste(page, page.url + "&step=6")
+        settled(page)
+        assert page.evaluate("scrollY") == 500
+    page.close()
 
 
 def test_a_model_of_fourteen_by_fourteen_patches_shows_its_wall(page: Page, zoo: tuple[Studio, list[Path]]) -> None:

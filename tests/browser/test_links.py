@@ -157,6 +157,19 @@ def test_a_link_pasted_while_a_choice_is_still_to_be_written_is_not_lost(page: P
     assert "part=tokens" in page.url
 
 
+def test_back_leads_out_of_a_link_that_names_no_picture(page: Page, studio: Studio) -> None:
+    """What the page adds to it is no step of its own, to which Back would return for ever."""
+    look(page, studio.at(part="lens", picture="sample-1"))
+    settled(page)
+    paste(page, studio.at(part="tokens"))
+    settled(page)
+    assert "picture=d0-test-0" in page.url
+    page.go_back()
+    settled(page)
+    assert page.title().startswith("Lens")
+    assert "picture=sample-1" in page.url
+
+
 NONSENSE: list[dict[str, Any]] = [
     {"model": "m9"},
     {"picture": "../../etc/passwd"},

@@ -320,3 +320,22 @@ def test_a_run_is_followed_while_it_trains(page: Page, learning: Path, run: Path
         expect(figure(page, "confusion")).to_be_visible()
         losses = next(line for line in numbers(page, "run-loss") if line["name"] == "training")["points"]
         assert [step for step, _ in losses] == list(range(1, 13))
+
+
+def test_a_slider_that_is_held_stays_while_the_run_goes_on(page: Page, learning: Path, run: Path) -> None:
+    WATCHED[page].expected = ("ERR_CONNECTION_REFUSED",)
+    with opened([learning]) as studio:
+        look(page, studio.at(part="inside"))
+        settled(page)
+        place = page.get_by_label("Checkpoint").bounding_box()
+        assert place is not None
+        middle = place["y"] + place["height"] / 2
+        page.mouse.move(place["x"] + place["width"] - 6, middle)
+        page.mouse.down()
+        page.mouse.move(place["x"] + place["width"] / 2, middle)
+        shutil.copytree(run / "checkpoints" / "step-12", learning / "checkpoints" / "step-12")
+        until(page, "() => document.querySelector('.inside .controls').textContent.includes('step 12')")
+        page.mouse.move(place["x"] + 4, middle)
+        page.mouse.up()
+        page.wait_for_url("**step=3**")
+        until(page, "() => document.querySelector('#top input[type=range]').max === '4'")

@@ -83,9 +83,9 @@ function build(section, studio) {
     point();
   }
 
-  // While a run trains, its best weights change.
+  // While a run trains, its best weights change: with an evaluation, and before the first one with every checkpoint.
   function stamp({ model, step }) {
-    return `${model.id} ${step ?? `best of ${model.steps.at(-1)}`}`;
+    return `${model.id} ${step ?? `best of ${model.steps.at(-1)} ${model === studio.model ? studio.here().again : ""}`}`;
   }
 
   function ask(one) {

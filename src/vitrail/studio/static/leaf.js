@@ -6,6 +6,10 @@ import { say, told } from "./say.js";
 import * as state from "./state.js";
 
 export async function save(studio) {
+  if (!studio.trace) {
+    say("There is no explanation to save yet; choose a picture first.");
+    return;
+  }
   say("Saving ...", true);
   const address = state.address(), here = studio.here({ again: null }), title = studio.trace.facts.picture.title; // whatever is chosen meanwhile
   try {

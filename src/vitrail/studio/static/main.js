@@ -35,13 +35,13 @@ async function start() {
   steps();
   const look = beside();
   studio.on((why) => {
-    if (why === "part") mended(); // what failed in another part is not this one's
+    if (["part", "model", "state"].includes(why)) header(), theme(state.get("theme"));
+    if (why === "part" && !studio.stale) mended(); // what failed in another part is not this one's, unless it was the trace
     if (why === "part" || why === "model") show(why);
     else if (why !== "busy") built.get(current())?.draw(why);
     if (["model", "trace", "point", "state"].includes(why)) look(why);
     if (why === "trace") thumbnails();
-    if (why === "part" || why === "model") header(), steps();
-    if (why === "state") theme(state.get("theme")); // of a link that was pasted
+    if (why === "part") steps();
     document.body.classList.toggle("busy", studio.busy);
     document.body.classList.toggle("stale", studio.stale);
     document.title = `${current().title} · ${studio.model.name} · Vitrail Studio`;
@@ -81,42 +81,56 @@ function guarded(work) {
 }
 
 function header() {
-  const focus = document.activeElement?.closest("#top [data-key]")?.dataset.key; // a header that is made anew keeps it
-  const { model, facts } = studio;
-  const at = state.get("step") === null ? -1 : model.steps.indexOf(Number(state.get("step")));
-  top.replaceChildren(...[
+  const { model, facts } = studio, step = state.get("step"), theme_ = state.get("theme", "");
+  if (!top.firstChild) frame();
+  slot("model", [model.id], () => (facts.models.length > 1
+    ? select("Model", facts.models.map((one) => [one.id, one.name]), model.id, (id) => state.set({ model: id, step: null, class: null, query: null }))
+    : el("span", { class: "name" }, model.name)));
+  slot("step", [model.id, model.steps, step], () => (model.steps.length ? scrubber(model.steps, step) : el("span", { hidden: true })));
+  slot("theme", [theme_], () => select("Colours", [["", "as the system"], ["light", "light"], ["dark", "dark"]], theme_,
+    (value) => state.set({ theme: value || null })));
+}
+
+// A control that shows what it has shown stays, and so does one that is held: while a run trains, no list closes and no slider slips
+// out of a hand. One that is made anew keeps the keyboard's place.
+function slot(key, shows, make) {
+  const old = top.querySelector(`[data-key="${key}"]`), now = JSON.stringify(shows);
+  if (old.dataset.shows === now || old.querySelector("input:active")) return;
+  const focus = old.contains(document.activeElement), made = make();
+  Object.assign(made.dataset, { key, shows: now });
+  old.replaceWith(made);
+  if (focus) made.querySelector("select, input")?.focus();
+}
+
+function frame() {
+  top.append(...[
     el("a", { class: "skip", href: "#panel", onclick: (event) => { event.preventDefault(); panel.focus(); } }, "Skip to the figures"),
     el("strong", { class: "brand" }, svg("svg", { viewBox: "0 0 24 24", width: 22, height: 22, "aria-hidden": "true" },
       ["#e69f00", "#56b4e9", "#009e73", "#d55e00"].map((fill, place) => svg("rect", { x: 2 + 11 * (place % 2), y: 2 + 11 * (place >> 1), width: 9, height: 9, fill }))), "Vitrail"),
-    facts.models.length > 1 ? keyed("model", select("Model", facts.models.map((one) => [one.id, one.name]), model.id, (id) => state.set({ model: id, step: null, class: null, query: null })))
-      : el("span", { class: "name" }, model.name),
-    model.steps.length ? keyed("step", scrubber(model, at)) : null,
-    el("span", { class: "spring" }),
-    keyed("theme", select("Colours", [["", "as the system"], ["light", "light"], ["dark", "dark"]], state.get("theme", ""), (value) => { state.set({ theme: value || null }); theme(value); studio.tell("theme"); })),
-    alone ? null : keyed("save", button("Save this page", () => save(studio), { title: "One HTML file that shows this explanation without the studio" })),
+    el("span", { data: { key: "model" } }), el("span", { data: { key: "step" } }), el("span", { class: "spring" }), el("span", { data: { key: "theme" } }),
+    alone ? null : button("Save this page", () => save(studio), { title: "One HTML file that shows this explanation without the studio" }),
   ].filter(Boolean));
-  if (focus) top.querySelector(`[data-key="${focus}"] select, [data-key="${focus}"] input, button[data-key="${focus}"]`)?.focus();
-}
-
-function keyed(key, made) {
-  made.dataset.key = key;
-  return made;
 }
 
 // Over the checkpoints of a run; its end is what the run chose as best.
-function scrubber(model, at) {
-  const gone = at < 0 && state.get("step") !== null ? `step ${state.get("step")}, which is gone` : null;
-  const words = el("output", {}, gone ?? (at < 0 ? "best" : `step ${model.steps[at].toLocaleString("en")}`));
-  const box = el("input", { type: "range", min: 0, max: model.steps.length, value: at < 0 ? model.steps.length : at, disabled: alone, "aria-label": "Checkpoint",
+function scrubber(steps_, step) {
+  const at = step === null ? -1 : steps_.indexOf(Number(step)), gone = at < 0 && step !== null ? `step ${step}, which is gone` : null;
+  const words = el("output", {}, gone ?? (at < 0 ? "best" : `step ${steps_[at].toLocaleString("en")}`));
+  const box = el("input", { type: "range", min: 0, max: steps_.length, value: at < 0 ? steps_.length : at, disabled: alone, "aria-label": "Checkpoint",
     "aria-valuetext": words.textContent,
-    oninput: () => { words.textContent = Number(box.value) === model.steps.length ? "best" : `step ${model.steps[box.value].toLocaleString("en")}`; box.setAttribute("aria-valuetext", words.textContent); },
-    onchange: () => state.set({ step: Number(box.value) === model.steps.length ? null : model.steps[box.value] }) });
+    oninput: () => { words.textContent = Number(box.value) === steps_.length ? "best" : `step ${steps_[box.value].toLocaleString("en")}`; box.setAttribute("aria-valuetext", words.textContent); },
+    onchange: () => state.set({ step: Number(box.value) === steps_.length ? null : steps_[box.value] }),
+    onpointerup: () => setTimeout(header) }); // what has changed while it was held
   return el("span", { class: "field" }, el("span", {}, "Checkpoint"), box, words);
 }
 
+// That of the address, chosen or pasted; what is drawn in its colours is drawn anew.
 function theme(value) {
-  if (value === "light" || value === "dark") document.documentElement.dataset.theme = value;
-  else delete document.documentElement.dataset.theme;
+  const { dataset } = document.documentElement, wanted = ["light", "dark"].includes(value) ? value : undefined;
+  if (dataset.theme === wanted) return;
+  if (wanted) dataset.theme = wanted;
+  else delete dataset.theme;
+  studio.tell("theme");
 }
 
 // The story: one step a part, each with a small live drawing where there is one.
@@ -135,7 +149,7 @@ function steps() {
   for (const item of story.querySelectorAll("li")) {
     if (item.dataset.part === current().name) {
       item.firstChild.setAttribute("aria-current", "step");
-      item.scrollIntoView({ block: "nearest", inline: "nearest" });
+      story.scrollLeft = item.offsetLeft + (item.offsetWidth - story.clientWidth) / 2; // on a phone one sees what comes before and after
     } else item.firstChild.removeAttribute("aria-current");
   }
 }
@@ -172,6 +186,7 @@ function beside() {
       const named = document.activeElement?.closest("#side .answer button")?.firstChild.textContent; // a bar that is made anew keeps the keyboard's place
       answer.replaceChildren(facts.top.length ? bars(facts.top.slice(0, 5).map((one) => ({ ...one, value: one.probability, chosen: one.class === facts.target })),
         { onpick: alone ? null : (row) => state.set({ class: row.class === facts.top[0].class ? null : row.class }) }) : el("p", {}, "This model has no classes."));
+      if (facts.top.length && !studio.model.named) answer.append(el("p", { class: "where" }, "These weights do not name their classes; ", el("code", {}, "--labels FILE"), " does."));
       if (named) [...answer.querySelectorAll("button")].find((one) => one.firstChild.textContent === named)?.focus();
     }
     grid.mark({ at: token !== null && token >= facts.prefix ? token - facts.prefix : null });

@@ -19,11 +19,11 @@ export async function raw(path, params = {}, options = {}) {
   let answer;
   try {
     answer = await fetch(where, options);
+    if (answer.ok) return await answer.arrayBuffer();
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Refused("The studio does not answer: it was stopped. Start it again, and open the address that it prints.");
   }
-  if (answer.ok) return answer.arrayBuffer();
   const said = await answer.json().catch(() => ({}));
   const ended = answer.status === 403 ? "This studio was started anew; open the address that it printed last." : null;
   const refused = new Refused(ended ?? said.error ?? `The studio answered with ${answer.status}.`);

@@ -160,7 +160,11 @@ async function take(files, said = "") {
   if (!files.length) return;
   say(`Reading ${files[0].name} …`, true);
   try {
-    await shared.upload(files[0]);
+    const { id, title } = await shared.upload(files[0]);
+    if (state.get("picture") !== id) {
+      say(`${title} is now among the uploaded pictures.`);
+      return;
+    }
     state.set({ album: "uploads", split: null, from: null });
     say(files.length > 1 ? `${files.length} files were ${said || "given"}, and one picture is shown at a time: this is the first, ${files[0].name}.` : "");
   } catch (error) {

@@ -130,11 +130,10 @@ function build(section, studio) {
     asking?.abort.abort();
     asking = null;
     if (!chosen.size || alone || !studio.trace.facts.top.length || current() !== studio.trace) return;
-    const mine = (asking = { key: key(), abort: new AbortController() });
+    const mine = (asking = { key: key(), abort: new AbortController() }), { model, step, picture } = studio.here();
+    const body = { model, step: step === null ? null : Number(step), picture, patches: [...chosen], how: how(), seed: seed(), class: studio.trace.facts.target };
     timer = setTimeout(async () => {
-      const { model, step, picture } = studio.here();
       try {
-        const body = { model, step: step === null ? null : Number(step), picture, patches: [...chosen], how: how(), seed: seed(), class: studio.trace.facts.target };
         const said = await post("api/ablate", {}, body, { signal: mine.abort.signal });
         if (asking !== mine) return;
         answer = { ...said, key: mine.key };

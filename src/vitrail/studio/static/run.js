@@ -62,6 +62,7 @@ function build(section, studio) {
     const { id } = studio.model;
     asked = id;
     run = matrix = worst = null;
+    lines = new Map();
     opened = "";
     for (const one of [all, cells.root, hard.root, top]) one.hidden = true;
     none.hidden = studio.model.run;
@@ -78,7 +79,7 @@ function build(section, studio) {
     }
     if (asked !== id) return;
     run = found;
-    lines = new Map(found.lines.map((line) => [key(line), line]));
+    lines = new Map([...found.lines, ...lines.values()].map((line) => [key(line), line])); // some may have come meanwhile
     all.hidden = top.hidden = false;
     said(id);
   }
@@ -94,12 +95,13 @@ function build(section, studio) {
 
   // What comes while it trains.
   function heard(kind, news) {
-    if (!run || asked !== studio.model.id) return;
+    if (asked !== studio.model.id) return;
     if (kind === "line") {
       lines.delete(key(news));
       lines.set(key(news), news);
       if (lines.size > MOST) thin();
-    } else if (kind === "done") {
+    } else if (!run) return;
+    else if (kind === "done") {
       [run.result, run.training] = [news, false];
       if (state.get("part") === "run") said(asked);
     } else if (kind === "training") run.training = news;
@@ -114,7 +116,7 @@ function build(section, studio) {
   }
 
   function soon() {
-    if (!timer) timer = setTimeout(() => { timer = 0; if (state.get("part") === "run") curve(); }, 400);
+    if (!timer) timer = setTimeout(() => { timer = 0; if (run && state.get("part") === "run") curve(); }, 400);
   }
 
   function curves() {

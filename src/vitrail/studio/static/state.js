@@ -19,9 +19,10 @@ export function number(name, otherwise = null) {
   return now[name] !== undefined && now[name] !== "" && Number.isFinite(value) ? value : otherwise;
 }
 
-// null forgets a name. Tells whoever listens which names have changed; the address follows a little later.
-export function set(changes) {
-  const changed = new Set(), step = STEPS.some((name) => name in changes && now[name] !== word(changes[name])) && document.body.dataset.ready;
+// null forgets a name. Tells whoever listens which names have changed; the address follows a little later. `back`: whether Back
+// undoes it; what completes a link it must not undo, since it would be done at once again.
+export function set(changes, back = true) {
+  const changed = new Set(), step = back && STEPS.some((name) => name in changes && now[name] !== word(changes[name])) && document.body.dataset.ready;
   if (step) write();
   for (const [name, value] of Object.entries(changes)) {
     const next = word(value);

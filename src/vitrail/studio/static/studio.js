@@ -31,8 +31,8 @@ class Studio {
 
   // A link may leave out the model and the picture, or name a model that is not there.
   #complete() {
-    if (!this.facts.models.some((model) => model.id === state.get("model"))) state.set({ model: this.facts.models[0].id, step: null });
-    if (!state.get("picture")) state.set({ picture: this.facts.first });
+    if (!this.facts.models.some((model) => model.id === state.get("model"))) state.set({ model: this.facts.models[0].id, step: null }, false);
+    if (!state.get("picture")) state.set({ picture: this.facts.first }, false);
   }
 
   get model() {
@@ -110,8 +110,9 @@ class Studio {
       mended();
       this.tell("trace");
     } catch (error) {
-      if (this.#asking === asking) [this.#asked, this.stale] = ["", error.name !== "AbortError"];
-      if (error.name !== "AbortError" && !(await this.#mended(error, question.picture))) told(error);
+      if (this.#asking !== asking) return; // whatever it was, it is of an older question
+      [this.#asked, this.stale] = ["", true];
+      if (!(await this.#mended(error, question.picture))) told(error);
     } finally {
       if (this.#asking === asking) {
         this.busy = false;
@@ -126,10 +127,10 @@ class Studio {
   async upload(file) {
     const { bytes, pixels } = this.facts.limits;
     if (file.size > bytes) throw new net.Refused(`A picture may have ${Math.round(bytes / 2 ** 20)} MiB and ${Math.round(pixels / 1e6)} million pixels; this one has ${(file.size / 2 ** 20).toFixed(1)} MiB.`);
-    const made = await net.post("api/upload", { name: file.name || "pasted" }, file);
+    const before = state.get("picture"), made = await net.post("api/upload", { name: file.name || "pasted" }, file);
     this.uploads.set(made.id, file);
     if (this.uploads.size > 8) this.uploads.delete(this.uploads.keys().next().value);
-    state.set({ picture: made.id, class: null, query: null });
+    if (state.get("picture") === before) state.set({ picture: made.id, class: null, query: null }); // else something else was chosen meanwhile
     return made;
   }
 
@@ -153,6 +154,7 @@ class Studio {
   // A run that trains: its checkpoints grow, and after an evaluation its best weights may be others.
   #heard(kind, news) {
     if (kind === "line") {
+      this.model.at = Math.max(this.model.at, news.step); // who comes back to this model goes on from there
       if (news.validation && state.get("step") === null) {
         this.#again += 1;
         this.load(true);
