@@ -16,6 +16,7 @@ from sphinx.util.osutil import relative_uri
 
 HERE = Path(__file__).parent
 NUMBER = re.compile(r"[-+]?[\d.,]+(?: ?[%MG])?(?: ± [\d.]+)?(?: points)?")
+OPTION = re.compile(r"--[\w-]+(?: \S{1,8})?")
 
 project = "Vitrail"
 extensions = ["myst_parser"]
@@ -50,14 +51,18 @@ def navigation(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def opened(app: Sphinx, page: nodes.document, name: str) -> None:
-    """Files that pages link to, such as those of the lab, are looked at in the browser, not saved; numbers stay on one line."""
-    for cell in page.findall(nodes.entry):
-        if NUMBER.fullmatch(cell.astext()):
-            cell["classes"].append("number")
+    """Files that pages link to, such as those of the lab, are looked at in the browser, not saved."""
     for node in list(page.findall(download_reference)):
         if "filename" in node:
             address = relative_uri(app.builder.get_target_uri(name), f"_downloads/{node['filename']}")
             node.replace_self(nodes.reference("", "", *node.children, refuri=address, internal=True))
+
+
+def whole(app: Sphinx, page: nodes.document, name: str) -> None:
+    """A number in a table and the name of an option stay on one line, however narrow the screen is."""
+    for node in page.findall(lambda node: isinstance(node, nodes.entry | nodes.literal)):
+        if (NUMBER if isinstance(node, nodes.entry) else OPTION).fullmatch(node.astext()):
+            node["classes"].append("whole")
 
 
 def draw(translator: Any, node: nodes.Element, display: str) -> None:
@@ -68,6 +73,7 @@ def draw(translator: Any, node: nodes.Element, display: str) -> None:
 def setup(app: Sphinx) -> None:
     app.connect("source-read", navigation)
     app.connect("doctree-resolved", opened)
+    app.connect("doctree-resolved", whole)
     app.add_html_math_renderer(
         "mathml",
         (lambda translator, node: draw(translator, node, "inline"), None),

@@ -96,6 +96,13 @@ def test_nothing_is_fetched_from_outside(site: Path, pages: dict[Path, Page]) ->
         assert not re.search(r"(href|src)=[\"'](https?:)?//", file.read_text()), file.name
 
 
+def test_numbers_and_options_stay_on_one_line(site: Path) -> None:
+    results = (site / "lab" / "positions.html").read_text()
+    assert re.search(r'<td class="[^"]*whole[^"]*"><p>82.9 % ± 0.5</p>', results)
+    assert re.search(r"<td[^>]*whole[^>]*><p>1-D, stem", results) is None
+    assert re.search(r'<code class="[^"]*whole[^"]*"><span class="pre">--print</span>', (site / "reference.html").read_text())
+
+
 def test_formulae_are_drawn_by_the_browser_itself(site: Path, pages: dict[Path, Page]) -> None:
     source = (DOCS / "tutorial.md").read_text()
     prose = re.sub(r"```.*?```", "", source, flags=re.DOTALL)
