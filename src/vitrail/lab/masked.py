@@ -137,9 +137,9 @@ def _answer(arms: dict[tuple[str, int, str], list[Row]]) -> str:
         own = {name: found for (question, count, name), found in arms.items() if (question, count) == (FEW, labels)}
         who, more = (_ahead(own, than) for than in (NOTHING, LONGER))
         said.append(
-            f"with {labels:,} labels {one_of(who) or 'no method'} clearly {'help' if len(who) > 1 else 'helps'} against nothing "
-            f"({middle(own[NOTHING]):.1%}), and {one_of(more) or 'none'} against nothing in as many steps as both stages "
-            f"({middle(own[LONGER]):.1%})"
+            f"with {labels:,} labels {one_of(who) or 'no method'} clearly {'help' if len(who) > 1 else 'helps'} against "
+            f"nothing ({middle(own[NOTHING]):.1%}), and {one_of(more) or 'none'} against nothing in as many steps as both "
+            f"stages ({middle(own[LONGER]):.1%})"
         )
     for labels in dict.fromkeys(labels for question, labels, _ in arms if question == ORDER):
         means = [middle(arms[ORDER, labels, name]) for name in ORDERED]
