@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from playwright.sync_api import Locator, Page, Position, expect
+from playwright.sync_api import APIResponse, Locator, Page, Position, Route, expect
 from torch import Tensor
 
 import vitrail
@@ -339,3 +339,32 @@ def test_a_slider_that_is_held_stays_while_the_run_goes_on(page: Page, learning:
         page.mouse.up()
         page.wait_for_url("**step=3**")
         until(page, "() => document.querySelector('#top input[type=range]').max === '4'")
+
+
+def test_better_weights_are_looked_into_though_no_checkpoint_is_new(page: Page, learning: Path, run: Path) -> None:
+    WATCHED[page].expected = ("ERR_CONNECTION_REFUSED",)
+    evaluation = [line for line in (run / "log.jsonl").read_text().splitlines() if '"validation"' in line][-1]
+    with opened([learning]) as studio:
+        look(page, studio.at(part="inside"))
+        settled(page)
+        with page.expect_request("**/api/model?**"), open(learning / "log.jsonl", "a") as log:
+            log.write(f"{evaluation}\n")
+        settled(page)
+
+
+def test_what_the_log_gains_while_the_curves_are_on_their_way_is_in_them(page: Page, learning: Path, run: Path) -> None:
+    WATCHED[page].expected = ("ERR_CONNECTION_REFUSED",)
+    held: list[tuple[Route, APIResponse]] = []
+    page.route("**/api/run?*", lambda route: held.append((route, route.fetch())))
+    with opened([learning]) as studio:
+        look(page, studio.at(part="run"))
+        while not held:
+            page.wait_for_timeout(50)
+        lines = (run / "log.jsonl").read_text().splitlines()
+        with page.expect_request("**/api/trace?again=**"), open(learning / "log.jsonl", "a") as log:
+            log.writelines(f"{line}\n" for line in lines[6:])
+        route, answer = held[0]
+        route.fulfill(response=answer)
+        settled(page)
+        losses = next(line for line in numbers(page, "run-loss") if line["name"] == "training")["points"]
+        assert [step for step, _ in losses] == list(range(1, 13))

@@ -252,7 +252,7 @@ function words(said, facts, studio) {
     : `It still says ${said.answer.label}, ${percent(said.answer.probability)}`);
   const points = moved ? 100 * (moved.after - moved.before) : null;
   return [strong, said.changed ? ` instead of ${before.label}. ` : ". ",
-    moved ? `${studio.label(facts.target)} went from ${percent(moved.before)} to ${percent(moved.after)}: `
+    moved ? `The probability of ${studio.label(facts.target)} went from ${percent(moved.before)} to ${percent(moved.after)}: `
       + `${Math.abs(points) < 0.05 ? "less than 0.1" : `${points < 0 ? "−" : "+"}${Math.abs(points).toFixed(1)}`} points.`
       : `${studio.label(facts.target)} is not among its ten most probable classes.`];
 }
