@@ -37,7 +37,7 @@ export class Rows {
     this.asking = true;
     try {
       while (this.wanted !== null) { // the newest question only: what was passed over meanwhile is left out
-        const { trace } = this, query = this.wanted, { model, step, picture } = this.studio.here();
+        const { trace } = this, query = this.wanted, { model, step, picture: { id: picture } } = trace.facts; // the address may be ahead of it
         this.wanted = null;
         const { arrays } = await net.binary("api/rows", { model, step, picture, query });
         if (trace !== this.studio.trace) continue;
