@@ -114,7 +114,7 @@ EXPERIMENT = Experiment(
     paper="With no position embedding B/16 has 61.4 % (5-shot linear, ImageNet, pre-trained on JFT); with any of seven "
     "kinds (1-D or 2-D, at the stem, in every layer or shared between layers, or relative) 64.0 % to 64.3 %. So "
     "whether positions are told matters, and how hardly does (Dosovitskiy et al. 2021, D.4, Table 8). Sin-cos and "
-    "rotary are of later papers.",
+    "rotary are not in it.",
     scaled="A ViT of 0.2 million weights in place of B/16, some thousands of small pictures in place of 303 million, three "
     "seeds. The accuracy on test is of the trained classifier; the few shots are of the classes it was trained on, "
     "and not of another set, so they stand near it.",
