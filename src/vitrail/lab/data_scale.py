@@ -160,7 +160,7 @@ EXPERIMENT = Experiment(
     scaled="A ViT of 0.2 million weights, and a hybrid and a ResNet of as many multiply-adds, from nothing, on four parts "
     "of one set, each as many times the one before. All see as many pictures in all, so the fewer there are the more often "
     "each; the weights are those that are best on validation. ViT and hybrid with Muon, the ResNet with SGD, at "
-    "learning rates that were tried for neither amount, nor for the hybrid. The three seeds share the pictures of an "
+    "learning rates that were tuned neither for each amount nor for the hybrid. The three seeds share the pictures of an "
     "amount, so ± leaves out which pictures they are.",
     limits="The paper's smallest set has 1.3 million pictures, and its models are hundreds of times as large: where lines "
     "cross here, if they do, says nothing of where the paper's cross. Equal multiply-adds are not equal parameters (the "
