@@ -36,7 +36,7 @@ html_theme_options = {"footer_icons": [], "top_of_page_buttons": []}
 
 # In the order in which somebody new would read. A page that is not here has no way to it, and the build says so.
 HOWTO = "own-pictures finetune without-labels weights measure inside ship memory own-code paper own-recipe questions"
-LAB = "variants compute data-scale positions cls-or-gap resolution inside"
+LAB = "variants compute shift data-scale positions cls-or-gap resolution inside"
 NAVIGATION = {
     "index": ["tutorial", "howto/index", "reference", "studio", "serving", "scaling", "lab/index", "design", "log"],
     "howto/index": HOWTO.split(),
