@@ -87,3 +87,16 @@ def test_a_page_tells_how_large_pictures_were_seen_and_how_many_trainings_there_
     assert f" on {DATA}, pictures seen in 16x16 pixels" in page
     assert "2 trainings of 4 steps" in page
     assert "asked for" not in page
+    assert "made by" not in page
+
+
+def test_rows_of_different_versions_are_told(tmp_path: Path) -> None:
+    trials = [Trial({}, recipe(seed=seed)) for seed in (0, 1)]
+    asked = replace(PLAIN, trials=lambda _: trials), Asked(DATA, quick=True), tmp_path
+    carried_out(*asked)
+    path = next((tmp_path / "rows").iterdir())
+    row = json.loads(path.read_text())
+    path.write_text(json.dumps({**row, "made": {"vitrail": "0.0.1", "torch": "1.13"}}))
+    carried_out(*asked)
+    ours = f"Vitrail {row['made']['vitrail']} on torch {row['made']['torch']}"
+    assert f"made by Vitrail 0.0.1 on torch 1.13 and {ours}, which need not agree" in (tmp_path / "index.html").read_text()

@@ -13,6 +13,7 @@ from vitrail.errors import VitrailError
 from vitrail.lab.base import has_amounts
 from vitrail.lab.budget import within
 from vitrail.lab.experiment import Asked, Experiment, Told
+from vitrail.lab.show import one_of
 from vitrail.lab.trial import Row, Trial, done
 from vitrail.models.settings import times
 from vitrail.report.drawing import Drawing
@@ -105,6 +106,9 @@ def _spent(rows: Sequence[Row], minutes: float | None) -> Iterator[str]:
     lasting = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
     wanted = f"; {minutes:g} minutes were asked for" if minutes else ""
     yield f'<p class="soft">{len(rows):,} trainings of {lasting} steps, {time} of one process{wanted}.</p>'
+    versions = sorted({f"Vitrail {row.made['vitrail']} on torch {row.made['torch']}" for row in rows if row.made})
+    if len(versions) > 1:
+        yield f'<p class="bad">They were made by {one_of(versions)}, which need not agree.</p>'
     if len({row.of.get("seed") for row in rows}) > 1:
         yield f'<p class="soft">{CLEARLY}</p>'
 
