@@ -6,9 +6,9 @@ PYTHON ?= python3
 TORCH ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# Some virtual machines announce AMX and die of it (`vitrail doctor` tells), so the tests do without.
+# Some virtual machines announce AMX and crash with it (`vitrail doctor` checks), so the tests disable it.
 PYTEST := OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 $(BIN)/python -m pytest -n 2 --dist worksteal
-# The run-time shape checker and torch.compile do not go together, so what compiles runs without it.
+# The run-time shape checker does not work with torch.compile, so tests that compile run without it.
 UNCHECKED := --no-shape-checks
 
 .PHONY: demo test test-all docs format clean
@@ -32,7 +32,7 @@ test-all: .venv/installed-dev
 
 docs: .venv/installed-dev
 	@$(BIN)/python -m sphinx -E -W --keep-going -q -b html docs dist/docs
-	@echo "the pages: dist/docs/index.html"
+	@echo "docs: dist/docs/index.html"
 
 format: .venv/installed-dev
 	$(BIN)/ruff format .
@@ -46,20 +46,20 @@ clean:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
-		{ echo "$(PYTHON) cannot make environments; install what is missing: sudo apt install $(notdir $(PYTHON))-venv"; exit 1; }
-	@echo "making .venv with $$($(PYTHON) --version)"
+		{ echo "$(PYTHON) cannot create virtual environments; install the missing package: sudo apt install $(notdir $(PYTHON))-venv"; exit 1; }
+	@echo "creating .venv with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv .venv
 	@$(PIP) pip hatchling editables
 	@touch $@
 
 .venv/installed: .venv/made pyproject.toml constraints.txt
-	@echo "installing torch and vitrail (some minutes the first time)"
+	@echo "installing torch and vitrail (a few minutes the first time)"
 	@$(PIP) $(if $(TORCH),--no-deps $(TORCH)) torch
 	@$(PIP) --no-build-isolation -e '.[studio]'
 	@touch $@
 
 .venv/installed-dev: .venv/installed
-	@echo "installing what the tests need"
+	@echo "installing test dependencies"
 	@$(PIP) --no-deps torchvision  # its metadata asks for a CUDA build
 	@$(PIP) --group dev --group peers
 	@touch $@

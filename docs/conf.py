@@ -1,7 +1,7 @@
-"""The docs as pages that fetch nothing from anywhere: ``make docs``.
+"""Sphinx configuration of the docs, self-contained pages without network requests: ``make docs``.
 
-The sources are plain Markdown that reads as well where it lies. What only a built page needs is therefore here and not in them:
-the navigation, and formulae as MathML, which every browser draws by itself.
+The sources are plain Markdown, readable without a build. What only a built page needs is therefore here and not in them: the
+navigation, and formulae as MathML, which every browser renders by itself.
 """
 
 import re
@@ -34,7 +34,7 @@ html_show_copyright = False
 html_show_sphinx = False
 html_theme_options = {"footer_icons": [], "top_of_page_buttons": []}
 
-# In the order in which somebody new would read. A page that is not here has no way to it, and the build says so.
+# In reading order. A page that is missing here cannot be reached, and the build warns.
 HOWTO = "own-pictures finetune without-labels weights measure inside ship memory own-code paper own-recipe questions"
 LAB = "variants compute shift data-scale positions cls-or-gap resolution inside"
 NAVIGATION = {
@@ -45,13 +45,13 @@ NAVIGATION = {
 
 
 def navigation(app: Sphinx, page: str, source: list[str]) -> None:
-    """Writes the table of contents below the pages that have one, hidden: the side bar shows it."""
+    """Append the hidden table of contents that the side bar shows."""
     if page in NAVIGATION:
         source[0] += "\n".join(["\n```{toctree}", ":hidden:", "", *NAVIGATION[page], "```\n"])
 
 
 def opened(app: Sphinx, page: nodes.document, name: str) -> None:
-    """Files that pages link to, such as those of the lab, are looked at in the browser, not saved."""
+    """Turn download links, such as those to the lab's files, into links that open in the browser."""
     for node in list(page.findall(download_reference)):
         if "filename" in node:
             address = relative_uri(app.builder.get_target_uri(name), f"_downloads/{node['filename']}")
@@ -59,7 +59,7 @@ def opened(app: Sphinx, page: nodes.document, name: str) -> None:
 
 
 def whole(app: Sphinx, page: nodes.document, name: str) -> None:
-    """A number in a table and the name of an option stay on one line, however narrow the screen is."""
+    """Keep numbers in tables and option names on one line, however narrow the screen is."""
     for node in page.findall(lambda node: isinstance(node, nodes.entry | nodes.literal)):
         if (NUMBER if isinstance(node, nodes.entry) else OPTION).fullmatch(node.astext()):
             node["classes"].append("whole")

@@ -1,7 +1,7 @@
-"""Draws the pictures of the README and of the pages: ``.venv/bin/python docs/draw.py``. Tests check that they are up to date.
+"""Draws the figures of the README and of the docs: ``.venv/bin/python docs/draw.py``. Tests check that they are up to date.
 
-What a trained model looks at differs in the last digits from machine to machine, so the numbers behind two of the pictures are
-kept, in ``pictures/tutorial.json``. ``docs/draw.py --train`` finds them again: the tutorial's model in all 1,900 steps.
+The attention of a trained model differs in the last digits between machines, so the numbers of two figures are saved in
+``pictures/tutorial.json``. ``docs/draw.py --train`` recomputes them: the tutorial's model, trained for all 1,900 steps.
 """
 
 import io
@@ -31,11 +31,11 @@ from vitrail.report.pictures import sheet
 
 PICTURES = Path(__file__).parent / "pictures"
 LOOKS = PICTURES / "tutorial.json"
-BOOT = 28  # the tutorial's picture, by its number in fashion's test
+BOOT = 28  # the tutorial's image, by its index in fashion's test split
 
 
 def inspect_svg() -> str:
-    """The terminal after ``vitrail inspect B/16``, with the reader's own fonts: a picture must not fetch anything."""
+    """Draw the terminal after ``vitrail inspect B/16``, with the reader's own fonts: a figure must not fetch anything."""
     screen = Console(record=True, width=104, file=io.StringIO(), force_terminal=True, highlight=False)
     show(screen, "B/16", cost(variant("B/16")))
     offline = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
@@ -45,7 +45,7 @@ def inspect_svg() -> str:
 
 
 def panes_sheet() -> Image.Image:
-    """Four scenes of each class of ``panes``."""
+    """Draw four scenes of each class of ``panes``."""
     source = panes("train", 200)
     shown = [np.flatnonzero(source.labels == label)[:4] for label in range(len(source.names))]
     chosen = np.stack(shown, 1).ravel().tolist()
@@ -60,36 +60,36 @@ def boot() -> Image.Image:
 
 
 def tokens() -> Image.Image:
-    """Equation 1: the picture, its patches in a row, and the class token before them."""
+    """Draw equation 1: the image, its patches in a sequence, and the class token before them."""
     picture, side, gap, left, top = boot(), 34, 6, 250, 62
-    shapes: list[Shape] = [Words((0, 12), "a picture: 28 x 28 pixels, cut into 4 x 4 patches", colour="ink")]
+    shapes: list[Shape] = [Words((0, 12), "an image of 28 x 28 pixels, split into 4 x 4 patches", colour="ink")]
     shapes += [moved(shape, 0, 22) for shape in patched(picture, (4, 4), side=168).shapes]
     shapes += [
         Words((left, 12), "16 patches, row by row, of 7 x 7 = 49 numbers each", colour="ink"),
-        Words((left, 26), "each times E, and its place added: a token of 96 numbers"),
+        Words((left, 26), "each times E, plus its position embedding: a token of 96 numbers"),
         Words((left + side / 2, top - 8), "class", "middle", "bad"),
         *framed((left, top, side, side), "bad"),
         Words((left + side / 2, top + side / 2 + 4), "0", "middle", "bad"),
     ]
     for number in range(16):
         row, column = divmod(number, 4)
-        place = number + 1  # the class token is number 0
+        place = number + 1  # the class token has index 0
         x, y = left + place % 9 * (side + gap), top + place // 9 * (side + 30)
         patch = picture.crop((7 * column, 7 * row, 7 * column + 7, 7 * row + 7)).convert("RGB")
         shapes += [Shown((x, y, side, side), patch), *framed((x, y, side, side), "line")]
         shapes.append(Words((x + side / 2, y - 8), f"{place}", "middle"))
-    return Drawing("from a picture to 17 tokens", (left + 9 * (side + gap), 192), tuple(shapes)).picture()
+    return Drawing("from an image to 17 tokens", (left + 9 * (side + gap), 192), tuple(shapes)).picture()
 
 
 def block() -> str:
-    """Equations 2 and 3: one layer, with the shapes of the tutorial's model."""
+    """Draw equations 2 and 3: one layer, with the shapes of the tutorial's model."""
     steps = [
-        ("LN", "each token alone: mean 0, deviation 1"),
-        ("MSA", "3 heads, each 17 x 17 weights over values 32 wide"),
-        ("+", "what came in is added"),
-        ("LN", "each token alone"),
-        ("MLP", "each token alone: 96 to 384, GELU, to 96"),
-        ("+", "what came in is added"),
+        ("LN", "per token: mean 0, standard deviation 1"),
+        ("MSA", "3 heads of width 32, each with 17 x 17 attention weights"),
+        ("+", "residual connection"),
+        ("LN", "per token"),
+        ("MLP", "per token: 96 to 384, GELU, to 96"),
+        ("+", "residual connection"),
     ]
     centre, high, gap, top = 90, 30, 18, 34
     shapes: list[Shape] = [
@@ -105,7 +105,7 @@ def block() -> str:
         half = 12 if name == "+" else 44
         shapes += framed((centre - half, y, 2 * half, high), "mark" if name in ("MSA", "MLP") else "soft")
         shapes += [Words((centre, y + 20), name, "middle", "ink"), Words((centre + 130, y + 20), said)]
-        if name == "+":  # the way around
+        if name == "+":  # the skip connection
             middle = y + high / 2
             shapes.append(Line([(centre, starts[-1]), (14, starts[-1]), (14, middle), (centre - half, middle)], "bad", 1.5))
         y += high + gap
@@ -115,21 +115,21 @@ def block() -> str:
 
 
 def looks() -> Image.Image:
-    """What the class token looks at, head by head, and rolled out."""
+    """Draw the attention of the class token, head by head, and its rollout."""
     found = json.loads(LOOKS.read_text())
     grey = np.array(found["attention"])  # layers, heads, patches
-    heads = wall(grey.reshape(*grey.shape[:2], 4, 4), "what the class token looks at", side=84)
-    rolled = overlay(boot(), np.array(found["rollout"]).reshape(4, 4), "rolled out over all layers", side=200)
+    heads = wall(grey.reshape(*grey.shape[:2], 4, 4), "attention of the class token", side=84)
+    rolled = overlay(boot(), np.array(found["rollout"]).reshape(4, 4), "rollout over all layers", side=200)
     return beside(heads, rolled)
 
 
 def places() -> Image.Image:
-    """Which places have like embeddings: the middle of the paper's Figure 7."""
-    return tiles(np.array(json.loads(LOOKS.read_text())["positions"]), "how alike the positions are", side=96).picture()
+    """Draw the position embedding similarity, the middle of the paper's Figure 7."""
+    return tiles(np.array(json.loads(LOOKS.read_text())["positions"]), "position embedding similarity", side=96).picture()
 
 
 def find_looks() -> dict[str, Any]:
-    """The tutorial's model, trained in full, and what it makes of the boot."""
+    """Train the tutorial's model in full, and compute its prediction and attention for the boot."""
     plain = demo(Given())
     recipe = replace(plain, model=variant("Ti/7", image=28, channels=1, classes=10, width=96, depth=4, mlp=384))
     with tempfile.TemporaryDirectory() as folder:
@@ -140,7 +140,7 @@ def find_looks() -> dict[str, Any]:
     return {
         "steps": recipe.steps,
         "top1": result["test"]["top1"],
-        "says": [answer.label, rounded(answer.probability)],
+        "prediction": [answer.label, rounded(answer.probability)],
         "attention": rounded(vitrail.explain.attention(model, images, queries=[0])[:, 0, :, 0, 1:]),
         "rollout": rounded(vitrail.explain.rollout(model, images)[0, 0, 1:]),
         "positions": rounded(vitrail.explain.position_similarity(model)),

@@ -1,7 +1,7 @@
-"""Makes the embedded part of Fashion-MNIST from Debian's package: ``apt install dataset-fashion-mnist``, then run this.
+"""Builds the embedded subset of Fashion-MNIST from Debian's package: ``apt install dataset-fashion-mnist``, then run this.
 
-The first 1,000 pictures of each class of the training set and the first 200 of each of the test set, in their order, as one
-sheet each that can be looked at; the labels stand in the PNG's text. Prints the checksums that ``builtin.py`` holds.
+The first 1,000 images of each class of the training set and the first 200 of each of the test set, in their order, as one
+PNG sheet each; the labels are in the PNG's text. Prints the checksums for ``builtin.py``.
 """
 
 import gzip

@@ -1,7 +1,7 @@
 """How hard ``panes`` is: ``python -m scripts.panes_hardness``, about five minutes on two cores.
 
-Three accuracies on held-out pictures of ten classes: of the best of several linear classifiers on pixels, of a small ViT
-trained for minutes, and of that same ViT when each picture's patches are shuffled. b pictures, c channels, p a patch's side.
+Three test accuracies on ten classes: of the best of several linear classifiers on pixels, of a small ViT trained for minutes,
+and of the same ViT when the patches of each image are shuffled. b images, c channels, p a patch's side.
 """
 
 import multiprocessing
@@ -20,7 +20,7 @@ from vitrail.models.build import build
 from vitrail.models.settings import ViTConfig
 
 SIZE, PATCH = 48, 8
-TRAIN, TEST, LINEAR = 40_000, 4_000, 10_000  # pictures; the linear classifiers learn from a part
+TRAIN, TEST, LINEAR = 40_000, 4_000, 10_000  # images; the linear classifiers are trained on a subset
 STEPS, WARM_UP, BATCH, RATE = 1500, 100, 128, 1.5e-3
 CHUNK = 1000
 
@@ -43,7 +43,7 @@ def hardness(*, progress: bool = False) -> Hardness:
 
 
 def pictures(split: str, count: int) -> tuple[Tensor, Tensor]:
-    """Pictures of a split (b c h w, uint8) and their labels."""
+    """Return the images of a split (b c h w, uint8) and their labels."""
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         parts = pool.starmap(_drawn, [(split, first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)])
     images = rearrange(torch.from_numpy(np.concatenate(parts)), "b h w c -> b c h w")
@@ -56,7 +56,7 @@ def _drawn(split: str, first: int, last: int) -> np.ndarray:
 
 
 def linear_accuracy(images: Tensor, labels: Tensor, held_out: Tensor, truth: Tensor) -> float:
-    """The best softmax regression of several penalties, chosen on the held-out pictures: no linear classifier is done wrong."""
+    """Return the best test accuracy of softmax regression over several penalties, an upper bound for linear classifiers."""
     x, y = _scaled(images).flatten(1), _scaled(held_out).flatten(1)
     found = 0.0
     for penalty in (1.0, 0.1, 0.01):
@@ -77,7 +77,7 @@ def linear_accuracy(images: Tensor, labels: Tensor, held_out: Tensor, truth: Ten
 
 
 def trained(images: Tensor, labels: Tensor, *, progress: bool = False) -> nn.Module:
-    """A ViT of half a million weights: AdamW, warm-up, cosine; flips, negatives and exchanged colours are as likely."""
+    """Train a ViT with half a million parameters: AdamW, warm-up, cosine; random flips, inversions and channel permutations."""
     torch.manual_seed(0)
     side, patch = (SIZE, SIZE), (PATCH, PATCH)
     config = ViTConfig(96, 4, 384, 3, patch, side, classes=len(CLASSES), position="sincos2d", pool="gap", gelu="exact")
@@ -107,7 +107,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def shuffled(images: Tensor, generator: torch.Generator) -> Tensor:
-    """The patches of each picture in an order of its own."""
+    """Shuffle the patches of each image."""
     patches = rearrange(images, "b c (h p) (w q) -> b (h w) c p q", p=PATCH, q=PATCH)
     order = torch.rand(patches.shape[:2], generator=generator).argsort(1)
     patches = patches[torch.arange(len(images))[:, None], order]

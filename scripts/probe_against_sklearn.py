@@ -1,9 +1,9 @@
-"""From weights and a folder of pictures to the test accuracy of a linear probe: ours against timm and scikit-learn.
+"""Linear probe from weights and an image folder to test accuracy: Vitrail against timm and scikit-learn.
 
     python scripts/probe_against_sklearn.py WEIGHTS.safetensors FOLDER [MODEL] [TURNS]
 
-In turns in one process, ours with an empty cache every time, both with as many readers of pictures; the best turn counts.
-FOLDER has train, validation and test. The peer sweeps five values of C and trains the best once more on train and validation.
+Interleaved in one process, ours with an empty cache every time, both with as many data workers; the best turn counts.
+FOLDER has train, validation and test. The peer sweeps five values of C and retrains the best on train and validation.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""A ViT and a ResNet of like size under disturbances: ``python -m scripts.robustness [FOLDER] [SHARE]``.
+"""A ViT and a ResNet of similar size under image corruptions: ``python -m scripts.robustness [FOLDER] [FRACTION]``.
 
-The ViT is the demo's. The ResNet is a BiT of as many MACs and 12 % fewer weights, trained on the same pictures in as many
-steps, with the same augmentation and the same average of the weights; its optimiser is the one of four that is best on
-validation after a tenth of the steps. Both are then measured on the test pictures, disturbed in the same way. SHARE: of the
-steps, to try it out. What was begun goes on where it was, so little is lost when it is stopped.
+The ViT is the demo's. The ResNet is a BiT with as many MACs and 12 % fewer parameters, trained on the same images for as many
+steps, with the same augmentation and the same EMA; its optimiser is the best of four on validation after a tenth of the
+steps. Both are then evaluated on the same corrupted test images. FRACTION: of the steps, for a quick test. Interrupted runs
+are resumed.
 """
 
 import sys
@@ -21,7 +21,7 @@ from vitrail.train.recipe import Optim, Recipe
 
 RESNET = ResNetConfig(stages=(1, 5), width=32, image=(28, 28), channels=1, classes=10)
 OPTIMS = {
-    "sgd-0.05": Optim(kind="sgd", lr=0.05, weight_decay=1e-4),  # the recipe resnet's, for batches of 128
+    "sgd-0.05": Optim(kind="sgd", lr=0.05, weight_decay=1e-4),  # as in the recipe resnet, for a batch size of 128
     "sgd-0.2": Optim(kind="sgd", lr=0.2, weight_decay=1e-4),
     "adamw-0.002": Optim(kind="adamw", lr=2e-3, weight_decay=0.1, clip=1.0),
     "adamw-0.006": Optim(kind="adamw", lr=6e-3, weight_decay=0.1, clip=1.0),
@@ -35,7 +35,7 @@ def main(folder: str = "runs/robustness", share: str = "1") -> None:
     plain = replace(vit, name="resnet", model=RESNET)
     for name, settings in {"vit": vit, "resnet": plain}.items():
         counted = cost(settings.model)
-        say(f"{name}: {counted.parameters:,} parameters, {counted.macs:,} MACs a picture")
+        say(f"{name}: {counted.parameters:,} parameters, {counted.macs:,} MACs per image")
     tried = {
         name: trained(replace(plain, optim=optim).lasting(round(plain.steps * TRIED)), root / name)
         for name, optim in OPTIMS.items()
@@ -46,7 +46,16 @@ def main(folder: str = "runs/robustness", share: str = "1") -> None:
     trained(replace(plain, optim=OPTIMS[best]), root / "resnet")
     sys.exit(
         run(
-            ["robust", str(root / "vit"), str(root / "resnet"), "fashion", "--out", str(root / "robust.html"), "--batch", "250"]
+            [
+                "robustness",
+                str(root / "vit"),
+                str(root / "resnet"),
+                "fashion",
+                "--out",
+                str(root / "robust.html"),
+                "--batch",
+                "250",
+            ]
         )
     )
 

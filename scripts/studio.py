@@ -1,9 +1,9 @@
-"""How quick the studio is: from choosing a picture to seeing it explained, all heads once more for another patch, and memory.
+"""Latency and memory of the studio: selecting an image until it is explained, and redrawing all heads for another patch.
 
-    python -m scripts.studio WEIGHTS DATA [--pictures 200]
-    python -m scripts.studio RUN DATA --picture docs/pictures/studio.png
+    python -m scripts.studio WEIGHTS DATA [--images 200]
+    python -m scripts.studio RUN DATA --screenshot docs/pictures/studio.png
 
-A real browser clicks through real pictures, or takes the picture of the README. Needs Chromium and Playwright, as the tests do.
+A real browser clicks through real images, or takes the README's screenshot. Needs Chromium and Playwright, as the tests do.
 """
 
 import argparse
@@ -23,11 +23,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("weights")
     parser.add_argument("data")
-    parser.add_argument("--pictures", type=int, default=200)
-    parser.add_argument("--picture", metavar="OUT")
+    parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--screenshot", metavar="OUT")
     asked = parser.parse_args()
-    if asked.picture:
-        _taken(asked.weights, asked.data, asked.picture)
+    if asked.screenshot:
+        _taken(asked.weights, asked.data, asked.screenshot)
         return
     with opened([asked.weights], "--data", asked.data, threads=None) as studio, sync_playwright() as player:
         browser = player.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
@@ -35,9 +35,9 @@ def main() -> None:
         page.goto(studio.at(part="attention"))
         page.wait_for_selector("body[data-ready=true]", timeout=LONG)
         seconds, memory = [], []
-        for number in range(asked.pictures):
+        for number in range(asked.images):
             seconds.append(_chosen(page, number))
-            if number % (asked.pictures // 4 or 1) == asked.pictures // 4 - 1:
+            if number % (asked.images // 4 or 1) == asked.images // 4 - 1:
                 memory.append(_resident(studio.process))
         walls = [_pointed(page, token) for token in range(20)]
         browser.close()
@@ -47,7 +47,7 @@ def main() -> None:
         "redraw_median_ms": statistics.median(walls),
         "redraw_worst_ms": max(walls),
         "server_mib_over_time": [round(size / 2**20) for size in memory],
-        "pictures": asked.pictures,
+        "images": asked.images,
     }
     json.dump(told, sys.stdout, indent=2)
     sys.stdout.write("\n")
@@ -57,7 +57,7 @@ def _taken(run: str, data: str, out: str) -> None:
     with opened([run], "--data", data, threads=None) as studio, sync_playwright() as player:
         browser = player.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 860})
-        page.goto(studio.at(part="attention", theme="light", picture="d0-test-21", query=18, layer=2, head=1))
+        page.goto(studio.at(part="attention", theme="light", image="d0-test-21", query=18, layer=2, head=1))
         page.wait_for_selector("body[data-ready=true]", timeout=LONG)
         page.wait_for_load_state("networkidle")
         page.screenshot(path=out)
@@ -65,16 +65,16 @@ def _taken(run: str, data: str, out: str) -> None:
 
 
 def _chosen(page: Page, number: int) -> float:
-    """Until the heads of another picture are on the screen."""
+    """Measure the seconds until the heads of another image are drawn."""
     start = time.perf_counter()
     page.evaluate(
         """async (number) => {
-            const state = await import("./state.js"), {studio} = await import("./studio.js");
-            const before = studio.trace, splits = studio.facts.albums.at(-1).splits;
+            const state = await import("./url_state.js"), {store} = await import("./store.js");
+            const before = store.trace, splits = store.info.datasets.at(-1).splits;
             let at = number;
             const split = splits.find(({count}) => (at < count ? true : ((at -= count), false))) ?? splits[0];
-            state.set({picture: `${studio.facts.albums.at(-1).id}-${split.name}-${at % split.count}`});
-            while (studio.trace === before) await new Promise((done) => setTimeout(done, 2));
+            state.set({image: `${store.info.datasets.at(-1).id}-${split.name}-${at % split.count}`});
+            while (store.trace === before) await new Promise((done) => setTimeout(done, 2));
             await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
         }""",
         number,
@@ -83,20 +83,20 @@ def _chosen(page: Page, number: int) -> float:
 
 
 def _pointed(page: Page, token: int) -> float:
-    """Milliseconds in which every head is drawn once more."""
+    """Measure the milliseconds to redraw every head."""
     page.evaluate(
         """async (token) => {
-            const {studio} = await import("./studio.js");
-            studio.hover(token + studio.trace.facts.prefix);
+            const {store} = await import("./store.js");
+            store.hover(token + store.trace.meta.prefix);
             await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
         }""",
         token,
     )
-    return float(page.evaluate("document.body.dataset.wall"))
+    return float(page.evaluate("document.body.dataset.redrawMs"))
 
 
 def _resident(process: "subprocess.Popen[str]") -> int:
-    """Bytes that the server has in memory."""
+    """Return the resident memory of the server in bytes."""
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
 

@@ -1,4 +1,4 @@
-"""Shapes in signatures are checked while the tests run; in CI, a parity or browser test that is skipped has failed."""
+"""Shapes in signatures are checked during the tests; in CI, a skipped parity or browser test counts as failed."""
 
 import os
 from collections.abc import Generator
@@ -14,7 +14,7 @@ MUST_RUN = ("parity", "browser")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--no-shape-checks", action="store_true", help="for tests marked compile, which the checker would break")
+    parser.addoption("--no-shape-checks", action="store_true", help="for tests marked compile, which the checker breaks")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""Numbers from the paper, its official code and the released checkpoints, which the code must agree with."""
+"""Reference numbers from the paper, its official code and the released checkpoints."""
 
 PARAMETERS = {  # at 224 pixels, 1000 classes, linear head
     "Ti/16": 5_717_416,

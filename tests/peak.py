@@ -1,4 +1,4 @@
-"""How much memory a process takes, for tests that start one and look."""
+"""Memory use of a process, for tests that start one and measure it."""
 
 import threading
 import time
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def peak() -> int:
-    """The most so far, in bytes, of this process alone: what ``getrusage`` tells begins with the peak of whoever started it."""
+    """Return the peak memory of this process in bytes. ``getrusage`` would start from the peak of its parent."""
     return _told("VmHWM")
 
 
 def taken(work: Callable[[], object]) -> int:
-    """The most bytes of its own that the process has more while it works; those of a mapped file can be taken back."""
+    """Return the peak growth of anonymous memory in bytes during the work; pages of a mapped file can be evicted."""
     before = most = _told("RssAnon")
     worker = threading.Thread(target=work)
     worker.start()

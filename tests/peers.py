@@ -1,4 +1,4 @@
-"""The libraries we compare with, and how a test gets one of their models with nothing left at zero."""
+"""Reference libraries for comparisons, and models of theirs with no weight left at zero."""
 
 from types import ModuleType
 

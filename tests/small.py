@@ -8,7 +8,7 @@ from vitrail.models.vit import ViT
 
 
 def config(**changes: Any) -> ViTConfig:
-    """2 x 3 patches, width 24 in 3 heads of 8, 40 wide MLP, 4 layers, 5 classes."""
+    """Return a config of 2 x 3 patches, width 24 in 3 heads of 8, MLP width 40, 4 layers, 5 classes."""
     plain: dict[str, Any] = {
         "width": 24,
         "depth": 4,
@@ -22,7 +22,7 @@ def config(**changes: Any) -> ViTConfig:
 
 
 def vit(**changes: Any) -> ViT:
-    """In evaluation mode, every weight random: zero heads and equal tokens would hide differences."""
+    """Return a small ViT in eval mode with random weights: zero heads and equal tokens would hide differences."""
     model = build(config(**changes))
     assert isinstance(model, ViT)
     for weight in model.parameters():

@@ -1,4 +1,4 @@
-"""Settings survive JSON, take strict overrides, and refuse what is no value of theirs."""
+"""Settings survive JSON, take strict overrides, and reject invalid values."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -42,7 +42,7 @@ def test_json_loses_nothing(recipe: Recipe) -> None:
     assert from_json(Recipe, to_json(recipe)) == recipe
 
 
-def test_json_tells_the_families_apart() -> None:
+def test_json_distinguishes_the_model_families() -> None:
     for model in (variant("R50+B/16"), variant("R50x1")):
         assert type(from_json(Recipe, to_json(Recipe(model))).model) is type(model)
 
@@ -68,13 +68,13 @@ def test_an_override_changes_one_field(text: str, changed) -> None:  # type: ign
     assert override(recipe, [text]) == changed(recipe)
 
 
-def test_overrides_that_only_fit_together_are_made_together() -> None:
+def test_overrides_that_are_valid_only_together_are_applied_together() -> None:
     changed = override(Recipe(config()), ["model.width=35", "model.heads=5", "model.stem=none"])
     assert isinstance(changed.model, ViTConfig)
     assert (changed.model.width, changed.model.heads) == (35, 5)
 
 
-def test_a_field_inside_a_field_inside_a_field() -> None:
+def test_a_nested_field_is_overridden() -> None:
     recipe = Recipe(config(stem=Stem(stages=(1, 2)), patch=(1, 1), image=(16, 24)))
     changed = override(recipe, ["model.stem.stages=2,3", "model.stem.width=96"])
     assert isinstance(changed.model, ViTConfig)
@@ -82,7 +82,7 @@ def test_a_field_inside_a_field_inside_a_field() -> None:
 
 
 def test_a_name_is_built_once_with_its_overrides() -> None:
-    kind, values = blueprint("B/15")  # whose default picture of 224 pixels would be refused
+    kind, values = blueprint("B/15")  # whose default image size of 224 would be rejected
     assert make(kind, values, ["model.image=240"], prefix="model.") == variant("B/15", image=240)
 
 
@@ -101,7 +101,7 @@ def test_a_name_is_built_once_with_its_overrides() -> None:
         ("model.image=1x2x3", "model.image must be a whole number or a pair such as 224x448, got [1, 2, 3]"),
     ],
 )
-def test_a_wrong_override_is_refused_with_a_sentence(text: str, sentence: str) -> None:
+def test_an_invalid_override_is_rejected_with_a_sentence(text: str, sentence: str) -> None:
     with pytest.raises(VitrailError) as refused:
         override(Recipe(config()), [text])
     assert str(refused.value) == sentence
@@ -117,12 +117,12 @@ def test_a_wrong_override_is_refused_with_a_sentence(text: str, sentence: str) -
         ('{"model": {"family": "cnn"}}', "model must be a ViTConfig or a ResNetConfig"),
     ],
 )
-def test_wrong_json_is_refused_with_a_sentence(plain: str, sentence: str) -> None:
+def test_invalid_json_is_rejected_with_a_sentence(plain: str, sentence: str) -> None:
     with pytest.raises(VitrailError, match=sentence):
         from_json(Recipe, plain)
 
 
-def test_a_wrong_type_is_refused_when_settings_are_made() -> None:
+def test_a_wrong_type_is_rejected_when_settings_are_created() -> None:
     with pytest.raises(VitrailError, match="depth must be a whole number, got '6'"):
         config(depth="6")
     with pytest.raises(VitrailError, match="stages must be a list of values, each a whole number, got"):

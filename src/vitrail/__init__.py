@@ -1,6 +1,6 @@
 """Vitrail: the Vision Transformer, end to end and transparent.
 
-The names below are imported when they are first used, so that ``import vitrail`` and ``vitrail --help`` cost nothing.
+Public names are imported on first use, so that ``import vitrail`` and ``vitrail --help`` are fast.
 """
 
 from importlib import import_module, metadata

@@ -1,7 +1,7 @@
-"""Settings are frozen dataclasses: strict overrides from text, lossless JSON both ways, types checked when made.
+"""Settings as frozen dataclasses: strict overrides from text, lossless JSON in both directions, types checked on creation.
 
-A field is a bool, int, float, str, ``Literal``, a tuple of those, another settings class, or ``None`` beside one of
-them. Where a field may hold one of several settings classes, their ``Literal`` fields tell them apart.
+A field is a bool, int, float, str, ``Literal``, a tuple of those, another settings class, or one of them or ``None``.
+If a field may hold one of several settings classes, their ``Literal`` fields select the class.
 """
 
 import json
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 def override(settings: T, assignments: Sequence[str]) -> T:
-    """``override(recipe, ["model.depth=6"])``: all at once, so that fields which only fit together can change together."""
+    """Return changed settings: ``override(recipe, ["model.depth=6"])``. All at once: some fields are valid only together."""
     return make(type(settings), _values(settings), assignments)
 
 
 def make(kind: type[T], values: Mapping[str, Any], assignments: Sequence[str], prefix: str = "") -> T:
-    """Settings of this kind from the values of its fields and from overrides, whose paths start with the prefix."""
+    """Build settings of this class from field values and overrides, whose paths start with the prefix."""
     changes: dict[str, str] = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
@@ -38,7 +38,7 @@ def make(kind: type[T], values: Mapping[str, Any], assignments: Sequence[str], p
 
 
 def check(settings: Any) -> None:
-    """Refuse values of another type than the field's, and store what they mean: the first line of every ``__post_init__``."""
+    """Check and convert every field by its type; the first line of every ``__post_init__``."""
     cls: Any = type(settings)
     for name, kind in hints(cls).items():
         object.__setattr__(settings, name, read(getattr(settings, name), kind, name))
@@ -57,7 +57,7 @@ def from_json(kind: type[T], text: str) -> T:
 
 
 def to_plain(value: Any) -> Any:
-    """Dicts, lists and scalars only: what ``json.dumps`` takes."""
+    """Return settings as dicts, lists and scalars, ready for ``json.dumps``."""
     if is_dataclass(value):
         return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple):
@@ -66,7 +66,7 @@ def to_plain(value: Any) -> Any:
 
 
 def read(value: Any, kind: Any, path: str) -> Any:
-    """A plain value as the type ``kind``, or a sentence that says what ``path`` must be."""
+    """Convert a plain value to the annotated type, or raise an error that names what ``path`` must be."""
     for option in alternatives(kind):
         matches, made = _read_as(value, option, path)
         if matches:
@@ -105,7 +105,7 @@ def describe(kind: Any) -> str:
 
 
 def paths(kind: Any, values: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Every field that can be set, by its dotted path."""
+    """List the dotted path of every field that can be set."""
     found = []
     for name in hints(kind):
         value = values.get(name)
@@ -139,7 +139,7 @@ def _changed(kind: Any, values: Mapping[str, Any], changes: Mapping[str, str], p
 
 
 def _parse(text: str, kind: Any) -> Any:
-    """What the text on a command line means, before ``read`` checks it."""
+    """Parse an override's text to a plain value, before its type is checked."""
     options = alternatives(kind)
     if types.NoneType in options and text.lower() in ("none", "null"):
         return None
@@ -181,7 +181,7 @@ def _read_as(value: Any, kind: Any, path: str) -> tuple[bool, Any]:
 
 def _read_tuple(value: Any, inner: tuple[Any, ...], path: str) -> tuple[bool, Any]:
     if inner == (int, int) and type(value) is int:
-        return True, (value, value)  # one number means both sides
+        return True, (value, value)  # one number stands for both sides
     if not isinstance(value, list | tuple):
         return False, value
     kinds = (inner[0],) * len(value) if inner[-1] is Ellipsis else inner

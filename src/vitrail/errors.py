@@ -1,13 +1,13 @@
-"""What a user did wrong, said in one sentence that names the value that would work."""
+"""Errors for users: one sentence that names a value that would work."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class VitrailError(ValueError):
-    """Bad input. The command line prints it as one line and exits with code 2.
+    """Invalid input. The command line prints the message as one line and exits with code 2.
 
-    Names and values out of a file may stand in it, so it is kept printable and of a sentence's length.
+    The message may quote names and values from a file, so it is kept printable and short.
     """
 
     def __init__(self, sentence: str) -> None:
@@ -16,12 +16,12 @@ class VitrailError(ValueError):
 
 
 def printable(text: str) -> str:
-    """Names out of files can hold anything; on a screen they are letters and no more."""
+    """Replace control characters: names from files may contain anything."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def suggestion(wrong: str, known: Iterable[str]) -> str:
-    """``; did you mean 'depth'?``, or nothing when no known name is near."""
+    """Return ``; did you mean 'depth'?``, or nothing if no known name is close."""
     by_lower = {name.lower(): name for name in known}
     near = get_close_matches(wrong.lower(), by_lower, n=1, cutoff=0.5)
     return f"; did you mean {by_lower[near[0]]!r}?" if near else ""

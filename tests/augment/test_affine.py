@@ -1,4 +1,4 @@
-"""Pictures, masks and boxes move as torchvision moves them, and together."""
+"""Images, masks and boxes are warped as by torchvision, and stay aligned."""
 
 import math
 from types import ModuleType
@@ -25,7 +25,7 @@ MOVES: list[tuple[str, float]] = [
 ]
 
 
-def picture(mode: str = "RGB", width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
+def make_image(mode: str = "RGB", width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
     noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(noise).convert(mode)
 
@@ -41,17 +41,17 @@ def ours(name: str, by: float, width: int = WIDTH, height: int = HEIGHT) -> Affi
 
 
 def theirs(what: Any, name: str, by: float, **options: Any) -> Any:
-    """As torchvision's RandAugment calls them."""
+    """Warp as torchvision's RandAugment does."""
     functional: ModuleType = peer("torchvision.transforms.v2.functional")
     if name == "rotate":
         return functional.rotate(what, by, **options)
     plain: dict[str, Any] = {"angle": 0.0, "translate": [0, 0], "scale": 1.0, "shear": [0.0, 0.0]}
-    tilt, way = math.degrees(math.atan(by)), int(by)
+    tilt, offset = math.degrees(math.atan(by)), int(by)
     special: dict[str, dict[str, Any]] = {
         "shear_x": {"shear": [tilt, 0.0], "center": [0, 0]},
         "shear_y": {"shear": [0.0, tilt], "center": [0, 0]},
-        "translate_x": {"translate": [way, 0]},
-        "translate_y": {"translate": [0, way]},
+        "translate_x": {"translate": [offset, 0]},
+        "translate_y": {"translate": [0, offset]},
     }
     return functional.affine(what, **{**plain, **special[name], **options})
 
@@ -61,33 +61,33 @@ def theirs(what: Any, name: str, by: float, **options: Any) -> Any:
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("resample", [Resampling.NEAREST, Resampling.BILINEAR])
 @pytest.mark.parametrize("size", [(WIDTH, HEIGHT), (41, 41)])
-def test_a_picture_moves_as_in_torchvision(
+def test_an_image_is_warped_as_in_torchvision(
     name: str, by: float, mode: str, resample: Resampling, size: tuple[int, int]
 ) -> None:
-    moved = move_picture(picture(mode, *size), ours(name, by, *size), resample=resample)
-    expected = theirs(picture(mode, *size), name, by, fill=128, interpolation=int(resample))
+    moved = move_picture(make_image(mode, *size), ours(name, by, *size), resample=resample)
+    expected = theirs(make_image(mode, *size), name, by, fill=128, interpolation=int(resample))
     assert_array_equal(np.asarray(moved), np.asarray(expected))
 
 
 @parity
 @pytest.mark.parametrize(("name", "by"), MOVES)
-def test_a_mask_moves_as_in_torchvision(name: str, by: float) -> None:
-    moved = np.asarray(move_mask(picture("L"), ours(name, by)))
-    assert_array_equal(moved, np.asarray(theirs(picture("L"), name, by, fill=0)))
+def test_a_mask_is_warped_as_in_torchvision(name: str, by: float) -> None:
+    moved = np.asarray(move_mask(make_image("L"), ours(name, by)))
+    assert_array_equal(moved, np.asarray(theirs(make_image("L"), name, by, fill=0)))
 
 
 @parity
 @pytest.mark.parametrize(("name", "by"), MOVES)
-def test_a_mask_moves_as_torchvisions_tensors_do_but_for_ties(name: str, by: float) -> None:
-    """Sampled in single precision there: a point on the border of two pixels, or of the picture, may fall otherwise."""
-    mask = peer("torchvision.tv_tensors").Mask(torch.from_numpy(np.array(picture("L"))))
-    differs: np.ndarray = np.asarray(move_mask(picture("L"), ours(name, by))) != theirs(mask, name, by, fill=0).numpy()
+def test_a_mask_is_warped_as_torchvisions_tensors_but_for_ties(name: str, by: float) -> None:
+    """torchvision samples in single precision: ties between two pixels, or at the border, may be decided differently."""
+    mask = peer("torchvision.tv_tensors").Mask(torch.from_numpy(np.array(make_image("L"))))
+    differs: np.ndarray = np.asarray(move_mask(make_image("L"), ours(name, by))) != theirs(mask, name, by, fill=0).numpy()
     assert differs.mean() <= (0.0 if name.startswith("translate") or by % 90 == 0 else 0.06)
 
 
 @parity
 @pytest.mark.parametrize(("name", "by"), MOVES)
-def test_boxes_move_as_in_torchvision(name: str, by: float) -> None:
+def test_boxes_are_warped_as_in_torchvision(name: str, by: float) -> None:
     corners = np.random.default_rng(1).uniform(0, (WIDTH, HEIGHT), (11, 2, 2))
     boxes = np.concatenate([corners.min(1), corners.max(1)], axis=1)
     wrapped = peer("torchvision.tv_tensors").BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=(HEIGHT, WIDTH))
@@ -100,20 +100,20 @@ def test_a_box_is_where_its_mask_is(name: str, by: float) -> None:
     left, top, right, bottom = 19, 13, 34, 24
     mask = np.zeros((HEIGHT, WIDTH), np.uint8)
     mask[top:bottom, left:right] = 7
-    how = ours(name, by)
-    moved = np.asarray(move_mask(Image.fromarray(mask), how))
-    box = move_boxes(np.array([[left, top, right, bottom]], np.float32), how, WIDTH, HEIGHT)[0]
+    affine = ours(name, by)
+    moved = np.asarray(move_mask(Image.fromarray(mask), affine))
+    box = move_boxes(np.array([[left, top, right, bottom]], np.float32), affine, WIDTH, HEIGHT)[0]
     if not moved.any():
         assert (box[2] - box[0]) * (box[3] - box[1]) == 0
         return
     rows, columns = np.flatnonzero(moved.any(1)), np.flatnonzero(moved.any(0))
     around = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
-    assert_allclose(box, around, rtol=0, atol=1)  # a corner that covers less than the middle of a pixel leaves no trace
+    assert_allclose(box, around, rtol=0, atol=1)  # a corner that misses a pixel's centre is not sampled
 
 
 @pytest.mark.parametrize(("name", "by"), MOVES)
-def test_a_mask_moves_with_its_picture(name: str, by: float) -> None:
-    grey = picture("L").point([value // 2 + 100 for value in range(256)])  # nothing in it looks like what comes in
+def test_a_mask_is_warped_like_its_image(name: str, by: float) -> None:
+    grey = make_image("L").point([value // 2 + 100 for value in range(256)])  # no value equals the fill
     moved, mask = (np.asarray(move(grey, ours(name, by))) for move in (lambda p, h: move_picture(p, h, fill=0), move_mask))
     assert_array_equal(moved, mask)
 

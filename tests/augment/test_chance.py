@@ -1,4 +1,4 @@
-"""Chance has no state: what is drawn depends on its key alone, and looks like chance."""
+"""The random numbers have no state: they depend only on their key, and pass statistical tests."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_the_numbers_are_uniform_along_every_part_of_the_key(axis: str) -> None:
 
 
 def splitmix(state: int) -> int:
-    """SplitMix64 as published, in whole numbers without end."""
+    """SplitMix64 as published, in integers of any size."""
     state = (state + 0x9E3779B97F4A7C15) % 2**64
     state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
@@ -42,7 +42,7 @@ def splitmix(state: int) -> int:
 
 
 def test_the_stream_is_the_published_hash_and_never_changes() -> None:
-    """A run that is resumed with a later version draws what it would have drawn."""
+    """A run resumed with a later version must draw the same numbers."""
     key = splitmix(splitmix(splitmix(5) ^ 2) ^ 7)
     assert bits(5, 2, 7, np.array([3])).tolist() == [splitmix((key + 3 * 0x9E3779B97F4A7C15) % 2**64)] == [9276661751216942188]
     assert permutation(5, 1, 8).tolist() == [2, 5, 3, 4, 6, 0, 1, 7]

@@ -1,4 +1,4 @@
-"""The operations of RandAugment and colour jitter are torchvision's on Pillow pictures, to the bit; the levels the paper's."""
+"""RandAugment's operations and colour jitter equal torchvision's on Pillow images bit for bit; the levels are the paper's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -43,7 +43,7 @@ CASES = [(name, strength) for name, strengths in STRENGTHS.items() for strength 
 
 
 def pixels(mode: str = "RGB", width: int = 53, height: int = 37) -> Image.Image:
-    """Neither all values nor equally often, so that contrast and histogram have something to do."""
+    """Not all values occur, nor equally often, so that contrast and equalisation have an effect."""
     noise = np.random.default_rng(0).beta((2, 3, 4), (3, 3, 2), (height, width, 3))
     return Image.fromarray((20 + 200 * noise).astype(np.uint8)).convert(mode)
 
@@ -75,12 +75,12 @@ def test_an_operation_is_torchvisions_on_tensors_but_for_rounding(name: str, str
     tensor = torch.from_numpy(np.asarray(pixels()).transpose(2, 0, 1).copy())
     apart = np.abs(ours - theirs(tensor, name, strength).long().numpy()).max()
     exact = name in ("Equalize", "Invert", "Posterize", "Solarize")
-    assert apart <= (0 if exact else max(1, strength))  # grey is rounded there before it is multiplied
+    assert apart <= (0 if exact else max(1, strength))  # torchvision rounds the grey before multiplying
 
 
 @pytest.mark.parametrize("name", sorted(PAPER))
 @pytest.mark.parametrize("level", [2, 9, 15, 20])
-def test_a_grey_picture_is_treated_like_the_same_picture_in_three_channels(name: str, level: int) -> None:
+def test_a_grey_image_is_treated_like_the_same_image_in_three_channels(name: str, level: int) -> None:
     strength, centre = PAPER[name](float(level), -1.0), np.array([0.3, 0.6])
     grey = apply_operation(pixels("L"), name, strength, centre)
     colour = apply_operation(pixels("L").convert("RGB"), name, strength, centre)
@@ -88,10 +88,10 @@ def test_a_grey_picture_is_treated_like_the_same_picture_in_three_channels(name:
 
 
 @pytest.mark.parametrize("name", [*COLOURS, "Cutout", "Rotate", "ShearX", "TranslateY"])
-def test_the_picture_given_stays_as_it_is(name: str) -> None:
-    given = pixels()
-    apply_operation(given, name, 5.0, MIDDLE)
-    assert_array_equal(np.asarray(given), np.asarray(pixels()))
+def test_the_input_image_is_not_modified(name: str) -> None:
+    image = pixels()
+    apply_operation(image, name, 5.0, MIDDLE)
+    assert_array_equal(np.asarray(image), np.asarray(pixels()))
 
 
 def test_bits_beyond_the_range_are_all_or_none() -> None:
@@ -102,7 +102,7 @@ def test_bits_beyond_the_range_are_all_or_none() -> None:
 
 
 @pytest.mark.parametrize("amount", [0, 110, 165, 220, -40])
-def test_solarise_add_lightens_the_darker_half(amount: int) -> None:
+def test_solarise_add_brightens_the_darker_half(amount: int) -> None:
     values = np.asarray(pixels(), np.int64)
     expected = np.where(values < 128, np.clip(values + amount, 0, 255), values)
     assert_array_equal(np.asarray(apply_operation(pixels(), "SolarizeAdd", float(amount), MIDDLE)), expected)
@@ -110,7 +110,7 @@ def test_solarise_add_lightens_the_darker_half(amount: int) -> None:
 
 @pytest.mark.parametrize("centre", [(0.0, 0.0), (0.999, 0.999), (0.4, 0.7)])
 @pytest.mark.parametrize("reach", [0.0, 10.0, 40.0, 80.0])
-def test_cutout_greys_what_is_near_its_centre(centre: tuple[float, float], reach: float) -> None:
+def test_cutout_fills_a_square_around_its_centre(centre: tuple[float, float], reach: float) -> None:
     width, height = 53, 37
     side = int(reach * height / 224)
     rows, columns = np.mgrid[:height, :width]
@@ -120,7 +120,7 @@ def test_cutout_greys_what_is_near_its_centre(centre: tuple[float, float], reach
     assert_array_equal(np.asarray(cutout(pixels(), reach, np.array(centre))), expected)
 
 
-# What the published TensorFlow code makes of a level, run in a graph: a threshold and a shift are uint8 there and wrap.
+# Strengths in the published TensorFlow code, run in a graph: its thresholds and shifts are uint8 and wrap.
 REFERENCE: dict[str, dict[int, float]] = {
     "Rotate": {5: 15.0, 10: 30.0, 20: 60.0},
     "Posterize": {2: 1.0, 10: 4.0, 15: 6.0, 20: 8.0, 25: 1.0},
@@ -139,7 +139,7 @@ def test_the_levels_are_the_papers(name: str) -> None:
         assert PAPER[name](float(level), 1.0) == pytest.approx(strength, abs=1e-12)
 
 
-def test_there_are_sixteen_operations_and_five_move_the_picture() -> None:
+def test_there_are_sixteen_operations_and_five_are_geometric() -> None:
     assert len(PAPER) == 16
     assert {name for name in PAPER if movement(name, 20.0, 53, 37)} == {
         "Rotate",
@@ -150,14 +150,14 @@ def test_there_are_sixteen_operations_and_five_move_the_picture() -> None:
     }
 
 
-def test_a_translation_is_that_share_of_the_side() -> None:
+def test_a_translation_is_a_fraction_of_the_side() -> None:
     for side, shift in ((224, 100), (32, 14), (448, 200)):
         assert movement("TranslateX", 100.0, side, 99) == (1, 0, -shift, 0, 1, 0)
         assert movement("TranslateY", -100.0, 99, side) == (1, 0, 0, 0, 1, shift)
 
 
 def torchvisions_table(width: int, height: int) -> Mapping[str, Scale]:
-    """torchvision's own 31 levels, said in our units; translations in pixels of a picture 224 wide or high."""
+    """torchvision's own 31 levels in our units; translations in pixels of an image 224 wide or high."""
     space = peer("torchvision.transforms.v2").RandAugment._AUGMENTATION_SPACE
 
     def scale(name: str) -> Scale:
@@ -208,7 +208,7 @@ def test_every_operation_is_drawn_equally_often_in_both_directions_and_independe
     assert ks_2samp(operations.centres[:, 1, 0], np.linspace(0, 1, 20_000)).pvalue > 1e-3
 
 
-def test_a_picture_draws_the_same_alone_as_among_others() -> None:
+def test_an_image_draws_the_same_alone_as_in_a_batch() -> None:
     many = drawn(n=7)
     alone = draw_operations(uniforms(3, 1, np.array([4]), OPERATION_SLOTS * 3), 3, 15)
     assert_array_equal(alone.chosen[0], many.chosen[4])

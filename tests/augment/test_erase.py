@@ -1,4 +1,4 @@
-"""Random Erasing draws what torchvision draws, empties what it empties, and its noise belongs to the picture."""
+"""Random Erasing draws and erases as torchvision does, and its noise depends on the image."""
 
 import math
 
@@ -43,8 +43,8 @@ def test_rectangles_are_drawn_as_by_torchvision(area: tuple[float, float]) -> No
     assert ks_2samp(boxes[:, 2] * boxes[:, 3], expected[:, 2] * expected[:, 3]).pvalue > 1e-3
 
 
-def test_the_first_shape_that_fits_is_taken() -> None:
-    """The same numbers taken one by one."""
+def test_the_first_shape_that_fits_is_used() -> None:
+    """The same numbers, one sample at a time."""
     u = uniforms(1, 0, np.arange(200), ERASE_SLOTS)
     sizes = np.random.default_rng(0).integers(5, 60, (200, 2))
     boxes = draw_erase(u, 0.7, (0.3, 0.9), RATIO, sizes)
@@ -70,9 +70,9 @@ def test_a_rectangle_lies_inside_and_one_that_never_fits_is_none() -> None:
     assert not draws(50, area=(1.0, 1.0), size=(7, 7)).any()
 
 
-def test_so_many_pictures_are_erased() -> None:
-    share = (draws(20_000, probability=0.25)[:, 2] > 0).mean()
-    assert share == pytest.approx(0.25, abs=0.01)
+def test_the_fraction_of_erased_images_is_the_probability() -> None:
+    fraction = (draws(20_000, probability=0.25)[:, 2] > 0).mean()
+    assert fraction == pytest.approx(0.25, abs=0.01)
     assert not draws(300, probability=0.0).any()
 
 
@@ -87,7 +87,7 @@ def test_zeros_are_torchvisions() -> None:
     assert_close(erase(images(), boxes), torch.stack(expected), rtol=0, atol=0)
 
 
-def test_noise_belongs_to_the_picture_not_to_its_place_in_the_batch() -> None:
+def test_noise_depends_on_the_image_not_on_its_position_in_the_batch() -> None:
     boxes, order = draws(6), np.array([3, 1, 5, 0, 2, 4])
     together = erase(images(), boxes, keys())
     shuffled = erase(images()[order], boxes[order], keys()[order])
@@ -95,13 +95,13 @@ def test_noise_belongs_to_the_picture_not_to_its_place_in_the_batch() -> None:
     assert not torch.equal(erase(images(), boxes, keys()[::-1].copy()), together)
 
 
-def test_noise_is_inside_the_rectangle_alone() -> None:
+def test_noise_is_only_inside_the_rectangle() -> None:
     boxes = draws(6)
     noisy, empty = erase(images(), boxes, keys()), erase(images(), boxes)
     assert_array_equal((noisy != images()).numpy(), (empty == 0).numpy())
 
 
-def test_noise_is_normal_and_differs_between_pictures_and_channels() -> None:
+def test_noise_is_normal_and_differs_between_images_and_channels() -> None:
     whole = np.tile([0, 0, 101, 57], (4, 1))
     noise = erase(torch.zeros(4, 3, 101, 57), whole, keys(4)).flatten(2).double()
     assert kstest(noise.numpy().ravel(), "norm").pvalue > 1e-3

@@ -1,4 +1,4 @@
-"""Crops are drawn as torchvision draws them, and a picture, its mask and its boxes are cut alike."""
+"""Crops are drawn as by torchvision, and an image, its mask and its boxes are cropped consistently."""
 
 import math
 from importlib import import_module
@@ -41,7 +41,7 @@ def functional() -> Any:
 
 @parity
 @pytest.mark.parametrize("size", [(240, 320), (40, 400), (333, 20)])
-def test_inception_crops_are_distributed_as_torchvisions(size: tuple[int, int]) -> None:
+def test_random_resized_crops_are_distributed_as_torchvisions(size: tuple[int, int]) -> None:
     peer("torchvision")
     v2 = import_module("torchvision.transforms.v2")
     torch.manual_seed(0)
@@ -52,19 +52,19 @@ def test_inception_crops_are_distributed_as_torchvisions(size: tuple[int, int]) 
 
 
 @pytest.mark.parametrize("size", [(9, 1), (1, 1), (1, 9), (31, 47), (5, 2000)])
-def test_every_crop_lies_inside_the_picture(size: tuple[int, int]) -> None:
+def test_every_crop_lies_inside_the_image(size: tuple[int, int]) -> None:
     crops = drawn(500, size)
     assert (crops[:, :2] >= 0).all()
     assert (crops[:, 2:] >= 1).all()
     assert (crops[:, :2] + crops[:, 2:] <= size).all()
 
 
-def test_where_nothing_fits_the_middle_is_taken_in_the_nearest_proportions() -> None:
+def test_if_nothing_fits_the_centre_is_cropped_at_the_nearest_aspect_ratio() -> None:
     assert drawn(3, (10, 1000), (0.9, 1.0)).tolist() == [[0, 493, 10, 13]] * 3
     assert drawn(3, (1000, 10), (0.9, 1.0)).tolist() == [[493, 0, 13, 10]] * 3
 
 
-def test_a_crop_drawn_alone_is_the_one_drawn_among_many() -> None:
+def test_a_crop_drawn_alone_is_the_one_drawn_in_a_batch() -> None:
     sizes = np.array([[30, 40], [100, 20], [7, 7]])
     u = uniforms(0, 2, np.arange(3), CROP_SLOTS)
     alone = [draw_inception(u[i : i + 1], sizes[i : i + 1], (0.05, 1.0), RATIO)[0] for i in range(3)]
@@ -75,7 +75,7 @@ def test_a_crop_drawn_alone_is_the_one_drawn_among_many() -> None:
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("crop", [(0, 0, 37, 53), (5, 11, 20, 9), (30, 2, 3, 50), (36, 52, 1, 1)])
-def test_cutting_and_resizing_is_torchvisions_and_pillows(crop: tuple[int, int, int, int], flip: bool, mode: str) -> None:
+def test_cropping_and_resizing_is_torchvisions_and_pillows(crop: tuple[int, int, int, int], flip: bool, mode: str) -> None:
     f = functional()
     top, left, high, wide = crop
     ours = crop_resize(PIXELS, crop, (24, 16), flip, mode)
@@ -91,7 +91,7 @@ def test_cutting_and_resizing_is_torchvisions_and_pillows(crop: tuple[int, int, 
 @parity
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_many_at_once_are_what_each_is_alone(mode: str, channels: int) -> None:
+def test_a_batch_equals_its_images_one_by_one(mode: str, channels: int) -> None:
     f = functional()
     images = np.random.default_rng(1).integers(0, 256, (40, 19, 23, channels), dtype=np.uint8)
     crops = drawn(40, (19, 23), (0.05, 1.0))
@@ -104,7 +104,7 @@ def test_many_at_once_are_what_each_is_alone(mode: str, channels: int) -> None:
 
 
 @parity
-def test_a_shift_is_torchvisions_pad_and_crop() -> None:
+def test_a_padded_crop_is_torchvisions_pad_and_crop() -> None:
     f = functional()
     images = np.random.default_rng(1).integers(0, 256, (30, 9, 12, 3), dtype=np.uint8)
     crops = draw_shift(uniforms(0, 0, np.arange(30), CROP_SLOTS), (9, 12), 4)
@@ -118,11 +118,11 @@ def test_a_shift_is_torchvisions_pad_and_crop() -> None:
 @parity
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("crop", [(5, 11, 20, 9), (0, 0, 37, 53), (30, 2, 3, 50)])
-def test_a_mask_and_boxes_move_as_torchvisions(crop: tuple[int, int, int, int], flip: bool) -> None:
+def test_a_mask_and_boxes_are_cropped_as_in_torchvision(crop: tuple[int, int, int, int], flip: bool) -> None:
     f, tv = functional(), import_module("torchvision.tv_tensors")
     size = (24, 16)
     mask = np.random.default_rng(2).integers(0, 5, (37, 53), dtype=np.uint8)
-    # its masks themselves are resized by the older "nearest", which is off by half a pixel against the picture
+    # torchvision resizes masks by the older "nearest", which is half a pixel off against the image
     theirs = f.resized_crop(torch.from_numpy(mask)[None], *crop, list(size), f.InterpolationMode.NEAREST_EXACT)
     theirs = f.horizontal_flip(theirs) if flip else theirs
     assert np.array_equal(crop_mask(mask, crop, size, flip), theirs[0].numpy())
@@ -130,7 +130,7 @@ def test_a_mask_and_boxes_move_as_torchvisions(crop: tuple[int, int, int, int], 
     marked = tv.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=(37, 53))
     moved = f.clamp_bounding_boxes(f.resized_crop(marked, *crop, list(size)))
     moved = f.horizontal_flip(moved) if flip else moved
-    assert_close(crop_boxes(boxes, crop, size, flip), moved.numpy(), rtol=0, atol=1e-5)  # its scales are float32
+    assert_close(crop_boxes(boxes, crop, size, flip), moved.numpy(), rtol=0, atol=1e-5)  # torchvision's scales are float32
 
 
 @pytest.mark.parametrize("crop", [(4, 6, 20, 30), (-3, 2, 37, 53), (10, 10, 37, 53)])
@@ -138,8 +138,8 @@ def test_a_flipped_box_is_where_the_flipped_mask_is(crop: tuple[int, int, int, i
     mask = np.zeros((37, 53), np.uint8)
     mask[8:20, 12:40] = 1
     size = (crop[2], crop[3])
-    seen = crop_mask(mask, crop, size, flip=True)
+    cropped = crop_mask(mask, crop, size, flip=True)
     left, top, right, bottom = crop_boxes(np.array([[12.0, 8.0, 40.0, 20.0]]), crop, size, flip=True)[0]
-    rows, columns = np.flatnonzero(seen.any(1)), np.flatnonzero(seen.any(0))
+    rows, columns = np.flatnonzero(cropped.any(1)), np.flatnonzero(cropped.any(0))
     assert (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1) == (left, top, right, bottom)
-    assert math.isclose(seen.sum(), (right - left) * (bottom - top))
+    assert math.isclose(cropped.sum(), (right - left) * (bottom - top))

@@ -1,4 +1,4 @@
-"""Mixup and CutMix are torchvision's for the same share and rectangle, and their shares have the distribution asked for."""
+"""Mixup and CutMix equal torchvision's for the same lambda and rectangle, and lambda follows its distribution."""
 
 import numpy as np
 import pytest
@@ -45,28 +45,28 @@ def mixed(mix: Mix) -> Tensor:
 
 
 @pytest.mark.parametrize("a", [0.02, 0.1, 0.2, 0.5, 0.8, 1.0, 1.3, 2.0, 5.0])
-def test_shares_have_the_beta_distribution(a: float) -> None:
-    share = draws(40_000, mixup=a).share
-    low = share[share < 0.5]  # the other half is its mirror image, but next to 1 floating point has no room for the smallest
+def test_lambda_has_the_beta_distribution(a: float) -> None:
+    lam = draws(40_000, mixup=a).share
+    low = lam[lam < 0.5]  # the other half is its mirror image, but floats are too coarse close to 1
     assert kstest(low, lambda x: 2 * beta(a, a).cdf(x)).pvalue > 1e-3
-    assert ks_2samp(share[::2].round(9), (1 - share[1::2]).round(9)).pvalue > 1e-3
+    assert ks_2samp(lam[::2].round(9), (1 - lam[1::2]).round(9)).pvalue > 1e-3
     assert binomtest(len(low), 40_000).pvalue > 1e-3
     if a >= 0.2:
-        assert kstest(share, beta(a, a).cdf).pvalue > 1e-3
+        assert kstest(lam, beta(a, a).cdf).pvalue > 1e-3
 
 
-def test_a_share_is_defined_when_every_attempt_fails() -> None:
-    u = np.full((3, MIX_SLOTS), 1e-9)  # numbers whose powers are near 1 each: their sum never fits
+def test_lambda_is_defined_if_every_attempt_fails() -> None:
+    u = np.full((3, MIX_SLOTS), 1e-9)  # numbers whose powers are close to 1: their sum is never accepted
     u[:, 0] = 0
     u[1, 4 + 2 * 5] = 0.9
-    share = draw_mix(u, 0.8, 0.0, 1.0, 0.5, True, SIZE).share
+    lam = draw_mix(u, 0.8, 0.0, 1.0, 0.5, True, SIZE).share
     assert ATTEMPTS > 5
-    assert_allclose(share[[0, 2]], 0.5, atol=1e-6)
-    assert share[1] < 0.1  # the attempt that came nearest
+    assert_allclose(lam[[0, 2]], 0.5, atol=1e-6)
+    assert lam[1] < 0.1  # the closest attempt
 
 
 @pytest.mark.parity
-def test_a_rectangle_and_what_remains_are_drawn_as_by_torchvision() -> None:
+def test_rectangle_and_lambda_are_drawn_as_by_torchvision() -> None:
     reference = peer("torchvision.transforms.v2").CutMix(alpha=0.7, num_classes=CLASSES)
     params = [reference.make_params([torch.zeros(1, 3, *SIZE)]) for _ in range(3000)]
     mix = draws(20_000, cutmix=0.7)
@@ -76,7 +76,7 @@ def test_a_rectangle_and_what_remains_are_drawn_as_by_torchvision() -> None:
         assert ks_2samp(ours, expected).pvalue > 1e-3
 
 
-def test_a_share_is_what_remains_of_the_picture() -> None:
+def test_lambda_is_the_fraction_of_the_image_that_remains() -> None:
     mix = draws(2000, cutmix=1.0)
     own = apply_mix(torch.ones(2000, 1, *SIZE), torch.zeros(2000, 1, *SIZE), mix)
     assert_allclose(own.mean(dim=(1, 2, 3)).numpy(), mix.share, atol=1e-6)
@@ -87,14 +87,14 @@ def test_a_share_is_what_remains_of_the_picture() -> None:
 @pytest.mark.parity
 @pytest.mark.parametrize("row", range(5))
 def test_mixup_is_torchvisions(row: int) -> None:
-    share = float(draws(5, mixup=0.5).share[row])
-    mix = Mix(np.full(N, share), np.zeros((N, 4), np.int64))
-    given = labels()
-    params = {"labels": given, "batch_size": N, "lam": share}
+    lam = float(draws(5, mixup=0.5).share[row])
+    mix = Mix(np.full(N, lam), np.zeros((N, 4), np.int64))
+    classes = labels()
+    params = {"labels": classes, "batch_size": N, "lam": lam}
     reference = peer("torchvision.transforms.v2").MixUp(num_classes=CLASSES)
     assert_close(mixed(mix), reference.transform(images(), params), rtol=0, atol=0)
-    dense = targets(given, given.roll(1), torch.from_numpy(mix.share), CLASSES)
-    assert_close(dense, reference.transform(given, params), rtol=0, atol=1e-7)
+    soft = targets(classes, classes.roll(1), torch.from_numpy(mix.share), CLASSES)
+    assert_close(soft, reference.transform(classes, params), rtol=0, atol=1e-7)
 
 
 @pytest.mark.parity
@@ -102,15 +102,15 @@ def test_mixup_is_torchvisions(row: int) -> None:
 def test_cutmix_is_torchvisions(row: int) -> None:
     one = draws(5, cutmix=1.0)
     top, left, high, wide = one.boxes[row].tolist()
-    share = float(one.share[row])
-    given = labels()
+    lam = float(one.share[row])
+    classes = labels()
     box = (left, top, left + wide, top + high)
-    params = {"labels": given, "batch_size": N, "box": box, "lam_adjusted": share}
+    params = {"labels": classes, "batch_size": N, "box": box, "lam_adjusted": lam}
     reference = peer("torchvision.transforms.v2").CutMix(num_classes=CLASSES)
-    mix = Mix(np.full(N, share), np.tile(one.boxes[row], (N, 1)))
+    mix = Mix(np.full(N, lam), np.tile(one.boxes[row], (N, 1)))
     assert_close(mixed(mix), reference.transform(images(), params), rtol=0, atol=0)
-    dense = targets(given, given.roll(1), torch.from_numpy(mix.share), CLASSES)
-    assert_close(dense, reference.transform(given, params), rtol=0, atol=1e-7)
+    soft = targets(classes, classes.roll(1), torch.from_numpy(mix.share), CLASSES)
+    assert_close(soft, reference.transform(classes, params), rtol=0, atol=1e-7)
 
 
 def test_each_sample_is_mixed_as_if_it_were_alone() -> None:
@@ -135,7 +135,7 @@ def test_two_processes_with_half_a_batch_each_do_what_one_does_with_all() -> Non
         assert_close(torch.cat(halves), mixed(mix), rtol=0, atol=0)
 
 
-def test_a_batch_has_one_share_unless_each_sample_has_its_own() -> None:
+def test_a_batch_has_one_lambda_unless_drawn_per_sample() -> None:
     batch, samples = (draws(50, mixup=0.8, cutmix=1.0, per_sample=per_sample) for per_sample in (False, True))
     assert len(np.unique(batch.share)) == 1
     assert len(np.unique(batch.boxes, axis=0)) == 1
@@ -144,34 +144,32 @@ def test_a_batch_has_one_share_unless_each_sample_has_its_own() -> None:
     assert_array_equal(draw_mix(numbers(50)[:1], 0.8, 1.0, 1.0, 0.5, False, SIZE).share, batch.share[:1])
 
 
-def test_the_loss_with_dense_targets_is_the_two_losses_weighed() -> None:
+def test_the_loss_with_soft_targets_is_the_weighted_sum_of_two_losses() -> None:
     mix = draws(N, mixup=0.8, cutmix=1.0)
-    logits, share = torch.randn(N, CLASSES), torch.from_numpy(mix.share).float()
+    logits, lam = torch.randn(N, CLASSES), torch.from_numpy(mix.share).float()
     own, other = labels(), labels().roll(1)
-    dense = cross_entropy(logits, targets(own, other, share, CLASSES))
-    weighed = share * cross_entropy(logits, own, reduction="none") + (1 - share) * cross_entropy(
-        logits, other, reduction="none"
-    )
-    assert_close(dense, weighed.mean())
+    soft = cross_entropy(logits, targets(own, other, lam, CLASSES))
+    weighted = lam * cross_entropy(logits, own, reduction="none") + (1 - lam) * cross_entropy(logits, other, reduction="none")
+    assert_close(soft, weighted.mean())
 
 
-def test_so_many_are_mixed_and_so_many_of_those_are_cut() -> None:
+def test_images_are_mixed_and_cut_with_their_probabilities() -> None:
     mix = draws(20_000, mixup=0.8, cutmix=1.0, probability=0.7, switch=0.3)
     changed, cut = mix.share < 1, mix.boxes[:, 2] * mix.boxes[:, 3] > 0
-    assert changed.mean() == pytest.approx(0.7, abs=0.02)  # some rectangles are too small to have a pixel
+    assert changed.mean() == pytest.approx(0.7, abs=0.02)  # some rectangles are smaller than a pixel
     assert cut.sum() / changed.sum() == pytest.approx(0.3, abs=0.02)
     for alone, is_cut in ((draws(500, mixup=0.8), False), (draws(500, cutmix=1.0), True)):
         assert ((alone.boxes[:, 2] * alone.boxes[:, 3] > 0).mean() > 0.9) == is_cut
 
 
 @pytest.mark.parametrize("options", [{"mixup": 0.8, "probability": 0.0}, {"mixup": 0.0, "cutmix": 0.0}])
-def test_nothing_to_mix_leaves_the_pictures_alone(options: dict[str, float]) -> None:
+def test_without_mixing_the_images_are_unchanged(options: dict[str, float]) -> None:
     mix = draw_mix(numbers(N), options["mixup"], options.get("cutmix", 0.0), options.get("probability", 1.0), 0.5, True, SIZE)
     assert mix.idle
     assert_close(mixed(mix), images(), rtol=0, atol=0)
 
 
-def test_half_precision_is_mixed_as_exactly_as_it_can_be_held() -> None:
+def test_half_precision_is_mixed_as_exactly_as_it_can_be_stored() -> None:
     mix = draws(N, mixup=0.8, cutmix=1.0)
     half = images().bfloat16()
     ours = apply_mix(half.clone(), half.roll(1, 0), mix)
@@ -182,8 +180,8 @@ def test_half_precision_is_mixed_as_exactly_as_it_can_be_held() -> None:
 def test_partners_may_be_a_view_of_the_same_batch() -> None:
     for mix in (draws(N - 1, mixup=0.8), draws(N - 1, cutmix=1.0)):
         batch = images()
-        apart = apply_mix(images()[1:].clone(), images()[:-1], mix)
-        assert_close(apply_mix(batch[1:], batch[:-1], mix), apart, rtol=0, atol=0)
+        expected = apply_mix(images()[1:].clone(), images()[:-1], mix)
+        assert_close(apply_mix(batch[1:], batch[:-1], mix), expected, rtol=0, atol=0)
 
 
 def test_an_empty_batch_stays_empty() -> None:

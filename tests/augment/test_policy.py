@@ -1,4 +1,4 @@
-"""Augmentation as settings: the published presets, and nothing that makes no sense."""
+"""Augmentation settings: the published presets, and rejection of invalid values."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_augregs_presets_are_the_published_ones(name: str) -> None:
     made = policy(name)
     assert (made.layers, made.mixup, made.cutmix) == (layers, alpha, 0)
     assert magnitude is None or made.magnitude == magnitude
-    assert (made.crop, made.area, made.flip) == ("inception", (0.05, 1.0), 0.5)
+    assert (made.crop, made.area, made.flip) == ("random-resized", (0.05, 1.0), 0.5)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -41,15 +41,15 @@ def test_a_policy_survives_json_and_takes_changes(name: str) -> None:
         ({"ratio": (0.0, 1.0)}, "ratio must be two rising numbers above 0, got 0.0 and 1.0"),
         ({"mixup": -0.1}, "mixup must not be below 0"),
         ({"hue": 0.7}, "hue must be at most 0.5"),
-        ({"crop": "inceptoin"}, "did you mean 'inception'"),
+        ({"crop": "random-resised"}, "did you mean 'random-resized'"),
         ({"layers": 1.5}, "layers must be a whole number"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong: dict[str, object], sentence: str) -> None:
+def test_invalid_values_are_rejected(wrong: dict[str, object], sentence: str) -> None:
     with pytest.raises(VitrailError, match=sentence):
         Policy(**wrong)  # type: ignore[arg-type]
 
 
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(VitrailError, match="no augmentation is named 'ligth2'; did you mean 'light2'"):
         policy("ligth2")

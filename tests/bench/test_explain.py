@@ -1,4 +1,4 @@
-"""What looking inside costs, for real on a small model: a ratio of two times that are both told."""
+"""The cost of reading attention, measured on a small model: a ratio of two times that are both reported."""
 
 import pytest
 

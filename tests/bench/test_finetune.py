@@ -41,9 +41,9 @@ def test_the_peer_starts_where_ours_does() -> None:
     torch.testing.assert_close(timm_of(model).eval()(images), model(images), atol=1e-5, rtol=1e-5)
 
 
-def test_the_first_of_the_looks_that_are_best_on_validation_is_chosen() -> None:
+def test_the_first_evaluation_that_is_best_on_validation_is_selected() -> None:
     looks = [Look(1, 1.0, 0.5, 0.9), Look(2, 2.0, 0.7, 0.4), Look(3, 3.0, 0.7, 0.8)]
-    assert chosen(looks) is looks[1]  # whatever the test says
+    assert chosen(looks) is looks[1]  # whatever the test accuracy
 
 
 @pytest.mark.parametrize(("bar", "seconds"), [(0.3, 10.0), (0.6, 20.0), (0.75, 30.0), (0.9, None)])
@@ -74,7 +74,7 @@ def test_it_runs_for_real_and_its_numbers_follow_from_each_other(monkeypatch: py
 
 
 @pytest.mark.parametrize("ratio", [0.5, None])
-def test_the_command_tells_the_curves_and_the_ends(
+def test_the_command_prints_the_curves_and_the_final_accuracies(
     ratio: float | None, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     ours, theirs = [ended(0.4, 0.95), ended(0.6, 0.93)], [ended(0.3, 0.91), ended(0.5, 0.90)]
@@ -82,16 +82,16 @@ def test_the_command_tells_the_curves_and_the_ends(
     speed = bench.FinetuneSpeed(0.94, 0.905, 0.89, seconds, 20.0, ratio, ours, theirs, {"ours": 10.0, "peer": 10.0})
     monkeypatch.setattr(bench, "finetune_speed", lambda *_: speed)
     assert run(["bench", "finetune", "mine", PANES, "--seeds", "2"]) == 0
-    said = capsys.readouterr().out
-    assert "94.00%" in said
-    assert "90.50%" in said
-    assert "89.00%" in said
-    assert ("0.50 of the time" if ratio else "ours does not reach 90.50% in 20 s") in said
+    output = capsys.readouterr().out
+    assert "94.00%" in output
+    assert "90.50%" in output
+    assert "89.00%" in output
+    assert ("0.50 of the time" if ratio else "ours does not reach 90.50% in 20 s") in output
     assert run(["bench", "finetune", "mine", PANES, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == asdict(speed)
 
 
-def test_what_cannot_be_compared_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_errors_are_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     assert run(["bench", "finetune", "mine", "nowhere"]) == 2
     assert "nowhere" in capsys.readouterr().err
     assert run(["bench", "finetune", "yours", PANES]) == 2

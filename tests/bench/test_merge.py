@@ -1,4 +1,4 @@
-"""Accuracy against speed: the accuracy is the evaluation's own, the plain model is the unit, the curve can be drawn."""
+"""Accuracy against speed: accuracy is that of the evaluation, speed is relative to the plain model, the curve is plotted."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def _a_model_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder(Path("data"), "bee", "elk", "ant", each=8)
 
 
-def test_every_way_is_measured_as_evaluation_measures_it() -> None:
+def test_every_speedup_has_the_accuracy_of_the_evaluation() -> None:
     found = merge_curve("one", "data", (0, 1, 2), (0.5,), None, batch=3, rounds=1)
     plain = load("one")
     assert [(row.way, row.value) for row in found.rows[:4]] == [("merge", 0), ("merge", 1), ("merge", 2), ("drop", 0.5)]
@@ -43,23 +43,36 @@ def test_smaller_sizes_are_whole_patches_and_each_comes_once() -> None:
     assert smaller(config(patch=16, image=16)) == []
 
 
-def test_the_curve_has_a_line_a_way_and_a_dot_a_row() -> None:
+def test_the_curve_has_a_line_per_method_and_a_dot_per_row() -> None:
     found = merge_curve("one", "data", (0, 1, 2), (0.5,), (), batch=3, rounds=1)
     drawn = curve_drawing(found).svg()
     assert "merged tokens" in drawn
-    assert "smaller pictures" not in drawn
+    assert "smaller images" not in drawn
     assert drawn.count("<circle") == len(found.rows)
     assert all(f">{words}</text>" in drawn for words in ("plain", "1", "2", "50%"))
 
 
-def test_the_command_prints_draws_and_tells_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", "merge", "one", "data", "--r", "0,1", "--drop", "none", "--image", "none", "--rounds", "1"]
+def test_the_command_prints_draws_and_writes_json(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "bench",
+        "token-merging",
+        "one",
+        "data",
+        "--r",
+        "0,1",
+        "--drop-patches",
+        "none",
+        "--image",
+        "none",
+        "--rounds",
+        "1",
+    ]
     assert run([*words, "--out", "curve.png"]) == 0
-    said = capsys.readouterr().out
-    assert "merged tokens" in said
-    assert "curve: curve.png" in said
-    with Image.open("curve.png") as picture:
-        assert picture.size[0] > 500
+    output = capsys.readouterr().out
+    assert "merged tokens" in output
+    assert "curve: curve.png" in output
+    with Image.open("curve.png") as image:
+        assert image.size[0] > 500
     assert run([*words, "--out", "curve.svg", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [row["value"] for row in answer["rows"]] == [0, 1]
@@ -70,13 +83,13 @@ def test_the_command_prints_draws_and_tells_programs(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--r", "a"], "--r must be numbers with commas, got 'a'; try --r 4,8"),
+        (["--r", "a"], "--r must be comma-separated numbers, got 'a'; try --r 4,8"),
         (["--r", "1.5"], "--r must be whole numbers"),
-        (["--drop", "2"], "drop must be a share"),
+        (["--drop-patches", "2"], "drop must be a fraction"),
         (["--image", "13"], "image must be a multiple of patch"),
         (["--out", "curve.jpg"], "--out must end in .svg or .png"),
     ],
 )
-def test_a_mistake_is_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", "merge", "one", "data", *words]) == 2
+def test_errors_are_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "token-merging", "one", "data", *words]) == 2
     assert sentence in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Time to accuracy: both train the demo's steps' worth of time, and the shortest of our runs that is as good counts."""
+"""Time to accuracy: both train for the demo's time, and the shortest of our runs that reaches the accuracy counts."""
 
 import json
 from dataclasses import asdict, replace
@@ -17,7 +17,7 @@ from vitrail.train.schedule import rate
 
 
 def holds(speed: RecipeSpeed) -> bool:
-    """Its numbers follow from each other."""
+    """Return whether the numbers are consistent."""
     ours, theirs = speed.seconds_a_step["ours"], speed.seconds_a_step["peer"]
     reached = [each for each in speed.ours if each.accuracy >= speed.accuracy]
     return (
@@ -31,7 +31,7 @@ def holds(speed: RecipeSpeed) -> bool:
     )
 
 
-def test_a_shorter_run_is_the_same_recipe_seen_from_further_away() -> None:
+def test_a_shorter_run_is_the_same_recipe_scaled_in_time() -> None:
     whole = demo(Given())
     half = whole.lasting(whole.steps // 2)
     for step in range(0, half.steps, 50):
@@ -44,7 +44,7 @@ def test_a_shorter_run_is_the_same_recipe_seen_from_further_away() -> None:
 
 
 @pytest.mark.parity
-def test_it_runs_for_real_and_its_numbers_follow_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_runs_and_its_numbers_are_consistent(monkeypatch: pytest.MonkeyPatch) -> None:
     peer("timm")
     monkeypatch.setattr(bench, "SLICE", 2)
     heard: set[str] = set()
@@ -60,7 +60,7 @@ def test_it_runs_for_real_and_its_numbers_follow_from_each_other(monkeypatch: py
 def test_the_shortest_run_that_is_as_good_counts(
     bar: float, steps: list[int], ratio: float | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With training left out: ours ends at the share of the steps it was given, the peer at the bar."""
+    """Training is left out: our accuracy is the fraction of the steps, the peer's is the bar."""
 
     def ours(recipe: Recipe) -> float:
         return 1.2 * recipe.steps / 1900 if recipe.steps < 1900 else 0.99
@@ -75,14 +75,14 @@ def test_the_shortest_run_that_is_as_good_counts(
     assert [each.steps for each in speed.ours] == steps
     assert speed.peer_seconds == pytest.approx(1900 * 0.07)
     assert speed.ratio == (None if ratio is None else pytest.approx(ratio, abs=1e-3))
-    assert run(["bench", "recipe", "--json"]) == 0
+    assert run(["bench", "time-to-accuracy", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == asdict(speed)
-    assert run(["bench", "recipe"]) == 0
-    said = capsys.readouterr().out
-    assert ("ours does not reach 100.00% in 133.0 s" if ratio is None else f"{ratio:.2f} of the time") in said
+    assert run(["bench", "time-to-accuracy"]) == 0
+    output = capsys.readouterr().out
+    assert ("ours does not reach 100.00% in 133.0 s" if ratio is None else f"{ratio:.2f} of the time") in output
 
 
-def test_the_shares_begin_with_the_shortest_and_end_with_all() -> None:
+def test_the_fractions_begin_with_the_shortest_and_end_with_all() -> None:
     assert list(bench.SHARES) == sorted(bench.SHARES)
     assert bench.SHARES[-1] == Fraction(1)
 
@@ -92,5 +92,5 @@ def test_without_timm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, c
         raise ImportError
 
     monkeypatch.setattr(bench, "timm_vit", missing)
-    assert run(["bench", "recipe", "--steps", "1", "--rounds", "1"]) == 2
-    assert "bench recipe compares with timm: pip install -c constraints.txt timm" in capsys.readouterr().err
+    assert run(["bench", "time-to-accuracy", "--steps", "1", "--rounds", "1"]) == 2
+    assert "bench time-to-accuracy compares with timm: pip install -c constraints.txt timm" in capsys.readouterr().err

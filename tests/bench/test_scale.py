@@ -1,4 +1,4 @@
-"""Two processes really share a step, and the answer has the keys that are promised."""
+"""Two processes split a step, and the JSON has the promised keys."""
 
 import json
 
@@ -10,17 +10,17 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
-def test_two_processes_are_held_against_one_of_two_threads(capsys: Capture) -> None:
-    assert run(["bench", "scale", "--batch", "2", "--rounds", "1", "--json"]) == 0
+def test_two_processes_are_compared_with_one_of_two_threads(capsys: Capture) -> None:
+    assert run(["bench", "scaling", "--batch", "2", "--rounds", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found["images_per_second"]) == {"alone", "ddp", "fsdp"}
+    assert set(found["images_per_second"]) == {"single", "ddp", "fsdp"}
     for name in ("ddp", "fsdp"):
-        ratio = found["images_per_second"][name] / found["images_per_second"]["alone"]
+        ratio = found["images_per_second"][name] / found["images_per_second"]["single"]
         assert found[f"{name}_efficiency"] == pytest.approx(ratio, rel=0.05)
 
 
-def test_a_batch_that_cannot_be_shared_and_a_model_that_is_none_are_refused(capsys: Capture) -> None:
-    assert run(["bench", "scale", "--batch", "3"]) == 2
+def test_an_indivisible_batch_and_an_unknown_model_are_refused(capsys: Capture) -> None:
+    assert run(["bench", "scaling", "--batch", "3"]) == 2
     assert "batch must be a multiple of the 2 processes, got 3; try 4" in capsys.readouterr().err
-    assert run(["bench", "scale", "--model", "Ti/17"]) == 2
+    assert run(["bench", "scaling", "--model", "Ti/17"]) == 2
     assert "image must be a multiple of patch 17x17" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The load is really sent and really answered; the figures follow from it."""
+"""Requests are sent and answered; the reported figures follow from them."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from vitrail.errors import VitrailError
 from vitrail.weights.checkpoint import save
 
 
-def test_every_request_of_the_load_has_an_answer_that_the_server_counted_too() -> None:
+def test_every_request_of_the_load_has_a_response_that_the_server_counted_too() -> None:
     with colours(max_batch=4, queue=4) as server:
         requests = [request(coloured(label), "image/png") for label in (1, 2)] + [request(b"?", "image/png")]
         done = load("127.0.0.1", server.port, requests, 7, 1.0)

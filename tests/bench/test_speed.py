@@ -1,4 +1,4 @@
-"""``vitrail bench speed``: every path gives the model's own answers, and ratios are to the fastest peer."""
+"""``vitrail bench inference``: every path gives the model's own predictions, and ratios are to the fastest peer."""
 
 import numpy as np
 import pytest
@@ -15,12 +15,12 @@ from vitrail.export.trial import Trial
 
 
 @pytest.mark.compile
-def test_every_path_answers_and_what_it_keeps_is_told() -> None:
+def test_every_path_predicts_and_its_accuracy_is_reported() -> None:
     pytest.importorskip("onnx")
-    model, pictures = ready(depth=3), noise(24)
-    labels = TorchEngine(model).logits(pictures).argmax(1)
+    model, images = ready(depth=3), noise(24)
+    labels = TorchEngine(model).logits(images).argmax(1)
     labels[:6] = (labels[:6] + 1) % 5  # a quarter is wrong
-    tried = Trial(pictures, labels, "noise")
+    tried = Trial(images, labels, "noise")
     paths = Paths(model, tried, merge=(1, 1), compile=False)
     assert set(paths.asks) == {EAGER, MERGED, ONNX, INT8, MERGED_INT8} | ({FBGEMM} if fbgemm.there() else set())
     for ask in paths.asks.values():
@@ -32,17 +32,17 @@ def test_every_path_answers_and_what_it_keeps_is_told() -> None:
 
 
 @pytest.mark.skipif(not fbgemm.there(), reason="this processor has no fbgemm")
-def test_torchs_own_eight_bits_are_a_rounding_of_the_layer_but_where_it_is_left_in_float() -> None:
-    """And a picture's answer depends on the others, which is why nobody is offered it."""
+def test_fbgemm_rounds_the_layers_except_those_left_in_float() -> None:
+    """An image's prediction depends on the rest of the batch, which is why it is not offered."""
     model = ready(depth=2)
-    pictures = noise(6)
-    made = fbgemm.in_eight_bits(evened(model, pictures), ("blocks.1.mlp.down",))
+    images = noise(6)
+    made = fbgemm.in_eight_bits(evened(model, images), ("blocks.1.mlp.down",))
     kinds = [type(block.mlp.down) for block in made.blocks]  # type: ignore[union-attr]
     assert kinds[0] is not nn.Linear
     assert kinds[1] is nn.Linear
-    want, got = TorchEngine(model).logits(pictures), TorchEngine(made).logits(pictures)
+    want, got = TorchEngine(model).logits(images), TorchEngine(made).logits(images)
     assert 1e-5 < np.abs(got - want).max() / np.abs(want).max() < 0.1
-    assert np.abs(TorchEngine(made).logits(pictures[:1]) - got[:1]).max() > 1e-6
+    assert np.abs(TorchEngine(made).logits(images[:1]) - got[:1]).max() > 1e-6
     layer = nn.Linear(7, 3, bias=False)
     x = torch.linspace(-1, 1, 14).reshape(2, 7)
     rough = fbgemm._Linear(layer)(x)
@@ -50,7 +50,7 @@ def test_torchs_own_eight_bits_are_a_rounding_of_the_layer_but_where_it_is_left_
     assert ((rough - layer(x)).abs() <= steps).all()
 
 
-def test_of_two_engines_of_eight_bits_the_faster_one_is_told() -> None:
+def test_the_faster_of_two_int8_engines_is_reported() -> None:
     rates = {EAGER: 10.0, INT8: 20.0, FBGEMM: 30.0, "timm": 10.0}
     row = _row("S/16", 1, rates, ("timm",), 10)
     assert (row.int8_ratio, row.int8_engine) == (3.0, "fbgemm")
@@ -63,12 +63,12 @@ def test_ratios_are_to_the_fastest_peer() -> None:
     rates = {EAGER: 10.0, ONNX: 12.0, INT8: 20.0, MERGED_INT8: 25.0, "timm": 8.0, "torchvision": 5.0}
     row = _row("Ti/16", 8, rates, ("timm", "torchvision"), 10)
     assert (row.eager_ratio, row.float_ratio, row.int8_ratio, row.merged_int8_ratio) == (1.25, 1.5, 2.5, 3.125)
-    assert row.gemm_share == 10.0 * 2 * 10  # what it does a second, until the peak is known
+    assert row.gemm_share == 10.0 * 2 * 10  # operations per second, until the peak is known
     assert _row("Ti/16", 8, {EAGER: 1.0}, (), 10).eager_ratio is None
     assert np.isclose(row.images_per_second["timm"], 8)
 
 
-def test_what_cannot_be_measured_is_said() -> None:
+def test_errors_are_one_sentence() -> None:
     with pytest.raises(VitrailError, match="Ti/16, S/16, B/16, got 'Q/16'"):
         speed(sizes=("Q/16",))
     with pytest.raises(VitrailError, match="name some with --data"):

@@ -1,4 +1,4 @@
-"""The training benchmark for real, but short: every library's model takes a step of the same shape."""
+"""The training benchmark, shortened: every library's model takes a step of the same shape."""
 
 import pytest
 from torch import nn

@@ -1,11 +1,11 @@
-"""Rivals take turns, and the best of each counts."""
+"""Contestants take turns, and the best of each counts."""
 
 import time
 
 from vitrail.bench.turns import in_turns
 
 
-def test_rivals_take_turns_and_the_best_of_each_counts() -> None:
+def test_contestants_take_turns_and_the_best_of_each_counts() -> None:
     order: list[str] = []
 
     def work(name: str, items: int, waits: list[float]) -> int:
@@ -16,5 +16,5 @@ def test_rivals_take_turns_and_the_best_of_each_counts() -> None:
     slow, quick = [0.05, 0.02], [0.01, 0.01]
     found = in_turns({"a": lambda: work("a", 10, slow), "b": lambda: work("b", 10, quick)}, 2)
     assert order == ["a", "b", "b", "a"]  # each comes first once
-    assert 0 < found["a"] <= 10 / 0.02  # sleeping never takes less than asked for
+    assert 0 < found["a"] <= 10 / 0.02  # sleeping never takes less than requested
     assert 0 < found["b"] <= 10 / 0.01

@@ -1,4 +1,4 @@
-"""One browser for the tests of a file; a page of its own for each, which must not complain."""
+"""One browser per test file, and a new page per test, which must log no errors."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +10,11 @@ from tests.browser.opening import LONG, SIZES, Studio, Watched, chromium, opened
 from tests.browser.runs import MODELS, large, saved, small_run
 
 
-@pytest.fixture(scope="module")  # while it is open, nothing else in this process can have an event loop, which a server needs
+@pytest.fixture(scope="module")  # while it is open, this process can run no other event loop, which a server needs
 def browser() -> Iterator[Browser]:
     binary = chromium()
     if binary is None:
-        pytest.skip("there is no Chromium; apt install chromium-headless-shell")
+        pytest.skip("Chromium is not installed; apt install chromium-headless-shell")
     expect.set_options(timeout=LONG)
     with sync_playwright() as player:
         made = player.chromium.launch(executable_path=binary, args=["--no-sandbox"])
@@ -35,7 +35,7 @@ def studio(run: Path) -> Iterator[Studio]:
 
 @pytest.fixture(scope="session")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Studio, list[Path]]]:
-    """Models of every kind in one studio; the last is large."""
+    """One studio with models of every kind; the last is large."""
     folder = tmp_path_factory.mktemp("zoo")
     paths = [saved(folder / name, **changes) for name, changes in MODELS.items()]
     with opened([*paths, large(folder / "large")]) as made:

@@ -1,4 +1,4 @@
-"""A studio in a process of its own, and a browser that looks at it: what is proved here is proved as a person would see it."""
+"""A studio in its own process, and a browser that opens it: the tests see what a user sees."""
 
 import json
 import os
@@ -17,21 +17,21 @@ from urllib.parse import urlencode, urlsplit
 from playwright.sync_api import Page, Request
 
 ROOT = Path(__file__).parents[2]
-LONG = 120_000  # milliseconds that a busy machine may take for anything
+LONG = 120_000  # timeout in milliseconds, for a busy machine
 SIZES = {"laptop": (1280, 720), "large": (1920, 1080), "phone": (390, 844)}
-PARTS = ("picture", "patches", "tokens", "attention", "flow", "lens", "prediction", "inside", "shapes", "run")
-REFUSED = "the server responded with a status of 4"  # what a console says of an answer that is a sentence
-QUIET, MOMENT = 250, 50  # milliseconds without a question: the page waits up to 200 for somebody who types; without that
+PARTS = ("image", "patches", "tokens", "attention", "saliency", "lens", "prediction", "model", "architecture", "run")
+REFUSED = "the server responded with a status of 4"  # console message of an error response
+QUIET, MOMENT = 250, 50  # milliseconds without a request: the page debounces typing by up to 200; without typing
 
 
 def chromium() -> str | None:
-    """Where Debian's package puts it, or any other that is there."""
+    """Return the path of Chromium, or None."""
     return next((path for name in ("chromium-headless-shell", "chromium") if (path := shutil.which(name))), None)
 
 
 @dataclass
 class Studio:
-    """Its address, token and all."""
+    """A running studio and its URL, including the token."""
 
     process: "subprocess.Popen[str]"
     url: str
@@ -63,14 +63,14 @@ def opened(
 
 @dataclass
 class Watched:
-    """What a page must never do: ask anybody but the studio, complain on the console, fail."""
+    """Checks that a page sends requests only to the studio, and has no console or page errors."""
 
     page: Page
     allowed: str = "127.0.0.1"
     complaints: list[str] = field(default_factory=list)
     addresses: list[str] = field(default_factory=list)
-    expected: tuple[str, ...] = ()  # parts of complaints that a test brings about on purpose
-    waiting: set[Request] = field(default_factory=set)  # questions without an answer yet
+    expected: tuple[str, ...] = ()  # substrings of errors that a test provokes
+    waiting: set[Request] = field(default_factory=set)  # pending requests
 
     def __enter__(self) -> "Watched":
         WATCHED[self.page] = self
@@ -94,13 +94,13 @@ WATCHED: dict[Page, Watched] = {}
 
 
 def look(page: Page, url: str) -> None:
-    """Until the first picture is explained."""
+    """Open a URL and wait until the first image is traced."""
     page.goto(url)
     page.wait_for_selector("body[data-ready=true]", timeout=LONG)
 
 
 def settled(page: Page, quiet: int = QUIET) -> None:
-    """Until nothing is asked any more, the address is written, and what was answered is drawn."""
+    """Wait until no request is pending, the URL is written, and all responses are drawn."""
     calm, step = 0, 25
     end = time.monotonic() + LONG / 1000
     while calm < quiet:
@@ -111,18 +111,18 @@ def settled(page: Page, quiet: int = QUIET) -> None:
 
 
 def visit(page: Page, part: str) -> None:
-    """By the story."""
-    page.eval_on_selector(f"#story li[data-part={part}] button", "(button) => button.click()")
+    """Open a part by the navigation."""
+    page.eval_on_selector(f"#parts li[data-part={part}] button", "(button) => button.click()")
     settled(page, MOMENT)
 
 
 def said(page: Page) -> str:
-    """The sentence for the person, if there is one."""
-    return page.inner_text("#said") if page.locator("#said.shown").count() else ""
+    """Return the status message, if there is one."""
+    return page.inner_text("#toast") if page.locator("#toast.shown").count() else ""
 
 
 def paste(page: Page, url: str) -> None:
-    """Another link into the tab that is open: the page is not loaded anew."""
+    """Paste another link into the open tab, without reloading the page."""
     page.evaluate("(hash) => { location.hash = hash; }", urlsplit(url).fragment)
     settled(page, MOMENT)
 
@@ -130,11 +130,11 @@ def paste(page: Page, url: str) -> None:
 SEEN = """() => {
   document.activeElement?.blur();
   const section = [...document.querySelectorAll("#panel > section")].find((one) => !one.hidden);
-  const places = [document.getElementById("top"), document.getElementById("side"), section];
-  const all = (what) => places.flatMap((place) => [...place.querySelectorAll(what)]).filter((one) => one.checkVisibility());
+  const roots = [document.getElementById("top"), document.getElementById("side"), section];
+  const all = (what) => roots.flatMap((root) => [...root.querySelectorAll(what)]).filter((one) => one.checkVisibility());
   return {
     title: document.title,
-    words: places.map((place) => place.innerText),
+    text: roots.map((root) => root.innerText),
     values: all("input, select").map((one) => one.value),
     charts: all("svg path").map((one) => one.getAttribute("d")),
     canvases: all("canvas").map((one) => one.toDataURL()),
@@ -143,15 +143,15 @@ SEEN = """() => {
 
 
 def seen(page: Page) -> dict[str, Any]:
-    """All that is to be seen of the part in view and beside it, so that two views can be compared."""
-    page.mouse.move(1, 1)  # away from everything that shows what is pointed at
+    """Return everything visible in the open part and next to it, so that two views can be compared."""
+    page.mouse.move(1, 1)  # away from everything that reacts to hovering
     settled(page)
     return page.evaluate(SEEN)
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """What differs, in words."""
+    """Return the differences as text."""
     found = [
-        f"{name}: {one[name]!r} is not {other[name]!r}" for name in ("title", "words", "values") if one[name] != other[name]
+        f"{name}: {one[name]!r} is not {other[name]!r}" for name in ("title", "text", "values") if one[name] != other[name]
     ]
-    return found + [f"other {name}" for name in ("charts", "canvases") if one[name] != other[name]]
+    return found + [f"different {name}" for name in ("charts", "canvases") if one[name] != other[name]]

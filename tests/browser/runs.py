@@ -1,4 +1,4 @@
-"""Runs and models that are quick to make and have everything that the studio shows: checkpoints, curves, answers."""
+"""Runs and models that are quick to build and have everything that the studio shows: checkpoints, curves, predictions."""
 
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ from vitrail.recipes.given import Given
 from vitrail.train.loop import Machine, fit
 from vitrail.weights.checkpoint import save
 
-MODELS: dict[str, dict[str, Any]] = {  # on 2 x 3 patches, but for the last ones
+MODELS: dict[str, dict[str, Any]] = {  # on 2 x 3 patches, except the last ones
     "gap, one channel": {"pool": "gap", "channels": 1},
     "map, relative": {"pool": "map", "position": "relative"},
     "registers, rotary": {"registers": 3, "position": "rotary"},
     "no head, no positions": {"classes": 0, "position": "none", "registers": 1},
-    "gap beside a class token, post-norm": {
+    "gap with a class token, post-norm": {
         "pool": "gap",
         "class_token": True,
         "position": "sincos2d",
@@ -34,7 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {  # on 2 x 3 patches, but for the last ones
 
 
 def small_run(folder: Path) -> Path:
-    """On some of the embedded pictures: 4 x 4 patches and a class token, two layers, four checkpoints."""
+    """Train a small run on Fashion-MNIST: 4 x 4 patches and a class token, two layers, four checkpoints."""
     given = Given("fashion", 60_000, 10, (28, 28), 1, None, None, names=tuple(map(str, range(10))))
     model = ["model.pool=cls", "model.depth=2", "model.width=24", "model.heads=3", "model.mlp=40"]
     steps = ["steps=12", "batch=16", "checkpoint=3", "evaluate=6", "keep=9", "schedule.warmup=2"]
@@ -44,7 +44,7 @@ def small_run(folder: Path) -> Path:
 
 
 def saved(folder: Path, **changes: object) -> Path:
-    """Weights alone, of a small model with no two axes equal."""
+    """Save the weights of a small model with no two equal axes."""
     torch.manual_seed(0)
     model: ViT = vit(**changes)
     channels = model.config.channels
@@ -55,11 +55,11 @@ def saved(folder: Path, **changes: object) -> Path:
 
 
 def large(folder: Path) -> Path:
-    """Ti/16 as it is before any training: 14 x 14 patches, 12 layers of 3 heads, 1000 classes."""
+    """Save an untrained Ti/16: 14 x 14 patches, 12 layers of 3 heads, 1000 classes."""
     torch.manual_seed(0)
     model = build("Ti/16")
     assert isinstance(model, ViT)
-    for weight in model.parameters():  # a zero head would call all classes alike
+    for weight in model.parameters():  # a zero head would give uniform probabilities
         weight.data.add_(0.02 * torch.randn_like(weight))
     model.preprocess = Preprocess((224, 224), crop=0.875, mean=(0.5,) * 3, std=(0.5,) * 3)
     save(model.eval(), folder)

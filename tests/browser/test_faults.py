@@ -1,4 +1,4 @@
-"""What people do to a page: files that are no pictures, unusual models, two tabs, a studio that stops, very many pictures."""
+"""Unusual use of the page: invalid files, unusual models, two tabs, a studio that stops, very many images."""
 
 import base64
 import json
@@ -47,7 +47,7 @@ def png(size: tuple[int, int], colour: Any = "teal", mode: str = "RGB", **option
 
 
 def turned() -> bytes:
-    """A camera's picture that was taken upright: stored 30 wide and 20 high, its left half red, to be turned by 90 degrees."""
+    """Return an image with EXIF orientation: stored 30 wide and 20 high, its left half red, to be rotated by 90 degrees."""
     picture = Image.new("RGB", (30, 20), "blue")
     picture.paste("red", (0, 0, 15, 20))
     exif = Image.Exif()
@@ -63,7 +63,7 @@ def upload(page: Page, name: str, content: bytes) -> None:
 
 
 REFUSALS = {
-    "words.png": b"these are words and no picture, whatever the name says\n" * 40,
+    "words.png": b"this is text and not an image, whatever the name says\n" * 40,
     "empty.png": b"",
     "half.png": png((400, 300), "teal")[:120],
     "page.svg": b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>",
@@ -71,9 +71,9 @@ REFUSALS = {
 }
 
 
-def test_what_is_no_picture_is_refused_in_one_sentence(page: Page, studio: Studio) -> None:
+def test_a_file_that_is_not_an_image_is_refused_in_one_sentence(page: Page, studio: Studio) -> None:
     WATCHED[page].expected = (REFUSED,)
-    look(page, studio.at(part="picture"))
+    look(page, studio.at(part="image"))
     before = page.url
     for name, content in REFUSALS.items():
         upload(page, name, content)
@@ -81,8 +81,8 @@ def test_what_is_no_picture_is_refused_in_one_sentence(page: Page, studio: Studi
         assert name in words
         assert 20 < len(words) < 200
         assert "\n" not in words
-        assert page.url == before, "the picture that was shown stays"
-    page.click(".shelf button >> nth=3")
+        assert page.url == before, "the current image stays"
+    page.click(".thumbnails button >> nth=3")
     settled(page)
     assert said(page) == ""
     assert page.url != before
@@ -95,12 +95,12 @@ TOP_AND_BOTTOM = """() => {
 }"""
 
 
-def test_pictures_of_any_size_and_turn_are_shown(page: Page, studio: Studio) -> None:
-    look(page, studio.at(part="picture"))
+def test_images_of_any_size_and_orientation_are_shown(page: Page, studio: Studio) -> None:
+    look(page, studio.at(part="image"))
     found = {
         "one.png": (png((1, 1)), "1 × 1 pixels"),
         "long.png": (png((900, 2)), "900 × 2 pixels"),
-        "turned.png": (turned(), "20 × 30 pixels"),  # width and height as one sees it
+        "turned.png": (turned(), "20 × 30 pixels"),  # upright width and height
         "clear.png": (png((40, 30), (255, 0, 0, 0), "RGBA"), "40 × 30 pixels"),
         "deep.png": (png((31, 30), 40_000, "I;16"), "31 × 30 pixels"),
         "a <b>'\"&%00\n.gif": (png((33, 22), 3, "P", format="GIF"), "33 × 22 pixels"),
@@ -108,11 +108,11 @@ def test_pictures_of_any_size_and_turn_are_shown(page: Page, studio: Studio) -> 
     for name, (content, words) in found.items():
         upload(page, name, content)
         assert said(page) == "", name
-        assert "picture=upload-" in page.url
+        assert "image=upload-" in page.url
         assert words in page.inner_text("figure[data-figure=preprocessing]"), name
     upload(page, "turned.png", found["turned.png"][0])
     pixels = page.evaluate(TOP_AND_BOTTOM)
-    assert pixels[0] > pixels[1], "red, which is lighter, is at the top once the picture is upright"
+    assert pixels[0] > pixels[1], "red, which is lighter, is at the top of the upright image"
     for part in PARTS:
         visit(page, part)
     assert said(page) == ""
@@ -128,30 +128,30 @@ HAND_IN = """([kind, name, content]) => {
 }"""
 
 
-def test_what_was_chosen_while_a_picture_was_on_its_way_stays(page: Page, studio: Studio) -> None:
-    look(page, studio.at(part="picture", picture="sample-1"))
+def test_an_image_selected_during_an_upload_stays(page: Page, studio: Studio) -> None:
+    look(page, studio.at(part="image", image="sample-1"))
     held: list[Route] = []
     page.route("**/api/upload?name=slow.png", lambda route: held.append(route))
     with page.expect_request("**/api/upload?name=slow.png"):
         page.set_input_files("input[type=file]", {"name": "slow.png", "mimeType": "image/png", "buffer": turned()})
-    page.click(".shelf button[data-picture=sample-3]")
+    page.click(".thumbnails button[data-image=sample-3]")
     held[0].continue_()
-    expect(page.locator("#said")).to_have_text("slow.png is now among the uploaded pictures.")
+    expect(page.locator("#toast")).to_have_text("slow.png was added to the uploads.")
     settled(page)
-    assert "picture=sample-3" in page.url
+    assert "image=sample-3" in page.url
 
 
 @pytest.mark.parametrize("kind", ["drop", "paste"])
-def test_a_picture_may_be_dropped_and_pasted_in_any_part(page: Page, studio: Studio, kind: str) -> None:
+def test_an_image_can_be_dropped_and_pasted_in_any_part(page: Page, studio: Studio, kind: str) -> None:
     WATCHED[page].expected = (REFUSED,)
     look(page, studio.at(part="attention"))
     content = png((20 + len(kind), 31), "orange")
     assert page.evaluate(HAND_IN, [kind, f"{kind}.png", base64.b64encode(content).decode()])
     settled(page)
-    assert "picture=upload-" in page.url
+    assert "image=upload-" in page.url
     assert page.inner_text("#side .title") == f"{kind}.png"
     before = page.url
-    page.evaluate(HAND_IN, [kind, "words.png", base64.b64encode(b"no picture").decode()])
+    page.evaluate(HAND_IN, [kind, "words.png", base64.b64encode(b"not an image").decode()])
     settled(page)
     assert "words.png" in said(page)
     assert page.url == before
@@ -161,26 +161,26 @@ def test_a_picture_may_be_dropped_and_pasted_in_any_part(page: Page, studio: Stu
 def test_every_part_shows_every_kind_of_model(page: Page, zoo: tuple[Studio, list[Path]], number: int) -> None:
     studio, _ = zoo
     classes = list(MODELS.values())[number].get("classes", 5)
-    look(page, studio.at(model=f"m{number}", picture="sample-1"))
+    look(page, studio.at(model=f"m{number}", image="sample-1"))
     for part in PARTS:
         visit(page, part)
-        page.hover("#side .patchgrid", position={"x": 5, "y": 5})
+        page.hover("#side .patch-grid", position={"x": 5, "y": 5})
         settled(page, MOMENT)
         assert said(page) == "", part
-        words = page.inner_text("#stage")
+        words = page.inner_text("#content")
         assert not [one for one in ("undefined", "NaN", "Infinity", "[object", "null") if one in words], (part, words)
         assert page.locator("#panel figure >> visible=true").count() or part == "run" or not classes, part
-    assert page.locator("#panel .run >> text=weights alone").count() == 1
+    assert page.locator("#panel .run >> text=weights without a run").count() == 1
 
 
 def shown(page: Page) -> dict[str, str]:
-    """What stands beside the picture."""
-    names = page.locator("#side .answer .name").all_inner_texts()
-    return dict(zip(names, page.locator("#side .answer .value").all_inner_texts(), strict=True))
+    """Return the predictions in the side panel."""
+    names = page.locator("#side .predictions .name").all_inner_texts()
+    return dict(zip(names, page.locator("#side .predictions .value").all_inner_texts(), strict=True))
 
 
 def expected(path: Path, sample: int) -> dict[str, str]:
-    """The same by vitrail itself."""
+    """Return the same predictions by vitrail itself."""
     model = vitrail.load(path)
     with torch.no_grad():
         odds = model(vitrail.prepare(model, [Samples().content(sample)])).softmax(-1)[0]
@@ -198,10 +198,12 @@ def test_two_tabs_do_not_disturb_each_other(browser: Browser, zoo: tuple[Studio,
         tab.set_default_timeout(LONG)
     with Watched(tabs[0]), Watched(tabs[1]):
         for tab, number in zip(tabs, numbers, strict=True):
-            look(tab, studio.at(model=f"m{number}", picture="sample-1", part="lens"))
+            look(tab, studio.at(model=f"m{number}", image="sample-1", part="lens"))
         for samples in ((1, 2), (2, 1), (4, 4), (1, 2)):
-            for tab, number, sample in zip(tabs, numbers, samples, strict=True):  # both are asked before either has answered
-                address = urlencode({"model": f"m{number}", "picture": f"sample-{sample}", "part": "lens"})
+            for tab, number, sample in zip(
+                tabs, numbers, samples, strict=True
+            ):  # both requests are sent before either response
+                address = urlencode({"model": f"m{number}", "image": f"sample-{sample}", "part": "lens"})
                 tab.evaluate("(hash) => { location.hash = hash; }", address)
             for tab, number, sample in zip(tabs, numbers, samples, strict=True):
                 settled(tab)
@@ -211,53 +213,53 @@ def test_two_tabs_do_not_disturb_each_other(browser: Browser, zoo: tuple[Studio,
 
 
 def test_a_page_outlives_its_studio(page: Page, tmp_path: Path) -> None:
-    """It says that the studio was stopped; it goes on with the next, and brings along what was uploaded."""
+    """It says that the studio was stopped; it works with the next one, and uploads its images again."""
     model = saved(tmp_path / "model")
     WATCHED[page].expected = (REFUSED, "ERR_CONNECTION_REFUSED", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET")
     with opened([model], "--token", TOKEN) as studio:
         port = str(urlsplit(studio.url).port)
-        look(page, studio.at(part="picture"))
+        look(page, studio.at(part="image"))
         upload(page, "kept.png", turned())
         visit(page, "lens")
         before = shown(page)
-    page.locator("#side .answer button").nth(1).click()
+    page.locator("#side .predictions button").nth(1).click()
     settled(page)
-    assert said(page).startswith("The studio does not answer")
-    assert shown(page) == before, "what was shown stays"
+    assert said(page).startswith("The studio does not respond")
+    assert shown(page) == before, "the last prediction stays"
 
     with opened([model], "--token", TOKEN, "--port", port):
-        page.locator("#side .answer button").nth(2).click()
+        page.locator("#side .predictions button").nth(2).click()
         settled(page)
-        assert said(page) == "", "it answers again"
+        assert said(page) == "", "it responds again"
         assert shown(page) == before
-        assert page.locator("#side .answer li.chosen .name").inner_text() == list(before)[2]
-        assert "picture=upload-" in page.url
-        visit(page, "flow")
-        assert page.locator("figure[data-figure=flow-map] canvas.over >> visible=true").count() == 1
+        assert page.locator("#side .predictions li.selected .name").inner_text() == list(before)[2]
+        assert "image=upload-" in page.url
+        visit(page, "saliency")
+        assert page.locator("figure[data-figure=saliency-map] canvas.over >> visible=true").count() == 1
         assert said(page) == ""
 
     with opened([model], "--token", "another-token-of-another-studio", "--port", port):
-        page.locator("#side .answer button").nth(3).click()
+        page.locator("#side .predictions button").nth(3).click()
         settled(page)
-        assert "started anew" in said(page)
+        assert "restarted" in said(page)
 
 
-def test_that_a_picture_is_not_there_is_told_in_every_part(page: Page, studio: Studio) -> None:
+def test_a_missing_image_is_reported_in_every_part(page: Page, studio: Studio) -> None:
     WATCHED[page].expected = (REFUSED,)
-    look(page, studio.at(part="lens", picture="sample-99"))
-    for part in ("flow", "attention", "picture"):
+    look(page, studio.at(part="lens", image="sample-99"))
+    for part in ("saliency", "attention", "image"):
         visit(page, part)
-        assert said(page).startswith("there is no picture sample-99"), part
+        assert said(page).startswith("there is no image sample-99"), part
     page.click("text=Save this page")
-    assert said(page).startswith("There is no explanation to save yet")
-    page.select_option(".chooser label:has-text('From') select", "samples")
-    page.click(".shelf button[data-picture=sample-2]")
+    assert said(page).startswith("There is nothing to save yet")
+    page.select_option(".chooser label:has-text('Dataset') select", "samples")
+    page.click(".thumbnails button[data-image=sample-2]")
     settled(page)
     assert said(page) == ""
     assert shown(page)
 
 
-def test_a_run_that_is_deleted_under_the_page_is_told_in_one_sentence(page: Page, run: Path, tmp_path: Path) -> None:
+def test_a_run_deleted_while_the_page_is_open_is_reported_in_one_sentence(page: Page, run: Path, tmp_path: Path) -> None:
     WATCHED[page].expected = (REFUSED,)
     copy = tmp_path / "gone"
     shutil.copytree(run, copy)
@@ -265,11 +267,11 @@ def test_a_run_that_is_deleted_under_the_page_is_told_in_one_sentence(page: Page
         look(page, studio.at(part="lens"))
         shutil.rmtree(copy)
         sentence = "the folder of gone is no longer there"
-        for part in ("run", "inside", "flow"):
+        for part in ("run", "model", "saliency"):
             visit(page, part)
             assert sentence in said(page) + page.inner_text("#panel"), part
-            assert str(tmp_path) not in said(page), "a path is nobody's business"
-        paste(page, studio.at(part="lens", picture="sample-1", step=6))
+            assert str(tmp_path) not in said(page), "no path is revealed"
+        paste(page, studio.at(part="lens", image="sample-1", step=6))
         assert said(page).startswith(sentence)
         page.reload()
         settled(page)
@@ -277,14 +279,14 @@ def test_a_run_that_is_deleted_under_the_page_is_told_in_one_sentence(page: Page
 
 
 def resident(studio: Studio) -> int:
-    """Bytes of memory that its process holds."""
+    """Return the resident memory of its process in bytes."""
     status = Path(f"/proc/{studio.process.pid}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) * 1024
 
 
 @pytest.mark.slow
-def test_memory_stays_flat_over_two_hundred_pictures(tmp_path: Path) -> None:
-    """All answers together are some hundred megabytes more than are kept."""
+def test_memory_stays_flat_over_two_hundred_images(tmp_path: Path) -> None:
+    """All responses together are some hundred megabytes larger than the cache."""
     path = saved(tmp_path / "model", image=(56, 60), patch=(4, 4), width=24, depth=4, heads=3)
     drawn = np.random.default_rng(0)
     answers, held = 0, []
@@ -294,12 +296,12 @@ def test_memory_stays_flat_over_two_hundred_pictures(tmp_path: Path) -> None:
             Image.fromarray(drawn.integers(0, 256, (300, 200, 3), np.uint8)).save(stream, "PNG", compress_level=0)
             asked = Request(f"{studio.url}api/upload?name={number}.png", stream.getvalue(), method="POST")
             id = json.load(urlopen(asked))["id"]
-            with urlopen(f"{studio.url}api/trace?model=m0&picture={id}") as answer:
+            with urlopen(f"{studio.url}api/trace?model=m0&image={id}") as answer:
                 answers += len(answer.read())
             if number in (99, 199):
                 held.append(resident(studio))
             if number == 99:
-                assert answers > ROOM, "what is kept is full by now"
-        with urlopen(f"{studio.url}api/pictures?album=uploads&split=all&count=60") as answer:
+                assert answers > ROOM, "the cache is full by now"
+        with urlopen(f"{studio.url}api/images?dataset=uploads&split=all&count=60") as answer:
             assert json.load(answer)["total"] == UPLOADS
     assert abs(held[1] - held[0]) < 40 * 2**20, held

@@ -1,4 +1,4 @@
-"""The page around the parts: everybody can read it, on every screen, in either theme, by keyboard alone."""
+"""The page around the parts: accessible on every screen, in both themes, by keyboard alone."""
 
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,18 @@ from playwright.sync_api import Browser, Page
 from tests.browser.opening import LONG, PARTS, SIZES, Studio, Watched, look, paste, settled, visit
 
 pytestmark = pytest.mark.browser
-MANY = 150  # stops of the keyboard in one part
+MANY = 150  # Tab stops in one part
 
 
 def violations(page: Page, where: str | None, **options: object) -> list[tuple[str, list[str]]]:
-    """Of the rules that axe knows, and where."""
-    axe = Axe("0") if page.evaluate("'axe' in window") else Axe()  # a page takes its half megabyte of script once
+    """Return the violated axe rules and their elements."""
+    axe = Axe("0") if page.evaluate("'axe' in window") else Axe()  # inject its script only once per page
     found = axe.run(page, context=where, options={"resultTypes": ["violations"], **options}).response["violations"]
     return [(rule["id"], [str(node["target"]) for node in rule["nodes"]][:5]) for rule in found]
 
 
 def whole_or_part(part: str) -> str | None:
-    """What surrounds the parts is looked at once."""
+    """Return the element to check: the layout around the parts only once."""
     return None if part == PARTS[0] else "#panel"
 
 
@@ -59,7 +59,7 @@ def test_no_part_makes_the_page_scroll_sideways(page: Page, studio: Studio) -> N
         visit(page, part)
         for name, (width, height) in SIZES.items():
             page.set_viewport_size({"width": width, "height": height})
-            page.wait_for_timeout(60)  # parts follow the window's size in the next frame
+            page.wait_for_timeout(60)  # parts are resized in the next frame
             wide = page.evaluate("document.documentElement.scrollWidth")
             if wide > width:
                 found[part, name] = wide
@@ -80,18 +80,18 @@ LIT = """() => {
 
 
 def outlined(page: Page) -> bool:
-    """Somebody who does not use a mouse sees where the keyboard is."""
+    """Return whether the keyboard focus is visible."""
     return page.evaluate(LIT)["lit"]
 
 
-def test_the_keyboard_walks_the_story_and_opens_parts(page: Page, studio: Studio) -> None:
-    look(page, studio.at(part="picture"))
+def test_the_keyboard_moves_over_the_navigation_and_opens_parts(page: Page, studio: Studio) -> None:
+    look(page, studio.at(part="image"))
     for _ in range(12):
         page.keyboard.press("Tab")
         assert outlined(page), page.evaluate("document.activeElement.outerHTML.slice(0, 200)")
-        if focused(page) == "picture":
+        if focused(page) == "image":
             break
-    assert focused(page) == "picture"
+    assert focused(page) == "image"
     for part in PARTS[1:]:
         page.keyboard.press("ArrowRight")
         assert focused(page) == part
@@ -99,13 +99,13 @@ def test_the_keyboard_walks_the_story_and_opens_parts(page: Page, studio: Studio
         page.keyboard.press("Enter")
         page.wait_for_selector(f"#panel > section.{part}:not([hidden])")
         settled(page)
-        assert focused(page) == part, "opening a part loses the keyboard's place"
-        assert page.get_attribute(f"#story li[data-part={part}] button", "aria-current") == "step"
+        assert focused(page) == part, "opening a part loses the keyboard focus"
+        assert page.get_attribute(f"#parts li[data-part={part}] button", "aria-current") == "step"
     page.keyboard.press("ArrowLeft")
     assert focused(page) == PARTS[-2]
 
 
-def test_everything_that_tab_reaches_is_seen_and_nothing_traps_it(page: Page, studio: Studio) -> None:
+def test_every_tab_stop_is_visible_and_nothing_traps_the_focus(page: Page, studio: Studio) -> None:
     look(page, studio.at())
     found = {}
     for part in PARTS:
@@ -123,39 +123,43 @@ def test_everything_that_tab_reaches_is_seen_and_nothing_traps_it(page: Page, st
     assert not {part: what for part, what in found.items() if what}
 
 
-def test_the_patch_grid_takes_arrow_keys_and_speaks(page: Page, studio: Studio) -> None:
+def test_the_patch_grid_takes_arrow_keys_and_announces(page: Page, studio: Studio) -> None:
     look(page, studio.at(part="attention"))
     settled(page)
-    page.focus("#side .patchgrid")
+    page.focus("#side .patch-grid")
     spoken = []
     for key in ("ArrowDown", "ArrowDown", "ArrowRight", "ArrowUp"):
-        before = page.evaluate("document.querySelector('.wall canvas').toDataURL()")
+        before = page.evaluate("document.querySelector('.attention-grid canvas').toDataURL()")
         page.keyboard.press(key)
-        page.wait_for_function("(before) => document.querySelector('.wall canvas').toDataURL() !== before", arg=before)
-        spoken.append(page.text_content("#side .patchgrid [aria-live]"))
+        page.wait_for_function(
+            "(before) => document.querySelector('.attention-grid canvas').toDataURL() !== before", arg=before
+        )
+        spoken.append(page.text_content("#side .patch-grid [aria-live]"))
     places = ((0, 0), (1, 0), (1, 1), (0, 1))  # of a grid of four columns
     assert spoken == [f"patch {4 * row + column} (row {row}, column {column})" for row, column in places]
     page.keyboard.press("Enter")
     settled(page)
     assert "query=2" in page.url  # after the class token
-    assert page.evaluate("document.activeElement.matches('#side .patchgrid')")
+    assert page.evaluate("document.activeElement.matches('#side .patch-grid')")
     page.keyboard.press("Escape")
     page.keyboard.press("Enter")
     settled(page)
-    assert "query=2" not in page.url, "Enter on the pinned patch lets it go"
+    assert "query=2" not in page.url, "Enter on the pinned patch unpins it"
 
 
-def test_the_keyboard_keeps_its_place_over_a_scrub_a_click_and_a_theme(page: Page, studio: Studio) -> None:
+def test_the_keyboard_focus_survives_a_checkpoint_a_click_and_a_theme(page: Page, studio: Studio) -> None:
     look(page, studio.at(part="lens"))
     box = "#top input[type=range]"
     page.focus(box)
     for steps in range(1, 3):
         page.keyboard.press("ArrowLeft")
         settled(page)
-        assert page.evaluate("document.activeElement.matches('#top input[type=range]')"), "a scrub loses the keyboard's place"
+        assert page.evaluate("document.activeElement.matches('#top input[type=range]')"), (
+            "a new checkpoint loses the keyboard focus"
+        )
         assert page.input_value(box) == str(int(page.get_attribute(box, "max") or 0) - steps)
     assert "step=" in page.url
-    button = page.locator("#side .answer button").nth(1)
+    button = page.locator("#side .predictions button").nth(1)
     name = button.locator(".name").inner_text()
     button.focus()
     page.keyboard.press("Enter")
@@ -169,7 +173,7 @@ def test_the_keyboard_keeps_its_place_over_a_scrub_a_click_and_a_theme(page: Pag
     assert page.evaluate("document.activeElement.matches('#top label[data-key=theme] select')")
 
 
-def test_the_theme_is_in_the_address_and_outlives_a_reload(page: Page, studio: Studio) -> None:
+def test_the_theme_is_in_the_url_and_survives_a_reload(page: Page, studio: Studio) -> None:
     look(page, studio.at())
     paper = "getComputedStyle(document.body).backgroundColor"
     colours = {}
@@ -184,34 +188,34 @@ def test_the_theme_is_in_the_address_and_outlives_a_reload(page: Page, studio: S
     assert colours["light"] != colours["dark"]
 
 
-def test_a_link_brings_its_theme_along(page: Page, studio: Studio) -> None:
-    """With all that is drawn in its colours: the numbers beside the wall are ink on a canvas."""
+def test_a_link_includes_its_theme(page: Page, studio: Studio) -> None:
+    """Everything is drawn in its colours: the labels of the attention grid are drawn on a canvas."""
     seen = []
     for theme in ("light", "dark"):
-        look(page, studio.at(part="attention", picture="sample-1", theme=theme))
+        look(page, studio.at(part="attention", image="sample-1", theme=theme))
         settled(page)
-        seen.append(page.eval_on_selector(".wall canvas", "(canvas) => canvas.toDataURL()"))
+        seen.append(page.eval_on_selector(".attention-grid canvas", "(canvas) => canvas.toDataURL()"))
         page.goto("about:blank")
     assert seen[0] != seen[1]
-    look(page, studio.at(part="attention", picture="sample-1", theme="light"))
+    look(page, studio.at(part="attention", image="sample-1", theme="light"))
     settled(page)
     paste(page, page.url.replace("theme=light", "theme=dark"))
     settled(page)
     assert page.input_value("#top label[data-key=theme] select") == "dark"
-    assert page.eval_on_selector(".wall canvas", "(canvas) => canvas.toDataURL()") == seen[1]
+    assert page.eval_on_selector(".attention-grid canvas", "(canvas) => canvas.toDataURL()") == seen[1]
 
 
-def test_on_a_phone_the_page_stays_where_it_is_read(browser: Browser, studio: Studio) -> None:
+def test_on_a_phone_the_page_keeps_its_scroll_position(browser: Browser, studio: Studio) -> None:
     width, height = SIZES["phone"]
     page = browser.new_page(viewport={"width": width, "height": height}, reduced_motion="reduce")
     page.set_default_timeout(LONG)
     with Watched(page):
-        look(page, studio.at(part="lens", picture="sample-1"))
+        look(page, studio.at(part="lens", image="sample-1"))
         settled(page)
-        place = page.locator("#story [aria-current]").bounding_box()
+        place = page.locator("#parts [aria-current]").bounding_box()
         assert place is not None
-        assert place["x"] > 60, "one sees what comes before"
-        assert place["x"] + place["width"] < width - 60, "and what comes next"
+        assert place["x"] > 60, "the previous part is visible"
+        assert place["x"] + place["width"] < width - 60, "and the next one"
         page.evaluate("scrollTo(0, 500)")
         paste(page, page.url + "&step=6")
         settled(page)
@@ -219,17 +223,19 @@ def test_on_a_phone_the_page_stays_where_it_is_read(browser: Browser, studio: St
     page.close()
 
 
-def test_a_model_of_fourteen_by_fourteen_patches_shows_its_wall(page: Page, zoo: tuple[Studio, list[Path]]) -> None:
+def test_a_model_of_fourteen_by_fourteen_patches_shows_its_attention_grid(page: Page, zoo: tuple[Studio, list[Path]]) -> None:
     studio, paths = zoo
-    look(page, studio.at(part="picture", model=f"m{len(paths)}", picture="sample-1"))
+    look(page, studio.at(part="image", model=f"m{len(paths)}", image="sample-1"))
     settled(page)
-    page.click(".shelf button[data-picture=sample-3]")
+    page.click(".thumbnails button[data-image=sample-3]")
     visit(page, "attention")
     settled(page)
     assert "sample-3" in page.url
-    assert page.inner_text(".attention .who").startswith("Layer 11, head 0")
+    assert page.inner_text(".attention .head-title").startswith("Layer 11, head 0")
     colours = """(canvas) => {
       const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
       return new Set(new Uint32Array(data.buffer)).size;
     }"""
-    assert page.eval_on_selector(".wall canvas", colours) > 100  # 36 maps of 196 patches in shades of their own
+    assert (
+        page.eval_on_selector(".attention-grid canvas", colours) > 100
+    )  # 36 maps of 196 patches, each on its own colour scale

@@ -1,4 +1,4 @@
-"""One file that needs nobody: what it shows is what the studio showed."""
+"""A standalone page shows what the studio showed."""
 
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ from tests.browser.opening import LONG, PARTS, SIZES, Studio, Watched, look, sai
 
 pytestmark = pytest.mark.browser
 
-KEPT = {  # of each part the figures that a copy shows as the studio does
+KEPT = {  # figures of each part that a saved page shows like the studio
     "patches": ("patches", "patch", "embedding"),
-    "tokens": ("positions", "lengths", "lengths-over-depth"),
-    "attention": ("attention-wall", "attention-head"),
-    "flow": ("flow-map", "flow-curves", "flow-trust"),
+    "tokens": ("position-norms", "token-norms", "token-norms-over-depth"),
+    "attention": ("attention-grid", "attention-head"),
+    "saliency": ("saliency-map", "faithfulness-curves", "faithfulness-table"),
     "lens": ("lens-depth", "lens-layer", "lens-table"),
-    "inside": ("positions", "filters", "distance", "entropy", "alike"),
-    "shapes": ("shapes", "cost"),
+    "model": ("position-similarity", "filters", "attention-distance", "attention-entropy", "head-similarity"),
+    "architecture": ("architecture", "cost"),
 }
 DRAWN = """(names) => names.map((name) => {
   const place = [...document.querySelectorAll(`figure[data-figure=${name}]`)].find((one) => one.checkVisibility());
@@ -28,21 +28,21 @@ DRAWN = """(names) => names.map((name) => {
 
 
 def differences(one: list[Any], other: list[Any]) -> list[str]:
-    """Between the same figures of two pages."""
+    """Return the differences between the same figures of two pages."""
     found = []
     for (name, *mine), (_, *theirs) in zip(one, other, strict=True):
-        for what, first, second in zip(("words", "canvases", "lines"), mine, theirs, strict=True):
+        for what, first, second in zip(("text", "canvases", "lines"), mine, theirs, strict=True):
             if first != second:
-                found.append(f"{name}: other {what} {[first, second] if what == 'words' else [len(first), len(second)]}")
+                found.append(f"{name}: different {what} {[first, second] if what == 'text' else [len(first), len(second)]}")
     return found
 
 
-def test_a_saved_page_shows_the_same_on_its_own(browser: Browser, page: Page, studio: Studio, tmp_path: Path) -> None:
+def test_a_saved_page_shows_the_same_without_the_studio(browser: Browser, page: Page, studio: Studio, tmp_path: Path) -> None:
     look(page, studio.at(query=4, step=6))
     drawn = {}
     for part, names in KEPT.items():
         visit(page, part)
-        seen(page)  # nothing is pointed at
+        seen(page)  # no token is active
         drawn[part] = page.evaluate(DRAWN, names)
     with page.expect_download() as waiting:
         page.click("text=Save this page")
@@ -50,7 +50,7 @@ def test_a_saved_page_shows_the_same_on_its_own(browser: Browser, page: Page, st
     waiting.value.save_as(file)
     assert file.suffix == ".html"
     assert "Saved" in said(page)
-    assert studio.url.split("/")[3] not in file.read_text(), "the token of the studio is nobody's business"
+    assert studio.url.split("/")[3] not in file.read_text(), "the token of the studio must not be in the file"
 
     width, height = SIZES["laptop"]
     context = browser.new_context(viewport={"width": width, "height": height}, offline=True)
@@ -68,11 +68,11 @@ def test_a_saved_page_shows_the_same_on_its_own(browser: Browser, page: Page, st
                 wrong += differences(drawn[part], copy.evaluate(DRAWN, KEPT[part]))
         assert not wrong
         visit(copy, "attention")
-        wall = "document.querySelector('.wall canvas').toDataURL()"
+        wall = "document.querySelector('.attention-grid canvas').toDataURL()"
         before = copy.evaluate(wall)
-        copy.hover("#side .patchgrid", position={"x": 9, "y": 9})
+        copy.hover("#side .patch-grid", position={"x": 9, "y": 9})
         copy.wait_for_function(f"(before) => {wall} !== before", arg=before)
-        assert copy.inner_text("#side .where") == "patch 0 (row 0, column 0)"
+        assert copy.inner_text("#side .token-info") == "patch 0 (row 0, column 0)"
         settled(copy)
         assert not [url for url in watched.addresses if not url.startswith(("data:", "blob:", file.as_uri()))]
     context.close()

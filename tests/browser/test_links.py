@@ -1,4 +1,4 @@
-"""A link reproduces the view, and every figure can be taken away: as a picture, as numbers, as Python."""
+"""A link reproduces the view, and every figure can be downloaded: as an image, as numbers, as Python."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -31,30 +31,30 @@ from tests.browser.opening import (
 )
 
 pytestmark = pytest.mark.browser
-Views = dict[str, tuple[str, dict[str, Any]]]  # of each part a link and what is seen behind it
+Views = dict[str, tuple[str, dict[str, Any]]]  # by part: a link and its view
 
 
 def _picture(page: Page) -> None:
-    page.select_option(".chooser label:has-text('From') select", "samples")
+    page.select_option(".chooser label:has-text('Dataset') select", "samples")
     settled(page)
-    page.click(".shelf button[data-picture=sample-2]")
+    page.click(".thumbnails button[data-image=sample-2]")
 
 
 def _patches(page: Page) -> None:
-    page.click("figure[data-figure=patches] .patchgrid", position={"x": 150, "y": 20})
-    page.select_option(".onepatch select", "normal")
+    page.click("figure[data-figure=patches] .patch-grid", position={"x": 150, "y": 20})
+    page.select_option(".one-patch select", "normal")
 
 
 def _tokens(page: Page) -> None:
-    page.focus("figure[data-figure=lengths] input[type=range]")
+    page.focus("figure[data-figure=token-norms] input[type=range]")
     page.keyboard.press("ArrowRight")
-    page.select_option("figure[data-figure=lengths] label:has-text('Shades') select", "all")
+    page.select_option("figure[data-figure=token-norms] label:has-text('Colour scale') select", "all")
 
 
 def _attention(page: Page) -> None:
-    page.click(".wall", position={"x": 60, "y": 60})
-    page.select_option("label:has-text('Shades') select >> visible=true", "all")
-    page.click("figure[data-figure=attention-head] .patchgrid", position={"x": 30, "y": 60})
+    page.click(".attention-grid", position={"x": 60, "y": 60})
+    page.select_option("label:has-text('Colour scale') select >> visible=true", "all")
+    page.click("figure[data-figure=attention-head] .patch-grid", position={"x": 30, "y": 60})
 
 
 def _flow(page: Page) -> None:
@@ -67,18 +67,18 @@ def _lens(page: Page) -> None:
 
 
 def _prediction(page: Page) -> None:
-    page.click("button[data-how=drop]")
-    page.click("text=A random third")
+    page.click("button[data-mode=drop]")
+    page.click("text=Random third")
 
 
 def _inside(page: Page) -> None:
-    page.locator("label:has-text('Beside it') select").select_option(index=2)
-    page.select_option("label:has-text('Counted') select", "whole")
+    page.locator("label:has-text('Compare with') select").select_option(index=2)
+    page.select_option("label:has-text('Weights') select", "renormalised")
 
 
 def _shapes(page: Page) -> None:
-    page.fill(".shapes label:has-text('Depth') input", "5")
-    page.click(".shapes .stages button[data-stage=blocks]")
+    page.fill(".architecture label:has-text('Depth') input", "5")
+    page.click(".architecture .stages button[data-stage=blocks]")
 
 
 def _run(page: Page) -> None:
@@ -86,8 +86,8 @@ def _run(page: Page) -> None:
 
 
 CHOICES: dict[str, Callable[[Page], None]] = {
-    "picture": _picture, "patches": _patches, "tokens": _tokens, "attention": _attention, "flow": _flow, "lens": _lens,
-    "prediction": _prediction, "inside": _inside, "shapes": _shapes, "run": _run,
+    "image": _picture, "patches": _patches, "tokens": _tokens, "attention": _attention, "saliency": _flow, "lens": _lens,
+    "prediction": _prediction, "model": _inside, "architecture": _shapes, "run": _run,
 }  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def _new(browser: Browser) -> Page:
 
 @pytest.fixture(scope="module")
 def views(browser: Browser, studio: Studio) -> Iterator[Views]:
-    """In every part something is chosen; each choice stays while the next is made."""
+    """Change something in every part; each change stays while the next is made."""
     page, found = _new(browser), {}
     with Watched(page):
         look(page, studio.at())
@@ -111,13 +111,13 @@ def views(browser: Browser, studio: Studio) -> Iterator[Views]:
             before = page.url
             choose(page)
             view = seen(page)
-            assert page.url != before, f"what is chosen in {part} is not in the address"
+            assert page.url != before, f"the change in {part} is not in the URL"
             found[part] = page.url, view
         yield found
     page.close()
 
 
-def test_a_link_reproduces_the_view_for_somebody_else(browser: Browser, views: Views) -> None:
+def test_a_link_reproduces_the_view_in_a_new_page(browser: Browser, views: Views) -> None:
     found = {}
     for part, (url, view) in views.items():
         page = _new(browser)
@@ -135,59 +135,59 @@ def test_a_link_pasted_into_an_open_page_changes_the_view(page: Page, studio: St
         paste(page, url)
         found[part] = same(view, seen(page))
     assert not {part: what for part, what in found.items() if what}
-    assert sum("main.js" in address for address in WATCHED[page].addresses) == 1, "the page was loaded anew"
+    assert sum("main.js" in address for address in WATCHED[page].addresses) == 1, "the page was reloaded"
 
 
 CHOOSE_AND_PASTE = """(hash) => {
   const colours = document.querySelector("#top [data-key=theme] select");
   colours.value = "dark";
-  colours.dispatchEvent(new Event("change")); // the address follows a little later
+  colours.dispatchEvent(new Event("change")); // the URL follows a little later
   location.hash = hash;
 }"""
 
 
-def test_a_link_pasted_while_a_choice_is_still_to_be_written_is_not_lost(page: Page, studio: Studio) -> None:
-    """A busy browser tells of the link only after the choice was due to be written: here, never."""
+def test_a_link_pasted_before_a_change_is_written_is_not_lost(page: Page, studio: Studio) -> None:
+    """A busy browser fires the event of the link only after the change was due to be written: here, never."""
     page.add_init_script("addEventListener('hashchange', (event) => event.stopImmediatePropagation())")
     look(page, studio.at(part="lens"))
     settled(page)
-    page.evaluate(CHOOSE_AND_PASTE, urlencode({"part": "tokens", "model": "m0", "picture": "d0-test-1"}))
+    page.evaluate(CHOOSE_AND_PASTE, urlencode({"part": "tokens", "model": "m0", "image": "d0-test-1"}))
     settled(page)
     assert page.title().startswith("Tokens")
     assert "part=tokens" in page.url
 
 
-def test_back_leads_out_of_a_link_that_names_no_picture(page: Page, studio: Studio) -> None:
-    """What the page adds to it is no step of its own, to which Back would return for ever."""
-    look(page, studio.at(part="lens", picture="sample-1"))
+def test_back_leaves_a_link_that_has_no_image(page: Page, studio: Studio) -> None:
+    """The defaults that the page adds are no history entry, to which Back would return for ever."""
+    look(page, studio.at(part="lens", image="sample-1"))
     settled(page)
     paste(page, studio.at(part="tokens"))
     settled(page)
-    assert "picture=d0-test-0" in page.url
+    assert "image=d0-test-0" in page.url
     page.go_back()
     settled(page)
-    assert page.title().startswith("Lens")
-    assert "picture=sample-1" in page.url
+    assert page.title().startswith("Logit lens")
+    assert "image=sample-1" in page.url
 
 
 NONSENSE: list[dict[str, Any]] = [
     {"model": "m9"},
-    {"picture": "../../etc/passwd"},
-    {"picture": "d0-test-99999999"},
-    {"picture": "upload-0123456789abcdef"},
+    {"image": "../../etc/passwd"},
+    {"image": "d0-test-99999999"},
+    {"image": "upload-0123456789abcdef"},
     {"query": 99999, "part": "attention", "layer": -5, "head": 7.5, "key": "x", "scale": "none"},
     {"query": -1, "part": "tokens", "tokens_layer": 77},
     {"query": 1.5, "part": "patches"},
     {"part": "nothing"},
     {"step": "abc"},
-    {"step": 5, "part": "inside", "beside": "m7", "beside_step": "x"},
+    {"step": 5, "part": "model", "compare": "m7", "compare_step": "x"},
     {"class": "NaN", "part": "lens", "lens_layer": -2},
-    {"class": 10, "part": "flow", "method": "no such"},
-    {"part": "prediction", "patches": "3-1,9999-5,x,-", "how": "burn", "seed": "e"},
-    {"part": "shapes", "s_image": "0", "s_name": "Q/0", "s_by": "love", "s_stage": "x"},
+    {"class": 10, "part": "saliency", "method": "no such"},
+    {"part": "prediction", "patches": "3-1,9999-5,x,-", "mode": "burn", "seed": "e"},
+    {"part": "architecture", "arch_image": "0", "arch_name": "Q/0", "arch_cost": "love", "arch_stage": "x"},
     {"part": "run", "cell": "99-99"},
-    {"part": "picture", "album": "../", "split": "x", "from": "-7"},
-    {"part": "picture", "album": "d0", "split": "test", "from": "1e9"},
+    {"part": "image", "dataset": "../", "split": "x", "start": "-7"},
+    {"part": "image", "dataset": "d0", "split": "test", "start": "1e9"},
     {"theme": "<b>", "part": "<script>"},
 ]
 
@@ -198,18 +198,18 @@ def _sentence(words: str) -> bool:
 
 
 def _strange(page: Page) -> list[str]:
-    """What is wrong with the page in view: it must show something sensible, or say one sentence."""
+    """Return the problems of the page: it must show something sensible, or one error message."""
     words, found = said(page), []
     if words and not _sentence(words):
         found.append(f"says {words!r}")
     if page.locator("#panel h1 >> visible=true").count() != 1:
         found.append("shows not one part")
-    text = page.inner_text("#stage")
+    text = page.inner_text("#content")
     return found + [f"shows {one}: {text}" for one in ("undefined", "NaN", "Infinity", "[object") if one in text]
 
 
-def test_nonsense_in_the_address_never_breaks_the_page(page: Page, studio: Studio) -> None:
-    """Neither in a new page nor in one that is open; and a sound link mends it."""
+def test_nonsense_in_the_url_never_breaks_the_page(page: Page, studio: Studio) -> None:
+    """Neither in a new page nor in an open one; and a valid link repairs it."""
     WATCHED[page].expected = (REFUSED,)
     wrong = {}
     for state in NONSENSE:
@@ -220,10 +220,10 @@ def test_nonsense_in_the_address_never_breaks_the_page(page: Page, studio: Studi
     for state in reversed(NONSENSE):
         paste(page, studio.at(**state))
         wrong[f"open: {urlencode(state)}"] = _strange(page)
-    paste(page, studio.at(part="attention", model="m0", picture="d0-test-1"))
-    assert page.locator(".wall canvas >> visible=true").count() == 1
-    assert page.inner_text(".attention .who").startswith("Layer 1, head 0")
-    assert said(page) == "", "a sentence about what is no longer so"
+    paste(page, studio.at(part="attention", model="m0", image="d0-test-1"))
+    assert page.locator(".attention-grid canvas >> visible=true").count() == 1
+    assert page.inner_text(".attention .head-title").startswith("Layer 1, head 0")
+    assert said(page) == "", "an outdated error message"
     assert not {state: what for state, what in wrong.items() if what}
 
 
@@ -240,7 +240,7 @@ def _taken(page: Page, name: str, kind: str) -> bytes:
     return Path(waiting.value.path()).read_bytes()
 
 
-def test_every_figure_can_be_taken_away(page: Page, studio: Studio) -> None:
+def test_every_figure_can_be_downloaded(page: Page, studio: Studio) -> None:
     look(page, studio.at())
     wrong, count = [], 0
     for part in PARTS:
@@ -261,7 +261,7 @@ def test_every_figure_can_be_taken_away(page: Page, studio: Studio) -> None:
 def _problems(page: Page, name: str) -> Iterator[str]:
     picture = Image.open(BytesIO(_taken(page, name, "PNG")))
     if picture.format != "PNG" or picture.convert("RGB").getcolors(1) is not None:
-        yield "its PNG is of one colour"
+        yield "its PNG has only one colour"
     drawing = ElementTree.fromstring(_taken(page, name, "SVG"))
     if not drawing.tag.endswith("svg") or len(drawing) < 2:
         yield "its SVG is empty"
@@ -277,7 +277,7 @@ def _problems(page: Page, name: str) -> Iterator[str]:
 
 
 def test_the_python_of_every_figure_runs_as_it_stands(page: Page, studio: Studio) -> None:
-    look(page, studio.at(query=3, patches="1-3,5", how="drop"))
+    look(page, studio.at(query=3, patches="1-3,5", mode="drop"))
     snippets = {}
     for part in PARTS:
         visit(page, part)

@@ -1,4 +1,4 @@
-"""What the command line offers, read from itself."""
+"""Commands and options, read from the command line itself."""
 
 import re
 
@@ -8,8 +8,8 @@ from vitrail.cli.main import app
 
 
 def names(group: object, before: str = "") -> list[str]:
-    """``inspect``, ``weights show`` ..."""
-    found = [before + command.callback.__name__ for command in group.registered_commands if command.callback]  # type: ignore[attr-defined]
+    """Return the names of all commands: ``inspect``, ``weights show`` ..."""
+    found = [before + command.callback.__name__.replace("_", "-") for command in group.registered_commands if command.callback]  # type: ignore[attr-defined]
     for inner in group.registered_groups:  # type: ignore[attr-defined]
         found += names(inner.typer_instance, f"{before}{inner.typer_instance.info.name} ")
     return found
@@ -19,6 +19,6 @@ COMMANDS = names(app)
 
 
 def options(command: str) -> list[str]:
-    """The long options that ``vitrail COMMAND --help`` lists."""
+    """Return the long options that ``vitrail COMMAND --help`` lists."""
     shown = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
     return sorted(set(re.findall(r"(--[a-z][a-z-]*)", shown)) - {"--help"})

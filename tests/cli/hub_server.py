@@ -1,4 +1,4 @@
-"""The few answers of the Hugging Face hub that its client asks for when a model is pushed and fetched, over real HTTP."""
+"""A fake Hugging Face hub over real HTTP: the few endpoints that pushing and loading a model need."""
 
 import base64
 import hashlib
@@ -18,7 +18,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @contextmanager
 def without_a_hub(kind: str, home: Path) -> Iterator[dict[str, str]]:
-    """The environment of a process whose hub is closed, or listens and never answers."""
+    """Yield an environment whose hub is closed, or accepts connections and never responds."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -28,7 +28,7 @@ def without_a_hub(kind: str, home: Path) -> Iterator[dict[str, str]]:
 
 
 class Hub:
-    """Repositories by name, each a dictionary of files; who may write; what was asked for."""
+    """State of the hub: repositories by name as dictionaries of files, the write token and the requests received."""
 
     def __init__(self) -> None:
         self.files: dict[str, dict[str, bytes]] = {}

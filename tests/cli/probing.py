@@ -1,4 +1,4 @@
-"""A small model on disk and a folder to look at it with, for tests of the commands that read features."""
+"""A small model and a dataset on disk, for tests of the commands that compute features."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from vitrail.weights.checkpoint import save
 
 
 def prepared(root: Path) -> None:
-    """``model``, ``bare`` (without a head), and ``set`` with three splits of three classes."""
+    """Save ``model``, ``bare`` (without a head), and the dataset ``set`` with three splits of three classes."""
     model = vit()
     model.preprocess = Preprocess((12, 15))
     save(model, root / "model")

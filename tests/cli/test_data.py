@@ -37,10 +37,10 @@ def spoil(folder: Path) -> None:
     (folder / "train" / "<b> [x]" / "copy.jpg").write_bytes((folder / "train" / "<b> [x]" / "1.jpg").read_bytes())
 
 
-def test_check_says_that_all_is_well(folder: Path, capsys: Capture) -> None:
+def test_check_accepts_a_clean_dataset(folder: Path, capsys: Capture) -> None:
     assert run(["data", "check", str(folder)]) == 0
     shown = capsys.readouterr()
-    assert "every picture can be used" in shown.out
+    assert "all images are readable" in shown.out
     assert "<b> [x]" in shown.out
     assert "28 JPEG RGB" in shown.out
     assert shown.err == ""
@@ -51,8 +51,8 @@ def test_check_names_what_is_wrong_and_exits_with_1(folder: Path, capsys: Captur
     before = sorted(str(path) for path in folder.rglob("*"))
     assert run(["data", "check", str(folder)]) == 1
     shown = capsys.readouterr().out
-    assert "bad.jpg is no picture that can be read" in shown
-    assert "the same picture in two splits: 1" in shown
+    assert "bad.jpg cannot be decoded" in shown
+    assert "the same image in two splits (leakage): 1" in shown
     assert "leak.jpg" in shown
     assert run(["data", "check", str(folder), "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
@@ -66,7 +66,7 @@ def test_check_names_what_is_wrong_and_exits_with_1(folder: Path, capsys: Captur
 
 
 class Page(HTMLParser):
-    """Counts what a page holds and notes what it would fetch or run."""
+    """Collect the tags of a page and what it would fetch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def test_the_page_is_self_contained_and_runs_nothing(folder: Path, tmp_path: Pat
     assert str(tmp_path / "check.html") in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("augment", ["none", "strong2", "textbook", "plain"])
+@pytest.mark.parametrize("augment", ["none", "strong2", "textbook", "eval"])
 def test_show_draws_the_batch_the_model_will_see(augment: str, folder: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "batch.png"
     options = ["--out", str(out), "--augment", augment, "--image", "32", "--batch", "6", "--json"]
@@ -102,10 +102,10 @@ def test_show_draws_the_batch_the_model_will_see(augment: str, folder: Path, tmp
     assert len(answer["indices"]) == len(answer["labels"]) == 6
     assert answer["image"] == [32, 32]
     drawn = out.read_bytes()
-    with Image.open(out) as picture:
-        assert min(picture.size) > 200
+    with Image.open(out) as image:
+        assert min(image.size) > 200
     assert run(["data", "show", str(folder), *options]) == 0
-    assert out.read_bytes() == drawn  # the same step is the same picture
+    assert out.read_bytes() == drawn  # the same step gives the same image
     assert run(["data", "show", str(folder), *options, "--step", "1"]) == 0
     assert out.read_bytes() != drawn
 
@@ -114,12 +114,12 @@ def test_show_takes_settings_and_the_other_splits(folder: Path, tmp_path: Path, 
     out = ["--out", str(tmp_path / "b.png")]
     assert run(["data", "show", str(folder), *out, "--set", "augment.mixup=0.5", "--batch", "4", "--image", "24x32"]) == 0
     assert run(["data", "show", "fashion", *out, "--split", "test", "--batch", "4"]) == 0
-    assert "drew batch 0 of fashion (test, 4 pictures)" in capsys.readouterr().out
+    assert "drew batch 0 of fashion (test, 4 images)" in capsys.readouterr().out
     assert run(["data", "show", str(folder), *out, "--split", "test"]) == 2
-    assert "has no test; try --split train" in capsys.readouterr().err
+    assert "has no test split; try --split train" in capsys.readouterr().err
 
 
-def test_pack_writes_what_opens_again(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_pack_can_be_opened(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     spoil(folder)
     out = tmp_path / "mine.pack"
     assert run(["data", "pack", str(folder), str(out), "--size", "16x12", "--json"]) == 0
@@ -128,32 +128,32 @@ def test_pack_writes_what_opens_again(folder: Path, tmp_path: Path, capsys: Capt
     assert len(answer["skipped"]) == 1
     assert read_pack(out)[1]["size"] == "16x12"
     assert run(["data", "check", str(out)]) == 1  # the leak is in the pack too
-    assert "leak" not in capsys.readouterr().out  # but its name is gone
-    assert run(["data", "pack", str(folder), str(out), "--keep", "jpeg"]) == 0
-    assert "1 left out" in capsys.readouterr().out
+    assert "leak.jpg" not in capsys.readouterr().out  # but its file name is not
+    assert run(["data", "pack", str(folder), str(out), "--store", "jpeg"]) == 0
+    assert "1 skipped" in capsys.readouterr().out
     assert run(["data", "pack", "fashion", str(tmp_path / "f.pack"), "--size", "full"]) == 0
     assert run(["data", "check", str(tmp_path / "f.pack")]) == 0
 
 
-def test_what_is_read_is_never_written_over(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_the_input_is_never_overwritten(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     table = tmp_path / "list.csv"
     table.write_text("path,label\n" + "".join(f"{path},{path.parent.name}\n" for path in folder.rglob("*.jpg")))
     before = table.read_bytes()
     assert run(["data", "pack", str(table), str(table)]) == 2
-    assert "must not be the data itself" in capsys.readouterr().err
+    assert "must not be the dataset itself" in capsys.readouterr().err
     assert table.read_bytes() == before
     os.mkfifo(tmp_path / "pipe")
     assert run(["data", "pack", str(folder), str(tmp_path / "pipe")]) == 2
 
 
-def test_nothing_is_packed_from_nothing(tmp_path: Path, capsys: Capture) -> None:
+def test_an_empty_pack_is_refused(tmp_path: Path, capsys: Capture) -> None:
     root = classes(tmp_path / "data", {"a": 3, "b": 3})
     for file in root.rglob("*.jpg"):
         file.write_bytes(b"no")
     assert run(["data", "pack", str(root), str(tmp_path / "x.pack")]) == 2
     assert "nothing could be packed" in capsys.readouterr().err
-    assert run(["data", "pack", "fashion", str(tmp_path / "x.pack"), "--keep", "jpeg"]) == 2
-    assert "these pictures have none" in capsys.readouterr().err
+    assert run(["data", "pack", "fashion", str(tmp_path / "x.pack"), "--store", "jpeg"]) == 2
+    assert "these images have none" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
@@ -167,7 +167,7 @@ def test_names_cannot_steer_the_terminal(tmp_path: Path, capsys: Capture) -> Non
     assert "b?c" in shown
 
 
-def test_a_full_disk_keeps_the_old_picture_and_page(folder: Path, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_old_image_and_page(folder: Path, tmp_path: Path) -> None:
     for name, command in (("b.png", ["show", "--batch", "4", "--out"]), ("c.html", ["check", "--page"])):
         target = tmp_path / name
         target.write_bytes(b"old")
@@ -210,7 +210,7 @@ def test_without_a_home_there_is_no_cache_and_no_traceback(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", homeless)
     assert run(["data", "check", str(folder)]) == 0
-    assert run(["data", "get", "cifar10"]) == 2
+    assert run(["data", "download", "cifar10"]) == 2
     assert "set VITRAIL_CACHE to a folder" in capsys.readouterr().err
 
 
@@ -231,9 +231,12 @@ def test_without_a_home_there_is_no_cache_and_no_traceback(
         (["check", "fashion", "--page", "x.txt"], "--page must end in .html"),
         (["pack", "fashion", "missing/out.pack"], "OUT must be a file in a folder that exists"),
         (["pack", "fashion", "out.pack", "--size", "0"], "size"),
-        (["pack", "fashion", "out.pack", "--keep", "png"], "keep must be 'pixels' or 'jpeg'"),
-        (["get", "cifar11"], "did you mean 'cifar1"),
-        (["get", "fashion"], "fashion comes with Vitrail and need not be fetched; the sets to get are fashion-mnist"),
+        (["pack", "fashion", "out.pack", "--store", "png"], "store must be 'pixels' or 'jpeg'"),
+        (["download", "cifar11"], "did you mean 'cifar1"),
+        (
+            ["download", "fashion"],
+            "fashion comes with Vitrail and needs no download; the datasets to download are fashion-mnist",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -247,16 +250,20 @@ def test_a_mistake_is_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_get_alone_lists_the_sets_and_names_all_that_the_suites_need(
+def test_download_without_a_name_lists_the_datasets_that_the_suites_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
-    assert run(["data", "get", "--json"]) == 0
-    sets = json.loads(capsys.readouterr().out)["sets"]
-    assert [(row["name"], row["here"]) for row in sets] == [("fashion-mnist", False), ("cifar10", False), ("cifar100", False)]
-    assert run(["data", "get"]) == 0
+    assert run(["data", "download", "--json"]) == 0
+    datasets = json.loads(capsys.readouterr().out)["datasets"]
+    assert [(row["name"], row["available"]) for row in datasets] == [
+        ("fashion-mnist", False),
+        ("cifar10", False),
+        ("cifar100", False),
+    ]
+    assert run(["data", "download"]) == 0
     shown = capsys.readouterr().out
-    for row in sets:
+    for row in datasets:
         assert all(str(row[field]) in shown for field in ("name", "pictures", "licence", "address"))
         assert row["bytes"] > 10**7
     suites = [*ROOT.glob("examples/*.toml"), *ROOT.glob("docs/**/*.toml")]
@@ -271,8 +278,8 @@ def test_bench_data_has_its_keys(capsys: Capture, folder: Path) -> None:
     answer = json.loads(capsys.readouterr().out)
     assert {"files_ratio", "pack_ratio", "small_ratio", "peers"} <= set(answer)
     assert all(answer[key] > 0 for key in ("files_ratio", "pack_ratio", "small_ratio"))
-    assert set(answer["peers"]["torchvision"]) == {"files", "small", "small_inception"}
+    assert set(answer["peers"]["torchvision"]) == {"files", "small", "small_random_resized"}
     assert answer["pictures"] == 32
     assert run(["bench", "data", "--data", str(folder / "train"), "--count", "32", "--rounds", "1"]) == 0
-    assert "small_inception" in capsys.readouterr().out
+    assert "small_random_resized" in capsys.readouterr().out
     assert run(["bench", "data", "--data", str(folder / "nowhere")]) == 2

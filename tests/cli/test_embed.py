@@ -1,4 +1,4 @@
-"""``vitrail embed``: every picture's features, file, label and split, read back."""
+"""``vitrail embed``: the features, file, label and split of every image, read back."""
 
 import json
 import sys
@@ -29,8 +29,8 @@ def test_an_npz_and_a_parquet_hold_what_the_function_returns(capsys: Capture) ->
     assert capsys.readouterr().out == "22 train, 13 validation, 10 test, 24 features each: rows.parquet\n"
     assert run(["embed", "model", "set", "rows.npz", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["pictures"] == {"train": 22, "validation": 13, "test": 10}
-    assert (answer["width"], answer["left_out"], answer["out"]) == (24, [], "rows.npz")
+    assert answer["images"] == {"train": 22, "validation": 13, "test": 10}
+    assert (answer["width"], answer["unreadable_images"], answer["out"]) == (24, [], "rows.npz")
     data = vitrail.pictures("set")
     rows = parquet.read_table("rows.parquet").to_pydict()
     with np.load("rows.npz", allow_pickle=False) as file:
@@ -53,18 +53,18 @@ def test_an_npz_and_a_parquet_hold_what_the_function_returns(capsys: Capture) ->
 def test_rows_are_written_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     assert run(["embed", "model", "set", "rows.parquet", "--batch", "4", "--split", "train"]) == 0
-    assert parquet.ParquetFile("rows.parquet").num_row_groups == 6  # 22 pictures, four at a time
+    assert parquet.ParquetFile("rows.parquet").num_row_groups == 6  # 22 images in batches of four
 
 
 @pytest.mark.parametrize("out", ["rows.npz", "rows.parquet"])
-def test_labels_are_not_needed_and_a_bad_picture_is_left_out(out: str, tmp_path: Path, capsys: Capture) -> None:
+def test_labels_are_not_needed_and_a_bad_image_is_left_out(out: str, tmp_path: Path, capsys: Capture) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     for number in range(40):
         drawn.put(tmp_path / "loose" / f"{number}.png", number)
     (tmp_path / "loose" / "7.png").write_bytes(b"")
     (tmp_path / "loose" / "notes.txt").touch()
     assert run(["embed", "bare", "loose", out]) == 0
-    assert "39 all, 24 features each; 1 bad left out" in capsys.readouterr().out
+    assert "39 all, 24 features each; 1 unreadable" in capsys.readouterr().out
     if out == "rows.npz":
         with np.load(out, allow_pickle=False) as file:
             assert set(file["labels"].tolist()) == {-1}
@@ -83,7 +83,7 @@ def test_labels_are_not_needed_and_a_bad_picture_is_left_out(out: str, tmp_path:
         (["model", "nowhere", "rows.npz"], "there is no 'nowhere'"),
         (["nothing", "set", "rows.npz"], "nothing does not exist"),
         (["model", "set", "rows.npz", "--split", "dev"], "--split must be train, validation or test"),
-        (["model", "only", "rows.npz", "--split", "train"], "only has no pictures in train; it has test"),
+        (["model", "only", "rows.npz", "--split", "train"], "only has no images in train; it has test"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path, capsys: Capture) -> None:
@@ -98,13 +98,13 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path
     assert [path for path in sorted(tmp_path.iterdir()) if path.name != "cache"] == before
 
 
-def test_without_pyarrow_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_without_pyarrow_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert run(["embed", "model", "set", "rows.parquet"]) == 2
     assert "a Parquet file needs pyarrow" in capsys.readouterr().err
 
 
-def test_a_file_that_was_there_stays_when_it_fails(tmp_path: Path, capsys: Capture) -> None:
+def test_an_existing_file_is_kept_on_failure(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "rows.npz").write_text("of last time")
     for number in range(9):  # more than are tolerated
         (tmp_path / "set" / "test" / "bee" / f"x{number}.jpg").write_bytes(b"none")

@@ -1,4 +1,4 @@
-"""``vitrail explain`` from the command line: a page, drawings, numbers; and a sentence for every mistake."""
+"""``vitrail explain`` from the command line: a page, figures, numbers; and a sentence for every mistake."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ from vitrail.weights.checkpoint import save
 from vitrail.weights.load import load
 
 Capture = pytest.CaptureFixture[str]
-OF_EACH = ("patches", "heads", "lens", "norms", "lengths")  # drawings of every picture, beside the maps
+PER_IMAGE = ("patches", "heads", "lens", "norms", "lengths")  # figures of every image, besides the saliency maps
 
 
 @pytest.fixture(autouse=True)
@@ -39,42 +39,42 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_page_with_every_method_and_its_numbers(capsys: Capture) -> None:
     assert run(["explain", "mine", "a b.png", "c.png", "--out", "seen", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [one["file"] for one in told["pictures"]] == ["a b.png", "c.png"]
-    assert set(told["pictures"][0]["maps"]) == set(METHODS)
-    assert all(Path("seen", name).is_file() for name in told["files"])
-    assert told["files"][-1] == "index.html"
+    answer = json.loads(capsys.readouterr().out)
+    assert [one["file"] for one in answer["images"]] == ["a b.png", "c.png"]
+    assert set(answer["images"][0]["maps"]) == set(METHODS)
+    assert all(Path("seen", name).is_file() for name in answer["files"])
+    assert answer["files"][-1] == "index.html"
     drawings = {
         "positions",
         "filters",
         "distance",
         "entropy",
         "similarity",
-        *(f"00-a_b-{name}" for name in (*METHODS, *OF_EACH)),
+        *(f"00-a_b-{name}" for name in (*METHODS, *PER_IMAGE)),
     }
-    assert {f"{name}.{ending}" for name in drawings for ending in ("png", "svg")} <= set(told["files"])
+    assert {f"{name}.{ending}" for name in drawings for ending in ("png", "svg")} <= set(answer["files"])
     with np.load("seen/01-c.npz", allow_pickle=False) as numbers:
-        assert np.allclose(numbers["rollout"], told["pictures"][1]["maps"]["rollout"])
-        assert np.allclose(numbers["norms"], told["pictures"][1]["norms"])
+        assert np.allclose(numbers["rollout"], answer["images"][1]["maps"]["rollout"])
+        assert np.allclose(numbers["norms"], answer["images"][1]["token_norms"])
         assert numbers["heads"].shape == (1, 4, 3, 7)
         assert numbers["queries"].tolist() == ["pool"]
         assert numbers["lens"].shape == (5, 5)
     with np.load("seen/model.npz", allow_pickle=False) as numbers:
         assert numbers["positions"].shape == (2, 3, 2, 3)
         for name in ("distance", "renormalised", "entropy", "similarity"):
-            assert np.allclose(numbers[name], told["heads"][name])
+            assert np.allclose(numbers[name], answer["heads"][name])
     page = Path("seen/index.html").read_text()
-    assert page.count("<svg ") == 5 + 2 * len((*METHODS, *OF_EACH))  # every drawing is also in the page
+    assert page.count("<svg ") == 5 + 2 * len((*METHODS, *PER_IMAGE))  # every drawing is also in the page
     assert "<dog>" not in page
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
 
 
-def test_attention_of_what_is_asked_for_and_of_nothing_else(capsys: Capture) -> None:
-    asked = ["--layers", "2,-1", "--heads", "0-1", "--query", "1,2", "--query", "class", "--method", "none"]
-    assert run(["explain", "mine", "c.png", "--out", "seen", "--json", *asked]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["pictures"][0]["maps"] == {}
-    assert {"00-c-heads-1-2.png", "00-c-heads-class.svg"} <= set(told["files"])
+def test_attention_of_the_requested_layers_heads_and_queries_only(capsys: Capture) -> None:
+    options = ["--layers", "2,-1", "--heads", "0-1", "--query", "1,2", "--query", "class", "--method", "none"]
+    assert run(["explain", "mine", "c.png", "--out", "seen", "--json", *options]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["images"][0]["maps"] == {}
+    assert {"00-c-heads-1-2.png", "00-c-heads-class.svg"} <= set(answer["files"])
     model = load("mine")
     assert model.preprocess is not None
     image = prepare(Image.open("c.png"), model.preprocess)[None]
@@ -104,8 +104,8 @@ def test_every_kind_of_model_has_a_page(changes: dict[str, Any], capsys: Capture
     save(model, "other")
     token = ["--query", "register1", "--query", "1,0"] if "registers" in changes else []
     assert run(["explain", "other", "c.png", "--out", "seen", "--json", *token]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert ("positions.svg" in told["files"]) == (changes.get("position") != "none")
+    answer = json.loads(capsys.readouterr().out)
+    assert ("positions.svg" in answer["files"]) == (changes.get("position") != "none")
     if token:
         with np.load("seen/00-c.npz") as numbers:
             assert np.allclose(numbers["heads"].sum(-1), 1)
@@ -114,21 +114,21 @@ def test_every_kind_of_model_has_a_page(changes: dict[str, Any], capsys: Capture
 def test_probabilities_are_those_of_predict_also_after_the_sigmoid_loss(capsys: Capture) -> None:
     model = load("mine")
     model.facts = {"recipe": {"loss": "sigmoid"}}
-    save(model, "alone")
-    again = load("alone")
-    (expected,) = predict(again, ["c.png"])
-    assert run(["explain", "alone", "c.png", "--method", "rollout", "--out", "seen", "--json"]) == 0
-    (one,) = json.loads(capsys.readouterr().out)["pictures"]
+    save(model, "sigmoid")
+    reloaded = load("sigmoid")
+    (expected,) = predict(reloaded, ["c.png"])
+    assert run(["explain", "sigmoid", "c.png", "--method", "rollout", "--out", "seen", "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["images"]
     assert one["label"] == expected.label
     assert one["probability"] == pytest.approx(expected.probability, abs=1e-6)
-    assert one["lens"][-1] == pytest.approx(expected.probability, abs=1e-6)
+    assert one["logit_lens"][-1] == pytest.approx(expected.probability, abs=1e-6)
 
 
-def test_the_maps_are_those_of_the_class_that_is_asked_for(capsys: Capture) -> None:
+def test_the_maps_are_those_of_the_requested_class(capsys: Capture) -> None:
     model = load("mine")
     for name, number in (("cow", 2), ("4", 4)):
         assert run(["explain", "mine", "c.png", "--class", name, "--method", "relevance", "--out", "seen", "--json"]) == 0
-        (one,) = json.loads(capsys.readouterr().out)["pictures"]
+        (one,) = json.loads(capsys.readouterr().out)["images"]
         with np.load("seen/00-c.npz") as numbers:
             assert numbers["target"] == number
         assert model.preprocess is not None
@@ -138,25 +138,25 @@ def test_the_maps_are_those_of_the_class_that_is_asked_for(capsys: Capture) -> N
         assert set(one["maps"]) == {"relevance"}
 
 
-def test_trust_is_a_table_with_baselines(capsys: Capture) -> None:
-    assert run(["explain", "mine", "--trust", "panes:count=40,size=16", "--limit", "3", "--method", "rollout"]) == 0
-    said = capsys.readouterr().out
-    assert all(word in said for word in ("random", "edges", "rollout", "deletion", "pointing", "page: explained"))
-    assert "3 are too few pictures to tell" in said
+def test_faithfulness_is_a_table_with_baselines(capsys: Capture) -> None:
+    assert run(["explain", "mine", "--faithfulness", "panes:count=40,size=16", "--limit", "3", "--method", "rollout"]) == 0
+    output = capsys.readouterr().out
+    assert all(word in output for word in ("random", "edges", "rollout", "deletion", "pointing", "page: explained"))
+    assert "3 images are too few for a verdict" in output
     page = Path("explained/index.html").read_text()
-    assert "Which map to trust" in page
-    assert "While the best patches are deleted" in page
+    assert "Faithfulness of the saliency methods" in page
+    assert "Deletion: most salient patches first" in page
     assert Path("explained/insertion.svg").is_file()
 
 
-def test_trust_takes_data_of_other_channels_and_tells_a_program(capsys: Capture) -> None:
-    assert run(["explain", "mine", "c.png", "--trust", "fashion", "--limit", "2", "--method", "rollout", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["trust"]
+def test_faithfulness_takes_data_of_other_channels_and_prints_json(capsys: Capture) -> None:
+    assert run(["explain", "mine", "c.png", "--faithfulness", "fashion", "--limit", "2", "--method", "rollout", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["faithfulness"]
     assert [row["method"] for row in rows] == ["random", "edges", "rollout"]
     assert all(row["pointing"] is None and len(row["deletion_curve"]) == 17 for row in rows)
 
 
-def test_small_thin_and_grey_pictures_have_a_page_too(capsys: Capture) -> None:
+def test_small_thin_and_grey_images_have_a_page_too(capsys: Capture) -> None:
     Image.new("L", (1, 1), 7).save("one.png")
     Image.new("RGB", (1, 900), (7, 8, 9)).save("thin.png")
     Image.new("LA", (40, 20)).save("grey.png")
@@ -167,64 +167,64 @@ def test_small_thin_and_grey_pictures_have_a_page_too(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["mine"], "to explain takes pictures, got none; name files or a folder, or measure with --trust DATA"),
-        (["mine", "nowhere.png"], "the picture nowhere.png cannot be read"),
-        (["mine", "notes.txt"], "the picture notes.txt is no picture that can be read"),
-        (["mine", "c.png", "half.png"], "the picture half.png is no picture that can be read"),
-        (["mine", "bare"], "there is no picture in bare; name files, or a folder with pictures in it"),
-        (["mine", "many"], "a page shows at most 50 pictures, got 51"),
+        (["mine"], "explain needs images, got none; name files or a folder, or use --faithfulness DATA"),
+        (["mine", "nowhere.png"], "the image nowhere.png cannot be read"),
+        (["mine", "notes.txt"], "the image notes.txt cannot be decoded"),
+        (["mine", "c.png", "half.png"], "the image half.png cannot be decoded"),
+        (["mine", "bare"], "there is no image in bare; name files, or a folder of images"),
+        (["mine", "many"], "a page shows at most 50 images, got 51"),
         (["mine", "c.png", "--method", "rolout"], "--method must be attention, rollout, gradient_rollout"),
-        (["mine", "c.png", "--layers", "1,4"], "--layers must be numbers from 0 to 3"),
-        (["mine", "c.png", "--layers", "3-1"], "--layers must be numbers from 0 to 3"),
-        (["mine", "c.png", "--heads", "all"], "--heads must be numbers from 0 to 2"),
+        (["mine", "c.png", "--layers", "1,4"], "--layers must be indices from 0 to 3"),
+        (["mine", "c.png", "--layers", "3-1"], "--layers must be indices from 0 to 3"),
+        (["mine", "c.png", "--heads", "all"], "--heads must be indices from 0 to 2"),
         (["mine", "c.png", "--query", "2,0"], "from 0,0 to 1,2, or class; got '2,0', try 1,1"),
         (["mine", "c.png", "--query", "register0"], "a query must be ROW,COLUMN of a patch"),
         (["mine", "c.png", "--out", "c.png/deep"], "--out must be a folder that can be written, got c.png/deep"),
-        (["mine", "c.png", "--trust", "nowhere"], "there is no 'nowhere'"),
-        (["mine", "--trust", "panes", "--limit", "0"], "--limit"),
+        (["mine", "c.png", "--faithfulness", "nowhere"], "there is no 'nowhere'"),
+        (["mine", "--faithfulness", "panes", "--limit", "0"], "--limit"),
         (["mine", "c.png", "--class", "cat"], "the model has no class 'cat'"),
         (["mine", "c.png", "--class", "5"], "the model has no class '5'"),
         (["mine", "c.png", "--out", "c.png"], "--out must be a folder, got the file c.png"),
         (["yours", "c.png"], "yours"),
-        (["convolves", "c.png"], "a ResNet has no attention to look at"),
+        (["convolves", "c.png"], "a ResNet has no attention"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_sentence(arguments: list[str], sentence: str, capsys: Capture) -> None:
+def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: Capture) -> None:
     if "convolves" in arguments:
         resnet = build(variant("R50x1", image=32, classes=3))
         resnet.preprocess = Preprocess((32, 32))
         save(resnet, "convolves")
-    Path("notes.txt").write_text("no picture")
+    Path("notes.txt").write_text("no image")
     Path("half.png").write_bytes(Path("c.png").read_bytes()[:500])
     Path("bare").mkdir()
     Path("many").mkdir()
     for number in range(51):
         Path(f"many/{number}.png").symlink_to(Path("c.png").resolve())
     assert run(["explain", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert sentence in output
+    assert output.count("\n") == 1
     assert not Path("explained").exists()
 
 
 def test_a_model_without_a_head_shows_its_attention(capsys: Capture) -> None:
-    """As self-supervised encoders are looked at."""
+    """Self-supervised encoders have no head."""
     encoder = vit(classes=0)
     encoder.preprocess = Preprocess((12, 15))
     save(encoder, "encoder")
     assert run(["explain", "encoder", "c.png", "--out", "seen", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    (one,) = told["pictures"]
+    answer = json.loads(capsys.readouterr().out)
+    (one,) = answer["images"]
     assert set(one["maps"]) == {"attention", "rollout"}
-    assert one["label"] is one["explained"] is one["lens"] is None
+    assert one["label"] is one["explained"] is one["logit_lens"] is None
     with np.load("seen/00-c.npz", allow_pickle=False) as numbers:
         assert numbers["logits"].shape == (0,)
         assert numbers["target"] == -1
     page = Path("seen/index.html").read_text()
-    assert "It has no head" in page
-    assert "What the head would say" not in page
+    assert "The model has no classifier" in page
+    assert "Logit lens" not in page
     assert run(["explain", "encoder", "c.png", "--out", "seen"]) == 0
     capsys.readouterr()
-    for words, said in ((["--method", "relevance"], "asks for a class"), (["--class", "ant"], "has none")):
+    for words, output in ((["--method", "relevance"], "needs a class"), (["--class", "ant"], "has no classes")):
         assert run(["explain", "encoder", "c.png", *words]) == 2
-        assert said in capsys.readouterr().err
+        assert output in capsys.readouterr().err

@@ -17,26 +17,26 @@ from vitrail.weights.checkpoint import save
 
 pytest.importorskip("onnx")
 
-QUICK = ["--pictures", "20"]
+QUICK = ["--images", "20"]
 
 
 @pytest.fixture(scope="module")
-def shipped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], set[str]]:
-    """A model that knows its data, exported by a process whose home and folder are empty; what it said and wrote."""
-    place = tmp_path_factory.mktemp("cli")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], set[str]]:
+    """Export a model that records its dataset, in a process with an empty home; return the JSON and the files written."""
+    root = tmp_path_factory.mktemp("cli")
     model = ready(channels=1, classes=10)
     model.labels = pictures("fashion").names
-    save(model, place / "mine", facts={"data": {"name": "fashion"}, "recipe": {"data": "fashion"}})
-    home, here = place / "home", place / "here"
+    save(model, root / "mine", facts={"dataset": {"name": "fashion"}, "recipe": {"data": "fashion"}})
+    home, here = root / "home", root / "here"
     home.mkdir()
     here.mkdir()
-    before = _files(place)
-    done = _vitrail(home, here, "export", place / "mine", "--json", *QUICK)
+    before = _files(root)
+    done = _vitrail(home, here, "export", root / "mine", "--json", *QUICK)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     predicted = _vitrail(home, here, "predict", "mine.onnx", Path(__file__).parents[2] / "docs" / "pictures", "--json")
     assert predicted.returncode == 0, predicted.stderr
-    return place, json.loads(done.stdout), _files(place) - before
+    return root, json.loads(done.stdout), _files(root) - before
 
 
 def _vitrail(home: Path, here: Path, *words: object) -> subprocess.CompletedProcess[str]:
@@ -51,45 +51,45 @@ def _vitrail(home: Path, here: Path, *words: object) -> subprocess.CompletedProc
     )
 
 
-def _files(place: Path) -> set[str]:
-    return {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+def _files(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
 
 @pytest.mark.compile
-def test_nothing_is_written_but_the_file(shipped: tuple[Path, dict[str, Any], set[str]]) -> None:
-    """onnxruntime would leave a device id in the home folder; torch and we have a cache, which is empty here."""
-    written = {name for name in shipped[2] if not name.startswith("home/.cache/vitrail/")}
+def test_nothing_is_written_but_the_file(exported: tuple[Path, dict[str, Any], set[str]]) -> None:
+    """Check that onnxruntime left no device id in the home folder; torch and we have a cache there, which is empty."""
+    written = {name for name in exported[2] if not name.startswith("home/.cache/vitrail/")}
     assert written == {"here/mine.onnx"}
 
 
 @pytest.mark.compile
-def test_a_program_reads_what_came_of_it(shipped: tuple[Path, dict[str, Any], set[str]]) -> None:
-    said = shipped[1]
-    assert (said["out"], said["to"], said["engine"]) == ("mine.onnx", "onnx", "onnxruntime")
-    found = said["checked"]
+def test_json_reports_the_export(exported: tuple[Path, dict[str, Any], set[str]]) -> None:
+    output = exported[1]
+    assert (output["out"], output["to"], output["engine"]) == ("mine.onnx", "onnx", "onnxruntime")
+    found = output["checked"]
     assert (found["pictures"], found["what"], found["real"]) == (20, "test of fashion", True)
     assert found["relative"] < 1e-5
     assert found["agreement"] == 1
     assert found["torch_top1"] == found["file_top1"]
-    assert said["bytes"] == (shipped[0] / "here" / "mine.onnx").stat().st_size
+    assert output["bytes"] == (exported[0] / "here" / "mine.onnx").stat().st_size
 
 
 @pytest.mark.compile
 def test_the_file_is_evaluated_like_the_run(
-    shipped: tuple[Path, dict[str, Any], set[str]], capsys: pytest.CaptureFixture[str]
+    exported: tuple[Path, dict[str, Any], set[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = shipped[0]
-    assert run(["evaluate", str(place / "mine"), str(place / "here" / "mine.onnx"), "fashion", "--json"]) == 0
+    root = exported[0]
+    assert run(["evaluate", str(root / "mine"), str(root / "here" / "mine.onnx"), "fashion", "--json"]) == 0
     both = json.loads(capsys.readouterr().out)
     assert both["runs"][0]["top1"] == both["runs"][1]["top1"]
     assert both["paired"][0]["p"] == 1
 
 
 @pytest.mark.compile
-def test_a_file_that_answers_differently_is_exit_code_2_and_gone(
+def test_a_file_with_different_outputs_is_exit_code_2_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The weights change after the export and before the check."""
+    """The weights differ between the export and the check."""
     save(ready(), tmp_path / "run")
     write = ship.WRITERS["onnx"]
 
@@ -102,34 +102,34 @@ def test_a_file_that_answers_differently_is_exit_code_2_and_gone(
     monkeypatch.chdir(tmp_path)
     assert run(["export", "run", "--out", "x.onnx"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("vitrail: x.onnx answers differently from the model, by")
+    assert error.startswith("vitrail: the logits of x.onnx differ from the model's by")
     assert error.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
 @pytest.mark.compile
-def test_eight_bits_tell_which_layers_have_them(
-    shipped: tuple[Path, dict[str, Any], set[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_int8_export_reports_its_layers(
+    exported: tuple[Path, dict[str, Any], set[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["export", str(shipped[0] / "mine"), "--to", "int8", "--out", str(tmp_path / "a.onnx"), "--max-drop", "20", *QUICK]
+    words = ["export", str(exported[0] / "mine"), "--to", "int8", "--out", str(tmp_path / "a.onnx"), "--max-drop", "20", *QUICK]
     assert run([*words, "--calibration", "16", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["quantised"]["layers"] == len(said["quantised"]["sensitivity"]) == 8
-    assert said["quantised"]["drop"] <= 0.2
+    output = json.loads(capsys.readouterr().out)
+    assert output["quantised"]["layers"] == len(output["quantised"]["sensitivity"]) == 8
+    assert output["quantised"]["drop"] <= 0.2
     assert run(["predict", str(tmp_path / "a.onnx"), str(Path(__file__).parents[2] / "docs" / "pictures"), "--json"]) == 0
 
 
 @pytest.mark.compile
-def test_for_people_there_is_a_table(
+def test_the_result_is_printed_as_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(ready(), tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     assert run(["export", "run", "--to", "program"]) == 0
-    said = capsys.readouterr().out
-    assert "same first answer" in said
-    assert "compared on drawn pictures, as the model does not say what it was trained on" in said
-    assert "file: run.pt2" in said
+    output = capsys.readouterr().out
+    assert "same top-1 prediction" in output
+    assert "compared on synthetic images, as the model does not record its dataset" in output
+    assert "file: run.pt2" in output
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def test_for_people_there_is_a_table(
         (["run", "--tolerance", "0"], "tolerance must be a number above 0, got 0"),
         (["run", "--tolerance", "nan"], "tolerance must be a number above 0, got nan"),
         (["run", "--max-drop", "nan"], "Invalid value for '--max-drop'"),
-        (["run", "--merge", "many"], "merge must be tokens a layer or a speed"),
+        (["run", "--merge-tokens", "many"], "merge must be tokens per layer or a speed"),
         (["x.onnx"], "x.onnx does not exist"),
         (["relative", "--dynamic"], "leave --dynamic out"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(
+def test_a_mistake_is_one_sentence(
     words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(ready(), tmp_path / "run")

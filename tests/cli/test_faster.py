@@ -1,4 +1,4 @@
-"""The switches for speed on the command line: they reach the model, and what they cannot do is one sentence."""
+"""Speedup options on the command line: they reach the model, and a mistake is one sentence."""
 
 import json
 from pathlib import Path
@@ -24,42 +24,53 @@ def _a_model_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder(Path("data"), "bee", "elk", "ant", each=4)
 
 
-def told(capsys: Capture, *arguments: str) -> dict[str, Any]:
+def run_json(capsys: Capture, *arguments: str) -> dict[str, Any]:
     assert run([*arguments, "--json"]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return answer
 
 
-def test_evaluate_measures_what_was_switched_on(capsys: Capture) -> None:
+def test_evaluate_applies_the_speedups(capsys: Capture) -> None:
     plain = load("one")
-    assert told(capsys, "evaluate", "one", "data", "--merge", "2")["nll"] == measure(faster(plain, merge=2), "data").nll
+    assert (
+        run_json(capsys, "evaluate", "one", "data", "--merge-tokens", "2")["nll"] == measure(faster(plain, merge=2), "data").nll
+    )
     every = measure(faster(plain, merge=2, every=2), "data").nll
-    assert told(capsys, "evaluate", "one", "data", "--merge", "2/2")["nll"] == every
-    assert told(capsys, "evaluate", "one", "data", "--drop", "0.5")["nll"] == measure(faster(plain, drop=0.5), "data").nll
-    assert told(capsys, "evaluate", "one", "data", "--merge", "1.1x")["nll"] == measure(faster(plain, merge="1.1x"), "data").nll
+    assert run_json(capsys, "evaluate", "one", "data", "--merge-tokens", "2/2")["nll"] == every
+    assert (
+        run_json(capsys, "evaluate", "one", "data", "--drop-patches", "0.5")["nll"]
+        == measure(faster(plain, drop=0.5), "data").nll
+    )
+    assert (
+        run_json(capsys, "evaluate", "one", "data", "--merge-tokens", "1.1x")["nll"]
+        == measure(faster(plain, merge="1.1x"), "data").nll
+    )
 
 
-def test_predict_shows_pictures_at_the_size_that_is_named(capsys: Capture) -> None:
-    """And a model that asks for each class on its own still does."""
+def test_predict_resizes_images_to_the_given_size(capsys: Capture) -> None:
+    """A model with a sigmoid loss keeps it."""
     name = str(sorted(Path("data").rglob("*.jpg"))[0])
     larger = load("one", image=(24, 30))
     assert larger.facts == {"recipe": {"loss": "sigmoid"}}
     (expected,) = predict(larger, [name])
-    (found,) = told(capsys, "predict", "one", name, "--image", "24x30")["predictions"]
+    (found,) = run_json(capsys, "predict", "one", name, "--image", "24x30")["predictions"]
     assert found["probability"] == expected.probability
-    (plain,) = told(capsys, "predict", "one", name)["predictions"]
+    (plain,) = run_json(capsys, "predict", "one", name)["predictions"]
     assert plain["probability"] != expected.probability
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--merge", "lots"], "merge must be tokens a layer or a speed as 1.5x, got 'lots'; try 8 or 1.5x"),
-        (["--merge", "4/0"], "every must be at least 1 layer, got 0; try every=3"),
-        (["--merge", "4/x"], "--merge must be N, N/LAYERS or a speed as 1.5x, got '4/x'; try 8, 30/3 or 1.5x"),
-        (["--merge", "90x"], "times as fast, got merge=90x; try a lower speed"),
-        (["--merge", "-1"], "merge must be tokens a layer or a speed as 1.5x, got '-1'"),
-        (["--drop", "1"], "drop must be a share from 0 to below 1, got 1; try drop=0.25"),
+        (["--merge-tokens", "lots"], "merge must be tokens per layer or a speed-up such as 1.5x, got 'lots'; try 8 or 1.5x"),
+        (["--merge-tokens", "4/0"], "every must be at least 1 layer, got 0; try every=3"),
+        (
+            ["--merge-tokens", "4/x"],
+            "--merge-tokens must be N, N/LAYERS or a speedup such as 1.5x, got '4/x'; try 8, 30/3 or 1.5x",
+        ),
+        (["--merge-tokens", "90x"], "times as fast, got merge=90x; try a lower speed"),
+        (["--merge-tokens", "-1"], "merge must be tokens per layer or a speed-up such as 1.5x, got '-1'"),
+        (["--drop-patches", "1"], "drop must be a fraction from 0 to below 1, got 1; try drop=0.25"),
         (["--image", "7"], "image must be a multiple of patch"),
         (["--image", "big"], "--image must be a number or HEIGHTxWIDTH"),
     ],

@@ -1,4 +1,4 @@
-"""``vitrail finetune`` from the command line: any weights, new classes, frozen parts, and the same again."""
+"""``vitrail finetune`` from the command line: any weights, new classes, frozen layers, and exact reruns."""
 
 import json
 from collections.abc import Sequence
@@ -20,26 +20,26 @@ from vitrail.weights.load import load
 
 Capture = pytest.CaptureFixture[str]
 PANES = "panes:count=60,size=16"
-HOW = Preprocess((12, 15), crop=0.8, interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+PREPROCESS = Preprocess((12, 15), crop=0.8, interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
 
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of five classes in a folder of ours."""
+    """Save a model of five classes in the current folder."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     model = vit()
-    model.preprocess = HOW
+    model.preprocess = PREPROCESS
     save(model, "mine")
 
 
-def asked(*changes: str, weights: str = "mine", data: str = PANES, steps: int = 6) -> list[str]:
-    """A command of seconds."""
+def command(*changes: str, weights: str = "mine", data: str = PANES, steps: int = 6) -> list[str]:
+    """Return a command that takes seconds."""
     settings = (f"steps={steps}", "batch=8", "evaluate=3", "checkpoint=2", "schedule.warmup=1", "optim.lr=0.1")
     return ["finetune", weights, data, *(part for one in settings for part in ("--set", one)), "--workers", "0", *changes]
 
 
-def noted(folder: str) -> Recipe:
+def read_recipe(folder: str) -> Recipe:
     return from_json(Recipe, Path(folder, "recipe.json").read_text())
 
 
@@ -48,113 +48,122 @@ def weights(folder: str) -> dict[str, torch.Tensor]:
 
 
 def test_a_new_head_the_models_own_preprocessing_and_a_complete_recipe(capsys: Capture) -> None:
-    assert run(asked("--image", "18x20", "--out", "tuned")) == 0
+    assert run(command("--image", "18x20", "--out", "tuned")) == 0
     shown = capsys.readouterr()
-    assert "start     mine: vitrail weights with a new head for 10 classes" in shown.err
+    assert "init      mine: vitrail weights with a new head for 10 classes" in shown.err
     assert "resized positions.0.table.weight: 2x3 to 3x4" in shown.err
     assert "test top1" in shown.out
     model = load("tuned")
     assert (model.config.image, model.config.classes, model.config.pool) == ((18, 20), 10, "cls")  # type: ignore[union-attr]
-    assert model.preprocess == Preprocess((18, 20), HOW.crop, HOW.squash, HOW.interpolation, HOW.mean, HOW.std)
-    recipe = noted("tuned")
+    assert model.preprocess == Preprocess(
+        (18, 20), PREPROCESS.crop, PREPROCESS.squash, PREPROCESS.interpolation, PREPROCESS.mean, PREPROCESS.std
+    )
+    recipe = read_recipe("tuned")
     assert (recipe.model, recipe.preprocess, recipe.start) == (model.config, model.preprocess, "mine")
     assert recipe.start_hash is not None
-    assert run(["train", "--again", "tuned/recipe.json", "--out", "again", "--workers", "1"]) == 0
+    assert run(["train", "--recipe-from", "tuned/recipe.json", "--out", "again", "--workers", "1"]) == 0
     assert Path("tuned/log.jsonl").read_text() == Path("again/log.jsonl").read_text()
     assert all(torch.equal(one, weights("again/last")[name]) for name, one in weights("tuned/last").items())
 
 
-def test_without_image_the_size_is_the_models_own_and_the_papers_recipe_takes_384(capsys: Capture) -> None:
-    assert run(["finetune", "mine", PANES, "--print"]) == 0
+def test_the_image_size_is_the_models_own_and_384_in_the_papers_recipe(capsys: Capture) -> None:
+    assert run(["finetune", "mine", PANES, "--print-recipe"]) == 0
     assert json.loads(capsys.readouterr().out)["model"]["image"] == [12, 15]
-    assert run(["finetune", "mine", PANES, "--print", "--recipe", "paper-finetune"]) == 0
+    assert run(["finetune", "mine", PANES, "--print-recipe", "--recipe", "paper-finetune"]) == 0
     assert json.loads(capsys.readouterr().out)["model"]["image"] == [384, 385]  # patches of 6 x 5
 
 
 @pytest.mark.parametrize(
     ("train", "moving"), [("head", ("head.",)), ("last:1", ("head.", "norm.", "blocks.3.")), ("all", ("",))]
 )
-def test_what_is_frozen_stays_to_the_bit_and_costs_no_memory(train: str, moving: Sequence[str]) -> None:
-    """No gradient, no decay, no moments, also behind an average of the weights."""
+def test_frozen_weights_stay_bit_for_bit_and_have_no_optimizer_state(train: str, moving: Sequence[str]) -> None:
+    """No gradient, no weight decay and no optimizer state, also with EMA weights."""
     trained = tuple(moving)
-    assert run(asked("--train", train, "--set", "optim.kind=adamw", "--set", "optim.weight_decay=0.5", "--set", "ema=0.5")) == 0
+    assert (
+        run(command("--trainable", train, "--set", "optim.kind=adamw", "--set", "optim.weight_decay=0.5", "--set", "ema=0.5"))
+        == 0
+    )
     before, after = weights("mine"), weights("runs/finetune/last")
     for name, weight in after.items():
         if not name.startswith("head."):
             assert torch.equal(weight, before[name]) != name.startswith(trained), name
     assert after["head.weight"].any()
     (newest, _) = sorted(Path("runs/finetune/checkpoints").iterdir(), key=lambda path: -int(path.name[5:]))
-    moments = [name.split(".", 3)[3] for name in load_file(newest / "state.safetensors") if name.startswith("optimiser.")]
+    moments = [name.split(".", 3)[3] for name in load_file(newest / "state.safetensors") if name.startswith("optimizer.")]
     assert set(moments) == {name for name in after if name.startswith(trained)}
 
 
 def test_the_same_classes_keep_the_head(capsys: Capture) -> None:
-    assert run(asked("--out", "first")) == 0
+    assert run(command("--out", "first")) == 0
     capsys.readouterr()
-    assert run(asked("--set", "optim.lr=1e-9", "--out", "second", weights="first", steps=1)) == 0
-    assert "start     first: vitrail weights with their head, as the classes are the same" in capsys.readouterr().err
-    assert noted("second").keep_head
-    best, score = weights("first/best"), load("first").facts["score"]["validation"]
-    assert load("second").facts["score"]["validation"]["top1"] == pytest.approx(score["top1"])
+    assert run(command("--set", "optim.lr=1e-9", "--out", "second", weights="first", steps=1)) == 0
+    assert "init      first: vitrail weights with their head, since the classes are the same" in capsys.readouterr().err
+    assert read_recipe("second").keep_head
+    best, score = weights("first/best"), load("first").facts["metrics"]["validation"]
+    assert load("second").facts["metrics"]["validation"]["top1"] == pytest.approx(score["top1"])
     torch.testing.assert_close(weights("second/best")["head.weight"], best["head.weight"], rtol=0, atol=1e-7)
-    assert run(["finetune", "first", "panes:count=60,size=16", "--print", "--set", "keep_head=false"]) == 0
+    assert run(["finetune", "first", "panes:count=60,size=16", "--print-recipe", "--set", "keep_head=false"]) == 0
 
 
-def test_a_run_its_best_weights_and_another_format_are_one_start(capsys: Capture) -> None:
-    assert run(asked("--out", "first")) == 0
+def test_a_run_its_best_weights_and_a_converted_copy_have_one_hash(capsys: Capture) -> None:
+    assert run(command("--out", "first")) == 0
     assert run(["weights", "convert", "first/best", "copy"]) == 0
     hashes = set()
     for source in ("first", "first/best", "first/best/model.safetensors", "copy"):
         capsys.readouterr()
-        assert run(["finetune", source, "fashion", "--print"]) == 0
+        assert run(["finetune", source, "fashion", "--print-recipe"]) == 0
         hashes.add(json.loads(capsys.readouterr().out)["start_hash"])
     assert len(hashes) == 1
 
 
-def test_a_run_goes_on_without_the_weights_it_started_from(tmp_path: Path, capsys: Capture) -> None:
-    assert run(asked("--out", "whole")) == 0
-    recipe = noted("whole")
+def test_a_run_resumes_without_the_weights_it_started_from(tmp_path: Path, capsys: Capture) -> None:
+    assert run(command("--out", "whole")) == 0
+    recipe = read_recipe("whole")
     with pytest.raises(OSError, match="broke"):
         fit(recipe, "broken", Machine(workers=0), Breaks(5, OSError("broke")))
     for file in (tmp_path / "mine").iterdir():
         file.unlink()
     (tmp_path / "mine").rmdir()
-    assert run(asked("--out", "broken")) == 2
-    remedy = "broken goes on without it: vitrail train --again broken/recipe.json --out broken"
+    assert run(command("--out", "broken")) == 2
+    remedy = "broken resumes without it: vitrail train --recipe-from broken/recipe.json --out broken"
     assert remedy in capsys.readouterr().err
     assert run(remedy.partition("vitrail ")[2].split()) == 0
     assert Path("whole/log.jsonl").read_text() == Path("broken/log.jsonl").read_text()
     assert all(torch.equal(one, weights("broken/last")[name]) for name, one in weights("whole/last").items())
 
 
-def test_weights_that_changed_are_another_start(capsys: Capture) -> None:
-    assert run(asked("--out", "first")) == 0
+def test_changed_weights_are_refused(capsys: Capture) -> None:
+    assert run(command("--out", "first")) == 0
     other = vit()
-    other.preprocess = HOW
+    other.preprocess = PREPROCESS
     save(other, "mine")
     capsys.readouterr()
-    assert run(["train", "--again", "first/recipe.json", "--out", "second"]) == 2
-    said = capsys.readouterr().err
-    assert "mine holds other weights than the recipe was written for" in said
-    taken = said.strip().rpartition(" ")[2]
-    assert run(["train", "--again", "first/recipe.json", "--out", "third", "--set", taken]) == 0
-    assert run(asked("--out", "first")) == 2
-    assert "begun with another recipe: start_hash was" in capsys.readouterr().err
+    assert run(["train", "--recipe-from", "first/recipe.json", "--out", "second"]) == 2
+    message = capsys.readouterr().err
+    assert "mine contains other weights than the recipe was written for" in message
+    override = message.strip().rpartition(" ")[2]
+    assert run(["train", "--recipe-from", "first/recipe.json", "--out", "third", "--set", override]) == 0
+    assert run(command("--out", "first")) == 2
+    assert "started with another recipe: start_hash was" in capsys.readouterr().err
 
 
 def test_the_score_is_beside_the_weights_and_inspect_tells_it(capsys: Capture) -> None:
-    assert run(asked("--out", "tuned", "--json")) == 0
+    assert run(command("--out", "tuned", "--json")) == 0
     result = json.loads(capsys.readouterr().out)
     best, last = load("tuned/best").facts, load("tuned/last").facts
-    assert best["score"] == {"step": result["best"]["step"], "validation": best["score"]["validation"], "test": result["test"]}
-    assert best["score"]["validation"]["top1"] == result["best"]["top1"]
-    assert (last["score"]["step"], "test" in last["score"]) == (6, False)
-    assert from_json(Recipe, json.dumps(best["recipe"])) == noted("tuned")
-    assert best["data"]["name"] == PANES
+    assert best["metrics"] == {
+        "step": result["best"]["step"],
+        "validation": best["metrics"]["validation"],
+        "test": result["test"],
+    }
+    assert best["metrics"]["validation"]["top1"] == result["best"]["top1"]
+    assert (last["metrics"]["step"], "test" in last["metrics"]) == (6, False)
+    assert from_json(Recipe, json.dumps(best["recipe"])) == read_recipe("tuned")
+    assert best["dataset"]["name"] == PANES
     assert run(["inspect", "tuned"]) == 0
-    assert f"trained by finetune on {PANES}: validation {result['best']['top1']:.2%}, test" in capsys.readouterr().out
+    assert f"trained with finetune on {PANES}: validation {result['best']['top1']:.2%}, test" in capsys.readouterr().out
     assert run(["inspect", "tuned/best", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["score"] == best["score"]
+    assert json.loads(capsys.readouterr().out)["metrics"] == best["metrics"]
     assert run(["weights", "convert", "tuned", "copy"]) == 0
     assert load("copy").facts == best
 
@@ -164,18 +173,18 @@ def test_the_score_is_beside_the_weights_and_inspect_tells_it(capsys: Capture) -
     [
         (["nothing.npz", PANES], "nothing.npz does not exist; WEIGHTS is a run, a model folder"),
         (["B/16", PANES], "B/16 does not exist"),
-        (["hf:nobody", PANES], "a model of the hub reads hf:owner/name"),
-        (["mine", "nowhere"], "there is no 'nowhere'; name a folder of pictures"),
+        (["hf:nobody", PANES], "a model on the hub must be written hf:owner/name"),
+        (["mine", "nowhere"], "there is no 'nowhere'; name a folder of images"),
         (["mine", PANES, "--image", "13"], "image must be a multiple of patch 6x5, got image=13x13; try image=12x15"),
-        (["mine", PANES, "--train", "last:5"], "the model has 4 blocks, got --train last:5; try --train last:2"),
-        (["mine", PANES, "--train", "tail"], "--train must be all, head or last:N, got 'tail'; try --train last:2"),
-        (["mine", PANES, "--recipe", "demo"], "demo starts from nothing, without weights; try --recipe finetune"),
+        (["mine", PANES, "--trainable", "last:5"], "the model has 4 blocks, got --trainable last:5; try --trainable last:2"),
+        (["mine", PANES, "--trainable", "tail"], "--trainable must be all, head or last:N, got 'tail'; try --trainable last:2"),
+        (["mine", PANES, "--recipe", "demo"], "demo trains from scratch, without weights; try --recipe finetune"),
         (["mine", PANES, "--recipe", "fintune"], "did you mean 'finetune'"),
         (["mine", PANES, "--set", "model.width=48", "--out", "x"], "do not fit the recipe's model"),
         (["mine"], "Missing argument 'DATA'"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_sentence(arguments: list[str], sentence: str, capsys: Capture) -> None:
+def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: Capture) -> None:
     assert run(["finetune", *arguments]) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("vitrail: ")

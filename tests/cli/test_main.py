@@ -1,4 +1,4 @@
-"""The rim: exit codes, one sentence for every mistake, and quiet endings."""
+"""The command line: exit codes, one-line errors, pipes and terminals."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.cli.commands import COMMANDS
 from tests.facts import PARAMETERS
 from tests.small import vit
 from vitrail.cli.main import run
@@ -33,7 +34,7 @@ MISTAKES = [
     (["inspect", "B/16", "--set", "depth=3"], "did you mean 'model.depth'?"),
     (["inspect", "x" * 5000], "no model is named"),
     (["inspect", "B/16", "--image", "9" * 5000], "--image must be a number"),
-    (["inspect", "R50x1", "--set", "model.width=32", "--image", "1", "--trace"], "the pass failed"),
+    (["inspect", "R50x1", "--set", "model.width=32", "--image", "1", "--trace"], "the traced pass failed"),
     (["inspect", "no/such/folder"], "no model is named 'no/such/folder'"),
 ]
 
@@ -49,7 +50,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], sentence: s
 
 
 @pytest.mark.parametrize("name", [name for name in PARAMETERS if " " not in name])
-def test_inspect_is_right_for_every_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_is_right_for_every_variant(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", name]) == 0
     shown = capsys.readouterr().out
     assert f"{PARAMETERS[name]:,} parameters" in shown
@@ -60,7 +61,7 @@ def test_inspect_is_right_for_every_name(name: str, capsys: pytest.CaptureFixtur
     assert {"name", "shape", "parameters", "macs"} <= set(answer["stages"][0])
 
 
-def test_inspect_reads_like_the_textbook(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_prints_the_shapes_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", "B/16", "--classes", "10", "--batch", "4"]) == 0
     shown = capsys.readouterr().out
     shapes = re.findall(r"\(B[\d, ]+\)", shown)
@@ -86,18 +87,18 @@ def test_a_folder_is_inspected_and_traced(tmp_path: Path, capsys: pytest.Capture
     assert rows[0]["shape"] == [3, 6, 24]
     assert rows[-1]["name"] == "head"
     assert run(["inspect", str(tmp_path / "mine"), "--image", "48"]) == 2
-    assert "go with a name such as B/16" in capsys.readouterr().err
+    assert "need a variant such as B/16" in capsys.readouterr().err
     assert run(["inspect", str(tmp_path)]) == 2
     assert "no vitrail.json" in capsys.readouterr().err
 
 
-def test_a_fresh_models_trace_wakes_its_head_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_trace_of_a_new_model_randomises_its_zero_head_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", "mu/16", "--image", "32", "--trace"]) == 0
     shown = capsys.readouterr().out
-    assert "its head is still zero" in shown
+    assert "its head is zero-initialised" in shown
     assert re.search(r"blocks.0.attention.qkv +Linear +\(1, 5, 96\)", shown)
     assert run(["inspect", "R50x1", "--image", "32", "--set", "model.stages=1", "--classes", "0", "--trace"]) == 0
-    assert "mean square of the output" in capsys.readouterr().out
+    assert "mean squared output" in capsys.readouterr().out
 
 
 def process(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -110,6 +111,13 @@ def test_the_module_is_the_command_and_has_a_version() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"vitrail \d+\.\d+\.\d+\n", done.stdout)
     assert process("inspect", "B/99", "--image", "224").returncode == 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_ends_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command.split(), "--help"]) == 0
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert last.strip().startswith(f"Example: vitrail {command}")
 
 
 def test_no_terminal_means_no_colour_codes() -> None:
@@ -138,18 +146,18 @@ def test_a_terminal_without_unicode_gets_question_marks() -> None:
     assert "(B, 197, 768) ? 12" in done.stdout
 
 
-def test_square_brackets_in_a_name_are_just_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_square_brackets_in_a_name_are_not_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save(vit(), tmp_path / "run[bold] [" / "x]")
     assert run(["inspect", str(folder)]) == 0
     assert "run[bold] [/x]" in "".join(capsys.readouterr().out.splitlines())
 
 
-def test_a_narrow_terminal_breaks_no_number() -> None:
+def test_a_narrow_terminal_wraps_no_number() -> None:
     assert "85,054,464" in process("inspect", "B/16", COLUMNS="40", FORCE_COLOR="1").stdout
 
 
 def test_a_trace_of_a_broken_model_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Weights so large that the pass overflows: the case that tracing is for."""
+    """Weights so large that the pass overflows, the case that tracing is for."""
     model = vit()
     model.blocks[2].mlp.down.weight.data.fill_(1e38)  # type: ignore[union-attr,operator]
     assert run(["inspect", str(save(model, tmp_path / "mine")), "--trace", "--json"]) == 0
@@ -170,7 +178,7 @@ def test_doctor_finds_a_healthy_machine(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_doctor_finds_what_is_broken_and_names_the_remedy(tmp_path: Path) -> None:
-    """An einops that cannot be imported, for real: a broken one stands first on the path."""
+    """A broken einops comes first on the path, so that it cannot be imported."""
     (tmp_path / "einops.py").write_text("raise ImportError('cut in half')")
     done = process("doctor", "--json", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""``vitrail predict`` and ``vitrail embed`` into a folder of part files: alone, by ``torchrun``, killed, started again."""
+"""``vitrail predict`` and ``vitrail embed`` into part files: one process, ``torchrun``, killed and restarted."""
 
 import json
 import os
@@ -20,12 +20,12 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.weights.checkpoint import save
 
 Capture = pytest.CaptureFixture[str]
-PICTURES = 41
+NUM_IMAGES = 41
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the current folder: ``model``, ``other``, ``bare`` (without a head), and ``in`` with 41 pictures, one of them bad."""
+    """Save ``model``, ``other`` and ``bare`` (without a head), and ``in`` with 41 images, one of them bad."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     for seed, name, classes in ((0, "model", 5), (1, "other", 5), (2, "bare", 0)):
@@ -33,7 +33,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model = vit(classes=classes)
         model.preprocess = Preprocess((12, 15))
         save(model, tmp_path / name)
-    for number in range(PICTURES):
+    for number in range(NUM_IMAGES):
         drawn.put(tmp_path / "in" / f"{number:02}.png", number)
     (tmp_path / "in" / "07.png").write_bytes(b"")
 
@@ -64,40 +64,40 @@ def launch(ranks: int, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_part_files_hold_what_one_file_does_and_a_second_start_does_nothing(capsys: Capture) -> None:
+def test_part_files_equal_one_file_and_a_rerun_does_nothing(capsys: Capture) -> None:
     assert run(["predict", "model", "in", "--out", "rows.jsonl", "--batch", "4"]) == 1
-    assert run(["predict", "model", "in", "--out", "parts", "--batch", "4", "--part", "8"]) == 1
-    line = "41 pictures, 1 with an error, in 6 parts: parts\n"
-    assert capsys.readouterr().out == f"41 pictures, 1 with an error: rows.jsonl\n{line}"
+    assert run(["predict", "model", "in", "--out", "parts", "--batch", "4", "--rows-per-file", "8"]) == 1
+    line = "41 images, 1 with an error, in 6 parts: parts\n"
+    assert capsys.readouterr().out == f"41 images, 1 with an error: rows.jsonl\n{line}"
     assert union("parts") == Path("rows.jsonl").read_bytes()
     done = json.loads(Path("parts/_done.json").read_text())
-    assert (done["pictures"], done["bad"], len(done["parts"])) == (41, 1, 6)
+    assert (done["num_images"], done["num_bad"], len(done["parts"])) == (41, 1, 6)
     before = stamps("parts")
     assert run(["predict", "model", "in", "--out", "parts"]) == 1
     assert capsys.readouterr().out == line
     assert run(["predict", "model", "in", "--out", "parts", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out) == {"model": "model", "pictures": 41, "errors": 1, "out": "parts", "parts": 6}
+    assert json.loads(capsys.readouterr().out) == {"model": "model", "images": 41, "errors": 1, "out": "parts", "parts": 6}
     assert stamps("parts") == before
 
 
-def test_only_what_is_missing_is_made(capsys: Capture) -> None:
-    ask = ["predict", "model", "in", "--out", "parts", "--part", "8"]
-    assert run(ask) == 1
+def test_only_missing_parts_are_computed(capsys: Capture) -> None:
+    command = ["predict", "model", "in", "--out", "parts", "--rows-per-file", "8"]
+    assert run(command) == 1
     rows, before = union("parts"), stamps("parts")
     cut = Path("parts/part-000003.jsonl")
     cut.write_bytes(cut.read_bytes()[:-100])
     Path("parts/part-000005.jsonl").unlink()
-    Path("parts/_busy/000005-1-0123456789ab").write_text("half")
-    assert run(ask) == 1
+    Path("parts/_in_progress/000005-1-0123456789ab").write_text("half")
+    assert run(command) == 1
     assert union("parts") == rows
     after = stamps("parts")
     assert {name for name in before if before[name] != after[name]} == {"part-000003.jsonl", "part-000005.jsonl"}
-    assert os.listdir("parts/_busy") == []
+    assert os.listdir("parts/_in_progress") == []
 
 
-def test_a_folder_is_for_one_question(tmp_path: Path, capsys: Capture) -> None:
-    ask = ["in", "--out", "parts", "--part", "8"]
-    assert run(["predict", "model", *ask]) == 1
+def test_a_folder_belongs_to_one_command(tmp_path: Path, capsys: Capture) -> None:
+    command = ["in", "--out", "parts", "--rows-per-file", "8"]
+    assert run(["predict", "model", *command]) == 1
     before = stamps("parts")
     capsys.readouterr()
 
@@ -107,30 +107,30 @@ def test_a_folder_is_for_one_question(tmp_path: Path, capsys: Capture) -> None:
         assert (shown.out, shown.err.count("\n")) == ("", 1)
         return shown.err
 
-    assert "parts was begun with other weights; name another folder" in refused("predict", "other", *ask)
-    assert "begun with top 5 instead of 2" in refused("predict", "model", *ask, "--top", "2")
-    assert "begun with drop 0.0 instead of 0.5" in refused("predict", "model", *ask, "--drop", "0.5")
-    assert "begun with command predict instead of embed" in refused("embed", "model", "in", "parts")
+    assert "parts was started with other weights; name another folder" in refused("predict", "other", *command)
+    assert "started with top 5 instead of 2" in refused("predict", "model", *command, "--top", "2")
+    assert "started with drop_patches 0.0 instead of 0.5" in refused("predict", "model", *command, "--drop-patches", "0.5")
+    assert "started with command predict instead of embed" in refused("embed", "model", "in", "parts")
     drawn.put(tmp_path / "in" / "99.png", 99)
-    assert "begun with other data and with pictures 41 instead of 42" in refused("predict", "model", *ask)
+    assert "started with other data and with images 41 instead of 42" in refused("predict", "model", *command)
     assert stamps("parts") == before
 
 
 @pytest.mark.parametrize("format", ["npz", "parquet"])
 def test_features_of_all_splits_are_those_of_one_file(format: str, tmp_path: Path, capsys: Capture) -> None:
-    """Parts reach over the ends of splits; one has no picture that can be used, and is a table without rows."""
+    """Parts cross the boundaries of splits; one has no readable image, and is a table without rows."""
     parquet = pytest.importorskip("pyarrow.parquet")
     for split, count, first in (("train", 7, 0), ("val", 4, 100), ("test", 3, 200)):
         drawn.classes(tmp_path / "set" / split, {"ant": count, "bee": count + 1}, first)
     (tmp_path / "set" / "train" / "ant" / "3.jpg").write_bytes(b"none")
     assert run(["embed", "model", "set", f"rows.{format}", "--batch", "1"]) == 0
-    ask = ["embed", "model", "set", "parts", "--format", format, "--batch", "1"]
-    assert run([*ask, "--part", "4"]) == 0
-    assert capsys.readouterr().out.endswith("30 pictures, 1 bad left out, in 8 parts: parts\n")
-    assert run(["embed", "bare", "set", "ones", "--format", format, "--part", "1", "--json"]) == 0
+    command = ["embed", "model", "set", "parts", "--format", format, "--batch", "1"]
+    assert run([*command, "--rows-per-file", "4"]) == 0
+    assert capsys.readouterr().out.endswith("30 images, 1 unreadable, in 8 parts: parts\n")
+    assert run(["embed", "bare", "set", "ones", "--format", format, "--rows-per-file", "1", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert (answer["pictures"], answer["parts"], answer["out"]) == (30, 31, "ones")
-    assert [sentence.split(":")[0] for sentence in answer["left_out"]] == ["set/train/ant/3.jpg"]
+    assert (answer["images"], answer["parts"], answer["out"]) == (30, 31, "ones")
+    assert [sentence.split(":")[0] for sentence in answer["unreadable_images"]] == ["set/train/ant/3.jpg"]
     if format == "parquet":
         assert parquet.read_table("parts").equals(parquet.read_table("rows.parquet"))
         assert parquet.read_table("ones").num_rows == 30
@@ -141,31 +141,35 @@ def test_features_of_all_splits_are_those_of_one_file(format: str, tmp_path: Pat
     assert ones["files"].tolist() == expected["files"].tolist()
 
 
-def test_bad_pictures_count_against_all_and_not_against_a_part(tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "in" / "06.png").write_bytes(b"")  # two of the first eight, and of 41 no more than are tolerated
-    assert run(["embed", "bare", "in", "parts", "--part", "8"]) == 0
-    assert capsys.readouterr().out == "39 pictures, 2 bad left out, in 6 parts: parts\n"
+def test_bad_images_are_counted_over_all_parts(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "in" / "06.png").write_bytes(b"")  # two of the first eight, but within tolerance of all 41
+    assert run(["embed", "bare", "in", "parts", "--rows-per-file", "8"]) == 0
+    assert capsys.readouterr().out == "39 images, 2 unreadable, in 6 parts: parts\n"
     (tmp_path / "in" / "30.png").write_bytes(b"")
-    assert run(["embed", "bare", "in", "more", "--part", "8"]) == 2
-    assert "3 of 41 pictures cannot be used, more than the share of 0.05 tolerated" in capsys.readouterr().err
+    assert run(["embed", "bare", "in", "more", "--rows-per-file", "8"]) == 2
+    assert "3 of 41 images cannot be used, more than the tolerated fraction of 0.05" in capsys.readouterr().err
     assert not Path("more/_done.json").exists()
 
 
 @pytest.mark.parametrize(
     ("ranks", "arguments", "sentence"),
     [
-        (1, ["predict", "model", "in", "--part", "8"], "--part is for a folder of part files, got none; try --out answers"),
-        (1, ["predict", "model", "in", "--out", "x.csv", "--part", "8"], "got x.csv; try --out answers"),
+        (
+            1,
+            ["predict", "model", "in", "--rows-per-file", "8"],
+            "--rows-per-file is for a folder of part files, got none; try --out predictions",
+        ),
+        (1, ["predict", "model", "in", "--out", "x.csv", "--rows-per-file", "8"], "got x.csv; try --out predictions"),
         (1, ["predict", "model", "in", "--out", "parts", "--csv"], "name one of them"),
         (1, ["predict", "model", "in", "--out", "in"], "part files need a folder of their own, got in with"),
         (1, ["predict", "model", "in", "--out", "gone/parts"], "part files need a folder, in one that exists"),
         (1, ["predict", "bare", "in", "--out", "parts"], "the model has no classifier"),
-        (1, ["embed", "model", "in", "in/parts"], "OUT must not lie within the data, got in/parts"),
+        (1, ["embed", "model", "in", "in/parts"], "OUT must not be inside the dataset, got in/parts"),
         (1, ["embed", "model", "in", "x.npz", "--format", "npz"], "--format is for a folder of part files"),
-        (2, ["predict", "model", "in"], "several processes write part files into a folder, got none; try --out answers"),
-        (2, ["predict", "model", "in", "--out", "x.jsonl"], "several processes write part files into a folder, got x.jsonl"),
-        (2, ["predict", "model", "-", "--out", "parts"], "several processes cannot read names from one input"),
-        (2, ["embed", "model", "in", "x.npz"], "several processes write part files into a folder, got x.npz"),
+        (2, ["predict", "model", "in"], "several processes need a folder for part files, got none; try --out predictions"),
+        (2, ["predict", "model", "in", "--out", "x.jsonl"], "several processes need a folder for part files, got x.jsonl"),
+        (2, ["predict", "model", "-", "--out", "parts"], "several processes cannot share stdin"),
+        (2, ["embed", "model", "in", "x.npz"], "several processes need a folder for part files, got x.npz"),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -183,19 +187,19 @@ def test_a_mistake_is_one_sentence(
 @pytest.mark.slow
 def test_two_processes_write_what_one_does(capsys: Capture) -> None:
     pytest.importorskip("pyarrow.parquet")
-    assert run(["predict", "model", "in", "--out", "alone", "--part", "4"]) == 1
-    with launch(2, "predict", "model", "in", "--out", "both", "--part", "4") as process:
-        said, noise = process.communicate(timeout=400)
-    assert process.returncode == 0, noise  # a bad picture is no failure, for which torchrun would end the other
-    assert "41 pictures, 1 with an error, in 11 parts: both\n" in said
-    assert sorted(stamps("both")) == sorted(stamps("alone"))
-    assert union("both") == union("alone")
+    assert run(["predict", "model", "in", "--out", "single", "--rows-per-file", "4"]) == 1
+    with launch(2, "predict", "model", "in", "--out", "both", "--rows-per-file", "4") as process:
+        output, errors = process.communicate(timeout=400)
+    assert process.returncode == 0, errors  # a bad image is no failure, for which torchrun would end the other rank
+    assert "41 images, 1 with an error, in 11 parts: both\n" in output
+    assert sorted(stamps("both")) == sorted(stamps("single"))
+    assert union("both") == union("single")
     files = [json.loads(line)["file"] for line in union("both").splitlines()]
-    assert files == [f"in/{number:02}.png" for number in range(PICTURES)]
+    assert files == [f"in/{number:02}.png" for number in range(NUM_IMAGES)]
 
 
 def ranks_of(launcher: int) -> dict[int, int]:
-    """Process by rank."""
+    """Return the process ids by rank."""
     found = {}
     for entry in Path("/proc").iterdir():
         try:
@@ -203,32 +207,32 @@ def ranks_of(launcher: int) -> dict[int, int]:
                 words = dict(word.split(b"=", 1) for word in (entry / "environ").read_bytes().split(b"\0") if b"=" in word)
                 found[int(words[b"RANK"])] = int(entry.name)
         except (OSError, KeyError):
-            continue  # gone by now, or no rank
+            continue  # ended meanwhile, or not a rank
     return found
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc to find the process of a rank")
-def test_a_process_is_killed_and_another_number_of_them_goes_on(tmp_path: Path, capsys: Capture) -> None:
-    for number in range(160):  # large ones, so that there is time
+def test_after_a_process_is_killed_another_world_size_resumes(tmp_path: Path, capsys: Capture) -> None:
+    for number in range(160):  # large ones, so that there is time to kill it
         drawn.put(tmp_path / "many" / f"{number:03}.png", number, (503, 401))
-    ask = ["embed", "bare", "many", "parts", "--part", "4", "--batch", "2", "--workers", "0"]
-    with launch(2, *ask) as process:
-        while process.poll() is None and not (len(stamps("parts")) and os.listdir("parts/_notes")):
+    command = ["embed", "bare", "many", "parts", "--rows-per-file", "4", "--batch", "2", "--workers", "0"]
+    with launch(2, *command) as process:
+        while process.poll() is None and not (len(stamps("parts")) and os.listdir("parts/_manifests")):
             time.sleep(0.01)
-        os.kill(ranks_of(process.pid)[0 if Path("parts/_notes/000001.json").exists() else 1], signal.SIGKILL)
-        _, noise = process.communicate(timeout=400)
-    assert process.returncode != 0, noise
+        os.kill(ranks_of(process.pid)[0 if Path("parts/_manifests/000001.json").exists() else 1], signal.SIGKILL)
+        _, errors = process.communicate(timeout=400)
+    assert process.returncode != 0, errors
     assert not Path("parts/_done.json").exists()
-    noted = {f"part-{path.stem}.npz" for path in Path("parts/_notes").iterdir()}
-    before = {name: stamp for name, stamp in stamps("parts").items() if name in noted}
+    complete = {f"part-{path.stem}.npz" for path in Path("parts/_manifests").iterdir()}
+    before = {name: stamp for name, stamp in stamps("parts").items() if name in complete}
     assert 0 < len(before) < 40
-    with launch(3, *ask) as process:
-        said, noise = process.communicate(timeout=400)
-    assert process.returncode == 0, noise
-    assert "160 pictures, in 40 parts: parts\n" in said
+    with launch(3, *command) as process:
+        output, errors = process.communicate(timeout=400)
+    assert process.returncode == 0, errors
+    assert "160 images, in 40 parts: parts\n" in output
     assert {name: stamp for name, stamp in stamps("parts").items() if name in before} == before
-    assert os.listdir("parts/_busy") == []
+    assert os.listdir("parts/_in_progress") == []
     assert run(["embed", "bare", "many", "rows.npz", "--batch", "2"]) == 0
     expected, found = arrays(Path("rows.npz")), arrays(*sorted(Path("parts").glob("*.npz")))
     assert len(set(found["files"].tolist())) == 160

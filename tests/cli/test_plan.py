@@ -23,42 +23,42 @@ def answer(capsys: Capture, *words: str) -> dict[str, Any]:
     return found
 
 
-def evaluated(formula: str, names: dict[str, float]) -> float:
-    """``8 (T - M) + 4 M``, where a blank before a letter or a bracket means times."""
+def evaluate_formula(formula: str, names: dict[str, float]) -> float:
+    """Evaluate a formula such as ``8 (T - M) + 4 M``, where a blank before a letter or a bracket means times."""
     return float(eval(re.sub(r"(?<=[\w)]) (?=[A-Za-z(])", " * ", formula), {"__builtins__": {}}, names))
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("paper-imagenet", "--hosts", "2", "--gpu", "A100"),
-        ("paper-jft", "--model", "H/14", "--gpu", "RTX4090", "--gpus", "4", "--set", "precision=bfloat16"),
-        ("demo", "--gpus", "2", "--gpu", "T4", "--set", "micro=5"),
-        ("mae", "--model", "B/16", "--gpus", "1", "--gpu", "H100"),
+        ("paper-imagenet", "--nodes", "2", "--gpu", "A100"),
+        ("paper-jft", "--model", "H/14", "--gpu", "RTX4090", "--gpus-per-node", "4", "--set", "precision=bfloat16"),
+        ("demo", "--gpus-per-node", "2", "--gpu", "T4", "--set", "micro=5"),
+        ("mae", "--model", "B/16", "--gpus-per-node", "1", "--gpu", "H100"),
         ("paper-finetune", "--set", "ema=0.9999"),
     ],
     ids=" ".join,
 )
-def test_the_formulae_give_the_numbers_beside_them(words: tuple[str, ...], capsys: Capture) -> None:
+def test_the_formulae_give_the_printed_numbers(words: tuple[str, ...], capsys: Capture) -> None:
     found = answer(capsys, *words)
     model = found["model"]
-    for way in found["ways"].values():
+    for way in found["strategies"].values():
         names = {
             "P": model["parameters"], "T": model["trained"], "M": model["matrices"], "S": model["alike"], "O": model["outside"],
-            "B": model["block"], "A": model["kept"], "W": model["working"], "b": way["micro"], "R": found["ranks"],
-            "c": 2 if found["precision"] == "bfloat16" else 4,
+            "B": model["block"], "A": model["kept"], "W": model["working"], "b": way["micro_batch_size"],
+            "R": found["world_size"], "c": 2 if found["precision"] == "bfloat16" else 4,
         }  # fmt: skip
         for name in TERMS:
-            assert way[name] == pytest.approx(evaluated(way["formulae"][name], names), abs=1), name
+            assert way[name] == pytest.approx(evaluate_formula(way["formulae"][name], names), abs=1), name
         assert way["total"] == Held(**{name: way[name] for name in TERMS}).total
-        assert way["fits"] == (way["total"] <= found["room"])
-    seconds = model["flops"] * found["batch"] / (found["ranks"] * found["peak"] * found["utilisation"])
-    assert found["seconds_a_step"] == pytest.approx(seconds)
+        assert way["fits"] == (way["total"] <= found["memory_budget"])
+    seconds = model["flops"] * found["batch_size"] / (found["world_size"] * found["peak"] * found["mfu"])
+    assert found["seconds_per_step"] == pytest.approx(seconds)
     assert found["days"] == pytest.approx(seconds * found["steps"] / 86_400)
-    assert found["cost"] == pytest.approx(found["gpu_hours"] * found["price"])
+    assert found["cost"] == pytest.approx(found["gpu_hours"] * found["price_per_gpu_hour"])
 
 
-def test_the_table_says_what_to_set_and_what_is_left_out(capsys: Capture) -> None:
+def test_the_table_says_what_to_set_and_what_is_not_modelled(capsys: Capture) -> None:
     assert run(["plan", "paper-jft", "--model", "H/14", "--gpu", "rtx4090", "--set", "precision=bfloat16"]) == 0
     shown = capsys.readouterr().out
     for words in (
@@ -67,25 +67,25 @@ def test_the_table_says_what_to_set_and_what_is_left_out(capsys: Capture) -> Non
         "4 T / R",
         "exaFLOPs",
         "GPU-hours",
-        "assumed; --price has yours",
+        "assumed; set yours with --price-per-gpu-hour",
         "not modelled",
     ):
         assert words in shown
-    assert run(["plan", "plain", "--price", "0"]) == 0
+    assert run(["plan", "plain", "--price-per-gpu-hour", "0"]) == 0
     shown = capsys.readouterr().out
     assert "0 dollars" in shown
     assert "peak is 16 times as high" in shown
-    assert run(["plan", "paper-jft", "--model", "e/14", "--gpu", "T4", "--hosts", "2"]) == 0
+    assert run(["plan", "paper-jft", "--model", "e/14", "--gpu", "T4", "--nodes", "2"]) == 0
     shown = capsys.readouterr().out
     assert "FSDP2 does not fit" in shown
     assert "to make it fit: --set recompute=true" in shown
 
 
-def test_the_paper_knows_its_data_and_others_can_be_named(capsys: Capture) -> None:
+def test_the_papers_dataset_is_the_default_and_others_can_be_given(capsys: Capture) -> None:
     jft, imagenet = answer(capsys, "paper-jft", "--model", "H/14"), answer(capsys, "paper-imagenet")
     assert jft["flops"] / 1e18 == pytest.approx(4262, rel=0.01)  # Table 6
     assert imagenet["steps"] == round(300 * 1_281_167 / 4096)
-    mine = answer(capsys, "plain", "--pictures", "50000", "--classes", "100", "--image", "96", "--model", "Ti/16")
+    mine = answer(capsys, "plain", "--images", "50000", "--classes", "100", "--image", "96", "--model", "Ti/16")
     assert mine["steps"] == round(90 * 50_000 / 1024)
     assert answer(capsys, "plain")["model"]["parameters"] > mine["model"]["parameters"]
 
@@ -98,30 +98,30 @@ def test_a_run_and_a_recipe_file_can_be_planned(tmp_path: Path, capsys: Capture)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["plian"], "no recipe is named 'plian'; did you mean 'plain'"),
         (["plain", "--gpu", "H1000"], "no accelerator is named 'H1000'; did you mean 'H100'"),
-        (["plain", "--hosts", "0"], "--hosts must be from 1"),
-        (["plain", "--gpus", "3"], "try --set batch=1026"),
-        (["plain", "--utilisation", "35"], "--utilisation must be above 0 and at most 1, got 35"),
-        (["plain", "--price", "nan"], "--price must be dollars an hour"),
+        (["plain", "--nodes", "0"], "--nodes must be from 1"),
+        (["plain", "--gpus-per-node", "3"], "try --set batch_size=1026"),
+        (["plain", "--mfu", "35"], "--mfu must be above 0 and at most 1, got 35"),
+        (["plain", "--price-per-gpu-hour", "nan"], "--price-per-gpu-hour must be dollars"),
         (["plain", "--model", "B/15"], "image must be a multiple of patch"),
         (["plain", "--set", "presicion=bfloat16"], "did you mean 'precision'"),
-        (["plain", "--pictures", "0"], "--pictures"),
-        (["demo", "--model", "B/16"], "demo has a model of its own"),
-        (["."], "is no run: it has no recipe.json"),
-        ([".", "--model", "B/16"], "brings its own model"),
-        (["plain", "--gpu", "T4", "--set", "precision=bfloat16"], "T4 has no units for bfloat16"),
-        (["plain", "--set", "optim.train=blocks", "--set", "optim.blocks=40"], "optim.blocks must be from 1 to 12"),
+        (["plain", "--images", "0"], "--images"),
+        (["demo", "--model", "B/16"], "demo has its own model"),
+        (["."], "is not a run: it has no recipe.json"),
+        ([".", "--model", "B/16"], "sets the model"),
+        (["plain", "--gpu", "T4", "--set", "precision=bfloat16"], "T4 does not support bfloat16"),
+        (["plain", "--set", "optim.train=blocks", "--set", "optim.blocks=40"], "optim.trainable_blocks must be from 1 to 12"),
     ],
 )
 def test_a_mistake_is_one_sentence(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["plan", *words]) == 2
     shown = capsys.readouterr()
-    assert said in shown.err
+    assert message in shown.err
     assert shown.err.count("\n") == 1
     assert not shown.out

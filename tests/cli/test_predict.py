@@ -1,4 +1,4 @@
-"""``vitrail predict`` from the command line: a row a picture, whatever it is called and whatever is wrong with it."""
+"""``vitrail predict`` from the command line: one row per image, whatever its name and whatever is wrong with it."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ COMMAND = [sys.executable, "-m", "vitrail", "predict"]
 
 @pytest.fixture(autouse=True)
 def _a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the current folder: ``run``, and ``in`` with three pictures."""
+    """Save ``run``, and ``in`` with three images."""
     monkeypatch.chdir(tmp_path)
     model = vit()
     model.preprocess, model.labels = Preprocess((12, 15)), ("ant", "bee, small", "cat", "dög", "elk")
@@ -55,76 +55,76 @@ def test_a_table_for_people(capsys: Capture) -> None:
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split() == ["file", "label", "probability"]
     expected = predict("run", ["in/a.jpg", "in/b.png", "in/deep/c.jpg"])
-    for row, wanted in zip(rows, expected, strict=True):
-        first, second = wanted.top[:2]
+    for row, prediction in zip(rows, expected, strict=True):
+        first, second = prediction.top[:2]
         assert (
             row.split()
-            == f"{wanted.file} {first.label} {first.probability:.2%} {second.label} {second.probability:.2%}".split()
+            == f"{prediction.file} {first.label} {first.probability:.2%} {second.label} {second.probability:.2%}".split()
         )
-    assert len({row.index("%") for row in rows}) == 1  # the columns stand
+    assert len({row.index("%") for row in rows}) == 1  # the columns are aligned
 
 
-def test_csv_and_jsonl_and_json_tell_what_the_function_tells(tmp_path: Path, capsys: Capture) -> None:
+def test_csv_jsonl_and_json_have_the_values_of_the_function(tmp_path: Path, capsys: Capture) -> None:
     expected = predict("run", ["in/a.jpg", "in/b.png", "in/deep/c.jpg"], top=3)
     plain = json.loads(json.dumps([asdict(row) for row in expected]))
-    ask = ["predict", "run", "in", "--top", "3"]
-    assert run([*ask, "--jsonl"]) == 0
+    command = ["predict", "run", "in", "--top", "3"]
+    assert run([*command, "--jsonl"]) == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == plain
-    assert run([*ask, "--json"]) == 0
+    assert run([*command, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer == {"model": "run", "pictures": 3, "errors": 0, "out": None, "predictions": plain}
-    assert run([*ask, "--csv"]) == 0
+    assert answer == {"model": "run", "images": 3, "errors": 0, "out": None, "predictions": plain}
+    assert run([*command, "--csv"]) == 0
     shown = capsys.readouterr().out
-    for row, wanted in zip(table(shown), expected, strict=True):
-        assert (row["file"], row["label"], row["error"]) == (wanted.file, wanted.label, "")
-        assert float(row["probability"]) == wanted.probability
-        assert (row["label_3"], float(row["probability_3"])) == (wanted.top[2].label, wanted.top[2].probability)
+    for row, prediction in zip(table(shown), expected, strict=True):
+        assert (row["file"], row["label"], row["error"]) == (prediction.file, prediction.label, "")
+        assert float(row["probability"]) == prediction.probability
+        assert (row["label_3"], float(row["probability_3"])) == (prediction.top[2].label, prediction.top[2].probability)
     for kind in ("csv", "jsonl"):
-        assert run([*ask, f"--{kind}"]) == 0
+        assert run([*command, f"--{kind}"]) == 0
         printed = capsys.readouterr().out
-        assert run([*ask, "--out", f"rows.{kind}"]) == 0
-        assert capsys.readouterr().out == f"3 pictures, 0 with an error: rows.{kind}\n"
+        assert run([*command, "--out", f"rows.{kind}"]) == 0
+        assert capsys.readouterr().out == f"3 images, 0 with an error: rows.{kind}\n"
         assert (tmp_path / f"rows.{kind}").read_text() == printed
-    assert run([*ask, "--out", "rows.csv", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"model": "run", "pictures": 3, "errors": 0, "out": "rows.csv"}
+    assert run([*command, "--out", "rows.csv", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"model": "run", "images": 3, "errors": 0, "out": "rows.csv"}
 
 
-def test_a_bad_file_is_a_row_and_the_code_is_1_after_all_the_others(tmp_path: Path, capsys: Capture) -> None:
+def test_a_bad_file_is_a_row_with_an_error_and_the_exit_code_is_1(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "in" / "aa.jpg").write_bytes(b"")
     Image.new("1", (10_000, 10_000)).save(tmp_path / "in" / "bomb.png", optimize=True)
     assert run(["predict", "run", "in", "gone.jpg", "--csv", "--batch", "2"]) == 1
     shown = capsys.readouterr()
     rows = {row["file"]: row for row in table(shown.out)}
     assert list(rows) == ["in/a.jpg", "in/aa.jpg", "in/b.png", "in/bomb.png", "in/deep/c.jpg", "gone.jpg"]
-    assert rows["in/aa.jpg"]["error"] == "is no picture that can be read: it is empty"
+    assert rows["in/aa.jpg"]["error"] == "cannot be decoded: it is empty"
     assert "67,108,864" in rows["in/bomb.png"]["error"]
     assert rows["gone.jpg"]["error"] == "cannot be read: No such file or directory"
     assert all((row["label"] == "") == (row["error"] != "") for row in rows.values())
-    assert shown.err == "6 pictures, 3 with an error\n"
+    assert shown.err == "6 images, 3 with an error\n"
     assert run(["predict", "run", "in"]) == 1
-    assert "in/aa.jpg      is no picture that can be read: it is empty" in capsys.readouterr().out
+    assert "in/aa.jpg      cannot be decoded: it is empty" in capsys.readouterr().out
 
 
-def test_every_name_is_right_in_the_csv(tmp_path: Path, capsysbinary: Bytes) -> None:
+def test_every_file_name_is_exact_in_the_csv(tmp_path: Path, capsysbinary: Bytes) -> None:
     odd = ["a b.png", "a,b.png", 'a"b.png', "a\nb.png", "a\rb.png", " .png", "=1+1.png", "ü日本.png", os.fsdecode(b"a\xff.png")]
     for name in odd:
         with open(tmp_path / "in" / name, "wb") as file:  # Pillow would not take every name
             file.write(drawn.encoded(5, format="PNG"))
-    ask = ["predict", "run", *(f"in/{name}" for name in odd), "--top", "2"]
-    assert run([*ask, "--csv"]) == 0
+    command = ["predict", "run", *(f"in/{name}" for name in odd), "--top", "2"]
+    assert run([*command, "--csv"]) == 0
     printed = capsysbinary.readouterr().out
     assert [row["file"] for row in table(printed)] == [f"in/{name}" for name in odd]
-    assert run([*ask, "--out", "rows.csv"]) == 0
+    assert run([*command, "--out", "rows.csv"]) == 0
     assert (tmp_path / "rows.csv").read_bytes() == printed
     capsysbinary.readouterr()
-    assert run([*ask, "--jsonl"]) == 0
+    assert run([*command, "--jsonl"]) == 0
     lines = capsysbinary.readouterr().out.splitlines()
     assert [json.loads(line)["file"] for line in lines] == [f"in/{name}" for name in odd]
-    assert run(ask) == 0
-    assert len(capsysbinary.readouterr().out.splitlines()) == 1 + len(odd)  # a name breaks no line
+    assert run(command) == 0
+    assert len(capsysbinary.readouterr().out.splitlines()) == 1 + len(odd)  # no name breaks a line
 
 
-def test_folders_are_walked_as_data_is(tmp_path: Path, capsys: Capture) -> None:
+def test_folders_are_walked_like_datasets(tmp_path: Path, capsys: Capture) -> None:
     inside = tmp_path / "in"
     for junk in (".hidden.jpg", "notes.txt", "Thumbs.db", ".git/x.jpg"):
         drawn.put(inside / junk, 1)
@@ -153,7 +153,7 @@ def test_folders_are_walked_as_data_is(tmp_path: Path, capsys: Capture) -> None:
 def test_patterns_are_expanded_where_the_shell_did_not(
     pattern: str, expected: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
-    if "**" in pattern:  # circles of links must not be walked, let alone all their combinations
+    if "**" in pattern:  # cycles of links must not be followed
         (tmp_path / "in" / "round").symlink_to(tmp_path / "in")
         (tmp_path / "in" / "about").symlink_to(tmp_path / "in")
     assert files(capsys, pattern) == expected
@@ -165,15 +165,15 @@ def test_a_file_with_a_star_in_its_name_is_that_file(tmp_path: Path, capsys: Cap
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\0"])
-def test_names_come_from_the_input(end: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Bytes) -> None:
+def test_names_are_read_from_stdin(end: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Bytes) -> None:
     odd = b"in/a\xff [1].jpg"
     (tmp_path / os.fsdecode(odd)).write_bytes(drawn.encoded(5))
-    handed = [b"in/b.png", odd, b"in/deep"]
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(end.join([*handed, b"", b""]))))
+    names = [b"in/b.png", odd, b"in/deep"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(end.join([*names, b"", b""]))))
     assert files(capsysbinary, "in/a.jpg", "-") == ["in/a.jpg", "in/b.png", os.fsdecode(odd), "in/deep/c.jpg"]
 
 
-def test_a_label_that_is_half_a_letter_is_written_somehow(capsysbinary: Bytes) -> None:
+def test_a_label_with_a_lone_surrogate_is_written(capsysbinary: Bytes) -> None:
     model = vit()
     model.preprocess, model.labels = Preprocess((12, 15)), tuple(f"{number}\ud800" for number in range(5))
     save(model, "halves")
@@ -184,13 +184,13 @@ def test_a_label_that_is_half_a_letter_is_written_somehow(capsysbinary: Bytes) -
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["run", "empty"], "there is no picture in empty; name files, or folders that have some"),
-        (["run", "-"], "there is no picture in the input"),
-        (["run", "in/*.bmp"], "no picture matches 'in/*.bmp'"),
-        (["run", "in/**/*.bmp"], "no picture matches"),
+        (["run", "empty"], "there is no image in empty; name files, or folders of images"),
+        (["run", "-"], "there is no image in stdin"),
+        (["run", "in/*.bmp"], "no image matches 'in/*.bmp'"),
+        (["run", "in/**/*.bmp"], "no image matches"),
         (["run"], "Missing argument"),
         (["nowhere", "in"], "nowhere does not exist"),
-        (["in", "in"], "in holds no weights"),
+        (["in", "in"], "in contains no weights"),
         (["run", "in", "--out", "rows.txt"], "--out must end in .csv or .jsonl, got rows.txt; try rows.csv"),
         (["run", "in", "--out", "gone/rows.csv"], "--out must be a file in a folder that exists"),
         (["run", "in", "--csv", "--jsonl"], "name one of them"),
@@ -215,13 +215,13 @@ def test_a_mistake_is_one_sentence(
 
 
 def many(tmp_path: Path, count: int) -> Path:
-    """One picture's name, so often."""
+    """Write the name of one image ``count`` times."""
     names = tmp_path / "names"
     names.write_text("in/a.jpg\n" * count)
     return names
 
 
-def test_rows_come_while_it_works_and_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+def test_rows_are_streamed_and_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     """More rows than a pipe holds: the first ones are read before the last ones can have been written."""
     with (
         open(many(tmp_path, 3000)) as names,
@@ -236,18 +236,18 @@ def test_rows_come_while_it_works_and_a_closed_pipe_is_no_error(tmp_path: Path) 
         assert process.poll() is None
         process.stdout.close()
         assert process.stderr.read() == b""
-    assert process.returncode in (1, 141)  # by who noticed it first
+    assert process.returncode in (1, 141)  # depending on which write fails first
 
 
 @pytest.mark.parametrize("option", ["--json", "--top=2"])
-def test_the_reader_may_have_seen_enough(option: str) -> None:
+def test_the_reader_may_close_the_pipe(option: str) -> None:
     line = f"{' '.join(COMMAND)} run in {option} | head -n 1"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
     assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    """Asked to stop in the middle; then with no room for the whole file."""
+    """Stopped midway; then with too little space for the file."""
     (tmp_path / "rows.csv").write_text("of last time")
     before = {path.name for path in tmp_path.iterdir()} | {"names"}
     with (

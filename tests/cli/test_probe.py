@@ -1,4 +1,4 @@
-"""``vitrail probe``: one data set or a suite, for people and for programs."""
+"""``vitrail probe``: one dataset or a suite, as a table and as JSON."""
 
 import json
 from dataclasses import asdict, replace
@@ -35,7 +35,7 @@ def answer(capsys: Capture, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_the_command_tells_what_the_function_tells(capsys: Capture) -> None:
+def test_the_command_has_the_values_of_the_function(capsys: Capture) -> None:
     found = answer(capsys, "model", "set")
     expected = json.loads(json.dumps(asdict(probe(load("model"), "set"))))
     assert found == {"model": "model", **expected}
@@ -49,34 +49,34 @@ def test_the_command_tells_what_the_function_tells(capsys: Capture) -> None:
     for few in found["fewshot"]:
         assert f"{few['accuracy']:.2%}" in shown
     assert f"{found['linear']['accuracy']:.2%}" in shown
-    assert "3 of 3 classes have fewer than 10 pictures to learn from" in shown
+    assert "3 of 3 classes have fewer than 10 training images" in shown
 
 
 def test_a_protocol_alone_needs_only_what_it_reads(capsys: Capture) -> None:
-    found = answer(capsys, "bare", "set", "--only", "knn")
+    found = answer(capsys, "bare", "set", "--protocol", "knn")
     assert (found["fewshot"], found["linear"]) == (None, None)
     assert found["pictures"] == {"train": 22, "test": 10}  # and not validation
 
 
-def test_without_a_test_validation_is_told_and_said_to_be(tmp_path: Path, capsys: Capture) -> None:
+def test_without_a_test_split_validation_is_reported_with_a_note(tmp_path: Path, capsys: Capture) -> None:
     for file in (tmp_path / "set" / "test").rglob("*.jpg"):
         file.unlink()
     found = answer(capsys, "model", "set")
     assert found["on"] == "validation"
-    assert "on which the linear probe's penalty was chosen as well" in found["notes"][0]
+    assert "on which the linear probe's penalty was selected too" in found["notes"][0]
     assert found["linear"]["accuracy"] == max(one["accuracy"] for one in found["linear"]["tried"])
 
 
-def test_bad_pictures_are_left_out_and_counted(tmp_path: Path, capsys: Capture) -> None:
+def test_bad_images_are_left_out_and_counted(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "set" / "train" / "bee" / "1.jpg").write_bytes(b"none")
     found = answer(capsys, "model", "set")
     assert (found["left_out"], found["pictures"]["train"]) == (1, 21)
     assert run(["probe", "model", "set"]) == 0
-    assert "1 bad left out" in capsys.readouterr().out
+    assert "1 unreadable" in capsys.readouterr().out
 
 
 def test_the_example_suite_runs_and_its_groups_are_means(tmp_path: Path, capsys: Capture) -> None:
-    suite = tmp_path / "suite.toml"  # the same with fewer pictures, so that it takes seconds
+    suite = tmp_path / "suite.toml"  # the same with fewer images, so that it takes seconds
     text = (ROOT / "examples" / "suite.toml").read_text()
     assert {entry.group for entry in read_suite(ROOT / "examples" / "suite.toml")} == {"specialised", "structured"}
     suite.write_text(text.replace('"fashion"\ngroup', '"set"\ngroup').replace("count=2000", "count=90").replace("=500", "=80"))
@@ -87,16 +87,18 @@ def test_the_example_suite_runs_and_its_groups_are_means(tmp_path: Path, capsys:
     shots = [one["fewshot"][1]["accuracy"] for one in found["data"]]
     assert found["groups"]["structured"]["5-shot"] == pytest.approx(np.mean(shots[1:]))
     assert found["mean"]["5-shot"] == pytest.approx(np.mean(shots))
-    assert "linear" not in found["mean"]  # one of them was not asked for it
+    assert "linear" not in found["mean"]  # one dataset of the suite does not use it
     assert found["data"][2]["linear"] is None
     assert run(["probe", "model", "--suite", str(suite)]) == 0
     shown = capsys.readouterr().out
     assert f"{found['groups']['structured']['kNN']:.2%}" in shown
-    found = answer(capsys, "model", "--suite", str(suite), "--only", "linear")
+    found = answer(capsys, "model", "--suite", str(suite), "--protocol", "linear")
     assert [one["name"] for one in found["data"]] == ["fashion", "panes"]
 
 
-def test_what_a_suite_misses_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_a_missing_dataset_of_a_suite_is_reported_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     monkeypatch.setattr("vitrail.evaluate.probe.embed", lambda *_: pytest.fail("began"))
     drawn.classes(tmp_path / "one", {"ant": 12})
     for missing, sentence in (("gone", "gone of s.toml: there is no"), ("one", "one of s.toml: one has a single class")):
@@ -105,50 +107,50 @@ def test_what_a_suite_misses_is_told_before_the_work(tmp_path: Path, monkeypatch
         assert sentence in capsys.readouterr().err
 
 
-def test_a_model_is_probed_on_the_test_that_its_training_left_out(tmp_path: Path) -> None:
+def test_a_model_is_probed_on_the_test_split_of_its_training(tmp_path: Path) -> None:
     drawn.classes(tmp_path / "flat", {"ant": 20, "bee": 20})
     one = load("model")
     one.facts = {"recipe": {"validation": 0.05, "test": 0.3}}
     found = probe(one, "flat", ("knn",))
     assert found.pictures == {"train": 26, "test": 12}
-    assert found.notes == ("no split is given, so 26 train, 2 validation, 12 test by content",)
+    assert found.notes == ("no splits given; split by content: 26 train, 2 validation, 12 test",)
 
 
-def test_a_probe_needs_labels_and_who_has_none_is_not_asked() -> None:
+def test_a_probe_needs_labels_and_skips_images_without() -> None:
     data = pictures("set")
     paths = data.train
     empty = Arrays(np.zeros((4, 9, 9, 3), np.uint8), np.full(4, -1), ())
     bare = replace(data, train=empty, validation=empty, test=empty)
-    with pytest.raises(VitrailError, match="has no labels, and a probe learns from them"):
+    with pytest.raises(VitrailError, match="has no labels, which a probe needs"):
         probe(load("model"), bare)
     half = Part(paths, np.arange(len(paths)))
     half.labels[::2] = -1
     found = probe(load("model"), replace(data, train=half), ("knn",))
     assert found.pictures["train"] == len(paths) // 2
-    with pytest.raises(VitrailError, match="has no validation to choose the linear probe's penalty on"):
+    with pytest.raises(VitrailError, match="has no validation split to select the linear probe's penalty on"):
         probe(load("model"), replace(data, validation=nothing(data.names)))
 
 
-def test_the_mean_is_of_what_every_row_has() -> None:
+def test_the_mean_covers_the_columns_of_every_row() -> None:
     assert means([{"a": 0.25, "b": 0.5}, {"a": 0.75}]) == {"a": 0.5}
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["model"], "name one data set or one suite"),
-        (["model", "set", "--suite", "x.toml"], "name one data set or one suite"),
-        (["model", "set", "--only", "knm"], "there is no protocol 'knm'; did you mean 'knn'?"),
+        (["model"], "name one dataset or one suite"),
+        (["model", "set", "--suite", "x.toml"], "name one dataset or one suite"),
+        (["model", "set", "--protocol", "knm"], "there is no protocol 'knm'; did you mean 'knn'?"),
         (["model", "nowhere"], "there is no 'nowhere'"),
         (["nothing", "set"], "nothing does not exist"),
         (["model", "flat"], "has a single class"),
-        (["model", "untaught"], "no labelled pictures to learn from (no train)"),
-        (["model", "loose"], "has 12 pictures but no folder a class"),
+        (["model", "untaught"], "no labelled training images"),
+        (["model", "loose"], "has 12 images but no class folders"),
         (["model", "--suite", "gone.toml"], "cannot be read: No such file"),
-        (["model", "--suite", "bad.toml"], "is no TOML"),
+        (["model", "--suite", "bad.toml"], "is not valid TOML"),
         (["model", "--suite", "empty.toml"], "must hold [[data]] tables"),
         (["model", "--suite", "typo.toml"], "unknown field 'sorce'; did you mean 'source'?"),
-        (["model", "--suite", "twice.toml"], "are called 'set'"),
+        (["model", "--suite", "twice.toml"], "are named 'set'"),
         (["model", "--suite", "wrong.toml"], "there is no protocol 'nn'"),
         (["model", "--suite", "number.toml"], 'needs source = "..."'),
     ],
@@ -179,4 +181,4 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path
 def test_on_real_photographs_it_is_as_good_as_scikit_learn_on_timms_features() -> None:
     found = probe(load(REAL / "vit_tiny_patch16_224.safetensors"), REAL / "clothing", ("linear",))
     assert found.linear is not None
-    assert found.linear.accuracy * 372 > 337 - 2.5  # it has 337 right; rounding elsewhere may cost one or two
+    assert found.linear.accuracy * 372 > 337 - 2.5  # scikit-learn has 337 correct; rounding may cost one or two

@@ -1,4 +1,4 @@
-"""``vitrail push`` against a hub that answers over HTTP: what arrives is the model, its facts without paths, and a card."""
+"""``vitrail push`` against a hub over HTTP: the model, its metadata without paths, and a model card arrive."""
 
 import json
 import os
@@ -23,10 +23,10 @@ from vitrail.weights.checkpoint import save
 from vitrail.weights.load import load as load_model
 
 Capture = pytest.CaptureFixture[str]
-FACTS: dict[str, Any] = {
+METADATA: dict[str, Any] = {
     "recipe": {"name": "small", "data": "/home/somebody/secret/photos", "start": "~/runs/older/best", "steps": 7, "batch": 3},
-    "data": {"name": "/home/somebody/secret/photos", "fingerprint": "ab" * 32},
-    "score": {"step": 5, "validation": {"top1": 0.75}, "test": {"top1": 0.5, "top5": 0.9, "loss": 1.25}},
+    "dataset": {"name": "/home/somebody/secret/photos", "fingerprint": "ab" * 32},
+    "metrics": {"step": 5, "validation": {"top1": 0.75}, "test": {"top1": 0.5, "top5": 0.9, "loss": 1.25}},
 }
 
 
@@ -37,12 +37,12 @@ def model(tmp_path: Path) -> Path:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.json").write_text("{}")
     (tmp_path / "run" / "checkpoints").mkdir()
-    return save(made, tmp_path / "run" / "best", facts=FACTS).parent
+    return save(made, tmp_path / "run" / "best", facts=METADATA).parent
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """The client reads its settings when it is imported, so they are set where it keeps them."""
+def hub_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Start a hub; the client reads its settings on import, so they are patched where it keeps them."""
     constants = pytest.importorskip("huggingface_hub.constants")
     with hub() as made:
         monkeypatch.setattr(constants, "ENDPOINT", made.url)
@@ -55,75 +55,75 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield made
 
 
-def test_what_is_pushed_can_be_loaded_and_tells_nobodys_paths(model: Path, served: Hub, capsys: Capture) -> None:
+def test_a_pushed_model_can_be_loaded_and_contains_no_paths(model: Path, hub_server: Hub, capsys: Capture) -> None:
     assert run(["push", str(model), "me/mine", "--license", "mit", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    files = served.files["me/mine"]
-    assert set(files) == set(said["files"]) == {"README.md", "model.safetensors", "vitrail.json"}
-    assert said["files"] == {name: len(content) for name, content in files.items()}
-    assert said["pushed"] == f"{served.url}/me/mine"
+    answer = json.loads(capsys.readouterr().out)
+    files = hub_server.files["me/mine"]
+    assert set(files) == set(answer["files"]) == {"README.md", "model.safetensors", "vitrail.json"}
+    assert answer["files"] == {name: len(content) for name, content in files.items()}
+    assert answer["pushed"] == f"{hub_server.url}/me/mine"
     for content in files.values():
         assert b"somebody" not in content
         assert b"secret" not in content
         assert str(model.parent).encode() not in content
     facts = json.loads(files["vitrail.json"])
-    assert (facts["recipe"]["data"], facts["recipe"]["start"], facts["data"]["name"]) == ("photos", "older", "photos")
-    assert facts["score"] == FACTS["score"]
+    assert (facts["recipe"]["data"], facts["recipe"]["start"], facts["dataset"]["name"]) == ("photos", "older", "photos")
+    assert facts["metrics"] == METADATA["metrics"]
     pushed = load(files["model.safetensors"])
     for name, weight in load_model(model).state_dict().items():
         assert_close(pushed[name], weight, rtol=0, atol=0)
-    assert not any("agent" in path for path in served.asked)  # the client would ask who drives it
+    assert not any("agent" in path for path in hub_server.asked)  # no telemetry
 
 
-def test_it_comes_back_as_it_went(model: Path, served: Hub) -> None:
+def test_a_pushed_model_loads_bit_for_bit(model: Path, hub_server: Hub) -> None:
     assert run(["push", str(model), "hf:me/mine"]) == 0
     back = load_model("hf:me/mine")
-    there = load_model(model)
-    images = torch.randn(2, there.config.channels, *there.config.image)
-    assert_close(back(images), there(images), rtol=0, atol=0)
-    assert (back.labels, back.preprocess) == (there.labels, there.preprocess)
+    local = load_model(model)
+    images = torch.randn(2, local.config.channels, *local.config.image)
+    assert_close(back(images), local(images), rtol=0, atol=0)
+    assert (back.labels, back.preprocess) == (local.labels, local.preprocess)
 
 
-def test_a_second_push_takes_away_what_the_first_left(model: Path, served: Hub, tmp_path: Path, capsys: Capture) -> None:
+def test_a_second_push_removes_stale_files(model: Path, hub_server: Hub, tmp_path: Path, capsys: Capture) -> None:
     pretrained = masked(vit(classes=0), Masking("masked-patch"))
     save(pretrained, tmp_path / "older")
     assert run(["push", str(tmp_path / "older"), "me/mine"]) == 0
-    assert "decoder.safetensors" in served.files["me/mine"]
-    served.files["me/mine"] |= {"notes.txt": b"mine", ".gitattributes": b""}
+    assert "decoder.safetensors" in hub_server.files["me/mine"]
+    hub_server.files["me/mine"] |= {"notes.txt": b"mine", ".gitattributes": b""}
     assert run(["push", str(model), "me/mine"]) == 0
-    assert set(served.files["me/mine"]) == {"README.md", "model.safetensors", "vitrail.json", "notes.txt", ".gitattributes"}
-    assert len(served.commits) == 2  # one each: nobody ever sees half a model
+    assert set(hub_server.files["me/mine"]) == {"README.md", "model.safetensors", "vitrail.json", "notes.txt", ".gitattributes"}
+    assert len(hub_server.commits) == 2  # one each, so that no client sees half a model
 
 
-def test_private_is_kept_or_refused(model: Path, served: Hub, capsys: Capture) -> None:
+def test_private_is_kept_or_refused(model: Path, hub_server: Hub, capsys: Capture) -> None:
     assert run(["push", str(model), "me/hidden", "--private"]) == 0
-    assert served.private["me/hidden"]
+    assert hub_server.private["me/hidden"]
     assert run(["push", str(model), "me/open"]) == 0
-    assert not served.private["me/open"]
-    served.files["me/open"].clear()
+    assert not hub_server.private["me/open"]
+    hub_server.files["me/open"].clear()
     capsys.readouterr()
     assert run(["push", str(model), "me/open", "--private"]) == 2
-    assert "everybody can see it" in capsys.readouterr().err
-    assert not served.files["me/open"]
+    assert "already exists and is public" in capsys.readouterr().err
+    assert not hub_server.files["me/open"]
 
 
 def test_a_token_that_may_not_write_is_one_sentence(
-    model: Path, served: Hub, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    model: Path, hub_server: Hub, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert run(["push", str(model), "me/mine"]) == 2
-    assert "the hub refuses it (403); is me yours, and may your token write there?" in capsys.readouterr().err
+    assert "the hub refuses it (403); is me your account, and does your token have write access?" in capsys.readouterr().err
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     assert run(["push", str(model), "me/mine"]) == 2
-    assert "the hub does not know who you are" in capsys.readouterr().err
-    assert not served.files
+    assert "you are not logged in to the hub" in capsys.readouterr().err
+    assert not hub_server.files
 
 
 def test_a_folder_is_written_without_any_hub(model: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "deep" / "parcel"
     assert run(["push", str(model), "me/mine", "--out", str(out)]) == 0
     shown = capsys.readouterr().out
-    assert "no licence is named" in shown
+    assert "no licence is set" in shown
     assert sorted(os.listdir(out)) == ["README.md", "model.safetensors", "vitrail.json"]
     assert os.listdir(out.parent) == ["parcel"]
     assert load_model(out).labels == load_model(model).labels
@@ -148,10 +148,10 @@ def test_transformers_layout_where_it_can_hold_the_model(model: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "answer"),
     [
         (["nowhere", "me/x", "--out", "o"], "does not exist"),
-        (["run", "mine", "--out", "o"], "reads hf:owner/name"),
+        (["run", "mine", "--out", "o"], "must be written hf:owner/name"),
         (["run", "me/x", "--out", "o", "--license", "Apache 2"], "try apache-2.0"),
         (["run", "me/x", "--out", "o", "--private"], "leave one of them out"),
         (["run", "me/x", "--out", "run"], "exists and is not empty"),
@@ -159,18 +159,18 @@ def test_transformers_layout_where_it_can_hold_the_model(model: Path, tmp_path: 
     ],
 )
 def test_a_mistake_is_one_sentence(
-    words: list[str], said: str, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    words: list[str], answer: str, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(model.parent)
     assert run(["push", *words]) == 2
     shown = capsys.readouterr().err
-    assert said in shown
+    assert answer in shown
     assert len(shown.splitlines()) == 1
     assert not Path("o").exists()
 
 
 @pytest.mark.parametrize("kind", ["closed", "silent"])
-def test_without_a_hub_it_is_given_up_soon(kind: str, model: Path, tmp_path: Path) -> None:
+def test_without_a_hub_push_fails_soon(kind: str, model: Path, tmp_path: Path) -> None:
     with without_a_hub(kind, tmp_path) as environment:
         done = subprocess.run(
             [sys.executable, "-m", "vitrail", "push", str(model), "me/mine"],

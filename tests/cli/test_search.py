@@ -1,4 +1,4 @@
-"""``vitrail search``: a picture finds itself first, then what is alike."""
+"""``vitrail search``: an image finds itself first, then similar ones."""
 
 import json
 from pathlib import Path
@@ -35,10 +35,10 @@ def test_the_order_is_that_of_all_cosines(batch: str, capsys: Capture) -> None:
     query = "set/val/bee/2.jpg"
     found = hits(capsys, "model", "set", query, "--top", "8", "--batch", batch)
     rows = []
-    asked = embed("model", [query]).values[0]
+    features = embed("model", [query]).values[0]
     for split, source in vitrail.pictures("set").splits.items():
         for index, row in enumerate(embed("model", source).values):
-            cosine = float(row @ asked / np.linalg.norm(row) / np.linalg.norm(asked))
+            cosine = float(row @ features / np.linalg.norm(row) / np.linalg.norm(features))
             rows.append((-cosine, source.where(index), split))
     rows.sort()
     assert [(hit["file"], hit["split"]) for hit in found] == [(file, split) for _, file, split in rows[:8]]
@@ -47,16 +47,19 @@ def test_the_order_is_that_of_all_cosines(batch: str, capsys: Capture) -> None:
     assert found[0]["similarity"] == pytest.approx(1, abs=1e-5)
 
 
-def test_a_table_and_a_sheet_for_people(capsys: Capture) -> None:
-    assert run(["search", "bare", "set", "set/test/cat/1.jpg", "--split", "test", "--sheet", "alike.png", "--top", "4"]) == 0
+def test_a_table_and_a_contact_sheet(capsys: Capture) -> None:
+    assert (
+        run(["search", "bare", "set", "set/test/cat/1.jpg", "--split", "test", "--contact-sheet", "similar.png", "--top", "4"])
+        == 0
+    )
     shown = capsys.readouterr().out
     assert "set/test/cat/1.jpg" in shown
-    assert "drawn: alike.png" in shown
-    with Image.open("alike.png") as sheet:
-        assert sheet.size[0] > sheet.size[1] > 128  # five pictures: three and two
+    assert "contact sheet: similar.png" in shown
+    with Image.open("similar.png") as sheet:
+        assert sheet.size[0] > sheet.size[1] > 128  # five images: three and two
 
 
-def test_no_more_are_found_than_there_are(tmp_path: Path, capsys: Capture) -> None:
+def test_there_are_at_most_as_many_hits_as_images(tmp_path: Path, capsys: Capture) -> None:
     for number in range(5):
         drawn.put(tmp_path / "loose" / f"{number}.png", number)
     found = hits(capsys, "model", "loose", "loose/3.png", "--top", "50")
@@ -68,13 +71,13 @@ def test_no_more_are_found_than_there_are(tmp_path: Path, capsys: Capture) -> No
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["model", "set", "gone.jpg"], "the picture gone.jpg cannot be read: No such file or directory; name another one"),
-        (["model", "set", "empty.jpg"], "the picture empty.jpg is no picture that can be read: it is empty"),
-        (["model", "set", "set"], "the picture set cannot be read"),
+        (["model", "set", "gone.jpg"], "the image gone.jpg cannot be read: No such file or directory; try another one"),
+        (["model", "set", "empty.jpg"], "the image empty.jpg cannot be decoded: it is empty"),
+        (["model", "set", "set"], "the image set cannot be read"),
         (["model", "nowhere", "q.png"], "there is no 'nowhere'"),
-        (["model", "set", "q.png", "--sheet", "a.gif"], "--sheet must end in .png or .jpg"),
-        (["model", "set", "q.png", "--sheet", "q.png"], "--sheet must not be the query itself"),
-        (["model", "set", "q.png", "--sheet", "a.png", "--top", "2000"], "--top must be at most 1000 to be drawn"),
+        (["model", "set", "q.png", "--contact-sheet", "a.gif"], "--contact-sheet must end in .png or .jpg"),
+        (["model", "set", "q.png", "--contact-sheet", "q.png"], "--contact-sheet must not be the query itself"),
+        (["model", "set", "q.png", "--contact-sheet", "a.png", "--top", "2000"], "--top must be at most 1000 to be drawn"),
         (["model", "set", "q.png", "--top", "0"], "--top"),
         (["model", "set", "q.png", "--split", "all"], "--split must be"),
     ],

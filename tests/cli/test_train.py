@@ -1,4 +1,4 @@
-"""``vitrail train`` from the command line: what it prints, writes, refuses, and goes on with."""
+"""``vitrail train`` from the command line: output, files, errors and resuming."""
 
 import json
 import os
@@ -36,10 +36,10 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_plan_then_a_table_a_model_and_a_report(tmp_path: Path, capsys: Capture) -> None:
+def test_a_summary_then_a_table_a_model_and_a_report(tmp_path: Path, capsys: Capture) -> None:
     assert run(["train", *TINY]) == 0
     shown = capsys.readouterr()
-    assert "recipe    small: 6 steps of 8 pictures" in shown.err
+    assert "recipe    small: 6 steps of 8 images" in shown.err
     assert "step 3: validation" in shown.err
     assert "test top1" in shown.out
     model = load(tmp_path / "runs" / "small" / "best")
@@ -47,32 +47,32 @@ def test_a_plan_then_a_table_a_model_and_a_report(tmp_path: Path, capsys: Captur
     assert len(model.labels) == 10
     page = (tmp_path / "runs" / "small" / "report.html").read_text()
     assert "<script" not in page
-    assert "What was taken for what" in page
+    assert "Confusion matrix" in page
     assert page.count("<svg") == 7
-    shots = page.count('class="shots"')  # a picture it got wrong, with two maps
+    shots = page.count('class="shots"')  # a misclassified image, with two saliency maps
     assert 0 < shots <= 6
     assert page.count('src="data:image/webp') == 1 + 3 * shots
     assert run(["train", *TINY]) == 0
-    assert (tmp_path / "runs" / "small-2").is_dir()  # another run never goes over the first
+    assert (tmp_path / "runs" / "small-2").is_dir()  # a new run never overwrites the first
 
 
-def test_json_is_one_object_and_again_is_the_same_run(tmp_path: Path, capsys: Capture) -> None:
+def test_json_is_one_object_and_recipe_from_reproduces_the_run(tmp_path: Path, capsys: Capture) -> None:
     assert run(["train", *TINY, "--json", "--out", "one"]) == 0
     first = json.loads(capsys.readouterr().out)
     assert {"run", "test", "seconds", "images_per_second", "report"} <= set(first)
-    assert run(["train", "--again", "one", "--json", "--out", "two", "--workers", "1"]) == 0
+    assert run(["train", "--recipe-from", "one", "--json", "--out", "two", "--workers", "1"]) == 0
     second = json.loads(capsys.readouterr().out)
     assert second["test"] == first["test"]
     assert (tmp_path / "one" / "log.jsonl").read_text() == (tmp_path / "two" / "log.jsonl").read_text()
-    drawn = (tmp_path / "one" / "report.html").stat().st_mtime_ns
+    modified = (tmp_path / "one" / "report.html").stat().st_mtime_ns
     assert run(["train", *TINY, "--out", "one"]) == 0
     assert "is finished: nothing to do" in capsys.readouterr().err
-    assert (tmp_path / "one" / "report.html").stat().st_mtime_ns == drawn
+    assert (tmp_path / "one" / "report.html").stat().st_mtime_ns == modified
 
 
 @pytest.mark.parametrize("name", ["demo", "plain", "paper-imagenet", "resnet"])
-def test_print_shows_the_whole_recipe_and_does_nothing(name: str, tmp_path: Path, capsys: Capture) -> None:
-    assert run(["train", "--recipe", name, "--print", "--set", "optim.lr=0.5"]) == 0
+def test_print_recipe_prints_the_full_recipe_and_does_nothing(name: str, tmp_path: Path, capsys: Capture) -> None:
+    assert run(["train", "--recipe", name, "--print-recipe", "--set", "optim.lr=0.5"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["name"], shown["optim"]["lr"]) == (name, 0.5)
     assert not (tmp_path / "runs").exists()
@@ -85,16 +85,16 @@ def test_print_shows_the_whole_recipe_and_does_nothing(name: str, tmp_path: Path
         (["--set", "optim.lrr=1"], "no field is named 'optim.lrr'; did you mean 'optim.lr'"),
         (["nowhere"], "there is no 'nowhere'"),
         (["--device", "warp", *TINY], "the device 'warp' cannot be used"),
-        (["--again", "nothing.json"], "--again must be a run or its recipe.json"),
-        (["--again", "."], "--again must be a run or its recipe.json"),
-        (["--again", "bytes.json"], "bytes.json cannot be read"),
-        (["--again", "other.json"], "other.json holds no recipe: no field is named 'stesp'"),
-        (["--again", "other.json", "photos"], "--again brings its own data, recipe, model and size"),
-        (["--again", "other.json", "--recipe", "plain"], "--again brings its own data, recipe, model and size"),
-        (["--model", "B/16"], "demo has a model of its own and takes no --model"),
-        (["--image", "56"], "demo takes the pictures as large as they are and no --image"),
-        (["--minutes", "2", "--print"], "--print does not run what --minutes and --find-lr are found out by"),
-        ([*TINY, "--minutes", "inf"], "minutes must be above 0 and have an end, got inf"),
+        (["--recipe-from", "nothing.json"], "--recipe-from must be a run or its recipe.json"),
+        (["--recipe-from", "."], "--recipe-from must be a run or its recipe.json"),
+        (["--recipe-from", "bytes.json"], "bytes.json cannot be read"),
+        (["--recipe-from", "other.json"], "other.json holds no recipe: no field is named 'stesp'"),
+        (["--recipe-from", "other.json", "photos"], "--recipe-from sets the dataset, recipe, model and size"),
+        (["--recipe-from", "other.json", "--recipe", "plain"], "--recipe-from sets the dataset, recipe, model and size"),
+        (["--model", "B/16"], "demo has its own model and takes no --model"),
+        (["--image", "56"], "demo takes images at their native size and no --image"),
+        (["--minutes", "2", "--print-recipe"], "--print-recipe runs nothing, and --minutes and --find-lr need measurements"),
+        ([*TINY, "--minutes", "inf"], "minutes must be above 0 and finite, got inf"),
         ([*TINY, "--set", "model.classes=7"], "model.classes must be 10"),
         (["--set", "steps=0"], "steps must be at least 1"),
     ],
@@ -112,13 +112,13 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path
 @pytest.mark.parametrize(
     ("number", "code", "out"), [(signal.SIGTERM, 143, "runs/small"), (signal.SIGINT, 130, "run"), (signal.SIGHUP, 129, "run")]
 )
-def test_asked_to_stop_it_says_how_to_go_on(number: int, code: int, out: str, tmp_path: Path) -> None:
+def test_a_stopped_run_says_how_to_resume(number: int, code: int, out: str, tmp_path: Path) -> None:
     named = ["--out", out] if out == "run" else []
     command = [sys.executable, "-m", "vitrail", "train", *TINY, "--set", "steps=100000", *named]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def listening() -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where these tests are run by nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests run under nohup
 
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=listening) as process:
         assert process.stderr is not None
@@ -128,13 +128,13 @@ def test_asked_to_stop_it_says_how_to_go_on(number: int, code: int, out: str, tm
                 break
         rest = process.stderr.read()
     assert process.returncode == code
-    assert f"the same command{'' if named else f' with --out {out}'} goes on from there" in rest
+    assert f"the same command{'' if named else f' with --out {out}'} resumes from there" in rest
     assert "Traceback" not in rest
     assert any((tmp_path / out / "checkpoints").iterdir())
 
 
-def test_a_run_goes_on_when_nobody_listens_any_more(tmp_path: Path) -> None:
-    """Its messages go to a pipe that is closed after the first one."""
+def test_a_run_continues_when_its_output_pipe_is_closed(tmp_path: Path) -> None:
+    """The pipe of its messages is closed after the first one."""
     command = [sys.executable, "-m", "vitrail", "train", *TINY, "--out", "run"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as process:
@@ -145,12 +145,12 @@ def test_a_run_goes_on_when_nobody_listens_any_more(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-def test_the_size_of_a_pack_is_taken_only_where_all_are_alike(tmp_path: Path, capsys: Capture) -> None:
+def test_the_native_size_of_a_pack_is_used_only_if_all_images_have_it(tmp_path: Path, capsys: Capture) -> None:
     for number, side in enumerate((24, 24, 100, 120)):
-        (tmp_path / "pictures" / f"{number % 2}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / f"{number % 2}").mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(number).integers(0, 256, (side, side, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{number % 2}" / f"{number}.png")
-    assert run(["data", "pack", "pictures", "mixed.pack"]) == 0
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{number % 2}" / f"{number}.png")
+    assert run(["data", "pack", "images", "mixed.pack"]) == 0
     capsys.readouterr()
-    assert run(["train", "mixed.pack", "--print"]) == 0
+    assert run(["train", "mixed.pack", "--print-recipe"]) == 0
     assert json.loads(capsys.readouterr().out)["model"]["image"] == [96, 96]

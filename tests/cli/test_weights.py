@@ -27,7 +27,7 @@ def test_show_prints_a_tree_with_numbers(capsys: Capture) -> None:
     assert (row["shape"], row["dtype"], row["bad"]) == ([48, 11], "float32", 0)
 
 
-def test_show_counts_what_is_no_number(tmp_path: Path, capsys: Capture) -> None:
+def test_show_counts_values_that_are_not_finite(tmp_path: Path, capsys: Capture) -> None:
     torch.save(
         {"a": torch.tensor([1.0, float("nan"), float("inf")]), "b.c": torch.ones(2, dtype=torch.int64)}, tmp_path / "x.pth"
     )
@@ -51,7 +51,7 @@ def test_convert_reports_and_verify_agrees(tmp_path: Path, capsys: Capture) -> N
     assert json.loads(capsys.readouterr().out)["difference"] < 1e-5
 
 
-def test_convert_changes_the_model_on_the_way(tmp_path: Path) -> None:
+def test_convert_can_change_the_model(tmp_path: Path) -> None:
     out = tmp_path / "other"
     options = ["--image", "48x64", "--classes", "3", "--channels", "1", "--resize", "timm"]
     assert run(["weights", "convert", str(GOLDEN), str(out), *options]) == 0
@@ -61,17 +61,17 @@ def test_convert_changes_the_model_on_the_way(tmp_path: Path) -> None:
     assert load(tmp_path / "patch").config.patch == (16, 16)  # type: ignore[union-attr]
 
 
-def test_verify_ends_with_1_when_they_differ(tmp_path: Path, capsys: Capture) -> None:
+def test_verify_exits_with_1_if_the_logits_differ(tmp_path: Path, capsys: Capture) -> None:
     model = vit()
     one = save(model, tmp_path / "one")
     dict(model.named_parameters())["head.bias"].data += 1
     two = save(model, tmp_path / "two")
     assert run(["weights", "verify", str(one), str(two)]) == 1
-    assert "off by 1.00e+00 at most, 1e-04 accepted" in capsys.readouterr().out
+    assert "max difference 1.00e+00, tolerance 1e-04" in capsys.readouterr().out
     assert run(["weights", "verify", str(one), str(two), "--tolerance", "2"]) == 0
     capsys.readouterr()
     assert run(["weights", "verify", str(one)]) == 0
-    assert "nothing to compare the logits with" in capsys.readouterr().out
+    assert "no reference for the logits" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""A page of the docs as the story that it is: its snippets and commands one after the other, in one process and one folder.
+"""Run a page of the docs: its snippets and commands one after the other, in one process and one folder.
 
-Pages show what people would type. Three things make that quick enough for a test: trainings that are commands are cut to a few
-steps of a small model, fewer ``panes`` are drawn, and the checkpoints that pages name are stand-ins: small, but with the layout
-of the published files and for pictures of their size.
+Pages show what people would type. Three things make that quick enough for a test: training commands are cut to a few steps
+of a small model, fewer ``panes`` are drawn, and the checkpoints that pages name are stand-ins: small, but with the layout of
+the published files and for images of their size.
 """
 
 import re
@@ -24,12 +24,12 @@ FEW = ["--set", "steps=2", "--set", "schedule.warmup=0"]
 SMALL = ["--set", "model.depth=2", "--set", "model.width=48", "--set", "model.mlp=96"]
 SHORTER = {"train": [*FEW, *SMALL], "pretrain": [*FEW, *SMALL], "finetune": FEW}
 FEWER = {"panes": "panes:count=200"}
-CLASSES = {"bag": 8, "boot": 9, "shirt": 6, "trousers": 1}  # by their number in fashion
+CLASSES = {"bag": 8, "boot": 9, "shirt": 6, "trousers": 1}  # class indices in fashion
 
 
 @dataclass(frozen=True)
 class Block:
-    """``line``: the page's line that its first one is."""
+    """A fenced block of a page; ``line`` is the number of its first line."""
 
     page: Path
     line: int
@@ -44,13 +44,13 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(block: Block) -> list[str]:
-    """Without comments, of ``sh`` alone: what is shown with its answer is ``text``."""
+    """Return the commands of an ``sh`` block, without comments; blocks that show output are ``text``."""
     lines = block.text.splitlines() if block.language == "sh" else []
     return [line for line in (line.split(" #")[0].strip() for line in lines) if line]
 
 
 def tell(page: Path) -> None:
-    """In the current folder. A mistake has the page's own line in its traceback."""
+    """Run a page in the current folder; a traceback names the page's own line."""
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page):
         if block.language == "python":
@@ -61,18 +61,18 @@ def tell(page: Path) -> None:
 
 
 def shortened(words: list[str]) -> list[str]:
-    """What takes minutes, in seconds."""
+    """Shorten a command that takes minutes to seconds."""
     words = [FEWER.get(word, word) for word in words]
-    if words[0] not in SHORTER or "--print" in words:
+    if words[0] not in SHORTER or "--print-recipe" in words:
         return words
     if "--minutes" in words:
-        place = words.index("--minutes")
-        words = words[:place] + words[place + 2 :]
+        index = words.index("--minutes")
+        words = words[:index] + words[index + 2 :]
     return [*words, *SHORTER[words[0]]]
 
 
 def furnish(folder: Path) -> None:
-    """What the pages take for granted: labelled ``photos``, two runs on them, and checkpoints that others have published."""
+    """Create what the pages assume: labelled ``photos``, two runs on them, and published checkpoints."""
     source = vitrail.pictures("fashion").train
     for name, label in CLASSES.items():
         (folder / "photos" / name).mkdir(parents=True)
@@ -88,5 +88,5 @@ def furnish(folder: Path) -> None:
 
 def stand_in(file: Path, origin: Literal["timm", "official"], gelu: str) -> None:
     model = vitrail.build("mu/16", gelu=gelu, resize=origin)
-    nn.init.normal_(model.get_parameter("head.weight"))  # new heads are zero, and any two models would answer the same
+    nn.init.normal_(model.get_parameter("head.weight"))  # new heads are zero, and any two models would predict the same
     vitrail.save(model, file, format=origin)

@@ -1,4 +1,4 @@
-"""What the Dockerfile says of us is true; building it takes a network, so nothing is built here."""
+"""The Dockerfile matches the package; building needs a network, so nothing is built here."""
 
 import json
 import re
@@ -20,7 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def lines() -> list[tuple[str, str]]:
-    """Instructions with what follows them."""
+    """Return the instructions and their arguments."""
     text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     return [(name, rest.strip()) for name, rest in (line.split(" ", 1) for line in text.splitlines() if line.strip())]
 
@@ -36,14 +36,14 @@ def health() -> list[str]:
     return command
 
 
-def test_the_python_is_one_that_we_support() -> None:
+def test_the_python_version_is_supported() -> None:
     bases = {rest.split()[0] for name, rest in lines() if name == "FROM"}
     assert bases == {"python:3.12-slim"}
     assert PROJECT["requires-python"] == ">=3.11"
 
 
-def test_the_server_is_process_one_and_its_command_is_ours() -> None:
-    entry = json.loads(last_stage()["ENTRYPOINT"])  # a shell's form would be no JSON
+def test_the_server_is_process_1_and_its_options_exist() -> None:
+    entry = json.loads(last_stage()["ENTRYPOINT"])  # the shell form would not be JSON
     assert isinstance(json.loads(last_stage()["CMD"]), list)
     assert entry[0] in PROJECT["scripts"]
     assert entry[1] in COMMANDS
@@ -51,7 +51,7 @@ def test_the_server_is_process_one_and_its_command_is_ours() -> None:
     text = (ROOT / "Dockerfile").read_text()
     named |= set(re.findall(r"vitrail /model (--[a-z-]+)", text))
     assert named <= set(options("serve"))
-    assert entry[entry.index("--host") + 1] == "0.0.0.0"  # else nobody outside would reach it
+    assert entry[entry.index("--host") + 1] == "0.0.0.0"  # else it could not be reached from outside
     assert entry[entry.index("--port") + 1] == last_stage()["EXPOSE"]
 
 
@@ -70,7 +70,7 @@ def test_every_install_goes_through_the_constraints() -> None:
     assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
 
 
-def test_what_is_copied_is_there_and_let_through() -> None:
+def test_copied_files_exist_and_are_not_ignored() -> None:
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     copied = [word for name, rest in lines() if name == "COPY" and "--from" not in rest for word in rest.split()[:-1]]
     assert set(copied) >= {"constraints.txt", "pyproject.toml", "src", PROJECT["readme"], *PROJECT["license-files"]}
@@ -82,7 +82,7 @@ def test_what_is_copied_is_there_and_let_through() -> None:
 
 
 def _ignored(name: str, rules: list[str]) -> bool:
-    """The last rule that fits decides."""
+    """Return whether a path is ignored; the last matching rule decides."""
     out = False
     for rule in rules:
         if fnmatch(name, rule.removeprefix("!")):
@@ -96,12 +96,12 @@ def test_no_other_host_is_named() -> None:
 
 
 @pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False), (None, False)])
-def test_the_health_check_tells_a_well_server_from_an_ill_one(status: int | None, healthy: bool) -> None:
-    asked: list[str] = []
+def test_the_health_check_tells_a_healthy_server_from_an_unhealthy_one(status: int | None, healthy: bool) -> None:
+    requested: list[str] = []
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
+            requested.append(self.path)
             assert status is not None
             self.send_response(status)
             self.send_header("Content-Length", "0")
@@ -124,7 +124,7 @@ def test_the_health_check_tells_a_well_server_from_an_ill_one(status: int | None
         if status is not None:
             server.shutdown()
     assert (done.returncode == 0) == healthy
-    assert asked == ([] if status is None else ["/healthz"])
+    assert requested == ([] if status is None else ["/healthz"])
 
 
 def test_the_server_has_that_path() -> None:

@@ -1,4 +1,4 @@
-"""What the docs say is there, is there; what is there, the docs say; and every snippet, command and picture holds."""
+"""The docs match the code: every public name, command, option and field is documented, and every snippet and figure holds."""
 
 import os
 import re
@@ -30,12 +30,12 @@ REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 
 
 @pytest.mark.parametrize("name", vitrail.__all__)
-def test_every_public_name_is_there_and_documented(name: str) -> None:
+def test_every_public_name_exists_and_is_documented(name: str) -> None:
     assert getattr(vitrail, name) is not None
     assert f"`vitrail.{name}" in REFERENCE
 
 
-def test_a_name_that_is_not_there_says_what_is() -> None:
+def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(AttributeError, match=r"has no attribute 'biuld'; it offers .*build"):
         vitrail.biuld  # noqa: B018  # type: ignore[attr-defined]
     assert set(vitrail.__all__) <= set(dir(vitrail))
@@ -59,23 +59,23 @@ def test_every_field_is_documented(settings: type) -> None:
 
 
 @pytest.fixture(scope="session")
-def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("furnished")
+def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared_folder")
     furnish(folder)
     return folder
 
 
-TOLD = [page for page in PAGES if any(block.language == "python" or commands(block) for block in blocks(page))]
+RUNNABLE = [page for page in PAGES if any(block.language == "python" or commands(block) for block in blocks(page))]
 
 
-@pytest.mark.parametrize("page", TOLD, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_page_can_be_followed(
     page: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its snippets and commands in their order, in an empty folder; of a how-to in one with the photos and runs it is about."""
+    """Run its snippets and commands in order, in an empty folder; a how-to in one with its photos and runs."""
     folder = tmp_path / "here"
     if page.parent.name == "howto":
-        shutil.copytree(request.getfixturevalue("furnished"), folder)
+        shutil.copytree(request.getfixturevalue("prepared_folder"), folder)
     else:
         folder.mkdir()
     monkeypatch.chdir(folder)
@@ -99,17 +99,17 @@ def test_every_example_runs(example: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_what_is_drawn_in_lines_is_up_to_date(name: str) -> None:
+def test_vector_figures_are_up_to_date(name: str) -> None:
     assert (PICTURES / name).read_text() == VECTORS[name](), "run docs/draw.py"
 
 
 @pytest.mark.parametrize("name", RASTERS)
-def test_what_is_drawn_in_pixels_is_up_to_date(name: str) -> None:
+def test_raster_figures_are_up_to_date(name: str) -> None:
     with Image.open(PICTURES / name) as drawn:
         assert np.array_equal(np.asarray(drawn), np.asarray(RASTERS[name]())), "run docs/draw.py"
 
 
-def test_the_design_has_the_rooms_as_they_are() -> None:
+def test_the_design_lists_the_rooms() -> None:
     design = (ROOT / "docs" / "design.md").read_text()
     assert " > ".join(" ".join(rooms) for rooms in LEVELS) in " ".join(design.split())
     table = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", design, re.MULTILINE)))
@@ -131,7 +131,7 @@ def test_the_golden_files_are_the_shared_ones() -> None:
 
 
 def test_every_dependency_is_pinned() -> None:
-    """Whatever is installed here came through the constraints, or is not needed."""
+    """Every installed package is in the constraints."""
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     assert pins["torch"] == "2.13.0"
     known = {name.lower().replace("_", "-") for name in pins}

@@ -1,4 +1,4 @@
-"""Imports point downwards only, and rooms of one level do not know each other."""
+"""Imports point downwards only, and rooms of one level do not import each other."""
 
 import ast
 from pathlib import Path
@@ -23,7 +23,7 @@ LEVELS = [
 ]
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
 FILES = sorted(PACKAGE.rglob("*.py"))
-ABOVE_ALL = {"__init__", "__main__"}  # the facade and the module entry
+ABOVE_ALL = {"__init__", "__main__"}  # the facade and the module entry point
 
 
 def room_of(module: str) -> str:
@@ -49,7 +49,7 @@ def test_imports_point_downwards(file: Path) -> None:
     room = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
     if room in ABOVE_ALL:
         return
-    assert room in RANK, f"{room} is no room of the design"
+    assert room in RANK, f"{room} is not a room of the design"
     for module in imported(file):
         other = room_of(module)
         assert other not in ABOVE_ALL, f"{file} imports the facade"

@@ -1,4 +1,4 @@
-"""What needs no torch does not import it."""
+"""Commands and functions that need no torch do not import it."""
 
 import subprocess
 import sys

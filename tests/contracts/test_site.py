@@ -1,4 +1,4 @@
-"""The docs as a site: it is built without a warning, every link in it leads somewhere, and it fetches nothing from outside."""
+"""The docs as a site: it builds without warnings, every link resolves, and it fetches nothing from outside."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ ADDRESSES = {("a", "href"), ("link", "href"), ("use", "href"), ("object", "data"
 
 @dataclass
 class Page(HTMLParser):
-    """``links``: tag, attribute, address."""
+    """Links (tag, attribute, address), anchors and styles of a page."""
 
     links: list[tuple[str, str, str]] = field(default_factory=list)
     anchors: set[str] = field(default_factory=set)
@@ -46,7 +46,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As ``make docs`` builds it: a warning is an error."""
+    """Build the site as ``make docs`` does: a warning is an error."""
     out = tmp_path_factory.mktemp("site")
     words = [sys.executable, "-m", "sphinx", "-E", "-W", "--keep-going", "-q", "-b", "html", str(DOCS), str(out)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -56,7 +56,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(site: Path) -> dict[Path, Page]:
-    """By their files; those of the lab are pages of their own."""
+    """Parse every page of the site, by file."""
     found = {}
     for file in sorted(site.rglob("*.html")):
         found[file] = Page()
@@ -64,7 +64,7 @@ def pages(site: Path) -> dict[Path, Page]:
     return found
 
 
-def test_every_page_is_in_it_and_in_the_navigation(site: Path, pages: dict[Path, Page]) -> None:
+def test_every_page_is_built_and_in_the_navigation(site: Path, pages: dict[Path, Page]) -> None:
     front = {unquote(urlsplit(address).path) for _, _, address in pages[site / "index.html"].links}
     for page in PAGES:
         if page.is_relative_to(DOCS):
@@ -73,7 +73,7 @@ def test_every_page_is_in_it_and_in_the_navigation(site: Path, pages: dict[Path,
             assert built in front or built == "index.html", f"{built} is not in the navigation; see docs/conf.py"
 
 
-def test_every_link_leads_somewhere(site: Path, pages: dict[Path, Page]) -> None:
+def test_every_link_resolves(site: Path, pages: dict[Path, Page]) -> None:
     for file, page in pages.items():
         for tag, _, address in page.links:
             parts = urlsplit(address)
@@ -100,15 +100,17 @@ def test_numbers_and_options_stay_on_one_line(site: Path) -> None:
     results = (site / "lab" / "positions.html").read_text()
     assert re.search(r'<td class="[^"]*whole[^"]*"><p>82.9 % ± 0.5</p>', results)
     assert re.search(r"<td[^>]*whole[^>]*><p>1-D, stem", results) is None
-    assert re.search(r'<code class="[^"]*whole[^"]*"><span class="pre">--print</span>', (site / "reference.html").read_text())
+    assert re.search(
+        r'<code class="[^"]*whole[^"]*"><span class="pre">--print-recipe</span>', (site / "reference.html").read_text()
+    )
 
 
-def test_formulae_are_drawn_by_the_browser_itself(site: Path, pages: dict[Path, Page]) -> None:
+def test_formulae_are_mathml(site: Path, pages: dict[Path, Page]) -> None:
     source = (DOCS / "tutorial.md").read_text()
     prose = re.sub(r"```.*?```", "", source, flags=re.DOTALL)
     assert pages[site / "tutorial.html"].formulae == len(re.findall(r"\$\$.+?\$\$|\$.+?\$", prose, re.DOTALL))
 
 
 def _foreign(style: str) -> list[str]:
-    """Addresses that a style would fetch from elsewhere."""
+    """Return the addresses that a style would fetch from outside."""
     return re.findall(r"(?:url\(\s*[\"']?|@import\s+[\"'])((?:https?:)?//[^)\"']+)", style)

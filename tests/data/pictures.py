@@ -1,4 +1,4 @@
-"""Folders of small pictures for tests, no two alike unless asked for."""
+"""Folders of small images for tests, all different by default."""
 
 import io
 from pathlib import Path
@@ -8,7 +8,7 @@ from PIL import Image
 
 
 def picture(number: int, size: tuple[int, int] = (24, 20), mode: str = "RGB") -> Image.Image:
-    """A smooth picture of this number's own, ``size`` high and wide."""
+    """Return a smooth image, different for each number, ``size`` high and wide."""
     coarse = np.random.default_rng(number).integers(0, 256, (4, 3, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((size[1], size[0]), Image.Resampling.BICUBIC).convert(mode)
 
@@ -26,7 +26,7 @@ def put(path: Path, number: int, size: tuple[int, int] = (24, 20)) -> Path:
 
 
 def classes(root: Path, counts: dict[str, int], first: int = 0) -> Path:
-    """``root/NAME/0.jpg`` ..., so many of each."""
+    """Write ``root/NAME/0.jpg`` ..., a given number of images per class."""
     number = first
     for name, count in counts.items():
         for place in range(count):

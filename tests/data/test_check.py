@@ -1,4 +1,4 @@
-"""The data check names every bad file, copy and leak before the first step, and reads nothing twice (FAULTS 1, 6, 7)."""
+"""The dataset check names every bad file, duplicate and leak before training, and reads nothing twice (FAULTS 1, 6, 7)."""
 
 import os
 import tarfile
@@ -28,7 +28,7 @@ def split(root: Path, train: int = 20, validation: int = 4) -> Path:
     return root
 
 
-def test_a_good_folder_is_said_to_be_good(tmp_path: Path) -> None:
+def test_a_good_folder_passes(tmp_path: Path) -> None:
     found = check(pictures(split(tmp_path)))
     assert found.ok
     assert found.pictures == 48
@@ -45,24 +45,24 @@ def test_every_bad_file_is_named_with_its_reason(tmp_path: Path) -> None:
     found = check(pictures(tmp_path))
     assert not found.ok
     assert {Path(item.where).name for item in found.bad} == {"bad.png", *(f"bad{number}.jpg" for number in range(len(BAD)))}
-    assert all(item.reason.startswith("is no picture that can be read: ") for item in found.bad)
+    assert all(item.reason.startswith("cannot be decoded: ") for item in found.bad)
     assert [item.split for item in found.bad].count("validation") == 1
     assert [len(source) for source in found.data.splits.values()] == [40, 8, 0]
     assert not any("bad" in Path(found.data.train.where(index)).name for index in range(40))
 
 
-def test_training_goes_on_without_a_few_and_stops_at_too_many(tmp_path: Path) -> None:
+def test_training_skips_a_few_bad_images_and_stops_at_too_many(tmp_path: Path) -> None:
     split(tmp_path)
     for number in range(5):
         (tmp_path / "train" / "a" / f"{number}.jpg").write_bytes(b"<html>")
     assert len(usable(pictures(tmp_path), tolerated=0.2).data.train) == 35
     with pytest.raises(
-        VitrailError, match=r"5 of 48 pictures cannot be used, more than the share of 0.05 tolerated, first .*0.jpg"
+        VitrailError, match=r"5 of 48 images cannot be used, more than the tolerated fraction of 0.05, first .*0.jpg"
     ):
         usable(pictures(tmp_path))
 
 
-def test_leaks_copies_and_contradictions_are_told_apart(tmp_path: Path) -> None:
+def test_leaks_duplicates_and_conflicts_are_told_apart(tmp_path: Path) -> None:
     split(tmp_path)
     (tmp_path / "val" / "a" / "leak.jpg").write_bytes((tmp_path / "train" / "a" / "3.jpg").read_bytes())
     (tmp_path / "train" / "b" / "twice.jpg").write_bytes((tmp_path / "train" / "b" / "3.jpg").read_bytes())
@@ -86,7 +86,7 @@ def test_nothing_is_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert again.classes == first.classes
 
 
-def test_what_was_added_or_changed_is_read_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_added_or_changed_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(pictures(split(tmp_path)))
     put(tmp_path / "train" / "a" / "new.jpg", 77)
     (tmp_path / "train" / "b" / "0.jpg").write_bytes(b"broken")
@@ -105,7 +105,7 @@ def test_what_was_added_or_changed_is_read_and_nothing_else(tmp_path: Path, monk
     assert len(found.data.train) == 39
 
 
-def test_a_damaged_cache_was_never_there(tmp_path: Path) -> None:
+def test_a_damaged_cache_is_ignored(tmp_path: Path) -> None:
     found = check(pictures(split(tmp_path)))
     places = list(Path(os.environ["VITRAIL_CACHE"]).rglob("*.npz"))
     assert places
@@ -120,7 +120,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch:
     assert check(pictures(split(tmp_path / "data"))).ok
 
 
-def test_what_was_read_before_an_interruption_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_read_before_an_interruption_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "CHUNK", 8)
     data = pictures(split(tmp_path))
 
@@ -136,8 +136,8 @@ def test_what_was_read_before_an_interruption_is_kept(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("layout", ["train and test", "a folder a class", "csv", "tar"])
-def test_a_picture_that_cannot_be_read_stops_no_split(layout: str, tmp_path: Path) -> None:
-    """Where validation must be split off, every picture is read before the check."""
+def test_an_unreadable_image_does_not_prevent_splitting(layout: str, tmp_path: Path) -> None:
+    """If validation must be split off, every image is read before the check."""
     root = tmp_path / "data"
     if layout == "a folder a class":
         classes(root, {"a": 12, "b": 12})
@@ -166,7 +166,7 @@ def test_a_picture_that_cannot_be_read_stops_no_split(layout: str, tmp_path: Pat
     assert item.where.endswith("7.jpg")
 
 
-def test_shards_are_decoded_once_and_then_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_decoded_once_and_then_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tarfile.open(tmp_path / "all.tar", "w") as tar:
         for number in range(20):
             (tmp_path / "x").write_bytes(encoded(number))
@@ -188,7 +188,7 @@ def test_shards_are_decoded_once_and_then_remembered(tmp_path: Path, monkeypatch
     assert again.data.fingerprint == first.data.fingerprint
 
 
-def test_two_tables_in_one_folder_share_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_tables_in_one_folder_share_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     classes(tmp_path, {"a": 10, "b": 10})
     for name, low, high in (("one", 0, 6), ("two", 4, 10)):
         rows = [f"{label}/{number}.jpg,{label}" for label in "ab" for number in range(low, high)]
@@ -200,7 +200,7 @@ def test_two_tables_in_one_folder_share_what_is_known(tmp_path: Path, monkeypatc
         assert check(pictures(tmp_path / f"{name}.csv")).ok
 
 
-def test_want_of_memory_is_no_fault_of_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_is_not_the_images_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def greedy(content: bytes) -> None:
         raise MemoryError
 
@@ -208,10 +208,10 @@ def test_want_of_memory_is_no_fault_of_the_picture(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(catalogue, "decode", greedy)
     assert len(check(pictures(root)).bad) == 8
     monkeypatch.undo()
-    assert check(pictures(root)).ok  # and it was not remembered
+    assert check(pictures(root)).ok  # and it was not cached
 
 
-def test_bad_pictures_take_no_place_in_validation(tmp_path: Path) -> None:
+def test_bad_images_are_not_split_off_to_validation(tmp_path: Path) -> None:
     classes(tmp_path, {"a": 4, "b": 4})
     for name in "ab":
         (tmp_path / name / "bad.jpg").write_bytes(b"")
@@ -219,7 +219,7 @@ def test_bad_pictures_take_no_place_in_validation(tmp_path: Path) -> None:
     assert found.classes == {name: {"train": 2, "validation": 1, "test": 1} for name in "ab"}
 
 
-def test_a_copy_in_another_format_is_the_same_picture(tmp_path: Path) -> None:
+def test_a_copy_in_another_format_is_a_duplicate(tmp_path: Path) -> None:
     split(tmp_path)
     with Image.open(tmp_path / "train" / "a" / "2.jpg") as shown:
         shown.save(tmp_path / "val" / "a" / "other.png")
@@ -227,11 +227,11 @@ def test_a_copy_in_another_format_is_the_same_picture(tmp_path: Path) -> None:
     assert {Path(where).name for where in leak.where} == {"2.jpg", "other.png"}
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_does_not_block(tmp_path: Path) -> None:
     classes(tmp_path, {"a": 4, "b": 4})
     os.mkfifo(tmp_path / "a" / "pipe.jpg")
     (item,) = check(pictures(tmp_path)).bad
-    assert item.reason == "cannot be read: it is no plain file of a picture's size"
+    assert item.reason == "cannot be read: not a regular file of plausible size"
 
 
 def test_a_file_that_vanishes_is_named(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_file_that_vanishes_is_named(tmp_path: Path) -> None:
     assert item.reason == "cannot be read: No such file or directory"
 
 
-def test_the_fingerprint_is_of_contents_whatever_the_files_are_called(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_contents_not_on_file_names(tmp_path: Path) -> None:
     before = check(pictures(split(tmp_path))).data.fingerprint
     (tmp_path / "train" / "a" / "0.jpg").rename(tmp_path / "train" / "a" / "zzz.jpg")
     assert check(pictures(tmp_path)).data.fingerprint == before
@@ -250,7 +250,7 @@ def test_the_fingerprint_is_of_contents_whatever_the_files_are_called(tmp_path: 
     assert check(pictures(tmp_path)).data.fingerprint != before
 
 
-def test_built_in_sets_have_no_copy_in_two_splits() -> None:
+def test_built_in_datasets_have_no_leaks() -> None:
     found = check(pictures("panes:count=200,size=16"))
     assert found.ok
     assert found.kinds == {"pixels": 280}

@@ -1,4 +1,4 @@
-"""Every kind of picture becomes what it shows; what is no picture is refused by name."""
+"""Every image format is decoded to RGB; a file that is no image is refused by name."""
 
 import io
 import struct
@@ -34,12 +34,12 @@ def pixels(content: bytes | Path, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "PPM"])
-def test_plain_pictures_are_read_to_the_pixel(format: str) -> None:
+def test_lossless_images_are_read_to_the_pixel(format: str) -> None:
     assert (pixels(saved(Image.fromarray(COLOURS), format)) == COLOURS).all()
 
 
 @pytest.mark.parametrize("format", ["JPEG", "WEBP"])
-def test_lossy_ones_are_read_as_pillow_does(format: str) -> None:
+def test_lossy_images_are_read_as_by_pillow(format: str) -> None:
     content = saved(Image.fromarray(COLOURS), format)
     assert (pixels(content) == np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))).all()
 
@@ -59,13 +59,13 @@ def test_floats_are_scaled_by_their_range(top: float) -> None:
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0, 1e9])
-def test_floats_that_show_nothing_are_refused(wrong: float) -> None:
+def test_floats_out_of_range_are_refused(wrong: float) -> None:
     values = np.array([[0.5, wrong]], dtype=np.float32)
-    with pytest.raises(BadPicture, match="grey values that are no numbers from 0 to 65535"):
+    with pytest.raises(BadPicture, match="grey values that are not finite or not from 0 to 65535"):
         decode(saved(Image.fromarray(values), "TIFF"))
 
 
-def test_transparency_is_seen_over_white() -> None:
+def test_transparency_is_blended_over_white() -> None:
     clear = Image.new("RGBA", (2, 1), (255, 0, 0, 0))
     clear.putpixel((1, 0), (255, 0, 0, 255))
     assert pixels(saved(clear, "PNG")).tolist() == [[[255, 255, 255], [255, 0, 0]]]
@@ -85,7 +85,7 @@ def test_one_bit_grey_and_cmyk() -> None:
 
 
 T = Image.Transpose
-HELD = {  # how a camera that notes this orientation has stored an upright picture
+HELD = {  # how a camera with this EXIF orientation stores an upright image
     1: None,
     2: T.FLIP_LEFT_RIGHT,
     3: T.ROTATE_180,
@@ -98,7 +98,7 @@ HELD = {  # how a camera that notes this orientation has stored an upright pictu
 
 
 @pytest.mark.parametrize("orientation", HELD)
-def test_a_camera_held_otherwise_is_turned_upright(orientation: int) -> None:
+def test_an_image_is_rotated_upright_by_its_exif_orientation(orientation: int) -> None:
     upright, turn = Image.fromarray(COLOURS), HELD[orientation]
     stored = upright if turn is None else upright.transpose(turn)
     exif = Image.Exif()
@@ -108,7 +108,7 @@ def test_a_camera_held_otherwise_is_turned_upright(orientation: int) -> None:
 
 
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "TIFF", "PNG"])
-def test_of_several_frames_or_pages_the_first_counts(format: str) -> None:
+def test_the_first_of_several_frames_or_pages_is_read(format: str) -> None:
     red, blue = Image.new("RGB", (4, 3), "red"), Image.new("RGB", (4, 3), "blue")
     options: dict[str, Any] = {"lossless": True} if format == "WEBP" else {}
     shown = pixels(saved(red, format, save_all=True, append_images=[blue], **options))
@@ -116,11 +116,11 @@ def test_of_several_frames_or_pages_the_first_counts(format: str) -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 20_000), (20_000, 1)])
-def test_odd_proportions_are_pictures_too(size: tuple[int, int]) -> None:
+def test_extreme_aspect_ratios_are_decoded(size: tuple[int, int]) -> None:
     assert decode(saved(Image.new("RGB", size), "PNG")).size == size
 
 
-def test_a_jpeg_is_decoded_no_finer_than_needed() -> None:
+def test_a_jpeg_is_decoded_at_no_higher_resolution_than_needed() -> None:
     content = saved(Image.new("RGB", (800, 640), "green"), "JPEG")
     assert decode(content).size == (800, 640)
     width, height = decode(content, least=(100, 120)).size
@@ -161,7 +161,7 @@ def test_simplejpeg_and_pillow_give_the_same_pixels(
     assert (fast.shape[0] < asked[0][0]) == (share <= 0.5)
 
 
-def test_a_phones_picture_with_several_frames_is_turned_too() -> None:
+def test_a_phone_image_with_several_frames_is_rotated_too() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     stored = photograph(30, 20)
@@ -169,7 +169,7 @@ def test_a_phones_picture_with_several_frames_is_turned_too() -> None:
     assert decode(content).size == (30, 20)
 
 
-def test_pictures_are_decoded_in_threads_without_disturbing_the_filters_of_warnings() -> None:
+def test_decoding_in_threads_leaves_the_warning_filters_unchanged() -> None:
     before = list(warnings.filters)
     odd = saved(photograph(90, 70), "PNG")
     with ThreadPoolExecutor(8) as pool:
@@ -194,22 +194,22 @@ BAD = {
 
 
 @pytest.mark.parametrize("content", BAD.values(), ids=BAD.keys())
-def test_what_is_no_picture_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_no_image_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "cat.jpg").write_bytes(content)
-    with pytest.raises(BadPicture, match=r"cat\.jpg is no picture that can be read: "):
+    with pytest.raises(BadPicture, match=r"cat\.jpg cannot be decoded: "):
         decode(tmp_path / "cat.jpg")
-    with pytest.raises(BadPicture, match="the picture is no picture that can be read"):
+    with pytest.raises(BadPicture, match="the image cannot be decoded"):
         decode(content)
 
 
 def test_a_missing_or_unreadable_file_is_refused_by_name(tmp_path: Path) -> None:
     for path in (tmp_path / "gone.jpg", tmp_path):
-        with pytest.raises(BadPicture, match="is no picture that can be read"):
+        with pytest.raises(BadPicture, match="cannot be decoded"):
             decode(path)
 
 
 def png(width: int, height: int) -> bytes:
-    """A header that promises so much, with little behind it."""
+    """Return a PNG whose header claims this size, with little data."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -219,7 +219,7 @@ def png(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("size", [(10_000, 10_000), (2**31 - 1, 2**31 - 1), (100_000, 1000)])
-def test_a_bomb_is_refused_before_it_is_unpacked(size: tuple[int, int]) -> None:
+def test_a_decompression_bomb_is_refused_before_it_is_unpacked(size: tuple[int, int]) -> None:
     with pytest.raises(BadPicture, match=r"pixels|bomb"):
         decode(png(*size))
     bomb = saved(Image.new("1", (10_000, 10_000)), "PNG", optimize=True)
@@ -237,7 +237,7 @@ def test_the_limit_can_be_set() -> None:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from([JPEG, PNG]), st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=8), st.floats(0, 1))
-def test_damage_of_any_kind_is_a_picture_or_refused(content: bytes, flips: list[tuple[float, int]], cut: float) -> None:
+def test_a_damaged_file_is_decoded_or_refused(content: bytes, flips: list[tuple[float, int]], cut: float) -> None:
     damaged = bytearray(content[: int(len(content) * max(cut, 0.05))] if cut < 0.5 else content)
     for place, value in flips:
         damaged[int(place * (len(damaged) - 1))] = value

@@ -1,4 +1,4 @@
-"""The loader has no state: batches follow from a counter, whatever the threads, the ranks and the faults (FAULTS 7, 12)."""
+"""The loader has no state: batches follow from the step, whatever the threads, ranks and faults (FAULTS 7, 12)."""
 
 import logging
 import os
@@ -56,7 +56,7 @@ def test_a_resumed_loader_gives_the_same_batches_with_any_number_of_threads(name
     assert all(same(one, two) for one, two in zip(whole[4:], resumed, strict=True))
 
 
-def test_another_seed_or_epoch_is_another_order_and_another_choice(files: Source) -> None:
+def test_another_seed_or_epoch_gives_another_order_and_augmentation(files: Source) -> None:
     one, two = (training(files, HOW, 23, policy("none"), seed=seed) for seed in (0, 1))
     assert not torch.equal(one.batch(0).indices, two.batch(0).indices)
     assert not torch.equal(one.batch(0).indices, one.batch(1).indices)
@@ -65,15 +65,15 @@ def test_another_seed_or_epoch_is_another_order_and_another_choice(files: Source
     assert not torch.equal(once, again)
 
 
-def test_training_loses_no_picture_and_has_no_short_batch(files: Source) -> None:
-    loader = training(files, HOW, 5, policy("plain"))
+def test_training_loses_no_image_and_has_no_short_batch(files: Source) -> None:
+    loader = training(files, HOW, 5, policy("eval"))
     seen = torch.cat([batch.indices for batch in loader.batches(0, 23, workers=0)])
     assert len(seen) == 5 * 23
     for epoch in range(5):
         assert sorted(seen[23 * epoch : 23 * (epoch + 1)].tolist()) == list(range(23))
 
 
-def test_evaluation_sees_every_picture_once_and_the_last_batch_has_what_is_left(files: Source) -> None:
+def test_evaluation_reads_every_image_once_and_the_last_batch_may_be_short(files: Source) -> None:
     batches = list(evaluation(files, HOW, 5).batches(workers=2))
     assert [len(batch.labels) for batch in batches] == [5, 5, 5, 5, 3]
     assert torch.cat([batch.indices for batch in batches]).tolist() == list(range(23))
@@ -83,7 +83,7 @@ def test_evaluation_sees_every_picture_once_and_the_last_batch_has_what_is_left(
 @pytest.mark.parametrize(
     "how", [HOW, vit((16, 16)), Preprocess((24, 20)), Preprocess((9, 31), squash=True, mean=(0.3,), std=(0.2,))]
 )
-def test_evaluation_is_prepare(how: Preprocess, files: Source, tmp_path: Path) -> None:
+def test_evaluation_equals_preprocessing_each_image(how: Preprocess, files: Source, tmp_path: Path) -> None:
     write_pack(tmp_path / "x.pack", {"train": files})
     for source in (files, read_pack(tmp_path / "x.pack")[0]["train"]):
         images = torch.cat([batch.images for batch in evaluation(source, how, 5).batches(workers=0)])
@@ -93,7 +93,7 @@ def test_evaluation_is_prepare(how: Preprocess, files: Source, tmp_path: Path) -
 
 @pytest.mark.parametrize("ranks", [2, 3, 6])
 @pytest.mark.parametrize("name", ["none", "medium2", "textbook"])
-def test_ranks_together_see_the_batch_of_one(ranks: int, name: str, files: Source) -> None:
+def test_ranks_together_read_the_global_batch(ranks: int, name: str, files: Source) -> None:
     def loader(rank: int, ranks: int) -> Loader:
         return training(files, HOW, 12, policy(name, mix_each=name == "textbook"), seed=1, rank=rank, ranks=ranks)
 
@@ -107,16 +107,16 @@ def test_ranks_together_see_the_batch_of_one(ranks: int, name: str, files: Sourc
             assert torch.equal(torch.cat([part.share for part in parts if part.share is not None]), whole.share)
 
 
-def test_ranks_evaluate_every_picture_exactly_once(files: Source) -> None:
+def test_ranks_evaluate_every_image_exactly_once(files: Source) -> None:
     parts = [list(evaluation(files, HOW, 10, rank=rank, ranks=4).batches(workers=0)) for rank in range(4)]
-    assert {len(batches) for batches in parts} == {3}  # as many steps on each, for what they do together
+    assert {len(batches) for batches in parts} == {3}  # equally many steps, for collective operations
     seen = torch.cat([batch.indices for batches in parts for batch in batches])
     assert sorted(seen.tolist()) == list(range(23))
     with pytest.raises(VitrailError, match="rank must be from 0 to 3 of 4, got 4"):
         evaluation(files, HOW, 10, rank=4, ranks=4)
 
 
-def test_mixed_pictures_are_a_blend_of_two_and_their_labels_too(files: Source) -> None:
+def test_mixed_images_are_a_blend_of_two_and_so_are_their_labels(files: Source) -> None:
     plain = training(files, HOW, 10, policy("none"), seed=2).batch(3)
     mixed = training(files, HOW, 10, policy("none", mixup=0.8), seed=2).batch(3)
     assert mixed.share is not None
@@ -128,18 +128,18 @@ def test_mixed_pictures_are_a_blend_of_two_and_their_labels_too(files: Source) -
 
 
 @pytest.mark.parametrize("share", [1.0, 0.8])
-@pytest.mark.parametrize("crop", ["inception", "pad", "none"])
-def test_many_small_pictures_at_once_are_each_one_alone(crop: str, share: float) -> None:
-    """The path for small arrays and the path for anything else draw alike and agree to the rounding of a byte."""
+@pytest.mark.parametrize("crop", ["random-resized", "pad", "none"])
+def test_a_batch_of_small_images_equals_each_one_alone(crop: str, share: float) -> None:
+    """The path for small arrays and the general path draw the same and agree up to rounding of a byte."""
     how, grey = policy("none", crop=crop), Preprocess((28, 28), crop=share, mean=(0.5,), std=(0.5,))
     together = training(few(), grey, 64, how, seed=5).batch(1)
     alone = training(Listed(few()), grey, 64, how, seed=5).batch(1)
     assert torch.equal(together.indices, alone.indices)
-    assert_close(together.images, alone.images, rtol=0, atol=1.01 / 127.5 if crop == "inception" else 0)
+    assert_close(together.images, alone.images, rtol=0, atol=1.01 / 127.5 if crop == "random-resized" else 0)
 
 
 class Listed:
-    """An array that does not tell that it is one."""
+    """An array dataset of another type, so that it takes the general path."""
 
     def __init__(self, arrays: Arrays) -> None:
         self.arrays, self.labels, self.names = arrays, arrays.labels, arrays.names
@@ -154,7 +154,7 @@ class Listed:
         return self.arrays.content(index)
 
 
-def test_a_part_of_an_array_is_those_rows() -> None:
+def test_a_subset_of_an_array_is_those_rows() -> None:
     indices = np.array([7, 3, 50, 3])
     part = Part(few(), indices)
     batch = evaluation(part, GREY, 10).batch(0)
@@ -163,7 +163,7 @@ def test_a_part_of_an_array_is_those_rows() -> None:
     assert batch.labels.tolist() == few().labels[indices].tolist()
 
 
-def test_colour_and_grey_are_brought_to_what_the_model_takes() -> None:
+def test_colour_and_grey_are_converted_to_the_models_channels() -> None:
     colour = Preprocess((28, 28))
     for loader in (
         training(few(), colour, 8, policy("light2")),
@@ -178,8 +178,8 @@ def test_colour_and_grey_are_brought_to_what_the_model_takes() -> None:
         assert loader.batch(0).images.shape == (8, 1, 20, 20)
 
 
-def test_a_large_jpeg_is_cut_where_its_full_size_would_be(tmp_path: Path) -> None:
-    """Decoded at an eighth, half or full size, the same part of the picture is shown."""
+def test_a_large_jpeg_is_cropped_as_at_full_size(tmp_path: Path) -> None:
+    """Decoded at an eighth, half or full size, the crop is the same part of the image."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "0.jpg").write_bytes(encoded(4, (1600, 1200)))
     source = read_folder(tmp_path)[0][""]
@@ -195,7 +195,9 @@ def spoil(root: Path, names: list[str]) -> None:
         (root / name).write_bytes(b"<html>")
 
 
-def test_pictures_that_turn_bad_are_left_out_named_once_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_that_become_unreadable_are_skipped_named_once_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source = read_folder(classes(tmp_path, {"a": 20, "b": 20}))[0][""]
     whole = training(source, HOW, 40, policy("none"), seed=1).batch(0)
     spoil(tmp_path, ["a/3.jpg"])
@@ -212,7 +214,7 @@ def test_pictures_that_turn_bad_are_left_out_named_once_and_counted(tmp_path: Pa
     assert torch.equal(batch.labels, whole.labels[kept])
 
 
-def test_a_mixed_picture_whose_partner_turned_bad_is_left_alone(tmp_path: Path) -> None:
+def test_an_image_whose_mix_partner_is_unreadable_is_not_mixed(tmp_path: Path) -> None:
     source = read_folder(classes(tmp_path, {"a": 20, "b": 20}))[0][""]
     plain, mixed = policy("none"), policy("none", mixup=1.0)
     order = training(source, HOW, 40, plain, seed=1).batch(0).indices.tolist()
@@ -228,19 +230,19 @@ def test_a_mixed_picture_whose_partner_turned_bad_is_left_alone(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_too_many_bad_pictures_stop_it_with_a_sentence(workers: int, tmp_path: Path) -> None:
+def test_too_many_bad_images_stop_it_with_a_sentence(workers: int, tmp_path: Path) -> None:
     source = read_folder(classes(tmp_path, {"a": 20, "b": 20}))[0][""]
     spoil(tmp_path, [f"a/{number}.jpg" for number in range(5)])
     loader = training(source, HOW, 8, policy("none"))
     with pytest.raises(
-        VitrailError, match=r"of 40 pictures cannot be used, more than the share of 0.05 tolerated, the last one .*jpg"
+        VitrailError, match=r"of 40 images cannot be used, more than the tolerated fraction of 0.05, the last one .*jpg"
     ):
         list(loader.batches(0, 20, workers=workers))
 
 
-def test_plain_training_shows_what_evaluation_shows(files: Source) -> None:
+def test_training_without_augmentation_equals_evaluation(files: Source) -> None:
     for source, how in ((files, vit((16, 16))), (few(), vit((28, 28), 1)), (few(), GREY)):
-        seen = training(source, how, 20, policy("plain")).batch(0)
+        seen = training(source, how, 20, policy("eval")).batch(0)
         whole = torch.cat([batch.images for batch in evaluation(source, how, 50).batches(workers=0)])
         assert torch.equal(seen.images, whole[seen.indices])
 
@@ -280,20 +282,23 @@ def test_threads_end_with_the_iteration_and_leave_torchs_threads_alone(files: So
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda source: training(source, HOW, 0, policy("none")), "batch must be at least 1, got 0; try batch=64"),
-        (lambda source: evaluation(Part(source, np.zeros(0, np.int64)), HOW, 4), "there is no picture to read"),
+        (lambda source: training(source, HOW, 0, policy("none")), "batch_size must be at least 1, got 0; try batch_size=64"),
+        (lambda source: evaluation(Part(source, np.zeros(0, np.int64)), HOW, 4), "the dataset has no images"),
         (lambda source: training(source, HOW, 4, policy("none")).batches(workers=-1), "workers must not be below 0"),
-        (lambda source: training(source, HOW, 4, policy("none"), ranks=3), "batch must be a multiple of the 3 ranks.*batch=6"),
+        (
+            lambda source: training(source, HOW, 4, policy("none"), ranks=3),
+            "batch_size must be a multiple of the world size 3.*=6",
+        ),
         (lambda source: training(source, HOW, 4, policy("none")).batch(-1), "step must be from 0 to .*, got -1"),
         (lambda source: evaluation(source, HOW, 4).batch(6), "step must be from 0 to 5, got 6"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make: object, sentence: str, files: Source) -> None:
+def test_invalid_arguments_are_refused(make: object, sentence: str, files: Source) -> None:
     with pytest.raises(VitrailError, match=sentence):
         make(files)  # type: ignore[operator]
 
 
-def test_a_step_far_ahead_is_as_near_as_the_first() -> None:
+def test_a_far_step_costs_as_little_as_the_first() -> None:
     order = Shuffled(1000, 64, 0)
     epochs, indices = order.at(10**9)
     assert epochs[0] == 64 * 10**9 // 1000
@@ -324,13 +329,13 @@ def test_memory_stays_flat_over_an_epoch(tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     first, *_, last = map(int, done.stdout.split())
-    assert last < first + 20 * 2**20, done.stdout  # a batch is 2.4 MB, an epoch eight of them, and this were twenty
+    assert last < first + 20 * 2**20, done.stdout  # a batch is 2.4 MB, an epoch eight of them, twenty in all
 
 
 def rows(images: Tensor) -> list[bytes]:
     return [image.numpy().tobytes() for image in images]
 
 
-def test_no_two_epochs_show_a_picture_alike(files: Source) -> None:
+def test_no_two_epochs_augment_an_image_the_same_way(files: Source) -> None:
     seen = [row for batch in training(files, HOW, 23, policy("none")).batches(0, 6, workers=0) for row in rows(batch.images)]
     assert len(set(seen)) == len(seen)

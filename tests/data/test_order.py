@@ -1,4 +1,4 @@
-"""An order in windows loses and repeats nothing, keeps what lies together near, and is as free of state as any other."""
+"""A windowed sampler loses and repeats nothing, reads neighbouring images together, and is stateless like any other."""
 
 import io
 import os
@@ -21,7 +21,7 @@ from vitrail.data.sources.source import Arrays, Part, Source
 from vitrail.data.sources.table import read_table
 from vitrail.errors import VitrailError
 
-LENGTHS = (7, 1, 12, 9, 5, 11, 8, 10, 6, 4)  # of the shards
+LENGTHS = (7, 1, 12, 9, 5, 11, 8, 10, 6, 4)  # images per shard
 TOTAL = sum(LENGTHS)
 HOW = Preprocess((16, 12))
 
@@ -44,7 +44,7 @@ def row(length: int) -> Arrays:
 
 
 def epoch(order: Order, number: int, length: int, batch: int) -> ndarray:
-    """The pictures of an epoch, whatever batches they are in."""
+    """Return the images of an epoch, whatever batches they are in."""
     steps = range(number * length // batch, -(-(number + 1) * length // batch))
     found = [order.at(step) for step in steps]
     epochs, indices = (np.concatenate(parts) for parts in zip(*found, strict=True))
@@ -53,7 +53,7 @@ def epoch(order: Order, number: int, length: int, batch: int) -> ndarray:
 
 @pytest.mark.parametrize("window", [1, 3, 16, 40, TOTAL - 1, TOTAL, None])
 @pytest.mark.parametrize("batch", [4, 20])
-def test_every_picture_is_seen_once_an_epoch_in_an_order_of_its_own(window: int | None, batch: int, shards: Source) -> None:
+def test_every_image_is_read_once_per_epoch_in_a_new_order(window: int | None, batch: int, shards: Source) -> None:
     for source in (shards, row(TOTAL), Part(shards, np.arange(0, TOTAL, 2))):
         order = shuffled(source, batch, 5, window)
         orders = [epoch(order, number, len(source), batch).tolist() for number in range(3)]
@@ -65,12 +65,10 @@ def test_every_picture_is_seen_once_an_epoch_in_an_order_of_its_own(window: int 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("window", [3, 16, 40])
-def test_ranks_and_threads_see_the_same_order_and_a_resumed_one_goes_on_with_it(
-    ranks: int, window: int, shards: Source
-) -> None:
+def test_ranks_and_threads_have_the_same_order_and_resuming_continues_it(ranks: int, window: int, shards: Source) -> None:
     unbroken = shuffled(shards, 8, 2, window)
     expected = [unbroken.at(step)[1].tolist() for step in range(12)]
-    loaders = [training(shards, HOW, 8, policy("plain"), 2, rank=rank, ranks=ranks, window=window) for rank in range(ranks)]
+    loaders = [training(shards, HOW, 8, policy("eval"), 2, rank=rank, ranks=ranks, window=window) for rank in range(ranks)]
     for first, workers in ((0, 0), (7, 2)):
         parts = [loader.batches(first, 12, workers=workers) for loader in loaders]
         seen = [torch.cat([part.indices for part in step]).tolist() for step in zip(*parts, strict=True)]
@@ -79,22 +77,22 @@ def test_ranks_and_threads_see_the_same_order_and_a_resumed_one_goes_on_with_it(
 
 
 @pytest.mark.parametrize("window", [6, 15, 30])
-def test_a_window_touches_few_shards_and_each_shard_is_read_through_before_the_next_ones(window: int, shards: Source) -> None:
+def test_a_window_touches_few_shards_and_each_shard_is_finished_before_later_ones(window: int, shards: Source) -> None:
     assert isinstance(shards, Shards)
     batch = 4
     seen = epoch(shuffled(shards, batch, 1, window), 4, TOTAL, batch)
     homes = shards.shards[seen]
     shortest = np.sort(LENGTHS)
-    most = int(np.searchsorted(np.cumsum(shortest), window)) + 2  # so many shards at the most have as many pictures
+    most = int(np.searchsorted(np.cumsum(shortest), window)) + 2  # at most so many shards fit into a window
     assert max(len(set(homes[start : start + window].tolist())) for start in range(0, TOTAL, window)) <= most < len(LENGTHS)
     for shard, length in enumerate(LENGTHS):
         places = np.flatnonzero(homes == shard)
-        assert places[-1] - places[0] < length + 2 * window  # from its first picture to its last
+        assert places[-1] - places[0] < length + 2 * window  # from its first image to its last
     whole = shards.shards[epoch(shuffled(shards, batch, 1), 4, TOTAL, batch)]
     assert len(set(whole[:window].tolist())) > len(set(homes[:window].tolist()))
 
 
-def test_a_window_is_in_an_order_of_its_own_every_epoch(shards: Source) -> None:
+def test_a_window_is_reshuffled_every_epoch(shards: Source) -> None:
     order = shuffled(shards, 5, 0, 16)
     one, two = (epoch(order, number, TOTAL, 5) for number in (0, 1))
     assert isinstance(shards, Shards)
@@ -103,13 +101,13 @@ def test_a_window_is_in_an_order_of_its_own_every_epoch(shards: Source) -> None:
     assert np.any(np.diff(one[:16]) < 0)
 
 
-def test_a_window_of_everything_is_no_window(shards: Source) -> None:
+def test_a_window_of_the_whole_dataset_is_a_full_shuffle(shards: Source) -> None:
     for window in (TOTAL, TOTAL + 1, 10**9):
         assert shuffled(shards, 8, 3, window) == Shuffled(TOTAL, 8, 3)
 
 
-def test_what_has_no_shards_is_put_together_from_many_places() -> None:
-    """A folder's classes lie one behind the other, and a batch should have many of them."""
+def test_without_shards_a_window_is_made_of_many_short_runs() -> None:
+    """A folder is sorted by class, and a batch should have many classes."""
     order = shuffled(row(10_000), 64, 0, 640)
     seen = epoch(order, 0, 10_000, 64)
     assert sorted(seen.tolist()) == list(range(10_000))
@@ -118,19 +116,19 @@ def test_what_has_no_shards_is_put_together_from_many_places() -> None:
         assert PLACES // 2 <= 1 + np.count_nonzero(np.diff(window) > 1) <= PLACES + 1
 
 
-def test_one_tar_is_taken_apart_and_a_part_of_shards_knows_them(shards: Source) -> None:
+def test_a_single_tar_is_split_into_runs_and_a_subset_knows_its_shards(shards: Source) -> None:
     assert isinstance(shards, Shards)
     inside = Part(shards, np.flatnonzero(shards.shards == 2))
     order = shuffled(inside, 2, 0, 6)
     assert isinstance(order, Windowed)
     assert len(order.starts) == len(inside)
-    kept = np.flatnonzero(np.arange(TOTAL) % 5 != 0)  # as after a data check
+    kept = np.flatnonzero(np.arange(TOTAL) % 5 != 0)  # as after a dataset check
     order = shuffled(Part(Part(shards, kept), np.arange(len(kept))), 2, 0, 6)
     assert isinstance(order, Windowed)
     assert np.array_equal(order.starts, np.flatnonzero(np.diff(shards.shards[kept], prepend=-1)))
 
 
-def test_row_groups_of_a_parquet_file_lie_together(tmp_path: Path) -> None:
+def test_row_groups_of_a_parquet_file_are_runs(tmp_path: Path) -> None:
     pyarrow: Any = pytest.importorskip("pyarrow")
     writer: Any = pytest.importorskip("pyarrow.parquet")
     columns = {"image": [encoded(number) for number in range(20)], "label": [str(number % 2) for number in range(20)]}
@@ -140,8 +138,8 @@ def test_row_groups_of_a_parquet_file_lie_together(tmp_path: Path) -> None:
     assert order.starts.tolist() == [0, 6, 12, 18]
 
 
-def test_a_step_far_ahead_of_a_billion_pictures_is_as_near_as_the_first() -> None:
-    """Nothing as long as the data set is drawn."""
+def test_a_far_step_in_a_billion_images_costs_as_little_as_the_first() -> None:
+    """No permutation as long as the dataset is drawn."""
     length, window = 10**9, 1000
     order = Windowed(np.arange(0, length, 10**6), length, 256, 0, window)
     epochs, indices = order.at(10**9)
@@ -150,14 +148,14 @@ def test_a_step_far_ahead_of_a_billion_pictures_is_as_near_as_the_first() -> Non
     assert 0 <= indices.min() <= indices.max() < length
 
 
-def test_shards_hold_no_file_open(shards: Source) -> None:
-    loader = training(shards, HOW, 16, policy("plain"), window=30)
+def test_shards_keep_no_file_open(shards: Source) -> None:
+    loader = training(shards, HOW, 16, policy("eval"), window=30)
     before = len(os.listdir("/proc/self/fd"))
     for _ in loader.batches(0, 12, workers=3):
-        assert len(os.listdir("/proc/self/fd")) <= before + 3 + 1  # a file a thread, and this look itself
+        assert len(os.listdir("/proc/self/fd")) <= before + 3 + 1  # one file per thread, and the listing itself
 
 
 @pytest.mark.parametrize("window", [0, -1])
-def test_a_window_of_nothing_is_refused(window: int, shards: Source) -> None:
-    with pytest.raises(VitrailError, match=f"window must be at least 1, got {window}; try window=800"):
-        training(shards, HOW, 8, policy("plain"), window=window)
+def test_an_empty_window_is_refused(window: int, shards: Source) -> None:
+    with pytest.raises(VitrailError, match=f"shuffle_window must be at least 1, got {window}; try shuffle_window=800"):
+        training(shards, HOW, 8, policy("eval"), window=window)

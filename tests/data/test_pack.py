@@ -1,4 +1,4 @@
-"""A pack shows the pictures it was made of, and one that is damaged is noticed (FAULTS 8, 10)."""
+"""A pack has the images it was made of, and a damaged one is noticed (FAULTS 8, 10)."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def parts(tmp_path: Path) -> dict[str, Source]:
-    """Pictures of two sizes in two splits."""
+    """Images of two sizes in two splits."""
     classes(tmp_path / "data" / "train", {"a": 5, "b": 4})
     classes(tmp_path / "data" / "val", {"a": 2, "b": 1}, first=50)
     put(tmp_path / "data" / "train" / "b" / "large.jpg", 99, (90, 60))
@@ -43,7 +43,7 @@ def pixels(source: Source, index: int) -> np.ndarray:
     return content if isinstance(content, np.ndarray) else np.asarray(decode(content))
 
 
-def test_pictures_come_out_as_they_went_in(parts: dict[str, Source], tmp_path: Path) -> None:
+def test_images_come_out_as_they_went_in(parts: dict[str, Source], tmp_path: Path) -> None:
     made = write_pack(tmp_path / "x.pack", parts, provenance={"source": "here"})
     assert made.counts == {"train": 10, "validation": 3}
     assert made.bytes == (tmp_path / "x.pack").stat().st_size
@@ -73,25 +73,25 @@ def test_a_short_side_is_never_exceeded_and_never_enlarged(parts: dict[str, Sour
     assert shapes == {(24, 20), (45, 30)}
 
 
-def test_kept_files_are_the_files(parts: dict[str, Source], tmp_path: Path) -> None:
+def test_stored_files_are_the_files(parts: dict[str, Source], tmp_path: Path) -> None:
     write_pack(tmp_path / "x.pack", parts, keep="jpeg")
     packed = read_pack(tmp_path / "x.pack")[0]
     assert [packed["train"].content(i) for i in range(10)] == [parts["train"].content(i) for i in range(10)]
-    with pytest.raises(VitrailError, match="keep must be 'pixels' or 'jpeg', got 'png'"):
+    with pytest.raises(VitrailError, match="store must be 'pixels' or 'jpeg', got 'png'"):
         write_pack(tmp_path / "y.pack", parts, keep="png")
 
 
-def test_bad_pictures_are_left_out_and_said(parts: dict[str, Source], tmp_path: Path) -> None:
+def test_bad_images_are_skipped_and_reported(parts: dict[str, Source], tmp_path: Path) -> None:
     (tmp_path / "data" / "train" / "a" / "2.jpg").write_bytes(b"<html>")
     for keep in ("pixels", "jpeg"):
         made = write_pack(tmp_path / "x.pack", parts, keep=keep)
         assert made.counts["train"] == 9
         (sentence,) = made.skipped
-        assert "2.jpg is no picture that can be read" in sentence
+        assert "2.jpg cannot be decoded" in sentence
         assert read_pack(tmp_path / "x.pack")[0]["train"].labels.tolist() == [0] * 4 + [1] * 5
 
 
-def test_the_same_pictures_make_the_same_pack(parts: dict[str, Source], tmp_path: Path) -> None:
+def test_the_same_images_make_the_same_pack(parts: dict[str, Source], tmp_path: Path) -> None:
     one = write_pack(tmp_path / "1.pack", parts, workers=1)
     two = write_pack(tmp_path / "2.pack", parts, workers=3)
     assert one.sha256 == two.sha256
@@ -121,11 +121,11 @@ def test_a_damaged_pack_is_noticed(damage: str, parts: dict[str, Source], tmp_pa
     path = tmp_path / "x.pack"
     write_pack(path, parts)
     path.write_bytes(DAMAGE[damage](path.read_bytes()))  # type: ignore[no-untyped-call]
-    with pytest.raises(VitrailError, match=r"x.pack (is cut off or has grown|is damaged|is no pack).*pack the data again"):
+    with pytest.raises(VitrailError, match=r"x.pack (is truncated or too long|is damaged|is not a readable pack).*rebuild it"):
         read_pack(path)
 
 
-def test_damage_is_noticed_after_the_checksum_was_compared_once(parts: dict[str, Source], tmp_path: Path) -> None:
+def test_damage_is_noticed_after_the_checksum_was_verified_once(parts: dict[str, Source], tmp_path: Path) -> None:
     path = tmp_path / "x.pack"
     write_pack(path, parts)
     read_pack(path)
@@ -140,14 +140,14 @@ def test_damage_is_noticed_after_the_checksum_was_compared_once(parts: dict[str,
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda header: header["train.labels"].update(shape=[3]), "contradicts itself"),
-        (lambda header: header["train.labels"].update(data_offsets=[0, 80]), "contradicts itself"),
-        (lambda header: header.pop("train.labels"), "contradicts itself"),
+        (lambda header: header["train.labels"].update(shape=[3]), "is inconsistent"),
+        (lambda header: header["train.labels"].update(data_offsets=[0, 80]), "is inconsistent"),
+        (lambda header: header.pop("train.labels"), "is inconsistent"),
         (lambda header: header["__metadata__"].update(version="9"), "is a pack of version 9, not 1"),
-        (lambda header: header["train.starts"].update(data_offsets=[-8, 80]), "contradicts itself"),
+        (lambda header: header["train.starts"].update(data_offsets=[-8, 80]), "is inconsistent"),
     ],
 )
-def test_a_header_that_lies_is_refused(change: object, sentence: str, parts: dict[str, Source], tmp_path: Path) -> None:
+def test_an_inconsistent_header_is_refused(change: object, sentence: str, parts: dict[str, Source], tmp_path: Path) -> None:
     path = tmp_path / "x.pack"
     write_pack(path, parts)
     content = path.read_bytes()
@@ -156,7 +156,7 @@ def test_a_header_that_lies_is_refused(change: object, sentence: str, parts: dic
     change(header)  # type: ignore[operator]
     metadata = {key: value for key, value in header.pop("__metadata__").items() if key != "sha256"}
     data = hashlib.sha256(content[8 + room :]).hexdigest()
-    header["__metadata__"] = {**metadata, "sha256": seal(data, metadata, header)}  # by somebody who knows how
+    header["__metadata__"] = {**metadata, "sha256": seal(data, metadata, header)}  # forged with a valid checksum
     path.write_bytes(content[:8] + json.dumps(header).encode().ljust(room) + content[8 + room :])
     with pytest.raises(VitrailError, match=sentence):
         read_pack(path)
@@ -176,7 +176,7 @@ except OSError as error:
 """
 
 
-def test_a_full_disk_leaves_the_old_pack_and_nothing_half(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_pack_and_no_partial_file(tmp_path: Path) -> None:
     path = tmp_path / "x.pack"
     few = fashion("test")
     write_pack(path, {"test": few})
@@ -188,7 +188,7 @@ def test_a_full_disk_leaves_the_old_pack_and_nothing_half(tmp_path: Path) -> Non
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 2**20
 
 
-def test_a_pack_is_known_by_its_content(tmp_path: Path, parts: dict[str, Source]) -> None:
+def test_a_pack_is_recognised_by_its_content(tmp_path: Path, parts: dict[str, Source]) -> None:
     write_pack(tmp_path / "no-ending", parts)
     assert is_pack(tmp_path / "no-ending")
     (tmp_path / "x.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}              ")
@@ -196,7 +196,7 @@ def test_a_pack_is_known_by_its_content(tmp_path: Path, parts: dict[str, Source]
     assert not is_pack(tmp_path / "missing")
 
 
-def test_large_pictures_are_shrunk_as_pillow_shrinks_them(tmp_path: Path) -> None:
+def test_large_images_are_downsampled_as_by_pillow(tmp_path: Path) -> None:
     content = encoded(3, (400, 300))
     put(tmp_path / "data" / "a" / "0.jpg", 3, (400, 300))
     write_pack(tmp_path / "x.pack", {"train": read_folder(tmp_path / "data")[0][""]}, size=100)

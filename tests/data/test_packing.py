@@ -1,4 +1,4 @@
-"""Any source can be packed, and its pack shows the same pictures with the same labels."""
+"""Any dataset can be packed, and its pack has the same images with the same labels."""
 
 import io
 import tarfile
@@ -63,7 +63,7 @@ def shown(source: Source, index: int) -> np.ndarray:
 
 @pytest.mark.parametrize("keep", ["pixels", "jpeg"])
 @pytest.mark.parametrize("make", [shards, parquet, hub], ids=lambda make: make.__name__)
-def test_a_pack_of_any_source_shows_the_same(make: Any, keep: str, tmp_path: Path) -> None:
+def test_a_pack_of_any_dataset_has_the_same_images(make: Any, keep: str, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     before = pictures(make(tmp_path / "source"))
     write_pack(tmp_path / "x.pack", {split: part for split, part in before.splits.items() if len(part)}, keep=keep)

@@ -1,4 +1,4 @@
-"""Shards show what was written into them, to the byte, and appear whole or not at all (FAULTS 8, 10)."""
+"""Shards contain what was written, to the byte, and appear whole or not at all (FAULTS 8, 10)."""
 
 import fcntl
 import json
@@ -32,7 +32,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Classes one behind the other, files of several formats, one under a wrong ending."""
+    """Class folders with files of several formats, one with a wrong extension."""
     root = classes(tmp_path / "data", {"ant": 20, "bee 2": 13, "Café": 17})
     for number, (name, form) in enumerate((("a.png", "PNG"), ("b.webp", "WEBP"), ("c.gif", "GIF"), ("d.tif", "TIFF"))):
         (root / "ant" / name).write_bytes(encoded(100 + number, format=form))
@@ -46,7 +46,7 @@ def parts(data: Data) -> dict[str, Source]:
 
 
 def shown(source: Source) -> list[tuple[str, bytes]]:
-    """Class and pixels of every picture, in an order that does not depend on where they lie."""
+    """Return class and pixels of every image, sorted."""
     found = []
     for index in range(len(source)):
         content = source.content(index)
@@ -67,10 +67,10 @@ def files(root: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(root.iterdir())}
 
 
-# What is read is what was written ------------------------------------------------------------------------------------
+# Round trip ----------------------------------------------------------------------------------------------------------
 
 
-def test_pictures_labels_names_and_splits_come_back_and_the_bytes_are_the_files_own(folder: Path, tmp_path: Path) -> None:
+def test_images_labels_names_and_splits_come_back_and_the_bytes_are_the_files_own(folder: Path, tmp_path: Path) -> None:
     before = pictures(folder)
     made = write_shards(tmp_path / "out", parts(before), size=12_000)
     after = pictures(tmp_path / "out")
@@ -80,12 +80,12 @@ def test_pictures_labels_names_and_splits_come_back_and_the_bytes_are_the_files_
         ours, theirs = ([bytes(one.content(index)) for index in range(len(one))] for one in (part, after.splits[split]))
         assert sorted(ours) == sorted(theirs)
         assert ours != theirs  # but in another order
-    assert check(after).data.fingerprint == check(before).data.fingerprint  # of contents, labels and splits
+    assert check(after).data.fingerprint == check(before).data.fingerprint  # hash of contents, labels and splits
     endings = {name.rpartition(".")[2] for path in (tmp_path / "out").glob("*.tar") for name in members(path)}
     assert endings == {"jpg", "png", "webp", "gif", "tiff", "bmp", "ppm", "cls"}
 
 
-def test_a_key_is_the_number_in_the_split(folder: Path, tmp_path: Path) -> None:
+def test_a_key_is_the_index_in_the_split(folder: Path, tmp_path: Path) -> None:
     before = pictures(folder).train
     write_shards(tmp_path / "out", {"train": before}, size=30_000)
     for path in (tmp_path / "out").glob("*.tar"):
@@ -98,7 +98,7 @@ def test_a_key_is_the_number_in_the_split(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fashion", "panes:count=40,size=16", "pack", "shards", "list.csv"])
-def test_any_source_can_be_sharded(name: str, folder: Path, tmp_path: Path) -> None:
+def test_any_dataset_can_be_sharded(name: str, folder: Path, tmp_path: Path) -> None:
     before = parts(pictures(folder))
     if name == "pack":
         write_pack(tmp_path / name, before, size=(9, 7))
@@ -116,11 +116,13 @@ def test_any_source_can_be_sharded(name: str, folder: Path, tmp_path: Path) -> N
         assert shown(after.splits[split]) == shown(part)
 
 
-def test_pictures_without_labels_have_none_and_some_alone_are_refused(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_unlabelled_images_stay_unlabelled_and_partial_labels_are_refused(
+    folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
     put(folder / "loose.jpg", 900)
     before = pictures(folder, labelled=False)
     assert (before.train.labels >= 0).any()
-    with pytest.raises(VitrailError, match=r"1 pictures have no label but others have, first .*loose.jpg; label them, or"):
+    with pytest.raises(VitrailError, match=r"1 images have no label but others have, first .*loose.jpg; label them, or"):
         write_shards(tmp_path / "out", parts(before))
     assert run(["data", "shard", str(folder), str(tmp_path / "out"), "--unlabelled", "--json"]) == 0
     assert sum(json.loads(capsys.readouterr().out)["counts"].values()) == 58
@@ -148,10 +150,10 @@ def test_webdataset_reads_the_same_samples(folder: Path, tmp_path: Path) -> None
         assert ours.content(index) in sample.values()
 
 
-# How it is written ---------------------------------------------------------------------------------------------------
+# Format --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_pictures_size_and_seed_give_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+def test_the_same_images_size_and_seed_give_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     source = parts(pictures(folder))
     for name, seed, workers in (("a", 0, 1), ("b", 0, 4), ("c", 1, 1)):
         write_shards(tmp_path / name, source, size=9_000, seed=seed, workers=workers)
@@ -169,12 +171,12 @@ def test_a_shard_is_as_large_as_allowed_and_no_larger(size: int, folder: Path, t
         counts = [len(members(path)) // 2 for path in paths]
         assert sum(counts) == made.counts[split]
         assert all(length <= size or count == 1 for length, count in zip(sizes, counts, strict=True))
-        if size >= 9_000:  # the largest picture takes less than half of that
+        if size >= 9_000:  # the largest image takes less than half of that
             assert all(length > size / 2 for length in sizes[:-1])
     assert made.bytes == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.tar"))
 
 
-def test_a_shard_is_a_mix_of_the_classes(tmp_path: Path) -> None:
+def test_a_shard_mixes_the_classes(tmp_path: Path) -> None:
     root = classes(tmp_path / "data", {"a": 40, "b": 40})
     made = write_shards(tmp_path / "out", {"train": Files(root, *listed(root))}, size=30_000)
     assert len(made.shards["train"]) > 3
@@ -189,19 +191,19 @@ def listed(root: Path) -> tuple[list[str], np.ndarray, tuple[str, ...]]:
     return paths, np.array([int(path[0] == "b") for path in paths]), ("a", "b")
 
 
-def test_what_is_no_picture_is_left_out_and_named_and_too_much_of_it_is_refused(
+def test_unreadable_images_are_skipped_and_named_and_too_many_are_refused(
     folder: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     (folder / "ant" / "0.jpg").write_text("<html>")
     assert run(["data", "shard", str(folder), str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
-    assert "left out" in shown
-    assert "ant/0.jpg is no picture that can be read: it is none of JPEG" in shown
-    assert "1 left out" in shown
+    assert "skipped" in shown
+    assert "ant/0.jpg cannot be decoded: it is none of JPEG" in shown
+    assert "1 skipped" in shown
     for number in range(1, 8):
         (folder / "ant" / f"{number}.jpg").write_text("")
     assert run(["data", "shard", str(folder), str(tmp_path / "more")]) == 2
-    assert "more than the share of 0.05 tolerated" in capsys.readouterr().err
+    assert "more than the tolerated fraction of 0.05" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "out"]
 
 
@@ -222,7 +224,7 @@ sharding.write_shards(Path(sys.argv[2]), splits, size=9_000, progress=look)
 
 
 @pytest.mark.parametrize("moment", [3, 30])
-def test_killed_in_the_middle_nothing_looks_whole_and_the_next_attempt_goes_on(
+def test_a_killed_job_leaves_nothing_complete_and_is_resumed(
     moment: int, folder: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     out, half = tmp_path / "out", tmp_path / "out.part"
@@ -231,22 +233,20 @@ def test_killed_in_the_middle_nothing_looks_whole_and_the_next_attempt_goes_on(
     assert done.returncode == -signal.SIGKILL
     assert not out.exists()
     assert not list(half.glob("*.tar"))
-    with pytest.raises(VitrailError, match="has no pictures"):
+    with pytest.raises(VitrailError, match="has no images"):
         pictures(half)
-    assert run(["data", "shard", str(folder), str(out), "--size", "9000", "--seed", "1"]) == 2
-    assert "is the beginning of something else: other data, or other options; delete it" in capsys.readouterr().err
+    assert run(["data", "shard", str(folder), str(out), "--shard-size", "9000", "--seed", "1"]) == 2
+    assert "belongs to another job: other data or other options; delete it" in capsys.readouterr().err
     first = next(iter(sorted(half.glob("train-*.part"))))
     stamp = first.stat().st_mtime_ns
-    assert run(["data", "shard", str(folder), str(out), "--size", "9000", "--json"]) == 0
-    before = json.loads(capsys.readouterr().out)["before"]
+    assert run(["data", "shard", str(folder), str(out), "--shard-size", "9000", "--json"]) == 0
+    before = json.loads(capsys.readouterr().out)["resumed"]
     assert (before > 0) == (moment == 30) == ((out / "train-000000.tar").stat().st_mtime_ns == stamp)
     assert files(out) == files(tmp_path / "unbroken")
     assert not half.exists()
 
 
-def test_an_end_while_the_shards_get_their_names_is_gone_on_with(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_interrupted_while_renaming_is_resumed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = parts(pictures(folder))
     write_shards(tmp_path / "unbroken", source, size=9_000)
     replace, left = Path.replace, [2]
@@ -277,19 +277,19 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
-def test_a_full_disk_is_one_sentence_and_the_next_attempt_goes_on(folder: Path, tmp_path: Path) -> None:
-    arguments = ["data", "shard", str(folder), str(tmp_path / "out"), "--size", "40kB"]
+def test_a_full_disk_is_one_sentence_and_the_job_is_resumed(folder: Path, tmp_path: Path) -> None:
+    arguments = ["data", "shard", str(folder), str(tmp_path / "out"), "--shard-size", "40kB"]
     done = subprocess.run([sys.executable, "-c", FULL, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "out cannot be written: File too large; what is done lies in" in done.stderr
+    assert "out cannot be written: File too large; partial output is in" in done.stderr
     assert not (tmp_path / "out").exists()
     assert run(arguments) == 0
     assert len(pictures(tmp_path / "out").train) == len(pictures(folder).train)
 
 
-def test_two_at_once_a_stranger_s_folder_and_a_lost_shard_are_refused(folder: Path, tmp_path: Path, capsys: Capture) -> None:
-    half, arguments = tmp_path / "out.part", ["data", "shard", str(folder), str(tmp_path / "out"), "--size", "9000"]
+def test_two_processes_a_foreign_folder_and_a_lost_shard_are_refused(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    half, arguments = tmp_path / "out.part", ["data", "shard", str(folder), str(tmp_path / "out"), "--shard-size", "9000"]
     half.mkdir()
     with open(half / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -297,7 +297,7 @@ def test_two_at_once_a_stranger_s_folder_and_a_lost_shard_are_refused(folder: Pa
         assert f"another process is writing {half}" in capsys.readouterr().err
     (half / "mine.txt").write_text("precious")
     assert run(arguments) == 2
-    assert "nothing that can be gone on with; delete it or name another OUT" in capsys.readouterr().err
+    assert "is in the way and cannot be resumed; delete it or name another OUT" in capsys.readouterr().err
     assert (half / "mine.txt").read_text() == "precious"
     shutil.rmtree(half)
     subprocess.run([sys.executable, "-c", KILLED, str(folder), str(tmp_path / "out"), "30"], check=False)
@@ -306,20 +306,20 @@ def test_two_at_once_a_stranger_s_folder_and_a_lost_shard_are_refused(folder: Pa
     assert "train-000000.part is not what was written there; delete" in capsys.readouterr().err
 
 
-def test_a_shard_cut_in_half_is_noticed(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_truncated_shard_is_noticed(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     write_shards(tmp_path / "out", parts(pictures(folder)), size=9_000)
     path = tmp_path / "out" / "train-000001.tar"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert run(["data", "check", str(tmp_path / "out")]) == 2
-    assert "train-000001.tar is" in (said := capsys.readouterr().err)
-    assert "cut off" in said
+    assert "train-000001.tar is" in (message := capsys.readouterr().err)
+    assert "truncated" in message
 
 
 @pytest.mark.parametrize("word", ["1XB", "0", "-3", "1e9", "", "0.0001", "5_000", "1GiBB", "GB", "٣MB"])
-def test_a_wrong_size_is_one_sentence(word: str, tmp_path: Path, capsys: Capture) -> None:
-    assert run(["data", "shard", "fashion", str(tmp_path / "out"), f"--size={word}"]) == 2
+def test_an_invalid_size_is_one_sentence(word: str, tmp_path: Path, capsys: Capture) -> None:
+    assert run(["data", "shard", "fashion", str(tmp_path / "out"), f"--shard-size={word}"]) == 2
     shown = capsys.readouterr().err
-    assert f"--size must be a number of bytes such as 1GB, 500MB or 64KiB, got {word!r}; try --size 1GB" in shown
+    assert f"--shard-size must be a number of bytes such as 1GB, 500MB or 64KiB, got {word!r}; try --shard-size 1GB" in shown
     assert shown.count("\n") == 1
 
 
@@ -328,7 +328,7 @@ def test_a_wrong_size_is_one_sentence(word: str, tmp_path: Path, capsys: Capture
     [("2000", 2000), ("64KiB", 65_536), ("1.5 mb", 1_500_000), ("1g", 10**9), ("500MB", 5 * 10**8), ("2TiB", 2**41)],
 )
 def test_a_size_is_a_number_and_a_unit(word: str, size: int, folder: Path, tmp_path: Path, capsys: Capture) -> None:
-    assert run(["data", "shard", str(folder), str(tmp_path / "out"), "--size", word, "--json"]) == 0
+    assert run(["data", "shard", str(folder), str(tmp_path / "out"), "--shard-size", word, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["size"] == size
 
 
@@ -338,12 +338,12 @@ def test_a_size_is_a_number_and_a_unit(word: str, size: int, folder: Path, tmp_p
         ("missing/out", "OUT must be in a folder that exists"),
         ("full", "OUT must be a folder that is new or empty"),
         ("full/file", "OUT must be a folder that is new or empty"),
-        ("data/ant/out", "OUT must not lie in the data itself"),
-        ("data", "OUT must not lie in the data itself"),
+        ("data/ant/out", "OUT must not be inside the dataset"),
+        ("data", "OUT must not be inside the dataset"),
         ("/proc", "OUT must be a folder that is new or empty"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+def test_a_path_that_cannot_be_written_is_refused_before_the_work(
     out: str, sentence: str, folder: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "full").mkdir()
@@ -354,7 +354,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     assert shown.count("\n") == 1
 
 
-def test_an_empty_folder_or_a_link_to_one_is_filled(folder: Path, tmp_path: Path) -> None:
+def test_an_empty_folder_or_a_link_to_one_is_written_to(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     write_shards(tmp_path / "link", parts(pictures(folder)))
@@ -362,7 +362,7 @@ def test_an_empty_folder_or_a_link_to_one_is_filled(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["b\nc", " lead", "cr\rx", "\udce9"])
-def test_a_class_whose_name_is_no_line_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_class_name_that_is_not_one_line_is_refused(name: str, tmp_path: Path) -> None:
     root = classes(tmp_path / "data", {"a": 3, name: 3})
     with pytest.raises(VitrailError, match=r"cannot be a line of classes.txt; give it another name"):
         write_shards(tmp_path / "out", {"train": Files(root, ["a/0.jpg", f"{name}/0.jpg"], np.array([0, 1]), ("a", name))})

@@ -1,4 +1,4 @@
-"""An augmented picture is the drawn operations applied one after the other, each drawn from numbers of its own."""
+"""An augmented image is the drawn operations applied in order, each drawn from random numbers of its own."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def source() -> Arrays:
 
 
 def composed(index: int, how: Policy) -> torch.Tensor:
-    """By hand: crop, flip, RandAugment, jitter, normalise, erase."""
+    """Apply by hand: crop, flip, RandAugment, jitter, normalise, erase."""
     key = SEED, np.array([EPOCH]), np.array([index])
     crop = draw_inception(uniforms(*key, CROP_SLOTS, CROP), np.array([[80, 70]]), how.area, how.ratio)[0].tolist()
     flip = bool(uniforms(*key, 1, FLIP)[0, 0] < how.flip)
@@ -105,8 +105,8 @@ def test_flips_and_crops_are_independent() -> None:
         assert abs(np.corrcoef(flips, crops[:, column])[0, 1]) < 0.03
 
 
-def test_wide_small_arrays_take_no_more_memory_than_they_are_worth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view, "resample", None)  # its table of filters would have gigabytes
+def test_wide_small_arrays_take_no_excessive_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "resample", None)  # its filter table would take gigabytes
     images = np.zeros((4, 16, 200, 3), np.uint8)
     loader = training(Arrays(images, np.zeros(4, np.int64), ("a",)), Preprocess((16, 200)), 4, policy("none"))
     assert loader.batch(0).images.shape == (4, 3, 16, 200)

@@ -1,4 +1,4 @@
-"""Features of classes that overlap, for tests."""
+"""Synthetic features of overlapping classes, for tests."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from vitrail.evaluate.features import Features
 
 
 def clouds(count: int, classes: int = 5, width: int = 7, seed: int = 0, spread: float = 1.5) -> Features:
-    """A cloud a class around a place that all seeds share, stretched differently along each axis."""
+    """Return a Gaussian cloud per class around a centre that all seeds share, stretched differently along each axis."""
     centres = np.random.default_rng(99).normal(size=(classes, width))
     chance = np.random.default_rng(seed)
     labels = np.arange(count) % classes

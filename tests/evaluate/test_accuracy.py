@@ -1,4 +1,4 @@
-"""Our numbers are scikit-learn's and torchmetrics' on the same predictions, with ties and with classes that are absent."""
+"""Metrics equal scikit-learn's and torchmetrics' on the same predictions, with ties and with absent classes."""
 
 from typing import Any
 
@@ -15,27 +15,27 @@ from vitrail.tasks.classify import marks, scores
 CASES = [(503, 7), (211, 2), (64, 12), (5, 3), (1, 6)]
 
 
-def answers(pictures: int, classes: int, coarse: bool = False) -> tuple[Tensor, Tensor]:
-    """Better than chance. ``coarse``: whole numbers, so that many are equal."""
-    generator = torch.Generator().manual_seed(pictures)
-    labels = torch.randint(classes, (pictures,), generator=generator)
-    logits = 2 * torch.randn(pictures, classes, generator=generator)
-    logits[torch.arange(pictures), labels] += 1
+def answers(num_images: int, classes: int, coarse: bool = False) -> tuple[Tensor, Tensor]:
+    """Return logits better than chance and labels. ``coarse``: whole numbers, so that many are equal."""
+    generator = torch.Generator().manual_seed(num_images)
+    labels = torch.randint(classes, (num_images,), generator=generator)
+    logits = 2 * torch.randn(num_images, classes, generator=generator)
+    logits[torch.arange(num_images), labels] += 1
     return (logits.round() if coarse else logits), labels
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize(("pictures", "classes"), CASES)
+@pytest.mark.parametrize(("num_images", "classes"), CASES)
 @pytest.mark.parametrize("coarse", [False, True])
-def test_scores_are_scikit_learns(pictures: int, classes: int, coarse: bool) -> None:
+def test_scores_are_scikit_learns(num_images: int, classes: int, coarse: bool) -> None:
     metrics: Any = peer("sklearn.metrics")
-    logits, labels = answers(pictures, classes, coarse)
+    logits, labels = answers(num_images, classes, coarse)
     found, every = scores(logits, labels), list(range(classes))
     assert found["top1"] == pytest.approx(metrics.accuracy_score(labels, logits.argmax(1)), abs=1e-15)
-    chances = logits.double().softmax(1).numpy()
-    assert found["loss"] == pytest.approx(metrics.log_loss(labels, chances, labels=every), rel=1e-12)
+    probabilities = logits.double().softmax(1).numpy()
+    assert found["loss"] == pytest.approx(metrics.log_loss(labels, probabilities, labels=every), rel=1e-12)
     if classes > 5:
-        # of equal scores theirs takes the last class, so let it see the classes from the last to the first
+        # of equal scores theirs takes the last class, so it gets the classes in reverse
         top5 = metrics.top_k_accuracy_score(classes - 1 - labels, logits.numpy()[:, ::-1], k=5, labels=every)
         assert found["top5"] == pytest.approx(top5, abs=1e-15)
     else:
@@ -43,50 +43,50 @@ def test_scores_are_scikit_learns(pictures: int, classes: int, coarse: bool) -> 
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize(("pictures", "classes"), CASES)
-def test_scores_are_torchmetrics(pictures: int, classes: int) -> None:
+@pytest.mark.parametrize(("num_images", "classes"), CASES)
+def test_scores_are_torchmetrics(num_images: int, classes: int) -> None:
     metrics: Any = peer("torchmetrics.functional.classification")
-    logits, labels = answers(pictures, classes)
+    logits, labels = answers(num_images, classes)
     found = scores(logits, labels)
-    for name, places in (("top1", 1), ("top5", min(5, classes))):
-        theirs = metrics.multiclass_accuracy(logits, labels, num_classes=classes, top_k=places, average="micro")
+    for name, k in (("top1", 1), ("top5", min(5, classes))):
+        theirs = metrics.multiclass_accuracy(logits, labels, num_classes=classes, top_k=k, average="micro")
         assert found[name] == pytest.approx(theirs.item(), abs=1e-6)
     theirs = metrics.multiclass_f1_score(logits, labels, num_classes=classes, average=None)
     assert_close(by_class(logits.argmax(1), labels, classes).f1.float(), theirs)
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize(("pictures", "classes"), CASES)
+@pytest.mark.parametrize(("num_images", "classes"), CASES)
 @pytest.mark.parametrize("coarse", [False, True])
-def test_classes_and_their_means_are_scikit_learns(pictures: int, classes: int, coarse: bool) -> None:
+def test_per_class_and_macro_metrics_are_scikit_learns(num_images: int, classes: int, coarse: bool) -> None:
     metrics: Any = peer("sklearn.metrics")
-    logits, labels = answers(pictures, classes, coarse)
-    guesses, every = logits.argmax(1), list(range(classes))
-    found = by_class(guesses, labels, classes)
-    theirs = metrics.precision_recall_fscore_support(labels, guesses, labels=every, zero_division=0)
+    logits, labels = answers(num_images, classes, coarse)
+    predicted, every = logits.argmax(1), list(range(classes))
+    found = by_class(predicted, labels, classes)
+    theirs = metrics.precision_recall_fscore_support(labels, predicted, labels=every, zero_division=0)
     for ours, expected in zip((found.precision, found.recall, found.f1, found.support), theirs, strict=True):
         assert_close(ours.double(), torch.from_numpy(expected).double(), rtol=0, atol=1e-15)
     there = sorted(set(labels.tolist()))
-    *means, _ = metrics.precision_recall_fscore_support(labels, guesses, labels=there, average="macro", zero_division=0)
+    *means, _ = metrics.precision_recall_fscore_support(labels, predicted, labels=there, average="macro", zero_division=0)
     assert list(found.macro().values()) == pytest.approx(means, abs=1e-15)
-    theirs = metrics.confusion_matrix(labels, guesses, labels=every)
-    assert np.array_equal(confusion(guesses, labels, classes).numpy(), theirs)
+    theirs = metrics.confusion_matrix(labels, predicted, labels=every)
+    assert np.array_equal(confusion(predicted, labels, classes).numpy(), theirs)
 
 
-def test_pairs_are_the_matrix_without_its_diagonal() -> None:
+def test_confused_pairs_are_the_matrix_without_its_diagonal() -> None:
     logits, labels = answers(503, 7)
-    guesses = logits.argmax(1)
-    pairs, matrix = confused(guesses, labels), confusion(guesses, labels, 7)
-    assert [times for *_, times in pairs] == sorted((times for *_, times in pairs), reverse=True)
+    predicted = logits.argmax(1)
+    pairs, matrix = confused(predicted, labels), confusion(predicted, labels, 7)
+    assert [count for *_, count in pairs] == sorted((count for *_, count in pairs), reverse=True)
     matrix.fill_diagonal_(0)
     rebuilt = torch.zeros_like(matrix)
-    for shown, said, times in pairs:
-        rebuilt[shown, said] = times
+    for label, prediction, count in pairs:
+        rebuilt[label, prediction] = count
     assert torch.equal(rebuilt, matrix)
     assert confused(labels, labels) == []
 
 
-def test_of_equal_logits_the_first_counts_and_what_is_no_number_is_wrong() -> None:
+def test_of_equal_logits_the_first_counts_and_nan_is_wrong() -> None:
     equal = torch.zeros(7, 7)
     assert marks(equal, torch.arange(7))["top1"].tolist() == [1, 0, 0, 0, 0, 0, 0]
     assert marks(equal, torch.arange(7))["top5"].tolist() == [1, 1, 1, 1, 1, 0, 0]
@@ -96,7 +96,7 @@ def test_of_equal_logits_the_first_counts_and_what_is_no_number_is_wrong() -> No
         assert found["top1"].sum() == found["top5"].sum() == 0
 
 
-def test_scores_do_not_know_the_order_of_pictures_or_classes() -> None:
+def test_scores_do_not_depend_on_the_order_of_images_or_classes() -> None:
     logits, labels = answers(64, 12)
     expected = scores(logits, labels)
     rows, columns = torch.randperm(64), torch.randperm(12)

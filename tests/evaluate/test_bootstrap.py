@@ -1,4 +1,4 @@
-"""The interval holds the truth as often as it says; draws are the same every time; McNemar's test is the binomial one."""
+"""The interval covers the truth as often as it claims; resamples are deterministic; McNemar's test is the binomial one."""
 
 import numpy as np
 import pytest
@@ -13,22 +13,22 @@ from vitrail.evaluate.bootstrap import drawn_means, drawn_scores, interval, inte
 from vitrail.tasks.classify import scores
 
 
-def test_the_interval_holds_the_truth_about_95_times_of_100() -> None:
-    """A share of 0.8, and the mean of a lopsided quantity as a loss is one, of 400 pictures, 600 times."""
+def test_the_interval_covers_the_truth_about_95_times_of_100() -> None:
+    """A proportion of 0.8, and the mean of a skewed quantity such as a loss, of 400 images, 600 times."""
     generator = np.random.default_rng(7)
-    held = np.zeros(2)
+    covered = np.zeros(2)
     for _ in range(600):
         table = np.stack([generator.random(400) < 0.8, generator.exponential(1.5, 400)], axis=1).astype(float)
         drawn = drawn_means(table, 300)
         for column, truth in enumerate((0.8, 1.5)):
             low, high = interval(drawn[:, column])
-            held[column] += low <= truth <= high
-    assert np.all(held / 600 > 0.925)
-    assert np.all(held / 600 < 0.975)
+            covered[column] += low <= truth <= high
+    assert np.all(covered / 600 > 0.925)
+    assert np.all(covered / 600 < 0.975)
 
 
-def test_the_scores_of_a_draw_are_the_scores_of_its_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another route to the same numbers: take the pictures out and score them; and however many are drawn at a time."""
+def test_the_scores_of_a_resample_are_the_scores_of_its_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two routes to the same numbers: select the images and score them; and however many are drawn at a time."""
     logits, labels = answers(53, 7)
     drawn = drawn_scores(logits, labels, 9)
     picked = np.random.default_rng(0).integers(0, 53, (9, 53))
@@ -43,8 +43,8 @@ def test_the_scores_of_a_draw_are_the_scores_of_its_pictures(monkeypatch: pytest
         assert_allclose(values, drawn[name], rtol=1e-12)
 
 
-def test_the_interval_shrinks_with_the_root_of_the_pictures() -> None:
-    """Against the normal approximation, which holds for so many."""
+def test_the_interval_shrinks_with_the_root_of_the_images() -> None:
+    """The normal approximation holds for so many images."""
     for count in (1000, 16_000):
         table = (np.arange(count) % 4 > 0).astype(float)[:, None]
         low, high = interval(drawn_means(table)[:, 0])
@@ -52,7 +52,7 @@ def test_the_interval_shrinks_with_the_root_of_the_pictures() -> None:
 
 
 @pytest.mark.parity
-def test_where_every_picture_is_right_the_interval_is_the_exact_one() -> None:
+def test_if_every_image_is_right_the_interval_is_the_exact_one() -> None:
     stats = peer("scipy.stats")
     right, labels = torch.eye(7) * 3, torch.arange(7)
     for logits, hits in ((right, 7), (-right, 0)):
@@ -60,7 +60,7 @@ def test_where_every_picture_is_right_the_interval_is_the_exact_one() -> None:
         exact = stats.binomtest(hits, 7).proportion_ci(method="exact")
         assert found["top1"] == pytest.approx((exact.low, exact.high), abs=1e-12)
     few = intervals(right[:5, :5], labels[:5], drawn_scores(right[:5, :5], labels[:5]))
-    assert few["top5"] == (1, 1)  # of five classes it cannot be otherwise
+    assert few["top5"] == (1, 1)  # always right with five classes
 
 
 @pytest.mark.parity

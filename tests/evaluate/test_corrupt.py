@@ -1,4 +1,4 @@
-"""Disturbances do what they say, to every picture the same whoever is beside it, and nothing at severity 0."""
+"""Corruptions do what they claim, to every image the same whatever its batch, and nothing at severity 0."""
 
 import io
 from itertools import pairwise
@@ -32,7 +32,7 @@ from vitrail.evaluate.corrupt import (
 from vitrail.evaluate.disturb import Disturbance, check_grid, coarser, disturbances
 
 GRID = (3, 4)
-SIZE = (24, 20)  # 8 x 5 pixels a cell
+SIZE = (24, 20)  # 8 x 5 pixels per cell
 ALL = {each.name: each for each in disturbances(GRID)}
 
 
@@ -47,7 +47,7 @@ def numbers(count: int) -> ndarray:
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 @pytest.mark.parametrize("kind", ALL.values(), ids=ALL)
-def test_nothing_happens_at_severity_0_and_bytes_of_the_same_shape_come_out_of_the_others(kind: Disturbance, mode: str) -> None:
+def test_severity_0_changes_nothing_and_the_others_return_bytes_of_the_same_shape(kind: Disturbance, mode: str) -> None:
     before = images(3, mode)
     kept = before.clone()
     assert torch.equal(kind.at(0, before, numbers(3)), before)
@@ -61,7 +61,7 @@ def test_nothing_happens_at_severity_0_and_bytes_of_the_same_shape_come_out_of_t
 
 
 @pytest.mark.parametrize("kind", ALL.values(), ids=ALL)
-def test_a_picture_does_not_depend_on_its_batch_and_chance_on_the_seed(kind: Disturbance) -> None:
+def test_an_image_depends_on_the_seed_and_not_on_its_batch(kind: Disturbance) -> None:
     whole, keys = images(5), numbers(5)
     for severity in range(1, len(kind.strengths) + 1):
         together = kind.at(severity, whole, keys, 7)
@@ -79,7 +79,7 @@ def test_a_higher_severity_is_more_of_the_same(name: str) -> None:
     assert all(lower < higher for lower, higher in pairwise(gaps))
 
 
-def test_noise_has_its_deviation_and_is_clipped() -> None:
+def test_noise_has_its_standard_deviation_and_is_clipped() -> None:
     grey = torch.full((2, 3, 200, 190), 128, dtype=torch.uint8)
     drawn = draw_noise(0, numbers(2), grey.shape[1:])
     for deviation in (0.02, 0.08, 0.12):
@@ -93,7 +93,7 @@ def test_noise_has_its_deviation_and_is_clipped() -> None:
 
 
 @pytest.mark.parametrize("size", [(24, 20), (120, 150)])
-def test_blur_is_scipys_and_shrinks_with_the_picture(size: tuple[int, int]) -> None:
+def test_blur_is_scipys_and_shrinks_with_the_image(size: tuple[int, int]) -> None:
     before = images(2, size=size)
     for deviation in (1.0, 3.0, 6.0, 40.0):
         sigma = deviation * min(size) / 224
@@ -103,7 +103,7 @@ def test_blur_is_scipys_and_shrinks_with_the_picture(size: tuple[int, int]) -> N
     assert torch.equal(blur(before, 0.0), before)
 
 
-def test_contrast_keeps_the_mean_and_so_much_of_the_deviation() -> None:
+def test_contrast_keeps_the_mean_and_scales_the_deviation() -> None:
     before = images(3)
     after = contrast(before, 0.3).double()
     assert_close(after.mean((2, 3)), before.double().mean((2, 3)), atol=0.1, rtol=0)
@@ -122,36 +122,36 @@ def test_jpeg_is_pillows(mode: str) -> None:
 
 
 @pytest.mark.parametrize("size", [SIZE, (25, 23)])
-def test_dropped_is_exactly_the_rounded_number_of_cells_and_more_each_time(size: tuple[int, int]) -> None:
+def test_exactly_the_rounded_number_of_cells_is_dropped_and_more_at_each_severity(size: tuple[int, int]) -> None:
     white = torch.full((6, 1, *size), 255, dtype=torch.uint8)
     order = draw_order(0, DROP, numbers(6), 12)
     before = torch.zeros(6, 3, 4, dtype=torch.bool)
-    for share in (0.0, 0.1, 0.3, 0.5, 0.9, 1.0):
-        after = drop(white, order, GRID, share)
+    for fraction in (0.0, 0.1, 0.3, 0.5, 0.9, 1.0):
+        after = drop(white, order, GRID, fraction)
         rows, columns = edges(size[0], 3).tolist(), edges(size[1], 4).tolist()
         cells = torch.stack([after[:, 0, top, left] == 0 for top in rows[:-1] for left in columns[:-1]], 1).view(-1, 3, 4)
         again = torch.full_like(white, 255)
         for one, row, column in cells.nonzero().tolist():
             again[one, :, rows[row] : rows[row + 1], columns[column] : columns[column + 1]] = 0
         assert torch.equal(after, again)
-        assert (cells.sum((1, 2)) == round(share * 12)).all()
+        assert (cells.sum((1, 2)) == round(fraction * 12)).all()
         assert (cells >= before).all()
         before = cells
 
 
-def test_an_occlusion_is_one_block_of_its_share_anywhere() -> None:
+def test_an_occlusion_is_one_block_of_its_fraction_anywhere() -> None:
     white = torch.full((400, 1, 40, 50), 255, dtype=torch.uint8)
     corners = set()
-    for share in (0.09, 0.49, 1.0):
-        black = (occlude(white, draw_place(0, numbers(400)), share) == 0)[:, 0]
-        high, wide = round(share**0.5 * 40), round(share**0.5 * 50)
+    for fraction in (0.09, 0.49, 1.0):
+        black = (occlude(white, draw_place(0, numbers(400)), fraction) == 0)[:, 0]
+        high, wide = round(fraction**0.5 * 40), round(fraction**0.5 * 50)
         assert (black.sum((1, 2)) == high * wide).all()
         rows, columns = black.any(2), black.any(1)
         assert ((rows.sum(1) == high) & (columns.sum(1) == wide)).all()
         for row, column in zip(rows.int().argmax(1).tolist(), columns.int().argmax(1).tolist(), strict=True):
-            corners.add((share, row, column))
-    tops = {row for share, row, _ in corners if share == 0.49}
-    assert tops == set(range(40 - 28 + 1))  # every place is as likely
+            corners.add((fraction, row, column))
+    tops = {row for fraction, row, _ in corners if fraction == 0.49}
+    assert tops == set(range(40 - 28 + 1))  # every position is as likely
     assert torch.equal(occlude(white, draw_place(0, numbers(400)), 0.0), white)
 
 
@@ -171,7 +171,7 @@ def test_a_shuffle_moves_whole_cells_and_loses_none() -> None:
     assert torch.equal(shuffle(before, draw_order(0, SHUFFLE, numbers(5), 1), (1, 1)), before)
 
 
-def test_cells_that_do_not_divide_the_picture_are_stretched_by_a_pixel() -> None:
+def test_cells_that_do_not_divide_the_image_are_stretched_by_a_pixel() -> None:
     before = torch.arange(25 * 23, dtype=torch.int64).remainder(251).byte().view(1, 1, 25, 23)
     same = torch.arange(12)[None]
     assert torch.equal(shuffle(before, same, GRID), before)
@@ -184,7 +184,7 @@ def test_cells_that_do_not_divide_the_picture_are_stretched_by_a_pixel() -> None
         assert set(to.flatten().tolist()) <= set(of.flatten().tolist())
 
 
-def test_orders_are_permutations_and_others_for_another_number_of_cells() -> None:
+def test_orders_are_permutations_and_differ_for_another_number_of_cells() -> None:
     order = draw_order(0, SHUFFLE, numbers(50), 9)
     assert torch.equal(order.sort(1).values, torch.arange(9).expand(50, 9))
     assert len({tuple(row) for row in order.tolist()}) == 50
@@ -210,7 +210,7 @@ def test_shuffles_go_from_coarse_to_the_grid_in_whole_cells(grid: tuple[int, int
 
 def test_cells_smaller_than_a_pixel_are_refused() -> None:
     check_grid((28, 28), (28, 28))
-    with pytest.raises(VitrailError, match="got 40x14 for pictures of 28x28; try 28x14"):
+    with pytest.raises(VitrailError, match="got 40x14 for images of 28x28; try 28x14"):
         check_grid((40, 14), (28, 28))
-    with pytest.raises(VitrailError, match="got 0x3 for pictures of 28x28; try 1x3"):
+    with pytest.raises(VitrailError, match="got 0x3 for images of 28x28; try 1x3"):
         check_grid((0, 3), (28, 28))

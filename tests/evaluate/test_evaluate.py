@@ -1,4 +1,4 @@
-"""``vitrail.measure``: a run's own number comes out again, classes are matched by name, views are averaged, models paired."""
+"""``vitrail.evaluate``: a run's own scores are reproduced, classes matched by name, views averaged, models paired."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,14 +39,14 @@ def model(seed: int = 0, **changes: Any) -> Model:
 
 
 def folder(root: Path, *names: str, each: int = 4) -> Path:
-    """Test and validation of classes by these names, and one of them to train on."""
+    """Create test and validation images of these classes, and one training image."""
     drawn.classes(root / "test", dict.fromkeys(names, each))
     drawn.classes(root / "validation", dict.fromkeys(names, each), 100)
     drawn.classes(root / "train", {names[0]: 1}, 200)
     return root
 
 
-def test_a_runs_own_numbers_come_out_again(tmp_path: Path) -> None:
+def test_a_runs_own_scores_are_reproduced(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for shares in ({}, {"validation": 0.3, "test": 0.2}):
         drawn.classes(tmp_path / "flat", {"ant": 17, "bee": 11})
@@ -62,7 +62,7 @@ def test_a_runs_own_numbers_come_out_again(tmp_path: Path) -> None:
 
 
 def test_classes_are_matched_by_name_whatever_their_order_and_number(tmp_path: Path) -> None:
-    """Two routes: every picture predicted alone, by the name it gets."""
+    """Two routes: every image is also predicted alone, and compared by class name."""
     data = folder(tmp_path, "elk", "bee", "cat")
     files = sorted((data / "test").rglob("*.jpg"))
     for labels in (LABELS, LABELS[::-1]):
@@ -95,53 +95,51 @@ def test_splits_are_test_else_validation_else_all(tmp_path: Path) -> None:
     without = replace(data, test=Arrays(np.zeros((0, 1, 1, 3), np.uint8), np.zeros(0, np.int64), data.names))
     assert measure(model(), without).split == "validation"
     assert measure(model(), replace(without, validation=without.test)).split == "all"
-    with pytest.raises(
-        VitrailError, match="has no labelled pictures to evaluate in test; it has 1 train, 8 validation, 0 test"
-    ):
+    with pytest.raises(VitrailError, match="has no labelled images to evaluate in test; it has 1 train, 8 validation, 0 test"):
         measure(model(), without, "test")
     with pytest.raises(VitrailError, match="did you mean 'validation'"):
         measure(model(), data, "valid")
 
 
-def test_who_evaluates_is_not_told_what_matters_to_training_alone(tmp_path: Path) -> None:
+def test_notes_that_matter_to_training_alone_are_left_out(tmp_path: Path) -> None:
     drawn.classes(tmp_path / "new" / "test", {"ant": 4, "bee": 3})
     data = pictures(tmp_path / "new")
-    assert any("nothing to train on" in note for note in data.notes)
+    assert any("no training images" in note for note in data.notes)
     assert not any("train" in note for note in measure(model(), data).notes)
     alone = pictures(folder(tmp_path / "rare", "ant", "bee"))
-    assert any("one picture alone to learn from" in note for note in alone.notes)
+    assert any("only one training image" in note for note in alone.notes)
     assert not any("to learn from" in note for note in measure(model(), alone).notes)
 
 
 def trained_on(data: Path, **shares: float) -> Model:
     made = model()
-    made.facts = {"data": {"name": str(data)}, "recipe": shares}
+    made.facts = {"dataset": {"name": str(data)}, "recipe": shares}
     return made
 
 
-def test_a_split_other_than_in_training_holds_what_was_learned_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_split_that_overlaps_the_training_images_gives_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     drawn.classes(Path("flat"), {"ant": 17, "bee": 11})
     shared = pictures("flat", shares=Shares(0.3, 0.2))
-    learned = "the model has learned from pictures that are among these"
+    learned = "the model was trained on images that are among these"
 
     def told(one: Model, split: str | None = None, data: Data = shared) -> str:
         return " ".join(measure(one, data, split).notes)
 
     assert learned not in told(trained_on(Path("flat"), validation=0.3, test=0.2))
-    assert "chosen by" in told(trained_on(Path("flat"), validation=0.3, test=0.2), "validation")
+    assert "selected on" in told(trained_on(Path("flat"), validation=0.3, test=0.2), "validation")
     for split in (None, "validation", "all"):
         assert learned in told(trained_on(Path("flat"), validation=0.1, test=0.2), split)
-    assert learned in told(trained_on(tmp_path / "flat", validation=0.3, test=0.1))  # the same place by another name
+    assert learned in told(trained_on(tmp_path / "flat", validation=0.3, test=0.1))  # the same path by another name
     drawn.classes(Path("given/test"), {"ant": 4, "bee": 3})
     drawn.classes(Path("given/train"), {"ant": 9, "bee": 8}, 50)
     given = pictures("given", shares=Shares(0.3, 0.2))
-    assert learned not in told(trained_on(Path("given"), validation=0.1, test=0.1), data=given)  # its test is its own
+    assert learned not in told(
+        trained_on(Path("given"), validation=0.1, test=0.1), data=given
+    )  # its test split is given, not split off
 
 
-def test_of_new_pictures_more_than_a_part_can_be_evaluated(tmp_path: Path) -> None:
+def test_of_a_new_dataset_more_than_a_split_can_be_evaluated(tmp_path: Path) -> None:
     drawn.classes(tmp_path / "flat", {"ant": 17, "bee": 11})
     hint = "the model was not trained on it, so more than its test can be evaluated: split all"
     assert hint in measure(model(), tmp_path / "flat").notes
@@ -150,7 +148,7 @@ def test_of_new_pictures_more_than_a_part_can_be_evaluated(tmp_path: Path) -> No
     assert hint not in measure(model(), folder(tmp_path / "parts", "ant", "bee")).notes
 
 
-def test_a_validation_that_cannot_be_used_costs_the_temperature_and_no_more(tmp_path: Path) -> None:
+def test_an_unusable_validation_split_only_costs_the_temperature(tmp_path: Path) -> None:
     data = folder(tmp_path, "ant", "bee", each=9)
     expected = measure(model(), data)
     drawn.classes(data / "validation", {"zebra": 3})
@@ -159,13 +157,13 @@ def test_a_validation_that_cannot_be_used_costs_the_temperature_and_no_more(tmp_
     assert "no temperature is fitted, as validation cannot be used: 1 of the 3 classes" in found.notes[-1]
 
 
-def test_all_is_its_parts_one_behind_the_other(tmp_path: Path) -> None:
+def test_all_is_the_concatenation_of_its_splits(tmp_path: Path) -> None:
     data = pictures(folder(tmp_path, "ant", "bee"))
     parts = [measure(model(), data, split).answers.logits for split in ("train", "validation", "test")]
     assert_close(measure(model(), data, "all").answers.logits, torch.cat(parts))
 
 
-def test_pictures_without_a_label_do_not_count(tmp_path: Path) -> None:
+def test_images_without_a_label_do_not_count(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 255, (9, 12, 15, 3), np.uint8)
     labels = np.array([0, 1, -1, 1, 0, -1, 1, 1, 0])
     source = Arrays(images, labels, ("cat", "ant"))
@@ -175,12 +173,10 @@ def test_pictures_without_a_label_do_not_count(tmp_path: Path) -> None:
     assert measure(model(), data).top1 == measure(model(), Data("x", clean, clean, clean, "")).top1
 
 
-def test_a_model_that_answers_with_no_number_has_no_score(tmp_path: Path) -> None:
+def test_a_model_with_nan_logits_has_no_score(tmp_path: Path) -> None:
     broken = model()
     broken.get_parameter("head.bias").data[2] = torch.nan
-    with pytest.raises(
-        VitrailError, match=r"the model answers 8 of 8 pictures with something that is no number, first .*0.jpg"
-    ):
+    with pytest.raises(VitrailError, match=r"the model's logits are not finite for 8 of 8 images, first .*0.jpg"):
         measure(broken, folder(tmp_path, "ant", "bee"))
 
 
@@ -201,13 +197,13 @@ def peer_crops(images: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return crops
 
 
-def test_the_mirror_of_a_mirror_says_the_same(tmp_path: Path) -> None:
+def test_flip_tta_is_invariant_to_flipping(tmp_path: Path) -> None:
     seen, images = Several(model(), "flip"), torch.randn(3, 3, 12, 15)
     with torch.inference_mode():
         assert_close(seen(images), seen(images.flip(-1)))
 
 
-def test_the_middle_crop_is_what_the_model_sees_without_views() -> None:
+def test_the_centre_crop_is_what_the_model_gets_without_tta() -> None:
     how = Preprocess((16, 24), crop=0.8)
     larger = uncropped(how)
     assert larger.image == (20, 30)
@@ -221,7 +217,7 @@ def test_views_go_through_the_whole_evaluation(tmp_path: Path) -> None:
     found: dict[str | None, Measured] = {tta: measure(seen, data, tta=tta) for tta in (None, "flip", "crops")}
     assert len({each.nll for each in found.values()}) == 3
     assert not seen.training
-    assert "made larger" in found["crops"].notes[-1]
+    assert "enlarged before cropping" in found["crops"].notes[-1]
 
 
 def test_a_model_does_not_differ_from_itself_and_differences_have_a_sign(tmp_path: Path) -> None:
@@ -235,5 +231,5 @@ def test_a_model_does_not_differ_from_itself_and_differences_have_a_sign(tmp_pat
     assert there.difference["top1"] == other.top1 - first.top1 == pytest.approx((there.only_other - there.only_first) / 60)
     for name, (low, high) in there.interval.items():
         assert back.interval[name] == pytest.approx((-high, -low), abs=1e-12)
-    with pytest.raises(VitrailError, match="not the same pictures"):
+    with pytest.raises(VitrailError, match="not the same images"):
         compare(first, measure(model(), data, "train"))

@@ -1,4 +1,4 @@
-"""Features are the model's own, in order, and remembered by all they depend on."""
+"""Features are the model's own, in order, and cached by all they depend on."""
 
 import os
 from dataclasses import replace
@@ -38,8 +38,8 @@ def remembered(tmp_path: Path) -> list[Path]:
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many pictures went through the model."""
+def forward_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record the number of images in each forward pass."""
     seen: list[int] = []
     plain = features.features_of
     monkeypatch.setattr(features, "features_of", lambda m, images: seen.append(len(images)) or plain(m, images))  # type: ignore[func-returns-value]
@@ -51,12 +51,12 @@ def folder(tmp_path: Path, bad: bool = False) -> Path:
     for split, first in (("train", 0), ("val", 20), ("test", 40)):
         drawn.classes(root / split, {"ant": 5, "bee": 6}, first)
     if bad:
-        (root / "train" / "ant" / "2.jpg").write_bytes(b"no picture")
+        (root / "train" / "ant" / "2.jpg").write_bytes(b"no image")
     return root
 
 
 @pytest.mark.parametrize("batch", [1, 4, 64])
-def test_they_are_what_the_model_makes_of_each_picture(batch: int, tmp_path: Path) -> None:
+def test_features_are_the_models_own_of_each_image(batch: int, tmp_path: Path) -> None:
     one = model()
     source = vitrail.pictures(folder(tmp_path)).train
     found = embed(one, source, batch)
@@ -69,19 +69,19 @@ def test_they_are_what_the_model_makes_of_each_picture(batch: int, tmp_path: Pat
             assert_close(torch.from_numpy(row), one.features(image[None])[0], rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_without_classes_has_the_same_ones(tmp_path: Path, counted: list[int]) -> None:
+def test_a_model_without_classes_has_the_same_features(tmp_path: Path, forward_counts: list[int]) -> None:
     source = vitrail.pictures(folder(tmp_path)).train
     one = model()
     bare = model(classes=0)
     bare.load_state_dict({name: weight for name, weight in one.state_dict().items() if not name.startswith("head.")})
     assert np.array_equal(embed(one, source).values, embed(bare, source).values)
-    assert counted == [11]  # and is not asked again
+    assert forward_counts == [11]  # and not recomputed
 
 
-def test_they_are_computed_once(tmp_path: Path, counted: list[int]) -> None:
+def test_features_are_computed_once(tmp_path: Path, forward_counts: list[int]) -> None:
     one, source = model(), vitrail.pictures(folder(tmp_path, bad=True)).train
     first, second = embed(one, source), embed(one, source)
-    assert counted == [10]
+    assert forward_counts == [10]
     assert np.array_equal(first.values, second.values)
     assert np.array_equal(first.labels, second.labels)
     assert first.problems == second.problems
@@ -89,28 +89,28 @@ def test_they_are_computed_once(tmp_path: Path, counted: list[int]) -> None:
     assert first.indices.tolist() == [0, 1, *range(3, 11)]
 
 
-def test_and_again_when_anything_they_depend_on_has_changed(tmp_path: Path, counted: list[int]) -> None:
+def test_features_are_recomputed_if_anything_they_depend_on_has_changed(tmp_path: Path, forward_counts: list[int]) -> None:
     root = folder(tmp_path)
     one, data = model(), vitrail.pictures(root)
 
-    def asked() -> int:
-        before = len(counted)
+    def num_passes() -> int:
+        before = len(forward_counts)
         embed(one, data.train)
-        return len(counted) - before
+        return len(forward_counts) - before
 
-    assert (asked(), asked()) == (1, 0)
+    assert (num_passes(), num_passes()) == (1, 0)
     with torch.no_grad():
         one.get_parameter("blocks.3.norm1.bias")[5] += 1e-6
-    assert (asked(), asked()) == (1, 0)
+    assert (num_passes(), num_passes()) == (1, 0)
     one.preprocess = Preprocess((12, 15), crop=0.9)
-    assert (asked(), asked()) == (1, 0)
+    assert (num_passes(), num_passes()) == (1, 0)
     drawn.put(root / "train" / "ant" / "0.jpg", 77)  # the same name
-    assert (asked(), asked()) == (1, 0)
+    assert (num_passes(), num_passes()) == (1, 0)
     data = replace(data, train=data.validation)
-    assert (asked(), asked()) == (1, 0)
+    assert (num_passes(), num_passes()) == (1, 0)
 
 
-def test_packs_and_arrays_are_told_apart(tmp_path: Path, counted: list[int]) -> None:
+def test_packs_and_arrays_have_different_cache_keys(tmp_path: Path, forward_counts: list[int]) -> None:
     one, data = model(), vitrail.pictures(folder(tmp_path))
     for size, name in (((12, 15), "plain.pack"), (None, "ragged.pack")):
         write_pack(tmp_path / name, {"train": data.train, "test": data.test}, size=size)
@@ -121,11 +121,11 @@ def test_packs_and_arrays_are_told_apart(tmp_path: Path, counted: list[int]) -> 
     part = [replace(fashion, images=fashion.images[:9].copy(), labels=fashion.labels[:9]) for _ in range(2)]  # type: ignore[type-var, attr-defined]
     part[1].images[4, 10:16, 10:16] ^= 255  # type: ignore[attr-defined]
     assert not np.array_equal(embed(one, part[0]).values, embed(one, part[1]).values)
-    assert counted == [9, 11, 9, 11, 9, 9]  # of each pack, validation is split off train; opened again it is not read again
+    assert forward_counts == [9, 11, 9, 11, 9, 9]  # validation is split off train; a reopened pack is not recomputed
 
 
 @pytest.mark.parametrize("fault", ["flip", "cut", "empty", "other", "locked"])
-def test_what_is_damaged_is_made_anew(fault: str, tmp_path: Path, counted: list[int]) -> None:
+def test_a_damaged_cache_file_is_recomputed(fault: str, tmp_path: Path, forward_counts: list[int]) -> None:
     one, source = model(), vitrail.pictures(folder(tmp_path)).train
     expected = embed(one, source).values
     (file,) = remembered(tmp_path)
@@ -136,17 +136,17 @@ def test_what_is_damaged_is_made_anew(fault: str, tmp_path: Path, counted: list[
         at = whole.index(expected.tobytes()) + 100 if fault != "locked" else whole.index(b"PK\1\2") + 8  # "is encrypted"
         file.write_bytes({"cut": whole[:at], "empty": b""}.get(fault, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]))
     assert np.array_equal(embed(one, source).values, expected)
-    assert counted == [11, 11]
+    assert forward_counts == [11, 11]
     assert file.read_bytes() == whole
 
 
-def test_no_place_for_them_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "file" / "below"))
     assert len(embed(model(), vitrail.pictures("panes:count=7,size=16").train).values) == 7
 
 
-def test_what_is_half_done_is_not_remembered(tmp_path: Path) -> None:
+def test_incomplete_features_are_not_cached(tmp_path: Path) -> None:
     source = vitrail.pictures("panes:count=9,size=16").train
     rows = stream(model(), source, batch=4)
     next(rows)
@@ -155,13 +155,13 @@ def test_what_is_half_done_is_not_remembered(tmp_path: Path) -> None:
     assert [len(part.indices) for part in stream(model(), source, batch=4)] == [4, 4, 1]
 
 
-def test_very_many_are_passed_on_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_large_features_are_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "MOST", 9 * 24 * 4 - 1)
     embed(model(), vitrail.pictures("panes:count=9,size=16").train)
     assert remembered(tmp_path) == []
 
 
-def test_files_bytes_and_arrays_can_be_handed_in(tmp_path: Path) -> None:
+def test_files_bytes_and_arrays_can_be_embedded(tmp_path: Path) -> None:
     path = drawn.put(tmp_path / "a.png", 3)
     found = vitrail.embed(model(), [path, path.read_bytes(), np.asarray(decode(path))])
     assert found.labels.tolist() == [-1, -1, -1]
@@ -177,15 +177,15 @@ def test_the_model_stays_in_the_mode_it_was_in() -> None:
     assert np.array_equal(first.values, embed(one.eval(), source).values)
 
 
-def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
+def test_errors_are_one_sentence(tmp_path: Path) -> None:
     source = vitrail.pictures("panes:count=9,size=16").train
-    with pytest.raises(VitrailError, match="does not know how its pictures are made ready"):
+    with pytest.raises(VitrailError, match="has no preprocessing config"):
         embed(vit(), source)
     broken = model()
     broken.get_parameter("blocks.0.norm1.bias").data[0] = float("nan")
-    with pytest.raises(VitrailError, match="something that is no number"):
+    with pytest.raises(VitrailError, match="is not finite"):
         embed(broken, source)
-    with pytest.raises(VitrailError, match=r"no picture can be used, the first one .*gone.jpg"):
+    with pytest.raises(VitrailError, match=r"no image can be used, the first one: .*gone.jpg"):
         embed(model(), [os.fspath(tmp_path / "gone.jpg")])
     with pytest.raises(VitrailError, match="in square brackets"):
         embed(model(), "a.jpg")

@@ -1,4 +1,4 @@
-"""Few shots in closed form are ridge regression with big_vision's numbers."""
+"""Few-shot evaluation in closed form is ridge regression with big_vision's constants."""
 
 from dataclasses import replace
 
@@ -11,8 +11,8 @@ from vitrail.evaluate.fewshot import fewshot, ridge
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("count", [11, 60])  # fewer pictures than features and a bias, and more
-def test_it_is_scikit_learns_ridge_on_standardised_features_with_a_bias_of_100(count: int) -> None:
+@pytest.mark.parametrize("count", [11, 60])  # fewer images than features and bias, and more
+def test_ridge_is_scikit_learns_on_standardised_features_with_a_bias_of_100(count: int) -> None:
     linear_model = peer("sklearn.linear_model")
     train, test = clouds(count, width=13), clouds(17, width=13, seed=1)
     mean, deviation = train.values.mean(axis=0, dtype=float), train.values.std(axis=0, dtype=float) + 1e-5
@@ -21,10 +21,10 @@ def test_it_is_scikit_learns_ridge_on_standardised_features_with_a_bias_of_100(c
     np.testing.assert_allclose(ridge(train.values, train.labels, test.values, 5), model.predict(asked), rtol=1e-6, atol=1e-8)
 
 
-def test_shots_are_drawn_class_by_class_and_fewer_are_among_more() -> None:
+def test_shots_are_drawn_per_class_and_more_include_fewer() -> None:
     train, test = clouds(60), clouds(45, seed=1)
-    chance = np.random.default_rng(2)  # the third seed
-    orders = [chance.permutation(np.flatnonzero(train.labels == label)) for label in range(5)]
+    rng = np.random.default_rng(2)  # the third seed
+    orders = [rng.permutation(np.flatnonzero(train.labels == label)) for label in range(5)]
     for found, shots in zip(fewshot(train, test, 5, shots=(1, 4)), (1, 4), strict=True):
         few = np.concatenate([order[:shots] for order in orders])
         answers = ridge(train.values[few], train.labels[few], test.values, 5).argmax(axis=1)
@@ -33,9 +33,9 @@ def test_shots_are_drawn_class_by_class_and_fewer_are_among_more() -> None:
         assert found.spread == pytest.approx(np.std(found.seeds, ddof=1))
 
 
-def test_a_class_with_fewer_pictures_gives_what_it_has_and_is_counted() -> None:
+def test_a_class_with_fewer_images_than_shots_uses_all_and_is_counted() -> None:
     train, test = clouds(60), clouds(45, seed=1)
-    keep = (train.labels != 3) | (np.arange(60) < 10)  # two pictures of class 3 instead of twelve
+    keep = (train.labels != 3) | (np.arange(60) < 10)  # two images of class 3 instead of twelve
     poor = replace(train, values=train.values[keep], labels=train.labels[keep], indices=train.indices[keep])
     found = {one.shots: one for one in fewshot(poor, test, 5, shots=(2, 5, 25))}
     assert {shots: one.short for shots, one in found.items()} == {2: 0, 5: 1, 25: 5}
@@ -44,5 +44,5 @@ def test_a_class_with_fewer_pictures_gives_what_it_has_and_is_counted() -> None:
     assert found[25].spread == pytest.approx(0)
 
 
-def test_classes_far_apart_are_told_from_one_picture() -> None:
+def test_classes_far_apart_need_one_shot() -> None:
     assert fewshot(clouds(30, spread=0.01), clouds(20, seed=1, spread=0.01), 5, shots=(1,))[0].accuracy == 1

@@ -1,4 +1,4 @@
-"""Neighbours in tiles are the neighbours."""
+"""Nearest neighbours in tiles equal those of a full sort."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,8 @@ import pytest
 from tests.evaluate.probes import clouds
 from tests.peers import peer
 from vitrail.evaluate.features import Features
-from vitrail.evaluate.knn import knn, nearest
+from vitrail.evaluate.knn import knn
+from vitrail.evaluate.search import nearest
 
 TILES = [(1024, 16384), (7, 11), (1, 1), (50, 3)]
 
@@ -41,11 +42,11 @@ def test_votes_are_weighted_by_the_exponential_of_the_cosine_over_the_temperatur
                 votes[row, train.labels[column]] += np.exp(every[row, column] / 0.07)
         expected[k] = (votes.argmax(axis=1) == test.labels).mean()
     assert knn(train, test, 5, (3, 20), tile) == pytest.approx(expected)
-    assert expected[3] != expected[20]  # else the numbers would say nothing about k
+    assert expected[3] != expected[20]  # else k would have no effect
 
 
 @pytest.mark.parity
-def test_it_is_scikit_learns_classifier() -> None:
+def test_knn_is_scikit_learns_classifier() -> None:
     neighbors = peer("sklearn.neighbors")
     train, test = clouds(230, spread=3), clouds(61, seed=1, spread=3)
     for k, accuracy in knn(train, test, 5).items():
@@ -59,8 +60,8 @@ def test_the_length_of_features_does_not_matter() -> None:
     assert knn(replace(train, values=train.values * lengths), test, 5, (7,)) == knn(train, test, 5, (7,))
 
 
-def test_there_are_no_more_neighbours_than_pictures() -> None:
+def test_there_are_no_more_neighbours_than_images() -> None:
     train, test = clouds(31), clouds(12, seed=1)
     assert list(knn(train, test, 5)) == [10, 20]
     assert list(knn(clouds(6), test, 5)) == [6]
-    assert knn(train, train, 5, (1,)) == {1: 1.0}  # everyone is its own nearest
+    assert knn(train, train, 5, (1,)) == {1: 1.0}  # each is its own nearest neighbour

@@ -1,4 +1,4 @@
-"""The linear probe finds the optimum that scikit-learn finds, and chooses the penalty on validation."""
+"""The linear probe finds scikit-learn's optimum, and selects the penalty on validation."""
 
 import numpy as np
 import pytest
@@ -23,8 +23,8 @@ def test_the_optimum_is_scikit_learns_at_the_same_c(c: float) -> None:
     assert_close(scores(x, weight).softmax(1), torch.from_numpy(model.predict_proba(train.values)), rtol=0, atol=2e-4)
 
 
-def test_the_slope_is_the_one_that_autograd_derives() -> None:
-    """At the optimum it is zero: no weights near it have a lower loss."""
+def test_the_gradient_is_that_of_autograd() -> None:
+    """At the optimum the gradient is zero: no weights near it have a lower loss."""
     train = clouds(60)
     x, y = torch.from_numpy(train.values).double(), torch.from_numpy(train.labels)
     weight = logistic(x, y, 0.01, torch.zeros(8, 5, dtype=torch.float64), still=1e-8, steps=5000).requires_grad_()
@@ -33,7 +33,7 @@ def test_the_slope_is_the_one_that_autograd_derives() -> None:
     assert slope.abs().max() < 1e-6
 
 
-def test_where_it_starts_does_not_matter() -> None:
+def test_the_starting_point_does_not_matter() -> None:
     train = clouds(60)
     x, y = torch.from_numpy(train.values).double(), torch.from_numpy(train.labels)
     cold, warm = torch.zeros(8, 5, dtype=torch.float64), torch.randn(8, 5, dtype=torch.float64)
@@ -41,7 +41,7 @@ def test_where_it_starts_does_not_matter() -> None:
     assert_close(ends[0], ends[1], rtol=0, atol=1e-5)
 
 
-def test_the_penalty_has_the_best_accuracy_on_validation_and_test_has_no_say() -> None:
+def test_the_penalty_is_selected_on_validation_and_not_on_test() -> None:
     train, validation, test = clouds(40, width=23), clouds(70, width=23, seed=1), clouds(90, width=23, seed=2)
     found = linear(train, validation, test, 5)
     best = max(found.tried, key=lambda one: (one.accuracy, -one.loss))
@@ -51,7 +51,7 @@ def test_the_penalty_has_the_best_accuracy_on_validation_and_test_has_no_say() -
     assert linear(train, validation, other, 5).tried == found.tried
 
 
-def test_it_is_trained_on_train_and_validation_for_a_test_and_on_train_alone_without_one() -> None:
+def test_it_is_fitted_on_train_and_validation_for_test_and_on_train_alone_without_one() -> None:
     train, validation, test = clouds(40), clouds(35, seed=1), clouds(90, seed=2)
     found, alone = linear(train, validation, test, 5), linear(train, validation, None, 5)
     assert alone.accuracy == max(one.accuracy for one in alone.tried)
@@ -64,7 +64,7 @@ def test_it_is_trained_on_train_and_validation_for_a_test_and_on_train_alone_wit
     assert found.accuracy == float((answers.numpy() == test.labels).mean())
 
 
-def test_the_size_of_features_does_not_matter() -> None:
+def test_the_scale_of_features_does_not_matter() -> None:
     train, validation, test = (clouds(count, seed=seed) for seed, count in enumerate((60, 35, 45)))
 
     def moved(part: Features) -> Features:

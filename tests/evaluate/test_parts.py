@@ -1,4 +1,4 @@
-"""Part files of one folder: whoever makes them, however many do, whatever ends them, each is there once and whole."""
+"""Part files of one folder: whichever processes write them, however they end, each part is there once and whole."""
 
 import json
 import random
@@ -18,8 +18,8 @@ from vitrail.models.device import device, place
 ASKED = {"weights": "a" * 64, "top": 5}
 
 
-def begun(folder: Path, rank: int = 0, ranks: int = 1, pictures: int = 23, part: int = 4) -> Parts:
-    parts = Parts(folder, ".txt", pictures, part, rank, ranks)
+def begun(folder: Path, rank: int = 0, ranks: int = 1, num_images: int = 23, part: int = 4) -> Parts:
+    parts = Parts(folder, ".txt", num_images, part, rank, ranks)
     parts.begin(ASKED)
     return parts
 
@@ -42,7 +42,7 @@ def union(folder: Path) -> list[int]:
 
 
 class Worker:
-    """A process that takes a step when it is told to: begin a part, or end it."""
+    """A process that runs step by step: it starts a part, or ends it."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts, self.todo = parts, parts.todo()
@@ -65,26 +65,26 @@ class Worker:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_workers_at_any_pace_make_every_part_once_and_one_of_them_tells(seed: int, tmp_path: Path) -> None:
-    chance = random.Random(seed)
-    ranks, pictures = chance.randint(1, 5), chance.randint(1, 60)
-    workers = [Worker(begun(tmp_path / "out", rank, ranks, pictures, 3)) for rank in range(ranks)]
-    pace, told = [chance.random() ** 3 + 0.01 for _ in workers], 0
+def test_workers_at_any_speed_write_every_part_once_and_one_of_them_reports(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    ranks, num_images = rng.randint(1, 5), rng.randint(1, 60)
+    workers = [Worker(begun(tmp_path / "out", rank, ranks, num_images, 3)) for rank in range(ranks)]
+    speeds, reports = [rng.random() ** 3 + 0.01 for _ in workers], 0
     while workers:
-        (worker,) = chance.choices(workers, pace[: len(workers)])
+        (worker,) = rng.choices(workers, speeds[: len(workers)])
         if not worker.step():
             found = worker.parts.finish()
-            told += found is not None and found[1]
+            reports += found is not None and found[1]
             workers.remove(worker)
-    assert union(tmp_path / "out") == list(range(pictures))
-    assert told == 1
-    assert not list((tmp_path / "out" / "_busy").iterdir())
+    assert union(tmp_path / "out") == list(range(num_images))
+    assert reports == 1
+    assert not list((tmp_path / "out" / "_in_progress").iterdir())
     done = json.loads((tmp_path / "out" / "_done.json").read_text())
-    assert (done["pictures"], done["bad"]) == (pictures, 0)
+    assert (done["num_images"], done["num_bad"]) == (num_images, 0)
     assert [part["file"] for part in done["parts"]] == sorted(path.name for path in (tmp_path / "out").glob("part-*"))
 
 
-def test_workers_that_are_at_a_part_are_left_alone(tmp_path: Path) -> None:
+def test_a_part_in_progress_is_left_to_its_worker(tmp_path: Path) -> None:
     slow, quick = (Worker(begun(tmp_path / "out", rank, 2)) for rank in range(2))
     assert slow.step()
     assert slow.part == 0
@@ -97,12 +97,12 @@ def test_workers_that_are_at_a_part_are_left_alone(tmp_path: Path) -> None:
     assert union(tmp_path / "out") == list(range(23))
 
 
-def test_a_helper_that_was_killed_and_comes_back_makes_what_it_was_at(tmp_path: Path) -> None:
-    """One by one, as a scheduler starts ranks again: nobody else is left to make it."""
+def test_a_helper_that_was_killed_and_restarted_writes_its_unfinished_part(tmp_path: Path) -> None:
+    """Ranks are restarted one by one, as a scheduler does: no other process is left to write the part."""
     first, helper = (Worker(begun(tmp_path / "out", rank, 2)) for rank in range(2))
     first.step()  # at part 0
     while helper.part != 4:
-        helper.step()  # its own, then it helps with one of the other's, and is killed there
+        helper.step()  # its own parts, then one of the other's, where it is killed
     while first.step():
         pass
     again = begun(tmp_path / "out", 1, 2)
@@ -112,34 +112,34 @@ def test_a_helper_that_was_killed_and_comes_back_makes_what_it_was_at(tmp_path: 
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_what_a_killed_worker_left_is_made_by_whoever_comes(ranks: int, tmp_path: Path) -> None:
+def test_the_unfinished_part_of_a_killed_worker_is_written_by_any_other(ranks: int, tmp_path: Path) -> None:
     killed = Worker(begun(tmp_path / "out", 1, 4))
     for _ in range(3):
         killed.step()
     assert (killed.made, killed.part) == ([1], 5)
     first = (tmp_path / "out" / "part-000001.txt").stat()
-    (tmp_path / "out" / "_busy" / "_parts-1-0123456789ab").touch()
+    (tmp_path / "out" / "_in_progress" / "_parts-1-0123456789ab").touch()
     workers = [begun(tmp_path / "out", rank, ranks) for rank in range(ranks)]
     made = [part for parts in workers for part in make(parts)]
     assert sorted(made) == [0, 2, 3, 4, 5]
     assert union(tmp_path / "out") == list(range(23))
-    after = (tmp_path / "out" / "part-000001.txt").stat()  # read since, but not written again
+    after = (tmp_path / "out" / "part-000001.txt").stat()  # read, but not rewritten
     assert (after.st_ino, after.st_mtime_ns, after.st_size) == (first.st_ino, first.st_mtime_ns, first.st_size)
     assert workers[0].finish() == (Note(23, 0, 59), True)
-    assert not list((tmp_path / "out" / "_busy").iterdir())
+    assert not list((tmp_path / "out" / "_in_progress").iterdir())
 
 
-def test_of_two_that_make_the_same_part_one_stays_and_neither_fails(tmp_path: Path) -> None:
+def test_of_two_workers_on_the_same_part_one_stays_and_neither_fails(tmp_path: Path) -> None:
     one, two = begun(tmp_path / "out"), begun(tmp_path / "out")
     with one.writing(2) as first, two.writing(2) as second:
         fill(one, 2, first)
-        second.path.write_text("8\n9\n10\n11.0\n")  # as another GPU may have it
+        second.path.write_text("8\n9\n10\n11.0\n")  # as another GPU may compute it
     kept = (tmp_path / "out" / "part-000002.txt").read_text()
     assert kept == "8\n9\n10\n11.0\n"  # the inner one ends first
     assert one.note(2) == Note(4, 0, len(kept))
 
 
-def test_what_is_cut_short_or_has_no_note_is_made_again_and_done_no_longer(tmp_path: Path) -> None:
+def test_a_part_that_is_truncated_or_has_no_manifest_is_rewritten(tmp_path: Path) -> None:
     parts = begun(tmp_path / "out")
     assert make(parts) == [0, 1, 2, 3, 4, 5]
     found = parts.finish()
@@ -147,8 +147,8 @@ def test_what_is_cut_short_or_has_no_note_is_made_again_and_done_no_longer(tmp_p
     assert found[1]
     assert make(begun(tmp_path / "out")) == []
     parts.path(1).write_text(parts.path(1).read_text()[:-1])
-    (tmp_path / "out" / "_notes" / "000002.json").unlink()
-    (tmp_path / "out" / "_notes" / "000003.json").write_text("{")
+    (tmp_path / "out" / "_manifests" / "000002.json").unlink()
+    (tmp_path / "out" / "_manifests" / "000003.json").write_text("{")
     parts.path(4).unlink()
     again = begun(tmp_path / "out")
     assert not (tmp_path / "out" / "_done.json").exists()
@@ -162,22 +162,22 @@ def test_a_part_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no number"), parts.writing(0) as draft:
         draft.path.write_text(f"0\n{int('no number')}\n")
     assert parts.note(0) is None
-    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == ["_busy", "_notes", "_parts.json"]
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == ["_in_progress", "_manifests", "_parts.json"]
 
 
-def test_a_folder_is_for_one_question(tmp_path: Path) -> None:
+def test_a_folder_is_for_one_request(tmp_path: Path) -> None:
     begun(tmp_path / "out")
     for changes, sentence in (
-        ({"weights": "b" * 64}, "was begun with other weights; name another folder"),
-        ({"top": 3}, "was begun with top 5 instead of 3; name"),
-        ({"drop": 0.5}, "was begun with drop None instead of 0.5; name"),
+        ({"weights": "b" * 64}, "was started with other weights; name another folder"),
+        ({"top": 3}, "was started with top 5 instead of 3; name"),
+        ({"drop": 0.5}, "was started with drop None instead of 0.5; name"),
     ):
         with pytest.raises(VitrailError, match=sentence):
             Parts(tmp_path / "out", ".txt", 23, 4).begin({**ASKED, **changes})
-    with pytest.raises(VitrailError, match="with part 4 instead of 5"):
+    with pytest.raises(VitrailError, match="with part_size 4 instead of 5"):
         begun(tmp_path / "out", part=5)
     (tmp_path / "out" / "_parts.json").write_text("[")
-    with pytest.raises(VitrailError, match="does not say what was asked for"):
+    with pytest.raises(VitrailError, match="does not hold a request"):
         begun(tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").touch()
@@ -188,26 +188,28 @@ def test_a_folder_is_for_one_question(tmp_path: Path) -> None:
             begun(tmp_path / bad)
 
 
-@pytest.mark.parametrize(("pictures", "expected"), [(1, 256), (32_768, 256), (32_769, 512), (1_000_000, 8192), (10**9, 16384)])
-def test_the_size_of_a_part_follows_from_the_pictures_alone(pictures: int, expected: int, tmp_path: Path) -> None:
-    assert size(tmp_path, pictures, None) == expected
-    assert size(tmp_path, pictures, 7) == 7
+@pytest.mark.parametrize(
+    ("num_images", "expected"), [(1, 256), (32_768, 256), (32_769, 512), (1_000_000, 8192), (10**9, 16384)]
+)
+def test_the_size_of_a_part_follows_from_the_images_alone(num_images: int, expected: int, tmp_path: Path) -> None:
+    assert size(tmp_path, num_images, None) == expected
+    assert size(tmp_path, num_images, 7) == 7
     begun(tmp_path / "out", part=9)
-    assert size(tmp_path / "out", pictures, None) == 9  # as it was begun
+    assert size(tmp_path / "out", num_images, None) == 9  # as it was started
 
 
-def test_too_many_bad_pictures_are_refused_in_the_end(tmp_path: Path) -> None:
+def test_too_many_bad_images_are_refused_in_the_end(tmp_path: Path) -> None:
     parts = Parts(tmp_path / "out", ".txt", 23, 4, tolerated=0.05)
     parts.begin(ASKED)
     for part in parts.todo():
         with parts.writing(part) as draft:
             draft.bad = int(part < 2)
-    with pytest.raises(VitrailError, match=r"2 of 23 pictures cannot be used, more than the share of 0\.05"):
+    with pytest.raises(VitrailError, match=r"2 of 23 images cannot be used, more than the tolerated fraction of 0\.05"):
         parts.finish()
     assert not (tmp_path / "out" / "_done.json").exists()
 
 
-def test_models_that_answer_otherwise_have_another_identity() -> None:
+def test_models_that_predict_differently_have_different_hashes() -> None:
     model = vit()
     first = model_identity(model)
     assert model_identity(model) == first
@@ -223,7 +225,7 @@ def test_models_that_answer_otherwise_have_another_identity() -> None:
     assert len(seen) == 5
 
 
-def test_a_process_among_several_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def empty(size: int, device: str) -> Any:
@@ -242,8 +244,8 @@ def test_a_process_among_several_has_a_gpu_of_its_own(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("rank", "ranks"), [("2", "2"), ("-1", "2"), ("one", "2"), ("0", "two")])
-def test_a_rank_that_cannot_be_is_one_sentence(rank: str, ranks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_rank_is_one_sentence(rank: str, ranks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", ranks)
-    with pytest.raises(VitrailError, match="RANK must be a number from 0 to below WORLD_SIZE"):
+    with pytest.raises(VitrailError, match="RANK must be a number from 0 to WORLD_SIZE - 1"):
         place()

@@ -1,4 +1,4 @@
-"""What ``vitrail.predict`` says of a picture is what a pass by hand says, and what the training loop's evaluation said."""
+"""``vitrail.predict`` gives the probabilities of a manual forward pass, and those of the training loop's evaluation."""
 
 import io
 import logging
@@ -54,7 +54,7 @@ def put(folder: Path, count: int) -> list[Path]:
     return [drawn.put(folder / f"{number}.jpg", number, (30 + number, 24)) for number in range(count)]
 
 
-def test_it_is_a_pass_by_hand(tmp_path: Path) -> None:
+def test_predictions_are_those_of_a_manual_forward_pass(tmp_path: Path) -> None:
     made, files = model(), put(tmp_path, 7)
     rows = vitrail.predict(made, files)
     assert [row.file for row in rows] == [str(file) for file in files]
@@ -67,7 +67,7 @@ def test_it_is_a_pass_by_hand(tmp_path: Path) -> None:
         assert row.label == max(expected, key=expected.__getitem__)
 
 
-def test_of_the_sigmoid_loss_each_class_has_a_probability_of_its_own(tmp_path: Path) -> None:
+def test_with_the_sigmoid_loss_each_class_has_an_independent_probability(tmp_path: Path) -> None:
     made, files = model(), put(tmp_path, 2)
     made.facts = {"recipe": {"loss": "sigmoid"}}
     assert made.preprocess is not None
@@ -77,8 +77,8 @@ def test_of_the_sigmoid_loss_each_class_has_a_probability_of_its_own(tmp_path: P
         assert shares(row) == pytest.approx(dict(zip(NAMES, alone, strict=True)), abs=1e-6)
 
 
-def test_it_is_what_the_training_loops_evaluation_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two routes to one number: the logits that a run kept of its test pictures, and the run asked about those files."""
+def test_predictions_are_those_of_the_training_loops_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two routes to one number: the logits that a run saved of its test images, and the run's predictions for those files."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     folder = drawn.classes(tmp_path / "data", {"ant": 23, "bee": 21, "cat": 26})
     settings = recipe(data=str(folder), model=replace(recipe().model, classes=3), steps=4, evaluate=2)
@@ -93,7 +93,7 @@ def test_it_is_what_the_training_loops_evaluation_found(tmp_path: Path, monkeypa
         assert shares(row) == pytest.approx(dict(zip(("ant", "bee", "cat"), wanted, strict=True)), abs=1e-5)
 
 
-def test_a_bad_picture_shifts_no_other_whatever_the_batch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bad_image_affects_no_other_whatever_the_batch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made, files = model(), put(tmp_path, 8)
     alone = [predict(made, [file])[0] for file in files]
     files[2].write_bytes(b"")
@@ -106,9 +106,9 @@ def test_a_bad_picture_shifts_no_other_whatever_the_batch(tmp_path: Path, caplog
             for number in (0, 1, 4, 5, 6):
                 assert rows[number].file == alone[number].file
                 assert shares(rows[number]) == pytest.approx(shares(alone[number]), abs=1e-6)
-    assert rows[2] == Prediction(str(files[2]), error="is no picture that can be read: it is empty")
+    assert rows[2] == Prediction(str(files[2]), error="cannot be decoded: it is empty")
     assert rows[3].error == "cannot be read: No such file or directory"
-    assert caplog.records == []  # it is in the answer
+    assert caplog.records == []  # it is in the prediction
 
 
 def saved(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
@@ -139,19 +139,19 @@ ODD = {
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_whatever_is_handed_in_is_seen_as_its_file_is(kind: str, tmp_path: Path) -> None:
+def test_every_kind_of_input_is_read_as_its_file_is(kind: str, tmp_path: Path) -> None:
     made, content = model(), ODD[kind]
     path = tmp_path / "picture"
     path.write_bytes(content)
     expected = by_hand(made, path)
     same: list[Any] = [path, str(path), content, Image.open(io.BytesIO(content)), np.asarray(decode(content))]
     rows = predict(made, same)
-    assert [row.file for row in rows] == [str(path), str(path), "picture 2", "picture 3", "picture 4"]
+    assert [row.file for row in rows] == [str(path), str(path), "image 2", "image 3", "image 4"]
     for row in rows:
         assert shares(row) == pytest.approx(expected, abs=1e-6)
 
 
-def test_arrays_of_a_stack_for_a_model_of_grey_pictures() -> None:
+def test_arrays_of_a_stack_for_a_model_of_grey_images() -> None:
     made = model(channels=1)
     stack = np.random.default_rng(0).integers(0, 256, (4, 20, 19, 1), dtype=np.uint8)
     flat = [picture[..., 0] for picture in stack]
@@ -161,7 +161,7 @@ def test_arrays_of_a_stack_for_a_model_of_grey_pictures() -> None:
     assert shares(first[0]) == pytest.approx(by_hand(made, saved(Image.fromarray(flat[0]))), abs=1e-6)
 
 
-def test_one_picture_given_many_times_is_loaded_once_at_a_time() -> None:
+def test_one_image_listed_many_times_is_loaded_once_at_a_time() -> None:
     lazy = Image.open(io.BytesIO(ODD["turned"]))
     rows = predict(model(), [lazy] * 40, batch=1, workers=8)
     assert all(row.top == rows[0].top and row.error is None for row in rows)
@@ -170,9 +170,9 @@ def test_one_picture_given_many_times_is_loaded_once_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("picture", "sentence"),
     [
-        (saved(PLAIN)[:200], "is no picture that can be read"),
+        (saved(PLAIN)[:200], "cannot be decoded"),
         (b"<!doctype html>", "none of JPEG, PNG"),
-        (Image.open(io.BytesIO(saved(PLAIN)[:200])), "is no picture that can be read: "),
+        (Image.open(io.BytesIO(saved(PLAIN)[:200])), "cannot be decoded: "),
         (saved(Image.new("1", (10_000, 10_000)), optimize=True), "67,108,864"),
         (Image.new("1", (9000, 9000)), "has 9000 x 9000 pixels; 1 to 67,108,864 are allowed"),
         (Image.new("RGB", (0, 7)), "has 0 x 7 pixels"),
@@ -183,21 +183,21 @@ def test_one_picture_given_many_times_is_loaded_once_at_a_time() -> None:
         ("nowhere/cat.jpg", "cannot be read: No such file or directory"),
     ],
 )
-def test_what_is_no_picture_says_so_in_its_place(picture: Any, sentence: str) -> None:
+def test_an_unreadable_image_has_an_error_in_its_row(picture: Any, sentence: str) -> None:
     before, row, after = predict(model(), [ODD["plain"], picture, ODD["plain"]])
     assert row.error is not None
     assert sentence in row.error
     assert (row.label, row.probability, row.top) == (None, None, ())
     assert shares(before) == pytest.approx(shares(after), abs=1e-6)
-    (alone,) = predict(model(), [picture])  # a batch of which nothing is left
+    (alone,) = predict(model(), [picture])  # a batch without a readable image
     assert alone.error == row.error
 
 
-def test_a_model_that_answers_with_no_number_is_found_out() -> None:
+def test_nan_logits_are_an_error() -> None:
     made = model()
     made.get_parameter("head.bias").data[2] = float("nan")
     (row,) = predict(made, [ODD["plain"]])
-    assert row.error == "makes the model answer with something that is no number"
+    assert row.error == "makes the model's logits non-finite (NaN/Inf)"
 
 
 def test_of_equal_classes_the_first_comes_first() -> None:
@@ -209,15 +209,15 @@ def test_of_equal_classes_the_first_comes_first() -> None:
     assert row.probability == 0.2
 
 
-def test_without_labels_classes_are_numbers_and_no_more_than_there_are() -> None:
+def test_without_class_names_classes_are_indices_and_top_k_is_capped() -> None:
     made = model()
     made.labels = None
     (row,) = predict(made, [ODD["plain"]], top=99)
     assert sorted(guess.label for guess in row.top) == ["0", "1", "2", "3", "4"]
 
 
-def test_pictures_are_read_when_their_turn_comes(tmp_path: Path) -> None:
-    """What is far ahead is not in memory: it can still vanish."""
+def test_images_are_read_when_their_turn_comes(tmp_path: Path) -> None:
+    """Images far ahead are not in memory yet: they can still vanish."""
     files = put(tmp_path, 6)
     rows = stream(model(), files, batch=2, workers=0)
     assert next(rows).error is None
@@ -226,7 +226,7 @@ def test_pictures_are_read_when_their_turn_comes(tmp_path: Path) -> None:
     assert [row.error is None for row in rows] == [True, False, False, False, False]
 
 
-def test_the_model_is_left_as_it_was_also_by_who_stops_early() -> None:
+def test_the_mode_of_the_model_is_restored_also_after_an_early_stop() -> None:
     made = model(dropout=0.5).train()
     first, second = (predict(made, [ODD["plain"]]) for _ in range(2))
     assert first == second  # no dropout
@@ -239,7 +239,7 @@ def test_the_model_is_left_as_it_was_also_by_who_stops_early() -> None:
     assert not torch.is_inference_mode_enabled()
 
 
-def test_a_model_in_half_precision_takes_the_same_pictures() -> None:
+def test_a_model_in_half_precision_takes_the_same_images() -> None:
     made = model()
     (wide,) = predict(made, [ODD["plain"]])
     (narrow,) = predict(made.bfloat16(), [ODD["plain"]])
@@ -251,7 +251,7 @@ def test_a_run_is_its_best_weights(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "recipe.json").write_text("{}")
-    with pytest.raises(VitrailError, match=r"run is a run without weights yet; they come with its first evaluation"):
+    with pytest.raises(VitrailError, match=r"run is a run that has no weights yet; they are saved at its first evaluation"):
         load(run)
     made = model()
     save(made, run / "best")
@@ -264,30 +264,30 @@ def test_a_run_is_its_best_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"pictures": "cat.jpg"}, "pictures must be a list of them, got one str; put it in square brackets"),
-        ({"pictures": np.zeros((5, 4, 3), np.uint8)}, "pictures must be a list of them, got one ndarray"),
-        ({"pictures": iter([ODD["plain"], 3])}, "must be a path, bytes, a PIL picture or an array, got int as number 1"),
+        ({"pictures": "cat.jpg"}, "images must be a list, got one str; put it in square brackets"),
+        ({"pictures": np.zeros((5, 4, 3), np.uint8)}, "images must be a list, got one ndarray"),
+        ({"pictures": iter([ODD["plain"], 3])}, "must be a path, bytes, a PIL image or an array, got int at index 1"),
         ({"top": 0}, "top must be at least 1, got 0"),
-        ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"batch": 0}, "batch_size must be at least 1, got 0"),
         ({"workers": -1}, "workers must not be below 0"),
-        ({"model": vit()}, "does not know how its pictures are made ready; set model.preprocess"),
+        ({"model": vit()}, "has no preprocessing config; set model.preprocess"),
         ({"model": vit(classes=0)}, "has no classifier"),
-        ({"model": model(channels=4)}, "takes pictures of 4 channels; those read from files have 1 or 3"),
+        ({"model": model(channels=4)}, "takes images of 4 channels; those read from files have 1 or 3"),
         ({"model": "nowhere"}, "nowhere does not exist"),
     ],
 )
-def test_a_mistake_in_the_call_is_a_sentence(changes: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_call_is_one_sentence(changes: dict[str, Any], sentence: str) -> None:
     call: dict[str, Any] = {"model": model(), "pictures": [ODD["plain"]], **changes}
     with pytest.raises(VitrailError, match=sentence):
         predict(**call)
 
 
-def test_nothing_asked_nothing_answered() -> None:
+def test_no_images_no_predictions() -> None:
     assert predict(model(), []) == []
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="no real weights beside the project")
-def test_top_1_of_real_pictures_is_timms(caplog: pytest.LogCaptureFixture) -> None:
+def test_top_1_of_real_images_is_timms(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     files = sorted((REAL / "imagenet250").glob("*.jpg"))
     rows = predict(REAL / "vit_tiny_patch16_224.safetensors", files, batch=25)

@@ -1,4 +1,4 @@
-"""``vitrail.prepare``: what evaluation shows the model, and a sentence where it cannot."""
+"""``vitrail.preprocess``: images as in evaluation, and an error of one sentence for a bad one."""
 
 import io
 from pathlib import Path
@@ -30,7 +30,7 @@ def model() -> ViT:
     return made
 
 
-def test_it_is_what_the_loader_of_an_evaluation_shows(tmp_path: Path) -> None:
+def test_images_are_those_of_the_evaluation_loader(tmp_path: Path) -> None:
     pictures: list[Picture] = [
         put(tmp_path / "a.jpg", 1),
         encoded(2),
@@ -44,52 +44,52 @@ def test_it_is_what_the_loader_of_an_evaluation_shows(tmp_path: Path) -> None:
     assert torch.equal(images[1], made(decode(encoded(2)), HOW))
 
 
-def test_it_is_in_the_precision_of_the_model() -> None:
+def test_images_are_in_the_precision_of_the_model() -> None:
     assert vitrail.prepare(model().bfloat16(), [picture(1)]).dtype == torch.bfloat16
 
 
-def test_an_array_of_four_axes_is_a_list_of_pictures() -> None:
+def test_an_array_of_four_axes_is_a_list_of_images() -> None:
     stack = np.stack([np.asarray(picture(number)) for number in range(3)])
     assert torch.equal(vitrail.prepare(model(), stack), vitrail.prepare(model(), [picture(number) for number in range(3)]))
 
 
-def test_a_bad_picture_is_named_with_its_reason(tmp_path: Path) -> None:
+def test_a_bad_image_is_named_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "page.jpg").write_text("<html>")
-    with pytest.raises(VitrailError, match=r"^the picture .*page.jpg is no picture that can be read: .*; name another one$"):
+    with pytest.raises(VitrailError, match=r"^the image .*page.jpg cannot be decoded: .*; try another one$"):
         vitrail.prepare(model(), [picture(1), tmp_path / "page.jpg"])
-    with pytest.raises(VitrailError, match=r"^picture 1 is an array of float64, 4 x 5; it must be uint8"):
+    with pytest.raises(VitrailError, match=r"^image 1 is an array of float64, 4 x 5; it must be uint8"):
         vitrail.prepare(model(), [picture(1), np.zeros((4, 5))])
     with pytest.raises(VitrailError, match=r"nowhere.jpg cannot be read: No such file"):
         vitrail.prepare(model(), [tmp_path / "nowhere.jpg"])
-    with pytest.raises(VitrailError, match="there are no pictures to make ready"):
+    with pytest.raises(VitrailError, match="there are no images to preprocess"):
         vitrail.prepare(model(), [])
     with pytest.raises(VitrailError, match="got one str; put it in square brackets"):
         vitrail.prepare(model(), "cat.jpg")
-    with pytest.raises(VitrailError, match="does not know how its pictures are made ready"):
+    with pytest.raises(VitrailError, match="has no preprocessing config"):
         vitrail.prepare(vit(), [picture(1)])
 
 
-def test_a_picture_is_opened_upright_and_whole_or_not_at_all() -> None:
+def test_an_image_is_loaded_upright_and_whole_or_not_at_all() -> None:
     stream, tags = io.BytesIO(), Image.Exif()
     tags[0x0112] = 6
     picture(1, (20, 30)).save(stream, "JPEG", exif=tags)
     assert opened(stream.getvalue()).size == (20, 30)
-    with pytest.raises(VitrailError, match=r"^the picture is no picture that can be read: it is empty; name another one$"):
+    with pytest.raises(VitrailError, match=r"^the image cannot be decoded: it is empty; try another one$"):
         opened(b"")
-    with pytest.raises(VitrailError, match=r"^the picture is an array of int64"):
+    with pytest.raises(VitrailError, match=r"^the image is an array of int64"):
         opened(np.zeros((3, 3), np.int64))
 
 
 @pytest.mark.parametrize("squash", [True, False])
 @pytest.mark.parametrize("size", [(150, 90), (90, 150), (64, 64), (12, 15), (7, 40)])
-def test_the_window_is_the_part_of_the_picture_that_is_seen(size: tuple[int, int], squash: bool) -> None:
-    """A picture whose red is its column and whose green is its row tells where its pixels come from."""
+def test_the_crop_window_is_the_part_of_the_image_that_is_used(size: tuple[int, int], squash: bool) -> None:
+    """An image whose red is its column and whose green is its row shows where its pixels come from."""
     how = Preprocess((12, 18), crop=0.75, squash=squash, interpolation="bilinear")
     rows, columns = np.mgrid[: size[0], : size[1]].astype(np.uint8)
     resized, (left, top, right, bottom) = window((size[1], size[0]), how)
     seen = fitted(Image.fromarray(np.stack([columns, rows, rows], axis=-1)), how).astype(float)
     across, down = size[1] / resized[0], size[0] / resized[1]
-    inner = seen[4:-4, 4:-4]  # at its rim a filter has nothing to look at
+    inner = seen[4:-4, 4:-4]  # at the border a filter lacks pixels
     x = left + (np.arange(18) + 0.5) * across - 0.5
     y = top + (np.arange(12) + 0.5) * down - 0.5
     assert np.abs(inner[..., 0] - x[4:-4]).max() <= 1.01
@@ -99,7 +99,7 @@ def test_the_window_is_the_part_of_the_picture_that_is_seen(size: tuple[int, int
     assert min(left, top, size[1] - right, size[0] - bottom) > -1e-9
 
 
-def test_of_a_picture_of_odd_proportions_the_window_is_where_it_is_cut() -> None:
+def test_the_crop_window_of_an_extreme_aspect_ratio_is_exact() -> None:
     resized, (left, top, right, bottom) = window((2, 60000), Preprocess((16, 16)))
     assert resized == (16, 480000)
     assert (left, right) == (0, 2)

@@ -1,5 +1,6 @@
-"""``vitrail.stress``: the undisturbed number is ``measure``'s, patches without positions do not miss their places, and every
-model meets the same pictures."""
+"""``vitrail.evaluate_robustness``: the clean score is that of ``evaluate``, a model without positions ignores shuffled patches,
+and every model gets the same images.
+"""
 
 import math
 from dataclasses import replace
@@ -43,7 +44,7 @@ def data(tmp_path: Path) -> Data:
     return pictures(folder(tmp_path, *LABELS[:4], each=9))
 
 
-def test_undisturbed_is_what_measure_says_and_the_rest_follows_from_who_was_right(data: Data) -> None:
+def test_the_clean_score_is_that_of_evaluate_and_the_others_follow_from_correctness(data: Data) -> None:
     seen = model(1)
     found, plain = stress(seen, data, batch=7), measure(seen, data)
     assert list(found.scores) == ["clean", *NAMES, "all"]
@@ -64,7 +65,7 @@ def test_undisturbed_is_what_measure_says_and_the_rest_follows_from_who_was_righ
 
 
 def by_hand(seen: Model, data: Data, seed: int) -> ndarray:
-    """Every picture alone, through the public pieces."""
+    """Evaluate every image alone, through the public functions."""
     how = seen.preprocess
     assert how is not None
     plain = Preprocess(how.image, how.crop, how.squash, how.interpolation, (0.0,) * 3, (1 / 255,) * 3)
@@ -87,7 +88,7 @@ def test_two_routes_to_one_number_whatever_the_batch(data: Data) -> None:
         assert np.array_equal(stress(model(2), data, batch=batch, workers=workers, seed=5).right, expected)
 
 
-def test_a_bag_of_patches_does_not_notice_that_they_are_shuffled(data: Data) -> None:
+def test_a_bag_of_patches_is_invariant_to_shuffling(data: Data) -> None:
     torch.manual_seed(0)
     images = torch.randint(0, 256, (6, 3, 12, 15), dtype=torch.uint8)
     kind = disturbances((2, 3))[-1]
@@ -103,7 +104,7 @@ def test_a_bag_of_patches_does_not_notice_that_they_are_shuffled(data: Data) -> 
     assert bag.scores["shuffle"].top1 == (bag.clean,)
 
 
-def test_every_model_sees_the_same_pictures_each_its_own_way(data: Data) -> None:
+def test_every_model_gets_the_same_corrupted_images_in_its_own_normalisation(data: Data) -> None:
     first, other = model(1), resnet()
     other.preprocess = Preprocess((12, 15), mean=(0.1, 0.2, 0.3), std=(0.2, 0.3, 0.4))
     shown = []
@@ -118,10 +119,10 @@ def test_every_model_sees_the_same_pictures_each_its_own_way(data: Data) -> None
     assert all(torch.equal(one, two) for one, two in zip(*shown, strict=True))
 
 
-def test_a_limit_is_a_fair_sample_and_a_larger_one_holds_the_smaller(data: Data) -> None:
+def test_a_limit_is_an_unbiased_sample_and_a_larger_one_includes_the_smaller(data: Data) -> None:
     whole, some = stress(model(1), data), stress(model(1), data, limit=11)
     assert len(some.indices) == 11
-    assert np.array_equal(some.right, whole.right[some.indices])  # a picture is disturbed the same way in both
+    assert np.array_equal(some.right, whole.right[some.indices])  # an image is corrupted in the same way in both
     assert set(sample(1000, 50, 3)) < set(sample(1000, 300, 3)) < set(range(1000))
     assert abs(sample(1000, 300, 3).mean() - 499.5) < 60
     assert np.array_equal(sample(20, 99, 0), np.arange(20))
@@ -137,7 +138,7 @@ def test_cells_are_the_first_transformers_patches_or_eight_by_eight() -> None:
     other.preprocess = Preprocess((24, 15))
     notes = unlike({"a": model(), "b": other, "c": resnet((13, 15))}, (2, 3))
     assert notes[0] == "cells are 2x3; the patches of b are 4x3"
-    assert "see pictures of 12x15 and 24x15 and 13x15" in notes[1]
+    assert "take images of 12x15 and 24x15 and 13x15" in notes[1]
     assert notes[2] == "2x3 cells do not divide 13x15 pixels, so cells differ by a pixel"
 
 
@@ -147,11 +148,11 @@ def test_models_of_other_sizes_can_be_compared(data: Data) -> None:
     assert gaps["noise"].difference == pytest.approx(large.scores["noise"].mean - small.scores["noise"].mean)
     assert gaps["all"].interval[0] <= gaps["all"].difference <= gaps["all"].interval[1]
     assert all(gap.difference == 0 and gap.interval == (0, 0) for gap in differences(small, small).values())
-    with pytest.raises(VitrailError, match="not the same pictures"):
+    with pytest.raises(VitrailError, match="not the same images"):
         differences(small, stress(model(1), data, limit=5))
 
 
-def test_a_model_in_training_is_put_back_and_one_that_is_never_right_keeps_nothing(data: Data) -> None:
+def test_training_mode_is_restored_and_retained_accuracy_needs_a_clean_one(data: Data) -> None:
     seen = model(1).train()
     found: Stressed = stress(
         seen, replace(data, test=Arrays(np.zeros((3, 12, 15, 3), np.uint8), np.zeros(3, np.int64), ("ant",)))
@@ -161,17 +162,17 @@ def test_a_model_in_training_is_put_back_and_one_that_is_never_right_keeps_nothi
     assert math.isnan(found.retained) == (found.clean == 0)
 
 
-def test_what_cannot_be_measured_is_said_as_measure_says_it(data: Data, tmp_path: Path) -> None:
+def test_errors_are_those_of_evaluate(data: Data, tmp_path: Path) -> None:
     broken = model()
     broken.get_parameter("head.bias").data[2] = torch.nan
     for function in (measure, stress):
-        with pytest.raises(VitrailError, match=r"the model answers 36 of 36 pictures with something that is no number"):
+        with pytest.raises(VitrailError, match=r"the model's logits are not finite for 36 of 36 images"):
             function(broken, data)
         with pytest.raises(VitrailError, match="did you mean 'validation'"):
             function(model(), data, "valid")
         with pytest.raises(VitrailError, match="has no classifier"):
             function(vit(classes=0), data)
-    with pytest.raises(VitrailError, match="got 99x3 for pictures of 12x15"):
+    with pytest.raises(VitrailError, match="got 99x3 for images of 12x15"):
         stress(model(), data, grid=(99, 3))
     strange = classes(tmp_path / "strange", {"yak": 3, "ant": 4})
     with pytest.raises(VitrailError, match="unknown to the model: 'yak'"):

@@ -1,4 +1,4 @@
-"""Which map to trust: on a model whose evidence is known, the map that knows it wins, and masks are where the figure is."""
+"""Explanation benchmark: on a model with known evidence the map of that evidence wins, and masks are where the object is."""
 
 from typing import Any
 
@@ -21,14 +21,14 @@ HOW = Preprocess((12, 15), mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
 def bright_patches(count: int = 9) -> Arrays:
-    """White in row 1, column 2, the most edges in row 0, column 0, and dark noise elsewhere."""
+    """Return images white in row 1, column 2, with the most edges in row 0, column 0, and dark noise elsewhere."""
     images = np.random.default_rng(0).integers(0, 60, (count, 12, 15, 3)).astype(np.uint8)
     images[:, 6:12, 10:15] = 255
     images[:, 2:4, 0:5] = 250
     return Arrays(images, np.zeros(count, np.int64), ("a", "b", "c", "d", "e"))
 
 
-def test_the_map_that_knows_the_evidence_beats_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_map_of_the_known_evidence_beats_a_random_map(monkeypatch: pytest.MonkeyPatch) -> None:
     model = OnePatch(vit().config).eval()
     model.preprocess = HOW
 
@@ -49,7 +49,7 @@ def test_the_map_that_knows_the_evidence_beats_chance(monkeypatch: pytest.Monkey
             assert score.mean == pytest.approx(area(torch.tensor([curve])).item(), abs=1e-6)
 
 
-def test_what_is_better_picture_by_picture_is_said_and_the_best_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_significantly_better_methods_are_listed_and_the_best_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     model = OnePatch(vit().config).eval()
     model.preprocess = HOW
 
@@ -64,24 +64,29 @@ def test_what_is_better_picture_by_picture_is_said_and_the_best_comes_first(monk
     better = {row.method: row.better for row in rows}
     assert "deletion" in better["oracle"]
     assert better["wrong"] == better["random"] == better["edges"] == ()
-    assert verdict(rows).startswith("Trust oracle first. Clearly better than chance and an edge detector: oracle on ")
-    assert verdict(rows).endswith("wrong on nothing.")
+    assert verdict(rows).startswith(
+        "Most faithful: oracle. Significantly better than a random map and an edge detector: oracle on "
+    )
+    assert verdict(rows).endswith("wrong on none.")
     alone = trust(model, bright_patches(30), ["wrong"], batch=8, workers=0)
-    assert verdict(alone) == "None of wrong is clearly better than chance and an edge detector here: trust no map."
+    assert (
+        verdict(alone)
+        == "None of wrong is significantly better than a random map and an edge detector here: no map is faithful."
+    )
     few = trust(model, bright_patches(9), ["oracle"], workers=0)
     assert few[-1].better == ()
-    assert verdict(few) == "9 are too few pictures to tell; measure on at least 10, better 100."
+    assert verdict(few) == "9 images are too few for a verdict; use at least 10, better 100."
 
 
-def test_a_model_that_answers_with_no_number_is_not_measured() -> None:
+def test_a_model_with_nan_logits_is_an_error() -> None:
     model = vit()
     model.preprocess = HOW
     next(model.head.parameters()).data.fill_(float("nan"))
-    with pytest.raises(VitrailError, match="are its weights whole"):
+    with pytest.raises(VitrailError, match="its weights may be damaged"):
         trust(model, bright_patches(), ["rollout"], workers=0)
 
 
-def test_it_does_not_depend_on_the_batch_but_for_chance() -> None:
+def test_scores_do_not_depend_on_the_batch_size_but_for_the_random_map() -> None:
     model = vit()
     model.preprocess = HOW
     one, other = (trust(model, bright_patches(), batch=size, workers=0) for size in (2, 9))
@@ -90,13 +95,13 @@ def test_it_does_not_depend_on_the_batch_but_for_chance() -> None:
         assert first.insertion.error == pytest.approx(second.insertion.error, abs=1e-5)
 
 
-def test_of_a_large_model_fewer_pictures_are_held_at_a_time() -> None:
+def test_a_large_model_has_a_smaller_batch() -> None:
     assert fitting(vit()) == 16
-    large = vit(image=(240, 300), depth=24, heads=3)  # 2,401 tokens: 3.3 GB a picture
+    large = vit(image=(240, 300), depth=24, heads=3)  # 2,401 tokens: 3.3 GB per image
     assert fitting(large) == 1
 
 
-def test_panes_know_where_the_figure_is() -> None:
+def test_panes_have_object_masks() -> None:
     model = vit()
     model.preprocess = HOW
     source = Part(panes("test", 8, (24, 30)), np.array([5, 1, 7]))
@@ -108,19 +113,19 @@ def test_panes_know_where_the_figure_is() -> None:
         assert_close(mask, torch.from_numpy(panes("test", 8, (24, 30)).scene(index).mask).float())
 
 
-def test_a_limit_takes_pictures_from_all_over() -> None:
+def test_a_limit_takes_evenly_spaced_images() -> None:
     assert some(bright_patches(), 3).indices.tolist() == [0, 4, 8]  # type: ignore[attr-defined]
     assert len(some(bright_patches(), 99)) == 9
 
 
-def test_one_picture_has_no_error_and_none_no_answer() -> None:
+def test_one_image_has_no_standard_error_and_none_is_an_error() -> None:
     model = vit()
     model.preprocess = HOW
     (row, *_) = trust(model, bright_patches(), ["rollout"], limit=1, workers=0)
     assert np.isnan(row.deletion.error)
-    with pytest.raises(VitrailError, match="there is no picture to read"):
+    with pytest.raises(VitrailError, match="the dataset has no images"):
         trust(model, Arrays(np.zeros((0, 12, 15, 3), np.uint8), np.zeros(0, np.int64), ("a",)), workers=0)
 
 
-def test_a_curve_and_its_area() -> None:
+def test_the_area_under_a_curve() -> None:
     assert area(torch.tensor([[1.0, 0.0]])).item() == 0.5

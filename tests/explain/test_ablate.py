@@ -1,4 +1,4 @@
-"""Patches that are grey, moved or never enter: each against another route to the same answer."""
+"""Masked, shuffled and dropped patches: each against another route to the same logits."""
 
 from typing import Any
 
@@ -23,8 +23,8 @@ KINDS: list[dict[str, Any]] = [
     {"norm": "post"},
     {"qk_norm": True},
     {"position": "rotary"},
-    {"position": "learned2d", "position_at": "every"},
-    {"position": "sincos2d", "position_at": "shared"},
+    {"position": "learned2d", "position_at": "every-layer"},
+    {"position": "sincos2d", "position_at": "every-layer-shared"},
     {"position": "none"},
     {"position": "relative"},
 ]
@@ -37,15 +37,15 @@ def pictures(count: int = 2) -> torch.Tensor:
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("changes", KINDS, ids=str)
-def test_without_any_patch_the_answer_is_the_models_to_the_bit(changes: dict[str, Any], how: str) -> None:
+def test_without_any_patch_the_logits_are_the_models_bit_for_bit(changes: dict[str, Any], how: str) -> None:
     model, images = vit(**changes), pictures()
     with torch.no_grad():
         assert torch.equal(ablate(model, images, [], how), model(images))
 
 
 @pytest.mark.parametrize("changes", ENTERING, ids=str)
-def test_what_is_dropped_has_no_say_and_the_others_keep_their_places(changes: dict[str, Any]) -> None:
-    """By hand: the tokens of the others, with the table's rows of their places, through the blocks."""
+def test_dropped_patches_have_no_effect_and_the_others_keep_their_positions(changes: dict[str, Any]) -> None:
+    """By hand: the tokens of the others, with the table's rows of their positions, through the blocks."""
     model, images, left = vit(**changes), pictures(), [0, 3, 5]
     where = torch.tensor([*range(model.config.prefix), *(model.config.prefix + patch for patch in left)])
     with torch.no_grad():
@@ -64,7 +64,7 @@ def test_what_is_dropped_has_no_say_and_the_others_keep_their_places(changes: di
 
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
-def test_masked_patches_are_those_that_deletion_takes_away(changes: dict[str, Any]) -> None:
+def test_masked_patches_are_those_of_the_deletion_curve(changes: dict[str, Any]) -> None:
     model, images, first = vit(**changes), pictures(), [4, 1, 2, 0, 5, 3]
     rank = torch.zeros(6)
     rank[first] = torch.arange(6.0, 0.0, -1.0)
@@ -76,13 +76,13 @@ def test_masked_patches_are_those_that_deletion_takes_away(changes: dict[str, An
 
 
 @pytest.mark.parametrize("pool", ["cls", "gap", "map"])
-def test_a_model_without_positions_does_not_see_that_patches_were_shuffled(pool: str) -> None:
+def test_a_model_without_positions_is_invariant_to_shuffled_patches(pool: str) -> None:
     blind, seeing, images = vit(position="none", pool=pool), vit(pool=pool), pictures()
     assert_close(ablate(blind, images, range(6), "shuffle", seed=3), blind(images), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(ablate(seeing, images, range(6), "shuffle", seed=3), seeing(images), rtol=1e-2, atol=1e-3)
 
 
-def test_shuffled_patches_lie_where_the_order_says() -> None:
+def test_shuffled_patches_lie_where_the_permutation_says() -> None:
     model, images = vit(), pictures()
     moved = images.clone()
     for place, patch in enumerate(order([0, 2, 4, 5], 6, seed=5)):
@@ -92,7 +92,7 @@ def test_shuffled_patches_lie_where_the_order_says() -> None:
         assert torch.equal(ablate(model, images, [5, 0, 2, 4], "shuffle", seed=5), model(moved))
 
 
-def test_an_order_is_drawn_from_its_seed_and_moves_every_patch_it_may() -> None:
+def test_a_permutation_is_drawn_from_its_seed_and_moves_every_chosen_patch() -> None:
     assert all(order([1, 4, 6, 7], 9, seed) == order([7, 6, 4, 1, 1], 9, seed) for seed in range(5))
     drawn = [order([1, 4, 6, 7], 9, seed) for seed in range(50)]
     assert len({tuple(found) for found in drawn}) == 6  # as many cycles as there are through four
@@ -102,7 +102,7 @@ def test_an_order_is_drawn_from_its_seed_and_moves_every_patch_it_may() -> None:
     assert order([3], 5) == order([], 5) == list(range(5))
 
 
-def test_a_hybrids_patches_are_what_its_stem_makes_of_a_stride_of_pixels() -> None:
+def test_a_hybrids_patches_cover_a_stride_of_pixels() -> None:
     model, images = build(variant("R+Ti/16", image=(64, 96), classes=3)).eval(), torch.randn(1, 3, 64, 96)
     grey = images.clone()
     grey[:, :, 32:, 64:] = 0
@@ -111,7 +111,7 @@ def test_a_hybrids_patches_are_what_its_stem_makes_of_a_stride_of_pixels() -> No
     assert ablate(model, images, [5], "drop").shape == (1, 3)
 
 
-def test_a_model_that_merges_tokens_can_do_without_some_and_one_that_drops_says_no() -> None:
+def test_patches_can_be_dropped_with_token_merging_and_not_with_patch_dropping() -> None:
     plain, images = vit(image=(30, 35)), torch.randn(2, 3, 30, 35)
     left = [patch for patch in range(35) if patch not in (3, 20)]
     places = torch.tensor(left).expand(2, -1)
@@ -119,24 +119,24 @@ def test_a_model_that_merges_tokens_can_do_without_some_and_one_that_drops_says_
     with torch.no_grad():
         by_hand = merging.head(merging.gathered(merging.patches(images)[:, left], (5, 7), places))
     assert_close(ablate(merging, images, [3, 20], "drop"), by_hand)
-    with pytest.raises(VitrailError, match="leaves patches out by itself; mask or shuffle"):
+    with pytest.raises(VitrailError, match="drops patches by itself; mask or shuffle"):
         ablate(fast(plain, drop=0.2), images, [3], "drop")
     assert ablate(fast(plain, drop=0.2), images, [3], "mask").shape == (2, 5)
 
 
-def test_what_cannot_be_is_said_in_a_sentence() -> None:
+def test_errors_are_one_sentence() -> None:
     images = pictures()
     with pytest.raises(VitrailError, match=r"all 6 patches cannot be dropped.*keep one"):
         ablate(vit(), images, range(6), "drop")
     with pytest.raises(VitrailError, match=r"relative positions count .* mask or shuffle"):
         ablate(vit(position="relative"), images, [1], "drop")
-    with pytest.raises(VitrailError, match="patches must be numbers from 0 to 5, got 6"):
+    with pytest.raises(VitrailError, match="patches must be indices from 0 to 5, got 6"):
         ablate(vit(), images, [0, 6])
     with pytest.raises(VitrailError, match="by mask, shuffle or drop, got 'burn'"):
         ablate(vit(), images, [0], "burn")
 
 
-def test_a_model_in_training_is_left_as_it_was() -> None:
+def test_training_mode_is_restored() -> None:
     model, images = vit(dropout=0.5), pictures()
     answer = ablate(model, images, [2], "drop")
     model.train()

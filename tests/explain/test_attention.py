@@ -1,4 +1,4 @@
-"""Chosen rows of attention by two routes: queries and keys on their way into the fused kernel, and all weights in the open."""
+"""Chosen rows of attention by two routes: queries and keys recorded at the fused kernel, and all weights recorded directly."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def in_the_open(model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
-def test_what_is_asked_for_is_what_the_model_used(changes: dict[str, Any]) -> None:
+def test_the_requested_rows_are_what_the_model_used(changes: dict[str, Any]) -> None:
     model, images = vit(**changes), torch.randn(2, 3, 12, 15)
     every = in_the_open(model, images)
     assert_close(attention(model, images), every, rtol=0, atol=1e-6)
@@ -49,26 +49,26 @@ def test_what_is_asked_for_is_what_the_model_used(changes: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
-def test_how_many_rows_are_made_at_a_time_does_not_matter(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chunk_size_does_not_matter(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = vit(**changes), torch.randn(2, 3, 12, 15)
     every, read = attention(model, images), pooled_attention(model, images)
     monkeypatch.setattr(
         sys.modules["vitrail.explain.attention"], "ROOM", 100
-    )  # two rows of two pictures, three heads, seven tokens
+    )  # two rows of two images, three heads, seven tokens
     assert_close(attention(model, images), every)
     assert_close(pooled_attention(model, images), read)
     assert_close(attention(model, images, queries=[5, 0, 5, 1, 2], layers=[2, 2]), every[[2, 2]][..., [5, 0, 5, 1, 2], :])
 
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
-def test_what_the_answer_looks_at_is_every_row_as_it_is_pooled(changes: dict[str, Any]) -> None:
+def test_pooled_attention_is_the_rows_weighted_as_they_are_pooled(changes: dict[str, Any]) -> None:
     model, images = vit(**changes), torch.randn(2, 3, 12, 15)
     expected = torch.einsum("bq,lbhqt->lbht", reading(model, images), in_the_open(model, images))
     assert_close(pooled_attention(model, images), expected, rtol=0, atol=1e-6)
     assert_close(pooled_attention(model, images, layers=[-1, 0], heads=[1]), expected[[3, 0]][:, :, [1]], rtol=0, atol=1e-6)
 
 
-def test_only_what_is_asked_for_is_made_and_the_fused_kernel_stays_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_requested_rows_are_computed_and_the_fused_kernel_stays_on(monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = vit(), torch.randn(2, 3, 12, 15)
     fused, made = torch.nn.functional.scaled_dot_product_attention, []
     softmax = torch.Tensor.softmax
@@ -88,8 +88,8 @@ def test_only_what_is_asked_for_is_made_and_the_fused_kernel_stays_on(monkeypatc
 
 
 @pytest.mark.slow
-def test_the_class_tokens_rows_of_a_large_picture_take_less_than_two_gigabytes() -> None:
-    """The whole process at its peak: B/16 at 1024 pixels, 4,097 tokens, all 144 heads."""
+def test_the_class_tokens_rows_of_a_large_image_take_less_than_two_gigabytes() -> None:
+    """Peak memory of the whole process: B/16 at 1024 pixels, 4,097 tokens, all 144 heads."""
     script = """
 import torch
 from tests.peak import peak
@@ -112,7 +112,7 @@ def test_permuting_heads_permutes_maps() -> None:
     assert_close(attention(model, images, layers=[1]), before[:, :, order])
 
 
-def test_a_model_in_training_is_left_as_it_was_and_dropout_is_not_seen() -> None:
+def test_training_mode_is_restored_and_dropout_is_off() -> None:
     model, images = vit(dropout=0.5, attention_dropout=0.5), torch.randn(2, 3, 12, 15)
     quiet = attention(model, images)
     model.train()
@@ -121,7 +121,7 @@ def test_a_model_in_training_is_left_as_it_was_and_dropout_is_not_seen() -> None
 
 
 @pytest.mark.parametrize(("pool", "prefix"), [("cls", 1), ("gap", 0), ("map", 0)])
-def test_what_the_pooling_takes_sums_to_one_and_lies_on_the_grid(pool: Any, prefix: int) -> None:
+def test_pooling_weights_sum_to_one_and_lie_on_the_grid(pool: Any, prefix: int) -> None:
     model, images = vit(pool=pool), torch.randn(2, 3, 12, 15)
     share = reading(model, images)
     assert share.shape == (2, prefix + 6)
@@ -133,15 +133,15 @@ def test_what_the_pooling_takes_sums_to_one_and_lies_on_the_grid(pool: Any, pref
     assert grid[0, 1, 0] == prefix + 3
 
 
-def test_a_linear_pooling_is_what_reading_says() -> None:
-    """Of the mean, the pooled vector is the reading's sum of the tokens."""
+def test_mean_pooling_is_the_sum_by_pooling_weights() -> None:
+    """For mean pooling, the pooled vector is the weighted sum of the tokens."""
     model, images = vit(pool="gap", registers=2), torch.randn(2, 3, 12, 15)
     tokens = model.encode(model.patches(images), model.grid(images))
     assert_close((reading(model, images)[:, None] @ tokens)[:, 0], model.pool(tokens))
 
 
 @pytest.mark.parity
-def test_transformers_sees_the_same_weights(tmp_path: Path) -> None:
+def test_transformers_has_the_same_weights(tmp_path: Path) -> None:
     theirs, ours, images = peer("transformers"), vit(gelu="exact", patch=(5, 5), image=(10, 15)), torch.randn(2, 3, 10, 15)
     save(ours, tmp_path / "theirs", format="huggingface")
     made = theirs.ViTForImageClassification.from_pretrained(tmp_path / "theirs", attn_implementation="eager").eval()
@@ -150,13 +150,13 @@ def test_transformers_sees_the_same_weights(tmp_path: Path) -> None:
     assert_close(attention(ours, images), torch.stack(seen), rtol=0, atol=1e-6)
 
 
-def test_what_is_not_there_is_said_in_a_sentence() -> None:
+def test_errors_are_one_sentence() -> None:
     model, images = vit(), torch.randn(1, 3, 12, 15)
-    with pytest.raises(VitrailError, match=r"layers must be numbers from 0 to 3, got 4; try layers=\[0\]"):
+    with pytest.raises(VitrailError, match=r"layers must be indices from 0 to 3, got 4; try layers=\[0\]"):
         attention(model, images, layers=[4])
-    with pytest.raises(VitrailError, match="heads must be numbers from 0 to 2, got none"):
+    with pytest.raises(VitrailError, match="heads must be indices from 0 to 2, got none"):
         attention(model, images, heads=[])
     resnet = build(variant("R50x1", image=32, classes=3))
     assert isinstance(resnet, ResNet)
-    with pytest.raises(VitrailError, match="a ResNet has no attention to look at"):
+    with pytest.raises(VitrailError, match="a ResNet has no attention"):
         attention(resnet, torch.randn(1, 3, 32, 32))

@@ -1,4 +1,4 @@
-"""How far heads look: FACTS' number for uniform attention, and sums that do not depend on how pictures are batched."""
+"""Attention distance: the known value for uniform attention, and means that do not depend on how images are batched."""
 
 import math
 import sys
@@ -18,20 +18,20 @@ from vitrail.models.build import build
 from vitrail.models.variants import variant
 
 
-def test_uniform_attention_on_14_x_14_patches_looks_as_far_as_is_known() -> None:
+def test_uniform_attention_on_14_x_14_patches_has_the_known_distance() -> None:
     weights = torch.full((1, 1, 197, 197), 1 / 197)
     assert reach(weights, (14, 14), (16, 16)).item() == pytest.approx(115.90, abs=5e-3)
     assert reach(weights, (14, 14), (16, 16), renormalise=True).item() == pytest.approx(116.49, abs=5e-3)
     assert entropy(weights).item() == pytest.approx(math.log(197), abs=1e-5)
 
 
-def test_who_looks_at_itself_looks_nowhere() -> None:
+def test_self_attention_only_has_distance_zero() -> None:
     weights = torch.eye(7).expand(2, 3, 7, 7)
     assert_close(reach(weights, (2, 3), (6, 5)), torch.zeros(2, 3))
     assert_close(entropy(weights), torch.zeros(2, 3))
 
 
-def test_centres_are_apart_as_their_patches_are() -> None:
+def test_distances_between_centres_are_those_of_the_patches() -> None:
     apart = spacing((2, 3), (6, 5))
     assert apart[0, 2] == 10
     assert apart[0, 3] == 6
@@ -40,20 +40,20 @@ def test_centres_are_apart_as_their_patches_are() -> None:
 
 
 def test_by_hand() -> None:
-    """Prefix tokens are neither asked nor counted."""
+    """Prefix tokens are neither queries nor keys."""
     weights = torch.randn(2, 3, 8, 8).softmax(-1)
     apart = spacing((2, 3), (6, 5))
     expected = sum(weights[1, 2, 2 + i, 2 + j] * apart[i, j] for i in range(6) for j in range(6)) / 6
     assert_close(reach(weights, (2, 3), (6, 5))[1, 2], expected)
 
 
-def test_two_equal_heads_are_alike_and_two_that_share_no_token_are_not() -> None:
+def test_equal_heads_have_similarity_one_and_disjoint_heads_zero() -> None:
     one, other = torch.eye(4), torch.eye(4).roll(1, 0)
     assert_close(likeness(torch.stack([one, one, other])[None])[0], torch.tensor([[1.0, 1, 0], [1, 1, 0], [0, 0, 1]]))
 
 
 @pytest.mark.parametrize("changes", [{}, {"pool": "gap", "registers": 3}, {"norm": "post"}, {"position": "relative"}], ids=str)
-def test_batches_do_not_matter_and_it_is_the_mean_over_pictures(changes: dict[str, Any]) -> None:
+def test_statistics_are_means_over_images_whatever_the_batches(changes: dict[str, Any]) -> None:
     model, images = vit(**changes), torch.randn(5, 3, 12, 15)
     whole = heads(model, [images])
     pieces = heads(model, iter([images[:2], images[2:]]))
@@ -71,12 +71,12 @@ def test_batches_do_not_matter_and_it_is_the_mean_over_pictures(changes: dict[st
 
 
 @pytest.mark.parametrize("changes", [{}, {"pool": "gap", "registers": 3}, {"position": "relative"}], ids=str)
-def test_how_many_rows_are_made_at_a_time_does_not_matter(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chunk_size_does_not_matter(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = vit(**changes), torch.randn(5, 3, 12, 15)
     whole = heads(model, [images])
     monkeypatch.setattr(
         sys.modules["vitrail.explain.attention"], "ROOM", 300
-    )  # two rows at a time, the first of them before the patches
+    )  # two rows at a time, the first of them a prefix token
     parts = heads(model, [images])
     for name in ("distance", "renormalised", "entropy", "similarity"):
         assert_close(getattr(parts, name), getattr(whole, name))
@@ -94,10 +94,10 @@ def test_no_more_than_one_batch_is_held() -> None:
             del images
 
     assert heads(model, batches()).pictures == 12
-    assert most == [0, 0, 0, 0]  # when the next is asked for, the one before it is gone
+    assert most == [0, 0, 0, 0]  # when the next is requested, the previous one is freed
 
 
-def test_a_hybrid_that_looks_everywhere_alike_looks_as_far_as_its_stride_says() -> None:
+def test_the_distance_of_a_hybrid_with_uniform_attention_follows_from_its_stride() -> None:
     model: Any = build(variant("R+Ti/16", image=(64, 96), classes=3)).eval()
     for block in model.blocks:
         block.attention.qkv.weight.data.zero_()
@@ -107,8 +107,8 @@ def test_a_hybrid_that_looks_everywhere_alike_looks_as_far_as_its_stride_says() 
     assert_close(found, reach(uniform, (2, 3), (32, 32)).expand(12, 3))
 
 
-def test_no_pictures_have_no_mean() -> None:
-    with pytest.raises(VitrailError, match="no pictures"):
+def test_no_images_have_no_mean() -> None:
+    with pytest.raises(VitrailError, match="no images"):
         heads(vit(), [])
 
 

@@ -1,4 +1,4 @@
-"""Faithfulness on a model whose evidence is known: its class follows from one patch and nothing else."""
+"""Faithfulness on a model whose evidence is known: its class depends on one patch and nothing else."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from vitrail.models.vit import ViT
 
 
 class OnePatch(ViT):
-    """Class 1 by how bright the patch in row 1, column 2 is."""
+    """Model whose class 1 depends on the brightness of the patch in row 1, column 2."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         bright = images[:, :, 6:12, 10:15].mean(dim=(1, 2, 3))
@@ -35,7 +35,7 @@ def one_patch() -> OnePatch:
 
 
 def ranked(first: int) -> torch.Tensor:
-    """A map whose highest place is this one."""
+    """Return a map whose maximum is at this index."""
     values = torch.arange(6.0).flip(0)
     values[first] = 9
     return values.view(1, 2, 3)
@@ -71,31 +71,31 @@ def test_the_ends_of_the_curves_do_not_depend_on_the_map(changes: dict[str, Any]
     assert_close(one.insertion[:, 0], other.insertion[:, 0])
 
 
-def test_a_model_of_the_sigmoid_loss_is_sure_of_each_class_on_its_own() -> None:
+def test_a_model_of_the_sigmoid_loss_has_independent_probabilities() -> None:
     model, images = vit(), torch.randn(3, 3, 12, 15)
     model.facts = {"recipe": {"loss": "sigmoid"}}
     found = faithfulness(model, images, torch.rand(3, 2, 3), steps=2)
     assert_close(found.deletion[:, 0], model(images).sigmoid().amax(1))
 
 
-def test_no_steps_are_no_curve() -> None:
+def test_zero_steps_are_refused() -> None:
     with pytest.raises(VitrailError, match="steps must be at least 1, got 0; try steps=16"):
         faithfulness(vit(), torch.randn(1, 3, 12, 15), torch.rand(1, 2, 3), steps=0)
 
 
-def test_the_area_of_a_straight_line_is_its_middle() -> None:
+def test_the_area_under_a_straight_line_is_its_mean() -> None:
     assert_close(area(torch.tensor([[0.0, 0.5, 1.0], [1.0, 1.0, 1.0]])), torch.tensor([0.5, 1.0]))
 
 
-def test_pointing_and_overlap_by_hand() -> None:
+def test_pointing_game_and_mass_on_object_by_hand() -> None:
     masks = torch.tensor([[[0.0, 0.0, 1.0], [0.0, 0.5, 1.0]]] * 3)
     maps = torch.stack([ranked(2)[0], ranked(0)[0], torch.zeros(2, 3)])
     assert pointing(maps, masks).tolist() == [1.0, 0.0, 0.0]
-    # ranked(2) is 5 4 9 / 2 1 0, ranked(0) is 9 4 3 / 2 1 0; of nothing, the object's share
+    # ranked(2) is 5 4 9 / 2 1 0, ranked(0) is 9 4 3 / 2 1 0; of a zero map, the object's fraction
     assert_close(overlap(maps, masks), torch.tensor([9.5 / 21, 3.5 / 19, 2.5 / 6]))
 
 
-def test_a_mask_on_patches_is_its_share_of_each() -> None:
+def test_a_pooled_mask_is_its_fraction_of_each_patch() -> None:
     mask = torch.zeros(1, 12, 15)
     mask[0, 6:12, 10:15] = 1
     mask[0, 0:3, 0:5] = 1
@@ -108,10 +108,10 @@ def test_edges_are_where_pixels_change() -> None:
     edges = edge_map(images, (2, 3))[0]
     assert edges.argmax() == 5
     assert edges[0, 0] == 0
-    assert edge_map(torch.ones(1, 3, 12, 15), (2, 3)).abs().max() == 0  # nor at the rim
+    assert edge_map(torch.ones(1, 3, 12, 15), (2, 3)).abs().max() == 0  # nor at the border
 
 
-def test_chance_is_the_same_again_and_blurring_keeps_the_mean_of_a_flat_picture() -> None:
+def test_random_maps_are_reproducible_and_blurring_keeps_a_flat_image() -> None:
     images = torch.randn(2, 3, 12, 15)
     assert torch.equal(random_map(images, (2, 3), 4), random_map(images, (2, 3), 4))
     assert not torch.equal(random_map(images, (2, 3), 4), random_map(images, (2, 3), 5))
@@ -119,7 +119,7 @@ def test_chance_is_the_same_again_and_blurring_keeps_the_mean_of_a_flat_picture(
     assert blur(images).std() < 0.3 * images.std()
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_training_mode_is_restored() -> None:
     model = vit().train()
     faithfulness(model, torch.randn(1, 3, 12, 15), torch.rand(1, 2, 3), steps=2)
     assert model.training

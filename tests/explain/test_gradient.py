@@ -1,4 +1,4 @@
-"""Relevance, gradient rollout, Grad-CAM and the lens: by hand on one layer, and invariants on all kinds of models."""
+"""Relevance, gradient rollout, Grad-CAM and the logit lens: by hand on one layer, and invariants on all kinds of models."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ METHODS = [relevance, gradient_rollout, gradcam, integrated]
 
 
 def one_layer(model: ViT, images: torch.Tensor, classes: list[int]) -> torch.Tensor:
-    """The positive part of weights times gradient, mean over heads, each gradient by finite differences of the logit."""
+    """Return the positive part of weights times gradient, mean over heads, each gradient by finite differences of the logit."""
     model = model.double()
     images = images.double()
     attend = model.blocks[0].attention
@@ -43,8 +43,8 @@ def one_layer(model: ViT, images: torch.Tensor, classes: list[int]) -> torch.Ten
     return (weights.detach() * mixing).relu().mean(1)
 
 
-def test_of_one_layer_by_hand() -> None:
-    """The class token's row of gradient times weights; rolled out, that row with the residual, normalised."""
+def test_one_layer_by_hand() -> None:
+    """The map is the class token's row of gradient times weights; rolled out, that row with the residual, normalised."""
     model, images, classes = vit(depth=1), torch.randn(2, 3, 12, 15), torch.tensor([3, 1])
     mixing = one_layer(model, images, classes.tolist())
     model = model.float()
@@ -58,8 +58,8 @@ def test_of_one_layer_by_hand() -> None:
     )
 
 
-def test_of_one_layer_under_the_mean_by_hand() -> None:
-    """The mean of all rows, and nothing of the identity: it is the same for every patch and would drown what is not."""
+def test_one_layer_with_mean_pooling_by_hand() -> None:
+    """The map is the mean of all rows without the identity, which is the same for every patch and would dominate."""
     model, images, classes = vit(depth=1, pool="gap"), torch.randn(2, 3, 12, 15), torch.tensor([3, 1])
     mixing = one_layer(model, images, classes.tolist()).float()
     model = model.float()
@@ -69,8 +69,8 @@ def test_of_one_layer_under_the_mean_by_hand() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"pool": "gap"}, {"pool": "map"}], ids=str)
-def test_of_many_layers_it_is_the_papers_product(changes: dict[str, Any]) -> None:
-    """R = (I + A4)(I + A3)(I + A2)(I + A1), written out; without its identity where tokens are read as they are."""
+def test_many_layers_are_the_papers_product(changes: dict[str, Any]) -> None:
+    """R = (I + A4)(I + A3)(I + A2)(I + A1), written out; without its identity unless the pooling attends."""
     model, images, classes = vit(**changes), torch.randn(2, 3, 12, 15), torch.tensor([3, 1])
     layers, last, _ = _weighed(model, images, classes)
     eye = torch.eye(layers[0].shape[-1])
@@ -89,23 +89,23 @@ def test_of_many_layers_it_is_the_papers_product(changes: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 @pytest.mark.parametrize("changes", ALL, ids=str)
-def test_every_model_has_a_map_that_is_its_own(method: Any, changes: dict[str, Any]) -> None:
+def test_every_model_has_a_map_per_image_and_class(method: Any, changes: dict[str, Any]) -> None:
     model, images = vit(**changes), torch.randn(3, 3, 12, 15)
     classes = torch.tensor([4, 0, 2])
     whole = method(model, images, classes)
     assert whole.shape == (3, 2, 3)
     assert (whole >= 0).all()
     assert whole.any()
-    assert_close(method(model, images[1:2], classes[1:2]), whole[1:2])  # whatever its neighbours are
+    assert_close(method(model, images[1:2], classes[1:2]), whole[1:2])  # whatever the rest of the batch is
     assert not torch.allclose(method(model, images, classes.flip(0)), whole)  # another class, another map
     assert all(weight.grad is None for weight in model.parameters())
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
-def test_without_classes_it_is_what_the_model_says_also_of_a_frozen_one(method: Any) -> None:
+def test_the_default_class_is_the_predicted_one_also_for_a_frozen_model(method: Any) -> None:
     model, images = vit(), torch.randn(3, 3, 12, 15)
-    said = model(images).argmax(1)
-    expected = method(model, images, said)
+    predicted = model(images).argmax(1)
+    expected = method(model, images, predicted)
     model.requires_grad_(False)
     model.checkpointing = True
     with torch.no_grad():
@@ -114,7 +114,7 @@ def test_without_classes_it_is_what_the_model_says_also_of_a_frozen_one(method: 
 
 
 def test_gradcam_by_hand() -> None:
-    """On a model whose logit is linear in what enters the last attention, the gradient is known."""
+    """On a model whose logit is linear in the input of the last attention, the gradient is known."""
     model, images = vit(), torch.randn(2, 3, 12, 15)
     seen: list[torch.Tensor] = []
     block: Any = model.blocks[2]
@@ -128,14 +128,14 @@ def test_gradcam_by_hand() -> None:
 
 
 @pytest.mark.parametrize("changes", ALL, ids=str)
-def test_the_last_row_of_the_lens_is_what_the_model_says(changes: dict[str, Any]) -> None:
+def test_the_last_row_of_the_logit_lens_is_the_models_output(changes: dict[str, Any]) -> None:
     model, images = vit(**changes), torch.randn(2, 3, 12, 15)
     rows = lens(model, images)
     assert rows.shape == (5, 2, 5)
     assert_close(rows[-1], model(images))
 
 
-def test_the_lens_after_a_block_is_the_model_without_the_later_ones() -> None:
+def test_the_logit_lens_after_a_block_is_the_model_without_the_later_ones() -> None:
     model, images = vit(), torch.randn(2, 3, 12, 15)
     rows = lens(model, images)
     for layer in (3, 2, 1):
@@ -146,14 +146,14 @@ def test_the_lens_after_a_block_is_the_model_without_the_later_ones() -> None:
         assert_close(model(images), rows[layer])
 
 
-def test_a_model_without_a_head_says_no_class() -> None:
+def test_a_model_without_a_head_is_refused() -> None:
     with pytest.raises(VitrailError, match="without a head"):
         relevance(vit(classes=0), torch.randn(1, 3, 12, 15))
 
 
 @pytest.mark.parametrize("options", ALL, ids=str)
-def test_contributions_add_up_to_what_the_picture_says_beyond_grey(options: dict[str, Any]) -> None:
-    """The completeness of integrated gradients; the more steps, the nearer."""
+def test_contributions_add_up_to_the_difference_from_grey(options: dict[str, Any]) -> None:
+    """Completeness of integrated gradients; the more steps, the closer."""
     model, images, classes = vit(**options), torch.randn(2, 3, 12, 15), torch.tensor([3, 1])
     with torch.no_grad():
         logits, grey = model(images), model(torch.zeros_like(images))
@@ -163,7 +163,7 @@ def test_contributions_add_up_to_what_the_picture_says_beyond_grey(options: dict
     assert off[1] <= off[0]
 
 
-def test_a_patch_that_is_grey_already_contributes_nothing() -> None:
+def test_a_grey_patch_contributes_nothing() -> None:
     model, images = vit(pool="gap"), torch.randn(2, 3, 12, 15)
     images[1, :, :6, 5:10] = 0.0  # the second patch
     found = contributions(model, images, torch.tensor([3, 1]))

@@ -1,4 +1,4 @@
-"""One map a method: the same shape from every model, and what each is made of."""
+"""Saliency maps: the same shape from every model and method, and their definitions."""
 
 from typing import Any
 
@@ -26,18 +26,18 @@ def test_every_model_has_every_map(method: str, changes: dict[str, Any]) -> None
     assert not found.requires_grad
 
 
-def test_of_a_class_token_attention_and_rollout_are_its_rows() -> None:
+def test_with_a_class_token_attention_and_rollout_are_its_rows() -> None:
     model, images = vit(), torch.randn(2, 3, 12, 15)
     assert_close(saliency(model, images, "attention").flatten(1), attention(model, images)[-1].mean(1)[:, 0, 1:])
     assert_close(saliency(model, images, "rollout").flatten(1), rollout(model, images)[:, 0, 1:])
 
 
-def test_of_the_mean_they_are_the_mean_of_the_patches_rows() -> None:
+def test_with_mean_pooling_rollout_is_the_mean_of_the_patches_rows() -> None:
     model, images = vit(pool="gap", registers=2), torch.randn(2, 3, 12, 15)
     assert_close(saliency(model, images, "rollout").flatten(1), rollout(model, images)[:, 2:, 2:].mean(1))
 
 
-def test_a_hybrids_map_lies_on_the_grid_behind_its_stem() -> None:
+def test_a_hybrids_map_lies_on_the_grid_after_its_stem() -> None:
     model = build(variant("R+Ti/16", image=(64, 96), classes=3)).eval()
     assert saliency(model, torch.randn(1, 3, 64, 96), "rollout").shape == (1, 2, 3)  # a stride of 32
 

@@ -1,4 +1,4 @@
-"""Explanations of models that merge tokens and drop patches: maps over all patches, and nothing lost on the way back."""
+"""Explanations of models that merge tokens and drop patches: maps over all patches, and sums preserved by the mapping."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from vitrail.models.merged import Merged, compiled
 
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
-def test_rows_mapped_back_sum_to_one_and_what_is_dropped_is_zero(changes: dict[str, Any]) -> None:
+def test_rows_mapped_back_sum_to_one_and_dropped_patches_are_zero(changes: dict[str, Any]) -> None:
     model, images = fast(larger(**changes), merge=4, drop=0.2), torch.randn(2, 3, *LARGER)
     prefix, places = model.config.prefix, model.places(images)
     assert places is not None
@@ -35,7 +35,7 @@ def test_rows_mapped_back_sum_to_one_and_what_is_dropped_is_zero(changes: dict[s
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 def test_attention_mapped_back_is_what_the_model_used(changes: dict[str, Any]) -> None:
-    """By the other route: all weights in the open, rows and columns by what each token holds."""
+    """Another route: all weights recorded, rows and columns expanded by the members of each token."""
     model, images = fast(larger(**changes), merge=4, drop=0.2), torch.randn(2, 3, *LARGER)
     with torch.no_grad(), holding(model) as held, recording(model, "blocks.*.attention.weights") as seen:
         model(images)
@@ -51,7 +51,7 @@ def test_every_map_covers_all_patches(changes: dict[str, Any], method: str) -> N
     plain, images = larger(**changes), torch.randn(2, 3, *LARGER)
     classes = torch.tensor([3, 1])
     expected = saliency(plain, images, method, classes)
-    assert torch.equal(saliency(Merged(plain), images, method, classes), expected)  # nothing merged: the same bits
+    assert torch.equal(saliency(Merged(plain), images, method, classes), expected)  # nothing merged: equal bit for bit
     found = saliency(fast(plain, merge=4), images, method, classes)
     assert found.shape == expected.shape == (2, 5, 7)
     assert found.isfinite().all()
@@ -63,8 +63,8 @@ def test_every_map_covers_all_patches(changes: dict[str, Any], method: str) -> N
 
 
 @pytest.mark.parametrize("method", ["attention", "rollout", "gradient_rollout", "relevance"])
-def test_merging_what_is_equal_leaves_the_map_as_it_was(method: str) -> None:
-    """Two colours and no positions: whatever is merged is the same token, so each patch's share is what it was."""
+def test_merging_equal_tokens_leaves_the_map_unchanged(method: str) -> None:
+    """Two colours and no positions: merged tokens are equal, so each patch's fraction stays the same."""
     plain = larger(pool="gap", position="none")
     images = torch.zeros(2, 3, *LARGER)
     images[:, :, :, :15], images[:, :, :, 15:] = torch.randn(2, 3, 1, 1), torch.randn(2, 3, 1, 1)
@@ -75,7 +75,7 @@ def test_merging_what_is_equal_leaves_the_map_as_it_was(method: str) -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_the_way_for_merged_tokens_is_the_plain_one_where_none_are(whole: bool) -> None:
+def test_rollout_with_merging_equals_the_plain_one_if_nothing_is_merged(whole: bool) -> None:
     layers = [torch.rand(2, 5, 5, dtype=torch.float64) for _ in range(3)]
     apart = [torch.eye(5, dtype=torch.float64).expand(2, -1, -1)] * 4
     plain, merged = Rolled(whole=whole), Rolled(apart, whole)
@@ -87,13 +87,13 @@ def test_the_way_for_merged_tokens_is_the_plain_one_where_none_are(whole: bool) 
 
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
-def test_the_lens_ends_with_what_the_model_says(changes: dict[str, Any]) -> None:
+def test_the_logit_lens_ends_with_the_models_output(changes: dict[str, Any]) -> None:
     model, images = fast(larger(**changes), merge=4, drop=0.2), torch.randn(2, 3, *LARGER)
     with torch.no_grad():
         assert_close(lens(model, images)[-1], model(images))
 
 
-def test_heads_are_measured_over_the_patches_that_look() -> None:
+def test_head_statistics_are_over_the_patches_that_are_kept() -> None:
     model, images = fast(larger(), merge=3, drop=0.4), torch.randn(2, 3, *LARGER)
     found = heads(model, [images])
     weights = attention(model, images)
@@ -104,7 +104,7 @@ def test_heads_are_measured_over_the_patches_that_look() -> None:
     assert_close(found.entropy, wide.mean(1))
 
 
-def test_contributions_of_dropped_patches_are_none() -> None:
+def test_contributions_of_dropped_patches_are_zero() -> None:
     model, images = fast(larger(), drop=0.4), torch.randn(2, 3, *LARGER)
     places = model.places(images)
     assert places is not None
@@ -114,7 +114,7 @@ def test_contributions_of_dropped_patches_are_none() -> None:
 
 @pytest.mark.compile
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
-def test_what_is_compiled_is_explained_as_what_it_was_made_of() -> None:
+def test_a_compiled_model_is_explained_as_the_plain_one() -> None:
     model, images = larger(), torch.randn(2, 3, *LARGER)
     made = compiled(model)
     assert made._compiled_call_impl is not None

@@ -1,4 +1,4 @@
-"""Rollout by hand, and what must hold of it whatever the model."""
+"""Rollout by hand, and its invariants on every model."""
 
 from typing import Any
 
@@ -13,19 +13,17 @@ from vitrail.explain.rollout import rollout
 
 
 @pytest.mark.parametrize("fuse", ["mean", "max", "min"])
-def test_of_one_layer_by_hand(fuse: Any) -> None:
+def test_one_layer_by_hand(fuse: Any) -> None:
     model, images = vit(depth=1), torch.randn(2, 3, 12, 15)
     (weights,) = attention(model, images)
-    for picture, rows in zip(weights, rollout(model, images, fuse), strict=True):
+    for image, rows in zip(weights, rollout(model, images, fuse), strict=True):
         for query in range(7):
-            row = torch.stack(
-                [getattr(torch, f"a{fuse}")(picture[:, query], 0) if fuse != "mean" else picture[:, query].mean(0)]
-            )
+            row = torch.stack([getattr(torch, f"a{fuse}")(image[:, query], 0) if fuse != "mean" else image[:, query].mean(0)])
             row[0, query] += 1
             assert_close(rows[query], row[0] / row.sum())
 
 
-def test_layers_multiply_through_the_later_on_the_left() -> None:
+def test_layers_multiply_with_the_later_on_the_left() -> None:
     model, images = vit(), torch.randn(2, 3, 12, 15)
     expected = torch.eye(7).expand(2, 7, 7)
     for weights in attention(model, images):
@@ -35,7 +33,7 @@ def test_layers_multiply_through_the_later_on_the_left() -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"pool": "gap", "registers": 2}, {"norm": "post"}, {"position": "relative"}], ids=str)
 @pytest.mark.parametrize("discard", [0.0, 0.9])
-def test_rows_sum_to_one_and_a_picture_does_not_care_for_its_neighbours(changes: dict[str, Any], discard: float) -> None:
+def test_rows_sum_to_one_and_an_image_does_not_depend_on_its_batch(changes: dict[str, Any], discard: float) -> None:
     model, images = vit(**changes), torch.randn(3, 3, 12, 15)
     whole = rollout(model, images, discard=discard)
     assert_close(whole.sum(-1), torch.ones(whole.shape[:2]))
@@ -43,19 +41,19 @@ def test_rows_sum_to_one_and_a_picture_does_not_care_for_its_neighbours(changes:
     assert_close(rollout(model, images[1:2], discard=discard), whole[1:2])
 
 
-def test_what_is_discarded_is_the_smallest_of_each_picture() -> None:
+def test_the_smallest_weights_of_each_image_are_discarded() -> None:
     model, images = vit(depth=1), torch.randn(2, 3, 12, 15)
     (weights,) = attention(model, images)
     mixing = weights.mean(1)
     kept = rollout(model, images, discard=0.5)
-    for picture, rows in zip(mixing, kept, strict=True):
+    for image, rows in zip(mixing, kept, strict=True):
         off = rows - torch.diag(rows.diag())
-        smallest = picture.flatten().sort().values[: int(0.5 * 49)]
-        gone = (picture <= smallest[-1]).fill_diagonal_(False)
+        smallest = image.flatten().sort().values[: int(0.5 * 49)]
+        gone = (image <= smallest[-1]).fill_diagonal_(False)
         assert (off[gone] == 0).all()
         assert (off[~gone & ~torch.eye(7, dtype=torch.bool)] > 0).all()
 
 
-def test_a_share_of_all_is_refused() -> None:
-    with pytest.raises(VitrailError, match=r"discard must be a share from 0 to below 1, got 1\.0"):
+def test_discarding_everything_is_refused() -> None:
+    with pytest.raises(VitrailError, match=r"discard must be a fraction from 0 to below 1, got 1\.0"):
         rollout(vit(), torch.randn(1, 3, 12, 15), discard=1.0)

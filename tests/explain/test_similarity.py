@@ -1,4 +1,4 @@
-"""Places and filters of every kind of model."""
+"""Position similarity and patch filters of every kind of model."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("registers", [0, 2])
-def test_a_place_is_like_itself_and_likeness_is_mutual(kind: Any, registers: int) -> None:
+def test_similarity_is_one_to_itself_and_symmetric(kind: Any, registers: int) -> None:
     model = vit(position=kind, registers=registers)
     tiles = position_similarity(model)
     assert tiles.shape == (2, 3, 2, 3)
@@ -39,7 +39,7 @@ def test_a_place_is_like_itself_and_likeness_is_mutual(kind: Any, registers: int
     assert (flat - torch.ones(6, 6)).abs().max() > 1e-3
 
 
-def test_of_a_table_it_is_the_cosine_of_its_rows() -> None:
+def test_for_a_table_it_is_the_cosine_of_its_rows() -> None:
     model: Any = vit()
     table = model.positions[0].table.weight
     assert_close(position_similarity(model)[1, 2, 0, 1], F.cosine_similarity(table[1, 2], table[0, 1], dim=0))
@@ -79,6 +79,6 @@ def test_any_patch_and_channels_have_filters(changes: dict[str, Any]) -> None:
     assert filters(model).shape[0] == min(28, 24)
 
 
-def test_a_hybrid_looks_with_its_first_convolution() -> None:
+def test_the_filters_of_a_hybrid_are_its_first_convolution() -> None:
     model = build(variant("R26+S/32", image=64, classes=3))
     assert filters(model, 28).shape == (28, 3, 7, 7)

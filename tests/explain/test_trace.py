@@ -1,4 +1,4 @@
-"""The trace's numbers, by hand."""
+"""The module trace's statistics, by hand."""
 
 import torch
 from torch.nn import functional as F
@@ -51,7 +51,7 @@ def test_checkpointing_changes_no_row() -> None:
     assert model.checkpointing
 
 
-def test_it_leaves_no_hook_behind_and_counts_no_older_gradient() -> None:
+def test_no_hook_is_left_and_no_older_gradient_counted() -> None:
     model = vit()
     first, second = trace(model, IMAGES, LABELS), trace(model, IMAGES, LABELS)
     assert first == second
@@ -64,7 +64,7 @@ def test_a_frozen_model_has_no_gradients() -> None:
     assert all(row.gradient is None and row.parameters is None for row in rows)
 
 
-def test_a_zero_head_stops_every_gradient_until_it_is_woken() -> None:
+def test_a_zero_head_stops_every_gradient_until_it_is_randomised() -> None:
     model = build("mu/16", image=32, classes=5)
     images = torch.randn(2, 3, 32, 32)
     asleep = {row.name: row for row in trace(model, images, LABELS)}

@@ -1,4 +1,4 @@
-"""A small model that is ready to be exported, and pictures for it."""
+"""A small model that can be exported, and images for it."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ LABELS = ("ash", "birch", "cedar", "douglas fir", "elm")
 
 
 def ready(**changes: Any) -> ViT:
-    """2 layers, 12 x 15 pixels, five classes with names, an uneven normalising."""
+    """Build a model of 2 layers, 12 x 15 pixels, five named classes and uneven normalisation."""
     model = vit(**{"depth": 2, **changes})
     channels = model.config.channels
     model.preprocess = Preprocess(model.config.image, mean=(0.1, 0.5, 0.7)[:channels], std=(0.2, 0.3, 0.4)[:channels])

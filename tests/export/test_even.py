@@ -1,4 +1,4 @@
-"""Evening out what enters linear layers moves a factor from the activations to the weights, and changes nothing else."""
+"""SmoothQuant moves a factor from the activations to the weights, and changes nothing else."""
 
 from typing import Any
 
@@ -16,13 +16,13 @@ from vitrail.models.vit import ViT
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "without a bias, registers": {"qkv_bias": False, "registers": 2},
-    "rotary, keys normalised": {"position": "rotary", "heads": 2, "qk_norm": True},
+    "rotary, qk-norm": {"position": "rotary", "heads": 2, "qk_norm": True},
     "post-norm": {"norm": "post"},
 }
 
 
 def uneven(**changes: Any) -> ViT:
-    """A few channels of the norms, and of the values, are a hundred times the others."""
+    """Build a model in which a few channels of norms and values are a hundred times the others."""
     model = ready(**changes)
     with torch.no_grad():
         blocks: Any = model.blocks
@@ -34,13 +34,13 @@ def uneven(**changes: Any) -> ViT:
 
 
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
-def test_an_evened_model_answers_the_same(changes: dict[str, Any]) -> None:
+def test_a_smoothed_model_has_the_same_outputs(changes: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model, images = uneven(**changes), torch.randn(5, 3, 12, 15)
     with torch.no_grad():
         want = model(images)
         assert_close(even(model, images)(images), want, rtol=1e-4, atol=1e-4)
-        assert_close(model(images), want, rtol=0, atol=0)  # the one that was given stays as it is
+        assert_close(model(images), want, rtol=0, atol=0)  # the original is unchanged
 
 
 def test_the_largest_channel_is_no_longer_far_beyond_the_others() -> None:
@@ -52,7 +52,7 @@ def test_the_largest_channel_is_no_longer_far_beyond_the_others() -> None:
 
 
 def spread(model: nn.Module, name: str, images: Tensor) -> float:
-    """The largest number that enters a layer over the usual largest of its channels."""
+    """Return the largest input of a layer divided by the median of its channels' maxima."""
     seen: list[Tensor] = []
     hook = model.get_submodule(name).register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     with torch.no_grad():
@@ -62,6 +62,6 @@ def spread(model: nn.Module, name: str, images: Tensor) -> float:
     return float(channels.max() / channels.median())
 
 
-def test_a_resnet_comes_back_as_it_is() -> None:
+def test_a_resnet_is_returned_unchanged() -> None:
     model = build(ResNetConfig(stages=(1, 1), classes=3, image=(32, 32)))
     assert even(model, torch.zeros(1, 3, 32, 32)) is model

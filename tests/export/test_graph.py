@@ -1,4 +1,4 @@
-"""The graph that is exported is the model: positions follow any size, pixels are normalised inside."""
+"""The exported module equals the model: positions are resized to any image size, pixels are normalised inside."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ from vitrail.models.settings import ResNetConfig, Stem
 
 RULES: list[Resize] = ["official", "timm", "huggingface", "torchvision"]
 POSITIONS: list[dict[str, Any]] = [
-    {"position": "learned1d", "resize": "official", "position_at": "every"},
+    {"position": "learned1d", "resize": "official", "position_at": "every-layer"},
     {"position": "learned1d", "resize": "timm", "registers": 2, "position_covers": "all"},
     {"position": "learned1d", "resize": "huggingface", "registers": 1},
     {"position": "learned1d", "resize": "torchvision", "pool": "gap"},
-    {"position": "learned2d", "position_covers": "patches"},
-    {"position": "learned2d-sum", "pool": "map", "position_at": "shared"},
+    {"position": "learned2d", "position_covers": "none"},
+    {"position": "learned2d-sum", "pool": "map", "position_at": "every-layer-shared"},
     {"position": "sincos1d"},
     {"position": "sincos2d", "position_grid": (3, 7)},
     {"position": "sincos2d-mae", "resize": "huggingface"},
@@ -36,14 +36,14 @@ POSITIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("how", RULES)
 @pytest.mark.parametrize("old", [1, 2, 3, 7, 14])
-def test_the_matrices_are_those_that_the_model_interpolates_with(how: Resize, old: int) -> None:
+def test_the_matrices_interpolate_as_the_model_does(how: Resize, old: int) -> None:
     table = torch.eye(old)[:, None].expand(old, 5, old).contiguous()  # each unit vector, the same in five columns
     for new in (1, 2, 3, 5, 8, 14, 31):
         assert_close(matrix(old, new, how), resize_table(table, (new, 5), how)[:, 2], rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("options", POSITIONS, ids=str)
-def test_the_model_that_is_followed_answers_any_size_as_the_flexible_one(options: dict[str, Any]) -> None:
+def test_dynamic_positions_equal_the_flexible_model_at_any_size(options: dict[str, Any]) -> None:
     model = vit(**options)
     free, graph = flexible(model), following(model)
     down, across = model.config.stride
@@ -53,18 +53,18 @@ def test_the_model_that_is_followed_answers_any_size_as_the_flexible_one(options
             assert_close(graph(images), free(images), rtol=0, atol=1e-5)
 
 
-def test_relative_positions_have_one_size() -> None:
+def test_relative_positions_have_one_fixed_size() -> None:
     with pytest.raises(VitrailError, match="leave --dynamic out"):
         following(vit(position="relative"))
 
 
-def test_a_resnet_takes_any_size_as_it_is() -> None:
+def test_a_resnet_accepts_any_size_unchanged() -> None:
     model = build(ResNetConfig((1, 1), width=32, image=(40, 48)))
     assert following(model) is model
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
-def test_pixels_are_normalised_inside_and_probabilities_are_the_losss(loss: str) -> None:
+def test_pixels_are_normalised_inside_and_probabilities_match_the_loss(loss: str) -> None:
     model = vit()
     model.preprocess = Preprocess((12, 15), mean=(0.1, 0.5, 0.7), std=(0.2, 0.3, 0.4))
     model.facts = {"recipe": {"loss": loss}}
@@ -76,7 +76,7 @@ def test_pixels_are_normalised_inside_and_probabilities_are_the_losss(loss: str)
     assert_close(probabilities, wanted.sigmoid() if loss == "sigmoid" else wanted.softmax(1))
 
 
-def test_without_a_classifier_the_graph_answers_with_the_features() -> None:
+def test_without_a_classifier_the_module_returns_features() -> None:
     model = vit(classes=0)
     model.preprocess = Preprocess((12, 15))
     pixels = torch.randint(0, 256, (2, 12, 15, 3), dtype=torch.uint8)

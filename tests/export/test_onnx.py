@@ -1,4 +1,4 @@
-"""An ONNX file is the model: its numbers at any batch and size, its preprocessing, its labels, and nothing of this machine."""
+"""An ONNX file equals the model at any batch and image size, has its preprocessing and class names, and no local paths."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "rotary, attention pooling": {"position": "rotary", "heads": 2, "pool": "map", "gelu": "exact"},
     "relative, mean of the patches": {"position": "relative", "pool": "gap", "class_token": True, "norm_at": "pooled"},
     "hybrid, hidden layer": {"stem": Stem((1, 1), 32), "patch": 1, "image": (16, 24), "head": "mlp", "head_width": 7},
-    "post-norm, two tables": {"norm": "post", "position": "learned2d", "position_at": "every"},
+    "post-norm, two tables": {"norm": "post", "position": "learned2d", "position_at": "every-layer"},
     "grey, no classifier": {"channels": 1, "classes": 0, "position": "sincos2d"},
 }
 FOLLOWED: dict[str, dict[str, Any]] = {
@@ -42,22 +42,22 @@ FOLLOWED: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> tuple[ViT, Path]:
-    """A model that takes any size, and its file."""
+def dynamic_export(tmp_path_factory: pytest.TempPathFactory) -> tuple[ViT, Path]:
+    """Export a model for any image size."""
     model = ready(registers=1)
     model.facts = {
-        "recipe": {"loss": "sigmoid", "data": "/home/somebody/pictures/trees", "optim": {"lr": 0.1}},
-        "data": {"name": "~/pictures/trees", "fingerprint": "abc"},
-        "score": {"step": 3, "test": {"top1": 0.5}},
+        "recipe": {"loss": "sigmoid", "data": "/home/somebody/images/trees", "optim": {"lr": 0.1}},
+        "dataset": {"name": "~/images/trees", "fingerprint": "abc"},
+        "metrics": {"step": 3, "test": {"top1": 0.5}},
     }
-    path = tmp_path_factory.mktemp("onnx") / "tree.onnx"
+    path = tmp_path_factory.mktemp("onnx") / "dynamic_export.onnx"
     write_onnx(model, path, dynamic=True)
     return model, path
 
 
 @pytest.mark.compile
-def test_any_number_of_pictures_of_any_size_goes_in(tree: tuple[ViT, Path]) -> None:
-    model, path = tree
+def test_any_batch_and_image_size_is_accepted(dynamic_export: tuple[ViT, Path]) -> None:
+    model, path = dynamic_export
     engine, reference = open_engine(path), TorchEngine(flexible(model))
     for count, rows, columns in ((1, 2, 3), (5, 2, 3), (2, 1, 1), (3, 6, 2), (1, 3, 7), (2, 9, 9)):
         pictures = noise(count, 6 * rows, 5 * columns)
@@ -65,8 +65,8 @@ def test_any_number_of_pictures_of_any_size_goes_in(tree: tuple[ViT, Path]) -> N
 
 
 @pytest.mark.compile
-def test_the_file_says_all_that_its_user_must_know(tree: tuple[ViT, Path]) -> None:
-    model, path = tree
+def test_the_file_has_all_metadata(dynamic_export: tuple[ViT, Path]) -> None:
+    model, path = dynamic_export
     engine = open_engine(path)
     assert (engine.name, engine.labels, engine.sigmoid) == ("onnxruntime", LABELS, True)
     assert engine.preprocess == model.preprocess == Preprocess((12, 15), mean=(0.1, 0.5, 0.7), std=(0.2, 0.3, 0.4))
@@ -74,24 +74,24 @@ def test_the_file_says_all_that_its_user_must_know(tree: tuple[ViT, Path]) -> No
     said = json.loads(note.value)
     assert note.key == "vitrail"
     assert said["model"] == json.loads(json.dumps(to_plain(model.config)))
-    assert said["score"] == model.facts["score"]
+    assert said["metrics"] == model.facts["metrics"]
     assert set(said["versions"]) == {"vitrail", "torch"}
-    assert said["data"] == {"name": "trees", "fingerprint": "abc"}
+    assert said["dataset"] == {"name": "trees", "fingerprint": "abc"}
 
 
 @pytest.mark.compile
-def test_pixels_go_in_and_logits_and_their_probabilities_come_out(tree: tuple[ViT, Path]) -> None:
-    opened = session(tree[1]).together
+def test_the_graph_maps_pixels_to_logits_and_probabilities(dynamic_export: tuple[ViT, Path]) -> None:
+    opened = session(dynamic_export[1]).together
     (given,) = opened.get_inputs()
-    assert (given.name, given.type, given.shape[-1]) == ("pictures", "tensor(uint8)", 3)
+    assert (given.name, given.type, given.shape[-1]) == ("images", "tensor(uint8)", 3)
     assert [each.name for each in opened.get_outputs()] == ["logits", "probabilities"]
-    logits, probabilities = opened.run(None, {"pictures": noise(4)})
-    assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), rtol=1e-5)  # of a model with the sigmoid loss
+    logits, probabilities = opened.run(None, {"images": noise(4)})
+    assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), rtol=1e-5)  # the model has the sigmoid loss
 
 
 @pytest.mark.compile
-def test_nothing_of_this_machine_is_in_the_file_and_no_operator_resizes(tree: tuple[ViT, Path]) -> None:
-    content = tree[1].read_bytes()
+def test_the_file_has_no_local_paths_and_no_resize_operators(dynamic_export: tuple[ViT, Path]) -> None:
+    content = dynamic_export[1].read_bytes()
     for name in (str(Path(__file__).parents[2]), "site-packages", "/home/", "~/", ".py"):
         assert name.encode() not in content, name
     graph = onnx.load_from_string(content).graph
@@ -99,28 +99,28 @@ def test_nothing_of_this_machine_is_in_the_file_and_no_operator_resizes(tree: tu
 
 
 @pytest.mark.compile
-def test_a_size_that_the_patches_do_not_divide_is_a_sentence(tree: tuple[ViT, Path]) -> None:
+def test_a_size_that_the_patches_do_not_divide_is_refused(dynamic_export: tuple[ViT, Path]) -> None:
     with pytest.raises(VitrailError, match="multiple of 6x5, got 13x15"):
-        open_engine(tree[1]).logits(noise(1, 13, 15))
+        open_engine(dynamic_export[1]).logits(noise(1, 13, 15))
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_model_is_itself_again(kind: str, tmp_path: Path) -> None:
+def test_every_kind_of_model_is_exported_exactly(kind: str, tmp_path: Path) -> None:
     model = ready(**KINDS[kind])
     write_onnx(model, tmp_path / "x.onnx")
     engine, reference = open_engine(tmp_path / "x.onnx"), TorchEngine(model)
     for count in (1, 3):
         pictures = noise(count, *model.config.image, model.config.channels)
         assert_allclose(engine.logits(pictures), reference.logits(pictures), rtol=0, atol=1e-5)
-    with pytest.raises(VitrailError, match=r"must be 1\d (high|wide), got|channels"):
+    with pytest.raises(VitrailError, match=r"the (height|width) of images must be 1\d, got|channels"):
         engine.logits(noise(1, 12, 16, model.config.channels))
 
 
 @pytest.mark.compile
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FOLLOWED)
-def test_every_kind_of_position_follows_the_size(kind: str, tmp_path: Path) -> None:
+def test_every_kind_of_position_is_resized(kind: str, tmp_path: Path) -> None:
     model = ready(**FOLLOWED[kind])
     write_onnx(model, tmp_path / "x.onnx", dynamic=True)
     engine, reference = open_engine(tmp_path / "x.onnx"), TorchEngine(flexible(model))
@@ -131,7 +131,7 @@ def test_every_kind_of_position_follows_the_size(kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.compile
-def test_a_hybrid_follows_the_size_in_a_file_and_in_a_program(tmp_path: Path) -> None:
+def test_a_hybrid_accepts_any_size_as_onnx_and_as_program(tmp_path: Path) -> None:
     """Three stages: one that keeps the size and two that halve it."""
     model = ready(stem=Stem((1, 2, 1), 32), patch=1, image=(32, 48), depth=1)
     write_onnx(model, tmp_path / "x.onnx", dynamic=True)
@@ -145,7 +145,7 @@ def test_a_hybrid_follows_the_size_in_a_file_and_in_a_program(tmp_path: Path) ->
 
 @pytest.mark.compile
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_resnet_is_itself_again(dynamic: bool, tmp_path: Path) -> None:
+def test_a_resnet_is_exported_exactly(dynamic: bool, tmp_path: Path) -> None:
     model = build(ResNetConfig((1, 1), width=32, image=(40, 48), classes=5)).eval()
     for weight in model.parameters():
         weight.data.add_(0.1 * weight.data.new_empty(weight.shape).normal_())
@@ -158,15 +158,17 @@ def test_a_resnet_is_itself_again(dynamic: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.compile
-def test_what_merges_its_tokens_is_itself_again(tmp_path: Path) -> None:
+def test_a_token_merging_model_is_exported_exactly(tmp_path: Path) -> None:
     whole = ready()
     model = faster(whole, merge=1)
     write_onnx(model, tmp_path / "x.onnx")
     engine, reference = open_engine(tmp_path / "x.onnx"), TorchEngine(model)
     for count in (1, 3):
         assert_allclose(engine.logits(noise(count)), reference.logits(noise(count)), rtol=0, atol=1e-5)
-    assert np.abs(engine.logits(noise(3)) - TorchEngine(whole).logits(noise(3))).max() > 1e-4  # and not the other
-    with pytest.raises(VitrailError, match="made for one size; leave --dynamic out"):
+    assert (
+        np.abs(engine.logits(noise(3)) - TorchEngine(whole).logits(noise(3))).max() > 1e-4
+    )  # and differs from the unmerged model
+    with pytest.raises(VitrailError, match="has one fixed image size; leave --dynamic out"):
         write_onnx(model, tmp_path / "x.onnx", dynamic=True)
 
 
@@ -179,7 +181,7 @@ def test_the_same_model_makes_the_same_file(tmp_path: Path) -> None:
     assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
 
 
-def test_weights_that_no_onnx_file_holds_are_refused_before_the_work() -> None:
+def test_weights_too_large_for_one_file_are_refused_before_any_work() -> None:
     with pytest.raises(VitrailError, match=r"take 2\.\d+ GiB, and one ONNX file holds less than 2; try --to program"):
         check_size(build("H/14", device="meta"))
     check_size(build("L/16", device="meta"))

@@ -1,4 +1,4 @@
-"""A program runs without Vitrail, and a file that would do more than compute is not run at all."""
+"""A program runs without Vitrail, and a file that would do more than compute is refused."""
 
 import io
 import json
@@ -23,38 +23,38 @@ pytestmark = pytest.mark.compile
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[ViT, Path]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[ViT, Path]:
     model = ready(registers=1)
     path = tmp_path_factory.mktemp("program") / "x.pt2"
     write_program(model, path)
     return model, path
 
 
-def test_its_answers_are_the_models_for_any_number_of_pictures(made: tuple[ViT, Path]) -> None:
-    model, path = made
+def test_its_logits_are_the_models_at_any_batch_size(exported: tuple[ViT, Path]) -> None:
+    model, path = exported
     engine, reference = open_engine(path), TorchEngine(model)
     assert (engine.name, engine.labels, engine.sigmoid, engine.preprocess) == ("program", LABELS, False, model.preprocess)
     for count in (1, 2, 5):
         assert_allclose(engine.logits(noise(count)), reference.logits(noise(count)), rtol=0, atol=1e-5)
-    with pytest.raises(VitrailError, match="must be 15 wide, got 20"):
+    with pytest.raises(VitrailError, match="the width of images must be 15, got 20"):
         engine.logits(noise(1, 12, 20))
 
 
-def test_it_runs_where_vitrail_is_not(made: tuple[ViT, Path], tmp_path: Path) -> None:
-    model, path = made
-    np.save(tmp_path / "pictures.npy", noise(3))
+def test_it_runs_without_vitrail(exported: tuple[ViT, Path], tmp_path: Path) -> None:
+    model, path = exported
+    np.save(tmp_path / "images.npy", noise(3))
     script = (
         "import sys; sys.modules['vitrail'] = sys.modules['einops'] = None\n"
         "import numpy as np, torch\n"
-        "logits, shares = torch.export.load(sys.argv[1]).module()(torch.from_numpy(np.load('pictures.npy')))\n"
+        "logits, probabilities = torch.export.load(sys.argv[1]).module()(torch.from_numpy(np.load('images.npy')))\n"
         "np.save('logits.npy', logits.detach().numpy())"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", script, path], cwd=tmp_path, check=True)
     assert_allclose(np.load(tmp_path / "logits.npy"), TorchEngine(model).logits(noise(3)), rtol=0, atol=1e-5)
 
 
-def test_nothing_of_this_machine_is_in_it(made: tuple[ViT, Path]) -> None:
-    with zipfile.ZipFile(made[1]) as archive:
+def test_it_contains_no_local_paths(exported: tuple[ViT, Path]) -> None:
+    with zipfile.ZipFile(exported[1]) as archive:
         content = b"".join(archive.read(name) for name in archive.namelist())
     for word in (str(Path(__file__).parents[2]), "site-packages", ".py"):
         assert word.encode() not in content
@@ -70,7 +70,7 @@ def _explode(word: str) -> None:
 
 
 def rewritten(path: Path, out: Path, change: Callable[[str, bytes], bytes], extra: dict[str, bytes] | None = None) -> Path:
-    """The same archive with other content in it."""
+    """Copy an archive with changed content."""
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(out, "w") as new:
         for name in old.namelist():
             new.writestr(name, change(name, old.read(name)))
@@ -80,7 +80,7 @@ def rewritten(path: Path, out: Path, change: Callable[[str, bytes], bytes], extr
 
 
 def in_json(ending: str, key: str, value: object) -> Callable[[str, bytes], bytes]:
-    """The first such key has another value."""
+    """Return a change that sets the first such key to another value."""
 
     def put(found: object) -> bool:
         if isinstance(found, dict):
@@ -116,37 +116,37 @@ CODE = "__import__('os').abort()"
     ],
     ids=["inputs", "weights", "sizes", "call in sizes", "guards", "operator", "caller"],
 )
-def test_a_program_that_would_do_more_than_compute_is_refused_unrun(
-    made: tuple[ViT, Path], tmp_path: Path, change: Callable[[str, bytes], bytes]
+def test_a_program_that_would_do_more_than_compute_is_refused_before_it_runs(
+    exported: tuple[ViT, Path], tmp_path: Path, change: Callable[[str, bytes], bytes]
 ) -> None:
-    bad = rewritten(made[1], tmp_path / "bad.pt2", change)
-    with pytest.raises(VitrailError, match=r"bad\.pt2 .*(run only what `vitrail export` made|or is damaged)"):
+    bad = rewritten(exported[1], tmp_path / "bad.pt2", change)
+    with pytest.raises(VitrailError, match=r"bad\.pt2 .*(run only files that `vitrail export` wrote|or is damaged)"):
         open_engine(bad)
 
 
-def test_a_file_that_is_no_part_of_a_program_is_refused(made: tuple[ViT, Path], tmp_path: Path) -> None:
+def test_a_file_that_does_not_belong_in_a_program_is_refused(exported: tuple[ViT, Path], tmp_path: Path) -> None:
     extra = {"archive/data/constants/opaque_obj_0": pickle.dumps(Bomb())}
-    with pytest.raises(VitrailError, match="opaque_obj_0', which is no part of such a program"):
-        open_engine(rewritten(made[1], tmp_path / "bad.pt2", lambda _, content: content, extra))
+    with pytest.raises(VitrailError, match="opaque_obj_0', which does not belong in an exported program"):
+        open_engine(rewritten(exported[1], tmp_path / "bad.pt2", lambda _, content: content, extra))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
-def test_a_damaged_program_is_a_sentence(made: tuple[ViT, Path], tmp_path: Path, share: float) -> None:
-    content = made[1].read_bytes()
-    (tmp_path / "x.pt2").write_bytes(content[: int(share * len(content))])
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 0.999])
+def test_a_damaged_program_is_refused(exported: tuple[ViT, Path], tmp_path: Path, fraction: float) -> None:
+    content = exported[1].read_bytes()
+    (tmp_path / "x.pt2").write_bytes(content[: int(fraction * len(content))])
     with pytest.raises(VitrailError, match="damaged"):
         open_engine(tmp_path / "x.pt2")
 
 
-def test_a_note_that_is_gone_is_a_sentence(made: tuple[ViT, Path], tmp_path: Path) -> None:
+def test_missing_metadata_is_refused(exported: tuple[ViT, Path], tmp_path: Path) -> None:
     for content in (b"{}", b"[", b"[1]"):
-        path = rewritten(made[1], tmp_path / "x.pt2", lambda name, old, new=content: new if "extra/" in name else old)  # type: ignore[misc]
+        path = rewritten(exported[1], tmp_path / "x.pt2", lambda name, old, new=content: new if "extra/" in name else old)  # type: ignore[misc]
         with pytest.raises(VitrailError, match=r"export the model again|cannot be read"):
             open_engine(path)
 
 
-def test_the_archive_that_was_rewritten_unchanged_still_runs(made: tuple[ViT, Path], tmp_path: Path) -> None:
-    """So what is refused above is refused for what was changed."""
-    same = rewritten(made[1], tmp_path / "same.pt2", lambda _, content: content)
+def test_the_archive_that_was_rewritten_unchanged_still_runs(exported: tuple[ViT, Path], tmp_path: Path) -> None:
+    """Rewriting alone is no reason to refuse, so the changes above are."""
+    same = rewritten(exported[1], tmp_path / "same.pt2", lambda _, content: content)
     assert io.BytesIO(same.read_bytes()).getbuffer().nbytes
-    assert (open_engine(same).logits(noise(2)) == open_engine(made[1]).logits(noise(2))).all()
+    assert (open_engine(same).logits(noise(2)) == open_engine(exported[1]).logits(noise(2))).all()

@@ -1,4 +1,4 @@
-"""Eight bits: the arithmetic is what it says, a layer that does not bear it is found, no answer depends on batch-mates."""
+"""int8: the arithmetic is exact, sensitive layers are found, and no prediction depends on the rest of its batch."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ UNKNOWN = np.full(40, -1)
 
 
 def spoiled() -> ViT:
-    """One unit of one MLP is a thousand times as loud as the others, and hardly listened to."""
+    """Build a model in which one MLP unit is a thousand times as large as the others, with small outgoing weights."""
     torch.manual_seed(0)
     model = ready()
     assert isinstance(model.head, nn.Linear)
@@ -40,7 +40,7 @@ def spoiled() -> ViT:
     return model
 
 
-def test_a_weight_is_rounded_to_the_nearest_of_its_outputs_steps() -> None:
+def test_weights_are_rounded_to_the_nearest_level_of_their_output_channel() -> None:
     weight = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
     weight[:, 1] = 0
     whole, scale = rounded(weight)
@@ -51,7 +51,7 @@ def test_a_weight_is_rounded_to_the_nearest_of_its_outputs_steps() -> None:
 
 @pytest.mark.compile
 def test_onnxruntime_computes_what_rounding_in_torch_does(tmp_path: Path) -> None:
-    """All layers in 8 bits, scales from the same pictures."""
+    """All layers in int8, scales from the same images."""
     torch.manual_seed(1)
     model, pictures = ready(), noise(40)
     found = quantise(model, tmp_path / "a.onnx", pictures, Trial(pictures, UNKNOWN, "noise"), max_drop=0.99)
@@ -62,7 +62,7 @@ def test_onnxruntime_computes_what_rounding_in_torch_does(tmp_path: Path) -> Non
     want = in_eight_bits(even(model, images), images)
     apart = np.abs(open_engine(tmp_path / "a.onnx").logits(pictures) - want) / np.abs(want).max()
     assert np.median(apart) < 1e-6
-    assert apart.max() < 0.01  # where something lies between two steps, float sums decide
+    assert apart.max() < 0.01  # halfway between two levels, float rounding decides
 
 
 def engine_images(engine: TorchEngine, pictures: ndarray) -> Tensor:
@@ -71,7 +71,7 @@ def engine_images(engine: TorchEngine, pictures: ndarray) -> Tensor:
 
 
 def in_eight_bits(model: Any, images: Tensor) -> ndarray:
-    """Every linear layer of the blocks: inputs to 256 steps between their extremes, weights to 255 for each output."""
+    """Quantise every linear layer of the blocks: inputs to 256 levels between their extremes, weights to 255 per output."""
 
     def before(layer: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
         low, high = min(0.0, float(ranges[layer][0])), max(0.0, float(ranges[layer][1]))
@@ -97,9 +97,7 @@ def in_eight_bits(model: Any, images: Tensor) -> ndarray:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("activations", ["static", "dynamic"])
-def test_the_layer_that_does_not_bear_eight_bits_stays_in_float(
-    tmp_path: Path, activations: Literal["static", "dynamic"]
-) -> None:
+def test_a_layer_too_sensitive_for_int8_stays_in_float(tmp_path: Path, activations: Literal["static", "dynamic"]) -> None:
     model, pictures = spoiled(), noise(40)
     labels = TorchEngine(model).logits(pictures).argmax(1)
     found = quantise(model, tmp_path / "a.onnx", noise(32), Trial(pictures, labels, "noise"), activations, max_drop=0.05)
@@ -109,13 +107,13 @@ def test_the_layer_that_does_not_bear_eight_bits_stays_in_float(
     engine = open_engine(tmp_path / "a.onnx")
     assert (engine.logits(pictures).argmax(1) == labels).mean() == 1 - found.drop
     said = json.loads(onnx.load(tmp_path / "a.onnx").metadata_props[0].value)["export"]
-    assert (said["activations"], said["in_float"]) == (activations, list(found.in_float))
-    for place in (0, 17):  # nor does an answer depend on what else was asked
+    assert (said["activations"], said["float_layers"]) == (activations, list(found.in_float))
+    for place in (0, 17):  # nor does a prediction depend on the rest of its batch
         assert_array_equal(engine.logits(pictures)[place], engine.logits(pictures[place : place + 1])[0])
 
 
 @pytest.mark.compile
-def test_the_file_is_smaller_and_made_of_operators_that_every_runtime_has(tmp_path: Path) -> None:
+def test_the_file_is_smaller_and_uses_standard_operators_only(tmp_path: Path) -> None:
     model = ready(width=96, heads=3, mlp=384)
     shipped = ship(model, tmp_path / "a.onnx", "int8", max_drop=0.9)
     proto = onnx.load(tmp_path / "a.onnx")
@@ -126,13 +124,13 @@ def test_the_file_is_smaller_and_made_of_operators_that_every_runtime_has(tmp_pa
 
 
 @pytest.mark.compile
-def test_what_cannot_be_rounded_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
     resnet = build(ResNetConfig(stages=(1, 1), classes=3, image=(32, 32))).eval()
     resnet.preprocess = ready().preprocess
     pictures = noise(2, 32, 32)
     with pytest.raises(VitrailError, match="no linear layers"):
         quantise(resnet, tmp_path / "a.onnx", pictures, Trial(pictures, UNKNOWN[:2], "noise"))
-    with pytest.raises(VitrailError, match="one size of picture"):
+    with pytest.raises(VitrailError, match="one fixed image size"):
         ship(ready(), tmp_path / "a.onnx", "int8", dynamic=True)
     assert not list(tmp_path.iterdir())
 
@@ -142,12 +140,12 @@ def test_a_file_that_loses_too_much_is_refused() -> None:
     with pytest.raises(VitrailError, match=r"loses 2.00 points .* 0.5 are allowed"):
         refuse_drop(found, "a.onnx", 0.005)
     refuse_drop(found, "a.onnx", 0.03)
-    assert Checked(200, "pictures", True, 0.1, 9.0, 0.98).drop == pytest.approx(0.02)
+    assert Checked(200, "images", True, 0.1, 9.0, 0.98).drop == pytest.approx(0.02)
 
 
 @pytest.mark.compile
-def test_features_are_judged_by_their_direction(tmp_path: Path) -> None:
-    """Without a classifier there is no first answer that could stay the same."""
+def test_features_are_compared_by_cosine_similarity(tmp_path: Path) -> None:
+    """Without a classifier there is no top-1 prediction to compare."""
     torch.manual_seed(2)
     model = ready(classes=0, width=48)
     shipped = ship(model, tmp_path / "a.onnx", "int8", max_drop=0.02)
@@ -159,5 +157,5 @@ def test_features_are_judged_by_their_direction(tmp_path: Path) -> None:
     assert found.agreement == pytest.approx(cosine, abs=1e-5)
     assert found.drop == pytest.approx(1 - cosine, abs=1e-5)
     assert 0 < found.drop <= 0.02
-    with pytest.raises(VitrailError, match=r"loses 1\.00 points of its features' likeness on noise, where 0\.5 are allowed"):
+    with pytest.raises(VitrailError, match=r"loses 1\.00 points of feature cosine similarity on noise, where 0\.5 are allowed"):
         refuse_drop(Checked(9, "noise", False, 0.1, 9.0, 0.99, features=True), "a.onnx", 0.005)

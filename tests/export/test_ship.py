@@ -1,4 +1,4 @@
-"""A file is kept only if it answers as the model does; it appears whole or not at all."""
+"""An exported file is kept only if its predictions match the model's; it appears whole or not at all."""
 
 import errno
 import os
@@ -33,13 +33,13 @@ def model() -> ViT:
 
 @pytest.fixture(scope="module")
 def file(model: ViT, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The model as it should be exported."""
+    """Export the model correctly and return the file's content."""
     path = tmp_path_factory.mktemp("ship") / "good.onnx"
     found = ship(model, path).checked
     assert found.relative < 1e-5
     assert found.agreement == 1
     assert (found.pictures, found.real) == (32, False)
-    assert "does not say what it was trained on" in found.what
+    assert "does not record its dataset" in found.what
     return path.read_bytes()
 
 
@@ -53,7 +53,7 @@ def tolerated(found: Checked) -> None:
 
 
 def kept_as(content: bytes, model: ViT, folder: Path) -> Shipped:
-    """What becomes of a file with this content."""
+    """Run the verification on a file with this content."""
 
     def write(half: Path) -> None:
         half.write_bytes(content)
@@ -62,7 +62,7 @@ def kept_as(content: bytes, model: ViT, folder: Path) -> Shipped:
 
 
 def altered(content: bytes, by: float) -> bytes:
-    """Another number in the middle of one weight."""
+    """Change one value in the middle of one weight."""
     proto = onnx.load_from_string(content)
     tensor = max(proto.graph.initializer, key=lambda each: len(each.raw_data))
     values = np.frombuffer(tensor.raw_data, np.float32).copy()
@@ -72,7 +72,7 @@ def altered(content: bytes, by: float) -> bytes:
 
 
 @pytest.mark.compile
-def test_a_good_file_is_kept_and_its_accuracy_known(model: ViT, file: bytes, tmp_path: Path) -> None:
+def test_a_good_file_is_kept_and_its_accuracy_reported(model: ViT, file: bytes, tmp_path: Path) -> None:
     shipped = kept_as(file, model, tmp_path)
     assert (shipped.checked.torch_top1, shipped.checked.file_top1) == (1.0, 1.0)
     assert shipped.bytes == len(file)
@@ -80,30 +80,30 @@ def test_a_good_file_is_kept_and_its_accuracy_known(model: ViT, file: bytes, tmp
 
 
 @pytest.mark.compile
-def test_a_file_with_another_weight_is_removed_and_the_older_one_stays(model: ViT, file: bytes, tmp_path: Path) -> None:
+def test_a_file_with_a_wrong_weight_is_removed_and_the_older_one_kept(model: ViT, file: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(b"older")
-    with pytest.raises(VitrailError, match=r"x\.onnx answers differently .* so it was removed"):
+    with pytest.raises(VitrailError, match=r"logits of x\.onnx differ .* so it was removed"):
         kept_as(altered(file, 3.0), model, tmp_path)
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("x.onnx", b"older")]
 
 
 @pytest.mark.compile
-def test_answers_that_are_no_numbers_are_beyond_any_tolerance(model: ViT, file: bytes, tmp_path: Path) -> None:
+def test_logits_that_are_not_finite_exceed_any_tolerance(model: ViT, file: bytes, tmp_path: Path) -> None:
     with pytest.raises(VitrailError, match=r"by nan of the largest logit .* so it was removed"):
         kept_as(altered(file, float("nan")), model, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
-def test_a_truncated_file_is_removed(model: ViT, file: bytes, tmp_path: Path, share: float) -> None:
-    with pytest.raises(VitrailError, match=r"no ONNX file|does not say what it is"):
-        kept_as(file[: int(share * len(file))], model, tmp_path)
+@pytest.mark.parametrize("fraction", [0.0, 0.01, 0.5, 0.99])
+def test_a_truncated_file_is_removed(model: ViT, file: bytes, tmp_path: Path, fraction: float) -> None:
+    with pytest.raises(VitrailError, match=r"not an ONNX file|has no Vitrail metadata"):
+        kept_as(file[: int(fraction * len(file))], model, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.compile
-def test_the_file_may_vanish_once_it_is_open(model: ViT, file: bytes, tmp_path: Path) -> None:
+def test_the_file_may_be_deleted_once_it_is_loaded(model: ViT, file: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(file)
     engine = open_engine(tmp_path / "x.onnx", threads=1)
     before = engine.logits(noise(3))
@@ -112,7 +112,7 @@ def test_the_file_may_vanish_once_it_is_open(model: ViT, file: bytes, tmp_path: 
     assert (engine.logits(noise(3)) == before).all()
 
 
-def test_the_weights_may_vanish_once_torch_has_them(tmp_path: Path) -> None:
+def test_the_weights_may_be_deleted_once_torch_has_loaded_them(tmp_path: Path) -> None:
     save(ready(), tmp_path / "model")
     engine = open_engine(tmp_path / "model")
     before = engine.logits(noise(3))
@@ -121,8 +121,8 @@ def test_the_weights_may_vanish_once_torch_has_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.compile
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
-    """The system itself refuses to write more than 20 kB."""
+def test_a_full_disk_is_a_clear_error_and_leaves_no_file(tmp_path: Path) -> None:
+    """The operating system refuses to write more than 20 kB."""
     save(ready(), tmp_path / "model")
     (tmp_path / "out").mkdir()
     script = (
@@ -139,36 +139,36 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_the_models_own_pictures_are_tried_where_they_are_there() -> None:
+def test_the_models_own_dataset_is_used_if_available() -> None:
     model = ready(channels=1, classes=10, image=(12, 15))
-    model.facts = {"data": {"name": "fashion"}}
+    model.facts = {"dataset": {"name": "fashion"}}
     found = trial(model, count=24)
     assert (found.what, found.real, found.pictures.shape) == ("test of fashion", True, (24, 12, 15, 1))
-    model.facts = {"data": {"name": "/nowhere/at/all"}}
+    model.facts = {"dataset": {"name": "/nowhere/at/all"}}
     found = trial(model)
-    assert "its own data cannot be had" in found.what
+    assert "its own dataset is not available" in found.what
     assert not found.real
     assert (found.labels == -1).all()
 
 
-def test_pictures_that_are_named_must_be_there() -> None:
+def test_given_images_must_exist() -> None:
     with pytest.raises(VitrailError, match="there is no '/nowhere'"):
         trial(ready(), "/nowhere")
 
 
-def test_the_labels_are_the_models_own_numbers() -> None:
+def test_labels_are_the_models_class_indices() -> None:
     model = ready(channels=1, classes=10)
     names = pictures("fashion").names
     model.labels = names
     forward = trial(model, "fashion", 50).labels
     model.labels = names[::-1]
     assert (trial(model, "fashion", 50).labels == 9 - forward).all()
-    model.labels = None  # nobody knows which is which, so pictures are compared without
+    model.labels = None  # class names are unknown, so images are compared without labels
     assert (trial(model, "fashion", 50).labels == -1).all()
 
 
-def test_pictures_that_calibrate_judge_nobody(tmp_path: Path) -> None:
-    """Where there is one split, labelled or not; a comparison alone takes all there are."""
+def test_calibration_images_are_not_used_for_evaluation(tmp_path: Path) -> None:
+    """A single split is divided, labelled or not; a comparison alone uses all images."""
     for number in range(10):
         for folder in ("loose", "classes/elm"):
             (tmp_path / folder).mkdir(parents=True, exist_ok=True)
@@ -177,22 +177,22 @@ def test_pictures_that_calibrate_judge_nobody(tmp_path: Path) -> None:
     for name, label in (("loose", -1), ("classes", 4)):
         data = str(tmp_path / name)
         model.facts = {"recipe": {"validation": 0.0, "test": 0.0}}
-        whole, judged, kept = (trial(model, data, role=role) for role in (None, "judge", "calibrate"))
+        whole, judged, kept = (trial(model, data, role=role) for role in (None, "evaluate", "calibrate"))
         reds = [set(found.pictures[:, 0, 0, 0].tolist()) for found in (whole, judged, kept)]
         assert (len(reds[0]), len(reds[1]), len(reds[2])) == (10, 7, 3)
         assert not reds[1] & reds[2]
         assert [found.what for found in (whole, judged, kept)] == [
-            f"{share} of {data}" for share in ("all", "three quarters", "a quarter")
+            f"{fraction} of {data}" for fraction in ("all", "three quarters", "a quarter")
         ]
         assert set(whole.labels.tolist()) == {label}
     fashion = ready(channels=1, classes=10)
-    assert [trial(fashion, "fashion", 9, role=role).what for role in (None, "judge", "calibrate")] == [
+    assert [trial(fashion, "fashion", 9, role=role).what for role in (None, "evaluate", "calibrate")] == [
         "test of fashion", "test of fashion", "train of fashion",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("out", "to", "sentence"),
+    ("out", "to", "message"),
     [
         ("x.pt2", "onnx", r"--to onnx writes a \.onnx file, got .*; try x\.onnx"),
         ("nowhere/x.onnx", "onnx", "a file in a folder that exists"),
@@ -200,8 +200,8 @@ def test_pictures_that_calibrate_judge_nobody(tmp_path: Path) -> None:
         ("x.onnx", "coreml", "to must be 'onnx', 'int8' or 'program', got 'coreml'"),
     ],
 )
-def test_what_cannot_be_is_said_before_the_work(tmp_path: Path, out: str, to: str, sentence: str) -> None:
-    with pytest.raises(VitrailError, match=sentence):
+def test_invalid_arguments_are_refused_before_any_work(tmp_path: Path, out: str, to: str, message: str) -> None:
+    with pytest.raises(VitrailError, match=message):
         ship(ready(), tmp_path / out, to)  # type: ignore[arg-type]
     for tolerance in (0, float("nan"), float("inf")):
         with pytest.raises(VitrailError, match="tolerance must be a number above 0"):
@@ -210,24 +210,24 @@ def test_what_cannot_be_is_said_before_the_work(tmp_path: Path, out: str, to: st
         ship(ready(), tmp_path / "x.onnx", max_drop=float("nan"))
 
 
-def test_a_read_only_folder_is_told_before_the_work_and_after_it(
+def test_a_read_only_folder_is_reported_before_and_after_writing(
     model: ViT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a read-only disk nothing can be removed, either, and that is not what the user is told of."""
+    """On a read-only disk nothing can be removed either, which must not hide the original error."""
 
     def refused(path: Path, *_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr(Path, "unlink", refused)
     seen = Trial(noise(3), np.full(3, -1), "noise", False)
-    with pytest.raises(VitrailError, match=r"x\.onnx cannot be written: Read-only file system; try another place"):
+    with pytest.raises(VitrailError, match=r"x\.onnx cannot be written: Read-only file system; try another path"):
         kept(model, tmp_path / "x.onnx", "onnx", refused, seen, lambda found: None)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(VitrailError, match=r"x\.onnx cannot be written: .* is read-only; try another place"):
+    with pytest.raises(VitrailError, match=r"x\.onnx cannot be written: .* is read-only; try another path"):
         ship(model, tmp_path / "x.onnx")
 
 
-def test_a_model_without_weights_or_in_training_is_not_disturbed(tmp_path: Path) -> None:
+def test_a_model_in_training_is_not_changed_and_one_without_weights_refused(tmp_path: Path) -> None:
     with pytest.raises(VitrailError, match="on the meta device"):
         made_ready(build("Ti/16", device="meta"))
     model = ready().train().half()
@@ -237,8 +237,8 @@ def test_a_model_without_weights_or_in_training_is_not_disturbed(tmp_path: Path)
     assert next(model.parameters()).element_size() == 2
 
 
-def test_a_model_that_does_not_know_its_preprocessing_cannot_be_used_by_others(tmp_path: Path) -> None:
+def test_a_model_without_preprocessing_is_not_exported(tmp_path: Path) -> None:
     model = ready()
     model.preprocess = None
-    with pytest.raises(VitrailError, match="how its pictures are made ready"):
+    with pytest.raises(VitrailError, match="has no preprocessing config"):
         write_onnx(model, tmp_path / "x.onnx")

@@ -1,4 +1,4 @@
-"""Rows as trainings would leave them, without training."""
+"""Results of training jobs, without training."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,14 +10,14 @@ Score = Callable[[dict[str, Any]], float | None]
 
 
 def made(trials: Sequence[Trial], score: Score, **measured: Any) -> list[Row]:
-    """``score`` of what a trial stands for; none where it has burst."""
+    """Return a result per job. ``score``: of its condition, None if it diverged."""
     found = []
     for trial in trials:
         price, value = cost(trial.recipe.model), score(trial.of)
-        told = {} if value is None else {split: {"top1": value} for split in ("validation", "test")}
-        failed = "10 steps in a row had to be skipped" if value is None else None
+        scores = {} if value is None else {split: {"top1": value} for split in ("validation", "test")}
+        failed = "10 consecutive steps were skipped" if value is None else None
         row = Row(
-            trial.of, trial.key, trial.recipe.steps, trial.recipe.batch, price.parameters, price.macs, 1.0, told,
+            trial.of, trial.key, trial.recipe.steps, trial.recipe.batch, price.parameters, price.macs, 1.0, scores,
             {} if value is None else measured, failed,
         )  # fmt: skip
         found.append(row)

@@ -1,4 +1,4 @@
-"""``vitrail lab``: a list without a name, and one sentence for every mistake, before any work."""
+"""``vitrail lab`` without a name lists the experiments, and reports every mistake in one sentence, before any work."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_without_a_name_the_experiments_are_listed(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["shfit"], "did you mean 'shift'?"),
         (["shift", "--minutes", "0"], "--minutes must be above 0, got 0; try --minutes 20"),
@@ -29,9 +29,9 @@ def test_without_a_name_the_experiments_are_listed(capsys: pytest.CaptureFixture
         (["shift", "--minutes", "soon"], "Invalid value for '--minutes'"),
         (["shift", "--data", "fashoin"], "did you mean 'fashion'?"),
         (["shift", "--quick", "--data", "fashoin"], "did you mean 'fashion'?"),
-        (["shift", "--data", ""], "no data set is named"),
-        (["shift", "--weights", "model.npz"], "shift looks at no given checkpoint; leave --weights out"),
-        (["compute", "--data", "fashion"], "compute looks at no pictures; leave --data out"),
+        (["shift", "--data", ""], "no dataset is named"),
+        (["shift", "--weights", "model.npz"], "shift takes no checkpoint; leave out --weights"),
+        (["compute", "--data", "fashion"], "compute takes no dataset; leave out --data"),
         (["inside", "--weights", "nowhere.npz", "--quick"], "nowhere.npz"),
         (["shift", "--out", "a-file"], "--out must be a folder, got a-file, and a-file is a file; try --out lab"),
         (["shift", "--out", "a-file/deeper"], "and a-file is a file; try --out lab"),
@@ -39,13 +39,13 @@ def test_without_a_name_the_experiments_are_listed(capsys: pytest.CaptureFixture
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a-file").write_text("here first")
-    assert run(["lab", *words]) == 2
+    assert run(["lab", *arguments]) == 2
     error = capsys.readouterr().err.strip()
-    assert said in error
+    assert message in error
     assert error.count("\n") == 0
     assert not list(tmp_path.glob("lab/*/rows/*"))
 
@@ -59,7 +59,7 @@ def test_a_folder_that_cannot_be_written_is_named(
     assert not (tmp_path / "there").exists()
 
 
-def test_being_asked_to_stop_is_no_error(
+def test_a_stop_signal_is_not_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(*_: object) -> None:
@@ -67,10 +67,10 @@ def test_being_asked_to_stop_is_no_error(
 
     monkeypatch.setattr("vitrail.lab.run.carried_out", stop)
     assert run(["lab", "shift", "--out", str(tmp_path)]) == 143
-    assert "goes on from there" in capsys.readouterr().err
+    assert "resumes from there" in capsys.readouterr().err
 
 
-def test_ctrl_c_between_two_trainings_says_how_to_go_on(
+def test_ctrl_c_between_two_runs_says_how_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(*_: object) -> None:
@@ -78,7 +78,7 @@ def test_ctrl_c_between_two_trainings_says_how_to_go_on(
 
     monkeypatch.setattr("vitrail.lab.run.carried_out", stop)
     assert run(["lab", "shift", "--out", str(tmp_path)]) == 130
-    assert capsys.readouterr().err == "stopped; the same command goes on from there\n"
+    assert capsys.readouterr().err == "stopped; the same command resumes from there\n"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -87,7 +87,7 @@ def test_every_experiment_is_documented(name: str) -> None:
     assert f"| `{name}` |" in section
 
 
-def test_a_page_of_numbers_alone_is_the_same_twice(tmp_path: Path) -> None:
+def test_a_page_without_training_is_reproducible(tmp_path: Path) -> None:
     for out in ("one", "two"):
         assert run(["lab", "compute", "--out", str(tmp_path / out)]) == 0
     one, two = ((tmp_path / out / "compute" / "index.html").read_text() for out in ("one", "two"))

@@ -6,7 +6,7 @@ from vitrail.lab.experiment import Asked, by
 from vitrail.report.drawing import Drawing
 
 
-def test_at_each_size_the_families_have_like_compute() -> None:
+def test_at_each_size_the_families_have_equal_compute() -> None:
     groups = by(made(trials(Asked("fashion")), lambda of: 0.5), "size")
     for (_,), rows in groups.items():
         macs = {row.macs for row in rows}
@@ -17,7 +17,7 @@ def test_at_each_size_the_families_have_like_compute() -> None:
     assert flops == sorted(flops)
 
 
-def test_compute_is_six_operations_a_multiply_add_and_picture() -> None:
+def test_compute_is_six_flops_per_multiply_add_and_image() -> None:
     (row, *_) = made(trials(Asked("fashion")), lambda of: 0.5)
     assert row.flops == 6 * row.macs * row.batch * row.steps
 
@@ -29,16 +29,16 @@ def test_numbers_of_table_6() -> None:
     assert ("R50x1+ViT-L/16", 7, 859, 86.60) in PAPER
     assert {top1 for name, epochs, _, top1 in PAPER if "L/16" in name and epochs == 14} == {
         87.12
-    }  # the hybrid is no longer ahead
+    }  # the hybrid is no longer better
 
 
-def test_every_model_of_the_paper_s_table_is_a_dot_of_its_family() -> None:
-    asked = Asked("fashion")
-    _, theirs = (part for part in tell(asked, made(trials(asked), lambda of: 0.5)).parts if isinstance(part, Drawing))
+def test_every_model_of_the_paper_s_table_is_a_point_of_its_family() -> None:
+    options = Asked("fashion")
+    _, theirs = (part for part in tell(options, made(trials(options), lambda of: 0.5)).parts if isinstance(part, Drawing))
     assert all(f"{name}, {epochs} epochs: {top1:.2f}%" in theirs.svg() for name, epochs, _, top1 in PAPER)
 
 
-def test_the_best_family_is_told_for_each_size() -> None:
-    asked = Asked("fashion")
-    answer = tell(asked, made(trials(asked), lambda of: 0.6 if of["family"] == "hybrid" else 0.5)).answer
-    assert answer.count("the hybrid (60.0%) is clearly ahead of") == 3
+def test_the_best_family_is_named_for_each_size() -> None:
+    options = Asked("fashion")
+    answer = tell(options, made(trials(options), lambda of: 0.6 if of["family"] == "hybrid" else 0.5)).answer
+    assert answer.count("the hybrid (60.0%) is significantly better than") == 3

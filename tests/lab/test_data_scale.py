@@ -1,4 +1,4 @@
-"""Amounts grow, what is judged by stays, and lines cross where they do."""
+"""Training sets grow, validation and test stay the same, and crossings are found."""
 
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ from vitrail.models.cost import cost
 from vitrail.report.drawing import Drawing
 
 
-def test_each_amount_is_as_many_times_the_one_before_up_to_all() -> None:
+def test_sizes_are_geometrically_spaced_up_to_all_images() -> None:
     assert amounts(Asked("fashion")) == [140, 561, 2247, 9000]
     assert amounts(Asked("panes:count=6400,size=16")) == [100, 400, 1600, 6400]
     first, *_, last = found = amounts(Asked("panes:count=108000,size=16"))
@@ -22,9 +22,9 @@ def test_each_amount_is_as_many_times_the_one_before_up_to_all() -> None:
     assert amounts(Asked("panes:count=40,size=16")) == [30, 33, 36, 40]
 
 
-def test_validation_and_test_are_the_same_pictures_for_every_amount() -> None:
+def test_validation_and_test_are_the_same_images_for_every_size() -> None:
     for data in ("fashion", "panes:count=200,size=16"):
-        names = {trial.of["count"]: trial.recipe.data for trial in trials(Asked(data))}
+        names = {job.of["count"]: job.recipe.data for job in trials(Asked(data))}
         opened = [pictures(name) for name in names.values()]
         assert [len(found.train) for found in opened] == list(names)
         for found in opened[1:]:
@@ -33,24 +33,24 @@ def test_validation_and_test_are_the_same_pictures_for_every_amount() -> None:
                 assert np.array_equal(ours.content(3), theirs.content(3))
 
 
-def test_families_have_equal_compute_and_as_many_steps() -> None:
+def test_families_have_equal_compute_and_equal_steps() -> None:
     found = trials(Asked("fashion"))
-    assert len({(trial.recipe.steps, trial.recipe.batch) for trial in found}) == 1
-    macs = {cost(trial.recipe.model).macs for trial in found}
+    assert len({(job.recipe.steps, job.recipe.batch) for job in found}) == 1
+    macs = {cost(job.recipe.model).macs for job in found}
     assert max(macs) / min(macs) < 1.05
 
 
-def test_amounts_that_no_training_can_see_are_named() -> None:
-    asked = Asked("fashion")
-    whole, short = ([trial.lasting(factor) for trial in trials(asked)] for factor in (1, 0.1))
-    long, brief = (" ".join(map(str, tell(asked, made(found, lambda of: 0.5)).parts)) for found in (whole, short))
-    assert "even once" not in long
-    assert "Each training draws 6,400 pictures in all, so of 9,000 it has not seen every one, even once" in brief
+def test_sizes_of_less_than_one_epoch_are_named() -> None:
+    options = Asked("fashion")
+    whole, short = ([job.lasting(factor) for job in trials(options)] for factor in (1, 0.1))
+    long, brief = (" ".join(map(str, tell(options, made(found, lambda of: 0.5)).parts)) for found in (whole, short))
+    assert "less than one epoch" not in long
+    assert "Each run draws 6,400 images, less than one epoch of 9,000" in brief
 
 
-def test_the_paper_s_lines_stand_beside_ours_and_cross() -> None:
-    asked = Asked("fashion")
-    ours, theirs = (part for part in tell(asked, made(trials(asked), lambda of: 0.5)).parts if isinstance(part, Drawing))
+def test_the_paper_s_curves_are_plotted_and_cross() -> None:
+    options = Asked("fashion")
+    ours, theirs = (part for part in tell(options, made(trials(options), lambda of: 0.5)).parts if isinstance(part, Drawing))
     assert "140" in ours.svg()
     assert all(words in theirs.svg() for words in ("303 M", "ViT-L/16, 14 M: 85.15%"))
     few, _, many = (PAPER["ViT-L/16"][count] - PAPER["ViT-B/16"][count] for count in SETS)
@@ -58,21 +58,22 @@ def test_the_paper_s_lines_stand_beside_ours_and_cross() -> None:
 
 
 def _answered(lead: dict[int, float]) -> tuple[str, dict[str, list[tuple[int, int]]]]:
-    asked = Asked("fashion")
-    rows: list[Row] = made(trials(asked), lambda of: 0.5 + (lead[of["count"]] if of["family"] == "ViT" else 0.0))
-    told = tell(asked, rows)
-    return told.answer, told.numbers["crossings"]
+    options = Asked("fashion")
+    rows: list[Row] = made(trials(options), lambda of: 0.5 + (lead[of["count"]] if of["family"] == "ViT" else 0.0))
+    result = tell(options, rows)
+    return result.answer, result.numbers["crossings"]
 
 
-def test_it_tells_between_which_amounts_lines_cross() -> None:
+def test_it_names_the_sizes_between_which_curves_cross() -> None:
     answer, crossed = _answered({140: -0.2, 561: -0.1, 2247: 0.1, 9000: 0.2})
     assert crossed["ViT and ResNet"] == [(561, 2247)]
-    assert "The lines of ViT and ResNet cross between 561 and 2,247 pictures" in answer
+    assert "The curves of ViT and ResNet cross between 561 and 2,247 images" in answer
     assert "chance" not in answer
     answer, crossed = _answered({140: 0.0, 561: -0.1, 2247: 0.1, 9000: 0.2})
     assert crossed["ViT and ResNet"] == [(561, 2247)]
     answer, crossed = _answered(dict.fromkeys((140, 561, 2247, 9000), -0.1))
     assert crossed["ViT and ResNet"] == []
     assert (
-        "The lines of ViT and ResNet do not cross (ViT against ResNet: -10.0 ± 0.0 points, clear, with 140 pictures" in answer
+        "The curves of ViT and ResNet do not cross (ViT minus ResNet: -10.0 ± 0.0 points, significant, with 140 images"
+        in answer
     )

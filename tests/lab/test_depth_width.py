@@ -1,4 +1,4 @@
-"""One dimension is changed at a time, and compute is counted from the settings."""
+"""One dimension is changed at a time, and compute is counted from the configuration."""
 
 import pytest
 
@@ -18,18 +18,19 @@ def test_each_arm_changes_its_own_dimension_alone() -> None:
     assert all(sum(changes[key] != base[key] for key in base) >= 3 for changes in found["all"])
 
 
-def test_pictures_of_other_sizes_have_patches_that_divide_them() -> None:
+def test_images_of_other_sizes_have_patches_that_divide_them() -> None:
     for data in ("panes:count=50,size=32", "panes:count=50,size=48x64"):
-        for trial in trials(Asked(data)):
-            assert (cost(trial.recipe.model).tokens or 0) >= 4
+        for job in trials(Asked(data)):
+            assert (cost(job.recipe.model).tokens or 0) >= 4
 
 
-def test_the_answer_names_what_gains_most_of_what_costs_more() -> None:
-    asked = Asked("fashion")
-    rows = made(trials(asked), lambda of: 0.5 + 0.2 * (of["changed"] == "patch") + 0.01 * of["seed"])
-    told = tell(asked, rows)
+def test_the_summary_names_the_best_of_the_larger_models() -> None:
+    options = Asked("fashion")
+    rows = made(trials(options), lambda of: 0.5 + 0.2 * (of["changed"] == "patch") + 0.01 * of["seed"])
+    result = tell(options, rows)
     assert (
-        "patch (4, 64, 128, 4) is the best on validation, and on test clearly above the base: +20.0 ± 0.0 points" in told.answer
+        "patch (4, 64, 128, 4) is the best on validation, and on test significantly better than the base: +20.0 ± 0.0 points"
+        in result.answer
     )
-    (base,) = [model for model in told.numbers["models"] if model["changed"] == AROUND]
+    (base,) = [model for model in result.numbers["models"] if model["changed"] == AROUND]
     assert base["compute"] == pytest.approx(1)

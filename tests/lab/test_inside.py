@@ -1,4 +1,4 @@
-"""A look inside is what explain says of the model, can be kept, and is there for a given checkpoint."""
+"""A model snapshot equals the functions of explain, can be saved, and works for a given checkpoint."""
 
 import json
 from dataclasses import replace
@@ -35,26 +35,26 @@ def model(**changes: object) -> ViT:
     return made
 
 
-def test_a_look_has_what_explain_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_equals_the_functions_of_explain(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
-    asked = model()
+    options = model()
 
     def rolled(_: ViT, images: torch.Tensor, __: str) -> torch.Tensor:
         seen.append(images)
         return torch.ones(6, 2, 3)
 
     monkeypatch.setattr("vitrail.lab.look.saliency", rolled)
-    look = looked(asked, pictures(DATA), count=7)
+    look = looked(options, pictures(DATA), count=7)
     assert look.far.shape == (4, 3)
     assert look.width == 15
     assert look.positions is not None
-    assert np.allclose(look.positions, position_similarity(asked).numpy())
+    assert np.allclose(look.positions, position_similarity(options).numpy())
     assert len(seen[0]) == len(look.pictures) == 6
-    few = looked(asked, pictures(DATA), count=6)
-    assert np.allclose(few.far, distance(asked, seen[1]).numpy(), atol=1e-4)
+    few = looked(options, pictures(DATA), count=6)
+    assert np.allclose(few.far, distance(options, seen[1]).numpy(), atol=1e-4)
 
 
-def test_pictures_are_taken_from_the_first_to_the_last() -> None:
+def test_images_are_spread_from_the_first_to_the_last() -> None:
     assert spread(10, 4).tolist() == [0, 3, 6, 9]
     assert spread(3, 128).tolist() == [0, 1, 2]
     source = pictures(DATA).test
@@ -65,7 +65,7 @@ def test_pictures_are_taken_from_the_first_to_the_last() -> None:
     assert np.array_equal(look.pictures[[0, -1]], wanted)
 
 
-def test_what_was_kept_is_there_again() -> None:
+def test_a_saved_snapshot_is_restored() -> None:
     for position in ("sincos2d", "none"):
         look = looked(model(width=24, position=position), pictures(DATA), count=5)
         found = again(json.loads(json.dumps(look.kept())))
@@ -77,7 +77,7 @@ def test_what_was_kept_is_there_again() -> None:
         again({"width": 3, "arrays": "bm9uZQ=="})
 
 
-def test_places_in_order_are_known_from_places_in_none() -> None:
+def test_ordered_positions_differ_from_random_ones() -> None:
     ordered = looked(model(width=24, heads=3, position="sincos2d", image=(36, 40)), pictures(DATA), count=1)
     near, other = ordered.near or (0, 0)
     assert near > other
@@ -86,8 +86,8 @@ def test_places_in_order_are_known_from_places_in_none() -> None:
     assert abs(mixed.order or 1) < 0.1
 
 
-def test_arms_are_the_paper_s_model_its_hybrid_and_other_settings_of_its_training() -> None:
-    made = {trial.of["arm"]: trial.recipe for trial in trials(Asked("fashion"))}
+def test_arms_are_the_paper_s_model_its_hybrid_and_other_hyperparameters() -> None:
+    made = {job.of["arm"]: job.recipe for job in trials(Asked("fashion"))}
     assert list(made) == [VIT, HYBRID, SLOW, SHORT]
     plain = made[VIT]
     assert plain.model.position == "learned1d"  # type: ignore[union-attr]
@@ -100,19 +100,19 @@ def test_arms_are_the_paper_s_model_its_hybrid_and_other_settings_of_its_trainin
     assert replace(made[HYBRID], model=plain.model) == plain
 
 
-def test_a_given_checkpoint_is_looked_at_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_given_checkpoint_is_inspected_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(model(), tmp_path / "given")
     words = ["lab", "inside", "--quick", "--data", DATA, "--out", str(tmp_path)]
     assert run([*words, "--weights", str(tmp_path / "given"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert list(told["looks"]) == [VIT, HYBRID, GIVEN]
-    assert told["looks"][GIVEN]["width"] == 15
-    assert GIVEN in told["answer"]
+    result = json.loads(capsys.readouterr().out)
+    assert list(result["models"]) == [VIT, HYBRID, GIVEN]
+    assert result["models"][GIVEN]["width"] == 15
+    assert GIVEN in result["summary"]
     page = (tmp_path / "inside-quick" / "index.html").read_text()
-    assert f"Positions: {GIVEN}" in page
+    assert f"Position similarity: {GIVEN}" in page
     assert f"Rollout: {GIVEN}" in page
     assert "--weights given</code>" in page
-    assert (told["weights"], str(tmp_path) in page) == ("given", False)
+    assert (result["weights"], str(tmp_path) in page) == ("given", False)
 
 
 def test_a_checkpoint_without_attention_is_refused_before_anything_is_trained(
@@ -122,21 +122,21 @@ def test_a_checkpoint_without_attention_is_refused_before_anything_is_trained(
     plain.preprocess = Preprocess((16, 20))
     save(plain, tmp_path / "given")
     assert run(["lab", "inside", "--quick", "--weights", str(tmp_path / "given"), "--out", str(tmp_path)]) == 2
-    assert "has no attention to look at" in capsys.readouterr().err
+    assert "has no attention" in capsys.readouterr().err
     assert not (tmp_path / "inside-quick").exists()
 
 
-def test_a_training_that_burst_is_a_line_of_the_table() -> None:
+def test_a_diverged_run_is_a_line_of_the_table() -> None:
     look = Look(np.ones((4, 3)), np.ones((5, 3, 6, 5)), np.ones((1, 2, 3)), np.zeros((1, 12, 15, 3), np.uint8), None, 15)
     whole = Row({"arm": VIT}, "", 1, 1, 1, 1, scores={"test": {"top1": 0.5}}, measured=look.kept())
-    told = tell(Asked("fashion"), [whole, Row({"arm": HYBRID}, "", 1, 1, 1, 1, failed="it burst")])
-    assert told.numbers["failed"] == {HYBRID: "it burst"}
-    assert "it burst" in str(told.parts[0])
-    assert "it has no positions" in told.answer
+    result = tell(Asked("fashion"), [whole, Row({"arm": HYBRID}, "", 1, 1, 1, 1, failed="it diverged")])
+    assert result.numbers["failed"] == {HYBRID: "it diverged"}
+    assert "it diverged" in str(result.parts[0])
+    assert "it has no position embedding" in result.answer
 
 
-def test_a_place_is_known_by_its_mirror_image() -> None:
-    """Positions that do not tell left from right: each place is its own mirror image, and turned upside down is another."""
+def test_mirror_similarity_is_of_left_and_right() -> None:
+    """Positions that are symmetric between left and right have similarity 1; transposed, they do not."""
     half = np.random.default_rng(0).normal(size=(3, 2, 400))
     table = np.concatenate([half, half[:, ::-1]], axis=1)
     table /= np.linalg.norm(table, axis=-1, keepdims=True)

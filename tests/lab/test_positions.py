@@ -1,4 +1,4 @@
-"""Arms differ in where a patch is told to be, and in nothing else."""
+"""The arms differ in the position embedding, and in nothing else."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,41 +11,41 @@ from vitrail.models.settings import ViTConfig
 
 
 def test_arms_differ_in_positions_alone() -> None:
-    found = [trial for trial in trials(Asked("fashion")) if trial.of["seed"] == 0]
-    plain = next(trial.recipe for trial in found if trial.of["arm"] == NOTHING)
-    for trial in found:
-        model = trial.recipe.model
+    found = [job for job in trials(Asked("fashion")) if job.of["seed"] == 0]
+    plain = next(job.recipe for job in found if job.of["arm"] == NOTHING)
+    for job in found:
+        model = job.recipe.model
         assert isinstance(model, ViTConfig)
-        same = replace(model, position="none", position_at="stem")
-        assert replace(trial.recipe, model=same) == plain
-    assert len({trial.recipe.model for trial in found}) == len(ARMS) == len(found)
+        same = replace(model, position="none", position_at="input")
+        assert replace(job.recipe, model=same) == plain
+    assert len({job.recipe.model for job in found}) == len(ARMS) == len(found)
 
 
-def test_table_8_and_what_came_after_it_are_all_there() -> None:
-    models = [trial.recipe.model for trial in trials(Asked("fashion"))]
+def test_all_kinds_of_table_8_and_later_ones_are_there() -> None:
+    models = [job.recipe.model for job in trials(Asked("fashion"))]
     cases = {(model.position, model.position_at) for model in models if isinstance(model, ViTConfig)}
-    assert {(kind, at) for kind in ("learned1d", "learned2d") for at in ("stem", "every", "shared")} < cases
-    assert {("none", "stem"), ("relative", "stem"), ("sincos2d", "stem"), ("rotary", "stem")} < cases
+    assert {(kind, at) for kind in ("learned1d", "learned2d") for at in ("input", "every-layer", "every-layer-shared")} < cases
+    assert {("none", "input"), ("relative", "input"), ("sincos2d", "input"), ("rotary", "input")} < cases
 
 
-def test_table_8_as_it_is_printed() -> None:
+def test_numbers_of_table_8() -> None:
     assert (PAPER[NOTHING], PAPER["1-D, stem"], PAPER["relative"]) == (0.61382, 0.64206, 0.64032)
     assert (PAPER["1-D, every layer"], PAPER["1-D, shared"]) == (0.63964, 0.64292)
     assert [PAPER[f"2-D, {at}"] for at in ("stem", "every layer", "shared")] == [0.64001, 0.64046, 0.64022]
 
 
-def test_the_answer_counts_what_is_clearly_ahead() -> None:
-    asked = Asked("fashion")
-    found = trials(asked)
+def test_the_summary_counts_the_significantly_better() -> None:
+    options = Asked("fashion")
+    found = trials(options)
     ahead = made(found, lambda of: 0.5 + 0.1 * (of["arm"] == "rotary") + 0.001 * of["seed"], fewshot=0.4)
-    told = tell(asked, ahead)
-    assert told.numbers["clear"] == ["rotary"]
-    assert told.answer.startswith("1 of 10 ways")
-    assert "No way" in tell(asked, made(found, lambda of: 0.5)).answer
+    result = tell(options, ahead)
+    assert result.numbers["significant"] == ["rotary"]
+    assert result.answer.startswith("1 of 10 kinds")
+    assert "No kind" in tell(options, made(found, lambda of: 0.5)).answer
 
 
-def test_few_shots_are_measured_on_a_finished_run(tmp_path: Path) -> None:
-    trial = trials(Asked("fashion", quick=True))[0].short(2)
-    (row,) = done(tmp_path, [trial], measure)
+def test_few_shot_accuracy_is_measured_on_a_finished_run(tmp_path: Path) -> None:
+    job = trials(Asked("fashion", quick=True))[0].short(2)
+    (row,) = done(tmp_path, [job], measure)
     assert 0 <= row.measured["fewshot"] <= 1
-    assert measure(tmp_path / "runs" / trial.key, Trial(trial.of, trial.recipe)) == row.measured
+    assert measure(tmp_path / "runs" / job.key, Trial(job.of, job.recipe)) == row.measured

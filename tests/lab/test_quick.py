@@ -1,4 +1,4 @@
-"""Every experiment works from the command line to its page, and a second look finds all of it done."""
+"""Every experiment works from the command line to its page, and a second call reuses all results."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from vitrail.lab.run import QUICKLY, WHOLE
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_quick_look_writes_a_page_with_its_numbers(
+def test_a_quick_test_writes_a_page_with_its_numbers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["lab", name, "--quick", "--out", str(tmp_path), "--device", "cpu"]
@@ -21,31 +21,27 @@ def test_a_quick_look_writes_a_page_with_its_numbers(
     said = " ".join(capsys.readouterr().out.split())
     folder, chosen = tmp_path / f"{name}-quick", experiment(name)
     page, numbers = (folder / "index.html").read_text(), json.loads((folder / "numbers.json").read_text())
-    assert numbers["answer"] in said
+    assert numbers["summary"] in said
     assert numbers["experiment"] == name
     assert numbers["quick"] is True
-    for words in ("What the paper has", "What was scaled down", "What this does not show"):
+    for words in ("In the paper", "Scaled down", "Limitations"):
         assert words in page
     trained = bool(chosen.trials(Asked(chosen.data, quick=True)))
     assert chosen.trains == trained
     assert [QUICKLY in words for words in (page, said)] == [trained] * 2
     assert (WHOLE in page) == (not trained)
-    assert (
-        page.index(numbers["answer"][:20].replace("'", "&#x27;"))
-        < page.index("What the paper has")
-        < page.index("What was scaled down")
-    )
+    assert page.index(numbers["summary"][:20].replace("'", "&#x27;")) < page.index("In the paper") < page.index("Scaled down")
     assert f"<code>vitrail lab {name} --quick</code>" in page
     assert "<script" not in page
 
     monkeypatch.setattr(trial, "fit", None)
     assert run([*command, "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
-    assert (again["answer"], again["quick"]) == (numbers["answer"], trained)
+    assert (again["summary"], again["quick"]) == (numbers["summary"], trained)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_experiment_says_what_it_is_and_has_trials_that_differ(name: str) -> None:
+def test_every_experiment_is_described_and_has_distinct_jobs(name: str) -> None:
     chosen = experiment(name)
     assert chosen.name == name
     assert all(len(words) > 20 for words in (chosen.title, chosen.paper, chosen.scaled, chosen.limits))

@@ -1,4 +1,4 @@
-"""One at a time, and all of them."""
+"""Regularisers are compared one at a time, and all combined."""
 
 from dataclasses import replace
 
@@ -10,12 +10,8 @@ from vitrail.lab.regularise import ALL, ALONE, ARMS, NOTHING, amounts, tell, tri
 from vitrail.models.settings import ViTConfig
 
 
-def test_an_arm_alone_changes_one_thing_and_all_changes_all_of_them() -> None:
-    found = {
-        trial.of["arm"]: trial.recipe
-        for trial in trials(Asked("fashion"))
-        if (trial.of["seed"], trial.of["count"]) == (0, 9000)
-    }
+def test_a_single_arm_changes_one_thing_and_the_combined_arm_all() -> None:
+    found = {job.of["arm"]: job.recipe for job in trials(Asked("fashion")) if (job.of["seed"], job.of["count"]) == (0, 9000)}
     plain = found[NOTHING]
     for name in ALONE:
         model, augment = found[name].model, found[name].augment
@@ -29,20 +25,20 @@ def test_an_arm_alone_changes_one_thing_and_all_changes_all_of_them() -> None:
     assert found[ALL].augment == policy("pad", pad=1, **everything)
 
 
-def test_little_data_is_a_ninth_with_the_same_pictures_to_be_judged_by() -> None:
+def test_the_small_training_set_is_a_ninth_with_the_same_test_images() -> None:
     assert amounts(Asked("fashion")) == (1000, 9000)
-    names = {trial.of["count"]: trial.recipe.data for trial in trials(Asked("panes:count=900,size=16"))}
+    names = {job.of["count"]: job.recipe.data for job in trials(Asked("panes:count=900,size=16"))}
     little, more = (pictures(names[count]) for count in (100, 900))
     assert len(little.train) == 100
     assert [(len(data.validation), len(data.test)) for data in (little, more)] == [(180, 180)] * 2
 
 
-def test_the_answer_tells_what_helps_and_what_harms() -> None:
-    asked = Asked("fashion")
-    rows = made(trials(asked), lambda of: 0.5 + 0.1 * (of["arm"] == "dropout 0.1") * (1 if of["count"] == 1000 else -1))
-    told = tell(asked, rows)
-    assert told.answer == (
-        "With 1,000 pictures (50.0% without any), dropout 0.1 clearly helps; "
-        "with 9,000 pictures (50.0% without any), dropout 0.1 clearly harms."
+def test_the_summary_names_what_helps_and_what_hurts() -> None:
+    options = Asked("fashion")
+    rows = made(trials(options), lambda of: 0.5 + 0.1 * (of["arm"] == "dropout 0.1") * (1 if of["count"] == 1000 else -1))
+    result = tell(options, rows)
+    assert result.answer == (
+        "With 1,000 images (baseline 50.0%), dropout 0.1 significantly helps; "
+        "with 9,000 images (baseline 50.0%), dropout 0.1 significantly hurts."
     )
-    assert len(told.numbers["arms"]) == 2 * len(ARMS)
+    assert len(result.numbers["arms"]) == 2 * len(ARMS)

@@ -1,4 +1,4 @@
-"""The results in the docs are what today's code tells of the rows that lie there, and the readings have no other numbers."""
+"""The lab results in the docs are reproduced from their saved rows by today's code, and the text has no other numbers."""
 
 import json
 import math
@@ -22,11 +22,11 @@ FIGURE = re.compile(r"\d[\d,]*\.\d+ ?(?:%|points)")
 
 
 def _forbidden(*_: object, **__: object) -> None:
-    raise AssertionError("a training that the docs have no row of; run the line of docs/lab/index.md again")
+    raise AssertionError("a training job without a row in the docs; rerun the command of docs/lab/index.md")
 
 
 def _near(ours: Any, theirs: Any) -> bool:
-    """The same, but for what another processor rounds in another way: a given checkpoint is looked at anew."""
+    """Whether two results are equal up to rounding: a given checkpoint is measured again on this processor."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         return ours.keys() == theirs.keys() and all(_near(ours[key], theirs[key]) for key in ours)
     if isinstance(ours, list) and isinstance(theirs, list):
@@ -36,7 +36,7 @@ def _near(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
-def test_every_experiment_that_has_a_result_has_its_command_and_its_reading() -> None:
+def test_every_experiment_with_a_result_has_its_command_and_its_text() -> None:
     folders = {path.parent.name for path in RESULTS.glob("*/numbers.json")}
     assert {line.split()[0] for line in LINES} == folders
     assert {path.stem for path in RESULTS.glob("*.md")} == {*folders, "index"}
@@ -44,24 +44,24 @@ def test_every_experiment_that_has_a_result_has_its_command_and_its_reading() ->
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_the_rows_tell_today_what_the_docs_have(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_reproduce_the_results_in_the_docs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, *options = shlex.split(line)
     if "--weights" in options and not (RESULTS.parents[1] / options[options.index("--weights") + 1]).exists():
-        pytest.skip("the weights that were looked at are not here")
+        pytest.skip("the inspected weights are not here")
     if "fashion-mnist" in options and not place_of("fashion-mnist").is_file():
         monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-        assert run(["data", "get", "fashion-mnist"]) == 0
+        assert run(["data", "download", "fashion-mnist"]) == 0
     shutil.copytree(RESULTS / name, tmp_path / "docs" / "lab" / name, ignore=shutil.ignore_patterns("runs"))
     monkeypatch.setattr("vitrail.lab.trial.fit", _forbidden)
     monkeypatch.setattr("vitrail.lab.budget._factor", _forbidden)
-    monkeypatch.chdir(RESULTS.parents[1])  # where the weights are named from
+    monkeypatch.chdir(RESULTS.parents[1])  # the path of the weights is relative to it
     assert run(["lab", name, *options, "--out", str(tmp_path / "docs" / "lab")]) == 0
-    ours, told = (json.loads((root / name / "numbers.json").read_text()) for root in (RESULTS, tmp_path / "docs" / "lab"))
-    assert _near(told, ours)
+    ours, result = (json.loads((root / name / "numbers.json").read_text()) for root in (RESULTS, tmp_path / "docs" / "lab"))
+    assert _near(result, ours)
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.md") if path.stem != "index"))
-def test_a_reading_has_the_numbers_of_its_page(name: str) -> None:
+def test_a_text_has_the_numbers_of_its_page(name: str) -> None:
     page = re.sub(r"<style.*?</style>|<svg.*?</svg>|<[^>]+>", " ", (RESULTS / name / "index.html").read_text(), flags=re.DOTALL)
     there = set(re.findall(r"\d[\d,]*\.\d+", unescape(page)))
     said = FIGURE.findall((RESULTS / f"{name}.md").read_text())

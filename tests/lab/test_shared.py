@@ -1,4 +1,4 @@
-"""What is true of every experiment that compares trainings."""
+"""Properties of every experiment that compares training runs."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ from vitrail.lab.experiment import Asked, Told
 from vitrail.models.cost import cost
 from vitrail.report.drawing import Drawing
 from vitrail.report.figures import figure
-from vitrail.report.page import text
+from vitrail.report.markup import text
 from vitrail.train.recipe import Recipe
 
 NAMES = (
@@ -25,67 +25,67 @@ NAMES = (
 )  # fmt: skip
 
 MEASURED: dict[str, Any] = {
-    "fewshot": 0.5, "at once": {"official": 0.3, "timm": 0.4, "huggingface": 0.4, "torchvision": 0.4},
+    "fewshot": 0.5, "before_finetuning": {"official": 0.3, "timm": 0.4, "huggingface": 0.4, "torchvision": 0.4},
 }  # fmt: skip
 
 
-def shown(told: Told) -> str:
-    return " ".join(figure(part, "figure", lambda *_: None) if isinstance(part, Drawing) else part for part in told.parts)
+def shown(result: Told) -> str:
+    return " ".join(figure(part, "figure", lambda *_: None) if isinstance(part, Drawing) else part for part in result.parts)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_arm_has_the_same_seeds_and_none_is_done_twice(name: str) -> None:
+def test_every_arm_has_the_same_seeds_and_no_job_is_run_twice(name: str) -> None:
     for quick in (False, True):
-        asked = Asked("fashion", quick)
-        trials = list(experiment(name).trials(asked))
-        assert len({trial.key for trial in trials}) == len(trials)
+        options = Asked("fashion", quick)
+        trials = list(experiment(name).trials(options))
+        assert len({job.key for job in trials}) == len(trials)
         arms: dict[str, list[int]] = {}
-        for trial in trials:
-            if "seed" in trial.of:
-                arm = str({key: value for key, value in trial.of.items() if key != "seed"})
-                arms.setdefault(arm, []).append(trial.of["seed"])
-                assert trial.recipe.seed == trial.of["seed"]
-        assert all(sorted(seeds) == list(asked.seeds) for seeds in arms.values())
+        for job in trials:
+            if "seed" in job.of:
+                arm = str({key: value for key, value in job.of.items() if key != "seed"})
+                arms.setdefault(arm, []).append(job.of["seed"])
+                assert job.recipe.seed == job.of["seed"]
+        assert all(sorted(seeds) == list(options.seeds) for seeds in arms.values())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_nominal_training_has_200_to_2200_steps_of_which_a_budget_makes_others(name: str) -> None:
-    for trial in experiment(name).trials(Asked("fashion")):
-        assert 200 <= trial.recipe.steps <= 2200
-        half = trial.lasting(0.5)
-        assert half.recipe.steps == trial.recipe.steps // 2
-        assert half.key != trial.key
-        assert (half.after is None) == (trial.after is None)
+def test_a_nominal_run_has_200_to_2200_steps_that_a_time_budget_scales(name: str) -> None:
+    for job in experiment(name).trials(Asked("fashion")):
+        assert 200 <= job.recipe.steps <= 2200
+        half = job.lasting(0.5)
+        assert half.recipe.steps == job.recipe.steps // 2
+        assert half.key != job.key
+        assert (half.after is None) == (job.after is None)
 
 
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_and_the_numbers_name_every_arm(name: str, quick: bool) -> None:
-    asked = Asked("fashion", quick)
+    options = Asked("fashion", quick)
     found = experiment(name)
-    trials = list(found.trials(asked))
+    trials = list(found.trials(options))
     rows = made(trials, lambda of: 0.5 + 0.01 * of.get("seed", 0), **MEASURED)
-    told = found.tell(asked, rows)
-    page, numbers = shown(told), json.dumps(told.numbers, allow_nan=False)
-    assert told.answer.endswith(".")
-    for trial in trials:
-        for key, value in trial.of.items():
+    result = found.tell(options, rows)
+    page, numbers = shown(result), json.dumps(result.numbers, allow_nan=False)
+    assert result.answer.endswith(".")
+    for job in trials:
+        for key, value in job.of.items():
             if isinstance(value, str) and key not in ("question", "stage"):
                 assert all(text(word.strip()) in page or word.strip() in page for word in value.split(", ")), value
-                assert value in numbers or f"{trial.of.get('norm')}, {trial.of.get('warmup')}" in numbers or key == "family"
+                assert value in numbers or f"{job.of.get('norm')}, {job.of.get('warmup')}" in numbers or key == "family"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_trainings_that_burst_are_a_result(name: str) -> None:
-    asked, found = Asked("fashion"), experiment(name)
-    trials = list(found.trials(asked))
-    gone = found.tell(asked, made(trials, lambda of: None))
+def test_diverged_runs_are_a_result(name: str) -> None:
+    options, found = Asked("fashion"), experiment(name)
+    trials = list(found.trials(options))
+    gone = found.tell(options, made(trials, lambda of: None))
     assert "diverged" in shown(gone)
     json.dumps(gone.numbers, allow_nan=False)
     arm = next(iter(trials[0].of.values()))
-    one = found.tell(asked, made(trials, lambda of: None if arm in of.values() else 0.5, **MEASURED))
+    one = found.tell(options, made(trials, lambda of: None if arm in of.values() else 0.5, **MEASURED))
     assert "diverged" in shown(one)
-    some = found.tell(asked, made(trials, lambda of: None if of.get("seed") == 1 else 0.5, fewshot=0.5))
+    some = found.tell(options, made(trials, lambda of: None if of.get("seed") == 1 else 0.5, fewshot=0.5))
     assert "1 of 3 diverged" in shown(some)
     json.dumps(some.numbers, allow_nan=False)
 
@@ -101,28 +101,28 @@ def test_the_three_families_have_equal_compute() -> None:
     assert hybrid(like).depth >= like.depth // 2
 
 
-def test_patches_follow_the_pictures() -> None:
+def test_patches_follow_the_image_size() -> None:
     assert vit(Asked("fashion")).grid == (7, 7)
     assert vit(Asked("panes:count=50,size=64")).grid == (8, 8)
     assert vit(Asked("panes:count=50,size=30x44")).grid == (8, 11)
     assert seen("panes:count=50,size=30x44").channels == 3
 
 
-def test_settings_go_behind_the_name_of_a_set() -> None:
+def test_options_follow_the_name_of_a_dataset() -> None:
     assert with_settings("fashion", count=5) == "fashion:count=5"
     assert with_settings("panes:count=9,size=32", count=5, held=3) == "panes:count=5,size=32,held=3"
     assert with_settings("fashion") == "fashion"
     assert data_of(Asked("fashion", quick=True)) == "fashion:count=60,held=20"
-    with pytest.raises(VitrailError, match="takes amounts of a set"):
+    with pytest.raises(VitrailError, match="needs subsets of a dataset"):
         with_settings("some/folder", count=5)
 
 
-def test_pictures_that_are_not_small_are_seen_smaller() -> None:
+def test_large_images_are_downsampled() -> None:
     assert vit(Asked("panes:count=50,size=96x80")).image == (96, 80)
     assert vit(Asked("panes:count=50,size=128")).image == (64, 64)
 
 
-def test_a_folder_of_pictures_is_seen_by_its_first_that_can_be_read(tmp_path: Path) -> None:
+def test_the_shape_of_a_folder_is_that_of_its_first_readable_image(tmp_path: Path) -> None:
     for label in ("apple", "pear"):
         (tmp_path / label).mkdir()
         for number in range(8):
@@ -131,12 +131,12 @@ def test_a_folder_of_pictures_is_seen_by_its_first_that_can_be_read(tmp_path: Pa
     assert (known.size, known.channels, known.classes) in [((24 + odd, 40), 3, 2) for odd in (0, 1)]
     assert vit(Asked(str(tmp_path))).image == (24, 40)
     for number in range(8):
-        (tmp_path / "apple" / f"{number}.png").write_bytes(b"no picture")
+        (tmp_path / "apple" / f"{number}.png").write_bytes(b"no image")
     seen.cache_clear()
     assert seen(str(tmp_path)).size in [(24, 40), (25, 40)]
 
 
-def test_the_shared_recipe_warms_up_for_a_tenth_and_averages_over_a_250th() -> None:
+def test_the_shared_recipe_warms_up_for_a_tenth_with_an_ema_over_a_250th() -> None:
     def made_for(**changes: Any) -> Recipe:
         return recipe(Asked("fashion"), vit(Asked("fashion")), **changes)
 

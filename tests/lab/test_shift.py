@@ -1,4 +1,4 @@
-"""What moves along with the picture, and what does not."""
+"""Which features are equivariant to shifts of the image, and which are not."""
 
 from typing import Any
 
@@ -27,14 +27,14 @@ def resnet() -> Model:
     return build(ResNetConfig(stages=(2,), width=32, classes=5, **SIZE)).eval()
 
 
-def test_all_that_is_pooled_is_the_map() -> None:
+def test_the_pooled_feature_map_equals_the_features() -> None:
     images = torch.randn(3, 3, 16, 20)
     for model in (bare(position="learned1d"), resnet()):
         assert_close(mapped(model, images).mean(dim=(2, 3)), model.features(images))
 
 
 @pytest.mark.parametrize("axis", [2, 3])
-def test_without_positions_whole_patches_move_the_map_exactly(axis: int) -> None:
+def test_without_positions_a_vit_is_equivariant_to_whole_patches(axis: int) -> None:
     images = torch.randn(3, 3, 16, 20)
     for model, exact in ((bare(), True), (bare(position="learned1d"), False)):
         before, after = (mapped(model, torch.roll(images, pixels, axis)) for pixels in (0, 2 * STRIDE))
@@ -43,7 +43,7 @@ def test_without_positions_whole_patches_move_the_map_exactly(axis: int) -> None
 
 
 @pytest.mark.parametrize("axis", [2, 3])
-def test_a_resnet_moves_exactly_but_for_its_padding(axis: int) -> None:
+def test_a_resnet_is_equivariant_up_to_its_padding(axis: int) -> None:
     images, model = torch.randn(3, 3, 16, 20), resnet()
     before, after = (mapped(model, torch.roll(images, pixels, axis)) for pixels in (0, STRIDE))
     assert alike_map(before, after, STRIDE, axis) < 0.99
@@ -52,7 +52,7 @@ def test_a_resnet_moves_exactly_but_for_its_padding(axis: int) -> None:
     assert alike_map(before, after, STRIDE, axis) == pytest.approx(1, abs=1e-5)
 
 
-def test_what_has_not_moved_is_alike_and_another_picture_is_not() -> None:
+def test_similarity_is_1_without_a_shift_and_0_for_another_image() -> None:
     maps = torch.randn(40, 24, 4, 5)
     assert alike_map(maps, maps, 0, 3) == pytest.approx(1)
     assert alike_pooled(maps, maps) == pytest.approx(1)
@@ -63,34 +63,34 @@ def test_what_has_not_moved_is_alike_and_another_picture_is_not() -> None:
 
 def test_every_shift_is_measured() -> None:
     found = moved(bare(), torch.randn(3, 3, 16, 20))
-    assert {name: len(values) for name, values in found.items()} == dict.fromkeys(("pooled", "map", "same"), len(SHIFTS))
-    assert found["same"][STRIDE - 1] == 1
+    assert {name: len(values) for name, values in found.items()} == dict.fromkeys(("pooled", "map", "consistency"), len(SHIFTS))
+    assert found["consistency"][STRIDE - 1] == 1
 
 
-def test_arms_have_as_many_places_and_about_as_many_multiply_adds() -> None:
+def test_arms_have_equal_positions_and_about_equal_multiply_adds() -> None:
     found = {name: cost(model) for name, model in models(QUICK).items()}
     assert len({price.grid for price in found.values()}) == 1
     assert all(price.macs == pytest.approx(found[VIT].macs, rel=0.1) for price in found.values())
 
 
-def test_arms_differ_in_their_model_alone_and_see_no_shift() -> None:
+def test_arms_differ_in_their_model_alone_and_train_without_shifts() -> None:
     made = trials(Asked("fashion"))
-    assert [trial.of["seed"] for trial in made] == [0] * 3 + [1] * 3 + [2] * 3
-    for trial in made:
-        first = made[3 * trial.of["seed"]].recipe
-        same = [(getattr(trial.recipe, name), getattr(first, name)) for name in ("data", "steps", "batch", "seed", "augment")]
+    assert [job.of["seed"] for job in made] == [0] * 3 + [1] * 3 + [2] * 3
+    for job in made:
+        first = made[3 * job.of["seed"]].recipe
+        same = [(getattr(job.recipe, name), getattr(first, name)) for name in ("data", "steps", "batch", "seed", "augment")]
         assert all(one == other for one, other in same)
-        assert trial.recipe.augment.crop == "none"
+        assert job.recipe.augment.crop == "none"
 
 
-def test_a_training_that_burst_is_told_and_nothing_is_compared() -> None:
-    values = {kind: [0.5] * len(SHIFTS) for kind in ("map", "pooled", "same")}
+def test_a_diverged_run_is_reported_and_nothing_is_compared() -> None:
+    values = {kind: [0.5] * len(SHIFTS) for kind in ("map", "pooled", "consistency")}
     lines = {"": dict.fromkeys(STATES, values)}
     whole = [
         Row({"arm": name, "seed": 0}, "", 1, 1, 1, 1, measured={"shifts": list(SHIFTS), "lines": lines}) for name in (VIT, BARE)
     ]
-    told = tell(QUICK, [*whole, Row({"arm": RESNET, "seed": 0}, "", 1, 1, 1, 1, failed="steps had to be skipped")])
-    assert "could be trained" in told.answer
-    assert told.numbers["failed"] == {RESNET: "steps had to be skipped"}
-    assert RESNET + JOINED not in told.numbers["arms"]
-    assert "ResNet failed: steps had to be skipped" in "".join(part for part in told.parts if isinstance(part, str))
+    result = tell(QUICK, [*whole, Row({"arm": RESNET, "seed": 0}, "", 1, 1, 1, 1, failed="steps were skipped")])
+    assert "could be trained" in result.answer
+    assert result.numbers["failed"] == {RESNET: "steps were skipped"}
+    assert RESNET + JOINED not in result.numbers["arms"]
+    assert "ResNet failed: steps were skipped" in "".join(part for part in result.parts if isinstance(part, str))

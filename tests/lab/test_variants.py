@@ -1,4 +1,4 @@
-"""Table 1 comes out to its digit where it is counted as the paper counts."""
+"""Parameter counts equal those of Table 1, counted as in the paper."""
 
 from vitrail.lab.experiment import Asked
 from vitrail.lab.variants import PAPER, pretrained, tell
@@ -9,13 +9,13 @@ def test_the_paper_s_three_are_exact_and_large_has_patches_of_32() -> None:
 
 
 def test_the_page_has_every_model_with_its_numbers() -> None:
-    told = tell(Asked("none"), [])
-    (table,) = told.parts
-    assert all(f"<td>{name}</td>" in table for name in told.numbers["models"])  # type: ignore[operator]
-    assert told.numbers["models"]["B/16"] == {
+    result = tell(Asked("none"), [])
+    (table,) = result.parts
+    assert all(f"<td>{name}</td>" in table for name in result.numbers["models"])  # type: ignore[operator]
+    assert result.numbers["models"]["B/16"] == {
         "parameters": 86_567_656,
         "pretrained": 86_389_248,
         "macs": 17_563_828_224,
         "paper": 86,
     }
-    assert "L/16 has 304.4 M where it says 307 M" in told.answer
+    assert "L/16 has 304.4 M instead of 307 M" in result.answer

@@ -1,4 +1,4 @@
-"""Attention: two paths and two formulas to one number."""
+"""Attention: two code paths and two formulas give the same result."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ B, T, D, H = 2, 7, 24, 3
 
 
 def make(**changes: Any) -> Attention:
-    made = Attention(D, H, **changes).eval()
-    torch.nn.init.normal_(made.out.bias)
-    return made
+    attention = Attention(D, H, **changes).eval()
+    torch.nn.init.normal_(attention.out.bias)
+    return attention
 
 
-def test_it_does_not_know_the_order() -> None:
+def test_attention_is_permutation_equivariant() -> None:
     attend, x, order = make(), torch.randn(B, T, D), torch.randperm(T)
     assert_close(attend(x)[:, order], attend(x[:, order]))
 
@@ -42,21 +42,21 @@ def test_concatenating_heads_is_the_same_as_adding_them() -> None:
     [{}, {"bias": False}, {"norm_epsilon": 1e-6}, {"relative": RelativeKeys(T, H, D // H)}],
     ids=["plain", "no bias", "qk-norm", "relative"],
 )
-@pytest.mark.parametrize("turned", [False, True], ids=["", "rotary"])
-def test_the_fused_path_equals_the_open_one(changes: dict[str, Any], turned: bool) -> None:
+@pytest.mark.parametrize("rotary", [False, True], ids=["", "rotary"])
+def test_the_fused_path_equals_the_explicit_one(changes: dict[str, Any], rotary: bool) -> None:
     attend, x = make(**changes), torch.randn(B, T, D)
-    rotation = Rotary((2, 3), D // H, prefix=1)((2, 3), x.device) if turned else None
+    rotation = Rotary((2, 3), D // H, prefix=1)((2, 3), x.device) if rotary else None
     fused = attend(x, rotation)
-    with recording(attend, "weights") as seen:
-        in_the_open = attend(x, rotation)
-    (weights,) = seen["weights"]
-    assert_close(fused, in_the_open, rtol=0, atol=1e-6)
+    with recording(attend, "weights") as recorded:
+        explicit = attend(x, rotation)
+    (weights,) = recorded["weights"]
+    assert_close(fused, explicit, rtol=0, atol=1e-6)
     assert weights.shape == (B, H, T, T)
     assert_close(weights.sum(-1), torch.ones(B, H, T))
 
 
-def test_dropping_weights_drops_the_same_share_on_both_paths() -> None:
-    """With values of one and no other weights, an output is the share of attention that was kept, over what is expected."""
+def test_attention_dropout_has_the_same_rate_on_both_paths() -> None:
+    """With values of one and zero weights elsewhere, an output is the fraction of attention kept over its expectation."""
     attend = make(weights_dropout=0.25).train()
     with torch.no_grad():
         attend.qkv.weight.zero_()
@@ -66,7 +66,7 @@ def test_dropping_weights_drops_the_same_share_on_both_paths() -> None:
     x = torch.zeros(400, T, D)
     fused = attend(x)
     with recording(attend, "weights"):
-        in_the_open = attend(x)
-    for kept in (fused, in_the_open):
+        explicit = attend(x)
+    for kept in (fused, explicit):
         assert_close(kept.mean(), torch.tensor(1.0), rtol=0, atol=0.02)
         assert_close(kept.var(), torch.tensor(0.25 / 0.75 / T), rtol=0.1, atol=0)

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from vitrail.layers.convolution import StandardisedConv, pad_same, standardise
 
 
-def test_kernels_have_mean_zero_and_deviation_one() -> None:
+def test_kernels_have_mean_zero_and_standard_deviation_one() -> None:
     weight = torch.randn(4, 3, 2, 5) * 7 + 1
     for rule in ("std", "variance"):
         kernels = standardise(weight, rule, 1e-9).flatten(1)
@@ -26,7 +26,7 @@ def test_the_two_rules_differ_by_where_epsilon_stands() -> None:
 
 @pytest.mark.parametrize("side", [7, 8, 9])
 @pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (1, 2), (3, 1), (3, 2), (7, 2)])
-def test_same_padding_rounds_up_and_puts_the_odd_rest_last(side: int, kernel: int, stride: int) -> None:
+def test_same_padding_rounds_up_and_puts_the_odd_remainder_last(side: int, kernel: int, stride: int) -> None:
     ones = torch.ones(1, 1, side, side + 4)
     padded = pad_same(ones, kernel, stride)
     out = F.conv2d(padded, torch.ones(1, 1, kernel, kernel), stride=stride)

@@ -1,4 +1,4 @@
-"""Stochastic depth and dropout: who is dropped, how often, and what is left."""
+"""Stochastic depth, dropout and layer scale: what is dropped or scaled, and how often."""
 
 import torch
 from torch.testing import assert_close
@@ -7,7 +7,7 @@ from tests.small import vit
 from vitrail.layers.drop import LayerScale, StochasticDepth
 
 
-def test_a_picture_is_dropped_whole_and_the_mean_stays() -> None:
+def test_an_image_is_dropped_whole_and_the_mean_is_unchanged() -> None:
     drop = StochasticDepth(0.3).train()
     x = torch.ones(20_000, 2, 3)
     y = drop(x)
@@ -23,12 +23,12 @@ def test_the_rate_rises_linearly_to_the_last_block() -> None:
 
 
 def test_dropout_follows_every_dense_layer_but_qkv_and_the_positions() -> None:
-    """Silence everything with a rate near one and see what is left: nothing that came through a dropout."""
+    """With a rate close to one, nothing that passed a dropout is left."""
     model = vit(dropout=1 - 1e-7, depth=1).train()
     images = torch.randn(2, 3, 12, 15)
     with torch.no_grad():
         encoded = model.encode(model.patches(images), (2, 3))
-    assert_close(encoded, model.norm(torch.zeros_like(encoded)))  # positions, attention and MLP are all silenced
+    assert_close(encoded, model.norm(torch.zeros_like(encoded)))  # positions, attention and MLP are all dropped
     attention = model.blocks[0].attention
     assert attention.dropout.p == model.blocks[0].mlp.dropout.p == model.dropout.p == 1 - 1e-7  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""The MLP: the same with and without a gradient, whoever looks."""
+"""The MLP: the same output with and without gradients and hooks."""
 
 from typing import Literal
 
@@ -11,25 +11,25 @@ from vitrail.layers.mlp import MLP
 
 
 @pytest.mark.parametrize("gelu", ["tanh", "exact"])
-def test_without_a_gradient_the_memory_is_used_twice_and_the_answer_is_the_same(gelu: Literal["tanh", "exact"]) -> None:
+def test_without_gradients_the_gelu_is_in_place_and_the_output_is_the_same(gelu: Literal["tanh", "exact"]) -> None:
     torch.manual_seed(0)
     mlp, x = MLP(6, 24, gelu=gelu), torch.randn(2, 5, 6)
     expected = mlp(x).detach()
-    kept = x.clone()
+    copied = x.clone()
     with torch.inference_mode():
         assert torch.equal(mlp(x), expected)
     with torch.no_grad():
         assert torch.equal(mlp(x), expected)
-    assert torch.equal(x, kept)
+    assert torch.equal(x, copied)
 
 
 @pytest.mark.parametrize("part", ["up", "gelu"])
-def test_who_looks_at_a_layer_sees_what_it_said(part: str) -> None:
+def test_a_hook_gets_the_output_of_its_layer(part: str) -> None:
     torch.manual_seed(0)
     mlp, x = MLP(6, 24), torch.randn(2, 5, 6)
-    seen: list[Tensor] = []
-    mlp.get_submodule(part).register_forward_hook(lambda module, inputs, output: seen.append(output))
+    outputs: list[Tensor] = []
+    mlp.get_submodule(part).register_forward_hook(lambda module, inputs, output: outputs.append(output))
     with torch.no_grad():
         mlp(x)
         up = mlp.up(x) if part == "gelu" else torch.nn.functional.linear(x, mlp.up.weight, mlp.up.bias)
-    assert_close(seen[0], mlp.gelu(up) if part == "gelu" else up)
+    assert_close(outputs[0], mlp.gelu(up) if part == "gelu" else up)

@@ -1,4 +1,4 @@
-"""Pooling, by hand."""
+"""Pooling against formulas written out."""
 
 import torch
 from torch.testing import assert_close
@@ -14,7 +14,7 @@ def test_the_class_token_and_the_mean_of_the_patches() -> None:
     assert_close(AveragePool(prefix=3)(x), x[:, 3:].sum(1) / 4)
 
 
-def test_attention_pooling_by_torchs_own_attention() -> None:
+def test_attention_pooling_equals_torchs_own_attention() -> None:
     pool, x = AttentionPool(12, 3, 20, prefix=2, epsilon=1e-6), torch.randn(5, 9, 12)
     reference = torch.nn.MultiheadAttention(12, 3, batch_first=True)
     with torch.no_grad():
@@ -24,12 +24,12 @@ def test_attention_pooling_by_torchs_own_attention() -> None:
     attended, weights = reference(pool.probe.expand(5, 1, 12), x[:, 2:], x[:, 2:], average_attn_weights=False)
     expected = attended[:, 0] + pool.mlp(pool.norm(attended[:, 0]))
     assert_close(pool(x), expected)
-    with recording(pool, "weights") as seen:
+    with recording(pool, "weights") as recorded:
         assert_close(pool(x), expected)
-    assert_close(seen["weights"][0], weights)
+    assert_close(recorded["weights"][0], weights)
 
 
-def test_registers_are_seen_by_attention_and_not_by_the_mean() -> None:
+def test_registers_take_part_in_attention_and_not_in_the_mean() -> None:
     model, images = vit(pool="gap", registers=2), torch.randn(2, 3, 12, 15)
     tokens = model.encode(model.patches(images), (2, 3))
     assert tokens.shape == (2, 8, 24)
@@ -39,7 +39,7 @@ def test_registers_are_seen_by_attention_and_not_by_the_mean() -> None:
     assert (model(images) - before).abs().max() > 1e-4
 
 
-def test_a_class_token_can_stand_beside_the_mean() -> None:
+def test_a_class_token_can_be_kept_with_mean_pooling() -> None:
     model = vit(pool="gap", class_token=True)
     assert model.cls is not None
     assert model.config.tokens == 7

@@ -1,4 +1,4 @@
-"""Position: each kind by a second route, and what resizing may and may not change."""
+"""Position embeddings: each kind computed a second way, and what resizing may and may not change."""
 
 import math
 
@@ -25,7 +25,7 @@ from vitrail.layers.position import (
 from vitrail.models.settings import Position
 
 KINDS: list[Position] = ["learned1d", "learned2d", "learned2d-sum", "sincos1d", "sincos2d", "sincos2d-mae", "sincos2d-moco"]
-INSIDE: list[Position] = ["relative", "rotary"]
+IN_ATTENTION: list[Position] = ["relative", "rotary"]
 RULES: list[Resize] = ["official", "timm", "huggingface", "torchvision"]
 
 
@@ -40,25 +40,25 @@ def test_without_positions_the_class_token_ignores_the_order_of_patches() -> Non
 
 
 @pytest.mark.parametrize("pool", ["cls", "gap", "map"])
-@pytest.mark.parametrize("kind", [*KINDS, *INSIDE])
-def test_each_kind_breaks_that_symmetry(kind: Position, pool: str) -> None:
+@pytest.mark.parametrize("kind", [*KINDS, *IN_ATTENTION])
+def test_each_kind_of_position_makes_the_order_matter(kind: Position, pool: str) -> None:
     model, images = vit(position=kind, pool=pool), torch.randn(2, 3, 12, 15)
-    moved = (model(shuffled(images, torch.tensor([3, 1, 5, 0, 4, 2]))) - model(images)).abs().max()
-    assert moved > 1e-3
+    changed = (model(shuffled(images, torch.tensor([3, 1, 5, 0, 4, 2]))) - model(images)).abs().max()
+    assert changed > 1e-3
 
 
-@pytest.mark.parametrize("at", ["stem", "every", "shared"])
+@pytest.mark.parametrize("at", ["input", "every-layer", "every-layer-shared"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_table_is_added_where_it_should_be(kind: Position, at: str) -> None:
-    """By hand: patches, tokens in front, the layer's table before the layer."""
+    """Written out: patches, prefix tokens, the layer's table before the layer."""
     model, images = vit(position=kind, position_at=at, registers=2), torch.randn(2, 3, 12, 15)
     learned = kind.startswith("learned")
-    assert len(model.positions) == (4 if at == "every" and learned else 1)
-    front = torch.stack([model.cls, *model.registers])  # type: ignore[list-item,misc]
-    x = torch.cat([front.expand(2, 3, 24), model.patches(images)], dim=1)
+    assert len(model.positions) == (4 if at == "every-layer" and learned else 1)
+    prefix = torch.stack([model.cls, *model.registers])  # type: ignore[list-item,misc]
+    x = torch.cat([prefix.expand(2, 3, 24), model.patches(images)], dim=1)
     for layer, block in enumerate(model.blocks):
-        if layer == 0 or at != "stem":
-            table = model.positions[layer if at == "every" and learned else 0]
+        if layer == 0 or at != "input":
+            table = model.positions[layer if at == "every-layer" and learned else 0]
             first = table.prefix if learned else torch.zeros(1, 24)
             x = x + torch.cat([first, torch.zeros(2, 24), table.table().flatten(0, 1)])  # type: ignore[operator,list-item]
         x = block(x)
@@ -67,20 +67,20 @@ def test_a_table_is_added_where_it_should_be(kind: Position, at: str) -> None:
 
 def test_sincos1d_is_the_original_transformers() -> None:
     table = sincos1d((2, 3), 8).flatten(0, 1)
-    for place in range(6):
+    for index in range(6):
         for channel in range(4):
-            angle = place / 10_000 ** (2 * channel / 8)
-            assert_close(table[place, 2 * channel].item(), math.sin(angle), rtol=0, atol=1e-6)
-            assert_close(table[place, 2 * channel + 1].item(), math.cos(angle), rtol=0, atol=1e-6)
+            angle = index / 10_000 ** (2 * channel / 8)
+            assert_close(table[index, 2 * channel].item(), math.sin(angle), rtol=0, atol=1e-6)
+            assert_close(table[index, 2 * channel + 1].item(), math.cos(angle), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("spelling", "last", "rows_first"), [("big_vision", 2, False), ("mae", 3, False), ("moco", 3, True)])
-def test_sincos2d_has_three_spellings(spelling: str, last: int, rows_first: bool) -> None:
-    table = sincos2d((2, 4), 12, spelling)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("convention", "last", "rows_first"), [("big_vision", 2, False), ("mae", 3, False), ("moco", 3, True)])
+def test_sincos2d_has_three_conventions(convention: str, last: int, rows_first: bool) -> None:
+    table = sincos2d((2, 4), 12, convention)  # type: ignore[arg-type]
     for row in range(2):
         for column in range(4):
             halves = [
-                [f(place / 10_000 ** (i / last)) for f in (math.sin, math.cos) for i in range(3)] for place in (column, row)
+                [f(index / 10_000 ** (i / last)) for f in (math.sin, math.cos) for i in range(3)] for index in (column, row)
             ]
             first, second = reversed(halves) if rows_first else halves
             assert_close(table[row, column], torch.tensor([*first, *second]), rtol=0, atol=1e-6)
@@ -94,7 +94,7 @@ def test_resizing_to_its_own_grid_changes_nothing(rule: Resize) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("grid", [(6, 5), (3, 9), (2, 3), (7, 11)])
-def test_resizing_keeps_a_constant_and_each_channel_apart(rule: Resize, grid: Grid) -> None:
+def test_resizing_keeps_a_constant_and_does_not_mix_channels(rule: Resize, grid: Grid) -> None:
     table = torch.zeros(3, 5, 2)
     table[..., 0] = 4.0
     assert_close(resize_table(table, grid, rule), torch.tensor([4.0, 0.0]).expand(*grid, 2))
@@ -108,7 +108,7 @@ def test_the_official_rule_is_scipys_zoom(grid: Grid) -> None:
     assert_close(resize_table(table, grid, "official"), torch.from_numpy(reference).float(), rtol=0, atol=1e-6)
 
 
-def test_the_tokens_in_front_keep_their_rows_at_another_grid() -> None:
+def test_prefix_tokens_keep_their_rows_at_another_grid() -> None:
     add = AddPosition(Learned1d((2, 3), 8), 8, prefix=3, covered=2, resize="timm")
     x = add(torch.zeros(1, 3 + 20, 8), (4, 5))[0]
     assert add.prefix is not None
@@ -117,17 +117,17 @@ def test_the_tokens_in_front_keep_their_rows_at_another_grid() -> None:
     assert_close(x[3:], resize_table(add.table(), (4, 5), "timm").flatten(0, 1))
 
 
-def test_the_way_to_another_grid_is_kept_and_the_table_never_stale() -> None:
+def test_resize_matrices_are_cached_and_the_table_is_never_stale() -> None:
     add = AddPosition(Learned1d((2, 3), 8), 8, prefix=0, covered=0, resize="timm")
     weight = add.table.weight
     assert isinstance(weight, torch.nn.Parameter)
     with torch.inference_mode():
         once = add.at((4, 5))
     before = position._matrix.cache_info().hits
-    weight.data.mul_(2)  # which moves no version counter
+    weight.data.mul_(2)  # which changes no version counter
     assert_close(add.at((4, 5)), 2 * once)
     assert position._matrix.cache_info().hits == before + 2
-    add.at((4, 5)).sum().backward()  # with matrices first made in inference mode
+    add.at((4, 5)).sum().backward()  # with matrices first computed in inference mode
     assert_close(weight.grad, torch.full((2, 3, 8), 20 / 6), rtol=0.5, atol=0)
 
 
@@ -149,7 +149,7 @@ def test_half_precision_tables_are_resized_too(dtype: torch.dtype) -> None:
     )
 
 
-def test_relative_keys_by_hand() -> None:
+def test_relative_keys_written_out() -> None:
     relative, q = RelativeKeys(tokens=5, heads=2, head_width=3), torch.randn(4, 2, 5, 3)
     bias = relative(q)
     for query in range(5):
@@ -159,41 +159,41 @@ def test_relative_keys_by_hand() -> None:
             assert_close(bias[:, :, query, key], expected)
 
 
-def test_relative_attention_cares_for_the_offset_alone() -> None:
-    """Equal content everywhere: then the weight of a key relative to the query's own depends on the offset alone."""
+def test_relative_attention_depends_only_on_the_offset() -> None:
+    """With equal content everywhere, the weight of a key relative to the query's own depends only on the offset."""
     attend = Attention(6, 2, relative=RelativeKeys(5, 2, 3)).eval()
     torch.nn.init.normal_(attend.relative.keys)  # type: ignore[union-attr,arg-type]
-    seen: list[torch.Tensor] = []
-    attend.weights.sinks.append(seen.append)
+    recorded: list[torch.Tensor] = []
+    attend.weights.sinks.append(recorded.append)
     attend(torch.randn(1, 1, 6).expand(1, 5, 6))
-    ratio = seen[0] / seen[0].diagonal(dim1=-2, dim2=-1)[..., None]
+    ratio = recorded[0] / recorded[0].diagonal(dim1=-2, dim2=-1)[..., None]
     for offset in range(-3, 4):
         along = ratio.diagonal(offset, dim1=-2, dim2=-1)
         assert_close(along, along[..., :1].expand_as(along))
     assert ratio[0, 0, 0, 1] != ratio[0, 0, 1, 0]  # before is not after
 
 
-def test_rotary_products_care_for_the_offset_alone_in_both_directions() -> None:
+def test_rotary_products_depend_only_on_the_offset_in_both_directions() -> None:
     q, k = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
     rotation = Rotary((3, 4), 8, prefix=2)((3, 4), q.device)
-    turned_q, turned_k = (rotate(x.expand(1, 1, 14, 8), rotation) for x in (q, k))
-    product = rearrange((turned_q @ turned_k.mT)[0, 0, 2:, 2:], "(r c) (s d) -> r c s d", r=3, s=3)
+    rotated_q, rotated_k = (rotate(x.expand(1, 1, 14, 8), rotation) for x in (q, k))
+    product = rearrange((rotated_q @ rotated_k.mT)[0, 0, 2:, 2:], "(r c) (s d) -> r c s d", r=3, s=3)
     assert_close(product[0, 0, 1, 2], product[1, 1, 2, 3])
     assert_close(product[0, 3, 2, 1], product[0, 2, 2, 0])
     assert abs(product[0, 0, 0, 1] - product[0, 0, 1, 0]) > 1e-3  # a step right is not a step down
-    assert_close(turned_q[:, :, :2], q.expand(1, 1, 2, 8))  # the tokens in front are not turned
-    assert_close(turned_q.norm(dim=-1), q.norm(dim=-1).expand(1, 1, 14))
+    assert_close(rotated_q[:, :, :2], q.expand(1, 1, 2, 8))  # prefix tokens are not rotated
+    assert_close(rotated_q.norm(dim=-1), q.norm(dim=-1).expand(1, 1, 14))
 
 
-def test_rotary_spreads_its_places_over_another_grid() -> None:
+def test_rotary_rescales_its_positions_to_another_grid() -> None:
     rotary = Rotary((2, 3), 8, prefix=0)
     cosine, sine = rotary((4, 6), torch.device("cpu"))
     angle = torch.atan2(sine, cosine).reshape(4, 6, 8)
-    assert_close(angle[:, 0, 0], torch.tensor([-0.25, 0.25, 0.75, 1.25]))  # the fastest frequency turns by one a row
+    assert_close(angle[:, 0, 0], torch.tensor([-0.25, 0.25, 0.75, 1.25]))  # the highest frequency rotates by one per row
     assert_close(angle[0, :, 4], torch.tensor([-0.25, 0.25, 0.75, 1.25, 1.75, 2.25]))
 
 
-def test_covering_decides_who_has_a_row() -> None:
-    rows = {covers: config(position_covers=covers, registers=2).covered for covers in ("patches", "cls", "all")}
-    assert rows == {"patches": 0, "cls": 1, "all": 3}
+def test_position_prefix_decides_which_prefix_tokens_have_a_row() -> None:
+    rows = {covers: config(position_covers=covers, registers=2).covered for covers in ("none", "cls", "all")}
+    assert rows == {"none": 0, "cls": 1, "all": 3}
     assert config(position_covers="all", registers=2, pool="gap").covered == 2

@@ -1,4 +1,4 @@
-"""Recording keeps what it was asked for, while it was asked for."""
+"""Recording stores what was requested, and only while it is on."""
 
 import pytest
 import torch
@@ -11,24 +11,26 @@ from vitrail.layers.tap import recording, watched
 IMAGES = torch.randn(2, 3, 12, 15)
 
 
-def test_only_the_chosen_layers_and_heads_are_kept() -> None:
+def test_only_the_selected_layers_and_heads_are_recorded() -> None:
     model = vit()
     with recording(model, "attention.weights") as everything:
         model(IMAGES)
-    with recording(model, "blocks.1.attention.weights", "blocks.3.*.weights", keep=lambda weights: weights[:, [2, 0]]) as seen:
+    with recording(
+        model, "blocks.1.attention.weights", "blocks.3.*.weights", keep=lambda weights: weights[:, [2, 0]]
+    ) as recorded:
         model(IMAGES)
-    assert list(seen) == ["blocks.1.attention.weights", "blocks.3.attention.weights"]
-    for name, (weights,) in seen.items():
+    assert list(recorded) == ["blocks.1.attention.weights", "blocks.3.attention.weights"]
+    for name, (weights,) in recorded.items():
         assert_close(weights, everything[name][0][:, [2, 0]], rtol=0, atol=1e-6)
 
 
-def test_every_pass_is_an_entry_and_nothing_is_kept_afterwards() -> None:
+def test_every_pass_is_an_entry_and_nothing_is_recorded_afterwards() -> None:
     model = vit()
-    with recording(model, "blocks.0.attention.weights") as seen:
+    with recording(model, "blocks.0.attention.weights") as recorded:
         model(IMAGES)
         model(IMAGES)
     model(IMAGES)
-    assert [len(kept) for kept in seen.values()] == [2]
+    assert [len(values) for values in recorded.values()] == [2]
 
 
 def test_a_recording_inside_a_recording_leaves_the_outer_one_whole() -> None:
@@ -37,47 +39,47 @@ def test_a_recording_inside_a_recording_leaves_the_outer_one_whole() -> None:
         with recording(model, "blocks.2.attention.weights") as inner:
             model(IMAGES)
         model(IMAGES)
-    assert [len(kept) for kept in inner.values()] == [1]
-    assert [len(kept) for kept in outer.values()] == [2, 2, 2, 2]
+    assert [len(values) for values in inner.values()] == [1]
+    assert [len(values) for values in outer.values()] == [2, 2, 2, 2]
 
 
 def test_recordings_may_end_in_any_order() -> None:
     model = vit()
     first, second = recording(model, "weights"), recording(model, "weights")
-    seen = [first.__enter__(), second.__enter__()]
+    recorded = [first.__enter__(), second.__enter__()]
     first.__exit__(None, None, None)
     model(IMAGES)
     second.__exit__(None, None, None)
-    assert [len(each["blocks.0.attention.weights"]) for each in seen] == [0, 1]
+    assert [len(each["blocks.0.attention.weights"]) for each in recorded] == [0, 1]
     assert not watched(model)
 
 
-def test_recording_nothing_is_refused() -> None:
-    with pytest.raises(VitrailError, match="recording needs the name of a tap"), recording(vit()):
+def test_recording_nothing_is_rejected() -> None:
+    with pytest.raises(VitrailError, match="record_activations needs the name of a tap"), recording(vit()):
         pass
 
 
-def test_a_recording_that_begins_after_a_checkpointed_pass_does_not_see_it_run_again() -> None:
+def test_recomputation_in_the_backward_pass_is_not_recorded() -> None:
     model = vit().train()
     model.checkpointing = True
     loss = model(IMAGES).sum()
-    with recording(model, "weights") as seen:
+    with recording(model, "weights") as recorded:
         loss.backward()
-    assert [len(kept) for kept in seen.values()] == [0, 0, 0, 0]
+    assert [len(values) for values in recorded.values()] == [0, 0, 0, 0]
     assert all(weight.grad is not None for weight in model.parameters())
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_checkpointed_blocks_are_recorded_once_and_still_learn(inside: bool) -> None:
+def test_checkpointed_blocks_are_recorded_once_and_still_get_gradients(inside: bool) -> None:
     model = vit().train()
     model.checkpointing = True
-    with recording(model, "blocks.1.attention.weights") as seen:
+    with recording(model, "blocks.1.attention.weights") as recorded:
         loss = model(IMAGES).sum()
         if inside:
             loss.backward()
     if not inside:
         loss.backward()
-    assert [len(kept) for kept in seen.values()] == [1]
+    assert [len(values) for values in recorded.values()] == [1]
     assert all(weight.grad is not None for weight in model.parameters())
 
 
@@ -88,17 +90,17 @@ def test_recording_stops_when_the_model_fails() -> None:
     assert not watched(model)
 
 
-def test_gradients_flow_through_what_was_recorded() -> None:
+def test_gradients_flow_through_recorded_values() -> None:
     model = vit()
-    with recording(model, "blocks.3.attention.weights") as seen:
+    with recording(model, "blocks.3.attention.weights") as recorded:
         logit = model(IMAGES)[:, 0].sum()
-    (weights,) = seen["blocks.3.attention.weights"]
+    (weights,) = recorded["blocks.3.attention.weights"]
     (gradient,) = torch.autograd.grad(logit, weights)
-    assert gradient[:, :, 0].abs().min() > 0  # the class token's row decides
-    assert gradient[:, :, 1:].abs().max() == 0  # in the last layer, no other does
+    assert gradient[:, :, 0].abs().min() > 0  # only the class token's row matters
+    assert gradient[:, :, 1:].abs().max() == 0  # in the last layer
 
 
-def test_a_tap_that_is_not_there_is_refused_with_those_that_are() -> None:
+def test_an_unknown_tap_is_rejected_with_the_known_ones() -> None:
     with (
         pytest.raises(VitrailError, match=r"no tap matches 'atention.weights'.*blocks.0.attention.weights"),
         recording(vit(), "atention.weights"),

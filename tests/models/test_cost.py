@@ -1,4 +1,4 @@
-"""The cost model against the built model: two routes to every number."""
+"""The computed cost against the built model: every number two ways."""
 
 import weakref
 from dataclasses import fields
@@ -38,14 +38,14 @@ CHANGES: list[dict[str, Any]] = [
     {"norm_at": "pooled", "pool": "map", "classes": 0},
     {"registers": 3},
     {"registers": 3, "position_covers": "all"},
-    {"position_covers": "patches"},
+    {"position_covers": "none"},
     {"position": "none"},
     {"position": "learned2d"},
-    {"position": "learned2d-sum", "position_at": "every"},
-    {"position_at": "every"},
-    {"position_at": "shared"},
+    {"position": "learned2d-sum", "position_at": "every-layer"},
+    {"position_at": "every-layer"},
+    {"position_at": "every-layer-shared"},
     {"position": "sincos1d"},
-    {"position": "sincos2d", "position_at": "every"},
+    {"position": "sincos2d", "position_at": "every-layer"},
     {"position": "rotary"},
     {"position": "rotary", "qk_norm": True},
     {"position": "relative"},
@@ -70,7 +70,7 @@ SMALL: list[ModelConfig] = [
 
 
 def label(settings: ModelConfig) -> str:
-    """What differs from the defaults."""
+    """Return what differs from the defaults."""
     sizes = ("width", "depth", "mlp", "heads", "patch", "image")
     changed = {field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in sizes}
     return " ".join(
@@ -79,7 +79,7 @@ def label(settings: ModelConfig) -> str:
 
 
 def counted_macs(settings: ModelConfig) -> int:
-    """On the meta device, where the fused kernel is counted too."""
+    """Count MACs on the meta device, where the fused kernel is counted too."""
     with FlopCounterMode(display=False) as counter:
         build(settings, device="meta").eval()(torch.empty(1, settings.channels, *settings.image, device="meta"))
     return counter.get_total_flops() // 2
@@ -89,54 +89,54 @@ def counted_macs(settings: ModelConfig) -> int:
 def test_macs_and_parameters_of_every_variant(name: str) -> None:
     patch = int(name.partition("/")[2] or 1)
     settings = variant(name, image=16 * patch if name.partition("/")[0] in SIZES else 224)
-    bill = cost(settings)
-    assert bill.macs == counted_macs(settings)
-    assert bill.parameters == sum(weight.numel() for weight in build(settings, device="meta").parameters())
+    total = cost(settings)
+    assert total.macs == counted_macs(settings)
+    assert total.parameters == sum(weight.numel() for weight in build(settings, device="meta").parameters())
 
 
 @pytest.mark.parametrize("settings", SMALL, ids=label)
 def test_macs_parameters_and_shapes_of_every_option(settings: ModelConfig) -> None:
-    bill = cost(settings, batch=2)
+    total = cost(settings, batch=2)
     model = build(settings)
-    assert bill.macs == counted_macs(settings)
-    assert bill.parameters == sum(weight.numel() for weight in model.parameters())
+    assert total.macs == counted_macs(settings)
+    assert total.parameters == sum(weight.numel() for weight in model.parameters())
     images = torch.zeros(2, settings.channels, *settings.image)
-    assert bill.stages[0].shape == images.shape
-    assert bill.stages[-1].shape == model(images).shape
+    assert total.stages[0].shape == images.shape
+    assert total.stages[-1].shape == model(images).shape
 
 
 @pytest.mark.parametrize("settings", SMALL, ids=label)
-def test_training_memory_is_what_autograd_keeps(settings: ModelConfig) -> None:
+def test_training_memory_is_what_autograd_saves(settings: ModelConfig) -> None:
     model, images = build(settings).train(), torch.randn(2, settings.channels, *settings.image)
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    kept: dict[int, Tensor] = {}
+    saved_storages: dict[int, Tensor] = {}
 
-    def keep(saved: Tensor) -> Tensor:
+    def pack(saved: Tensor) -> Tensor:
         if saved.numel() and saved.untyped_storage().data_ptr() not in weights:
-            kept[saved.untyped_storage().data_ptr()] = saved  # holding it keeps the address from being used again
+            saved_storages[saved.untyped_storage().data_ptr()] = saved  # the reference keeps the address from being reused
         return saved
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
         model(images)
-    assert cost(settings, batch=2).memory.training == sum(saved.untyped_storage().nbytes() for saved in kept.values())
+    assert cost(settings, batch=2).memory.training == sum(saved.untyped_storage().nbytes() for saved in saved_storages.values())
 
 
 @pytest.mark.parametrize("settings", [*SMALL, variant("Ti/16"), variant("R26+S/32")], ids=label)
-def test_inference_memory_is_what_is_alive_at_most(settings: ModelConfig) -> None:
+def test_inference_memory_is_the_peak(settings: ModelConfig) -> None:
     model, images = build(settings).eval(), torch.randn(2, settings.channels, *settings.image)
-    with torch.inference_mode(), Alive(model, images) as alive:
+    with torch.inference_mode(), PeakMemory(model, images) as memory:
         model(images)
-    assert cost(settings, batch=2).memory.inference == pytest.approx(alive.most, rel=0.15)
+    assert cost(settings, batch=2).memory.inference == pytest.approx(memory.peak, rel=0.15)
 
 
-class Alive(TorchDispatchMode):
-    """Follows every storage from its making to its end."""
+class PeakMemory(TorchDispatchMode):
+    """Tracks every storage from its allocation to its release."""
 
     def __init__(self, model: nn.Module, images: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        given = [images, *model.parameters(), *model.buffers()]
-        self.known = {tensor.untyped_storage()._cdata for tensor in given}
-        self.now = self.most = images.nbytes
+        allocated = [images, *model.parameters(), *model.buffers()]
+        self.known = {tensor.untyped_storage()._cdata for tensor in allocated}
+        self.current = self.peak = images.nbytes
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
@@ -144,14 +144,14 @@ class Alive(TorchDispatchMode):
             if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self.known:
                 storage = tensor.untyped_storage()
                 self.known.add(storage._cdata)
-                self.now += storage.nbytes()
-                self.most = max(self.most, self.now)
-                weakref.finalize(storage, self.gone, storage._cdata, storage.nbytes())
+                self.current += storage.nbytes()
+                self.peak = max(self.peak, self.current)
+                weakref.finalize(storage, self.release, storage._cdata, storage.nbytes())
         return out
 
-    def gone(self, key: int, size: int) -> None:
+    def release(self, key: int, size: int) -> None:
         self.known.discard(key)
-        self.now -= size
+        self.current -= size
 
 
 def test_a_batch_multiplies_activations_and_nothing_else() -> None:
@@ -162,12 +162,12 @@ def test_a_batch_multiplies_activations_and_nothing_else() -> None:
         cost(variant("S/16"), batch=0)
 
 
-def test_stages_add_up_and_read_like_the_textbook() -> None:
-    bill = cost(variant("B/16"), batch=2)
-    shapes = list(dict.fromkeys(stage.shape for stage in bill.stages))
+def test_stages_add_up_and_have_the_papers_shapes() -> None:
+    total = cost(variant("B/16"), batch=2)
+    shapes = list(dict.fromkeys(stage.shape for stage in total.stages))
     assert shapes == [(2, 3, 224, 224), (2, 196, 768), (2, 197, 768), (2, 768), (2, 1000)]
-    assert sum(stage.parameters for stage in bill.stages) == bill.parameters
-    assert (bill.tokens, bill.grid) == (197, (14, 14))
+    assert sum(stage.parameters for stage in total.stages) == total.parameters
+    assert (total.tokens, total.grid) == (197, (14, 14))
 
 
 def test_every_resnet_of_the_paper_is_counted() -> None:

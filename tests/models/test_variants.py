@@ -1,4 +1,4 @@
-"""Names and numbers of the family, and the refusals."""
+"""Names and numbers of the model variants, and rejected configs."""
 
 import pytest
 import torch
@@ -32,11 +32,11 @@ def test_every_known_name_is_a_model() -> None:
         assert cost(variant(name)).parameters > 0
 
 
-def test_a_name_carries_its_size_patch_and_changes() -> None:
-    made = variant("So400m/14x16", image=(28, 48), classes=7, position="rotary", heads=8, channels=1)
-    assert isinstance(made, ViTConfig)
-    assert (made.width, made.depth, made.mlp, made.heads) == (1152, 27, 4304, 8)
-    assert (made.patch, made.grid, made.classes, made.position) == ((14, 16), (2, 3), 7, "rotary")
+def test_a_name_gives_size_and_patch_and_takes_changes() -> None:
+    built = variant("So400m/14x16", image=(28, 48), classes=7, position="rotary", heads=8, channels=1)
+    assert isinstance(built, ViTConfig)
+    assert (built.width, built.depth, built.mlp, built.heads) == (1152, 27, 4304, 8)
+    assert (built.patch, built.grid, built.classes, built.position) == ((14, 16), (2, 3), 7, "rotary")
 
 
 def test_sizes_and_stages_are_those_of_the_papers() -> None:
@@ -44,13 +44,13 @@ def test_sizes_and_stages_are_those_of_the_papers() -> None:
     assert {name: 3 * sum(stages) + 2 for name, stages in RESNETS.items()} == {"R50": 50, "R101": 101, "R152": 152, "R200": 200}
 
 
-def test_the_stem_only_hybrid_has_stride_32_whatever_its_name_says() -> None:
-    made = variant("R+Ti/16")
-    assert isinstance(made, ViTConfig)
-    assert (made.stride, made.grid) == ((32, 32), (7, 7))
+def test_the_stem_only_hybrid_has_stride_32_despite_its_name() -> None:
+    built = variant("R+Ti/16")
+    assert isinstance(built, ViTConfig)
+    assert (built.stride, built.grid) == ((32, 32), (7, 7))
 
 
-REFUSED = [
+REJECTED = [
     ("b/16", {}, "no size is named 'b' in 'b/16'; did you mean 'B'?"),
     ("Q/16", {}, "no size is named 'Q' in 'Q/16'; there are mu, Ti, S"),
     ("vit-b", {}, "names read B/16, R50+B/16 or R50x1"),
@@ -66,7 +66,7 @@ REFUSED = [
     ("B/16", {"position": "rotary", "width": 60, "heads": 10}, "60/10 = 6; try heads=5"),
     ("B/16", {"position": "relative", "flexible": True}, "try flexible=False, or position='rotary'"),
     ("B/224", {"position": "relative", "pool": "gap"}, "needs at least two tokens, got one patch of 224x224"),
-    ("B/16", {"position": "relative", "position_at": "every"}, "adds no table to the tokens"),
+    ("B/16", {"position": "relative", "position_at": "every-layer"}, "adds no table to the tokens"),
     (
         "B/16",
         {"position": "sincos2d", "width": 18, "heads": 3},
@@ -91,18 +91,18 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "sentence"), REFUSED, ids=[sentence[:30] for _, _, sentence in REFUSED])
-def test_what_cannot_work_is_refused_with_what_would(name: str, changes: dict[str, object], sentence: str) -> None:
-    with pytest.raises(VitrailError) as refused:
+@pytest.mark.parametrize(("name", "changes", "sentence"), REJECTED, ids=[sentence[:30] for _, _, sentence in REJECTED])
+def test_an_invalid_config_is_rejected_with_a_valid_value(name: str, changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(VitrailError) as error:
         variant(name, **changes)
-    assert sentence in str(refused.value)
+    assert sentence in str(error.value)
 
 
-def test_values_are_stored_as_what_they_mean() -> None:
-    made = variant("mu/16", image=[32, 48], layer_scale=1)
-    assert isinstance(made, ViTConfig)
-    assert (made.image, made.layer_scale) == ((32, 48), 1.0)
-    assert isinstance(made.layer_scale, float)
+def test_values_are_stored_in_their_declared_type() -> None:
+    built = variant("mu/16", image=[32, 48], layer_scale=1)
+    assert isinstance(built, ViTConfig)
+    assert (built.image, built.layer_scale) == ((32, 48), 1.0)
+    assert isinstance(built.layer_scale, float)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_the_advised_value_works(advice: dict[str, object]) -> None:
     variant("B/16", **advice)
 
 
-def test_a_stem_knows_its_stride_and_channels() -> None:
+def test_stride_and_channels_of_a_stem() -> None:
     assert (Stem().stride, Stem().channels) == (4, 64)
     assert (Stem(stages=(3, 4, 9)).stride, Stem(stages=(3, 4, 9)).channels) == (16, 1024)
 
 
-def test_settings_of_one_family_do_not_pass_for_the_other() -> None:
+def test_each_family_builds_its_own_model() -> None:
     assert isinstance(variant("R50x1"), ResNetConfig)
     assert type(build(config())).__name__ == "ViT"
     assert type(build(ResNetConfig(stages=(1,), width=32))).__name__ == "ResNet"

@@ -1,4 +1,4 @@
-"""The whole model: its equations, its options, its sizes, and the ways people run it."""
+"""The whole model: its equations, options and sizes, and the modes it runs in."""
 
 import copy
 import math
@@ -23,8 +23,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"norm": "post"},
     {"gelu": "exact", "head": "mlp", "head_width": 13},
     {"qk_norm": True, "layer_scale": 0.1, "qkv_bias": False},
-    {"position": "learned2d", "position_at": "every"},
-    {"position": "sincos2d", "position_at": "shared"},
+    {"position": "learned2d", "position_at": "every-layer"},
+    {"position": "sincos2d", "position_at": "every-layer-shared"},
     {"position": "relative"},
     {"position": "rotary", "registers": 3},
 ]
@@ -71,22 +71,22 @@ def test_the_pre_training_head_has_one_hidden_layer_with_tanh() -> None:
     assert hidden.out_features == 13
 
 
-def test_without_classes_the_answer_is_the_representation() -> None:
+def test_without_classes_the_output_is_the_representation() -> None:
     model = vit(classes=0)
     assert_close(model(IMAGES), model.features(IMAGES))
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_looking_inside_does_not_change_the_logits(options: dict[str, Any]) -> None:
+def test_recording_does_not_change_the_logits(options: dict[str, Any]) -> None:
     model = vit(**options)
     fused = model(IMAGES)
-    with recording(model, "weights") as seen:
-        in_the_open = model(IMAGES)
-    assert_close(fused, in_the_open, rtol=0, atol=1e-5)
-    assert len(seen) == (5 if options.get("pool") == "map" else 4)
+    with recording(model, "weights") as recorded:
+        explicit = model(IMAGES)
+    assert_close(fused, explicit, rtol=0, atol=1e-5)
+    assert len(recorded) == (5 if options.get("pool") == "map" else 4)
 
 
-def test_looking_inside_a_full_size_model_does_not_change_the_logits() -> None:
+def test_recording_a_full_size_model_does_not_change_the_logits() -> None:
     model = build("Ti/16").eval()
     torch.nn.init.normal_(model.head.weight, std=0.02)  # type: ignore[arg-type]
     images = torch.randn(1, 3, 224, 224)
@@ -112,7 +112,10 @@ def test_weights_start_as_in_the_official_code() -> None:
         assert not w[f"blocks.{block}.attention.qkv.bias"].any()
         assert not w[f"blocks.{block}.attention.out.bias"].any()
         assert (w[f"blocks.{block}.norm1.weight"] == 1).all()
-    for name, fan_in in (("embed.project.weight", 3 * 16 * 16), ("head.0.weight", d)):  # LeCun, cut at two deviations
+    for name, fan_in in (
+        ("embed.project.weight", 3 * 16 * 16),
+        ("head.0.weight", d),
+    ):  # LeCun, truncated at two standard deviations
         assert_normal(w[name], fan_in**-0.5)
         assert w[name].abs().max() <= 2 * fan_in**-0.5 / 0.8796 + 1e-6
     assert_normal(w["positions.0.table.weight"], 0.02)
@@ -138,7 +141,7 @@ def test_hybrids_and_relative_keys_start_as_they_should() -> None:
     assert isinstance(hybrid, ViT)
     for name, weight in hybrid.stem.named_parameters():
         if name.endswith("norm3.weight"):
-            assert not weight.any()  # every unit starts as its shortcut
+            assert not weight.any()  # every bottleneck starts as its shortcut
         elif weight.ndim == 4 and weight.numel() > 10_000:
             assert_normal(weight, weight[0].numel() ** -0.5)
         elif name.endswith("weight") and weight.ndim == 1:
@@ -189,37 +192,37 @@ def test_at_another_size_the_table_is_the_resized_one() -> None:
         (
             False,
             (1, 3, 24, 20),
-            "pictures must be 12x15, got 24x20; resize them to 12x15, or build the model with flexible=True",
+            "images must be 12x15, got 24x20; resize them to 12x15, or build the model with flexible=True",
         ),
         (True, (1, 3, 25, 20), "image must be a multiple of patch 6x5, got image=25x20; try image=24x20"),
         (True, (1, 3, 2, 2), "try image=6x5"),
-        (False, (1, 1, 12, 15), "pictures must have 3 channels, got 1"),
+        (False, (1, 1, 12, 15), "images must have 3 channels, got 1"),
     ],
 )
-def test_a_wrong_size_is_refused_with_the_right_one(flexible: bool, shape: tuple[int, ...], sentence: str) -> None:
-    with pytest.raises(VitrailError) as refused:
+def test_a_wrong_size_is_rejected_with_the_right_one(flexible: bool, shape: tuple[int, ...], sentence: str) -> None:
+    with pytest.raises(VitrailError) as error:
         vit(flexible=flexible)(torch.randn(shape))
-    assert sentence in str(refused.value)
+    assert sentence in str(error.value)
 
 
-@pytest.mark.compile  # the shape checker would be first to refuse
-def test_a_picture_without_a_batch_is_refused_with_the_remedy() -> None:
+@pytest.mark.compile  # the shape checker would raise first
+def test_an_image_without_a_batch_axis_is_rejected_with_the_fix() -> None:
     for model in (vit(), build("R50x1", stages=(1,))):
         with pytest.raises(VitrailError, match=r"\(batch, channels, height, width\), got \(3, 12, 15\); try images\[None\]"):
             model(torch.randn(3, 12, 15))
 
 
-def test_a_resnet_refuses_other_channels() -> None:
-    with pytest.raises(VitrailError, match="pictures must have 3 channels, got 4"):
+def test_a_resnet_rejects_other_channels() -> None:
+    with pytest.raises(VitrailError, match="images must have 3 channels, got 4"):
         build("R50x1", stages=(1,))(torch.randn(1, 4, 32, 32))
 
 
-# Ways to run it ------------------------------------------------------------------------------------------------------
+# Modes of running ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_gradient_checkpointing_changes_no_gradient(options: dict[str, Any]) -> None:
-    """Also with dropout, whose draws must be the same when a block is run again."""
+    """Also with dropout, whose draws must be the same when a block is recomputed."""
     plain = vit(**options, dropout=0.1, stochastic_depth=0.1).train()
     saving = copy.deepcopy(plain)
     saving.checkpointing = True
@@ -231,19 +234,19 @@ def test_gradient_checkpointing_changes_no_gradient(options: dict[str, Any]) -> 
         assert_close(one.grad, two.grad)
 
 
-def test_gradient_checkpointing_keeps_less() -> None:
-    def kept(checkpointing: bool) -> int:
+def test_gradient_checkpointing_saves_memory() -> None:
+    def saved_numel(checkpointing: bool) -> int:
         model, sizes = vit(depth=6), []
         model.checkpointing = checkpointing
         with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):  # type: ignore[func-returns-value]
             model(IMAGES)
         return sum(sizes)
 
-    assert kept(True) < kept(False) / 4
+    assert saved_numel(True) < saved_numel(False) / 4
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_autocast_to_bfloat16_stays_near(options: dict[str, Any]) -> None:
+def test_autocast_to_bfloat16_stays_close(options: dict[str, Any]) -> None:
     model = vit(**options)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(IMAGES)
@@ -272,9 +275,9 @@ def test_it_compiles_to_one_graph(options: dict[str, Any]) -> None:
     model = vit(**options)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert_close(compiled(IMAGES), model(IMAGES), rtol=0, atol=1e-5)
-    with recording(model, "blocks.1.attention.weights") as seen:
+    with recording(model, "blocks.1.attention.weights") as recorded:
         compiled(IMAGES)
-    assert [len(kept) for kept in seen.values()] == [1]  # also while somebody is looking
+    assert [len(values) for values in recorded.values()] == [1]  # recording works under compilation
 
 
 @pytest.mark.compile
@@ -337,7 +340,7 @@ def test_hybrids_and_resnets_compile_and_export(name: str) -> None:
     assert_close(program.module()(images[:1]), model(images[:1]), rtol=0, atol=1e-5)
 
 
-def test_a_skeleton_has_no_weights_but_its_fixed_tables() -> None:
+def test_a_model_built_on_meta_has_only_its_fixed_tables() -> None:
     model = skeleton(config(position="sincos2d"))
     assert all(weight.is_meta for weight in model.parameters())
     reference = vit(position="sincos2d")

@@ -1,4 +1,4 @@
-"""transformers' logits for the same random weights, in both directions, with both generations of names and its processor."""
+"""Equal logits to transformers for the same random weights, in both directions, with both naming schemes and its processor."""
 
 import json
 from importlib import import_module
@@ -48,7 +48,7 @@ def test_theirs_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path: Pa
     theirs = make(**options)
     theirs.save_pretrained(tmp_path / "theirs")  # type: ignore[operator]
     ours = load(tmp_path / "theirs")
-    assert [item.split()[0] for item in ours.report.assumed] == ["pictures"]  # the side file says all but that
+    assert [item.split()[0] for item in ours.report.assumed] == ["images"]  # config.json has everything else
     assert ours.preprocess is not None
     assert ours.preprocess.squash
     images = torch.randn(2, options.get("num_channels", 3), *ours.config.image)
@@ -87,7 +87,7 @@ def test_a_resized_position_table_is_theirs(size: tuple[int, int], tmp_path: Pat
         assert_close(load(tmp_path / "theirs", image=size)(images), reference, rtol=0, atol=1e-5)
 
 
-def test_a_model_without_classifier_answers_with_its_pooler(tmp_path: Path) -> None:
+def test_a_model_without_classifier_returns_its_pooler_output(tmp_path: Path) -> None:
     transformers = peer("transformers")
     config = transformers.ViTConfig(
         hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=40, image_size=12, patch_size=6
@@ -120,19 +120,19 @@ PROCESSORS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("given", PROCESSORS, ids=str)
-def test_their_processors_settings_are_read_as_they_mean_them(given: dict[str, Any], tmp_path: Path) -> None:
-    """With even margins, that is: of odd ones it rounds the half down, torchvision to even."""
+@pytest.mark.parametrize("settings", PROCESSORS, ids=str)
+def test_their_processor_settings_are_read_correctly(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Margins are even: for odd ones it rounds the half down, torchvision to even."""
     make(image_size=24, patch_size=6).save_pretrained(tmp_path)  # type: ignore[operator]
-    full = {"image_processor_type": "ViTImageProcessor", "resample": 3, "do_resize": True, **given}
+    full = {"image_processor_type": "ViTImageProcessor", "resample": 3, "do_resize": True, **settings}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(full))
     processor = import_module("transformers").AutoImageProcessor.from_pretrained(tmp_path)
     model = load(tmp_path)
     assert model.preprocess is not None
     waves = np.sin(np.arange(50)[:, None, None] / 7 + np.arange(60)[None, :, None] / 9 + np.arange(3)) * 100 + 128
-    picture = Image.fromarray(waves.astype(np.uint8))
-    theirs = processor(picture, return_tensors="pt")["pixel_values"][0]
-    assert (theirs - prepare(picture, model.preprocess)).abs().max() < 0.04
+    image = Image.fromarray(waves.astype(np.uint8))
+    theirs = processor(image, return_tensors="pt")["pixel_values"][0]
+    assert (theirs - prepare(image, model.preprocess)).abs().max() < 0.04
 
 
 @pytest.mark.parametrize("name", ["Ti/16", "B/32"])
@@ -155,8 +155,8 @@ def test_full_sizes(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("crop", "squash"), [(1.0, True), (0.75, False), (0.75, True)])
-def test_the_image_processor_sees_what_we_see(crop: float, squash: bool, tmp_path: Path) -> None:
-    """The same picture through transformers' processor: resizing in two libraries differs by a grey level here and there."""
+def test_the_image_processor_agrees_with_our_preprocessing(crop: float, squash: bool, tmp_path: Path) -> None:
+    """The same image through transformers' processor: resizing in the two libraries differs by a few grey levels."""
     model = vit(patch=(6, 6), image=(24, 24))
     model.preprocess = Preprocess((24, 24), crop, squash, interpolation="bicubic", mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     model.labels = ("cat", "dog", "owl", "eel", "ant")
@@ -164,9 +164,9 @@ def test_the_image_processor_sees_what_we_see(crop: float, squash: bool, tmp_pat
     peer("transformers")
     processor = import_module("transformers").AutoImageProcessor.from_pretrained(tmp_path)
     waves = np.sin(np.arange(50)[:, None, None] / 7 + np.arange(64)[None, :, None] / 9 + np.arange(3)) * 100 + 128
-    picture = Image.fromarray(waves.astype(np.uint8))
-    theirs = processor(picture, return_tensors="pt")["pixel_values"][0]
-    levels = (theirs - prepare(picture, model.preprocess)).abs() * 255 * torch.tensor([0.2, 0.3, 0.4])[:, None, None]
+    image = Image.fromarray(waves.astype(np.uint8))
+    theirs = processor(image, return_tensors="pt")["pixel_values"][0]
+    levels = (theirs - prepare(image, model.preprocess)).abs() * 255 * torch.tensor([0.2, 0.3, 0.4])[:, None, None]
     assert theirs.shape == (3, 24, 24)
     assert levels.max() <= 2.01
     assert levels.mean() < 0.5
@@ -174,5 +174,5 @@ def test_the_image_processor_sees_what_we_see(crop: float, squash: bool, tmp_pat
     assert back.labels == model.labels
     assert back.preprocess is not None
     assert back.preprocess == model.preprocess
-    named = import_module("transformers").AutoModelForImageClassification.from_pretrained(tmp_path).config.id2label
-    assert named == dict(enumerate(model.labels))
+    id2label = import_module("transformers").AutoModelForImageClassification.from_pretrained(tmp_path).config.id2label
+    assert id2label == dict(enumerate(model.labels))

@@ -1,5 +1,5 @@
-"""transformers' ViTMAE and masked image modelling for the same random weights and the same masks; where vit-pytorch's masked
-patch prediction differs from the paper's."""
+"""Equal outputs to transformers' ViTMAE and masked image modelling for the same random weights and masks; where vit-pytorch's
+masked patch prediction differs from the paper's."""
 
 from dataclasses import replace
 from importlib import import_module
@@ -49,7 +49,7 @@ GRID = (5, 5)
 
 
 def make(table: bool = True, **options: Any) -> nn.Module:
-    """Everything random but the decoder's table, and the encoder's where it is asked for: those are sines and cosines."""
+    """Return a random model with a sine-cosine table in the decoder and, if ``table``, in the encoder."""
     transformers = peer("transformers")
     model: Any = scrambled(transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**{**SIZES, **options})))
     assert len(model.state_dict()) > 100
@@ -63,14 +63,14 @@ def _fill(table: Tensor) -> None:
     table.data.copy_(F.pad(sincos2d(GRID, table.shape[-1], "mae").flatten(0, 1), (0, 0, 1, 0))[None])
 
 
-def told(model: Masked, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, predictions and their places, through the task that trains it."""
+def run_task(model: Masked, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return loss, predictions and their patch indices, through the task that trains the model."""
     channels = model.config.channels
     task = Masks(
         model.masking, model.config.patch, Preprocess(model.config.image, mean=(0.5,) * channels, std=(0.5,) * channels)
     )
-    predicted, places = model(images, noise)
-    return task.score(predicted, task.targets(images, places))[0], predicted, places
+    predicted, indices = model(images, noise)
+    return task.score(predicted, task.targets(images, indices))[0], predicted, indices
 
 
 CASES: list[dict[str, Any]] = [
@@ -88,18 +88,18 @@ def test_their_mae_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path:
     ours = load_masked(tmp_path / "theirs")
     assert isinstance(ours, MAE)
     assert ours.config.position == ("sincos2d-mae" if options.get("table", True) else "learned1d")
-    assert [item.split()[0] for item in ours.encoder.report.assumed] == ["pictures"]
+    assert [item.split()[0] for item in ours.encoder.report.assumed] == ["images"]
     assert not ours.encoder.report.left
     images, noise = torch.randn(7, ours.config.channels, 30, 30), torch.rand(7, 25)
     save(ours, tmp_path / "ours", format="huggingface")
     back: Any = import_module("transformers").ViTMAEForPreTraining.from_pretrained(tmp_path / "ours").eval()
     with torch.inference_mode():
-        loss, predicted, places = told(ours, images, noise)
+        loss, predicted, indices = run_task(ours, images, noise)
         for model in (theirs, back):
             reference = model(images, noise=noise)
-            hidden = torch.zeros(7, 25).scatter(1, places, 1.0)
+            hidden = torch.zeros(7, 25).scatter(1, indices, 1.0)
             assert_close(hidden, reference.mask, rtol=0, atol=0)
-            assert_close(predicted, take(reference.logits, places), rtol=0, atol=1e-5)
+            assert_close(predicted, take(reference.logits, indices), rtol=0, atol=1e-5)
             assert_close(loss, reference.loss, rtol=0, atol=1e-5)
     for name, weight in theirs.state_dict().items():
         assert_close(back.state_dict()[name], weight, rtol=0, atol=0)
@@ -108,8 +108,8 @@ def test_their_mae_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path:
     assert differing <= {"_name_or_path", "dtype", "hidden_act"}  # gelu_new and gelu_pytorch_tanh are one
 
 
-def test_an_mae_that_pools_is_theirs_too(tmp_path: Path) -> None:
-    """As our own recipe makes it: the note beside the weights does not disturb them."""
+def test_an_mae_with_mean_pooling_is_theirs_too(tmp_path: Path) -> None:
+    """As our own recipe builds it: our metadata file does not disturb theirs."""
     theirs: Any = make()
     theirs.save_pretrained(tmp_path / "theirs")
     ours = load_masked(tmp_path / "theirs")
@@ -126,11 +126,11 @@ def test_an_mae_that_pools_is_theirs_too(tmp_path: Path) -> None:
         assert_close(back.state_dict()[name], weight, rtol=0, atol=0)
     images, noise = torch.randn(3, 2, 30, 30), torch.rand(3, 25)
     with torch.inference_mode():
-        predicted, places = pooled(images, noise)
-        assert_close(predicted, take(back(images, noise=noise).logits, places), rtol=0, atol=1e-5)
+        predicted, indices = pooled(images, noise)
+        assert_close(predicted, take(back(images, noise=noise).logits, indices), rtol=0, atol=1e-5)
 
 
-def test_the_three_spellings_of_their_decoder_are_one(tmp_path: Path) -> None:
+def test_the_three_naming_schemes_of_their_decoder_are_read_equally(tmp_path: Path) -> None:
     """In memory, in a file of transformers 5, and in the published files, which are older."""
     theirs: Any = make()
     theirs.save_pretrained(tmp_path / "five")
@@ -162,7 +162,7 @@ def test_the_encoder_of_their_mae_loads_as_any_vision_transformer(tmp_path: Path
     theirs: Any = make(mask_ratio=0.5)
     theirs.save_pretrained(tmp_path / "whole")
     theirs.vit.save_pretrained(tmp_path / "encoder")
-    theirs.vit.config.mask_ratio = 0.0  # nothing is hidden
+    theirs.vit.config.mask_ratio = 0.0  # nothing is masked
     images, order = torch.randn(2, 2, 30, 30), torch.arange(25.0).expand(2, 25)
     for name in ("whole", "encoder"):
         ours = load(tmp_path / name)
@@ -183,7 +183,7 @@ def test_their_encoder_is_verified_against_them(tmp_path: Path) -> None:
 
 
 def test_a_fresh_mae_of_theirs_has_no_positions() -> None:
-    """So one that was trained from scratch with this version is refused with its decoder, rather than read as another."""
+    """So a model trained from scratch with this version is rejected with its decoder, rather than misread."""
     transformers = peer("transformers")
     fresh = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**SIZES))
     assert fresh.decoder.decoder_pos_embed.count_nonzero() == 0
@@ -193,8 +193,8 @@ def test_a_fresh_mae_of_theirs_has_no_positions() -> None:
 # SimMIM --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("unit", "share"), [(1, 0.5), (3, 0.6)])
-def test_simmim_is_their_masked_image_modelling(unit: int, share: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("unit", "ratio"), [(1, 0.5), (3, 0.6)])
+def test_simmim_is_their_masked_image_modelling(unit: int, ratio: float, tmp_path: Path) -> None:
     transformers = peer("transformers")
     sizes = {name: value for name, value in SIZES.items() if not name.startswith("decoder")}
     config = transformers.ViTConfig(**{**sizes, "image_size": 42, "patch_size": 7, "encoder_stride": 7})
@@ -202,17 +202,17 @@ def test_simmim_is_their_masked_image_modelling(unit: int, share: float, tmp_pat
     theirs.save_pretrained(tmp_path)
     encoder = load(tmp_path)
     assert isinstance(encoder, ViT)
-    ours = SimMIM(encoder, Masking("simmim", share, unit=unit))
+    ours = SimMIM(encoder, Masking("simmim", ratio, unit=unit))
     ours.mask.data = theirs.vit.embeddings.mask_token.data[0, 0]
     ours.predict.weight.data = rearrange(theirs.decoder[0].weight.data, "(c p q) d 1 1 -> (p q c) d", p=7, q=7)
     ours.predict.bias.data = rearrange(theirs.decoder[0].bias.data, "(c p q) -> (p q c)", p=7, q=7)
     images = torch.randn(5, 2, 42, 42)
     with torch.inference_mode():
-        loss, predicted, places = told(ours.eval(), images, torch.rand(5, 36 // unit**2))
-        hidden = torch.zeros(5, 36, dtype=torch.bool).scatter(1, places, True)
+        loss, predicted, indices = run_task(ours.eval(), images, torch.rand(5, 36 // unit**2))
+        hidden = torch.zeros(5, 36, dtype=torch.bool).scatter(1, indices, True)
         assert hidden.sum() == 5 * (18 if unit == 1 else 27)
         reference = theirs(images, bool_masked_pos=hidden)
-        assert_close(predicted, take(cut(reference.reconstruction, (7, 7)), places), rtol=0, atol=1e-5)
+        assert_close(predicted, take(cut(reference.reconstruction, (7, 7)), indices), rtol=0, atol=1e-5)
         assert_close(loss, reference.loss, rtol=0, atol=1e-5)
 
 
@@ -235,41 +235,41 @@ def test_vit_pytorchs_masked_patch_prediction_does_not_run_with_its_own_model() 
         theirs(24)(torch.rand(2, CHANNELS, 24, 24))
 
 
-class Watched:
-    """One pass of it, with that axis put back: what goes into the embedding, and what into the loss."""
+class RecordedPass:
+    """One forward pass with that axis restored, which records the inputs of the embedding and of the loss."""
 
-    def __init__(self, pictures: int = 2, side: int = 24, **options: Any) -> None:
+    def __init__(self, num_images: int = 2, side: int = 24, **options: Any) -> None:
         mpp = theirs(side, **options)
         for name in ("cls_token", "pos_embedding"):
             setattr(mpp.transformer, name, nn.Parameter(getattr(mpp.transformer, name).data[None]))
         self.mpp = mpp
-        seen: dict[str, Any] = {}
-        mpp.patch_to_emb.register_forward_pre_hook(lambda _, given: seen.update(embedded=given[0].detach().clone()))
-        mpp.loss.register_forward_pre_hook(lambda _, given: seen.update(loss=given))
-        each = torch.rand(pictures, CHANNELS, side // PATCH, side // PATCH)  # patches of many colours
-        bright = self.bright = 0.9 * F.interpolate(each, (side, side)) + 0.1 * torch.rand(pictures, CHANNELS, side, side)
+        recorded: dict[str, Any] = {}
+        mpp.patch_to_emb.register_forward_pre_hook(lambda _, inputs: recorded.update(embedded=inputs[0].detach().clone()))
+        mpp.loss.register_forward_pre_hook(lambda _, inputs: recorded.update(loss=inputs))
+        each = torch.rand(num_images, CHANNELS, side // PATCH, side // PATCH)  # patches of many colours
+        bright = self.bright = 0.9 * F.interpolate(each, (side, side)) + 0.1 * torch.rand(num_images, CHANNELS, side, side)
         self.images = (bright - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
         self.value = mpp(self.images)
-        self.embedded: Tensor = seen["embedded"]
-        self.predicted, self.target, self.mask = (part.detach() for part in seen["loss"])
+        self.embedded: Tensor = recorded["embedded"]
+        self.predicted, self.target, self.mask = (part.detach() for part in recorded["loss"])
         self.clean = cut(self.images, (PATCH, PATCH))
         self.is_token = (self.embedded == mpp.mask_token.detach()).all(dim=-1)
         self.is_same = (self.embedded == self.clean).all(dim=-1)
 
 
 def test_vit_pytorch_masks_pixels_before_the_embedding_and_the_paper_masks_embeddings() -> None:
-    run = Watched()
+    run = RecordedPass()
     assert run.mpp.mask_token.numel() == CHANNELS * PATCH**2 != WIDTH  # a patch of pixels, not a token
     assert run.embedded.shape[-1] == CHANNELS * PATCH**2
-    assert run.is_token.any()  # it is among what is still to be embedded
+    assert run.is_token.any()  # among the inputs of the embedding
     ours = MaskedPatch(vit(classes=0), Masking("masked-patch"))
-    assert ours.mask.numel() == ours.config.width != CHANNELS * 6 * 5  # here it is a token
+    assert ours.mask.numel() == ours.config.width != CHANNELS * 6 * 5  # ours is a token
 
 
 def test_vit_pytorchs_own_rates_are_not_the_papers() -> None:
-    """15 % instead of 50 % are corrupted; half of them become the mask, the others another patch, none stays: not 80/10/10."""
+    """15 % instead of 50 % are corrupted; half become the mask, the others another patch, none stays: not 80/10/10."""
     torch.manual_seed(0)
-    run = Watched(pictures=8, side=160)
+    run = RecordedPass(num_images=8, side=160)
     patches = run.mask.numel()
     assert abs(run.mask.float().mean().item() - 0.15) < 1e-3
     assert abs(run.is_token.sum().item() / run.mask.sum().item() - 0.5) < 0.03
@@ -279,21 +279,21 @@ def test_vit_pytorchs_own_rates_are_not_the_papers() -> None:
 
 def test_with_the_papers_rates_vit_pytorch_corrupts_as_many_patches_as_the_paper() -> None:
     torch.manual_seed(0)
-    run = Watched(pictures=8, side=160, mask_prob=0.5, replace_prob=0.8, random_patch_prob=0.1)
+    run = RecordedPass(num_images=8, side=160, mask_prob=0.5, replace_prob=0.8, random_patch_prob=0.1)
     hidden = run.mask.sum().item()
     assert hidden == run.mask.numel() // 2
     assert abs(run.is_token.sum().item() / hidden - 0.8) < 0.02
     assert abs((run.is_same & run.mask).sum().item() / hidden - 0.1) < 0.02
     swapped = run.mask & ~run.is_token & ~run.is_same
-    for picture in range(2):  # the others are patches of the same picture
-        equal = run.embedded[picture][swapped[picture]][:, None] == run.clean[picture]
+    for image in range(2):  # the others are patches of the same image
+        equal = run.embedded[image][swapped[image]][:, None] == run.clean[image]
         assert equal.all(dim=-1).any(dim=1).all()
     assert run.is_same[~run.mask].all()
 
 
-def test_vit_pytorchs_labels_are_the_papers_colours_of_the_clean_picture() -> None:
-    """In another order of the channels: its first one counts least, ours most."""
-    run = Watched()
+def test_vit_pytorchs_labels_are_the_papers_colours_of_the_clean_image() -> None:
+    """In another order of the channels: its first one is the least significant, ours the most."""
+    run = RecordedPass()
     assert_close(run.target, run.images, rtol=0, atol=0)
     ours = colours(run.bright, (PATCH, PATCH), 1)[..., 0]
     digits = torch.stack([ours // 64, ours // 8 % 8, ours % 8], dim=-1)
@@ -306,8 +306,8 @@ def test_vit_pytorchs_labels_are_the_papers_colours_of_the_clean_picture() -> No
     assert run.mpp.loss.forward(wrong, run.target, everywhere) > 99
 
 
-def test_vit_pytorchs_loss_counts_masked_patches_alone() -> None:
-    run = Watched()
+def test_vit_pytorchs_loss_counts_only_masked_patches() -> None:
+    run = RecordedPass()
     elsewhere = repeat(~run.mask, "b n -> b n k", k=512) * torch.randn(512)
     assert_close(run.mpp.loss.forward(run.predicted + elsewhere, run.target, run.mask), run.value.detach(), rtol=0, atol=0)
     assert not torch.equal(run.mpp.loss.forward(run.predicted + elsewhere, run.target, ~run.mask), run.value.detach())

@@ -1,4 +1,4 @@
-"""The official JAX model's logits, for its own weights and pictures, in every spelling of its names, there and back."""
+"""Equal logits to the official JAX model for its own weights and images, in all its naming schemes, in both directions."""
 
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,13 @@ def test_logits_equal_the_official_model(name: str) -> None:
     with torch.inference_mode():
         fused = model(images)
         with recording(model, "attention.weights"):
-            in_the_open = model(images)
+            explicit = model(images)
     assert_close(fused, logits, rtol=0, atol=1e-5)
-    assert_close(in_the_open, logits, rtol=0, atol=1e-5)
+    assert_close(explicit, logits, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", GRIDS)
-def test_there_and_back_every_tensor_is_the_same_to_the_byte(name: str, tmp_path: Path) -> None:
+def test_a_round_trip_leaves_every_tensor_equal_to_the_byte(name: str, tmp_path: Path) -> None:
     save(load(GOLDEN / f"{name}.weights.npz", grid=GRIDS[name]), tmp_path / "back.npz", format="official")
     before, after = arrays(GOLDEN / f"{name}.weights.npz"), arrays(tmp_path / "back.npz")
     assert sorted(before) == sorted(after)
@@ -71,13 +71,13 @@ def scanned(file: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("prefix", ["", "params/", "opt/target/", "params/img/"])
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("name", ["token", "gap_prelogits"])
-def test_newer_flax_and_big_vision_spell_it_otherwise(name: str, scan: bool, prefix: str, tmp_path: Path) -> None:
+def test_the_names_of_newer_flax_and_big_vision_are_read(name: str, scan: bool, prefix: str, tmp_path: Path) -> None:
     file = {linen(key): array for key, array in arrays(GOLDEN / f"{name}.weights.npz").items()}
     if name == "gap_prelogits":
         file["pos_embedding"] = file.pop("Transformer/posembed_input/pos_embedding")
     file = scanned(file) if scan else file
-    beside = {"opt/state/step": np.zeros(3, np.float32)} if prefix else {}
-    renamed: dict[str, Any] = {prefix + key: array for key, array in file.items()} | beside
+    others = {"opt/state/step": np.zeros(3, np.float32)} if prefix else {}
+    renamed: dict[str, Any] = {prefix + key: array for key, array in file.items()} | others
     np.savez(tmp_path / "other.npz", **renamed)
     images, logits = golden(name)
     with torch.inference_mode():
@@ -87,7 +87,7 @@ def test_newer_flax_and_big_vision_spell_it_otherwise(name: str, scan: bool, pre
 TIMM_READS: dict[str, dict[str, Any]] = {
     "token": {},
     "map": {"pool": "map"},
-    "a class token without a position": {"position_covers": "patches"},
+    "a class token without a position": {"position_covers": "none"},
 }
 
 
@@ -108,7 +108,7 @@ def test_timms_own_reader_of_official_files_agrees_on_what_we_write(options: dic
         mlp_ratio=40 / 24,
         act_layer="gelu_tanh",
         class_token=model.config.has_class_token,
-        no_embed_class=options.get("position_covers") == "patches",
+        no_embed_class=options.get("position_covers") == "none",
         global_pool="map" if options.get("pool") == "map" else "token",
     )
     theirs.load_pretrained(str(tmp_path / "ours.npz"))
@@ -121,7 +121,7 @@ def test_timms_own_reader_of_official_files_agrees_on_what_we_write(options: dic
 @pytest.mark.parametrize(
     "options", [{"pool": "gap", "head": "mlp", "head_width": 13}, {"position": "sincos2d"}, {"position": "learned2d"}]
 )
-def test_what_we_write_we_read(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_saved_file_loads_again(options: dict[str, Any], tmp_path: Path) -> None:
     model, images = vit(**options), torch.randn(2, 3, 12, 15)
     save(model, tmp_path / "ours.npz", format="official")
     assert_close(load(tmp_path / "ours.npz", grid=(2, 3))(images), model(images), rtol=0, atol=1e-6)
@@ -133,20 +133,20 @@ def test_a_file_without_a_table_is_big_visions_sincos(tmp_path: Path) -> None:
     file = arrays(tmp_path / "ours.npz")
     del file["Transformer/posembed_input/pos_embedding"]
     np.savez(tmp_path / "bare.npz", **{f"params/{name}": array for name, array in file.items()})  # type: ignore[arg-type]
-    with pytest.raises(VitrailError, match="say its grid, for example grid=14x14"):
+    with pytest.raises(VitrailError, match="give its grid, for example grid=14x14"):
         load(tmp_path / "bare.npz")
     images = torch.randn(2, 3, 12, 15)
     assert_close(load(tmp_path / "bare.npz", grid=(2, 3))(images), model(images), rtol=0, atol=1e-6)
 
 
-def test_a_text_tower_beside_the_image_tower_is_said_to_be_left(tmp_path: Path) -> None:
+def test_a_text_tower_is_reported_as_unused(tmp_path: Path) -> None:
     file = {f"params/img/{name}": array for name, array in arrays(GOLDEN / "token.weights.npz").items()}
-    beside = {"params/t": np.ones(1, np.float32), "params/txt/head/kernel": np.ones((2, 2), np.float32)}
-    np.savez(tmp_path / "lit.npz", **file, **beside)  # type: ignore[arg-type]
+    others = {"params/t": np.ones(1, np.float32), "params/txt/head/kernel": np.ones((2, 2), np.float32)}
+    np.savez(tmp_path / "lit.npz", **file, **others)  # type: ignore[arg-type]
     assert load(tmp_path / "lit.npz").report.left == ("params/t", "params/txt/head/kernel")
 
 
-def test_a_hybrid_there_and_back(tmp_path: Path) -> None:
+def test_a_hybrid_survives_a_round_trip(tmp_path: Path) -> None:
     model = vit(stem=Stem(stages=(2, 1), width=32), patch=(1, 1), image=(16, 24))
     save(model, tmp_path / "ours.npz", format="official")
     back = load(tmp_path / "ours.npz", grid=(2, 3))

@@ -1,4 +1,4 @@
-"""A real ImageNet ViT-Ti/16 and real pictures, where they are at hand."""
+"""A real ImageNet ViT-Ti/16 and real images, if they are available."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from vitrail.weights.verify import verify
 
 REAL = Path(__file__).parents[3] / "shared" / "real"
 WEIGHTS = REAL / "vit_tiny_patch16_224.safetensors"
-pytestmark = pytest.mark.skipif(not WEIGHTS.is_file(), reason="no real weights beside the project")
+pytestmark = pytest.mark.skipif(not WEIGHTS.is_file(), reason="no real weights next to the project")
 
 
 def test_the_logits_are_timms() -> None:
@@ -24,7 +24,7 @@ def test_the_logits_are_timms() -> None:
         assert_close(model(torch.from_numpy(golden["images"])), torch.from_numpy(golden["logits"]), rtol=0, atol=1e-4)
 
 
-def test_top_1_from_the_pictures_on_disk_is_timms() -> None:
+def test_top_1_from_image_files_is_timms() -> None:
     model = load(WEIGHTS)
     assert model.preprocess is not None
     files = sorted((REAL / "imagenet250").glob("*.jpg"))
@@ -39,7 +39,7 @@ def test_top_1_from_the_pictures_on_disk_is_timms() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_verify_holds_it_against_the_installed_timm() -> None:
+def test_verify_compares_it_with_the_installed_timm() -> None:
     pytest.importorskip("transformers")
     verdict = verify(WEIGHTS)
     assert (verdict.name, verdict.against, verdict.ok) == ("Ti/16", "timm", True)

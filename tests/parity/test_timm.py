@@ -1,4 +1,4 @@
-"""timm's logits for the same random weights, in both directions, also at another size."""
+"""Equal logits to timm for the same random weights, in both directions, also at another size."""
 
 import json
 from functools import partial
@@ -34,12 +34,12 @@ CASES: dict[str, dict[str, Any]] = {
     "not square": {"img_size": (24, 40), "patch_size": (6, 5)},
     "average of normed tokens": {"class_token": False, "global_pool": "avg", "fc_norm": False},
     "norm of the average": {"class_token": False, "global_pool": "avg"},
-    "average beside a class token": {"global_pool": "avg"},
+    "average with a class token": {"global_pool": "avg"},
     "registers": {"reg_tokens": 2},
     "registers without a position": {"reg_tokens": 2, "no_embed_class": True},
     "registers and average": {"reg_tokens": 3, "class_token": False, "global_pool": "avg", "no_embed_class": True},
     "map": {"class_token": False, "global_pool": "map", "reg_tokens": 2, "no_embed_class": True},
-    "average of normed tokens beside a class token": {"global_pool": "avg", "fc_norm": False},
+    "average of normed tokens with a class token": {"global_pool": "avg", "fc_norm": False},
     "layer scale": {"init_values": 0.1},
     "qk-norm without bias": {"qk_norm": True, "qkv_bias": False},
     "five channels": {"in_chans": 5},
@@ -59,7 +59,7 @@ def test_theirs_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path: Pa
     with torch.inference_mode():
         assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
     save(ours, tmp_path / "ours.safetensors", format="timm")
-    again = load(tmp_path / "ours.safetensors")  # grid and heads stand in the file's header
+    again = load(tmp_path / "ours.safetensors")  # grid and heads are in the file's header
     assert again.config == ours.config
     back = make(**options)
     back.load_state_dict(load_file(tmp_path / "ours.safetensors"), strict=True)
@@ -101,7 +101,9 @@ def test_published_shapes(name: str, side: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"img_size": side} if side == 98 else {}
     theirs = scrambled(timm.create_model(name, num_classes=10, **options), by=0.02)
     save_file(theirs.state_dict(), tmp_path / "theirs.safetensors")
-    ours = load(tmp_path / "theirs.safetensors", image=side, heads=16 if "gap" in name else None)  # of 48, which no file says
+    ours = load(
+        tmp_path / "theirs.safetensors", image=side, heads=16 if "gap" in name else None
+    )  # width 48 per head, which no file says
     if side == 384:
         larger = timm.create_model(name, num_classes=10, img_size=384).eval()
         larger.load_state_dict(
@@ -125,7 +127,7 @@ WRAPPED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED.keys())
-def test_what_training_scripts_wrap_around_is_taken_off(wrap: Any, tmp_path: Path) -> None:
+def test_wrappers_of_training_scripts_are_removed(wrap: Any, tmp_path: Path) -> None:
     theirs = make()
     torch.save(wrap(theirs.state_dict()), tmp_path / "theirs.pth")
     images = torch.randn(2, 3, 24, 24)
@@ -133,7 +135,7 @@ def test_what_training_scripts_wrap_around_is_taken_off(wrap: Any, tmp_path: Pat
         assert_close(load(tmp_path / "theirs.pth", heads=3)(images), theirs(images), rtol=0, atol=1e-5)
 
 
-def test_a_dino_head_beside_the_encoder_is_reported_as_left(tmp_path: Path) -> None:
+def test_a_dino_head_is_reported_as_unused(tmp_path: Path) -> None:
     state = dict(make(num_classes=0).state_dict()) | {
         "head.mlp.0.weight": torch.ones(3, 24),
         "head.last_layer.weight": torch.ones(2),
@@ -173,7 +175,7 @@ def test_parameters_of_the_published_ones(name: str) -> None:
     assert counts[0] == counts[1]
 
 
-def test_a_side_file_says_what_the_weights_do_not(tmp_path: Path) -> None:
+def test_a_config_file_supplies_what_the_weights_do_not(tmp_path: Path) -> None:
     """A folder as timm pushes it to the hub: not square, averaged, its own preprocessing and labels."""
     theirs = make(img_size=(24, 40), patch_size=(6, 5), class_token=True, global_pool="avg", fc_norm=False)
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
@@ -205,8 +207,8 @@ def test_a_side_file_says_what_the_weights_do_not(tmp_path: Path) -> None:
         assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
 
 
-def test_older_timm_has_a_pre_logits_layer(tmp_path: Path) -> None:
-    """As in the in21k files of 2021: the head stands on tanh of a dense layer."""
+def test_the_pre_logits_layer_of_older_timm_is_read(tmp_path: Path) -> None:
+    """As in the in21k files of 2021: a dense layer with tanh before the head."""
     theirs = make(num_classes=0)
     hidden, head = nn.Linear(24, 24), nn.Linear(24, 5)
     extra = {f"pre_logits.fc.{name}": weight for name, weight in hidden.state_dict().items()}
@@ -233,14 +235,14 @@ def test_names_of_dinov2_and_deit_3(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"global_pool": "max"}, {"model_args": {"pool_include_prefix": True}}, {"architecture": "vit_x_quickgelu"}]
 )
-def test_a_side_file_that_asks_for_what_is_not_here_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+def test_a_config_file_with_unsupported_options_is_rejected(change: dict[str, Any], tmp_path: Path) -> None:
     save_file(make().state_dict(), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(change))
-    with pytest.raises(VitrailError, match=r"nothing here|no Vision Transformer here"):
+    with pytest.raises(VitrailError, match=r"global_pool in config.json must be|Vision Transformers do not have|is not supported"):
         load(tmp_path)
 
 
-def test_an_architectures_name_says_what_weights_do_not(tmp_path: Path) -> None:
+def test_the_architecture_name_supplies_what_the_weights_do_not(tmp_path: Path) -> None:
     save_file(make().state_dict(), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_so400m_patch16_siglip_256"}))
     config = load(tmp_path, heads=3).config

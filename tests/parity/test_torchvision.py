@@ -1,4 +1,4 @@
-"""torchvision's logits for the same random weights, in both directions, also at another size."""
+"""Equal logits to torchvision for the same random weights, in both directions, also at another size."""
 
 from importlib import import_module
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_a_resized_position_table_is_torchvisions(side: int, tmp_path: Path) -> 
         assert_close(ours(images), larger(images), rtol=0, atol=1e-5)
 
 
-def test_names_from_before_torchvision_0_13(tmp_path: Path) -> None:
+def test_names_from_before_torchvision_0_13_are_read(tmp_path: Path) -> None:
     theirs = make()
     older = {
         name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): w for name, w in theirs.state_dict().items()
@@ -69,7 +69,7 @@ def test_names_from_before_torchvision_0_13(tmp_path: Path) -> None:
         assert_close(load(tmp_path / "older.pth", heads=3)(images), theirs(images), rtol=0, atol=1e-5)
 
 
-def test_a_full_size_one(tmp_path: Path) -> None:
+def test_a_full_size_model(tmp_path: Path) -> None:
     torchvision = peer("torchvision")
     theirs = scrambled(torchvision.models.vit_b_32(num_classes=10), by=0.02)
     torch.save(theirs.state_dict(), tmp_path / "theirs.pth")

@@ -1,4 +1,4 @@
-"""A card says what the model knows of itself, in a form that the hub's own reader understands, and nothing else."""
+"""A model card states the metadata of the model, in a form that the hub's own parser reads, and nothing else."""
 
 import re
 from typing import Any
@@ -36,7 +36,7 @@ def facts(labels: tuple[str, ...] | None = None, **more: Any) -> dict[str, Any]:
 
 
 def header(text: str) -> dict[str, Any]:
-    """As the hub's own client reads it."""
+    """Return the header as parsed by the hub's own client."""
     pytest.importorskip("huggingface_hub")
     from huggingface_hub import ModelCard
 
@@ -45,7 +45,7 @@ def header(text: str) -> dict[str, Any]:
 
 
 def test_the_header_is_what_the_hub_reads() -> None:
-    whole = facts(recipe=RECIPE, data={"name": "hf:me/data", "fingerprint": "f" * 64}, score=SCORE)
+    whole = facts(recipe=RECIPE, dataset={"name": "hf:me/data", "fingerprint": "f" * 64}, metrics=SCORE)
     found = header(card(whole, "me/mine", "apache-2.0"))
     assert found["license"] == "apache-2.0"
     assert found["library_name"] == "vitrail"
@@ -63,7 +63,7 @@ def test_the_header_is_what_the_hub_reads() -> None:
 
 def test_a_name_cannot_break_the_header_or_the_page() -> None:
     evil = 'x"\n---\nlicense: mit\n# <b> `|` \x1b[31m: \u2028'
-    whole = facts((evil, *"abcdef"), recipe={**RECIPE, "data": evil}, data={"name": evil, "fingerprint": "f"}, score=SCORE)
+    whole = facts((evil, *"abcdef"), recipe={**RECIPE, "data": evil}, dataset={"name": evil, "fingerprint": "f"}, metrics=SCORE)
     text = card(whole, "me/mine")
     assert "license" not in header(text)
     assert text.count("\n---\n") == 1
@@ -71,43 +71,43 @@ def test_a_name_cannot_break_the_header_or_the_page() -> None:
     assert re.search(r"^# <b>", text, re.MULTILINE) is None
 
 
-def test_every_number_of_the_score_is_there_with_its_split() -> None:
-    text = card(facts(score=SCORE), "me/mine", pictures={"test": 200})
+def test_every_metric_is_listed_with_its_split() -> None:
+    text = card(facts(metrics=SCORE), "me/mine", pictures={"test": 200})
     low, high = shares(0.5, 200)
-    assert f"| test, 200 of them | top-1 accuracy | 50.00% (95 % interval {low:.1%} to {high:.1%}) |" in text
+    assert f"| test, 200 images | top-1 accuracy | 50.00% (95 % interval {low:.1%} to {high:.1%}) |" in text
     assert "| validation | top-1 accuracy | 75.00% |" in text
-    assert "| test, 200 of them | loss | 1.2500 |" in text
-    assert "flattered" in text
+    assert "| test, 200 images | loss | 1.2500 |" in text
+    assert "optimistic" in text
 
 
-def test_what_is_not_known_is_not_made_up() -> None:
-    """Bare weights of somebody else's."""
+def test_what_is_not_recorded_is_not_made_up() -> None:
+    """A weight file without metadata."""
     text = card(facts(), "me/mine")
-    assert "these weights come without a score" in text
-    assert "Not recorded in these weights" in text
+    assert "These weights come without metrics" in text
+    assert "## Training\n\nNot recorded." in text
     assert "whose names are not recorded" in text
-    told = ("3 heads (as published; heads= says otherwise)", "a grid of 2x3 (grid= says otherwise)")
-    assert "assumed were 3 heads (as published); a grid of 2x3." in card(facts(), "me/mine", assumed=told)
+    told = ("3 heads (as published; heads= overrides it)", "a grid of 2x3 (grid= overrides it)")
+    assert "these settings were assumed: 3 heads (as published); a grid of 2x3." in card(facts(), "me/mine", assumed=told)
     assert "assumed" not in text
     assert "model-index" not in header(text)
     assert "license" not in header(text)
-    only = card(facts(score={"step": 1, "train": {"top1": 1.0}}), "me/mine")
-    assert "says nothing about new ones" in only
+    only = card(facts(metrics={"step": 1, "train": {"top1": 1.0}}), "me/mine")
+    assert "says nothing about new images" in only
     assert "model-index" not in header(only)
 
 
-def test_a_model_without_classes_is_a_start_for_others() -> None:
-    model = masked(vit(classes=0), Masking("masked-patch", target="colour"))
-    text = card(facts_of(model, model.config, {"score": {"step": 3, "validation": {"loss": 2.5, "knn": 0.25}}}), "me/mine")
+def test_a_model_without_classes_is_described_as_a_feature_extractor() -> None:
+    model = masked(vit(classes=0), Masking("masked-patch", target="mean-colour"))
+    text = card(facts_of(model, model.config, {"metrics": {"step": 3, "validation": {"loss": 2.5, "knn": 0.25}}}), "me/mine")
     found = header(text)
     assert found["pipeline_tag"] == "image-feature-extraction"
     assert set(found["tags"]) >= {"self-supervised", "masked-patch"}
     assert "vitrail finetune hf:me/mine DATA" in text
-    assert "| validation | 20 nearest neighbours | 25.00% |" in text
+    assert "| validation | 20-NN accuracy | 25.00% |" in text
     assert "## Classes" not in text
 
 
-def test_python_that_it_shows_is_python_and_its_commands_are_ours() -> None:
+def test_its_python_snippets_compile_and_its_commands_exist() -> None:
     from tests.cli.commands import COMMANDS
 
     for format in ("vitrail", "huggingface"):
@@ -118,13 +118,13 @@ def test_python_that_it_shows_is_python_and_its_commands_are_ours() -> None:
             assert line in COMMANDS
 
 
-def test_five_first_answers_of_five_classes_are_no_score() -> None:
+def test_top_5_accuracy_of_five_classes_is_not_listed() -> None:
     model = vit(classes=4)
-    text = card(facts_of(model, model.config, {"score": SCORE}), "me/mine")
+    text = card(facts_of(model, model.config, {"metrics": SCORE}), "me/mine")
     assert "top-5" not in text
 
 
-def test_wilsons_interval() -> None:
+def test_wilson_interval_matches_published_values() -> None:
     """Newcombe 1998, Table I: 81 of 263, and 0 of 20."""
     assert shares(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
     assert shares(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
@@ -145,5 +145,5 @@ def test_wilsons_interval() -> None:
         ("hf:owner/name", "hf:owner/name"),
     ],
 )
-def test_of_a_path_its_last_name_is_left(path: str, left: str) -> None:
+def test_of_a_path_the_last_component_is_left(path: str, left: str) -> None:
     assert bare({"a": [path, 3, None, {"b": path}]}) == {"a": [left, 3, None, {"b": left}]}

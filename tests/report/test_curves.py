@@ -1,4 +1,4 @@
-"""Curves have round ticks, enough of them, and show what they were given."""
+"""Line charts have round ticks, enough of them, and lines at their points."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from vitrail.report.curves import LEFT, MOST, RIGHT, WIDTH, curves, key, thinned
 @pytest.mark.parametrize(
     ("low", "high"), [(0.0, 0.9), (0.07, 0.93), (2.2, 2.5), (0, 1900), (1e-6, 3e-3), (-4, 4), (0.1, 0.100001)]
 )
-def test_ticks_are_round_and_neither_few_nor_many(low: float, high: float) -> None:
+def test_ticks_are_round_and_between_two_and_nine(low: float, high: float) -> None:
     found = ticks(low, high)
     assert 2 <= len(found) <= 9
     gap = found[1] - found[0]
@@ -19,7 +19,7 @@ def test_ticks_are_round_and_neither_few_nor_many(low: float, high: float) -> No
     assert all(low - gap * 1e-6 <= value <= high + gap * 1e-6 for value in found)
 
 
-def test_a_long_line_is_thinned_to_means_and_what_is_no_number_left_out() -> None:
+def test_a_long_line_is_downsampled_by_means_and_nan_is_dropped() -> None:
     line = [(float(step), float(step % 2)) for step in range(10 * MOST)]
     made = thinned([*line, (1.0, math.nan)])
     assert len(made) <= MOST
@@ -27,17 +27,17 @@ def test_a_long_line_is_thinned_to_means_and_what_is_no_number_left_out() -> Non
     assert curves("empty", {"a": [(1.0, math.nan)]}) == ""
 
 
-def test_the_line_goes_where_its_points_are() -> None:
+def test_the_line_goes_through_its_points() -> None:
     drawn = curves("Loss <1>", {"a": [(0.0, 0.0), (10.0, 1.0)]}, percent=True)
     assert 'points="52.0,194.0 496.0,12.0"' in drawn
     assert "Loss &lt;1&gt;" in drawn
     assert "40%" in drawn
 
 
-def test_the_last_number_below_has_its_room() -> None:
+def test_the_last_tick_label_is_not_cut_off() -> None:
     drawn = curves("Loss", {"a": [(0.0, 0.0), (200_000.0, 1.0)]})
     places = {shown: float(x) for x, shown in re.findall(r'<text x="([0-9.]+)"[^>]*middle">([^<]*)<', drawn)}
-    letter = 6.2  # of 11 pixels, in most fonts
+    letter = 6.2  # pixels wide at 11 pixels, in most fonts
     assert places["200,000"] + letter * len("200,000") / 2 <= WIDTH
 
 
@@ -50,7 +50,7 @@ def test_a_flat_line_and_a_short_run_have_sensible_axes() -> None:
     assert curves("Accuracy", {"a": [(2.0, 0.5)]}).count("<circle") == 1
 
 
-def test_whole_places_have_a_column_and_a_dot_each_and_colours_do_not_run_out() -> None:
+def test_indices_have_a_column_and_a_dot_each_and_colours_do_not_run_out() -> None:
     lines = {f"model {number}": [(0.0, 0.1 * number), (1.0, 0.5)] for number in range(6)}
     drawn = curves("Accuracy", lines, percent=True, places=3, between=(0.0, 1.0), legend=False)
     assert drawn.count("<polyline") == 6

@@ -1,4 +1,4 @@
-"""One drawing in three forms: what a PNG shows is where the SVG says it is."""
+"""A figure renders the same as PNG, as standalone SVG and inline."""
 
 import xml.etree.ElementTree as ElementTree
 
@@ -24,7 +24,7 @@ def made() -> Drawing:
     return Drawing("Some <title>", (120, 90), shapes)
 
 
-def test_what_the_svg_says_the_png_shows() -> None:
+def test_the_png_shows_shapes_at_their_coordinates() -> None:
     drawing = made()
     for scale in (1, 2):
         page = np.asarray(drawing.picture(scale, alone=False)).astype(int)
@@ -39,7 +39,7 @@ def test_what_the_svg_says_the_png_shows() -> None:
     assert alone[HEADED + 25, MARGIN + 15].max() == 0
 
 
-def test_an_svg_is_xml_that_needs_nothing_else_and_says_what_it_shows() -> None:
+def test_an_svg_is_self_contained_xml_with_titles() -> None:
     root = ElementTree.fromstring(made().svg())
     spaces = "{http://www.w3.org/2000/svg}"
     assert [element.text for element in root.iter(f"{spaces}title")] == ["Some <title>", "a <dot>", "a corner"]
@@ -49,17 +49,17 @@ def test_an_svg_is_xml_that_needs_nothing_else_and_says_what_it_shows() -> None:
     assert "var(--bad)" in made().svg(alone=False)
 
 
-def test_a_png_has_letters_that_its_font_knows_and_an_svg_all() -> None:
+def test_a_png_has_the_letters_of_its_font_and_an_svg_all() -> None:
     assert known("crème brûlée… 猫") == "creme brulee… ?"
     assert "crème 猫" in Drawing("crème 猫", (20, 20), ()).svg()
 
 
-def test_a_title_is_never_wider_than_its_drawing() -> None:
+def test_a_title_is_never_wider_than_its_figure() -> None:
     long = Drawing("x" * 100, (50, 20), ())
     assert long.framed[0] >= 100 * 6
 
 
-def test_dots_of_a_chart_lie_at_their_heights() -> None:
+def test_dots_of_a_chart_lie_at_their_values() -> None:
     drawing = chart("far", "pixels", "layer", dots=[(0.0, 10.0, "low"), (1.0, 20.0, "high")], places=2, low=0)
     low, high = (shape for shape in drawing.shapes if isinstance(shape, Dot))
     ground = 260 - 36
@@ -67,23 +67,23 @@ def test_dots_of_a_chart_lie_at_their_heights() -> None:
     assert low.at[0] < high.at[0]
 
 
-def test_lines_of_a_chart_have_names_and_what_is_compared_with_is_dashed() -> None:
+def test_lines_of_a_chart_have_names_and_baselines_are_dashed() -> None:
     lines = {"random": [(0.0, 0.5), (1.0, 0.4)], "rollout": [(0.0, 0.5), (1.0, float("nan"))]}
-    drawing = chart("curves", "odds", "share", lines, dashed=["random"], percent=True)
-    assert drawing.svg().count('stroke-dasharray="5 4"') == 2  # the line, and its mark beside its name
+    drawing = chart("curves", "probability", "fraction", lines, dashed=["random"], percent=True)
+    assert drawing.svg().count('stroke-dasharray="5 4"') == 2  # the line, and its legend entry
     assert ">rollout<" in drawing.svg()
     assert ">50%<" in drawing.svg()
     assert drawing.picture(1).size == drawing.framed
 
 
-def test_small_shares_have_numbers_that_tell_them_apart() -> None:
-    drawn = chart("small", "odds", "layer", {"a": [(0.0, 0.0), (1.0, 4e-4)]}, places=2, low=0, percent=True).svg()
+def test_ticks_of_small_percentages_differ() -> None:
+    drawn = chart("small", "probability", "layer", {"a": [(0.0, 0.0), (1.0, 4e-4)]}, places=2, low=0, percent=True).svg()
     assert ">0.02%<" in drawn
-    long = chart("long", "odds", "layer", {"x" * 40: [(0.0, 1.0)], "y": [(0.0, 2.0)]}, places=1).svg()
+    long = chart("long", "probability", "layer", {"x" * 40: [(0.0, 1.0)], "y": [(0.0, 2.0)]}, places=1).svg()
     assert f">{'x' * 16}…<" in long
 
 
-def test_a_chart_of_one_height_has_an_axis_around_it() -> None:
+def test_a_chart_of_one_value_has_an_axis_around_it() -> None:
     drawing = chart("flat", "accuracy", "learning rate", {"a": [(-2.0, 0.25)], "b": [(-2.0, 0.25)]}, percent=True)
     shown = [shape.words for shape in drawing.shapes if isinstance(shape, Words) and shape.words.endswith("%")]
     assert all(25 <= float(words.rstrip("%")) <= 26 for words in shown)
@@ -91,11 +91,11 @@ def test_a_chart_of_one_height_has_an_axis_around_it() -> None:
     assert line.points[0][0] == (48 + 520 - 150) / 2
 
 
-def test_a_drawing_in_a_page_tells_how_wide_it_is_so_that_a_phone_scrolls_it() -> None:
+def test_an_inline_figure_declares_its_width_so_that_a_phone_scrolls_it() -> None:
     assert f"--wide:{made().size[0]}px" in made().svg(alone=False)
     assert "--wide" in page("", [])
     assert "--wide" not in made().svg()
 
 
-def test_a_chart_of_nothing_is_an_empty_one() -> None:
+def test_a_chart_without_points_is_empty() -> None:
     assert chart("none", "y", "x", {"a": []}).picture(1).size[0] > 500

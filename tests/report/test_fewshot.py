@@ -1,4 +1,4 @@
-"""The few-shot answer of a run is that of ``vitrail probe`` on a bounded draw, and a run is whole without it."""
+"""The few-shot section equals ``vitrail probe`` on a bounded draw, and a report is complete without it."""
 
 from pathlib import Path
 
@@ -20,14 +20,14 @@ def _a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(model(), "best")
 
 
-def test_where_everything_is_looked_at_it_is_the_probes() -> None:
+def test_on_all_images_it_equals_the_probe() -> None:
     data = pictures("panes:count=90,size=16")
     found = few_shots(Path("best"), data, "test", 10**6)
     assert found == probe(model(), data, ("fewshot",)).fewshot
     assert [one.shots for one in found] == [1, 5, 10, 25]
 
 
-def test_it_looks_at_a_tenth_of_what_was_learned_from_and_at_few_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_uses_a_tenth_of_the_images_seen_and_a_few_thousand_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     data = pictures("panes:count=900,size=16")
     seen: list[int] = []
     plain = features.features_of
@@ -36,7 +36,7 @@ def test_it_looks_at_a_tenth_of_what_was_learned_from_and_at_few_thousand(monkey
     classes = len(data.names)
     each = 220 // classes
     assert sum(seen) <= 440
-    assert [one.shots for one in found] == [shots for shots in (1, 5, 10, 25) if 2 * shots <= each]  # draws that can differ
+    assert [one.shots for one in found] == [shots for shots in (1, 5, 10, 25) if 2 * shots <= each]  # draws can differ
     assert all(one.short == 0 for one in found)
     seen.clear()
     monkeypatch.setattr(module, "MOST", 300)
@@ -44,16 +44,16 @@ def test_it_looks_at_a_tenth_of_what_was_learned_from_and_at_few_thousand(monkey
     assert 0 < sum(seen) <= 300
 
 
-def test_a_short_run_a_lost_model_and_a_score_on_train_have_none() -> None:
+def test_a_short_run_a_missing_model_and_a_result_on_train_have_no_section() -> None:
     data = pictures("panes:count=200,size=16")
     assert few_shots(Path("best"), data, "test", 200) == ()
     assert few_shots(Path("best"), data, "train", 10**6) == ()
     assert list(fewshot_part(Path("gone"), data, "test", 10**6)) == []
 
 
-def test_the_page_has_a_row_a_number_of_shots() -> None:
+def test_the_section_has_a_row_per_number_of_shots() -> None:
     data = pictures("panes:count=90,size=16")
     page = "".join(fewshot_part(Path("best"), data, "test", 10**6))
     for one in few_shots(Path("best"), data, "test", 10**6):
         assert f'<td class="number">{one.shots}</td><td class="number">{one.accuracy:.2%}</td>' in page
-    assert "From a few pictures" in page
+    assert "Few-shot accuracy" in page

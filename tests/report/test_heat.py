@@ -1,4 +1,4 @@
-"""Numbers as colours: even steps, the right place, the right size."""
+"""Heat maps have uniform colours, and cells at the right position and size."""
 
 import math
 
@@ -11,7 +11,7 @@ from vitrail.report.shades import colours, path, scaled
 
 
 def oklab(rgb: np.ndarray) -> np.ndarray:
-    """The other way round, written anew."""
+    """Convert sRGB to OKLab, written independently."""
     value = rgb / 255
     linear = np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
     lms = (
@@ -39,7 +39,7 @@ def test_equal_steps_look_equal_and_get_lighter() -> None:
     assert (np.diff(seen[:, 0]) > 0).all()
 
 
-def test_the_ends_are_the_ends_and_what_is_no_number_is_dark() -> None:
+def test_values_are_clipped_to_the_colour_map_and_nan_is_dark() -> None:
     shown = colours(np.array([0.0, 1.0, -3.0, 7.0, np.nan]))
     assert (shown[0] == path()[0]).all()
     assert (shown[1] == path()[-1]).all()
@@ -48,12 +48,12 @@ def test_the_ends_are_the_ends_and_what_is_no_number_is_dark() -> None:
     assert (shown[4] == path()[0]).all()
 
 
-def test_scaled_goes_from_0_to_1_and_flat_is_0() -> None:
+def test_min_max_scales_to_0_and_1_and_a_constant_to_0() -> None:
     assert scaled(np.array([[2.0, 4.0, 3.0]])).tolist() == [[0, 1, 0.5]]
     assert scaled(np.full((2, 3), 5.0)).tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
-def test_the_brightest_patch_lies_where_the_map_is_highest() -> None:
+def test_the_brightest_patch_is_where_the_map_is_highest() -> None:
     values = np.zeros((2, 3))
     values[1, 2] = 1
     made = overlay(Image.new("RGB", (30, 20), (128, 128, 128)), values, side=90)
@@ -64,13 +64,13 @@ def test_the_brightest_patch_lies_where_the_map_is_highest() -> None:
     assert np.ptp(cells.flatten()[:5]) < 1
 
 
-def test_the_bar_has_the_colours_that_lie_over_grey() -> None:
+def test_the_colour_bar_matches_the_overlay_on_grey() -> None:
     made = np.asarray(overlay(Image.new("RGB", (30, 20), (128,) * 3), np.array([[0.0, 1.0]]), side=90).picture(1, alone=False))
     for place, height in ((20, 59), (70, 0)):
         assert np.abs(made[30, place].astype(int) - made[height, 90 + 12].astype(int)).max() <= 4
 
 
-def test_lines_lie_between_patches_and_what_is_asked_for_has_a_frame() -> None:
+def test_lines_lie_between_patches_and_marked_ones_have_a_frame() -> None:
     drawing = patched(Image.new("RGB", (30, 20)), (2, 3), side=90)
     made = np.asarray(drawing.picture(1, alone=False)).max(axis=2)
     assert set(np.flatnonzero(made[5])) <= {29, 30, 59, 60}
@@ -81,7 +81,7 @@ def test_lines_lie_between_patches_and_what_is_asked_for_has_a_frame() -> None:
     assert not red[5, 59:62].any()
 
 
-def test_a_wall_has_a_column_a_layer_and_a_row_a_head() -> None:
+def test_an_attention_grid_has_a_column_per_layer_and_a_row_per_head() -> None:
     maps = np.zeros((4, 3, 2, 5))
     maps[3, 1, 0, 4] = 1
     drawing = wall(maps, layers=[0, 2, 5, 7], heads=[1, 4, 6], side=50)
@@ -91,30 +91,30 @@ def test_a_wall_has_a_column_a_layer_and_a_row_a_head() -> None:
     column, row = round(50 + 3 * (50 + gap)), round(18 + 20 + gap)
     assert made[row + 2 : row + 9, column + 42 : column + 48].min() > 200
     assert made[row + 12 : row + 18, column + 2 : column + 38].max() < 30
-    assert made[row + 5, column - 2] > 240  # paper between them
+    assert made[row + 5, column - 2] > 240  # background between them
     said = drawing.svg()
     assert all(words in said for words in ("layer 7", "head 6", "<title>layer 7, head 4: 0 to 1</title>"))
 
 
-def test_tiles_of_a_large_grid_are_fewer() -> None:
+def test_a_large_grid_is_subsampled() -> None:
     made = tiles(np.ones((6, 30, 6, 30)), most=10, side=30)
     assert made.size == (50 + 10 * 31 + BAR, 60)
     assert "row 0" in made.svg()
     assert ">27<" in made.svg()
 
 
-def test_a_strip_says_what_its_ends_are_and_breaks_into_rows() -> None:
+def test_a_row_of_heat_maps_states_its_ranges_and_wraps() -> None:
     maps = np.arange(26 * 6.0).reshape(26, 2, 3)
-    made = strip(maps, [f"layer {number}" for number in range(26)], "lengths")
+    made = strip(maps, [f"layer {number}" for number in range(26)], "norms")
     assert made.size[0] <= 1000
     assert ">150 to 155<" in made.svg()
-    same = strip(np.full((2, 3, 3), 0.5), ["a", "b"], "alike", (0.0, 1.0))
+    same = strip(np.full((2, 3, 3), 0.5), ["a", "b"], "similarity", (0.0, 1.0))
     pixels = np.asarray(same.picture(1, alone=False))
-    assert (pixels[40, 20] == path()[127]).all()  # in the middle of the colours, not at their end
+    assert (pixels[40, 20] == path()[127]).all()  # in the middle of the colour map, not at its end
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_filters_of_any_number_of_channels_can_be_shown(channels: int) -> None:
+def test_filters_of_any_number_of_channels_can_be_drawn(channels: int) -> None:
     filters = np.random.default_rng(0).random((9, channels, 6, 5))
     made = np.asarray(filter_sheet(filters, columns=4, side=12).picture(1, alone=False))
     assert made.shape == (3 * 16 + 4, 4 * 14 + 4, 3)

@@ -1,4 +1,4 @@
-"""Where a model was most wrong: the pictures with the highest losses among those it got wrong, and their maps."""
+"""Saliency of the worst errors: the misclassified images with the highest losses, and their maps."""
 
 from pathlib import Path
 
@@ -19,11 +19,11 @@ def made() -> tuple[Arrays, Answers]:
     images = np.random.default_rng(0).integers(0, 255, (8, 12, 15, 3)).astype(np.uint8)
     source = Arrays(images, np.arange(8) % 5, ("a", "b", "c", "d", "e"))
     logits = torch.randn(8, 5, generator=torch.Generator().manual_seed(2))
-    logits[0, 0], logits[3, 1] = 30.0, 40.0  # right beyond doubt, and wrong beyond doubt
+    logits[0, 0], logits[3, 1] = 30.0, 40.0  # confidently correct, and confidently wrong
     return source, Answers(logits, torch.from_numpy(source.labels), torch.arange(8))
 
 
-def test_the_wrongest_comes_first_and_what_is_right_does_not_come(tmp_path: Path) -> None:
+def test_the_highest_loss_comes_first_and_correct_predictions_are_left_out(tmp_path: Path) -> None:
     model = vit()
     model.preprocess = Preprocess((12, 15))
     save(model, tmp_path / "best")
@@ -38,7 +38,7 @@ def test_the_wrongest_comes_first_and_what_is_right_does_not_come(tmp_path: Path
     assert page.count("<figure>") == 3 * min(6, len(shots))
 
 
-def test_a_resnet_a_lost_model_and_one_that_is_never_wrong_have_none(tmp_path: Path) -> None:
+def test_a_resnet_a_missing_model_and_a_perfect_one_have_no_section(tmp_path: Path) -> None:
     source, answers = made()
     resnet = build(variant("R50x1", image=32, classes=5))
     resnet.preprocess = Preprocess((32, 32))

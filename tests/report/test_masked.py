@@ -1,4 +1,4 @@
-"""A sheet for every moment of the training, and a scrubber that needs no script."""
+"""Reconstructions have a sheet per training step, and a scrubber that needs no script."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def kept(steps: tuple[int, ...], channels: int = 1) -> dict[int, dict[str, np.nd
     }
 
 
-def test_there_is_a_button_and_a_sheet_for_each_moment_and_the_last_is_shown() -> None:
+def test_there_is_a_button_and_a_sheet_for_each_step_and_the_last_is_visible() -> None:
     page = "".join(reconstructed(kept((10, 250, 3000)), Masking("simmim")))
     assert page.count('type="radio"') == page.count("<figure>") == page.count("data:image/webp") == 3
     assert page.count(" checked>") == 1
@@ -24,7 +24,7 @@ def test_there_is_a_button_and_a_sheet_for_each_moment_and_the_last_is_shown() -
     assert "".join(reconstructed({}, Masking("simmim"))) == ""
 
 
-def test_a_sheet_has_a_column_a_picture_and_three_rows() -> None:
+def test_a_sheet_has_a_column_per_image_and_three_rows() -> None:
     for channels in (1, 3):
         sheet = drawn(kept((1,), channels)[1])
         assert sheet.mode == "RGB"
@@ -32,11 +32,11 @@ def test_a_sheet_has_a_column_a_picture_and_three_rows() -> None:
         assert 3 * 100 < sheet.height < 4 * 130
 
 
-def test_the_words_say_what_is_predicted() -> None:
+def test_the_text_names_the_target() -> None:
     said = {
-        "mean colour": Masking("masked-patch", target="colour"),
-        "4 x 4 colours": Masking("masked-patch", target="shrunken"),
-        "in full": Masking("simmim"),
+        "mean colour": Masking("masked-patch", target="mean-colour"),
+        "4 x 4 colours": Masking("masked-patch", target="downsampled"),
+        "all its pixels": Masking("simmim"),
         "the true patch's": Masking("mae", normalise=True),
     }
     for words, how in said.items():

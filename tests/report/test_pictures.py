@@ -1,4 +1,4 @@
-"""Contact sheets show every picture, each where it belongs, and what a model takes becomes a picture again."""
+"""Contact sheets show every image in its cell, and normalisation is inverted exactly."""
 
 import numpy as np
 import pytest
@@ -9,11 +9,12 @@ from vitrail.data.prepare import prepare
 from vitrail.data.preprocess import Preprocess, imagenet
 from vitrail.data.sources.builtin import fashion
 from vitrail.report.data import contact_sheet, first_of_each
-from vitrail.report.page import page, table, text
+from vitrail.report.markup import text
+from vitrail.report.page import page, table
 from vitrail.report.pictures import GAP, LINE, restored, sheet
 
 
-def test_a_sheet_has_every_picture_in_its_place() -> None:
+def test_a_sheet_has_every_image_in_its_cell() -> None:
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (9, 9, 9), (200, 100, 50)]
     made = np.asarray(sheet([Image.new("RGB", (8, 8), colour) for colour in colours], ["x"] * 5, columns=2, side=40))
     cell = 40 + GAP, 40 + LINE + GAP
@@ -22,16 +23,16 @@ def test_a_sheet_has_every_picture_in_its_place() -> None:
         assert made[middle].tolist() == list(colour)
 
 
-def test_captions_are_cut_to_their_room_and_made_printable() -> None:
+def test_captions_are_truncated_and_printable() -> None:
     grey = [Image.new("L", (8, 8))] * 2
     long = np.asarray(sheet(grey, ["\x1b[31m" + "w" * 500, ""], columns=2, side=64))
     written = (long != long[0, 0]).any(2)[GAP + 64 : GAP + 64 + LINE]
     assert written[:, : GAP + 64].any()
-    assert not written[:, GAP + 64 :].any()  # nothing reaches below the next picture
+    assert not written[:, GAP + 64 :].any()  # nothing reaches below the next image
 
 
 @pytest.mark.parametrize("how", [imagenet((9, 7)), Preprocess((9, 7), mean=(0.4,), std=(0.3,))])
-def test_what_a_model_takes_becomes_the_picture_again(how: Preprocess) -> None:
+def test_a_preprocessed_image_is_denormalised_exactly(how: Preprocess) -> None:
     values = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
     how = Preprocess(how.image, mean=how.mean, std=how.std)
     picture = Image.fromarray(values)
@@ -40,7 +41,7 @@ def test_what_a_model_takes_becomes_the_picture_again(how: Preprocess) -> None:
     assert torch.equal(prepare(back, how), prepare(picture, how))
 
 
-def test_the_contact_sheet_shows_every_class_before_any_twice() -> None:
+def test_the_contact_sheet_shows_every_class_once_before_any_twice() -> None:
     shown = contact_sheet(fashion("test"), most=20)
     assert shown is not None
     assert shown.width == 10 * (128 + GAP) + GAP
@@ -50,7 +51,7 @@ def test_the_contact_sheet_shows_every_class_before_any_twice() -> None:
     assert sorted(labels.tolist()) == labels.tolist()
 
 
-def test_a_page_is_text_and_nothing_else() -> None:
+def test_a_page_escapes_text() -> None:
     made = page("<a> & b", [table(("name", "#n"), [(text("<script>x</script>\x00"), "1")])])
     assert "<script" not in made
     assert "&lt;a&gt; &amp; b" in made

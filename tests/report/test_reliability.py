@@ -1,4 +1,4 @@
-"""The reliability diagram says what its bins say, and the page of a run has it beside the interval of the answer."""
+"""The reliability diagram shows its bins, and a run's report has it with confidence intervals."""
 
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,17 +12,17 @@ from vitrail.report.run import run_page
 from vitrail.train.loop import Machine, fit
 
 
-def test_a_bar_for_every_bin_that_has_pictures() -> None:
+def test_there_is_a_bar_for_every_bin_with_images() -> None:
     labels = torch.arange(40) % 7
     found = reliability(3 * torch.randn(40, 7), labels)
-    drawing = ElementTree.fromstring(diagram("Sure & right", found))
+    drawing = ElementTree.fromstring(diagram("Confidence & accuracy", found))
     bars = drawing.findall(".//rect")
     shown = [title.text or "" for bar in bars for title in bar.findall("title")]
     assert [int(text.split()[0]) for text in shown] == [count for count in found.pictures.tolist() if count]
 
 
-def test_the_page_of_a_run_tells_how_sure_its_answer_is(tmp_path: Path) -> None:
+def test_the_report_of_a_run_has_confidence_intervals(tmp_path: Path) -> None:
     fit(recipe(steps=4), tmp_path / "run", Machine("cpu", 1, 0))
     page = run_page(tmp_path / "run")
-    for words in ("95 % interval", "Reliability", '<th class="number">F1</th>', "Calibration error"):
+    for words in ("95 % interval", "Reliability", '<th class="number">F1</th>', "Expected calibration error"):
         assert words in page

@@ -1,4 +1,4 @@
-"""The page on robustness: whole in itself, a panel a disturbance with a strip of pictures, every number of the table."""
+"""The robustness page is self-contained, with a panel and example images per corruption, and every number of the table."""
 
 import re
 from html.parser import HTMLParser
@@ -13,13 +13,13 @@ from vitrail.report.robust import robust_page
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> dict[str, Stressed]:
+def results(tmp_path: Path) -> dict[str, Stressed]:
     data = pictures(folder(tmp_path, *LABELS[:3], each=6))
     return {"runs/<one>": stress(model(1), data), "two": stress(model(2), data)}
 
 
 class Balanced(HTMLParser):
-    """Every tag that is opened is closed, in order."""
+    """A parser that checks that every tag is closed, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,24 +36,24 @@ class Balanced(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_has_a_panel_a_disturbance_and_all_numbers(found: dict[str, Stressed]) -> None:
-    made = robust_page(found, ["a <note>"])
+def test_the_page_has_a_panel_per_corruption_and_all_numbers(results: dict[str, Stressed]) -> None:
+    made = robust_page(results, ["a <note>"])
     reader = Balanced()
     reader.feed(made)
     assert reader.open == []
     assert made.count("<svg") == 7
     assert made.count("<polyline") == 14
-    assert made.count("data:image/webp;base64,") == 6 * 6 + 2  # shuffled in one way alone
+    assert made.count("data:image/webp;base64,") == 6 * 6 + 2  # shuffling has one severity
     assert not re.search(r'(src|href)="(?!data:)', made)
     assert "runs/<one>" not in made
     assert "a &lt;note&gt;" in made
-    for each in found.values():
+    for each in results.values():
         for name, score in each.scores.items():
             assert f"<td>{score.mean:.1%}</td>" in made or f">{score.mean:.1%}<" in made, name
             assert all(f">{right:.1%}<" in made for right in score.top1)
 
 
-def test_one_model_has_nobody_to_be_compared_with(found: dict[str, Stressed]) -> None:
-    made = robust_page({"one": found["two"]})
-    assert "points more</th>" not in made
+def test_one_model_has_no_comparison(results: dict[str, Stressed]) -> None:
+    made = robust_page({"one": results["two"]})
+    assert "difference in points</th>" not in made
     assert made.count("<polyline") == 7

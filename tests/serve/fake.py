@@ -1,4 +1,4 @@
-"""An engine that sees the colour of a picture, takes its time, and fails on black. Run as a module, a server of it."""
+"""A fake predictor that classifies an image by its colour and fails on black. Run as a module, it is a server."""
 
 import json
 import sys
@@ -19,39 +19,39 @@ from vitrail.serve.settings import Serving
 COLOURS = 512
 
 
-class Fake:
-    """512 classes: three bits of red, green and blue. ``seconds`` are those of a picture."""
+class FakePredictor:
+    """Predict one of 512 classes: three bits each of red, green and blue. ``seconds`` is the compute time per image."""
 
     name, model, sigmoid = "fake", "colours", False
     preprocess = Preprocess((4, 6), squash=True, interpolation="nearest")
     labels = tuple(map(str, range(COLOURS)))
 
-    def __init__(self, seconds: float = 0.0, before: Callable[[ndarray], None] = lambda pictures: None) -> None:
+    def __init__(self, seconds: float = 0.0, before: Callable[[ndarray], None] = lambda images: None) -> None:
         self.seconds, self.before = seconds, before
         self.sizes: list[int] = []
 
-    def logits(self, pictures: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b k"]:
-        self.before(pictures)
-        if len(self.sizes) > 1:  # the first two are to warm up
-            time.sleep(self.seconds * len(pictures))
-        self.sizes.append(len(pictures))
-        if (pictures.reshape(len(pictures), -1).max(axis=1) == 0).any():
+    def logits(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b k"]:
+        self.before(images)
+        if len(self.sizes) > 1:  # the first two calls are warm-up
+            time.sleep(self.seconds * len(images))
+        self.sizes.append(len(images))
+        if (images.reshape(len(images), -1).max(axis=1) == 0).any():
             raise RuntimeError("black")
-        red, green, blue = (pictures[:, 0, 0].astype(np.int64) // 32).T
-        logits = np.zeros((len(pictures), COLOURS), np.float32)
-        logits[np.arange(len(pictures)), 64 * red + 8 * green + blue] = 20.0
+        red, green, blue = (images[:, 0, 0].astype(np.int64) // 32).T
+        logits = np.zeros((len(images), COLOURS), np.float32)
+        logits[np.arange(len(images)), 64 * red + 8 * green + blue] = 20.0
         return logits
 
 
 def coloured(label: int, size: tuple[int, int] = (9, 7), kind: str = "PNG") -> bytes:
-    """A picture whose right answer is this label; 0 is black."""
+    """Return an encoded image of this label's colour; 0 is black."""
     colour = tuple(32 * (label >> shift & 7) for shift in (6, 3, 0))
     return encoded(Image.new("RGB", size, colour), kind)
 
 
-def encoded(picture: Image.Image, kind: str = "PNG") -> bytes:
+def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
     file = BytesIO()
-    picture.save(file, kind)
+    image.save(file, kind)
     return file.getvalue()
 
 
@@ -67,7 +67,7 @@ def main(seconds: float, settings: dict[str, object]) -> None:
         sys.stdout.flush()
 
     with bound("127.0.0.1", 0) as place:
-        clean = listen(lambda: Fake(seconds), Serving(**settings), place, "colours", tell)  # type: ignore[arg-type]
+        clean = listen(lambda: FakePredictor(seconds), Serving(**settings), place, "colours", tell)  # type: ignore[arg-type]
     sys.exit(0 if clean else 1)
 
 

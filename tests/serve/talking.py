@@ -1,4 +1,4 @@
-"""A server in a process of its own, and plain ways to talk to it: what is proved here is proved over a socket."""
+"""A server in its own process, and a plain client for it over real sockets."""
 
 import http.client
 import json
@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 ROOT = Path(__file__).parents[2]
-LONG = 300.0  # seconds that a busy machine may take for anything
+TIMEOUT = 300.0  # seconds that anything may take on a busy machine
 PNG = {"Content-Type": "image/png"}
 
 
@@ -32,7 +32,7 @@ class Answer:
 
     @property
     def label(self) -> str:
-        return self.json["pictures"][0]["label"]
+        return self.json["predictions"][0]["label"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Server:
         headers: dict[str, str] | None = None,
         method: str = "POST",
     ) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
         try:
             connection.request(method, path, body, headers or {}, encode_chunked=isinstance(body, Iterator))
             return _answer(connection.getresponse())
@@ -59,26 +59,26 @@ class Server:
         return self.ask(path, method="GET")
 
     def raw(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=LONG)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT)
 
     def number(self, name: str) -> float:
         found = re.search(rf"^{re.escape(name)} (\S+)$", self.get("/metrics").body.decode(), re.MULTILINE)
         return float(found[1]) if found else 0.0
 
     def until(self, name: str, value: float) -> None:
-        """Wait for a counter; it comes, or the test fails."""
+        """Wait until a metric reaches a value, or fail."""
         wait(lambda: self.number(name) >= value)
 
     def memory(self) -> int:
-        """Bytes that the process has in memory."""
+        """Return the resident memory of the process in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return 1024 * int(re.findall(r"VmRSS:\s+(\d+)", status)[0])
 
 
 def wait(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + LONG
+    end = time.monotonic() + TIMEOUT
     while not true():
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.02)
 
 
@@ -87,7 +87,7 @@ def _answer(response: http.client.HTTPResponse) -> Answer:
 
 
 def answer_of(connection: socket.socket) -> Answer:
-    """What comes back over a plain socket, and not a byte more: another answer may follow."""
+    """Read exactly one response from a socket, since another may follow."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         got = connection.recv(1)
@@ -103,7 +103,7 @@ def answer_of(connection: socket.socket) -> Answer:
 
 @contextmanager
 def started(command: Sequence[str], env: dict[str, str] | None = None) -> Iterator[Server]:
-    """Ready to answer; ended afterwards, whatever happened."""
+    """Start a server and wait until it is ready; it is killed afterwards."""
     full = [sys.executable, "-W", "error", *command]
     process = subprocess.Popen(
         full, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
@@ -117,11 +117,11 @@ def started(command: Sequence[str], env: dict[str, str] | None = None) -> Iterat
         yield Server(process, urlsplit(url).port or 0, url)
     finally:
         process.kill()
-        process.communicate(timeout=LONG)
+        process.communicate(timeout=TIMEOUT)
 
 
 @contextmanager
 def colours(seconds: float = 0.0, **settings: object) -> Iterator[Server]:
-    """A server of the engine that sees colours."""
+    """Start a server of the fake predictor."""
     with started(["-m", "tests.serve.fake", str(seconds), json.dumps(settings)]) as server:
         yield server

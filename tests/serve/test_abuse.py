@@ -1,4 +1,4 @@
-"""Clients that are slow, rude or gone, over sockets, against one server: whatever they do, the next one is answered."""
+"""Slow, malicious or disconnected clients over sockets: whatever they do, the server answers the next one."""
 
 import socket
 import threading
@@ -11,25 +11,25 @@ from tests.serve.fake import coloured, encoded
 from tests.serve.talking import PNG, Answer, Server, answer_of, colours, wait
 
 HEAD = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
-MOST = 200_000
+MAX_BODY_BYTES = 200_000
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with colours(0.3, max_batch=1, max_body=MOST, patience=1.0, queue=30, deadline=60) as server:
+    with colours(0.3, max_batch=1, max_body=MAX_BODY_BYTES, patience=1.0, queue=30, deadline=60) as server:
         yield server
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(server: Server) -> Iterator[None]:
-    """After each of them the server answers, and holds nothing of whoever was there."""
+    """After each test the server still answers, and holds nothing of earlier requests."""
     yield
     assert server.ask("/predict", coloured(77), PNG).label == "77"
-    wait(lambda: not any(server.number(f"vitrail_{name}") for name in ("pictures_inside", "queue_length", "body_bytes")))
+    wait(lambda: not any(server.number(f"vitrail_{name}") for name in ("images_in_flight", "queue_length", "body_bytes")))
 
 
 def closed(connection: socket.socket) -> bool:
-    """After whatever is still to be read."""
+    """Return whether the server closed the connection, after reading the rest."""
     try:
         while connection.recv(4096):
             pass
@@ -38,7 +38,7 @@ def closed(connection: socket.socket) -> bool:
         return True
 
 
-def test_whoever_sends_half_a_picture_and_stops_is_told_and_shown_out(server: Server) -> None:
+def test_a_client_that_stops_halfway_through_an_image_gets_408_and_is_disconnected(server: Server) -> None:
     with server.raw() as connection:
         connection.sendall(HEAD + b"Content-Length: 1000\r\n\r\n" + coloured(3)[:50])
         answer = answer_of(connection)
@@ -47,7 +47,7 @@ def test_whoever_sends_half_a_picture_and_stops_is_told_and_shown_out(server: Se
         assert closed(connection)
 
 
-def test_whoever_sends_half_a_head_or_nothing_is_shown_out(server: Server) -> None:
+def test_a_client_that_sends_half_a_header_or_nothing_is_disconnected(server: Server) -> None:
     for sent in (b"", HEAD):
         with server.raw() as connection:
             connection.sendall(sent)
@@ -67,7 +67,7 @@ def test_a_body_without_a_length_is_cut_off_where_it_is_too_large(server: Server
         reading = threading.Thread(target=lambda: answers.append(answer_of(connection)))
         reading.start()
         try:
-            for _ in range(2000):  # 200 MB, if they let us
+            for _ in range(2000):  # 200 MB, unless refused
                 connection.sendall(b"186a0\r\n" + bytes(100_000) + b"\r\n")
                 if answers:
                     break
@@ -78,20 +78,20 @@ def test_a_body_without_a_length_is_cut_off_where_it_is_too_large(server: Server
     assert server.memory() - before < 50 * 2**20
 
 
-def test_a_chunked_body_of_a_fair_size_is_a_picture_like_any_other(server: Server) -> None:
-    picture = coloured(88)
-    assert server.ask("/predict", iter([picture[:30], picture[30:]]), PNG).label == "88"
+def test_a_chunked_body_within_the_limit_is_accepted(server: Server) -> None:
+    image = coloured(88)
+    assert server.ask("/predict", iter([image[:30], image[30:]]), PNG).label == "88"
 
 
-def test_a_length_that_lies_harms_only_the_liar(server: Server) -> None:
+def test_a_wrong_content_length_affects_only_its_own_connection(server: Server) -> None:
     with server.raw() as connection:
         connection.sendall(HEAD + b"Content-Length: 20\r\n\r\n" + coloured(3))
         assert answer_of(connection).status == 422  # of its first twenty bytes
-        assert answer_of(connection).status == 400  # what follows is no request
+        assert answer_of(connection).status == 400  # the rest is not a request
         assert closed(connection)
 
 
-def test_a_bomb_is_refused_by_its_pixels(server: Server) -> None:
+def test_a_decompression_bomb_is_refused_by_its_pixels(server: Server) -> None:
     bomb = encoded(Image.new("1", (10_000, 10_000)))
     assert len(bomb) < 20_000
     answer = server.ask("/predict", bomb, PNG)
@@ -99,22 +99,22 @@ def test_a_bomb_is_refused_by_its_pixels(server: Server) -> None:
     assert "10000 x 10000 pixels" in answer.json["error"]
 
 
-def test_whoever_leaves_is_forgotten_and_nothing_is_computed_for_them(server: Server) -> None:
-    picture = coloured(5)
-    computed = server.number("vitrail_batch_pictures_sum")
-    left = server.number('vitrail_pictures_total{outcome="left"}')
+def test_images_of_a_disconnected_client_are_dropped_and_not_computed(server: Server) -> None:
+    image = coloured(5)
+    computed = server.number("vitrail_batch_size_sum")
+    left = server.number('vitrail_images_total{outcome="disconnected"}')
     connections = [server.raw() for _ in range(6)]
     for connection in connections:
-        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(picture) + picture)
-    server.until("vitrail_pictures_inside", 4)
+        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(image) + image)
+    server.until("vitrail_images_in_flight", 4)
     for connection in connections:
         connection.close()
-    server.until('vitrail_pictures_total{outcome="left"}', left + 3)
-    wait(lambda: server.number("vitrail_pictures_inside") == 0)
-    assert server.number("vitrail_batch_pictures_sum") - computed <= 3
+    server.until('vitrail_images_total{outcome="disconnected"}', left + 3)
+    wait(lambda: server.number("vitrail_images_in_flight") == 0)
+    assert server.number("vitrail_batch_size_sum") - computed <= 3
 
 
-def test_whoever_talks_nonsense_is_told_so(server: Server) -> None:
+def test_malformed_requests_get_400(server: Server) -> None:
     for nonsense in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"GET\r\n\r\n", b"A" * 100_000):
         with server.raw() as connection:
             connection.sendall(nonsense)
@@ -122,8 +122,8 @@ def test_whoever_talks_nonsense_is_told_so(server: Server) -> None:
             assert closed(connection)
 
 
-def test_one_connection_can_ask_many_times_and_all_at_once(server: Server) -> None:
+def test_one_connection_can_pipeline_several_requests(server: Server) -> None:
     with server.raw() as connection:
-        pictures = [coloured(label) for label in (1, 2, 3)]
-        connection.sendall(b"".join(HEAD + b"Content-Length: %d\r\n\r\n" % len(one) + one for one in pictures))
-        assert [answer_of(connection).label for _ in pictures] == ["1", "2", "3"]
+        images = [coloured(label) for label in (1, 2, 3)]
+        connection.sendall(b"".join(HEAD + b"Content-Length: %d\r\n\r\n" % len(one) + one for one in images))
+        assert [answer_of(connection).label for _ in images] == ["1", "2", "3"]

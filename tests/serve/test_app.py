@@ -1,4 +1,4 @@
-"""Every kind of request and its answer, without a socket."""
+"""Every kind of request and its response, without a socket."""
 
 import io
 import re
@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from tests.serve.fake import Fake, coloured, encoded, form
+from tests.serve.fake import FakePredictor, coloured, encoded, form
 from tests.small import vit
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
@@ -31,8 +31,8 @@ FORM = {"Content-Type": "multipart/form-data; boundary=xXx"}
 
 
 @contextmanager
-def talking(engine: Engine | None = None, **settings: Any) -> Iterator[TestClient]:
-    with TestClient(make_app(lambda: engine or Fake(), Serving(**settings), "runs/colours")) as client:
+def running_app(engine: Engine | None = None, **settings: Any) -> Iterator[TestClient]:
+    with TestClient(make_app(lambda: engine or FakePredictor(), Serving(**settings), "runs/colours")) as client:
         end = time.monotonic() + 60
         while client.get("/readyz").status_code != 200:
             assert time.monotonic() < end
@@ -42,27 +42,27 @@ def talking(engine: Engine | None = None, **settings: Any) -> Iterator[TestClien
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with talking(max_body=50_000, queue=20, max_pixels=100_000) as client:
+    with running_app(max_body=50_000, queue=20, max_pixels=100_000) as client:
         yield client
 
 
-def test_one_picture_as_the_body(client: TestClient) -> None:
+def test_one_image_as_the_body(client: TestClient) -> None:
     answer = client.post("/predict", content=coloured(83), headers=PNG, params={"top": 2})
     assert answer.status_code == 200
-    (picture,) = answer.json()["pictures"]
-    assert answer.json()["model"] == "colours"  # and nothing of where it lies
-    assert picture["file"] == "picture 0"
-    assert picture["label"] == picture["top"][0]["label"] == "83"
-    assert picture["probability"] == pytest.approx(1 / (1 + 511 * np.exp(-20.0)))
-    assert [guess["label"] for guess in picture["top"]] == ["83", "0"]  # of equals, the first
+    (image,) = answer.json()["predictions"]
+    assert answer.json()["model"] == "colours"  # without its path
+    assert image["file"] == "image 0"
+    assert image["label"] == image["top"][0]["label"] == "83"
+    assert image["probability"] == pytest.approx(1 / (1 + 511 * np.exp(-20.0)))
+    assert [entry["label"] for entry in image["top"]] == ["83", "0"]  # ties: the lower index
 
 
-def test_many_in_their_order_with_the_bad_ones_among_them(client: TestClient) -> None:
-    pictures = [("a.png", coloured(7)), ("b.png", b"no picture"), ("c.png", coloured(0)), ("c.png", coloured(300)), ("", b"")]
-    answer = client.post("/predict", content=form(*pictures), headers=FORM)
+def test_many_images_keep_their_order_with_bad_ones_among_them(client: TestClient) -> None:
+    images = [("a.png", coloured(7)), ("b.png", b"no image"), ("c.png", coloured(0)), ("c.png", coloured(300)), ("", b"")]
+    answer = client.post("/predict", content=form(*images), headers=FORM)
     assert answer.status_code == 200
-    rows = answer.json()["pictures"]
-    assert [row["file"] for row in rows] == ["a.png", "b.png", "c.png", "c.png", "picture 4"]
+    rows = answer.json()["predictions"]
+    assert [row["file"] for row in rows] == ["a.png", "b.png", "c.png", "c.png", "image 4"]
     assert [row.get("label") for row in rows] == ["7", None, None, "300", None]
     assert [row.get("status") for row in rows] == [None, 422, 500, None, 422]
     assert "none of JPEG" in rows[1]["error"]
@@ -70,20 +70,20 @@ def test_many_in_their_order_with_the_bad_ones_among_them(client: TestClient) ->
     assert "empty" in rows[4]["error"]
 
 
-def test_a_request_whose_pictures_all_fail_has_the_status_of_the_first(client: TestClient) -> None:
+def test_a_request_whose_images_all_fail_has_the_status_of_the_first(client: TestClient) -> None:
     answer = client.post("/predict", content=form(("x", b"?"), ("y", coloured(0))), headers=FORM)
     assert answer.status_code == 422
-    assert answer.json()["error"] == answer.json()["pictures"][0]["error"]
-    assert [row["status"] for row in answer.json()["pictures"]] == [422, 500]
+    assert answer.json()["error"] == answer.json()["images"][0]["error"]
+    assert [row["status"] for row in answer.json()["images"]] == [422, 500]
 
 
 @pytest.mark.parametrize(
-    ("headers", "content", "status", "said"),
+    ("headers", "content", "status", "message"),
     [
-        (PNG, b"", 400, "no picture"),
-        ({}, b"", 400, "no picture"),
-        (FORM, form(), 400, "no picture"),
-        (FORM, form(("a", b"x"), field="note").replace(b'; filename="a"', b""), 400, "no picture"),
+        (PNG, b"", 400, "no image"),
+        ({}, b"", 400, "no image"),
+        (FORM, form(), 400, "no image"),
+        (FORM, form(("a", b"x"), field="note").replace(b'; filename="a"', b""), 400, "no image"),
         (FORM, b"", 400, "last boundary"),
         (FORM, form(("a", coloured(3)))[:-9], 400, "last boundary"),
         (FORM, b"--yYy\r\nnonsense", 400, "cannot be read"),
@@ -95,52 +95,52 @@ def test_a_request_whose_pictures_all_fail_has_the_status_of_the_first(client: T
         ({"Content-Type": "image/"}, coloured(3), 415, "image/"),
         ({**PNG, "Content-Encoding": "gzip"}, coloured(3), 415, "Content-Encoding"),
         (PNG, bytes(50_001), 413, "50,000 bytes"),
-        (FORM, form(*[("a", coloured(3))] * 21), 413, "20 pictures"),
+        (FORM, form(*[("a", coloured(3))] * 21), 413, "20 images"),
         (PNG, b"<html>", 422, "none of JPEG"),
-        (PNG, encoded(Image.effect_noise((40, 30), 50.0))[:300], 422, "no picture that can be read"),
+        (PNG, encoded(Image.effect_noise((40, 30), 50.0))[:300], 422, "cannot be decoded"),
         (PNG, coloured(3, (400, 251)), 422, "400 x 251 pixels"),
         (PNG, encoded(Image.new("1", (20000, 20000))), 422, "pixels"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_answered_says_why_in_one_sentence(
-    client: TestClient, headers: dict[str, str], content: bytes, status: int, said: str
+def test_an_invalid_request_gets_one_sentence_that_says_why(
+    client: TestClient, headers: dict[str, str], content: bytes, status: int, message: str
 ) -> None:
     answer = client.post("/predict", content=content, headers=headers)
     assert answer.status_code == status
-    assert said in answer.json()["error"]
+    assert message in answer.json()["error"]
     assert "\n" not in answer.json()["error"]
 
 
-def test_a_name_is_a_word_and_never_a_path(client: TestClient) -> None:
+def test_a_file_name_is_echoed_and_never_used_as_a_path(client: TestClient) -> None:
     names = ["../../etc/passwd", "/etc/passwd", "a\x00b\x1b[31m.png", "<script>", "ünï.png", "x" * 500]
-    rows = client.post("/predict", content=form(*((name, coloured(5)) for name in names)), headers=FORM).json()["pictures"]
+    rows = client.post("/predict", content=form(*((name, coloured(5)) for name in names)), headers=FORM).json()["predictions"]
     assert [row["label"] for row in rows] == ["5"] * 6
-    said = [row["file"] for row in rows]
-    assert said[:2] == names[:2]
-    assert said[2] == "a?b?[31m.png"
-    assert said[3:5] == names[3:5]
-    assert said[5] == "x" * 200
+    message = [row["file"] for row in rows]
+    assert message[:2] == names[:2]
+    assert message[2] == "a?b?[31m.png"
+    assert message[3:5] == names[3:5]
+    assert message[5] == "x" * 200
 
 
 def test_parameters_and_paths_are_checked(client: TestClient) -> None:
-    for path, said in (("/predict?top=0", "top"), ("/predict?top=x", "top"), ("/explain?method=magic", "rollout")):
+    for path, message in (("/predict?top=0", "top"), ("/predict?top=x", "top"), ("/explain?method=magic", "rollout")):
         answer = client.post(path, content=coloured(3), headers=PNG)
         assert answer.status_code in (422, 501)
-        assert said in answer.json()["error"]
+        assert message in answer.json()["error"]
     assert client.get("/nowhere").status_code == 404
     wrong = client.get("/predict")
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
     assert set(wrong.json()) == {"error"}
 
 
-def test_an_engine_without_a_torch_model_explains_nothing(client: TestClient) -> None:
+def test_an_engine_without_a_torch_model_cannot_explain(client: TestClient) -> None:
     answer = client.post("/explain", content=coloured(3), headers=PNG)
     assert answer.status_code == 501
-    assert answer.json()["error"].startswith("fake keeps nothing")
+    assert answer.json()["error"].startswith("fake cannot compute saliency maps")
 
 
-def test_the_counters_are_right_and_read_as_prometheus_reads_them() -> None:
-    with talking() as client:
+def test_the_metrics_are_right_and_valid_prometheus_text() -> None:
+    with running_app() as client:
         client.post("/predict", content=form(("a", coloured(7)), ("b", b"?"), ("c", coloured(0))), headers=FORM)
         client.post("/predict", content=b"?", headers=PNG)
         client.get("/somewhere/else")
@@ -152,27 +152,27 @@ def test_the_counters_are_right_and_read_as_prometheus_reads_them() -> None:
     assert values['vitrail_requests_total{path="/predict",status="200"}'] == "1"
     assert values['vitrail_requests_total{path="/predict",status="422"}'] == "1"
     assert values['vitrail_requests_total{path="other",status="404"}'] == "1"
-    assert values['vitrail_pictures_total{outcome="answered"}'] == "1"
-    assert values['vitrail_pictures_total{outcome="broken"}'] == "2"
-    assert values['vitrail_pictures_total{outcome="failed"}'] == "1"
-    assert values["vitrail_pictures_inside"] == values["vitrail_body_bytes"] == values["vitrail_queue_length"] == "0"
+    assert values['vitrail_images_total{outcome="predicted"}'] == "1"
+    assert values['vitrail_images_total{outcome="invalid"}'] == "2"
+    assert values['vitrail_images_total{outcome="failed"}'] == "1"
+    assert values["vitrail_images_in_flight"] == values["vitrail_body_bytes"] == values["vitrail_queue_length"] == "0"
     assert values["vitrail_ready"] == "1"
-    buckets = [int(value) for name, value in values.items() if name.startswith("vitrail_batch_pictures_bucket")]
+    buckets = [int(value) for name, value in values.items() if name.startswith("vitrail_batch_size_bucket")]
     assert buckets == sorted(buckets)
-    assert buckets[-1] == int(values["vitrail_batch_pictures_count"])
-    assert float(values["vitrail_batch_pictures_sum"]) == 2  # the two that could be decoded
+    assert buckets[-1] == int(values["vitrail_batch_size_count"])
+    assert float(values["vitrail_batch_size_sum"]) == 2  # the two that could be decoded
 
 
-def test_a_token_is_asked_for_where_there_is_work_or_something_to_see() -> None:
-    with talking(token="sesame") as client:
+def test_a_token_is_required_for_images_and_metrics() -> None:
+    with running_app(token="sesame") as client:
         for path, method in (("/predict", "POST"), ("/explain", "POST"), ("/metrics", "GET")):
-            for given in (
+            for headers in (
                 {},
                 {"Authorization": "Bearer sesam"},
                 {"Authorization": "Basic sesame"},
                 {"Authorization": "Bearer"},
             ):
-                answer = client.request(method, path, headers=given)
+                answer = client.request(method, path, headers=headers)
                 assert answer.status_code == 401
                 assert answer.headers["www-authenticate"].startswith("Bearer")
         for path in ("/healthz", "/readyz", "/", "/docs", "/openapi.json"):
@@ -193,27 +193,27 @@ def test_the_pages_fetch_nothing_from_outside(client: TestClient) -> None:
     assert all(path in client.get("/docs").text for path in client.get("/openapi.json").json()["paths"])
 
 
-def test_the_pages_tell_what_can_be_asked_for_and_not_where_the_model_lies(client: TestClient) -> None:
+def test_the_pages_list_the_methods_and_hide_the_path_of_the_model(client: TestClient) -> None:
     assert ", ".join(METHODS) in client.get("/docs").text
     assert "``" not in client.get("/docs").text
     assert "Authorization" not in client.get("/").text.split("<pre>")[1].split("</pre>")[0]
-    engine = Fake()
+    engine = FakePredictor()
     engine.model = "/home/somebody/runs/colours"
-    with talking(engine) as other:
+    with running_app(engine) as other:
         assert "<p>colours: 512 classes" in other.get("/").text
         assert "somebody" not in other.get("/").text
-    with talking(token="sesame") as guarded:
+    with running_app(token="sesame") as guarded:
         assert guarded.get("/").text.count('curl -H "Authorization: Bearer TOKEN"') == 2
 
 
-def test_while_it_loads_it_is_alive_and_not_ready() -> None:
+def test_while_loading_the_server_is_alive_and_not_ready() -> None:
     loaded = Event()
 
-    def slowly() -> Fake:
+    def load_slowly() -> FakePredictor:
         assert loaded.wait(60)
-        return Fake()
+        return FakePredictor()
 
-    with TestClient(make_app(slowly)) as client:
+    with TestClient(make_app(load_slowly)) as client:
         assert client.get("/healthz").status_code == 200
         for answer in (client.get("/readyz"), client.post("/predict", content=coloured(3), headers=PNG)):
             assert answer.status_code == 503
@@ -233,38 +233,38 @@ def noise(seed: int, size: tuple[int, int] = (23, 31)) -> bytes:
     return encoded(Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)))
 
 
-@pytest.mark.parametrize("pool", ["cls", "gap"])  # the second one's classes are each on its own
-def test_answers_are_those_of_predict_whoever_is_in_the_batch(pool: str) -> None:
-    engine, pictures = torch_engine(pool=pool), [noise(seed) for seed in range(7)]
-    expected = predict(engine.module, pictures, top=3)
-    with talking(engine, max_batch=3) as client:
-        together = client.post("/predict?top=3", content=form(*((str(n), one) for n, one in enumerate(pictures))), headers=FORM)
-        alone = [client.post("/predict?top=3", content=one, headers=PNG).json()["pictures"][0] for one in pictures]
-    for wanted, *rows in zip(expected, together.json()["pictures"], alone, strict=True):
+@pytest.mark.parametrize("pool", ["cls", "gap"])  # the second has a sigmoid loss
+def test_predictions_equal_those_of_predict_whatever_the_batch(pool: str) -> None:
+    engine, images = torch_engine(pool=pool), [noise(seed) for seed in range(7)]
+    expected = predict(engine.module, images, top=3)
+    with running_app(engine, max_batch=3) as client:
+        together = client.post("/predict?top=3", content=form(*((str(n), one) for n, one in enumerate(images))), headers=FORM)
+        alone = [client.post("/predict?top=3", content=one, headers=PNG).json()["predictions"][0] for one in images]
+    for expected_row, *rows in zip(expected, together.json()["predictions"], alone, strict=True):
         for row in rows:
-            assert [guess["label"] for guess in row["top"]] == [guess.label for guess in wanted.top]
-            assert [guess["probability"] for guess in row["top"]] == pytest.approx(
-                [one.probability for one in wanted.top], abs=1e-5
+            assert [entry["label"] for entry in row["top"]] == [entry.label for entry in expected_row.top]
+            assert [entry["probability"] for entry in row["top"]] == pytest.approx(
+                [one.probability for one in expected_row.top], abs=1e-5
             )
 
 
-def test_a_map_is_that_of_explain_and_can_be_drawn() -> None:
+def test_a_saliency_map_equals_that_of_explain_and_can_be_drawn() -> None:
     engine = torch_engine()
-    picture = noise(3, (12, 15))
-    images = (np.asarray(Image.open(io.BytesIO(picture))) / 255 - (0.5, 0.4, 0.3)) / (0.2, 0.3, 0.4)
+    image = noise(3, (12, 15))
+    images = (np.asarray(Image.open(io.BytesIO(image))) / 255 - (0.5, 0.4, 0.3)) / (0.2, 0.3, 0.4)
     engine.preprocess = engine.module.preprocess = Preprocess((12, 15), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
-    seen = torch.from_numpy(images).float().permute(2, 0, 1)[None]
-    with talking(engine) as client:
-        rows = client.post("/explain", content=form(("x", picture), ("y", b"?")), headers=FORM).json()["pictures"]
-        named = client.post("/explain?method=relevance&class=d", content=picture, headers=PNG).json()["pictures"][0]
-        numbered = client.post("/explain?method=relevance&class=3", content=picture, headers=PNG).json()["pictures"][0]
-        unknown = client.post("/explain?class=f", content=picture, headers=PNG)
-        drawn = client.post("/explain", content=picture, headers={**PNG, "Accept": "image/png"})
+    inputs = torch.from_numpy(images).float().permute(2, 0, 1)[None]
+    with running_app(engine) as client:
+        rows = client.post("/explain", content=form(("x", image), ("y", b"?")), headers=FORM).json()["explanations"]
+        named = client.post("/explain?method=relevance&class=d", content=image, headers=PNG).json()["explanations"][0]
+        numbered = client.post("/explain?method=relevance&class=3", content=image, headers=PNG).json()["explanations"][0]
+        unknown = client.post("/explain?class=f", content=image, headers=PNG)
+        drawn = client.post("/explain", content=image, headers={**PNG, "Accept": "image/png"})
         broken = client.post("/explain", content=b"?", headers={**PNG, "Accept": "image/png"})
-    assert np.allclose(rows[0]["map"], saliency(engine.module, seen, "rollout")[0].numpy(), atol=1e-5)
+    assert np.allclose(rows[0]["map"], saliency(engine.module, inputs, "rollout")[0].numpy(), atol=1e-5)
     assert rows[1]["status"] == broken.status_code == 422
     assert rows[0]["explained"] == rows[0]["label"]
-    relevance = saliency(engine.module, seen, "relevance", torch.tensor([3]))[0].detach().numpy()
+    relevance = saliency(engine.module, inputs, "relevance", torch.tensor([3]))[0].detach().numpy()
     assert np.allclose(named["map"], relevance, atol=1e-5)
     assert (named["explained"], numbered["map"]) == ("d", named["map"])
     assert unknown.status_code == 422
@@ -276,8 +276,8 @@ def test_a_map_is_that_of_explain_and_can_be_drawn() -> None:
 def test_a_model_without_patches_cannot_be_explained() -> None:
     model = build(ResNetConfig(stages=(1,), width=32, image=(32, 32), classes=3))
     model.preprocess, model.labels = Preprocess((32, 32)), None
-    with talking(TorchEngine(model, "resnet"), max_batch=2) as client:
-        assert client.post("/predict", content=coloured(3), headers=PNG).json()["pictures"][0]["label"] in ("0", "1", "2")
+    with running_app(TorchEngine(model, "resnet"), max_batch=2) as client:
+        assert client.post("/predict", content=coloured(3), headers=PNG).json()["predictions"][0]["label"] in ("0", "1", "2")
         answer = client.post("/explain", content=coloured(3), headers=PNG)
         assert answer.status_code == 501
         assert set(answer.json()) >= {"error"}
@@ -295,7 +295,7 @@ def test_a_model_without_patches_cannot_be_explained() -> None:
         ("token", " "),
     ],
 )
-def test_settings_that_make_no_server_are_refused_with_what_would(setting: str, value: object) -> None:
+def test_an_invalid_configuration_is_refused_with_a_remedy(setting: str, value: object) -> None:
     with pytest.raises(VitrailError, match=setting) as refused:
         Serving(**{setting: value})  # type: ignore[arg-type]
     assert "try" in str(refused.value)

@@ -1,4 +1,4 @@
-"""What the batcher promises, with an engine whose every step the test decides."""
+"""Guarantees of the batcher, with a predictor whose every step the test controls."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 from numpy import ndarray
 
-from tests.serve.fake import Fake, coloured
+from tests.serve.fake import FakePredictor, coloured
 from vitrail.serve.batcher import Batcher, Visit
 from vitrail.serve.metrics import Metrics
 from vitrail.serve.settings import Serving
 from vitrail.serve.trouble import Trouble
 
-LONG = 300.0
+TIMEOUT = 300.0
 
 
 @asynccontextmanager
-async def house(engine: Fake, **settings: Any) -> AsyncIterator[Batcher]:
+async def running_batcher(engine: FakePredictor, **settings: Any) -> AsyncIterator[Batcher]:
     batcher, opened = Batcher(lambda: engine, Serving(**settings), Metrics()), asyncio.Event()
     batcher.start(opened.set)
-    await asyncio.wait_for(opened.wait(), LONG)
+    await asyncio.wait_for(opened.wait(), TIMEOUT)
     assert batcher.error is None
     engine.sizes.clear()
     try:
@@ -32,10 +32,10 @@ async def house(engine: Fake, **settings: Any) -> AsyncIterator[Batcher]:
         await asyncio.to_thread(batcher.close)
 
 
-def enter(batcher: Batcher, *labels: int) -> list[Visit]:
-    pictures = [coloured(label) for label in labels]
-    batcher.hold(sum(map(len, pictures)))
-    return batcher.enter(pictures)
+def submit(batcher: Batcher, *labels: int) -> list[Visit]:
+    images = [coloured(label) for label in labels]
+    batcher.hold(sum(map(len, images)))
+    return batcher.enter(images)
 
 
 def label(outcome: Any) -> int:
@@ -44,15 +44,15 @@ def label(outcome: Any) -> int:
 
 
 class Gate:
-    """The engine stands still from when it takes a white picture until the test opens the gate."""
+    """Block the predictor on a white image until the test opens the gate."""
 
     def __init__(self) -> None:
         self.reached, self.open = Event(), Event()
 
-    def __call__(self, pictures: ndarray) -> None:
-        if (pictures[:, 0, 0].min(axis=1) >= 224).any():
+    def __call__(self, images: ndarray) -> None:
+        if (images[:, 0, 0].min(axis=1) >= 224).any():
             self.reached.set()
-            assert self.open.wait(LONG)
+            assert self.open.wait(TIMEOUT)
 
 
 WHITE = 511
@@ -60,10 +60,10 @@ WHITE = 511
 
 @dataclass
 class Busy:
-    """A house whose engine stands still over the first picture."""
+    """A batcher whose predictor is blocked on the first image."""
 
     batcher: Batcher
-    engine: Fake
+    engine: FakePredictor
     first: list[Visit]
     open: Callable[[], None]
 
@@ -71,75 +71,77 @@ class Busy:
 @asynccontextmanager
 async def busy(**settings: Any) -> AsyncIterator[Busy]:
     gate = Gate()
-    engine = Fake(before=gate)
-    async with house(engine, **settings) as batcher:
-        first = enter(batcher, WHITE)
-        await asyncio.to_thread(gate.reached.wait, LONG)
+    engine = FakePredictor(before=gate)
+    async with running_batcher(engine, **settings) as batcher:
+        first = submit(batcher, WHITE)
+        await asyncio.to_thread(gate.reached.wait, TIMEOUT)
         yield Busy(batcher, engine, first, gate.open.set)
 
 
-def test_answers_come_in_order_and_each_is_its_own() -> None:
+def test_results_come_in_order_and_belong_to_their_images() -> None:
     async def run() -> None:
-        async with house(Fake(), max_batch=5, queue=512) as batcher:
-            visits = [enter(batcher, *range(first, first + 3)) for first in range(1, 301, 3)]
-            for number, some in enumerate(visits):
-                assert [label(one) for one in await batcher.answered(some)] == [3 * number + place for place in (1, 2, 3)]
+        async with running_batcher(FakePredictor(), max_batch=5, queue=512) as batcher:
+            visits = [submit(batcher, *range(first, first + 3)) for first in range(1, 301, 3)]
+            for number, group in enumerate(visits):
+                assert [label(one) for one in await batcher.answered(group)] == [3 * number + index for index in (1, 2, 3)]
             assert (batcher.inside, batcher.coming, batcher.bytes, batcher.waiting) == (0, 0, 0, 0)
 
     asyncio.run(run())
 
 
-def test_those_who_wait_while_a_batch_is_computed_are_the_next_batch() -> None:
+def test_images_that_wait_during_a_batch_form_the_next_batch() -> None:
     async def run() -> None:
-        async with busy(max_batch=4, max_delay=10.0) as there:  # the first alone, and at once: nobody else was on the way
-            others = enter(there.batcher, *range(1, 8))
-            await until(lambda: there.batcher.waiting == 7)
-            there.open()
-            assert [label(one) for one in await there.batcher.answered(there.first + others)] == [WHITE, *range(1, 8)]
-            assert there.engine.sizes == [1, 4, 3]
+        async with busy(
+            max_batch=4, max_delay=10.0
+        ) as context:  # the first alone, and at once: no other image is being decoded
+            others = submit(context.batcher, *range(1, 8))
+            await until(lambda: context.batcher.waiting == 7)
+            context.open()
+            assert [label(one) for one in await context.batcher.answered(context.first + others)] == [WHITE, *range(1, 8)]
+            assert context.engine.sizes == [1, 4, 3]
 
     asyncio.run(run())
 
 
-def test_one_bad_picture_fails_alone_and_says_why() -> None:
+def test_a_bad_image_fails_alone_and_says_why() -> None:
     async def run() -> None:
-        async with busy(max_batch=8) as there:
+        async with busy(max_batch=8) as context:
             black, broken = 0, [b"GIF89a but not really"]
-            there.batcher.hold(len(broken[0]))
-            others = enter(there.batcher, 3, black, 5) + there.batcher.enter(broken)
-            await until(lambda: there.batcher.coming == 0)
-            there.open()
-            outcomes = await there.batcher.answered(there.first + others)
-            assert [label(outcomes[place]) for place in (0, 1, 3)] == [WHITE, 3, 5]
+            context.batcher.hold(len(broken[0]))
+            others = submit(context.batcher, 3, black, 5) + context.batcher.enter(broken)
+            await until(lambda: context.batcher.coming == 0)
+            context.open()
+            outcomes = await context.batcher.answered(context.first + others)
+            assert [label(outcomes[index]) for index in (0, 1, 3)] == [WHITE, 3, 5]
             assert isinstance(outcomes[2], Trouble)
             assert (outcomes[2].status, outcomes[2].reason) == (500, "failed")
             assert isinstance(outcomes[4], Trouble)
-            assert (outcomes[4].status, outcomes[4].reason) == (422, "broken")
+            assert (outcomes[4].status, outcomes[4].reason) == (422, "invalid")
 
     asyncio.run(run())
 
 
-def test_the_house_has_room_for_so_many_and_refuses_all_of_a_request_or_none() -> None:
+def test_the_queue_is_bounded_and_refuses_all_of_a_request_or_none() -> None:
     async def run() -> None:
-        async with busy(max_batch=2, queue=5) as there:
-            others = enter(there.batcher, 1, 2, 3)
+        async with busy(max_batch=2, queue=5) as context:
+            others = submit(context.batcher, 1, 2, 3)
             with pytest.raises(Trouble) as refused:
-                there.batcher.enter([coloured(4), coloured(5)])
+                context.batcher.enter([coloured(4), coloured(5)])
             assert (refused.value.status, refused.value.reason) == (503, "full")
-            others += enter(there.batcher, 6)
-            there.open()
-            assert [label(one) for one in await there.batcher.answered(there.first + others)] == [WHITE, 1, 2, 3, 6]
-            assert [label(one) for one in await there.batcher.answered(enter(there.batcher, 4, 5))] == [4, 5]
+            others += submit(context.batcher, 6)
+            context.open()
+            assert [label(one) for one in await context.batcher.answered(context.first + others)] == [WHITE, 1, 2, 3, 6]
+            assert [label(one) for one in await context.batcher.answered(submit(context.batcher, 4, 5))] == [4, 5]
 
     asyncio.run(run())
 
 
-def test_who_would_be_late_by_the_pace_of_late_is_refused_at_once_unless_the_house_is_empty() -> None:
+def test_an_image_that_would_miss_its_deadline_at_the_recent_throughput_is_refused_unless_the_queue_is_empty() -> None:
     async def run() -> None:
         gate = Gate()
-        async with house(Fake(before=gate), max_batch=1, queue=99, deadline=30.0) as batcher:
+        async with running_batcher(FakePredictor(before=gate), max_batch=1, queue=99, deadline=30.0) as batcher:
             batcher.pace = 20.0
-            first = enter(batcher, WHITE)
+            first = submit(batcher, WHITE)
             with pytest.raises(Trouble) as refused:
                 batcher.check()
             assert refused.value.status == 503
@@ -151,42 +153,42 @@ def test_who_would_be_late_by_the_pace_of_late_is_refused_at_once_unless_the_hou
     asyncio.run(run())
 
 
-def test_the_late_are_told_so_and_never_computed() -> None:
+def test_expired_images_fail_and_are_never_computed() -> None:
     async def run() -> None:
-        async with busy(max_batch=1, deadline=0.3) as there:
-            there.batcher.pace = 0.0
-            (outcome,) = await there.batcher.answered(enter(there.batcher, 7))
+        async with busy(max_batch=1, deadline=0.3) as context:
+            context.batcher.pace = 0.0
+            (outcome,) = await context.batcher.answered(submit(context.batcher, 7))
             assert isinstance(outcome, Trouble)
             assert outcome.status == 504
-            there.open()
-            await asyncio.wait([there.first[0].future])
-            await until(lambda: there.batcher.inside == 0)
-            assert there.engine.sizes == [1]
+            context.open()
+            await asyncio.wait([context.first[0].future])
+            await until(lambda: context.batcher.inside == 0)
+            assert context.engine.sizes == [1]
 
     asyncio.run(run())
 
 
-def test_the_pictures_of_a_client_who_left_are_never_computed() -> None:
+def test_images_of_a_disconnected_client_are_never_computed() -> None:
     async def run() -> None:
-        async with busy(max_batch=1) as there:
-            for visit in enter(there.batcher, 1, 2):
+        async with busy(max_batch=1) as context:
+            for visit in submit(context.batcher, 1, 2):
                 visit.future.cancel()
-            last = enter(there.batcher, 3)
-            there.open()
-            assert [label(one) for one in await there.batcher.answered(there.first + last)] == [WHITE, 3]
-            await until(lambda: there.batcher.inside == 0)
-            assert there.engine.sizes == [1, 1]
+            last = submit(context.batcher, 3)
+            context.open()
+            assert [label(one) for one in await context.batcher.answered(context.first + last)] == [WHITE, 3]
+            await until(lambda: context.batcher.inside == 0)
+            assert context.engine.sizes == [1, 1]
 
     asyncio.run(run())
 
 
-def test_closing_computes_what_is_in_the_house_and_lets_nobody_in() -> None:
+def test_closing_computes_the_images_in_flight_and_accepts_no_more() -> None:
     async def run() -> None:
         gate = Gate()
-        async with house(Fake(before=gate), max_batch=2) as batcher:
-            visits = enter(batcher, WHITE, 1, 2, 3)
-            await asyncio.to_thread(gate.reached.wait, LONG)
-            closed = asyncio.ensure_future(asyncio.to_thread(batcher.close, LONG))
+        async with running_batcher(FakePredictor(before=gate), max_batch=2) as batcher:
+            visits = submit(batcher, WHITE, 1, 2, 3)
+            await asyncio.to_thread(gate.reached.wait, TIMEOUT)
+            closed = asyncio.ensure_future(asyncio.to_thread(batcher.close, TIMEOUT))
             await until(lambda: batcher.closing)
             with pytest.raises(Trouble, match="draining"):
                 batcher.check()
@@ -197,9 +199,9 @@ def test_closing_computes_what_is_in_the_house_and_lets_nobody_in() -> None:
     asyncio.run(run())
 
 
-def test_bodies_have_so_much_memory_together() -> None:
+def test_request_bodies_share_a_bounded_memory() -> None:
     async def run() -> None:
-        async with house(Fake(), max_body=100) as batcher:
+        async with running_batcher(FakePredictor(), max_body=100) as batcher:
             batcher.hold(790)
             with pytest.raises(Trouble) as refused:
                 batcher.hold(11)
@@ -210,14 +212,14 @@ def test_bodies_have_so_much_memory_together() -> None:
     asyncio.run(run())
 
 
-def test_an_engine_that_cannot_be_opened_is_told_and_lets_nobody_in() -> None:
-    def broken() -> Fake:
+def test_a_predictor_that_fails_to_load_is_reported_and_nothing_is_accepted() -> None:
+    def broken() -> FakePredictor:
         raise OSError("no such model")
 
     async def run() -> None:
         batcher, opened = Batcher(broken, Serving(), Metrics()), asyncio.Event()
         batcher.start(opened.set)
-        await asyncio.wait_for(opened.wait(), LONG)
+        await asyncio.wait_for(opened.wait(), TIMEOUT)
         assert str(batcher.error) == "no such model"
         with pytest.raises(Trouble, match="loading"):
             batcher.check()
@@ -226,18 +228,18 @@ def test_an_engine_that_cannot_be_opened_is_told_and_lets_nobody_in() -> None:
     asyncio.run(run())
 
 
-def test_a_job_sees_one_picture_alone() -> None:
+def test_a_job_gets_one_image_at_a_time() -> None:
     async def run() -> None:
-        async with house(Fake()) as batcher:
-            pictures = [coloured(9), coloured(18)]
-            batcher.hold(sum(map(len, pictures)))
-            visits = batcher.enter(pictures, lambda engine, pixels: (engine.name, *pixels.shape))
+        async with running_batcher(FakePredictor()) as batcher:
+            images = [coloured(9), coloured(18)]
+            batcher.hold(sum(map(len, images)))
+            visits = batcher.enter(images, lambda engine, pixels: (engine.name, *pixels.shape))
             assert await batcher.answered(visits) == [("fake", 4, 6, 3)] * 2
 
     asyncio.run(run())
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LONG):
+    async with asyncio.timeout(TIMEOUT):
         while not true():
             await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Several times as many clients as there is room for, over sockets: the surplus is told at once, nobody else suffers."""
+"""More clients than the queue holds, over sockets: the surplus is refused at once, and nobody else is affected."""
 
 import asyncio
 import json
@@ -7,63 +7,63 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tests.serve.fake import coloured
-from tests.serve.talking import LONG, Server, colours
+from tests.serve.talking import TIMEOUT, Server, colours
 
-CLIENTS, EACH, ROOM, DEADLINE = 60, 6, 12, 20.0
+CLIENTS, REQUESTS_PER_CLIENT, MAX_QUEUE, DEADLINE = 60, 6, 12, 20.0
 
 
 @dataclass(frozen=True)
-class Told:
+class Response:
     status: int
     label: str | None
-    wanted: int
+    expected: int
     retry: str | None
     seconds: float
 
 
-async def one(port: int, wanted: int, picture: bytes) -> Told:
+async def one(port: int, expected: int, image: bytes) -> Response:
     start = time.monotonic()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        head = f"POST /predict?top=1 HTTP/1.1\r\nHost: x\r\nContent-Type: image/bmp\r\nContent-Length: {len(picture)}\r\n\r\n"
-        writer.write(head.encode() + picture)
+        head = f"POST /predict?top=1 HTTP/1.1\r\nHost: x\r\nContent-Type: image/bmp\r\nContent-Length: {len(image)}\r\n\r\n"
+        writer.write(head.encode() + image)
         lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
         headers = dict(line.split(": ", 1) for line in lines[1:] if line)
         body = json.loads(await reader.readexactly(int(headers["content-length"])))
     finally:
         writer.transport.abort()
-    label = body["pictures"][0]["label"] if "pictures" in body and "label" in body["pictures"][0] else None
-    return Told(int(lines[0].split()[1]), label, wanted, headers.get("retry-after"), time.monotonic() - start)
+    label = body["predictions"][0]["label"] if "predictions" in body and "label" in body["predictions"][0] else None
+    return Response(int(lines[0].split()[1]), label, expected, headers.get("retry-after"), time.monotonic() - start)
 
 
-async def flood(port: int, size: tuple[int, int]) -> list[Told]:
-    async def client(number: int) -> list[Told]:
-        labels = [1 + (number * EACH + place) % 511 for place in range(EACH)]
+async def flood(port: int, size: tuple[int, int]) -> list[Response]:
+    async def client(number: int) -> list[Response]:
+        labels = [1 + (number * REQUESTS_PER_CLIENT + index) % 511 for index in range(REQUESTS_PER_CLIENT)]
         return [await one(port, label, coloured(label, size, "BMP")) for label in labels]
 
-    async with asyncio.timeout(LONG):
-        return [told for some in await asyncio.gather(*map(client, range(CLIENTS))) for told in some]
+    async with asyncio.timeout(TIMEOUT):
+        return [response for several in await asyncio.gather(*map(client, range(CLIENTS))) for response in several]
 
 
 def settled(server: Server) -> bool:
-    return not any(server.number(f"vitrail_{name}") for name in ("pictures_inside", "queue_length", "body_bytes"))
+    return not any(server.number(f"vitrail_{name}") for name in ("images_in_flight", "queue_length", "body_bytes"))
 
 
-def test_a_flood_is_refused_at_once_and_what_is_accepted_is_answered_in_time_and_never_mixed_up() -> None:
-    with colours(0.004, max_batch=4, queue=ROOM, deadline=DEADLINE) as server:
+def test_under_overload_the_surplus_is_refused_at_once_and_accepted_requests_are_answered_in_time_and_never_mixed_up() -> None:
+    with colours(0.004, max_batch=4, queue=MAX_QUEUE, deadline=DEADLINE) as server:
         asyncio.run(flood(server.port, (300, 200)))
-        before, answered = server.memory(), server.number('vitrail_requests_total{path="/predict",status="200"}')
-        told = [one for _ in range(2) for one in asyncio.run(flood(server.port, (700, 500)))]  # 700 MB, were they kept
-        statuses = Counter(one.status for one in told)
+        before, predicted_before = server.memory(), server.number('vitrail_requests_total{path="/predict",status="200"}')
+        responses = [one for _ in range(2) for one in asyncio.run(flood(server.port, (700, 500)))]  # 700 MB, if all were kept
+        statuses = Counter(one.status for one in responses)
         assert set(statuses) == {200, 503}
-        assert sum(statuses.values()) == 2 * CLIENTS * EACH
-        for one in told:
+        assert sum(statuses.values()) == 2 * CLIENTS * REQUESTS_PER_CLIENT
+        for one in responses:
             if one.status == 200:
-                assert one.label == str(one.wanted)
-                assert one.seconds < DEADLINE + LONG / 2  # its sending included, on a machine that is busy otherwise
+                assert one.label == str(one.expected)
+                assert one.seconds < DEADLINE + TIMEOUT / 2  # including the upload, on a busy machine
             else:
                 assert int(one.retry or 0) >= 1
-        assert server.number('vitrail_requests_total{path="/predict",status="200"}') - answered == statuses[200]
+        assert server.number('vitrail_requests_total{path="/predict",status="200"}') - predicted_before == statuses[200]
         assert settled(server)
-        assert server.memory() - before < 120 * 2**20  # what a dozen of them take, and what the allocator keeps
+        assert server.memory() - before < 120 * 2**20  # a dozen images, and what the allocator keeps
         assert server.ask("/predict", coloured(9), {"Content-Type": "image/png"}).label == "9"

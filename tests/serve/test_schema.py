@@ -1,4 +1,4 @@
-"""What the OpenAPI page says, holds for whatever a machine can think of to send."""
+"""Generated requests: every response is as the OpenAPI schema documents it."""
 
 import time
 from typing import Any
@@ -26,8 +26,8 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", app)
 
 @schema.parametrize()
 @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
-def test_every_answer_is_one_that_is_documented(case: "schemathesis.Case[Any]") -> None:
-    """Random bytes are no pictures, so to be refused is right; all else is checked: status, type, shape, no server error."""
-    while app.state.house.batcher.engine is None:  # 503 until then, which is right but no news
+def test_every_response_is_documented(case: "schemathesis.Case[Any]") -> None:
+    """Random bytes are not images, so a refusal is right; status, type and schema are checked, and no server error."""
+    while app.state.house.batcher.engine is None:  # 503 until then
         time.sleep(0.01)
     case.call_and_validate(excluded_checks=[positive_data_acceptance])

@@ -1,4 +1,4 @@
-"""Every picture has a name that says no path, and what is no picture, or not there, is a sentence."""
+"""Every image has an id that reveals no path, and invalid or missing images get an error message."""
 
 import io
 import threading
@@ -59,28 +59,26 @@ def shown(png: bytes) -> Image.Image:
     return made
 
 
-def test_albums_are_the_samples_and_the_data_and_one_that_is_missing_says_why(album: Album, folder: Path) -> None:
+def test_the_datasets_are_listed_and_a_missing_one_has_an_error(album: Album, folder: Path) -> None:
     samples, birds, windows, missing = album.albums()
     assert samples == {"id": "samples", "title": "samples", "splits": [{"name": "all", "count": SAMPLES}]}
     assert (birds["id"], birds["title"]) == ("d0", "birds")
     counts = {name: len(part) for name, part in opened(mine(folder)).data.splits.items()}
     assert {split["name"]: split["count"] for split in birds["splits"]} == counts
-    assert sum(counts.values()) == 33  # without the torn one
+    assert sum(counts.values()) == 33  # without the damaged one
     assert windows["title"] == "panes:count=40,size=16"
     assert (missing["title"], missing["splits"]) == ("nothing here", [])
-    assert missing["problem"].startswith("there is no ")
+    assert missing["error"].startswith("there is no ")
     with pytest.raises(VitrailError, match="there is no "):
         album.page("d2", "test", 0, 5)
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_the_pictures_of_a_recipe_are_those_that_its_run_would_see_in_their_order(
-    album: Album, folder: Path, split: str
-) -> None:
+def test_the_images_of_a_recipe_are_those_of_its_run_in_order(album: Album, folder: Path, split: str) -> None:
     source = opened(mine(folder)).data.splits[split]
     page = album.page("d0", split, 0, 60)
-    assert page["total"] == len(source) == len(page["pictures"])
-    for index, told in enumerate(page["pictures"]):
+    assert page["total"] == len(source) == len(page["images"])
+    for index, told in enumerate(page["images"]):
         assert told["id"] == album.data_id(0, split, index) == f"d0-{split}-{index}"
         assert told["title"] == Path(source.where(index)).name
         assert told["label"] == source.names[source.labels[index]]
@@ -88,14 +86,14 @@ def test_the_pictures_of_a_recipe_are_those_that_its_run_would_see_in_their_orde
 
 
 def test_pages_follow_each_other(album: Album) -> None:
-    whole = album.page("d1", "train", 0, 40)["pictures"]
-    assert album.page("d1", "train", 0, 7)["pictures"] + album.page("d1", "train", 7, 33)["pictures"] == whole
-    assert album.page("d1", "train", 40, 5) == {"total": 40, "pictures": []}
+    whole = album.page("d1", "train", 0, 40)["images"]
+    assert album.page("d1", "train", 0, 7)["images"] + album.page("d1", "train", 7, 33)["images"] == whole
+    assert album.page("d1", "train", 40, 5) == {"total": 40, "images": []}
 
 
-def test_samples_need_no_data_and_show_every_class_in_the_same_way_each_time() -> None:
+def test_samples_need_no_dataset_and_are_deterministic() -> None:
     one, two = Album(), Album()
-    page = one.page("samples", "all", 0, 60)["pictures"]
+    page = one.page("samples", "all", 0, 60)["images"]
     assert {told["title"] for told in page} == set(CLASSES)
     for told in page:
         pixels = one.content(told["id"])
@@ -107,7 +105,7 @@ def test_samples_need_no_data_and_show_every_class_in_the_same_way_each_time() -
     assert np.array_equal(one.content("sample-0"), first.content(int(np.flatnonzero(first.labels == 0)[0])))
 
 
-def test_a_thumbnail_is_within_its_size_in_the_pictures_proportions_and_never_larger(album: Album) -> None:
+def test_a_thumbnail_keeps_the_aspect_ratio_and_is_never_enlarged(album: Album) -> None:
     large = album.upload("large.jpg", encoded(noise(300, 700), "JPEG"))["id"]
     small = album.upload("small.png", encoded(noise(20, 9)))["id"]
     assert shown(album.thumbnail(large, 70)).size == (70, 30)
@@ -123,7 +121,7 @@ def test_a_thumbnail_is_within_its_size_in_the_pictures_proportions_and_never_la
             album.thumbnail(large, size)
 
 
-def test_an_upload_is_turned_as_its_notes_say() -> None:
+def test_an_upload_is_rotated_by_its_exif_orientation() -> None:
     album, notes = Album(), Image.Exif()
     notes[0x0112] = 6
     told = album.upload("turned.jpg", encoded(noise(24, 40), "JPEG", exif=notes, quality=95))
@@ -139,7 +137,7 @@ def test_an_upload_is_turned_as_its_notes_say() -> None:
         ("/home/me/cat.png", "cat.png"),
         ("C:\\Users\\me\\cat.png", "cat.png"),
         ("../../cat.png", "cat.png"),
-        ("", "picture"),
+        ("", "image"),
         ("a\x00b\n.png", "a?b?.png"),
     ],
 )
@@ -153,21 +151,21 @@ def test_a_long_name_keeps_its_ending() -> None:
     assert title.endswith("x.png")
 
 
-def test_no_title_or_album_tells_a_path_of_the_machine(tmp_path: Path) -> None:
-    table, folder = tmp_path / "list.csv", tmp_path / "pictures"
+def test_no_title_reveals_a_path(tmp_path: Path) -> None:
+    table, folder = tmp_path / "list.csv", tmp_path / "images"
     draw(folder, classes=2, each=4)
     paths = sorted(folder.rglob("*.png"))
     table.write_text("path,label\n" + "".join(f"{path},{path.parent.name}\n" for path in paths))
     album = Album([str(table), str(folder)])
-    told = [each for number in range(2) for each in album.page(f"d{number}", "train", 0, 60)["pictures"]]
+    told = [each for number in range(2) for each in album.page(f"d{number}", "train", 0, 60)["images"]]
     assert told
     assert not [each for each in (*told, *album.albums()) if "/" in each["title"]]
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"GIF89a", b"<svg xmlns='http://www.w3.org/2000/svg'/>"])
-def test_what_is_no_picture_is_refused_by_the_decoders_sentence(content: bytes) -> None:
+def test_a_file_that_is_not_an_image_is_refused_with_the_decoders_message(content: bytes) -> None:
     album = Album()
-    with pytest.raises(VitrailError, match=r"^letter\.png is no picture that can be read"):
+    with pytest.raises(VitrailError, match=r"^letter\.png cannot be decoded"):
         album.upload("letter.png", content)
     assert len(album.albums()) == 1
 
@@ -180,11 +178,11 @@ def test_too_many_pixels_or_bytes_are_refused_before_they_are_decoded() -> None:
         Album().upload("long.bin", bytes(2**24 + 1))
 
 
-def test_the_same_upload_is_one_picture_and_the_oldest_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_uploads_are_one_image_and_the_oldest_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     album = Album()
     ids = [album.upload(f"{number}.png", encoded(noise(6, 5, number)))["id"] for number in range(20)]
     assert album.upload("again.png", encoded(noise(6, 5, 0)))["id"] == ids[0]
-    assert album.page("uploads", "all", 0, 1)["pictures"][0] == {"id": ids[0], "title": "again.png", "label": None}
+    assert album.page("uploads", "all", 0, 1)["images"][0] == {"id": ids[0], "title": "again.png", "label": None}
     album.upload("new.png", encoded(noise(6, 5, 99)))
     assert album.page("uploads", "all", 0, 60)["total"] == 20
     with pytest.raises(VitrailError, match=f"{ids[1]} was uploaded to an earlier studio.*upload it again"):
@@ -198,9 +196,9 @@ def test_the_same_upload_is_one_picture_and_the_oldest_make_room(monkeypatch: py
 @pytest.mark.parametrize(
     "id", ["", "x", "sample--1", "sample-12", "d0-test-999999", "d9-test-0", "d0-other-0", "../etc", "upload-12", "d0-test-٣"]
 )
-def test_a_name_that_no_picture_has_is_a_sentence(album: Album, id: str) -> None:
+def test_an_unknown_id_is_refused(album: Album, id: str) -> None:
     for ask in (album.content, album.title, album.label):
-        with pytest.raises(VitrailError, match=r"picture|data sets"):
+        with pytest.raises(VitrailError, match=r"image|datasets"):
             ask(id)
 
 
@@ -208,19 +206,19 @@ def test_a_name_that_no_picture_has_is_a_sentence(album: Album, id: str) -> None
     ("asked", "sentence"),
     [
         (("samples", "test", 0, 5), "samples has no split 'test'"),
-        (("other", "test", 0, 5), "there is no album 'other'"),
+        (("other", "test", 0, 5), "there is no dataset 'other'"),
         (("d0", "all", 0, 5), "try one of train, validation, test"),
-        (("d7", "test", 0, 5), "3 data sets"),
-        (("samples", "all", -1, 5), "begins at 0"),
+        (("d7", "test", 0, 5), "3 datasets"),
+        (("samples", "all", -1, 5), "starts at 0"),
         (("samples", "all", 0, 61), "1 to 60"),
     ],
 )
-def test_a_page_that_is_not_there_is_a_sentence(album: Album, asked: tuple[str, str, int, int], sentence: str) -> None:
+def test_an_invalid_page_is_refused(album: Album, asked: tuple[str, str, int, int], sentence: str) -> None:
     with pytest.raises(VitrailError, match=sentence):
         album.page(*asked)
 
 
-def test_the_same_data_split_in_the_same_way_is_there_once(folder: Path) -> None:
+def test_equal_datasets_with_equal_splits_are_stored_once(folder: Path) -> None:
     album = Album()
     first = album.include(mine(folder))
     assert album.include(replace(mine(folder), steps=99, name="another")) == first
@@ -228,23 +226,23 @@ def test_the_same_data_split_in_the_same_way_is_there_once(folder: Path) -> None
     assert album.include("fashion") == first + 2 == album.include("fashion")
 
 
-def test_a_file_that_went_away_is_a_sentence(tmp_path: Path) -> None:
+def test_a_deleted_file_is_an_error(tmp_path: Path) -> None:
     draw(tmp_path / "birds", classes=2, each=4)
     album = Album([str(tmp_path / "birds")])
-    (told,) = album.page("d0", "train", 0, 1)["pictures"]
+    (told,) = album.page("d0", "train", 0, 1)["images"]
     for path in (tmp_path / "birds").rglob("*.png"):
         path.unlink()
     with pytest.raises(VitrailError, match=f"{told['title']} cannot be read"):
         album.thumbnail(told["id"], 64)
 
 
-def test_the_python_of_a_picture_gives_that_picture(tmp_path: Path, folder: Path) -> None:
+def test_the_python_of_an_image_returns_that_image(tmp_path: Path, folder: Path) -> None:
     draw(tmp_path / "whole", classes=2, each=6)
     (tmp_path / "loose").mkdir()
     for number in range(8):
         noise(6, 5, number).save(tmp_path / "loose" / f"{number}.png")
     whole = recipe(data=str(tmp_path / "whole"), validation=0.2, test=0.3)
-    album = Album([mine(folder), whole, "panes:count=40,size=16", str(tmp_path / "loose")])  # the first with a torn one
+    album = Album([mine(folder), whole, "panes:count=40,size=16", str(tmp_path / "loose")])  # the first with a damaged file
     ids = ["sample-11", "d0-train-13", "d0-test-4", "d1-test-1", "d2-validation-3", "d3-train-2"]
     for id in ids:
         told, names = album.python(id), {"vitrail": vitrail}
@@ -254,9 +252,7 @@ def test_the_python_of_a_picture_gives_that_picture(tmp_path: Path, folder: Path
     assert album.python(upload) == {"python": "'cat.png'", "imports": []}
 
 
-def test_where_a_run_left_out_pictures_without_a_label_the_python_of_one_is_its_name(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_if_a_run_left_out_unlabelled_images_the_python_is_the_title(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fewer(recipe: Recipe, progress: Progress) -> Checked:
         checked = opened(recipe)
         return replace(checked, pictures=checked.pictures + 1)
@@ -266,7 +262,7 @@ def test_where_a_run_left_out_pictures_without_a_label_the_python_of_one_is_its_
     assert album.python("d0-train-0") == {"python": repr(album.title("d0-train-0")), "imports": []}
 
 
-def test_nobody_waits_for_data_that_takes_long_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_dataset_blocks_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 
     def slow(name: str, progress: Progress, labelled: bool = True) -> Data:
@@ -279,25 +275,25 @@ def test_nobody_waits_for_data_that_takes_long_to_open(monkeypatch: pytest.Monke
     album = Album(["panes:count=40,size=16", "panes:count=50,size=16"])
     samples, first, second = album.albums()
     assert samples["splits"]
-    assert first["problem"].startswith("panes:count=40,size=16 is still being opened (checking, 256 of 2,000)")
+    assert first["error"].startswith("panes:count=40,size=16 is still being opened (checking, 256 of 2,000)")
     assert second["splits"] == []
     go_on.set()
-    assert album.page("d1", "train", 0, 1)["total"] == 50  # who wants it waits for it
+    assert album.page("d1", "train", 0, 1)["total"] == 50  # its own request waits for it
     album.page("d0", "train", 0, 1)
-    assert not [each for each in album.albums() if "problem" in each]
+    assert not [each for each in album.albums() if "error" in each]
 
 
-def test_any_fault_of_a_data_set_is_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_dataset_does_not_affect_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str, progress: Progress) -> Data:
         raise RuntimeError("the disk is on fire\nand more")
 
     monkeypatch.setattr(studio_opening, "pictures", broken)
     album = Album(["fashion"])
-    assert album.albums()[1]["problem"] == "fashion cannot be opened: the disk is on fire"
+    assert album.albums()[1]["error"] == "fashion cannot be opened: the disk is on fire"
     assert album.thumbnail("sample-0", 16)
 
 
-def test_several_threads_see_the_same(folder: Path) -> None:
+def test_several_threads_get_equal_results(folder: Path) -> None:
     album, found = Album([mine(folder)]), list[object]()
     ask = lambda: found.append((album.albums(), album.thumbnail("sample-3", 32), album.thumbnail("d0-train-2", 32)))  # noqa: E731
     threads = [threading.Thread(target=ask) for _ in range(6)]

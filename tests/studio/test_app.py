@@ -1,4 +1,4 @@
-"""The studio by its addresses: who is let in, what is answered, what is refused. No browser is needed to ask."""
+"""The HTTP routes of the studio: access control, responses, errors. Needs no browser."""
 
 import json
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def client(source: Path) -> Iterator[TestClient]:
         yield made
 
 
-def test_the_page_is_there_and_tells_the_browser_to_trust_nobody(client: TestClient) -> None:
+def test_the_page_is_served_with_strict_security_headers(client: TestClient) -> None:
     answer = client.get(HOME)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")
@@ -49,11 +49,11 @@ def test_the_page_is_there_and_tells_the_browser_to_trust_nobody(client: TestCli
     assert client.get(HOME[:-1]).headers["location"] == f"/{TOKEN}/"
 
 
-def test_every_module_that_is_named_is_there(client: TestClient) -> None:
+def test_every_static_file_is_served(client: TestClient) -> None:
     for name in pages():
         answer = client.get(HOME + name)
         assert answer.status_code == 200
-        assert "https://" not in answer.text  # nothing comes from anywhere else
+        assert "https://" not in answer.text  # nothing is loaded from elsewhere
     assert {"index.html", "main.js", "style.css"} <= set(pages())
 
 
@@ -72,7 +72,7 @@ def test_every_module_that_is_named_is_there(client: TestClient) -> None:
         (HOME + "api/studio", {"Sec-Fetch-Site": "cross-site"}),
     ],
 )
-def test_strangers_are_refused(client: TestClient, address: str, headers: dict[str, str]) -> None:
+def test_foreign_requests_are_refused(client: TestClient, address: str, headers: dict[str, str]) -> None:
     answer = client.get(address, headers=headers)
     assert answer.status_code == 403
     assert "open" in answer.json()["error"]
@@ -88,68 +88,68 @@ def test_a_link_on_another_page_opens_the_studio_and_nothing_else(client: TestCl
     assert told.headers["content-type"].startswith("text/plain")
 
 
-def test_names_of_classes_are_taken_where_the_weights_have_none(tmp_path: Path) -> None:
+def test_class_names_are_added_to_weights_that_have_none(tmp_path: Path) -> None:
     model = vitrail.load(saved(tmp_path / "with"))
     model.labels = None
     vitrail.save(model, tmp_path / "without")
     shelf = Shelf([str(tmp_path / "with"), str(tmp_path / "without")], ["a", "b", "c", "d", "e"])
-    assert shelf.facts("m0")["labels"][0] == "class 0"
-    assert shelf.facts("m1")["labels"] == ["a", "b", "c", "d", "e"]
-    assert [shelf.facts(id)["named"] for id in shelf.models] == [True, True]
-    assert not Shelf([str(tmp_path / "without")]).facts("m0")["named"], "the page says how to name them"
+    assert shelf.facts("m0")["class_names"][0] == "class 0"
+    assert shelf.facts("m1")["class_names"] == ["a", "b", "c", "d", "e"]
+    assert [shelf.facts(id)["has_class_names"] for id in shelf.models] == [True, True]
+    assert not Shelf([str(tmp_path / "without")]).facts("m0")["has_class_names"], "the page says how to add them"
 
 
 @pytest.mark.parametrize("host", ["localhost:1234", "127.0.0.1:4321", "[::1]:1234"])
-def test_who_comes_through_a_tunnel_is_let_in(client: TestClient, host: str) -> None:
+def test_requests_through_a_tunnel_are_accepted(client: TestClient, host: str) -> None:
     assert client.get(HOME + "main.js", headers={"Host": host, "Origin": f"http://{host}"}).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["../trace.py", "%2e%2e/trace.py", "..%2ftrace.py", "static/main.js", "main.py", "x" * 5000])
-def test_no_path_leads_out_of_the_page(client: TestClient, path: str) -> None:
+def test_no_path_leaves_the_static_files(client: TestClient, path: str) -> None:
     answer = client.get(HOME + path)
     assert answer.status_code in (403, 404) or answer.text == client.get(HOME).text
 
 
 def test_a_trace_has_the_numbers_of_explain(client: TestClient, source: Path) -> None:
-    answer = client.get(HOME + "api/trace", params={"model": "m0", "picture": "sample-1", "class": "3"})
+    answer = client.get(HOME + "api/trace", params={"model": "m0", "image": "sample-1", "class": "3"})
     facts, arrays = unpacked(answer.content)
     model = vitrail.load(source)
     known: dict[str, Any] = {"vitrail": vitrail, "model": model}
-    exec("\n".join(facts["picture"]["imports"]), known)
-    images = eval(f"vitrail.prepare(model, [{facts['picture']['python']}])", known)
+    exec("\n".join(facts["image"]["imports"]), known)
+    images = eval(f"vitrail.prepare(model, [{facts['image']['python']}])", known)
     torch.testing.assert_close(torch.from_numpy(arrays["attention"].copy()), vitrail.explain.attention(model, images)[:, 0])
     assert facts["target"] == 3
     assert facts["registers"] == 2
-    assert client.get(HOME + "api/trace", params={"model": "m0", "picture": "sample-1", "class": "3"}).content == answer.content
+    assert client.get(HOME + "api/trace", params={"model": "m0", "image": "sample-1", "class": "3"}).content == answer.content
 
 
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
-        ("api/trace", 422, "names no model"),
-        ("api/trace?model=m0", 422, "names no picture"),
-        ("api/trace?model=../../etc&picture=sample-0", 422, "no model '../../etc'"),
-        ("api/trace?model=m0&picture=/etc/passwd", 422, "no picture is named"),
-        ("api/trace?model=m0&picture=sample-99", 422, "no picture sample-99"),
-        ("api/trace?model=m0&picture=sample-0&class=99", 422, "class"),
-        ("api/trace?model=m0&picture=sample-0&step=3", 422, "no run"),
-        ("api/trace?model=m0&picture=sample-0&step=x", 422, "whole number"),
-        ("api/trace?model=m0&picture=upload-0123456789abcdef", 410, "upload it again"),
-        ("api/rows?model=m0&picture=sample-0&query=99", 422, "99"),
-        ("api/flow?model=m0&picture=sample-0&method=magic", 422, "magic"),
-        ("api/pair?model=m0&picture=sample-0&layer=9&head=0&query=0&key=0", 422, "9"),
-        ("api/pair?model=m0&picture=sample-0", 422, "layer must be"),
-        ("api/pictures?album=d7&split=test", 422, "7"),
-        ("api/pictures?album=samples&split=all&count=100", 422, "60"),
-        ("api/picture?picture=sample-0&size=99999", 422, "1024"),
-        ("api/run?model=m0", 422, "is no run"),
-        ("api/events?model=m0", 422, "is no run"),
-        ("api/confusion?model=m0", 422, "is no run"),
+        ("api/trace", 422, "has no model"),
+        ("api/trace?model=m0", 422, "has no image"),
+        ("api/trace?model=../../etc&image=sample-0", 422, "no model '../../etc'"),
+        ("api/trace?model=m0&image=/etc/passwd", 422, "no image has the id"),
+        ("api/trace?model=m0&image=sample-99", 422, "no image sample-99"),
+        ("api/trace?model=m0&image=sample-0&class=99", 422, "class"),
+        ("api/trace?model=m0&image=sample-0&step=3", 422, "not a run"),
+        ("api/trace?model=m0&image=sample-0&step=x", 422, "must be an integer"),
+        ("api/trace?model=m0&image=upload-0123456789abcdef", 410, "upload it again"),
+        ("api/attention-rows?model=m0&image=sample-0&query=99", 422, "99"),
+        ("api/saliency?model=m0&image=sample-0&method=magic", 422, "magic"),
+        ("api/attention-pair?model=m0&image=sample-0&layer=9&head=0&query=0&key=0", 422, "9"),
+        ("api/attention-pair?model=m0&image=sample-0", 422, "layer must be"),
+        ("api/images?dataset=d7&split=test", 422, "7"),
+        ("api/images?dataset=samples&split=all&count=100", 422, "60"),
+        ("api/image?image=sample-0&size=99999", 422, "1024"),
+        ("api/run?model=m0", 422, "is not a run"),
+        ("api/events?model=m0", 422, "is not a run"),
+        ("api/confusion?model=m0", 422, "is not a run"),
         ("api/cost?patch=0", 422, "patch"),
         ("api/cost?like=m9", 422, "no model"),
     ],
 )
-def test_a_wrong_question_gets_one_sentence(client: TestClient, path: str, status: int, words: str) -> None:
+def test_an_invalid_request_gets_one_sentence(client: TestClient, path: str, status: int, words: str) -> None:
     answer = client.get(HOME + path)
     assert answer.status_code == status, answer.text
     assert words in answer.json()["error"]
@@ -161,25 +161,25 @@ def test_a_wrong_question_gets_one_sentence(client: TestClient, path: str, statu
     [
         (b"", "model must be"),
         (b"[]", "model must be"),
-        (b"{", "no JSON"),
-        (b"[" * 100_000, "no JSON"),
-        ({"model": "m0"}, "picture must be"),
-        ({"model": "m0", "picture": "sample-0", "patches": ["x"]}, "patches must be"),
-        ({"model": "m0", "picture": "sample-0", "patches": [99]}, "99"),
-        ({"model": "m0", "picture": "sample-0", "patches": [1], "how": "burn"}, "burn"),
-        ({"model": "m0", "picture": "sample-0", "patches": list(range(6)), "how": "drop"}, "patch"),
+        (b"{", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        ({"model": "m0"}, "image must be"),
+        ({"model": "m0", "image": "sample-0", "patches": ["x"]}, "patches must be"),
+        ({"model": "m0", "image": "sample-0", "patches": [99]}, "99"),
+        ({"model": "m0", "image": "sample-0", "patches": [1], "mode": "burn"}, "burn"),
+        ({"model": "m0", "image": "sample-0", "patches": list(range(6)), "mode": "drop"}, "patch"),
         (b" " * (2**20 + 1), "1 MiB"),
     ],
 )
-def test_a_wrong_ablation_gets_one_sentence(client: TestClient, asked: Any, words: str) -> None:
+def test_an_invalid_ablation_gets_one_sentence(client: TestClient, asked: Any, words: str) -> None:
     body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
     answer = client.post(HOME + "api/ablate", content=body)
     assert answer.status_code == 422, answer.text
     assert words in answer.json()["error"]
 
 
-def test_an_ablation_says_what_the_model_says(client: TestClient, source: Path) -> None:
-    asked = {"model": "m0", "picture": "sample-2", "patches": [0, 4], "how": "drop", "seed": 0}
+def test_an_ablation_returns_the_probabilities_of_explain(client: TestClient, source: Path) -> None:
+    asked = {"model": "m0", "image": "sample-2", "patches": [0, 4], "mode": "drop", "seed": 0}
     found = client.post(HOME + "api/ablate", json=asked).json()
     model = vitrail.load(source)
     from vitrail.studio.samples import Samples
@@ -190,13 +190,13 @@ def test_an_ablation_says_what_the_model_says(client: TestClient, source: Path) 
 
 
 @pytest.mark.parametrize("content", [b"", b"GIF89a", b"<svg/>", b"\xff\xd8\xff" + b"x" * 100, b"\x89PNG\r\n\x1a\n"])
-def test_what_is_no_picture_is_refused(client: TestClient, content: bytes) -> None:
+def test_a_file_that_is_not_an_image_is_refused(client: TestClient, content: bytes) -> None:
     answer = client.post(HOME + "api/upload?name=cat.jpg", content=content)
     assert answer.status_code == 422
     assert "\n" not in answer.json()["error"]
 
 
-def test_a_picture_that_is_too_large_is_not_read_to_its_end(client: TestClient) -> None:
+def test_an_upload_that_is_too_large_is_not_read_to_its_end(client: TestClient) -> None:
     sent = 0
 
     def pieces() -> Iterator[bytes]:
@@ -211,27 +211,27 @@ def test_a_picture_that_is_too_large_is_not_read_to_its_end(client: TestClient) 
 
 
 @pytest.mark.parametrize("name", API)
-def test_every_route_takes_its_own_method_alone(client: TestClient, name: str) -> None:
+def test_every_route_accepts_only_its_own_method(client: TestClient, name: str) -> None:
     other = {"GET": "POST", "POST": "GET"}[API[name][0]]
     assert client.request(other, HOME + f"api/{name}").status_code == 405
 
 
-def test_a_mistake_is_a_sentence_on_the_page_and_whole_in_the_terminal(
+def test_an_internal_error_is_one_sentence_on_the_page_and_a_traceback_in_the_terminal(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def mistaken(*_: object) -> None:
         raise KeyError("a name that nobody has")
 
     monkeypatch.setattr("vitrail.studio.desk.trace", mistaken)
-    answer = client.get(HOME + "api/trace?model=m0&picture=sample-7")
+    answer = client.get(HOME + "api/trace?model=m0&image=sample-7")
     assert answer.status_code == 500
-    assert "its terminal tells of" in answer.json()["error"]
+    assert "see its terminal" in answer.json()["error"]
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert "a name that nobody has" in caplog.text
     assert TOKEN not in caplog.text
 
 
-def test_answers_that_are_kept_stay_within_their_room() -> None:
+def test_cached_responses_stay_within_their_limit() -> None:
     kept, asked = Kept(room=100), []
 
     def answer(size: int) -> bytes:
@@ -240,11 +240,11 @@ def test_answers_that_are_kept_stay_within_their_room() -> None:
 
     for size in (40, 50, 40, 60, 50, 300, 40):
         assert len(kept.get(("answer", size), lambda size=size: answer(size))) == size  # type: ignore[misc]
-    assert asked == [40, 50, 60, 50, 300, 40]  # 40 was still there the second time, 50 had made room for 60
+    assert asked == [40, 50, 60, 50, 300, 40]  # 40 was still cached the second time, 50 was evicted for 60
     assert kept.bytes <= 340
 
 
-def test_two_models_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_models_of_equal_names_get_distinct_names(tmp_path: Path) -> None:
     paths = [saved(tmp_path / place / "best") for place in ("one", "other")]
     names = [one.name for one in Shelf([str(path) for path in paths]).models.values()]
     assert names == ["best (m0)", "best (m1)"]
@@ -256,7 +256,7 @@ def test_a_model_without_attention_is_refused_before_the_page_opens(tmp_path: Pa
         check(Shelf([str(tmp_path / "resnet")]))
 
 
-def test_what_nobody_waits_for_ends_with_its_next_pass(source: Path) -> None:
+def test_a_cancelled_computation_stops_at_its_next_forward_pass(source: Path) -> None:
     desk, gone = Desk(Shelf([str(source)]), Album()), Event()
     gone.set()
 
@@ -266,5 +266,5 @@ def test_what_nobody_waits_for_ends_with_its_next_pass(source: Path) -> None:
 
     with pytest.raises(GivenUp):
         copy_context().run(asked)
-    facts, _ = unpacked(desk.flow(("m0", None), "sample-0", None, "relevance"))  # and whoever comes next is answered
+    facts, _ = unpacked(desk.flow(("m0", None), "sample-0", None, "relevance"))  # and the next request is answered
     assert facts["method"] == "relevance"

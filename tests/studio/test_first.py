@@ -1,4 +1,4 @@
-"""A studio without a model trains one of its own, once."""
+"""A studio without a model trains a default one, once."""
 
 import os
 import signal
@@ -30,14 +30,14 @@ def quietly() -> AbstractContextManager[Progress]:
     return nullcontext(lambda what, done, total: None)
 
 
-def test_what_was_named_is_shown_and_nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_models_are_shown_and_nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
     with beginning(["runs/mine"], lambda words: None, quietly) as sources:
         assert sources == ["runs/mine"]
     assert not list(tmp_path.iterdir())
 
 
-def test_the_first_model_is_there_while_it_trains_and_goes_on_the_next_time(
+def test_the_default_model_is_shown_while_it_trains_and_resumed_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
@@ -59,7 +59,7 @@ def test_the_first_model_is_there_while_it_trains_and_goes_on_the_next_time(
     assert len(said) == 2
 
 
-def test_a_training_that_fails_is_told_in_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_training_reports_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
     with (
         pytest.raises(VitrailError, match="could not be trained: vitrail: no field is named"),
@@ -68,7 +68,7 @@ def test_a_training_that_fails_is_told_in_its_own_words(tmp_path: Path, monkeypa
         raise AssertionError
 
 
-def test_a_training_that_is_killed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_training_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
     import subprocess
 

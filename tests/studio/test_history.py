@@ -1,4 +1,4 @@
-"""What is told of a run is what its log says, while it grows and afterwards."""
+"""The summary and the event stream of a run agree with its log, during training and afterwards."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from vitrail.studio.history import LINES, Tail, follow, lines, thinned, told, tr
 from vitrail.train.loop import Machine, fit
 from vitrail.train.run import Run, locked
 
-LONG = 240  # seconds that a busy machine may take
+LONG = 240  # timeout in seconds, for a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Run:
-    """One that has written its recipe and nothing else."""
+    """A run that has written its recipe and nothing else."""
     run = Run(tmp_path / "mine")
     run.folder.mkdir()
     run.begin(recipe())
@@ -47,7 +47,7 @@ def never() -> bool:
 
 
 def heard(run: Run, after: int = -1, stop: Callable[[], bool] = never, act: Callable[[int], None] = lambda number: None) -> Any:
-    """All events but who is at work, with something that happens after each."""
+    """Return all events except ``training``; ``act`` is called after each."""
 
     async def listen() -> list[tuple[str, Any]]:
         found: list[tuple[str, Any]] = []
@@ -61,7 +61,7 @@ def heard(run: Run, after: int = -1, stop: Callable[[], bool] = never, act: Call
 
 
 def stops(run: Run, count: int, after: int = -1, act: Callable[[int], None] = lambda number: None) -> list[tuple[str, Any]]:
-    """The first events of a run that does not end."""
+    """Return the first events of an unfinished run."""
     seen: list[int] = []
 
     def noted(number: int) -> None:
@@ -72,25 +72,25 @@ def stops(run: Run, count: int, after: int = -1, act: Callable[[int], None] = la
     return found
 
 
-def test_a_run_is_told_as_its_files_say(finished: Run) -> None:
+def test_the_summary_of_a_run_agrees_with_its_files(finished: Run) -> None:
     found = told(finished)
-    assert (found["name"], found["folder_name"], found["data"], found["total"]) == ("tiny", "mine", recipe().data, 12)
+    assert (found["name"], found["folder_name"], found["dataset"], found["total_steps"]) == ("tiny", "mine", recipe().data, 12)
     assert found["recipe"] == to_plain(recipe())
-    assert found["lines"] == finished.lines()
-    assert found["steps"] == [9, 12]
+    assert found["log_rows"] == finished.lines()
+    assert found["checkpoint_steps"] == [9, 12]
     assert found["result"] == {**(finished.result() or {}), "run": "mine"}
     assert not found["training"]
     assert str(finished.folder) not in json.dumps(found, allow_nan=False)
 
 
-def test_a_run_that_has_not_begun_to_log_is_told_too(begun: Run) -> None:
+def test_a_run_without_a_log_has_a_summary(begun: Run) -> None:
     found = told(begun)
-    assert (found["lines"], found["steps"], found["result"], found["training"]) == ([], [], None, False)
-    with pytest.raises(VitrailError, match="is no run"):
+    assert (found["log_rows"], found["checkpoint_steps"], found["result"], found["training"]) == ([], [], None, False)
+    with pytest.raises(VitrailError, match="is not a run"):
         told(Run(begun.folder / "other"))
 
 
-def test_lines_after_a_step_have_the_evaluation_of_that_step(finished: Run) -> None:
+def test_rows_after_a_step_include_the_evaluation_of_that_step(finished: Run) -> None:
     assert lines(finished) == finished.lines()
     after = lines(finished, 8)
     assert [line["step"] for line in after] == [8, 9, 10, 11, 12, 12]
@@ -98,7 +98,7 @@ def test_lines_after_a_step_have_the_evaluation_of_that_step(finished: Run) -> N
     assert [line["step"] for line in lines(finished, 9)] == [10, 11, 12, 12]
 
 
-def test_a_long_log_is_thinned_but_for_its_ends_and_its_evaluations(begun: Run) -> None:
+def test_a_long_log_is_thinned_except_its_ends_and_its_evaluations(begun: Run) -> None:
     for step in range(1, 6001):
         begun.log({"step": step, "loss": step / 7})
         if step % 50 == 0:
@@ -113,53 +113,64 @@ def test_a_long_log_is_thinned_but_for_its_ends_and_its_evaluations(begun: Run) 
     assert max(later - sooner for sooner, later in pairwise(steps)) <= 5  # evenly
 
 
-def test_evaluations_alone_may_be_too_many() -> None:
+def test_too_many_evaluations_are_thinned() -> None:
     texts = [b'{"step": %d, "validation": {}}' % step for step in range(5000)]
     found = thinned(texts)
     assert len(found) == LINES
     assert (found[0], found[-1]) == (texts[0], texts[-1])
 
 
-def test_what_is_no_number_becomes_null(begun: Run) -> None:
-    begun.log({"step": 1, "loss": "nan", "gradient": "inf", "lr": 0.5})  # as the loop writes them
-    begun.log({"step": 1, "validation": {"loss": float("nan"), "top1": 0.5}, "heads": {"entropy": [1.0, float("inf")]}})
+def test_nan_and_inf_become_null(begun: Run) -> None:
+    begun.log({"step": 1, "loss": "nan", "grad_norm": "inf", "lr": 0.5})  # as the loop writes them
+    begun.log(
+        {"step": 1, "validation": {"loss": float("nan"), "top1": 0.5}, "attention_stats": {"entropy": [1.0, float("inf")]}}
+    )
     first, second = lines(begun)
-    assert first == {"step": 1, "loss": None, "gradient": None, "lr": 0.5}
-    assert second == {"step": 1, "validation": {"loss": None, "top1": 0.5}, "heads": {"entropy": [1.0, None]}}
+    assert first == {"step": 1, "loss": None, "grad_norm": None, "lr": 0.5}
+    assert second == {"step": 1, "validation": {"loss": None, "top1": 0.5}, "attention_stats": {"entropy": [1.0, None]}}
     json.dumps([first, second], allow_nan=False)
 
 
-def test_what_is_no_line_of_a_log_is_passed_over(begun: Run) -> None:
+def test_invalid_lines_are_skipped(begun: Run) -> None:
     (begun.folder / "log.jsonl").write_text(
         '{"step": 1, "loss": 2}\n{"step": 2, "lo\n\nwhat\n[3]\n{"step": 3, "loss": 1}\n{"st'
     )
     assert [line["step"] for line in lines(begun)] == [1, 3]
 
 
-def test_a_finished_run_is_followed_to_its_end_at_once(finished: Run) -> None:
+def test_a_finished_run_is_streamed_at_once(finished: Run) -> None:
     events = heard(finished)
-    assert [data for event, data in events if event == "line"] == finished.lines()
-    assert [event for event, _ in events if event != "line"] == ["steps", "done"]
-    assert events[-1] == ("done", told(finished)["result"])
-    assert [data["step"] for event, data in heard(finished, after=12) if event == "line"] == [12]  # the evaluation
+    assert [data for event, data in events if event == "log_row"] == finished.lines()
+    assert [event for event, _ in events if event != "log_row"] == ["checkpoint_steps", "finished"]
+    assert events[-1] == ("finished", told(finished)["result"])
+    assert [data["step"] for event, data in heard(finished, after=12) if event == "log_row"] == [12]  # the evaluation
 
 
-def test_what_is_followed_while_it_trains_is_what_the_log_has_in_the_end(tmp_path: Path) -> None:
+def test_the_events_during_training_are_the_final_log(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     run.folder.mkdir()
-    process = [sys.executable, "-m", "vitrail", "train", "--again", str(tmp_path / "recipe.json"), "--out", str(run.folder)]
+    process = [
+        sys.executable,
+        "-m",
+        "vitrail",
+        "train",
+        "--recipe-from",
+        str(tmp_path / "recipe.json"),
+        "--out",
+        str(run.folder),
+    ]
     (tmp_path / "recipe.json").write_text(to_json(recipe()))
     with subprocess.Popen(process, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as begun:
         events = heard(run)
         assert begun.wait(LONG) == 0
     assert not training(run)
-    assert [data for event, data in events if event == "line"] == run.lines()
-    assert [data for event, data in events if event == "steps"][-1] == [9, 12]
-    assert events[-1][0] == "done"
-    assert sum(event == "done" for event, _ in events) == 1
+    assert [data for event, data in events if event == "log_row"] == run.lines()
+    assert [data for event, data in events if event == "checkpoint_steps"][-1] == [9, 12]
+    assert events[-1][0] == "finished"
+    assert sum(event == "finished" for event, _ in events) == 1
 
 
-def test_a_line_that_is_cut_in_the_middle_waits_for_its_end(begun: Run) -> None:
+def test_an_incomplete_line_waits_for_its_end(begun: Run) -> None:
     def act(number: int) -> None:
         with open(begun.folder / "log.jsonl", "a") as file:
             file.write('{"step": 2, "lo' if number == 1 else "")
@@ -171,10 +182,10 @@ def test_a_line_that_is_cut_in_the_middle_waits_for_its_end(begun: Run) -> None:
             file.write('ss": 3.5}\n')
 
     begun.log({"step": 1, "loss": 4.5})
-    assert stops(begun, 2, act=act) == [("line", {"step": 1, "loss": 4.5}), ("line", {"step": 2, "loss": 3.5})]
+    assert stops(begun, 2, act=act) == [("log_row", {"step": 1, "loss": 4.5}), ("log_row", {"step": 2, "loss": 3.5})]
 
 
-def test_only_new_bytes_are_read_and_a_log_that_was_rewound_is_read_again(begun: Run) -> None:
+def test_only_new_bytes_are_read_and_a_truncated_log_is_read_again(begun: Run) -> None:
     for step in range(1, 7):
         begun.log({"step": step, "loss": 1.0})
     tail = Tail(begun)
@@ -191,7 +202,7 @@ def test_only_new_bytes_are_read_and_a_log_that_was_rewound_is_read_again(begun:
     assert tail.new() == [b'{"step": 1, "loss": 1.0}']
 
 
-def test_after_a_rewind_the_lines_after_the_asked_step_come_again(begun: Run) -> None:
+def test_after_a_truncation_the_rows_after_the_step_are_repeated(begun: Run) -> None:
     for step in range(1, 5):
         begun.log({"step": step, "loss": 1.0})
 
@@ -204,33 +215,33 @@ def test_after_a_rewind_the_lines_after_the_asked_step_come_again(begun: Run) ->
     assert [(data["step"], data["loss"]) for _, data in found] == [(3, 1.0), (4, 1.0), (3, 1.0), (4, 2.0)]
 
 
-def test_checkpoints_are_told_when_they_change(begun: Run) -> None:
+def test_changed_checkpoints_are_an_event(begun: Run) -> None:
     def act(number: int) -> None:
         if number == 1:
             (begun.checkpoints / "step-6").mkdir(parents=True)
             shutil.rmtree(begun.checkpoints / "step-3")
 
     (begun.checkpoints / "step-3").mkdir(parents=True)
-    assert stops(begun, 2, act=act) == [("steps", [3]), ("steps", [6])]
+    assert stops(begun, 2, act=act) == [("checkpoint_steps", [3]), ("checkpoint_steps", [6])]
 
 
-def test_silence_is_told_and_ends_when_it_is_asked_to(begun: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quiet_stream_sends_keep_alives_and_stops_on_request(begun: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "QUIET", 0.02)
     assert stops(begun, 3) == [("", None)] * 3
     assert heard(begun, stop=lambda: True) == []
 
 
-def test_a_run_is_training_while_a_process_holds_its_lock_and_asking_does_not_disturb_it(begun: Run) -> None:
+def test_a_run_is_training_while_a_process_holds_its_lock_and_checking_does_not_take_it(begun: Run) -> None:
     with locked(begun):
         assert training(begun)
     assert not training(begun)
-    for _ in range(3):  # who asks leaves nothing behind that would turn a trainer away
+    for _ in range(3):  # checking does not block a trainer
         assert not training(begun)
         with locked(begun):
             pass
 
 
-def test_that_somebody_begins_and_ends_to_work_is_told(begun: Run) -> None:
+def test_the_start_and_end_of_training_are_events(begun: Run) -> None:
     async def listen() -> list[bool]:
         found: list[bool] = []
         with locked(begun):
@@ -243,7 +254,7 @@ def test_that_somebody_begins_and_ends_to_work_is_told(begun: Run) -> None:
     assert asyncio.run(asyncio.wait_for(listen(), 60)) == [True, False]
 
 
-def test_a_log_that_has_just_grown_is_a_sign_of_life_where_no_lock_is_seen(begun: Run) -> None:
+def test_a_run_whose_log_has_just_grown_is_training_without_a_visible_lock(begun: Run) -> None:
     begun.log({"step": 1, "loss": 1.0})
     assert training(begun)
     long_ago = time.time() - 3600

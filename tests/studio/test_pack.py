@@ -1,4 +1,4 @@
-"""What is packed is what the browser reads."""
+"""Encoded arrays are what the browser decodes."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from numpy import ndarray
 
 from vitrail.studio.pack import packed, unpacked
 
-NET = Path(__file__).parents[2] / "src" / "vitrail" / "studio" / "static" / "net.js"
+NET = Path(__file__).parents[2] / "src" / "vitrail" / "studio" / "static" / "api.js"
 ARRAYS: dict[str, ndarray] = {
     "map": np.arange(6, dtype=np.float32).reshape(2, 3) / 7,
     "pixels": np.arange(5, dtype=np.uint8).reshape(5, 1, 1),
@@ -20,9 +20,9 @@ ARRAYS: dict[str, ndarray] = {
 }
 
 
-def test_what_is_packed_comes_out_again() -> None:
-    facts, arrays = unpacked(packed({"words": "Größe", "none": None}, ARRAYS))
-    assert facts == {"words": "Größe", "none": None}
+def test_encoding_round_trips() -> None:
+    facts, arrays = unpacked(packed({"text": "Größe", "none": None}, ARRAYS))
+    assert facts == {"text": "Größe", "none": None}
     assert list(arrays) == list(ARRAYS)
     for name, values in ARRAYS.items():
         assert arrays[name].dtype == values.dtype
@@ -31,34 +31,34 @@ def test_what_is_packed_comes_out_again() -> None:
 
 
 @pytest.mark.parametrize("letters", range(9))
-def test_every_array_begins_where_a_typed_array_may(letters: int) -> None:
-    content = packed({"words": "x" * letters}, ARRAYS)
+def test_every_array_is_aligned(letters: int) -> None:
+    content = packed({"text": "x" * letters}, ARRAYS)
     length = int.from_bytes(content[:4], "little")
     start = -(-(4 + length) // 8) * 8
     places = json.loads(content[4 : 4 + length])["arrays"]
-    assert all((start + place["at"]) % 8 == 0 for place in places.values())
+    assert all((start + place["offset"]) % 8 == 0 for place in places.values())
 
 
-def test_what_json_cannot_say_is_refused() -> None:
+def test_values_that_json_cannot_hold_are_refused() -> None:
     with pytest.raises(ValueError, match="JSON"):
         packed({"loss": float("nan")}, {})
     with pytest.raises(AssertionError, match="float64"):
         packed({}, {"map": np.zeros(2)})
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node; the browser tests read such answers too")
-def test_javascript_reads_the_same_numbers(tmp_path: Path) -> None:
-    (tmp_path / "answer").write_bytes(packed({"words": "Größe"}, ARRAYS))
-    (tmp_path / "net.mjs").write_text("globalThis.document = {getElementById: () => null};\n" + NET.read_text())
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed; the browser tests decode such responses too")
+def test_javascript_decodes_equal_numbers(tmp_path: Path) -> None:
+    (tmp_path / "answer").write_bytes(packed({"text": "Größe"}, ARRAYS))
+    (tmp_path / "api.mjs").write_text("globalThis.document = {getElementById: () => null};\n" + NET.read_text())
     (tmp_path / "read.mjs").write_text(
-        'import {readFileSync} from "node:fs"; import {unpack} from "./net.mjs";\n'
-        'const {facts, arrays} = unpack(new Uint8Array(readFileSync("answer")).buffer);\n'
-        "const told = Object.entries(arrays).map(([name, {shape, data}]) => [name, shape, [...data]]);\n"
-        "console.log(JSON.stringify([facts, told]));\n"
+        'import {readFileSync} from "node:fs"; import {decodeArrays} from "./api.mjs";\n'
+        'const {meta, arrays} = decodeArrays(new Uint8Array(readFileSync("answer")).buffer);\n'
+        "const decoded = Object.entries(arrays).map(([name, {shape, data}]) => [name, shape, [...data]]);\n"
+        "console.log(JSON.stringify([meta, decoded]));\n"
     )
     done = subprocess.run(["node", "read.mjs"], cwd=tmp_path, capture_output=True, text=True, check=True)
     facts, arrays = json.loads(done.stdout)
-    assert facts == {"words": "Größe"}
+    assert facts == {"text": "Größe"}
     for name, shape, values in arrays:
         assert tuple(shape) == ARRAYS[name].shape
         assert values == ARRAYS[name].ravel().tolist()

@@ -1,4 +1,4 @@
-"""What a model would cost is what it costs, and its Python makes it."""
+"""The cost calculator agrees with ``vitrail.cost``, and its Python code builds the configuration."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from vitrail.models.settings import ViTConfig
 from vitrail.studio.plans import planned, python
 
 
-def test_a_plan_is_the_cost_of_its_settings() -> None:
+def test_the_cost_is_that_of_the_configuration() -> None:
     found = planned({"name": "S/16", "depth": "6", "image": "96x160", "batch": "3"})
     known = vitrail.cost(vitrail.variant("S/16", depth=6, image=(96, 160)), batch=3)
     assert found["parameters"] == known.parameters
@@ -32,7 +32,7 @@ def test_a_plan_is_the_cost_of_its_settings() -> None:
         config(pool="map", class_token=True, position="sincos2d-moco"),
     ],
 )
-def test_the_python_of_a_plan_makes_these_very_settings(settings: Any) -> None:
+def test_the_python_builds_this_very_configuration(settings: Any) -> None:
     assert isinstance(settings, ViTConfig)
     known: dict[str, Any] = {}
     exec(python(settings).partition("\nmodel =")[0], known)
@@ -48,12 +48,12 @@ def test_the_python_of_a_plan_makes_these_very_settings(settings: Any) -> None:
         ({"batch": "-"}, "batch must be"),
         ({"heads": "7"}, "heads"),
         ({"width": "a"}, "width must be"),
-        ({"name": "R50x1"}, "no patches"),
+        ({"name": "R50x1"}, "not a Vision Transformer"),
         ({"name": "B/17x"}, "no model is named"),
         ({"image": "99999999999"}, "image"),
         ({"pool": "all"}, "pool must be"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_in_their_own_words(asked: dict[str, str], words: str) -> None:
+def test_an_invalid_configuration_is_refused(asked: dict[str, str], words: str) -> None:
     with pytest.raises(VitrailError, match=words):
         planned(asked)

@@ -16,16 +16,16 @@ from vitrail.tasks.classify import Classify, class_weights, scores
 def test_losses_are_their_formulas() -> None:
     model = vit(classes=10)
     torch.nn.init.normal_(model.get_parameter("head.weight"))
-    order, share = torch.arange(4), torch.full((4,), 0.3)
-    mixed = Batch(torch.randn(4, 3, *model.config.image), order, order, order.roll(1), share)
+    order, lam = torch.arange(4), torch.full((4,), 0.3)
+    mixed = Batch(torch.randn(4, 3, *model.config.image), order, order, order.roll(1), lam)
     logits = model.eval()(mixed.images)
-    wanted = torch.zeros(4, 10)
-    wanted[torch.arange(4), mixed.labels] += 0.3
-    wanted[torch.arange(4), torch.arange(4).roll(1)] += 0.7
-    smooth = wanted * 0.9 + 0.1 / 10
+    target = torch.zeros(4, 10)
+    target[torch.arange(4), mixed.labels] += 0.3
+    target[torch.arange(4), torch.arange(4).roll(1)] += 0.7
+    smooth = target * 0.9 + 0.1 / 10
     assert_close(Classify(10, smoothing=0.1).loss(model, mixed)[0], -(smooth * logits.log_softmax(1)).sum(1).mean())
-    there, absent = torch.nn.functional.logsigmoid(logits), torch.nn.functional.logsigmoid(-logits)
-    sigmoid = -(smooth * there + (1 - smooth) * absent).sum(1).mean()
+    present, absent = torch.nn.functional.logsigmoid(logits), torch.nn.functional.logsigmoid(-logits)
+    sigmoid = -(smooth * present + (1 - smooth) * absent).sum(1).mean()
     assert_close(Classify(10, "sigmoid", 0.1).loss(model, mixed)[0], sigmoid)
 
 

@@ -1,4 +1,4 @@
-"""A run of seconds, and one step of it, for tests."""
+"""A tiny run that takes seconds, and one batch of it, for tests."""
 
 from pathlib import Path
 
@@ -15,17 +15,17 @@ from vitrail.train.recipe import Optim, Recipe, Schedule
 
 
 def recipe(**changes: object) -> Recipe:
-    """Seconds long, with everything that draws: dropout, stochastic depth, mixing, an average of the weights."""
+    """A recipe that takes seconds, with dropout, stochastic depth, mixing and EMA."""
     model = ViTConfig(
         width=24, depth=2, mlp=48, heads=3, patch=(8, 8), image=(16, 16), channels=3, classes=10, dropout=0.1,
         stochastic_depth=0.1, gelu="exact",
     )  # fmt: skip
-    given: dict[str, object] = {
+    fields: dict[str, object] = {
         "name": "tiny", "model": model, "preprocess": Preprocess((16, 16)), "data": "panes:count=200,size=16", "steps": 12,
         "batch": 10, "augment": policy("none", mixup=0.4), "optim": Optim(kind="muon", weight_decay=0.1, clip=1.0), "ema": 0.9,
         "schedule": Schedule(warmup=3), "evaluate": 4, "checkpoint": 3, "seed": 5,
     }  # fmt: skip
-    return Recipe(**{**given, **changes})  # type: ignore[arg-type]
+    return Recipe(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def batch(count: int = 8, classes: int = 10) -> Batch:
@@ -47,10 +47,10 @@ def built(settings: Recipe) -> torch.nn.Module:
 
 
 def draw(folder: Path, classes: int, each: int) -> None:
-    """Pictures of noise, no two alike, in a folder a class."""
-    chance = np.random.default_rng(0)
+    """Write images of noise, no two equal, in one folder per class."""
+    rng = np.random.default_rng(0)
     for label in range(classes):
         (folder / f"class {label}").mkdir(parents=True)
         for number in range(each):
-            pixels = chance.integers(0, 256, (17, 19, 3), dtype=np.uint8)
+            pixels = rng.integers(0, 256, (17, 19, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f"class {label}" / f"{number}.png")

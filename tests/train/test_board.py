@@ -1,4 +1,4 @@
-"""TensorBoard's events say what the log says: every step once, however often the run was broken."""
+"""TensorBoard events equal the log: every step once, however often the run was interrupted."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_ac
 
 
 def events(folder: Path) -> Any:
-    """As TensorBoard itself reads them, none left out."""
+    """All events, as read by TensorBoard itself."""
     read = accumulator.EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
     return read.Reload()
 
@@ -31,16 +31,18 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def logged(folder: Path) -> dict[str, list[tuple[int, Any]]]:
-    found: dict[str, list[tuple[int, Any]]] = {}
+    by_tag: dict[str, list[tuple[int, Any]]] = {}
     for line in Run(folder).lines():
-        group, numbers = ("validation", line["validation"]) if "validation" in line else ("train", line)
-        for name in numbers.keys() - {"step"}:
-            found.setdefault(f"{group}/{name}", []).append((line["step"], pytest.approx(numbers[name])))  # theirs are float32
-    return found
+        group, metrics = ("validation", line["validation"]) if "validation" in line else ("train", line)
+        for name in metrics.keys() - {"step"}:
+            by_tag.setdefault(f"{group}/{name}", []).append(
+                (line["step"], pytest.approx(metrics[name]))
+            )  # TensorBoard stores float32
+    return by_tag
 
 
 class Breaks(Silent):
-    """After the board has seen the step."""
+    """Raises after the TensorBoard callback has handled the step."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -57,15 +59,15 @@ def sitting(folder: Path, breaks: int) -> None:
 
 def test_events_are_the_log_and_the_recipe(tmp_path: Path) -> None:
     sitting(tmp_path, breaks=99)
-    found = scalars(tmp_path)
-    assert {"train/loss", "train/accuracy", "train/lr", "validation/top1"} <= found.keys()
-    assert found == logged(tmp_path)
+    events_by_tag = scalars(tmp_path)
+    assert {"train/loss", "train/accuracy", "train/lr", "validation/top1"} <= events_by_tag.keys()
+    assert events_by_tag == logged(tmp_path)
     (text,) = events(tmp_path).Tensors("recipe/text_summary")
     assert to_json(recipe()) in text.tensor_proto.string_val[0].decode()
 
 
 @pytest.mark.parametrize("at", [2, 3, 4, 8], ids=["before a checkpoint", "in one", "after an evaluation", "later"])
-def test_a_run_that_broke_has_every_step_once(at: int, tmp_path: Path) -> None:
+def test_an_interrupted_run_has_every_step_once(at: int, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="broke"):
         sitting(tmp_path, at)
     sitting(tmp_path, breaks=99)
@@ -103,7 +105,7 @@ def test_a_run_that_was_killed_twice_has_every_step_once(tmp_path: Path) -> None
     assert [step for step, _ in scalars(folder)["train/loss"]] == list(range(1, 13))
 
 
-def test_a_loss_that_is_no_number_is_written_as_such(tmp_path: Path) -> None:
+def test_a_loss_that_is_nan_is_written_as_such(tmp_path: Path) -> None:
     with Board(tmp_path) as board:
         board.planned(recipe(), None, None, Fresh(), None)  # type: ignore[arg-type]
         board.stepped(1, {"loss": float("nan")})
@@ -116,29 +118,29 @@ class Fresh:
     step = 0
 
 
-def test_several_watchers_hear_the_same() -> None:
-    heard: list[tuple[str, object]] = []
+def test_a_callback_list_passes_every_event_to_all() -> None:
+    received: list[tuple[str, object]] = []
 
     class Ear(Silent):
         def __init__(self, name: str) -> None:
             self.name = name
-            self.progress = (lambda *_: heard.append((name, "progress"))) if name == "two" else None
+            self.progress = (lambda *_: received.append((name, "progress"))) if name == "two" else None
 
         def stepped(self, step: int, numbers: dict[str, float]) -> None:
-            heard.append((self.name, step))
+            received.append((self.name, step))
 
         def said(self, sentence: str) -> None:
-            heard.append((self.name, sentence))
+            received.append((self.name, sentence))
 
     both = Several(Ear("one"), Ear("two"))
     both.stepped(3, {})
     both.said("done")
     assert both.progress is not None
     both.progress("reading", 1, None)
-    assert heard == [("one", 3), ("two", 3), ("one", "done"), ("two", "done"), ("two", "progress")]
+    assert received == [("one", 3), ("two", 3), ("one", "done"), ("two", "done"), ("two", "progress")]
 
 
-def test_the_option_writes_them_and_a_missing_extra_is_named(
+def test_the_option_writes_events_and_a_missing_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

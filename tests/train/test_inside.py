@@ -1,4 +1,4 @@
-"""What heads do is logged with every evaluation: the same numbers as ``explain.heads`` gives, bounded in memory."""
+"""Attention statistics are logged with every evaluation: those of ``explain.head_statistics``, bounded in memory."""
 
 from pathlib import Path
 
@@ -22,42 +22,42 @@ from vitrail.train.run import Run
 HOW = Preprocess((12, 15), interpolation="bilinear")
 
 
-def test_it_is_the_mean_over_heads_on_the_first_pictures() -> None:
+def test_it_is_the_mean_over_heads_on_the_first_images() -> None:
     model, source = vit(), panes("validation", 50, (24, 30))
-    found = inside(model, source, HOW)
+    stats = inside(model, source, HOW)
     images = next(iter(evaluation(source, HOW, 32).batches(workers=0))).images
     expected = heads(model, [images])
-    assert found is not None
-    assert found["distance"] == pytest.approx(expected.distance.mean(1).tolist())
-    assert found["entropy"] == pytest.approx(expected.entropy.mean(1).tolist())
+    assert stats is not None
+    assert stats["distance"] == pytest.approx(expected.distance.mean(1).tolist())
+    assert stats["entropy"] == pytest.approx(expected.entropy.mean(1).tolist())
 
 
-def test_fewer_pictures_are_looked_at_where_weights_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
+def test_fewer_images_are_used_if_attention_weights_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch_sizes: list[int] = []
 
-    def counted(_: object, batches: object) -> object:
-        seen.extend(images.shape[0] for images in batches)  # type: ignore[attr-defined]
+    def count_images(_: object, batches: object) -> object:
+        batch_sizes.extend(images.shape[0] for images in batches)  # type: ignore[attr-defined]
         return heads(vit(), [torch.randn(1, 3, 12, 15)])
 
-    monkeypatch.setattr(room, "heads", counted)
+    monkeypatch.setattr(room, "heads", count_images)
     monkeypatch.setattr(room, "MOST", 4 * 3 * 49 * 5)
     inside(vit(), panes("validation", 50, (24, 30)), HOW)
     monkeypatch.setattr(room, "MOST", 1)
     inside(vit(), panes("validation", 50, (24, 30)), HOW)
-    assert seen == [5, 1]
+    assert batch_sizes == [5, 1]
 
 
 def test_a_run_logs_it_with_every_evaluation(tmp_path: Path) -> None:
     fit(recipe(), tmp_path / "run")
     lines = Run(tmp_path / "run").lines()
-    looked = [line for line in lines if "heads" in line]
-    assert [line["step"] for line in looked] == [line["step"] for line in lines if "validation" in line] == [4, 8, 12]
-    assert all(len(line["heads"]["distance"]) == len(line["heads"]["entropy"]) == 2 for line in looked)
+    rows = [line for line in lines if "attention_stats" in line]
+    assert [line["step"] for line in rows] == [line["step"] for line in lines if "validation" in line] == [4, 8, 12]
+    assert all(len(line["attention_stats"]["distance"]) == len(line["attention_stats"]["entropy"]) == 2 for line in rows)
     page = run_page(tmp_path / "run")
-    assert "How far heads look" in page
+    assert "Mean attention distance" in page
     assert "layer 1" in page
-    assert "What it looked at where it was most wrong" in page
+    assert "Saliency of the worst errors" in page
 
 
-def test_a_resnet_has_no_heads() -> None:
+def test_a_resnet_has_no_attention_statistics() -> None:
     assert inside(build(variant("R50x1", image=32, classes=3)), panes("validation", 5, (32, 32)), Preprocess((32, 32))) is None

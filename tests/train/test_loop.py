@@ -1,4 +1,4 @@
-"""A run goes on exactly where it was, whatever happened to it (FAULTS 9 to 13)."""
+"""A run resumes exactly where it was, whatever happened to it (FAULTS 9 to 13)."""
 
 import os
 import shutil
@@ -27,26 +27,26 @@ from vitrail.train.watch import Silent
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "whole"
     fit(recipe(), folder, Machine(workers=1))
     return folder
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Of the last step and of the best."""
+    """The weights of the last and of the best step."""
     files = {kind: load_file(folder / kind / "model.safetensors") for kind in ("last", "best")}
     return {f"{kind}.{name}": value for kind, values in files.items() for name, value in values.items()}
 
 
 def same(one: Path, two: Path) -> bool:
-    """Every line of the log and every weight, to the bit."""
+    """Whether the logs and all weights are equal, bit for bit."""
     ours, theirs = weights(one), weights(two)
     return Run(one).lines() == Run(two).lines() and all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
 
 
 class Breaks(Silent):
-    """Stops the run at a step, as the machine would."""
+    """Interrupts the run at a step with an error."""
 
     def __init__(self, at: int, error: BaseException) -> None:
         self.at, self.error = at, error
@@ -57,64 +57,64 @@ class Breaks(Silent):
 
 
 @pytest.mark.parametrize("at", range(1, 13))
-def test_a_run_that_broke_at_any_step_ends_as_the_unbroken_one(at: int, unbroken: Path, tmp_path: Path) -> None:
+def test_a_run_interrupted_at_any_step_ends_as_the_uninterrupted_one(at: int, uninterrupted: Path, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="broke"):
         fit(recipe(), tmp_path / "run", Machine(workers=0), Breaks(at, OSError("broke")))
     fit(recipe(), tmp_path / "run", Machine(workers=2))
-    assert same(tmp_path / "run", unbroken)
+    assert same(tmp_path / "run", uninterrupted)
 
 
-def test_the_log_and_the_result_say_what_happened(unbroken: Path) -> None:
-    lines = Run(unbroken).lines()
+def test_the_log_and_the_result_say_what_happened(uninterrupted: Path) -> None:
+    lines = Run(uninterrupted).lines()
     assert [line["step"] for line in lines if "loss" in line] == list(range(1, 13))
     assert [line["step"] for line in lines if "validation" in line] == [4, 8, 12]
-    result = Run(unbroken).result()
+    result = Run(uninterrupted).result()
     assert result is not None
     assert result["reported_on"] == "test"
-    with np.load(unbroken / "predictions.npz") as file:
+    with np.load(uninterrupted / "predictions.npz") as file:
         assert result["test"]["top1"] == pytest.approx((file["logits"].argmax(1) == file["labels"]).mean())
-    assert (unbroken / "recipe.json").read_text() == to_json(recipe()) + "\n"
+    assert (uninterrupted / "recipe.json").read_text() == to_json(recipe()) + "\n"
 
 
-def test_how_many_pictures_at_a_time_may_change_on_the_way(tmp_path: Path) -> None:
+def test_the_micro_batch_size_may_change_when_resuming(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         fit(recipe(micro=2), tmp_path / "run", Machine(workers=0), Breaks(4, KeyError()))
     fit(recipe(micro=5), tmp_path / "run", Machine(workers=0))
-    found = find_checkpoint(tmp_path / "run" / "checkpoints")
-    assert found is not None
-    assert found.counters["micro"] == 5
+    checkpoint = find_checkpoint(tmp_path / "run" / "checkpoints")
+    assert checkpoint is not None
+    assert checkpoint.counters["micro"] == 5
 
 
-def test_a_finished_run_says_so_and_does_nothing(unbroken: Path) -> None:
+def test_a_finished_run_says_so_and_does_nothing(uninterrupted: Path) -> None:
     class Listens(Silent):
-        heard = ""
+        messages = ""
 
         def said(self, sentence: str) -> None:
-            self.heard += sentence
+            self.messages += sentence
 
-    before = {path: path.stat().st_mtime_ns for path in unbroken.rglob("*") if path.name != ".lock"}
-    ear = Listens()
-    assert fit(recipe(), unbroken, watcher=ear) == Run(unbroken).result()
-    assert "is finished: nothing to do" in ear.heard
-    assert before == {path: path.stat().st_mtime_ns for path in unbroken.rglob("*") if path.name != ".lock"}
+    before = {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*") if path.name != ".lock"}
+    callback = Listens()
+    assert fit(recipe(), uninterrupted, watcher=callback) == Run(uninterrupted).result()
+    assert "is finished: nothing to do" in callback.messages
+    assert before == {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*") if path.name != ".lock"}
 
 
-def test_another_recipe_or_other_data_is_refused_where_it_would_lie(tmp_path: Path) -> None:
+def test_another_recipe_or_dataset_is_refused_in_the_folder_of_a_run(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="broke"):
         fit(recipe(), tmp_path / "run", Machine(workers=0), Breaks(7, OSError("broke")))
-    with pytest.raises(VitrailError, match=r"begun with another recipe: seed was 5, is 6; give this one a folder of its own"):
+    with pytest.raises(VitrailError, match=r"started with another recipe: seed was 5, is 6; use another folder for this one"):
         fit(recipe(seed=6), tmp_path / "run")
     counters = next(iter(checkpoints(tmp_path / "run" / "checkpoints")))
-    found = find_checkpoint(tmp_path / "run" / "checkpoints")
-    assert found is not None
-    tensors = load_file(found.path / "state.safetensors")
-    write_checkpoint(counters.parent, found.counters["step"], tensors, {**found.counters, "data": "other"}, 2)
-    with pytest.raises(VitrailError, match="was begun on other pictures or labels"):
+    checkpoint = find_checkpoint(tmp_path / "run" / "checkpoints")
+    assert checkpoint is not None
+    tensors = load_file(checkpoint.path / "state.safetensors")
+    write_checkpoint(counters.parent, checkpoint.counters["step"], tensors, {**checkpoint.counters, "data": "other"}, 2)
+    with pytest.raises(VitrailError, match="was started on other images or labels"):
         fit(recipe(), tmp_path / "run")
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone", "manifest"])
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: str, unbroken: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: str, uninterrupted: Path, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="broke"):
         fit(recipe(), tmp_path / "run", Machine(workers=0), Breaks(8, OSError("broke")))
     newest = checkpoints(tmp_path / "run" / "checkpoints")[0]
@@ -124,40 +124,40 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(damage: str, unbroken
         file.unlink()
     else:
         file.write_bytes(content[: len(content) // 2] if damage != "flip" else content[:-9] + b"x" + content[-8:])
-    heard: list[str] = []
+    messages: list[str] = []
 
     class Listens(Silent):
         def said(self, sentence: str) -> None:
-            heard.append(sentence)
+            messages.append(sentence)
 
     fit(recipe(), tmp_path / "run", Machine(workers=0), Listens())
-    assert "step-6 is damaged" in heard[0]
-    assert "goes on from step 3" in heard
-    assert same(tmp_path / "run", unbroken)
+    assert "step-6 is damaged" in messages[0]
+    assert "resumed from step 3" in messages
+    assert same(tmp_path / "run", uninterrupted)
 
 
-def test_all_checkpoints_damaged_is_said(tmp_path: Path) -> None:
+def test_if_all_checkpoints_are_damaged_the_error_says_so(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="broke"):
         fit(recipe(), tmp_path / "run", Machine(workers=0), Breaks(8, OSError("broke")))
     for path in checkpoints(tmp_path / "run" / "checkpoints"):
         (path / "state.json").write_text("{}")
-    with pytest.raises(VitrailError, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(VitrailError, match=r"no checkpoint in .* is valid"):
         fit(recipe(), tmp_path / "run")
 
 
-def test_two_processes_on_one_folder_are_one_too_many(tmp_path: Path) -> None:
+def test_two_processes_cannot_train_in_one_folder(tmp_path: Path) -> None:
     class Meets(Silent):
         def stepped(self, step: int, numbers: dict[str, float]) -> None:
             if step == 2:
                 fit(recipe(), tmp_path / "run")
 
-    with pytest.raises(VitrailError, match="another process is at work in"):
+    with pytest.raises(VitrailError, match="another process is training in"):
         fit(recipe(), tmp_path / "run", Machine(workers=0), Meets())
 
 
 @pytest.fixture
 def _as_in_a_terminal() -> Iterator[None]:
-    """Whatever starts these tests may have them ignore both signals, as nohup and a shell's & do."""
+    """Restore both signals, which nohup or a shell's & may have set to be ignored."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -168,7 +168,7 @@ def _as_in_a_terminal() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_as_in_a_terminal")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
-def test_asked_to_stop_it_saves_and_goes_on_later(number: int, code: int, unbroken: Path, tmp_path: Path) -> None:
+def test_on_a_stop_signal_it_saves_and_can_be_resumed(number: int, code: int, uninterrupted: Path, tmp_path: Path) -> None:
     class Asks(Silent):
         def stepped(self, step: int, numbers: dict[str, float]) -> None:
             if step == 5:
@@ -179,24 +179,24 @@ def test_asked_to_stop_it_saves_and_goes_on_later(number: int, code: int, unbrok
     assert stop.value.code == code
     assert checkpoints(tmp_path / "run" / "checkpoints")[0].name == "step-5"
     fit(recipe(), tmp_path / "run")
-    assert same(tmp_path / "run", unbroken)
+    assert same(tmp_path / "run", uninterrupted)
 
 
 @pytest.mark.usefixtures("_as_in_a_terminal")
-def test_asked_to_stop_before_the_first_step_it_ends_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_stop_signal_before_the_first_step_ends_it_at_once_and_leaves_nothing(tmp_path: Path) -> None:
     def asks(what: str, done: int, total: int | None) -> None:
         if what == "finding the learning rate":
             os.kill(os.getpid(), signal.SIGINT)
 
-    watcher = Silent()
-    watcher.progress = asks
+    callback = Silent()
+    callback.progress = asks
     with pytest.raises(KeyboardInterrupt):
-        fit(recipe(), tmp_path / "run", Machine(workers=1), watcher, Wishes(find_lr=True))
+        fit(recipe(), tmp_path / "run", Machine(workers=1), callback, Wishes(find_lr=True))
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_refused_leaves_no_folder_but_what_was_there(tmp_path: Path) -> None:
-    with pytest.raises(VitrailError, match=r"model.classes must be 10, as many as panes.* has, got 7"):
+def test_a_refused_recipe_leaves_no_folder_but_keeps_what_was_there(tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match=r"model.classes must be 10, the number of classes of panes.*, got 7"):
         fit(recipe(model=replace(recipe().model, classes=7)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     (tmp_path / "mine").mkdir()
@@ -206,28 +206,28 @@ def test_what_is_refused_leaves_no_folder_but_what_was_there(tmp_path: Path) -> 
     assert (tmp_path / "mine" / "notes.txt").is_file()
 
 
-def test_a_run_that_was_over_early_is_over_when_it_goes_on(tmp_path: Path) -> None:
-    """Stopped by its patience, and killed before it could write its result."""
-    short = recipe(steps=400, evaluate=2, checkpoint=100, patience=1)
-    fit(short, tmp_path / "whole", Machine(workers=0))
+def test_a_run_that_stopped_early_stays_stopped_when_resumed(tmp_path: Path) -> None:
+    """Stopped early, and killed before it could write its result."""
+    impatient = recipe(steps=400, evaluate=2, checkpoint=100, patience=1)
+    fit(impatient, tmp_path / "whole", Machine(workers=0))
     result = Run(tmp_path / "whole").result()
     assert result is not None
     assert result["steps"] == result["best"]["step"] + 2 < 400
     shutil.copytree(tmp_path / "whole", tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
-    fit(short, tmp_path / "run", Machine(workers=0))
+    fit(impatient, tmp_path / "run", Machine(workers=0))
     assert same(tmp_path / "run", tmp_path / "whole")
 
 
-@pytest.mark.parametrize(("shares", "chosen", "reported"), [((0.0, 0.0), "train", "train"), ((0.0, 0.1), "train", "test")])
-def test_without_validation_or_test_it_says_what_it_chose_and_reported_on(
-    shares: tuple[float, float], chosen: str, reported: str, tmp_path: Path
+@pytest.mark.parametrize(("fractions", "selected", "reported"), [((0.0, 0.0), "train", "train"), ((0.0, 0.1), "train", "test")])
+def test_without_validation_or_test_the_result_names_the_splits_it_used(
+    fractions: tuple[float, float], selected: str, reported: str, tmp_path: Path
 ) -> None:
-    draw(tmp_path / "pictures", classes=2, each=12)
+    draw(tmp_path / "images", classes=2, each=12)
     model = replace(recipe().model, classes=2)
-    settings = recipe(data=str(tmp_path / "pictures"), validation=shares[0], test=shares[1], steps=4, model=model)
+    settings = recipe(data=str(tmp_path / "images"), validation=fractions[0], test=fractions[1], steps=4, model=model)
     result = fit(settings, tmp_path / "run", Machine(workers=0))
-    assert (result["chosen_on"], result["reported_on"]) == (chosen, reported)
+    assert (result["selected_on"], result["reported_on"]) == (selected, reported)
     assert 0 <= result[reported]["top1"] <= 1
 
 
@@ -244,7 +244,7 @@ class Tells(Silent):
     def stepped(self, step, numbers):
         print(step, flush=True)
 whole = checkpoint._hash
-def hashed(path):  # the middle of a checkpoint's write: what is there is not yet named
+def hashed(path):  # in the middle of writing a checkpoint, before it is renamed
     print("writing", flush=True)
     time.sleep(slow)
     return whole(path)
@@ -253,15 +253,15 @@ fit(from_json(Recipe, Path(sys.argv[1]).read_text()), sys.argv[2], Machine(worke
 """
 
 
-def killed(settings: Path, folder: Path, word: str, times: int, wait: float, slow: float) -> bool:
-    """Start the run and kill it so long after a word was said so often; whether it was still at work."""
+def killed(settings: Path, folder: Path, word: str, count: int, wait: float, slow: float) -> bool:
+    """Start the run and kill it a while after a word was printed so often; return whether it was still running."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", TRAIN, str(settings), str(folder), str(slow)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            times -= (word == "writing") == (line.strip() == "writing")
-            if times <= 0:
+            count -= (word == "writing") == (line.strip() == "writing")
+            if count <= 0:
                 break
         time.sleep(wait)
         alive = process.poll() is None
@@ -270,17 +270,17 @@ def killed(settings: Path, folder: Path, word: str, times: int, wait: float, slo
 
 
 @pytest.mark.slow
-def test_killed_twenty_times_it_ends_as_the_unbroken_one(tmp_path: Path) -> None:
-    """SIGKILL at random moments, and five times inside of a checkpoint's write."""
+def test_killed_twenty_times_it_ends_as_the_uninterrupted_one(tmp_path: Path) -> None:
+    """SIGKILL at random moments, and five times while writing a checkpoint."""
     long = recipe(steps=60, evaluate=20, checkpoint=2)
     fit(long, tmp_path / "whole", Machine(workers=1))
     settings = tmp_path / "recipe.json"
     settings.write_text(to_json(long))
-    chance, kills, writes = np.random.default_rng(0), 0, 0
+    rng, kills, writes = np.random.default_rng(0), 0, 0
     while kills < 20:
         inside = writes < 5
-        word, times = ("writing", int(chance.integers(2, 5))) if inside else ("step", int(chance.integers(1, 4)))
-        assert killed(settings, tmp_path / "run", word, times, float(chance.uniform(0, 0.05)), 0.3 if inside else 0.0)
+        word, count = ("writing", int(rng.integers(2, 5))) if inside else ("step", int(rng.integers(1, 4)))
+        assert killed(settings, tmp_path / "run", word, count, float(rng.uniform(0, 0.05)), 0.3 if inside else 0.0)
         kills, writes = kills + 1, writes + inside
         left = (tmp_path / "run" / "checkpoints").glob("step-*")
         assert all((path / "manifest.json").is_file() for path in left)
@@ -307,7 +307,7 @@ except OSError as error:
 """
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_whole(unbroken: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_last_checkpoint_whole(uninterrupted: Path, tmp_path: Path) -> None:
     settings = tmp_path / "recipe.json"
     settings.write_text(to_json(recipe()))
     done = subprocess.run(
@@ -316,16 +316,16 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(unbroken: Path, tmp_path: 
     assert "refused" in done.stdout
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-3"]
     fit(recipe(), tmp_path / "run")
-    assert same(tmp_path / "run", unbroken)
+    assert same(tmp_path / "run", uninterrupted)
 
 
-def test_a_run_folder_that_vanishes_or_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_run_folder_that_is_deleted_or_cannot_be_written_is_named(tmp_path: Path) -> None:
     class Removes(Silent):
         def stepped(self, step: int, numbers: dict[str, float]) -> None:
             if step == 2:
                 shutil.rmtree(tmp_path / "run")
 
-    with pytest.raises(OSError, match=r"run has vanished while its run was at work"):
+    with pytest.raises(OSError, match=r"run was deleted during its run"):
         fit(recipe(), tmp_path / "run", Machine(workers=0), Removes())
     (tmp_path / "file").touch()
     with pytest.raises(VitrailError, match=r"file/run cannot be written \(Not a directory\); name another folder"):

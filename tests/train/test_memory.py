@@ -1,4 +1,4 @@
-"""FAULTS 14: where memory does not suffice the batch is computed in pieces, with the same result."""
+"""FAULTS 14: when out of memory, the batch is computed in micro-batches, with the same result."""
 
 import json
 import subprocess
@@ -53,7 +53,7 @@ except Exception as error:
 
 def large(**changes: object) -> Recipe:
     optim = Optim(kind="sgd", lr=0.1)
-    given = {
+    fields = {
         "schedule": Schedule(),
         "model": LARGE,
         "preprocess": Preprocess((32, 32)),
@@ -62,40 +62,40 @@ def large(**changes: object) -> Recipe:
         "evaluate": 2,
         "checkpoint": 2,
     }
-    return Recipe(**{**vars(still(optim=optim, ema=None)), **given, **changes})
+    return Recipe(**{**vars(still(optim=optim, ema=None)), **fields, **changes})
 
 
 def short_of(recipe: Recipe, folder: Path, spare: int) -> str:
-    """What a run says in a process that may take only so many bytes more from its first step on."""
+    """The output of a run in a process that may allocate only so many more bytes from its first step on."""
     settings = folder.with_suffix(".json")
     settings.write_text(to_json(recipe))
     command = [sys.executable, "-c", SHORT, str(settings), str(folder), str(spare)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_a_real_shortage_gives_smaller_pieces_and_the_same_weights(tmp_path: Path) -> None:
+def test_a_real_shortage_gives_smaller_micro_batches_and_the_same_weights(tmp_path: Path) -> None:
     recipe = large()
     activations = cost(LARGE, recipe.batch).memory.training
-    said = short_of(recipe, tmp_path / "short", int(0.8 * activations))
-    assert "planned None" in said, said
-    assert "the batch did not fit into memory: from here on" in said
-    assert "Error" not in said, said
+    output = short_of(recipe, tmp_path / "short", int(0.8 * activations))
+    assert "planned None" in output, output
+    assert "the batch did not fit into memory: now micro-batches of" in output
+    assert "Error" not in output, output
     fit(recipe, tmp_path / "whole", Machine("cpu", workers=0))
     one, two = load(tmp_path / "short" / "last").state_dict(), load(tmp_path / "whole" / "last").state_dict()
     for name, value in one.items():
         assert_close(value, two[name], rtol=1e-4, atol=1e-5, msg=name)
     (newest,) = (tmp_path / "short" / "checkpoints").glob("step-2")
-    assert json.loads((newest / "state.json").read_text())["micro"] < recipe.batch  # a run that goes on knows it
+    assert json.loads((newest / "state.json").read_text())["micro"] < recipe.batch  # saved for a resumed run
 
 
-def test_where_not_one_picture_fits_a_sentence_says_so(tmp_path: Path) -> None:
+def test_if_not_even_one_image_fits_the_error_says_so(tmp_path: Path) -> None:
     wide = replace(LARGE, image=(256, 256))
-    said = short_of(large(batch=4, model=wide, preprocess=Preprocess(wide.image)), tmp_path / "run", 6 * 2**20)
-    assert "VitrailError one picture at a time does not fit into memory; try a smaller --model or --image" in said
+    output = short_of(large(batch=4, model=wide, preprocess=Preprocess(wide.image)), tmp_path / "run", 6 * 2**20)
+    assert "VitrailError a single image does not fit into memory; try a smaller --model or --image" in output
 
 
 class Refuses(Classify):
-    """Refuses pieces of more than three pictures, as a device does that is too small."""
+    """Runs out of memory on micro-batches of more than three images, as a small device does."""
 
     def loss(self, model, batch):  # type: ignore[no-untyped-def]
         if len(batch.labels) > 3:
@@ -103,7 +103,7 @@ class Refuses(Classify):
         return super().loss(model, batch)
 
 
-def test_a_refused_step_is_taken_again_in_halves_and_is_the_same_step() -> None:
+def test_a_step_out_of_memory_is_retried_in_halves_and_is_the_same_step() -> None:
     settings = still(optim=Optim(kind="sgd", lr=0.1))
     one, two = fresh(built(settings), settings), fresh(built(settings), settings)
     assert train_step(one, Refuses(10), batch(), settings) == pytest.approx(train_step(two, Classify(10), batch(), settings))
@@ -112,23 +112,23 @@ def test_a_refused_step_is_taken_again_in_halves_and_is_the_same_step() -> None:
         assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_other_errors_are_not_taken_for_a_shortage() -> None:
+def test_other_errors_are_not_mistaken_for_out_of_memory() -> None:
     assert refused(MemoryError())
     assert refused(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"))
     assert not refused(RuntimeError("shapes cannot be multiplied"))
     assert not refused(OSError("out of memory"))
 
 
-@pytest.mark.parametrize(("share", "count"), [(1.2, 64), (0.7, 32), (0.3, 16)])
-def test_before_the_first_step_the_batch_is_cut_to_what_is_free(share: float, count: int) -> None:
+@pytest.mark.parametrize(("fraction", "count"), [(1.2, 64), (0.7, 32), (0.3, 16)])
+def test_before_the_first_step_the_micro_batch_is_limited_by_free_memory(fraction: float, count: int) -> None:
     fixed = cost(LARGE).memory.weights + cost(LARGE).memory.adam
-    free = fixed + int(share * cost(LARGE, 64).memory.training / memory.SPARE)
+    free = fixed + int(fraction * cost(LARGE, 64).memory.training / memory.SPARE)
     assert fitting(LARGE, 64, free) == count
     assert needed(cost(LARGE, count)) <= free
 
 
-def test_a_model_for_which_nothing_is_free_is_refused_with_both_numbers() -> None:
-    with pytest.raises(VitrailError, match=r"one picture takes about .* GiB to train on and 0.0 GiB are free"):
+def test_a_model_that_does_not_fit_is_refused_with_both_numbers() -> None:
+    with pytest.raises(VitrailError, match=r"training on one image takes about .* GiB and 0.0 GiB are free"):
         fitting(LARGE, 64, 1000)
     assert fitting(LARGE, 64, None) == 64
 

@@ -1,4 +1,4 @@
-"""Each optimiser is its formula, and every weight moves as the recipe says."""
+"""Each optimiser is its formula, and every weight is updated as the recipe says."""
 
 import pytest
 import torch
@@ -30,12 +30,12 @@ def test_adamw_is_its_formula() -> None:
     optim = Optim(lr=0.01, betas=(0.8, 0.9), weight_decay=0.3)
     model = nn.Sequential(nn.Linear(5, 7))
     weight, bias = (value.detach().clone() for value in model.parameters())
-    made = optimisers(model, optim)
+    built = optimisers(model, optim)
     moments = {id(value): (torch.zeros_like(value), torch.zeros_like(value)) for value in (weight, bias)}
     for step in range(1, 6):
         gradient(model, step)
-        set_rate(made, optim, 0.5)
-        for optimiser in made:
+        set_rate(built, optim, 0.5)
+        for optimiser in built:
             optimiser.step()
         for value, own in zip((weight, bias), model.parameters(), strict=True):
             first, second = moments[id(value)]
@@ -47,16 +47,16 @@ def test_adamw_is_its_formula() -> None:
             assert_close(own.detach(), value, rtol=1e-5, atol=1e-6)
 
 
-def test_decay_apart_does_not_depend_on_the_learning_rate() -> None:
+def test_independent_weight_decay_does_not_depend_on_the_learning_rate() -> None:
     for lr in (1e-3, 1e-1):
         model = nn.Linear(5, 7)
         before = model.weight.detach().clone()
         optim = Optim(lr=lr, weight_decay=0.25, decay_apart=True)
-        made = optimisers(model, optim)
+        built = optimisers(model, optim)
         for weight in model.parameters():
             weight.grad = torch.zeros_like(weight)
-        set_rate(made, optim, 0.5)
-        made[0].step()
+        set_rate(built, optim, 0.5)
+        built[0].step()
         assert_close(model.weight.detach(), before * (1 - 0.5 * 0.25))
 
 
@@ -64,11 +64,11 @@ def test_sgd_is_its_formula() -> None:
     optim = Optim(kind="sgd", lr=0.1, momentum=0.7)
     model = nn.Linear(5, 7)
     value, velocity = model.weight.detach().clone(), torch.zeros(7, 5)
-    made = optimisers(model, optim)
+    built = optimisers(model, optim)
     for step in range(4):
         gradient(model, step)
-        set_rate(made, optim, 1.0)
-        made[0].step()
+        set_rate(built, optim, 1.0)
+        built[0].step()
         assert model.weight.grad is not None
         velocity = 0.7 * velocity + model.weight.grad
         value -= 0.1 * velocity
@@ -76,23 +76,23 @@ def test_sgd_is_its_formula() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 24, 8), (2, 8, 24)])
-def test_orthogonal_keeps_the_directions_and_levels_the_singular_values(shape: tuple[int, int, int]) -> None:
+def test_newton_schulz_keeps_the_directions_and_equalises_the_singular_values(shape: tuple[int, int, int]) -> None:
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    made = orthogonal(matrices)
-    assert ((torch.linalg.svdvals(made) > 0.5) & (torch.linalg.svdvals(made) < 1.3)).all()
+    result = orthogonal(matrices)
+    assert ((torch.linalg.svdvals(result) > 0.5) & (torch.linalg.svdvals(result) < 1.3)).all()
     u, _, v = torch.linalg.svd(matrices, full_matrices=False)
-    rotated = u.mT @ made @ v.mT  # in the matrices' own directions nothing is off the diagonal
+    rotated = u.mT @ result @ v.mT  # in the matrices' own directions nothing is off the diagonal
     off = rotated - torch.diag_embed(rotated.diagonal(dim1=-2, dim2=-1))
     assert off.abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 40, 8), (2, 8, 24)])
-def test_orthogonal_is_newton_and_schulz_round_by_round(shape: tuple[int, int, int]) -> None:
+def test_newton_schulz_is_its_plain_iteration(shape: tuple[int, int, int]) -> None:
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * torch.logspace(0, -3, shape[2])
     x = matrices.double() / torch.linalg.matrix_norm(matrices.double())[:, None, None]
     for _ in range(5):
         x = 3.4445 * x - 4.7750 * x @ x.mT @ x + 2.0315 * x @ x.mT @ x @ x.mT @ x
-    assert_close(orthogonal(matrices), x.float(), rtol=0, atol=2e-3)  # as near as bfloat16 is where it is no square
+    assert_close(orthogonal(matrices), x.float(), rtol=0, atol=2e-3)  # as near as bfloat16 for matrices that are not square
 
 
 def test_muon_is_torchs_muon_but_for_its_precision() -> None:
@@ -119,12 +119,12 @@ def test_norms_biases_tokens_and_positions_never_decay() -> None:
     )
 
 
-def test_lower_blocks_learn_more_slowly_and_the_head_at_a_rate_of_its_own() -> None:
+def test_layer_decay_and_head_lr_scale_set_the_rates_of_blocks_and_head() -> None:
     model = vit(depth=3)
     optim = Optim(lr=1.0, layer_decay=0.5, head_lr=4.0)
-    made = optimisers(model, optim)
-    set_rate(made, optim, 0.1)
-    rates = {id(weight): group["lr"] for group in made[0].param_groups for weight in group["params"]}
+    built = optimisers(model, optim)
+    set_rate(built, optim, 0.1)
+    rates = {id(weight): group["lr"] for group in built[0].param_groups for weight in group["params"]}
     by_name = {name: rates[id(weight)] for name, weight in model.named_parameters()}
     assert by_name["head.weight"] == pytest.approx(0.4)
     assert by_name["norm.weight"] == pytest.approx(0.1)
@@ -142,11 +142,11 @@ def test_what_is_not_trained_is_frozen(train: str, blocks: int, first: int | Non
         trained = where.head or (first is not None and where.depth > first) or train == "all"
         assert weight.requires_grad == trained, name
     if train == "blocks":
-        with pytest.raises(VitrailError, match=r"optim.blocks must be from 1 to 3"):
+        with pytest.raises(VitrailError, match=r"optim.trainable_blocks must be from 1 to 3"):
             freeze(model, Optim(train="blocks", blocks=4))
 
 
-def test_muon_moves_the_matrices_of_blocks_and_adamw_the_rest() -> None:
+def test_muon_updates_the_matrices_of_blocks_and_adamw_the_rest() -> None:
     model = vit()
     first, second = optimisers(model, Optim(kind="muon"))
     names = {id(weight): name for name, weight in model.named_parameters()}
@@ -158,27 +158,27 @@ def test_muon_moves_the_matrices_of_blocks_and_adamw_the_rest() -> None:
     assert not rest & moved
 
 
-def test_groups_of_equally_many_weights_are_told_apart() -> None:
-    """Four matrices and four others a block, which must not be compared value by value."""
+def test_groups_of_equally_many_weights_stay_separate() -> None:
+    """Four matrices and four other weights, which must not be compared value by value."""
     model = nn.ModuleDict({"blocks": nn.ModuleList(nn.Linear(5, 7) for _ in range(4))})
     first, second = optimisers(model, Optim(kind="muon"))
-    assert [len(made.param_groups[0]["params"]) for made in (first, second)] == [4, 4]
+    assert [len(optimiser.param_groups[0]["params"]) for optimiser in (first, second)] == [4, 4]
 
 
-def test_a_rate_from_block_to_block_needs_blocks() -> None:
-    with pytest.raises(VitrailError, match=r"optim.layer_decay is from block to block, and this model has none"):
+def test_layer_decay_needs_blocks() -> None:
+    with pytest.raises(VitrailError, match=r"optim.layer_decay is from block to block, and this model has no blocks"):
         optimisers(build("R50x1", image=32, classes=3), Optim(kind="sgd", layer_decay=0.75))
 
 
-def test_the_average_is_its_formula() -> None:
+def test_ema_is_its_formula() -> None:
     model = nn.Linear(3, 4)
-    average = Average(model, 0.9)
+    ema = Average(model, 0.9)
     expected = model.weight.detach().clone()
     for step in range(1, 200):
         with torch.no_grad():
             model.weight.add_(torch.randn(4, 3))
-        average.follow(model, step)
+        ema.follow(model, step)
         decay = min(0.9, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * model.weight.detach()
-        assert_close(average.model.get_parameter("weight"), expected, rtol=1e-4, atol=1e-5)
-    assert not any(weight.requires_grad for weight in average.model.parameters())
+        assert_close(ema.model.get_parameter("weight"), expected, rtol=1e-4, atol=1e-5)
+    assert not any(weight.requires_grad for weight in ema.model.parameters())

@@ -1,4 +1,4 @@
-"""Other ways to compute a step, the same run: bfloat16 where the CPU has it, and compiled."""
+"""bfloat16 and compiled runs match the float32 eager one and resume bit for bit."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def broken_and_resumed(settings: Any, folder: Path) -> Path:
 
 
 def same(one: Path, two: Path) -> bool:
-    """Every line of the log and every weight, to the bit."""
+    """Whether the logs and all weights are equal, bit for bit."""
     ours, theirs = (load_file(folder / "last" / "model.safetensors") for folder in (one, two))
     return Run(one).lines() == Run(two).lines() and all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
 
@@ -66,7 +66,7 @@ def test_bfloat16_stays_near_float32_and_keeps_its_weights_in_float32(tmp_path: 
 
 
 @pytest.mark.usefixtures("_bfloat16")
-def test_a_run_in_bfloat16_goes_on_to_the_bit(tmp_path: Path) -> None:
+def test_a_run_in_bfloat16_resumes_bit_for_bit(tmp_path: Path) -> None:
     half = replace(recipe(), precision="bfloat16")
     fit(half, tmp_path / "whole", Machine(workers=0))
     assert same(broken_and_resumed(half, tmp_path / "run"), tmp_path / "whole")
@@ -78,7 +78,7 @@ def test_only_bfloat16_on_a_cpu_and_compiling_are_tried_out(monkeypatch: pytest.
     half, compiled = recipe(precision="bfloat16"), recipe(compile=True)
     check_machine(recipe(), "cpu")
     check_machine(half, "cuda")
-    with pytest.raises(VitrailError, match=f"precision=bfloat16 fails; put {REMEDY} in front of the command, or take"):
+    with pytest.raises(VitrailError, match=f"precision=bfloat16 fails; put {REMEDY} before the command, or use"):
         check_machine(half, "cpu")
     with pytest.raises(
         VitrailError, match=r"compile=true does not work here \(no compiler for cuda\); install a C\+\+ compiler"
@@ -94,10 +94,10 @@ def train(out: Path, setting: str, environment: dict[str, str]) -> "subprocess.C
 
 
 def test_a_cpu_that_would_kill_the_process_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    """The real thing, on machines that have it: without the variable that the tests are run with."""
+    """On affected machines: without the environment variable that the tests are run with."""
     bare = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
     if subprocess.run([sys.executable, "-c", precision.PROBE], env=bare, capture_output=True, check=False).returncode == 0:
-        pytest.skip("this CPU has what it announces")
+        pytest.skip("this CPU supports what it reports")
     refused = train(tmp_path / "run", "precision=bfloat16", bare)
     assert refused.returncode == 2, refused.stderr
     assert refused.stderr.splitlines()[-1].startswith("vitrail: precision=bfloat16 kills the process")
@@ -120,7 +120,7 @@ def test_a_machine_without_a_compiler_is_refused_in_one_sentence(tmp_path: Path)
 
 @pytest.fixture(params=["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def _compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default compiler, and a quick one that takes the same way but for the code that it writes."""
+    """The default compiler, and a quick one that differs only in code generation."""
     torch.compiler.reset()
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=request.param))
     if request.param != "inductor":
@@ -129,9 +129,9 @@ def _compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.compile
 @pytest.mark.usefixtures("_compiler")
-@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # the compiler's own
-def test_a_compiled_run_is_the_eager_one_and_goes_on_to_the_bit(tmp_path: Path) -> None:
-    """No dropout here: compiled, it draws other numbers."""
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # raised by the compiler itself
+def test_a_compiled_run_is_the_eager_one_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """Without dropout, which draws other numbers when compiled."""
     eager, compiled = still(), still(compile=True)
     fit(eager, tmp_path / "eager", Machine(workers=0))
     fit(compiled, tmp_path / "compiled", Machine(workers=0))
@@ -145,8 +145,8 @@ def test_a_compiled_run_is_the_eager_one_and_goes_on_to_the_bit(tmp_path: Path) 
 @pytest.mark.compile
 @pytest.mark.usefixtures("_compiler")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
-def test_a_compiled_run_with_dropout_and_without_an_average_goes_on_to_the_bit(tmp_path: Path) -> None:
-    """What is evaluated and kept here is the compiled model itself."""
+def test_a_compiled_run_with_dropout_and_without_ema_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """Here the compiled model itself is evaluated and saved."""
     settings = recipe(compile=True, ema=None)
     fit(settings, tmp_path / "compiled", Machine(workers=0))
     assert same(broken_and_resumed(settings, tmp_path / "run"), tmp_path / "compiled")

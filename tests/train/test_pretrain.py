@@ -1,4 +1,4 @@
-"""Learning without labels has the guarantees of any other run."""
+"""Self-supervised training has the guarantees of any other run."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ from vitrail.weights.masked import load_masked
 HOW = {
     "mae": Masking("mae", 0.75, normalise=True, decoder_width=24, decoder_depth=1, decoder_heads=3),
     "simmim": Masking("simmim", 0.5),
-    "masked-patch": Masking("masked-patch", target="colour"),
+    "masked-patch": Masking("masked-patch", target="mean-colour"),
 }
 
 
@@ -51,7 +51,7 @@ def unlabelled(method: str = "mae", **changes: object) -> Recipe:
 
 
 @pytest.fixture(scope="module", params=HOW)
-def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("runs") / request.param
     fit(unlabelled(request.param), folder, Machine(workers=1))
     return request.param, folder
@@ -62,46 +62,46 @@ def decoders(folder: Path) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("at", [2, 7, 11])
-def test_a_run_that_broke_ends_as_the_unbroken_one(at: int, unbroken: tuple[str, Path], tmp_path: Path) -> None:
-    method, whole = unbroken
+def test_an_interrupted_run_ends_as_the_uninterrupted_one(at: int, uninterrupted: tuple[str, Path], tmp_path: Path) -> None:
+    method, reference = uninterrupted
     with pytest.raises(OSError, match="broke"):
         fit(unlabelled(method), tmp_path / "run", Machine(workers=0), Breaks(at, OSError("broke")))
     fit(unlabelled(method), tmp_path / "run", Machine(workers=2))
-    assert same(tmp_path / "run", whole)
-    for ours, theirs in zip(decoders(tmp_path / "run"), decoders(whole), strict=True):
+    assert same(tmp_path / "run", reference)
+    for ours, theirs in zip(decoders(tmp_path / "run"), decoders(reference), strict=True):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    mine, other = Run(tmp_path / "run").reconstructions(), Run(whole).reconstructions()
+    mine, other = Run(tmp_path / "run").reconstructions(), Run(reference).reconstructions()
     assert list(mine) == list(other) == [4, 8, 12]
     assert all(np.array_equal(mine[step][name], other[step][name]) for step in mine for name in mine[step])
 
 
-def test_a_run_that_is_killed_goes_on_to_the_bit(unbroken: tuple[str, Path], tmp_path: Path) -> None:
-    method, whole = unbroken
+def test_a_run_that_is_killed_resumes_bit_for_bit(uninterrupted: tuple[str, Path], tmp_path: Path) -> None:
+    method, reference = uninterrupted
     (tmp_path / "recipe.json").write_text(to_json(unlabelled(method)))
     command = [
         sys.executable,
         "-m",
         "vitrail",
         "train",
-        "--again",
+        "--recipe-from",
         str(tmp_path / "recipe.json"),
         "--out",
         str(tmp_path / "run"),
     ]
     process = subprocess.Popen([*command, "--workers", "1"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    until = time.monotonic() + 120
-    while time.monotonic() < until and process.poll() is None and not list((tmp_path / "run").glob("checkpoints/step-*")):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None and not list((tmp_path / "run").glob("checkpoints/step-*")):
         time.sleep(0.01)
     if process.poll() is None:
         os.kill(process.pid, signal.SIGKILL)
     process.wait()
     fit(unlabelled(method), tmp_path / "run", Machine(workers=1))
-    assert same(tmp_path / "run", whole)
+    assert same(tmp_path / "run", reference)
 
 
-def test_what_is_kept_is_an_encoder_with_its_decoder_beside_it(unbroken: tuple[str, Path]) -> None:
-    method, folder = unbroken
+def test_an_encoder_is_saved_with_its_decoder(uninterrupted: tuple[str, Path]) -> None:
+    method, folder = uninterrupted
     encoder, whole = load(folder), load_masked(folder)
     assert isinstance(encoder, ViT)
     assert isinstance(whole, Masked)
@@ -111,20 +111,20 @@ def test_what_is_kept_is_an_encoder_with_its_decoder_beside_it(unbroken: tuple[s
     result = Run(folder).result()
     assert result is not None
     assert set(result["test"]) == ({"loss", "accuracy"} if method == "masked-patch" else {"loss"})
-    looks = [line["validation"] for line in Run(folder).lines() if "validation" in line]
-    assert result["best"]["loss"] == min(look["loss"] for look in looks)
-    assert all(0 <= look["knn"] <= 1 for look in looks)
+    evaluations = [line["validation"] for line in Run(folder).lines() if "validation" in line]
+    assert result["best"]["loss"] == min(evaluation_row["loss"] for evaluation_row in evaluations)
+    assert all(0 <= evaluation_row["knn"] <= 1 for evaluation_row in evaluations)
 
 
-def test_what_was_learnt_can_be_taught_classes(unbroken: tuple[str, Path], tmp_path: Path) -> None:
-    _, folder = unbroken
-    settings = unlabelled(unbroken[0])
+def test_the_pretrained_encoder_can_be_fine_tuned(uninterrupted: tuple[str, Path], tmp_path: Path) -> None:
+    _, folder = uninterrupted
+    settings = unlabelled(uninterrupted[0])
     classes = replace(settings.model, classes=10)
     result = fit(recipe(model=classes, start=str(folder)), tmp_path / "run", Machine(workers=0))
     assert "top1" in result["test"]
 
 
-def test_pictures_that_have_no_labels_will_do(tmp_path: Path) -> None:
+def test_images_without_labels_can_be_used(tmp_path: Path) -> None:
     draw(tmp_path / "all", 1, 40)
     for number, path in enumerate(sorted((tmp_path / "all").glob("*/*.png"))):
         path.rename(tmp_path / "all" / f"{number}.png")
@@ -135,49 +135,49 @@ def test_pictures_that_have_no_labels_will_do(tmp_path: Path) -> None:
 
 
 def test_minutes_and_the_range_test_work_without_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured, apart = [], []
+    measured, overheads = [], []
 
-    def slow(*given: Any) -> Pace:
-        measured.append(pace(*given))
+    def fixed_timing(*arguments: Any) -> Pace:
+        measured.append(pace(*arguments))
         return Pace(step=0.1, picture=0.0)
 
-    def beside(*given: Any) -> float:
-        apart.append(seconds(*given))
+    def fixed_overhead(*arguments: Any) -> float:
+        overheads.append(seconds(*arguments))
         return 0.2
 
-    monkeypatch.setattr("vitrail.train.loop.pace", slow)
-    monkeypatch.setattr("vitrail.train.looks.seconds", beside)
+    monkeypatch.setattr("vitrail.train.loop.pace", fixed_timing)
+    monkeypatch.setattr("vitrail.train.looks.seconds", fixed_overhead)
     settings = unlabelled(data="panes:count=60,size=16", evaluate=100)
     result = fit(settings, tmp_path / "run", Machine(workers=0), wishes=Wishes(minutes=0.04, find_lr=True))
-    assert result["steps"] == Run(tmp_path / "run").recipe().steps == 20  # 22 without what an evaluation does beside
-    assert apart[0] > 0
+    assert result["steps"] == Run(tmp_path / "run").recipe().steps == 20  # 22 without the overhead of an evaluation
+    assert overheads[0] > 0
     assert measured[0].step > 0
     assert measured[0].picture > 0
 
 
-def test_the_decoder_is_trained_like_everything_else() -> None:
-    """Muon has the matrices of both, decay spares the mask token, and depth counts the encoder's blocks alone."""
+def test_the_decoder_is_trained_like_the_encoder() -> None:
+    """Muon updates the matrices of both, the mask token does not decay, and depth counts only the encoder's blocks."""
     settings = unlabelled(optim=Optim(kind="muon", weight_decay=0.1, layer_decay=0.5))
     encoder = build(settings.model)
     assert isinstance(encoder, ViT)
     assert settings.masking is not None
     state = fresh(masked(encoder, settings.masking), settings)
     names = {weight: name for name, weight in state.model.named_parameters()}
-    found = {
-        names[weight]: (type(optimiser).__name__, group["times"], group["decays"])
+    by_name = {
+        names[weight]: (type(optimiser).__name__, group["lr_scale"], group["decay"])
         for optimiser in state.optimisers
         for group in optimiser.param_groups
         for weight in group["params"]
     }
-    assert found.keys() == dict(state.model.named_parameters()).keys()
-    assert found["encoder.blocks.1.attention.qkv.weight"] == ("Muon", 0.5, True)
-    assert found["decoder.blocks.0.attention.qkv.weight"] == ("Muon", 1.0, True)
-    assert found["decoder.mask"][2] is False
-    assert found["encoder.embed.project.weight"] == ("AdamW", 0.125, True)
+    assert by_name.keys() == dict(state.model.named_parameters()).keys()
+    assert by_name["encoder.blocks.1.attention.qkv.weight"] == ("Muon", 0.5, True)
+    assert by_name["decoder.blocks.0.attention.qkv.weight"] == ("Muon", 1.0, True)
+    assert by_name["decoder.mask"][2] is False
+    assert by_name["encoder.embed.project.weight"] == ("AdamW", 0.125, True)
 
 
 def striped(count: int, classes: int, labelled: int) -> Arrays:
-    """Class by class, as folders are; the last ones have no label."""
+    """A dataset sorted by class, as folders are; the last images have no label."""
     labels = np.sort(np.arange(count) % classes)
     pixels = np.random.default_rng(0).integers(0, 256, (count, 16, 16, 3), np.uint8)
     return Arrays(pixels, np.where(np.arange(count) < labelled, labels, -1), tuple(map(str, range(classes))))
@@ -185,32 +185,34 @@ def striped(count: int, classes: int, labelled: int) -> Arrays:
 
 def encoder() -> Masked:
     settings = unlabelled("simmim")
-    made = build(settings.model)
-    assert isinstance(made, ViT)
-    made.preprocess = settings.preprocess
-    return masked(made, HOW["simmim"])
+    vit = build(settings.model)
+    assert isinstance(vit, ViT)
+    vit.preprocess = settings.preprocess
+    return masked(vit, HOW["simmim"])
 
 
-def test_without_validation_no_picture_is_its_own_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of random pictures nothing can be known but by finding the very same one."""
+def test_without_validation_no_image_is_its_own_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random images can only be classified by finding the same image."""
     source = striped(90, 9, 90)
     monkeypatch.setattr("vitrail.train.unlabelled.NEIGHBOURS", 1)
-    found = neighbours(encoder(), source, source, 0)
-    assert found is not None
-    assert found < 0.4
+    accuracy = neighbours(encoder(), source, source, 0)
+    assert accuracy is not None
+    assert accuracy < 0.4
     same = replace(source)
-    assert neighbours(encoder(), source, same, 0) == 1.0  # another source may hold the same pictures; that is said elsewhere
+    assert (
+        neighbours(encoder(), source, same, 0) == 1.0
+    )  # another dataset may have the same images; leaks are reported elsewhere
 
 
-def test_neighbours_are_left_out_where_they_would_say_nothing() -> None:
-    some = striped(30, 3, 30)
-    for train, asked in ((striped(30, 3, 0), some), (some, striped(30, 3, 0)), (striped(30, 1, 30), some)):
-        assert neighbours(encoder(), train, asked, 0) is None
-        assert seconds(encoder(), train, asked, 0) == 0.0
-    assert seconds(encoder(), some, striped(30, 3, 5), 0) > 0.0
+def test_knn_accuracy_is_none_if_it_would_mean_nothing() -> None:
+    labelled = striped(30, 3, 30)
+    for train, queries in ((striped(30, 3, 0), labelled), (labelled, striped(30, 3, 0)), (striped(30, 1, 30), labelled)):
+        assert neighbours(encoder(), train, queries, 0) is None
+        assert seconds(encoder(), train, queries, 0) == 0.0
+    assert seconds(encoder(), labelled, striped(30, 3, 5), 0) > 0.0
 
 
-def test_pictures_that_vanish_do_not_stop_the_neighbours(tmp_path: Path) -> None:
+def test_deleted_images_do_not_stop_the_knn_monitor(tmp_path: Path) -> None:
     draw(tmp_path / "all", 2, 12)
     data = pictures(str(tmp_path / "all"), labelled=False)
     assert neighbours(encoder(), data.train, data.train, 0) is not None
@@ -222,18 +224,18 @@ def test_pictures_that_vanish_do_not_stop_the_neighbours(tmp_path: Path) -> None
 def test_reconstructions_are_spread_over_the_classes() -> None:
     source, model = striped(64, 8, 64), encoder()
     source.images[:] = (30 * source.labels)[:, None, None, None].astype(np.uint8)
-    how = unlabelled("simmim").preprocess
-    shown = reconstructions(model, Masks(HOW["simmim"], (4, 4), how), source, how)
-    assert len(set(shown["original"][:, 0, 0, 0].tolist())) == 8
+    preprocess = unlabelled("simmim").preprocess
+    images = reconstructions(model, Masks(HOW["simmim"], (4, 4), preprocess), source, preprocess)
+    assert len(set(images["original"][:, 0, 0, 0].tolist())) == 8
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"augment": policy("none", mixup=0.2)}, "no labels to mix"),
         ({"model": recipe().model}, "try model.classes=0"),
     ],
 )
-def test_what_makes_no_sense_without_labels_is_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(VitrailError, match=words):
+def test_what_makes_no_sense_without_labels_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(VitrailError, match=message):
         unlabelled("mae", **changes)

@@ -1,4 +1,4 @@
-"""Each schedule is its formula, starts from nothing and ends where it should."""
+"""Each schedule is its formula, starts from 0 and ends where it should."""
 
 import math
 
@@ -27,7 +27,7 @@ def test_each_kind_is_its_formula() -> None:
         )
 
 
-def test_cooling_down_is_a_straight_line_to_nothing() -> None:
+def test_cooldown_is_a_straight_line_to_zero() -> None:
     schedule = Schedule("constant", cooldown=20)
     assert rate(schedule, 79, 100) == rate(schedule, 80, 100) == 1
     assert [rate(schedule, step, 100) for step in (85, 90, 99)] == pytest.approx([0.75, 0.5, 0.05])

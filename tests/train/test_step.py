@@ -1,4 +1,4 @@
-"""A step is its formula: the gradient of the whole batch, in pieces or not, or nothing at all (FAULTS 13)."""
+"""A step is its formula: the gradient of the whole batch, in micro-batches or not, or nothing at all (FAULTS 13)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ from vitrail.train.step import culprit, train_step
 def test_a_step_equals_its_hand_written_twin() -> None:
     settings = still(optim=Optim(kind="sgd", lr=0.1, momentum=0.0, clip=0.5), schedule=Schedule("linear"), ema=None)
     model, twin = built(settings), built(settings)
-    numbers = train_step(fresh(model, settings), Classify(10), batch(), settings)
+    metrics = train_step(fresh(model, settings), Classify(10), batch(), settings)
     loss = torch.nn.functional.cross_entropy(twin(batch().images), batch().labels)
     loss.backward()
     gradients = [weight.grad for weight in twin.parameters() if weight.grad is not None]
@@ -29,13 +29,13 @@ def test_a_step_equals_its_hand_written_twin() -> None:
     for weight, own in zip(twin.parameters(), model.parameters(), strict=True):
         assert weight.grad is not None
         assert_close(own.detach(), weight.detach() - 0.1 * weight.grad * min(1, 0.5 / norm.item()), rtol=1e-5, atol=1e-6)
-    assert numbers["loss"] == pytest.approx(loss.item())
-    assert numbers["gradient"] == pytest.approx(norm.item(), rel=1e-5)
+    assert metrics["loss"] == pytest.approx(loss.item())
+    assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("micro", [1, 3, 4, 7])
-def test_a_batch_in_pieces_is_the_batch(micro: int) -> None:
-    """Also in unequal ones: 8 pictures in pieces of 3 are 3, 3 and 2."""
+def test_a_batch_in_micro_batches_is_the_batch(micro: int) -> None:
+    """Also in unequal ones: 8 images in micro-batches of 3 are 3, 3 and 2."""
     task, optim = Classify(10, smoothing=0.1), Optim(kind="sgd", lr=0.1)
     whole, parted = still(optim=optim), still(optim=optim, micro=micro)
     one, two = fresh(built(whole), whole), fresh(built(parted), parted)
@@ -45,7 +45,7 @@ def test_a_batch_in_pieces_is_the_batch(micro: int) -> None:
         assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_a_gradient_that_is_no_number_changes_nothing_and_stops_the_run_in_the_end(tmp_path: Path) -> None:
+def test_a_gradient_that_is_not_finite_changes_nothing_and_stops_the_run_in_the_end(tmp_path: Path) -> None:
     settings = still()
     model = built(settings)
     state = fresh(model, settings)
@@ -54,13 +54,13 @@ def test_a_gradient_that_is_no_number_changes_nothing_and_stops_the_run_in_the_e
     train_step(state, Classify(10), spoiled, settings)
     assert (state.step, state.skipped) == (1, 1)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    with pytest.raises(VitrailError, match=r"10 steps in a row had to be skipped.* is no number.*try a smaller optim.lr"):
+    with pytest.raises(VitrailError, match=r"10 consecutive steps were skipped.* is not finite.*try a smaller optim.lr"):
         fit(still(steps=40, optim=Optim(kind="sgd", lr=1e30)), tmp_path / "run", Machine(workers=0))
-    assert find_checkpoint(tmp_path / "run" / "checkpoints") is not None  # which the sentence promises
+    assert find_checkpoint(tmp_path / "run" / "checkpoints") is not None  # as the error promises
 
 
 class Spoils(torch.autograd.Function):
-    """A number on the way to the loss, and none on the way back."""
+    """The identity in the forward pass, NaN in the backward pass."""
 
     @staticmethod
     def forward(ctx, x):  # type: ignore[no-untyped-def]
@@ -72,7 +72,7 @@ class Spoils(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
-def test_the_layer_where_numbers_end_is_named(clip: float | None) -> None:
+def test_the_first_layer_that_is_not_finite_is_named(clip: float | None) -> None:
     settings, task = still(optim=Optim(clip=clip)), Classify(10)
 
     def skipped(spoil: Callable[[torch.nn.Module], object], spoiled: Batch) -> str:
@@ -93,10 +93,10 @@ def test_the_layer_where_numbers_end_is_named(clip: float | None) -> None:
     whole, dark = batch(), Batch(batch().images * float("nan"), batch().labels, batch().indices)
     assert skipped(forward, whole) == "the output of blocks.1.mlp.up is"
     assert skipped(backward, whole).startswith("the gradient of blocks.0.mlp.down")
-    assert skipped(lambda model: None, dark) == "a picture is"
+    assert skipped(lambda model: None, dark) == "an image is"
 
 
-def test_dropout_of_a_step_is_the_steps_own() -> None:
+def test_dropout_depends_on_the_step_only() -> None:
     seed_step(1, 7)
     first = torch.rand(5)
     seed_step(1, 8)
@@ -106,7 +106,7 @@ def test_dropout_of_a_step_is_the_steps_own() -> None:
     assert not torch.equal(first, second)
 
 
-def test_a_batch_without_a_readable_picture_is_a_step_without_an_update() -> None:
+def test_a_batch_without_a_readable_image_is_a_step_without_an_update() -> None:
     settings = still()
     state = fresh(built(settings), settings)
     before = {name: value.clone() for name, value in state.model.state_dict().items()}

@@ -1,6 +1,6 @@
-"""A training step on the scales: every byte that it holds, by following each tensor's memory from its making to its end.
+"""Measure the peak memory of a training step, by tracking every tensor's storage from allocation to release.
 
-``torchrun -m tests.train.weighing`` weighs what ranks hold under DDP and FSDP2, and prints it.
+``torchrun -m tests.train.weighing`` measures the ranks of DDP and FSDP2, and prints it.
 """
 
 import json
@@ -31,17 +31,17 @@ WIDE = ViTConfig(width=192, depth=3, mlp=640, heads=6, patch=(8, 8), image=(64, 
 CASES = [(NARROW, "ddp", None), (NARROW, "ddp", 2), (NARROW, "fsdp", None), (NARROW, "fsdp", 2), (WIDE, "fsdp", 2)]
 
 
-def recipe(model: ModelConfig, pictures: int, **changes: Any) -> Recipe:
-    given: dict[str, Any] = {
-        "name": "weighed", "model": model, "steps": 9, "batch": pictures, "augment": policy("none"),
+def recipe(model: ModelConfig, images: int, **changes: Any) -> Recipe:
+    fields: dict[str, Any] = {
+        "name": "weighed", "model": model, "steps": 9, "batch": images, "augment": policy("none"),
         "preprocess": Preprocess(model.image, mean=(0.5,) * model.channels, std=(0.5,) * model.channels),
         "optim": Optim(clip=1.0), "schedule": Schedule("constant"),
     }  # fmt: skip
-    return Recipe(**{**given, **changes})
+    return Recipe(**{**fields, **changes})
 
 
 def started(settings: Recipe, team: Team = ALONE) -> State:
-    """Behind two steps, so that moments and buckets are where they stay."""
+    """The state after two steps, so that optimiser state and buckets are allocated."""
     torch.manual_seed(0)
     model = build(settings.model).train()
     model.checkpointing = settings.recompute
@@ -58,19 +58,19 @@ def pictures(settings: Recipe, team: Team = ALONE) -> Batch:
 
 
 def standing(state: State) -> dict[str, int]:
-    """Bytes of what stays from step to step; Adam's counters, one number a tensor, are left out."""
+    """Bytes that persist between steps; Adam's step counters, one number per tensor, are not counted."""
     moments = [value for optimiser in state.optimisers for each in optimiser.state.values() for value in each.values()]
     gradients = [weight.grad for weight in state.model.parameters() if weight.grad is not None]
-    average: list[Tensor] = [] if state.average is None else list(state.average.model.parameters())
-    found: dict[str, list[Tensor]] = {
+    ema: list[Tensor] = [] if state.average is None else list(state.average.model.parameters())
+    by_purpose: dict[str, list[Tensor]] = {
         "weights": list(state.model.parameters()), "gradients": gradients,
-        "moments": [each for each in moments if each.ndim], "average": average,
+        "moments": [each for each in moments if each.ndim], "average": ema,
     }  # fmt: skip
-    return {name: sum(each.nbytes for each in local(tensors)) for name, tensors in found.items()}
+    return {name: sum(each.nbytes for each in local(tensors)) for name, tensors in by_purpose.items()}
 
 
 def most_beside(state: State, settings: Recipe, team: Team = ALONE) -> int:
-    """Bytes that a step holds at most beside weights, moments and average, with its pictures."""
+    """Peak bytes of a step beyond weights, optimiser state and EMA weights, its images included."""
     batch, task = pictures(settings, team), Classify(settings.model.classes)
     for weight in state.model.parameters():
         weight.grad = None
@@ -80,7 +80,7 @@ def most_beside(state: State, settings: Recipe, team: Team = ALONE) -> int:
 
 
 class Alive(TorchDispatchMode):
-    """Follows what is made while it looks on."""
+    """Tracks the storages that are allocated in its context."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -105,18 +105,18 @@ class Alive(TorchDispatchMode):
 
 
 def main() -> None:
-    """Every rank's bytes, for each case."""
-    found = []
+    """Print the bytes of every rank, for each case."""
+    measured = []
     with joined() as team:
         for model, parallel, micro in CASES:
             settings = recipe(model, 8, parallel=parallel, micro=micro, ema=0.9)
             state = started(settings, team)
-            still = standing(state)
-            beside = most_beside(state, settings, team)
-            ranks = [json.loads(text) for text in team.texts(json.dumps({**still, "beside": beside}))]
-            found.append({"width": model.width, "parallel": parallel, "micro": micro, "ranks": ranks})
+            persistent = standing(state)
+            peak = most_beside(state, settings, team)
+            ranks = [json.loads(text) for text in team.texts(json.dumps({**persistent, "peak": peak}))]
+            measured.append({"width": model.width, "parallel": parallel, "micro": micro, "ranks": ranks})
         if team.first:
-            sys.stdout.write(json.dumps(found) + "\n")
+            sys.stdout.write(json.dumps(measured) + "\n")
 
 
 if __name__ == "__main__":

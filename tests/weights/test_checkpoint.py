@@ -1,4 +1,4 @@
-"""Model folders: what was saved is what is loaded, and nothing half-written is ever seen."""
+"""Model folders: what was saved is what is loaded, and nothing half-written is ever visible."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def test_what_was_saved_is_what_is_loaded(position: str, tmp_path: Path) -> None
     assert json.loads((tmp_path / "new" / "mine" / "vitrail.json").read_text())["grid"] == [2, 3]
 
 
-def test_hybrids_and_resnets_too(tmp_path: Path) -> None:
+def test_hybrids_and_resnets_are_saved_too(tmp_path: Path) -> None:
     hybrid = build(config(stem=Stem(stages=(1,)), patch=(2, 1), image=(16, 12))).eval()
     resnet = build(ResNetConfig(stages=(1, 1), width=32, image=(32, 32), classes=3)).eval()
     for model in (hybrid, resnet):
@@ -56,7 +56,7 @@ def test_a_loaded_model_can_be_trained_without_touching_its_file(tmp_path: Path)
 
 
 @pytest.mark.compile
-def test_a_compiled_model_is_saved_as_what_it_was_compiled_from(tmp_path: Path) -> None:
+def test_a_compiled_model_is_saved_as_its_original(tmp_path: Path) -> None:
     model = vit()
     save(torch.compile(model, backend="eager"), tmp_path / "mine")  # type: ignore[arg-type]
     assert_close(load(tmp_path / "mine")(IMAGES), model(IMAGES), rtol=0, atol=0)
@@ -67,7 +67,7 @@ def test_a_model_without_weights_is_not_saved(tmp_path: Path) -> None:
         save(build(config(), device="meta"), tmp_path / "mine")
 
 
-def test_what_the_model_knows_travels_with_it(tmp_path: Path) -> None:
+def test_preprocessing_and_class_names_are_saved(tmp_path: Path) -> None:
     model = vit()
     model.preprocess = Preprocess((12, 15), crop=0.8, interpolation="lanczos", mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0))
     model.labels = ("cat", "dog", "owl", "eel", "ant")
@@ -84,7 +84,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     assert load(tmp_path / "step-7").config == newer.config
 
 
-def test_where_names_cannot_be_exchanged_the_old_folder_steps_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_names_cannot_be_exchanged_the_old_folder_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "_exchange", lambda one, two: False)
     save(vit(), tmp_path / "mine")
     newer = vit(depth=1)
@@ -101,16 +101,16 @@ def test_saving_again_replaces_the_older_one_and_leaves_nothing_else(tmp_path: P
     assert os.listdir(tmp_path) == ["mine"]
 
 
-def test_a_folder_with_other_things_in_it_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_overwritten(tmp_path: Path) -> None:
     save(vit(), tmp_path / "mine")
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    with pytest.raises(VitrailError, match="holds other things than a model, so it is not overwritten"):
+    with pytest.raises(VitrailError, match="contains files other than a model's, so it is not overwritten"):
         save(vit(), tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.tex").exists()
 
 
-def test_a_full_disk_leaves_the_older_model_whole(tmp_path: Path) -> None:
-    """A real one: a limit on file size, in a process of its own."""
+def test_a_full_disk_leaves_the_older_model_intact(tmp_path: Path) -> None:
+    """Simulated by a limit on file size in a separate process."""
     older = vit()
     save(older, tmp_path / "mine")
 
@@ -139,25 +139,27 @@ def test_a_full_disk_leaves_the_older_model_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "sentence"),
+    ("file", "content", "message"),
     [
-        ("vitrail.json", None, "has our names, but the vitrail.json that says what they mean is not beside them"),
+        ("vitrail.json", None, "has our tensor names, but the vitrail.json with the model's config is not next to it"),
         ("vitrail.json", b"{", "cannot be read"),
         ("vitrail.json", b"\xff\xfe", "cannot be read"),
         ("vitrail.json", b"[]", "must hold an object, got list"),
         ("vitrail.json", b'{"format": 9}', "has format 9"),
         ("vitrail.json", b'{"format": 1}', "model must be a ViTConfig or a ResNetConfig, got None"),
         ("vitrail.json", b'{"format": 1, "model": {"family": "vit", "width": 24}}', "the field 'model.depth' is missing"),
-        ("model.safetensors", None, "holds no weights"),
+        ("model.safetensors", None, "contains no weights"),
         ("model.safetensors", b"", "cannot be read"),
         ("model.safetensors", b"\xff" * 100, "cannot be read"),
         ("model.safetensors", b"\x80\x04\x95pickle", "cannot be read"),
     ],
 )
-def test_a_broken_folder_is_refused_with_a_sentence(file: str, content: bytes | None, sentence: str, tmp_path: Path) -> None:
+def test_a_broken_folder_is_refused_with_a_clear_message(
+    file: str, content: bytes | None, message: str, tmp_path: Path
+) -> None:
     folder = save(vit(), tmp_path / "mine")
     (folder / file).unlink() if content is None else (folder / file).write_bytes(content)
-    with pytest.raises(VitrailError, match=sentence):
+    with pytest.raises(VitrailError, match=message):
         load(folder)
 
 
@@ -165,5 +167,5 @@ def test_weights_that_do_not_fit_are_listed(tmp_path: Path) -> None:
     folder = save(vit(), tmp_path / "mine")
     other = save(vit(classes=7, depth=3), tmp_path / "other")
     (other / "model.safetensors").rename(folder / "model.safetensors")
-    with pytest.raises(VitrailError, match=r"do not fit their settings: blocks.3.\S+ is missing, .* and \d+ more"):
+    with pytest.raises(VitrailError, match=r"do not fit their config: blocks.3.\S+ is missing, .* and \d+ more"):
         load(folder)

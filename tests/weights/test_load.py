@@ -1,4 +1,4 @@
-"""Loading: what changes on the way is said, and is what it should be."""
+"""Loading: every change to the weights is correct and reported."""
 
 import argparse
 import json
@@ -28,8 +28,8 @@ from vitrail.weights.resize import resample_patch
 IMAGES = torch.randn(2, 3, 12, 15)
 
 
-def reloaded(folder: Path, model: Any, **wishes: Any) -> ViT:
-    loaded = load(save(model, folder / "mine"), **wishes)
+def reloaded(folder: Path, model: Any, **overrides: Any) -> ViT:
+    loaded = load(save(model, folder / "mine"), **overrides)
     assert isinstance(loaded, ViT)
     return loaded
 
@@ -54,7 +54,7 @@ def test_a_resized_model_is_the_flexible_one_at_that_size(position: str, rule: A
     assert_close(again(images), larger(images), rtol=0, atol=0)
 
 
-def test_there_and_back_a_fixed_table_is_its_own_again(tmp_path: Path) -> None:
+def test_resizing_a_fixed_table_there_and_back_restores_it(tmp_path: Path) -> None:
     model = vit(position="sincos2d")
     larger = reloaded(tmp_path, model, image=(24, 20))
     back = load(save(larger, tmp_path / "larger"), image=(12, 15))
@@ -62,7 +62,7 @@ def test_there_and_back_a_fixed_table_is_its_own_again(tmp_path: Path) -> None:
     assert_close(back(IMAGES), model(IMAGES), rtol=0, atol=0)
 
 
-def test_the_rows_of_class_token_and_registers_stay(tmp_path: Path) -> None:
+def test_the_rows_of_class_token_and_registers_are_unchanged(tmp_path: Path) -> None:
     model = vit(registers=2, position_covers="all")
     larger = reloaded(tmp_path, model, image=(24, 20))
     before, after = dict(model.named_parameters()), dict(larger.named_parameters())
@@ -80,7 +80,7 @@ def test_a_size_that_patches_do_not_divide_is_refused(tmp_path: Path) -> None:
         reloaded(tmp_path, vit(), image=(25, 20))
 
 
-def test_a_resnet_takes_another_size_as_it_is(tmp_path: Path) -> None:
+def test_a_resnet_accepts_another_size_unchanged(tmp_path: Path) -> None:
     model = build(ResNetConfig(stages=(1,), width=32, image=(32, 32), classes=3))
     larger = load(save(model, tmp_path / "mine"), image=48, classes=5)
     assert larger.config == ResNetConfig(stages=(1,), width=32, image=(48, 48), classes=5)
@@ -90,8 +90,8 @@ def test_a_resnet_takes_another_size_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("patch", [(12, 10), (7, 8), (6, 9)])
-def test_a_larger_patch_sees_in_a_grown_picture_what_the_old_one_saw(patch: tuple[int, int]) -> None:
-    """The kernels' product with a bilinearly grown patch is exactly their old product with the patch."""
+def test_a_larger_patch_embeds_an_upscaled_image_as_before(patch: tuple[int, int]) -> None:
+    """The product of the kernels with a bilinearly upscaled patch equals the old product with the patch."""
     weight, pixels = torch.randn(4, 3, 6, 5), torch.randn(2, 3, 6, 5)
     grown = F.interpolate(pixels, patch, mode="bilinear")
     old = torch.einsum("bcpq,dcpq->bd", pixels, weight)
@@ -110,15 +110,15 @@ def test_another_patch_changes_kernels_grid_and_positions(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("position", ["sincos2d", "rotary"])
-def test_another_patch_keeps_fixed_positions_where_they_were(position: str, tmp_path: Path) -> None:
+def test_another_patch_size_keeps_fixed_positions(position: str, tmp_path: Path) -> None:
     model = vit(position=position, image=(24, 30))
     other = reloaded(tmp_path, model, patch=(12, 10))
     assert other.config.position_grid == (4, 6)
     assert reloaded(tmp_path, model, patch=(12, 10), image=(48, 60)).config.position_grid is None
 
 
-def test_a_hybrid_keeps_its_patch(tmp_path: Path) -> None:
-    with pytest.raises(VitrailError, match="goes with a Vision Transformer without a stem"):
+def test_a_hybrid_keeps_its_patch_size(tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match="changed only for a Vision Transformer without a stem"):
         reloaded(tmp_path, vit(stem=Stem(), patch=(2, 1), image=(16, 12)), patch=(1, 1))
 
 
@@ -126,7 +126,7 @@ def test_a_hybrid_keeps_its_patch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("channels", "word"), [(1, "averaged"), (2, "averaged"), (6, "repeated"), (5, "averaged")])
-def test_a_picture_with_equal_channels_embeds_alike(channels: int, word: str, tmp_path: Path) -> None:
+def test_an_image_with_equal_channels_has_the_same_embedding(channels: int, word: str, tmp_path: Path) -> None:
     model = vit()
     other = reloaded(tmp_path, model, channels=channels)
     grey = torch.randn(2, 1, 12, 15)
@@ -136,7 +136,7 @@ def test_a_picture_with_equal_channels_embeds_alike(channels: int, word: str, tm
     assert len(other.preprocess.mean) == channels
 
 
-def test_other_classes_bring_a_zero_head_and_say_so(tmp_path: Path) -> None:
+def test_other_classes_give_a_zero_head_and_are_reported(tmp_path: Path) -> None:
     model = vit(head="mlp", head_width=13)
     model.labels = ("a", "b", "c", "d", "e")
     other = reloaded(tmp_path, model, classes=7)
@@ -149,38 +149,38 @@ def test_other_classes_bring_a_zero_head_and_say_so(tmp_path: Path) -> None:
     assert reloaded(tmp_path, model, classes=5).labels == model.labels
 
 
-def test_no_classes_leave_the_representation(tmp_path: Path) -> None:
+def test_without_classes_the_model_returns_features(tmp_path: Path) -> None:
     model = vit()
     assert_close(reloaded(tmp_path, model, classes=0)(IMAGES), model.features(IMAGES), rtol=0, atol=1e-6)
 
 
-# What is said --------------------------------------------------------------------------------------------------------
+# What is reported --------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_assumed_is_logged_and_can_be_set(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = vit(gelu="exact")
     save(model, tmp_path / "tiny.pth", format="timm")
-    with pytest.raises(VitrailError, match=r"the position table has 7 rows, which is no square grid; .* grid=2x3"):
+    with pytest.raises(VitrailError, match=r"the position table has 7 rows, which is not a square grid; .* grid=2x3"):
         load(tmp_path / "tiny.pth")
     with caplog.at_level(logging.WARNING, "vitrail"):
         assumed = load(tmp_path / "tiny.pth", grid=(2, 3))
-    assert "1 heads (64 wide each, the usual width; heads= says otherwise)" in assumed.report.assumed
+    assert "1 heads (64 channels per head, the usual; heads= overrides it)" in assumed.report.assumed
     assert any("1 heads" in record.message for record in caplog.records)
     said = load(tmp_path / "tiny.pth", grid=(2, 3), heads=3, gelu="exact", pool="cls")
-    assert [item.split()[0] for item in said.report.assumed] == ["pictures"]
+    assert [item.split()[0] for item in said.report.assumed] == ["images"]
     assert_close(said(IMAGES), model(IMAGES), rtol=0, atol=1e-6)
     tanh = load(tmp_path / "tiny.pth", grid=(2, 3), heads=3, gelu="tanh")
     assert isinstance(tanh.config, ViTConfig)
     assert tanh.config.gelu == "tanh"
 
 
-def test_what_a_file_says_itself_is_not_overruled(tmp_path: Path) -> None:
+def test_what_a_file_records_is_not_overridden(tmp_path: Path) -> None:
     save(vit(gelu="exact"), tmp_path / "x.safetensors", format="timm")
-    with pytest.raises(VitrailError, match="the file itself says heads=3, got heads=2; leave heads out"):
+    with pytest.raises(VitrailError, match="the file records heads=3, got heads=2; leave heads out"):
         load(tmp_path / "x.safetensors", heads=2)
-    for wishes in ({"heads": 2}, {"gelu": "exact"}, {"grid": (9, 9)}, {"pool": "gap"}):
-        with pytest.raises(VitrailError, match=r"the file itself says .* leave .* out"):
-            reloaded(tmp_path, vit(), **wishes)
+    for overrides in ({"heads": 2}, {"gelu": "exact"}, {"grid": (9, 9)}, {"pool": "gap"}):
+        with pytest.raises(VitrailError, match=r"the file records .* leave .* out"):
+            reloaded(tmp_path, vit(), **overrides)
     assert reloaded(tmp_path, vit(), heads=3, grid=(2, 3)).config == config()
     assert load(tmp_path / "mine" / "model.safetensors").config == config()
 
@@ -193,24 +193,24 @@ AMBIGUOUS: list[dict[str, Any]] = [
 ]
 
 
-def test_normed_heads_tell_their_number(tmp_path: Path) -> None:
+def test_qk_norm_reveals_the_number_of_heads(tmp_path: Path) -> None:
     model = vit(gelu="exact", qk_norm=True)
     save(model, tmp_path / "x.pth", format="timm")
     assert_close(load(tmp_path / "x.pth", grid=(2, 3))(IMAGES), model(IMAGES), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", AMBIGUOUS, ids=str)
-def test_what_tensors_do_not_say_stands_in_the_header(options: dict[str, Any], tmp_path: Path) -> None:
+def test_what_tensors_do_not_record_is_in_the_header(options: dict[str, Any], tmp_path: Path) -> None:
     model = vit(gelu="exact", **options)
     model.labels, model.preprocess = ("a", "b", "c", "d", "e"), Preprocess(model.config.image, 0.7, mean=(0.1, 0.2, 0.3))
     again = load(save(model, tmp_path / "x.safetensors", format="timm"))
     assert (again.config, again.labels, again.preprocess) == (model.config, model.labels, model.preprocess)
     assert again.report.assumed == ()
-    with pytest.raises(VitrailError, match=r"in a .pth, which would be taken for .*; use .safetensors"):
+    with pytest.raises(VitrailError, match=r"in a .pth, which would be read as .*; use .safetensors"):
         save(model, tmp_path / "x.pth", format="timm")
 
 
-def test_an_npz_says_it_in_its_comment(tmp_path: Path) -> None:
+def test_an_npz_records_it_in_its_comment(tmp_path: Path) -> None:
     model = vit(image=(6, 20))
     model.labels = ("a", "b", "c", "d", "e")
     again = load(save(model, tmp_path / "x.npz", format="official"))
@@ -220,7 +220,7 @@ def test_an_npz_says_it_in_its_comment(tmp_path: Path) -> None:
     assert load(save(many, tmp_path / "many.npz", format="official")).labels is None  # more than a comment can hold
 
 
-def test_a_training_scripts_options_are_no_danger_and_what_else_it_saved_is_said(tmp_path: Path) -> None:
+def test_a_training_scripts_options_are_ignored_and_other_entries_reported(tmp_path: Path) -> None:
     model = vit(gelu="exact", image=(12, 10))
     save(model, tmp_path / "bare.pth", format="timm")
     state = torch.load(tmp_path / "bare.pth", weights_only=True)
@@ -245,15 +245,15 @@ def test_a_wrong_grid_is_refused_with_those_that_fit(tmp_path: Path) -> None:
         load(tmp_path / "tiny.pth", grid=(4, 4))
 
 
-def test_a_report_reads_as_sentences(tmp_path: Path) -> None:
+def test_a_report_is_readable(tmp_path: Path) -> None:
     lines = reloaded(tmp_path, vit(), image=(24, 20), classes=7).report.lines()
     assert lines[0].startswith("read vitrail weights: ")
-    assert any(line.startswith("resized positions.0.table.weight: 2x3 to 4x4 by the rule of timm") for line in lines)
-    assert lines[-1] in ("left in the file: head.weight, head.bias", "left in the file: head.bias, head.weight")
+    assert any(line.startswith("resized positions.0.table.weight: 2x3 to 4x4 as in timm") for line in lines)
+    assert lines[-1] in ("not used: head.weight, head.bias", "not used: head.bias, head.weight")
 
 
 @pytest.mark.parametrize(
-    ("wishes", "sentence"),
+    ("overrides", "message"),
     [
         ({"resize": "tim"}, "resize must be .* got 'tim'; did you mean 'timm'"),
         ({"image": "224"}, "image must be a whole number or a pair such as 224x448 or none, got '224'"),
@@ -265,24 +265,25 @@ def test_a_report_reads_as_sentences(tmp_path: Path) -> None:
         ({"classes": -1}, "classes must be at least 0"),
     ],
 )
-def test_a_wrong_wish_is_refused_with_a_sentence(wishes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(VitrailError, match=sentence):
-        reloaded(tmp_path, vit(), **wishes)
+def test_an_invalid_argument_is_refused_with_a_clear_message(overrides: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match=message):
+        reloaded(tmp_path, vit(), **overrides)
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"), [("nothing.npz", "does not exist"), ("notes.txt", "of no known kind"), ("a.onnx", "was exported")]
+    ("name", "message"),
+    [("nothing.npz", "does not exist"), ("notes.txt", "an unknown format"), ("a.onnx", "is an exported file")],
 )
-def test_what_is_no_checkpoint_is_refused(name: str, sentence: str, tmp_path: Path) -> None:
+def test_other_files_than_checkpoints_are_refused(name: str, message: str, tmp_path: Path) -> None:
     for there in ("notes.txt", "a.onnx"):
         (tmp_path / there).write_text("hello")
-    with pytest.raises(VitrailError, match=sentence):
+    with pytest.raises(VitrailError, match=message):
         load(tmp_path / name)
 
 
 def test_names_of_another_architecture_are_refused(tmp_path: Path) -> None:
     torch.save({"layer1.0.conv1.weight": torch.ones(2)}, tmp_path / "resnet.pth")
-    with pytest.raises(VitrailError, match=r"the names of no Vision Transformer that is known here: layer1.0.conv1.weight"):
+    with pytest.raises(VitrailError, match=r"the tensor names of no known Vision Transformer: layer1.0.conv1.weight"):
         load(tmp_path / "resnet.pth")
 
 
@@ -293,17 +294,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("timm", {"gelu": "exact", "epsilon": 1e-12}, "epsilon 1e-12"),
     ("timm", {"gelu": "exact", "head": "mlp"}, "the pre-logits layer"),
     ("timm", {"gelu": "exact", "norm": "post"}, "post-norm"),
-    ("timm", {"gelu": "exact", "position": "rotary"}, "positions of the kind rotary"),
-    ("timm", {"gelu": "exact", "position": "relative"}, "positions of the kind relative"),
-    ("timm", {"gelu": "exact", "position_at": "every"}, "learned1d at every layer"),
-    ("timm", {"gelu": "exact", "registers": 2}, "registers without a position beside a class token with one"),
+    ("timm", {"gelu": "exact", "position": "rotary"}, "position embeddings of type rotary"),
+    ("timm", {"gelu": "exact", "position": "relative"}, "position embeddings of type relative"),
+    ("timm", {"gelu": "exact", "position_at": "every-layer"}, "learned1d at every layer"),
+    ("timm", {"gelu": "exact", "registers": 2}, "registers without a position and a class token with one"),
     ("timm", {"gelu": "exact", "stem": Stem(), "patch": (2, 1), "image": (16, 12)}, "a stem with the official epsilons"),
     ("official", {"gelu": "exact"}, "an exact GELU"),
     ("official", {"registers": 1}, "registers, layer scale"),
     ("official", {"norm_at": "pooled"}, "a norm after pooling"),
-    ("official", {"pool": "gap", "class_token": True}, "a class token beside another pooling"),
+    ("official", {"pool": "gap", "class_token": True}, "a class token with another pooling"),
     ("torchvision", {"gelu": "exact"}, "not square"),
-    ("torchvision", {"gelu": "exact", "channels": 1, "image": (12, 12), "patch": (6, 6)}, "pictures of 1 channels"),
+    ("torchvision", {"gelu": "exact", "channels": 1, "image": (12, 12), "patch": (6, 6)}, "images of 1 channels"),
     ("torchvision", {}, "a GELU in its tanh form"),
     ("torchvision", {"gelu": "exact", "pool": "gap"}, "anything but a class token"),
     ("huggingface", {"head": "mlp"}, "the pre-logits layer"),
@@ -314,11 +315,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 NAMES = {"timm": "x.safetensors", "official": "x.npz", "torchvision": "x.pth", "huggingface": "x"}
 
 
-@pytest.mark.parametrize(("format", "options", "sentence"), REFUSED)
+@pytest.mark.parametrize(("format", "options", "message"), REFUSED)
 def test_what_a_format_cannot_hold_is_refused_and_nothing_is_written(
-    format: Any, options: dict[str, Any], sentence: str, tmp_path: Path
+    format: Any, options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(VitrailError, match=f"the {format} format cannot hold .*{sentence}"):
+    with pytest.raises(VitrailError, match=f"the {format} format cannot hold .*{message}"):
         save(vit(**options), tmp_path / NAMES[format], format=format)
     assert list(tmp_path.iterdir()) == []
 
@@ -330,7 +331,7 @@ def test_a_wrong_format_or_ending_is_refused(tmp_path: Path) -> None:
         save(vit(), tmp_path / "x.pth", format="official")
 
 
-def test_a_file_that_exists_is_replaced_whole(tmp_path: Path) -> None:
+def test_an_existing_file_is_replaced_whole(tmp_path: Path) -> None:
     save(vit(gelu="exact"), tmp_path / "x.safetensors", format="timm")
     newer = vit(gelu="exact", depth=2)
     save(newer, tmp_path / "x.safetensors", format="timm")
@@ -350,30 +351,28 @@ def test_other_precisions_become_float32(dtype: torch.dtype, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("format", "name", "share"), [("vitrail", "x", 1.25), ("huggingface", "x", 1.5), ("official", "x.npz", 1.75)]
+    ("format", "name", "ratio"), [("vitrail", "x", 1.25), ("huggingface", "x", 1.5), ("official", "x.npz", 1.75)]
 )
-def test_loading_takes_little_more_memory_than_the_weights(format: Any, name: str, share: float, tmp_path: Path) -> None:
-    """An L/16 of four blocks, in a process of its own. Formats that keep q, k and v apart need room to join them."""
+def test_loading_takes_little_more_memory_than_the_weights(format: Any, name: str, ratio: float, tmp_path: Path) -> None:
+    """An L/16 of four blocks, in a separate process. Formats with separate q, k and v need memory to concatenate them."""
     model = build("L/16", depth=4, classes=2000)
     weights = sum(weight.nbytes for weight in model.parameters())
     path, small = save(model, tmp_path / name, format=format), save(vit(), tmp_path / "small")
     script = (
         "import sys, json, vitrail.weights.load as w\n"
         "from tests.peak import taken\n"
-        "w.load(sys.argv[2])  # whatever else has to be there for it\n"
+        "w.load(sys.argv[2])  # imports everything it needs\n"
         "print(json.dumps(taken(lambda: w.load(sys.argv[1]))))"
     )
     done = subprocess.run([sys.executable, "-c", script, path, small], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) < share * weights
+    assert json.loads(done.stdout) < ratio * weights
 
 
 @pytest.mark.parametrize(
     ("format", "name", "gelu"), [("vitrail", "x", "tanh"), ("timm", "x.safetensors", "exact"), ("official", "x.npz", "tanh")]
 )
-def test_weights_are_the_models_own_and_begin_where_those_of_a_new_model_do(
-    format: Any, name: str, gelu: str, tmp_path: Path
-) -> None:
-    """A mapped file could be written to under the model, and begins anywhere, so that sums would round in another way."""
+def test_weights_are_copied_and_aligned_like_those_of_a_new_model(format: Any, name: str, gelu: str, tmp_path: Path) -> None:
+    """A mapped file could be overwritten while in use, and its alignment would change the rounding of sums."""
     path = save(vit(gelu=gelu), tmp_path / name, format=format)
     loaded = load(path)
     known = {key: value.clone() for key, value in loaded.state_dict().items()}
@@ -384,7 +383,7 @@ def test_weights_are_the_models_own_and_begin_where_those_of_a_new_model_do(
     assert_close(dict(loaded.state_dict()), known, rtol=0, atol=0)
 
 
-def test_six_threads_may_save_one_name(tmp_path: Path) -> None:
+def test_six_threads_may_save_to_one_path(tmp_path: Path) -> None:
     model = vit()
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda _: save(model, tmp_path / "mine"), range(30)))
@@ -407,5 +406,5 @@ def test_what_is_written_can_be_read_by_others(tmp_path: Path) -> None:
         assert file.stat().st_mode == usual
 
 
-def test_settings_are_those_of_the_file(tmp_path: Path) -> None:
+def test_the_config_is_that_of_the_file(tmp_path: Path) -> None:
     assert reloaded(tmp_path, vit(registers=1)).config == config(registers=1)

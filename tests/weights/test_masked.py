@@ -1,4 +1,4 @@
-"""What was pre-trained with a decoder, written into our folder and read again, whole."""
+"""Models pre-trained with a decoder are saved to a model folder and loaded completely."""
 
 import json
 import os
@@ -29,13 +29,13 @@ MAE = Masking("mae", 0.7, normalise=True, **DECODER)
 METHODS = [
     MAE,
     Masking("simmim", 0.5, unit=3),
-    Masking("masked-patch", target="colour"),
-    Masking("masked-patch", target="shrunken", share=0.15),
+    Masking("masked-patch", target="mean-colour"),
+    Masking("masked-patch", target="downsampled", share=0.15),
 ]
 
 
 def made(how: Masking = MAE, **changes: Any) -> Masked:
-    """3 x 6 patches of 4 x 2 pixels, everything random."""
+    """Build a model of 3 x 6 patches of 4 x 2 pixels with random weights."""
     encoder = vit(**{"image": (12, 12), "patch": (4, 2), "classes": 0, "position": "sincos2d-mae", "gelu": "exact", **changes})
     encoder.preprocess = Preprocess(encoder.config.image, crop=0.8, mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0))
     model = masked(encoder, how)
@@ -60,12 +60,12 @@ def equal(one: Masked, other: Masked) -> None:
 @pytest.mark.parametrize("position", ["sincos2d-mae", "learned1d", "rotary"])
 def test_what_was_saved_is_what_is_loaded(how: Masking, position: str, tmp_path: Path) -> None:
     model = made(how, position=position, registers=2, width=24, heads=2 if position == "rotary" else 3)
-    folder = save(model, tmp_path / "mine", facts={"score": {"step": 7}})
+    folder = save(model, tmp_path / "mine", facts={"metrics": {"step": 7}})
     assert sorted(os.listdir(folder)) == ["decoder.safetensors", "model.safetensors", "vitrail.json"]
     for source in (folder, folder / "model.safetensors"):
         loaded = vitrail.load_masked(source)
         assert not loaded.training
-        assert (loaded.encoder.preprocess, loaded.encoder.facts) == (model.encoder.preprocess, {"score": {"step": 7}})
+        assert (loaded.encoder.preprocess, loaded.encoder.facts) == (model.encoder.preprocess, {"metrics": {"step": 7}})
         equal(model, loaded)
 
 
@@ -79,7 +79,7 @@ def test_the_same_folder_is_an_ordinary_model_without_classes(tmp_path: Path) ->
     assert load(tmp_path / "mine", classes=4).config.classes == 4
 
 
-def test_a_run_is_its_best_weights(tmp_path: Path) -> None:
+def test_a_run_is_loaded_as_its_best_weights(tmp_path: Path) -> None:
     model = made()
     save(model, tmp_path / "best")
     (tmp_path / "recipe.json").write_text("{}")
@@ -103,13 +103,13 @@ def test_a_folder_is_replaced_whole(older: Any, tmp_path: Path) -> None:
     save(newer, tmp_path / "mine")
     equal(newer, load_masked(tmp_path / "mine"))
     plain = vit(depth=1)
-    save(plain, tmp_path / "mine")  # and no decoder of another model stays behind
+    save(plain, tmp_path / "mine")  # and no decoder of the other model remains
     assert sorted(os.listdir(tmp_path / "mine")) == ["model.safetensors", "vitrail.json"]
     assert os.listdir(tmp_path) == ["mine"]
 
 
-def test_a_full_disk_leaves_the_older_one_whole(tmp_path: Path) -> None:
-    """The encoder still fits, the decoder does not."""
+def test_a_full_disk_leaves_the_older_one_intact(tmp_path: Path) -> None:
+    """The encoder still fits on the disk, the decoder does not."""
     older = made()
     save(older, tmp_path / "mine")
     script = (
@@ -134,45 +134,45 @@ def test_a_full_disk_leaves_the_older_one_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "message"),
     [
-        (None, "lacks decoder.safetensors, which its vitrail.json speaks of; vitrail.load reads the encoder alone"),
+        (None, "lacks decoder.safetensors, which its vitrail.json refers to; vitrail.load reads the encoder alone"),
         (b"", "cannot be read"),
         (b"\xff" * 100, "cannot be read"),
         (-1, "cannot be read"),
     ],
 )
-def test_a_damaged_decoder_is_refused_and_the_encoder_is_not(content: Any, sentence: str, tmp_path: Path) -> None:
+def test_a_damaged_decoder_is_refused_and_the_encoder_is_not(content: Any, message: str, tmp_path: Path) -> None:
     folder = save(made(), tmp_path / "mine")
     file = folder / "decoder.safetensors"
     if content is None:
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:-1] if content == -1 else content)
-    with pytest.raises(VitrailError, match=sentence):
+    with pytest.raises(VitrailError, match=message):
         load_masked(folder)
     load(folder)
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
-        ({"decoder_depth": 10**3}, "the decoder has 2 blocks, and masking.decoder_depth says 1000"),
+        ({"decoder_depth": 10**3}, "masking.decoder_depth must be 2, as many as the blocks, got 1000"),
         ({"decoder_depth": 10**9}, "must be at most 8,192"),
         ({"decoder_width": 2**40}, "must be at most 8,192"),
         ({"decoder_width": 128}, r"decoder.blocks.0.attention.out.bias is \[64\] instead of \[128\]"),
-        ({"method": "simmim"}, "do not fit their settings: mask is missing"),
+        ({"method": "simmim"}, "do not fit their config: mask is missing"),
         ({"share": 2.0}, "masking.share must be above 0 and below 1"),
         ({"normalize": True}, "normalize"),
         ({"method": "dino"}, "method must be 'masked-patch', 'mae' or 'simmim'"),
     ],
 )
-def test_settings_that_are_not_the_decoders_are_refused(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_a_masking_config_that_does_not_fit_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     folder = save(made(), tmp_path / "mine")
     facts = json.loads((folder / "vitrail.json").read_text())
     facts["masking"] |= changes
     (folder / "vitrail.json").write_text(json.dumps(facts))
-    with pytest.raises(VitrailError, match=sentence):
+    with pytest.raises(VitrailError, match=message):
         load_masked(folder)
 
 
@@ -181,24 +181,22 @@ def test_a_decoder_for_more_patches_than_memory_is_not_built(tmp_path: Path) -> 
     facts = json.loads((folder / "vitrail.json").read_text())
     facts["model"] |= {"image": [2**17, 2**17]}
     (folder / "vitrail.json").write_text(json.dumps(facts))
-    with pytest.raises(VitrailError, match="more positions than a model needs"):
+    with pytest.raises(VitrailError, match="an implausibly large position table"):
         load_masked(folder)
 
 
-def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     model = made()
     model.rest()["decoder.mask"][3] = torch.nan
-    with pytest.raises(VitrailError, match=r"decoder.mask has 1 of 64 values that are no numbers"):
+    with pytest.raises(VitrailError, match=r"decoder.mask has 1 of 64 values that are not finite"):
         load_masked(save(model, tmp_path / "mine"))
 
 
-def test_an_encoder_without_a_decoder_is_refused_with_what_would_work(tmp_path: Path) -> None:
+def test_an_encoder_without_a_decoder_is_refused_with_alternatives(tmp_path: Path) -> None:
     save(vit(gelu="exact"), tmp_path / "mine")
     save(vit(gelu="exact"), tmp_path / "mine.safetensors", format="timm")
     for source in ("mine", "mine.safetensors"):
-        with pytest.raises(
-            VitrailError, match=r"is an encoder without a decoder, which vitrail.load reads; with one are a run"
-        ):
+        with pytest.raises(VitrailError, match=r"is an encoder without a decoder, which vitrail.load reads; try a run"):
             load_masked(tmp_path / source)
     with pytest.raises(VitrailError, match="does not exist"):
         load_masked(tmp_path / "nowhere")

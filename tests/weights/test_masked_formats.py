@@ -1,4 +1,4 @@
-"""What was pre-trained with a decoder, as published and as Hugging Face's ViTMAE; and what these formats cannot hold."""
+"""Models pre-trained with a decoder in the published format and as Hugging Face's ViTMAE; and what these cannot hold."""
 
 import json
 import os
@@ -29,7 +29,7 @@ OTHERS = METHODS[1:]
 
 
 def square(how: Masking = MAE, **changes: Any) -> Masked:
-    """5 x 5 patches of 3 x 3 pixels, as transformers wants it; in a .pth nothing else than a square can be told."""
+    """Build a model of 5 x 5 patches of 3 x 3 pixels: transformers needs a square, and so does a .pth."""
     return made(how, **{"image": (15, 15), "patch": (3, 3), **changes})
 
 
@@ -37,7 +37,7 @@ def square(how: Masking = MAE, **changes: Any) -> Masked:
 
 
 def published(model: Masked, decoder: bool = True) -> dict[str, Tensor]:
-    """By hand, in the names of the authors' files, whose encoder-only ones stop after the norm."""
+    """Return the tensors with the names of the authors' files; without the decoder, they end with the norm."""
     c, state, grid = model.config, model.state_dict(), model.config.grid
     names = {"attention.qkv": "attn.qkv", "attention.out": "attn.proj", "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
     names |= {"norm1": "norm1", "norm2": "norm2"}
@@ -67,7 +67,7 @@ def published(model: Masked, decoder: bool = True) -> dict[str, Tensor]:
     return file | blocks("decoder_blocks", "decoder.blocks", model.masking.decoder_depth)
 
 
-SIZED: dict[str, Any] = {"width": 192, "heads": 3, "mlp": 40}  # 64 a head, as is assumed where no published size is like it
+SIZED: dict[str, Any] = {"width": 192, "heads": 3, "mlp": 40}  # 64 channels per head, as assumed for unpublished sizes
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
@@ -78,7 +78,7 @@ def test_a_published_file_is_read_to_the_bit(wrapped: bool, tmp_path: Path) -> N
     loaded = load_masked(tmp_path / "mae.pth")
     equal(model, loaded)
     said = " | ".join(loaded.encoder.report.assumed)
-    for part in ("16 heads in the decoder (as in the published models; decoder_heads= says otherwise)", "75 %", "normalised"):
+    for part in ("16 heads in the decoder (as in the published models; decoder_heads= overrides it)", "75 %", "normalised"):
         assert part in said
     assert not loaded.encoder.report.left
     encoder = load(tmp_path / "mae.pth")
@@ -94,7 +94,7 @@ def test_the_published_encoders_are_read(tmp_path: Path) -> None:
     images = torch.randn(2, 3, 15, 15)
     assert_close(encoder(images), model.encoder(images), rtol=0, atol=1e-5)
     assert encoder.preprocess is not None
-    assert encoder.preprocess.mean == (0.485, 0.456, 0.406)  # they were trained with ImageNet's colours
+    assert encoder.preprocess.mean == (0.485, 0.456, 0.406)  # they were trained with ImageNet's mean and std
     with pytest.raises(VitrailError, match="is an encoder without a decoder"):
         load_masked(tmp_path / "mae_pretrain_vit.pth")
 
@@ -115,19 +115,17 @@ def test_the_published_layout_is_written_to_the_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"position": "learned1d"}, {"pool": "gap", "class_token": True}], ids=str)
-def test_a_safetensors_file_says_what_the_published_layout_does_not(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_safetensors_file_records_what_the_published_layout_does_not(changes: dict[str, Any], tmp_path: Path) -> None:
     model = made(**changes)
-    loaded = load_masked(save(model, tmp_path / "mae.safetensors", format="timm", facts={"data": {"name": "x"}}))
+    loaded = load_masked(save(model, tmp_path / "mae.safetensors", format="timm", facts={"dataset": {"name": "x"}}))
     equal(model, loaded)
     assert not loaded.encoder.report.assumed
-    assert (loaded.encoder.preprocess, loaded.encoder.facts) == (model.encoder.preprocess, {"data": {"name": "x"}})
-    with pytest.raises(
-        VitrailError, match="the file itself says decoder_heads=4, got decoder_heads=2; leave decoder_heads out"
-    ):
+    assert (loaded.encoder.preprocess, loaded.encoder.facts) == (model.encoder.preprocess, {"dataset": {"name": "x"}})
+    with pytest.raises(VitrailError, match="the file records decoder_heads=4, got decoder_heads=2; leave decoder_heads out"):
         load_masked(tmp_path / "mae.safetensors", decoder_heads=2)
 
 
-@pytest.mark.parametrize("covers", ["patches", "cls"])
+@pytest.mark.parametrize("covers", ["none", "cls"])
 @pytest.mark.parametrize("position", ["learned1d", "learned2d", "sincos2d"])
 def test_other_tables_are_written_as_their_values(position: str, covers: str, tmp_path: Path) -> None:
     model = made(position=position, position_covers=covers)
@@ -142,39 +140,41 @@ def spoiled(file: dict[str, Tensor], **changes: Tensor | None) -> dict[str, Tens
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"decoder_pred.bias": None}, "the file lacks decoder_pred.bias"),
         ({"mask_token": None, "decoder_norm.weight": None}, "the file lacks mask_token, decoder_norm.weight"),
         ({"decoder_pos_embed": torch.zeros(1, 26, 64)}, "the positions of the decoder are not MAE's sin-cos table"),
-        ({"decoder_pos_embed": torch.zeros(1, 25, 64)}, "decoder_pos_embed .* has a shape that does not fit the rest"),
-        ({"decoder_pred.weight": torch.zeros(28, 64)}, "do not fit their settings: decoder.predict.weight is"),
+        ({"decoder_pos_embed": torch.zeros(1, 25, 64)}, "decoder_pos_embed .* does not fit the other tensors"),
+        ({"decoder_pred.weight": torch.zeros(28, 64)}, "do not fit their config: decoder.predict.weight is"),
         ({"decoder_blocks.0.mlp.fc1.weight": torch.zeros(99, 64)}, "must be 4 x 64 wide, got 99"),
         ({"decoder_blocks.0.attn.q_norm.weight": torch.zeros(4)}, "the decoder has decoder_blocks.0.attn.q_norm.weight, which"),
         ({"decoder_embed.weight": torch.zeros(64, 2, 3)}, "decoder_embed.weight must have 2 axes"),
-        ({"mask_token": torch.zeros(1, 1, 0)}, "mask_token has no numbers in it"),
+        ({"mask_token": torch.zeros(1, 1, 0)}, "mask_token is empty"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_file_that_is_no_whole_mae_is_refused(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_an_incomplete_mae_file_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     torch.save({"model": spoiled(published(square(**SIZED)), **changes)}, tmp_path / "mae.pth")
-    with pytest.raises(VitrailError, match=sentence):
+    with pytest.raises(VitrailError, match=message):
         load_masked(tmp_path / "mae.pth")
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.99])
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_a_cut_file_is_refused(share: float, suffix: str, tmp_path: Path) -> None:
+def test_a_cut_file_is_refused(fraction: float, suffix: str, tmp_path: Path) -> None:
     path = save(square(), tmp_path / f"mae{suffix}", format="timm")
-    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    path.write_bytes(path.read_bytes()[: int(fraction * path.stat().st_size)])
     with pytest.raises(VitrailError, match="cannot be read"):
         load_masked(path)
 
 
-def test_heads_that_no_file_says_and_sixteen_that_do_not_fit(tmp_path: Path) -> None:
+def test_unrecorded_decoder_heads_must_be_given_if_sixteen_do_not_fit(tmp_path: Path) -> None:
     model = square(Masking("mae", 0.75, normalise=True, decoder_width=48, decoder_depth=1, decoder_heads=3), **SIZED)
     path = save(model, tmp_path / "mae.pth", format="timm")
-    with pytest.raises(VitrailError, match=r"16, as published, do not fit a width of 48; say it, for example decoder_heads=12"):
+    with pytest.raises(
+        VitrailError, match=r"16, as published, do not fit a width of 48; give it, for example decoder_heads=12"
+    ):
         load_masked(path)
     equal(model, load_masked(path, decoder_heads=3))
     with pytest.raises(VitrailError, match="decoder_heads must be a whole number"):
@@ -185,7 +185,7 @@ def test_heads_that_no_file_says_and_sixteen_that_do_not_fit(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("changes", [{}, {"gelu": "tanh", "epsilon": 1e-5, "position": "learned1d"}], ids=str)
-def test_their_folder_there_and_back_is_the_same_to_the_bit(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_saving_and_loading_their_folder_is_exact_to_the_bit(changes: dict[str, Any], tmp_path: Path) -> None:
     model = square(resize="huggingface", **changes)
     model.encoder.preprocess = Preprocess((15, 15), crop=0.75, mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0))
     folder = save(model, tmp_path / "mine", format="huggingface")
@@ -194,47 +194,47 @@ def test_their_folder_there_and_back_is_the_same_to_the_bit(changes: dict[str, A
     equal(model, loaded)
     assert not loaded.encoder.report.assumed
     assert loaded.encoder.preprocess == model.encoder.preprocess
-    with pytest.raises(VitrailError, match=r"the file itself says share=0.7, got share=0.5"):
+    with pytest.raises(VitrailError, match=r"the file records share=0.7, got share=0.5"):
         load_masked(folder, share=0.5)
     assert load(folder).config.classes == 0
 
 
-def test_our_own_recipes_pooling_goes_along_in_a_note(tmp_path: Path) -> None:
-    """Their MAE does not pool; what it has of the file is the same."""
+def test_our_own_recipes_pooling_is_saved_in_the_metadata(tmp_path: Path) -> None:
+    """Their MAE does not pool; the rest of the file is the same."""
     model = square(pool="gap", class_token=True)
-    folder = save(model, tmp_path / "mine", format="huggingface", facts={"data": {"name": "x"}})
+    folder = save(model, tmp_path / "mine", format="huggingface", facts={"dataset": {"name": "x"}})
     loaded = load_masked(folder)
     equal(model, loaded)
-    assert (loaded.encoder.preprocess, loaded.encoder.facts) == (model.encoder.preprocess, {"data": {"name": "x"}})
+    assert (loaded.encoder.preprocess, loaded.encoder.facts) == (model.encoder.preprocess, {"dataset": {"name": "x"}})
     images = torch.randn(2, 3, 15, 15)
     assert_close(load(folder)(images), model.encoder(images), rtol=0, atol=1e-6)
     plain = save(square(), tmp_path / "plain", format="huggingface")
     assert (folder / "config.json").read_text() == (plain / "config.json").read_text()
     side = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(side | {"mask_ratio": 0.5}))
-    with pytest.raises(VitrailError, match=r"config.json in .* says otherwise than the note"):
+    with pytest.raises(VitrailError, match=r"config.json in .* contradicts the metadata"):
         load_masked(folder)
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"decoder_num_attention_heads": "8"}, "decoder_num_attention_heads in config.json must be a whole number"),
         ({"decoder_num_attention_heads": 5}, "masking.decoder_width must be a multiple of 4 and of masking.decoder_heads"),
         ({"mask_ratio": 0}, "masking.share must be above 0"),
-        ({"mask_ratio": 0.999}, "hides 25 of 25 patches"),
-        ({"model_type": "swin"}, "of Hugging Face's models 'vit' and 'vit_mae' can be read"),
+        ({"mask_ratio": 0.999}, "masks 25 of 25 patches"),
+        ({"model_type": "swin"}, "only Hugging Face's 'vit' and 'vit_mae' can be read"),
     ],
 )
-def test_a_side_file_that_cannot_be_meant_is_refused(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_an_invalid_config_json_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     folder = save(square(), tmp_path / "mine", format="huggingface")
     side = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(side | changes))
-    with pytest.raises(VitrailError, match=sentence):
+    with pytest.raises(VitrailError, match=message):
         load_masked(folder)
 
 
-def test_a_decoder_of_another_kind_is_no_maes(tmp_path: Path) -> None:
+def test_a_decoder_of_another_kind_is_not_maes(tmp_path: Path) -> None:
     """The decoder of transformers' masked image modelling is one convolution."""
     save(vit(image=(12, 12), patch=(4, 4)), tmp_path / "mine", format="huggingface")
     file = load_file(tmp_path / "mine" / "model.safetensors") | {"decoder.0.weight": torch.ones(48, 24, 1, 1)}
@@ -253,8 +253,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("timm", {"layer_scale": 0.1}, "layer scale, qk-norm or q, k, v without bias"),
     ("timm", {"qk_norm": True}, "layer scale, qk-norm or q, k, v without bias"),
     ("huggingface", {"qkv_bias": False}, "layer scale, qk-norm or q, k, v without bias"),
-    ("timm", {"position": "rotary", "heads": 2}, "positions of the kind rotary"),
-    ("huggingface", {"position": "none"}, "positions of the kind none"),
+    ("timm", {"position": "rotary", "heads": 2}, "position embeddings of type rotary"),
+    ("huggingface", {"position": "none"}, "position embeddings of type none"),
     ("timm", {"gelu": "tanh"}, "GELU in its tanh form .* use format='huggingface'"),
     ("timm", {"epsilon": 1e-5}, "epsilon 1e-05"),
     ("huggingface", {"image": (15, 18)}, "not square"),
@@ -263,25 +263,25 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("format", "changes", "sentence"), REFUSED, ids=str)
-def test_what_a_format_cannot_hold_is_refused(format: Any, changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("format", "changes", "message"), REFUSED, ids=str)
+def test_what_a_format_cannot_hold_is_refused(format: Any, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     suffix = {"timm": ".safetensors", "huggingface": "", "official": ".npz", "torchvision": ".pth"}[format]
-    with pytest.raises(VitrailError, match=sentence) as caught:
+    with pytest.raises(VitrailError, match=message) as caught:
         save(square(**changes), tmp_path / f"mine{suffix}", format=format)
-    assert "format='vitrail', which holds everything" in str(caught.value) or "use format='vitrail'" in str(caught.value)
+    assert "format='vitrail', which can hold everything" in str(caught.value) or "use format='vitrail'" in str(caught.value)
     assert not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize("how", OTHERS, ids=lambda how: f"{how.method} {how.target}")
 @pytest.mark.parametrize("format", ["timm", "huggingface", "official", "torchvision"])
-def test_other_methods_have_no_place_in_other_formats(how: Masking, format: Any, tmp_path: Path) -> None:
+def test_other_methods_cannot_be_saved_in_other_formats(how: Masking, format: Any, tmp_path: Path) -> None:
     suffix = {"timm": ".pth", "huggingface": "", "official": ".npz", "torchvision": ".pth"}[format]
-    with pytest.raises(VitrailError, match=f"cannot hold what {how.method} predicts with; save model.encoder alone"):
+    with pytest.raises(VitrailError, match=f"cannot hold the prediction head of {how.method}; save model.encoder alone"):
         save(made(how), tmp_path / f"mine{suffix}", format=format)
 
 
-def test_a_grid_that_a_pth_cannot_tell_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(VitrailError, match=r"a grid of 2x8 in a .pth, which would be taken for 4x4; use .safetensors"):
+def test_a_grid_that_a_pth_cannot_record_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match=r"a grid of 2x8 in a .pth, which would be read as 4x4; use .safetensors"):
         save(made(image=(8, 16)), tmp_path / "mine.pth", format="timm")
 
 
@@ -294,7 +294,7 @@ def convert(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str,
     return answer
 
 
-def test_converting_takes_the_decoder_along(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_converting_keeps_the_decoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = square(resize="huggingface")
     model.encoder.preprocess = Preprocess((15, 15))
     save(model, tmp_path / "own")
@@ -314,14 +314,14 @@ def test_converting_takes_the_decoder_along(tmp_path: Path, capsys: pytest.Captu
     assert load_masked(tmp_path / "third").masking.decoder_heads == 4
 
 
-def test_converting_says_why_the_decoder_stays_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_converting_reports_why_the_decoder_is_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(square(), tmp_path / "own")
     answer = convert(capsys, tmp_path / "own", tmp_path / "larger", "--image", "30")
-    assert (answer["decoder"], answer["without"]) == (False, "the model was changed on the way")
+    assert (answer["decoder"], answer["without"]) == (False, "the model was changed by the conversion")
     assert load(tmp_path / "larger").config.image == (30, 30)
     save(made(OTHERS[0]), tmp_path / "simmim")
     answer = convert(capsys, tmp_path / "simmim", tmp_path / "simmim.safetensors", "--to", "timm")
-    assert "cannot hold what simmim predicts with" in answer["without"]
+    assert "cannot hold the prediction head of simmim" in answer["without"]
     encoder = load(tmp_path / "simmim.safetensors")
     assert isinstance(encoder.config, ViTConfig)
     assert encoder.config.grid == (3, 6)
@@ -330,7 +330,7 @@ def test_converting_says_why_the_decoder_stays_behind(tmp_path: Path, capsys: py
     assert "without the decoder: " in capsys.readouterr().out
 
 
-def test_heads_of_a_decoder_that_is_not_there_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_heads_of_a_missing_decoder_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(vit(), tmp_path / "own")
     assert run(["weights", "convert", str(tmp_path / "own"), str(tmp_path / "out"), "--decoder-heads", "3"]) == 2
     assert "has none; leave it out" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Weights to start from: known by their values, whole below a new head, refused where they are not what the recipe says."""
+"""Initialising from a checkpoint: identified by its values, complete below a new head, refused if it is not the recipe's."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "map": {"pool": "map", "qk_norm": True},
     "sincos": {"position": "sincos2d", "layer_scale": 0.1},
     "rotary": {"position": "rotary", "class_token": True, "pool": "gap", "norm_at": "pooled"},
-    "a table a layer": {"position": "learned2d", "position_at": "every"},
+    "a table per layer": {"position": "learned2d", "position_at": "every-layer"},
     "post-norm with a hidden layer": {"norm": "post", "head": "mlp", "head_width": 7},
     "hybrid": {"stem": Stem(stages=(1,)), "patch": (2, 1), "image": (16, 12)},
 }
@@ -37,8 +37,8 @@ def woken(settings: ModelConfig) -> Model:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_model_begins_with_its_own_weights_and_a_head_of_zeros(kind: str, tmp_path: Path) -> None:
-    """At another size too: below the head it is what ``load`` makes of it there."""
+def test_every_kind_of_model_starts_from_its_weights_and_a_zero_head(kind: str, tmp_path: Path) -> None:
+    """At another image size too: below the head it equals what ``load`` returns."""
     source = save(woken(config(**KINDS[kind])), tmp_path / "mine")
     stride = config(**KINDS[kind]).stride
     loaded = load(source, image=(stride[0] * 4, stride[1] * 7))
@@ -52,7 +52,7 @@ def test_every_kind_of_model_begins_with_its_own_weights_and_a_head_of_zeros(kin
     assert model(images).shape == (2, 9)
 
 
-def test_a_resnet_begins_likewise(tmp_path: Path) -> None:
+def test_a_resnet_starts_likewise(tmp_path: Path) -> None:
     source = save(woken(ResNetConfig(stages=(1, 1), width=32, image=(32, 32), classes=3)), tmp_path / "mine")
     loaded = load(source, image=(40, 48))
     model = begin(str(source), replace(loaded.config, classes=5)).eval()
@@ -61,7 +61,7 @@ def test_a_resnet_begins_likewise(tmp_path: Path) -> None:
     assert not model(images).any()
 
 
-def test_a_head_that_is_kept_answers_as_before(tmp_path: Path) -> None:
+def test_a_kept_head_predicts_as_before(tmp_path: Path) -> None:
     source = save(vit(head="mlp"), tmp_path / "mine")
     images = torch.randn(2, 3, 12, 15)
     assert_close(begin(str(source), config(head="mlp"), keep_head=True).eval()(images), load(source)(images), rtol=0, atol=0)
@@ -69,17 +69,17 @@ def test_a_head_that_is_kept_answers_as_before(tmp_path: Path) -> None:
         begin(str(source), config(head="mlp", classes=6), keep_head=True)
 
 
-def test_a_hash_is_of_the_values_whatever_holds_them(tmp_path: Path) -> None:
+def test_the_hash_depends_on_values_only_not_on_the_format(tmp_path: Path) -> None:
     model = vit(gelu="exact", patch=(6, 6), image=(12, 12))
     ours = fingerprint(save(model, tmp_path / "mine"))
-    model.preprocess, model.labels = None, ("a", "b", "c", "d", "e")  # they are the recipe's, not the start's
+    model.preprocess, model.labels = None, ("a", "b", "c", "d", "e")  # they belong to the recipe, not to the weights
     assert fingerprint(save(model, tmp_path / "mine")) == ours
     assert fingerprint(save(model, tmp_path / "mine.safetensors", format="timm")) == ours
     model.get_parameter("blocks.1.mlp.up.bias").data[3] += 1e-6
     assert fingerprint(save(model, tmp_path / "mine")) != ours
 
 
-def test_other_weights_than_the_recipes_are_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_other_weights_than_the_recipes_are_refused_with_a_remedy(tmp_path: Path) -> None:
     source = str(save(vit(), tmp_path / "mine"))
     known = fingerprint(source)
     save(vit(), source)
@@ -97,27 +97,29 @@ def test_a_model_that_the_weights_do_not_fit_is_refused(tmp_path: Path) -> None:
         begin(source, config(depth=5))
 
 
-def test_what_is_known_of_the_training_travels_with_the_weights(tmp_path: Path) -> None:
-    facts = {"recipe": {"name": "tiny"}, "data": {"fingerprint": "abc"}, "score": {"step": 3, "test": {"top1": 0.75}}}
+def test_training_metadata_is_saved_with_the_weights(tmp_path: Path) -> None:
+    metadata = {"recipe": {"name": "tiny"}, "dataset": {"fingerprint": "abc"}, "metrics": {"step": 3, "test": {"top1": 0.75}}}
     model = vit()
-    loaded = load(save(model, tmp_path / "mine", facts=facts))
-    assert loaded.facts == facts
-    assert {"recipe", "data", "score"} <= set(json.loads((tmp_path / "mine" / "vitrail.json").read_text()))
-    assert load(save(loaded, tmp_path / "again")).facts == {}  # who saves knows whether these are still the weights
-    assert load(tmp_path / "mine", classes=7).facts == {}  # another head has another score
-    noted = save(vit(gelu="exact"), tmp_path / "mine.safetensors", format="timm", facts=facts)
-    assert load(noted).facts == facts
+    loaded = load(save(model, tmp_path / "mine", facts=metadata))
+    assert loaded.facts == metadata
+    assert {"recipe", "dataset", "metrics"} <= set(json.loads((tmp_path / "mine" / "vitrail.json").read_text()))
+    assert load(save(loaded, tmp_path / "again")).facts == {}  # only the caller knows whether it still describes these weights
+    assert load(tmp_path / "mine", classes=7).facts == {}  # another head has other metrics
+    noted = save(vit(gelu="exact"), tmp_path / "mine.safetensors", format="timm", facts=metadata)
+    assert load(noted).facts == metadata
 
 
-@pytest.mark.parametrize("facts", [{"scores": {}}, {"score": 0.75}, {"score": {"top1": float("nan")}}, {"data": {"a": {1}}}])
-def test_facts_of_another_kind_are_refused(facts: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(VitrailError, match="facts are objects named recipe, data, score"):
-        save(vit(), tmp_path / "mine", facts=facts)
+@pytest.mark.parametrize(
+    "metadata", [{"score": {}}, {"metrics": 0.75}, {"metrics": {"top1": float("nan")}}, {"dataset": {"a": {1}}}]
+)
+def test_invalid_metadata_is_refused(metadata: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match="metadata must be JSON objects named recipe, dataset, metrics"):
+        save(vit(), tmp_path / "mine", facts=metadata)
     assert not list(tmp_path.iterdir())
 
 
-def test_facts_that_a_stranger_wrote_do_no_harm(tmp_path: Path) -> None:
+def test_malformed_training_metadata_is_ignored(tmp_path: Path) -> None:
     folder = save(vit(), tmp_path / "mine")
     content = json.loads((folder / "vitrail.json").read_text())
-    (folder / "vitrail.json").write_text(json.dumps({**content, "score": [1, 2], "recipe": {"name": 5}, "data": "x"}))
+    (folder / "vitrail.json").write_text(json.dumps({**content, "metrics": [1, 2], "recipe": {"name": 5}, "dataset": "x"}))
     assert load(folder).facts == {"recipe": {"name": 5}}

@@ -1,4 +1,4 @@
-"""Verifying: equal is equal, different is different."""
+"""Verification passes equal models and fails different ones."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 
 
 @pytest.mark.parametrize("name", ["Ti/16", "B/32", "So400m/14", "R26+S/32", "R50+B/16", "R50x1", "R152x4", "B/16x8"])
-def test_a_model_is_called_by_its_name(name: str) -> None:
+def test_a_model_is_identified_by_its_variant(name: str) -> None:
     assert label(variant(name)) == name
 
 
@@ -35,14 +35,14 @@ def test_a_converted_copy_is_equal_and_a_changed_one_is_not(tmp_path: Path) -> N
     assert changed.difference > 1e-3
 
 
-def test_models_that_answer_otherwise_cannot_be_compared(tmp_path: Path) -> None:
-    with pytest.raises(VitrailError, match=r"the two answer with \[4, 5\] and \[4, 6\]"):
+def test_models_with_other_outputs_cannot_be_compared(tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match=r"outputs of shapes \[4, 5\] and \[4, 6\]"):
         verify(save(vit(), tmp_path / "five"), save(vit(classes=6), tmp_path / "six"))
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize(("format", "name"), [("timm", "x.safetensors"), ("torchvision", "x.pth"), ("huggingface", "x")])
-def test_without_a_second_the_library_it_came_from_answers(format: str, name: str, tmp_path: Path) -> None:
+def test_without_a_second_checkpoint_the_original_library_is_the_reference(format: str, name: str, tmp_path: Path) -> None:
     peer("timm")
     model = vit(gelu="exact", image=(24, 24), patch=(6, 6))
     written = save(model, tmp_path / name, format=format)  # type: ignore[arg-type]
@@ -53,22 +53,22 @@ def test_without_a_second_the_library_it_came_from_answers(format: str, name: st
 
 
 @pytest.mark.parity
-def test_the_name_of_an_architecture_is_asked_before_our_own_understanding(tmp_path: Path) -> None:
-    """A side file's name decides how the peer is built, so that a wrong reading shows."""
+def test_a_recorded_architecture_takes_precedence_over_the_inferred_config(tmp_path: Path) -> None:
+    """The name in config.json decides how timm's model is built, so that a wrong inference shows."""
     timm = peer("timm")
     theirs = scrambled(timm.create_model("vit_base_patch16_gap_224", num_classes=5, depth=1), by=0.02)
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"architecture": "vit_tiny_patch16_224"}')
-    with pytest.raises(VitrailError, match="timm does not take"):
+    with pytest.raises(VitrailError, match="timm cannot load"):
         verify(tmp_path)
 
 
-def test_our_own_has_nobody_to_ask(tmp_path: Path) -> None:
+def test_our_own_format_has_no_reference(tmp_path: Path) -> None:
     verdict = verify(save(vit(), tmp_path / "own"))
     assert (verdict.against, verdict.difference, verdict.ok) == (None, None, True)
 
 
-def test_the_pictures_are_always_the_same_and_all_different() -> None:
+def test_the_images_are_deterministic_and_all_different() -> None:
     pictures = fixed_pictures(variant("Ti/16"))
     assert torch.equal(pictures, fixed_pictures(variant("Ti/16")))
     assert pictures.shape == (4, 3, 224, 224)

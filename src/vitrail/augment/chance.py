@@ -1,7 +1,7 @@
-"""Chance as a pure function: a number is drawn by hashing (seed, epoch, index, slot), so nothing has a state.
+"""Counter-based random numbers: a pure function that hashes (seed, epoch, index, slot), without any state.
 
-Any sample's numbers can be had alone, in any order, on any rank and for a whole batch at once, and they are the same on every
-machine and for every version of numpy. The hash is SplitMix64 (Steele, Lea and Flood 2014), once for each part of the key.
+A sample's numbers can be computed alone, in any order, on any rank or for a whole batch at once, and are the same on every
+machine and with every version of numpy. The hash is SplitMix64 (Steele, Lea and Flood 2014), once for each part of the key.
 """
 
 import numpy as np
@@ -11,17 +11,17 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniforms(seed: int, epoch: int | ndarray, index: int | ndarray, slots: int, first: int = 0) -> ndarray:
-    """Numbers from [0, 1) in double precision: (slots,) for one sample, (n, slots) for n of them, from the first slot on."""
+    """Draw float64 numbers from [0, 1): (slots,) for one sample, (n, slots) for n samples, starting at slot ``first``."""
     return (bits(seed, epoch, index, np.arange(first, first + slots)) >> np.uint64(11)) * 2.0**-53
 
 
 def permutation(seed: int, epoch: int, length: int) -> ndarray:
-    """All numbers below ``length`` in an order drawn for this epoch."""
+    """Draw a permutation of ``range(length)`` for this epoch."""
     return np.argsort(bits(seed, epoch, np.arange(length), 2**32).reshape(-1), kind="stable")
 
 
 def bits(seed: int, epoch: int | ndarray, index: int | ndarray, slots: int | ndarray) -> ndarray:
-    """64 bits a slot: the last axis is the slots', the ones before it those of epoch and index."""
+    """Draw 64 random bits per slot; the last axis is the slot, the axes before it are those of epoch and index."""
     key = _mix(np.uint64(seed % 2**64))
     key = _mix(key ^ np.asarray(epoch).astype(np.uint64))
     key = _mix(key ^ np.asarray(index).astype(np.uint64))
@@ -29,9 +29,9 @@ def bits(seed: int, epoch: int | ndarray, index: int | ndarray, slots: int | nda
 
 
 def normals(key: np.uint64, count: int) -> ndarray:
-    """Box and Muller (1958): two uniform numbers, the halves of one hash, make two normal ones; float32."""
+    """Draw float32 normal numbers by Box and Muller (1958): the two halves of a hash give two of them."""
     hashed = bits(0, 0, np.asarray(key), np.arange((count + 1) // 2)).view(np.uint32).astype(np.float32).reshape(-1, 2)
-    radius = np.sqrt(-2 * np.log((hashed[:, 0] + 1) * np.float32(2.0**-32)))  # plus one: no logarithm of zero
+    radius = np.sqrt(-2 * np.log((hashed[:, 0] + 1) * np.float32(2.0**-32)))  # plus one avoids the logarithm of zero
     angle = hashed[:, 1] * np.float32(2 * np.pi * 2.0**-32)
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 

@@ -1,11 +1,11 @@
-"""RandAugment (Cubuk et al. 2020) and colour jitter on Pillow pictures, RGB or grey. n pictures, each with so many layers.
+"""RandAugment (Cubuk et al. 2020) and colour jitter on Pillow images, RGB or grey. n images, each with a number of layers.
 
-An operation takes its strength in its own unit (degrees, a factor, a threshold, pixels); a table turns the level, which is
-common to all of them, into strengths. Pixels are those of a picture 224 wide or high, and grow and shrink with it.
+An operation takes its strength in its own unit (degrees, a factor, a threshold, pixels); a table maps the magnitude, which
+all of them share, to strengths. Pixels refer to an image 224 wide or high and scale with its size.
 
-The table shipped is that of the paper's code, which AugReg (Steiner et al. 2021) and big_vision use. The operations are
-Pillow's, which that code imitates in TensorFlow with roundings of its own. Its contrast differs more than that: what it
-blends with is not the picture's mean, it is a grey that depends on the number of pixels alone (196 for 224 x 224).
+The table is that of the paper's code, which AugReg (Steiner et al. 2021) and big_vision use. The operations are Pillow's,
+which that code reimplements in TensorFlow with different rounding. Its contrast differs more: it blends not with the image's
+mean but with a grey that depends only on the number of pixels (196 for 224 x 224).
 """
 
 from collections.abc import Callable, Mapping
@@ -20,9 +20,9 @@ from PIL.Image import Resampling
 from vitrail.augment.affine import GREY, Affine, move_picture, rotation, shearing, translation
 from vitrail.errors import VitrailError, suggestion
 
-OPERATION_SLOTS = 4  # for each layer
+OPERATION_SLOTS = 4  # per layer
 JITTER_SLOTS = 8
-NOMINAL = 224  # the side that pixels are counted at
+NOMINAL = 224  # the image side that pixel strengths refer to
 
 Scale = Callable[[float, float], float]  # level and sign (1.0 or -1.0) to strength
 
@@ -32,17 +32,17 @@ def _nothing(level: float, sign: float) -> float:
 
 
 def _factor(level: float, sign: float) -> float:
-    return level / 10 * 1.8 + 0.1  # below level 5 duller than the picture itself, above it gaudier
+    return level / 10 * 1.8 + 0.1  # a level below 5 weakens the property, above 5 strengthens it
 
 
 def _bits(level: float, sign: float) -> float:
-    # There the shift by 8 - bits is one of uint8, which is cut to 7 and wraps below 0: one bit remains of none, and of 9.
+    # In that code the shift by 8 - bits is a uint8, clipped to 7, and wraps below 0: both 0 and 9 bits leave one bit.
     bits = int(level / 10 * 4)
     return float(bits if 1 <= bits <= 8 else 1)
 
 
 def _threshold(level: float, sign: float) -> float:
-    # There the threshold becomes a uint8: level 10 inverts the whole picture, 15 its brighter half, and 20 all again.
+    # In that code the threshold is a uint8: level 10 inverts the whole image, 15 its brighter half, and 20 the whole again.
     return float(int(level / 10 * 256) % 256)
 
 
@@ -67,18 +67,18 @@ PAPER: Mapping[str, Scale] = {
 
 
 class Operations(NamedTuple):
-    """What is drawn for a batch: in each layer one of ``names``, its strength, and a point of the picture for Cutout."""
+    """RandAugment operations drawn for a batch: per layer one of ``names``, its strength, and a centre for Cutout."""
 
     names: tuple[str, ...]
     chosen: Int[ndarray, "n layers"]
     strengths: Float[ndarray, "n layers"]
-    centres: Float[ndarray, "n layers 2"]  # down, across; each from [0, 1)
+    centres: Float[ndarray, "n layers 2"]  # y, x; each from [0, 1)
 
 
 def draw_operations(
     u: Float[ndarray, "n slots"], layers: int, magnitude: int | float, table: Mapping[str, Scale] = PAPER
 ) -> Operations:
-    """Each layer draws one operation, all equally likely, and the direction it goes to."""
+    """Draw one operation per layer, all equally likely, and its sign."""
     u = u[:, : OPERATION_SLOTS * layers].reshape(len(u), layers, OPERATION_SLOTS)
     chosen = (u[..., 0] * len(table)).astype(np.int64)
     strengths = np.array([[scale(float(magnitude), sign) for sign in (-1.0, 1.0)] for scale in table.values()])
@@ -99,12 +99,12 @@ def apply_operation(
     if name == "Cutout":
         return cutout(picture, strength, centre, fill)
     if name not in COLOURS:
-        raise VitrailError(f"there is no operation {name!r} to augment with{suggestion(name, (*COLOURS, *PAPER))}")
+        raise VitrailError(f"no augmentation operation is named {name!r}{suggestion(name, (*COLOURS, *PAPER))}")
     return COLOURS[name](picture, strength)
 
 
 def movement(name: str, strength: float, width: int, height: int) -> Affine | None:
-    """How an operation moves the picture, for whatever has to move along; None for one that changes colours alone."""
+    """Return the affine map of a geometric operation, for masks and boxes; None if it changes only colours."""
     match name:
         case "Rotate":
             return rotation(strength, width, height)
@@ -120,7 +120,7 @@ def movement(name: str, strength: float, width: int, height: int) -> Affine | No
 
 
 def cutout(picture: Image.Image, reach: float, centre: Float[ndarray, "2"], fill: int = GREY) -> Image.Image:
-    """DeVries and Taylor 2017: a square that goes ``reach`` pixels to each side of the centre, as far as the picture goes."""
+    """Fill a square that reaches ``reach`` pixels from the centre, clipped to the image (DeVries and Taylor 2017)."""
     width, height = picture.size
     side = int(reach * min(width, height) / NOMINAL)
     y, x = int(centre[0] * height), int(centre[1] * width)
@@ -131,17 +131,17 @@ def cutout(picture: Image.Image, reach: float, centre: Float[ndarray, "2"], fill
 
 
 def posterise(picture: Image.Image, bits: float) -> Image.Image:
-    """Keep the highest bits of each value: none of them is black, eight or more the picture as it is."""
+    """Keep the highest bits of each value: 0 gives black, 8 or more the image unchanged."""
     return _point(picture, lambda value: value & (0xFF00 >> min(int(bits), 8)))
 
 
 def solarise_add(picture: Image.Image, amount: float) -> Image.Image:
-    """Lighten the darker half of the values."""
+    """Brighten values below 128 by ``amount``."""
     return _point(picture, lambda value: min(max(value + int(amount), 0), 255) if value < 128 else value)
 
 
 def turn_hue(picture: Image.Image, turns: float) -> Image.Image:
-    """Round the colour circle; grey has no place on it."""
+    """Rotate the hue; a grey image is returned unchanged."""
     if picture.mode == "L":
         return picture
     hue, saturation, value = picture.convert("HSV").split()
@@ -155,7 +155,7 @@ COLOURS: Mapping[str, Callable[[Image.Image, float], Image.Image]] = {
     "Equalize": lambda picture, _: ImageOps.equalize(picture),
     "Invert": lambda picture, _: ImageChops.invert(picture),
     "Posterize": posterise,
-    "Solarize": lambda picture, threshold: ImageOps.solarize(picture, threshold),  # type: ignore[arg-type]  # any number does
+    "Solarize": lambda picture, threshold: ImageOps.solarize(picture, threshold),  # type: ignore[arg-type]  # any number works
     "SolarizeAdd": solarise_add,
     "Color": lambda picture, factor: ImageEnhance.Color(picture).enhance(factor),
     "Contrast": lambda picture, factor: ImageEnhance.Contrast(picture).enhance(factor),
@@ -163,13 +163,13 @@ COLOURS: Mapping[str, Callable[[Image.Image, float], Image.Image]] = {
     "Sharpness": lambda picture, factor: ImageEnhance.Sharpness(picture).enhance(factor),
 }
 ADJUSTMENTS = (COLOURS["Brightness"], COLOURS["Contrast"], COLOURS["Color"], turn_hue)
-UNCHANGED = (1.0, 1.0, 1.0, 0.0)  # of each adjustment
+UNCHANGED = (1.0, 1.0, 1.0, 0.0)  # the neutral value of each adjustment
 
 
 def draw_jitter(
     u: Float[ndarray, "n slots"], brightness: float, contrast: float, saturation: float, hue: float
 ) -> tuple[Float[ndarray, "n 4"], Int[ndarray, "n 4"]]:
-    """Factors up to so much above and below 1, turns of the hue up to so much both ways (0.5: all the way); and their order."""
+    """Draw factors within 1 ± amount, a hue shift within ± hue (0.5: the full circle), and the order of application."""
     amounts, middle = np.array([brightness, contrast, saturation, hue]), np.array(UNCHANGED)
     low, high = middle - amounts, middle + amounts
     low[:3] = np.maximum(low[:3], 0)
@@ -177,9 +177,9 @@ def draw_jitter(
 
 
 def jitter(picture: Image.Image, factors: Float[ndarray, "4"], order: Int[ndarray, "4"]) -> Image.Image:
-    """Brightness, contrast, saturation and hue, in this order of theirs."""
+    """Adjust brightness, contrast, saturation and hue in the drawn order."""
     for which in order:
-        if factors[which] != UNCHANGED[which]:  # through hue and back again even a turn of nothing would lose a little
+        if factors[which] != UNCHANGED[which]:  # the conversion to HSV and back is lossy even for a shift of 0
             picture = ADJUSTMENTS[which](picture, float(factors[which]))
     return picture
 

@@ -1,6 +1,6 @@
-"""Random Erasing (Zhong et al. 2017): a rectangle of the picture becomes nothing, or noise. n pictures of c channels.
+"""Random Erasing (Zhong et al. 2017): a rectangle of the image becomes zeros or noise. n images of c channels.
 
-A rectangle is top, left, height, width in pixels; without an area it erases nothing.
+A rectangle is top, left, height, width in pixels; one without area erases nothing.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor, from_numpy
 
 from vitrail.augment.chance import normals
 
-ATTEMPTS = 10  # shapes tried until one fits into the picture; the picture is left alone when none does
+ATTEMPTS = 10  # shapes tried until one fits into the image; if none does, the image is not erased
 ERASE_SLOTS = 3 + 2 * ATTEMPTS
 
 
@@ -21,7 +21,7 @@ def draw_erase(
     ratio: tuple[float, float],
     sizes: tuple[int, int] | Int[ndarray, "n 2"],
 ) -> Int[ndarray, "n 4"]:
-    """A rectangle for each picture: ``area`` in shares of the picture's, ``ratio`` height by width, ``sizes`` height, width."""
+    """Draw a rectangle per image: area as a fraction of the image, ``ratio`` height / width, ``sizes`` (height, width)."""
     height, width = np.broadcast_to(np.asarray(sizes), (len(u), 2)).T
     shapes = u[:, 3:ERASE_SLOTS].reshape(len(u), ATTEMPTS, 2)
     pixels = (height * width)[:, None] * _between(area[0], area[1], shapes[..., 0])
@@ -39,7 +39,7 @@ def draw_erase(
 def erase(
     images: Float[Tensor, "n c h w"], boxes: Int[ndarray, "n 4"], noise_keys: UInt64[ndarray, " n"] | None = None
 ) -> Float[Tensor, "n c h w"]:
-    """Empty the rectangles, in place: zeros, or normal noise that depends on the key and on the rectangle's size alone."""
+    """Fill the rectangles in place: zeros, or normal noise that depends only on the key and the rectangle's size."""
     for i in np.flatnonzero(boxes[:, 2] * boxes[:, 3]):
         top, left, high, wide = boxes[i]
         hole = images[i, :, top : top + high, left : left + wide]

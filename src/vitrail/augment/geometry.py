@@ -1,6 +1,6 @@
-"""Crops and flips, drawn for many pictures at once, and applied to pictures, masks and boxes. Szegedy et al. 2015.
+"""Crops and flips: drawn for many images at once, applied to images, masks and boxes (Szegedy et al. 2015).
 
-A crop is top, left, height, width in pixels of the picture. n pictures h high and w wide of c channels, new size H by W;
+A crop is top, left, height, width in pixels of the image. n images h high and w wide of c channels, new size H by W;
 k boxes, each left, top, right, bottom.
 """
 
@@ -22,9 +22,9 @@ CROP_SLOTS = 2 * ATTEMPTS + 2
 def draw_inception(
     u: Float[ndarray, "n slots"], sizes: Int[ndarray, "n 2"], area: tuple[float, float], ratio: tuple[float, float]
 ) -> Int[ndarray, "n 4"]:
-    """A part of this share of the area and these proportions (width by height), the first of ten tries that fits.
+    """Draw a crop by its fraction of the image area and its aspect ratio (width / height): the first of ten tries that fits.
 
-    Where none fits, the largest middle part whose proportions are allowed.
+    If none fits, take the largest centre crop within the aspect ratios.
     """
     high, wide = sizes[:, :1].astype(float), sizes[:, 1:].astype(float)
     tries = u[:, : 2 * ATTEMPTS].reshape(-1, 2, ATTEMPTS)
@@ -41,7 +41,7 @@ def draw_inception(
     if not some.all():
         found = np.where(some[:, None], found, _middle(sizes, ratio))
         place = np.where(some[:, None], place, 0.5)
-    # one more than the largest place, rounded down: every place is as likely; the middle is rounded as torchvision does
+    # floor of a number below spare + 1, so all positions are equally likely; the centre is rounded as in torchvision
     spare = sizes - found
     corner = np.where(some[:, None], np.floor(place * (spare + 1)), spare // 2)
     return np.concatenate([corner, found], 1).astype(np.int64)
@@ -56,13 +56,13 @@ def _middle(sizes: ndarray, ratio: tuple[float, float]) -> ndarray:
 
 
 def draw_shift(u: Float[ndarray, "n slots"], size: tuple[int, int], pad: int) -> Int[ndarray, "n 4"]:
-    """A part of the whole size anywhere in a picture with ``pad`` pixels of black around it; the corner may lie outside."""
+    """Draw a crop of the full size from an image padded with ``pad`` black pixels; the corner may lie outside the image."""
     corner = np.floor(u[:, :2] * (2 * pad + 1)) - pad
     return np.concatenate([corner, np.broadcast_to(size, (len(u), 2))], 1).astype(np.int64)
 
 
 def shift(images: UInt8[ndarray, "n h w c"], crops: Int[ndarray, "n 4"], flips: ndarray, pad: int) -> UInt8[ndarray, "n h w c"]:
-    """Parts as ``draw_shift`` draws them, mirrored where asked: pixels are moved, never mixed."""
+    """Apply the crops of ``draw_padded_crop`` and the flips; pixels are moved, never interpolated."""
     count, high, wide, channels = images.shape
     padded = np.zeros((count, high + 2 * pad, wide + 2 * pad, channels), np.uint8)
     padded[:, pad : pad + high, pad : pad + wide] = images
@@ -76,10 +76,10 @@ def shift(images: UInt8[ndarray, "n h w c"], crops: Int[ndarray, "n 4"], flips: 
 def crop_resize(
     pixels: UInt8[ndarray, "h w c"], crop: tuple[int, int, int, int], size: tuple[int, int], flip: bool, interpolation: str
 ) -> UInt8[Tensor, "c H W"]:
-    """One picture: cut, resize without aliases, mirror. torch's kernel for bytes is a vectorised form of Pillow's."""
+    """Crop, resize with antialiasing and flip one image. torch's uint8 kernel is a vectorised form of Pillow's."""
     top, left, high, wide = crop
     part = pixels[top : top + high, left : left + wide]
-    part = part if part.flags.writeable else part.copy()  # torch wants memory that could be written to, Pillow's cannot
+    part = part if part.flags.writeable else part.copy()  # torch requires writeable memory, Pillow's is read-only
     planes = rearrange(torch.from_numpy(part), "h w c -> 1 c h w")
     if (high, wide) != size:
         planes = F.interpolate(planes, size, mode=interpolation, antialias=True)
@@ -89,9 +89,9 @@ def crop_resize(
 def resample(
     images: UInt8[ndarray, "n h w c"], crops: Int[ndarray, "n 4"], flips: ndarray, size: tuple[int, int], interpolation: str
 ) -> Float[Tensor, "n c H W"]:
-    """Many small pictures at once: rows and columns of each crop are mixed by a matrix each, its filter written out.
+    """Crop, resize and flip many small images at once: the filter as one matrix for rows and one for columns.
 
-    From 0 to 255, not rounded to whole numbers.
+    The values are from 0 to 255, not rounded to integers.
     """
     rows = _filters(size[0], images.shape[1], interpolation)[_pair(crops[:, 0], crops[:, 2], images.shape[1])]
     columns = _filters(size[1], images.shape[2], interpolation)[_pair(crops[:, 1], crops[:, 3], images.shape[2])]
@@ -101,26 +101,26 @@ def resample(
 
 
 def _pair(start: ndarray, length: ndarray, old: int) -> ndarray:
-    """The number of a part among all parts of a side: those of length 1 first."""
+    """Return the index of an interval among all intervals of a side, those of length 1 first."""
     shorter = length - 1
     return shorter * old - shorter * (shorter - 1) // 2 + start
 
 
 @lru_cache(maxsize=8)
 def _filters(new: int, old: int, interpolation: str) -> Float[Tensor, "parts new old"]:
-    """For every part of a side, how much of each old pixel is in each new one. Nothing from outside it, as after cutting."""
+    """Return the resize matrix of every interval of a side; pixels outside the interval have weight 0."""
     length = np.repeat(np.arange(1, old + 1), np.arange(old, 0, -1))[:, None, None]
     start = np.concatenate([np.arange(old + 1 - size) for size in range(1, old + 1)])[:, None, None]
     pixels = np.arange(old)
     centre = (np.arange(new)[:, None] + 0.5) * (length / new) + start
-    distance = np.abs(pixels + 0.5 - centre) / np.maximum(length / new, 1)  # shrinking averages over what a new pixel covers
+    distance = np.abs(pixels + 0.5 - centre) / np.maximum(length / new, 1)  # downsampling averages over what a new pixel covers
     weight = np.maximum(1 - distance, 0) if interpolation == "bilinear" else _cubic(distance)
     weight = weight * ((pixels >= start) & (pixels < start + length))
     return torch.from_numpy((weight / weight.sum(2, keepdims=True)).astype(np.float32))
 
 
 def _cubic(x: ndarray) -> ndarray:
-    """Keys 1981 with a = -1/2, as Pillow's."""
+    """Evaluate the cubic kernel of Keys (1981) with a = -1/2, as in Pillow."""
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((-0.5 * x + 2.5) * x - 4) * x + 2
     return np.where(x < 1, near, np.where(x < 2, far, 0))
@@ -129,7 +129,7 @@ def _cubic(x: ndarray) -> ndarray:
 def crop_mask(
     mask: Num[ndarray, "h w"], crop: tuple[int, int, int, int], size: tuple[int, int], flip: bool
 ) -> Num[ndarray, "H W"]:
-    """The same cut and mirroring for a mask; classes have no values in between, so the nearest pixel counts."""
+    """Crop, resize and flip a class mask with nearest-neighbour sampling."""
     top, left, high, wide = crop
     rows = top + ((np.arange(size[0]) + 0.5) * high / size[0]).astype(int)
     columns = left + ((np.arange(size[1]) + 0.5) * wide / size[1]).astype(int)
@@ -142,7 +142,7 @@ def crop_mask(
 def crop_boxes(
     boxes: Float[ndarray, "k 4"], crop: tuple[int, int, int, int], size: tuple[int, int], flip: bool
 ) -> Float[ndarray, "k 4"]:
-    """The same for boxes, cut to the part; one that lies outside has no area left."""
+    """Crop, resize and flip boxes, clipped to the crop; a box outside it has no area."""
     top, left, high, wide = crop
     scale = np.array([size[1] / wide, size[0] / high] * 2)
     moved = np.clip((boxes - [left, top, left, top]) * scale, 0, [size[1], size[0]] * 2)

@@ -1,7 +1,7 @@
-"""Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019): a picture with some of another. n pictures, k classes.
+"""Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019). n images, k classes.
 
-The other one, the partner, is the picture before it in the batch, and the last one for the first; it is handed in as a
-second batch, because with several processes the first picture's partner lies in another process.
+An image is mixed with the one before it in the batch, the first with the last. The partners are passed as a second batch,
+because with several processes the first image's partner belongs to another process.
 """
 
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from numpy import ndarray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-ATTEMPTS = 24  # at a share of 1 in 2 accepted, the worst there is up to Beta(3, 3), one draw in 17 million finds none
+ATTEMPTS = 24  # at an acceptance rate of 1/2, the lowest up to Beta(3, 3), one draw in 17 million accepts none
 MIX_SLOTS = 4 + 2 * ATTEMPTS
-CACHED = 2**18  # values blended at a time: a few pictures stay in the cache, a batch does not and takes twice as long
+CACHED = 2**18  # values blended at a time: a few images fit into the cache; a whole batch does not and takes twice as long
 
 
 @dataclass(frozen=True)
 class Mix:
-    """What is drawn for a batch. A rectangle with an area is cut out of the partner; without one the pictures are blended."""
+    """Mixing drawn for a batch: a rectangle with area is pasted from the partner; without one the images are blended."""
 
-    share: Float[ndarray, " n"]  # of the picture itself, in its pixels and in its loss; 1 leaves it alone
+    share: Float[ndarray, " n"]  # weight of the image itself, in its pixels and in its loss; 1: not mixed
     boxes: Int[ndarray, "n 4"]  # top, left, height, width
 
     @property
@@ -40,10 +40,10 @@ def draw_mix(
     per_sample: bool,
     size: tuple[int, int],
 ) -> Mix:
-    """Shares from Beta(mixup, mixup) or Beta(cutmix, cutmix), 0 for neither; with both, CutMix has the probability ``switch``.
+    """Draw lambda from Beta(mixup, mixup) or Beta(cutmix, cutmix), 0: off; if both are on, CutMix has ``cutmix_prob``.
 
-    Unless it is drawn for each sample, the first row's numbers count for all: every process hands in the same first row.
-    ``size`` is height and width of the pictures.
+    Unless drawn per sample, the first row's numbers apply to all: every process passes the same first row.
+    ``size`` is (height, width) of the images.
     """
     if not per_sample:
         u = np.broadcast_to(u[:1], u.shape)
@@ -51,15 +51,15 @@ def draw_mix(
     cut = u[:, 1] < (switch if mixup and cutmix else float(cutmix > 0))
     share = np.where(mixed, _beta(np.where(cut, cutmix, mixup), u[:, 4:MIX_SLOTS]), 1.0)
     boxes = _boxes(np.where(cut, share, 1.0), u[:, 2:4], size)
-    # The picture's edge cuts some rectangles, so a share is what remains, not what was drawn.
+    # The image border clips some rectangles, so lambda is the fraction that remains, not the one drawn.
     remaining = 1 - boxes[:, 2] * boxes[:, 3] / (size[0] * size[1])
     return Mix(np.where(cut, remaining, share), boxes)
 
 
 def apply_mix(images: Float[Tensor, "n c h w"], partners: Float[Tensor, "n c h w"], mix: Mix) -> Float[Tensor, "n c h w"]:
-    """Mix each picture with its partner, in place."""
+    """Mix each image with its partner, in place."""
     if images.untyped_storage().data_ptr() == partners.untyped_storage().data_ptr():
-        partners = partners.clone()  # one batch may be a view of the other, and a partner is wanted as it was
+        partners = partners.clone()  # one batch may be a view of the other, and partners must be unmixed
     cut = mix.boxes[:, 2] * mix.boxes[:, 3] > 0
     _blend(images, partners, np.where(cut, 1.0, mix.share))
     _paste(images, partners, mix.boxes, cut)
@@ -69,9 +69,9 @@ def apply_mix(images: Float[Tensor, "n c h w"], partners: Float[Tensor, "n c h w
 def targets(
     labels: Int[Tensor, " n"], partners: Int[Tensor, " n"], share: Float[Tensor, " n"], classes: int
 ) -> Float[Tensor, "n k"]:
-    """What the loss compares with, written out: ``share`` for the picture's own class and the rest for its partner's.
+    """Return soft targets: ``lam`` for the image's own class and 1 - ``lam`` for its partner's.
 
-    The same loss without the table is share * loss(labels) + (1 - share) * loss(partners).
+    The same loss without the table is lam * loss(labels) + (1 - lam) * loss(partners).
     """
     share = rearrange(share, "n -> n 1")
     own, other = one_hot(labels, classes), one_hot(partners, classes)
@@ -79,14 +79,14 @@ def targets(
 
 
 def _beta(a: ndarray, u: ndarray) -> ndarray:
-    """Symmetric Beta(a, a), one for each row, by rejection: the first accepted attempt, or the one that came nearest to it.
+    """Sample Beta(a, a) per row by rejection: the first accepted attempt, or the closest one if none is accepted.
 
-    Below 1 by Jöhnk (1964), in logarithms, because the powers underflow for a small ``a``. Above 1 that one accepts ever less;
-    there a uniform number is taken with the probability of its density relative to the highest, which is in the middle.
+    For a < 1 by Jöhnk (1964), in logarithms, because the powers underflow for a small ``a``. Its acceptance rate falls for
+    a > 1; there a uniform proposal is accepted with its density relative to the maximum, which is at 1/2.
     """
     a = np.where(a > 0, a, 1.0)[:, None]
     u = u.reshape(len(u), ATTEMPTS, 2)
-    with np.errstate(divide="ignore", invalid="ignore"):  # of the formula that the row does not use
+    with np.errstate(divide="ignore", invalid="ignore"):  # in the formula that the row does not use
         x, y = np.log1p(-u[..., 0]) / np.minimum(a, 1), np.log1p(-u[..., 1]) / np.minimum(a, 1)
         density = (a - 1) * np.log(4 * u[..., 0] * (1 - u[..., 0]))
     total = np.logaddexp(x, y)
@@ -100,13 +100,13 @@ def _beta(a: ndarray, u: ndarray) -> ndarray:
 def _boxes(share: ndarray, u: ndarray, size: tuple[int, int]) -> ndarray:
     sides = np.array(size)
     middle = np.floor(u * sides)
-    reach = np.floor(0.5 * np.sqrt(1 - share)[:, None] * sides)  # to each side: the rectangle has the picture's proportions
+    reach = np.floor(0.5 * np.sqrt(1 - share)[:, None] * sides)  # half a side: the rectangle has the image's aspect ratio
     low, high = np.maximum(middle - reach, 0), np.minimum(middle + reach, sides)
     return np.concatenate([low, high - low], axis=1).astype(np.int64)
 
 
 def _blend(images: Tensor, partners: Tensor, share: ndarray) -> None:
-    wide = torch.promote_types(images.dtype, torch.float32)  # a share in half precision would be off by a thousandth
+    wide = torch.promote_types(images.dtype, torch.float32)  # lambda in half precision would be off by a thousandth
     weights = torch.from_numpy(np.stack([share, 1 - share])).to(images.device, wide)
     own, other = rearrange(weights, "two n -> two n 1 1 1")
     step = max(1, CACHED // max(1, images.shape[1:].numel()))

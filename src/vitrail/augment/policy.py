@@ -1,8 +1,8 @@
-"""What is drawn for a training picture, as settings. Needs no torch.
+"""Augmentation settings. Torch-free.
 
-``none`` ... ``strong2`` are AugReg's (Steiner et al. 2021, table 8 of its appendix and the authors' code): inception crop and
-flip, RandAugment of two layers at a magnitude whose nominal maximum is 10, and Mixup. ``pad`` is the custom with small
-pictures (CIFAR): shift by a few pixels and flip. ``textbook`` has everything at once.
+``none`` ... ``strong2`` are AugReg's (Steiner et al. 2021, table 8 of its appendix and the authors' code): random resized crop
+and flip, RandAugment of two layers at a magnitude whose nominal maximum is 10, and Mixup. ``pad`` is usual for small images
+(CIFAR): padded random crop and flip. ``textbook`` combines all operations; ``eval`` has none.
 """
 
 from dataclasses import dataclass, replace
@@ -14,15 +14,15 @@ from vitrail.errors import VitrailError, suggestion
 
 @dataclass(frozen=True)
 class Policy:
-    """Each field can be set alone; a probability or strength of 0 leaves its operation out."""
+    """An augmentation policy; a probability or strength of 0 turns an operation off."""
 
-    crop: Literal["inception", "pad", "none"] = "inception"  # none: as in evaluation
-    area: tuple[float, float] = (0.05, 1.0)  # inception: share of the picture
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # inception: width by height
-    pad: int = 4  # pad: pixels of black around a picture of the model's size
+    crop: Literal["random-resized", "pad", "none"] = "random-resized"  # none: as in evaluation
+    area: tuple[float, float] = (0.05, 1.0)  # random-resized: fraction of the image area
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # random-resized: width / height
+    pad: int = 4  # pad: black pixels around an image of the model's size
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     flip: float = 0.5
-    layers: int = 0  # RandAugment: operations a picture
+    layers: int = 0  # RandAugment: operations per image
     magnitude: float = 10.0  # RandAugment
     brightness: float = 0.0  # colour jitter
     contrast: float = 0.0
@@ -31,12 +31,12 @@ class Policy:
     erase: float = 0.0  # Random Erasing: probability
     erase_area: tuple[float, float] = (0.02, 0.33)
     erase_ratio: tuple[float, float] = (0.3, 3.3)
-    erase_noise: bool = False  # zeros, the mean of normalised pictures, or noise
-    mixup: float = 0.0  # of Beta(mixup, mixup)
+    erase_noise: bool = False  # true: normal noise; false: zeros, the mean of normalised images
+    mixup: float = 0.0  # parameter of Beta(mixup, mixup); 0: off
     cutmix: float = 0.0
-    mix: float = 1.0  # probability that a picture is mixed at all
-    switch: float = 0.5  # probability of CutMix where both are on
-    mix_each: bool = False  # another share for each picture, instead of one a batch
+    mix: float = 1.0  # probability that an image is mixed
+    switch: float = 0.5  # probability of CutMix if Mixup is on as well
+    mix_each: bool = False  # draw lambda per image instead of per batch
 
     def __post_init__(self) -> None:
         check(self)
@@ -52,11 +52,11 @@ class Policy:
             if getattr(self, name) < 0:
                 raise VitrailError(f"{name} must not be below 0, got {getattr(self, name)}; try {name}=0")
         if self.hue > 0.5:
-            raise VitrailError(f"hue must be at most 0.5, half the circle of colours, got {self.hue}; try hue=0.1")
+            raise VitrailError(f"hue must be at most 0.5, half the colour circle, got {self.hue}; try hue=0.1")
 
 
 POLICIES: dict[str, Policy] = {
-    "plain": Policy(crop="none", flip=0.0),
+    "eval": Policy(crop="none", flip=0.0),
     "none": Policy(),
     "light1": Policy(layers=2, magnitude=0.0),
     "light2": Policy(layers=2, magnitude=10.0, mixup=0.2),
@@ -70,7 +70,7 @@ POLICIES: dict[str, Policy] = {
 
 
 def policy(name: str, **changes: Any) -> Policy:
-    """A named policy, any field changed by keyword."""
+    """Return a named policy; any field can be changed by keyword."""
     if name not in POLICIES:
         raise VitrailError(f"no augmentation is named {name!r}{suggestion(name, POLICIES)}; there are {', '.join(POLICIES)}")
     return replace(POLICIES[name], **changes)

@@ -1,7 +1,8 @@
-"""``vitrail bench data``: pictures a second on one core, against torchvision v2's usual pipelines on the same pictures.
+"""``vitrail bench data``: images per second on one core, against torchvision v2's usual pipelines on the same images.
 
-From JPEG files and from a pack: inception crop to 224, flip, normalise. From small pictures in memory: shift and flip at their
-own size, and inception crop. Without a folder of the user's, the pictures are ``panes`` as JPEGs of ImageNet's usual size.
+From JPEG files and from a pack: random resized crop to 224, flip, normalise. From small images in memory: padded crop and flip
+at their own size, and random resized crop. Without a folder of the user's, the images are ``panes`` as JPEGs of ImageNet's
+usual size.
 """
 
 import tempfile
@@ -33,12 +34,12 @@ BATCH, SMALL_BATCH = 32, 256
 
 @dataclass(frozen=True)
 class DataSpeed:
-    """Pictures a second and ratios to torchvision, none where it is not installed."""
+    """Images per second and ratios to torchvision, None if it is not installed."""
 
     files_ratio: float | None
     pack_ratio: float | None
     small_ratio: float | None
-    peers: dict[str, dict[str, float]]  # library: path: pictures a second
+    peers: dict[str, dict[str, float]]  # library: path: images per second
     ours: dict[str, float]
     pictures: int
     rounds: int
@@ -67,7 +68,7 @@ def _measured(room: Path, folder: Path | None, count: int, rounds: int, progress
         "files": _epoch(training(files, usual, BATCH, crop), len(files)),
         "pack": _epoch(training(packed, usual, BATCH, crop), len(packed)),
         "small": _epoch(training(small, own, SMALL_BATCH, policy("pad")), len(small)),
-        "small_inception": _epoch(training(small, own, SMALL_BATCH, crop), len(small)),
+        "small_random_resized": _epoch(training(small, own, SMALL_BATCH, crop), len(small)),
     }
     peers = {f"torchvision {name}": work for name, work in _torchvision(whole, small).items()}
     speeds = in_turns({**rivals, **peers}, rounds, progress)
@@ -97,12 +98,12 @@ def _epoch(loader: Loader, pictures: int) -> Callable[[], int]:
 
 
 def _copied(room: Path, folder: Path | None, count: int, progress: Progress | None) -> Path:
-    """So many JPEG files, a folder a class: the user's own, linked, or drawn."""
+    """Create a folder of ``count`` JPEG files, a subfolder per class: the user's own, linked, or drawn."""
     if folder is None:
         _draw(room, count, progress)
         return room
     if not folder.is_dir():
-        raise VitrailError(f"{folder} is no folder; name one with pictures in a folder a class")
+        raise VitrailError(f"{folder} is not a folder; name one with a subfolder of images per class")
     for number, path in enumerate(_jpegs(folder, count)):
         place = room / path.parent.name / f"{number}{path.suffix}"
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +132,7 @@ def _draw(room: Path, count: int, progress: Progress | None) -> None:
 
 
 def _torchvision(folder: Path, small: Arrays) -> dict[str, Callable[[], int]]:
-    """Its usual pipelines, as its own references write them; nothing where it is not installed."""
+    """Return its usual pipelines, as its own references write them; empty if it is not installed."""
     declare_operators()
     try:
         from torchvision.datasets import ImageFolder  # type: ignore[import-untyped]
@@ -148,7 +149,7 @@ def _torchvision(folder: Path, small: Arrays) -> dict[str, Callable[[], int]]:
     return {
         "files": _loaded(ImageFolder(folder, files), BATCH),
         "small": _loaded(_Pairs(tensors[:some], small.labels[:some], moved), SMALL_BATCH),
-        "small_inception": _loaded(_Pairs(tensors[:some], small.labels[:some], cropped), SMALL_BATCH),
+        "small_random_resized": _loaded(_Pairs(tensors[:some], small.labels[:some], cropped), SMALL_BATCH),
     }
 
 

@@ -1,6 +1,6 @@
-"""``vitrail bench explain``: what it costs to look inside, as a ratio to one forward pass of the same picture.
+"""``vitrail bench explain``: the cost of reading attention, as a ratio to one forward pass of the same image.
 
-B/16 at 224, one picture: the attention of all 144 heads, all rows of it; and the class token's rows alone.
+B/16 at 224, one image: all rows of the attention of all 144 heads; and the class token's rows alone.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from vitrail.models.variants import variant
 
 @dataclass(frozen=True)
 class ExplainSpeed:
-    """Times of a forward pass."""
+    """Times in units of a forward pass."""
 
     heads_ratio: float
     class_ratio: float
@@ -43,7 +43,7 @@ def explain_speed(rounds: int = 10, config: ViTConfig | None = None, progress: P
         "heads": lambda: attention(model, images).shape[1],
         "class": lambda: attention(model, images, queries=[0]).shape[1],
     }
-    in_turns(rivals, 1)  # the first of each warms up
+    in_turns(rivals, 1)  # warm-up
     speeds = in_turns(rivals, rounds, progress)
     heads, rows = (round(speeds["forward"] / speeds[name], 3) for name in ("heads", "class"))
     seconds = {name: 1 / speed for name, speed in speeds.items()}

@@ -1,9 +1,9 @@
-"""Torch's own 8-bit linear layers (fbgemm), which CPUs without VNNI may run sooner than onnxruntime's.
+"""Torch's own int8 linear layers (fbgemm), which CPUs without VNNI may run faster than onnxruntime's.
 
-Weights have a scale for each output; each call finds one scale for the activations of all its pictures, so an answer depends on
-what else was asked. That is why it is measured and not offered: neither an exported file nor a server may answer so, and torch
-is going to drop its 8-bit tensors. Without VNNI activations take 7 bits, as sums of two products would overflow at 8; that
-costs a real Ti/16 four of 250 pictures, where 8 bits cost none.
+Weights have a scale per output; each call computes one scale for the activations of all its images, so a prediction depends on
+the rest of the batch. That is why it is measured and not offered: neither an exported file nor a server may predict so, and
+torch is going to drop its quantised tensors. Without VNNI activations take 7 bits, as sums of two products would overflow at 8;
+that costs a real Ti/16 four of 250 images, where 8 bits cost none.
 
 b batch, d width, o outputs.
 """
@@ -21,12 +21,12 @@ ENGINE = "fbgemm"
 
 
 def there() -> bool:
-    """Not on every processor."""
+    """Return whether the CPU supports fbgemm."""
     return ENGINE in torch.backends.quantized.supported_engines
 
 
 def in_eight_bits(model: Model, in_float: Collection[str] = ()) -> Model:
-    """Changes the linear layers of the model's blocks in place, but for those named."""
+    """Quantise the linear layers of the model's blocks in place, except those named."""
     for path, module in [*model.named_modules()]:
         for name, linear in [*module.named_children()]:
             if isinstance(linear, nn.Linear) and path.startswith("blocks.") and f"{path}.{name}" not in in_float:
@@ -40,9 +40,9 @@ class _Linear(nn.Module):
         weight = linear.weight.detach()
         scale = weight.abs().amax(dim=1).clamp(min=1e-12).double() / 127
         before = torch.backends.quantized.engine
-        torch.backends.quantized.engine = ENGINE  # which packs for itself alone
+        torch.backends.quantized.engine = ENGINE  # weights are packed for one engine only
         try:
-            with warnings.catch_warnings():  # that such tensors will go some day is said above
+            with warnings.catch_warnings():  # the deprecation is discussed above
                 warnings.filterwarnings("ignore", message=".*are deprecated", category=UserWarning)
                 rounded = torch.quantize_per_channel(weight, scale, torch.zeros_like(scale).long(), 0, torch.qint8)
             self.packed = torch.ops.quantized.linear_prepack(rounded, None if linear.bias is None else linear.bias.detach())

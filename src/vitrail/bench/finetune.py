@@ -1,8 +1,8 @@
 """``vitrail bench finetune``: real weights on a real task, against timm's model with the usual fine-tuning in the same time.
 
-Ours is the ``finetune`` recipe; the peer starts from the same weights and sees the same batches, with AdamW at 1e-4 and cosine.
-Several seeds each; the weights of a run are chosen on validation and told on test. Beside them the linear probe, which asks
-what the features are worth as they are.
+Ours is the ``finetune`` recipe; the peer starts from the same weights and gets the same batches, with AdamW at 1e-4 and cosine.
+Several seeds each; the weights of a run are selected on validation and reported on test. The linear probe is added, as the
+accuracy of the unchanged features.
 """
 
 from dataclasses import dataclass, replace
@@ -29,13 +29,13 @@ from vitrail.weights.load import load, untold
 from vitrail.weights.start import begin, fingerprint
 
 RATE = 1e-4
-LOOKS = 6  # evaluations of a run
-SLICE = 2  # steps of a turn
+LOOKS = 6  # evaluations per run
+SLICE = 2  # steps per turn
 
 
 @dataclass(frozen=True)
 class Look:
-    """After so many steps, whose seconds are steps times those of one."""
+    """Evaluation after a number of steps; seconds are steps times those of one."""
 
     step: int
     seconds: float
@@ -45,7 +45,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run; ``validation`` and ``test`` are those of the look that is best on validation, the first of equals."""
+    """A run; ``validation`` and ``test`` are those of the evaluation that is best on validation, the first of equals."""
 
     seed: int
     validation: float
@@ -55,7 +55,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class FinetuneSpeed:
-    """``ours_seconds``: until the mean of our runs is as good on test as the peer's chosen weights are; none: never."""
+    """``ours_seconds``: until the mean of our runs reaches the peer's selected weights on test; None: never."""
 
     accuracy: float  # on test, the mean of the seeds
     peer_accuracy: float
@@ -76,11 +76,11 @@ def finetune_speed(
     rounds: int = 5,
     progress: Progress | None = None,
 ) -> FinetuneSpeed:
-    """``steps``: instead of the recipe's own; ``rounds``: turns in which a step is timed."""
+    """Run the benchmark. ``steps``: instead of the recipe's own; ``rounds``: timed rounds of a step."""
     data = pictures(source, progress=progress)
     missing = [split for split in ("train", "validation", "test") if not len(data.splits[split])]
     if missing:
-        raise VitrailError(f"{data.name} has no {missing[0]} pictures; bench finetune learns, chooses and tells on three parts")
+        raise VitrailError(f"{data.name} has no {missing[0]} images; bench finetune needs train, validation and test")
     recipe = _recipe(str(weights), data)
     recipe = recipe if steps is None else recipe.lasting(steps)
     cost = seconds_a_step({"ours": _ours(recipe), "peer": _peer(recipe, recipe.steps)}, recipe, data, SLICE, rounds, progress)
@@ -103,7 +103,7 @@ def finetune_speed(
 
 
 def reached(bar: float, runs: list[Ended]) -> float | None:
-    """The seconds after which the mean of the runs is first as good as the bar on test."""
+    """Return the seconds after which the mean of the runs first reaches the bar on test."""
     for looks in zip(*(run.curve for run in runs), strict=True):
         if mean(look.test for look in looks) >= bar:
             return looks[0].seconds
@@ -115,7 +115,7 @@ def chosen(curve: list[Look]) -> Look:
 
 
 def _recipe(weights: str, data: Data) -> Recipe:
-    """What ``vitrail finetune`` would do."""
+    """Return the recipe of ``vitrail finetune``."""
     with untold():
         model = load(weights)
     if not isinstance(model.config, ViTConfig) or model.config.stem:
@@ -140,7 +140,7 @@ def _peer(recipe: Recipe, steps: int) -> Peer:
 
 
 def timm_of(model: Model) -> nn.Module:
-    """timm's own model with the same weights."""
+    """Return timm's own model with the same weights."""
     timm.check(model.config)
     assert isinstance(model.config, ViTConfig)
     try:

@@ -1,6 +1,6 @@
-"""Clients that are as cheap as can be, since they share the machine with the server that they measure.
+"""HTTP load generator, as cheap as can be, since its clients share the machine with the server that they measure.
 
-One thread, plain sockets that stay open, requests made beforehand; of an answer the status and the length are read, no more.
+One thread, plain sockets that stay open, requests built beforehand; of a response only status and length are read.
 """
 
 import selectors
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from vitrail.errors import VitrailError
 
-LATEST = 60.0  # seconds after which an answer is not waited for
+LATEST = 60.0  # seconds to wait for a response
 
 
 @dataclass
 class Load:
-    """What came back: seconds of each answer that was one, and how many of the others had which status."""
+    """Result of a load test: latencies of the successful responses in seconds, and counts of the other statuses."""
 
     seconds: list[float] = field(default_factory=list)
     others: dict[int, int] = field(default_factory=dict)
@@ -27,8 +27,8 @@ class Load:
 @dataclass
 class _Client:
     socket: socket.socket
-    number: int  # of the request
-    left: memoryview = field(default_factory=lambda: memoryview(b""))  # of it, still to be sent
+    number: int  # index of the request
+    left: memoryview = field(default_factory=lambda: memoryview(b""))  # bytes still to be sent
     answer: bytearray = field(default_factory=bytearray)
     start: float = 0.0
 
@@ -39,7 +39,7 @@ def request(content: bytes, kind: str = "image/jpeg", path: str = "/predict") ->
 
 
 def load(host: str, port: int, requests: Sequence[bytes], clients: int, seconds: float) -> Load:
-    """Each client sends its next request as soon as it has its answer; what was sent by the end is waited for."""
+    """Send requests: each client sends the next one as soon as it has its response; pending ones are awaited at the end."""
     done = Load()
     with ExitStack() as stack, selectors.DefaultSelector() as ready:
         start = time.perf_counter()
@@ -53,7 +53,7 @@ def load(host: str, port: int, requests: Sequence[bytes], clients: int, seconds:
         while busy:
             events = ready.select(LATEST)
             if not events:
-                raise VitrailError(f"the server has not answered for {LATEST:g} seconds; look at what it says")
+                raise VitrailError(f"the server has not responded for {LATEST:g} seconds; check its log")
             for key, what in events:
                 if what & selectors.EVENT_WRITE:
                     _push(key.data, ready)
@@ -86,10 +86,10 @@ def _push(client: _Client, ready: selectors.BaseSelector) -> None:
 
 
 def _read(client: _Client) -> int:
-    """The status once the answer is whole, else 0."""
+    """Return the status once the response is complete, else 0."""
     got = client.socket.recv(65536)
     if not got:
-        raise VitrailError("the server has closed a connection that was in use; look at what it says")
+        raise VitrailError("the server has closed a connection in use; check its log")
     client.answer += got
     end = client.answer.find(b"\r\n\r\n")
     if end < 0:

@@ -1,7 +1,7 @@
-"""``vitrail bench merge``: what it costs in accuracy to be faster, by merging tokens, by dropping patches, by smaller pictures.
+"""``vitrail bench token-merging``: accuracy against speed, by merging tokens, by dropping patches, by smaller images.
 
-Accuracy is that of ``vitrail.measure`` on the data. Speed is that of the model alone on one batch, a ratio to the plain model
-taken in turns with it in one process, best of several.
+Accuracy is that of ``vitrail.evaluate`` on the dataset. Speed is that of the model alone on one batch, as a ratio to the plain
+model, timed interleaved with it in one process, best of several.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,22 +26,22 @@ from vitrail.weights.load import load, untold
 
 COUNTS = (0, 2, 4, 6, 8, 10, 13)
 DROPS = (0.1, 0.2, 0.3, 0.4)
-SIZES = (0.86, 0.72, 0.57)  # of each side, brought to whole patches
-WAYS = {"merge": "merged tokens", "drop": "dropped patches", "image": "smaller pictures"}
+SIZES = (0.86, 0.72, 0.57)  # fractions of each side, rounded to whole patches
+WAYS = {"merge": "merged tokens", "drop": "dropped patches", "image": "smaller images"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to be faster; the plain model is the first."""
+    """One speed-up; the plain model is the first row."""
 
     way: str  # merge, drop or image
-    value: float  # tokens a layer, share of the patches, or pixels of the shorter side
+    value: float  # tokens per layer, fraction of the patches, or pixels of the shorter side
     top1: float
     right: int
-    same: float  # share of the pictures with the plain model's answer
+    same: float  # fraction of the images with the plain model's prediction
     images_per_second: float
-    speed: float  # times the plain model
-    macs: float  # times fewer multiplications
+    speed: float  # ratio to the plain model
+    macs: float  # ratio of the plain model's multiplications
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def merge_curve(
     split: str | None = None,
     progress: Progress | None = None,
 ) -> MergeCurve:
-    """``images`` none: three smaller sizes. Settings that the model cannot have are refused before the work."""
+    """Run the benchmark. ``images`` None: three smaller sizes. Invalid settings are refused before any work."""
     plain = load(source)
     if not isinstance(plain, ViT):
         raise VitrailError("a ResNet has no tokens to merge; name a Vision Transformer or a hybrid")
@@ -72,7 +72,7 @@ def merge_curve(
     models: dict[tuple[str, float], Model] = {("merge", 0): plain}
     models |= {("merge", count): faster(plain, merge=count) for count in counts if count}
     models |= {("drop", share): faster(plain, drop=share) for share in drops if share}
-    with untold():  # of the size, which is what is asked for
+    with untold():  # the report of a new size, which is intended here
         sizes = smaller(plain.config) if images is None else images
         models |= {("image", min(size)): load(source, image=size) for size in sizes if size != plain.config.image}
     speeds = _speeds(models, batch, rounds, progress)
@@ -93,7 +93,7 @@ def merge_curve(
 
 
 def smaller(config: ViTConfig) -> list[Pair]:
-    """Sizes that the patches divide, each once; none where positions cannot follow."""
+    """Return sizes that the patches divide, each once; none if the positions cannot be resized."""
     if config.position == "relative":
         return []
     sides = [
@@ -104,28 +104,28 @@ def smaller(config: ViTConfig) -> list[Pair]:
 
 
 def curve_drawing(found: MergeCurve) -> Drawing:
-    """Accuracy over speed: the higher and the further to the right, the better the bargain."""
+    """Plot accuracy over speed: the higher and the further to the right, the better the trade-off."""
     lines: dict[str, list[tuple[float, float]]] = {}
     captions: dict[str, list[tuple[str, str] | None]] = {}
     for way, words in WAYS.items():
         rows = [row for row in found.rows[1:] if row.way == way]
         if rows:
-            plain = None if captions else ("plain", told(found.rows[0]))  # all lines begin there
+            plain = None if captions else ("plain", told(found.rows[0]))  # all lines start there
             lines[words] = [(row.speed, row.top1) for row in (found.rows[0], *rows)]
             captions[words] = [plain, *((amount(row), told(row)) for row in rows)]
-    title = f"Accuracy against speed, {found.pictures:,} pictures, batch {found.batch}"
-    return chart(title, "top-1", "times as fast as the plain model", lines, percent=True, captions=captions)
+    title = f"Accuracy against speed, {found.pictures:,} images, batch {found.batch}"
+    return chart(title, "top-1", "speed relative to the plain model", lines, percent=True, captions=captions)
 
 
 def amount(row: Row) -> str:
-    """In a few letters."""
+    """Return the value in a few letters."""
     return f"{row.value:.0%}" if row.way == "drop" else f"{row.value:g}{' px' if row.way == 'image' else ''}"
 
 
 def told(row: Row) -> str:
-    """In words, with what came of it."""
-    names = {"merge": f"{row.value:g} tokens merged a layer", "drop": f"{row.value:.0%} of the patches dropped"}
-    what = "plain" if row.way == "merge" and not row.value else names.get(row.way, f"pictures of {row.value:g} pixels")
+    """Describe the row, with its accuracy and speed."""
+    names = {"merge": f"{row.value:g} tokens merged per layer", "drop": f"{row.value:.0%} of the patches dropped"}
+    what = "plain" if row.way == "merge" and not row.value else names.get(row.way, f"images of {row.value:g} pixels")
     return f"{what}: {row.top1:.1%}, {row.speed:.2f} x"
 
 
@@ -133,7 +133,7 @@ def _speeds(
     models: dict[tuple[str, float], Model], batch: int, rounds: int, progress: Progress | None
 ) -> dict[tuple[str, float], float]:
     rivals = {f"{way} {value}": _rival(model, batch) for (way, value), model in models.items()}
-    in_turns(rivals, 1)  # the first of each warms up
+    in_turns(rivals, 1)  # warm-up
     best = in_turns(rivals, rounds, progress)
     return {(way, value): best[f"{way} {value}"] for way, value in models}
 

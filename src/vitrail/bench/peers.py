@@ -1,4 +1,4 @@
-"""The same Vision Transformer as other libraries write it, with fresh weights, for speed to be measured against.
+"""The same Vision Transformer in other libraries, randomly initialised, as references for speed.
 
 A library that is not installed, or has no such model, is left out.
 """
@@ -15,11 +15,11 @@ from vitrail.weights.verify import declare_operators
 
 DECAY = 0.05
 TRAINED = ("timm", "transformers", "vit-pytorch")
-ASKED = ("timm", "transformers", "torchvision", "vit-pytorch")  # for answers alone
+ASKED = ("timm", "transformers", "torchvision", "vit-pytorch")  # inference only
 
 
 def models(config: ViTConfig, names: tuple[str, ...] = TRAINED) -> dict[str, nn.Module]:
-    """By library, each of this shape."""
+    """Return models of this shape, by library."""
     declare_operators()
     found: dict[str, nn.Module] = {}
     makers = {"timm": timm_vit, "transformers": _transformers, "torchvision": _torchvision, "vit-pytorch": _vit_pytorch}
@@ -32,7 +32,7 @@ def models(config: ViTConfig, names: tuple[str, ...] = TRAINED) -> dict[str, nn.
 
 
 def usual_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], int]:
-    """Forward, cross entropy, backward, AdamW: the loop of every tutorial, eager. Tells how many pictures it did."""
+    """Return an eager training step as in tutorials: forward, cross-entropy, backward, AdamW. It returns the batch size."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=DECAY)
     model.train()
 
@@ -61,11 +61,11 @@ def timm_vit(config: ViTConfig) -> nn.Module:
 
 
 def _transformers(config: ViTConfig) -> nn.Module:
-    """It knows a class token only, so without one it has one token more than the others."""
+    """Build a ViT of transformers. It always has a class token, one token more than a config without it."""
     from transformers import ViTConfig as Theirs
     from transformers import ViTForImageClassification
 
-    make: Any = Theirs  # it takes more than it declares
+    make: Any = Theirs  # it accepts more arguments than it declares
     return ViTForImageClassification(
         make(
             hidden_size=config.width, num_hidden_layers=config.depth, num_attention_heads=config.heads,
@@ -76,7 +76,7 @@ def _transformers(config: ViTConfig) -> nn.Module:
 
 
 def _torchvision(config: ViTConfig) -> nn.Module:
-    """Square pictures and a class token."""
+    """Build a ViT of torchvision, for square images with a class token."""
     from torchvision.models.vision_transformer import VisionTransformer  # type: ignore[import-untyped]
 
     return VisionTransformer(

@@ -1,7 +1,7 @@
-"""``vitrail bench pretrain``: what a step without labels costs, and what MAE gains by encoding visible patches alone.
+"""``vitrail bench pretrain``: speed of a self-supervised step, and what MAE gains by encoding visible patches only.
 
-The same encoder, B/16 at 224 pixels, in every way of pre-training; MAE also with an encoder that sees (nearly) all patches,
-and as transformers has it. AdamW for all.
+The same encoder, B/16 at 224 pixels, in every method; MAE also with an encoder that gets (nearly) all patches, and as
+implemented in transformers. AdamW for all.
 """
 
 from collections.abc import Callable
@@ -27,16 +27,16 @@ from vitrail.train.step import train_step
 from vitrail.weights.verify import declare_operators
 
 BATCH = 8
-SEEN = "mae, all patches seen"
+SEEN = "mae, all patches visible"
 PEER = "transformers, mae"
 
 
 @dataclass(frozen=True)
 class PretrainSpeed:
-    """``mae_gain``: how many times as many pictures a second as with an encoder that sees every patch."""
+    """``mae_gain``: images per second relative to an encoder that gets every patch."""
 
     mae_gain: float
-    peer_ratio: float | None  # MAE's step against transformers'; none where that is not installed
+    peer_ratio: float | None  # MAE's step against transformers'; None if that is not installed
     images_per_second: dict[str, float]
     threads: int
     rounds: int
@@ -45,14 +45,14 @@ class PretrainSpeed:
 def pretrain_speed(
     model: str = "B/16", rounds: int = 5, batch: int = BATCH, others: bool = True, progress: Progress | None = None
 ) -> PretrainSpeed:
-    """``others``: the other methods too, and transformers'; large models may leave no memory for them."""
+    """Run the benchmark. ``others``: the other methods too, and transformers'; large models may leave no memory for them."""
     torch.manual_seed(0)
     methods = METHODS if others else ("mae",)
     recipes = {method: recipe(method, Given("", 10**6, 0, None, 3, model)) for method in methods}
     whole = recipes["mae"]
     assert whole.masking is not None
     assert isinstance(whole.model, ViTConfig)
-    seen = replace(whole, masking=replace(whole.masking, share=1.5 / whole.model.patches))  # one is hidden
+    seen = replace(whole, masking=replace(whole.masking, share=1.5 / whole.model.patches))  # one is masked
     rivals = {name: _step(settings, batch) for name, settings in {**recipes, SEEN: seen}.items()}
     peer = _transformers(whole, batch) if others else None
     found = in_turns(rivals if peer is None else {**rivals, PEER: peer}, rounds, progress)
@@ -70,7 +70,7 @@ def _step(settings: Recipe, count: int) -> Callable[[], int]:
     batch = Batch(torch.randn(count, 3, *encoder.config.image), torch.zeros(count, dtype=torch.long), torch.arange(count))
 
     def step() -> int:
-        state.step = settings.schedule.warmup  # whose learning rate is not zero
+        state.step = settings.schedule.warmup  # where the learning rate is not zero
         train_step(state, task, batch, plain)
         return count
 
@@ -87,7 +87,7 @@ def _transformers(settings: Recipe, count: int) -> Callable[[], int] | None:
     config, how = settings.model, settings.masking
     assert isinstance(config, ViTConfig)
     assert how is not None
-    make: Any = ViTMAEConfig  # it takes more than it declares
+    make: Any = ViTMAEConfig  # it accepts more arguments than it declares
     model = ViTMAEForPreTraining(
         make(
             hidden_size=config.width, num_hidden_layers=config.depth, num_attention_heads=config.heads,

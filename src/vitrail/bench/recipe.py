@@ -1,8 +1,8 @@
-"""``vitrail bench recipe``: time to accuracy on ``fashion``, against timm's ViT of the same size with the usual recipe.
+"""``vitrail bench time-to-accuracy``: time to accuracy on ``fashion``, against timm's ViT of the same size, usual recipe.
 
-The peer trains for as long as the demo does, with AdamW, cosine and the same shifts and flips, at three learning rates of
-which the best on the test pictures counts. What our recipe is asked: how much of that time does a shorter run of it need to end
-as high?
+The peer trains for as long as the demo does, with AdamW, cosine and the same crops and flips, at three learning rates of
+which the best on the test images counts. The question to our recipe: what fraction of that time does a shorter run of it need
+to reach the same accuracy?
 """
 
 from collections.abc import Iterator
@@ -24,12 +24,12 @@ from vitrail.train.recipe import Recipe
 
 RATES = (5e-4, 1e-3, 2e-3)
 SHARES = tuple(Fraction(share) for share in ("1/4", "1/3", "1/2", "2/3", "1"))  # of the demo's steps
-SLICE = 20  # steps of a turn
+SLICE = 20  # steps per turn
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A run: its learning rate, its steps, what they take, and the share of the test pictures that it knows in the end."""
+    """A run: its learning rate, its steps, their seconds, and its final accuracy on the test images."""
 
     lr: float
     steps: int
@@ -39,7 +39,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class RecipeSpeed:
-    """``ratio``: our seconds to the peer's accuracy by the peer's; none, as our seconds, where the whole demo ends below it."""
+    """``ratio``: our seconds to the peer's accuracy over the peer's; both None if the whole demo stays below it."""
 
     accuracy: float  # of the peer's best run
     ours_seconds: float | None
@@ -51,7 +51,7 @@ class RecipeSpeed:
 
 
 def recipe_speed(steps: int | None = None, rounds: int = 10, progress: Progress | None = None) -> RecipeSpeed:
-    """``steps``: of the demo, instead of its own; ``rounds``: turns in which a step is timed."""
+    """Run the benchmark. ``steps``: of the demo, instead of its own; ``rounds``: timed rounds of a step."""
     whole = demo(Given())
     whole = whole if steps is None else whole.lasting(steps)
     data = pictures(whole.data, progress=progress)
@@ -71,13 +71,13 @@ def _ours(recipe: Recipe) -> Ours:
 
 
 def _peer(recipe: Recipe, lr: float, steps: int) -> Peer:
-    """With our shifts and flips: the usual shift by 4 pixels of 28 would hold it down, see docs/log.md."""
+    """Return the peer, with our crops and flips: the usual shift by 4 of 28 pixels would handicap it, see docs/log.md."""
     assert isinstance(recipe.model, ViTConfig)
     torch.manual_seed(recipe.seed)
     try:
         return Peer(recipe, timm_vit(recipe.model), lr, steps)
     except ImportError:
-        raise VitrailError("bench recipe compares with timm: pip install -c constraints.txt timm") from None
+        raise VitrailError("bench time-to-accuracy compares with timm: pip install -c constraints.txt timm") from None
 
 
 def _seconds_a_step(recipe: Recipe, data: Data, rounds: int, progress: Progress | None) -> dict[str, float]:
@@ -94,7 +94,7 @@ def _peer_run(recipe: Recipe, data: Data, lr: float, budget: float, cost: float,
 
 
 def _until(bar: float, recipe: Recipe, data: Data, cost: float, progress: Progress | None) -> Iterator[Ended]:
-    """Runs of our recipe, longer and longer, the last of them as good as asked for, if any is."""
+    """Yield longer and longer runs of our recipe, until one reaches the bar."""
     for steps in sorted({max(int(recipe.steps * share), 1) for share in SHARES}):
         rival = _ours(recipe.lasting(steps))
         _train(rival, recipe, data, steps, f"ours, {steps:,} steps", progress)

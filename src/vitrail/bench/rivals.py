@@ -1,7 +1,7 @@
-"""Two that train on the same batches: ours by its recipe, and another library's model with torch's AdamW, eager.
+"""Contestants that train on the same batches: ours by its recipe, and another library's model with torch's AdamW, eager.
 
-Seconds of a run are its steps times the seconds of one, and those are taken in turns. So what else the machine does while the
-models train changes neither their steps nor their accuracies.
+Seconds of a run are its steps times the seconds of one, which are timed interleaved. So other load on the machine during
+training changes neither steps nor accuracies.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +46,7 @@ class Ours:
 
 
 class Peer:
-    """Cross entropy, and cosine after the recipe's share of warm-up."""
+    """Reference model trained with cross-entropy, and cosine after the recipe's fraction of warm-up."""
 
     def __init__(self, recipe: Recipe, model: nn.Module, lr: float, steps: int) -> None:
         self.shown = model.train()
@@ -64,7 +64,7 @@ class Peer:
 
 
 def trained(rival: Rival, recipe: Recipe, data: Data, steps: int) -> Iterator[int]:
-    """Step by step, with the recipe's batches and augmentation for whoever it is."""
+    """Train step by step, with the recipe's batches and augmentation for every contestant."""
     loader = training(data.train, recipe.preprocess, recipe.batch, recipe.augment, recipe.seed)
     for number, batch in enumerate(loader.batches(0, steps), 1):
         rival.step(batch)
@@ -74,7 +74,7 @@ def trained(rival: Rival, recipe: Recipe, data: Data, steps: int) -> Iterator[in
 def seconds_a_step(
     rivals: Mapping[str, Rival], recipe: Recipe, data: Data, each: int, rounds: int, progress: Progress | None
 ) -> dict[str, float]:
-    """Of each, its batches included; ``each``: steps of a turn."""
+    """Return the seconds per step of each, including its batches; ``each``: steps per turn."""
 
     def turn(rival: Rival) -> Callable[[], int]:
         return lambda: sum(1 for _ in trained(rival, recipe, data, each))

@@ -1,8 +1,8 @@
-"""``vitrail bench scale``: what sharing a step among two processes costs.
+"""``vitrail bench scaling``: the cost of splitting a training step over two processes.
 
 One process of two threads, and two processes of one thread each by DDP and by FSDP2, do the same steps of the same global batch
-on the same cores, in turns, the best of several rounds: as fast means that nothing was lost to talking to each other. All
-processes are there from the start, and wait for their turn.
+on the same cores, interleaved, the best of several rounds: an efficiency of one means that communication costs nothing. All
+processes run from the start, and wait for their turn.
 """
 
 import json
@@ -40,11 +40,11 @@ Parallel = Literal["ddp", "fsdp"]
 
 @dataclass(frozen=True)
 class Scale:
-    """Efficiency: two processes against one of two threads, each at the same steps."""
+    """Efficiency: speed of two processes relative to one of two threads, on the same steps."""
 
     ddp_efficiency: float
     fsdp_efficiency: float
-    images_per_second: dict[str, float]  # alone, ddp, fsdp
+    images_per_second: dict[str, float]  # single, ddp, fsdp
     model: str
     batch: int
     rounds: int
@@ -53,20 +53,20 @@ class Scale:
 def scale_speed(model: str = "Ti/16", batch: int = 32, rounds: int = 5, progress: Progress | None = None) -> Scale:
     if batch % RANKS:
         raise VitrailError(f"batch must be a multiple of the {RANKS} processes, got {batch}; try {batch + 1}")
-    variant(model)  # refused here, with a sentence
+    variant(model)  # fails here if the name is unknown
     with ExitStack() as stack:
         turns = {
             name: stack.enter_context(_crew(model, batch, ranks, parallel))
-            for name, ranks, parallel in (("alone", 1, "ddp"), ("ddp", RANKS, "ddp"), ("fsdp", RANKS, "fsdp"))
+            for name, ranks, parallel in (("single", 1, "ddp"), ("ddp", RANKS, "ddp"), ("fsdp", RANKS, "fsdp"))
         }
         rates = in_turns(turns, rounds, progress)
-    share = {name: round(rates[name] / rates["alone"], 3) for name in ("ddp", "fsdp")}
+    share = {name: round(rates[name] / rates["single"], 3) for name in ("ddp", "fsdp")}
     return Scale(share["ddp"], share["fsdp"], {name: round(rate, 2) for name, rate in rates.items()}, model, batch, rounds)
 
 
 @contextmanager
 def _crew(model: str, batch: int, ranks: int, parallel: str) -> Iterator[Callable[[], int]]:
-    """Processes that take a step when they are told to, and end when nobody can tell them any more."""
+    """Start processes that run a step on request, and end when their input closes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -94,10 +94,10 @@ def _crew(model: str, batch: int, ranks: int, parallel: str) -> Iterator[Callabl
             for each in crew:
                 assert each.stdout is not None
                 if not each.stdout.readline():
-                    raise VitrailError(f"a process of {model} by {parallel} has ended; is there memory for it?")
+                    raise VitrailError(f"a process of {model} by {parallel} has exited; it may be out of memory")
             return batch
 
-        turn()  # the first warms up
+        turn()  # warm-up
         turn()
         yield turn
         for each in crew:
@@ -105,7 +105,7 @@ def _crew(model: str, batch: int, ranks: int, parallel: str) -> Iterator[Callabl
 
 
 def _serve(model: str, batch: int, parallel: Parallel) -> None:
-    """One of the processes: a line in, a step, a line out."""
+    """Run one of the processes: a line in, a step, a line out."""
     settings = _settings(model, batch, parallel)
     with joined() as team:
         torch.manual_seed(0)
@@ -115,7 +115,7 @@ def _serve(model: str, batch: int, parallel: Parallel) -> None:
         images = torch.randn(count, 3, *settings.model.image)
         mine = Batch(images, torch.arange(count), torch.arange(count))
         for _ in sys.stdin:
-            state.step = settings.schedule.warmup  # whose learning rate is not zero
+            state.step = settings.schedule.warmup  # where the learning rate is not zero
             began = time.perf_counter()
             train_step(state, task, mine, settings)
             print(json.dumps(time.perf_counter() - began), flush=True)  # noqa: T201

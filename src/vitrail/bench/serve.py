@@ -1,8 +1,8 @@
-"""``vitrail bench serve``: what is left of a model's speed when it is reached over HTTP by many clients.
+"""``vitrail bench serve``: the fraction of a model's speed that remains over HTTP with many clients.
 
-The server is a process of its own, as a user starts it. Against it stands the same engine in this process without HTTP: the
-same pictures, as many threads that decode them, full batches, and the next ones decoded while one is computed. They take turns,
-and whoever's turn it is not rests. The clients are in this process: what they cost is taken from the server's side alone.
+The server is a process of its own, as a user starts it. The reference is the same predictor in this process without HTTP: the
+same images, as many decoding threads, full batches, and the next ones decoded while one is computed. They take turns, and the
+other one idles. The clients are in this process: their cost counts against the server alone.
 """
 
 import io
@@ -32,22 +32,22 @@ from vitrail.data.threads import cores
 from vitrail.errors import VitrailError
 from vitrail.export.engine import Engine, Kind, open_engine
 
-SIZE, PICTURES = (375, 500), 32  # of drawn ones, as ImageNet's usually are
+SIZE, PICTURES = (375, 500), 32  # of drawn images, the usual size in ImageNet
 WAIT = 300.0  # seconds for a server to load its model
 
 
 @dataclass(frozen=True)
 class ServeSpeed:
-    """Pictures a second, and seconds from a request to its answer; the best turn of each counts."""
+    """Images per second, and seconds from a request to its response; the best turn of each counts."""
 
     ratio: float
     served: float
     offline: float
     p50: float
     p99: float
-    batch: float  # mean pictures of a batch that the server computed
+    batch: float  # mean batch size in the server
     answers: int
-    others: dict[int, int]  # status: answers that were none
+    others: dict[int, int]  # status: unsuccessful responses
     engine: str
     clients: int
     max_batch: int
@@ -67,7 +67,7 @@ def serve_speed(
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> ServeSpeed:
-    """``seconds`` are shared by all turns of both."""
+    """Run the benchmark. ``seconds`` are the total of all turns of both."""
     contents = _pictures(folder)
     engine, each = open_engine(run, kind, threads), seconds / (2 * rounds)
     requests, loads = [request(content) for content in contents], list[Load]()
@@ -77,7 +77,7 @@ def serve_speed(
             loads.append(load(host, port, requests, clients, each))
             return len(loads[-1].seconds)
 
-        load(host, port, requests, clients, 0.5)  # the first requests of a process are its slowest
+        load(host, port, requests, clients, 0.5)  # warm-up
         with ThreadPoolExecutor(cores()) as decoders:
             offline = _offline(engine, contents, max_batch, decoders, each)
             best = in_turns({"offline": offline, "served": served}, rounds, progress)
@@ -97,7 +97,7 @@ def serve_speed(
 def _offline(
     engine: Engine, contents: Sequence[bytes], batch: int, decoders: ThreadPoolExecutor, seconds: float
 ) -> Callable[[], int]:
-    """Full batches for so long; two batches are being decoded while one is computed."""
+    """Return a turn of full batches for ``seconds``; two batches are being decoded while one is computed."""
 
     def work() -> int:
         end, done, at = time.perf_counter() + seconds, 0, 0
@@ -122,7 +122,7 @@ def _seen(content: bytes, engine: Engine) -> ndarray:
 
 
 def _pictures(folder: Path | None) -> list[bytes]:
-    """JPEGs of a folder, or drawn ones."""
+    """Return the JPEGs of a folder, or drawn ones."""
     if folder is not None:
         found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg") and path.is_file())
         if not found:
@@ -138,7 +138,19 @@ def _pictures(folder: Path | None) -> list[bytes]:
 
 @contextmanager
 def _server(run: str, kind: str, batch: int, queue: int, threads: int | None) -> Iterator[tuple[str, int]]:
-    options = ["--port", "0", "--json", "--engine", kind, "--max-batch", str(batch), "--queue", str(queue), "--deadline", "60"]
+    options = [
+        "--port",
+        "0",
+        "--json",
+        "--engine",
+        kind,
+        "--max-batch",
+        str(batch),
+        "--max-queue",
+        str(queue),
+        "--request-timeout",
+        "60",
+    ]
     options += ["--threads", str(threads)] if threads else []
     command = [sys.executable, "-m", "vitrail", "serve", run, *options]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -160,4 +172,4 @@ def _mean_batch(host: str, port: int) -> float:
 
     with urlopen(f"http://{host}:{port}/metrics", timeout=30) as answer:
         lines = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if not line.startswith("#"))
-    return float(lines["vitrail_batch_pictures_sum"]) / max(float(lines["vitrail_batch_pictures_count"]), 1)
+    return float(lines["vitrail_batch_size_sum"]) / max(float(lines["vitrail_batch_size_count"]), 1)

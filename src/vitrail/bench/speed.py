@@ -1,11 +1,11 @@
-"""``vitrail bench speed``: pictures a second of an answer, by each of our paths, against other libraries' models in eager mode.
+"""``vitrail bench inference``: images per second by each of our paths, against other libraries' models in eager mode.
 
-Ti/16, S/16 and B/16 at 224 pixels. All take turns in one process, with as many threads each, and the best of several rounds
-counts. Peers and our eager model get floats that are ready; an exported file gets pixels and normalises them itself. Int8
-leaves the same layers in float at every size, those that a real Ti/16 does not bear in 8 bits. It has two engines, onnxruntime
-and torch's fbgemm, and which is the faster is a matter of the CPU: the row tells.
+Ti/16, S/16 and B/16 at 224 pixels. All take turns in one process, with the same number of threads, and the best of several
+rounds counts. Peers and our eager model get preprocessed floats; an exported file gets pixels and normalises them itself. Int8
+leaves the same layers in float at every size, those that a real Ti/16 does not tolerate in 8 bits. It has two engines,
+onnxruntime and torch's fbgemm; which one is faster depends on the CPU, and the row names it.
 
-With real weights of a Ti/16 and pictures with labels, the accuracy of each path is measured, too.
+With real weights of a Ti/16 and labelled images, the accuracy of each path is measured, too.
 """
 
 import time
@@ -39,23 +39,23 @@ from vitrail.models.settings import ViTConfig
 from vitrail.models.variants import variant
 from vitrail.weights.load import load
 
-SQUARE = 2048  # side of the matrices whose product is the peak
-SLICE = 0.05  # seconds of work a turn: the shorter, the likelier one of them is left alone by what else the machine does
+SQUARE = 2048  # side of the matrices whose product gives the peak
+SLICE = 0.05  # seconds of work per turn: the shorter, the likelier one of them is undisturbed by other load
 SIZES, BATCHES = ("Ti/16", "S/16", "B/16"), (1, 8)
-MERGE = (30, 3)  # tokens, in every so many layers: chosen on a real Ti/16's 250 pictures
-IN_FLOAT = ("blocks.7.mlp.down",)  # of a real Ti/16: the layer that does nearly all of the harm
+MERGE = (30, 3)  # tokens, every so many layers: selected on 250 images with a real Ti/16
+IN_FLOAT = ("blocks.7.mlp.down",)  # of a real Ti/16: the layer that causes nearly all of the loss in accuracy
 EAGER, COMPILED, MERGED, ONNX, INT8, MERGED_INT8 = "eager", "compiled", "merged", "onnx", "int8", "merged int8"
 FBGEMM = fbgemm.ENGINE
 LOGITS = "logits"
 FLOATS = (EAGER, COMPILED, ONNX)
-ENGINES = {INT8: "onnxruntime", FBGEMM: "fbgemm"}  # of eight bits
+ENGINES = {INT8: "onnxruntime", FBGEMM: "fbgemm"}  # of int8
 OURS = (EAGER, COMPILED, MERGED, ONNX, *ENGINES, MERGED_INT8)
-Ask = Callable[[int], None]  # answers so many pictures
+Ask = Callable[[int], None]  # runs a batch of this size
 
 
 @dataclass(frozen=True)
 class Row:
-    """Ratios to the fastest peer's eager model, none where no peer is installed."""
+    """Ratios to the fastest peer's eager model, None if no peer is installed."""
 
     model: str
     batch: int
@@ -63,14 +63,14 @@ class Row:
     eager_ratio: float | None
     float_ratio: float | None  # the fastest of eager, compiled and onnx
     int8_ratio: float | None  # the faster of the two engines
-    int8_engine: str | None  # which that was
+    int8_engine: str | None  # the faster one
     merged_int8_ratio: float | None
-    gemm_share: float  # of the peak, by our eager model
+    gemm_share: float  # fraction of the peak, by our eager model
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What a path keeps of the eager model's answers on real pictures."""
+    """Accuracy of a path on real images, and its agreement with the eager model."""
 
     top1: float | None
     agreement: float
@@ -96,17 +96,17 @@ def speed(
     data: str | None = None,
     progress: Progress | None = None,
 ) -> Speed:
-    """``weights``: of a Ti/16, whose answers to the pictures of ``data`` are compared."""
+    """Run the benchmark. ``weights``: of a Ti/16, whose predictions on the images of ``data`` are compared."""
     for name in sizes:
         if name not in SIZES:
             raise VitrailError(f"the size must be one of {', '.join(SIZES)}, got {name!r}")
     if weights is not None and data is None:
-        raise VitrailError("weights are judged on pictures; name some with --data")
+        raise VitrailError("weights are evaluated on images; name some with --data")
     torch.manual_seed(0)
     tell, rows, peak, found = progress or (lambda what, done, total: None), [], 0.0, {}
     for size in sizes:
         real = weights if size == "Ti/16" else None
-        tell(f"making the paths of {size}", 0, None)
+        tell(f"building the paths of {size}", 0, None)
         tried = None
         if real is not None:
             model = load(real)
@@ -128,7 +128,7 @@ def speed(
 
 
 class Paths:
-    """The ways to an answer."""
+    """The inference paths of a model."""
 
     def __init__(self, model: Model, tried: Trial | None, merge: tuple[int | str, int], compile: bool) -> None:
         self.size = model.config.image
@@ -171,7 +171,7 @@ class Paths:
 
 
 def _fresh(size: str) -> Model:
-    config = variant(size, gelu="exact")  # as all the others have it
+    config = variant(size, gelu="exact")  # as in the other libraries
     model = build(config).eval()
     model.preprocess = vit_preprocess(config.image)
     return model
@@ -203,7 +203,7 @@ def _by_session(session: Session, size: tuple[int, int]) -> Ask:
 
 
 def _turn(ask: Ask, batch: int) -> Callable[[], int]:
-    """So many calls as fill a turn, counted once, after the first ones that warm up."""
+    """Return a turn of as many calls as fill ``TURN_SECONDS``, counted once after a warm-up."""
     ask(batch)
     began = time.perf_counter()
     ask(batch)

@@ -1,8 +1,8 @@
-"""``vitrail bench train``: pictures a second of a training step, against other libraries' models in their usual eager step.
+"""``vitrail bench train-step``: images per second of a training step, against other libraries in their usual eager step.
 
 Three shapes: the demo's own, a small model (192 wide, 6 layers, 65 tokens, batch 64), and S/16 at 224. The same loss and
-the same optimiser (AdamW) for all; ours also clips the gradient and looks whether it is finite, as in a run. Beside it the
-demo's own recipe (Muon, averaged weights) and, where it is asked for, ours compiled. The peak is that of large matrix products.
+the same optimiser (AdamW) for all; ours also clips the gradient and checks that it is finite, as in a run. In addition the
+demo's own recipe (Muon, EMA weights) and, on request, ours compiled. The peak is that of large matrix products.
 """
 
 import time
@@ -26,21 +26,21 @@ from vitrail.train.recipe import Optim, Recipe
 from vitrail.train.state import fresh
 from vitrail.train.step import train_step
 
-SQUARE = 2048  # side of the matrices whose product is the peak
-SLICE = 0.5  # seconds of work a turn, so that what else the machine does hits all alike
+SQUARE = 2048  # side of the matrices whose product gives the peak
+SLICE = 0.5  # seconds of work per turn, so that other load affects all equally
 OURS, OWN, COMPILED = "vitrail", "vitrail, its own recipe", "vitrail, compiled"
 
 
 @dataclass(frozen=True)
 class TrainSpeed:
-    """Ratios to the fastest peer, none where no peer is installed; ``gemm_share`` is ours of the peak, by shape."""
+    """Ratios to the fastest peer, None if no peer is installed; ``gemm_fraction`` is ours of the peak, by shape."""
 
     demo_ratio: float | None
     small_ratio: float | None
     s16_ratio: float | None
     gemm_share: dict[str, float]
-    peers: dict[str, dict[str, float]]  # shape: library: pictures a second
-    ours: dict[str, dict[str, float]]  # shape: which of ours: pictures a second
+    peers: dict[str, dict[str, float]]  # shape: library: images per second
+    ours: dict[str, dict[str, float]]  # shape: which of ours: images per second
     gigaflops: float  # the peak
     threads: int
     rounds: int
@@ -56,7 +56,7 @@ def shapes() -> dict[str, Shape]:
     own = recipe("demo", Given())
     assert isinstance(own.model, ViTConfig)
     small = ViTConfig(width=192, depth=6, mlp=768, heads=3, patch=(4, 4), image=(32, 32), channels=3, classes=10, gelu="exact")
-    s16 = variant("S/16", gelu="exact")  # as all the others have it
+    s16 = variant("S/16", gelu="exact")  # as in the other libraries
     assert isinstance(s16, ViTConfig)
     return {"demo": Shape(own.model, own.batch), "small": Shape(small, 64), "s16": Shape(s16, 16)}
 
@@ -120,7 +120,7 @@ def _step(settings: Recipe, batch: Batch) -> Callable[[], int]:
         state.model.compile()
 
     def step() -> int:
-        state.step = settings.schedule.warmup  # whose learning rate is not zero
+        state.step = settings.schedule.warmup  # where the learning rate is not zero
         train_step(state, task, batch, settings)
         return len(batch.labels)
 
@@ -128,7 +128,7 @@ def _step(settings: Recipe, batch: Batch) -> Callable[[], int]:
 
 
 def _slice(step: Callable[[], int]) -> Callable[[], int]:
-    """So many steps as fill a turn, counted once, after the first ones that warm up."""
+    """Return a turn of as many steps as fill ``TURN_SECONDS``, counted once after a warm-up."""
     step()
     began = time.perf_counter()
     step()

@@ -1,4 +1,4 @@
-"""Speed as a ratio: the rivals take turns in one process, so that what else the machine does hits all of them alike."""
+"""Interleaved timing: the contestants take turns in one process, so that other load on the machine affects all equally."""
 
 import time
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from collections.abc import Callable
 def in_turns(
     rivals: dict[str, Callable[[], int]], rounds: int, tell: Callable[[str, int, int | None], None] | None = None
 ) -> dict[str, float]:
-    """Items a second, the best of several rounds; a rival does its work and tells how many items it did."""
+    """Return items per second, the best of several rounds; a contestant does its work and returns the number of items."""
     best = dict.fromkeys(rivals, 0.0)
     names = list(rivals)
     for round_ in range(rounds):
-        first = round_ % len(names)  # so that none always comes behind the same one, whose threads may still be awake
+        first = round_ % len(names)  # so that none always follows the same one, whose threads may still be active
         for name in (*names[first:], *names[:first]):
             work = rivals[name]
             start = time.perf_counter()

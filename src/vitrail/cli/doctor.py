@@ -1,4 +1,4 @@
-"""``vitrail doctor``: is everything there that Vitrail needs, and what would add the rest."""
+"""``vitrail doctor``: check that everything Vitrail needs is installed and works."""
 
 import os
 import platform
@@ -32,17 +32,17 @@ class Finding:
 
 
 def doctor(json: Json = False) -> None:
-    """Check Python, torch, devices, memory, disk and extras; exit code 1 if something is broken."""
+    """Check Python, torch, devices, memory, disk and optional packages; exit code 1 if something is broken."""
     findings = examine()
     if json:
         print_json({"ok": _healthy(findings), "findings": [vars(finding) for finding in findings]})
     else:
-        sheet = table("what", "state", "found", "remedy")
+        sheet = table("check", "state", "found", "remedy")
         for finding in findings:
             add(sheet, finding.name, Text(finding.state, style=COLOURS[finding.state]), finding.found, finding.remedy)
         screen = console()
         screen.print(sheet)
-        screen.print("everything needed is there" if _healthy(findings) else "something is broken: see the remedies above")
+        screen.print("all required parts work" if _healthy(findings) else "something is broken: see the remedies above")
     if not _healthy(findings):
         raise typer.Exit(1)
 
@@ -70,7 +70,7 @@ def _python() -> Finding:
 
 
 def _requirements() -> tuple[dict[str, str], dict[str, list[str]]]:
-    """The packages needed with their oldest version, and the names each extra adds, as the installed package declares them."""
+    """Return the required packages with their minimum version, and the packages of each extra, from the installed metadata."""
     packages: dict[str, str] = {}
     extras: dict[str, list[str]] = {}
     for line in requires("vitrail") or []:
@@ -89,7 +89,7 @@ def _package(name: str, least: str) -> Finding:
     try:
         import_module(module)
         found = version(name)
-    except Exception as error:  # a broken binary can fail in any way, and the diagnosis must go on
+    except Exception as error:  # a broken binary can fail in any way, and the other checks must still run
         return Finding(name, "broken", f"{type(error).__name__}: {error}".splitlines()[0], remedy)
     if _numbers(found) < _numbers(least):
         return Finding(name, "broken", f"{found}, older than {least}", remedy)
@@ -144,19 +144,19 @@ def _memory() -> Finding:
         kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
         total, free = 1024 * kib["MemTotal"], 1024 * kib["MemAvailable"]
     except (OSError, KeyError, ValueError, IndexError):
-        return Finding("memory", "ok", "not known on this system")
+        return Finding("memory", "ok", "unknown on this system")
     low = free < 2 * 1024**3
     return Finding(
-        "memory", "warning" if low else "ok", f"{size(free)} free of {size(total)}", "close something" if low else ""
+        "memory", "warning" if low else "ok", f"{size(free)} free of {size(total)}", "close other programs" if low else ""
     )
 
 
 def _disk() -> Finding:
     free = shutil.disk_usage(".").free
     if not os.access(".", os.W_OK):
-        return Finding("disk", "warning", "this folder cannot be written to", "work in a folder of yours")
+        return Finding("disk", "warning", "this folder cannot be written to", "work in a folder you can write to")
     low = free < 2 * 1024**3
-    return Finding("disk", "warning" if low else "ok", f"{size(free)} free here", "make room for runs" if low else "")
+    return Finding("disk", "warning" if low else "ok", f"{size(free)} free here", "free disk space for runs" if low else "")
 
 
 def _extras(extras: dict[str, list[str]]) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""``vitrail embed``: features of every picture into a file, or a folder of part files, that other programs read."""
+"""``vitrail embed``: write the features of every image to a file or a folder of part files."""
 
 import hashlib
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ import typer
 
 from vitrail.cli.fitting import Device, Workers
 from vitrail.cli.naming import Tell
-from vitrail.cli.options import Json, check_out, whole
+from vitrail.cli.options import Batch, Json, check_out, whole
 from vitrail.cli.parts import Part, Share, bar, concluded, in_parts, opened_parts
-from vitrail.cli.probe import Batch, Weights
+from vitrail.cli.probe import Weights
 from vitrail.cli.screen import print_json, progress
 from vitrail.cli.tables import ENDINGS, table
 from vitrail.errors import VitrailError
@@ -22,21 +22,28 @@ if TYPE_CHECKING:
     from vitrail.models.build import Model
 
 SPLITS = ("train", "validation", "test")
+Splits = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", rich_help_panel="Data", help="Split to take: train, validation or test; repeatable."),
+]
 
 
 def embed(
     weights: Weights,
-    source: Annotated[str, typer.Argument(metavar="DATA", help="A folder, a file, or a set by its name.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A .parquet or .npz file, or a folder for part files.")],
-    split: Annotated[list[str] | None, typer.Option(metavar="NAME", help="train, validation or test; repeatable.")] = None,
-    format: Annotated[Literal["npz", "parquet"] | None, typer.Option(help="Of part files; npz.")] = None,
+    source: Annotated[str, typer.Argument(metavar="DATA", help="Dataset: a folder, a file, or a known name.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Output: a .parquet or .npz file, or a folder for part files.")],
+    split: Splits = None,
+    format: Annotated[
+        Literal["npz", "parquet"] | None,
+        typer.Option(rich_help_panel="Output", help="File format of part files; default: npz."),
+    ] = None,
     part: Part = None,
     batch: Batch = 64,
     device: Device = "auto",
     workers: Workers = None,
     json: Json = False,
 ) -> None:
-    """Write the features of every picture, with its file, its label and its split."""
+    """Write the features of every image, with its file, label and split, to Parquet or NumPy files."""
     check_splits(split)
     folder = in_parts(out, ENDINGS, "OUT", part)
     _check(weights, source, out, folder, format)
@@ -67,21 +74,21 @@ def embed(
                     width = rows.values.shape[1]
                 problems += list(bad.values())
             if not width:
-                raise VitrailError(f"no picture can be used, the first one {problems[0]}; name others")
+                raise VitrailError(f"no image can be read, the first one {problems[0]}; name another dataset")
     if json:
         print_json(
-            {"model": weights, "data": source, "out": str(out), "pictures": counts, "width": width, "left_out": problems}
+            {"model": weights, "data": source, "out": str(out), "images": counts, "width": width, "unreadable_images": problems}
         )
     else:
         amounts = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-        left = f"; {len(problems):,} bad left out" if problems else ""
+        left = f"; {len(problems):,} unreadable" if problems else ""
         typer.echo(f"{amounts}, {width} features each{left}: {out}")
 
 
 def _check(weights: str, source: str, out: Path, folder: bool, format: str | None) -> None:
     if folder:
         if Path(source).is_dir() and out.absolute().resolve().is_relative_to(Path(source).resolve()):
-            raise VitrailError(f"OUT must not lie within the data, got {out}; name a folder beside it")
+            raise VitrailError(f"OUT must not be inside the dataset, got {out}; name a folder outside of it")
         return
     if out.suffix.lower() not in ENDINGS:
         raise VitrailError(f"OUT must end in .parquet or .npz, got {out}; try {out.stem or 'features'}.npz")
@@ -93,14 +100,14 @@ def _check(weights: str, source: str, out: Path, folder: bool, format: str | Non
 
 
 def _begun(model: "Model", sources: "dict[str, Source]", out: Path, part: int | None, ending: str) -> "Parts":
-    """A folder for the features that this model has of these pictures."""
+    """Open a folder of part files for the features of this model on this dataset."""
     from vitrail.data.sources.identity import fingerprint
     from vitrail.data.sources.source import TOLERATED
     from vitrail.evaluate.features import preprocess_of
     from vitrail.evaluate.identity import model_identity
 
-    preprocess_of(model)  # or what it lacks, before there is a folder
-    names = repr([(name, some.where(0)) for name, some in sources.items()])  # which tells where they lie, as rows do
+    preprocess_of(model)  # raises before the folder is made
+    names = repr([(name, some.where(0)) for name, some in sources.items()])  # with their paths, which the rows hold
     data = hashlib.sha256((names + fingerprint(*sources.values())).encode("utf-8", "surrogateescape")).hexdigest()
     asked = {"command": "embed", "weights": model_identity(model), "data": data}
     return opened_parts(out, ending, sum(map(len, sources.values())), part, asked, TOLERATED)
@@ -137,16 +144,16 @@ def _in_parts(
     done = concluded(parts, made)
     if done is not None and json:
         used = done.pictures - done.bad
-        told = {"out": str(parts.folder), "parts": parts.count, "pictures": used, "left_out": list(done.problems)}
+        told = {"out": str(parts.folder), "parts": parts.count, "images": used, "unreadable_images": list(done.problems)}
         print_json({**answer, **told})
     elif done is not None:
-        left = f", {done.bad:,} bad left out" if done.bad else ""
-        counted = f"{done.pictures - done.bad:,} pictures{left}"
+        left = f", {done.bad:,} unreadable" if done.bad else ""
+        counted = f"{done.pictures - done.bad:,} images{left}"
         typer.echo(f"{counted}, in {parts.count:,} {'part' if parts.count == 1 else 'parts'}: {parts.folder}")
 
 
 def _cut(sources: "dict[str, Source]", numbers: range) -> "Iterator[tuple[str, Source]]":
-    """Those pictures, where the splits are counted one behind the other."""
+    """Yield the images with these indices per split, where indices run through all splits in order."""
     import numpy as np
 
     from vitrail.data.sources.source import chosen
@@ -160,7 +167,7 @@ def _cut(sources: "dict[str, Source]", numbers: range) -> "Iterator[tuple[str, S
 
 
 def _names(sources: "dict[str, Source]") -> tuple[str, ...]:
-    return next(iter(sources.values())).names  # those of one split are those of all
+    return next(iter(sources.values())).names  # all splits have the same classes
 
 
 def _width(model: "Model") -> int:
@@ -179,7 +186,7 @@ def check_splits(split: list[str] | None) -> None:
 
 
 def opened(source: str, split: list[str] | None, tell: Tell) -> "dict[str, Source]":
-    """The splits that are asked for and have pictures; a folder of loose pictures is one of its own, ``all``."""
+    """Open the requested splits that have images; a folder of unlabelled images is one split, ``all``."""
     from vitrail.data.sources.open import pictures
 
     if split is None and (loose := _loose(Path(source), tell)) is not None:
@@ -188,12 +195,12 @@ def opened(source: str, split: list[str] | None, tell: Tell) -> "dict[str, Sourc
     parts = {name: data.splits[name] for name in SPLITS if name in (split or SPLITS) and len(data.splits[name])}
     if not parts:
         there = ", ".join(name for name, part in data.splits.items() if len(part)) or "nothing"
-        raise VitrailError(f"{data.name} has no pictures in {' or '.join(split or SPLITS)}; it has {there}")
+        raise VitrailError(f"{data.name} has no images in {' or '.join(split or SPLITS)}; it has {there}")
     return parts
 
 
 def _loose(root: Path, tell: Tell) -> "Source | None":
-    """The pictures of a folder that has no folders in it, and so no classes."""
+    """Open a folder without subfolders, and so without classes; None if it has any."""
     if not root.is_dir() or any(entry.is_dir() and not entry.name.startswith(".") for entry in root.iterdir()):
         return None
 

@@ -1,4 +1,4 @@
-"""``vitrail evaluate``: how good a model is, how sure that is, where it fails; several side by side with a paired test."""
+"""``vitrail evaluate``: accuracy, loss and calibration with confidence intervals; several models with a paired test."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -7,7 +7,7 @@ import typer
 
 from vitrail.cli.faster import Compile, Drop, Image, Merge, switches
 from vitrail.cli.fitting import Device, Workers
-from vitrail.cli.options import Json, RunsAndData, Split
+from vitrail.cli.options import Batch, Json, RunsAndData, Split
 from vitrail.cli.screen import add, console, print_json, progress, table
 from vitrail.errors import VitrailError, printable
 
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
     from vitrail.data.sources.source import Data
     from vitrail.evaluate.evaluate import Compared, Measured
 
-WORST = 5  # classes and pairs that are shown
+WORST = 5  # classes and pairs that are printed
 LARGEST = 100  # classes of a confusion matrix in JSON
-TITLES = {"top1": "top-1", "top5": "top-5", "nll": "loss (nll)", "ece": "calibration error (ece)"}
+TITLES = {"top1": "top-1", "top5": "top-5", "nll": "NLL", "ece": "ECE"}
 
 
 def evaluate(
     words: RunsAndData,
     split: Split = None,
     tta: Annotated[
-        Literal["flip", "crops"] | None, typer.Option(help="See each picture with its mirror image, or in ten crops.")
+        Literal["flip", "crops"] | None,
+        typer.Option(rich_help_panel="Model", help="Test-time augmentation: average over the horizontal flip, or ten crops."),
     ] = None,
-    batch: Annotated[int, typer.Option(metavar="B", min=1, help="Pictures at a time.")] = 64,
+    batch: Batch = 64,
     compile: Compile = False,
     merge: Merge = None,
     drop: Drop = 0.0,
@@ -35,10 +36,10 @@ def evaluate(
     workers: Workers = None,
     json: Json = False,
 ) -> None:
-    """Measure how good a model is on pictures with labels, and how sure that is; several are compared on the same pictures."""
+    """Evaluate models on a labelled dataset: accuracy, NLL and ECE with confidence intervals; several are compared."""
     *runs, data = words
     if not runs:
-        raise VitrailError(f"to evaluate takes a model and data, got {data!r} alone; try `vitrail evaluate {data} fashion`")
+        raise VitrailError(f"evaluate needs a model and a dataset, got {data!r} alone; try `vitrail evaluate {data} fashion`")
 
     from vitrail.evaluate.caution import opened
     from vitrail.evaluate.evaluate import compare, measure
@@ -47,7 +48,7 @@ def evaluate(
 
     where, measured = chosen(device), []
     how = switches(compile, merge, drop, image, where.type)
-    models = [open_model(run, how) for run in runs]  # all of them, so that a wrong name is told before the work
+    models = [open_model(run, how) for run in runs]  # all of them, so that a wrong name is reported before the work
     with progress() as tell:
         source = opened(data, models[0], tell)
         for run, model in zip(runs, models, strict=True):
@@ -68,7 +69,7 @@ def evaluate(
 
 
 def _check(run: str, model: Any, source: "Data", split: str | None) -> None:
-    """Whether it can be evaluated at all; of several, which one cannot."""
+    """Raise unless the model can be evaluated on this dataset; of several models, name the one that cannot."""
     from vitrail.evaluate.match import matched, split_of
     from vitrail.evaluate.predict import preprocessing
 
@@ -80,7 +81,7 @@ def _check(run: str, model: Any, source: "Data", split: str | None) -> None:
 
 
 def counted(tell: Any, number: int, of: int) -> Any:
-    """Which of several models is at work."""
+    """Add which of several models is running to the progress message."""
     return tell if of == 1 else lambda what, done, total: tell(f"{what} ({number} of {of})", done, total)
 
 
@@ -93,8 +94,8 @@ def _plain(found: "Measured") -> dict[str, Any]:
     return {
         "data": found.data,
         "split": found.split,
-        "pictures": len(answers.labels),
-        "left_out": answers.left_out,
+        "images": len(answers.labels),
+        "unreadable_images": answers.left_out,
         "top1": found.top1,
         "top5": found.top5,
         "nll": found.nll,
@@ -105,7 +106,7 @@ def _plain(found: "Measured") -> dict[str, Any]:
         "classes": [_class(found, number) for number in shown],
         "confusion": matrix,
         "confused": [
-            {"is": found.names[is_], "taken_for": found.names[said], "times": times}
+            {"label": found.names[is_], "predicted": found.names[said], "count": times}
             for is_, said, times in confused(answers.guesses, answers.labels)[:LARGEST]
         ],
         "reliability": {name: values.tolist() for name, values in vars(found.reliability).items()},
@@ -117,7 +118,7 @@ def _class(found: "Measured", number: int) -> dict[str, Any]:
     each = found.classes
     return {
         "name": found.names[number],
-        "pictures": int(each.support[number]),
+        "images": int(each.support[number]),
         **{name: getattr(each, name)[number].item() for name in ("precision", "recall", "f1")},
     }
 
@@ -125,16 +126,16 @@ def _class(found: "Measured", number: int) -> dict[str, Any]:
 def _tell(found: "Measured") -> None:
     screen = console()
     _head(found)
-    sheet = table("score", "#value", "#95 % interval")
+    sheet = table("metric", "#value", "#95 % CI")
     for name in _worth(found):
         add(sheet, TITLES[name], _shown(name, getattr(found, name)), _range(name, found.interval[name]))
     for name, value in found.classes.macro().items():
-        add(sheet, f"{name if name != 'f1' else 'F1'}, mean of the classes", f"{value:.2%}", "")
+        add(sheet, f"macro {name if name != 'f1' else 'F1'}", f"{value:.2%}", "")
     if found.calibrated is not None:
         cooled = found.calibrated
-        title = f"with temperature {cooled.temperature:.3f}, fitted on {cooled.fitted_on:,} of validation"
-        add(sheet, f"loss {title}", f"{cooled.nll:.4f}", "")
-        add(sheet, "calibration error with it", f"{cooled.ece:.2%}", "")
+        title = f"with temperature {cooled.temperature:.3f}, fitted on {cooled.fitted_on:,} validation images"
+        add(sheet, f"NLL {title}", f"{cooled.nll:.4f}", "")
+        add(sheet, "ECE with that temperature", f"{cooled.ece:.2%}", "")
     screen.print(sheet)
     _tell_classes(found)
 
@@ -144,8 +145,8 @@ def _head(found: "Measured") -> None:
     classes = int((found.classes.support > 0).sum())
     of = "" if classes == len(found.names) else f" of the model's {len(found.names):,}"
     screen.print(
-        f"{printable(found.data)}, {found.split}: {len(answers.labels):,} pictures, {classes:,} classes{of}"
-        + (f"; {answers.left_out:,} left out, as they cannot be read" if answers.left_out else ""),
+        f"{printable(found.data)}, {found.split}: {len(answers.labels):,} images, {classes:,} classes{of}"
+        + (f"; {answers.left_out:,} left out as unreadable" if answers.left_out else ""),
         soft_wrap=True,
     )
     for note in found.notes:
@@ -158,12 +159,12 @@ def _tell_classes(found: "Measured") -> None:
     screen, each = console(), found.classes
     there = [number for number in each.occurring.tolist() if each.support[number]]
     lowest = sorted(there, key=lambda number: each.f1[number].item())[:WORST]
-    sheet = table("class", "#pictures", "#recall", "#precision", "#F1", title="Worst classes")
+    sheet = table("class", "#images", "#recall", "#precision", "#F1", title="Classes of lowest F1")
     for number in lowest if len(there) > 1 else ():
         shares = (f"{values[number].item():.1%}" for values in (each.recall, each.precision, each.f1))
         add(sheet, printable(found.names[number]), f"{int(each.support[number]):,}", *shares)
     pairs = confused(found.answers.guesses, found.answers.labels)[:WORST]
-    mixed = table("is", "was taken for", "#times", title="Most confused")
+    mixed = table("class", "predicted as", "#count", title="Most confused classes")
     for is_, said, times in pairs:
         add(mixed, printable(found.names[is_]), printable(found.names[said]), f"{times:,}")
     for made in (sheet, mixed):
@@ -188,17 +189,21 @@ def _tell_several(runs: list[str], measured: "list[Measured]", pairs: "list[Comp
         )
     screen.print(sheet)
     rows = table(
-        "model", *(f"#{TITLES[name]}" for name in names), "#right alone", "#p", title=f"Against {printable(runs[0])}, in points"
+        "model",
+        *(f"#{TITLES[name]}" for name in names),
+        "#only it correct",
+        "#p",
+        title=f"Difference from {printable(runs[0])}, in percentage points",
     )
     for run, pair in zip(runs[1:], pairs, strict=True):
         cells = (f"{_shown(name, pair.difference[name], True)}\n{_range(name, pair.interval[name], True)}" for name in names)
         add(rows, printable(run), *cells, f"{pair.only_other:,} to {pair.only_first:,}", f"{pair.p:.2g}")
     screen.print(rows)
-    screen.print("p: how often two equally good models would differ so much in top-1 (McNemar's exact test)", soft_wrap=True)
+    screen.print("p: McNemar's exact test on top-1; how often two equally good models would differ this much", soft_wrap=True)
 
 
 def _worth(found: "Measured") -> list[str]:
-    """Of five classes, five are always right."""
+    """List the metrics to print; with five classes or fewer, top-5 is always correct."""
     return [name for name in TITLES if name != "top5" or len(found.names) > 5]
 
 

@@ -1,4 +1,4 @@
-"""``vitrail explain``: what a model sees in pictures, and which explanation of it to trust."""
+"""``vitrail explain``: saliency maps, attention of every head, logit lens, and the faithfulness of each method."""
 
 import re
 from pathlib import Path
@@ -21,57 +21,81 @@ if TYPE_CHECKING:
     from vitrail.explain.distance import Heads
     from vitrail.models.build import Model
 
-MOST = 50  # pictures of a page
+MOST = 50  # images per page
 
 
 def explain(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or any weights: a folder, a file, hf:owner/name.")],
-    files: Annotated[list[str] | None, typer.Argument(metavar="[PICTURES...]", help="Files, folders, 'patterns*.jpg'.")] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the page, the drawings and the numbers go.")] = Path(
-        "explained"
-    ),
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name.")],
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="[IMAGES...]", help="Images: files, folders, 'patterns*.jpg'.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", rich_help_panel="Output", help="Folder for the page, the figures and the numbers.")
+    ] = Path("explained"),
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="attention, rollout, gradient_rollout, relevance, gradcam or integrated; repeatable, else all; or none."
+            rich_help_panel="Saliency",
+            help="Saliency method: attention, rollout, gradient_rollout, relevance, gradcam, integrated_gradients or none; "
+            "repeatable, default: all.",
         ),
     ] = None,
     layers: Annotated[
-        str | None, typer.Option(metavar="NUMBERS", help="Layers whose heads are drawn, as 0,3-5 or -1 for the last; else all.")
+        str | None,
+        typer.Option(
+            metavar="INDICES",
+            rich_help_panel="Attention",
+            help="Layers whose heads are drawn, such as 0,3-5 or -1 for the last; default: all.",
+        ),
     ] = None,
-    heads: Annotated[str | None, typer.Option(metavar="NUMBERS", help="Heads that are drawn, else all.")] = None,
+    heads: Annotated[
+        str | None,
+        typer.Option(metavar="INDICES", rich_help_panel="Attention", help="Heads that are drawn; default: all."),
+    ] = None,
     query: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ROW,COLUMN",
-            help="The patch whose look is drawn, or class or register0; repeatable, else what the answer is read from.",
+            rich_help_panel="Attention",
+            help="Query token whose attention is drawn: a patch, class or register0; repeatable, default: the pooled tokens.",
         ),
     ] = None,
     target: Annotated[
-        str | None, typer.Option("--class", metavar="NAME", help="The class to explain, else what it says.")
+        str | None,
+        typer.Option(
+            "--class", metavar="NAME", rich_help_panel="Saliency", help="Class to explain; default: the predicted class."
+        ),
     ] = None,
-    trust: Annotated[
-        str | None, typer.Option(metavar="DATA", help="Measure on these pictures which map is faithful; panes knows masks too.")
+    faithfulness: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            rich_help_panel="Faithfulness",
+            help="Measure the faithfulness of each method on this dataset; panes also has object masks.",
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Pictures that --trust measures on.")] = 100,
+    limit: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, rich_help_panel="Faithfulness", help="Number of images that faithfulness is measured on."
+        ),
+    ] = 100,
     device: Device = "auto",
     workers: Workers = None,
     json: Json = False,
 ) -> None:
-    """Show what a model looks at: maps by several methods, every head, every layer, and the model's own patterns."""
-    if not files and trust is None:
-        raise VitrailError("to explain takes pictures, got none; name files or a folder, or measure with --trust DATA")
+    """Explain predictions: saliency maps, attention of every head and layer, logit lens and learnt filters."""
+    if not files and faithfulness is None:
+        raise VitrailError("explain needs images, got none; name files or a folder, or use --faithfulness DATA")
     if out.exists() and not out.is_dir():
         raise VitrailError(f"--out must be a folder, got the file {out}; try --out {out.stem or 'explained'}-explained")
     _check_out(out)
     with progress() as tell:
         names = list(named(files, tell)) if files else []
     if files and not names:
-        raise VitrailError(f"there is no picture in {printable(files[0])}; name files, or a folder with pictures in it")
+        raise VitrailError(f"there is no image in {printable(files[0])}; name files, or a folder of images")
     if len(names) > MOST:
-        raise VitrailError(
-            f"a page shows at most {MOST} pictures, got {len(names):,}; name fewer, or measure with --trust DATA"
-        )
+        raise VitrailError(f"a page shows at most {MOST} images, got {len(names):,}; name fewer, or use --faithfulness DATA")
 
     from vitrail.evaluate.explained import Views, check_queries, explained
     from vitrail.explain.attention import checked
@@ -97,7 +121,7 @@ def explain(
             tell("explaining", len(seen), len(names))
         batches = (one.image[None].to(next(model.parameters()).device) for one in seen)
         far = looks(model, batches) if seen else None
-        trusted = [] if trust is None else _trusted(model, trust, methods, limit, workers, tell)
+        trusted = [] if faithfulness is None else _trusted(model, faithfulness, methods, limit, workers, tell)
     written = write_explained(out, model, seen, far, trusted)
     if json:
         print_json(_told(run, model, seen, far, trusted, out, written))
@@ -107,7 +131,7 @@ def explain(
 
 
 def _check_out(out: Path) -> None:
-    """Before the work, and leaving nothing behind: what could not be written is said at once."""
+    """Check before the work that the folder can be written, leaving nothing behind."""
     from tempfile import TemporaryDirectory
 
     there = next((place for place in (out, *out.parents) if place.exists()), Path())
@@ -121,7 +145,7 @@ def _check_out(out: Path) -> None:
 
 
 def _numbers(option: str, words: str | None, of: int) -> tuple[int, ...] | None:
-    """``0,3-5,-1``: numbers and ranges, from the end where there is a minus."""
+    """Parse indices and ranges such as ``0,3-5,-1``; negative ones count from the end."""
     if words is None:
         return None
     found: list[int] = []
@@ -130,7 +154,7 @@ def _numbers(option: str, words: str | None, of: int) -> tuple[int, ...] | None:
         first, last = (int(part[1]), int(part[2] or part[1])) if part else (0, of)
         if not (-of <= first <= last < of):
             raise VitrailError(
-                f"{option} must be numbers from 0 to {of - 1} as in 0,{of - 1} or 0-{of - 1}, or -1 for the last; "
+                f"{option} must be indices from 0 to {of - 1} as in 0,{of - 1} or 0-{of - 1}, or -1 for the last; "
                 f"got {printable(words[:40])!r}"
             )
         found += [one % of for one in range(first, last + 1)]
@@ -156,7 +180,7 @@ def _class(name: str, model: "Model") -> int:
     if name.isdecimal() and int(name) < len(labels):
         return int(name)
     if not labels:
-        raise VitrailError("--class names a class, and a model without a head (classes=0) has none; leave it out")
+        raise VitrailError("--class needs a classifier, and a model without a head (classes=0) has no classes; leave it out")
     raise VitrailError(f"the model has no class {name!r}{suggestion(name, labels)}; name one of its {len(labels)}, or a number")
 
 
@@ -166,14 +190,14 @@ def _trusted(
     from vitrail.evaluate.trust import trust
 
     parts = opened(data, None, tell)
-    source = next(parts[name] for name in ("all", "test", "validation", "train") if name in parts)  # no labels are needed
+    source = next(parts[name] for name in ("all", "test", "validation", "train") if name in parts)  # labels are not needed
     return trust(model, source, methods, limit, workers=workers, progress=tell)
 
 
 def _tell(model: "Model", seen: "Sequence[Explained]", trusted: "Sequence[Trust]") -> None:
     screen = console()
     labels = model.labels or tuple(str(number) for number in range(model.config.classes))
-    rows = table("picture", "says", "#with", "explained")
+    rows = table("image", "prediction", "#probability", "explained class")
     for one in seen:
         if one.target is not None:
             first = int(one.logits.argmax())
@@ -186,8 +210,8 @@ def _tell(model: "Model", seen: "Sequence[Explained]", trusted: "Sequence[Trust]
     from vitrail.evaluate.trust import verdict
 
     masks = trusted[0].pointing is not None
-    more = ("#pointing", "#on the object") if masks else ()
-    sheet = table("method", "#deletion", "#insertion", *more, title="Which map to trust: deletion low, all others high")
+    more = ("#pointing game", "#mass on object") if masks else ()
+    sheet = table("method", "#deletion", "#insertion", *more, title="Faithfulness: lower deletion is better, all others higher")
     for row in trusted:
         add(sheet, row.method, *(_shown(score) for score in (row.deletion, row.insertion, row.pointing, row.overlap) if score))
     screen.print(sheet)
@@ -218,12 +242,12 @@ def _told(
             "probability": None if one.target is None else one.odds.max().item(),
             "explained": None if one.target is None else labels[one.target],
             "maps": {name: values.tolist() for name, values in one.maps.items()},
-            "lens": None if one.target is None else one.lens[:, one.target].tolist(),
-            "norms": one.norms.tolist(),
+            "logit_lens": None if one.target is None else one.lens[:, one.target].tolist(),
+            "token_norms": one.norms.tolist(),
         }
         for one in seen
     ]
     measures = ("distance", "renormalised", "entropy", "similarity")
     heads = None if far is None else {name: getattr(far, name).tolist() for name in measures}
     trust = [asdict(row) for row in trusted]
-    return {"model": run, "pictures": pictures, "heads": heads, "trust": trust, "out": str(out), "files": written}
+    return {"model": run, "images": pictures, "heads": heads, "faithfulness": trust, "out": str(out), "files": written}

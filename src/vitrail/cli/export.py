@@ -1,4 +1,4 @@
-"""``vitrail export``: a model as one file that runs without Vitrail, kept only if it answers as the model does."""
+"""``vitrail export``: write a model as one ONNX or torch.export file, kept only if its outputs match the model's."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -21,40 +21,78 @@ ENDINGS = {"onnx": ".onnx", "int8": ".int8.onnx", "program": ".pt2"}
 
 
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or any weights: a folder, a file, hf:owner/name.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name.")],
     to: Annotated[
-        Literal["onnx", "int8", "program"], typer.Option(help="ONNX, ONNX in 8 bits for CPUs, or a torch.export program.")
+        Literal["onnx", "int8", "program"],
+        typer.Option(rich_help_panel="Output", help="Format: ONNX, int8 ONNX for CPUs, or a torch.export program."),
     ] = "onnx",
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write it; else here, under the run's name.")
+        Path | None,
+        typer.Option(metavar="FILE", rich_help_panel="Output", help="File to write; default: the run's name, in this folder."),
     ] = None,
-    dynamic: Annotated[bool, typer.Option("--dynamic", help="Take pictures of any height and width.")] = False,
+    dynamic: Annotated[
+        bool, typer.Option("--dynamic", rich_help_panel="Model", help="Accept images of any height and width.")
+    ] = False,
     data: Annotated[
-        str | None, typer.Option(metavar="DATA", help="Pictures to compare on; else the run's own, else drawn ones.")
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            rich_help_panel="Verification",
+            help="Dataset to compare the outputs on; default: the run's own, else synthetic images.",
+        ),
     ] = None,
-    pictures: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="How many to compare on; else up to 250, fewer of a large model.")
+    images: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            rich_help_panel="Verification",
+            help="Number of images to compare on; default: up to 250, fewer for a large model.",
+        ),
     ] = None,
     merge: Annotated[
-        str | None, typer.Option(metavar="N", help="Merge N alike tokens in each layer, or as many as make it 1.5x as fast.")
+        str | None,
+        typer.Option(
+            "--merge-tokens",
+            metavar="N|N/3|1.5x",
+            rich_help_panel="Model",
+            help="Merge N similar tokens in every (third) layer, or as many as give this speedup.",
+        ),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(metavar="T", help="The largest difference of a logit, as a share of the largest logit.")
+        float,
+        typer.Option(
+            metavar="T",
+            rich_help_panel="Verification",
+            help="Largest accepted difference of a logit, relative to the largest logit.",
+        ),
     ] = 1e-3,
     activations: Annotated[
-        Literal["static", "dynamic"], typer.Option(help="Of int8: scales found beforehand on pictures, or in each call.")
+        Literal["static", "dynamic"],
+        typer.Option(
+            rich_help_panel="Int8", help="Activation scales: calibrated beforehand (static) or computed in each call (dynamic)."
+        ),
     ] = "static",
     max_drop: Annotated[
-        float, typer.Option(metavar="POINTS", min=0, max=99, help="Of int8: accuracy that may be lost, in points of a hundred.")
+        float,
+        typer.Option(
+            metavar="POINTS",
+            min=0,
+            max=99,
+            rich_help_panel="Int8",
+            help="Largest accepted loss of accuracy, in percentage points.",
+        ),
     ] = 0.5,
-    calibration: Annotated[int, typer.Option(metavar="N", min=1, help="Of int8: pictures to find scales on.")] = 128,
+    calibration: Annotated[
+        int, typer.Option(metavar="N", min=1, rich_help_panel="Int8", help="Number of images to calibrate the scales on.")
+    ] = 128,
     json: Json = False,
 ) -> None:
-    """Write a model as one file that runs without Vitrail. It is tried, and removed unless it answers as the model does."""
+    """Export a model to ONNX, int8 ONNX or torch.export, and verify its outputs against the model."""
     place = out or Path(named(run) + ENDINGS[to])
     check_out(place, "--out", run, (".pt2",) if to == "program" else (".onnx",))
     if place.suffix != place.suffix.lower():
-        raise VitrailError(f"--out must end in small letters, got {place}; try {place.with_suffix(place.suffix.lower())}")
+        raise VitrailError(f"--out must have a lower-case suffix, got {place}; try {place.with_suffix(place.suffix.lower())}")
 
     from vitrail.export.exported import open_model
     from vitrail.export.ship import ship
@@ -62,9 +100,7 @@ def export(
     with progress() as tell:
         told = {} if merge is None else {"merge": merge}
         model = open_model(run, _faster(merge))
-        shipped = ship(
-            model, place, to, dynamic, data, tolerance, pictures, tell, activations, max_drop / 100, calibration, told
-        )
+        shipped = ship(model, place, to, dynamic, data, tolerance, images, tell, activations, max_drop / 100, calibration, told)
     if json:
         print_json({"model": run, **_plain(shipped)})
     else:
@@ -72,7 +108,7 @@ def export(
 
 
 def named(run: str) -> str:
-    """What a file of it is called: by the run, not by which of its weights."""
+    """Return the default name of an exported file: the run's name, not that of its weights folder."""
     path = Path(run.removeprefix("hf:"))
     path = path.parent if path.name in ("best", "last", "model.safetensors") and path.parent.name else path
     name = path.resolve().name if path.name in ("", ".", "..") else path.name
@@ -95,38 +131,38 @@ def _plain(shipped: "Shipped") -> dict[str, Any]:
 
 def _tell(shipped: "Shipped") -> None:
     found, screen = shipped.checked, console()
-    sheet = table("what", "#value")
-    add(sheet, "size of the file", size(shipped.bytes))
-    add(sheet, "size of the weights", size(shipped.weights))
-    add(sheet, "seconds to write it", f"{shipped.seconds:,.1f}")
-    add(sheet, "pictures compared on", f"{found.pictures:,}")
-    add(sheet, "largest difference of a logit", f"{found.difference:.2g}")
+    sheet = table("metric", "#value")
+    add(sheet, "file size", size(shipped.bytes))
+    add(sheet, "weights size", size(shipped.weights))
+    add(sheet, "export time in seconds", f"{shipped.seconds:,.1f}")
+    add(sheet, "images compared", f"{found.pictures:,}")
+    add(sheet, "max logit difference", f"{found.difference:.2g}")
     if found.other_sizes is not None:
-        add(sheet, "largest difference at other sizes", f"{found.other_sizes:.2g}")
-    add(sheet, "largest logit", f"{found.scale:.3g}")
+        add(sheet, "max logit difference at other sizes", f"{found.other_sizes:.2g}")
+    add(sheet, "max logit", f"{found.scale:.3g}")
     if found.features:
-        add(sheet, "cosine of the features", f"{found.agreement:.5f}")
+        add(sheet, "cosine similarity of features", f"{found.agreement:.5f}")
     else:
-        add(sheet, "same first answer", f"{found.agreement:.2%}")
+        add(sheet, "same top-1 prediction", f"{found.agreement:.2%}")
     if found.torch_top1 is not None and found.file_top1 is not None:
-        add(sheet, "accuracy by torch", f"{found.torch_top1:.2%}")
-        add(sheet, f"accuracy by {shipped.engine}", f"{found.file_top1:.2%}")
+        add(sheet, "accuracy with torch", f"{found.torch_top1:.2%}")
+        add(sheet, f"accuracy with {shipped.engine}", f"{found.file_top1:.2%}")
     if shipped.quantised is not None:
         _tell_layers(sheet, shipped.quantised)
     screen.print(sheet)
     screen.print(f"compared on {printable(found.what)}", soft_wrap=True)
     if shipped.calibrated is not None and found.real:
-        screen.print(f"scales found on {printable(shipped.calibrated)}", soft_wrap=True)
+        screen.print(f"scales calibrated on {printable(shipped.calibrated)}", soft_wrap=True)
     if not found.real:
-        screen.print("name real pictures by --data to be sure", soft_wrap=True)
+        screen.print("pass real images with --data for a reliable comparison", soft_wrap=True)
     screen.print(f"file: {shipped.out}", soft_wrap=True)
 
 
 def _tell_layers(sheet: "Table", found: "Quantised") -> None:
-    """How many have 8 bits, and which do not bear it; of the others, the block that suffers most."""
-    add(sheet, "layers in 8 bits", f"{found.layers - len(found.in_float)} of {found.layers}")
+    """Add the number of int8 layers, the layers kept in float, and the most sensitive block of the rest."""
+    add(sheet, "layers in int8", f"{found.layers - len(found.in_float)} of {found.layers}")
     for layer in found.in_float:
-        add(sheet, f"in float: {layer}", f"error alone {found.sensitivity[layer]:.2g}")
+        add(sheet, f"kept in float: {layer}", f"error in int8 {found.sensitivity[layer]:.2g}")
     blocks: dict[str, float] = {}
     for layer, error in found.sensitivity.items():
         if layer not in found.in_float and layer.startswith("blocks."):

@@ -1,4 +1,4 @@
-"""The switches that make a model answer sooner, declared once for every command that has them."""
+"""Options that speed up inference, declared once for every command that has them."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,25 +10,46 @@ from vitrail.errors import VitrailError
 if TYPE_CHECKING:
     from vitrail.models.faster import Faster
 
-Compile = Annotated[bool, typer.Option("--compile", help="Compile the model, which takes about a minute first.")]
+Compile = Annotated[
+    bool,
+    typer.Option("--compile", rich_help_panel="Model", help="Compile the model with torch.compile (about a minute)."),
+]
 Merge = Annotated[
     str | None,
-    typer.Option(metavar="N|N/3|1.5x", help="Merge N alike tokens in every (third) layer, or as many as make it so fast."),
+    typer.Option(
+        "--merge-tokens",
+        metavar="N|N/3|1.5x",
+        rich_help_panel="Model",
+        help="Merge N similar tokens in every (third) layer, or as many as give this speedup.",
+    ),
 ]
-Drop = Annotated[float, typer.Option(metavar="SHARE", help="Leave out this share of the patches: where least happens.")]
-Image = Annotated[str | None, typer.Option(metavar="S|HxW", help="Show pictures at another size, such as 160.")]
+Drop = Annotated[
+    float,
+    typer.Option(
+        "--drop-patches",
+        metavar="FRACTION",
+        rich_help_panel="Model",
+        help="Drop this fraction of the patches, those with the least contrast first.",
+    ),
+]
+Image = Annotated[
+    str | None,
+    typer.Option(metavar="S|HxW", rich_help_panel="Model", help="Resize images to another input size, such as 160."),
+]
 
 
 def merging(word: str | None) -> tuple[int | str, int]:
-    """``8``, ``30/3`` (in every third layer) or ``1.5x``: how many, and in every how many layers."""
+    """Parse ``8``, ``30/3`` (in every third layer) or ``1.5x`` into the tokens to merge and the layer interval."""
     tokens, _, every = (word or "0").partition("/")
     if every and not (every.isdecimal() and len(every) < 7):
-        raise VitrailError(f"--merge must be N, N/LAYERS or a speed as 1.5x, got {(word or '')[:20]!r}; try 8, 30/3 or 1.5x")
+        raise VitrailError(
+            f"--merge-tokens must be N, N/LAYERS or a speedup such as 1.5x, got {(word or '')[:20]!r}; try 8, 30/3 or 1.5x"
+        )
     return int(tokens) if tokens.isdecimal() and len(tokens) < 7 else tokens, int(every or 1)
 
 
 def switches(compile: bool, merge: str | None, drop: float, image: str | None, device: str = "cpu") -> "Faster | None":
-    """What was switched on; none: nothing. Says what compiling takes, and whether it can be done here at all."""
+    """Return the speedups that are switched on, or None. Checks for a compiler and warns how long compiling takes."""
     from vitrail.models.faster import Faster
 
     how = Faster(compile, *merging(merge), drop, None if image is None else pair(image, "--image"))
@@ -37,5 +58,5 @@ def switches(compile: bool, merge: str | None, drop: float, image: str | None, d
 
         if fault := compiler_fault(device):
             raise VitrailError(f"--compile does not work here ({fault}); install a C++ compiler, or leave it out")
-        typer.echo("compiling: the first pictures take about a minute, and pay where there are thousands", err=True)
+        typer.echo("compiling: the first batch takes about a minute, which pays off for thousands of images", err=True)
     return None if how == Faster() else how

@@ -1,8 +1,8 @@
-"""``vitrail finetune``: weights of any origin, taught your classes.
+"""``vitrail finetune``: fine-tune weights of any origin on your classes.
 
-Pictures have the size that the weights were made for unless ``--image`` says otherwise: a laptop can bear what that costs, and
-the position table stays as it is. The paper's 384 pixels are three times the work of 224; ``--recipe paper-finetune`` takes
-them, for those who have the machine.
+Images have the size that the weights were trained at unless ``--image`` says otherwise: a laptop can bear that cost, and
+the position embedding stays as it is. The paper's 384 pixels are three times the work of 224; ``--recipe paper-finetune``
+takes them.
 """
 
 import re
@@ -11,8 +11,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.fitting import Asked, Device, FindLr, Minutes, Out, Show, Tensorboard, Threads, Workers, carry_out, given
-from vitrail.cli.options import Json, Settings, pair
+from vitrail.cli.fitting import (
+    Asked,
+    Device,
+    FindLr,
+    Minutes,
+    Out,
+    Overrides,
+    Show,
+    Tensorboard,
+    Threads,
+    Workers,
+    carry_out,
+    given,
+)
+from vitrail.cli.options import Json, pair
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
@@ -25,17 +38,32 @@ PAPER, PAPER_SIZE = "paper-finetune", 384
 
 def finetune(
     weights: Annotated[
-        str, typer.Argument(metavar="WEIGHTS", help="A run, a model folder, .npz, .safetensors, .pth, or hf:owner/name.")
+        str,
+        typer.Argument(
+            metavar="WEIGHTS", help="Weights to start from: a run, a model folder, .npz, .safetensors, .pth, or hf:owner/name."
+        ),
     ],
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A folder of pictures or any other data set.")],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Image folder or any other labelled dataset.")],
     image: Annotated[
-        str | None, typer.Option(metavar="H[xW]", help="Height and width of the pictures; else what the weights were made for.")
+        str | None,
+        typer.Option(
+            metavar="H[xW]",
+            rich_help_panel="Data",
+            help="Height and width of the input images in pixels; default: the size the weights were trained at.",
+        ),
     ] = None,
-    train: Annotated[
-        str, typer.Option(metavar="all|last:N|head", help="Everything, the last N blocks with the head, or the head alone.")
+    trainable: Annotated[
+        str,
+        typer.Option(
+            metavar="all|last:N|head",
+            rich_help_panel="Model",
+            help="Parameters to train: all, the last N blocks with the head, or the head alone.",
+        ),
     ] = "all",
-    recipe: Annotated[str, typer.Option(help="finetune, or paper-finetune.")] = "finetune",
-    settings: Settings = None,
+    recipe: Annotated[
+        str, typer.Option(rich_help_panel="Optimisation", help="Recipe to train with: finetune or paper-finetune.")
+    ] = "finetune",
+    settings: Overrides = None,
     out: Out = None,
     show: Show = False,
     device: Device = "auto",
@@ -46,18 +74,18 @@ def finetune(
     tensorboard: Tensorboard = False,
     json: Json = False,
 ) -> None:
-    """Start from trained weights and teach them the classes of your pictures: a new head, and all below it or not."""
+    """Fine-tune pre-trained weights on the classes of your images."""
     from dataclasses import replace
 
     from vitrail.config import override
     from vitrail.recipes.book import recipe as by_name
 
     model = _read(weights, pair(image, "--image") if image else None, recipe, out)
-    frozen = _frozen(train, model.config)
+    frozen = _frozen(trainable, model.config)
     known = given(data, None, None)
     chosen = by_name(recipe, replace(known, start=_start(weights, model)))
     if chosen.start is None:
-        raise VitrailError(f"{recipe} starts from nothing, without weights; try --recipe finetune")
+        raise VitrailError(f"{recipe} trains from scratch, without weights; try --recipe finetune")
     if not json:
         _tell(weights, model, chosen.keep_head, known.classes)
     asked = Asked(out, show, device, threads, workers, json, tensorboard, minutes, find_lr)
@@ -70,9 +98,9 @@ def _read(weights: str, image: "Pair | None", recipe: str, out: Path | None) -> 
     if not weights.startswith("hf:") and not _exists(weights):
         remedy = "WEIGHTS is a run, a model folder, an .npz, .safetensors or .pth file, or hf:owner/name"
         if out is not None and (out / "recipe.json").is_file():
-            remedy = f"{out} goes on without it: vitrail train --again {out}/recipe.json --out {out}"
+            remedy = f"{out} resumes without it: vitrail train --recipe-from {out}/recipe.json --out {out}"
         raise VitrailError(f"{weights} does not exist; {remedy}")
-    with untold():  # but by _tell
+    with untold():  # _tell prints the report
         model = load(weights, image=image)
         return load(weights, image=_papers(model.config)) if recipe == PAPER and image is None else model
 
@@ -80,12 +108,12 @@ def _read(weights: str, image: "Pair | None", recipe: str, out: Path | None) -> 
 def _exists(path: str) -> bool:
     try:
         return Path(path).expanduser().exists()
-    except OSError:  # a name longer than any file's
+    except OSError:  # longer than any file name
         return False
 
 
 def _papers(config: "ModelConfig") -> "Pair":
-    """384 pixels, or the nearest that the patches divide."""
+    """Return 384 pixels, or the nearest multiple of the patch size."""
     high, wide = getattr(config, "stride", (1, 1))
     return max(round(PAPER_SIZE / high), 1) * high, max(round(PAPER_SIZE / wide), 1) * wide
 
@@ -99,21 +127,21 @@ def _start(weights: str, model: "Model") -> "Start":
 
 
 def _frozen(train: str, config: "ModelConfig") -> list[str]:
-    """What ``--train`` means in the recipe."""
+    """Return the recipe overrides that ``--trainable`` stands for."""
     if train in ("all", "head"):
         return [f"optim.train={train}"]
     last = re.fullmatch(r"last:(\d{1,4})", train)
     if last is None:
-        raise VitrailError(f"--train must be all, head or last:N, got {train!r}; try --train last:2")
+        raise VitrailError(f"--trainable must be all, head or last:N, got {train!r}; try --trainable last:2")
     depth = getattr(config, "depth", 0)
     if not 1 <= int(last[1]) <= depth:
         has = f"the model has {depth} blocks" if depth else "a ResNet has no blocks"
-        raise VitrailError(f"{has}, got --train {train}; try --train {f'last:{min(2, depth)}' if depth else 'head'}")
+        raise VitrailError(f"{has}, got --trainable {train}; try --trainable {f'last:{min(2, depth)}' if depth else 'head'}")
     return ["optim.train=blocks", f"optim.blocks={last[1]}"]
 
 
 def _tell(weights: str, model: "Model", kept: bool, classes: int) -> None:
-    head = "with their head, as the classes are the same" if kept else f"with a new head for {classes} classes"
-    typer.echo(f"start     {weights}: {model.report.origin} weights {head}", err=True)
+    head = "with their head, since the classes are the same" if kept else f"with a new head for {classes} classes"
+    typer.echo(f"init      {weights}: {model.report.origin} weights {head}", err=True)
     for line in model.report.lines()[1:]:
         typer.echo(f"          {line}", err=True)

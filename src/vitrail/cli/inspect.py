@@ -1,4 +1,4 @@
-"""``vitrail inspect``: a model's shapes and costs before it is built; with ``--trace``, one real pass through it."""
+"""``vitrail inspect``: shapes, parameters, MACs and memory of a model; with ``--trace``, statistics of a real pass."""
 
 from itertools import groupby
 from pathlib import Path
@@ -24,15 +24,28 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(metavar="RUN_OR_NAME", help="A model folder, or a name: B/16, R50+B/16, R50x1 ...")],
-    image: Annotated[str | None, typer.Option(metavar="H[xW]", help="Height and width of the pictures.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Number of classes; 0 for none.")] = None,
-    batch: Annotated[int, typer.Option(help="Pictures at a time.")] = 1,
+    model: Annotated[
+        str,
+        typer.Argument(metavar="RUN_OR_NAME", help="Run, model folder, or the name of a variant: B/16, R50+B/16, R50x1 ..."),
+    ],
+    image: Annotated[
+        str | None,
+        typer.Option(metavar="H[xW]", rich_help_panel="Model", help="Height and width of the input images in pixels."),
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(rich_help_panel="Model", help="Number of classes; 0 for a model without a head.")
+    ] = None,
+    batch: Annotated[int, typer.Option(rich_help_panel="Run", help="Number of images per batch.")] = 1,
     settings: Settings = None,
-    trace: Annotated[bool, typer.Option("--trace", help="Run it: shape, mean, std and gradient after every module.")] = False,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace", rich_help_panel="Run", help="Run one pass: shape, mean, std and gradient norm after every module."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Show what a model is made of: shapes, parameters, MACs, memory. Settings are named model.FIELD."""
+    """Show the shapes, parameters, MACs and memory of a model, layer by layer."""
     changes: dict[str, Any] = {} if image is None else {"image": pair(image, "--image")}
     changes |= {} if classes is None else {"classes": classes}
     config = _config(model, changes, settings or [])
@@ -49,19 +62,21 @@ def inspect(
 def _config(model: str, changes: dict[str, Any], settings: list[str]) -> ModelConfig:
     if (folder := _folder(model)) is not None:
         if changes or settings:
-            raise VitrailError(f"{model} is what it is; --image, --classes and --set go with a name such as B/16")
+            raise VitrailError(f"{model} has a fixed configuration; --image, --classes and --set need a variant such as B/16")
         return read_config(folder)
     try:
         kind, values = blueprint(model)
     except VitrailError:
         if _exists(Path(model)):
-            raise VitrailError(f"{model} is no model folder: it has no vitrail.json; names read B/16 or R50x1") from None
+            raise VitrailError(
+                f"{model} is not a model folder: it has no vitrail.json; variants are named B/16 or R50x1"
+            ) from None
         raise
     return make(kind, {**values, **changes}, settings, prefix="model.")
 
 
 def _folder(model: str) -> Path | None:
-    """A model's own folder, or in a run that of its best weights."""
+    """Return the model folder, in a run that of the best weights, or None."""
     folder = best_of(Path(model)) if _there(model) else Path(model)
     return folder if is_model(folder) else None
 
@@ -69,25 +84,25 @@ def _folder(model: str) -> Path | None:
 def _there(model: str) -> bool:
     try:
         return Path(model).is_dir()
-    except OSError:  # a name longer than any file's
+    except OSError:  # longer than any file name
         return False
 
 
 def _trained(model: str) -> dict[str, Any]:
-    """What a model on disk knows of its training; of the recipe, its name."""
+    """Return the training metadata of a model on disk, with the recipe reduced to its name."""
     folder = _folder(model)
     facts = {} if folder is None else training_facts(read_facts(folder))
     return {**facts, "recipe": facts["recipe"].get("name")} if "recipe" in facts else facts
 
 
 def _tell(trained: dict[str, Any]) -> None:
-    """``trained by finetune on clothing: validation 90.32 %, test 88.17 % (step 960)``."""
-    score = trained.get("score", {})
+    """Print ``trained with finetune on clothing: validation 90.32 %, test 88.17 % (step 960)``."""
+    score = trained.get("metrics", {})
     splits = {name: found.get("top1") for name, found in score.items() if isinstance(found, dict)}
     shares = [f"{name} {share:.2%}" for name, share in splits.items() if isinstance(share, float)]
     if shares:
-        by, on = trained.get("recipe", "?"), trained.get("data", {}).get("name", "?")
-        typer.echo(printable(f"trained by {by} on {on}: {', '.join(shares)} (step {score.get('step', '?')})"))
+        by, on = trained.get("recipe", "?"), trained.get("dataset", {}).get("name", "?")
+        typer.echo(printable(f"trained with {by} on {on}: {', '.join(shares)} (step {score.get('step', '?')})"))
 
 
 def _exists(path: Path) -> bool:
@@ -98,7 +113,7 @@ def _exists(path: Path) -> bool:
 
 
 def show(screen: "Console", name: str, bill: Cost) -> None:
-    rows = table("stage", "shape", "#parameters", "#MACs", "#kept to train", title=f"{name}: from picture to answer")
+    rows = table("stage", "shape", "#parameters", "#MACs", "#activations", title=f"{name}: forward pass")
     for stages in _runs(bill.stages):
         first, many = stages[0], len(stages)
         label = first.name if many == 1 else f"{first.name} … {stages[-1].name.split()[-1]}"
@@ -116,10 +131,10 @@ def show(screen: "Console", name: str, bill: Cost) -> None:
     screen.print(f"{bill.parameters:,}", style="bold", end="")
     screen.print(" parameters, ", end="")
     screen.print(si(bill.macs, "MACs"), style="bold", end="")
-    screen.print(f" a picture, grid {bill.grid[0]} × {bill.grid[1]}{tokens}")
+    screen.print(f" per image, grid {bill.grid[0]} × {bill.grid[1]}{tokens}")
     screen.print(
-        f"memory in float32, B = {batch}: weights {size(memory.weights)}; to predict, {size(memory.inference)} more; "
-        f"to train with Adam, {size(memory.adam + memory.training)} more"
+        f"memory in float32, B = {batch}: weights {size(memory.weights)}; inference {size(memory.inference)} more; "
+        f"training with Adam {size(memory.adam + memory.training)} more"
     )
 
 
@@ -128,7 +143,7 @@ def _shape(stage: Stage) -> str:
 
 
 def _runs(stages: tuple[Stage, ...]) -> list[list[Stage]]:
-    """Blocks that cost the same are one row."""
+    """Group consecutive stages of equal shape and cost into one row."""
     key = lambda stage: (stage.name.split()[0], stage.shape, stage.parameters, stage.macs, stage.training)  # noqa: E731
     return [list(group) for _, group in groupby(stages, key=key)]
 
@@ -151,21 +166,28 @@ def _trace(name: str, config: ModelConfig, batch: int, json: bool) -> None:
         raise
     except (RuntimeError, ValueError) as error:
         raise VitrailError(
-            f"the pass failed: {str(error).strip().splitlines()[0]}; a smaller --batch needs less memory"
+            f"the traced pass failed: {str(error).strip().splitlines()[0]}; a smaller --batch needs less memory"
         ) from None
     if json:
         print_json({"trace": [vars(row) for row in rows]})
         return
     screen = console()
     screen.print(_trace_table(name, rows))
-    loss = "cross-entropy against random labels" if config.classes else "mean square of the output"
-    note = "; its head is still zero and would stop every gradient, so it is random here" if woken else ""
-    screen.print(f"random pictures; the loss is the {loss}{note}")
+    loss = "cross-entropy against random labels" if config.classes else "mean squared output"
+    note = "; its head is zero-initialised and would block every gradient, so it is random here" if woken else ""
+    screen.print(f"random images; the loss is the {loss}{note}")
 
 
 def _trace_table(name: str, rows: "list[Row]") -> "Table":
     sheet = table(
-        "module", "kind", "shape", "#mean", "#std", "#gradient", "#of parameters", title=f"{name}: one pass forward and back"
+        "module",
+        "kind",
+        "shape",
+        "#mean",
+        "#std",
+        "#grad norm",
+        "#of parameters",
+        title=f"{name}: one forward and backward pass",
     )
     for row in rows:
         gradients = ("" if norm is None else f"{norm:.3g}" for norm in (row.gradient, row.parameters))

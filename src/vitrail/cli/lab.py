@@ -1,4 +1,4 @@
-"""``vitrail lab``: every table and figure of the paper as one command, on a machine that people have."""
+"""``vitrail lab``: reproduce the paper's experiments at laptop scale, one command each."""
 
 import os
 from contextlib import suppress
@@ -18,27 +18,46 @@ if TYPE_CHECKING:
 
 def lab(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The experiment; without a name they are listed.")
+        str | None, typer.Argument(metavar="[NAME]", help="Experiment to run; without a name they are listed.")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(metavar="N", help="For all trainings of the experiment together: 20, and 180 for masked.")
+        float | None,
+        typer.Option(
+            metavar="N",
+            rich_help_panel="Optimisation",
+            help="Time budget in minutes for all training runs of the experiment; default: 20, or 180 for masked.",
+        ),
     ] = None,
-    data: Annotated[str | None, typer.Option(metavar="DATA", help="Pictures with labels; else the experiment's own.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="DATA", rich_help_panel="Data", help="Labelled dataset; default: the experiment's own."),
+    ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few steps, to see that it works; the numbers mean nothing.")
+        bool,
+        typer.Option(
+            "--quick",
+            rich_help_panel="Optimisation",
+            help="Train for a few steps only, as a smoke test; results are meaningless.",
+        ),
     ] = False,
     weights: Annotated[
-        str | None, typer.Option(metavar="WEIGHTS", help="A checkpoint to look at beside, where the experiment can.")
+        str | None,
+        typer.Option(
+            metavar="WEIGHTS", rich_help_panel="Data", help="Checkpoint to compare with, if the experiment supports it."
+        ),
     ] = None,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where pages and results lie; what is there already is not done again.")
+        Path,
+        typer.Option(
+            metavar="DIR", rich_help_panel="Run", help="Folder for pages and results; finished training runs in it are reused."
+        ),
     ] = Path("lab"),
     device: Device = "auto",
     threads: Threads = None,
     workers: Workers = None,
     json: Json = False,
 ) -> None:
-    """Run an experiment of the paper, and write a page with our numbers beside the paper's."""
+    """Run an experiment of the paper and write a page that compares the results with the paper's."""
     if name is None:
         _list(json)
         return
@@ -59,20 +78,20 @@ def lab(
         with progress() as tell:
             told = carried_out(chosen, asked, folder, minutes, Machine(device, threads, workers), tell)
     except Stopped as stop:
-        raise _gone(f"{stop} of a training", stop.code) from None
-    except KeyboardInterrupt:  # between two trainings
+        raise _gone(f"{stop} of a training run", stop.code) from None
+    except KeyboardInterrupt:  # between two training runs
         raise _gone("stopped", 130) from None
     _tell(told, folder, json, QUICKLY if quick and chosen.trains else "")
 
 
 def _gone(why: str, code: int) -> typer.Exit:
-    with suppress(OSError):  # the terminal may be gone, which is then why
-        typer.echo(f"{why}; the same command goes on from there", err=True)
+    with suppress(OSError):  # the terminal may have been closed, which then stopped it
+        typer.echo(f"{why}; the same command resumes from there", err=True)
     return typer.Exit(code)
 
 
 def _check_out(out: Path, folder: Path) -> None:
-    """Before the work: a page and results can lie there."""
+    """Check before the work that the page and results can be written."""
     wrong = next((place for place in (folder, *folder.parents) if place.exists() and not place.is_dir()), None)
     if wrong is not None:
         raise VitrailError(f"--out must be a folder, got {out}, and {wrong} is a file; try --out lab")
@@ -87,18 +106,18 @@ def _list(json: bool) -> None:
     if json:
         print_json({name: {"title": experiment(name).title, "data": experiment(name).data} for name in NAMES})
         return
-    sheet = table("experiment", "what")
+    sheet = table("experiment", "question")
     for name in NAMES:
         add(sheet, name, experiment(name).title)
     screen = console()
     screen.print(sheet)
-    screen.print("vitrail lab NAME runs one and writes its page; with --quick in seconds, to see that it works")
+    screen.print("vitrail lab NAME runs one and writes its page; --quick is a smoke test of a few seconds")
 
 
 def _tell(told: "Told", folder: Path, json: bool, warning: str) -> None:
     if json:
         quick = {"quick": bool(warning)}
-        print_json({"answer": told.answer, "page": str(folder / "index.html"), **quick, **told.numbers})
+        print_json({"summary": told.answer, "page": str(folder / "index.html"), **quick, **told.numbers})
         return
     screen = console()
     screen.print(told.answer)

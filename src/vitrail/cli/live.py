@@ -1,4 +1,4 @@
-"""What a person sees of a run while it runs: the plan, then a live bar on a terminal, or plain lines elsewhere."""
+"""Console output of a training run: a summary, then a progress bar on a terminal or plain lines elsewhere."""
 
 import sys
 import time
@@ -13,22 +13,22 @@ from vitrail.cli.screen import duration, si, size
 if TYPE_CHECKING:
     from vitrail.train.recipe import Recipe
 
-EVERY = 5.0  # seconds between two lines where there is no terminal
+EVERY = 5.0  # seconds between two lines if stderr is not a terminal
 
 
 def shown(name: str, value: float) -> str:
-    """A loss as a number, everything else as a share."""
+    """Format a score: a loss as a number, everything else as a percentage."""
     return f"{value:.4f}" if name in ("loss", "ece") else f"{value:.2%}"
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Where rich would end the process."""
+        """Raise instead of ending the process, as rich would."""
         raise BrokenPipeError
 
 
 class Screen:
-    """Quacks as the loop's watcher."""
+    """Progress display of a training run; implements the training loop's callback protocol."""
 
     def __init__(self, recipe: "Recipe", quiet: bool) -> None:
         self.recipe, self.quiet, self.curious = recipe, quiet, not quiet
@@ -56,7 +56,7 @@ class Screen:
             self.bar.stop()
 
     def _before(self, what: str, done: int, total: int | None) -> None:
-        """What comes before the first step may take long, too."""
+        """Show progress of the work before the first step, such as reading the dataset."""
         if what not in self.before:
             self.before[what] = self.bar.add_task("", total=total, what=what)
         self.bar.update(self.before[what], completed=done, total=total)
@@ -68,32 +68,32 @@ class Screen:
             self.bar.remove_task(task)
         self.before.clear()
         self.chosen_on = "validation" if len(data.validation) else "train"
-        self.recipe = recipe  # its steps and learning rate may have been found out since
+        self.recipe = recipe  # its steps and learning rate may have been measured since
         self.task = self.bar.add_task("", total=recipe.steps, completed=state.step, what="step")
         known = cost(model, state.micro or recipe.batch)
         epochs = recipe.steps * recipe.batch / max(len(data.train), 1)
         counts = ", ".join(f"{len(part):,} {split}" for split, part in data.splits.items())
-        classes = "no labels are needed" if recipe.masking else f"{len(data.names)} classes"
+        classes = "without labels" if recipe.masking else f"{len(data.names)} classes"
         self.said(f"data      {data.name}: {counts}; {classes}")
         for note in data.notes:
             self.said(f"          {note}")
-        work = f"{si(known.macs, 'MACs')} a picture, about {size(known.memory.training)} to train"
+        work = f"{si(known.macs, 'MACs')} per image, about {size(known.memory.training)} of memory to train"
         self.said(f"model     {known.parameters:,} parameters, {work}")
         if recipe.masking:
             more = sum(weight.numel() for weight in state.model.parameters()) - known.parameters
-            self.said(f"          {more:,} parameters more predict what is hidden; nobody needs them afterwards")
-        amount = f"{recipe.steps:,} steps of {recipe.batch} pictures, {epochs:.1f} epochs"
+            self.said(f"          {more:,} more parameters predict the masked patches; they are dropped after pre-training")
+        amount = f"{recipe.steps:,} steps of {recipe.batch} images, {epochs:.1f} epochs"
         self.said(f"recipe    {recipe.name}: {amount}, {recipe.optim.kind}, lr {recipe.optim.lr:g}")
         if state.micro is not None and state.micro < recipe.batch:
-            self.said(f"          {state.micro} pictures at a time, as memory allows")
+            self.said(f"          micro-batches of {state.micro} images, to fit into memory")
         if seconds is not None:
-            self.said(f"time      about {duration(seconds)} from here")
+            self.said(f"time      about {duration(seconds)} remaining")
 
     def stepped(self, step: int, numbers: dict[str, float]) -> None:
         now = time.perf_counter()
-        self.began = self.began or (now, step)  # the first step warms up
+        self.began = self.began or (now, step)  # the first step is warm-up
         done = step - self.began[1]
-        speed = f"  {done * self.recipe.batch / (now - self.began[0]):,.0f} pictures/s" if done else ""
+        speed = f"  {done * self.recipe.batch / (now - self.began[0]):,.0f} images/s" if done else ""
         right = f"  {numbers['accuracy']:.1%}" if "accuracy" in numbers else ""
         text = f"loss {numbers['loss']:.3f}{right}{speed}{self.score}"
         self.bar.update(self.task, completed=step, description=text)
@@ -115,7 +115,7 @@ class Screen:
 
     @contextmanager
     def _unheard(self) -> Iterator[None]:
-        """A terminal that was closed, or a pipe that nobody reads any more, ends the talk and not the run."""
+        """Silence the output, but do not end the run, if the terminal or the pipe was closed."""
         try:
             yield
         except OSError:

@@ -1,4 +1,4 @@
-"""The command ``vitrail``: finds the command, runs it, and turns every mistake into one sentence and an exit code."""
+"""The ``vitrail`` command: runs a subcommand and turns every user error into one sentence and an exit code."""
 
 import io
 import os
@@ -26,7 +26,7 @@ from vitrail.cli.predict import predict
 from vitrail.cli.pretrain import pretrain
 from vitrail.cli.probe import probe
 from vitrail.cli.push import push
-from vitrail.cli.robust import robust
+from vitrail.cli.robust import robustness
 from vitrail.cli.search import search
 from vitrail.cli.serve import serve
 from vitrail.cli.studio import studio
@@ -34,39 +34,39 @@ from vitrail.cli.train import train
 from vitrail.cli.weights import weights
 from vitrail.errors import VitrailError
 
-BEHIND = 2.0  # seconds that the other processes of a run leave to the first
+BEHIND = 2.0  # seconds that the other ranks leave rank 0 to report an error
 
 app = typer.Typer(name="vitrail", no_args_is_help=True, pretty_exceptions_enable=False)
-app.command()(inspect)
-app.command()(plan)
-app.command()(train)
-app.command()(pretrain)
-app.command()(finetune)
-app.command()(evaluate)
-app.command()(robust)
-app.command()(predict)
-app.command()(probe)
-app.command()(embed)
-app.command()(search)
-app.command()(explain)
-app.command()(export)
-app.command()(serve)
-app.command()(studio)
-app.command()(push)
+app.command(epilog="Example: vitrail inspect B/16 --image 384")(inspect)
+app.command(epilog="Example: vitrail plan paper-jft --model L/16 --nodes 4 --gpu H100")(plan)
+app.command(epilog="Example: vitrail train photos --minutes 30 --out runs/photos")(train)
+app.command(epilog="Example: vitrail pretrain photos --method mae --out runs/mae")(pretrain)
+app.command(epilog="Example: vitrail finetune ViT-B_16.npz photos --trainable last:2")(finetune)
+app.command(epilog="Example: vitrail evaluate runs/photos photos --split test")(evaluate)
+app.command(epilog="Example: vitrail robustness runs/photos photos --out robustness.html")(robustness)
+app.command(epilog="Example: vitrail predict runs/photos new/*.jpg --out predictions.csv")(predict)
+app.command(epilog="Example: vitrail probe ViT-B_16.npz cifar10 --protocol knn")(probe)
+app.command(epilog="Example: vitrail embed runs/photos photos features.parquet")(embed)
+app.command(epilog="Example: vitrail search runs/photos photos cat.jpg --contact-sheet similar.png")(search)
+app.command(epilog="Example: vitrail explain runs/photos cat.jpg --method rollout --out explained")(explain)
+app.command(epilog="Example: vitrail export runs/photos --to onnx --out photos.onnx")(export)
+app.command(epilog="Example: vitrail serve runs/photos --port 8000 --max-batch 32")(serve)
+app.command(epilog="Example: vitrail studio runs/photos --data photos")(studio)
+app.command(epilog="Example: vitrail push runs/photos owner/name --license apache-2.0")(push)
 app.add_typer(data)
 app.add_typer(weights)
 app.add_typer(bench)
-app.command()(lab)
-app.command()(doctor)
+app.command(epilog="Example: vitrail lab positions --minutes 20")(lab)
+app.command(epilog="Example: vitrail doctor --json")(doctor)
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is half done is cleared away
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that temporary files are removed
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """0 when it worked, 2 for bad input, 1 when the machine refused, 130 when interrupted; what a command returns otherwise."""
+    """Return the exit code: 0 for success, 2 for bad input, 1 for a lack of memory or an I/O error, 130 when interrupted."""
     _write_anything()
     try:
         code = app(args=list(arguments), prog_name="vitrail", standalone_mode=False)
@@ -77,13 +77,13 @@ def run(arguments: Sequence[str]) -> int:
         return _say(error.format_message() if isinstance(error, typer.TyperException) else str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except BrokenPipeError:  # the reader has seen enough, as in `vitrail inspect B/16 | head -1`
+    except BrokenPipeError:  # the reader closed the pipe, as in `vitrail inspect B/16 | head -1`
         _close_output()
         return 141
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise
-        return _say("there is not enough memory; try a smaller batch, picture or model", 1)
+        return _say("there is not enough memory; try a smaller batch, image or model", 1)
     except OSError as error:
         _close_output()
         return _say(str(error), 1)
@@ -91,7 +91,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _write_anything() -> None:
-    """A terminal that knows no × gets a ? instead of an error."""
+    """Print ? for characters that the terminal cannot encode, such as ×, instead of failing."""
     if sys.stdout is None or sys.stderr is None:  # closed before the start
         nowhere = open(os.devnull, "w")  # noqa: SIM115
         sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
@@ -101,7 +101,7 @@ def _write_anything() -> None:
 
 
 def _say(message: str, code: int) -> int:
-    """Of several processes that make the same mistake the first one says so, and what has started them ends the others."""
+    """Print an error and return the exit code; of several processes rank 0 prints first, and torchrun then ends the others."""
     rank = os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
     if rank != "0":
         time.sleep(BEHIND)
@@ -110,7 +110,7 @@ def _say(message: str, code: int) -> int:
 
 
 def _close_output() -> None:
-    """What could not be written now cannot be written at exit either."""
+    """Discard unwritten output, which could not be written at exit either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -122,6 +122,6 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def vitrail(
-    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")] = False,
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
     """The Vision Transformer, end to end and transparent."""

@@ -1,4 +1,4 @@
-"""Which files a person means who names files, folders and patterns on the command line, or hands names in."""
+"""Expand files, folders, glob patterns and names from stdin into image paths."""
 
 import fnmatch
 import glob
@@ -13,7 +13,7 @@ Tell = Callable[[str, int, int | None], None]
 
 
 def named(words: Sequence[str], tell: Tell) -> Iterator[str]:
-    """What is there is taken as it is, also with a star in its name; what cannot be read will be a row that says so."""
+    """Yield the image paths that the arguments name; an existing path is never read as a pattern, and - reads stdin."""
     for word in words:
         if word == "-":
             for name in _from_input():
@@ -25,14 +25,14 @@ def named(words: Sequence[str], tell: Tell) -> Iterator[str]:
 
 
 def _from_input() -> list[str]:
-    """One a line or, as ``find -print0`` has them, with a zero after each."""
+    """Read names from stdin, one per line or null-terminated as ``find -print0`` writes them."""
     content = b"" if sys.stdin is None else sys.stdin.buffer.read()
     lines = content.split(b"\0") if b"\0" in content else [line.removesuffix(b"\r") for line in content.split(b"\n")]
     return [os.fsdecode(line) for line in lines if line]
 
 
 def _below(name: str, tell: Tell) -> list[str]:
-    """A file is itself; of a folder every picture, also one that is a link to itself, and folders that must not be read."""
+    """List a file itself, or every image below a folder, with broken links and unreadable folders so that they are reported."""
     from vitrail.data.sources.scan import PICTURES, scan
 
     if not os.path.isdir(name):
@@ -45,7 +45,7 @@ def _below(name: str, tell: Tell) -> list[str]:
 
 def _matching(pattern: str, tell: Tell) -> list[str]:
     parts = pattern.split("/")
-    if "**" in parts:  # walked as a folder is, since glob itself would go round in circles of links
+    if "**" in parts:  # walked like a folder, since glob would follow cycles of links
         at = parts.index("**")
         roots = sorted(glob.glob("/".join([*parts[:at], ""])) if at else ["./"], key=os.fsencode)
         every = [(root, name) for root in roots for name in _below(root, tell)]
@@ -53,12 +53,12 @@ def _matching(pattern: str, tell: Tell) -> list[str]:
     else:
         found = [name for match in sorted(glob.glob(pattern), key=os.fsencode) for name in _below(match, tell)]
     if not found:
-        raise VitrailError(f"no picture matches {pattern!r}; is the folder right?")
+        raise VitrailError(f"no image matches {pattern!r}; is the folder right?")
     return found
 
 
 def _fits(parts: list[str], pattern: list[str]) -> bool:
-    """Two stars are any number of folders, and at the end whatever is in them."""
+    """Match path parts against a pattern; ``**`` matches any number of folders, and at the end everything in them."""
     if pattern == ["**"]:
         return True
     if not parts or not pattern:

@@ -1,4 +1,4 @@
-"""Options that several commands share, each declared once, and what is asked of a file that is named to be written."""
+"""Options that several commands share, each declared once, and checks of output files."""
 
 import os
 from collections.abc import Iterator
@@ -10,24 +10,31 @@ import typer
 
 from vitrail.errors import VitrailError
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for a program to read.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a setting; repeatable.")]
+Json = Annotated[bool, typer.Option("--json", rich_help_panel="Run", help="Print the result as one JSON object.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", rich_help_panel="Model", help="Override a configuration field; repeatable."),
+]
 
 RunsAndData = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN... DATA",
-        help="Runs, or any weights: folders, files, hf:owner/name; then pictures in a folder a class, or any other data.",
+        help="One or more runs or weights (folders, files, hf:owner/name), then a labelled dataset.",
     ),
 ]
 Split = Annotated[
     Literal["test", "validation", "train", "all"] | None,
-    typer.Option(help="The pictures to take; else test, else validation, else all."),
+    typer.Option(
+        rich_help_panel="Data", help="Split to evaluate on; default: test if there is one, else validation, else all."
+    ),
 ]
+
+Batch = Annotated[int, typer.Option(metavar="B", min=1, rich_help_panel="Run", help="Number of images per batch.")]
 
 
 def pair(text: str, option: str) -> tuple[int, int]:
-    """``224`` or ``224x448``: height, then width."""
+    """Parse ``224`` or ``224x448`` into height and width."""
     sides = text.lower().split("x")
     if not all(side.isdecimal() and len(side) < 7 for side in sides) or len(sides) > 2:
         raise VitrailError(
@@ -37,7 +44,7 @@ def pair(text: str, option: str) -> tuple[int, int]:
 
 
 def check_out(path: Path, option: str, source: str, endings: tuple[str, ...] | None = None) -> None:
-    """Before the work: where it would be written can be, and is not what is read."""
+    """Check before the work that the output file can be written and is not the input."""
     if path.is_dir():
         raise VitrailError(f"{option} must be a file, got the folder {path}; try {path / 'mine'}{path.suffix}")
     if not path.parent.is_dir():
@@ -45,12 +52,12 @@ def check_out(path: Path, option: str, source: str, endings: tuple[str, ...] | N
     if endings and path.suffix.lower() not in endings:
         raise VitrailError(f"{option} must end in {' or '.join(endings)}, got {path}; try {path.stem}{endings[0]}")
     if path.exists() and (not path.is_file() or (Path(source).exists() and path.samefile(source))):
-        raise VitrailError(f"{option} must not be the data itself or a device, got {path}; name another file")
+        raise VitrailError(f"{option} must not be the dataset itself or a device, got {path}; name another file")
 
 
 @contextmanager
 def whole(out: Path) -> Iterator[Path]:
-    """Where to write a file that appears under its name whole or not at all."""
+    """Yield a temporary path; on success it is renamed to ``out``, which so appears whole or not at all."""
     half = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         yield half

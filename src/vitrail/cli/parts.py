@@ -1,4 +1,4 @@
-"""What ``vitrail predict`` and ``vitrail embed`` share where rows go into a folder of part files, and several may write."""
+"""Part files of ``vitrail predict`` and ``vitrail embed``: an output folder that several processes may write to."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -14,22 +14,31 @@ from vitrail.errors import VitrailError
 if TYPE_CHECKING:
     from vitrail.evaluate.parts import Note, Parts
 
-Part = Annotated[int | None, typer.Option(metavar="N", min=1, help="Pictures of a part file, where OUT is a folder.")]
+Part = Annotated[
+    int | None,
+    typer.Option(
+        "--rows-per-file",
+        metavar="N",
+        min=1,
+        rich_help_panel="Output",
+        help="Number of images per part file, if the output is a folder.",
+    ),
+]
 
 
 def in_parts(out: Path | None, endings: tuple[str, ...], option: str, part: int | None) -> bool:
-    """A name without an ending is a folder of part files, and so is a folder that is there under any other name."""
+    """Return whether the output is a folder of part files: a name without a suffix, or an existing folder."""
     folder = out is not None and out.suffix.lower() not in endings and (out.is_dir() or not out.suffix)
     if not folder and os.environ.get("WORLD_SIZE", "1") != "1":
         got = "none" if out is None else out
-        raise VitrailError(f"several processes write part files into a folder, got {got}; try {option} answers")
+        raise VitrailError(f"several processes need a folder for part files, got {got}; try {option} predictions")
     if not folder and part is not None:
-        raise VitrailError(f"--part is for a folder of part files, got {out or 'none'}; try {option} answers")
+        raise VitrailError(f"--rows-per-file is for a folder of part files, got {out or 'none'}; try {option} predictions")
     return folder
 
 
 def bar() -> AbstractContextManager[Tell]:
-    """For the first of several processes alone."""
+    """Return a progress bar for rank 0, and a silent one for the other ranks."""
     return progress() if os.environ.get("RANK", "0") == "0" else nullcontext(lambda what, done, total: None)
 
 
@@ -40,12 +49,12 @@ def opened_parts(
     from vitrail.models.device import place
 
     parts = Parts(out, ending, pictures, size(out, pictures, part), *place(), tolerated)
-    parts.begin({**asked, "pictures": pictures})
+    parts.begin({**asked, "images": pictures})
     return parts
 
 
 class Share:
-    """How far this process is with its own parts; whoever helps others does more than that."""
+    """Progress of this process on its own parts; helping others counts beyond the total."""
 
     def __init__(self, parts: "Parts", what: str, tell: Tell) -> None:
         mine = [part for part in parts.own if parts.note(part) is None]
@@ -58,12 +67,12 @@ class Share:
 
 
 def concluded(parts: "Parts", made: int) -> "Note | None":
-    """All that there is, for the one process that tells of it: the first to find all parts there."""
+    """Return the summary of all parts to the one process that reports it: the first to find all parts complete."""
     found = parts.finish()
     if found is None:
         if parts.rank == 0:
             there = f"{sum(parts.note(part) is not None for part in range(parts.count)):,} of {parts.count:,} parts so far"
-            typer.echo(f"{there}; where no other process is at the rest, start again: {parts.folder}", err=True)
+            typer.echo(f"{there}; if no other process is writing the rest, rerun the command: {parts.folder}", err=True)
         return None
     done, first = found
     return done if first or (parts.rank == 0 and not made) else None

@@ -1,4 +1,4 @@
-"""``vitrail predict``: labels and probabilities for pictures, a row each as soon as it is known."""
+"""``vitrail predict``: classify images; one row of labels and probabilities each, as soon as it is computed."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ from rich.text import Text
 from vitrail.cli.faster import Compile, Drop, Image, Merge, switches
 from vitrail.cli.fitting import Device, Workers
 from vitrail.cli.naming import Tell, named
-from vitrail.cli.options import Json, check_out
+from vitrail.cli.options import Batch, Json, check_out
 from vitrail.cli.parts import Part, Share, bar, concluded, in_parts, opened_parts
 from vitrail.cli.rows import ENDINGS, Put, putting, written
 from vitrail.cli.screen import console, print_json, progress
@@ -27,23 +27,32 @@ if TYPE_CHECKING:
     from vitrail.evaluate.predict import Prediction
     from vitrail.models.build import Model
 
-WIDEST = 64  # letters of a name or a label that its column makes room for
+WIDEST = 64  # characters of a file name or label that its column has space for
 
 
 def predict(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or any weights: a folder, a file, hf:owner/name.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name.")],
     files: Annotated[
-        list[str], typer.Argument(metavar="PICTURES...", help="Files, folders, 'patterns*.jpg'; - reads names from the input.")
+        list[str],
+        typer.Argument(metavar="IMAGES...", help="Images: files, folders, 'patterns*.jpg'; - reads names from stdin."),
     ],
-    top: Annotated[int, typer.Option(metavar="K", min=1, help="Most probable labels of each picture.")] = 5,
-    csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")] = False,
-    jsonl: Annotated[bool, typer.Option("--jsonl", help="Print the rows as JSON, an object a line.")] = False,
+    top: Annotated[
+        int, typer.Option(metavar="K", min=1, rich_help_panel="Output", help="Number of most probable labels per image.")
+    ] = 5,
+    csv: Annotated[bool, typer.Option("--csv", rich_help_panel="Output", help="Print the predictions as CSV.")] = False,
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", rich_help_panel="Output", help="Print the predictions as JSON lines.")
+    ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE|DIR", help="Write the rows to a .csv or .jsonl file, or part files to a folder."),
+        typer.Option(
+            metavar="FILE|DIR",
+            rich_help_panel="Output",
+            help="Write the predictions to a .csv or .jsonl file, or as part files to a folder.",
+        ),
     ] = None,
     part: Part = None,
-    batch: Annotated[int, typer.Option(metavar="B", min=1, help="Pictures at a time.")] = 32,
+    batch: Batch = 32,
     compile: Compile = False,
     merge: Merge = None,
     drop: Drop = 0.0,
@@ -52,16 +61,16 @@ def predict(
     workers: Workers = None,
     json: Json = False,
 ) -> None:
-    """Tell what pictures show. A bad file is a row with an error, and the exit code then 1."""
+    """Classify images: labels and probabilities as a table, CSV or JSON; exit code 1 if one cannot be read."""
     folder = in_parts(out, ENDINGS, "--out", part)
     kind = _kind(run, csv, jsonl, out, json, folder)
     if "-" in files and os.environ.get("WORLD_SIZE", "1") != "1":
-        raise VitrailError("several processes cannot read names from one input; name folders or patterns in place of -")
+        raise VitrailError("several processes cannot share stdin; name folders or patterns in place of -")
     with bar() as tell:
         names = list(named(files, tell))
     if not names:
-        places = ", ".join("the input" if word == "-" else word for word in files)
-        raise VitrailError(f"there is no picture in {places}; name files, or folders that have some")
+        places = ", ".join("stdin" if word == "-" else word for word in files)
+        raise VitrailError(f"there is no image in {places}; name files, or folders of images")
 
     from vitrail.evaluate.predict import Prediction, stream
     from vitrail.export.exported import open_model
@@ -70,7 +79,7 @@ def predict(
     where = chosen(device)
     model = open_model(run, switches(compile, merge, drop, image, where.type)).to(where)
     if out is not None and folder:
-        asked = {"command": "predict", "top": top, "merge": merge, "drop": drop, "image": image}
+        asked = {"command": "predict", "top": top, "merge_tokens": merge, "drop_patches": drop, "image": image}
         _in_parts(run, model, names, _begun(run, model, names, out, part, asked), top, batch, workers, json)
         return
     found = stream(model, names, top, batch, workers)
@@ -92,12 +101,12 @@ def predict(
 
 
 def _begun(run: str, model: "Model", names: list[str], out: Path, part: int | None, asked: dict[str, Any]) -> "Parts":
-    """A folder for answers of these weights to pictures of these names."""
+    """Open a folder of part files for the predictions of this model on these files."""
     from vitrail.evaluate.identity import file_identity, model_identity
     from vitrail.evaluate.predict import preprocessing
     from vitrail.export.exported import ENDINGS as EXPORTED
 
-    preprocessing(model)  # or what it lacks, before there is a folder
+    preprocessing(model)  # raises before the folder is made
     weights = file_identity(Path(run)) if Path(run).suffix.lower() in EXPORTED else model_identity(model)
     data = hashlib.sha256(b"\0".join(os.fsencode(name) for name in names)).hexdigest()
     return opened_parts(out, ".jsonl", len(names), part, {**asked, "weights": weights, "data": data})
@@ -128,20 +137,20 @@ def _in_parts(
     if done is None:
         return
     if json:
-        told = {"model": run, "pictures": done.pictures, "errors": done.bad, "out": str(parts.folder), "parts": parts.count}
+        told = {"model": run, "images": done.pictures, "errors": done.bad, "out": str(parts.folder), "parts": parts.count}
         print_json(told)
     else:
         typer.echo(
             f"{_counted(done.pictures, done.bad)}, in {parts.count:,} {'part' if parts.count == 1 else 'parts'}: {parts.folder}"
         )
-    if done.bad and parts.ranks == 1:  # what has started several would take it for a failure, and end the others
+    if done.bad and parts.ranks == 1:  # torchrun would take it for a failure and end the other ranks
         raise typer.Exit(1)
 
 
 def _kind(run: str, csv: bool, jsonl: bool, out: Path | None, json: bool, folder: bool) -> str | None:
-    """``.csv`` or ``.jsonl``; none: for people, or all in one object."""
+    """Return ``.csv`` or ``.jsonl``; None for a table, or one JSON object."""
     if (csv or jsonl) and (json or out is not None or (csv and jsonl)):
-        raise VitrailError("--csv, --jsonl, --json and --out say where the rows go; name one of them, or --json with --out")
+        raise VitrailError("--csv, --jsonl, --json and --out choose the output format; name one of them, or --json with --out")
     if out is None:
         return ".csv" if csv else ".jsonl" if jsonl else None
     if folder:
@@ -151,13 +160,13 @@ def _kind(run: str, csv: bool, jsonl: bool, out: Path | None, json: bool, folder
 
 
 def _bar(kind: str | None, out: Path | None, json: bool) -> AbstractContextManager[Tell]:
-    """Where rows come to the screen, they are the sign of life."""
+    """Return a progress bar, a silent one if the rows themselves are printed."""
     on_screen = not json and out is None and (kind is None or sys.stdout.isatty())
     return nullcontext(lambda what, done, total: None) if on_screen else progress()
 
 
 def _drawn(names: Sequence[str], labels: Sequence[str]) -> Put:
-    """A table whose rows need not wait for each other: the widths are known before."""
+    """Print table rows one at a time, with column widths fixed in advance."""
     screen = console()
     first, second = _widest("file", names), _widest("label", labels)
 
@@ -175,7 +184,7 @@ def _drawn(names: Sequence[str], labels: Sequence[str]) -> Put:
 
 
 def _others(row: "Prediction", room: int | None) -> Text:
-    """A terminal breaks a line whose name is long; the other guesses are not worth that and cut where it ends."""
+    """Format the other labels, truncated at the edge of the terminal."""
     said = Text("".join(f"  {printable(guess.label)} {guess.probability:.2%}" for guess in row.top[1:]))
     if room is not None:
         said.truncate(max(room, 1), overflow="ellipsis")
@@ -193,11 +202,11 @@ def _padded(word: str, width: int) -> str:
 def _sum_up(run: str, pictures: int, bad: int, out: Path | None, kept: "list[Prediction]", json: bool) -> None:
     if json:
         rows = {} if out is not None else {"predictions": [asdict(row) for row in kept]}
-        print_json({"model": run, "pictures": pictures, "errors": bad, "out": None if out is None else str(out), **rows})
+        print_json({"model": run, "images": pictures, "errors": bad, "out": None if out is None else str(out), **rows})
     elif bad or out is not None:
         counted = _counted(pictures, bad)
         typer.echo(counted if out is None else f"{counted}: {out}", err=out is None)
 
 
 def _counted(pictures: int, bad: int) -> str:
-    return f"{pictures:,} {'picture' if pictures == 1 else 'pictures'}, {bad:,} with an error"
+    return f"{pictures:,} {'image' if pictures == 1 else 'images'}, {bad:,} with an error"

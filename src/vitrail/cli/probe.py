@@ -1,4 +1,4 @@
-"""``vitrail probe``: how good a model's features are, before any fine-tuning."""
+"""``vitrail probe``: quality of frozen features, before any fine-tuning."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrail.cli.fitting import Device, Workers
-from vitrail.cli.options import Json
+from vitrail.cli.options import Batch, Json
 from vitrail.cli.screen import add, console, print_json, progress, table
 from vitrail.errors import VitrailError, printable
 
@@ -15,28 +15,33 @@ if TYPE_CHECKING:
     from vitrail.data.sources.source import Data
     from vitrail.evaluate.probe import Entry, Probe
 
-Weights = Annotated[
-    str, typer.Argument(metavar="WEIGHTS", help="A run's folder, or any weights: a folder, a file, hf:owner/name.")
-]
-Batch = Annotated[int, typer.Option(metavar="B", min=1, help="Pictures at a time.")]
+Weights = Annotated[str, typer.Argument(metavar="WEIGHTS", help="Run folder, or any weights: a folder, a file, hf:owner/name.")]
 
 
 def probe(
     weights: Weights,
-    source: Annotated[str | None, typer.Argument(metavar="[DATA]", help="A folder, a file, or a set by its name.")] = None,
-    suite: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="A list of data sets instead.")] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="PROTOCOL", help="fewshot, knn or linear alone; repeatable.")
+    source: Annotated[str | None, typer.Argument(metavar="[DATA]", help="Dataset: a folder, a file, or a known name.")] = None,
+    suite: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.toml", rich_help_panel="Data", help="File that lists several datasets, instead of one."),
+    ] = None,
+    protocol: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel="Run",
+            help="Protocol to run: fewshot, knn or linear; repeatable, default: all.",
+        ),
     ] = None,
     batch: Batch = 64,
     device: Device = "auto",
     workers: Workers = None,
     json: Json = False,
 ) -> None:
-    """Measure a model's features: few shots, nearest neighbours, a linear probe."""
+    """Evaluate frozen features by few-shot, k-nearest-neighbour and linear probes."""
     if (source is None) == (suite is None):
         raise VitrailError(
-            "name one data set or one suite: vitrail probe WEIGHTS DATA, or vitrail probe WEIGHTS --suite FILE.toml"
+            "name one dataset or one suite: vitrail probe WEIGHTS DATA, or vitrail probe WEIGHTS --suite FILE.toml"
         )
 
     from vitrail.evaluate.probe import PROTOCOLS, Entry, checked, read_suite
@@ -44,12 +49,14 @@ def probe(
     from vitrail.models.device import device as chosen
     from vitrail.weights.load import load
 
-    wanted = checked(only or PROTOCOLS)
+    wanted = checked(protocol or PROTOCOLS)
     entries = (Entry(str(source), str(source), "", wanted),) if suite is None else _chosen(read_suite(suite), wanted)
     model = load(weights).to(chosen(device))
     found = []
     with progress() as tell:
-        sources = [_opened(entry, model, tell, suite) for entry in entries]  # what is missing is told before the work
+        sources = [
+            _opened(entry, model, tell, suite) for entry in entries
+        ]  # so that a missing dataset is reported before the work
     for entry, data in zip(entries, sources, strict=True):
         with progress() as tell:
             found.append(measure(model, data, entry.protocols, batch, workers, tell))
@@ -72,27 +79,27 @@ def _opened(entry: "Entry", model: Any, tell: Any, suite: Path | None) -> "Data"
 
 
 def _chosen(entries: "tuple[Entry, ...]", wanted: tuple[str, ...]) -> "tuple[Entry, ...]":
-    """Of every data set the protocols that are asked for; one that has none of them is left out."""
+    """Restrict each dataset to the requested protocols, and drop those left with none."""
     from dataclasses import replace
 
     kept = [replace(entry, protocols=tuple(name for name in entry.protocols if name in wanted)) for entry in entries]
     if not any(entry.protocols for entry in kept):
-        raise VitrailError(f"no data set of the suite asks for {' or '.join(wanted)}; change --only")
+        raise VitrailError(f"no dataset of the suite uses {' or '.join(wanted)}; change --protocol")
     return tuple(entry for entry in kept if entry.protocols)
 
 
 def _draw(weights: str, found: "Probe") -> None:
     screen = console()
-    drawn = table("protocol", "setting", "#accuracy", "#spread", title=printable(f"{weights} on {found.data}: {found.on}"))
+    drawn = table("protocol", "setting", "#accuracy", "#std", title=printable(f"{weights} on {found.data}: {found.on}"))
     for few in found.fewshot or ():
-        add(drawn, "few-shot", f"{few.shots} a class", f"{few.accuracy:.2%}", f"± {few.spread:.2%}")
+        add(drawn, "few-shot", f"{few.shots} shots per class", f"{few.accuracy:.2%}", f"± {few.spread:.2%}")
     for neighbours, accuracy in (found.knn or {}).items():
-        add(drawn, "nearest neighbours", f"k = {neighbours}", f"{accuracy:.2%}", "")
+        add(drawn, "k-NN", f"k = {neighbours}", f"{accuracy:.2%}", "")
     if found.linear is not None:
         add(drawn, "linear probe", f"penalty {found.linear.penalty:.2g}", f"{found.linear.accuracy:.2%}", "")
     screen.print(drawn)
     amounts = ", ".join(f"{count:,} {split}" for split, count in found.pictures.items())
-    screen.print(f"{found.classes} classes; {amounts}" + (f"; {found.left_out:,} bad left out" if found.left_out else ""))
+    screen.print(f"{found.classes} classes; {amounts}" + (f"; {found.left_out:,} unreadable" if found.left_out else ""))
     for note in found.notes:
         screen.print(printable(f"note: {note}"), soft_wrap=True)
 

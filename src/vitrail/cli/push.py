@@ -1,4 +1,4 @@
-"""``vitrail push``: a model and its card to the Hugging Face hub, or into a folder to be looked at first."""
+"""``vitrail push``: upload a model and its model card to the Hugging Face hub, or write them to a folder."""
 
 import tempfile
 from pathlib import Path
@@ -15,26 +15,33 @@ if TYPE_CHECKING:
 
 
 def push(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or any weights: a folder, a file, hf:owner/name.")],
-    name: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="What the model is called on the hub.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name.")],
+    name: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write what would be pushed into a new folder, and stop.")
+        Path | None,
+        typer.Option(metavar="DIR", rich_help_panel="Output", help="Write the files into a new folder instead of uploading."),
     ] = None,
     license: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Such as apache-2.0; without one, nobody may use the model.")
+        str | None,
+        typer.Option(
+            metavar="NAME", rich_help_panel="Hub", help="Licence, such as apache-2.0; without one, nobody may use the model."
+        ),
     ] = None,
     format: Annotated[
-        Literal["vitrail", "huggingface"], typer.Option(help="Our folder, or transformers' layout where it can hold the model.")
+        Literal["vitrail", "huggingface"],
+        typer.Option(rich_help_panel="Output", help="Layout: Vitrail's own, or that of transformers if it supports the model."),
     ] = "vitrail",
-    private: Annotated[bool, typer.Option("--private", help="A new repository that others cannot see.")] = False,
+    private: Annotated[
+        bool, typer.Option("--private", rich_help_panel="Hub", help="Create the repository as private.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Push a model with a card written from its facts. No checkpoints, no pictures, no paths of this machine go along."""
+    """Upload a model and its model card to the Hugging Face hub, without checkpoints, images or local paths."""
     from vitrail.weights import hub
 
     called = hub.named(name)
     if out is not None and private:
-        raise VitrailError("--private is for a repository on the hub, and --out writes a folder here; leave one of them out")
+        raise VitrailError("--private is for a repository on the hub, and --out writes a local folder; leave one of them out")
     api = None if out is not None else hub.entrance(called)
 
     from vitrail.report.parcel import pack
@@ -66,8 +73,10 @@ def _tell(parcel: "Parcel", name: str, address: str | None, license: str | None)
     for item in parcel.assumed:
         screen.print(f"assumed {item}", soft_wrap=True)
     if license is None:
-        screen.print("no licence is named, so nobody else may use it; --license apache-2.0, for example", soft_wrap=True)
+        screen.print(
+            "no licence is set, so nobody else may use the model; set one, such as --license apache-2.0", soft_wrap=True
+        )
     if address is None:
         screen.print(f"folder: {parcel.folder}; without --out it would be pushed as {name}", soft_wrap=True)
     else:
-        screen.print(f"pushed: {address}; vitrail.load('hf:{name}') reads it", soft_wrap=True)
+        screen.print(f"pushed: {address}; load it with vitrail.load('hf:{name}')", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""``vitrail robust``: how much of its accuracy a model keeps when pictures are disturbed; several side by side."""
+"""``vitrail robustness``: accuracy under common corruptions, for one model or several side by side."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 
 from vitrail.cli.evaluate import counted
 from vitrail.cli.fitting import Device, Workers
-from vitrail.cli.options import Json, RunsAndData, Split, check_out, pair
+from vitrail.cli.options import Batch, Json, RunsAndData, Split, check_out, pair
 from vitrail.cli.screen import add, console, print_json, progress, table
 from vitrail.errors import VitrailError, printable
 
@@ -17,25 +17,40 @@ if TYPE_CHECKING:
     from vitrail.evaluate.robust import Stressed
 
 
-def robust(
+def robustness(
     words: RunsAndData,
     split: Split = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page with plots and pictures.")] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="So many pictures, drawn from the split.")] = None,
-    grid: Annotated[
-        str | None, typer.Option(metavar="ROWSxCOLUMNS", help="Cells to drop and shuffle; else the first model's patches.")
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", rich_help_panel="Output", help="Write an HTML page with plots and sample images."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the disturbances and of what --limit draws.")] = 0,
-    batch: Annotated[int, typer.Option(metavar="B", min=1, help="Pictures at a time.")] = 64,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, rich_help_panel="Data", help="Number of images, sampled from the split; default: all."
+        ),
+    ] = None,
+    grid: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROWSxCOLUMNS",
+            rich_help_panel="Corruptions",
+            help="Grid of the cells that are dropped and shuffled; default: the first model's patches.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(rich_help_panel="Corruptions", help="Random seed of the corruptions and of the sample of --limit.")
+    ] = 0,
+    batch: Batch = 64,
     device: Device = "auto",
     workers: Workers = None,
     json: Json = False,
 ) -> None:
-    """Measure how much accuracy a model keeps under noise, blur, weak contrast, JPEG, and with parts lost or shuffled."""
+    """Evaluate robustness to noise, blur, low contrast, JPEG compression, and dropped or shuffled patches."""
     *runs, data = words
     if not runs:
         raise VitrailError(
-            f"to test robustness takes a model and data, got {data!r} alone; try `vitrail robust {data} fashion`"
+            f"robustness needs a model and a dataset, got {data!r} alone; try `vitrail robustness {data} fashion`"
         )
     cells = None if grid is None else pair(grid, "--grid")
     if out is not None:
@@ -52,7 +67,7 @@ def robust(
     with progress() as tell:
         models = [load(run) for run in runs]
         for model in models:
-            preprocessing(model)  # or a sentence that says why not, before anything is read
+            preprocessing(model)  # raises before any data is read
         source = opened(data, models[0], tell)
         common = cells or shared_grid(models)
         check_all(models, source, split, common)
@@ -73,7 +88,7 @@ def robust(
 
 
 def _names(runs: list[str]) -> list[str]:
-    """What tells them apart: without the folders that all are in; a model that is named twice goes by two names."""
+    """Return short unique names: without the common parent folders, numbered if a model is named twice."""
     parts = [run.rstrip("/").split("/") for run in runs]
     common = 0
     while len({tuple(each[: common + 1]) for each in parts}) == 1 and all(len(each) > common + 1 for each in parts):
@@ -96,8 +111,8 @@ def _plain(
     return {
         "data": first.data,
         "split": first.split,
-        "pictures": len(first.indices),
-        "left_out": first.left_out,
+        "images": len(first.indices),
+        "unreadable_images": first.left_out,
         "grid": first.grid,
         "models": [{"model": run, **_one(each)} for run, each in zip(runs, found, strict=True)],
         "paired": [
@@ -115,7 +130,7 @@ def _one(found: "Stressed") -> dict[str, Any]:
         "mean": found.mean,
         "retained": found.retained,
         "interval": {name: found.scores[name].interval for name in ("clean", "all")},
-        "disturbances": {
+        "corruptions": {
             kind.name: {
                 "severities": list(range(1, len(kind.strengths) + 1)),
                 "strengths": kind.strengths,
@@ -132,15 +147,15 @@ def _tell(measured: "dict[str, Stressed]", gaps: "list[dict[str, Difference]]", 
 
     screen, first = console(), next(iter(measured.values()))
     screen.print(
-        f"{printable(first.data)}, {first.split}: {len(first.indices):,} pictures, cells of {first.grid[0]}x{first.grid[1]}"
-        + (f"; {first.left_out:,} left out, as they cannot be read" if first.left_out else ""),
+        f"{printable(first.data)}, {first.split}: {len(first.indices):,} images, cells of {first.grid[0]}x{first.grid[1]}"
+        + (f"; {first.left_out:,} left out as unreadable" if first.left_out else ""),
         soft_wrap=True,
     )
     for note in (*first.notes, *notes):
         screen.print(f"  {printable(note)}", soft_wrap=True)
     severities = [str(number) for number in range(1, MOST + 1)]
-    who, sure, more = (["model"], [], ["#points more"]) if gaps else ([], ["#95 % interval"], [])
-    sheet = table("disturbance", *who, *(f"#{each}" for each in severities), "#mean", *sure, "#kept", *more)
+    who, sure, more = (["model"], [], ["#difference"]) if gaps else ([], ["#95 % CI"], [])
+    sheet = table("corruption", *who, *(f"#{each}" for each in severities), "#mean", *sure, "#retained", *more)
     for name in first.scores:
         for number, (model, found) in enumerate(measured.items()):
             score = found.scores[name]
@@ -152,9 +167,9 @@ def _tell(measured: "dict[str, Stressed]", gaps: "list[dict[str, Difference]]", 
             rest += [_points(gaps[number - 1][name]) if number else ""] if gaps else []
             add(sheet, "" if number else score.title, *own, *cells, *rest)
     screen.print(sheet)
-    screen.print("kept: the mean as a share of the accuracy without disturbance", soft_wrap=True)
+    screen.print("retained: mean accuracy as a fraction of the accuracy on clean images", soft_wrap=True)
     if gaps:
-        screen.print("points more: the mean less that of the first model, with its 95 % interval", soft_wrap=True)
+        screen.print("difference: mean minus that of the first model, in percentage points, with its 95 % CI", soft_wrap=True)
 
 
 def _points(gap: "Difference") -> str:

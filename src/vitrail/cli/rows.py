@@ -1,4 +1,4 @@
-"""Rows of predictions as CSV and as JSON lines."""
+"""Write predictions as CSV or as JSON lines."""
 
 import csv as tables
 import io
@@ -21,7 +21,7 @@ ENDINGS = (".csv", ".jsonl")
 
 @contextmanager
 def written(kind: str, top: int, out: Path | None) -> Iterator[Put]:
-    """Rows as bytes, so that a name is what it is on disk, whatever the terminal can show."""
+    """Yield a function that writes a row; rows are bytes, so that file names keep their encoding."""
     with _opened(out) as file:
         yield putting(kind, top, file)
 
@@ -40,7 +40,7 @@ def putting(kind: str, top: int, file: BinaryIO) -> Put:
 
 @contextmanager
 def _opened(out: Path | None) -> Iterator[BinaryIO]:
-    """The output, or a file that appears whole or not at all."""
+    """Open stdout, or a file that appears whole or not at all."""
     if out is None:
         yield sys.stdout.buffer
         return
@@ -51,7 +51,7 @@ def _opened(out: Path | None) -> Iterator[BinaryIO]:
 def _encoded(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half a letter, which a label out of a file may have
+    except UnicodeEncodeError:  # a lone surrogate, which a label read from a file may have
         return text.encode("utf-8", "replace")
 
 
@@ -62,5 +62,5 @@ def _cells(row: "Prediction", top: int) -> list[object]:
 
 def _line(cells: Iterable[object]) -> str:
     text = io.StringIO()
-    tables.writer(text).writerow(cells)  # with its own line end, so that a name with half of one is put in quotes
+    tables.writer(text).writerow(cells)  # with \r\n, so that a name with a single \r is quoted
     return text.getvalue().removesuffix("\r\n") + "\n"

@@ -1,4 +1,4 @@
-"""How commands print: tables for people, one JSON object for programs."""
+"""Console output of the commands: tables for people, one JSON object for programs."""
 
 import json
 import math
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def console() -> Console:
-    """Colour and width of the terminal, but never so narrow that a number is cut. Square brackets are just that."""
+    """Return a console of the terminal's width, at least 90 columns so that no number is cut; markup is off."""
     width = max(90, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 120
     return Console(highlight=False, markup=False, width=width)
 
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A bar on the terminal's error stream for each kind of work, as soon as it takes a while; nothing where nobody looks."""
+    """Yield a callback (task, done, total) that draws progress bars on stderr; silent if stderr is not a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -41,7 +41,7 @@ def progress() -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """Text to the left, numbers (columns that start with ``#``) to the right and never broken."""
+    """Return a table; columns whose name starts with ``#`` hold numbers: right-aligned and never wrapped."""
     heading = None if title is None else Text(title, style="bold")
     made = Table(title=heading, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
@@ -51,12 +51,12 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def add(sheet: Table, *cells: str | Text) -> None:
-    """A row whose strings are taken as they are."""
+    """Add a row of cells, without interpreting markup."""
     sheet.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
 
 
 def print_json(answer: Any) -> None:
-    """What JSON has no number for is written as text: "nan", "inf"."""
+    """Print one JSON object; values that are not finite become text: "nan", "inf"."""
     sys.stdout.write(json.dumps(_finite(answer), indent=2, allow_nan=False) + "\n")
 
 
@@ -73,7 +73,7 @@ def count(number: int) -> str:
 
 
 def si(number: float, unit: str) -> str:
-    """17_563_828_224 with unit MACs is 17.564 GMACs."""
+    """Format a number with an SI prefix: 17_563_828_224 with unit MACs is 17.564 GMACs."""
     for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:,.3f} {prefix}{unit}"
@@ -81,7 +81,7 @@ def si(number: float, unit: str) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes in powers of 1024, as memory is sold."""
+    """Format bytes in powers of 1024: 1.5 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 1024:
             return f"{number:,.0f} {unit}" if number >= 100 or unit == "B" else f"{number:,.1f} {unit}"
@@ -90,7 +90,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Two units are enough: 2 min 10 s, 3 h 5 min."""
+    """Format seconds in at most two units: 2 min 10 s, 3 h 5 min."""
     whole = max(round(seconds), 1)
     for unit, length, below in (("d", 86400, "h"), ("h", 3600, "min"), ("min", 60, "s")):
         if whole >= length:

@@ -1,4 +1,4 @@
-"""``vitrail search``: the pictures that a model finds most like another one."""
+"""``vitrail search``: find the images most similar to a query image."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.embed import check_splits, opened
+from vitrail.cli.embed import Splits, check_splits, opened
 from vitrail.cli.fitting import Device, Workers
-from vitrail.cli.options import Json, check_out
-from vitrail.cli.probe import Batch, Weights
+from vitrail.cli.options import Batch, Json, check_out
+from vitrail.cli.probe import Weights
 from vitrail.cli.screen import add, console, print_json, progress, table
 from vitrail.errors import VitrailError, printable
 
@@ -22,17 +22,25 @@ MOST_DRAWN = 1000
 
 def search(
     weights: Weights,
-    source: Annotated[str, typer.Argument(metavar="DATA", help="Where to look: a folder, a file, or a set by its name.")],
-    query: Annotated[Path, typer.Argument(metavar="QUERY", help="The picture to find others like.")],
-    top: Annotated[int, typer.Option(metavar="N", min=1, help="So many pictures.")] = 10,
-    split: Annotated[list[str] | None, typer.Option(metavar="NAME", help="train, validation or test; repeatable.")] = None,
-    sheet: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw them on one sheet, the query first.")] = None,
+    source: Annotated[str, typer.Argument(metavar="DATA", help="Dataset to search: a folder, a file, or a known name.")],
+    query: Annotated[Path, typer.Argument(metavar="QUERY", help="Query image.")],
+    top: Annotated[int, typer.Option(metavar="N", min=1, rich_help_panel="Output", help="Number of images to return.")] = 10,
+    split: Splits = None,
+    sheet: Annotated[
+        Path | None,
+        typer.Option(
+            "--contact-sheet",
+            metavar="FILE.png",
+            rich_help_panel="Output",
+            help="Draw the query and the hits on a contact sheet.",
+        ),
+    ] = None,
     batch: Batch = 64,
     device: Device = "auto",
     workers: Workers = None,
     json: Json = False,
 ) -> None:
-    """Find the pictures most like another one, by the cosine of their features."""
+    """Find the images most similar to a query image, by the cosine similarity of their features."""
     check_splits(split)
     if sheet is not None:
         _check_sheet(sheet, source, query, top)
@@ -50,25 +58,31 @@ def search(
     if json:
         drawn = None if sheet is None else str(sheet)
         print_json(
-            {"model": weights, "data": source, "query": str(query), "hits": [asdict(hit) for hit in hits], "sheet": drawn}
+            {
+                "model": weights,
+                "data": source,
+                "query": str(query),
+                "hits": [asdict(hit) for hit in hits],
+                "contact_sheet": drawn,
+            }
         )
         return
-    rows = table("#rank", "#cosine", "picture", "label", "split", title=printable(f"most like {query}"))
+    rows = table("#rank", "#cosine", "image", "label", "split", title=printable(f"most similar to {query}"))
     for rank, hit in enumerate(hits, 1):
         add(rows, str(rank), f"{hit.similarity:.4f}", printable(hit.file), printable(hit.label or ""), hit.split)
     console().print(rows)
     if sheet is not None:
-        typer.echo(f"drawn: {sheet}")
+        typer.echo(f"contact sheet: {sheet}")
 
 
 def _check_sheet(sheet: Path, source: str, query: Path, top: int) -> None:
     if sheet.suffix.lower() not in (".png", ".jpg", ".jpeg"):
-        raise VitrailError(f"--sheet must end in .png or .jpg, got {sheet}; try {sheet.stem or 'alike'}.png")
-    check_out(sheet, "--sheet", source)
+        raise VitrailError(f"--contact-sheet must end in .png or .jpg, got {sheet}; try {sheet.stem or 'similar'}.png")
+    check_out(sheet, "--contact-sheet", source)
     if sheet.exists() and query.exists() and sheet.samefile(query):
-        raise VitrailError(f"--sheet must not be the query itself, got {sheet}; name another file")
+        raise VitrailError(f"--contact-sheet must not be the query itself, got {sheet}; name another file")
     if top > MOST_DRAWN:
-        raise VitrailError(f"--top must be at most {MOST_DRAWN} to be drawn, got {top}; leave out --sheet")
+        raise VitrailError(f"--top must be at most {MOST_DRAWN} to be drawn, got {top}; leave out --contact-sheet")
 
 
 def _draw(sheet: Path, query: Path, parts: "dict[str, Source]", hits: "list[Hit]") -> None:

@@ -1,4 +1,4 @@
-"""``vitrail serve``: a model over HTTP, until it is asked to stop."""
+"""``vitrail serve``: serve a model over HTTP until it is stopped."""
 
 import logging
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,61 +18,101 @@ LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, any weights, or an exported .onnx or .pt2 file.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, any weights, or an exported .onnx or .pt2 file.")],
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="0.0.0.0 for every network that this machine is in.")
+        str,
+        typer.Option(metavar="ADDRESS", rich_help_panel="Network", help="Address to bind to; 0.0.0.0 for all interfaces."),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one and tells it.")] = 8000,
-    engine: Annotated[Literal["auto", "torch", "onnxruntime"], typer.Option(help="What computes.")] = "auto",
-    max_batch: Annotated[int, typer.Option(metavar="B", min=1, help="Pictures computed at a time.")] = 16,
-    max_delay: Annotated[
-        float, typer.Option(metavar="MS", min=0, help="Milliseconds that a picture waits for others on their way.")
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, rich_help_panel="Network", help="Port to listen on; 0 picks a free one.")
+    ] = 8000,
+    engine: Annotated[
+        Literal["auto", "torch", "onnxruntime"], typer.Option(rich_help_panel="Model", help="Inference engine.")
+    ] = "auto",
+    max_batch: Annotated[
+        int, typer.Option(metavar="B", min=1, rich_help_panel="Batching", help="Maximum number of images per batch.")
+    ] = 16,
+    max_batch_delay: Annotated[
+        float,
+        typer.Option(metavar="MS", min=0, rich_help_panel="Batching", help="Milliseconds that a batch waits for more images."),
     ] = 5.0,
-    queue: Annotated[int, typer.Option(metavar="N", min=1, help="Pictures taken in at a time; more get 503 at once.")] = 128,
-    deadline: Annotated[float, typer.Option(metavar="S", help="Seconds until a picture's turn, else 504.")] = 10.0,
-    patience: Annotated[float, typer.Option(metavar="S", help="Seconds that a client may take to send, else 408.")] = 30.0,
-    drain: Annotated[float, typer.Option(metavar="S", help="Seconds for what was accepted, once asked to stop.")] = 30.0,
-    max_body: Annotated[float, typer.Option(metavar="MIB", help="Mebibytes of a request, else 413.")] = 16.0,
-    max_pixels: Annotated[int, typer.Option(metavar="N", min=1, help="Pixels of a picture, else 422.")] = 2**26,
+    max_queue: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, rich_help_panel="Limits", help="Maximum number of images in flight; more are refused with 503."
+        ),
+    ] = 128,
+    request_timeout: Annotated[
+        float,
+        typer.Option(metavar="S", rich_help_panel="Limits", help="Seconds that an image may wait to be computed, else 504."),
+    ] = 10.0,
+    read_timeout: Annotated[
+        float,
+        typer.Option(metavar="S", rich_help_panel="Limits", help="Seconds that a client may take to send a request, else 408."),
+    ] = 30.0,
+    shutdown_timeout: Annotated[
+        float,
+        typer.Option(metavar="S", rich_help_panel="Limits", help="Seconds to finish accepted requests when stopped."),
+    ] = 30.0,
+    max_body: Annotated[
+        float, typer.Option(metavar="MIB", rich_help_panel="Limits", help="Maximum size of a request in MiB, else 413.")
+    ] = 16.0,
+    max_pixels: Annotated[
+        int, typer.Option(metavar="N", min=1, rich_help_panel="Limits", help="Maximum number of pixels of an image, else 422.")
+    ] = 2**26,
     token: Annotated[
-        str | None, typer.Option(metavar="WORD", envvar="VITRAIL_TOKEN", help="That clients must show; safer as a variable.")
+        str | None,
+        typer.Option(
+            metavar="TOKEN",
+            envvar="VITRAIL_TOKEN",
+            rich_help_panel="Network",
+            help="Bearer token that clients must send; safer as an environment variable.",
+        ),
     ] = None,
-    top: Annotated[int, typer.Option(metavar="K", min=1, help="Labels of a picture, unless a client asks otherwise.")] = 5,
+    top: Annotated[
+        int,
+        typer.Option(
+            metavar="K", min=1, rich_help_panel="Output", help="Number of labels per image, unless a client asks otherwise."
+        ),
+    ] = 5,
     compile: Compile = False,
     merge: Merge = None,
     drop: Drop = 0.0,
     image: Image = None,
     device: Device = "auto",
     threads: Threads = None,
-    decoders: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Threads that read pictures; else one a core.")
+    decode_workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, rich_help_panel="Run", help="Number of threads that decode images; default: one per core."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Answer pictures over HTTP, many clients at once. Ctrl-C or SIGTERM answers what was accepted, then ends."""
+    """Serve a model over HTTP with dynamic batching."""
     from vitrail.serve.port import bound
     from vitrail.serve.settings import MEBIBYTE, Serving
 
     if not 0 < max_body <= 4096:
-        raise VitrailError(f"--max-body must be mebibytes above 0 and up to 4096, got {max_body:g}; try --max-body 16")
-    if token == "":  # as of a variable that was never set: whoever names a token does not want an open door
-        raise VitrailError("--token must be a word, got an empty one; try a long random word, or leave it out")
+        raise VitrailError(f"--max-body must be above 0 and at most 4096 MiB, got {max_body:g}; try --max-body 16")
+    if token == "":  # as of a variable that was never set: naming a token asks for a protected server
+        raise VitrailError("--token must not be empty; try a long random string, or leave it out")
     how = Serving(
         max_batch=max_batch,
-        max_delay=max_delay / 1000,
-        queue=queue,
-        deadline=deadline,
+        max_delay=max_batch_delay / 1000,
+        queue=max_queue,
+        deadline=request_timeout,
         max_body=round(max_body * MEBIBYTE) or 1,
         max_pixels=max_pixels,
-        patience=patience,
-        drain=drain,
+        patience=read_timeout,
+        drain=shutdown_timeout,
         top=top,
-        decoders=decoders,
+        decoders=decode_workers,
         token=token,
     )
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     if host not in LOCAL and token is None:
-        typer.echo(f"vitrail: whoever reaches {host} can use this server; --token would ask them for a word", err=True)
+        typer.echo(f"vitrail: anyone who can reach {host} can use this server; protect it with --token", err=True)
     with bound(host, port) as place:
         _check_extra()
 
@@ -89,7 +129,10 @@ def serve(
             lambda ready: _tell(ready, how.token, json),
         )
     if not clean:
-        typer.echo(f"vitrail: not everything was answered within {drain:g} seconds; --drain gives it longer", err=True)
+        typer.echo(
+            f"vitrail: not all requests were answered within {shutdown_timeout:g} seconds; try a longer --shutdown-timeout",
+            err=True,
+        )
         raise typer.Exit(1)
 
 
@@ -102,7 +145,7 @@ def _check_extra() -> None:
 
 
 def _tell(ready: "Ready", token: str | None, json: bool) -> None:
-    """One line, so that whoever started it knows that it is there."""
+    """Print one line once the server is ready."""
     import json as objects
 
     engine = ready.engine
@@ -110,5 +153,5 @@ def _tell(ready: "Ready", token: str | None, json: bool) -> None:
         said = {"url": ready.url, "model": engine.model, "engine": engine.name, "classes": len(engine.labels)}
         typer.echo(objects.dumps(said))
     else:
-        asks = ", asks for a token" if token else ""
-        typer.echo(f"{ready.url}  {engine.model} by {engine.name}, {len(engine.labels):,} classes{asks}; Ctrl-C ends it")
+        asks = ", token required" if token else ""
+        typer.echo(f"{ready.url}  {engine.model} with {engine.name}, {len(engine.labels):,} classes{asks}; stop with Ctrl-C")

@@ -1,4 +1,4 @@
-"""``vitrail studio``: the Vision Transformer in the browser, your own model, your own picture."""
+"""``vitrail studio``: explore a Vision Transformer in the browser, with your own model and images."""
 
 import secrets
 from pathlib import Path
@@ -14,38 +14,50 @@ from vitrail.errors import VitrailError
 if TYPE_CHECKING:
     from vitrail.studio.desk import Desk
 
-WORD = 24  # letters of the token at least: one that somebody might guess is none
+WORD = 24  # characters of the token at least, so that it cannot be guessed
 
 
 def studio(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN|WEIGHTS...]", help="Runs, also while they train, or any weights; else a small one."),
+        typer.Argument(metavar="[RUN|WEIGHTS...]", help="Runs, also while they train, or any weights; default: a small model."),
     ] = None,
     data: Annotated[
-        list[str] | None, typer.Option(metavar="DATA", help="More pictures to choose from, as a run's own; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="DATA", rich_help_panel="Data", help="Dataset to choose images from, besides the runs' own; repeatable."
+        ),
     ] = None,
     labels: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Names of classes, for weights that do not know theirs: a JSON list, or a line each."
+            metavar="FILE",
+            rich_help_panel="Data",
+            help="Class names for weights without any: a JSON list, or one name per line.",
         ),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one and tells it.")] = 0,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, rich_help_panel="Network", help="Port to listen on; 0 picks a free one.")
+    ] = 0,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", rich_help_panel="Run", help="Open the page in a browser.")
+    ] = True,
     token: Annotated[
         str | None,
         typer.Option(
-            metavar="WORD", envvar="VITRAIL_TOKEN", help="Of the address, so that links outlive the studio; else random."
+            metavar="TOKEN",
+            envvar="VITRAIL_TOKEN",
+            rich_help_panel="Network",
+            help="Secret part of the address, fixed so that links stay valid; default: random.",
         ),
     ] = None,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
-    """Open a page on this machine that shows what a model does with a picture, from pixels to the answer."""
+    """Explore a model in the browser: from pixels through attention to the prediction."""
     if token is not None and (len(token) < WORD or not (token.isascii() and token.replace("-", "").replace("_", "").isalnum())):
         raise VitrailError(
-            f"--token must be of {WORD} letters, digits, - and _ or more, got {len(token)}; try {secrets.token_urlsafe(WORD)}"
+            f"--token must be at least {WORD} letters, digits, - or _, got {len(token)}; try {secrets.token_urlsafe(WORD)}"
         )
     from vitrail.serve.port import bound
 
@@ -89,7 +101,7 @@ def _names(path: Path | None) -> list[str]:
         text = path.read_text()
         found = objects.loads(text) if text.lstrip().startswith("[") else text.splitlines()
     except (OSError, ValueError) as error:
-        raise VitrailError(f"--labels must be a file with a name a line or a JSON list, got {path}: {error}") from None
+        raise VitrailError(f"--labels must be a file with one name per line or a JSON list, got {path}: {error}") from None
     return [str(name) for name in found]
 
 
@@ -102,7 +114,7 @@ def _check_extra() -> None:
 
 
 def _tell(url: str, desk: "Desk", browser: bool, json: bool) -> None:
-    """One line, and the page."""
+    """Print one line with the address and open the page."""
     import json as objects
     import webbrowser
     from threading import Thread
@@ -110,6 +122,6 @@ def _tell(url: str, desk: "Desk", browser: bool, json: bool) -> None:
     if json:
         typer.echo(objects.dumps({"url": url, "models": [one.name for one in desk.shelf.models.values()]}))
     else:
-        typer.echo(f"{url}  {', '.join(one.name for one in desk.shelf.models.values())}; Ctrl-C ends it")
-    if browser:  # aside, since some of them are waited for until they end, and they wait for the page
+        typer.echo(f"{url}  {', '.join(one.name for one in desk.shelf.models.values())}; stop with Ctrl-C")
+    if browser:  # in a thread, since some browsers block until they exit, and they wait for the page
         Thread(target=webbrowser.open, args=(url,), name="vitrail-browser", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Features, files, labels and splits of pictures in a file that other programs read: Parquet or NumPy's ``.npz``."""
+"""Write the features, files, labels and splits of images as Parquet or as NumPy's ``.npz``."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,13 +16,13 @@ ENDINGS = (".parquet", ".npz")
 
 
 def table(path: Path, ending: str, names: Sequence[str], width: Callable[[], int]) -> AbstractContextManager[Put]:
-    """Where to put rows. The names of all classes, and how wide features are, which a table without a row has to know."""
+    """Return a writer of feature rows; ``names`` are the classes, ``width`` the feature size that an empty table needs."""
     return _parquet(path, width) if ending == ".parquet" else _npz(path, names, width)
 
 
 @contextmanager
 def _parquet(path: Path, width: Callable[[], int]) -> Iterator[Put]:
-    """A row group a batch, none of them kept in memory."""
+    """Write one row group per batch, keeping none in memory."""
     try:
         import pyarrow  # type: ignore[import-untyped]
         import pyarrow.parquet  # type: ignore[import-untyped]
@@ -62,7 +62,7 @@ def _parquet(path: Path, width: Callable[[], int]) -> Iterator[Put]:
 
 @contextmanager
 def _npz(path: Path, names: Sequence[str], width: Callable[[], int]) -> Iterator[Put]:
-    """Arrays of numbers and of text, no pickle; all at once in the end, since an array's file begins with its length."""
+    """Write arrays of numbers and text without pickle, all at the end, since an array's file begins with its length."""
     import numpy as np
 
     kept: list[tuple[str, list[str], Any, Any]] = []
@@ -87,5 +87,5 @@ def _npz(path: Path, names: Sequence[str], width: Callable[[], int]) -> Iterator
 
 
 def _text(name: str) -> str:
-    """Parquet's text is UTF-8; a letter of a name that is none becomes a question mark."""
+    """Return valid UTF-8, as Parquet requires; other characters become a question mark."""
     return name.encode("utf-8", "replace").decode()

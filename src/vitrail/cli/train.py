@@ -1,12 +1,26 @@
-"""``vitrail train``: from pictures to a model, a report and a run that can be gone on with."""
+"""``vitrail train``: train a model from a dataset, with a report, in a run folder that can be resumed."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.fitting import Asked, Device, FindLr, Minutes, Out, Show, Tensorboard, Threads, Workers, carry_out, given
-from vitrail.cli.options import Json, Settings, pair
+from vitrail.cli.fitting import (
+    Asked,
+    Device,
+    FindLr,
+    ImageSize,
+    Minutes,
+    Out,
+    Overrides,
+    Show,
+    Tensorboard,
+    Threads,
+    Workers,
+    carry_out,
+    given,
+)
+from vitrail.cli.options import Json, pair
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
@@ -14,13 +28,28 @@ if TYPE_CHECKING:
 
 
 def train(
-    data: Annotated[str | None, typer.Argument(metavar="[DATA]", help="A folder of pictures or any other data set.")] = None,
-    recipe: Annotated[str | None, typer.Option(help="demo, small, plain, augreg, textbook, resnet, paper-...")] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Such as S/16, where the recipe leaves it open.")] = None,
-    image: Annotated[str | None, typer.Option(metavar="H[xW]", help="Height and width of the pictures.")] = None,
-    settings: Settings = None,
+    data: Annotated[
+        str | None,
+        typer.Argument(metavar="[DATA]", help="Image folder or any other dataset; default: the embedded fashion images."),
+    ] = None,
+    image: ImageSize = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", rich_help_panel="Model", help="Model variant, such as S/16, if the recipe allows it."),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel="Optimisation",
+            help="Recipe to train with: demo, small, plain, augreg, textbook, resnet, paper-...",
+        ),
+    ] = None,
+    settings: Overrides = None,
     out: Out = None,
-    again: Annotated[Path | None, typer.Option(metavar="RUN", help="A run or its recipe.json, to run it once more.")] = None,
+    recipe_from: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", rich_help_panel="Run", help="Run folder or recipe.json whose recipe is used."),
+    ] = None,
     show: Show = False,
     device: Device = "auto",
     threads: Threads = None,
@@ -30,19 +59,19 @@ def train(
     tensorboard: Tensorboard = False,
     json: Json = False,
 ) -> None:
-    """Train a Vision Transformer on your pictures, or without an argument on the embedded ones in a few minutes."""
+    """Train a Vision Transformer on your images, or without an argument on the embedded ones in a few minutes."""
     from vitrail.config import override
     from vitrail.recipes.book import METHODS
     from vitrail.recipes.book import recipe as by_name
 
     if recipe in METHODS:
-        raise VitrailError(f"{recipe} learns without labels; try vitrail pretrain {data or 'fashion'} --method {recipe}")
-    if again is not None:
+        raise VitrailError(f"{recipe} trains without labels; try vitrail pretrain {data or 'fashion'} --method {recipe}")
+    if recipe_from is not None:
         if any(word is not None for word in (data, recipe, model, image)):
             raise VitrailError(
-                "--again brings its own data, recipe, model and size; change them by --set, as in --set data=DIR"
+                "--recipe-from sets the dataset, recipe, model and size; change them by --set, as in --set data=DIR"
             )
-        chosen = _noted(again)
+        chosen = _noted(recipe_from)
     else:
         known = given(data or "fashion", model, pair(image, "--image") if image else None)
         chosen = by_name(recipe or ("demo" if known.data == "fashion" else "small"), known)
@@ -55,5 +84,5 @@ def _noted(path: Path) -> "Recipe":
 
     file = path / "recipe.json" if path.is_dir() else path
     if not file.is_file():
-        raise VitrailError(f"--again must be a run or its recipe.json, got {path}; vitrail train writes one")
+        raise VitrailError(f"--recipe-from must be a run or its recipe.json, got {path}; vitrail train writes one")
     return read_recipe(file)

@@ -1,4 +1,4 @@
-"""``vitrail weights``: look into a checkpoint, turn it into another library's, prove that the numbers are the same."""
+"""``vitrail weights``: show, convert and verify checkpoints of any origin."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,17 +13,29 @@ from vitrail.errors import VitrailError
 weights = typer.Typer(name="weights", help="Show, convert and verify checkpoints of any origin.", no_args_is_help=True)
 
 Source = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="A model folder, .npz, .safetensors, .pth, a folder, or hf:owner/name.")
+    str,
+    typer.Argument(metavar="SOURCE", help="Checkpoint: a model folder, .npz, .safetensors, .pth, a folder, or hf:owner/name."),
 ]
-Grid = Annotated[str | None, typer.Option(metavar="HxW", help="Grid of the position table, where the file does not say.")]
-Heads = Annotated[int | None, typer.Option(help="Number of heads, where the file does not say.")]
-Pool = Annotated[str | None, typer.Option(metavar="cls|gap|map", help="Pooling, where the file does not say.")]
-Gelu = Annotated[str | None, typer.Option(metavar="tanh|exact", help="Form of the GELU, where the file does not say.")]
+Grid = Annotated[
+    str | None,
+    typer.Option(metavar="HxW", rich_help_panel="Source", help="Grid of the position embedding, if the file does not tell."),
+]
+Heads = Annotated[
+    int | None, typer.Option(rich_help_panel="Source", help="Number of attention heads, if the file does not tell.")
+]
+Pool = Annotated[
+    str | None,
+    typer.Option(metavar="cls|gap|map", rich_help_panel="Source", help="Pooling, if the file does not tell."),
+]
+Gelu = Annotated[
+    str | None,
+    typer.Option(metavar="tanh|exact", rich_help_panel="Source", help="GELU approximation, if the file does not tell."),
+]
 
 
-@weights.command()
+@weights.command(epilog="Example: vitrail weights show ViT-B_16.npz")
 def show(source: Source, json: Json = False) -> None:
-    """List the tensors of a checkpoint as they stand in it: shape, dtype, norm, values that are no numbers."""
+    """List the tensors of a checkpoint: shape, dtype, norm and values that are not finite (NaN/Inf)."""
     from vitrail.weights import hub
     from vitrail.weights.files import read_file
 
@@ -34,7 +46,7 @@ def show(source: Source, json: Json = False) -> None:
     if json:
         print_json({**whole, "rows": rows})
         return
-    sheet = table("tensor", "shape", "dtype", "#norm", "#not numbers", title=source)
+    sheet = table("tensor", "shape", "dtype", "#norm", "#not finite", title=source)
     before: list[str] = []
     for row in sorted(rows, key=lambda row: _order(row["name"])):
         *parents, leaf = row["name"].replace("/", ".").split(".")
@@ -46,31 +58,51 @@ def show(source: Source, json: Json = False) -> None:
         add(sheet, "  " * len(parents) + leaf, str(tuple(row["shape"])), row["dtype"], f"{row['norm']:.4g}", bad)
     screen = console()
     screen.print(sheet)
-    screen.print(f"{count(whole['tensors'])} tensors, {count(whole['parameters'])} numbers")
+    screen.print(f"{count(whole['tensors'])} tensors, {count(whole['parameters'])} parameters")
 
 
-@weights.command()
+@weights.command(epilog="Example: vitrail weights convert ViT-B_16.npz vit.safetensors --to timm")
 def convert(
     source: Source,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="What to write: a folder or a file, as the format has it.")],
-    format: Annotated[str, typer.Option("--to", help="vitrail, official, timm, huggingface or torchvision.")] = "vitrail",
-    image: Annotated[str | None, typer.Option(metavar="H[xW]", help="Another image size: positions are resized.")] = None,
-    patch: Annotated[str | None, typer.Option(metavar="H[xW]", help="Another patch size: kernels are resampled.")] = None,
-    channels: Annotated[int | None, typer.Option(help="Other input channels.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Another number of classes: a new zero head.")] = None,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder or file to write, depending on the format.")],
+    format: Annotated[
+        str,
+        typer.Option(
+            "--to", rich_help_panel="Output", help="Format to write: vitrail, official, timm, huggingface or torchvision."
+        ),
+    ] = "vitrail",
+    image: Annotated[
+        str | None,
+        typer.Option(metavar="H[xW]", rich_help_panel="Model", help="New image size; the position embedding is resized."),
+    ] = None,
+    patch: Annotated[
+        str | None,
+        typer.Option(metavar="H[xW]", rich_help_panel="Model", help="New patch size; the patch embedding is resampled."),
+    ] = None,
+    channels: Annotated[int | None, typer.Option(rich_help_panel="Model", help="New number of input channels.")] = None,
+    classes: Annotated[
+        int | None, typer.Option(rich_help_panel="Model", help="New number of classes; the head becomes zero.")
+    ] = None,
     resize: Annotated[
-        str, typer.Option(help="Rule for positions: origin, official, timm, huggingface, torchvision.")
+        str,
+        typer.Option(
+            rich_help_panel="Model",
+            help="Whose rule resizes the position embedding: origin, official, timm, huggingface or torchvision.",
+        ),
     ] = "origin",
     grid: Grid = None,
     heads: Heads = None,
     gelu: Gelu = None,
     pool: Pool = None,
-    decoder_heads: Annotated[int | None, typer.Option(help="Heads of MAE's decoder, where the file does not say.")] = None,
+    decoder_heads: Annotated[
+        int | None,
+        typer.Option(rich_help_panel="Source", help="Number of heads of the MAE decoder, if the file does not tell."),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Read a checkpoint of any origin and write it in another format, with a report of what became of its tensors.
+    """Convert a checkpoint of any origin to another format, and report what became of its tensors.
 
-    A decoder that it was pre-trained with goes along where the format has a place for it and the model is not changed.
+    The decoder of a pre-trained model is converted too, if the format supports it and the model is not changed.
     """
     from vitrail.weights.checkpoint import save
     from vitrail.weights.load import load, untold
@@ -80,10 +112,10 @@ def convert(
         "patch": pair(patch, "--patch") if patch else None,
     }
     said = _said(grid, heads, gelu, pool)
-    with untold():  # the report below says it all
+    with untold():  # the report is printed below
         whole, why = _decoder(source, said, decoder_heads)
         if whole is not None and any(value is not None for value in (image, patch, channels, classes)):
-            whole, why = None, "the model was changed on the way"
+            whole, why = None, "the model was changed by the conversion"
         if whole is None:
             model = load(source, classes=classes, channels=channels, resize=resize, **sizes, **said)  # type: ignore[arg-type]
         else:
@@ -100,20 +132,22 @@ def convert(
     typer.echo(f"wrote {format} weights{' and the decoder' if carried else ''}: {written}")
 
 
-@weights.command()
+@weights.command(epilog="Example: vitrail weights verify ViT-B_16.npz vit.safetensors")
 def verify(
     first: Source,
     second: Annotated[
-        str | None, typer.Argument(metavar="[OTHER]", help="What to compare with; else the library it came from.")
+        str | None, typer.Argument(metavar="[OTHER]", help="Checkpoint to compare with; default: the library it came from.")
     ] = None,
-    tolerance: Annotated[float, typer.Option(help="Largest difference of the logits that is accepted.")] = 1e-4,
+    tolerance: Annotated[
+        float, typer.Option(rich_help_panel="Run", help="Largest accepted absolute difference of the logits.")
+    ] = 1e-4,
     grid: Grid = None,
     heads: Heads = None,
     gelu: Gelu = None,
     pool: Pool = None,
     json: Json = False,
 ) -> None:
-    """Hold parameters against the formula and logits against another checkpoint or library; exit code 1 if they differ."""
+    """Compare the parameter count with the published one and the logits with a reference; exit code 1 if they differ."""
     from vitrail.weights.load import untold
     from vitrail.weights.verify import verify as check
 
@@ -122,24 +156,24 @@ def verify(
     if json:
         print_json({**vars(verdict), "ok": verdict.ok})
     else:
-        right = {None: "no published model is like it", verdict.parameters: "as published"}
+        right = {None: "no published model to compare with", verdict.parameters: "as published"}
         typer.echo(
             f"{verdict.name}: {verdict.parameters:,} parameters, {right.get(verdict.expected, f'published {verdict.expected}')}"
         )
         for item in verdict.assumed:
             typer.echo(f"assumed {item}")
         if verdict.difference is None:
-            typer.echo("nothing to compare the logits with: name a second checkpoint, or install the library it came from")
+            typer.echo("no reference for the logits: name a second checkpoint, or install the library it came from")
         else:
             typer.echo(
-                f"logits against {verdict.against}: off by {verdict.difference:.2e} at most, {verdict.tolerance:.0e} accepted"
+                f"logits against {verdict.against}: max difference {verdict.difference:.2e}, tolerance {verdict.tolerance:.0e}"
             )
     if not verdict.ok:
         raise typer.Exit(1)
 
 
 def _decoder(source: str, said: dict[str, Any], heads: int | None) -> tuple[Any, str | None]:
-    """The model with what it was pre-trained with, or why there is none; neither where the file has no decoder."""
+    """Return the model with its decoder, or why there is none; neither if the file has no decoder."""
     from vitrail.weights.convert.detect import Wishes
     from vitrail.weights.convert.mae import Hints
     from vitrail.weights.masked import decoded
@@ -147,16 +181,16 @@ def _decoder(source: str, said: dict[str, Any], heads: int | None) -> tuple[Any,
     try:
         whole = decoded(source, Wishes(**said), Hints(heads))
     except VitrailError as error:
-        if heads is not None:  # who says something about the decoder wants it
+        if heads is not None:  # asked for explicitly
             raise
         return None, str(error)
     if whole is None and heads is not None:
-        raise VitrailError(f"--decoder-heads is for MAE's decoder, and {source} has none; leave it out")
+        raise VitrailError(f"--decoder-heads is for the MAE decoder, and {source} has none; leave it out")
     return whole, None
 
 
 def _refusal(whole: Any, out: Path, format: str) -> str | None:
-    """Write it; why it cannot be written, where it cannot."""
+    """Write the model with its decoder; return why the format cannot hold it, or None."""
     from vitrail.weights.checkpoint import save
 
     try:
@@ -191,5 +225,5 @@ def _describe(name: str, tensor: Any) -> dict[str, Any]:
 
 
 def _order(name: str) -> list[tuple[int, str]]:
-    """Numbers by value: block 2 before block 10."""
+    """Return a sort key that orders numbers by value: block 2 before block 10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.replace("/", ".").replace("_", ".").split(".")]

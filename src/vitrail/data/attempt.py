@@ -1,5 +1,5 @@
-"""A folder that takes long to write: it appears whole, and until then lies beside its name as ``OUT.part``, with notes of what
-is done, for the next attempt to go on from. One process at a time."""
+"""A resumable output folder: it appears whole or not at all. Until it is finished it is ``OUT.part``, with a progress file from
+which an interrupted job is resumed. One process at a time."""
 
 import fcntl
 import json
@@ -18,26 +18,24 @@ NOTES, LOCK = "progress.json", ".lock"
 
 @dataclass(frozen=True)
 class Attempt:
-    """What is being written."""
+    """An output folder that is being written."""
 
     out: Path
     folder: Path
-    job: str  # what is to be done, in words that are the same if the work is
+    job: str  # identifies the work: equal for equal data and options
 
     def noted(self) -> Any:
-        """What an earlier attempt at the same work had done; nothing if there was none."""
+        """Return the saved progress of the same job, or None if it was never started."""
         if {path.name for path in self.folder.iterdir()} <= {LOCK, f"{NOTES}.part"}:
             return None
         try:
             notes = json.loads((self.folder / NOTES).read_text())
             job, done = notes["job"], notes["done"]
         except (OSError, ValueError, KeyError, TypeError):
-            raise VitrailError(
-                f"{self.folder} is in the way, and nothing that can be gone on with; delete it or name another OUT"
-            ) from None
+            raise VitrailError(f"{self.folder} is in the way and cannot be resumed; delete it or name another OUT") from None
         if job != self.job:
             raise VitrailError(
-                f"{self.folder} is the beginning of something else: other data, or other options; delete it or name another OUT"
+                f"{self.folder} belongs to another job: other data or other options; delete it or name another OUT"
             )
         return done
 
@@ -47,7 +45,7 @@ class Attempt:
 
     def finish(self) -> None:
         self.folder.replace(self.out)
-        for name in (NOTES, LOCK):  # only now: an attempt that ends in between has lost nothing
+        for name in (NOTES, LOCK):  # only now: a job interrupted in between loses nothing
             (self.out / name).unlink()
         parent = os.open(self.out.parent, os.O_RDONLY)
         try:
@@ -60,10 +58,10 @@ class Attempt:
 
 
 def free(out: Path) -> Path:
-    """The same place, if nothing is there yet and a whole folder can be put there."""
+    """Return the resolved path if nothing is there yet and a folder can be moved there as a whole."""
     out = out.resolve()
     if not out.parent.is_dir():
-        raise VitrailError(f"OUT must be in a folder that exists, got {out}; make {out.parent}")
+        raise VitrailError(f"OUT must be in a folder that exists, got {out}; create {out.parent}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise VitrailError(f"OUT must be a folder that is new or empty, got {out}; name another")
     if os.path.ismount(out):
@@ -73,7 +71,7 @@ def free(out: Path) -> Path:
 
 @contextmanager
 def attempt(out: Path, job: str) -> Iterator[Attempt]:
-    """The lock goes with the process, however that ends."""
+    """Lock ``OUT.part`` for writing. The lock is released with the process, however it ends."""
     out = free(out)
     half = out.with_name(f"{out.name}.part")
     try:
@@ -86,8 +84,8 @@ def attempt(out: Path, job: str) -> Iterator[Attempt]:
             yield Attempt(out, half, job)
     except OSError as error:
         raise OSError(
-            f"{out} cannot be written: {error.strerror or error}; what is done lies in {half}, "
-            "and the same command goes on from there"
+            f"{out} cannot be written: {error.strerror or error}; partial output is in {half}, "
+            "and the same command resumes from it"
         ) from None
 
 

@@ -1,6 +1,6 @@
-"""What was learned about data once and can be learned again: ``$VITRAIL_CACHE``, else ``vitrail`` in the user's cache folder.
+"""On-disk cache of what can be recomputed from the data: ``$VITRAIL_CACHE``, else ``vitrail`` in the user's cache folder.
 
-Losing it costs time and nothing else, so a folder that cannot be written to is no error.
+Losing it only costs time, so a folder that cannot be written is no error.
 """
 
 import hashlib
@@ -21,15 +21,15 @@ def folder() -> Path:
     try:
         return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitrail"
     except RuntimeError:
-        raise VitrailError("there is no home folder to keep a cache in; set VITRAIL_CACHE to a folder") from None
+        raise VitrailError("there is no home folder for the cache; set VITRAIL_CACHE to a folder") from None
 
 
 def recall(kind: str, key: str) -> dict[str, ndarray] | None:
-    """The arrays remembered under this key, or nothing: a file that is damaged was never there."""
+    """Return the arrays stored under this key, or None; a damaged file counts as missing."""
     try:
         with open(_place(kind, key), "rb") as place, np.load(place, allow_pickle=False) as file:
             return dict(file)
-    except (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile):  # also where there is no home
+    except (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile):  # also if there is no home folder
         return None
 
 

@@ -1,6 +1,6 @@
-"""What is in every picture of a source: hashes of its file and of its pixels, its size and kind, or why it cannot be used.
+"""Index of every image of a dataset: hashes of its file and of its pixels, its size and format, or why it cannot be used.
 
-Learned once: a file of the same name, length and times is not read again, nor a shard that has not changed. n pictures.
+Cached: a file of the same name, size and times is not read twice, nor a shard that has not changed. n images.
 """
 
 import hashlib
@@ -20,18 +20,18 @@ from vitrail.data.threads import cores
 from vitrail.errors import VitrailError
 
 HASH = 16  # bytes
-FORMAT = 2  # of what is remembered
-CHUNK = 256  # pictures between two signs of progress
-LITTLE = 2**14  # bytes of a picture in memory that is looked at sooner than a thread is asked to
-UNREADABLE = "cannot be read"  # a fault of the moment, such as a missing right: never remembered
+FORMAT = 2  # version of the cached arrays
+CHUNK = 256  # images between two progress reports
+LITTLE = 2**14  # bytes: smaller images in memory are hashed faster without threads
+UNREADABLE = "cannot be read"  # a transient error, such as a missing permission: never cached
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """One row a picture; a picture without a problem can be used."""
+    """One row per image; an image without an error can be used."""
 
-    hashes: ndarray  # n 16, uint8: of the file as it is
-    pixels: ndarray  # n 16, uint8: of what it shows, whatever the format and the notes in it
+    hashes: ndarray  # n 16, uint8: of the encoded file
+    pixels: ndarray  # n 16, uint8: of the decoded pixels, whatever the format and metadata
     sizes: ndarray  # n 2, int32: height, width
     kinds: ndarray  # n, str: "JPEG RGB"
     problems: ndarray  # n, str
@@ -41,11 +41,11 @@ class Catalogue:
         return np.flatnonzero(self.problems != "")
 
     def keys(self) -> ndarray:
-        """The hashes of the files as one item each, to sort and compare."""
+        """Return the file hashes as one item each, to sort and compare."""
         return _items(self.hashes)
 
     def looks(self) -> ndarray:
-        """The hashes of the pixels likewise."""
+        """Return the pixel hashes as one item each, to sort and compare."""
         return _items(self.pixels)
 
     def rows(self, chosen: ndarray) -> "Catalogue":
@@ -53,7 +53,7 @@ class Catalogue:
 
 
 def examine(source: Source, progress: Progress | None = None, workers: int | None = None) -> Catalogue:
-    """Read and decode every picture, in threads; what is known is taken from the last time."""
+    """Read and decode every image in threads; cached rows are reused."""
     if isinstance(source, Part):
         return examine(source.whole, progress, workers).rows(source.indices)
     if isinstance(source, Files):
@@ -104,9 +104,9 @@ def _row(source: Source, index: int) -> Row:
         picture = np.asarray(decode(content))
         return Row(of_file, _of_pixels(picture), (picture.shape[0], picture.shape[1]), kind(content), "")
     except MemoryError:
-        return Row(of_file, of_file, (0, 0), "", f"{UNREADABLE}: there is not enough memory")
+        return Row(of_file, of_file, (0, 0), "", f"{UNREADABLE}: not enough memory")
     except VitrailError as error:
-        return Row(of_file, of_file, (0, 0), "", str(error).removeprefix("the picture "))
+        return Row(of_file, of_file, (0, 0), "", str(error).removeprefix("the image "))
 
 
 def _of_pixels(picture: ndarray) -> bytes:
@@ -138,7 +138,7 @@ def _of_files(files: Files, progress: Progress | None, workers: int | None) -> C
     try:
         for index, row in zip(missing, _look(files, missing, progress, workers), strict=False):
             rows[index] = row
-    finally:  # what was read before an interruption need not be read again
+    finally:  # what was read before an interruption is not read twice
         if missing:
             _remember_files(key, files, stamps, rows, known)
     return _table([row for row in rows if row is not None])
@@ -161,7 +161,7 @@ def _stamped(paths: Sequence[str], stamps: ndarray) -> list[Stamped]:
 
 
 def _remember_files(key: str, files: Files, stamps: ndarray, rows: Sequence[Row | None], known: Known) -> None:
-    """With what is known of other files of the same folder, which another table may list."""
+    """Store the rows, together with those cached for other files of the same folder, which another table may list."""
     now = set(files.paths)
     kept = {stamped: row for stamped, row in known.items() if stamped[0] not in now and (files.root / stamped[0]).exists()}
     for stamped, row in zip(_stamped(files.paths, stamps), rows, strict=True):
@@ -192,11 +192,11 @@ def _remember(key: str, names: list[str], stamps: ndarray, rows: list[Row]) -> N
         "bad": table.bad,
         "reasons": _joined(table.problems[table.bad].tolist()),
     }
-    cache.remember("catalogue", key, arrays)
+    cache.remember("image_index", key, arrays)
 
 
 def _recall(key: str) -> tuple[list[str], list[Row], ndarray] | None:
-    known = cache.recall("catalogue", key)
+    known = cache.recall("image_index", key)
     try:
         if not known or not len(known["kind_of"]):
             return None

@@ -1,6 +1,6 @@
-"""Is the data what its owner thinks it is? Every picture is read and decoded; nothing is ever changed or deleted.
+"""Dataset check: unreadable images, duplicates, leaks between splits, class balance. Nothing is ever changed or deleted.
 
-What was learned of files is remembered, so that the second time takes no time.
+Every image is read and decoded once; the results are cached, so a second check takes no time.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from vitrail.errors import VitrailError
 
 @dataclass(frozen=True)
 class Problem:
-    """A picture that cannot be used."""
+    """An image that cannot be used."""
 
     where: str
     reason: str
@@ -26,7 +26,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Copies:
-    """Pictures of the same content, each with its split and class."""
+    """Images with equal pixels, each with its split and class."""
 
     where: tuple[str, ...]
     splits: tuple[str, ...]
@@ -35,17 +35,17 @@ class Copies:
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found. ``data`` is the same data set without the pictures that cannot be used."""
+    """Result of a dataset check. ``data`` is the dataset without the images that cannot be used."""
 
     data: Data
     pictures: int
     bad: tuple[Problem, ...]
-    leaks: tuple[Copies, ...]  # the same picture in two splits
-    conflicts: tuple[Copies, ...]  # the same picture under two labels
-    duplicates: tuple[Copies, ...]  # the same picture twice in one split
-    classes: dict[str, dict[str, int]]  # name: split: usable pictures
-    sizes: dict[str, tuple[int, int, int]]  # height and width: least, median, most
-    kinds: dict[str, int]  # format and mode: pictures
+    leaks: tuple[Copies, ...]  # the same image in two splits
+    conflicts: tuple[Copies, ...]  # the same image under two labels
+    duplicates: tuple[Copies, ...]  # the same image twice in one split
+    classes: dict[str, dict[str, int]]  # class name: split: usable images
+    sizes: dict[str, tuple[int, int, int]]  # height and width: minimum, median, maximum
+    kinds: dict[str, int]  # format and mode: images
     notes: tuple[str, ...]
 
     @property
@@ -54,6 +54,7 @@ class Checked:
 
 
 def check(data: Data, progress: Progress | None = None, workers: int | None = None) -> Checked:
+    """Check every image of every split."""
     found = _examined(data, progress, workers)
     bad = [
         Problem(source.where(int(index)), str(found[split].problems[index]), split)
@@ -78,7 +79,7 @@ def check(data: Data, progress: Progress | None = None, workers: int | None = No
 
 
 def _examined(data: Data, progress: Progress | None, workers: int | None) -> dict[str, Catalogue]:
-    """Splits that are parts of one source are looked at together."""
+    """Index the splits; those that are subsets of one dataset are indexed together."""
     known: dict[int, Catalogue] = {}
     found = {}
     for split, source in data.splits.items():
@@ -90,13 +91,13 @@ def _examined(data: Data, progress: Progress | None, workers: int | None) -> dic
 
 
 def usable(data: Data, progress: Progress | None = None, tolerated: float = TOLERATED) -> Checked:
-    """The check before training: goes on without what cannot be used, unless that is too much."""
+    """Check before training and drop the unusable images; raise if there are too many."""
     checked = check(data, progress)
     if len(checked.bad) > allowed(tolerated, checked.pictures):
         first = checked.bad[0]
         raise VitrailError(
-            f"{len(checked.bad)} of {checked.pictures} pictures cannot be used, more than the share of {tolerated:g} "
-            f"tolerated, first {first.where}, which {first.reason}; `vitrail data check {data.name}` names them all"
+            f"{len(checked.bad)} of {checked.pictures} images cannot be used, more than the tolerated fraction of "
+            f"{tolerated:g}, first {first.where}, which {first.reason}; `vitrail data check {data.name}` lists them all"
         )
     return checked
 
@@ -124,7 +125,7 @@ def _copies(splits: dict[str, Source], rows: dict[str, Catalogue]) -> tuple[list
 
 
 def _groups(keys: ndarray) -> list[ndarray]:
-    """The places of every key that is there more than once."""
+    """Return the positions of every key that occurs more than once, a group per key."""
     _, of, count = np.unique(keys, return_inverse=True, return_counts=True)
     several = np.flatnonzero(count[of] > 1)
     order = several[np.argsort(of[several], kind="stable")]
@@ -146,7 +147,7 @@ def _sizes(rows: dict[str, Catalogue]) -> dict[str, tuple[int, int, int]]:
 
 
 def _fingerprint(splits: dict[str, Source], rows: dict[str, Catalogue]) -> str:
-    """Of contents, labels and splits, whatever the files are called and in whatever order they lie."""
+    """Hash contents, labels and splits, independently of file names and order."""
     digest = hashlib.sha256(repr(next(iter(splits.values())).names).encode())
     for split, source in splits.items():
         lines = np.concatenate([rows[split].hashes, source.labels[:, None].astype("<i8").view(np.uint8)], axis=1)

@@ -1,8 +1,8 @@
-"""From a file to a picture. What is no picture is refused by name; every kind of picture becomes plain RGB in one defined way.
+"""Decode an image file. A file that is no image is refused by name; every format becomes 8-bit RGB in one defined way.
 
-Turned as its EXIF says; the first frame or page; transparency over white; 16 bits and floats scaled, never clipped. A JPEG
-is decoded no finer than needed (libjpeg scales by 1/2, 1/4 or 1/8 for less than the whole price), by simplejpeg where it is
-installed: the same library with less around it, to the same pixels.
+Rotated as its EXIF says; the first frame or page; transparency over white; 16 bits and floats scaled, never clipped. A JPEG
+is decoded at no higher resolution than needed (libjpeg scales by 1/2, 1/4 or 1/8 at a lower cost), by simplejpeg where it is
+installed: the same library with less overhead, to the same pixels.
 """
 
 import io
@@ -23,9 +23,9 @@ except ImportError:
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP", "PPM")
 NONE = "it is none of JPEG, PNG, GIF, WebP, TIFF, BMP and PPM"
-LARGEST = 2**26  # pixels: 64 million, more than a camera takes and less than a machine's memory
+LARGEST = 2**26  # pixels: 64 million, more than a camera takes and less than fills the memory
 ORIENTATION = 0x0112
-TURNS = {  # what makes a picture upright that was stored under this orientation
+TURNS = {  # the transpose that makes an image of this EXIF orientation upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -37,29 +37,29 @@ TURNS = {  # what makes a picture upright that was stored under this orientation
 SIDEWAYS = (5, 6, 7, 8)
 Size = tuple[int, int]  # height, width
 
-# Pillow warns of a picture that is too large, which is refused here, and of odd tags, which do no harm.
+# Pillow warns of images that are too large, which are refused here, and of odd tags, which do no harm.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 class BadPicture(VitrailError):
-    """A file that cannot be used as a picture, named with its reason."""
+    """A file that cannot be used as an image, named with its reason."""
 
 
 def decode(source: Path | bytes, *, least: Size | None = None, largest: int = LARGEST) -> Image.Image:
-    """An upright RGB picture. ``least``: the height and width that are needed, so that a JPEG need not be decoded in full."""
+    """Decode to an upright RGB image. ``min_size``: the height and width needed, so that a JPEG need not be decoded in full."""
     made = _read(source, None if least is None else lambda _: least, largest)
     return made if isinstance(made, Image.Image) else Image.fromarray(made)
 
 
 def pixels(source: Path | bytes, *, least: Callable[[Size], Size] | None = None, largest: int = LARGEST) -> ndarray:
-    """The same as an array (h w 3, uint8). ``least`` is told the upright picture's size and answers with what is needed."""
+    """Decode to an array (h w 3, uint8). ``min_size`` maps the upright image's size to the size needed."""
     made = _read(source, least, largest)
     return np.asarray(made) if isinstance(made, Image.Image) else made
 
 
 def _read(source: Path | bytes, least: Callable[[Size], Size] | None, largest: int) -> Image.Image | ndarray:
-    where = source if isinstance(source, Path) else "the picture"
+    where = source if isinstance(source, Path) else "the image"
     try:
         content = source.read_bytes() if isinstance(source, Path) else source
         image, turn = _open(content)
@@ -68,33 +68,33 @@ def _read(source: Path | bytes, least: Callable[[Size], Size] | None, largest: i
         if isinstance(image, JpegImagePlugin.JpegImageFile):
             return _jpeg(image, content, turn, least)
         image.load()
-        made = upright(image)  # only now, since a PNG may tell its orientation after its pixels
+        made = upright(image)  # only now, since a PNG may store its orientation after its pixels
         if least is not None:
             least((made.height, made.width))
         return made
     except BadPicture as error:
         raise error if str(where) in str(error) else BadPicture(f"{where} {error}") from None
-    except MemoryError:  # a fault of the moment
+    except MemoryError:  # transient
         raise
-    except Exception as error:  # a damaged picture can fail its decoder in any way
+    except Exception as error:  # a damaged image can fail its decoder in any way
         reason = str(error).strip().splitlines()[0].replace(str(where), "it") if str(error).strip() else type(error).__name__
-        raise BadPicture(f"{where} is no picture that can be read: {reason}") from None
+        raise BadPicture(f"{where} cannot be decoded: {reason}") from None
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Turned as its tags say, eight bits of red, green and blue, on white where it is transparent."""
+    """Apply the EXIF orientation and convert to 8-bit RGB, over white where it is transparent."""
     return _plain(_turned(image, _orientation(image)))
 
 
 def as_picture(content: bytes | ndarray) -> Image.Image:
-    """What a source hands out, encoded or as pixels (h w c), in its own channels."""
+    """Convert what a dataset returns, encoded or as pixels (h w c), to a PIL image in its own channels."""
     if isinstance(content, bytes):
         return decode(content)
     return Image.fromarray(content[..., 0] if content.shape[2] == 1 else content)
 
 
 def kind(content: bytes) -> str:
-    """Format and mode as stored, such as ``JPEG RGB``."""
+    """Return format and mode as stored, such as ``JPEG RGB``."""
     image, _ = _open(content)
     return f"{image.format} {image.mode}"
 
@@ -103,7 +103,7 @@ def _open(content: bytes) -> tuple[Image.Image, int]:
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
     except UnidentifiedImageError:
-        raise BadPicture(f"is no picture that can be read: {'it is empty' if not content else NONE}") from None
+        raise BadPicture(f"cannot be decoded: {'it is empty' if not content else NONE}") from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise BadPicture(f"has more than the {LARGEST:,} pixels allowed") from None
     return image, _orientation(image) if isinstance(image, JpegImagePlugin.JpegImageFile) else 1
@@ -112,7 +112,7 @@ def _open(content: bytes) -> tuple[Image.Image, int]:
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # tags that cannot be read turn nothing
+    except Exception:  # unreadable tags rotate nothing
         return 1
 
 
@@ -135,7 +135,7 @@ def _jpeg(
             size = {"min_height": -(-image.height // shrink), "min_width": -(-image.width // shrink)}
             made = simplejpeg.decode_jpeg(content, colorspace="RGB", **size)
             return made if turn not in TURNS else np.asarray(_turned(Image.fromarray(made), turn))
-        except ValueError:  # it refuses what Pillow forgives
+        except ValueError:  # it is stricter than Pillow
             pass
     if shrink > 1:
         image.draft(mode, (image.width // shrink, image.height // shrink))
@@ -155,10 +155,10 @@ def _plain(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(values: np.ndarray) -> np.ndarray:
-    """Grey values of more than eight bits, by the range they are in: up to 1 (floats), 255 or 65535."""
+    """Scale grey values of more than eight bits by the range they are in: up to 1 (floats), 255 or 65535."""
     numbers = values.astype(np.float32)
     if not np.isfinite(numbers).all() or numbers.min() < 0 or numbers.max() > 65535:
-        raise BadPicture("has grey values that are no numbers from 0 to 65535")
+        raise BadPicture("has grey values that are not finite or not from 0 to 65535")
     whole = np.issubdtype(values.dtype, np.integer)
     top = 65535 if values.dtype.itemsize == 2 or numbers.max() > 255 else 1 if not whole and numbers.max() <= 1 else 255
     return np.rint(np.multiply(numbers, np.float32(255 / top), out=numbers)).astype(np.uint8)

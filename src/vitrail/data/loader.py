@@ -1,7 +1,7 @@
-"""Batches as a pure function of a counter: the order and every choice follow from (seed, epoch, index), so a loader has no
-state. To resume is to start from another number; the number of threads changes nothing; ranks take parts of one global batch.
+"""Batches as a pure function of the step: order and augmentation follow from (seed, epoch, index), so a loader has no state.
+To resume is to start from another step; the number of threads changes nothing; ranks take parts of one global batch.
 
-b pictures of a global batch, n of them on this rank.
+b images in a global batch, n of them on this rank.
 """
 
 import logging
@@ -27,27 +27,27 @@ from vitrail.data.threads import cores
 from vitrail.data.view import Augmented, Plain, Seen, View
 from vitrail.errors import VitrailError, printable
 
-LAST = 2**48  # steps without end
-MIX = 2000  # where the numbers of Mixup and CutMix begin
+LAST = 2**48  # stands for endless
+MIX = 2000  # first random slot of Mixup and CutMix
 
 log = logging.getLogger("vitrail")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images as the model takes them. Where they are mixed, the loss is share * loss(labels) + (1 - share) * loss(others)."""
+    """Preprocessed images. For mixed images the loss is lam * loss(labels) + (1 - lam) * loss(mixed_labels)."""
 
     images: Float[Tensor, "n c height width"]
     labels: Int[Tensor, " n"]
-    indices: Int[Tensor, " n"]  # in the source
+    indices: Int[Tensor, " n"]  # in the dataset
     others: Int[Tensor, " n"] | None = None
     share: Float[Tensor, " n"] | None = None
-    epochs: Int[Tensor, " n"] | None = None  # how often each was seen before; none: never
+    epochs: Int[Tensor, " n"] | None = None  # epoch of each image; None: the first
 
 
 @dataclass
 class Loader:
-    """``loader.batch(step)`` is the batch of that step; ``loader.batches(start)`` makes them ahead of time, in threads."""
+    """Stateless data loader: ``loader.batch(step)`` is the batch of a step; ``loader.batches(start)`` prefetches in threads."""
 
     source: Source
     view: View
@@ -57,7 +57,7 @@ class Loader:
     rank: int = 0
     ranks: int = 1
     tolerated: float = TOLERATED
-    problems: dict[int, str] = field(default_factory=dict)  # pictures that could not be read, by their number
+    problems: dict[int, str] = field(default_factory=dict)  # images that could not be read, by index
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.ranks:
@@ -78,7 +78,7 @@ class Loader:
         return self._mixed(epochs, indices, start, end)
 
     def batches(self, start: int = 0, stop: int | None = None, workers: int | None = None) -> Iterator[Batch]:
-        """From one step to another or to the end. ``workers`` threads; none: no thread at all."""
+        """Iterate over the batches from ``start`` to ``stop`` or the end, prefetched by ``workers`` threads; 0: no threads."""
         ends = [end for end in (stop, self.order.steps) if end is not None]
         workers = min(cores(), 8) if workers is None else workers
         if workers < 0:
@@ -95,20 +95,20 @@ class Loader:
         with self._lock:
             for index, problem in problems.items():
                 if index not in self.problems:
-                    log.warning("left out a picture: %s", printable(problem))
+                    log.warning("skipped an image: %s", printable(problem))
                 self.problems[index] = problem
             if len(self.problems) > allowed(self.tolerated, len(self.source)):
                 raise VitrailError(
-                    f"{len(self.problems)} of {len(self.source)} pictures cannot be used, more than the share of "
-                    f"{self.tolerated:g} tolerated, the last one {next(iter(problems.values()))}; "
-                    "`vitrail data check` names them all"
+                    f"{len(self.problems)} of {len(self.source)} images cannot be used, more than the tolerated fraction of "
+                    f"{self.tolerated:g}, the last one {next(iter(problems.values()))}; "
+                    "`vitrail data check` lists them all"
                 )
 
     def _labelled(self, images: Tensor, indices: ndarray) -> Batch:
         return Batch(images, torch.from_numpy(self.source.labels[indices]), torch.from_numpy(indices))
 
     def _mixed(self, epochs: ndarray, indices: ndarray, start: int, end: int) -> Batch:
-        """The partner of a picture is the one before it in the global batch; a rank reads the one before its part as well."""
+        """Mix each image with the one before it in the global batch; a rank also reads the one before its part."""
         policy, size = self.mixing, len(indices)
         assert policy is not None
         wanted = np.arange(start - 1, end) % size if self.ranks > 1 else np.arange(start, end)
@@ -123,8 +123,8 @@ class Loader:
         return self._blended(seen.images, seen.kept, indices[wanted], mix, own, before)
 
     def _blended(self, images: Tensor, kept: ndarray, indices: ndarray, mix: Mix, own: ndarray, before: ndarray) -> Batch:
-        place = np.cumsum(kept) - 1  # of a picture among those that could be read
-        partner = np.where(kept[before], before, own)  # one whose partner could not be read is left alone
+        place = np.cumsum(kept) - 1  # row of an image among those that could be read
+        partner = np.where(kept[before], before, own)  # an image whose partner could not be read is not mixed
         share, boxes = np.where(kept[before], mix.share, 1.0), np.where(kept[before][:, None], mix.boxes, 0)
         here = kept[own]
         mixed = _rows(images, place[own[here]])
@@ -136,7 +136,7 @@ class Loader:
 
 
 def _rows(images: Tensor, rows: ndarray) -> Tensor:
-    """Those images, without a copy where they lie side by side."""
+    """Select rows, without a copy if they are contiguous."""
     if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
         return images[int(rows[0]) : int(rows[0]) + len(rows)]
     return images[rows]
@@ -162,7 +162,7 @@ def _ahead(loader: Loader, start: int, stop: int | None, workers: int) -> Iterat
             torch.set_num_threads(threads)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-        torch.set_num_threads(threads)  # what workers set for themselves would hold for threads started later
+        torch.set_num_threads(threads)  # what workers set would hold for threads started later
 
 
 def training(
@@ -177,14 +177,14 @@ def training(
     tolerated: float = TOLERATED,
     window: int | None = None,
 ) -> Loader:
-    """Shuffled, augmented, without end; ``batch`` is the global one. ``window``: how many pictures, lying near one another, the
-    order is drawn among at a time; none: all."""
+    """Build a shuffled, augmented, endless loader; ``batch_size`` is the global one. ``shuffle_window``: number of neighbouring
+    images to shuffle among at a time; None: all."""
     _check(source, batch)
     if window is not None and window < 1:
-        raise VitrailError(f"window must be at least 1, got {window}; try window={100 * batch}")
+        raise VitrailError(f"shuffle_window must be at least 1, got {window}; try shuffle_window={100 * batch}")
     if batch % ranks:
         raise VitrailError(
-            f"batch must be a multiple of the {ranks} ranks, got {batch}; try batch={-(-batch // ranks) * ranks}"
+            f"batch_size must be a multiple of the world size {ranks}, got {batch}; try batch_size={-(-batch // ranks) * ranks}"
         )
     mixing = policy if policy.mixup or policy.cutmix else None
     view = Augmented(preprocess, policy, seed)
@@ -192,13 +192,13 @@ def training(
 
 
 def evaluation(source: Source, preprocess: Preprocess, batch: int, *, rank: int = 0, ranks: int = 1) -> Loader:
-    """Every picture once, in order, as ``prepare`` makes it."""
+    """Build a loader of every image once, in order, preprocessed as for evaluation."""
     _check(source, batch)
     return Loader(source, Plain(preprocess), InOrder(len(source), batch), rank=rank, ranks=ranks)
 
 
 def _check(source: Source, batch: int) -> None:
     if batch < 1:
-        raise VitrailError(f"batch must be at least 1, got {batch}; try batch=64")
+        raise VitrailError(f"batch_size must be at least 1, got {batch}; try batch_size=64")
     if len(source) == 0:
-        raise VitrailError("there is no picture to read; name a data set that has some")
+        raise VitrailError("the dataset has no images; name one that has some")

@@ -1,5 +1,5 @@
-"""Which pictures a step sees: pure functions of (seed, epoch, place), so that an order has no state and any step can be the
-first. The order is that of the global batch; ranks take their parts of it. Needs no torch."""
+"""Samplers: which images a step reads, as a pure function of (seed, epoch, position), so that a sampler has no state and any
+step can be the first. They sample the global batch; ranks take their parts of it. Torch-free."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,13 +13,13 @@ from vitrail.data.sources.parquet import Cells
 from vitrail.data.sources.shards import Shards
 from vitrail.data.sources.source import Part, Source
 
-WITHIN = 2**32 + 1  # the slot of what is drawn within windows; 2**32 is the permutation's
-PLACES = 64  # of which a window is put together where a source does not say what lies together
+WITHIN = 2**32 + 1  # random slot of the order within windows; 2**32 is the permutation's
+PLACES = 64  # runs per window for datasets without shards
 
 
 @runtime_checkable
 class Order(Protocol):
-    """Which pictures of which epoch a global batch has."""
+    """Maps a step to the epochs and indices of its global batch."""
 
     @property
     def steps(self) -> int | None: ...
@@ -29,7 +29,7 @@ class Order(Protocol):
 
 @dataclass(frozen=True)
 class Shuffled:
-    """Without end: every epoch in an order of its own, one behind the other, so that no batch is short and no picture lost."""
+    """Endless: a new permutation per epoch, concatenated, so that no batch is short and no image is lost."""
 
     length: int
     batch: int
@@ -48,11 +48,11 @@ class Shuffled:
 
 @dataclass(frozen=True, eq=False)
 class Windowed:
-    """Likewise, but what lies together is read together: an epoch lays the runs one behind the other in an order of its own,
-    and then draws the order of the pictures within each ``window`` of them. So a window touches few runs, however many there
-    are, and nothing as long as the data set is ever drawn."""
+    """Endless, for sequential storage: an epoch permutes the runs (shards, row groups), concatenates them, and shuffles images
+    within each ``window``. So a window touches few runs, however many there are, and no permutation as long as the dataset is
+    ever drawn."""
 
-    starts: ndarray  # where each run begins
+    starts: ndarray  # first index of each run
     length: int
     batch: int
     seed: int
@@ -62,7 +62,7 @@ class Windowed:
     def at(self, step: int) -> tuple[ndarray, ndarray]:
         places = np.arange(step * self.batch, (step + 1) * self.batch)
         epochs, inside = places // self.length, places % self.length
-        windows = -(-self.length // self.window)  # of an epoch; the last may be short
+        windows = -(-self.length // self.window)  # per epoch; the last may be short
         which = epochs * windows + inside // self.window
         indices = np.empty(self.batch, np.int64)
         for number in np.unique(which).tolist():
@@ -72,7 +72,7 @@ class Windowed:
         return epochs, indices
 
     def _laid(self, epoch: int, places: ndarray) -> ndarray:
-        """The pictures at these places of the runs as the epoch lays them."""
+        """Return the images at these positions of the concatenated runs of an epoch."""
         order = _permutation(self.seed, epoch, len(self.starts))
         lengths = np.diff(self.starts, append=self.length)[order]
         ends = np.cumsum(lengths)
@@ -83,7 +83,7 @@ class Windowed:
 
 @dataclass(frozen=True)
 class InOrder:
-    """Every picture once; the last batch has what is left."""
+    """Every image once, in order; the last batch may be short."""
 
     length: int
     batch: int
@@ -98,15 +98,15 @@ class InOrder:
 
 
 def shuffled(source: Source, batch: int, seed: int, window: int | None = None) -> Order:
-    """Every epoch in an order of its own, drawn among all pictures, or among those of a window."""
+    """Build a sampler that shuffles every epoch, among all images or within windows."""
     if window is None or window >= len(source):
         return Shuffled(len(source), batch, seed)
     return Windowed(_runs(source, window), len(source), batch, seed, window)
 
 
 def _runs(source: Source, window: int) -> ndarray:
-    """Where what lies together begins: shards and row groups; in anything else, and in a single file, small parts of a window,
-    so that a folder whose classes lie one behind the other is mixed as well."""
+    """Return where each run begins: shards and row groups; for other datasets, and for a single file, small parts of a window,
+    so that a folder sorted by class is mixed as well."""
     homes = _homes(source)
     if homes is None or (homes == homes[0]).all():
         return np.arange(0, len(source), max(window // PLACES, 1))
@@ -114,7 +114,7 @@ def _runs(source: Source, window: int) -> ndarray:
 
 
 def _homes(source: Source) -> ndarray | None:
-    """The number of the shard or row group that each picture lies in."""
+    """Return the index of the shard or row group of each image; None if there are none."""
     match source:
         case Part():
             whole = _homes(source.whole)
@@ -133,5 +133,5 @@ def _permutation(seed: int, epoch: int, length: int) -> ndarray:
 
 @lru_cache(maxsize=8)
 def _window(seed: int, epoch: int, begin: int, end: int) -> ndarray:
-    """The places of a window in an order of its own."""
+    """Return the positions of a window, shuffled."""
     return begin + np.argsort(bits(seed, epoch, np.arange(begin, end), WITHIN).reshape(-1), kind="stable")

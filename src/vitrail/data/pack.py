@@ -1,8 +1,8 @@
-"""A data set in one file that is mapped into memory: decoded and resized once, read without decoding ever after.
+"""Pack: a dataset in one memory-mapped file, decoded and resized once, then read without decoding.
 
-The file is a safetensors file, so any tool can read it: for every split ``labels`` and either ``pixels`` (n h w c, where all
-have one size) or ``bytes`` with ``starts`` and ``shapes``, or ``files`` (the JPEGs as they were) with ``starts``. Its metadata
-has the class names, where the pictures came from and a SHA-256 of header and data.
+The file is a safetensors file, so any tool can read it: for every split ``labels`` and either ``pixels`` (n h w c, if all have
+one size) or ``bytes`` with ``starts`` and ``shapes``, or ``files`` (the original JPEGs) with ``starts``. Its metadata has the
+class names, the provenance of the images and a SHA-256 of header and data.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ KINDS: dict[str, Any] = {"U8": np.dtype("u1"), "I64": np.dtype("<i8")}
 
 @dataclass(frozen=True)
 class Ragged:
-    """Pictures of many sizes, one behind the other: decoded ones with their shapes, or files as they were."""
+    """Images of many sizes in one buffer: decoded pixels with their shapes, or the original files."""
 
     data: ndarray
     starts: ndarray  # n + 1
-    shapes: ndarray | None  # n 3; none: still encoded
+    shapes: ndarray | None  # n 3; None: still encoded
     labels: ndarray
     names: tuple[str, ...]
     origin: str
@@ -38,7 +38,7 @@ class Ragged:
         return len(self.labels)
 
     def where(self, index: int) -> str:
-        return f"picture {index} of {self.origin}"
+        return f"image {index} of {self.origin}"
 
     def content(self, index: int) -> bytes | ndarray:
         piece = self.data[self.starts[index] : self.starts[index + 1]]
@@ -46,7 +46,7 @@ class Ragged:
 
 
 def is_pack(path: Path) -> bool:
-    """By its first bytes, so that a file can have any name."""
+    """Tell a pack by its first bytes, so that it can have any name."""
     try:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -56,7 +56,7 @@ def is_pack(path: Path) -> bool:
 
 
 def read_pack(path: Path, progress: Progress | None = None) -> tuple[dict[str, Source], dict[str, Any]]:
-    """The splits, mapped into memory, and the provenance. The first time on a machine, the checksum is compared."""
+    """Return the memory-mapped splits and the provenance. The checksum is verified the first time on a machine."""
     length = path.stat().st_size
     try:
         with open(path, "rb") as file:
@@ -66,25 +66,25 @@ def read_pack(path: Path, progress: Progress | None = None) -> tuple[dict[str, S
         if metadata["format"] != FORMAT:
             raise ValueError(metadata["format"])
         if metadata["version"] != VERSION:
-            raise VitrailError(f"{path} is a pack of version {metadata['version']}, not {VERSION}; pack the data again")
+            raise VitrailError(f"{path} is a pack of version {metadata['version']}, not {VERSION}; rebuild the pack")
         names = tuple(str(name) for name in json.loads(metadata["names"]))
         provenance = json.loads(metadata["provenance"])
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     except VitrailError:
         raise
     except Exception as error:
-        raise VitrailError(f"{path} is no pack that can be read ({type(error).__name__}); pack the data again") from None
+        raise VitrailError(f"{path} is not a readable pack ({type(error).__name__}); rebuild it") from None
     if length != 8 + room + end:
-        raise VitrailError(f"{path} is cut off or has grown: {length:,} bytes of {8 + room + end:,}; pack the data again")
+        raise VitrailError(f"{path} is truncated or too long: {length:,} bytes instead of {8 + room + end:,}; rebuild it")
     _verify(path, 8 + room, metadata, header, progress)
     try:
-        # "c": torch wants memory that could be written to; what is written, and nothing is, would not reach the file
+        # "c" (copy on write): torch wants writable memory; nothing is ever written to the file
         mapped = np.memmap(path, np.uint8, "c", offset=8 + room, shape=(end,)) if end else np.zeros(0, np.uint8)
-        data = np.asarray(mapped)  # a plain array over the same memory: a memmap's slices are slow to make
+        data = np.asarray(mapped)  # a plain array over the same memory: slicing a memmap is slow
         splits = dict.fromkeys(name.rsplit(".", 1)[0] for name in header)
         return {split: _source(data, header, split, names, f"{path} ({split})") for split in splits}, provenance
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise VitrailError(f"{path} contradicts itself ({error}); pack the data again") from None
+        raise VitrailError(f"{path} is inconsistent ({error}); rebuild it") from None
 
 
 def _verify(path: Path, begin: int, metadata: dict[str, Any], header: dict[str, Any], progress: Progress | None) -> None:
@@ -101,14 +101,14 @@ def _verify(path: Path, begin: int, metadata: dict[str, Any], header: dict[str, 
             digest.update(piece)
             done += len(piece)
             if progress:
-                progress("comparing the checksum", done, known.st_size)
+                progress("verifying checksum", done, known.st_size)
     if seal(digest.hexdigest(), metadata, header) != expected:
-        raise VitrailError(f"{path} is damaged: its checksum is not the one noted in it; pack the data again")
+        raise VitrailError(f"{path} is damaged: its checksum does not match; rebuild it")
     cache.remember("pack", key, {"stamp": stamp})
 
 
 def seal(data: str, metadata: dict[str, Any], header: dict[str, Any]) -> str:
-    """The checksum of a pack: of the data's and of everything else that the header says."""
+    """Compute the checksum of a pack, from the hash of its data and everything else in the header."""
     return hashlib.sha256(json.dumps([data, metadata, header], sort_keys=True).encode()).hexdigest()
 
 
@@ -117,16 +117,16 @@ def _source(data: ndarray, header: dict[str, Any], split: str, names: tuple[str,
         entry = header[f"{split}.{name}"]
         begin, end = entry["data_offsets"]
         if not 0 <= begin <= end <= len(data):
-            raise ValueError(f"{split}.{name} lies outside")
+            raise ValueError(f"{split}.{name} lies outside the file")
         return data[begin:end].view(KINDS[entry["dtype"]]).reshape(entry["shape"])
 
     if split not in ("train", "validation", "test"):
-        raise ValueError(f"{split} is no split")
+        raise ValueError(f"{split} is not a split")
     labels = part("labels").astype(np.int64)
     if labels.ndim != 1:
         raise ValueError(f"{split} has labels of shape {labels.shape}")
     if len(labels) and not -1 <= labels.min() <= labels.max() < max(len(names), 1):
-        raise ValueError(f"{split} has labels without a name")
+        raise ValueError(f"{split} has labels without a class name")
     if f"{split}.pixels" in header:
         images = part("pixels")
         if images.ndim != 4 or len(images) != len(labels) or images.shape[3] not in (1, 3):
@@ -136,9 +136,9 @@ def _source(data: ndarray, header: dict[str, Any], split: str, names: tuple[str,
     bytes_, starts = part(kind), part("starts").astype(np.int64)
     shapes = part("shapes").astype(np.int64) if kind == "bytes" else None
     if len(starts) != len(labels) + 1 or starts[0] != 0 or starts[-1] != len(bytes_) or (np.diff(starts) < 0).any():
-        raise ValueError(f"{split} has starts that do not fit")
+        raise ValueError(f"{split} has inconsistent starts")
     if shapes is not None:
         fit = shapes.shape == (len(labels), 3) and (shapes > 0).all() and np.isin(shapes[:, 2], (1, 3)).all()
         if not fit or (shapes.prod(1) != np.diff(starts)).any():
-            raise ValueError(f"{split} has shapes that do not fit")
+            raise ValueError(f"{split} has inconsistent shapes")
     return Ragged(bytes_, starts, shapes, labels, names, origin)

@@ -1,4 +1,4 @@
-"""Any source into one file: every picture decoded and resized once, in threads. ``pack.py`` has the format."""
+"""Write any dataset as a pack: every image decoded and resized once, in threads. ``pack_reader.py`` describes the format."""
 
 import hashlib
 import json
@@ -19,16 +19,16 @@ from vitrail.data.sources.source import Progress, Source
 from vitrail.data.threads import cores
 from vitrail.errors import VitrailError
 
-CHUNK = 64  # pictures decoded at a time
+CHUNK = 64  # images decoded at a time
 
 
 @dataclass
 class Packed:
-    """What became of it."""
+    """Summary of a written pack."""
 
     path: Path
     counts: dict[str, int] = field(default_factory=dict)
-    skipped: list[str] = field(default_factory=list)  # pictures that could not be used, with the reason
+    skipped: list[str] = field(default_factory=list)  # images that could not be used, with the reason
     bytes: int = 0
     sha256: str = ""
 
@@ -43,16 +43,16 @@ def write_pack(
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> Packed:
-    """Whole or not at all. ``size``: a short side that no picture exceeds, or one height and width for all (covered, the
-    middle cropped), or as they are. ``keep``: ``pixels``, or ``jpeg`` to keep the files' bytes."""
+    """Write a pack, whole or not at all. ``size``: maximum length of the short side, or one height and width for all (resized
+    to cover, centre-cropped), or None: as is. ``store``: ``pixels``, or ``jpeg`` for the files' bytes."""
     if keep not in ("pixels", "jpeg"):
-        raise VitrailError(f"keep must be 'pixels' or 'jpeg', got {keep!r}")
+        raise VitrailError(f"store must be 'pixels' or 'jpeg', got {keep!r}")
     if size is not None and np.min(size) < 1:
         raise VitrailError(f"size must be at least 1, got {size}; try size=256")
     if path.exists() and not path.is_file():
-        raise VitrailError(f"{path} is there and is no file; name another")
+        raise VitrailError(f"{path} exists and is not a file; name another")
     if keep == "jpeg" and any(len(part) and isinstance(part.content(0), ndarray) for part in splits.values()):
-        raise VitrailError("keep='jpeg' keeps files as they are, and these pictures have none; try keep='pixels'")
+        raise VitrailError("store='jpeg' needs image files, and these images have none; try store='pixels'")
     half = path.with_name(f"{path.name}.{os.getpid()}.part")
     made = Packed(path)
     try:
@@ -62,7 +62,7 @@ def write_pack(
             os.fsync(file.fileno())
         if not sum(made.counts.values()):
             first = f"; the first one: {made.skipped[0]}" if made.skipped else ""
-            raise VitrailError(f"nothing could be packed: no picture can be used{first}")
+            raise VitrailError(f"nothing could be packed: no image can be used{first}")
         made.bytes = half.stat().st_size
         half.replace(path)
     finally:
@@ -115,7 +115,7 @@ def _write(
         whole = [len(labels), *(shapes[0] if shapes else (1, 1, 3))] if uniform else [starts[-1]]
         name = "pixels" if uniform else "files" if keep == "jpeg" else "bytes"
         entries[f"{split}.{name}"] = {"dtype": "U8", "shape": whole, "data_offsets": [begin, end]}
-        put(f"{split}.pad", bytes(-end % 8), "U8", [-end % 8])  # so that whole numbers stand where machines like them
+        put(f"{split}.pad", bytes(-end % 8), "U8", [-end % 8])  # aligns the int64 arrays that follow
         put(f"{split}.labels", np.array(labels, "<i8").tobytes(), "I64", [len(labels)])
         if not uniform:
             put(f"{split}.starts", np.array(starts, "<i8").tobytes(), "I64", [len(starts)])
@@ -123,7 +123,7 @@ def _write(
             put(f"{split}.shapes", np.array(shapes, "<i8").tobytes(), "I64", [len(shapes), 3])
     made.sha256 = seal(digest.hexdigest(), metadata, entries)
     header = json.dumps({"__metadata__": {**metadata, "sha256": made.sha256}, **entries}).encode()
-    assert len(header) <= room, "the room for the header was reckoned too small"
+    assert len(header) <= room, "the space reserved for the header is too small"
     file.seek(0)
     file.write(room.to_bytes(8, "little") + header.ljust(room))
 
@@ -131,13 +131,13 @@ def _write(
 def _items(
     source: Source, size: int | tuple[int, int] | None, keep: str, workers: int | None
 ) -> Iterator[tuple[int, bytes | ndarray | str]]:
-    """Every picture as it will stand in the pack, or a sentence that says why it cannot."""
+    """Yield every image as it will be stored, or a sentence that says why it cannot be."""
 
     def item(index: int) -> tuple[int, bytes | ndarray | str]:
         try:
             return index, _item(source.content(index), size, keep)
         except (OSError, VitrailError) as error:
-            return index, f"{source.where(index)} {str(error).removeprefix('the picture ')}"
+            return index, f"{source.where(index)} {str(error).removeprefix('the image ')}"
 
     with ThreadPoolExecutor(workers or cores()) as pool:
         for start in range(0, len(source), CHUNK):
@@ -147,12 +147,12 @@ def _items(
 def _item(content: bytes | ndarray, size: int | tuple[int, int] | None, keep: str) -> bytes | ndarray:
     if keep == "jpeg":
         if isinstance(content, ndarray):
-            raise VitrailError("has no file whose bytes could be kept; pack its pixels")
-        decode(content)  # only what can be decoded is worth keeping
+            raise VitrailError("has no file whose bytes could be stored; store its pixels")
+        decode(content)  # only decodable files are stored
         return content
     if isinstance(content, ndarray):
         if content.shape[2] not in (1, 3):
-            raise VitrailError(f"has {content.shape[2]} channels, where a pack holds 1 or 3")
+            raise VitrailError(f"has {content.shape[2]} channels, and a pack stores 1 or 3")
         return content if size is None else _resized(as_picture(content), size, content.shape[2])
     return _resized(decode(content, least=(size, size) if isinstance(size, int) else size), size, 3)
 
@@ -169,7 +169,7 @@ def _resized(picture: Image.Image, size: int | tuple[int, int] | None, channels:
 
 
 def _covered(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """The largest middle part of these proportions, at this size."""
+    """Resize the largest centre crop of this aspect ratio to this size."""
     high, wide = size
     part_wide = min(picture.width, picture.height * wide / high)
     part_high = min(picture.height, picture.width * high / wide)

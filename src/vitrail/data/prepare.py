@@ -1,4 +1,4 @@
-"""A picture as a model sees it."""
+"""Preprocess one image: resize, crop, normalise."""
 
 from functools import lru_cache
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess
 
-LARGEST = 2**24  # pixels that are made only to be cut away
+LARGEST = 2**24  # pixels of a resized image that is then cropped
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -27,12 +27,12 @@ def prepare(picture: Image.Image, how: Preprocess) -> Float[Tensor, "c height wi
 
 
 def fitted(picture: Image.Image, how: Preprocess) -> UInt8[ndarray, "height width c"]:
-    """The part of the picture that the model sees, at its size."""
+    """Return the part of the image that the model sees, at the model's input size."""
     channels = len(how.mean)
     picture = picture.convert("L" if channels == 1 else "RGB")
     high, wide = how.image
     resized, box = window(picture.size, how)
-    if _odd(resized):  # only the part that is kept is resized
+    if _odd(resized):  # only the crop is resized
         return np.array(picture.resize((wide, high), FILTERS[how.interpolation], box)).reshape(high, wide, channels)
     if resized != picture.size:
         picture = picture.resize(resized, FILTERS[how.interpolation])
@@ -41,8 +41,8 @@ def fitted(picture: Image.Image, how: Preprocess) -> UInt8[ndarray, "height widt
 
 
 def window(size: tuple[int, int], how: Preprocess) -> tuple[tuple[int, int], tuple[float, float, float, float]]:
-    """Of a picture of this width and height: the size it is resized to, and what of it the model sees, as it was before:
-    left, top, right, bottom."""
+    """Return the size an image of this width and height is resized to, and the box of the original that the model sees: left,
+    top, right, bottom."""
     high, wide = how.image
     resized = _cover(size, how)
     across, down = size[0] / resized[0], size[1] / resized[1]
@@ -51,7 +51,7 @@ def window(size: tuple[int, int], how: Preprocess) -> tuple[tuple[int, int], tup
 
 
 def normalise(images: Float[Tensor, "*n c height width"], how: Preprocess) -> Float[Tensor, "*n c height width"]:
-    """From 0 ... 255 to what the model takes, in place: (x / 255 - mean) / std, in two passes instead of three."""
+    """Normalise values from 0 ... 255 in place: (x / 255 - mean) / std, in two passes instead of three."""
     scale, shift = constants(how)
     return images.mul_(scale).sub_(shift)
 
@@ -63,22 +63,22 @@ def constants(how: Preprocess) -> tuple[Tensor, Tensor]:
 
 
 def _cover(size: tuple[int, int], how: Preprocess) -> tuple[int, int]:
-    """Width and height: the whole size, or the smallest of the picture's own proportions that covers what is cropped."""
+    """Return the width and height to resize to: exact, or the smallest of the image's aspect ratio that covers the crop."""
     high, wide = how.resized
     if how.squash:
         return wide, high
-    whole = int if high == wide else round  # torchvision's way with one side, timm's with two
+    whole = int if high == wide else round  # torchvision rounds this way with one side, timm with two
     if size[0] * high < size[1] * wide:
         return wide, max(high, whole(wide * size[1] / size[0]))
     return max(wide, whole(high * size[0] / size[1])), high
 
 
 def _odd(resized: tuple[int, int]) -> bool:
-    """A picture of odd proportions, of which most would be made only to be cut away."""
+    """Whether an image has so extreme an aspect ratio that most of the resized pixels would be cropped away."""
     return resized[0] * resized[1] > LARGEST
 
 
 def _corner(resized: tuple[int, int], how: Preprocess) -> tuple[int, int] | tuple[float, float]:
-    """Left and top of the middle: of whole pixels, where there are any."""
+    """Return left and top of the centre crop, in whole pixels unless the image is never resized as a whole."""
     left, top = (resized[0] - how.image[1]) / 2, (resized[1] - how.image[0]) / 2
     return (left, top) if _odd(resized) else (round(left), round(top))

@@ -1,7 +1,7 @@
-"""How a picture becomes a model's input. It belongs to the model and travels with its weights. Needs no torch.
+"""Preprocessing config: how an image becomes a model's input. It is saved with the model's weights. Torch-free.
 
-``vit``: the published ViTs (resize the short side, crop the middle, values from -1 to 1). ``official``: the authors' own
-evaluation (plain resize to the whole size). ``imagenet``: the mean and deviation of ImageNet's colours.
+``vit``: the published ViTs (resize the short side, centre crop, values from -1 to 1). ``official``: the authors' own
+evaluation (resize without cropping). ``imagenet``: ImageNet's mean and standard deviation.
 """
 
 from dataclasses import dataclass, replace
@@ -15,11 +15,11 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Resize, crop, scale to 0 ... 1, subtract the mean, divide by the deviation."""
+    """Resize, centre crop, scale to 0 ... 1, subtract the mean, divide by the standard deviation."""
 
-    image: tuple[int, int]  # height and width the model sees
-    crop: float = 1.0  # share of the resized picture that is kept, from its middle
-    squash: bool = False  # resize without keeping the proportions
+    image: tuple[int, int]  # height and width of the model's input
+    crop: float = 1.0  # fraction of the resized image that the centre crop keeps
+    squash: bool = False  # resize without keeping the aspect ratio
     interpolation: Interpolation = "bicubic"
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -27,21 +27,21 @@ class Preprocess:
     def __post_init__(self) -> None:
         check(self)
         if min(self.image) < 1:
-            raise VitrailError(f"image must be at least 1, got {self.image}; try image=224")
+            raise VitrailError(f"image_size must be at least 1, got {self.image}; try image_size=224")
         if not 0 < self.crop <= 1:
-            raise VitrailError(f"crop must be above 0 and at most 1, got {self.crop}; try crop=0.875")
+            raise VitrailError(f"crop_pct must be above 0 and at most 1, got {self.crop}; try crop_pct=0.875")
         if len(self.mean) != len(self.std) or not self.mean:
-            raise VitrailError(f"mean and std must have a value a channel, got {len(self.mean)} and {len(self.std)}")
+            raise VitrailError(f"mean and std must have one value per channel, got {len(self.mean)} and {len(self.std)}")
         if min(self.std) <= 0:
             raise VitrailError(f"std must be above 0, got {min(self.std)}; try std=0.5,0.5,0.5")
 
     @property
     def resized(self) -> tuple[int, int]:
-        """The size that the picture is resized to, or to cover, before the middle is cut out of it."""
+        """The size that the image is resized to (or to cover) before the centre crop."""
         return int(self.image[0] / self.crop + 1e-6), int(self.image[1] / self.crop + 1e-6)
 
     def with_channels(self, channels: int) -> "Preprocess":
-        """The same for pictures of another number of channels: the mean over the old ones for each."""
+        """Return the same preprocessing for another number of channels, each with the mean over the old ones."""
         if channels == len(self.mean):
             return self
         mean, std = sum(self.mean) / len(self.mean), sum(self.std) / len(self.std)

@@ -1,4 +1,4 @@
-"""One tar shard while it is written: plain headers, in which time, owner and group are 0, so that it is the same each time."""
+"""Writer of one tar shard: plain headers with time, owner and group 0, so that the bytes are reproducible."""
 
 import os
 import tarfile
@@ -10,7 +10,7 @@ END = bytes(2 * BLOCK)
 
 
 class Shard:
-    """Pictures with their labels, one behind the other; on disk for good when it is closed."""
+    """A tar file of images and labels; synced to disk when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self.file = open(path, "wb")  # noqa: SIM115

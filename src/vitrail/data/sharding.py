@@ -1,8 +1,8 @@
-"""Any source into tar shards as webdataset reads them: ``train-000000.tar`` ..., and ``classes.txt`` beside them.
+"""Write any dataset as tar shards that webdataset reads: ``train-000000.tar`` ..., with ``classes.txt`` next to them.
 
-A sample is ``KEY.jpg`` (the file's own bytes, with the ending of its format; pixels become PNG) and ``KEY.cls``, the number of
-its class; its key is its number in the split. The order is drawn, so that every shard is a mix. The same pictures, size and
-seed give the same bytes. The folder appears whole, and an attempt that was cut short is gone on with (``attempt.py``).
+A sample is ``KEY.jpg`` (the file's own bytes, with the extension of its format; pixels become PNG) and ``KEY.cls``, its class
+index; the key is its index in the split. Images are shuffled, so that every shard mixes the classes. The same images, size and
+seed give the same bytes. The folder appears whole, and an interrupted job is resumed (``resumable_folder.py``).
 """
 
 import io
@@ -26,20 +26,20 @@ from vitrail.data.sources.source import TOLERATED, Progress, Source, allowed
 from vitrail.data.threads import cores
 from vitrail.errors import VitrailError
 
-CHUNK = 64  # pictures read at a time
+CHUNK = 64  # images read at a time
 ENDINGS = {"JPEG": "jpg", "PNG": "png", "GIF": "gif", "WEBP": "webp", "TIFF": "tiff", "BMP": "bmp", "PPM": "ppm"}
-STREAM = 2**32  # so that no epoch of a training draws the same order
+STREAM = 2**32  # in place of an epoch, so that no training epoch has the same order
 
 
 @dataclass
 class Sharded:
-    """What became of it, and between two attempts how far it has come."""
+    """Summary of the written shards, and the saved progress of an interrupted job."""
 
-    counts: dict[str, int] = field(default_factory=dict)  # pictures by split
-    shards: dict[str, list[int]] = field(default_factory=dict)  # the bytes of each, by split
-    skipped: list[str] = field(default_factory=list)  # pictures that could not be used, with the reason
-    seen: dict[str, int] = field(default_factory=dict)  # with those that were skipped
-    before: int = 0  # shards that an earlier attempt had written
+    counts: dict[str, int] = field(default_factory=dict)  # images by split
+    shards: dict[str, list[int]] = field(default_factory=dict)  # bytes of each shard, by split
+    skipped: list[str] = field(default_factory=list)  # images that could not be used, with the reason
+    seen: dict[str, int] = field(default_factory=dict)  # images processed by split, skipped ones included
+    before: int = 0  # shards written before the job was resumed
 
     @property
     def bytes(self) -> int:
@@ -56,10 +56,10 @@ def write_shards(
     progress: Progress | None = None,
     workers: int | None = None,
 ) -> Sharded:
-    """Shards of at most ``size`` bytes, unless one picture has more. Where they need not be ``labelled`` and some have no
-    label, none is written."""
+    """Write shards of at most ``shard_size`` bytes, unless a single image has more. If not ``labelled`` and some images have no
+    label, no labels are written."""
     if size < 1:
-        raise VitrailError(f"size must be at least 1 byte, got {size}; try size=10**9")
+        raise VitrailError(f"shard_size must be at least 1 byte, got {size}; try shard_size=10**9")
     labels = _labelled(splits, labelled)
     classes = _classes(next(iter(splits.values())).names) if labels else b""
     job = json.dumps([fingerprint(*splits.values()), list(splits), size, seed, labels])
@@ -72,7 +72,7 @@ def write_shards(
         if not sum(made.counts.values()):
             work.give_up()
             first = f"; the first one: {made.skipped[0]}" if made.skipped else ""
-            raise VitrailError(f"nothing could be written: no picture can be used{first}")
+            raise VitrailError(f"nothing could be written: no image can be used{first}")
         if classes:
             write_synced(work.folder / CLASSES[0], classes)
         for split, sizes in made.shards.items():
@@ -88,16 +88,16 @@ def _labelled(splits: dict[str, Source], needed: bool) -> bool:
     if needed and 0 < without < sum(map(len, splits.values())):
         split = next(split for split in bare if len(bare[split]))
         raise VitrailError(
-            f"{without:,} pictures have no label but others have, first {splits[split].where(int(bare[split][0]))}; "
+            f"{without:,} images have no label but others have, first {splits[split].where(int(bare[split][0]))}; "
             "label them, or write them all without labels (--unlabelled)"
         )
     return not without
 
 
 def _classes(names: tuple[str, ...]) -> bytes:
-    """A name a line."""
+    """Encode the class names, one per line."""
     if len(names) > MOST_CLASSES:
-        raise VitrailError(f"shards number at most {MOST_CLASSES:,} classes, got {len(names):,}; write fewer")
+        raise VitrailError(f"shards can have at most {MOST_CLASSES:,} classes, got {len(names):,}; use fewer")
     wrong = next((name for name in names if not _is_line(name)), None)
     if wrong is not None:
         raise VitrailError(f"the class {wrong!r} cannot be a line of {CLASSES[0]}; give it another name")
@@ -107,12 +107,12 @@ def _classes(names: tuple[str, ...]) -> bytes:
 def _is_line(name: str) -> bool:
     try:
         return "\r" not in name and class_names(f"{name}\n".encode().decode("utf-8-sig")) == (name,)
-    except UnicodeEncodeError:  # a folder's name that is no text
+    except UnicodeEncodeError:  # a folder name that is not text
         return False
 
 
 def _begun(work: Attempt) -> Sharded:
-    """Shards go by another name until all are there, so that nobody takes some of them for all."""
+    """Load the progress. Shards have temporary names until all are written, so that an incomplete set is never read."""
     done = work.noted()
     made = Sharded(**done or {})
     if done is None:
@@ -121,13 +121,13 @@ def _begun(work: Attempt) -> Sharded:
         for number, expected in enumerate(sizes):
             path = _there(work, split, number)
             if not path.is_file() or path.stat().st_size != expected:
-                raise VitrailError(f"{path} is not what was written there; delete {work.folder} and start again")
+                raise VitrailError(f"{path} is not what was written there; delete {work.folder} and restart")
     made.before = sum(map(len, made.shards.values()))
     return made
 
 
 def _there(work: Attempt, split: str, number: int) -> Path:
-    """Under its last name where an earlier attempt came to its end while it gave them."""
+    """Return the shard's path: its final name if the job was interrupted while renaming, else its temporary one."""
     named = work.folder / f"{split}-{number:06d}.tar"
     return named if named.exists() else named.with_suffix(".part")
 
@@ -144,7 +144,7 @@ def _write(
     progress: Progress | None,
     workers: int | None,
 ) -> None:
-    """What is noted at the end of a shard is all that came before the picture that did not fit any more."""
+    """Write one split. Progress is saved after each shard, up to the image that did not fit into it."""
     for count in (made.counts, made.seen):
         count.setdefault(split, 0)
     sizes, tar = made.shards.setdefault(split, []), None
@@ -175,22 +175,22 @@ def _write(
 
 
 def _refuse(work: Attempt, made: Sharded) -> NoReturn:
-    """The disk or the network that the pictures come from may be at fault, and be mended."""
+    """Raise because of too many unusable images. Written shards stay: the disk or network may be at fault, and be repaired."""
     if not any(made.shards.values()):
         work.give_up()
     raise VitrailError(
-        f"{len(made.skipped):,} pictures cannot be used, more than the share of {TOLERATED:g} tolerated, the last one: "
-        f"{made.skipped[-1]}; `vitrail data check` names them all"
+        f"{len(made.skipped):,} images cannot be used, more than the tolerated fraction of {TOLERATED:g}, the last one: "
+        f"{made.skipped[-1]}; `vitrail data check` lists them all"
     )
 
 
 def _items(source: Source, order: ndarray, workers: int | None) -> Iterator[tuple[int, tuple[str, bytes] | str]]:
-    """Every picture's ending and bytes, or a sentence that says why it cannot be used."""
+    """Yield every image's file extension and bytes, or a sentence that says why it cannot be used."""
 
     def item(index: int) -> tuple[int, tuple[str, bytes] | str]:
         try:
             return index, _encoded(source.content(index))
-        except MemoryError:  # a fault of the moment
+        except MemoryError:  # transient
             raise
         except Exception as error:  # a damaged header can fail its decoder in any way
             return index, _why(source.where(index), error)
@@ -205,7 +205,7 @@ def _why(where: str, error: Exception) -> str:
         return f"{where} cannot be read: {error.strerror or error}"
     if isinstance(error, VitrailError):
         return str(error) if where in str(error) else f"{where} {error}"
-    return f"{where} is no picture that can be read: {error or type(error).__name__}"
+    return f"{where} cannot be decoded: {error or type(error).__name__}"
 
 
 def _encoded(content: bytes | ndarray) -> tuple[str, bytes]:

@@ -1,8 +1,8 @@
-"""How many threads are worth starting."""
+"""Number of CPU cores available to this process."""
 
 import os
 
 
 def cores() -> int:
-    """Those that this process may use, which can be fewer than the machine has."""
+    """Return the number of cores this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

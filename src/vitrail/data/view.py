@@ -1,6 +1,6 @@
-"""How the pictures of a source become the images of a batch: as in evaluation, or augmented. n pictures, c channels.
+"""Batch transforms: from the images of a dataset to a model's input, for evaluation or augmented. n images, c channels.
 
-Every choice is drawn for (seed, epoch, index), so an image is a pure function of those and of the picture's file.
+All randomness is drawn from (seed, epoch, index), so the result is a pure function of those and of the image file.
 """
 
 from collections.abc import Callable
@@ -29,14 +29,14 @@ from vitrail.data.sources.panes import Panes
 from vitrail.data.sources.source import Arrays, Part, Source
 from vitrail.errors import VitrailError
 
-# Where each operation's numbers begin. They have places of their own, so switching one on does not change another.
+# First random slot of each operation. Slots do not overlap, so switching one on does not change another.
 CROP, FLIP, ERASE, JITTER, OPERATIONS, NOISE = 0, 100, 200, 300, 400, 1000
-SMALL = 64  # pixels a side up to which many pictures at once are faster than one by one
+SMALL = 64  # pixels per side up to which a whole batch at once is faster than image by image
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What could be read, in order; ``kept`` tells of which of the pictures asked for, ``problems`` why not of the others."""
+    """The readable images, in order; ``readable`` marks them among the indices, ``read_errors`` says why others failed."""
 
     images: Float[Tensor, "n c height width"]
     kept: ndarray
@@ -45,6 +45,8 @@ class Seen:
 
 @runtime_checkable
 class View(Protocol):
+    """Reads and transforms the images of a batch."""
+
     @property
     def preprocess(self) -> Preprocess: ...
 
@@ -53,7 +55,7 @@ class View(Protocol):
 
 @dataclass(frozen=True)
 class Plain:
-    """As in evaluation, to the pixel what ``prepare`` makes of each picture."""
+    """Preprocessing for evaluation, equal to the pixel to preprocessing each image alone."""
 
     preprocess: Preprocess
 
@@ -70,7 +72,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Augmented:
-    """As a policy draws it."""
+    """Preprocessing for training, with an augmentation policy."""
 
     preprocess: Preprocess
     policy: Policy
@@ -89,16 +91,16 @@ class Augmented:
         return seen
 
     def _together(self, source: Source, epochs: ndarray, indices: ndarray) -> Seen | None:
-        """Small pictures of one size, all at once: nothing is decoded and nothing done one by one."""
+        """Transform small arrays of one size as a batch; None if the dataset or policy does not allow it."""
         policy, how = self.policy, self.preprocess
         shape = _shape(source)
         if shape is None or max(*shape[:2], *how.image) > SMALL or shape[2] != len(how.mean) or policy.layers or self._jitters:
             return None
-        if policy.crop != "inception" and (shape[:2] != how.image or how.crop < 1):
+        if policy.crop != "random-resized" and (shape[:2] != how.image or how.crop < 1):
             return None
         stack = _stack(source, indices)
         u, flips = uniforms(self.seed, epochs, indices, CROP_SLOTS, CROP), self._flips(epochs, indices)
-        if policy.crop == "inception":
+        if policy.crop == "random-resized":
             sizes = np.broadcast_to(np.array(stack.shape[1:3]), (len(stack), 2))
             crops = draw_inception(u, sizes, policy.area, policy.ratio)
             images = resample(stack, crops, flips, how.image, policy.interpolation)
@@ -145,10 +147,10 @@ class Augmented:
         return uniforms(self.seed, epochs, indices, 1, FLIP)[:, 0] < self.policy.flip
 
     def _crops(self, source: Source, epochs: ndarray, indices: ndarray) -> Callable[[int, Size], tuple[int, int, int, int]]:
-        """The crop of a row, once its picture's size is known; all are drawn at once where the source knows the sizes."""
+        """Return a function from (row, image size) to the crop; all crops are drawn at once if the dataset knows the sizes."""
         policy, size = self.policy, self.preprocess.image
         u = uniforms(self.seed, epochs, indices, CROP_SLOTS, CROP)
-        if policy.crop != "inception":
+        if policy.crop != "random-resized":
             drawn: ndarray | None = draw_shift(u, size, policy.pad if policy.crop == "pad" else 0)
         else:
             sizes = known_sizes(source, indices)
@@ -165,7 +167,7 @@ class Augmented:
 
     def _cut(self, content: bytes | ndarray, crop: Callable[[Size], tuple[int, int, int, int]], flip: bool) -> Tensor:
         policy, how = self.policy, self.preprocess
-        if policy.crop == "inception":
+        if policy.crop == "random-resized":
             picture, part = _part(content, crop, how)
             return crop_resize(_with_channels(picture, len(how.mean)), part, how.image, flip, policy.interpolation)
         pad = policy.pad if policy.crop == "pad" else 0
@@ -176,7 +178,7 @@ class Augmented:
 def _part(
     content: bytes | ndarray, crop: Callable[[Size], tuple[int, int, int, int]], how: Preprocess
 ) -> tuple[ndarray, tuple[int, int, int, int]]:
-    """The pixels and the part of them that was drawn, on the full size; a JPEG is decoded no finer than the part needs."""
+    """Return pixels and crop box. The crop is drawn at full size; a JPEG is decoded at no higher resolution than it needs."""
     if isinstance(content, ndarray):
         return content, crop((content.shape[0], content.shape[1]))
     drawn: list[tuple[int, ...]] = []
@@ -196,7 +198,7 @@ def _part(
 
 
 def known_sizes(source: Source, indices: ndarray) -> Int[ndarray, "n 2"] | None:
-    """Height and width where the source knows them without reading the pictures."""
+    """Return heights and widths if the dataset knows them without reading the images, else None."""
     if isinstance(source, Part):
         return known_sizes(source.whole, source.indices[indices])
     if isinstance(source, Arrays | Panes):
@@ -206,7 +208,7 @@ def known_sizes(source: Source, indices: ndarray) -> Int[ndarray, "n 2"] | None:
 
 
 def _shape(source: Source) -> tuple[int, int, int] | None:
-    """h w c of the pictures of what lies in memory as one array."""
+    """Return h w c of an in-memory array dataset, else None."""
     if isinstance(source, Part):
         return _shape(source.whole)
     if not isinstance(source, Arrays):
@@ -216,7 +218,7 @@ def _shape(source: Source) -> tuple[int, int, int] | None:
 
 
 def _stack(source: Source, indices: ndarray) -> ndarray:
-    """n h w c out of such an array."""
+    """Return rows (n h w c) of an in-memory array dataset."""
     if isinstance(source, Part):
         return _stack(source.whole, source.indices[indices])
     assert isinstance(source, Arrays)
@@ -230,7 +232,7 @@ def _one_by_one(source: Source, indices: ndarray, how: Preprocess, see: Callable
         try:
             normalise(images[filled].copy_(see(row, source.content(index))), how)
         except (OSError, VitrailError) as error:
-            problems[index] = f"{source.where(index)}: {str(error).removeprefix('the picture ')}"
+            problems[index] = f"{source.where(index)}: {str(error).removeprefix('the image ')}"
             continue
         kept[row] = True
         filled += 1

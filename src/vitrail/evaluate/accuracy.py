@@ -1,7 +1,7 @@
-"""Class by class: how many were found, how many were right when said, and what was taken for what. b pictures, k classes.
+"""Per-class metrics: precision, recall, F1 and the confusion matrix. b images, k classes.
 
-Top-1, top-5 and loss are the task's own (``tasks/classify.py``). The conventions are scikit-learn's: what was never said has
-precision 0, and means over classes are over those that have pictures.
+Top-1, top-5 and loss are the task's own (``tasks/classification.py``). The conventions are scikit-learn's: a class that is
+never predicted has precision 0, and macro averages are over the classes that have images.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ByClass:
-    """Counts of each class, and the shares that follow from them."""
+    """Per-class counts, and the metrics that follow from them."""
 
-    support: Int[Tensor, " k"]  # pictures that show it
-    said: Int[Tensor, " k"]  # pictures it was seen in
-    right: Int[Tensor, " k"]  # both
+    support: Int[Tensor, " k"]  # images of the class
+    said: Int[Tensor, " k"]  # images predicted as it
+    right: Int[Tensor, " k"]  # true positives
 
     @property
     def precision(self) -> Float[Tensor, " k"]:
@@ -29,16 +29,16 @@ class ByClass:
 
     @property
     def f1(self) -> Float[Tensor, " k"]:
-        """The harmonic mean of the two."""
+        """Harmonic mean of precision and recall."""
         return 2 * self.right.double() / (self.support + self.said).clamp(min=1)
 
     @property
     def occurring(self) -> Int[Tensor, " m"]:
-        """Classes that are shown or said."""
+        """Classes that have images or are predicted."""
         return (self.support + self.said).nonzero()[:, 0]
 
     def macro(self) -> dict[str, float]:
-        """Every class that has pictures counts alike, however many it has."""
+        """Return the unweighted means over the classes that have images."""
         there = self.support > 0
         return {name: getattr(self, name)[there].mean().item() for name in ("precision", "recall", "f1")}
 
@@ -49,12 +49,12 @@ def by_class(guesses: Int[Tensor, " b"], labels: Int[Tensor, " b"], classes: int
 
 
 def confusion(guesses: Int[Tensor, " b"], labels: Int[Tensor, " b"], classes: int) -> Int[Tensor, "k k"]:
-    """Rows are what is shown, columns what was said."""
+    """Return the confusion matrix: rows are true classes, columns predicted ones."""
     return torch.bincount(labels * classes + guesses, minlength=classes**2).view(classes, classes)
 
 
 def confused(guesses: Int[Tensor, " b"], labels: Int[Tensor, " b"]) -> list[tuple[int, int, int]]:
-    """What is shown, what was said instead, how often: the most frequent first. Needs no matrix, which may be huge."""
+    """Return (true class, predicted class, count), the most frequent confusion first. Needs no matrix, which may be huge."""
     wrong = torch.stack([labels, guesses], dim=1)[labels != guesses]
     pairs, times = torch.unique(wrong, dim=0, return_counts=True)
     order = times.argsort(descending=True, stable=True)

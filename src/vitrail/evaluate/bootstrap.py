@@ -1,8 +1,8 @@
-"""How far a score can be trusted: percentile bootstrap (Efron 1979), and two models on the same pictures: McNemar's exact test.
+"""Confidence intervals by the percentile bootstrap (Efron 1979), and McNemar's exact test of two models on the same images.
 
-Pictures are drawn again with replacement, so often; the interval holds the middle 95 % of the scores. The draws follow from a
-fixed seed and the number of pictures alone: the same command says the same, and two models on the same pictures see the same
-draws, so that the differences of their scores are paired. b pictures, r draws, c columns.
+Images are resampled with replacement; the interval holds the middle 95 % of the scores. The resamples follow from a fixed seed
+and the number of images alone: the same command gives the same intervals, and two models on the same images get the same
+resamples, so that the differences of their scores are paired. b images, r resamples, c columns.
 """
 
 import math
@@ -19,12 +19,12 @@ from vitrail.tasks.classify import marks
 
 DRAWS = 1000
 LEVEL = 0.95
-AT_ONCE = 2**21  # numbers drawn at a time
+AT_ONCE = 2**21  # random indices drawn at a time
 SCORES = ("top1", "top5", "nll", "ece")
 
 
 def drawn_scores(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], draws: int = DRAWS) -> dict[str, ndarray]:
-    """Every score of each draw. All are sums over pictures, the calibration error one a bin, so one product gives them all."""
+    """Return every score of each resample. All are sums over images (ECE: one per bin), so one product gives them all."""
     own = marks(logits, labels)
     sure, right, place = binned(logits, labels)
     gaps = torch.zeros(len(labels), BINS, dtype=torch.float64)
@@ -35,7 +35,7 @@ def drawn_scores(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], draws:
 
 
 def drawn_means(table: Float[ndarray, "b c"], draws: int = DRAWS, seed: int = 0) -> Float[ndarray, "r c"]:
-    """The mean of every column over each draw of pictures."""
+    """Return the mean of every column over each resample of the images."""
     count = len(table)
     generator, each = np.random.default_rng(seed), max(AT_ONCE // count, 1)
     means = []
@@ -55,13 +55,13 @@ def intervals(
     logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], drawn: Mapping[str, ndarray]
 ) -> dict[str, tuple[float, float]]:
     found = {name: interval(values) for name, values in drawn.items()}
-    for name in ("top1", "top5") if logits.shape[1] > 5 else ("top1",):  # of five classes, five are always right
+    for name in ("top1", "top5") if logits.shape[1] > 5 else ("top1",):  # with five classes, top-5 is always right
         found[name] = of_share(drawn[name], len(labels))
     return found
 
 
 def of_share(drawn: Float[ndarray, " r"], pictures: int) -> tuple[float, float]:
-    """Where every picture is right, or none, each draw says the same; the exact binomial bound stands in for it."""
+    """Return the interval of a proportion; if it is 0 or 1, where all resamples agree, the exact binomial bound."""
     low, high = interval(drawn)
     edge = ((1 - LEVEL) / 2) ** (1 / pictures)
     if low == high == 1:
@@ -70,7 +70,7 @@ def of_share(drawn: Float[ndarray, " r"], pictures: int) -> tuple[float, float]:
 
 
 def mcnemar(only_first: int, only_other: int) -> float:
-    """The chance that two equally good models differ so much or more, by those pictures that one alone has right."""
+    """Return the p-value of McNemar's exact test, from the images that only one of the two models has right."""
     differing = only_first + only_other
     few = torch.arange(min(only_first, only_other) + 1, dtype=torch.float64)
     if not differing:

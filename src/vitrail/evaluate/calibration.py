@@ -1,8 +1,8 @@
-"""Is a model as often right as it is sure? Expected calibration error and temperature scaling, after Guo et al. 2017.
+"""Expected calibration error and temperature scaling, after Guo et al. 2017.
 
-The confidence is the softmax of the label that is said. It falls into one of 15 bins of equal width, open below and closed
-above; the error is the gap between mean confidence and accuracy of a bin, averaged over the pictures.
-b pictures, k classes, n bins.
+The confidence is the softmax of the predicted class. It falls into one of 15 bins of equal width, open below and closed
+above; the error is the gap between mean confidence and accuracy of a bin, averaged over the images.
+b images, k classes, n bins.
 """
 
 import math
@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 BINS = 15
-HOTTEST = 100.0  # of a temperature; its inverse is the coldest
-CLOSE = 1e-9  # relative, to where two steps of the search for it may end
-AT_ONCE = 2**15  # logits whose softmax is computed at a time: all those of ImageNet would leave the processor's cache
+HOTTEST = 100.0  # its inverse is the smallest temperature
+CLOSE = 1e-9  # relative tolerance of the search
+AT_ONCE = 2**15  # logits per softmax: those of all of ImageNet would not fit the CPU's cache
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Of each bin the pictures, their mean confidence and the share that is right; both 0 where there are none."""
+    """Image count, mean confidence and accuracy of each bin; both means are 0 in an empty bin."""
 
     pictures: Int[Tensor, " n"]
     confidence: Float[Tensor, " n"]
@@ -29,7 +29,7 @@ class Reliability:
 
     @property
     def error(self) -> float:
-        """The expected calibration error."""
+        """Expected calibration error (ECE)."""
         gaps = (self.confidence - self.accuracy).abs() * self.pictures
         return (gaps.sum() / self.pictures.sum().clamp(min=1)).item()
 
@@ -44,23 +44,23 @@ def reliability(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], bins: i
 def binned(
     logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], bins: int = BINS
 ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"], Int[Tensor, " b"]]:
-    """Of each picture the confidence, whether it is right as 0 or 1, and the bin."""
+    """Return the confidence, the correctness (0 or 1) and the bin of each image."""
     sure = logits.double().softmax(1).amax(1)
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1]
     return sure, (logits.argmax(1) == labels).double(), torch.bucketize(sure, edges)
 
 
 def temperature(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> float:
-    """What to divide logits by, so that their loss here is least.
+    """Return the temperature to divide the logits by that minimises the loss on these images.
 
-    The loss is convex in the inverse temperature, so Newton's method finds the least, held between two values that enclose it.
-    Where there is none (every picture right: the surer the better), the answer is the end of the range.
+    The loss is convex in the inverse temperature, so Newton's method finds the minimum, kept between two values that enclose
+    it. If there is none (every image is right, so more confidence is always better), the end of the range is returned.
     """
     low, high, inverse = 1 / HOTTEST, HOTTEST, 1.0
-    ends = {low, high}  # whose slopes nobody has looked at
+    ends = {low, high}  # whose slopes are not computed yet
     while high / low > 1 + CLOSE:
         slope, bend = _slopes(logits, labels, inverse)
-        if slope == bend == 0:  # all logits are equal, and any temperature is as good; or so far apart that it looks like it
+        if slope == bend == 0:  # all logits equal, so any temperature will do; or so far apart that slopes underflow
             return 1.0 if _slopes(logits, labels, low)[0] == 0 else 1 / high
         low, high = (inverse, high) if slope < 0 else (low, inverse)
         step = inverse - slope / bend if bend > 0 else 0.0
@@ -77,7 +77,7 @@ def temperature(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> floa
 
 
 def _slopes(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], inverse: float) -> tuple[float, float]:
-    """First and second derivative of the mean loss by the inverse temperature, a few pictures at a time."""
+    """Return the first and second derivative of the mean loss in the inverse temperature, computed in chunks of images."""
     slope = bend = 0.0
     each = max(AT_ONCE // logits.shape[1], 1)
     for part, right in zip(logits.split(each), labels.split(each), strict=True):

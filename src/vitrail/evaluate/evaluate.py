@@ -1,6 +1,6 @@
-"""``vitrail.measure``: how good a model is on a data set, by how much that may be chance, and which of two is better.
+"""``vitrail.evaluate``: accuracy, loss and calibration of a classifier with confidence intervals, and paired comparison.
 
-The pictures go through the model's own preprocessing and the very evaluation that training uses. b pictures, k classes.
+The images go through the model's own preprocessing and the same evaluation that training uses. b images, k classes.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ ENDS = (HOTTEST, 1 / HOTTEST)
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model said of the pictures of a split. Labels are the model's; left out is what could not be read."""
+    """Logits of a model on the images of a split, with the model's labels and the number of unreadable images."""
 
     logits: Float[Tensor, "b k"]
     labels: Int[Tensor, " b"]
@@ -45,17 +45,17 @@ class Answers:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """With the logits divided by the temperature that suits validation best."""
+    """Scores after temperature scaling, the temperature fitted on validation."""
 
     temperature: float
-    fitted_on: int  # pictures
+    fitted_on: int  # images
     nll: float
     ece: float
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Scores with their 95 % intervals, all fractions but ``nll``; and what they were computed from."""
+    """Scores with their 95 % intervals, all fractions but ``nll``; and the predictions they were computed from."""
 
     data: str
     split: str
@@ -66,7 +66,7 @@ class Measured:
     nll: float
     ece: float
     interval: dict[str, tuple[float, float]]
-    drawn: dict[str, ndarray]  # the scores of each draw of the bootstrap
+    drawn: dict[str, ndarray]  # the scores of each bootstrap resample
     classes: ByClass
     reliability: Reliability
     calibrated: Calibrated | None = None
@@ -82,13 +82,13 @@ def measure(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Measured:
-    """Evaluate on a split: test, validation, train or all; none: the first of test, validation and all that has pictures.
+    """Evaluate on a split: test, validation, train or all; None: the first of test, validation and all that has images.
 
-    ``tta`` is ``"flip"`` or ``"crops"``. Where the data has a validation that is not what is evaluated, a temperature is fitted
-    on it.
+    ``tta`` is ``"flip"`` or ``"crops"``. If the dataset has a validation split that is not the one evaluated, a temperature is
+    fitted on it.
     """
     model = load(model) if isinstance(model, str | Path) else model
-    preprocessing(model)  # or a sentence that says why not, before anything is read
+    preprocessing(model)  # fails before anything is read
     data = data if isinstance(data, Data) else opened(data, model, progress)
     by_default = split is None
     split, source = split_of(data, split)
@@ -97,7 +97,7 @@ def measure(
     calibrated, notes = _calibrated(look, data, split, answers)
     how = preprocessing(model)
     if tta == "crops" and how.image == how.resized:
-        notes = ["the model's own preprocessing cuts nothing away, so the pictures were made larger to be cropped", *notes]
+        notes = ["the model's preprocessing crops nothing, so the images were enlarged before cropping", *notes]
     return summed_up(
         data.name,
         split,
@@ -116,7 +116,7 @@ def summed_up(
     calibrated: Calibrated | None = None,
     notes: tuple[str, ...] = (),
 ) -> Measured:
-    """Every number that follows from the answers alone."""
+    """Compute every score that follows from the predictions alone."""
     logits, labels = answers.logits, answers.labels
     found, drawn = scores(logits, labels), drawn_scores(logits, labels)
     bins = reliability(logits, labels)
@@ -128,18 +128,18 @@ def summed_up(
 
 @dataclass(frozen=True)
 class Compared:
-    """The other less the first, score by score, on the same pictures; p is McNemar's, of top-1."""
+    """Scores of the other model minus those of the first on the same images; p is McNemar's, of top-1."""
 
     difference: dict[str, float]
     interval: dict[str, tuple[float, float]]
-    only_first: int  # pictures that the first alone has right
+    only_first: int  # images that only the first has right
     only_other: int
     p: float
 
 
 def compare(first: Measured, other: Measured) -> Compared:
     if not torch.equal(first.answers.indices, other.answers.indices):
-        raise VitrailError(f"{first.split} and {other.split} are not the same pictures, so they cannot be compared in pairs")
+        raise VitrailError(f"{first.split} and {other.split} are not the same images, so they cannot be compared in pairs")
     right, too = (each.answers.guesses == each.answers.labels for each in (first, other))
     one, two = int((right & ~too).sum()), int((too & ~right).sum())
     difference = {name: getattr(other, name) - getattr(first, name) for name in first.drawn}
@@ -149,7 +149,7 @@ def compare(first: Measured, other: Measured) -> Compared:
 
 @dataclass(frozen=True)
 class _Looking:
-    """A model at work."""
+    """A model with the settings to run it."""
 
     model: Model
     tta: Views | None
@@ -164,36 +164,36 @@ class _Looking:
         loader = evaluation(source, uncropped(how) if self.tta == "crops" else how, self.batch)
         total = len(source)
         tell = self.progress or (lambda what, done, of: None)
-        logits, labels, indices = predictions(seen, loader, self.workers, lambda done: tell(f"seeing {split}", done, total))
+        logits, labels, indices = predictions(seen, loader, self.workers, lambda done: tell(f"evaluating {split}", done, total))
         check_answers(logits, indices, source, data)
         return Answers(logits, classes[labels], indices, len(loader.problems))
 
 
 def check_answers(logits: Float[Tensor, "b k"], indices: Int[Tensor, " b"], source: Source, data: str) -> None:
-    """There are some, and all are numbers."""
+    """Raise unless there are predictions and all are finite."""
     if not len(indices):
-        raise VitrailError(f"no picture of {data} can be read; `vitrail data check {data}` tells why")
+        raise VitrailError(f"no image of {data} can be read; `vitrail data check {data}` gives the reasons")
     odd = (~logits.isfinite().all(1)).nonzero()[:, 0]
     if len(odd):
         where = source.where(int(indices[odd[0]]))
         raise VitrailError(
-            f"the model answers {len(odd)} of {len(indices)} pictures with something that is no number, first {where}; "
-            "its weights or that picture are damaged"
+            f"the model's logits are not finite for {len(odd)} of {len(indices)} images, first {where}; "
+            "its weights or that image are damaged"
         )
 
 
 def _calibrated(look: _Looking, data: Data, split: str, answers: Answers) -> tuple[Calibrated | None, list[str]]:
-    """The temperature must not be fitted on what it is judged by."""
+    """Fit the temperature on validation, unless that is what is evaluated."""
     if split in ("validation", "all") or not (data.validation.labels >= 0).any():
-        return None, ["there is no validation apart from it, so no temperature is fitted"]
+        return None, ["there is no separate validation split, so no temperature is fitted"]
     try:
         fit = look.at(split_of(data, "validation")[1], "validation", data.name)
-    except VitrailError as error:  # which is no fault of what is evaluated
+    except VitrailError as error:  # does not affect the split that is evaluated
         return None, [f"no temperature is fitted, as validation cannot be used: {error}"]
     heat = temperature(fit.logits, fit.labels)
     if heat in ENDS:
         sense = "right" if heat < 1 else "wrong"
-        return None, [f"too many of the {len(fit.labels):,} validation pictures are {sense} to fit a temperature"]
+        return None, [f"too many of the {len(fit.labels):,} validation images are {sense} to fit a temperature"]
     cooled = answers.logits.double() / heat
     nll = scores(cooled, answers.labels)["loss"]
     return Calibrated(heat, len(fit.labels), nll, reliability(cooled, answers.labels).error), []

@@ -1,4 +1,4 @@
-"""What a model sees in single pictures, as numbers: its answer, a map a method, every head's view, what each layer would say.
+"""Explanations of single images: the prediction, a saliency map per method, the attention of every head, and the logit lens.
 
 l layers, s states between them, h heads, k classes, t tokens, c channels, y and x the grid of patches.
 """
@@ -24,14 +24,14 @@ from vitrail.layers.position import Grid
 from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 
-POOL = "pool"  # seen from what the answer is read from
+POOL = "pool"  # the query is what the classifier reads
 
 
 @dataclass(frozen=True)
 class Views:
-    """Of which layers and heads the attention is taken, and from which tokens; none: all of them, and the pooled tokens'.
+    """Layers, heads and query tokens whose attention is returned; None: all layers and heads, and the pooled tokens as query.
 
-    A token is named by the row and column of its patch, ``3,5``, or it is ``class``, ``register0``, ``register1`` and so on.
+    A token is given by the row and column of its patch, ``3,5``, or it is ``class``, ``register0``, ``register1`` and so on.
     """
 
     layers: tuple[int, ...] | None = None
@@ -41,19 +41,19 @@ class Views:
 
 @dataclass(frozen=True)
 class Explained:
-    """Of one picture. ``heads`` are rows of attention, by the token that looks."""
+    """Explanation of one image. ``attention_rows`` is keyed by query token."""
 
     file: str
-    image: Float[Tensor, "c height width"]  # as the model takes it
+    image: Float[Tensor, "c height width"]  # preprocessed
     grid: Grid
     logits: Float[Tensor, " k"]
     odds: Float[Tensor, " k"]
-    target: int | None  # the class that is explained; none of a model without a head
+    target: int | None  # the class that is explained; None without a head
     maps: dict[str, Float[Tensor, "y x"]]
-    layers: list[int]  # of which there are rows
-    numbers: list[int]  # of the heads
+    layers: list[int]  # layers of the rows
+    numbers: list[int]  # indices of the heads
     heads: dict[str, Float[Tensor, "l h t"]]
-    lens: Float[Tensor, "s k"]  # how probable each class is before the first block, and after each
+    lens: Float[Tensor, "s k"]  # class probabilities before the first block and after each
     norms: Float[Tensor, "s t"]
 
 
@@ -64,9 +64,9 @@ def explained(
     target: int | None = None,
     views: Views | None = None,
 ) -> Iterator[Explained]:
-    """One after the other. ``target``: the class to explain; none: what the model says of each. No ``methods`` are no maps.
+    """Explain images one by one. ``target``: the class to explain; None: the predicted one. An empty ``methods`` gives no maps.
 
-    A model without a head says no class: there are maps by attention alone, and no logits and no lens.
+    A model without a head has no classes: there are attention-based maps only, and neither logits nor logit lens.
     """
     vit, asked = checked(model), views or Views()
     headless = not vit.config.classes
@@ -74,8 +74,8 @@ def explained(
     classy = [name for name in drawn if name not in CLASSLESS]
     if headless and (classy or target is not None):
         raise VitrailError(
-            f"{classy[0] if classy else '--class'} asks for a class, and a model without a head (classes=0) says none; "
-            f"try {' or '.join(CLASSLESS)}, or teach it classes: vitrail finetune RUN DATA"
+            f"{classy[0] if classy else '--class'} needs a class, and a model without a head (classes=0) has none; "
+            f"try {' or '.join(CLASSLESS)}, or add a head: vitrail finetune RUN DATA"
         )
     layers = numbers("layers", asked.layers, len(vit.blocks))
     heads = numbers("heads", asked.heads, vit.config.heads)
@@ -86,7 +86,7 @@ def explained(
             answer = vit(images)[0]
         if not answer.isfinite().all():
             raise VitrailError(
-                f"the model answers {source.where(index)} with something that is no number; are its weights whole?"
+                f"the model's output for {source.where(index)} is not finite (NaN/Inf); its weights may be damaged"
             )
         logits = answer[:0] if headless else answer
         wanted = target if target is not None or headless else int(logits.argmax())
@@ -108,14 +108,14 @@ def explained(
 
 
 def check_queries(model: Model, views: Views) -> None:
-    """Before the work: a sentence about a token that is not there."""
+    """Raise an error if a query token does not exist, before any computation."""
     vit, how = checked(model), preprocess_of(model)
     for name in views.queries or ():
         token(vit, name, (how.image[0] // vit.config.stride[0], how.image[1] // vit.config.stride[1]))
 
 
 def token(vit: ViT, name: str, grid: Grid) -> int:
-    """The number of the token that is so named."""
+    """Return the index of the token with this name."""
     config, (rows, columns) = vit.config, grid
     place, register = re.fullmatch(r"(\d{1,6}),(\d{1,6})", name), re.fullmatch(r"register(\d{1,6})", name)
     if name == "class" and config.has_class_token:

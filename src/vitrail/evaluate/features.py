@@ -1,7 +1,7 @@
-"""``vitrail.embed``: what a model makes of pictures before its head, each made ready as the model's own evaluation does it.
+"""``vitrail.embed``: the features of images before the head, preprocessed as in the model's own evaluation.
 
-Computed once: features are remembered by the weights, the settings, the preprocessing and the pictures they came from; where
-the file of them is damaged they are made anew. n pictures of which m could be used, b of them at a time, d wide.
+Features are cached by the weights, the config, the preprocessing and the images they came from; a damaged cache file is
+recomputed. n images of which m are readable, b of them at a time, d wide.
 """
 
 import hashlib
@@ -28,13 +28,13 @@ from vitrail.models.build import Model
 from vitrail.weights.load import load
 
 BATCH = 64
-FORMAT = 1  # of what is remembered
-MOST = 2**30  # bytes of features that are remembered: those of more pictures are only passed on
+FORMAT = 1  # of the cache files
+MOST = 2**30  # larger sets of features are not cached
 
 
 @dataclass(frozen=True)
 class Features:
-    """One row a picture that could be used; ``problems`` tells why not of the others, by their number."""
+    """Features, one row per readable image; ``read_errors`` has the reason for each of the others, by index."""
 
     values: Float32[ndarray, "m d"]
     labels: Int64[ndarray, " m"]
@@ -44,7 +44,7 @@ class Features:
 
 @dataclass(frozen=True)
 class Rows:
-    """Some of them."""
+    """Features of a batch of images."""
 
     values: Float32[ndarray, "b d"]
     indices: Int64[ndarray, " b"]
@@ -57,16 +57,16 @@ def embed(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Features:
-    """The features of a split of a data set, or of files, bytes, PIL pictures or arrays, in their order.
+    """Compute the features of a dataset split, or of files, bytes, PIL images or arrays, in their order.
 
-    ``model`` is one, or what ``vitrail.load`` reads. A bad picture is left out, and told in ``problems``.
+    ``model`` is a model, or what ``vitrail.load`` reads. A bad image is left out and listed in ``read_errors``.
     """
     model = load(model) if isinstance(model, str | Path) else model
     source = pictures if isinstance(pictures, Source) else Given(listed(pictures))
     problems: dict[int, str] = {}
     found = list(stream(model, source, batch, workers, progress, problems))
     if not found:
-        raise VitrailError(f"no picture can be used, the first one {next(iter(problems.values()))}; name others")
+        raise VitrailError(f"no image can be used, the first one: {next(iter(problems.values()))}; try other images")
     indices = np.concatenate([rows.indices for rows in found])
     return Features(np.concatenate([rows.values for rows in found]), source.labels[indices], indices, problems)
 
@@ -79,7 +79,7 @@ def stream(
     progress: Progress | None = None,
     problems: dict[int, str] | None = None,
 ) -> Iterator[Rows]:
-    """The same a batch after the other, or all that is remembered at once; ``problems`` is filled on the way."""
+    """Yield features batch by batch, or all cached ones at once; ``read_errors`` is filled on the way."""
     problems = {} if problems is None else problems
     loader = evaluation(source, preprocess_of(model), batch)
     key = None if isinstance(source, Given) else f"{FORMAT} {_of_model(model)} {_of_pictures(source).hex()}"
@@ -102,11 +102,11 @@ def preprocess_of(model: Model) -> Preprocess:
     how = model.preprocess
     if how is None:
         raise VitrailError(
-            "the model does not know how its pictures are made ready; set model.preprocess, such as "
+            "the model has no preprocessing config; set model.preprocess, such as "
             "vitrail.data.preprocess.vit(model.config.image)"
         )
     if len(how.mean) not in (1, 3):
-        raise VitrailError(f"the model takes pictures of {len(how.mean)} channels; those read from files have 1 or 3")
+        raise VitrailError(f"the model takes images of {len(how.mean)} channels; those read from files have 1 or 3")
     return how
 
 
@@ -137,7 +137,7 @@ def _check_numbers(values: ndarray, source: Source, indices: Tensor) -> None:
     sound = np.isfinite(values).all(axis=1)
     if not sound.all():
         where = source.where(int(indices[int(np.argmin(sound))]))
-        raise VitrailError(f"the model answers {where} with something that is no number; are its weights whole?")
+        raise VitrailError(f"the model's output for {where} is not finite (NaN/Inf); its weights may be damaged")
 
 
 def _recall(key: str, pictures: int) -> Features | None:
@@ -168,9 +168,9 @@ def _remember(key: str, kept: Sequence[Rows], problems: dict[int, str]) -> None:
 
 
 def _of_model(model: Model) -> str:
-    """All that features depend on, and so not the head."""
+    """Return a key of all that features depend on, which excludes the head."""
     digest = hashlib.sha256(repr((replace(model.config, classes=0), model.preprocess)).encode())
-    digest.update(model.extra_repr().encode())  # tokens merged, patches dropped: nothing of a plain model
+    digest.update(model.extra_repr().encode())  # token merging, patch dropping: empty for a plain model
     for name, tensor in sorted(model.state_dict().items()):
         if not name.startswith("head."):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
@@ -179,7 +179,7 @@ def _of_model(model: Model) -> str:
 
 
 def _of_pictures(source: Source) -> bytes:
-    """Files by their names, lengths and times; what lies in memory by all its bytes; others by what they say of themselves."""
+    """Return a key of the images: files by name, length and time, arrays by their bytes, others by their fingerprint."""
     digest = hashlib.sha256(type(source).__name__.encode())
     match source:
         case Part():
@@ -197,7 +197,7 @@ def _of_pictures(source: Source) -> bytes:
 
 
 def _of_array(values: ndarray) -> bytes:
-    """Of a file that is mapped into memory, which may be larger than that, its stamp and where in it."""
+    """Return a key of an array: a memory-mapped file, which may be larger than memory, by its stamp and offset."""
     whole: object = values
     while isinstance(whole, ndarray) and not isinstance(whole, np.memmap):
         whole = whole.base

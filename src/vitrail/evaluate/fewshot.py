@@ -1,8 +1,8 @@
-"""Few-shot accuracy in closed form (Dosovitskiy et al. 2021, section 4.1), with the numbers of big_vision's ``fewshot_lsr``.
+"""Few-shot accuracy in closed form (Dosovitskiy et al. 2021, section 4.1), with the constants of big_vision's ``fewshot_lsr``.
 
-A few pictures of each class are drawn; their features are standardised (by their own mean and deviation + 1e-5) and get a
+A few images of each class are drawn; their features are standardised (by their own mean and deviation + 1e-5) and get a
 constant of 100, so that the bias is hardly penalised; ridge regression with a penalty of 2^10 onto targets of -1 and 1. A class
-with fewer pictures than shots gives all it has. n pictures, d features, k classes.
+with fewer images than shots gives all it has. n images, d features, k classes.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ PENALTY, BIAS, EPSILON = 2.0**10, 100.0, 1e-5
 
 @dataclass(frozen=True)
 class FewShot:
-    """``spread`` is the deviation between the seeds; ``short`` counts the classes that have fewer pictures than shots."""
+    """Few-shot accuracy; ``std`` is over the seeds, ``short_classes`` counts the classes that have fewer images than shots."""
 
     shots: int
     accuracy: float
@@ -32,7 +32,7 @@ class FewShot:
 def fewshot(
     train: Features, test: Features, classes: int, shots: Sequence[int] = SHOTS, seeds: int = SEEDS
 ) -> tuple[FewShot, ...]:
-    """A seed draws an order of every class; more shots are the same ones and others."""
+    """Return the accuracy for each number of shots. A seed draws an order of every class; more shots include the fewer."""
     found: dict[int, list[float]] = {count: [] for count in shots}
     for seed in range(seeds):
         orders = _orders(train.labels, classes, seed)
@@ -47,7 +47,7 @@ def fewshot(
 def ridge(
     x: Float32[ndarray, "n d"], labels: Int64[ndarray, " n"], asked: Float32[ndarray, "m d"], classes: int
 ) -> Float[ndarray, "m k"]:
-    """How much each of the pictures asked for is of each class. Solved on the smaller side: n x n where n < d + 1."""
+    """Return the class scores of ``x_test`` by ridge regression. Solved on the smaller side: n x n if n < d + 1."""
     mean, deviation = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64) + EPSILON
     known, new = _biased((x - mean) / deviation), _biased((asked - mean) / deviation)
     targets = 2.0 * np.eye(classes)[labels] - 1.0

@@ -1,4 +1,4 @@
-"""Pictures that somebody hands in (files, their bytes, PIL pictures, arrays) as a source like any other, without labels."""
+"""User-supplied images (files, bytes, PIL images, arrays) as an unlabelled dataset."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -17,12 +17,12 @@ from vitrail.data.sources.source import read_file
 from vitrail.errors import VitrailError
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | ndarray
-_one_at_a_time = Lock()  # the same PIL picture may be given twice, and to be loaded is to be changed
+_one_at_a_time = Lock()  # a PIL image may be listed twice, and loading changes it
 
 
 @dataclass(frozen=True)
 class Given:
-    """By number; what cannot be used says so when it is read."""
+    """List of image-like items as a dataset; an unusable one fails when it is read."""
 
     items: Sequence[Any]
     names: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Given:
 
     def where(self, index: int) -> str:
         item = self.items[index]
-        return os.fsdecode(item) if isinstance(item, str | os.PathLike) else f"picture {index}"
+        return os.fsdecode(item) if isinstance(item, str | os.PathLike) else f"image {index}"
 
     def content(self, index: int) -> bytes | ndarray:
         item = self.items[index]
@@ -47,12 +47,12 @@ class Given:
 
 def listed(pictures: Iterable[Picture]) -> list[Any]:
     if isinstance(pictures, str | os.PathLike | bytes | Image.Image) or (isinstance(pictures, ndarray) and pictures.ndim < 4):
-        raise VitrailError(f"pictures must be a list of them, got one {type(pictures).__name__}; put it in square brackets")
+        raise VitrailError(f"images must be a list, got one {type(pictures).__name__}; put it in square brackets")
     items = list(pictures)
     for place, item in enumerate(items):
         if not isinstance(item, str | os.PathLike | bytes | Image.Image | ndarray):
             kind = type(item).__name__
-            raise VitrailError(f"a picture must be a path, bytes, a PIL picture or an array, got {kind} as number {place}")
+            raise VitrailError(f"an image must be a path, bytes, a PIL image or an array, got {kind} at index {place}")
     return items
 
 
@@ -61,7 +61,7 @@ def _file(path: str) -> bytes:
         return read_file(Path(path))
     except OSError as error:
         raise BadPicture(f"cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # a name with a zero in it
+    except ValueError as error:  # a null byte in the name
         raise BadPicture(f"cannot be read: {error}") from None
 
 
@@ -73,7 +73,7 @@ def _picture(array: ndarray) -> Image.Image:
 
 
 def _pixels(picture: Image.Image) -> ndarray:
-    """Upright and plain, as a file would be."""
+    """Return the pixels upright and in plain RGB or grey, as if read from a file."""
     if not 0 < picture.width * picture.height <= LARGEST:
         raise BadPicture(f"has {picture.width} x {picture.height} pixels; 1 to {LARGEST:,} are allowed")
     try:
@@ -82,5 +82,5 @@ def _pixels(picture: Image.Image) -> ndarray:
             return np.asarray(upright(picture))
     except (VitrailError, MemoryError):
         raise
-    except Exception as error:  # a damaged picture can fail its decoder in any way
-        raise BadPicture(f"is no picture that can be read: {error}") from None
+    except Exception as error:  # a damaged image can fail its decoder in any way
+        raise BadPicture(f"cannot be decoded: {error}") from None

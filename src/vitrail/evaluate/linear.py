@@ -1,7 +1,7 @@
-"""The linear probe: logistic regression on features by L-BFGS, its penalty chosen on validation (Radford et al. 2021, A.3).
+"""Linear probe: logistic regression on features by L-BFGS, its penalty selected on validation (Radford et al. 2021, A.3).
 
 Minimised is the mean cross-entropy + penalty / 2 * |w|^2 without the bias: scikit-learn's C is 1 / (n * penalty). The penalties
-are gone through from the strongest down, each starting where the one before ended. n pictures, d features, k classes.
+are tried from the strongest down, each warm-started from the one before. n images, d features, k classes.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ from torch import Tensor
 from vitrail.evaluate.features import Features
 
 PENALTIES = tuple(float(10**power) for power in np.arange(0, -5.25, -0.25))
-PATIENCE = 4  # so many weaker penalties in a row that are worse than the best one end the search
-STEPS, STILL = 500, 1e-4  # at most so many; until no slope is steeper
+PATIENCE = 4  # weaker penalties in a row that are worse than the best one, until the search ends
+STEPS, STILL = 500, 1e-4  # limit of iterations; largest gradient at the optimum
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Linear:
-    """``penalty`` had the best accuracy on validation, of equals the lowest loss; ``accuracy`` is on what was asked for."""
+    """Result of a linear probe. ``penalty`` has the best accuracy on validation, of equals the lowest loss."""
 
     accuracy: float
     penalty: float
@@ -43,7 +43,7 @@ def linear(
     penalties: Sequence[float] = PENALTIES,
     told: Callable[[int], None] | None = None,
 ) -> Linear:
-    """Chosen on validation, then trained on train and validation together for test; without one, validation has to answer.
+    """Select the penalty on validation, then fit on train and validation for the test accuracy; without test, on validation.
 
     Features are centred and divided by one number, their deviation: the penalty means the same for every model, and the
     least loss is that of the features as they are.
@@ -79,7 +79,7 @@ def logistic(
     still: float = STILL,
     steps: int = STEPS,
 ) -> Float[Tensor, "d_and_1 k"]:
-    """The weights of least loss, the bias as their last row. The slope is written out, which is faster than to derive it."""
+    """Return the weights of least loss, the bias as last row. The gradient is written out, which is faster than autograd."""
     weight = start.clone()
     optimiser = torch.optim.LBFGS(
         [weight], max_iter=steps, history_size=20, tolerance_grad=still, tolerance_change=0, line_search_fn="strong_wolfe"

@@ -1,4 +1,4 @@
-"""Which pictures of a data set are evaluated, and which of the model's classes each shows: by name, never by number."""
+"""Selection of the split to evaluate, and matching of the dataset's classes with the model's: by name, never by number."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ SPLITS = ("test", "validation", "train", "all")
 
 @dataclass(frozen=True)
 class Joined:
-    """Sources one behind the other."""
+    """Concatenation of datasets."""
 
     parts: Sequence[Source]
 
@@ -50,7 +50,7 @@ class Joined:
 
 
 def split_of(data: Data, wish: str | None) -> tuple[str, Source]:
-    """The split that is asked for, else test, else validation, else all there is; of it the pictures that have a label."""
+    """Return the given split, else test, else validation, else all; only its labelled images."""
     if wish is not None and wish not in SPLITS:
         raise VitrailError(f"split must be {', '.join(SPLITS)}, got {wish!r}{suggestion(wish, SPLITS)}")
     for split in (wish,) if wish else ("test", "validation", "all"):
@@ -58,16 +58,16 @@ def split_of(data: Data, wish: str | None) -> tuple[str, Source]:
         if len(source) and (labelled := np.flatnonzero(source.labels >= 0)).size:
             return split, chosen(source, labelled)
     there = ", ".join(f"{len(part):,} {split}" for split, part in data.splits.items())
-    raise VitrailError(f"{data.name} has no labelled pictures to evaluate{f' in {wish}' if wish else ''}; it has {there}")
+    raise VitrailError(f"{data.name} has no labelled images to evaluate{f' in {wish}' if wish else ''}; it has {there}")
 
 
 def labels_of(model: Model) -> tuple[str, ...]:
-    """What its classes are called; where nobody says, by their numbers."""
+    """Return the model's class names; without any, the class indices as strings."""
     return model.labels or tuple(str(number) for number in range(model.config.classes))
 
 
 def matched(source: Source, model: Model, data: str) -> ndarray:
-    """The model's class for each of the data's, -1 for those without pictures."""
+    """Return the model's class for each of the dataset's, -1 for those without images."""
     known: dict[str, list[int]] = {}
     for number, name in enumerate(labels_of(model)):
         known.setdefault(name, []).append(number)
@@ -80,7 +80,7 @@ def matched(source: Source, model: Model, data: str) -> ndarray:
         name = source.names[label]
         if len(known[name]) > 1:
             numbers = " and ".join(map(str, known[name]))
-            raise VitrailError(f"the model calls its classes {numbers} both {name!r}, so {data} cannot be matched with it")
+            raise VitrailError(f"classes {numbers} of the model are both named {name!r}, so {data} cannot be matched with them")
         found[label] = known[name][0]
     return found
 
@@ -91,7 +91,9 @@ def _strangers(strange: list[str], used: int, known: list[str], data: str, namel
         f"{len(strange)} of the {used} classes of {data} {'is' if len(strange) == 1 else 'are'} unknown to the model: {which}"
     )
     if nameless:
-        return f"{said}; its file names none: set model.labels and vitrail.save it, or call the folders 0 to {len(known) - 1}"
+        return (
+            f"{said}; its file names none: set model.class_names and vitrail.save it, or name the folders 0 to {len(known) - 1}"
+        )
     return (
         f"{said}; it knows {', '.join(map(repr, known[:4]))}{' ...' if len(known) > 4 else ''}{suggestion(strange[0], known)}"
     )

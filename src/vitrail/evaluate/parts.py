@@ -1,13 +1,13 @@
-"""Answers to many pictures as part files of one folder, made by any number of processes that share nothing but the folder.
+"""Predictions or features of many images as part files of one folder, written by processes that share nothing but the folder.
 
-Part k has the pictures from k * size on, whoever makes it and beside how many others: what is there stays, also when the next
-start has another number of processes. A part is written elsewhere, synced and renamed; then a note tells its length. Without
-its note, or with another length, it is made again. A folder has
+Part k has the images from k * part size on, whichever process writes it and however many there are: finished parts are kept,
+also if the next start has another number of processes. A part is written elsewhere, synced and renamed; then a manifest records
+its length. A part without its manifest, or of another length, is rewritten. A folder has
 
-    part-000012.jsonl   _parts.json: what was asked for   _done.json: what there is, as soon as all of it is there
-    _notes/000012.json  _busy/: parts that somebody is at
+    part-000012.jsonl       _parts.json: the request   _done.json: the manifest of all parts, once all are complete
+    _manifests/000012.json  _in_progress/: parts that a process is writing
 
-and those who read a folder of Parquet files as one table pass over names that begin with an underscore.
+and readers of a folder of Parquet files as one table skip names that begin with an underscore.
 """
 
 import json
@@ -24,22 +24,22 @@ from vitrail.errors import VitrailError
 from vitrail.weights.checkpoint import sync
 
 FORMAT = 1
-ABOUT, FEWEST, MOST = 128, 256, 16384  # parts of a folder, and pictures of a part where nobody says
+ABOUT, FEWEST, MOST = 128, 256, 16384  # parts of a folder; smallest and largest default part
 
 
 @dataclass(frozen=True)
 class Note:
-    """What a part has, or all of them together."""
+    """Manifest of a part, or of all parts together."""
 
     pictures: int
     bad: int
     bytes: int
-    problems: tuple[str, ...] = ()  # of pictures that have no row to tell them in
+    problems: tuple[str, ...] = ()  # of images that have no row for their error
 
 
 @dataclass
 class Draft:
-    """A part that is being written to ``path``; whoever writes it tells what was bad."""
+    """A part that is being written to ``path``; the writer counts the bad images."""
 
     path: Path
     bad: int = 0
@@ -48,7 +48,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Parts:
-    """The part files of a folder, as one of the processes sees them."""
+    """The part files of a folder, from the view of one process."""
 
     folder: Path
     ending: str
@@ -56,7 +56,7 @@ class Parts:
     size: int
     rank: int = 0
     ranks: int = 1
-    tolerated: float = 1.0  # share of the pictures that may be bad
+    tolerated: float = 1.0  # fraction of the images that may be bad
 
     @property
     def count(self) -> int:
@@ -67,14 +67,14 @@ class Parts:
         return range(self.rank, self.count, self.ranks)
 
     def numbers(self, part: int) -> range:
-        """The pictures of a part."""
+        """Return the image indices of a part."""
         return range(part * self.size, min((part + 1) * self.size, self.pictures))
 
     def path(self, part: int) -> Path:
         return self.folder / f"part-{part:06}{self.ending}"
 
     def note(self, part: int) -> Note | None:
-        """Of a part that is there, and whole."""
+        """Return the manifest of a complete part, or None."""
         try:
             known = json.loads(self._note(part).read_bytes())
             note = Note(**{**known, "problems": tuple(known["problems"])})
@@ -83,21 +83,21 @@ class Parts:
             return None
 
     def todo(self) -> Iterator[int]:
-        """Parts to make that nobody is at: one's own, then others'.
+        """Yield the parts to write that no other process is writing: the process's own, then others'.
 
-        What was begun before this process may have been left by one that was killed, so one's own of that are made. Two may
-        come to make the same part, which costs time alone: that of one of them stays.
+        A part in progress before this process started may be left over from a killed one, so the process rewrites its own. Two
+        processes may write the same part, which only costs time: one of the two stays.
         """
         before = set(self._begun())
         others = [part for part in range(self.count) if part % self.ranks != self.rank][::-1]
-        turn = len(others) * self.rank // self.ranks  # those who help begin at different places
+        turn = len(others) * self.rank // self.ranks  # helpers start at different parts
         for part in (*self.own, *others[turn:], *others[:turn]):
             if self.note(part) is None and not set(self._begun(part)) - (before if part in self.own else set()):
                 yield part
 
     @contextmanager
     def writing(self, part: int) -> Iterator[Draft]:
-        draft = Draft(self.folder / "_busy" / f"{part:06}-{self.rank}-{secrets.token_hex(6)}")
+        draft = Draft(self.folder / "_in_progress" / f"{part:06}-{self.rank}-{secrets.token_hex(6)}")
         draft.path.touch()
         try:
             yield draft
@@ -107,14 +107,14 @@ class Parts:
                 draft.path.replace(self.path(part))
                 self._put(self._note(part), asdict(note))
         except FileNotFoundError:
-            if self.note(part) is None:  # else another was first, and has cleared it away
+            if self.note(part) is None:  # else another process was first and has removed the draft
                 raise
         finally:
             draft.path.unlink(missing_ok=True)
         self._clear(part)
 
     def finish(self) -> tuple[Note, bool] | None:
-        """What there is when all is there, and whether this process is the first to say so."""
+        """Return the manifest of all parts if all are complete, and whether this process is the first to find it."""
         notes = [self.note(part) for part in range(self.count)]
         whole = [note for note in notes if note is not None]
         if len(whole) < len(notes):
@@ -123,7 +123,7 @@ class Parts:
         done = Note(self.pictures, bad, length, tuple(problem for note in whole for problem in note.problems))
         self.check(done.bad)
         parts = [{"file": self.path(part).name, **asdict(note)} for part, note in enumerate(whole)]
-        told = {"pictures": done.pictures, "bad": done.bad, "bytes": done.bytes, "parts": parts}
+        told = {"num_images": done.pictures, "num_bad": done.bad, "num_bytes": done.bytes, "parts": parts}
         first = self._put(self.folder / "_done.json", told, anew=True)
         self._clear()
         return done, first
@@ -131,43 +131,45 @@ class Parts:
     def check(self, bad: int) -> None:
         if bad > allowed(self.tolerated, self.pictures):
             raise VitrailError(
-                f"{bad:,} of {self.pictures:,} pictures cannot be used, more than the share of {self.tolerated:g} tolerated; "
-                f"{self.folder / '_notes'} and `vitrail data check` name them"
+                f"{bad:,} of {self.pictures:,} images cannot be used, more than the tolerated fraction of {self.tolerated:g}; "
+                f"{self.folder / '_manifests'} and `vitrail data check` list them"
             )
 
     def begin(self, asked: dict[str, Any]) -> None:
-        """Here where nothing else is, or where the same was asked for before."""
-        about, asked = self.folder / "_parts.json", {"format": FORMAT, **asked, "part": self.size, "ending": self.ending}
+        """Create the folder, or resume it if the request is the same."""
+        about, asked = self.folder / "_parts.json", {"format": FORMAT, **asked, "part_size": self.size, "ending": self.ending}
         _room(self.folder, about)
-        for name in ("_busy", "_notes"):
+        for name in ("_in_progress", "_manifests"):
             (self.folder / name).mkdir(exist_ok=True)
         self._put(about, asked, anew=True)
         before = _read(about)
         if others := [name for name in {**before, **asked} if before.get(name) != asked.get(name)]:
             told = " and ".join(_difference(name, before.get(name), asked.get(name)) for name in others)
-            raise VitrailError(f"{self.folder} was begun {told}; name another folder, or ask for the same again")
-        for left in self._begun():  # by one of this rank before, who is no more at it, wherever it helped
+            raise VitrailError(f"{self.folder} was started {told}; name another folder, or repeat the same request")
+        for left in self._begun():  # left by an earlier process of this rank
             if left.name.split("-")[1:2] == [str(self.rank)]:
                 left.unlink(missing_ok=True)
         if any(self.note(part) is None for part in range(self.count)):
             (self.folder / "_done.json").unlink(missing_ok=True)
 
     def _note(self, part: int) -> Path:
-        return self.folder / "_notes" / f"{part:06}.json"
+        return self.folder / "_manifests" / f"{part:06}.json"
 
     def _begun(self, part: int | None = None) -> list[Path]:
-        """Halves of a part, or of any."""
+        """Return the drafts of a part, or of all parts."""
         start = "" if part is None else f"{part:06}-"
-        return [self.folder / "_busy" / name for name in os.listdir(self.folder / "_busy") if name.startswith(start)]
+        return [
+            self.folder / "_in_progress" / name for name in os.listdir(self.folder / "_in_progress") if name.startswith(start)
+        ]
 
     def _clear(self, part: int | None = None) -> None:
-        """What those who were killed have left of it. Whoever is still at it finds that it is there."""
+        """Remove the drafts that killed processes have left. A process still writing one finds the part complete."""
         for left in self._begun(part):
             left.unlink(missing_ok=True)
 
     def _put(self, path: Path, value: Any, anew: bool = False) -> bool:
-        """Appears whole; ``anew``: only where it is not there yet, and whether it was not."""
-        half = self.folder / "_busy" / f"{path.stem}-{self.rank}-{secrets.token_hex(6)}"
+        """Write a JSON file whole; ``exclusive``: only if it does not exist, and return whether it did not."""
+        half = self.folder / "_in_progress" / f"{path.stem}-{self.rank}-{secrets.token_hex(6)}"
         try:
             half.write_text(json.dumps(value, indent=1) + "\n")
             sync(half)
@@ -180,17 +182,17 @@ class Parts:
 
 
 def size(folder: Path, pictures: int, asked: int | None) -> int:
-    """Pictures of a part: as asked for, as begun, else so many that there are about 128 parts; ranks do not matter."""
+    """Return the images per part: as given, as started, else so that there are about 128 parts, whatever the world size."""
     if asked is not None:
         return asked
-    known = _read(folder / "_parts.json").get("part") if (folder / "_parts.json").exists() else None
+    known = _read(folder / "_parts.json").get("part_size") if (folder / "_parts.json").exists() else None
     if isinstance(known, int) and known > 0:
         return known
     return min(max(1 << (-(-pictures // ABOUT) - 1).bit_length(), FEWEST), MOST)
 
 
 def _linked(half: Path, path: Path) -> bool:
-    """Where nothing is yet, and of several who try at once for one of them."""
+    """Create ``path`` only if it does not exist; if several processes try, one succeeds."""
     try:
         os.link(half, path)
     except FileExistsError:
@@ -217,12 +219,12 @@ def _read(path: Path) -> dict[str, Any]:
     except ValueError:
         known = None
     if not isinstance(known, dict):
-        raise VitrailError(f"{path} does not say what was asked for; name another folder")
+        raise VitrailError(f"{path} does not hold a request; name another folder")
     return known
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
-    """What is long is a hash, and says nothing."""
+    """Describe a differing setting; a hash is not printed."""
     if any(isinstance(value, str) and len(value) == 64 for value in (before, now)):
         return f"with other {name}"
     return f"with {name} {before} instead of {now}"

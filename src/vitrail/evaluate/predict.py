@@ -1,7 +1,7 @@
-"""``vitrail.predict``: what a model sees in pictures, each made ready as the model's own evaluation does it.
+"""``vitrail.predict``: classify images, preprocessed as in the model's own evaluation.
 
-Probabilities are the softmax of the logits or, of a model that was trained with the sigmoid loss, how probable each class is on
-its own. b pictures, k classes.
+Probabilities are the softmax of the logits or, for a model trained with the sigmoid loss, the sigmoid of each. b images,
+k classes.
 """
 
 from collections.abc import Generator, Iterable, Sequence
@@ -34,7 +34,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The first of ``top`` once more as ``label`` and ``probability``; or, of a picture that cannot be used, the error."""
+    """Prediction for one image. ``label`` and ``probability`` repeat the first of ``top``; an unusable image has ``error``."""
 
     file: str
     label: str | None = None
@@ -50,9 +50,9 @@ def predict(
     batch: int = BATCH,
     workers: int | None = None,
 ) -> list[Prediction]:
-    """Labels and probabilities of files, of their bytes, of PIL pictures or of arrays (h w c or h w, uint8), in their order.
+    """Predict labels and probabilities of files, bytes, PIL images or arrays (h w c or h w, uint8), in their order.
 
-    ``model`` is one, or what ``vitrail.load`` reads. A bad picture is a prediction with an error and disturbs no other.
+    ``model`` is a model, or what ``vitrail.load`` reads. A bad image is a prediction with an error and affects no other.
     """
     items = listed(pictures)
     return list(stream(model, items, top, batch, workers)) if items else []
@@ -65,7 +65,7 @@ def stream(
     batch: int = BATCH,
     workers: int | None = None,
 ) -> Generator[Prediction, None, None]:
-    """The same one after the other while the next ones are read; whatever is wrong but the pictures is said at once."""
+    """Yield predictions while the next images are read; errors other than bad images are raised at once."""
     source = Given(listed(pictures))
     if top < 1:
         raise VitrailError(f"top must be at least 1, got {top}; try top=5")
@@ -78,7 +78,7 @@ def stream(
 
 @dataclass(frozen=True)
 class _Noting:
-    """Keeps to itself why a picture could not be seen: here it is an answer and neither logged nor counted."""
+    """Transform that collects read errors: here they are part of the result, neither logged nor counted."""
 
     view: View
     problems: dict[int, str] = field(default_factory=dict)
@@ -110,7 +110,7 @@ def _predictions(
                 elif first := answered[index][:1]:
                     yield Prediction(where, first[0].label, first[0].probability, answered[index])
                 else:
-                    yield Prediction(where, error="makes the model answer with something that is no number")
+                    yield Prediction(where, error="makes the model's logits non-finite (NaN/Inf)")
     finally:
         model.train(was)
 
@@ -122,7 +122,7 @@ def _logits(model: Model, images: Float[Tensor, "b c height width"]) -> Float[Te
 
 
 def _guesses(logits: Float[Tensor, "b k"], names: Sequence[str], top: int, alone: bool) -> list[tuple[Guess, ...]]:
-    """The most probable classes; of equal ones the first counts. None where a logit is no number."""
+    """Return the most probable classes, of equal ones the first; none if a logit is not finite."""
     order = logits.argsort(dim=1, descending=True, stable=True)[:, :top]
     shares = (logits.double().sigmoid() if alone else logits.double().softmax(dim=1)).gather(1, order)
     return [
@@ -133,5 +133,5 @@ def _guesses(logits: Float[Tensor, "b k"], names: Sequence[str], top: int, alone
 
 def preprocessing(model: Model) -> Preprocess:
     if not model.config.classes:
-        raise VitrailError("the model has no classifier (classes=0); teach it classes first: vitrail finetune RUN DATA")
+        raise VitrailError("the model has no classifier (classes=0); add one first: vitrail finetune RUN DATA")
     return preprocess_of(model)

@@ -1,7 +1,7 @@
-"""How good a model's features are, on one data set or a suite of them: few shots, nearest neighbours, a linear probe.
+"""Quality of a model's features on a dataset or a suite of datasets: few-shot, nearest neighbours, linear probe.
 
-A suite is a TOML file with a table ``[[data]]`` a data set: ``source``, and as wanted ``name``, ``group`` (such as the natural,
-specialised and structured ones of VTAB, Zhai et al. 2019) and ``protocols``.
+A suite is a TOML file with a table ``[[data]]`` per dataset: ``source``, and optionally ``name``, ``group`` (such as the
+natural, specialised and structured ones of VTAB, Zhai et al. 2019) and ``protocols``.
 """
 
 import tomllib
@@ -26,13 +26,13 @@ PROTOCOLS = ("fewshot", "knn", "linear")
 
 @dataclass(frozen=True)
 class Probe:
-    """Accuracies on the split ``on``; a protocol that was not asked for is none."""
+    """Accuracies on the split ``eval_split``; None for a protocol that was not run."""
 
     data: str
     on: str
     classes: int
-    pictures: dict[str, int]  # that were used, by split
-    left_out: int  # that could not be read
+    pictures: dict[str, int]  # by split
+    left_out: int  # images
     notes: tuple[str, ...]
     fewshot: tuple[FewShot, ...] | None = None
     knn: dict[int, float] | None = None
@@ -41,7 +41,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set of a suite."""
+    """A dataset of a suite."""
 
     name: str
     source: str
@@ -57,7 +57,7 @@ def probe(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Probe:
-    """Features once, then each protocol: learned from train, told on test or, without one, on validation."""
+    """Compute features once, then run each protocol: fitted on train, evaluated on test or, without one, on validation."""
     wanted = checked(protocols)
     data = source if isinstance(source, Data) else opened(source, model, progress)
     on, notes = splits(data, wanted)
@@ -79,13 +79,13 @@ def probe(
 
 
 def read_suite(path: Path) -> tuple[Entry, ...]:
-    """What a suite lists; a source that lies beside the file is meant before any other."""
+    """Return the entries of a suite; a source relative to the file takes precedence over any other."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise VitrailError(f"the suite {path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
-        raise VitrailError(f"the suite {path} is no TOML: {str(error).splitlines()[0]}") from None
+        raise VitrailError(f"the suite {path} is not valid TOML: {str(error).splitlines()[0]}") from None
     tables = content.get("data")
     if set(content) != {"data"} or not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
         raise VitrailError(f'the suite {path} must hold [[data]] tables and nothing else, each with source = "..."')
@@ -93,12 +93,12 @@ def read_suite(path: Path) -> tuple[Entry, ...]:
     names = [entry.name for entry in entries]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise VitrailError(f"two data sets of the suite {path} are called {twice!r}; give one of them another name = ...")
+        raise VitrailError(f"two datasets of the suite {path} are named {twice!r}; give one of them another name = ...")
     return entries
 
 
 def headline(found: Probe) -> dict[str, float]:
-    """A number a column: every number of shots, 20 neighbours (or what comes nearest), the linear probe."""
+    """Return one number per column: every number of shots, 20 neighbours (or the nearest to it), the linear probe."""
     cells = {f"{few.shots}-shot": few.accuracy for few in found.fewshot or ()}
     if found.knn:
         cells["kNN"] = found.knn[min(found.knn, key=lambda count: abs(count - 20))]
@@ -106,7 +106,7 @@ def headline(found: Probe) -> dict[str, float]:
 
 
 def means(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of the columns that every row has."""
+    """Return the means of the columns that every row has."""
     shared = [column for column in rows[0] if all(column in row for row in rows)] if rows else []
     return {column: float(np.mean([row[column] for row in rows])) for column in shared}
 
@@ -123,53 +123,51 @@ def _entry(path: Path, number: int, table: dict[str, Any]) -> Entry:
     fields = ("source", "name", "group", "protocols")
     wrong = next((field for field in table if field not in fields), None)
     if wrong is not None:
-        raise VitrailError(f"data set {number} of {path} has an unknown field {wrong!r}{suggestion(wrong, fields)}")
+        raise VitrailError(f"dataset {number} of {path} has an unknown field {wrong!r}{suggestion(wrong, fields)}")
     protocols = table.get("protocols", list(PROTOCOLS))
     words = [table.get(field, "") for field in fields[:3]]
     if not all(isinstance(word, str) for word in words) or not words[0]:
-        raise VitrailError(f'data set {number} of {path} needs source = "..."; name and group are text too')
+        raise VitrailError(f'dataset {number} of {path} needs source = "..."; name and group are text too')
     if not isinstance(protocols, list) or not protocols or not all(isinstance(name, str) for name in protocols):
-        raise VitrailError(f"protocols of data set {number} of {path} must be a list such as {list(PROTOCOLS)}")
+        raise VitrailError(f"protocols of dataset {number} of {path} must be a list such as {list(PROTOCOLS)}")
     source, name, group = words
     beside = path.parent / source
     return Entry(name or source, str(beside) if beside.exists() else source, group, checked(protocols))
 
 
 def splits(data: Data, wanted: Sequence[str]) -> tuple[str, list[str]]:
-    """Where the answer is told, with what there is to say about it; or why there can be none."""
+    """Return the split to evaluate on, with notes about it; raise an error if there is none."""
     if not data.names or not any((part.labels >= 0).any() for part in data.splits.values()):
         raise VitrailError(
-            f"{data.name} has no labels, and a probe learns from them; name one with classes (embed and search need none)"
+            f"{data.name} has no labels, which a probe needs; name a dataset with classes (embed and search need none)"
         )
     if len(data.names) < 2:
-        raise VitrailError(
-            f"{data.name} has a single class, {data.names[0]!r}: nothing to tell apart; name one with two or more"
-        )
+        raise VitrailError(f"{data.name} has a single class, {data.names[0]!r}; name a dataset with two or more")
     labelled = {split: bool((part.labels >= 0).any()) for split, part in data.splits.items()}
     if not labelled["train"]:
-        raise VitrailError(f"{data.name} has no labelled pictures to learn from (no train); give it a folder train")
+        raise VitrailError(f"{data.name} has no labelled training images; give it a folder train")
     on = "test" if labelled["test"] else "validation"
     if not labelled[on]:
-        raise VitrailError(f"{data.name} has neither test nor validation to tell the accuracy on; give it a folder test")
+        raise VitrailError(f"{data.name} has neither test nor validation images to evaluate on; give it a folder test")
     if "linear" in wanted and not labelled["validation"]:
         raise VitrailError(
-            f"{data.name} has no validation to choose the linear probe's penalty on; give it one, or leave it out with "
-            "--only fewshot --only knn"
+            f"{data.name} has no validation split to select the linear probe's penalty on; give it one, or skip it with "
+            "--protocol fewshot --protocol knn"
         )
-    late = "there is no test, so these are accuracies on validation, on which the linear probe's penalty was chosen as well"
+    late = "there is no test split, so these are accuracies on validation, on which the linear probe's penalty was selected too"
     return on, [] if on == "test" else [late if "linear" in wanted else late.partition(", on")[0]]
 
 
 def _labelled(everything: Features, data: Data, split: str) -> Features:
     has = everything.labels >= 0
     if not has.any():
-        raise VitrailError(f"no labelled picture of {data.name} ({split}) can be used; `vitrail data check` tells why")
+        raise VitrailError(f"no labelled image of {data.name} ({split}) can be read; `vitrail data check` gives the reasons")
     return Features(everything.values[has], everything.labels[has], everything.indices[has])
 
 
 def _short(few: tuple[FewShot, ...] | None, classes: int) -> list[str]:
     return [
-        f"{one.short} of {classes} classes have fewer than {one.shots} pictures to learn from and give what they have"
+        f"{one.short} of {classes} classes have fewer than {one.shots} training images and use all they have"
         for one in few or ()
         if one.short
     ]

@@ -1,8 +1,8 @@
-"""``vitrail.stress``: how much of its accuracy a model keeps when its pictures are disturbed.
+"""``vitrail.evaluate_robustness``: how much of its accuracy a model keeps when its images are corrupted.
 
-A disturbance acts on the picture as the model's own preprocessing cuts and resizes it, before it is normalised. Each picture is
-read once and disturbed in memory, batch by batch. b pictures, r draws of the bootstrap, c columns: without disturbance, then a
-disturbance after the other, mild to severe.
+A corruption acts on the image as the model's own preprocessing crops and resizes it, before it is normalised. Each image is
+read once and corrupted in memory, batch by batch. b images, r bootstrap resamples, c columns: clean, then one corruption after
+the other, mild to severe.
 """
 
 import math
@@ -36,16 +36,16 @@ from vitrail.tasks.classify import marks
 from vitrail.weights.load import load
 
 BATCH = 64
-GRID = (8, 8)  # cells, where no model has patches
+GRID = (8, 8)  # cells, if no model has patches
 CLEAN, ALL = "clean", "all"
 
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy under one disturbance, mild to severe; ``retained`` is the mean as a share of the undisturbed accuracy."""
+    """Accuracy under one corruption, mild to severe; ``retained`` is the mean as a fraction of the clean accuracy."""
 
     title: str
-    top1: tuple[float, ...]  # none of what has no severities
+    top1: tuple[float, ...]  # empty without severities
     mean: float
     interval: tuple[float, float]  # 95 %, of the mean
     retained: float
@@ -53,17 +53,17 @@ class Score:
 
 @dataclass(frozen=True)
 class Stressed:
-    """What a model keeps: scores ``clean``, by disturbance, and ``all``, the mean over them, each of which counts alike."""
+    """Robustness of a model: scores ``clean``, by corruption, and ``all``, the unweighted mean over the corruptions."""
 
     data: str
     split: str
     grid: Pair
     kinds: tuple[Disturbance, ...]
     scores: dict[str, Score]
-    drawn: dict[str, ndarray]  # of each mean, those of the bootstrap
+    drawn: dict[str, ndarray]  # bootstrap means of each score
     right: Bool[ndarray, "b c"]
-    indices: Int[ndarray, " b"]  # of the pictures, in the split
-    example: UInt8[Tensor, "c channels h w"]  # the first picture in every column
+    indices: Int[ndarray, " b"]  # indices of the images in the split
+    example: UInt8[Tensor, "c channels h w"]  # the first image in every column
     left_out: int = 0
     notes: tuple[str, ...] = ()
 
@@ -91,10 +91,10 @@ def stress(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Stressed:
-    """Accuracy under every disturbance in every severity, on a split as ``measure`` chooses it.
+    """Evaluate the accuracy under every corruption in every severity, on a split as ``evaluate`` selects it.
 
-    ``grid``: rows and columns of the cells that are dropped and shuffled; none: the model's patches. ``limit``: so many
-    pictures, drawn from the whole split. The same seed disturbs a picture in the same way, whichever model looks at it.
+    ``grid``: rows and columns of the cells that are dropped and shuffled; None: the model's patches. ``limit``: number of
+    images, drawn from the whole split. The same seed corrupts an image in the same way for every model.
     """
     model = load(model) if isinstance(model, str | Path) else model
     how, grid = preprocessing(model), grid or cells_of(model)
@@ -113,12 +113,12 @@ def stress(
 
 
 def cells_of(model: Model) -> Pair:
-    """Its patches, so that it loses and mixes up whole ones."""
+    """Return the model's patch grid, so that whole patches are dropped and shuffled."""
     return model.config.grid if isinstance(model.config, ViTConfig) else GRID
 
 
 def sample(pictures: int, limit: int | None, seed: int) -> Int[ndarray, " m"]:
-    """So many numbers in order; a larger sample has those of a smaller one."""
+    """Return a sorted sample of indices; a larger sample includes a smaller one."""
     if limit is not None and limit < 1:
         raise VitrailError(f"limit must be at least 1, got {limit}; try limit=1000")
     if limit is None or limit >= pictures:
@@ -136,7 +136,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Looking:
-    """A model at work."""
+    """A model with the settings to run it."""
 
     model: Model
     how: Preprocess
@@ -160,7 +160,7 @@ class _Looking:
             indices.append(seen.indices)
             example = example if len(example) else torch.cat(list(self._versions(pictures[:1], keys[:1])))
             done += seen.labels.shape[0]
-            tell(f"disturbing {split}", done, len(source))
+            tell(f"corrupting {split}", done, len(source))
         check_answers(torch.cat(clean), torch.cat(indices), source, data)
         return _Seen(np.concatenate(right), numbers[torch.cat(indices).numpy()], example, len(loader.problems))
 
@@ -176,7 +176,7 @@ class _Looking:
 
 
 def _raw(how: Preprocess) -> Preprocess:
-    """Cut and resized alike, but not normalised: 0 ... 255, each value that of the picture."""
+    """Return the preprocessing without normalisation: values 0 ... 255, as in the image."""
     channels = len(how.mean)
     return replace(how, mean=(0.0,) * channels, std=(1 / 255,) * channels)
 
@@ -186,7 +186,7 @@ def _summed_up(
 ) -> Stressed:
     ends = np.cumsum([1, *(len(kind.strengths) for kind in kinds)])
     parts = [seen.right[:, start:end] for start, end in pairwise(ends)]
-    each = np.stack([part.mean(1) for part in parts], axis=1)  # of every picture, how often it is right
+    each = np.stack([part.mean(1) for part in parts], axis=1)  # fraction of the severities at which each image is right
     drawn = drawn_means(np.concatenate([seen.right[:, :1], each, each.mean(1, keepdims=True)], axis=1)).T
     means = [seen.right[:, 0].mean().item(), *(part.mean().item() for part in parts)]
     means.append(sum(means[1:]) / len(parts))

@@ -1,8 +1,7 @@
-"""Which explanation to trust on a model: deletion and insertion on any pictures, and the object's mask where it is known.
+"""Benchmark of explanation methods on a model: deletion and insertion on any images, and the object's mask where it is known.
 
-What is explained is what the model says. Random numbers and an edge detector are rows of the same table, and a method is better
-than both only where it is so picture by picture, by more than two standard errors. b pictures, m measures, s steps, y and x the
-grid of patches.
+The predicted class is explained. A random map and an edge detector are rows of the same table, and a method beats both
+only if its paired difference is more than two standard errors. b images, m metrics, s steps, y and x the grid of patches.
 """
 
 import math
@@ -28,14 +27,14 @@ from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 
 BASELINES = ("random", "edges")
-MEASURES = {"deletion": -1, "insertion": 1, "pointing": 1, "overlap": 1}  # good where low, good where high
-CLEARLY, FEWEST = 2, 10  # standard errors, and pictures, below which nothing is clear
-BATCH, MOST = 16, 2**30  # pictures at a time, and bytes of their attention and its gradients
+MEASURES = {"deletion": -1, "insertion": 1, "pointing_game": 1, "mass_on_object": 1}  # -1: lower is better
+CLEARLY, FEWEST = 2, 10  # standard errors, and images, below which no difference is significant
+BATCH, MOST = 16, 2**30  # largest batch, and bytes of its attention and gradients
 
 
 @dataclass(frozen=True)
 class Score:
-    """A mean over the pictures and its standard error."""
+    """Mean over the images and its standard error."""
 
     mean: float
     error: float
@@ -43,7 +42,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Trust:
-    """``deletion`` is good where it is low, the others where they are high; none where no mask is known."""
+    """Scores of one method. ``deletion`` is better low, the others high; None without masks."""
 
     method: str
     pictures: int
@@ -51,8 +50,8 @@ class Trust:
     insertion: Score
     pointing: Score | None
     overlap: Score | None
-    better: tuple[str, ...]  # on which of them it clearly beats both baselines
-    deletion_curve: tuple[float, ...]  # means over the pictures, from no patch to all
+    better: tuple[str, ...]  # metrics on which it significantly beats both baselines
+    deletion_curve: tuple[float, ...]  # means over the images, from no patch to all
     insertion_curve: tuple[float, ...]
 
 
@@ -66,7 +65,7 @@ def trust(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> list[Trust]:
-    """The baselines first. ``limit``: only so many pictures, evenly spread. ``batch``: else as many at a time as fit."""
+    """Score the methods, baselines first. ``limit``: number of images, evenly spaced. ``batch_size`` None: as many as fit."""
     vit = checked(model)
     chosen = some(source, limit)
     names = [*BASELINES, *(METHODS if methods is None else methods)]
@@ -76,7 +75,7 @@ def trust(
         with torch.no_grad(), at_rest(vit):
             logits = vit(images)
         if not logits.isfinite().all():
-            raise VitrailError("the model answers a picture with something that is no number; are its weights whole?")
+            raise VitrailError("the model's logits are not finite (NaN/Inf); its weights may be damaged")
         said = logits.argmax(dim=1)
         grid = vit.grid(images)
         for name in names:
@@ -90,26 +89,30 @@ def trust(
             rows[name].append(_measured(vit, images, found, said, masks, steps))
         done += images.shape[0]
         if progress:
-            progress("measuring explanations", done, len(chosen))
+            progress("scoring explanations", done, len(chosen))
     if not done:
-        raise VitrailError("none of the pictures can be read; `vitrail data check` tells why")
+        raise VitrailError("none of the images can be read; `vitrail data check` gives the reasons")
     values = {name: torch.cat([part for part, _ in parts]) for name, parts in rows.items()}
     curves = {name: torch.cat([part for _, part in parts]) for name, parts in rows.items()}
     return [_summed_up(name, values, curves[name]) for name in names]
 
 
 def verdict(rows: Sequence[Trust]) -> str:
-    """Which to trust, the best first, and which not."""
+    """Return a sentence on which methods are faithful, the best first, and which are not."""
     ranked = sorted(rows, key=lambda row: (-len(row.better), row.deletion.mean - row.insertion.mean))
     good = [row for row in ranked if row.better]
     poor = [row.method for row in ranked if not row.better and row.method not in BASELINES]
     if rows and rows[0].pictures < FEWEST:
-        return f"{rows[0].pictures} are too few pictures to tell; measure on at least {FEWEST}, better 100."
+        return f"{rows[0].pictures} images are too few for a verdict; use at least {FEWEST}, better 100."
     if not good:
-        return f"None of {listing(poor)} is clearly better than chance and an edge detector here: trust no map." if poor else ""
+        return (
+            f"None of {listing(poor)} is significantly better than a random map and an edge detector here: no map is faithful."
+            if poor
+            else ""
+        )
     said = "; ".join(f"{row.method} on {listing(row.better)}" for row in good)
-    rest = f"; {listing(poor)} on nothing" if poor else ""
-    return f"Trust {good[0].method} first. Clearly better than chance and an edge detector: {said}{rest}."
+    rest = f"; {listing(poor)} on none" if poor else ""
+    return f"Most faithful: {good[0].method}. Significantly better than a random map and an edge detector: {said}{rest}."
 
 
 def listing(words: Sequence[str]) -> str:
@@ -117,7 +120,7 @@ def listing(words: Sequence[str]) -> str:
 
 
 def fitting(vit: ViT) -> int:
-    """Methods with a gradient hold all layers' weights, and what flows back to them."""
+    """Return the largest batch whose attention in all layers, and its gradients, fits in memory."""
     c = vit.config
     return min(BATCH, max(MOST // (2 * 4 * c.depth * c.heads * c.tokens**2), 1))
 
@@ -129,7 +132,7 @@ def some(source: Source, limit: int | None) -> Source:
 
 
 def masks_of(source: Source, indices: Sequence[int], how: Preprocess) -> Float[Tensor, "b height width"] | None:
-    """The object's share of every pixel that the model sees, where the source knows it."""
+    """Return the object's fraction of every preprocessed pixel, or None if the dataset has no masks."""
     places = [int(index) for index in indices]
     while isinstance(source, Part):
         places = [int(source.indices[place]) for place in places]

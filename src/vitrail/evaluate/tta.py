@@ -1,8 +1,8 @@
-"""A picture seen several times: the mean of the probabilities of its views. b pictures, v views.
+"""Test-time augmentation: the mean of the probabilities over several views of an image. b images, v views.
 
-``flip``: the picture and its mirror image. ``crops``: the four corners and the middle, each with its mirror image, ten in all
-(Krizhevsky et al. 2012), of the picture as it is resized before the middle is cut out. Where a model's preprocessing cuts
-nothing away, the picture is resized to 8/7 of the size first, as 256 is to 224.
+``flip``: the image and its mirror image. ``crops``: the four corners and the centre, each with its mirror image, ten in all
+(Krizhevsky et al. 2012), of the image as it is resized before the centre crop. If a model's preprocessing crops nothing, the
+image is resized to 8/7 of the size first, as 256 is to 224.
 """
 
 import math
@@ -18,11 +18,11 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.models.build import Model
 
 Views = Literal["flip", "crops"]
-LARGER = 7 / 8  # crop of those that have none
+LARGER = 7 / 8  # crop_pct for preprocessing without a crop
 
 
 class Several(nn.Module):
-    """Answers with logits whose softmax is the mean of the views'; so whatever reads logits reads these."""
+    """Return logits whose softmax is the mean over the views, usable wherever logits are."""
 
     def __init__(self, model: Model, views: Views) -> None:
         super().__init__()
@@ -41,13 +41,13 @@ class Several(nn.Module):
 
 
 def five(images: Float[Tensor, "b c high wide"], size: tuple[int, int]) -> list[Float[Tensor, "b c height width"]]:
-    """The middle, as ``prepare`` cuts it, and the corners."""
+    """Return the centre crop, as preprocessing has it, and the corners."""
     down, across = images.shape[-2] - size[0], images.shape[-1] - size[1]
     places = [(round(down / 2), round(across / 2)), (0, 0), (0, across), (down, 0), (down, across)]
     return [images[..., top : top + size[0], left : left + size[1]] for top, left in places]
 
 
 def uncropped(how: Preprocess) -> Preprocess:
-    """The picture that ``five`` cuts from."""
+    """Return the preprocessing of the image that ``five_crop`` crops from."""
     crop = how.crop if how.resized != how.image else LARGER
     return replace(how, image=replace(how, crop=crop).resized, crop=1.0)

@@ -1,4 +1,4 @@
-"""What happens inside a model: tensors in, numbers out. Drawing and serving them is done elsewhere."""
+"""Explanations of a model's inner workings: tensors in, tensors out. Drawing and serving them is done elsewhere."""
 
 from vitrail.explain.ablate import ablate as ablate
 from vitrail.explain.attention import attention as attention

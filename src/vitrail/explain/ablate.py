@@ -1,7 +1,7 @@
-"""What if some patches were not there? What the model says when they are grey, stand in each other's places, or never enter
-(Naseer et al. 2021, "Intriguing properties of Vision Transformers", drop and shuffle patches of whole pictures).
+"""Patch ablation: the logits when some patches are grey, permuted or dropped
+(Naseer et al. 2021, "Intriguing properties of Vision Transformers", drop and shuffle patches of whole images).
 
-b pictures, c channels, n patches, k classes, y and x the grid, p and q the pixels of a patch.
+b images, c channels, n patches, k classes, y and x the grid, p and q the pixels of a patch.
 """
 
 import random
@@ -30,10 +30,10 @@ def ablate(
     how: str = "mask",
     seed: int = 0,
 ) -> Float[Tensor, "b k"]:
-    """The logits without these patches, which are counted row by row.
+    """Return the logits without these patches, which are counted row by row.
 
-    ``mask``: they become grey, the mean of normalised pictures. ``shuffle``: what they show changes places among them, as
-    ``order`` draws it from the seed. ``drop``: their tokens never enter the model, and the others know their places as before.
+    ``mask``: they become grey, the mean of normalised images. ``shuffle``: their contents are permuted, as
+    ``shuffle_permutation`` draws it from the seed. ``drop``: their tokens never enter the model; the others' positions stay.
     """
     vit = checked(model)
     grid = vit.grid(images)
@@ -54,9 +54,9 @@ def ablate(
 
 
 def order(patches: Sequence[int], count: int, seed: int = 0) -> list[int]:
-    """Which of so many patches lies at each place when these are shuffled: every one of them moves, unless it is alone.
+    """Return which patch lies at each position when these are shuffled: every one of them moves, unless it is alone.
 
-    By Sattolo's algorithm: one cycle through all of them, each as likely as any other.
+    Sattolo's algorithm draws a single cycle through all of them, each as likely as any other.
     """
     places = sorted(set(numbers("patches", patches, count))) if len(patches) else []
     moved, chance = list(places), random.Random(seed)
@@ -78,14 +78,12 @@ def _without(vit: ViT, images: Float[Tensor, "b c height width"], gone: list[int
     count = grid[0] * grid[1]
     left = [patch for patch in range(count) if patch not in set(gone)]
     if not left:
-        raise VitrailError(
-            f"all {count} patches cannot be dropped, since nothing would be left to look at; keep one, or mask them"
-        )
+        raise VitrailError(f"all {count} patches cannot be dropped, since none would be left; keep one, or mask them")
     if vit.config.position == "relative":
         raise VitrailError(
             "relative positions count the offsets between all patches, so none can be dropped; mask or shuffle them instead"
         )
     if vit.places(images) is not None:
-        raise VitrailError("a model with drop leaves patches out by itself; mask or shuffle them, or load it without drop")
+        raise VitrailError("a model with patch dropping drops patches by itself; mask or shuffle them, or load it without")
     places = torch.tensor(left, device=images.device).expand(images.shape[0], -1)
     return vit.head(vit.gathered(taken(vit.patches(images), places), grid, places))

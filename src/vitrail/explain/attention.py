@@ -1,8 +1,8 @@
-"""Who looks at whom: attention weights of chosen layers, heads and queries, beside the fused kernel and not instead of it.
+"""Attention weights of chosen layers, heads and queries, computed alongside the fused kernel and not instead of it.
 
-Queries and keys are read on their way into the kernel, so only what is asked for is computed once more, and never more of it
-at a time than ``ROOM``. Where tokens were merged, each patch looks as its token does, and a token's weight is shared by the
-patches it holds; what was dropped has rows and columns of zeros. b pictures, l layers, h heads, q queries, t tokens.
+Queries and keys are recorded at the kernel's input, so only the requested rows are computed, and never more at a time than
+``ATTENTION_CHUNK_NUMEL`` weights. With merged tokens, each patch attends as its token does, and a token's weight is split over
+its patches; dropped patches have rows and columns of zeros. b images, l layers, h heads, q queries, t tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +23,9 @@ from vitrail.layers.tap import recording
 from vitrail.models.merged import twin
 from vitrail.models.vit import ViT
 
-Numbers = Sequence[int] | None  # none: all of them
-Take = Callable[[int, slice, Tensor], None]  # the layer, which of the rows, their weights: b h q t
-ROOM = 2**23  # weights that are made at a time
+Numbers = Sequence[int] | None  # None: all of them
+Take = Callable[[int, slice, Tensor], None]  # layer, slice of the rows, their weights: b h q t
+ROOM = 2**23  # weights that are computed at a time
 
 
 @torch.no_grad()
@@ -36,9 +36,9 @@ def attention(
     heads: Numbers = None,
     queries: Numbers = None,
 ) -> Float[Tensor, "l b h q t"]:
-    """How much of each token a query takes, rows that sum to one.
+    """Return the attention weights, rows that sum to one.
 
-    Numbers may count from the end. The first tokens are the class token, where there is one, and the registers; then come the
+    Indices may count from the end. The first tokens are the class token, if there is one, and the registers; then come the
     patches, row by row.
     """
     vit = checked(model)
@@ -61,7 +61,7 @@ def attention(
 def pooled_attention(
     model: nn.Module, images: Float[Tensor, "b c height width"], layers: Numbers = None, heads: Numbers = None
 ) -> Float[Tensor, "l b h t"]:
-    """What the pooled tokens look at: the class token's row, or all patches' rows in the shares in which they are pooled."""
+    """Return the attention of the pooled tokens: the class token's row, or the patches' rows weighted as they are pooled."""
     vit = checked(model)
     if vit.config.pool == "cls":
         return attention(vit, images, layers, heads, [0])[:, :, :, 0]
@@ -84,7 +84,7 @@ def pooled_attention(
 def each(
     vit: ViT, images: Float[Tensor, "b c height width"], layers: Sequence[int], heads: list[int], rows: list[int], take: Take
 ) -> None:
-    """Hand the weights on, layer after layer and some rows at a time, while the pictures pass through the fused kernel."""
+    """Call ``visit`` with the weights, layer by layer and some rows at a time, while the images pass the fused kernel."""
     asking: list[Tensor] = []
 
     def ask(q: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def each(
 
     with at_rest(vit), ExitStack() as stack:
         held = stack.enter_context(holding(vit))
-        for layer in set(layers):  # in a block, queries pass before keys
+        for layer in set(layers):  # in a block, queries are recorded before keys
             stack.enter_context(recording(vit, f"blocks.{layer}.attention.queries", keep=ask))
             stack.enter_context(recording(vit, f"blocks.{layer}.attention.keys", keep=partial(answer, layer)))
         vit.features(images)
@@ -121,7 +121,7 @@ def each(
 
 @torch.no_grad()
 def reading(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b t"]:
-    """What the pooling takes of each token: all of the class token, the same of every patch, or what its own query looks at."""
+    """Return the weight of each token in the pooling: the class token's alone, uniform for the mean, attention for MAP."""
     vit = checked(model)
     prefix, patches = vit.config.prefix, _patches(vit, images)
     share = images.new_zeros(images.shape[0], prefix + patches)
@@ -149,24 +149,24 @@ def _mean_of_heads(weights: Float[Tensor, "b h 1 t"]) -> Float[Tensor, "b t"]:
 def on_grid(
     model: nn.Module, images: Float[Tensor, "b c height width"], values: Float[Tensor, "b t"]
 ) -> Float[Tensor, "b y x"]:
-    """Those of the patches where they lie."""
+    """Return the values of the patches, arranged on the grid."""
     vit = checked(model)
     rows, _ = vit.grid(images)
     return rearrange(values[:, vit.config.prefix :], "b (y x) -> b y x", y=rows)
 
 
 def checked(model: nn.Module) -> ViT:
-    """Of a compiled model, what it was made of; others than Vision Transformers have no attention to look at."""
+    """Return the model as a ViT, a compiled one uncompiled; other models have no attention."""
     model = getattr(model, "_orig_mod", model)
     model = model if model._compiled_call_impl is None else twin(model)
     if not isinstance(model, ViT):
-        raise VitrailError(f"a {type(model).__name__} has no attention to look at; load a Vision Transformer or a hybrid")
+        raise VitrailError(f"a {type(model).__name__} has no attention; load a Vision Transformer or a hybrid")
     return model
 
 
 @contextmanager
 def at_rest(model: ViT) -> Iterator[None]:
-    """Without dropout, every module run once, and afterwards as it was."""
+    """Switch dropout and activation checkpointing off, and restore the previous mode afterwards."""
     free: Any = model
     was, again = model.training, free.checkpointing
     model.eval()
@@ -183,7 +183,7 @@ def numbers(what: str, wanted: Numbers, of: int) -> list[int]:
         return list(range(of))
     wrong = [number for number in wanted if not -of <= number < of]
     if wrong or not wanted:
-        raise VitrailError(f"{what} must be numbers from 0 to {of - 1}, got {wrong[0] if wrong else 'none'}; try {what}=[0]")
+        raise VitrailError(f"{what} must be indices from 0 to {of - 1}, got {wrong[0] if wrong else 'none'}; try {what}=[0]")
     return [number % of for number in wanted]
 
 
@@ -195,7 +195,7 @@ def _patches(vit: ViT, images: Tensor) -> int:
 def _offsets(
     relative: RelativeKeys, q: Float[Tensor, "b h q k"], heads: list[int], rows: list[int]
 ) -> Float[Tensor, "b h q t"]:
-    """As ``RelativeKeys.of`` has it: token t of query q meets the key of their offset."""
+    """Return the scores of relative positions, as in ``RelativeKeys``: token t of query q meets the key of their offset."""
     tokens = (relative.keys.shape[1] + 1) // 2
     every = q @ relative.keys[heads].mT
     places = torch.arange(tokens, device=q.device) + tokens - 1 - torch.tensor(rows, device=q.device)[:, None]

@@ -1,7 +1,7 @@
-"""What heads do, in numbers: how far they look (Dosovitskiy et al. 2021, D.7), how widely, how alike they are; and how long
-tokens become, which shows the artefacts that registers remove (Darcet et al. 2023).
+"""Statistics of attention heads: attention distance (Dosovitskiy et al. 2021, D.7), entropy and similarity; and token norms,
+which show the artefacts that registers remove (Darcet et al. 2023).
 
-b pictures, l layers, s states between them, h heads, t tokens, n patches.
+b images, l layers, s states between them, h heads, t tokens, n patches.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from vitrail.models.vit import ViT
 
 @dataclass(frozen=True)
 class Heads:
-    """Means over the pictures: distance in pixels, entropy in nats, cosine similarity of two heads' weights."""
+    """Means over the images: distance in pixels, entropy in nats, cosine similarity of two heads' weights."""
 
     distance: Float[Tensor, "l h"]
     renormalised: Float[Tensor, "l h"]
@@ -31,7 +31,7 @@ class Heads:
 
 @torch.no_grad()
 def heads(model: nn.Module, batches: Iterable[Float[Tensor, "b c height width"]]) -> Heads:
-    """Over any number of pictures: no more than one batch is held, and its weights are summed up as soon as they are there."""
+    """Compute the statistics over any number of images: one batch is held at a time, and its weights are summed up at once."""
     vit = checked(model)
     total: list[Tensor] = []
     pictures = 0
@@ -39,15 +39,15 @@ def heads(model: nn.Module, batches: Iterable[Float[Tensor, "b c height width"]]
         found = _summed(vit, images)
         total = found if not total else [one + other for one, other in zip(total, found, strict=True)]
         pictures += images.shape[0]
-        del images  # before the next ones are made
+        del images  # before the next batch is made
     if not pictures:
-        raise VitrailError("there are no pictures to look at; give at least one")
+        raise VitrailError("there are no images; give at least one")
     far, rest, wide, alike = (values / pictures for values in total)
     return Heads(far, rest, wide, alike, pictures)
 
 
 def distance(model: nn.Module, images: Float[Tensor, "b c height width"], renormalise: bool = False) -> Float[Tensor, "l h"]:
-    """How far each head looks in these pictures, in pixels."""
+    """Return the mean attention distance of each head on these images, in pixels."""
     found = heads(model, [images])
     return found.renormalised if renormalise else found.distance
 
@@ -55,10 +55,10 @@ def distance(model: nn.Module, images: Float[Tensor, "b c height width"], renorm
 def reach(
     weights: Float[Tensor, "b h t t"], grid: Grid, stride: tuple[int, int], renormalise: bool = False
 ) -> Float[Tensor, "b h"]:
-    """The mean over queries of the distance in pixels between the centres of patches, weighed by attention.
+    """Return the mean over queries of the distance in pixels between patch centres, weighted by attention.
 
-    Tokens before the patches are left out of queries and keys. The authors leave it at that; ``renormalise`` brings what is
-    left of a row back to one.
+    Prefix tokens are left out of queries and keys. The authors leave it at that; ``renormalise`` scales what is left of a row
+    back to one.
     """
     apart = spacing(grid, stride).to(weights)
     patches = apart.shape[0]
@@ -66,25 +66,25 @@ def reach(
 
 
 def spacing(grid: Grid, stride: tuple[int, int]) -> Float[Tensor, "n n"]:
-    """Pixels between the centres of any two patches."""
+    """Return the pixels between the centres of any two patches."""
     y, x = torch.meshgrid(torch.arange(grid[0]) * float(stride[0]), torch.arange(grid[1]) * float(stride[1]), indexing="ij")
     centres = torch.stack([y.flatten(), x.flatten()], dim=1).double()
     return torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist").float()
 
 
 def entropy(weights: Float[Tensor, "b h t t"]) -> Float[Tensor, "b h"]:
-    """The mean over queries: 0 where each looks at one token, log t where at all alike."""
+    """Return the mean entropy over queries: 0 if each attends to one token, log t if to all equally."""
     return _wide(weights).mean(dim=-1)
 
 
 def likeness(weights: Float[Tensor, "b h t t"]) -> Float[Tensor, "b h h"]:
-    """The cosine between the weights of two heads, each taken as one long vector."""
+    """Return the cosine between the weights of two heads, each taken as one long vector."""
     return _cosine(_products(weights))
 
 
 @torch.no_grad()
 def norms(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "s b t"]:
-    """The length of every token before the first block and after each."""
+    """Return the norm of every token before the first block and after each."""
     vit = checked(model)
     seen: list[Tensor] = []
     hooks = [block.register_forward_hook(lambda _, __, output: seen.append(output.norm(dim=-1))) for block in vit.blocks]
@@ -99,11 +99,11 @@ def norms(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[
 
 
 def _summed(vit: ViT, images: Tensor) -> list[Tensor]:
-    """Sums over these pictures, by layer and head; weights come some rows at a time, so rows are summed up first."""
+    """Return sums over these images, by layer and head; weights come some rows at a time, so rows are summed up first."""
     grid, prefix, (layers, heads) = vit.grid(images), vit.config.prefix, (len(vit.blocks), vit.config.heads)
     apart = spacing(grid, vit.config.stride).to(images.device)
     places, tokens = vit.places(images), apart.shape[0] + prefix
-    patches = apart.shape[0] if places is None else places.shape[1]  # that look
+    patches = apart.shape[0] if places is None else places.shape[1]  # patches that are not dropped
     rows = images.new_zeros(3, layers, images.shape[0], heads, dtype=torch.float32)
     products = images.new_zeros(layers, images.shape[0], heads, heads, dtype=torch.float32)
 

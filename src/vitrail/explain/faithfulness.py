@@ -1,10 +1,10 @@
-"""Which explanation to trust: does the model lose its class with the patches that a map calls important, and does the map point
-at the object?
+"""Faithfulness of saliency maps: does the class probability drop with the patches that a map calls important, and does the map
+point at the object?
 
-Deletion and insertion (Petsiuk et al. 2018), patch by patch: the area under the class's probability while patches go, most
-important first (low is good), and while they come (high is good). The pointing game (Zhang et al. 2016) and the share of a map
-that lies on the object. Random numbers and an edge detector are the maps to beat. b pictures, c channels, n patches, s steps,
-y and x the grid.
+Deletion and insertion (Petsiuk et al. 2018), patch by patch: the area under the class probability while patches are removed,
+most important first (low is good), and while they are inserted (high is good). The pointing game (Zhang et al. 2016) and the
+fraction of a map that lies on the object. A random map and an edge detector are the baselines. b images, c channels, n patches,
+s steps, y and x the grid.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ STEPS = 16
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """A curve a picture, from all patches to none or from none to all; the area under each is its mean height."""
+    """Deletion and insertion curve per image, from all patches to none and from none to all."""
 
     deletion: Float[Tensor, "b s"]
     insertion: Float[Tensor, "b s"]
@@ -47,12 +47,12 @@ def faithfulness(
     classes: Int[Tensor, " b"] | None = None,
     steps: int = STEPS,
 ) -> Faithfulness:
-    """What is deleted becomes grey, the mean of normalised pictures; what is not inserted yet is blurred beyond recognition."""
+    """Compute both curves. Deleted patches become grey, the mean of normalised images; patches not yet inserted are blurred."""
     if steps < 1:
         raise VitrailError(f"steps must be at least 1, got {steps}; try steps={STEPS}")
     vit = checked(model)
     order = maps.flatten(1).argsort(dim=1, descending=True, stable=True)
-    place = order.argsort(dim=1)  # of each patch in the order
+    place = order.argsort(dim=1)  # rank of each patch
     with at_rest(vit):
         which = vit(images).argmax(dim=1) if classes is None else classes.to(images.device)
         blurred = blur(images)
@@ -66,32 +66,32 @@ def faithfulness(
 
 
 def area(curve: Float[Tensor, "b s"]) -> Float[Tensor, " b"]:
-    """By trapezia, over a path of length one."""
+    """Return the area under the curve by the trapezoidal rule, over a path of length one."""
     return (curve[:, 1:] + curve[:, :-1]).mean(dim=1) / 2
 
 
 def pointing(maps: Float[Tensor, "b y x"], masks: Float[Tensor, "b y x"]) -> Float[Tensor, " b"]:
-    """1 where the highest place of the map is at least half object, else 0; the first of equals counts."""
+    """Return 1 where the maximum of the map is at least half object, else 0; the first of equals counts."""
     highest = maps.flatten(1).argmax(dim=1, keepdim=True)
     return (masks.flatten(1).gather(1, highest)[:, 0] >= 0.5).float()
 
 
 def overlap(maps: Float[Tensor, "b y x"], masks: Float[Tensor, "b y x"]) -> Float[Tensor, " b"]:
-    """The share of the map that lies on the object; of a map that is zero, the object's share of the picture."""
+    """Return the fraction of the map that lies on the object; of a map that is zero, the object's fraction of the image."""
     flat = maps.clamp(min=0).flatten(1)
     total = flat.sum(dim=1)
     return torch.where(total > 0, (flat * masks.flatten(1)).sum(dim=1) / total.clamp(min=1e-30), masks.flatten(1).mean(dim=1))
 
 
 def on_patches(masks: Float[Tensor, "b height width"], grid: tuple[int, int]) -> Float[Tensor, "b y x"]:
-    """The object's share of every patch."""
+    """Return the object's fraction of every patch."""
     return F.adaptive_avg_pool2d(masks[:, None], grid)[:, 0]
 
 
 def on_pixels(
     patches: Bool[Tensor, "b n"], grid: tuple[int, int], images: Float[Tensor, "b c height width"]
 ) -> Bool[Tensor, "b 1 height width"]:
-    """The same for every pixel of a patch."""
+    """Expand values per patch to its pixels."""
     p, q = images.shape[2] // grid[0], images.shape[3] // grid[1]
     return repeat(patches, "b (y x) -> b 1 (y p) (x q)", y=grid[0], p=p, q=q)
 
@@ -102,7 +102,7 @@ def random_map(images: Float[Tensor, "b c height width"], grid: tuple[int, int],
 
 
 def edge_map(images: Float[Tensor, "b c height width"], grid: tuple[int, int]) -> Float[Tensor, "b y x"]:
-    """How much of an edge each patch holds, by Sobel: no model is asked."""
+    """Return the mean Sobel gradient of each patch, independent of the model."""
     grey = F.pad(images.mean(dim=1, keepdim=True), (1, 1, 1, 1), mode="replicate")
     kernel = torch.tensor([[1.0, 2.0, 1.0], [0.0, 0.0, 0.0], [-1.0, -2.0, -1.0]], device=images.device, dtype=images.dtype)
     slopes = F.conv2d(grey, torch.stack([kernel, kernel.T])[:, None])
@@ -110,7 +110,7 @@ def edge_map(images: Float[Tensor, "b c height width"], grid: tuple[int, int]) -
 
 
 def blur(images: Float[Tensor, "b c height width"], share: float = 0.1) -> Float[Tensor, "b c height width"]:
-    """Gaussian, its deviation a share of the picture's longer side."""
+    """Blur by a Gaussian, its deviation a fraction of the image's longer side."""
     deviation = share * max(images.shape[-2:])
     reach = round(3 * deviation)
     bell = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, device=images.device) / deviation) ** 2)

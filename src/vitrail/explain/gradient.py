@@ -1,11 +1,11 @@
-"""What speaks for a class: attention weighed by the gradient of the class's logit.
+"""Gradient-based explanations of a class: attention weighted by the gradient of its logit, Grad-CAM, integrated gradients.
 
 ``relevance`` is the rule of Chefer, Gur and Wolf for self-attention (2021, "Generic attention-model explainability"): R begins
 as the identity and grows by the positive part of gradient times weights, mean over heads, in every layer. ``gradient_rollout``
 rolls the same matrices out. ``gradcam`` is Grad-CAM (Selvaraju et al. 2017) on the tokens that enter a layer's attention.
-``integrated`` are integrated gradients (Sundararajan, Taly and Yan 2017) at the patch embeddings. ``lens`` asks the head after
-every block (nostalgebraist 2020). b pictures, s states between the layers, h heads, t tokens, n patches, k classes, y and x the
-grid.
+``integrated_gradients`` (Sundararajan, Taly and Yan 2017) are taken at the patch embeddings. ``logit_lens`` applies the head
+after every block (nostalgebraist 2020). b images, s states between the layers, h heads, t tokens, n patches, k classes, y and x
+the grid.
 """
 
 from itertools import repeat
@@ -22,11 +22,11 @@ from vitrail.layers.merge import taken
 from vitrail.layers.tap import recording
 from vitrail.models.vit import ViT
 
-Classes = Int[Tensor, " b"] | None  # none: what the model says
+Classes = Int[Tensor, " b"] | None  # None: the predicted class
 
 
 def relevance(model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None) -> Float[Tensor, "b y x"]:
-    """What each patch contributed to the class through attention; that every token is evidence of itself says nothing."""
+    """Return each patch's contribution to the class through attention, without the identity of the residual."""
     vit = checked(model)
     layers, last, held = _weighed(vit, images, classes)
     return _read(vit, images, _rolled(layers, held, whole=False), last)
@@ -35,7 +35,7 @@ def relevance(model: nn.Module, images: Float[Tensor, "b c height width"], class
 def gradient_rollout(
     model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None
 ) -> Float[Tensor, "b y x"]:
-    """The same matrices rolled out, each row brought back to one; what went straight along the residual is left out too."""
+    """Roll out the same matrices with rows normalised to one; what passes along the residual alone is left out too."""
     vit = checked(model)
     layers, last, held = _weighed(vit, images, classes)
     return _read(vit, images, _rolled(layers, held, whole=True), last)
@@ -44,7 +44,7 @@ def gradient_rollout(
 def gradcam(
     model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None, layer: int = -1
 ) -> Float[Tensor, "b y x"]:
-    """Channels weighed by their mean gradient over the patches, summed, the positive part."""
+    """Return the channels weighted by their mean gradient over the patches, summed, the positive part."""
     vit = checked(model)
     (number,) = numbers("layer", [layer], len(vit.blocks))
     seen: list[Tensor] = []
@@ -64,15 +64,17 @@ def gradcam(
 def integrated(
     model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None, steps: int = 16
 ) -> Float[Tensor, "b y x"]:
-    """What each patch adds to the class on the way from a grey picture to this one, the positive part."""
+    """Return each patch's contribution on the path from a grey image to this one, the positive part."""
     return contributions(model, images, classes, steps).relu().unflatten(1, checked(model).grid(images))
 
 
 def contributions(
     model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None, steps: int = 16
 ) -> Float[Tensor, "b n"]:
-    """The mean gradient along the straight way, times what changed. Together they are, the nearer the more steps there are, by
-    how much the class's logit is above that of grey; patches that speak against it are below zero."""
+    """Return the mean gradient along the straight path from grey, times the change of each patch embedding.
+
+    With enough steps the sum is the class's logit minus that of grey; patches that are evidence against it are negative.
+    """
     vit = checked(model)
     grid, places = vit.grid(images), vit.places(images)
     with torch.no_grad(), at_rest(vit):
@@ -89,7 +91,7 @@ def contributions(
 
 @torch.no_grad()
 def lens(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "s b k"]:
-    """What the head would say before the first block, and after each: the last row is what the model says."""
+    """Return the logits of the head before the first block and after each; the last row is the model's output."""
     vit = checked(model)
     states: list[Tensor] = []
     hooks = [block.register_forward_hook(lambda _, __, output: states.append(output)) for block in vit.blocks]
@@ -108,7 +110,7 @@ def lens(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[T
 def _weighed(
     vit: ViT, images: Tensor, classes: Classes
 ) -> tuple[list[Float[Tensor, "b _ _"]], Float[Tensor, "b t"] | None, Held]:
-    """Of every layer, the positive part of gradient times weights, mean over heads; and of a pooling that attends."""
+    """Return the positive part of gradient times weights of every layer, mean over heads; and of an attention pooling."""
     seen: list[Tensor] = []
     patterns = ["blocks.*.attention.weights", *(["pool.weights"] if vit.config.pool == "map" else [])]
 
@@ -120,7 +122,7 @@ def _weighed(
         score = _score(vit, images, classes)
     gradients = torch.autograd.grad(score, seen)
     mixed = [(weights * gradient).relu().mean(dim=1).detach() for weights, gradient in zip(seen, gradients, strict=True)]
-    for layer, there in enumerate(held[:-1]):  # the gradient of a token is the sum of its patches', which look alike
+    for layer, there in enumerate(held[:-1]):  # a token's gradient is the sum over its patches, which attend equally
         mixed[layer] = mixed[layer] / there.sum(dim=-1, keepdim=True).to(mixed[layer].dtype)
     if vit.config.pool != "map":
         return mixed, None, held
@@ -136,7 +138,7 @@ def _rolled(layers: list[Float[Tensor, "b _ _"]], held: Held, whole: bool) -> Ro
 
 
 def _read(vit: ViT, images: Tensor, rolled: Rolled, last: Float[Tensor, "b t"] | None) -> Float[Tensor, "b y x"]:
-    """What arrives in the pooled tokens through attention. A pooling that attends also weighs what came straight to it."""
+    """Return what reaches the pooled tokens through attention. An attention pooling also weights what the residual carries."""
     mixed, straight = rolled.ends
     read = reading(vit, images) if last is None else last
     found = (read[:, None] @ mixed)[:, 0]
@@ -147,14 +149,14 @@ def _read(vit: ViT, images: Tensor, rolled: Rolled, last: Float[Tensor, "b t"] |
 
 def _score(vit: ViT, images: Tensor, classes: Classes) -> Tensor:
     with torch.enable_grad():
-        logits = vit(images.detach().requires_grad_())  # so that there is a gradient where all weights are frozen
+        logits = vit(images.detach().requires_grad_())  # so that there is a gradient even if all weights are frozen
         which = logits.argmax(dim=1) if classes is None else classes.to(logits.device)
         return _picked(vit, logits, which)
 
 
 def _picked(vit: ViT, logits: Float[Tensor, "b k"], which: Int[Tensor, " b"]) -> Tensor:
-    """The logits of the classes, each picture's its own, summed: pictures do not meet, so their gradients do not mix."""
+    """Return the sum of the images' class logits: images do not interact, so their gradients do not mix."""
     if not vit.config.classes:
-        raise VitrailError("a model without a head (classes=0) says no class; load it with its head")
+        raise VitrailError("a model without a head (classes=0) has no classes; load it with its head")
     with torch.enable_grad():
         return logits.gather(1, which[:, None]).sum()

@@ -1,7 +1,7 @@
-"""From merged tokens back to patches (``models.merged``): which of all tokens each token holds, layer by layer.
+"""Mapping from merged tokens back to patches (``models.token_reduced_vit``): the members of each token, layer by layer.
 
-A model that merges and drops nothing has no need of it: its lists stay empty, and whoever asks goes on as if tokens were
-patches. b pictures, t tokens of a layer, m of the next, n all tokens there ever were; a patch that was dropped is held by none.
+For a model that merges and drops nothing the list stays empty, and callers treat tokens as patches. b images, t tokens of a
+layer, m of the next, n all tokens there ever were; a dropped patch is a member of none.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ Held = Sequence[Float[Tensor, "b _ n"]]  # at the input of every layer, and at t
 
 @contextmanager
 def holding(vit: ViT) -> Iterator[Held]:
-    """Filled while pictures pass: an entry is there as soon as its layer begins."""
+    """Yield a list that is filled during the forward pass: an entry is there as soon as its layer begins."""
     held: list[Tensor] = []
     if not isinstance(vit, Merged) or not (vit.count or vit.drop):
         yield held
@@ -35,16 +35,16 @@ def holding(vit: ViT) -> Iterator[Held]:
 
 
 def shared(values: Float[Tensor, "b *q t"], held: Float[Tensor, "b t n"]) -> Float[Tensor, "b *q n"]:
-    """What is of a token goes in equal parts to what it holds: sums stay the same."""
+    """Split a token's value equally over its members: sums stay the same."""
     parts = (held / held.sum(dim=-1, keepdim=True)).to(values.dtype)
     return torch.einsum("b...t,btn->b...n", values, parts)
 
 
 def handed(values: Float[Tensor, "b t *d"], held: Float[Tensor, "b t n"]) -> Float[Tensor, "b n *d"]:
-    """What is true of a token is true of each that it holds; of what was dropped, 0."""
+    """Copy a token's value to each of its members; dropped patches get 0."""
     return torch.einsum("bt...,btn->bn...", values, held.to(values.dtype))
 
 
 def joined(before: Float[Tensor, "b t n"], after: Float[Tensor, "b m n"]) -> Float[Tensor, "b m t"]:
-    """How much of each token is in each of those that they were merged into: rows that sum to one."""
+    """Return the fraction of each token in each of those that they were merged into: rows that sum to one."""
     return after @ before.mT / after.sum(dim=-1, keepdim=True)

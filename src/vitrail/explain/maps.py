@@ -1,6 +1,4 @@
-"""Where in the picture: one map a method, all of the same shape, none below zero. b pictures, q queries, t tokens, y and x the
-grid of patches.
-"""
+"""Saliency maps: one per method, all of one shape, none below zero. b images, q queries, t tokens, y and x the patch grid."""
 
 from collections.abc import Callable
 
@@ -19,7 +17,7 @@ Method = Callable[[nn.Module, Tensor, Classes], Tensor]
 def saliency(
     model: nn.Module, images: Float[Tensor, "b c height width"], method: str = "relevance", classes: Classes = None
 ) -> Float[Tensor, "b y x"]:
-    """By one of ``METHODS``. Attention and rollout are the same for every class."""
+    """Return the map of one of ``SALIENCY_METHODS``. Attention and rollout are the same for every class."""
     if method not in METHODS:
         raise VitrailError(f"there is no method {method!r}{suggestion(method, METHODS)}; there are {', '.join(METHODS)}")
     return METHODS[method](model, images, classes)
@@ -28,12 +26,12 @@ def saliency(
 def last_attention(
     model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None
 ) -> Float[Tensor, "b y x"]:
-    """What the pooled tokens look at in the last layer, mean over heads."""
+    """Return the attention of the pooled tokens in the last layer, mean over heads."""
     return on_grid(model, images, pooled_attention(model, images, layers=[-1])[0].mean(dim=1))
 
 
 def rolled_out(model: nn.Module, images: Float[Tensor, "b c height width"], classes: Classes = None) -> Float[Tensor, "b y x"]:
-    """What arrives in the pooled tokens, by rollout."""
+    """Return the attention rollout of the pooled tokens."""
     return on_grid(model, images, torch.einsum("bq,bqt->bt", reading(model, images), rollout(model, images)))
 
 
@@ -43,6 +41,6 @@ METHODS: dict[str, Method] = {
     "gradient_rollout": gradient_rollout,
     "relevance": relevance,
     "gradcam": gradcam,
-    "integrated": integrated,
+    "integrated_gradients": integrated,
 }
-CLASSLESS = ("attention", "rollout")  # which need no head
+CLASSLESS = ("attention", "rollout")  # need no head

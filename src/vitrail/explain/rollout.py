@@ -1,7 +1,7 @@
-"""Attention rollout (Abnar and Zuidema 2020; Dosovitskiy et al. 2021, D.8): what of the input arrives at each token in the end.
+"""Attention rollout (Abnar and Zuidema 2020; Dosovitskiy et al. 2021, D.8): how much of each input reaches each output token.
 
-In every layer the heads are fused, the identity is added for the residual, rows are brought back to sum to one, and the layers
-are multiplied through. Where tokens are merged on the way, so is what has arrived in them. b pictures, h heads, t tokens.
+In every layer the heads are fused, the identity is added for the residual, rows are normalised to sum to one, and the layers
+are multiplied. Where tokens are merged, so are their rows. b images, h heads, t tokens.
 """
 
 from typing import Literal
@@ -19,20 +19,20 @@ Fuse = Literal["mean", "max", "min"]
 
 
 class Rolled:
-    """The product so far; layers come in the order of the forward pass, and none is kept.
+    """Product of the layers so far; layers come in the order of the forward pass, and none is kept.
 
-    What came through attention, and what of each token came straight along the residual: where mixing is weak the second would
-    drown the first, so they are kept apart. ``whole``: rows are brought back to sum to one. ``held`` says which tokens were
-    merged, and is filled while layers come.
+    What came through attention, and what came along the residual alone: where attention is weak the second would dominate the
+    first, so they are kept apart. ``normalise``: rows are scaled to sum to one. ``membership`` says which tokens were merged,
+    and is filled during the forward pass.
     """
 
     def __init__(self, held: Held = (), whole: bool = True) -> None:
         self.held, self.whole, self.layers = held, whole, 0
         self._mixed: Tensor | None = None  # b t t
-        self._straight: Tensor | None = None  # b t; where tokens are merged, b t t
+        self._straight: Tensor | None = None  # b t; with merged tokens, b t t
 
     def multiply(self, mixing: Float[Tensor, "b t t"]) -> None:
-        """By a layer's mixing of tokens without its residual."""
+        """Multiply by a layer's attention matrix, given without its residual."""
         sums = mixing.sum(dim=-1, keepdim=True) + 1 if self.whole else mixing.new_ones(mixing.shape[0], mixing.shape[1], 1)
         brought, kept = mixing / sums, 1 / sums
         if self.held:
@@ -48,7 +48,7 @@ class Rolled:
             self._straight = kept * self._straight
 
     def _merge(self, like: Tensor) -> None:
-        """Up to the layer that comes: before the first, each token is what it holds."""
+        """Merge rows up to the next layer: before the first, each token is its members."""
         if self._mixed is None or self._straight is None:
             self._straight = self.held[0].to(like.dtype)
             self._mixed = torch.zeros_like(self._straight)
@@ -58,7 +58,7 @@ class Rolled:
 
     @property
     def ends(self) -> tuple[Float[Tensor, "b t t"], Float[Tensor, "b t"] | Float[Tensor, "b t t"]]:
-        """What came through attention, and what came straight, a row for every token there ever was."""
+        """Return what came through attention and what came along the residual, a row for every original token."""
         assert self._mixed is not None
         assert self._straight is not None
         if not self.held:
@@ -76,9 +76,9 @@ class Rolled:
 def rollout(
     model: nn.Module, images: Float[Tensor, "b c height width"], fuse: Fuse = "mean", discard: float = 0.0
 ) -> Float[Tensor, "b t t"]:
-    """Rows sum to one. ``discard``: the share of each picture's weights in a layer, the smallest, that counts as none."""
+    """Return the rollout, rows that sum to one. ``discard``: fraction of each layer's weights, the smallest, set to zero."""
     if not 0 <= discard < 1:
-        raise VitrailError(f"discard must be a share from 0 to below 1, got {discard}; try discard=0.9")
+        raise VitrailError(f"discard must be a fraction from 0 to below 1, got {discard}; try discard=0.9")
     vit = checked(model)
 
     def take(weights: Float[Tensor, "b h t t"]) -> Tensor:

@@ -1,7 +1,7 @@
-"""What is learned before the first picture comes: where patches think they are, and what they look for in pixels
+"""Learned embeddings: similarity of position embeddings, and the filters of the patch embedding
 (Dosovitskiy et al. 2021, figure 7, left and middle).
 
-y, x a place in the grid and v, u another; d width, n filters, c channels, p and q the two sides of a patch.
+y, x one position in the grid and v, u another; d width, n filters, c channels, p and q the two sides of a patch.
 """
 
 from typing import Any
@@ -22,11 +22,11 @@ COMPONENTS = 28  # as in the paper
 
 @torch.no_grad()
 def position_similarity(model: nn.Module, layer: int = 0) -> Float[Tensor, "y x v u"]:
-    """The cosine between any two places.
+    """Return the cosine between any two positions.
 
-    Of a table, between its rows. Rotary has none: it turns queries and keys, and the mean cosine of the angles between two
-    places is what is left of a product of equal vectors. Relative offsets live in each layer: a place is there the keys of
-    all heads that a query meets from it.
+    For a table it is between its rows. Rotary has none: it rotates queries and keys, and the mean cosine of the angles between
+    two positions is what is left of a product of equal vectors. Relative positions belong to a layer: a position is
+    represented there by the keys of all heads that a query meets from it.
     """
     vit = checked(model)
     rows, columns = vit.config.grid
@@ -36,9 +36,9 @@ def position_similarity(model: nn.Module, layer: int = 0) -> Float[Tensor, "y x 
 
 @torch.no_grad()
 def filters(model: nn.Module, count: int = COMPONENTS) -> Float[Tensor, "n c p q"]:
-    """The first principal components of the embedding's kernels, each from 0 to 1, grey where it is zero.
+    """Return the first principal components of the embedding's kernels, each from 0 to 1, grey where it is zero.
 
-    A hybrid's patches are one place of the stem's output; what it looks for in pixels are the kernels of its first convolution.
+    A hybrid's patches are single positions of the stem's output; its filters are the kernels of its first convolution.
     """
     vit = checked(model)
     first: Any = vit.embed.project if vit.config.stem is None else vit.stem.conv
@@ -47,7 +47,7 @@ def filters(model: nn.Module, count: int = COMPONENTS) -> Float[Tensor, "n c p q
     flat = flat - flat.mean(dim=0)
     _, _, components = torch.linalg.svd(flat, full_matrices=False)
     found = components[:count]
-    found = found * found.gather(1, found.abs().argmax(dim=1, keepdim=True)).sign()  # a component and its negative are one
+    found = found * found.gather(1, found.abs().argmax(dim=1, keepdim=True)).sign()  # the sign of a component is arbitrary
     scaled = 0.5 + 0.5 * found / found.abs().amax(dim=1, keepdim=True)
     return scaled.unflatten(1, tuple(kernels.shape[1:]))
 
@@ -56,7 +56,7 @@ def _places(vit: ViT, layer: int) -> Float[Tensor, "n d"]:
     grid, prefix = vit.config.grid, vit.config.prefix
     match vit.config.position:
         case "none":
-            raise VitrailError("the model has no positions (position='none'), so its places cannot be compared")
+            raise VitrailError("the model has no positions (position='none'), so there is nothing to compare")
         case "rotary":
             assert vit.rotary is not None
             cosine, sine = vit.rotary(grid, next(vit.parameters()).device)

@@ -1,4 +1,4 @@
-"""One forward and one backward pass, with what every module made of it: the table people print by hand when training fails."""
+"""Trace of one forward and backward pass: output statistics and gradient norms of every module, to debug training."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,21 +13,21 @@ from vitrail.layers.initial import lecun_normal_
 
 @dataclass
 class Row:
-    """One call of one module."""
+    """Record of one call of one module."""
 
     name: str
     kind: str
     shape: tuple[int, ...]
     mean: float
     std: float
-    gradient: float | None = None  # norm of the loss's gradient at the output; none: nothing flows back
-    parameters: float | None = None  # norm of the loss's gradient at the module's own parameters
+    gradient: float | None = None  # gradient norm at the output; None: no gradient
+    parameters: float | None = None  # gradient norm of the module's own parameters
 
 
 def trace(model: nn.Module, images: Float[Tensor, "b c height width"], labels: Int[Tensor, " b"] | None = None) -> list[Row]:
-    """Rows in the order of execution. The loss is the cross-entropy or, without labels, the mean square of the output.
+    """Return records in the order of execution. The loss is the cross-entropy or, without labels, the mean squared output.
 
-    The parameters' gradients are those of this pass alone afterwards. Modules that hand their input on are left out.
+    The parameters' gradients are those of this pass alone afterwards. Modules that return their input are left out.
     """
     rows: list[Row] = []
     calls: list[tuple[Row, nn.Module]] = []
@@ -51,7 +51,7 @@ def trace(model: nn.Module, images: Float[Tensor, "b c height width"], labels: I
     ]
     model.zero_grad(set_to_none=True)
     free: Any = model
-    checkpointing, free.checkpointing = getattr(model, "checkpointing", False), False  # each module is run once
+    checkpointing, free.checkpointing = getattr(model, "checkpointing", False), False  # so that each module is run once
     try:
         output = model(images)
         loss = output.square().mean() if labels is None else F.cross_entropy(output, labels)
@@ -68,7 +68,7 @@ def trace(model: nn.Module, images: Float[Tensor, "b c height width"], labels: I
 
 
 def wake_head(model: nn.Module) -> bool:
-    """Fill an untrained, all-zero head, through which no gradient would flow back; says whether there was one."""
+    """Initialise an all-zero head, through which no gradient would flow back; return whether there was one."""
     last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]
     asleep = [linear for linear in last if not linear.weight.any()]
     for linear in asleep:

@@ -1,4 +1,4 @@
-"""Whether an exported file answers as the model does: both see the same pictures. n pictures, c channels, k classes."""
+"""Compare an exported file with its model on the same images. n images, c channels, k classes."""
 
 from dataclasses import dataclass, replace
 
@@ -19,18 +19,18 @@ BATCH = 8
 
 @dataclass(frozen=True)
 class Checked:
-    """How far the file's answers are from the model's."""
+    """The difference between the file's predictions and the model's."""
 
     pictures: int
-    what: str  # which pictures
+    what: str  # which images
     real: bool
-    difference: float  # the largest, of a logit
-    scale: float  # the largest logit
-    agreement: float  # share of the pictures with the same first answer; of features, their mean cosine
-    torch_top1: float | None = None  # of those whose label is known
+    difference: float  # the largest, of any logit
+    scale: float  # the largest absolute logit
+    agreement: float  # fraction of images with the same top-1 prediction; for features, their mean cosine similarity
+    torch_top1: float | None = None  # on the images with known labels
     file_top1: float | None = None
-    other_sizes: float | None = None  # the largest difference at other sizes, where those go in
-    features: bool = False  # there is no classifier, so what the answers are made of was compared
+    other_sizes: float | None = None  # the largest difference at other image sizes, if the file accepts them
+    features: bool = False  # the model has no classifier, so its features were compared
 
     @property
     def relative(self) -> float:
@@ -38,22 +38,22 @@ class Checked:
 
     @property
     def drop(self) -> float:
-        """Accuracy lost; where no label is known, the share of first answers that changed; of features, 1 less the cosine."""
+        """Accuracy lost; without labels, the fraction of changed top-1 predictions; for features, 1 - mean cosine."""
         if self.torch_top1 is None or self.file_top1 is None:
             return 1 - self.agreement
         return self.torch_top1 - self.file_top1
 
 
 def check(model: Model, engine: Engine, trial: Trial, dynamic: bool = False, progress: Progress | None = None) -> Checked:
-    """Run both. It is for the caller to judge what comes of it."""
+    """Run both on the same images and report the differences; the caller decides whether they are acceptable."""
     reference = TorchEngine(model)
-    want = answers(reference, trial.pictures, progress, "torch sees pictures")
+    want = answers(reference, trial.pictures, progress, "running torch")
     if not np.isfinite(want).all():
-        raise VitrailError("the model answers some pictures with something that is no number; its weights are damaged")
-    got = answers(engine, trial.pictures, progress, "the file sees pictures")
+        raise VitrailError("the model's logits are not finite (NaN/Inf) on some images; its weights are damaged")
+    got = answers(engine, trial.pictures, progress, "running the exported file")
     if got.shape != want.shape:
-        raise VitrailError(f"the file answers with {got.shape[1]} numbers a picture, the model with {want.shape[1]}")
-    alone = np.abs(engine.logits(trial.pictures[:1]) - want[:1]).max()  # also without batch-mates
+        raise VitrailError(f"the file has {got.shape[1]} outputs per image, the model {want.shape[1]}")
+    alone = np.abs(engine.logits(trial.pictures[:1]) - want[:1]).max()  # also as a batch of one
     found = Checked(
         len(want), trial.what, trial.real, float(max(np.abs(got - want).max(), alone)), float(np.abs(want).max()),
         agreement(got, want, features=not model.config.classes), features=not model.config.classes,
@@ -66,18 +66,18 @@ def check(model: Model, engine: Engine, trial: Trial, dynamic: bool = False, pro
 
 
 def refuse(found: Checked, name: str, tolerance: float) -> None:
-    """A file that is not the model is not kept."""
-    if not found.relative <= tolerance:  # nor one whose answers are no numbers
+    """Refuse a file whose logits differ from the model's by more than the tolerance."""
+    if not found.relative <= tolerance:  # also refuses NaN
         raise VitrailError(
-            f"{name} answers differently from the model, by {found.relative:.2g} of the largest logit on {found.what}, where "
-            f"{tolerance:g} is tolerated, so it was removed; try another --to, or a larger --tolerance"
+            f"the logits of {name} differ from the model's by {found.relative:.2g} of the largest logit on {found.what}, where "
+            f"{tolerance:g} is allowed, so it was removed; try another --to, or a larger --tolerance"
         )
 
 
 def refuse_drop(found: Checked, name: str, max_drop: float) -> None:
-    """A file of rounded numbers is judged by its answers."""
+    """Refuse a quantised file that loses more accuracy than allowed."""
     if not found.drop <= max_drop + 1e-9 or not np.isfinite(found.difference):
-        of = " of its features' likeness" if found.features else ""
+        of = " of feature cosine similarity" if found.features else ""
         raise VitrailError(
             f"{name} loses {100 * found.drop:.2f} points{of} on {found.what}, where {100 * max_drop:g} are allowed, "
             "so it was removed; try a larger --max-drop, or --to onnx"
@@ -85,7 +85,7 @@ def refuse_drop(found: Checked, name: str, max_drop: float) -> None:
 
 
 def agreement(got: Float32[ndarray, "n k"], want: Float32[ndarray, "n k"], features: bool) -> float:
-    """Of answers, how many are the same; of features, which only have a direction in common, the mean cosine."""
+    """Return the fraction of equal top-1 predictions; for features, the mean cosine similarity."""
     if not features:
         return float((got.argmax(1) == want.argmax(1)).mean())
     got, want = got.astype(np.float64), want.astype(np.float64)
@@ -105,7 +105,7 @@ def answers(
 
 
 def _elsewhere(model: Model, engine: Engine, trial: Trial) -> float:
-    """One smaller and one larger size, neither square: the largest difference from the model that takes any size."""
+    """Return the largest difference from the model at one smaller and one larger image size, neither square."""
     reference = TorchEngine(flexible(model))
     (high, wide), (down, across) = model.config.image, getattr(model.config, "stride", (32, 32))
     worst = 0.0

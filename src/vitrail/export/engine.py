@@ -1,7 +1,7 @@
-"""What answers pictures, whichever way the model was kept: our own weights by torch, an ONNX file by onnxruntime, or a program.
+"""Predictors: uint8 images in, logits out; by torch, by onnxruntime for an ONNX file, or by a torch.export program.
 
-Pixels go in as they leave ``vitrail.data.prepare.fitted``, logits come out; the normalising is the engine's own affair.
-b pictures, c channels, k classes.
+Images are as ``vitrail.data.prepare.fitted`` returns them; each predictor normalises them itself.
+b images, c channels, k classes.
 """
 
 from pathlib import Path
@@ -28,29 +28,32 @@ Kind = Literal["auto", "torch", "onnxruntime"]
 
 @runtime_checkable
 class Engine(Protocol):
-    """Called from one thread at a time. All weights are in memory, so the file may be replaced or deleted meanwhile."""
+    """Computes logits of uint8 images; called from one thread at a time.
+
+    All weights are in memory, so the file may be replaced or deleted while it is in use.
+    """
 
     @property
     def name(self) -> str:
-        """``torch``, ``onnxruntime`` or ``program``."""
+        """The backend: ``torch``, ``onnxruntime`` or ``program``."""
 
     @property
     def model(self) -> str:
-        """What it was opened from."""
+        """The path or name it was loaded from."""
 
     @property
     def preprocess(self) -> Preprocess: ...
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """As many as classes, numbers as words where nobody named them; none where there is no classifier."""
+        """One name per class, its index if it has no name; empty without a classifier."""
 
     @property
     def sigmoid(self) -> bool:
-        """Whether each class is probable on its own."""
+        """Whether class probabilities are independent sigmoids instead of a softmax."""
 
     def logits(self, pictures: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b k"]:
-        """Of a model without a classifier, its features."""
+        """Return the logits; for a model without a classifier, its features."""
 
 
 def open_engine(
@@ -60,9 +63,9 @@ def open_engine(
     faster: Faster | None = None,
     device: str = "auto",
 ) -> Engine:
-    """An exported file (.onnx, .pt2) by what it needs, anything else that ``vitrail.load`` reads by torch.
+    """Load a predictor: for an exported file (.onnx, .pt2) the backend it needs, for anything ``vitrail.load`` reads torch.
 
-    ``threads`` compute one call; ``faster`` and ``device`` are for torch, an exported file is as it was exported.
+    ``threads`` is the number of CPU threads of one call; ``faster`` and ``device`` apply to torch only.
     """
     ending = Path(source).suffix.lower()
     if threads is not None and threads < 1:
@@ -75,7 +78,7 @@ def open_engine(
         raise VitrailError(as_exported(source))
     if kind != "auto" and (kind == "onnxruntime") != (ending == ".onnx"):
         engine = "onnxruntime" if ending == ".onnx" else "torch"
-        raise VitrailError(f"{source} is run by {engine}, got {kind}; leave the engine out")
+        raise VitrailError(f"{source} must be run by {engine}, got {kind}; leave the engine out")
     from vitrail.export.program import ProgramEngine
     from vitrail.export.session import OnnxEngine
 
@@ -83,7 +86,7 @@ def open_engine(
 
 
 class TorchEngine:
-    """A model of ours, in memory."""
+    """Predictor that runs a Vitrail model by torch."""
 
     name = "torch"
 
@@ -102,7 +105,7 @@ class TorchEngine:
 
 
 def as_exported(source: str | Path) -> str:
-    return f"{source} is as it was exported; what makes it faster has to be named to `vitrail export`"
+    return f"{source} is an exported file, which cannot be sped up; give these options to `vitrail export`"
 
 
 def labels_of(names: tuple[str, ...] | None, classes: int) -> tuple[str, ...]:
@@ -110,13 +113,13 @@ def labels_of(names: tuple[str, ...] | None, classes: int) -> tuple[str, ...]:
 
 
 def is_sigmoid(facts: dict[str, object]) -> bool:
-    """Whether the model was trained to say of each class on its own whether it is there."""
+    """Return whether the model was trained with the sigmoid loss, so that class probabilities are independent."""
     recipe = facts.get("recipe")
     return isinstance(recipe, dict) and recipe.get("loss") == "sigmoid"
 
 
 def tensor(pictures: UInt8[ndarray, "b height width c"]) -> torch.Tensor:
-    """Without a copy where torch may have the array."""
+    """Convert an array to a tensor, without a copy if possible."""
     return torch.from_numpy(np.require(pictures, requirements=["C", "W"]))
 
 

@@ -1,10 +1,10 @@
-"""Activations made easy to round to 8 bits without changing the model (Xiao et al. 2023, "SmoothQuant").
+"""SmoothQuant (Xiao et al. 2023): make activations easier to quantise to 8 bits without changing the model's function.
 
-A few channels of what enters a linear layer are far larger than the others, and one scale for all would leave the others few
-steps. Dividing each channel by s and multiplying the weights that it meets by s changes nothing but that; the division goes
-into the layer before: a norm's own weights, or the rows of the values of attention. s = max|x|^1/2 / max|w|^1/2.
+A few channels of a linear layer's input are far larger than the others, and with one scale for all channels the others get
+few quantisation levels. Dividing each input channel by s and multiplying its weights by s leaves the output unchanged; the
+division is folded into the preceding layer: a norm's weights, or attention's value rows. s = max|x|^1/2 / max|w|^1/2.
 
-b pictures, c channels, d width.
+b images, c channels, d width.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ SMALLEST = 1e-5
 
 @torch.no_grad()
 def even(model: Model, images: Float[Tensor, "b c height width"]) -> Model:
-    """A copy that answers the same; what is no Vision Transformer comes back as it is."""
+    """Return a smoothed copy with the same outputs; a model that is not a Vision Transformer is returned unchanged."""
     if not isinstance(model, ViT):
         return model
     made = deepcopy(model)
@@ -34,7 +34,7 @@ def even(model: Model, images: Float[Tensor, "b c height width"]) -> Model:
     for block in made.blocks:
         assert isinstance(block, Block)
         _through_values(block, seen)
-        if not isinstance(block, PostNormBlock):  # there, what the norm gives is also added to
+        if not isinstance(block, PostNormBlock):  # in post-norm, the residual branch also uses the norm's output
             _through_norm(block.norm1, block.attention.qkv, seen)
             _through_norm(block.norm2, block.mlp.up, seen)
     return made
@@ -42,7 +42,7 @@ def even(model: Model, images: Float[Tensor, "b c height width"]) -> Model:
 
 @contextmanager
 def _largest(model: nn.Module) -> Iterator[dict[nn.Module, Tensor]]:
-    """Of what enters each linear layer, the largest of each channel."""
+    """Record, for the input of each linear layer, the largest absolute value of each channel."""
     seen: dict[nn.Module, Tensor] = {}
 
     def look(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
@@ -69,7 +69,7 @@ def _through_norm(norm: nn.LayerNorm, layer: nn.Linear, seen: dict[nn.Module, Te
 
 
 def _through_values(block: Block, seen: dict[nn.Module, Tensor]) -> None:
-    """Attention mixes the values of a channel among tokens, never channels."""
+    """Fold the scale into the value rows: attention mixes tokens within a channel, never channels."""
     qkv, out = block.attention.qkv, block.attention.out
     scale = _scale(out, seen)
     values = slice(2 * out.in_features, None)

@@ -1,7 +1,7 @@
-"""An exported file in a model's place, so that whatever predicts and evaluates takes it like any other.
+"""An exported file with the interface of a model, so that it can be used for prediction and evaluation.
 
-It answers pictures and does nothing else: what looks inside a model needs the run that it was exported from.
-b pictures, c channels, k classes.
+It only predicts: explanations and features need the run it was exported from.
+b images, c channels, k classes.
 """
 
 from pathlib import Path
@@ -30,7 +30,7 @@ ENDINGS = (".onnx", ".pt2")
 
 
 def open_model(source: str | Path, faster: Faster | None = None) -> Model:
-    """What the name leads to: an exported file in a model's place, or what ``vitrail.load`` reads, behind these switches."""
+    """Load an exported file as a model, or anything else that ``vitrail.load`` reads, with these speedups."""
     if Path(source).suffix.lower() in ENDINGS:
         engine = open_engine(source, faster=faster)
         assert isinstance(engine, OnnxEngine | ProgramEngine)
@@ -42,23 +42,23 @@ def open_model(source: str | Path, faster: Faster | None = None) -> Model:
 
 class _Exported(nn.Module):
     def __init__(self, engine: OnnxEngine | ProgramEngine) -> None:
-        nn.Module.__init__(self)  # none of the layers that the class would make
+        nn.Module.__init__(self)  # without the layers of the parent class
         self.config: Any = engine.told.config
         self.preprocess: Preprocess | None = engine.preprocess
         self.labels, self.facts = engine.told.labels, engine.told.facts
         self.report: Any = None
         self.engine = engine
-        self.place = nn.Parameter(torch.empty(0), requires_grad=False)  # where those who ask are told to bring pictures
+        self.place = nn.Parameter(torch.empty(0), requires_grad=False)  # empty; its device is where callers put the images
         self.eval()
 
     def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b k"]:
-        """Those who ask have normalised already, which the file does itself; so the pixels are got back, exactly."""
+        """Undo the normalisation exactly, since callers have normalised the images and the file does so itself."""
         scale, shift = constants(self.engine.preprocess)
         pixels = (images.float().cpu() + shift) / scale
         whole = pixels.round()
         if not bool(((pixels - whole).abs() < 0.05).all() and (whole >= 0).all() and (whole <= 255).all()):
             raise VitrailError(
-                f"{self.engine.model} takes pixels from 0 to 255, and these pictures are none; use the run itself"
+                f"{self.engine.model} needs images whose pixels are whole numbers from 0 to 255; use the run itself"
             )
         made = rearrange(whole.to(torch.uint8), "b c h w -> b h w c").contiguous().numpy()
         return torch.from_numpy(self.engine.logits(made))
@@ -76,16 +76,16 @@ class _Exported(nn.Module):
         self._closed()
 
     def __copy__(self) -> NoReturn:
-        """What makes a model faster begins with a copy around the same weights."""
+        """Refuse speedups, which begin with a copy around the same weights."""
         raise VitrailError(as_exported(self.engine.model))
 
     def _closed(self) -> NoReturn:
-        raise VitrailError(f"{self.engine.model} answers pictures and cannot be looked into; use the run it was exported from")
+        raise VitrailError(f"{self.engine.model} is an exported file, which can only predict; use the run it was exported from")
 
 
 class ExportedViT(_Exported, ViT):
-    """A file that was exported from a Vision Transformer."""
+    """A file exported from a Vision Transformer."""
 
 
 class ExportedResNet(_Exported, ResNet):
-    """A file that was exported from a ResNet."""
+    """A file exported from a ResNet."""

@@ -1,8 +1,8 @@
-"""A model as a graph from pixels to probabilities: normalising inside, and where any size goes in, positions that follow it.
+"""The module that is exported: uint8 images to logits and probabilities, with position tables resized to dynamic image sizes.
 
-A position table is brought to another grid by a product with one small matrix a side (``layers/position.py``). Here the
-matrices are written out as arithmetic on the size, so that a graph needs no operator that resizes, and all engines agree.
-b pictures, c channels, n places of the new grid, o of the old one, d width.
+A position table is resized by a product with one small matrix per axis (``layers/position.py``). Here the matrices are
+written as arithmetic on the size, so that the graph needs no resize operator, and all backends agree.
+b images, c channels, n positions of the new grid, o of the old one, d width.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ from vitrail.models.vit import ViT
 
 
 class Graph(nn.Module):
-    """Pixels in; logits and probabilities out, or of a model without a classifier its features."""
+    """Maps uint8 images to logits and probabilities, or without a classifier to features."""
 
     scale: Tensor
     shift: Tensor
@@ -46,16 +46,16 @@ class Graph(nn.Module):
 
 
 def following(model: Model) -> Model:
-    """The same weights in a model that takes any size the patches divide, with positions that a graph can follow."""
+    """Return a model of the same weights for any image size that the patches divide, traceable by ``torch.export``."""
     config = model.config
     if not isinstance(config, ViTConfig):
         return model
     if config.position == "relative":
         raise VitrailError(
-            "relative positions count along one fixed raster, so the picture's size cannot be left open; leave --dynamic out"
+            "relative positions are offsets on one fixed grid, so the image size cannot be dynamic; leave --dynamic out"
         )
     if type(model) is not ViT:
-        raise VitrailError("what was made faster is made for one size; leave --dynamic out, or what makes it faster")
+        raise VitrailError("a model with speedups has one fixed image size; leave --dynamic out, or the speedups")
     free = flexible(model)
     assert isinstance(free, ViT)
     free.positions = nn.ModuleList(_Following(add) for add in free.positions if isinstance(add, AddPosition))
@@ -65,7 +65,7 @@ def following(model: Model) -> Model:
 
 
 def flexible(model: Model) -> Model:
-    """The same weights in a model that takes any size the patches divide."""
+    """Return a model of the same weights for any image size that the patches divide."""
     if not isinstance(model.config, ViTConfig):
         return model
     free = skeleton(replace(model.config, flexible=True))
@@ -75,7 +75,7 @@ def flexible(model: Model) -> Model:
 
 
 class _Following(nn.Module):
-    """What ``AddPosition`` does, at a size that only the graph's run will tell."""
+    """``AddPosition`` for an image size that is known only when the graph runs."""
 
     def __init__(self, add: AddPosition) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class _Following(nn.Module):
 
 
 def matrix(old: int, new: int, how: Resize) -> Float[Tensor, "n o"]:
-    """What interpolating ``old`` values at ``new`` places does to each of them; ``new`` may be a symbol."""
+    """Return the matrix that interpolates ``old`` values to ``new`` positions; ``new`` may be symbolic."""
     place, step = torch.arange(new).float(), old / torch.full((1,), new).float()
     if how == "official":
         return _tents(place * _aligned(old, new), old)
@@ -104,23 +104,23 @@ def matrix(old: int, new: int, how: Resize) -> Float[Tensor, "n o"]:
 
 
 def _aligned(old: int, new: int) -> Float[Tensor, " 1"]:
-    """The step at which the corners stay corners; a single place is the first one."""
+    """Return the step of align-corners interpolation; a single position is the first one."""
     return (old - 1) / (torch.full((1,), new).float() - 1).clamp(min=1)
 
 
 def _tents(at: Float[Tensor, " n"], old: int) -> Float[Tensor, "n o"]:
-    """Between two neighbours on a straight line."""
+    """Return the weights of linear interpolation between two neighbours."""
     return (1 - (at[:, None] - torch.arange(old)).abs()).clamp(min=0)
 
 
 def _antialiased(centre: Float[Tensor, " n"], widen: Float[Tensor, " 1"], old: int) -> Float[Tensor, "n o"]:
-    """Keys' cubic with a = -1/2, made wider where the picture gets smaller; past the rim there is nothing."""
+    """Return the weights of Keys' cubic with a = -1/2, widened when downsampling and truncated at the border."""
     weights = _keys((torch.arange(old) + 0.5 - centre[:, None]).abs() / widen, -0.5)
     return weights / weights.sum(dim=1, keepdim=True)
 
 
 def _cubic(at: Float[Tensor, " n"], old: int) -> Float[Tensor, "n o"]:
-    """Keys' cubic with a = -3/4 over four neighbours; past the rim is what is at the rim."""
+    """Return the weights of Keys' cubic with a = -3/4 over four neighbours, with the border value repeated."""
     first, share = at.floor(), at - at.floor()
     made = torch.zeros(1, old)
     for tap in (-1, 0, 1, 2):
@@ -131,7 +131,7 @@ def _cubic(at: Float[Tensor, " n"], old: int) -> Float[Tensor, "n o"]:
 
 
 def _keys(x: Float[Tensor, "*n"], a: float) -> Float[Tensor, "*n"]:
-    """Keys (1981): cubic convolution, 0 from 2 on."""
+    """Compute Keys' (1981) cubic convolution kernel, zero from 2 on."""
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     return torch.where(x <= 1, near, torch.where(x < 2, far, torch.zeros_like(x)))

@@ -1,7 +1,7 @@
-"""Whether a ``torch.export`` program computes and does no more.
+"""Allow-list for ``torch.export`` programs: only files that compute and do nothing else are loaded.
 
-Torch unpickles and evaluates parts of such a file as it is loaded. So only what ``vitrail export`` writes is let through:
-plain tensors, arithmetic on tensors, and sizes that are symbols. Whatever else stands in a file is refused unread.
+Torch unpickles and evaluates parts of such a file when loading it. So only what ``vitrail export`` writes is accepted:
+plain tensors, arithmetic on tensors, and symbolic sizes. Anything else in a file is refused unread.
 """
 
 import io
@@ -27,28 +27,28 @@ SIZES = re.compile(
     r"(Symbol\('[su]\d+'|[su]\d+|positive=True|integer=True|(Mul|Add|Pow|Max|Min|Mod|FloorDiv|CleanDiv|Integer|IntTrueDiv)(?=\()"
     r"|\d+|[-+*/(), ])*"
 )
-LARGEST = 2**26  # bytes of settings
+LARGEST = 2**26  # of one JSON file
 
 
 def check_harmless(content: bytes, source: str) -> None:
-    """A sentence where the file might do more than compute."""
+    """Refuse a file that might do more than compute."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             _check(archive)
     except VitrailError as error:
-        raise VitrailError(f"{source} {error}; run only what `vitrail export` made") from None
+        raise VitrailError(f"{source} {error}; run only files that `vitrail export` wrote") from None
     except Exception as error:  # a damaged file can fail its reader in any way
-        raise VitrailError(f"{source} is no program that `vitrail export` made, or is damaged: {error}") from None
+        raise VitrailError(f"{source} is not a program that `vitrail export` wrote, or is damaged: {error}") from None
 
 
 def _check(archive: zipfile.ZipFile) -> None:
     names = archive.namelist()
     for name in names:
         if not FILES.fullmatch(name):
-            raise VitrailError(f"holds {name!r}, which is no part of such a program")
+            raise VitrailError(f"contains {name!r}, which does not belong in an exported program")
     for name in (name for name in names if name.endswith(".json")):
         if archive.getinfo(name).file_size > LARGEST:
-            raise VitrailError(f"has {archive.getinfo(name).file_size:,} bytes of settings, too many for a model")
+            raise VitrailError(f"has {archive.getinfo(name).file_size:,} bytes of JSON, too many for a model")
         _walk(json.loads(archive.read(name)))
     for name in (name for name in names if name.endswith(".pt")):
         torch.load(io.BytesIO(archive.read(name)), weights_only=True)
@@ -64,5 +64,5 @@ def _walk(value: Any) -> None:
             or (name in ("use_pickle", "guards_code") and bool(item))
         )
         if odd:
-            raise VitrailError(f"asks for {name} {str(item)[:60]!r}, which no model needs")
+            raise VitrailError(f"contains {name} {str(item)[:60]!r}, which no model needs")
         _walk(item)

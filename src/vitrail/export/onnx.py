@@ -1,6 +1,6 @@
-"""A model as one ONNX file by torch's exporter: its graph, its weights, and a note of all else that must be known.
+"""Write a model as one ONNX file by torch's exporter: graph, weights and metadata.
 
-Weights beyond 2 GB do not go into one file, and a second one beside it gets lost; those models are refused.
+Weights beyond 2 GB do not fit in one file, and a second file gets lost; such models are refused.
 """
 
 import ast
@@ -17,17 +17,17 @@ from vitrail.export.trace import first_line, quiet, traced
 from vitrail.export.travelling import NOTE, note, output_of
 from vitrail.models.build import Model
 
-LARGEST = 2**31 - 2**24  # bytes: what protobuf can hold, less room for the graph
+LARGEST = 2**31 - 2**24  # what protobuf can hold, minus space for the graph
 
 
 def write_onnx(model: Model, path: Path, dynamic: bool = False, **export: Any) -> None:
-    """``dynamic``: height and width are left open, too. ``export`` is told in the file's note."""
-    onnxruntime()  # or a sentence, before the work
+    """Write an ONNX file; ``dynamic`` leaves height and width open, ``export`` is recorded in the file's metadata."""
+    onnxruntime()  # fails early if it is not installed
     stored(graph_of(model, dynamic), model, path, to="onnx", dynamic=dynamic, **export)
 
 
 def stored(proto: Any, model: Model, path: Path, **export: Any) -> None:
-    """A graph with the model's note."""
+    """Write a graph with the model's metadata."""
     kept = proto.metadata_props.add()
     kept.key, kept.value = NOTE, note(model, **export)
     path.write_bytes(proto.SerializeToString(deterministic=True))
@@ -40,7 +40,7 @@ def check_size(model: Model) -> None:
 
 
 def graph_of(model: Model, dynamic: bool = False) -> Any:
-    """The model as an ONNX graph; each node's name begins with the layer it belongs to."""
+    """Convert the model to an ONNX graph; each node's name begins with its layer's."""
     check_size(model)
     _check_there()
     names = [output_of(model.config), "probabilities"] if model.config.classes else [output_of(model.config)]
@@ -52,7 +52,7 @@ def graph_of(model: Model, dynamic: bool = False) -> Any:
             made = torch.onnx.export(
                 program, dynamo=True, input_names=[INPUT], output_names=names, verbose=False, external_data=False
             )
-    except Exception as error:  # the exporter's own take many forms, and pages
+    except Exception as error:  # the exporter raises many types, with messages of pages
         raise VitrailError(f"the model cannot be written as ONNX: {first_line(error)}") from error
     finally:
         log.setLevel(before)
@@ -69,7 +69,7 @@ def _check_there() -> None:
 
 
 def _plain(proto: Any) -> Any:
-    """Without the exporter's diary, which names this machine's files, and the shapes in between, which quantisers trip over."""
+    """Remove the exporter's metadata, which contains local paths, and the value infos, which quantisers reject."""
     graph = proto.graph
     del graph.value_info[:], proto.metadata_props[:], graph.metadata_props[:]
     proto.doc_string = graph.doc_string = ""
@@ -82,17 +82,17 @@ def _plain(proto: Any) -> Any:
 
 
 def _layer(node: Any) -> str:
-    """As in the model's own names: blocks.3.mlp.up."""
+    """Return the name of a node's layer in the model, such as blocks.3.mlp.up."""
     said = {item.key: item.value for item in node.metadata_props}.get("pkg.torch.onnx.name_scopes", "[]")
     scopes = [scope for scope in ast.literal_eval(said)[:-1] if scope]
     return str(scopes[-1]).removeprefix("model.") if scopes else "graph"
 
 
 def _unfused(proto: Any) -> Any:
-    """A pool that looks at zeros around its picture, as a ResNet's does, and goes on doing so.
+    """Keep onnxruntime from fusing a zero pad with a max pool, as in a ResNet.
 
-    onnxruntime (1.31 still) takes such a pair for a pool with padding of its own, which is minus infinity; so it must not see
-    one right behind the other.
+    Up to 1.31 at least, it replaces such a pair by a pool with its own padding, which is minus infinity; so another node is
+    inserted between the two.
     """
     import numpy as np
     from onnx import helper, numpy_helper

@@ -1,4 +1,4 @@
-"""A model as a ``torch.export`` program: torch runs it without Vitrail, and any number of pictures goes in."""
+"""Write a model as a ``torch.export`` program, which torch runs without Vitrail at any batch size, and run it."""
 
 import io
 from pathlib import Path
@@ -20,14 +20,17 @@ from vitrail.models.build import Model
 def write_program(model: Model, path: Path, dynamic: bool = False, **export: Any) -> None:
     said = note(model, to="program", dynamic=dynamic, **export)
     program, held = traced(model, dynamic), io.BytesIO()
-    program._guards_code = []  # code that torch would evaluate as it loads; that sides are whole patches the engine says itself
+    program._guards_code = []  # torch would evaluate this code on loading; the predictor checks image sizes itself
     with quiet():
         torch.export.save(program, held, extra_files={NOTE: said})
     path.write_bytes(held.getbuffer())
 
 
 class ProgramEngine:
-    """The whole file is in memory; what might do more than compute is refused before torch reads it."""
+    """Predictor that runs a ``torch.export`` program.
+
+    The whole file is in memory; one that might do more than compute is refused before torch reads it.
+    """
 
     name = "program"
 
@@ -35,7 +38,7 @@ class ProgramEngine:
         self.model = str(source)
         path, notes = Path(source).expanduser(), {NOTE: ""}
         if not path.is_file():
-            raise VitrailError(f"{source} does not exist; `vitrail export RUN --to program` makes such a file")
+            raise VitrailError(f"{source} does not exist; `vitrail export RUN --to program` writes such a file")
         content = path.read_bytes()
         check_harmless(content, str(source))
         try:

@@ -1,11 +1,11 @@
-"""An ONNX file whose linear layers multiply 8-bit numbers, for CPUs: half the time and a quarter of the size.
+"""Write an ONNX file whose linear layers compute in int8, for CPUs: half the time and a quarter of the size.
 
-Weights have a scale for each output, activations one for all. ``static``: the scales of activations are found beforehand, on
-pictures, and stand in the pairs of QuantizeLinear and DequantizeLinear that every runtime reads. ``dynamic``: each call finds
-its own, from all its pictures together, so a picture's answer would depend on the others: the engine asks one by one.
+Weights have a scale per output channel, activations one per tensor. ``static``: activation scales are calibrated beforehand
+on images, and stored in the pairs of QuantizeLinear and DequantizeLinear that every runtime reads. ``dynamic``: each call
+computes them from its whole batch, so an image's logits would depend on the others: the predictor runs images one by one.
 
-A few layers may not bear it (of a real ViT-Ti/16 one of 48 does all the harm). So each is first tried alone; then, as long as
-more accuracy is lost than is allowed, the worst one left goes back to float.
+A few layers may not tolerate it (in a real ViT-Ti/16, one of 48 causes all the loss). So the sensitivity of each is measured
+alone; then, as long as more accuracy is lost than allowed, the most sensitive layer left is kept in float.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,19 +32,19 @@ from vitrail.models.build import Model
 
 Activations = Literal["static", "dynamic"]
 BATCH = 8
-TRIED = 16  # pictures on which each layer is tried alone
+TRIED = 16  # images on which the sensitivity of each layer is measured
 Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """What was found out about the layers, by their names."""
+    """The layers' sensitivity to quantisation, by name, and which were kept in float."""
 
     activations: Activations
     layers: int
-    sensitivity: dict[str, float]  # squared error of the logits when it alone has 8 bits, of their variance
-    in_float: tuple[str, ...]  # those that went back
-    drop: float  # on the pictures tried on, as in ``Checked.drop``
+    sensitivity: dict[str, float]  # squared error of the logits with this layer alone in int8, relative to their variance
+    in_float: tuple[str, ...]  # not quantised
+    drop: float  # on the evaluation images, as in ``Checked.drop``
 
 
 def quantise(
@@ -57,15 +57,15 @@ def quantise(
     progress: Progress | None = None,
     **export: Any,
 ) -> Quantised:
-    """Write the file. ``calibration`` are pictures like those it will see; ``max_drop`` is a share of the pictures tried on."""
+    """Write the file. ``calibration`` are representative images; ``max_drop`` is a fraction of the evaluation images."""
     graph = eight_bits(model, calibration, activations)
     if not graph.layers:
-        raise VitrailError("the model has no linear layers that could be rounded to 8 bits; try --to onnx")
+        raise VitrailError("the model has no linear layers that could be quantised to int8; try --to onnx")
     want, tell = graph.answers(tried.pictures, ()), progress or (lambda what, done, total: None)
     sensitivity = {}
     for place, layer in enumerate(graph.layers, 1):
         sensitivity[layer] = _error(graph.answers(tried.pictures[:TRIED], (layer,)), want[:TRIED])
-        tell("trying each layer alone", place, len(graph.layers))
+        tell("measuring the sensitivity of each layer", place, len(graph.layers))
     worst_first = sorted(graph.layers, key=lambda layer: -sensitivity[layer])
     for count in range(len(worst_first) + 1):
         chosen = tuple(worst_first[count:])
@@ -73,23 +73,23 @@ def quantise(
         tell(f"{count} layers in float lose {100 * drop:.1f} points", count, None)
         if drop <= max_drop:
             break
-    stored(graph.made(chosen), model, path, to="int8", activations=activations, in_float=worst_first[:count], **export)
+    stored(graph.made(chosen), model, path, to="int8", activations=activations, float_layers=worst_first[:count], **export)
     return Quantised(activations, len(graph.layers), sensitivity, tuple(worst_first[:count]), drop)
 
 
 def eight_bits(model: Model, calibration: UInt8[ndarray, "n height width c"], activations: Activations) -> "EightBits":
-    """The evened model's graph, ready to have some of its layers rounded."""
+    """Build the graph of the smoothed model, of which any layers can be quantised."""
     return EightBits(graph_of(evened(model, calibration)), calibration, activations)
 
 
 def evened(model: Model, calibration: UInt8[ndarray, "n height width c"]) -> Model:
-    """A copy that answers the same and is easier to round."""
+    """Return a copy with the same outputs that is easier to quantise (SmoothQuant)."""
     images = normalise(rearrange(torch.tensor(calibration), "n h w c -> n c h w").float().contiguous(), preprocess_of(model))
     return even(model, images)
 
 
 class EightBits:
-    """The float graph, and what can be made of it."""
+    """A float ONNX graph from which graphs with some layers in int8 are built."""
 
     def __init__(self, proto: Any, calibration: UInt8[ndarray, "n height width c"], activations: Activations) -> None:
         self.proto, self.activations = proto, activations
@@ -98,11 +98,11 @@ class EightBits:
         self.ranges = self._ranges(calibration) if self.layers and activations == "static" else {}
 
     def _linear(self, node: Any) -> bool:
-        """Of the blocks, where the work is; what meets the pixels and what answers stays in float."""
+        """Return whether a node is a linear layer of a block; patch embedding and head stay in float."""
         return node.op_type == "MatMul" and node.name.startswith("blocks.") and node.input[1] in self.weights
 
     def _ranges(self, pictures: UInt8[ndarray, "n height width c"]) -> dict[str, Range]:
-        """The smallest and the largest number that ever enters each layer; 0 is always among them."""
+        """Return the minimum and maximum of each layer's input over all images; the range includes 0."""
         from onnx import helper
 
         opened, names = _copied(self.proto), sorted(set(self.layers.values()))
@@ -115,7 +115,7 @@ class EightBits:
         return found
 
     def answers(self, pictures: UInt8[ndarray, "n height width c"], chosen: tuple[str, ...]) -> Float32[ndarray, "n k"]:
-        """With these layers in 8 bits."""
+        """Return the logits with these layers in int8."""
         run = over(self.made(chosen).SerializeToString())
         return np.concatenate([run.run(None, {INPUT: some})[0] for some in _some(pictures, self.activations == "dynamic")])
 
@@ -142,7 +142,7 @@ class EightBits:
 
 
 def rounded(weight: Float32[ndarray, "i o"]) -> tuple[Int8[ndarray, "i o"], Float32[ndarray, " o"]]:
-    """To -127 ... 127 times a scale for each output."""
+    """Quantise symmetrically to -127 ... 127 with a scale per output channel."""
     scale = np.abs(weight).max(axis=0) / 127
     scale = np.where(scale > 0, scale, 1).astype(np.float32)
     return np.rint(weight / scale).astype(np.int8), scale
@@ -151,7 +151,7 @@ def rounded(weight: Float32[ndarray, "i o"]) -> tuple[Int8[ndarray, "i o"], Floa
 def _static(
     node: Any, weight: ndarray, scale: ndarray, ranges: dict[str, Range], add: Callable[[str, ndarray], None]
 ) -> Iterator[Any]:
-    """x W, both through 8 bits and back; a runtime multiplies before the way back."""
+    """Yield the nodes of x W with both quantised and dequantised; a runtime fuses them into an int8 product."""
     from onnx import helper
 
     x, w = node.input[0], f"{node.name}/weight"
@@ -172,7 +172,7 @@ def _static(
 def _dynamic(
     node: Any, weight: ndarray, scale: ndarray, ranges: dict[str, Range], add: Callable[[str, ndarray], None]
 ) -> Iterator[Any]:
-    """x W in whole numbers, then times both scales."""
+    """Yield the nodes of x W in integers, multiplied by both scales."""
     from onnx import TensorProto, helper
 
     x, w, y = node.input[0], f"{node.name}/weight", f"{node.name}/whole"
@@ -191,7 +191,7 @@ def _error(got: Float32[ndarray, "n k"], want: Float32[ndarray, "n k"]) -> float
 
 
 def _drop(got: Float32[ndarray, "n k"], want: Float32[ndarray, "n k"], labels: Int[ndarray, " n"], features: bool) -> float:
-    """Of the pictures whose label is known; where none is, each answer that changed counts as lost; of features, the cosine."""
+    """Return the accuracy lost; without labels, the fraction of changed predictions; for features, 1 - cosine."""
     known = labels >= 0
     first, before = got.argmax(1), want.argmax(1)
     if features or not known.any():
@@ -212,7 +212,7 @@ def _copied(proto: Any) -> Any:
 
 
 def _lean(proto: Any) -> Any:
-    """Without the weights that nobody reads any more; of those that several wrote, one."""
+    """Remove unused and duplicate initializers."""
     read = {name for node in proto.graph.node for name in node.input}
     kept = {item.name: item for item in proto.graph.initializer if item.name in read}
     items = [_copied(item) for item in kept.values()]

@@ -1,8 +1,8 @@
-"""A hybrid's ResNet at a size that only the graph's run will tell.
+"""A hybrid's ResNet stem for an image size that is known only when the graph runs.
 
-TensorFlow's padding depends on the size of what is padded, and torch.export would carry that arithmetic through all layers: its
-terms nest, and to simplify them takes for ever. But the sides that go in are multiples of the whole stride, so in each layer
-the padding is the kernel less the stride, whatever the size. b batch, c channels, d those of the output.
+TensorFlow's SAME padding depends on the input size, and torch.export would carry that arithmetic through all layers: the
+nested terms take forever to simplify. But image sides are multiples of the total stride, so in each layer the padding is
+kernel minus stride at any size. b batch, c channels, d output channels.
 """
 
 from jaxtyping import Float
@@ -14,7 +14,7 @@ from vitrail.models.hybrid import Root
 
 
 def follow(root: Root) -> nn.Module:
-    """It does what ``Root`` does; its convolutions are changed in place."""
+    """Return a stem equivalent to ``Root`` with fixed padding; its convolutions are replaced in place."""
     for module in [*root.modules()]:
         for name, conv in [*module.named_children()]:
             if isinstance(conv, StandardisedConv):
@@ -33,7 +33,7 @@ class _Root(nn.Module):
 
 
 class _Conv(nn.Module):
-    """With its kernels standardised once."""
+    """A convolution whose kernels are standardised once."""
 
     def __init__(self, conv: StandardisedConv) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class _Conv(nn.Module):
 
 
 def _padded(x: Float[Tensor, "b c height width"], kernel: int, stride: int, value: float = 0.0) -> Float[Tensor, "b c h w"]:
-    """A stride beyond the kernel leaves out the last row and column, which it would not have come to; so sides stay halves."""
+    """Pad by kernel minus stride; if negative, crop the last row and column, which the stride would skip."""
     before = max(kernel - stride, 0) // 2
     after = kernel - stride - before
     return F.pad(x, (before, after, before, after), value=value) if kernel != stride else x

@@ -1,4 +1,4 @@
-"""``vitrail.ship``: a model as a file that runs without us, kept only if it answers as the model does."""
+"""``vitrail.ship``: write a model as a file that runs without Vitrail, kept only if its predictions match the model's."""
 
 import math
 import os
@@ -32,22 +32,22 @@ ENDINGS = {"onnx": ".onnx", "int8": ".onnx", "program": ".pt2"}
 ENGINES: dict[str, Callable[[Path], Engine]] = {"onnx": OnnxEngine, "int8": OnnxEngine, "program": ProgramEngine}
 WRITERS: dict[str, Callable[..., None]] = {"onnx": write_onnx, "program": write_program}
 Judge = Callable[[Checked], None]
-CALIBRATION = 128  # pictures
+CALIBRATION = 128  # images
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """Where the file is, and how far its answers are from the model's."""
+    """The exported file, and how its predictions compare with the model's."""
 
     out: Path
     to: str
     engine: str
     bytes: int
-    weights: int  # bytes of the model's own
+    weights: int  # bytes of the model's weights
     seconds: float  # to write it
     checked: Checked
     quantised: Quantised | None = None
-    calibrated: str | None = None  # of int8: which pictures its scales were found on
+    calibrated: str | None = None  # int8 only: which images the scales were calibrated on
 
 
 def ship(
@@ -64,14 +64,15 @@ def ship(
     calibration: int = CALIBRATION,
     export: dict[str, Any] | None = None,
 ) -> Shipped:
-    """Write ``out``, open it with the engine that will run it, and compare both on pictures.
+    """Write ``out``, load it with the backend that will run it, and compare it with the model on images.
 
-    ``dynamic`` leaves height and width open. ``data`` are pictures to compare on; none: the model's own test or validation
-    where it is at hand, else drawn ones. A file beyond ``tolerance`` (of the largest logit) is removed, an older one stays.
+    ``dynamic`` leaves height and width open. ``data`` are the images to compare on; None: the model's own test or validation
+    split if available, else synthetic images. A file beyond ``tolerance`` (relative to the largest logit) is removed; an
+    existing one is kept.
 
-    Of int8: ``calibration`` pictures, of train, or a quarter of the only split there is, give the scales of static
-    ``activations``; on the others the file is judged by the accuracy it loses, at most ``max_drop``, instead of ``tolerance``.
-    Without a classifier, what is lost is 1 less the cosine between its features and the model's.
+    For int8, the scales of static ``activations`` are calibrated on ``calibration`` images, from train, or from a quarter of
+    the only split; the others measure the accuracy lost, at most ``max_drop``, which replaces ``tolerance``. Without a
+    classifier, the loss is 1 - cosine similarity between the file's features and the model's.
     """
     read_as(to, To, "to")
     out = checked_out(Path(out).expanduser(), to)
@@ -80,9 +81,9 @@ def ship(
     if not 0 <= max_drop < 1:
         raise VitrailError(f"the accuracy that may be lost must be from 0 to below 1, got {max_drop:g}; try 0.005")
     if to == "int8" and dynamic:
-        raise VitrailError("an int8 file is measured at one size of picture; leave --dynamic out, or take --to onnx")
+        raise VitrailError("an int8 file has one fixed image size; leave --dynamic out, or use --to onnx")
     model = ready(load(model) if isinstance(model, str | Path) else model)
-    tried = trial(model, data, pictures, progress, "judge" if to == "int8" else None)
+    tried = trial(model, data, pictures, progress, "evaluate" if to == "int8" else None)
     if to != "int8":
         write = WRITERS[to]
         judge: Judge = lambda found: refuse(found, out.name, tolerance)  # noqa: E731
@@ -107,7 +108,7 @@ def kept(
     dynamic: bool = False,
     progress: Progress | None = None,
 ) -> Shipped:
-    """Write under another name, try it there, and give it its name when it has passed."""
+    """Write under a temporary name, verify the file, and rename it once it has passed."""
     half = out.with_name(f".{out.stem[:100]}.{os.getpid()}.part{ENDINGS[to]}")
     try:
         began = time.perf_counter()
@@ -121,30 +122,30 @@ def kept(
         sync(half)
         half.replace(out)
     except OSError as error:
-        raise VitrailError(f"{out} cannot be written: {error.strerror or error}; try another place with --out") from error
+        raise VitrailError(f"{out} cannot be written: {error.strerror or error}; try another path with --out") from error
     finally:
-        with suppress(OSError):  # it was never there, or nothing can be removed where it is
+        with suppress(OSError):  # it does not exist, or the disk is read-only
             half.unlink()
     weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     return Shipped(out, to, engine.name, size, weights, seconds, found)
 
 
 def checked_out(out: Path, to: str) -> Path:
-    """Before the work: where it would be written can be."""
+    """Check, before any work, that the output path can be written."""
     if out.suffix.lower() != ENDINGS[to]:
         raise VitrailError(f"--to {to} writes a {ENDINGS[to]} file, got {out}; try {out.stem or 'model'}{ENDINGS[to]}")
     if out.is_dir() or not out.parent.is_dir():
         raise VitrailError(f"--out must be a file in a folder that exists, got {out}; try {out.name}")
     if not os.access(out.parent, os.W_OK):
-        raise VitrailError(f"{out} cannot be written: {out.parent} is read-only; try another place with --out")
+        raise VitrailError(f"{out} cannot be written: {out.parent} is read-only; try another path with --out")
     return out
 
 
 def ready(model: Model) -> Model:
-    """On the CPU, in float32, to be asked and not taught; the caller's own stays as it is."""
+    """Return the model on the CPU, in float32 and eval mode; the caller's is not changed."""
     if isinstance(model, ExportedViT | ExportedResNet):
-        raise VitrailError(f"{model.engine.model} is exported already; name the run that it was exported from")
-    model = getattr(model, "_orig_mod", model)  # what was compiled is exported as what it was compiled from
+        raise VitrailError(f"{model.engine.model} is already exported; name the run it was exported from")
+    model = getattr(model, "_orig_mod", model)  # a compiled model is exported as the module it was compiled from
     plain = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in model.parameters())
     if any(weight.is_meta for weight in model.parameters()):
         raise VitrailError("the model is on the meta device, so it has no weights to export; build it on the cpu")

@@ -1,4 +1,4 @@
-"""Following a model through ``torch.export``: how many pictures there will be is left open, and how large if asked."""
+"""Trace a model by ``torch.export`` with a dynamic batch size and, optionally, dynamic height and width."""
 
 import warnings
 from collections.abc import Iterator
@@ -13,23 +13,23 @@ from vitrail.export.graph import Graph, following
 from vitrail.models.build import Model
 from vitrail.models.settings import ViTConfig
 
-MOST = 2**12  # patches a side, rows or columns
-SMALLEST = 32  # pixels a side of a ResNet's picture
+MOST = 2**12  # rows or columns of the grid
+SMALLEST = 32  # pixels, height or width
 
 
 def traced(model: Model, dynamic: bool = False) -> ExportedProgram:
-    """The graph from pixels to answers. It holds the very weights, not a copy."""
+    """Trace the graph from images to logits. It shares the model's weights."""
     graph = Graph(following(model) if dynamic else model).eval()
-    example = torch.zeros(2, *model.config.image, model.config.channels, dtype=torch.uint8)  # of one, it would stay one
+    example = torch.zeros(2, *model.config.image, model.config.channels, dtype=torch.uint8)  # not 1, which would be fixed
     try:
         with torch.no_grad(), quiet():
             program = torch.export.export(graph, (example,), dynamic_shapes=(_open(model, dynamic),))
     except VitrailError:
         raise
-    except Exception as error:  # the exporter's own take many forms, and pages
-        raise VitrailError(f"the model cannot be followed through torch.export: {first_line(error)}") from error
+    except Exception as error:  # the exporter raises many types, with messages of pages
+        raise VitrailError(f"the model cannot be traced by torch.export: {first_line(error)}") from error
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # where Vitrail lies on this machine is nobody's business
+        node.meta.pop("stack_trace", None)  # contains local paths
     return program
 
 
@@ -45,7 +45,7 @@ def _open(model: Model, dynamic: bool) -> dict[int, Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what torch says to itself: its exporter uses a class that it will drop."""
+    """Suppress torch's warnings about deprecated classes that its own exporter uses."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
         yield

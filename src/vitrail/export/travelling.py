@@ -1,5 +1,4 @@
-"""What travels inside an exported file, so that it needs no other: the words of a model folder's ``vitrail.json``, without
-the names of anybody's folders."""
+"""The metadata inside an exported file: the content of a model folder's ``vitrail.json``, without local paths."""
 
 import json
 import os
@@ -18,12 +17,12 @@ from vitrail.weights.checkpoint import facts_of
 from vitrail.weights.folder import FORMAT
 from vitrail.weights.load import travelling
 
-NOTE = "vitrail"  # the key in ONNX's metadata, and the name of the file inside a program
+NOTE = "vitrail"  # the key in ONNX's metadata, and the name of the extra file in a program
 
 
 @dataclass(frozen=True)
 class Told:
-    """What an exported file says of itself."""
+    """The metadata of an exported file."""
 
     config: ModelConfig
     preprocess: Preprocess
@@ -37,17 +36,17 @@ class Told:
 
 
 def output_of(config: ModelConfig) -> str:
-    """What the first output is called: a model without a classifier answers with its features."""
+    """Return the name of the first output: logits, or features without a classifier."""
     return "logits" if config.classes else "features"
 
 
 def note(model: Model, **export: Any) -> str:
-    """The same model makes the same words on every machine."""
-    preprocess_of(model)  # or a sentence: without it nobody could use the file
+    """Serialise a model's metadata; the same model gives the same text on every machine."""
+    preprocess_of(model)  # refuse a model without: the file would be useless
     facts = facts_of(model, model.config, {}) | {name: _homeless(value) for name, value in model.facts.items()}
-    trained = model.facts.get("data", {}).get("name", "")
+    trained = model.facts.get("dataset", {}).get("name", "")
     if os.path.isabs(trained):
-        facts["data"]["mark"] = mark(trained)  # so that whoever evaluates the file on it is told
+        facts["dataset"]["path_hash"] = mark(trained)  # so that evaluating the file on it gives a warning
     return json.dumps({**facts, "export": export}, sort_keys=True, allow_nan=False)
 
 
@@ -55,21 +54,21 @@ def read_told(text: str, source: str) -> Told:
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise VitrailError(f"what {source} says of itself cannot be read: {error}") from None
+        raise VitrailError(f"the metadata of {source} cannot be read: {error}") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise VitrailError(f"{source} is of a format that this version of Vitrail cannot read; export the model again")
+        raise VitrailError(f"{source} has a format that this version of Vitrail cannot read; export the model again")
     config: ModelConfig = read_as(facts.get("model"), ModelConfig, "model")
     preprocess, labels, trained = travelling(facts)
     if preprocess is None:
-        raise VitrailError(f"{source} does not say how its pictures are made ready; export the model again")
+        raise VitrailError(f"{source} does not record its preprocessing; export the model again")
     if labels is not None and len(labels) != config.classes:
-        raise VitrailError(f"{source} names {len(labels)} of its {config.classes} classes; export the model again")
+        raise VitrailError(f"{source} must name all {config.classes} classes, got {len(labels)} names; export the model again")
     export = facts.get("export")
     return Told(config, preprocess, labels, trained, export if isinstance(export, dict) else {})
 
 
 def _homeless(value: Any) -> Any:
-    """Of a path that is of use on one machine alone, its last name."""
+    """Replace absolute and home paths by their last component."""
     if isinstance(value, dict):
         return {name: _homeless(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

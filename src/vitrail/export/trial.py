@@ -1,6 +1,6 @@
-"""Pictures to try an exported file on: those named, else those the model was trained beside, else drawn ones.
+"""Images to verify or calibrate an exported file on: the given ones, else the model's own dataset, else synthetic ones.
 
-n pictures, c channels.
+n images, c channels.
 """
 
 from collections.abc import Iterator
@@ -24,18 +24,18 @@ from vitrail.models.build import Model
 from vitrail.models.cost import cost
 
 MOST, FEWEST = 250, 16
-WORK = 2e12  # multiplications that a comparison may take unless more are asked for: about a minute
+WORK = 2e12  # of a comparison with the default number of images: about a minute
 DRAWN = 32
-Role = Literal["judge", "calibrate"]  # of pictures where scales are found on some: on those nobody is judged
+Role = Literal["evaluate", "calibrate"]  # quantisation is never evaluated on the images it was calibrated on
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Made ready for the model but for the normalising; labels are the model's, -1 where nobody knows."""
+    """Preprocessed but not normalised images, with labels as the model's class indices, -1 if unknown."""
 
     pictures: UInt8[ndarray, "n height width c"]
     labels: Int[ndarray, " n"]
-    what: str  # where they come from, in words
+    what: str  # their origin
     real: bool = True
 
 
@@ -46,21 +46,21 @@ def trial(
     progress: Progress | None = None,
     role: Role | None = None,
 ) -> Trial:
-    """``count`` pictures spread evenly over test, else validation, else all there is; none: as many as take about a minute, at
-    most 250. To ``calibrate`` takes train, or a quarter where there is one split alone, and to ``judge`` leaves that out.
+    """Load ``count`` images spread evenly over test, else validation, else all; None: as many as take about a minute, at most
+    250. ``calibrate`` uses train, or a quarter if there is only one split, which ``evaluate`` leaves out.
     """
     if count is not None and count < 1:
-        raise VitrailError(f"pictures must be at least 1, got {count}; try 64")
+        raise VitrailError(f"the number of images must be at least 1, got {count}; try 64")
     wanted = count or int(min(max(WORK / cost(model.config).macs, FEWEST), MOST))
-    own = str(model.facts.get("data", {}).get("name", "")) if data is None else data
+    own = str(model.facts.get("dataset", {}).get("name", "")) if data is None else data
     try:
         if own:
             return _real(model, own, wanted, progress, role)
-        reason = "the model does not say what it was trained on"
+        reason = "the model does not record its dataset"
     except (VitrailError, OSError) as error:
         if data is not None:
             raise
-        reason = f"its own data cannot be had: {error}"
+        reason = f"its own dataset is not available: {error}"
     return _drawn(model, count or DRAWN, reason)
 
 
@@ -69,7 +69,7 @@ def _real(model: Model, name: str, count: int, progress: Progress | None, role: 
         data = opened(name, model, progress)
         split, source = _split(data, role)
         classes = _classes(model, data, source)
-    except VitrailError as error:  # for a comparison, pictures alone will do
+    except VitrailError as error:  # a comparison needs no labels
         data = pictures(name, labelled=False, progress=progress)
         whole = Joined([part for part in data.splits.values() if len(part)])
         if not len(whole):
@@ -82,9 +82,9 @@ def _real(model: Model, name: str, count: int, progress: Progress | None, role: 
         kept.append(index)
         seen.append(picture)
         if progress is not None:
-            progress("reading pictures", place, len(chosen))
+            progress("reading images", place, len(chosen))
     if not seen:
-        raise VitrailError(f"no picture of {name} can be read; `vitrail data check {name}` tells why")
+        raise VitrailError(f"no image of {name} can be read; `vitrail data check {name}` tells why")
     labels = source.labels[kept]
     return Trial(np.stack(seen), np.where(labels < 0, -1, classes[labels]), f"{split} of {name}")
 
@@ -98,7 +98,7 @@ def _split(data: Data, role: Role | None) -> tuple[str, Source]:
 
 
 def _shared(split: str, source: Source, role: Role | None) -> tuple[str, Source]:
-    """Every fourth is kept to calibrate by; a single picture has to do for both."""
+    """Reserve every fourth image for calibration; a single image is used for both."""
     if role is None or len(source) < 2:
         return split, source
     fourth = np.arange(len(source)) % 4 == 1
@@ -107,7 +107,7 @@ def _shared(split: str, source: Source, role: Role | None) -> tuple[str, Source]
 
 
 def _classes(model: Model, data: Data, source: Source) -> ndarray:
-    """Of each class, the model's number for it; a model of other classes is compared without."""
+    """Return the model's index of each class of the dataset; all -1 if the classes differ."""
     try:
         return matched(source, model, data.name)
     except VitrailError:
@@ -115,7 +115,7 @@ def _classes(model: Model, data: Data, source: Source) -> ndarray:
 
 
 def _read(model: Model, source: Source, chosen: ndarray) -> Iterator[tuple[int, ndarray]]:
-    """What cannot be read is left out: it is not what is tried here."""
+    """Yield index and preprocessed image, skipping those that cannot be read."""
     how = preprocess_of(model)
     for index in chosen.tolist():
         try:
@@ -125,9 +125,9 @@ def _read(model: Model, source: Source, chosen: ndarray) -> Iterator[tuple[int, 
 
 
 def _drawn(model: Model, count: int, reason: str) -> Trial:
-    """Windows out of ``panes``, and noise, which has what no picture has."""
+    """Generate synthetic images: windows of ``panes``, and noise, which covers what images do not."""
     how, noisy = preprocess_of(model), count // 4
     windows = panes("test", count - noisy, (64, 64), 0)
     seen = [fitted(as_picture(windows.content(index)), how) for index in range(len(windows))]
     noise = np.random.default_rng(0).integers(0, 256, (noisy, *how.image, len(how.mean)), np.uint8)
-    return Trial(np.concatenate([np.stack(seen), noise]), np.full(count, -1), f"drawn pictures, as {reason}", False)
+    return Trial(np.concatenate([np.stack(seen), noise]), np.full(count, -1), f"synthetic images, as {reason}", False)

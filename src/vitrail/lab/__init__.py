@@ -1,1 +1,1 @@
-"""One experiment of the paper a file, scaled to a machine that people have."""
+"""Experiments of the paper, one per file, scaled down to a laptop."""

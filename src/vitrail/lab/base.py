@@ -1,5 +1,5 @@
-"""The small recipe that the experiments share: on pictures of some 28 to 96 pixels, a ViT of 0.2 million weights, and a hybrid
-and a ResNet of as many multiply-adds. What is good at this size is from ``docs/log.md``."""
+"""The small recipe shared by the experiments: a ViT with 0.2 million parameters, a hybrid and a ResNet of equal compute, for
+images of some 28 to 96 pixels. The hyperparameters for this size are from ``docs/log.md``."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -21,31 +21,33 @@ from vitrail.models.settings import ModelConfig, Pair, ResNetConfig, Stem, ViTCo
 from vitrail.train.recipe import Optim, Recipe, Schedule
 
 STEPS, BATCH = 1000, 64
-QUICK = {"count": 60, "held": 20}  # pictures, where a few steps are to show that it works
+QUICK = {"count": 60, "held": 20}  # images of a quick test
 QUICK_BATCH = 16
-TRIED = 10  # pictures that may be damaged at the beginning of a set
-LARGEST, SHRUNKEN = 96, (64, 64)  # pixels: up to so many a side they are seen as they are, larger ones in these
+TRIED = 10  # images at the start of a dataset that are tried until one can be read
+LARGEST, SHRUNKEN = 96, (64, 64)  # pixels: images up to this side keep their size, larger ones are resized
 MUON = Optim(kind="muon", lr=2e-3, matrix_lr=0.01, weight_decay=0.1, clip=1.0)
 ADAMW = Optim(lr=2e-3, weight_decay=0.1, clip=1.0)
 SGD = Optim(kind="sgd", lr=0.1, weight_decay=1e-4)
-BEST = {"ViT": MUON, "hybrid": MUON, "ResNet": SGD}  # for each family
+BEST = {"ViT": MUON, "hybrid": MUON, "ResNet": SGD}  # optimiser of each family
 M = TypeVar("M", bound=ModelConfig)
 
 
 @dataclass(frozen=True)
 class Seen:
+    """Image size, channels, classes and number of training images of a dataset."""
+
     size: Pair
     channels: int
     classes: int
-    count: int  # to learn from
+    count: int
 
 
 @cache
 def seen(data: str) -> Seen:
-    """What the pictures of a set are, by its first that can be read."""
+    """Return the shape of a dataset, from its first readable image."""
     found = pictures(data)
     if not len(found.train):
-        raise VitrailError(f"{data} has nothing to learn from; try fashion")
+        raise VitrailError(f"{data} has no training images; try fashion")
     high, wide, channels = _shape(found.train, data)
     size = (high, wide) if max(high, wide) <= LARGEST else SHRUNKEN
     return Seen(size, channels, len(found.names), len(found.train))
@@ -59,21 +61,23 @@ def _shape(source: Source, data: str) -> tuple[int, int, int]:
                 return content.shape[0], content.shape[1], content.shape[2]
             picture = as_picture(content)
             return picture.height, picture.width, 3
-    raise VitrailError(f"the first pictures of {data} cannot be read; try fashion")
+    raise VitrailError(f"the first images of {data} cannot be read; try fashion")
 
 
 def data_of(asked: Asked, **settings: Any) -> str:
-    """The data with these settings of its own; for a quick look a little of it."""
+    """Return the name of the dataset with these options; a small subset for a quick test."""
     small = QUICK if asked.quick and has_amounts(asked.data) else {}
     return with_settings(asked.data, **{**small, **settings})
 
 
 def with_settings(data: str, **settings: Any) -> str:
-    """``fashion`` with count=500 is ``fashion:count=500``."""
+    """Return a dataset name with options: ``fashion`` with count=500 is ``fashion:count=500``."""
     if not settings:
         return data
     if not has_amounts(data):
-        raise VitrailError(f"the experiment takes amounts of a set, which {data} has not; try fashion or panes:size=32")
+        raise VitrailError(
+            f"the experiment needs subsets of a dataset, which {data} does not offer; try fashion or panes:size=32"
+        )
     head, _, options = data.partition(":")
     known = dict(option.split("=", 1) for option in options.split(",") if "=" in option)
     made = {**known, **{name: str(value) for name, value in settings.items() if value is not None}}
@@ -81,7 +85,7 @@ def with_settings(data: str, **settings: Any) -> str:
 
 
 def vit(asked: Asked, image: Pair | None = None, **changes: Any) -> ViTConfig:
-    """Pictures as large as they are, in patches of 4 x 4, or of 8 x 8 from 49 pixels on."""
+    """Build the small ViT for the native image size, with patches of 4 x 4, or 8 x 8 from 49 pixels on."""
     known = seen(data_of(asked))
     size, side = image or known.size, patch_of(known.size)
     plain: dict[str, Any] = {
@@ -98,13 +102,13 @@ def patch_of(size: Pair) -> int:
 
 
 def coarse(asked: Asked) -> Pair:
-    """Sixteen patches a picture, a third of the compute: where patches are not the question, more steps are worth more."""
+    """Return a patch size of sixteen patches per image, a third of the compute: more steps are worth more than patches."""
     high, wide = seen(data_of(asked)).size
     return max(high // 4, 1), max(wide // 4, 1)
 
 
 def hybrid(like: ViTConfig) -> ViTConfig:
-    """A convolutional stem of the ViT's stride, and fewer layers: the one of nearest compute."""
+    """Build the hybrid of closest compute: a convolutional stem of the ViT's stride, and fewer layers."""
     side = like.patch[0] // 4
     return alike(
         like,
@@ -122,7 +126,7 @@ def hybrid(like: ViTConfig) -> ViTConfig:
 
 
 def resnet(like: ViTConfig) -> ResNetConfig:
-    """A BiT ResNet of two stages: the one of nearest compute."""
+    """Build the two-stage BiT ResNet of closest compute."""
     return alike(
         like,
         [
@@ -135,20 +139,20 @@ def resnet(like: ViTConfig) -> ResNetConfig:
 
 
 def alike(like: ModelConfig, options: Iterable[M]) -> M:
-    """The one whose multiply-adds are nearest."""
+    """Return the model whose multiply-adds are closest to those of ``reference``."""
     wanted = cost(like).macs
     return min(options, key=lambda option: abs(cost(option).macs / wanted - 1))
 
 
 def families(like: ViTConfig) -> dict[str, ModelConfig]:
-    """The paper's three, of like compute."""
+    """Return the paper's three families, of equal compute."""
     return {"ViT": like, "hybrid": hybrid(like), "ResNet": resnet(like)}
 
 
 def recipe(
     asked: Asked, model: ModelConfig, seed: int = 0, optim: Optim = MUON, steps: int = STEPS, looks: int = 2, **changes: Any
 ) -> Recipe:
-    """Shifts by a pixel and mirror images, a tenth of the steps to warm up, averaged weights, so many looks at validation."""
+    """Build the recipe: one-pixel shifts and flips, a tenth of the steps as warm-up, EMA weights."""
     plain: dict[str, Any] = {
         "data": data_of(asked), "batch": QUICK_BATCH if asked.quick else BATCH, "augment": policy("pad", pad=1),
         "schedule": Schedule(warmup=steps // 10), "ema": 1 - 4 / steps,
@@ -161,5 +165,5 @@ def recipe(
 
 
 def has_amounts(data: str) -> bool:
-    """Whether there can be less of it by its name."""
+    """Whether the dataset name takes options that select a subset."""
     return data.partition(":")[0] in NAMES

@@ -1,7 +1,6 @@
-"""Minutes into steps: every training of an experiment becomes longer or shorter by the same factor, so none is favoured.
+"""Fits an experiment to a time budget: the steps of all its training runs are scaled by one factor, which is fair to each.
 
-What was found out is noted beside the results and taken again for the same minutes, so that a second look asks for the very
-trainings that are there already.
+The factor is saved with the results and reused for the same budget, so that a second call finds the same runs.
 """
 
 import fcntl
@@ -34,9 +33,9 @@ from vitrail.train.step import train_step
 from vitrail.train.unlabelled import seconds as neighbours
 
 WARM, STEPS = 2, 4
-SOME = 128  # pictures that an evaluation is timed on
-KEPT = 0.9  # of the minutes; the rest is for writing
-LEAST = 50  # steps of a training worth the name
+SOME = 128  # images on which evaluation is timed
+KEPT = 0.9  # of the budget; the rest is for writing
+LEAST = 50  # of a training run
 
 
 def within(
@@ -47,10 +46,10 @@ def within(
     progress: Progress | None = None,
     looks: int = 0,
 ) -> list[Trial]:
-    """The same trainings in as many steps as fit, all of them together, into the minutes of one process on this machine.
-    ``looks``: pictures that are looked at of each when it is finished."""
+    """Scale the steps of the jobs such that all together take these minutes of one process on this machine.
+    ``measured_images``: images on which each finished run is measured."""
     which = f"{minutes:g} minutes, {_digest(trials)}"
-    with _alone(folder):  # or a second process would find another factor, and so other trainings
+    with _alone(folder):  # or a second process would find another factor
         path = folder / "plan.json"
         known = _read(path)
         if which not in known:
@@ -60,7 +59,7 @@ def within(
 
 
 def _digest(trials: Sequence[Trial]) -> str:
-    """Of what is asked for, in whatever order."""
+    """Return a hash of the jobs, in any order."""
     return hashlib.sha256(" ".join(sorted(trial.key for trial in trials)).encode()).hexdigest()[:16]
 
 
@@ -71,7 +70,7 @@ def _read(path: Path) -> dict[str, float]:
         found: Any = json.loads(path.read_text())
         return {str(which): float(factor) for which, factor in found.items()}
     except (ValueError, TypeError, AttributeError) as error:
-        raise VitrailError(f"{path} is damaged ({error}); take it away, and the minutes are planned anew") from None
+        raise VitrailError(f"{path} is damaged ({error}); delete it, and the time budget is planned again") from None
 
 
 @contextmanager
@@ -83,7 +82,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _factor(trials: Sequence[Trial], minutes: float, machine: Machine, progress: Progress | None, looks: int) -> float:
-    """Evaluations are as many in a long training as in a short one, so they are taken off first."""
+    """Return the factor. The number of evaluations does not depend on the steps, so their time is subtracted first."""
     paces: dict[str, tuple[float, float]] = {}
     total = beside = 0.0
     for number, trial in enumerate(trials):
@@ -93,20 +92,20 @@ def _factor(trials: Sequence[Trial], minutes: float, machine: Machine, progress:
         total += paces[same][0] * trial.recipe.steps
         beside += paces[same][1]
         if progress:
-            progress("how long a step takes", number + 1, len(trials))
+            progress("measuring step time", number + 1, len(trials))
     factor = (KEPT * 60 * minutes - beside) / total
     shortest = min(trial.recipe.steps for trial in trials)
     if shortest * factor < LEAST:
         least, room = (LEAST * total / shortest + beside) / (KEPT * 60), max(int(shortest * factor), 0)
         raise VitrailError(
-            f"{minutes:g} minutes are room for {room} steps of the shortest of {len(trials)} trainings here; "
-            f"try --minutes {math.ceil(least)}, or --quick to see that it works"
+            f"{minutes:g} minutes allow {room} steps of the shortest of {len(trials)} training runs here; "
+            f"try --minutes {math.ceil(least)}, or --quick for a quick test"
         )
     return float(f"{factor:.3g}")
 
 
 def seconds(recipe: Recipe, machine: Machine, more: int = 0) -> tuple[float, float]:
-    """Of a step, and of all that a training does beside its steps and is done with it, on weights that are thrown away."""
+    """Measure the seconds per step, and the overhead of a whole run: set-up, evaluations and measurements."""
     if machine.threads:
         torch.set_num_threads(machine.threads)
     entered = time.perf_counter()
@@ -124,7 +123,7 @@ def seconds(recipe: Recipe, machine: Machine, more: int = 0) -> tuple[float, flo
     chosen = data.validation if len(data.validation) else data.train
     some = Part(chosen, np.arange(min(len(chosen), SOME)))
     workers = 0 if machine.workers is None else machine.workers
-    for _ in range(2):  # the first one warms up
+    for _ in range(2):  # the first is a warm-up
         began = time.perf_counter()
         task.evaluate(state.shown, evaluation(some, recipe.preprocess, recipe.batch), workers)
     picture = (time.perf_counter() - began) / len(some)
@@ -134,7 +133,7 @@ def seconds(recipe: Recipe, machine: Machine, more: int = 0) -> tuple[float, flo
 
 
 def _same(recipe: Recipe) -> str:
-    """Takes as long."""
+    """Return a key that is equal for recipes of equal speed."""
     often = recipe.steps / recipe.evaluate
     return repr(
         (recipe.model, recipe.batch, recipe.masking, recipe.optim.kind, recipe.augment, recipe.precision, recipe.data, often)

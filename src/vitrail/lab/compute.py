@@ -1,10 +1,10 @@
-"""``vitrail lab compute``: the compute of pre-training in Table 6, from our own count of multiply-adds.
+"""``vitrail lab compute``: the pre-training compute of Table 6, from our own count of multiply-adds.
 
-    FLOPs = 2 a multiply-add x 3 (forward, and twice that back) x pictures x epochs
+    FLOPs = 2 per multiply-add x 3 (a forward pass, and a backward pass of twice its cost) x images x epochs
 
-The paper does not say how it counts. With two FLOPs a multiply-add, three passes, the 303 million pictures of JFT-300M and 224
-pixels the Transformers and hybrids come out. ResNets come out 3 to 5 % too high, and fit when products with the zeros of a
-convolution's padding are left out, as compilers' counts do; so both counts are shown.
+The paper does not say how it counts. With two FLOPs per multiply-add, three passes, the 303 million images of JFT-300M and 224
+pixels the numbers of Transformers and hybrids are reproduced. Those of ResNets are 3 to 5 % too high, and match when products
+with the zeros of a convolution's padding are left out, as compilers do; so both counts are given.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,11 +17,12 @@ from vitrail.models.settings import ModelConfig, ViTConfig
 from vitrail.models.variants import variant
 from vitrail.report.chart import chart
 from vitrail.report.drawing import Drawing
-from vitrail.report.page import table, text
+from vitrail.report.markup import text
+from vitrail.report.page import table
 
 PICTURES = 303_000_000  # of JFT-300M (section 4.1)
 CLASSES = 18_291
-PASSES, FLOPS = 3, 2  # there and, at twice the cost, back; a multiply and an add
+PASSES, FLOPS = 3, 2  # a forward pass and a backward pass of twice its cost; a multiply and an add
 EXA = 1e18
 NEAR = 0.03
 Side = tuple[int, int]
@@ -29,7 +30,7 @@ Side = tuple[int, int]
 
 @dataclass(frozen=True)
 class Said:
-    """A row of Table 6. ``exa``: its pre-training compute in exaFLOPs."""
+    """A row of Table 6, with its pre-training compute in exaFLOPs."""
 
     paper: str
     model: str
@@ -61,11 +62,11 @@ TABLE = (
 
 @dataclass(frozen=True)
 class Counted:
-    """Our count of a row: every product, and those of pixels that are there."""
+    """Our count of a row: all products, and those with padding."""
 
     said: Said
     macs: int
-    padded: int  # multiply-adds with a zero of the padding
+    padded: int  # multiply-adds with zeros of the padding
 
     @property
     def whole(self) -> float:
@@ -77,7 +78,7 @@ class Counted:
 
     @property
     def off(self) -> float:
-        """Of the count without zeros, from the paper's."""
+        """Relative difference of the count without padding from the paper's."""
         return self.seen / self.said.exa - 1
 
 
@@ -91,14 +92,14 @@ def counted(said: Said) -> Counted:
 
 
 def padded(config: ModelConfig) -> int:
-    """Multiply-adds of convolutions with a zero that is no pixel; a Transformer's patches have none."""
+    """Count the multiply-adds of convolutions with zero padding; a Transformer has none."""
     if isinstance(config, ViTConfig) and config.stem is None:
         return 0
     return sum(inputs * outputs * zeros for inputs, outputs, zeros in _convolutions(config))
 
 
 def _convolutions(config: ModelConfig) -> Iterator[tuple[int, int, int]]:
-    """Channels in, channels out, and taps beyond the rim, of each that is larger than a pixel."""
+    """Yield input channels, output channels and padded taps of each convolution larger than 1 x 1."""
     root = config.stem if isinstance(config, ViTConfig) else config
     even = not isinstance(config, ViTConfig)
     assert root is not None
@@ -113,7 +114,7 @@ def _convolutions(config: ModelConfig) -> Iterator[tuple[int, int, int]]:
 
 
 def _outside(image: Side, kernel: int, stride: int, even: bool) -> int:
-    """Taps of one channel that meet the padding: all of them less those that are inside both ways."""
+    """Count the kernel taps of one channel that fall on padding: all taps less those inside along both axes."""
     high, wide = (_inside(side, kernel, stride, even) for side in image)
     out = [-(-side // stride) for side in image]
     return out[0] * out[1] * kernel**2 - high * wide
@@ -121,7 +122,7 @@ def _outside(image: Side, kernel: int, stride: int, even: bool) -> int:
 
 def _inside(side: int, kernel: int, stride: int, even: bool) -> int:
     out = -(-side // stride)
-    before = kernel // 2 if even else max((out - 1) * stride + kernel - side, 0) // 2  # TensorFlow's SAME is lopsided
+    before = kernel // 2 if even else max((out - 1) * stride + kernel - side, 0) // 2  # TensorFlow's SAME padding is asymmetric
     return sum(0 <= place * stride - before + tap < side for place in range(out) for tap in range(kernel))
 
 
@@ -133,20 +134,20 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     found = [counted(said) for said in TABLE]
     far = [one for one in found if abs(one.off) > NEAR]
     most = max(abs(one.off) for one in found if one not in far)
-    answer = f"{len(found) - len(far)} of {len(found)} rows of Table 6 come out of our count within {most:.1%}"
-    answer += f"; {', '.join(_named(one.said) for one in far)} do{'es' if len(far) == 1 else ''} not." if far else "."
+    answer = f"Our count reproduces {len(found) - len(far)} of {len(found)} rows of Table 6 to within {most:.1%}"
+    answer += f"; {', '.join(_named(one.said) for one in far)} do{'es' if len(far) == 1 else ''} not match." if far else "."
     numbers = [
         {
-            "model": one.said.model, "epochs": one.said.epochs, "macs": one.macs, "padded": one.padded, "exaflops": one.whole,
-            "without_padding": one.seen, "paper": one.said.exa, "off": one.off,
+            "model": one.said.model, "epochs": one.said.epochs, "macs": one.macs, "padding_macs": one.padded,
+            "exaflops": one.whole, "without_padding": one.seen, "paper": one.said.exa, "relative_difference": one.off,
         }
         for one in found
     ]  # fmt: skip
-    return Told(answer, [_table(found), *_why(found, far), _drawn(found)], {"rows": numbers, "pictures": PICTURES})
+    return Told(answer, [_table(found), *_why(found, far), _drawn(found)], {"rows": numbers, "images": PICTURES})
 
 
 def _table(found: Sequence[Counted]) -> str:
-    columns = ("row", "model", "#epochs", "#GMACs", "#exaFLOPs, all products", "#without padding", "#paper", "#off", "")
+    columns = ("row", "model", "#epochs", "#GMACs", "#exaFLOPs, all products", "#without padding", "#paper", "#difference", "")
     cells = []
     for row, one in enumerate(found):
         fits = abs(one.off) <= NEAR
@@ -154,23 +155,23 @@ def _table(found: Sequence[Counted]) -> str:
             [str(row), text(one.said.paper), str(one.said.epochs), f"{one.macs / 1e9:,.2f}",
              f'{one.whole:,.1f} <span class="soft">{one.whole / one.said.exa - 1:+.1%}</span>', f"{one.seen:,.1f}",
              f"{one.said.exa:,.0f}", f"{one.off:+.1%}",
-             f'<span class="{"good" if fits else "bad"}">{"fits" if fits else "does not fit"}</span>']
+             f'<span class="{"good" if fits else "bad"}">{"matches" if fits else "does not match"}</span>']
         )  # fmt: skip
     return table(columns, cells)
 
 
 def _why(found: Sequence[Counted], far: Sequence[Counted]) -> Iterator[str]:
-    """What the paper's own numbers say about a row that does not fit."""
+    """Yield what the paper's own numbers say about a row that does not match."""
     for one in far:
         twins = [other for other in found if other.said.model == one.said.model and other is not one]
         for other in twins:
             times, share = other.said.exa / one.said.exa, other.said.epochs / one.said.epochs
             would = other.said.exa / share
             yield (
-                f"<p>{text(_named(one.said))} is {one.off:+.1%} off, while {text(_named(other.said))} is {other.off:+.1%} off: "
-                f"in the paper the second has {times:.2f} times the compute of the first, and {share:g} times its epochs. "
-                f"By the second row the first would be {would:,.0f}, from which ours is {one.seen / would - 1:+.1%} away; so "
-                "the printed number holds something else beside the epochs.</p>"
+                f"<p>Our count of {text(_named(one.said))} differs by {one.off:+.1%}, that of {text(_named(other.said))} by "
+                f"{other.off:+.1%}: in the paper the second has {times:.2f} times the compute of the first, but {share:g} "
+                f"times its epochs. Scaled from the second row the first would be {would:,.0f}, from which ours differs by "
+                f"{one.seen / would - 1:+.1%}; so the printed number includes more than the epochs.</p>"
             )
 
 
@@ -179,28 +180,28 @@ def _named(said: Said) -> str:
 
 
 def _drawn(found: Sequence[Counted]) -> Drawing:
-    """Ours over the paper's, one way and the other, model by model."""
+    """Plot our counts relative to the paper's, with and without padding."""
     lines: dict[str, list[tuple[float, float]]] = {
         "all products": [(place, one.whole / one.said.exa - 1) for place, one in enumerate(found)],
         "without padding": [(place, one.off) for place, one in enumerate(found)],
         "3 % above": [(0.0, NEAR), (len(found) - 1.0, NEAR)],
         "3 % below": [(0.0, -NEAR), (len(found) - 1.0, -NEAR)],
     }
-    title = "How far our count is from the paper's, by row of the table"
+    title = "Relative difference of our count from the paper's, by row of the table"
     return chart(title, "ours / paper - 1", "row of the table", lines, dashed=("3 % above", "3 % below"),
                  places=len(found), percent=True)  # fmt: skip
 
 
 EXPERIMENT = Experiment(
     name="compute",
-    title="Table 6: what pre-training costs, in exaFLOPs",
+    title="Table 6: pre-training compute in exaFLOPs",
     paper="Table 6 of Dosovitskiy et al. 2021 gives the pre-training compute of every model of its scaling study on JFT-300M, "
     "from 50 exaFLOPs (ResNet50x1) to 4,262 (ViT-H/14). It does not say how they are counted.",
-    scaled="Nothing: multiply-adds are counted from the settings at 224 pixels with a classifier of 18,291 classes. Two FLOPs "
-    "a multiply-add, three passes (there, and at twice the cost back), 303 million pictures an epoch.",
-    limits="That our count agrees with the paper's shows that both count the same products, not how long a training takes: "
-    "norms, activations, the softmax and the optimiser are in neither. Leaving out products with a convolution's padding is "
-    "our guess at why the paper has less for ResNets. The paper rounds to whole exaFLOPs, which is 1 % of the smallest.",
+    scaled="Nothing: multiply-adds are counted from the configurations at 224 pixels with a classifier of 18,291 classes. Two "
+    "FLOPs per multiply-add, three passes (forward, and backward at twice the cost), 303 million images per epoch.",
+    limits="Agreement shows that both count the same products, not how long training takes: normalisation, activations, the "
+    "softmax and the optimiser are in neither. That the paper leaves out products with a convolution's padding is our guess. "
+    "The paper rounds to whole exaFLOPs, which is 1 % of the smallest.",
     tell=tell,
     data="none",
 )

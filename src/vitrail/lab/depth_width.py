@@ -8,14 +8,15 @@ from vitrail.lab.experiment import Asked, Experiment, Told, by
 from vitrail.lab.show import cell, gap, middle, over, plain
 from vitrail.lab.trial import Row, Trial
 from vitrail.models.settings import Pair, times
-from vitrail.report.page import table, text
+from vitrail.report.markup import text
+from vitrail.report.page import table
 
 BASE: dict[str, Any] = {"depth": 4, "width": 64, "mlp": 128}
 AROUND = "base"
 
 
 def arms(size: Pair) -> dict[str, list[dict[str, Any]]]:
-    """By dimension; patches are a half of the picture wide, a quarter, a seventh or eighth."""
+    """Return the models by changed dimension; patches are a half, a quarter and a seventh or eighth of the image wide."""
     coarse, middle_, fine = ((14, 14), (7, 7), (4, 4)) if size == (28, 28) else tuple(
         (max(size[0] // part, 1), max(size[1] // part, 1)) for part in (2, 4, 8)
     )  # fmt: skip
@@ -59,9 +60,9 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
         cells.append([text(name), text(model), f"{found[0].parameters:,}", f"{share:.2f}", cell(found), ahead])
         numbers.append(plain(found, changed=name, model=model, compute=share, parameters=found[0].parameters))
     drawing = over(
-        "Accuracy over compute, one dimension at a time", "compute, times that of the base", lines, lambda x: f"{x:.2g}"
+        "Test accuracy by compute, one dimension at a time", "compute relative to the base", lines, lambda x: f"{x:.2g}"
     )
-    columns = ("changed", "depth, width, MLP, patch", "#parameters", "#compute, times", "#test", "#against the base")
+    columns = ("changed", "depth, width, MLP, patch", "#parameters", "#relative compute", "#test", "#minus the base")
     return Told(_answer(base, groups), [drawing, table(columns, cells)], {"models": numbers})
 
 
@@ -72,15 +73,15 @@ def _answer(base: list[Row], groups: dict[tuple[Any, ...], list[Row]]) -> str:
         if name != AROUND and found[0].macs > base[0].macs and (apart := gap(found, base)) is not None
     }
     if not larger:
-        return f"The base has {middle(base):.1%} on test; nothing larger was finished beside it."
+        return f"The base has {middle(base):.1%} on test; no larger model finished."
     by_validation = {name: middle(found, split="validation") for name, (found, _) in larger.items()}
     most, least = max(larger, key=by_validation.__getitem__), min(larger, key=by_validation.__getitem__)
     found, apart = larger[most]
-    how = "clearly" if apart.clear and apart.mean > 0 else "not clearly"
+    how = "significantly" if apart.clear and apart.mean > 0 else "not significantly"
     return (
-        f"Of the {len(larger)} that cost more than the base ({middle(base):.1%} on test), {most} is the best on validation, "
-        f"and on test {how} above the base: {apart.words} at {found[0].macs / base[0].macs:.1f} times the compute; {least} is "
-        f"the last, {larger[least][1].words}. In brackets: depth, width, MLP, patch."
+        f"Of the {len(larger)} models larger than the base ({middle(base):.1%} on test), {most} is the best on validation, "
+        f"and on test {how} better than the base: {apart.words} at {found[0].macs / base[0].macs:.1f} times the compute; "
+        f"{least} is the worst, {larger[least][1].words}. In brackets: depth, width, MLP, patch."
     )
 
 
@@ -92,13 +93,13 @@ def _said(changes: dict[str, Any]) -> str:
 EXPERIMENT = Experiment(
     name="depth-width",
     title="Figure 8: depth, width, MLP and patch size",
-    paper="Around a ViT of 8 layers, width 1024, MLP 2048 and patches of 32, depth brings the most (visible up to 64 "
-    "layers, less from 16 on), width the least, and smaller patches a robust gain without more parameters "
-    "(Dosovitskiy et al. 2021, D.2, Figure 8: ImageNet 5-shot over relative compute, drawn and not tabled).",
-    scaled="Around a ViT of 4 layers, width 64, MLP 128 and sixteen patches, each dimension up and down by a factor of two "
-    "or four. All train in as many steps, on some thousands of small pictures, with one learning rate, three seeds.",
-    limits="With so few steps and pictures a larger model is as much a slower learner as a better one, and one learning rate "
-    "need not suit all widths. The paper's depths of 16 and more are out of reach.",
+    paper="Around a ViT with 8 layers, width 1024, MLP 2048 and patches of 32, depth improves most (up to 64 layers, with "
+    "diminishing returns from 16 on), width least, and smaller patches give a robust gain without more parameters "
+    "(Dosovitskiy et al. 2021, D.2, Figure 8: ImageNet 5-shot accuracy by relative compute, plotted without a table).",
+    scaled="Around a ViT with 4 layers, width 64, MLP 128 and sixteen patches, each dimension up and down by a factor of two "
+    "or four. All train for the same number of steps on a few thousand small images, at one learning rate, three seeds.",
+    limits="With so few steps and images a larger model may learn more slowly as well as better, and one learning rate need "
+    "not suit all widths. The paper's depths of 16 and more are out of reach.",
     tell=tell,
     trials=trials,
 )

@@ -1,6 +1,6 @@
-"""What an experiment of the paper is: the trainings it needs, what is measured of each, and a page that tells what came of it.
+"""An experiment of the paper: its training jobs, what is measured on each run, and the page with the results.
 
-One short file an experiment; ``book`` has their list. Scores of several seeds are told with Student's 95 % interval.
+One short file per experiment; ``registry`` lists them. Scores of several seeds are reported with Student's 95 % interval.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,17 +12,17 @@ from typing import Any
 from vitrail.lab.trial import Row, Trial
 from vitrail.report.drawing import Drawing
 
-QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # of Student's t, two-sided 95 %, by the number of seeds
+QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # of Student's t, two-sided 95 %, by number of seeds
 QUICK_SEEDS, SEEDS = 1, 3
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What somebody wants of an experiment. ``quick``: a few steps, to prove that it works; its numbers mean nothing."""
+    """Options of an experiment. ``quick``: a few steps, a test that it works; its numbers mean nothing."""
 
     data: str
     quick: bool = False
-    weights: str | None = None  # a checkpoint to look at beside, where the experiment can
+    weights: str | None = None  # a checkpoint to compare with, where the experiment can
 
     @property
     def seeds(self) -> range:
@@ -31,33 +31,33 @@ class Asked:
 
 @dataclass(frozen=True)
 class Told:
-    """What came of an experiment: a sentence, tables and drawings, and numbers for a program."""
+    """Result of an experiment: a summary sentence, tables and figures, and numbers for programs."""
 
     answer: str
-    parts: Sequence["str | Drawing"]  # HTML, and drawings, which are kept as files too
+    parts: Sequence["str | Drawing"]  # HTML, and figures, which are also written as files
     numbers: dict[str, Any]
 
 
 def _nothing(asked: Asked) -> Sequence[Trial]:
-    """What is counted or computed needs no training."""
+    """Return no jobs: the experiment only counts or computes."""
     return ()
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """``trials`` are complete recipes; a budget makes all of them longer or shorter by one factor, which is fair to each."""
+    """An experiment. ``jobs`` have complete recipes; a time budget scales the steps of all by one factor."""
 
     name: str
     title: str
-    paper: str  # the table or figure, and what the paper says of it
-    scaled: str  # what is smaller here
-    limits: str  # what the result does not show
+    paper: str  # the table or figure, and the paper's claim
+    scaled: str  # what was scaled down
+    limits: str  # limitations of the result
     tell: Callable[[Asked, Sequence[Row]], Told]
     trials: Callable[[Asked], Sequence[Trial]] = _nothing
-    measure: Callable[[Path, Trial], dict[str, Any]] | None = None  # of a finished run, beside its scores
-    looks: int = 0  # pictures that ``measure`` puts through a model, about
+    measure: Callable[[Path, Trial], dict[str, Any]] | None = None  # on a finished run, besides its scores
+    looks: int = 0  # images that ``measure`` runs through a model, about
     data: str = "fashion"
-    minutes: float = 20.0  # where nobody says how many
+    minutes: float = 20.0  # default time budget
     takes_weights: bool = False
 
     @property
@@ -66,14 +66,14 @@ class Experiment:
 
 
 def spread(values: Iterable[float]) -> tuple[float, float | None]:
-    """The mean, and the half of its interval where there are seeds enough."""
+    """Return the mean, and the half-width of its 95 % interval if there are two to five values."""
     found = list(values)
     half = QUANTILES[len(found)] * stdev(found) / len(found) ** 0.5 if len(found) in QUANTILES else None
     return mean(found), half
 
 
 def shown(values: Iterable[float]) -> str:
-    """In percent, as a cell of a table."""
+    """Format mean and interval in percent, as a table cell."""
     found = [value for value in values if value == value]
     if not found:
         return '<span class="soft">none</span>'
@@ -82,7 +82,7 @@ def shown(values: Iterable[float]) -> str:
 
 
 def by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows that stand for the same, in the order in which they come."""
+    """Group results by these entries of their condition, in order."""
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(tuple(row.of.get(name) for name in names), []).append(row)
@@ -90,5 +90,5 @@ def by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
 
 
 def scores(rows: Iterable[Row], name: str = "top1", split: str = "test") -> list[float]:
-    """Of what was finished; a training that has failed has none."""
+    """Return the scores of the runs that finished; a failed run has none."""
     return [float(row.scores[split][name]) for row in rows if name in row.scores.get(split, {})]

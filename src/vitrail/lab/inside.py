@@ -1,6 +1,6 @@
-"""``vitrail lab inside``: what is inside a model trained here and a given checkpoint, as Figures 6, 7, 10 and 11 draw it.
+"""``vitrail lab inside``: Figures 6, 7, 10 and 11 for models trained here and for a given checkpoint.
 
-Filters of the first layer, how alike places are, how far heads look by depth, and attention rolled out over pictures.
+Patch embedding filters, position embedding similarity, attention distance by depth, and attention rollout.
 """
 
 from collections.abc import Sequence
@@ -22,19 +22,20 @@ from vitrail.models.build import Model
 from vitrail.report.chart import chart
 from vitrail.report.drawing import Drawing, Shape, Shown, Words
 from vitrail.report.heat import filter_sheet, tiles
-from vitrail.report.page import table, text
+from vitrail.report.markup import text
+from vitrail.report.page import table
 from vitrail.train.data import opened
 from vitrail.weights.load import load
 
-VIT, HYBRID, SLOW, SHORT, GIVEN = "ViT", "hybrid", "ViT, half the learning rate", "ViT, half the steps", "the given checkpoint"
-QUICK = 8  # pictures of a quick look at a given checkpoint
+VIT, HYBRID, SLOW, SHORT, GIVEN = "ViT", "hybrid", "ViT, half the learning rate", "ViT, half the steps", "given checkpoint"
+QUICK = 8  # images of a quick test of a given checkpoint
 SIDE, GAP = 96, 8
-CLEAR = 0.05  # of a cosine: less is the noise that positions begin as
+CLEAR = 0.05  # cosine; less is the noise of the initialisation
 
 
 def trials(asked: Asked) -> list[Trial]:
-    """The paper's model, its hybrid, and other settings of its training as in Figure 10."""
-    given(asked)  # what is wrong with it is said before anything is trained
+    """Return jobs for the paper's model, its hybrid, and other hyperparameters as in Figure 10."""
+    given(asked)  # a bad checkpoint is an error before anything is trained
     model = vit(asked, position="learned1d", pool="cls")
     slow = replace(MUON, lr=MUON.lr / 2, matrix_lr=MUON.matrix_lr / 2)
     made = {VIT: recipe(asked, model), HYBRID: recipe(asked, hybrid(model))}
@@ -62,42 +63,44 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     looks = {str(row.of["arm"]): again(row.measured) for row in rows if row.failed is None}
     if (model := given(asked)) is not None:
         looks[GIVEN] = looked(model, pictures(asked.data), *([QUICK] if asked.quick else []))
-    parts: list[str | Drawing] = [_table(rows, looks), "<h2>How far heads look (Figures 7, right, and 11)</h2>"]
+    parts: list[str | Drawing] = [_table(rows, looks), "<h2>Mean attention distance (Figures 7, right, and 11)</h2>"]
     parts += [_far(name, look) for name, look in looks.items()]
-    parts.append("<h2>How alike places are (Figures 7, middle, and 10)</h2>")
-    parts += [tiles(look.positions, f"Positions: {name}") for name, look in looks.items() if look.positions is not None]
-    parts.append("<h2>What the first layer looks for (Figure 7, left)</h2>")
+    parts.append("<h2>Position embedding similarity (Figures 7, middle, and 10)</h2>")
+    parts += [
+        tiles(look.positions, f"Position similarity: {name}") for name, look in looks.items() if look.positions is not None
+    ]
+    parts.append("<h2>Patch embedding filters (Figure 7, left)</h2>")
     parts += [filter_sheet(look.filters, f"Principal components of the filters: {name}", columns=14, side=40)
               for name, look in looks.items() if name not in (SLOW, SHORT)]  # fmt: skip
-    parts.append("<h2>What arrives at the output, by rollout (Figure 6)</h2>")
+    parts.append("<h2>Attention rollout (Figure 6)</h2>")
     parts += [_rolled(name, look) for name, look in looks.items() if name not in (SLOW, SHORT)]
     failed = {str(row.of["arm"]): row.failed for row in rows if row.failed is not None}
     numbers = {name: _numbers(look) for name, look in looks.items()}
     return Told(
-        _answer(looks), parts, {"looks": numbers, "failed": failed, "weights": asked.weights and Path(asked.weights).name}
+        _answer(looks), parts, {"models": numbers, "failed": failed, "weights": asked.weights and Path(asked.weights).name}
     )
 
 
 def _answer(looks: dict[str, Look]) -> str:
-    return " ".join(_said(name, look) for name, look in looks.items() if name in (VIT, HYBRID, GIVEN)) or "Nothing was trained."
+    return " ".join(_said(name, look) for name, look in looks.items() if name in (VIT, HYBRID, GIVEN)) or "No run finished."
 
 
 def _said(name: str, look: Look) -> str:
     first, last = look.far[0], look.far[-1]
     words = (
-        f"In {name if name == GIVEN else f'the {name}'} heads of the first layer look {first.min():.1f} to {first.max():.1f} "
-        f"pixels far on a picture of {look.width}, and the mean over heads goes from {first.mean():.1f} in the first layer to "
+        f"In the {name} the mean attention distance of the heads of the first layer is {first.min():.1f} to {first.max():.1f} "
+        f"pixels on an image of {look.width}, and its mean over heads goes from {first.mean():.1f} in the first layer to "
         f"{last.mean():.1f} in the last"
     )
     if look.near is None:
-        return f"{words}; it has no positions."
+        return f"{words}; it has no position embedding."
     near, other = look.near
-    more = "more alike" if near - other > CLEAR else "no more alike"
-    return f"{words}; neighbouring places are {more} ({_cosine(near)}) than others ({_cosine(other)})."
+    more = "more similar" if near - other > CLEAR else "no more similar"
+    return f"{words}; position embeddings of neighbours are {more} ({_cosine(near)}) than others ({_cosine(other)})."
 
 
 def _cosine(value: float) -> str:
-    return f"{round(value, 2) + 0.0:.2f}"  # plus nothing: no minus before a zero
+    return f"{round(value, 2) + 0.0:.2f}"  # + 0.0: no minus before a zero
 
 
 def _table(rows: Sequence[Row], looks: dict[str, Look]) -> str:
@@ -108,9 +111,9 @@ def _table(rows: Sequence[Row], looks: dict[str, Look]) -> str:
         "#first layer, pixels",
         "#last layer, pixels",
         "#neighbours",
-        "#other places",
+        "#other positions",
         "#mirror image",
-        "#order",
+        "#correlation",
     )
     cells = []
     for name in dict.fromkeys([*scored, *looks]):
@@ -125,9 +128,9 @@ def _table(rows: Sequence[Row], looks: dict[str, Look]) -> str:
         ends = [f"{layer.mean():.1f} ({layer.min():.1f} to {layer.max():.1f})" for layer in (look.far[0], look.far[-1])]
         cells.append([text(name), score, *ends, *near])
     words = (
-        "Distances are means over heads, with the nearest and the farthest of them in brackets. Neighbours, other places and "
-        "the mirror image of a place, left and right: the mean cosine of their positions; order: its correlation with how near "
-        "two places lie."
+        "Mean attention distances over heads, with minimum and maximum in brackets. Neighbours, other positions and mirror "
+        "images (left and right): mean cosine of their position embeddings; correlation: of the cosine with the negative "
+        "distance of two positions."
     )
     return f"{table(columns, cells)}<p class='soft'>{words}</p>"
 
@@ -138,13 +141,13 @@ def _far(name: str, look: Look) -> Drawing:
         for layer, row in enumerate(look.far)
         for head, value in enumerate(row)
     ]
-    title = f"Mean attention distance: {name}, a dot a head"
+    title = f"Mean attention distance: {name}, one dot per head"
     return chart(title, f"pixels of {look.width}", "layer", dots=dots, places=len(look.far), low=0.0)
 
 
 def _rolled(name: str, look: Look) -> Drawing:
-    """As the authors draw it: the picture, and below it what of it is lit by attention."""
-    shapes: list[Shape] = [Words((0, 10), "the picture"), Words((0, SIDE + GAP + 26), "lit by what arrives")]
+    """Draw the rollout as the authors do: the image, and below it the image dimmed by the rollout."""
+    shapes: list[Shape] = [Words((0, 10), "image"), Words((0, SIDE + GAP + 26), "rollout")]
     for number, (pixels, values) in enumerate(zip(look.pictures, look.maps, strict=True)):
         left, (high, wide) = 112 + number * (SIDE + GAP), pixels.shape[:2]
         light = Image.fromarray((values / max(float(values.max()), 1e-12)).astype(np.float32))
@@ -163,24 +166,25 @@ def _numbers(look: Look) -> dict[str, Any]:
         "distance": far,
         "width": look.width,
         "neighbours": near,
-        "others": other,
-        "mirrored": look.mirrored,
-        "order": look.order,
+        "other_positions": other,
+        "mirror_images": look.mirrored,
+        "correlation": look.order,
     }
 
 
 EXPERIMENT = Experiment(
     name="inside",
-    title="Figures 6, 7, 10 and 11: what is inside",
-    paper="The first layer's filters resemble plausible basis functions of the fine structure within a patch; closer patches "
-    "have more similar position embeddings, with a row and column structure; some heads attend to most of the picture already "
-    "in the lowest layers, others are local there, less so behind a ResNet, and the distance rises with depth; the model "
-    "attends to what matters for the class (Dosovitskiy et al. 2021, section 4.5; Figures 6, 7, 10 and 11, of L/16 and L/32).",
-    scaled="A ViT of 0.2 million weights and four layers and a hybrid of as many multiply-adds, on some thousands of small "
-    "pictures, one training each. With --weights any checkpoint is looked at in the same way, such as the published L/16.",
-    limits="Four layers are few to speak of depth, and short trainings leave positions and filters near the noise they began "
-    "as: a published checkpoint shows more. Rollout is what could have arrived, and not what decided: vitrail explain --trust "
-    "measures which maps to believe.",
+    title="Figures 6, 7, 10 and 11: inspecting the model",
+    paper="The filters of the patch embedding resemble plausible basis functions of the fine structure within a patch; closer "
+    "patches have more similar position embeddings, with a row and column structure; some heads attend to most of the image "
+    "already in the lowest layers, others are local there, less so after a ResNet, and the distance increases with depth; the "
+    "model attends to regions relevant for the class (Dosovitskiy et al. 2021, section 4.5; Figures 6, 7, 10 and 11, of L/16 "
+    "and L/32).",
+    scaled="A ViT with 0.2 million parameters and four layers and a hybrid of as many multiply-adds, on a few thousand small "
+    "images, one run each. With --weights any checkpoint is inspected in the same way, such as the published L/16.",
+    limits="Four layers are few to speak of depth, and short runs leave positions and filters near their random "
+    "initialisation: a published checkpoint shows more. Rollout shows which patches could have influenced the output, not "
+    "which did: vitrail explain --faithfulness measures it.",
     trials=trials,
     measure=measure,
     tell=tell,

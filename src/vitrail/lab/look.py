@@ -1,6 +1,6 @@
-"""A look inside a Vision Transformer that can be kept with the numbers of its training: what Figures 6, 7, 10 and 11 draw.
+"""Snapshot of a Vision Transformer that is saved with the results of its run: the data of Figures 6, 7, 10 and 11.
 
-b pictures, l layers, h heads, y and x a place in the grid and v and u another, n filters of c channels and p by q pixels.
+b images, l layers, h heads, y and x a position in the grid and v and u another, n filters of c channels and p by q pixels.
 """
 
 import base64
@@ -26,13 +26,13 @@ from vitrail.explain.similarity import filters, position_similarity
 from vitrail.models.build import Model
 from vitrail.report.pictures import restored
 
-PICTURES, SHOWN = 128, 6  # whose attention is measured, as in the paper; whose maps are drawn
+PICTURES, SHOWN = 128, 6  # images whose attention is measured, as in the paper, and those that are drawn
 TOGETHER = 16
 
 
 @dataclass(frozen=True)
 class Look:
-    """``far``: how far each head looks, in pixels; ``width``: of the picture."""
+    """Attention distances in pixels, patch filters, rollout maps with their images, position similarity, image width."""
 
     far: Float[ndarray, "l h"]
     filters: Float[ndarray, "n c p q"]
@@ -43,7 +43,7 @@ class Look:
 
     @property
     def near(self) -> tuple[float, float] | None:
-        """How alike neighbours think they are, and all other places; none without positions."""
+        """Mean position similarity of neighbours, and of all other pairs; None without positions."""
         if self.positions is None:
             return None
         apart, alike = _apart(self.positions.shape[:2]), self.positions.reshape(-1)
@@ -51,7 +51,7 @@ class Look:
 
     @property
     def order(self) -> float | None:
-        """The correlation of how alike two places are with how near they lie."""
+        """Correlation of position similarity with negative distance; None without positions."""
         if self.positions is None:
             return None
         apart, alike = _apart(self.positions.shape[:2]), self.positions.reshape(-1)
@@ -60,7 +60,7 @@ class Look:
 
     @property
     def mirrored(self) -> float | None:
-        """How alike a place and its mirror image are, left and right; none without positions or with one column."""
+        """Mean similarity of a position and its left-right mirror image; None without positions or with one column."""
         if self.positions is None or self.positions.shape[1] < 2:
             return None
         wide = self.positions.shape[1]
@@ -68,7 +68,7 @@ class Look:
         return float(np.mean(found))
 
     def kept(self) -> dict[str, Any]:
-        """As text, a few kilobytes of it."""
+        """Return a JSON object of a few kilobytes."""
         arrays = {name: value for name, value in vars(self).items() if isinstance(value, ndarray)}
         small = {name: value.astype(np.float16) if value.dtype.kind == "f" else value for name, value in arrays.items()}
         stream = io.BytesIO()
@@ -77,7 +77,7 @@ class Look:
 
 
 def again(kept: dict[str, Any]) -> Look:
-    """What was kept."""
+    """Restore a snapshot from JSON."""
     try:
         with np.load(io.BytesIO(base64.b64decode(kept["arrays"])), allow_pickle=False) as file:
             arrays = {
@@ -85,17 +85,16 @@ def again(kept: dict[str, Any]) -> Look:
             }
         return Look(**{"positions": None, **arrays}, width=int(kept["width"]))
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise VitrailError(
-            f"what was kept of a look inside is damaged ({error}); take rows/ away, and it is made anew"
-        ) from None
+        raise VitrailError(f"the saved model snapshot is damaged ({error}); delete rows/, and it is computed again") from None
 
 
 def looked(model: Model, data: Data, count: int = PICTURES) -> Look:
+    """Take the snapshot of a model on images of the test split."""
     vit = checked(model.eval())
     source = next(split for split in (data.test, data.validation, data.train) if len(split))
     batches = list(_batches(vit, source, spread(len(source), count)))
     if not batches:
-        raise VitrailError(f"{data.name} has no picture that can be read; try --data fashion")
+        raise VitrailError(f"{data.name} has no readable image; try --data fashion")
     how, shown = preprocess_of(vit), next(_batches(vit, source, spread(len(source), SHOWN)), batches[0][:SHOWN])
     pictures = restored(shown.cpu().float(), how.mean, how.std)
     return Look(
@@ -109,7 +108,7 @@ def looked(model: Model, data: Data, count: int = PICTURES) -> Look:
 
 
 def spread(count: int, some: int) -> Int[ndarray, " n"]:
-    """So many numbers from the first to the last: folders come class by class."""
+    """Return evenly spaced indices from the first to the last: folders are ordered by class."""
     return np.linspace(0, count - 1, min(count, some)).round().astype(np.int64)
 
 
@@ -123,7 +122,7 @@ def _batches(model: Model, source: Source, which: Int[ndarray, " n"]) -> Iterato
 
 
 def _apart(grid: tuple[int, ...]) -> Float[ndarray, " pairs"]:
-    """Of every two places, how many places lie between, along a straight line."""
+    """Return the Euclidean distance in patches of every pair of positions."""
     y, x = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
     spots = torch.stack([y.flatten(), x.flatten()], dim=1).double()
     return torch.cdist(spots, spots, compute_mode="donot_use_mm_for_euclid_dist").flatten().numpy()

@@ -1,6 +1,6 @@
-"""How features move with the picture: maps of features, and how alike they are before and after.
+"""Shift equivariance: feature maps, and their similarity before and after a shift of the image.
 
-b pictures, c channels, d width, y and x places of the map.
+b images, c channels, d width, y and x positions of the feature map.
 """
 
 from collections.abc import Iterator
@@ -15,28 +15,30 @@ from torch.nn import functional as F
 from vitrail.models.resnet import ResNet
 from vitrail.models.vit import ViT
 
-STRIDE = 4  # pixels of a place, in every model here
+STRIDE = 4  # pixels per position, in every model here
 SHIFTS = tuple(range(1, 2 * STRIDE + 1))  # pixels
 
 
 @torch.no_grad()
 def moved(model: nn.Module, images: Float[Tensor, "b c height width"]) -> dict[str, list[float]]:
-    """By shift, means over pictures and over both ways: how alike features are to those of the picture as it was, and on how
-    many pictures the answer is the same."""
+    """Return, by shift, the similarity of pooled features and feature maps to those of the unshifted image, and the fraction
+    of equal predictions; means over images and both axes."""
     model.eval()
     before = mapped(model, images)
-    found: dict[str, list[float]] = {"pooled": [], "map": [], "same": []}
+    found: dict[str, list[float]] = {"pooled": [], "map": [], "consistency": []}
     for pixels in SHIFTS:
         after = [mapped(model, torch.roll(images, pixels, dims=axis)) for axis in (2, 3)]
         found["pooled"].append(_mean(alike_pooled(before, each) for each in after))
         found["map"].append(_mean(alike_map(before, each, pixels, axis) for each, axis in zip(after, (2, 3), strict=True)))
-        found["same"].append(_mean(float((_answers(model, each) == _answers(model, before)).float().mean()) for each in after))
+        found["consistency"].append(
+            _mean(float((_answers(model, each) == _answers(model, before)).float().mean()) for each in after)
+        )
     return found
 
 
 @torch.no_grad()
 def mapped(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d y x"]:
-    """What is pooled, where it lies."""
+    """Return the feature map that the model pools."""
     if isinstance(model, ViT):
         grid = model.grid(images)
         tokens = model.encode(model.patches(images), grid)
@@ -48,7 +50,7 @@ def mapped(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float
 
 
 def joined(model: nn.Module) -> nn.Module:
-    """The same weights on a picture whose rims touch: beyond each lies the other side in place of zeros."""
+    """Replace the zero padding of all convolutions by circular padding, in place."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.padding_mode = "circular"
@@ -61,15 +63,15 @@ def _answers(model: nn.Module, maps: Float[Tensor, "b d y x"]) -> Int[Tensor, " 
 
 
 def alike_pooled(before: Float[Tensor, "b d y x"], after: Float[Tensor, "b d y x"]) -> float:
-    """1: as if nothing had moved; 0: no more than two pictures are. What all pictures have in common is taken away first."""
+    """Return the mean cosine of pooled features, less their mean over images: 1 invariant, 0 as for two unrelated images."""
     first, second = before.mean(dim=(2, 3)), after.mean(dim=(2, 3))
     common = first.mean(dim=0)
     return float(F.cosine_similarity(first - common, second - common, dim=1).mean())
 
 
 def alike_map(before: Float[Tensor, "b d y x"], after: Float[Tensor, "b d y x"], pixels: int, axis: int) -> float:
-    """1: every place has the features that the place had from which its pixels came. Between places, of the two in shares;
-    places whose pixels came in from the other side are left out."""
+    """Return the mean cosine to the shifted feature map, 1 if equivariant. Fractional shifts interpolate between positions;
+    positions whose pixels were wrapped around are left out."""
     common = before.mean(dim=(0, 2, 3), keepdim=True)
     whole, rest = divmod(pixels, STRIDE)
     share = rest / STRIDE

@@ -1,4 +1,4 @@
-"""``vitrail lab norm``: layer norm before each part (equations 2 and 3) or after it, with warm-up and without."""
+"""``vitrail lab norm``: pre-norm (equations 2 and 3) against post-norm, with warm-up and without."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,13 +7,14 @@ from vitrail.lab.base import ADAMW, STEPS, coarse, recipe, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by
 from vitrail.lab.show import best, cell, gap, middle, over, plain, sentence
 from vitrail.lab.trial import Row, Trial
-from vitrail.report.page import table, text
+from vitrail.report.markup import text
+from vitrail.report.page import table
 from vitrail.train.recipe import Schedule
 
 NORMS = ("pre", "post")
 WARMUPS = {"warm-up": STEPS // 10, "no warm-up": 0}
 RATES = (1e-3, 3e-3, 1e-2)
-DEPTH = 8  # where it is placed matters more the deeper a model is
+DEPTH = 8  # pre-norm matters more in deeper models
 
 
 def trials(asked: Asked) -> list[Trial]:
@@ -43,11 +44,11 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
         [text(name), *(cell(line[lr]) for lr in rates), "" if chosen[name] is None else f"{chosen[name]:g}"]
         for name, line in lines.items()
     ]
-    drawing = over("Accuracy over learning rates", "learning rate", lines, lambda lr: f"{lr:g}")
+    drawing = over("Test accuracy by learning rate", "learning rate", lines, lambda lr: f"{lr:g}")
     numbers = {name: {f"{lr:g}": plain(found) for lr, found in line.items()} for name, line in lines.items()}
     return Told(
         _answer(lines, chosen),
-        [drawing, table(("norm", *(f"#lr {lr:g}" for lr in rates), "#best lr on validation"), cells)],
+        [drawing, table(("norm", *(f"#lr {lr:g}" for lr in rates), "#lr selected on validation"), cells)],
         {"arms": numbers, "best": chosen},
     )
 
@@ -59,31 +60,31 @@ def _answer(lines: dict[str, dict[float, list[Row]]], chosen: dict[str, float | 
         ours, theirs = chosen[pre], chosen[post]
         if ours is None or theirs is None:
             lost = [norm for norm, lr in zip(NORMS, (ours, theirs), strict=True) if lr is None]
-            who = "both have" if len(lost) == 2 else f"{lost[0]}-norm has"
+            who = "both" if len(lost) == 2 else f"{lost[0]}-norm"
             said.append(f"with {words}, {who} diverged at every learning rate")
             continue
         apart = gap(lines[pre][ours], lines[post][theirs])
-        numbers = f"{middle(lines[pre][ours]):.1%} against {middle(lines[post][theirs]):.1%}"
+        numbers = f"pre {middle(lines[pre][ours]):.1%}, post {middle(lines[post][theirs]):.1%}"
         if apart is None or not apart.clear:
-            said.append(f"with {words}, neither is clearly ahead at its best learning rate (pre {numbers} post)")
+            said.append(f"with {words}, the difference at their best learning rates is not significant ({numbers})")
         else:
             ahead = "pre" if apart.mean > 0 else "post"
-            said.append(f"with {words}, {ahead}-norm is clearly ahead at its best learning rate (pre {numbers} post)")
+            said.append(f"with {words}, {ahead}-norm is significantly better at its best learning rate ({numbers})")
     gone = [name for name, line in lines.items() if any(row.failed for found in line.values() for row in found)]
     told = sentence(said).replace("with no warm-up", "without warm-up")
-    return f"{told} Some trainings of {len(gone)} arms have diverged." if gone else told
+    return f"{told} Some runs of {len(gone)} arms diverged." if gone else told
 
 
 EXPERIMENT = Experiment(
     name="norm",
-    title="Equations 2 and 3: norm before or after",
+    title="Equations 2 and 3: pre-norm or post-norm",
     paper="Layer norm is applied before every block and residual connections after it, as in later Transformers (Wang et "
     "al. 2019; Baevski and Auli 2019), and pre-training warms up over 10,000 steps. The paper "
-    "(Dosovitskiy et al. 2021, 3.1 and Table 3) compares neither with its absence, and has no numbers for it.",
-    scaled=f"A ViT of {DEPTH} layers, 64 wide, sixteen patches, AdamW with gradients clipped at 1, three learning rates, "
+    "(Dosovitskiy et al. 2021, 3.1 and Table 3) ablates neither, and has no numbers for it.",
+    scaled=f"A ViT with {DEPTH} layers, width 64 and sixteen patches, AdamW with gradient clipping at 1, three learning rates, "
     "three seeds.",
     limits=f"{DEPTH} layers are few: post-norm without warm-up is known to fail with more of them and with higher learning "
-    "rates, and clipping keeps some trainings from diverging. That it works here says nothing of 24 layers.",
+    "rates, and clipping keeps some runs from diverging. That it works here says nothing about 24 layers.",
     tell=tell,
     trials=trials,
 )

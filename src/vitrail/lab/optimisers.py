@@ -1,4 +1,4 @@
-"""``vitrail lab optimisers``: Table 7 compares Adam with SGD for ResNets; here for both families, with Muon, over rates."""
+"""``vitrail lab optimisers``: Table 7, Adam against SGD, here for ViT and ResNet, with Muon, over learning rates."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,11 +8,18 @@ from vitrail.lab.experiment import Asked, Experiment, Told, by
 from vitrail.lab.show import best, cell, gap, middle, over, plain
 from vitrail.lab.trial import Row, Trial
 from vitrail.models.settings import ModelConfig
-from vitrail.report.page import table, text
+from vitrail.report.markup import text
+from vitrail.report.page import table
 from vitrail.train.recipe import Optim
 
 RATES = {"AdamW": (1e-3, 3e-3, 1e-2), "SGD": (0.03, 0.1, 0.3), "Muon": (0.003, 0.01, 0.03)}
-ARMS = (("ViT", "AdamW"), ("ViT", "SGD"), ("ViT", "Muon"), ("ResNet", "AdamW"), ("ResNet", "SGD"))  # Muon is for blocks
+ARMS = (
+    ("ViT", "AdamW"),
+    ("ViT", "SGD"),
+    ("ViT", "Muon"),
+    ("ResNet", "AdamW"),
+    ("ResNet", "SGD"),
+)  # Muon is for Transformer blocks
 PAPER = {  # Table 7: accuracy after fine-tuning, Adam and SGD of R50x1, then of R152x2, pre-trained on JFT
     "ImageNet": (77.54, 78.24, 84.97, 84.37),
     "CIFAR-10": (97.67, 97.46, 99.06, 99.07),
@@ -54,14 +61,14 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
          "" if chosen[name] is None else f"{chosen[name]:g}"]
         for name, line in lines.items()
     ]  # fmt: skip
-    drawing = over("Accuracy over learning rates", "learning rate", lines, lambda lr: f"{lr:g}")
+    drawing = over("Test accuracy by learning rate", "learning rate", lines, lambda lr: f"{lr:g}")
     paper = table(
         ("fine-tuned on", "#R50x1, Adam", "#R50x1, SGD", "#R152x2, Adam", "#R152x2, SGD"),
         [[name, *(f"{value:.2f}%" for value in values)] for name, values in PAPER.items()],
     )
     numbers = {name: {f"{lr:g}": plain(found) for lr, found in line.items()} for name, line in lines.items()}
     places = ("low", "middle", "high") if len(cells[0]) == 5 else ("middle",)
-    columns = ("model, optimiser", *(f"#{place} lr" for place in places), "#best lr on validation")
+    columns = ("model, optimiser", *(f"#{place} lr" for place in places), "#lr selected on validation")
     return Told(
         _answer(lines, chosen),
         [drawing, table(columns, cells), "<h2>The paper's Table 7</h2>", paper],
@@ -78,29 +85,29 @@ def _answer(lines: dict[str, dict[float, list[Row]]], chosen: dict[str, float | 
             if (name := f"{family}, {kind}") in lines and (lr := chosen[name]) is not None
         }
         if len(at) < 2:
-            said.append(f"for the {family} too few trainings were finished")
+            said.append(f"for the {family} too few runs finished")
             continue
         first, second, *_ = sorted(at, key=lambda kind: -middle(at[kind]))
         apart = gap(at[first], at[second])
-        how = "clearly" if apart is not None and apart.clear else "not clearly"
+        how = "significantly" if apart is not None and apart.clear else "not significantly"
         said.append(
-            f"for the {family}, {first} ends at {middle(at[first]):.1%}, {how} ahead of {second} ({middle(at[second]):.1%})"
+            f"for the {family}, {first} reaches {middle(at[first]):.1%}, {how} better than {second} ({middle(at[second]):.1%})"
         )
     told = "; ".join(said)
-    return f"At its best learning rate of those tried, {told}."
+    return f"At the best learning rate of each, {told}."
 
 
 EXPERIMENT = Experiment(
     name="optimisers",
     title="Table 7: Adam against SGD, and Muon",
     paper="ResNets are usually trained with SGD, but pre-trained on JFT with Adam they are better after fine-tuning on most "
-    "sets and in the mean, 89.33 % against 88.79 % for R50x1 and 94.01 % against 93.72 % for R152x2 (Dosovitskiy et "
-    "al. 2021, D.1, Table 7). The paper shows none of it for ViTs, and Muon is of 2024.",
-    scaled="A ViT of 0.2 million weights and sixteen patches, and a ResNet of about as many multiply-adds, from nothing, "
-    "three learning rates for each optimiser, all with gradients clipped at 1. Muon is for the matrices of a ViT's "
-    "blocks, with AdamW at a fifth of its rate for the rest, so a ResNet has none.",
-    limits="The paper's question is what is better to start from, after long pre-training; here it is what learns faster in "
-    "a short training. Three rates are few, and one at the edge of them may not be the best.",
+    "datasets and on average, 89.33 % against 88.79 % for R50x1 and 94.01 % against 93.72 % for R152x2 (Dosovitskiy et "
+    "al. 2021, D.1, Table 7). The paper has no such comparison for ViTs, and Muon is from 2024.",
+    scaled="A ViT with 0.2 million parameters and sixteen patches, and a ResNet of about as many multiply-adds, trained from "
+    "scratch; three learning rates per optimiser, all with gradient clipping at 1. Muon is for the matrices of a ViT's "
+    "blocks, with AdamW at a fifth of its learning rate for the rest, so it is not used for the ResNet.",
+    limits="The paper asks which optimiser gives better pre-trained weights after long pre-training; here the question is "
+    "which learns faster in a short run. Three learning rates are few, and a best one at the edge may not be the optimum.",
     tell=tell,
     trials=trials,
 )

@@ -1,5 +1,5 @@
-"""``vitrail lab regularise``: dropout, stochastic depth, RandAugment, Mixup, CutMix and erasing, alone and together, on little
-data and on more."""
+"""``vitrail lab regularise``: dropout, stochastic depth, RandAugment, Mixup, CutMix and random erasing, alone and combined, on
+less and on more data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,18 +10,19 @@ from vitrail.lab.base import coarse, data_of, recipe, seen, vit
 from vitrail.lab.experiment import Asked, Experiment, Told, by
 from vitrail.lab.show import cell, gap, middle, one_of, plain, sentence
 from vitrail.lab.trial import Row, Trial
-from vitrail.report.page import table, text
+from vitrail.report.markup import text
+from vitrail.report.page import table
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What it changes in the model and in the augmentation, beside shifts by a pixel and mirror images."""
+    """Changes of the model and of the augmentation, in addition to one-pixel shifts and flips."""
 
     model: dict[str, Any] = field(default_factory=dict)
     augment: dict[str, Any] = field(default_factory=dict)
 
 
-NOTHING, ALL = "nothing", "all together"
+NOTHING, ALL = "baseline", "all combined"
 ALONE = {
     "dropout 0.1": Arm(model={"dropout": 0.1}),
     "stochastic depth 0.1": Arm(model={"stochastic_depth": 0.1}),
@@ -38,7 +39,7 @@ ARMS = {
         {name: value for arm in ALONE.values() for name, value in arm.augment.items()},
     ),
 }
-LITTLE = 9  # times fewer pictures
+LITTLE = 9  # times fewer images
 QUICK = (NOTHING, "stochastic depth 0.1", ALL)
 
 
@@ -63,7 +64,7 @@ def trials(asked: Asked) -> list[Trial]:
 
 
 def _held(asked: Asked) -> int | None:
-    """Of panes as many for each amount; of others it is anyway."""
+    """Return the fixed size of validation and test for panes; other datasets keep theirs."""
     if asked.quick or not asked.data.startswith("panes") or "held=" in asked.data:
         return None if not asked.quick else 20
     return max(seen(asked.data).count // 5, 1)
@@ -80,9 +81,9 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
             apart = gap(groups[name, count], groups[NOTHING, count])
             line += [cell(groups[name, count]), "" if name == NOTHING or apart is None else text(apart.words)]
         cells.append(line)
-    columns = ["added to shifts and mirror images"]
+    columns = ["regularisation"]
     for count in counts:
-        columns += [f"#{count:,} pictures", "#against nothing"]
+        columns += [f"#{count:,} images", "#minus baseline"]
     numbers = [plain(found, arm=name, count=count) for (name, count), found in groups.items()]
     return Told(_answer(groups, names, counts), [table(columns, cells)], {"arms": numbers, "counts": counts})
 
@@ -94,30 +95,27 @@ def _answer(groups: dict[tuple[Any, ...], list[Row]], names: list[str], counts: 
         helps = [name for name, apart in gaps.items() if apart and apart.clear and apart.mean > 0]
         harms = [name for name, apart in gaps.items() if apart and apart.clear and apart.mean < 0]
         words = [
-            f"{one_of(found)} clearly {what}{'s' if len(found) == 1 else ''}"
-            for found, what in ((helps, "help"), (harms, "harm"))
+            f"{one_of(found)} significantly {what}{'s' if len(found) == 1 else ''}"
+            for found, what in ((helps, "help"), (harms, "hurt"))
             if found
         ]
         plain_ = middle(groups[NOTHING, count])
-        said.append(
-            f"with {count:,} pictures ({plain_:.1%} without any), {' and '.join(words) or 'none is clearly of use or harm'}"
-        )
+        said.append(f"with {count:,} images (baseline {plain_:.1%}), {' and '.join(words) or 'none has a significant effect'}")
     return sentence(said)
 
 
 EXPERIMENT = Experiment(
     name="regularise",
     title="Regularisation and augmentation, one at a time",
-    paper="Strong regularisation is key where a model is trained from nothing on ImageNet: the paper tunes weight decay, "
+    paper="Strong regularisation is key when training from scratch on ImageNet: the paper tunes weight decay, "
     "dropout and label smoothing there (Dosovitskiy et al. 2021, 4.1, 4.3 and B.1), and uses dropout 0.1 for ImageNet "
     "and ImageNet-21k and none for JFT (Table 3). RandAugment, Mixup, CutMix, stochastic depth and erasing came to "
-    "ViTs with DeiT (Touvron et al. 2021) and AugReg (Steiner et al. 2021). It has no table of them.",
-    scaled="A ViT of 0.2 million weights and sixteen patches on small pictures, all of them and a ninth of them, in as many "
-    "steps; three seeds. Together, half of the batches are mixed, by Mixup or by CutMix in turn at random.",
-    limits="A short training sees each of many pictures a few times only, so that nothing is learnt by heart and "
-    "regularisation mostly slows; its uses are for long trainings. RandAugment's colours say little on grey pictures, "
-    "and its strengths are for photographs. Each is held against nothing at 95 %, so one of the fourteen may seem clear by "
-    "chance.",
+    "ViTs with DeiT (Touvron et al. 2021) and AugReg (Steiner et al. 2021). The paper has no table of them.",
+    scaled="A ViT with 0.2 million parameters and sixteen patches on small images, all of them and a ninth of them, for the "
+    "same number of steps; three seeds. Combined, half of the batches are mixed, by Mixup or CutMix at random.",
+    limits="A short run sees each of many images only a few times, so it hardly overfits and regularisation mostly slows it "
+    "down; it pays off in long runs. RandAugment's colour operations do little on grey images, and its magnitudes are for "
+    "photographs. Each is tested against the baseline at 95 %, so one of the fourteen may seem significant by chance.",
     tell=tell,
     trials=trials,
 )

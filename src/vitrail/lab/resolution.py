@@ -1,6 +1,6 @@
-"""``vitrail lab resolution``: fine-tuning at a higher resolution, the position table interpolated in 2-D by each rule or not.
+"""``vitrail lab resolution``: fine-tuning at higher resolution, with the position table interpolated in 2-D or reinitialised.
 
-Trained small at first, then on at the full size of the pictures with patches of the same pixels (Dosovitskiy et al. 2021, 3.2).
+Trained at low resolution, then fine-tuned at the full image size with the same patch size (Dosovitskiy et al. 2021, 3.2).
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,14 @@ from vitrail.lab.show import cell, each, gap, middle, plain
 from vitrail.lab.trial import Row, Trial
 from vitrail.models.settings import Pair, Resize, times
 from vitrail.models.vit import ViT
-from vitrail.report.page import table, text
+from vitrail.report.markup import text
+from vitrail.report.page import table
 from vitrail.tasks.classify import Classify
 from vitrail.train.data import opened
 from vitrail.train.recipe import Recipe
 from vitrail.weights.load import load, untold
 
-SHARE = 224 / 384  # of the sides, as in the paper
+SHARE = 224 / 384  # low to full resolution, as in the paper
 RULES: tuple[Resize, ...] = get_args(Resize)
 MODES = {
     "official": "bilinear, corners aligned",
@@ -32,11 +33,11 @@ MODES = {
     "huggingface": "bicubic",
     "torchvision": "bicubic, corners aligned",
 }
-BEFORE, SAME, NEW, PAPER = "before", "still small", "a new table", "official"
+BEFORE, SAME, NEW, PAPER = "before", "low resolution", "new table", "official"
 OTHERS = {
-    BEFORE: "what all others begin with",
-    SAME: "as many steps more as the others have",
-    NEW: "drawn as for a fresh model",
+    BEFORE: "initial weights of all others",
+    SAME: "fine-tuned at low resolution",
+    NEW: "reinitialised",
 }
 FINE = replace(MUON, lr=5e-4, matrix_lr=2.5e-3)
 
@@ -54,7 +55,7 @@ def trials(asked: Asked) -> list[Trial]:
 
 
 def recipes(asked: Asked, seed: int, rule: Resize = "official") -> tuple[Recipe, Recipe]:
-    """At the pictures' own size and below."""
+    """Return the recipes at full and at low resolution."""
     size = seen(data_of(asked)).size
     side = patch_of(size)
     low = tuple(max(round(length * SHARE / side), 2) * side for length in size)
@@ -63,12 +64,12 @@ def recipes(asked: Asked, seed: int, rule: Resize = "official") -> tuple[Recipe,
 
 
 def _tuned(made: Recipe) -> Recipe:
-    """Fewer steps at a lower learning rate, with the classifier that is there."""
+    """Return the fine-tuning recipe: fewer steps at a lower learning rate, keeping the classifier."""
     return replace(made.lasting(3 * STEPS // 10), keep_head=True, optim=FINE, ema=None)
 
 
 def measure(run: Path, trial: Trial) -> dict[str, Any]:
-    """Of what was trained small: its accuracy at the full size at once, before anything is learnt there."""
+    """Measure the accuracy of the low-resolution model at full resolution, before fine-tuning."""
     if trial.of["arm"] != BEFORE:
         return {}
     made, data = trial.recipe, opened(trial.recipe).data
@@ -86,7 +87,7 @@ def measure(run: Path, trial: Trial) -> dict[str, Any]:
         if name.startswith("positions."):
             torch.nn.init.normal_(weight, std=0.02)
     found[NEW] = Classify(len(data.names)).evaluate(model, loader, 0)["top1"]
-    return {"at once": found}
+    return {"before_finetuning": found}
 
 
 def _large(size: Pair) -> Pair:
@@ -98,7 +99,9 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     arms = {name: found for (name,), found in by(rows, "arm").items()}
     large, small = (made.model.image for made in recipes(asked, 0))
     once = {
-        name: [row.measured["at once"][name] for row in arms[BEFORE] if name in row.measured.get("at once", {})]
+        name: [
+            row.measured["before_finetuning"][name] for row in arms[BEFORE] if name in row.measured.get("before_finetuning", {})
+        ]
         for name in arms
     }
     cells = []
@@ -109,32 +112,38 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
         mode = MODES.get(name) or OTHERS[name]
         first = shown(once[name]) if once[name] else ""
         cells.append([str(number), text(name), text(mode), times(size), first, cell(found), ahead])
-    columns = ("row", "position table", "how", "#pixels", "#before fine-tuning", "#test", "#against a new table")
-    numbers = {name: plain(found, at_once=once[name]) for name, found in arms.items()}
+    columns = ("row", "position table", "method", "#pixels", "#before fine-tuning", "#test", "#minus new table")
+    numbers = {name: plain(found, before_finetuning=once[name]) for name, found in arms.items()}
     return Told(
         _answer(arms, once),
         [table(columns, cells), each(arms)],
-        {"arms": numbers, "small": list(small), "large": list(large)},
+        {"arms": numbers, "low_resolution": list(small), "full_resolution": list(large)},
     )
 
 
 def _answer(arms: dict[str, list[Row]], once: dict[str, list[float]]) -> str:
-    """The paper's own rule is held against a new table, so that no rule is picked for its luck."""
+    """Compare the paper's interpolation with a new table, so that none is picked for its luck."""
     rules = {name: middle(found) for name, found in arms.items() if name in RULES and scores(found)}
     apart, same = gap(arms[PAPER], arms[NEW]), gap(arms[PAPER], arms[SAME])
     if apart is None or same is None:
-        return "Too few trainings were finished: some have diverged."
-    ahead = "clearly ahead" if apart.clear and apart.mean > 0 else "clearly behind" if apart.clear else "not clearly apart"
+        return "Too few runs finished: some diverged."
+    ahead = (
+        "significantly better"
+        if apart.clear and apart.mean > 0
+        else "significantly worse"
+        if apart.clear
+        else "not significantly different"
+    )
     said = (
-        f"Fine-tuned at the larger size, the paper's interpolation ends at {middle(arms[PAPER]):.1%} and a new table at "
+        f"Fine-tuned at full resolution, the paper's interpolation reaches {middle(arms[PAPER]):.1%} and a new table "
         f"{middle(arms[NEW]):.1%}: it is {ahead} ({apart.words})"
     )
     if once[PAPER] and once[NEW]:
-        said += f"; before any step there, they have {mean(once[PAPER]):.1%} and {mean(once[NEW]):.1%}"
+        said += f"; before fine-tuning, they have {mean(once[PAPER]):.1%} and {mean(once[NEW]):.1%}"
     within = 100 * (max(rules.values()) - min(rules.values()))
     return (
-        f"{said}. The {len(rules)} rules end within {within:.1f} points of one another; against as many steps at the smaller "
-        f"size, the paper's has {same.words}{'' if same.clear else ', which is not clear'}."
+        f"{said}. The {len(rules)} interpolations are within {within:.1f} points of one another; the paper's minus fine-tuning "
+        f"at low resolution is {same.words}{'' if same.clear else ', not significant'}."
     )
 
 
@@ -142,14 +151,14 @@ EXPERIMENT = Experiment(
     name="resolution",
     title="Section 3.2: fine-tuning at a higher resolution",
     paper="It is often beneficial to fine-tune at a higher resolution than in pre-training. Patches keep their size, the "
-    "sequence grows, and the position embeddings are interpolated in 2-D by their place in the picture: the only "
-    "places, with the cutting of patches, where 2-D structure is put in by hand (Dosovitskiy et al. 2021, 3.2; 224 "
-    "pixels to 384). It compares with no other way, and has no numbers for it.",
-    scaled="A ViT of 0.2 million weights with learnt 1-D positions, trained on pictures of about 0.58 of their sides, as 224 "
-    "is of 384, then for a third of the steps at their own size, with the classifier that it has. Each rule is that "
-    "of a library. A new table is drawn as for a fresh model.",
-    limits="Pre-training and fine-tuning are on the same pictures and classes; in the paper they are not. From 16 to 49 "
-    "patches there is little to interpolate, and a new table of 49 rows is soon learnt.",
+    "sequence grows, and the position embeddings are interpolated in 2-D by their position in the image: with the patch "
+    "extraction the only points where 2-D structure is injected by hand (Dosovitskiy et al. 2021, 3.2; 224 pixels to 384). "
+    "There is no comparison with alternatives, and no numbers for it.",
+    scaled="A ViT with 0.2 million parameters and learned 1-D positions, trained on images downsampled by about 0.58, as 224 "
+    "is of 384, then fine-tuned for a third of the steps at full resolution, keeping the classifier. Each interpolation is "
+    "that of a library. A new table is randomly initialised.",
+    limits="Pre-training and fine-tuning use the same images and classes; in the paper they do not. From 16 to 49 patches "
+    "there is little to interpolate, and a new table of 49 rows is learned quickly.",
     tell=tell,
     trials=trials,
     measure=measure,

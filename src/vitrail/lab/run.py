@@ -1,4 +1,4 @@
-"""An experiment from beginning to end: its trainings, then its page, with the drawings and the numbers beside it."""
+"""Runs an experiment: its training jobs, then the page, the figures and the numbers."""
 
 import json
 import shlex
@@ -18,23 +18,24 @@ from vitrail.lab.trial import Row, Trial, done
 from vitrail.models.settings import times
 from vitrail.report.drawing import Drawing
 from vitrail.report.figures import Put, figure
-from vitrail.report.page import page, text, write_whole
+from vitrail.report.markup import text
+from vitrail.report.page import page, write_whole
 from vitrail.train.loop import Machine
 
-QUICK = 4  # steps of each training
-WHOLE = "Nothing is trained here, so a quick look is all of it."
+QUICK = 4  # steps of each training run
+WHOLE = "Nothing is trained here, so --quick gives the full result."
 CLEARLY = (
-    "± is Student's 95 % interval over the seeds, all of them told on the same test pictures: another draw of these would add "
-    "to it. Clearly ahead is what leads by more than the interval of the difference, seed by seed."
+    "± is Student's 95 % interval over the seeds, all evaluated on the same test images: sampling other test images would add "
+    "to it. A difference is significant if it exceeds the 95 % interval of the differences paired by seed."
 )
-QUICKLY = "A quick look: a few steps, which prove that the experiment works. Its numbers mean nothing."
-NONE = "none"  # the data of an experiment that looks at none
-NARROW = 540  # pixels: drawings up to it stand side by side
+QUICKLY = "A quick test of a few steps: it shows that the experiment works, its numbers mean nothing."
+NONE = "none"  # the data of an experiment without images
+NARROW = 540  # pixels: figures up to this width are placed side by side
 STYLE = """
-.answer { font-size: 1.1rem; line-height: 1.5; font-weight: 400; margin-bottom: 0; }
-.beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); gap: 0 2.5rem;
+.headline { font-size: 1.1rem; line-height: 1.5; font-weight: 400; margin-bottom: 0; }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24rem, 100%), 1fr)); gap: 0 2.5rem;
           margin-bottom: 1.6rem; }
-.beside h2 { margin: 1.2rem 0 0; } .beside p { margin-top: .4rem; } figure + .wide, .figures + .wide { margin-top: 1.2rem; }
+.columns h2 { margin: 1.2rem 0 0; } .columns p { margin-top: .4rem; } figure + .wide, .figures + .wide { margin-top: 1.2rem; }
 th, td { overflow-wrap: normal; } .figures { align-items: start; } h1 + p { overflow-wrap: anywhere; }
 """
 
@@ -47,15 +48,15 @@ def carried_out(
     machine: Machine | None = None,
     progress: Progress | None = None,
 ) -> Told:
-    """``folder`` is the experiment's own; what lies there already is taken as it is."""
+    """Run an experiment in its own folder; results that are already there are reused."""
     if asked.weights is not None and not experiment.takes_weights:
-        raise VitrailError(f"{experiment.name} looks at no given checkpoint; leave --weights out")
+        raise VitrailError(f"{experiment.name} takes no checkpoint; leave out --weights")
     mark: str | None = None
     minutes = experiment.minutes if minutes is None else minutes
     if experiment.data != NONE:
         mark = _checked(experiment, asked, progress)
     elif asked.data != NONE:
-        raise VitrailError(f"{experiment.name} looks at no pictures; leave --data out")
+        raise VitrailError(f"{experiment.name} takes no dataset; leave out --data")
     trials = list(experiment.trials(asked))
     if asked.quick:
         trials = [trial.short(QUICK) for trial in trials]
@@ -69,15 +70,15 @@ def carried_out(
 
 
 def _checked(experiment: Experiment, asked: Asked, progress: Progress | None) -> str | None:
-    """What is wrong with the pictures is said before the work. The fingerprint, of a set that can change under its name."""
+    """Check the dataset before the work; return the fingerprint of one whose content can change under its name."""
     found = pictures(asked.data, progress=progress)
     if experiment.trains and not len(found.test):
-        raise VitrailError(f"{asked.data} has no pictures to test on; make a folder test in it, or try fashion")
+        raise VitrailError(f"{asked.data} has no test images; add a folder test to it, or try fashion")
     return None if has_amounts(asked.data) else usable(found, progress).data.fingerprint
 
 
 def command(experiment: Experiment, asked: Asked, minutes: float) -> str:
-    """What makes this page again."""
+    """Return the command that reproduces the page."""
     words = ["vitrail", "lab", experiment.name]
     if asked.quick:
         words.append("--quick")
@@ -86,15 +87,15 @@ def command(experiment: Experiment, asked: Asked, minutes: float) -> str:
     if asked.data != experiment.data:
         words += ["--data", asked.data]
     if asked.weights is not None:
-        words += ["--weights", Path(asked.weights).name]  # where it lies is nobody's business but its owner's
+        words += ["--weights", Path(asked.weights).name]  # a local path stays private
     return shlex.join(words)
 
 
 def _on(experiment: Experiment, asked: Asked, trials: Sequence[Trial]) -> str:
-    """The pictures, where the command does not say it, and how large the models see them."""
+    """Describe the dataset, where the command does not name it, and the input sizes."""
     sizes = " and ".join(dict.fromkeys(times(trial.recipe.model.image) for trial in trials))
     own = f" on {text(asked.data)}" if asked.data == experiment.data != NONE else ""
-    return f"{own}{f', pictures seen in {sizes} pixels' if sizes else ''}"
+    return f"{own}{f', input size {sizes} pixels' if sizes else ''}"
 
 
 def _spent(rows: Sequence[Row], minutes: float | None) -> Iterator[str]:
@@ -104,24 +105,24 @@ def _spent(rows: Sequence[Row], minutes: float | None) -> Iterator[str]:
     time = f"{seconds:,.1f} seconds" if seconds < 120 else f"{seconds / 60:,.0f} minutes"
     steps = sorted({row.steps for row in rows})
     lasting = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
-    wanted = f"; {minutes:g} minutes were asked for" if minutes else ""
-    yield f'<p class="soft">{len(rows):,} trainings of {lasting} steps, {time} of one process{wanted}.</p>'
+    wanted = f"; time budget {minutes:g} minutes" if minutes else ""
+    yield f'<p class="soft">{len(rows):,} training runs of {lasting} steps, {time} of one process{wanted}.</p>'
     versions = sorted({f"Vitrail {row.made['vitrail']} on torch {row.made['torch']}" for row in rows if row.made})
     if len(versions) > 1:
-        yield f'<p class="bad">They were made by {one_of(versions)}, which need not agree.</p>'
+        yield f'<p class="bad">The results come from {one_of(versions)}, which need not agree.</p>'
     if len({row.of.get("seed") for row in rows}) > 1:
         yield f'<p class="soft">{CLEARLY}</p>'
 
 
 def _write(folder: Path, experiment: Experiment, asked: Asked, told: Told, around: Sequence[str]) -> None:
-    """``around``: what stands below the title, and at the end."""
+    """Write page and numbers. ``notes``: the line below the title, then those at the end."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def put(name: str, content: bytes) -> None:
         write_whole(folder / name, content)
 
     put("index.html", page(f"Lab: {experiment.title}", _parts(experiment, asked, told, around, put), STYLE).encode())
-    numbers = {"experiment": experiment.name, "data": asked.data, "quick": asked.quick, "answer": told.answer, **told.numbers}
+    numbers = {"experiment": experiment.name, "data": asked.data, "quick": asked.quick, "summary": told.answer, **told.numbers}
     put("numbers.json", (json.dumps(numbers, indent=1, allow_nan=False) + "\n").encode())
 
 
@@ -131,16 +132,16 @@ def _parts(experiment: Experiment, asked: Asked, told: Told, around: Sequence[st
     yield head
     if asked.quick:
         yield f'<p class="bad">{QUICKLY}</p>' if experiment.trains else f'<p class="soft">{WHOLE}</p>'
-    ours = f'<section><h2>What came out here</h2><p class="answer">{text(told.answer)}</p></section>'
-    yield f'<div class="beside">{ours}<section><h2>What the paper has</h2><p>{text(experiment.paper)}</p></section></div>'
+    ours = f'<section><h2>Result</h2><p class="headline">{text(told.answer)}</p></section>'
+    yield f'<div class="columns">{ours}<section><h2>In the paper</h2><p>{text(experiment.paper)}</p></section></div>'
     yield from _shown(told.parts, put)
-    for title, words in (("What was scaled down", experiment.scaled), ("What this does not show", experiment.limits)):
+    for title, words in (("Scaled down", experiment.scaled), ("Limitations", experiment.limits)):
         yield f"<h2>{title}</h2><p>{text(words)}</p>"
     yield from end
 
 
 def _shown(parts: Sequence[str | Drawing], put: Put) -> Iterator[str]:
-    """Drawings that follow one another and are narrow stand side by side, where there is room."""
+    """Yield the parts as HTML; consecutive narrow figures are placed side by side."""
     numbers = count(1)
     for narrow, group in groupby(parts, lambda part: isinstance(part, Drawing) and part.size[0] <= NARROW):
         made = [figure(part, f"figure-{next(numbers)}", put) if isinstance(part, Drawing) else part for part in group]

@@ -1,7 +1,7 @@
-"""``vitrail lab shift``: the inductive bias of section 3.1, as what happens to features when the picture moves.
+"""``vitrail lab shift``: the inductive bias of section 3.1, measured as the response of features to shifts of the image.
 
-A convolution does the same everywhere, so its map of features moves with the picture. A Vision Transformer has that only for
-whole patches, and only as far as its positions let it. All models have one place for every four pixels and pool by the average.
+A convolution is translation equivariant, so its feature map moves with the image. A Vision Transformer is so only for whole
+patches, and only up to its position embeddings. All models have one position per four pixels and use average pooling.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,26 +20,27 @@ from vitrail.lab.moving import SHIFTS, STRIDE, joined, moved
 from vitrail.lab.trial import Row, Trial
 from vitrail.models.settings import ModelConfig, ResNetConfig
 from vitrail.report.chart import chart
-from vitrail.report.page import table, text
+from vitrail.report.markup import text
+from vitrail.report.page import table
 from vitrail.train.data import opened
 from vitrail.train.purpose import model_of
 from vitrail.weights.load import load
 
 PICTURES = 256
 VIT, BARE, RESNET = "ViT", "ViT, no positions", "ResNet"
-JOINED = ", wrapped"
+JOINED = ", circular padding"
 STATES = ("trained", "untrained")
-MEASURES = {"map": "the map, moved along", "pooled": "the pooled features"}
-KINDS = (*MEASURES, "same")
+MEASURES = {"map": "shifted feature map", "pooled": "pooled features"}
+KINDS = (*MEASURES, "consistency")
 WORDS = (
-    '<p class="soft">How alike features are to those before the shift, as a cosine: of every place of the map to the place '
-    "that its pixels came from, and of the pooled features. 1 is the same, 0 no more than two pictures have in common.</p>"
+    '<p class="soft">Cosine similarity of features before and after the shift: of every position of the feature map with the '
+    "position that its pixels came from, and of the pooled features. 1 is equal, 0 is as for two unrelated images.</p>"
 )
 
 
 def trials(asked: Asked) -> list[Trial]:
-    """Nothing is shifted while they learn: what they do then is their own."""
-    unmoved = policy("plain", flip=0.5)
+    """Return the jobs, without shifts in training, so that equivariance is due to the architecture."""
+    unmoved = policy("eval", flip=0.5)
     return [
         Trial({"arm": name, "seed": seed}, recipe(asked, model, seed, SGD if name == RESNET else MUON, augment=unmoved))
         for seed in asked.seeds
@@ -48,7 +49,7 @@ def trials(asked: Asked) -> list[Trial]:
 
 
 def models(asked: Asked) -> dict[str, ModelConfig]:
-    """With as many places, and about as many multiply-adds."""
+    """Return the models, with equal numbers of positions and about equal multiply-adds."""
     with_places, bare = (vit(asked, patch=(STRIDE, STRIDE), position=how) for how in ("learned1d", "none"))
     image, channels, classes = with_places.image, with_places.channels, with_places.classes
     options = [
@@ -76,7 +77,7 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     lines = dict(_lines(arms))
     parts = [
         chart(
-            f"How alike: {words}, {state}", "cosine", "pixels that the picture is shifted by",
+            f"Similarity of the {words}, {state}", "cosine", "shift in pixels",
             {name: [(float(pixels), line.at(state, kind, pixels)) for pixels in SHIFTS] for name, line in lines.items()},
             low=min([0.0, *(line.at(state, kind, pixels) for line in lines.values() for pixels in SHIFTS)]),
         )
@@ -90,12 +91,12 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
     failed = {name: str(row.failed) for name, group in arms.items() for row in group if row.failed is not None}
     told = {"arms": numbers, "shifts": list(SHIFTS), "stride": STRIDE, "failed": failed}
     tables = [part for state in STATES for part in (f"<h2>{state.capitalize()}</h2>", _table(arms, lines, state))]
-    return Told(_answer(lines), [*tables, WORDS, *_failed(failed), "<h2>Shift by shift</h2>", *parts], told)
+    return Told(_answer(lines), [*tables, WORDS, *_failed(failed), "<h2>By shift</h2>", *parts], told)
 
 
 @dataclass(frozen=True)
 class Line:
-    """One model in one way to look at it, over its seeds."""
+    """Measurements of one model over its seeds, with zero or circular padding."""
 
     rows: list[Row]
     way: str
@@ -116,15 +117,14 @@ def _lines(arms: dict[str, list[Row]]) -> Iterator[tuple[str, Line]]:
 
 def _answer(lines: dict[str, Line]) -> str:
     if not {VIT, BARE, RESNET} <= set(lines):
-        return "Not every model could be trained, so that they cannot be compared."
+        return "Not all models could be trained, so they cannot be compared."
     patch = {name: line.at("trained", "map", STRIDE) for name, line in lines.items()}
     half = {name: line.at("trained", "pooled", STRIDE // 2) for name, line in lines.items()}
     return (
-        f"When the picture moves by a whole patch of {STRIDE} pixels, the ViT's map of features follows with a cosine of "
-        f"{patch[VIT]:.2f} (1 is exact), without its positions {patch[BARE]:.2f}, the ResNet's {patch[RESNET]:.2f}, and "
-        f"{patch[RESNET + JOINED]:.2f} where its padding is the picture's other side. After a move by half a patch the pooled "
-        f"features are alike to {half[VIT]:.2f} in the ViT, {half[BARE]:.2f} without positions, and {half[RESNET]:.2f} in the "
-        "ResNet."
+        f"For a shift by a whole patch of {STRIDE} pixels, the cosine of the shifted feature maps is {patch[VIT]:.2f} for the "
+        f"ViT (1 is exactly equivariant), {patch[BARE]:.2f} without positions, {patch[RESNET]:.2f} for the ResNet, and "
+        f"{patch[RESNET + JOINED]:.2f} with circular padding. For a shift by half a patch the cosine of the pooled features is "
+        f"{half[VIT]:.2f} for the ViT, {half[BARE]:.2f} without positions, and {half[RESNET]:.2f} for the ResNet."
     )
 
 
@@ -134,15 +134,15 @@ def _failed(failed: dict[str, str]) -> Iterator[str]:
 
 
 def _table(arms: dict[str, list[Row]], lines: dict[str, Line], state: str) -> str:
-    """Before training there are no answers to speak of."""
+    """Build the table of a state; predictions only of trained models."""
     places, trained = [(kind, pixels) for kind in MEASURES for pixels in (1, STRIDE // 2, STRIDE)], state == "trained"
     columns = ["model", *(f"#{kind}, {pixels} px" for kind, pixels in places)]
-    columns += [f"#same answer, {STRIDE} px", "#test"] if trained else []
+    columns += [f"#equal predictions, {STRIDE} px", "#test"] if trained else []
     cells = []
     for name, line in lines.items():
         cells.append([text(name), *(_cell(line.values(state, kind, pixels)) for kind, pixels in places)])
         if trained:
-            cells[-1] += [shown(line.values(state, "same", STRIDE)), shown(scores(arms[name])) if name in arms else ""]
+            cells[-1] += [shown(line.values(state, "consistency", STRIDE)), shown(scores(arms[name])) if name in arms else ""]
     return table(columns, cells)
 
 
@@ -153,17 +153,15 @@ def _cell(values: Sequence[float]) -> str:
 
 EXPERIMENT = Experiment(
     name="shift",
-    title="Inductive bias: what a shift of the picture does to features",
+    title="Section 3.1: inductive bias, shift equivariance of features",
     paper="In CNNs locality, two-dimensional neighbourhood and translation equivariance are baked into each layer; in ViT "
     "only MLP layers are local and translationally equivariant, and self-attention is global (Dosovitskiy et al. 2021, "
-    "section 3.1). The paper has no measurement of it.",
-    scaled="Models of a few hundred thousand weights, with one place for every four pixels and as many multiply-adds to "
-    "within a tenth, trained on small pictures without any shifts. The ViT without positions shows what positions are to "
-    "blame for.",
-    limits="Pictures are rolled: what leaves on one side comes in on the other, while the zeros around a ResNet's "
-    "convolutions stay where they are; wrapped, it has the other side in their place, which it was not trained with. More "
-    "data, or shifts in training, teach either family what it is not born with. Half of a patch is compared with the mean of "
-    "two places, which no map has to follow.",
+    "section 3.1). The paper does not measure it.",
+    scaled="Models with a few hundred thousand parameters, one position per four pixels and multiply-adds equal to within a "
+    "tenth, trained on small images without shifts. The ViT without positions isolates the effect of position embeddings.",
+    limits="Images are shifted cyclically, while the zero padding of a ResNet's convolutions stays in place; with circular "
+    "padding it sees the opposite edge instead, which it was not trained with. More data, or shifts in training, can teach "
+    "either family equivariance. Half a patch is compared with the mean of two positions, which no feature map has to match.",
     trials=trials,
     measure=measure,
     looks=PICTURES * len(STATES) * (1 + 2 * len(SHIFTS)),

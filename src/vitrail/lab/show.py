@@ -1,4 +1,4 @@
-"""How experiments tell what came of trainings: cells of a table, lines over powers, and whether one is ahead of another."""
+"""Summaries of results: table cells, plots, and differences between arms with their significance."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from vitrail.report.drawing import Drawing
 
 @dataclass(frozen=True)
 class Gap:
-    """By how much one is ahead of another, in the mean over seeds, with the half of Student's 95 % interval."""
+    """Mean difference of two arms, paired by seed, with the half-width of Student's 95 % interval."""
 
     mean: float
     half: float | None
@@ -26,17 +26,17 @@ class Gap:
     @property
     def words(self) -> str:
         more = "" if self.half is None else f" ± {100 * self.half:.1f}"
-        return f"{round(100 * self.mean, 1) + 0.0:+.1f}{more} points"  # plus nothing: no minus before a zero
+        return f"{round(100 * self.mean, 1) + 0.0:+.1f}{more} points"  # + 0.0: no minus before a zero
 
 
 def gap(ours: Iterable[Row], theirs: Iterable[Row]) -> Gap | None:
-    """Of the seeds that both have; none where there are none."""
+    """Return the difference over the seeds that both arms have, or None if they share none."""
     found = _leads(ours, theirs).values()
     return Gap(*spread(found)) if found else None
 
 
 def gain(before: tuple[Iterable[Row], Iterable[Row]], after: tuple[Iterable[Row], Iterable[Row]]) -> Gap | None:
-    """By how much the lead of one over the other has grown, seed by seed."""
+    """Return by how much the difference of two arms has changed, paired by seed."""
     first, last = _leads(*before), _leads(*after)
     found = [last[seed] - first[seed] for seed in first if seed in last]
     return Gap(*spread(found)) if found else None
@@ -50,13 +50,13 @@ def _leads(ours: Iterable[Row], theirs: Iterable[Row]) -> dict[Any, float]:
 
 
 def middle(rows: Iterable[Row], name: str = "top1", split: str = "test") -> float:
-    """The mean over what was finished, or no number."""
+    """Return the mean score of the finished runs, or NaN."""
     found = scores(rows, name, split)
     return mean(found) if found else math.nan
 
 
 def cell(rows: Sequence[Row], name: str = "top1", split: str = "test") -> str:
-    """In percent, with how many have diverged."""
+    """Format the mean score in percent, with the number of diverged runs."""
     gone = sum(row.failed is not None for row in rows)
     if gone == len(rows):
         return '<span class="bad">diverged</span>'
@@ -69,9 +69,9 @@ def over(
     lines: Mapping[str, Mapping[float, Sequence[Row]]],
     form: Callable[[float], str],
     dashed: Sequence[str] = (),
-    upward: str = "accuracy on test",
+    upward: str = "test accuracy",
 ) -> Drawing:
-    """Means over a scale of powers, each with its spread when pointed at."""
+    """Plot mean scores over a logarithmic axis, with intervals on hover."""
     places = sorted({place for line in lines.values() for place in line})
     drawn = {name: [(math.log10(x), middle(rows)) for x, rows in sorted(line.items())] for name, line in lines.items()}
     finite = {name: [point for point in line if math.isfinite(point[1])] for name, line in drawn.items()}
@@ -85,19 +85,19 @@ def over(
 
 
 def each(arms: Mapping[str, Sequence[Row]]) -> Drawing:
-    """All there is, by the rows of a table that is numbered from 0."""
+    """Plot every score, by the row of a table numbered from 0."""
     dots = [
         (float(place), row.scores["test"]["top1"], f"{name}, seed {row.of['seed']}: {row.scores['test']['top1']:.1%}")
         for place, (name, found) in enumerate(arms.items())
         for row in found
         if "test" in row.scores
     ]
-    title = "Accuracy on test, a dot a seed"
-    return chart(title, "accuracy", "rows of the table", percent=True, places=len(arms), dots=dots)
+    title = "Test accuracy, one dot per seed"
+    return chart(title, "accuracy", "row of the table", percent=True, places=len(arms), dots=dots)
 
 
 def plain(rows: Sequence[Row], **more: Any) -> dict[str, Any]:
-    """For a program: the scores of each seed, and why there are none."""
+    """Return the scores of each seed, and the failures, as JSON."""
     found = scores(rows)
     return {
         **more,
@@ -110,8 +110,8 @@ def plain(rows: Sequence[Row], **more: Any) -> dict[str, Any]:
 
 
 def best(lines: Mapping[Any, Sequence[Row]]) -> Any:
-    """The one to take by validation, such as a learning rate, of those of which the fewest have diverged; none where all
-    have."""
+    """Select a setting, such as a learning rate, on validation, of those with the fewest diverged runs; None if all have
+    diverged."""
     found = {key: scores(rows, split="validation") for key, rows in lines.items()}
     most = max(map(len, found.values()), default=0)
     return max((key for key in found if len(found[key]) == most), key=lambda key: mean(found[key])) if most else None
@@ -132,7 +132,7 @@ def _said(rows: Sequence[Row]) -> str:
 
 
 def _apart(places: Sequence[float], least: float = 0.1) -> list[float]:
-    """Those that can stand side by side below an axis."""
+    """Return the values whose tick labels do not overlap."""
     reach = math.log10(places[-1] / places[0]) if len(places) > 1 else 1.0
     found: list[float] = []
     for place in places:

@@ -1,8 +1,8 @@
-"""The trainings of an experiment, each a run of its own: known by its recipe's hash, so that it is never done twice.
+"""The training jobs of an experiment, each a run identified by the hash of its recipe, so that none is trained twice.
 
-``rows/HASH.json`` is what is left of a training when it is done, small enough to be kept for good; ``runs/HASH/`` is the run,
-from which it goes on when it was stopped. Several processes may share the folder: each takes what nobody is at work on. A
-training may begin with the weights that another one came to (``Trial.after``), which is then done first.
+``rows/HASH.json`` is the result of a finished job, small enough to be kept; ``runs/HASH/`` is the run, from which a stopped job
+is resumed. Several processes may share the folder: each takes a job that no other process is training. A job may start from the
+weights of another (``TrainingJob.init_from``), which is then trained first.
 """
 
 import hashlib
@@ -31,23 +31,23 @@ from vitrail.weights.checkpoint import save
 from vitrail.weights.folder import is_model
 from vitrail.weights.start import begin
 
-NO_NUMBER = "not JSON compliant"  # as ``json`` says of a result that is infinite or none
-WAIT = 2.0  # seconds, where others are at work on all that is left
+NO_NUMBER = "not JSON compliant"  # ``json``'s message for NaN and infinity
+WAIT = 2.0  # seconds, while other processes train all remaining jobs
 Measure = Callable[[Path, "Trial"], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """``of`` says what it stands for in the experiment: the arm, the amount of data, the seed ..."""
+    """A training job. ``condition``: its arm, amount of data, seed ... in the experiment."""
 
     of: dict[str, Any]
     recipe: Recipe
-    after: "Trial | None" = None  # whose best weights it begins with
-    anew: str | None = None  # but for those whose names begin so, which are drawn anew
+    after: "Trial | None" = None  # whose best weights it starts from
+    anew: str | None = None  # parameters with this prefix are reinitialised
 
     @cached_property
     def key(self) -> str:
-        """Of all that decides the result, and of nothing else."""
+        """Hash of all that decides the result, and of nothing else."""
         plain = to_json(replace(self.recipe, name="", **HOW))
         before = "" if self.after is None else f"\n{self.after.key} {self.anew}"
         return hashlib.sha256((plain + before).encode()).hexdigest()[:16]
@@ -62,7 +62,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a trial. ``failed``: why there are no scores, as where a training has diverged."""
+    """Result of a training job. ``failure``: why there are no scores, such as divergence."""
 
     of: dict[str, Any]
     key: str
@@ -74,37 +74,37 @@ class Row:
     scores: dict[str, dict[str, float]] = field(default_factory=dict)  # by split
     measured: dict[str, Any] = field(default_factory=dict)
     failed: str | None = None
-    made: dict[str, str] = field(default_factory=dict)  # by which versions, and of which data: its fingerprint
+    made: dict[str, str] = field(default_factory=dict)  # versions, and the dataset's fingerprint
 
     @property
     def flops(self) -> float:
-        """Of the training: two a multiply-add, and the way back costs twice the way there."""
+        """Training compute: two FLOPs per multiply-add, and a backward pass costs two forward passes."""
         return 6.0 * self.macs * self.batch * self.steps
 
 
 def with_starts(trials: Iterable[Trial]) -> list[Trial]:
-    """Each once, behind the one whose weights it begins with."""
+    """Return each job once, after the one whose weights it starts from."""
     found: dict[str, Trial] = {}
     for trial in trials:
         for each in with_starts([trial.after]) if trial.after else ():
             found.setdefault(each.key, each)
-        found[trial.key] = trial  # as it is asked for, where another begins with it
+        found[trial.key] = trial  # the requested one wins over a prerequisite of another
     return list(found.values())
 
 
 def kept(folder: Path, trial: Trial, data: str | None = None) -> Row | None:
-    """What is known of a trial, whatever it stands for here; with the fingerprint of today's data it must be of the same."""
+    """Return the saved result of a job, or None. ``fingerprint``: of the dataset today, which must be equal."""
     path = folder / "rows" / f"{trial.key}.json"
     if not path.is_file():
         return None
     try:
         row = Row(**{**json.loads(path.read_text()), "of": trial.of})
     except (ValueError, TypeError) as error:
-        raise VitrailError(f"{path} is damaged ({error}); take it away, and it is done anew") from None
+        raise VitrailError(f"{path} is damaged ({error}); delete it, and the job is run again") from None
     if data is not None and row.made.get("data", data) != data:
         raise VitrailError(
-            f"{folder} has trainings on other pictures than {trial.recipe.data} holds today; "
-            "name another folder with --out, or take this one away"
+            f"{folder} has results on other images than {trial.recipe.data} has today; "
+            "choose another folder with --out, or delete this one"
         )
     return row
 
@@ -117,7 +117,7 @@ def done(
     progress: Progress | None = None,
     data: str | None = None,
 ) -> list[Row]:
-    """All of them, in their order; what another process is at work on is waited for. ``data``: the fingerprint."""
+    """Run all jobs and return their results in order; jobs of other processes are waited for."""
     for name in ("rows", "runs"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     every = with_starts(trials)
@@ -138,7 +138,7 @@ def _tried(
     progress: Progress | None,
     data: str | None,
 ) -> bool:
-    """Whether it is done now; not where somebody else is at work on it."""
+    """Run a job; return False if another process is running it."""
     if kept(folder, trial, data) is not None:
         return True
     run, recipe = folder / "runs" / trial.key, trial.recipe
@@ -153,7 +153,7 @@ def _tried(
     except ValueError as error:
         if NO_NUMBER not in str(error):
             raise
-        row = replace(row, seconds=time.monotonic() - began, failed="its scores are no numbers")
+        row = replace(row, seconds=time.monotonic() - began, failed="its scores are not finite (NaN/Inf)")
     else:
         scores = {split: values for split, values in result.items() if split in ("train", "validation", "test")}
         scores.setdefault("validation", {name: value for name, value in result["best"].items() if name != "step"})
@@ -172,21 +172,21 @@ def _recipe(folder: Path, trial: Trial, machine: Machine | None) -> Recipe:
 
 
 def _begun(folder: Path, trial: Trial, before: Trial, machine: Machine | None) -> Path:
-    """The weights that it begins with."""
+    """Return the weights that a job starts from."""
     row = kept(folder, before)
     if row is None:
-        raise Busy("another process is at work on what it begins with")
+        raise Busy("another process is training its initial weights")
     if row.failed:
-        raise Diverged("what it begins with has diverged")
+        raise Diverged("the run of its initial weights diverged")
     run = folder / "runs" / before.key
-    if Run(run).result() is None:  # of a kept row the run may be gone, or be done anew just now
+    if Run(run).result() is None:  # the run of a saved result may be deleted, or be in progress
         fit(_recipe(folder, before, machine), run, machine)
-    return run / "best" if trial.anew is None else _anew(run / "best", trial, folder / "starts" / trial.key)
+    return run / "best" if trial.anew is None else _anew(run / "best", trial, folder / "initial_weights" / trial.key)
 
 
 def _anew(weights: Path, trial: Trial, folder: Path) -> Path:
-    """The same with some of them as they are drawn for a fresh model."""
-    if is_model(folder):  # of another process, which may be at work with it
+    """Save a copy of the weights with some parameters reinitialised."""
+    if is_model(folder):  # written by another process
         return folder
     recipe, names = trial.recipe, trial.anew
     assert names is not None
@@ -200,7 +200,7 @@ def _anew(weights: Path, trial: Trial, folder: Path) -> Path:
 
 
 class _Telling(Silent):
-    """How far all of them are, while one of them learns."""
+    """Reports the progress of all jobs while one is training."""
 
     def __init__(self, trial: Trial, trials: Sequence[Trial], progress: Progress | None) -> None:
         self.before = sum(other.recipe.steps for other in trials[: trials.index(trial)])
@@ -209,4 +209,4 @@ class _Telling(Silent):
 
     def stepped(self, step: int, numbers: dict[str, float]) -> None:
         if self.tell:
-            self.tell(f"steps of {self.count} trainings", self.before + step, self.all)
+            self.tell(f"steps of {self.count} training runs", self.before + step, self.all)

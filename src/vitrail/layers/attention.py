@@ -15,7 +15,7 @@ from vitrail.layers.tap import Tap
 
 
 class Attention(nn.Module):
-    """Every token looks at every token."""
+    """Multi-head self-attention: every token attends to every token."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class Attention(nn.Module):
         q, k = self.queries(q), self.keys(k)
         scale = q.shape[-1] ** -0.5
         bias = None if self.relative is None else self.relative(q) * scale
-        if merging is not None:  # never beside relative offsets
+        if merging is not None:  # never combined with relative positions
             bias = merging.bias(k)
         dropout = self.weights_dropout if self.training else 0.0
         if not self.weights.sinks:
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
-        else:  # the fused kernel never materialises the weights, so compute them in the open
+        else:  # the fused kernel never materialises the weights, so compute them explicitly
             scores = q @ k.mT * scale
             weights = (scores if bias is None else scores + bias).softmax(dim=-1)
             mixed = F.dropout(self.weights(weights), dropout) @ v

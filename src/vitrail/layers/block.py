@@ -1,4 +1,4 @@
-"""One layer of the encoder (Dosovitskiy et al. 2021, equations 2 and 3), and the original Transformer's order beside it."""
+"""One layer of the encoder (Dosovitskiy et al. 2021, equations 2 and 3), and the original Transformer's post-norm order."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from vitrail.layers.position import Rotation
 
 
 class Block(nn.Module):
-    """Pre-norm: attention, then the MLP, each on a normalised copy of what it is added to."""
+    """Pre-norm block: attention, then MLP, each on the normalised residual stream."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class PostNormBlock(Block):
-    """Post-norm: normalise after adding (Vaswani et al. 2017); the encoder then needs no final norm."""
+    """Post-norm block: normalise after the addition (Vaswani et al. 2017); the encoder needs no final norm."""
 
     def forward(
         self, x: Float[Tensor, "b t d"], rotation: Rotation | None = None, merging: Merging | None = None

@@ -1,5 +1,5 @@
 """Convolutions of the BiT family (Kolesnikov et al. 2020): kernels standardised at every use (Qiao et al. 2019), and
-TensorFlow's SAME padding, which is lopsided when the stride does not divide the side.
+TensorFlow's SAME padding, which is asymmetric if the stride does not divide the side.
 
 o output channels, i input channels.
 """
@@ -15,7 +15,7 @@ from vitrail.layers.initial import lecun_normal_
 
 
 class StandardisedConv(nn.Conv2d):
-    """A convolution that sees its kernels with mean 0 and deviation 1, padded as TensorFlow does or evenly."""
+    """Convolution with weight standardisation (mean 0, standard deviation 1); SAME or symmetric padding."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ def standardise(weight: Float[Tensor, "o i p q"], rule: str, epsilon: float) -> 
 
 
 def pad_same(x: Float[Tensor, "b i height width"], kernel: int, stride: int, value: float = 0.0) -> Float[Tensor, "b i h w"]:
-    """Pad so that the output has a side of side / stride, rounded up; an odd rest goes below and to the right."""
+    """Pad so that the output side is ceil(side / stride); an odd remainder goes to the bottom and right."""
     (top, bottom), (left, right) = (_same(side, kernel, stride) for side in x.shape[2:])
     if not (top or bottom or left or right):
         return x  # F.pad would copy it

@@ -1,4 +1,4 @@
-"""Leaving out and scaling whole branches: stochastic depth (Huang et al. 2016), layer scale (Touvron et al. 2021)."""
+"""Dropping and scaling residual branches: stochastic depth (Huang et al. 2016), layer scale (Touvron et al. 2021)."""
 
 import torch
 from jaxtyping import Float
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class StochasticDepth(nn.Module):
-    """In training, drop a picture's whole branch at this rate, and scale up those that stay."""
+    """Drop an image's residual branch at this rate during training, and rescale those that are kept."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class StochasticDepth(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """One learned factor a channel, starting small, so that a deep model starts as almost the identity."""
+    """A learned factor per channel, initially small, so that a deep model starts close to the identity."""
 
     def __init__(self, width: int, start: float) -> None:
         super().__init__()

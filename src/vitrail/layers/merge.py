@@ -1,12 +1,12 @@
-"""Token merging (Bolya et al. 2023, "Token Merging: Your ViT But Faster"): between attention and MLP of every block, tokens
-that are alike become one.
+"""Token merging (Bolya et al. 2023, "Token Merging: Your ViT But Faster"): between attention and MLP of every block, similar
+tokens are merged.
 
 Bipartite soft matching: every other patch token is a source and finds, by the cosine of the keys (mean over heads), the most
-similar of the others; the most similar pairs are merged into the mean of what they hold, weighed by size. What a token weighs
-as a key follows its size (proportional attention). Nothing depends on the data but indices, so it can be exported: one product
-for the similarities, two sorts of a row, one gather of rows, and one product with a few columns that adds the sources up.
+similar of the others; the most similar pairs are merged into their mean, weighted by size. A token counts as a key in
+proportion to its size (proportional attention). Only indices depend on the data, not shapes, so it can be exported: one product
+for the similarities, two sorts of a row, one gather of rows, and one product with a few columns that sums the sources.
 
-b batch, h heads, t tokens, m of them after merging, s sources, g targets, r pairs, k width of a head, d width, n tokens before
+b batch, h heads, t tokens, m tokens after merging, s sources, g targets, r pairs, k width of a head, d width, n tokens before
 any merging.
 """
 
@@ -22,21 +22,21 @@ from vitrail.layers.position import Rotation
 
 
 class Merging:
-    """One pass of a batch through the blocks: how many patches each token stands for by now, and which ones."""
+    """State of token merging during one forward pass: how many patches each token represents, and which."""
 
     def __init__(
         self,
-        count: int,  # tokens that are merged in each layer, at most half of the patches that are left
-        prefix: int,  # tokens in front, which are never merged
-        angles: Float[Tensor, "... t k"] | None = None,  # of rotary positions
-        held: Float[Tensor, "b t n"] | None = None,  # what each token holds; none: nobody wants to know
+        count: int,  # tokens merged per layer, at most half of the remaining patches
+        prefix: int,  # prefix tokens, which are never merged
+        angles: Float[Tensor, "... t k"] | None = None,  # rotary angles
+        held: Float[Tensor, "b t n"] | None = None,  # which original tokens each token contains; None: not tracked
     ) -> None:
         self.count, self.prefix, self.angles, self.held = count, prefix, angles, held
-        self.sizes: Tensor | None = None  # b t; none: one each
+        self.sizes: Tensor | None = None  # b t; None: 1 each
         self._keys: Tensor | None = None
 
     def bias(self, k: Float[Tensor, "b h t k"]) -> Float[Tensor, "b 1 1 t"] | None:
-        """What is added to the scores of attention: a token of s patches counts s times. Notes the keys on the way."""
+        """Return the bias on the attention scores by which a token of s patches counts s times; store the keys for matching."""
         self._keys = k if self._pairs(k.shape[2]) else None
         return None if self.sizes is None else self.sizes.log()[:, None, None].to(k.dtype)
 
@@ -56,7 +56,7 @@ class Merging:
 
     @property
     def rotation(self) -> Rotation | None:
-        """A merged token is turned as one in the middle of its patches: angles grow evenly with the place."""
+        """Cosines and sines of the mean angles: a merged token is rotated as if at the centre of its patches."""
         return None if self.angles is None else (self.angles.cos(), self.angles.sin())
 
     def _pairs(self, tokens: int) -> int:
@@ -64,22 +64,22 @@ class Merging:
 
     def _turned(self, match: "Match", sizes: Float[Tensor, "b t"], batch: int) -> Float[Tensor, "b 1 m k"]:
         assert self.angles is not None
-        angles = self.angles[:, 0] if self.angles.ndim == 4 else self.angles.expand(batch, -1, -1)  # alike in every head
+        angles = self.angles[:, 0] if self.angles.ndim == 4 else self.angles.expand(batch, -1, -1)  # the same in every head
         return match.mean(angles, sizes.to(angles.dtype))[0][:, None]
 
 
 @dataclass(frozen=True)
 class Match:
-    """Who is merged into whom, in every picture. Afterwards come the tokens in front, the sources that stay, the targets."""
+    """Merge assignment of a batch. The merged order is: prefix tokens, sources that stay, targets."""
 
     prefix: int
-    sources: Int[Tensor, "b s"]  # those that stay, in their order; then those that go
-    into: Float[Tensor, "b g r"]  # 1 where one that goes meets its target
+    sources: Int[Tensor, "b s"]  # those that stay, in order; then those that are merged
+    into: Float[Tensor, "b g r"]  # 1 where a merged source meets its target
 
     def mean(
         self, x: Float[Tensor, "b t d"], sizes: Float[Tensor, "b t"]
     ) -> tuple[Float[Tensor, "b m d"], Float[Tensor, "b m"]]:
-        """Weighed by size; and the new sizes."""
+        """Return the size-weighted means of the merged tokens, and the new sizes."""
         *before, targets, going = self._split(x)
         *sizes_before, size, gone = self._split(sizes[..., None])
         weights = self.into.to(sizes.dtype) * gone.mT
@@ -92,31 +92,31 @@ class Match:
         return torch.cat([*before, targets + self.into.to(x.dtype) @ going], dim=1)
 
     def _split(self, x: Float[Tensor, "b t d"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Those in front, the sources that stay, the targets, the sources that go."""
+        """Split into prefix tokens, sources that stay, targets, and sources that are merged."""
         sources, stay = taken(x, self.sources), self.sources.shape[1] - self.into.shape[2]
         return x[:, : self.prefix], sources[:, :stay], x[:, _targets(self.prefix) :: 2], sources[:, stay:]
 
 
 def matched(k: Float[Tensor, "b h t k"], pairs: int, prefix: int) -> Match:
-    """The most similar pairs. Tokens are sources and targets in turn, from the first of all; those in front take no part."""
+    """Match the most similar pairs. Tokens are sources and targets alternately by index; prefix tokens are excluded."""
     keys = F.normalize(reduce(torch.add, k.unbind(1)), dim=-1)  # the direction of the mean over heads
     sources, targets = keys[:, _sources(prefix) :: 2], keys[:, _targets(prefix) :: 2]
     alike = sources @ targets.mT
-    best = alike.amax(dim=-1).topk(sources.shape[1], dim=-1).indices  # all of them: a sort that can be exported
+    best = alike.amax(dim=-1).topk(sources.shape[1], dim=-1).indices  # all of them: topk as a sort can be exported
     going, stay = best[:, :pairs], best[:, pairs:].sort(dim=-1).values
-    target = taken(alike, going).argmax(dim=-1)  # of those that go alone
+    target = taken(alike, going).argmax(dim=-1)  # only of the sources that are merged
     into = target[:, None] == torch.arange(targets.shape[1], device=k.device)[:, None]
     return Match(prefix, 2 * torch.cat([stay, going], dim=1) + _sources(prefix), into.to(keys.dtype))
 
 
 def taken(x: Shaped[Tensor, "b t d"], rows: Int[Tensor, "b r"]) -> Shaped[Tensor, "b r d"]:
-    """Some rows of each picture, copied whole: far quicker than to gather number by number."""
+    """Gather tokens of each image; copying whole rows is much faster than ``torch.gather``."""
     first = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
     return x.flatten(0, 1).index_select(0, (rows + first).flatten()).unflatten(0, (-1, rows.shape[1]))
 
 
 def _sources(prefix: int) -> int:
-    """The first source: the first even token behind those in front."""
+    """Return the index of the first source: the first even token after the prefix."""
     return prefix + prefix % 2
 
 

@@ -1,4 +1,4 @@
-"""The MLP of a block: wide, GELU, narrow (Dosovitskiy et al. 2021, section 3.1 and B.1)."""
+"""The MLP of a block: expand, GELU, project (Dosovitskiy et al. 2021, section 3.1 and B.1)."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ from vitrail.layers.initial import dense
 
 
 class MLP(nn.Module):
-    """Every token thinks for itself."""
+    """Two linear layers with a GELU, applied to each token separately."""
 
     def __init__(self, width: int, hidden: int, *, gelu: Literal["tanh", "exact"] = "tanh", dropout: float = 0.0) -> None:
         super().__init__()
@@ -27,8 +27,8 @@ class MLP(nn.Module):
         return self.dropout(self.down(self.dropout(hidden)))
 
     def _unseen(self) -> bool:
-        """Whether nobody, no gradient and no hook, wants to know what was before the GELU: it then needs no memory of its own,
-        and new memory for the widest of all tensors costs a large batch up to a fifth of its time."""
+        """Whether the GELU may overwrite its input, because neither a gradient nor a hook reads it. Allocating the widest
+        of all tensors costs a large batch up to a fifth of its time."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
         return not (self.up._forward_hooks or self.gelu._forward_hooks or self.gelu._forward_pre_hooks)

@@ -1,4 +1,4 @@
-"""A picture as a sequence of patches (Dosovitskiy et al. 2021, equation 1).
+"""Patch embedding: an image as a sequence of patches (Dosovitskiy et al. 2021, equation 1).
 
 b batch, c channels, p and q the two sides of a patch, n patches, d width.
 """
@@ -26,7 +26,7 @@ class PatchEmbed(nn.Module):
 
 
 class Strided(nn.Conv2d):
-    """A convolution whose stride is its kernel, as the product that it is: tokens then lie in memory one after the other."""
+    """Convolution with stride equal to kernel, computed as a matrix product so that tokens are contiguous in memory."""
 
     def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n d"]:
         p, q = self.kernel_size

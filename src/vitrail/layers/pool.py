@@ -1,7 +1,7 @@
-"""From tokens to one vector a picture: the class token (Dosovitskiy et al. 2021), the mean of the patches (its GAP), or
+"""Pooling of tokens to one vector per image: the class token (Dosovitskiy et al. 2021), the mean of the patches (its GAP), or
 attention pooling (MAP; Zhai et al. 2022, big_vision).
 
-Where tokens stand for several patches each (``layers.merge``), ``sizes`` tells for how many: each patch counts once.
+If tokens represent several patches each (``layers.token_merging``), ``sizes`` gives their number: each patch counts once.
 
 b batch, t tokens, d width, h heads, k width of a head, q the one query.
 """
@@ -21,14 +21,14 @@ from vitrail.layers.tap import Tap
 
 
 class ClassPool(nn.Module):
-    """What the class token has gathered."""
+    """Return the class token."""
 
     def forward(self, x: Float[Tensor, "b t d"], sizes: Float[Tensor, "b t"] | None = None) -> Float[Tensor, "b d"]:
         return x[:, 0]
 
 
 class AveragePool(nn.Module):
-    """The mean of the patches, without the tokens before them."""
+    """Return the mean of the patch tokens, without the prefix tokens."""
 
     def __init__(self, prefix: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class AveragePool(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """One learned query looks at every patch, then thinks once."""
+    """Attention pooling: one learned query attends to every patch, followed by an MLP."""
 
     def __init__(
         self, width: int, heads: int, mlp: int, *, prefix: int, epsilon: float, gelu: Literal["tanh", "exact"] = "tanh"

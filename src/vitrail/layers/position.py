@@ -1,6 +1,6 @@
-"""Where a patch is (Dosovitskiy et al. 2021, D.4): tables added to the tokens, and what acts inside attention instead.
+"""Position embeddings (Dosovitskiy et al. 2021, D.4): tables added to the tokens, and relative or rotary ones inside attention.
 
-b batch, h heads, t tokens, m of the patches, k width of a head, d width; a table is (rows, columns, d).
+b batch, h heads, t tokens, m kept patches, k width of a head, d width; a table is (rows, columns, d).
 """
 
 from functools import lru_cache
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Grid = tuple[int, int]
-Places = Int[Tensor, "b m"]  # which patches of each picture are there, counted along the raster
+Places = Int[Tensor, "b m"]  # raster indices of the patches kept in each image
 Rotation = tuple[Float[Tensor, "... t k"], Float[Tensor, "... t k"]]  # cosines and sines
 Resize = Literal["official", "timm", "huggingface", "torchvision"]
 
 
 class Learned1d(nn.Module):
-    """One free vector a place."""
+    """One learned vector per position."""
 
     def __init__(self, grid: Grid, width: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Learned1d(nn.Module):
 
 
 class Learned2d(nn.Module):
-    """One vector a column and one a row: half as wide each and concatenated (the paper), or full and added."""
+    """One learned vector per column and per row: of half the width and concatenated (the paper), or of full width and added."""
 
     def __init__(self, grid: Grid, width: int, *, join: Literal["concatenate", "add"] = "concatenate") -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Learned2d(nn.Module):
 
 
 class Fixed(nn.Module):
-    """A table that is computed, not learned, and not saved."""
+    """A fixed position table: computed, not learned, and not saved."""
 
     weight: Tensor
 
@@ -62,7 +62,7 @@ class Fixed(nn.Module):
 
 
 def sincos1d(grid: Grid, width: int) -> Float[Tensor, "rows columns d"]:
-    """The original Transformer's (Vaswani et al. 2017) along the raster: sines on even channels, cosines on odd ones."""
+    """Sine-cosine table along the raster (Vaswani et al. 2017): sines on even channels, cosines on odd ones."""
     place = torch.arange(grid[0] * grid[1], dtype=torch.float64, device="cpu")
     angle = torch.outer(place, _frequencies(width // 2, 10_000.0))
     both = rearrange(torch.stack([angle.sin(), angle.cos()]), "two n f -> n (f two)")
@@ -70,9 +70,9 @@ def sincos1d(grid: Grid, width: int) -> Float[Tensor, "rows columns d"]:
 
 
 def sincos2d(grid: Grid, width: int, spelling: Literal["big_vision", "mae", "moco"]) -> Float[Tensor, "rows columns d"]:
-    """Sines and cosines of the column on one half of the channels, of the row on the other.
+    """2-D sine-cosine table: the column on one half of the channels, the row on the other.
 
-    big_vision's frequencies reach the slowest one, MAE's and MoCo-v3's stop a step before; MoCo-v3 has the rows first.
+    big_vision's frequencies include the lowest one, MAE's and MoCo-v3's stop one step before; MoCo-v3 puts rows first.
     """
     count = width // 4
     frequencies = _frequencies(count, 10_000.0, last=count - 1 if spelling == "big_vision" else count)
@@ -83,20 +83,20 @@ def sincos2d(grid: Grid, width: int, spelling: Literal["big_vision", "mae", "moc
 
 
 def _frequencies(count: int, slowest: float, last: int | None = None) -> Float[Tensor, " f"]:
-    """From 1 down towards 1 / slowest. On the CPU also inside ``torch.device("meta")``: fixed tables are never loaded."""
+    """Frequencies from 1 down to 1 / slowest. On the CPU even under ``torch.device("meta")``: fixed tables are not loaded."""
     return slowest ** -(torch.arange(count, dtype=torch.float64, device="cpu") / (count if last is None else last))
 
 
 class AddPosition(nn.Module):
-    """Adds a table to the tokens; brings it to another grid when the picture has another size.
+    """Add a position table to the tokens, resized to the grid of the images.
 
-    The first ``covered`` of the ``prefix`` tokens have learned rows of their own; those never change with the grid.
+    The first ``prefix_positions`` of the ``prefix`` tokens have learned rows of their own, independent of the grid.
     """
 
     def __init__(self, table: nn.Module, width: int, *, prefix: int, covered: int, resize: Resize) -> None:
         super().__init__()
         if isinstance(table, Fixed):
-            covered = 0  # nothing to learn for anybody
+            covered = 0  # a fixed table has no learned rows
         self.table = table
         self.resize: Resize = resize
         self.bare = prefix - covered
@@ -115,15 +115,15 @@ class AddPosition(nn.Module):
         return x + torch.cat([*rows, patches[places]], dim=1)
 
     def at(self, grid: Grid) -> Float[Tensor, "rows columns d"]:
-        """The table at this grid."""
+        """Return the table resized to this grid."""
         return resize_table(self.table(), grid, self.resize)
 
 
 def resize_table(table: Float[Tensor, "rows columns d"], grid: Grid, how: Resize) -> Float[Tensor, "h w d"]:
-    """Interpolate a table in 2-D by the rule of the library it comes from; its own grid changes nothing.
+    """Interpolate a table in 2-D by the rule of the library it comes from; unchanged if the grid is the same.
 
-    Every rule is linear and treats rows and columns alike, so it is a product with one small matrix each. The matrices are
-    kept; the table is not, so that it cannot go stale.
+    Every rule is linear and separable, so it is a product with one small matrix for rows and one for columns. The matrices
+    are cached; the table is not, so that it cannot go stale.
     """
     if table.shape[:2] == grid:
         return table
@@ -134,9 +134,9 @@ def resize_table(table: Float[Tensor, "rows columns d"], grid: Grid, how: Resize
 
 @lru_cache(maxsize=64)
 def _matrix(old: int, new: int, how: Resize, device: torch.device) -> Float[Tensor, "new old"]:
-    """What interpolation does to each unit vector. An ordinary tensor, also when it is first asked for in inference mode.
+    """Interpolation matrix, from resizing the unit vectors. An ordinary tensor even if first computed in inference mode.
 
-    The unit vectors stand side by side as one picture: torch's antialiased resize is wrong for a picture one pixel wide.
+    The unit vectors form one image: torch's antialiased resize is wrong for an image one pixel wide.
     """
     with torch.inference_mode(False):
         units = torch.eye(old, device=device)
@@ -152,9 +152,9 @@ def _matrix(old: int, new: int, how: Resize, device: torch.device) -> Float[Tens
 
 
 class RelativeKeys(nn.Module):
-    """The paper's relative form: the content query also meets an embedding of the offset, query minus key.
+    """The paper's relative positions: queries are also multiplied with an embedding of the offset, query minus key.
 
-    Offsets count along the sequence, in which the tokens before the patches come first, as in the learned 1-D table.
+    Offsets count along the sequence, prefix tokens first, as in the learned 1-D table.
     The keys are stored from the largest offset to the smallest.
     """
 
@@ -167,21 +167,21 @@ class RelativeKeys(nn.Module):
         tokens = q.shape[2]
         logits = rearrange(q, "b h t k -> h (b t) k") @ self.keys.mT
         logits = rearrange(logits, "h (b t) offset -> b h (t offset)", t=tokens)
-        # Row t starts t places further left in the table: drop the first t - 1 places, and let each row be one shorter.
+        # Row t starts t positions further left in the table: drop the first t - 1 entries, and let each row be one shorter.
         shifted = logits[..., tokens - 1 : -1].unflatten(-1, (tokens, 2 * tokens - 2))
         return shifted[..., :tokens]
 
     def of(self, head: int, query: int) -> Float[Tensor, "t k"]:
-        """The keys that one query meets in one head, a row for each token."""
+        """Return the relative keys of one query in one head, a row per token."""
         tokens = (self.keys.shape[1] + 1) // 2
         return self.keys[head, tokens - 1 - query : 2 * tokens - 1 - query]
 
 
 class Rotary(nn.Module):
-    """Turns queries and keys by their place, half of a head by the row and half by the column, so that their product
-    depends on the offset alone (Su et al. 2021; in 2-D and with base 100 as Heo et al. 2024).
+    """Rotary positions: queries and keys are rotated by row (half of a head) and column (the other half), so that their product
+    depends only on the offset (Su et al. 2021; in 2-D and with base 100 as Heo et al. 2024).
 
-    On another grid the places are spread over the one it was made for. The tokens before the patches are not turned.
+    On another grid, positions are rescaled to the grid it was built for. Prefix tokens are not rotated.
     """
 
     def __init__(self, grid: Grid, head_width: int, prefix: int) -> None:
@@ -195,12 +195,12 @@ class Rotary(nn.Module):
         return angle.cos(), angle.sin()
 
     def angles(self, grid: Grid, device: torch.device, places: Places | None = None) -> Float[Tensor, "... t k"]:
-        """By which each token is turned, a pair of channels alike."""
+        """Return the rotation angles of each token, equal for the two channels of a pair."""
         rows, columns = (self._angles(*sides, device) for sides in zip(grid, self.grid, strict=True))
         y = repeat(rows, "h f -> (h w) f", w=grid[1])
         x = repeat(columns, "w f -> (h w) f", h=grid[0])
         angle = repeat(torch.cat([y, x], dim=-1), "n f -> n (f two)", two=2)
-        angle = angle if places is None else rearrange(angle[places], "b m f -> b 1 m f")  # alike in every head
+        angle = angle if places is None else rearrange(angle[places], "b m f -> b 1 m f")  # the same in every head
         return F.pad(angle, (0, 0, self.prefix, 0))
 
     def _angles(self, side: int, made_for: int, device: torch.device) -> Float[Tensor, "n f"]:

@@ -1,6 +1,6 @@
-"""Looking inside without slowing down: a tap passes its input on, and keeps it only while somebody is recording.
+"""Recording activations at no cost otherwise: a tap returns its input, and stores it only during recording.
 
-``with recording(model, "blocks.11.attention.weights") as seen: model(images)`` leaves the weights in ``seen``.
+``with record_activations(model, "blocks.11.attention.weights") as values: model(images)`` stores the weights in ``values``.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,11 +13,11 @@ from vitrail.errors import VitrailError, suggestion
 
 
 class Tap(nn.Module):
-    """A point of the model where a value can be read."""
+    """An identity module whose input can be recorded."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sinks: list[Callable[[Tensor], None]] = []  # empty: nobody is looking
+        self.sinks: list[Callable[[Tensor], None]] = []  # empty: not recording
 
     def forward(self, x: Tensor) -> Tensor:
         for sink in self.sinks:
@@ -26,13 +26,13 @@ class Tap(nn.Module):
 
 
 def watched(module: nn.Module) -> bool:
-    """Whether somebody is looking at a tap inside."""
+    """Whether any tap in the module is recording."""
     return any(tap.sinks for tap in module.modules() if isinstance(tap, Tap))
 
 
 @contextmanager
 def unwatched(module: nn.Module) -> Iterator[None]:
-    """Nobody looks for a while: a pass that is only run again must take the path it took, and is no second pass."""
+    """Pause recording: a recomputed forward pass must take the same path, and is not recorded twice."""
     taps = [tap for tap in module.modules() if isinstance(tap, Tap)]
     before = [tap.sinks for tap in taps]
     try:
@@ -48,13 +48,15 @@ def unwatched(module: nn.Module) -> Iterator[None]:
 def recording(
     model: nn.Module, *patterns: str, keep: Callable[[Tensor], Tensor] = lambda x: x
 ) -> Iterator[dict[str, list[Tensor]]]:
-    """Keep what passes the matching taps, by name, one entry a pass.
+    """Record the inputs of the matching taps, by name, one entry per forward pass.
 
-    A pattern is a tap's full name or the end of it, with ``*`` for any part. ``keep`` chooses what is held on to:
-    ``keep=lambda weights: weights[:, [0, 3]].detach()`` for two heads.
+    A pattern is a tap's full name or the end of it, with ``*`` for any part. ``transform`` is applied before storing:
+    ``transform=lambda weights: weights[:, [0, 3]].detach()`` for two heads.
     """
     if not patterns:
-        raise VitrailError("recording needs the name of a tap, got none; try recording(model, 'attention.weights')")
+        raise VitrailError(
+            "record_activations needs the name of a tap, got none; try record_activations(model, 'attention.weights')"
+        )
     taps = {name: module for name, module in model.named_modules() if isinstance(module, Tap)}
     chosen = {name: tap for pattern in patterns for name, tap in _matching(pattern, taps).items()}
     seen: dict[str, list[Tensor]] = {name: [] for name in taps if name in chosen}

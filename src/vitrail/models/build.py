@@ -1,4 +1,4 @@
-"""From settings, or a name, to a module."""
+"""Build a model from its config or its name."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ Model = ViT | ResNet
 
 
 def build(what: ModelConfig | str, *, device: torch.device | str = "cpu", **changes: Any) -> Model:
-    """``build(config)``, or ``build("B/16", image=(224, 448), pool="gap")``; on the meta device it takes no memory."""
+    """Build a model: ``build(config)`` or ``build("B/16", image=(224, 448), pool="gap")``; device "meta" allocates nothing."""
     if isinstance(what, str):
         config = variant(what, **changes)
     elif changes:
@@ -23,11 +23,11 @@ def build(what: ModelConfig | str, *, device: torch.device | str = "cpu", **chan
         config = what
     with torch.device(device):
         model = _module(config)
-    return model.to(device)  # also what is always computed on the CPU: the fixed position tables
+    return model.to(device)  # fixed position tables are always computed on the CPU
 
 
 def skeleton(config: ModelConfig) -> Model:
-    """A model whose weights are still to be assigned: they take no memory, while fixed position tables are there."""
+    """Build a model on the meta device, its weights to be assigned later; fixed position tables are materialised."""
     with torch.device("meta"):
         return _module(config)
 

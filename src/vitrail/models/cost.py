@@ -1,8 +1,8 @@
-"""What a model costs, from its settings alone and without torch: parameters, MACs, shapes, activation memory.
+"""Cost of a model from its config alone: parameters, MACs, shapes, activation memory. Torch-free.
 
-MACs are multiply-adds of matrix products and convolutions for one picture. Memory is that of float32 activations of a
-whole batch: ``training`` is what the backward pass keeps, ``inference`` the most that is alive at one moment, both with
-the pictures themselves. One function a stage; tests hold each against the built model.
+MACs are multiply-accumulates of matrix products and convolutions for one image. Memory is that of float32 activations of a
+whole batch: in training what is saved for the backward pass, in inference the peak, both including the images. One function
+per stage; tests compare each with the built model.
 """
 
 from collections.abc import Iterator
@@ -18,26 +18,26 @@ from vitrail.models.variants import variant
 
 @dataclass(frozen=True)
 class Memory:
-    """In bytes."""
+    """Memory of a model in bytes."""
 
     weights: int
     inference: int
     training: int
-    adam: int  # gradients and Adam's two moments
+    adam: int  # gradients and the two moments of Adam
 
 
 @dataclass(frozen=True)
 class Cost:
     parameters: int
     macs: int
-    tokens: int | None  # none: a ResNet has none
-    grid: tuple[int, int]  # of the tokens or, in a ResNet, of the last feature map
+    tokens: int | None  # None: a ResNet
+    grid: tuple[int, int]  # of the patches or, in a ResNet, of the last feature map
     stages: tuple[Stage, ...]
     memory: Memory
 
 
 def cost(what: ModelConfig | str, batch: int = 1) -> Cost:
-    """``cost("B/16")`` or of settings; MACs are for one picture, shapes and memory for the batch."""
+    """Compute the cost of a config or a name: ``cost("B/16")``. MACs are for one image, shapes and memory for the batch."""
     config = variant(what) if isinstance(what, str) else what
     if batch < 1:
         raise VitrailError(f"batch must be at least 1, got {batch}; try batch=1")
@@ -47,7 +47,7 @@ def cost(what: ModelConfig | str, batch: int = 1) -> Cost:
 
 
 def summed(stages: tuple[Stage, ...], tokens: int | None, grid: Pair) -> Cost:
-    """The picture's stage comes first, and is there while any other is computed."""
+    """Sum the stages. The first is the image, which stays allocated during all others."""
     parameters = sum(stage.parameters for stage in stages)
     memory = Memory(
         weights=FLOAT * parameters,
@@ -84,8 +84,8 @@ def _patches(c: ViTConfig, channels: int) -> Tally:
     tally = Tally()
     tally.dense(c.patches, channels * prod(c.patch), c.width)
     flat = channels * prod(c.patch) * c.patches
-    if c.stem:  # without one, the pictures are counted already
-        tally.kept += 2 * flat if c.stem.stages else flat  # the last ReLU keeps its output, too
+    if c.stem:  # without a stem, the images are counted already
+        tally.kept += 2 * flat if c.stem.stages else flat  # the last ReLU saves its output as well
     tally.peak(c.patches * c.width + (2 * flat if c.stem else flat))
     return tally
 
@@ -119,12 +119,12 @@ def _block(c: ViTConfig, layer: int) -> Tally:
     tally.dense(t, m, d)
     for _ in range(2):
         tally.norm(t, d)
-        tally.kept += t * d  # the normed input of a branch or, post-norm, what leaves it
+        tally.kept += t * d  # the normalised input of a branch or, post-norm, its output
         tally.kept += t * d * ((c.dropout > 0) + (c.layer_scale is not None))
         tally.parameters += d if c.layer_scale is not None else 0
     tally.kept += t * m * (3 if c.dropout else 2)
-    tally.kept += 2 if c.stochastic_depth and layer else 0  # one factor a branch
-    tally.peak(t * d * (3 + (c.norm == "pre")) + t * m)  # the caller still holds the block's input, and GELU works in place
+    tally.kept += 2 if c.stochastic_depth and layer else 0  # one factor per branch
+    tally.peak(t * d * (3 + (c.norm == "pre")) + t * m)  # the caller still holds the block's input, and GELU is in place
     return tally
 
 
@@ -141,7 +141,7 @@ def _attention(c: ViTConfig, tally: Tally) -> None:
         tally.parameters += (2 * t - 1) * d
         tally.macs += t * (2 * t - 1) * d
         tally.peak(6 * t * d + h * t * (2 * t - 1) + h * t * t, 8 * t * d + h * t * t + t * h)
-    if c.attention_dropout or c.position == "relative":  # beyond the fused kernel's reach on a CPU
+    if c.attention_dropout or c.position == "relative":  # not supported by the fused kernel on a CPU
         relative = c.position == "relative"
         tally.kept += t * d * (3 + 3 * (c.qk_norm or relative) + (c.qk_norm and relative))
         tally.kept += h * t * t * (3 if c.attention_dropout else 1)
@@ -152,9 +152,9 @@ def _attention(c: ViTConfig, tally: Tally) -> None:
 
 def _pool(c: ViTConfig) -> Tally:
     d = c.width
-    read = _has_head(c) or c.norm_at == "pooled"  # by something that keeps its input
+    read = _has_head(c) or c.norm_at == "pooled"  # by a layer that saves its input
     if c.pool == "cls":
-        return Tally(kept=read * c.tokens * d, alive=c.tokens * d)  # a view, so the head keeps every token
+        return Tally(kept=read * c.tokens * d, alive=c.tokens * d)  # a view, so the head saves every token
     if c.pool == "gap":
         return Tally(kept=read * d, alive=(c.tokens + 1) * d)
     n = c.patches

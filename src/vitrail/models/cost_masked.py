@@ -1,6 +1,6 @@
-"""What learning from hidden patches costs: an encoder, and what is thrown away after it (``models.masked``). Needs no torch.
+"""Cost of masked pre-training: the encoder and the decoder (``models.masked_autoencoders``). Torch-free.
 
-MAE's encoder sees the visible patches alone and its decoder all of them; the other two keep every token in the encoder.
+MAE's encoder processes only the visible patches and its decoder all of them; the other methods encode every token.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from vitrail.models.tally import Stage, Tally
 
 
 def masked_cost(model: ModelConfig, masking: Masking, batch: int = 1) -> Cost:
-    """As ``cost``: MACs of one picture, shapes and memory of the batch. What is thrown away is named decoder."""
+    """Compute the cost like ``cost``: MACs for one image, shapes and memory for the batch; discarded parts are the decoder."""
     config = check_masking(masking, model)
     whole = cost(config, batch)
     stages = (*_seen(config, masking, whole, batch), *_thrown_away(config, masking, batch))
@@ -20,7 +20,7 @@ def masked_cost(model: ModelConfig, masking: Masking, batch: int = 1) -> Cost:
 
 
 def _seen(config: ViTConfig, masking: Masking, whole: Cost, batch: int) -> list[Stage]:
-    """The encoder's stages: all patches are embedded, and of MAE the visible ones go on, as if they were the picture."""
+    """Return the encoder's stages. MAE embeds all patches and encodes only the visible ones, like a smaller image."""
     if masking.method != "mae":
         return list(whole.stages)
     visible = config.patches - masking.hidden(config.grid)
@@ -44,7 +44,7 @@ def _thrown_away(config: ViTConfig, masking: Masking, batch: int) -> list[Stage]
         position="none", class_token=config.has_class_token, registers=config.registers, pool="gap",
     )  # fmt: skip
     blocks = [stage for stage in cost(light, batch).stages if stage.name.startswith("block ")]
-    last = Tally(parameters=2 * width, kept=config.tokens * width + 2 * hidden)  # the norm keeps all places, for a view of some
+    last = Tally(parameters=2 * width, kept=config.tokens * width + 2 * hidden)  # the norm saves all tokens, for a view of some
     return [
         embed.stage("decoder embed", batch, config.tokens, width),
         *(replace(stage, name=f"decoder {stage.name}") for stage in blocks),

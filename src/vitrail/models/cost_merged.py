@@ -1,4 +1,4 @@
-"""What merging tokens and dropping patches save, in MACs (``models.merged``), from the settings alone and without torch."""
+"""MACs with token merging and dropped patches (``models.token_reduced_vit``), from the config alone. Torch-free."""
 
 from itertools import pairwise
 
@@ -8,12 +8,12 @@ from vitrail.models.settings import ViTConfig
 
 
 def kept(patches: int, drop: float) -> int:
-    """Patches that are looked at when this share is dropped: one at least."""
+    """Return the number of patches left after dropping this fraction, at least one."""
     return max(1, patches - round(drop * patches))
 
 
 def tokens(config: ViTConfig, count: int, drop: float = 0.0, every: int = 1) -> list[int]:
-    """Before the first block, and after each: in every so many ``count`` fewer, never more than half of the patches left."""
+    """Return the number of tokens before the first block and after each; at most half of the patches are merged at a time."""
     found = [config.prefix + kept(config.patches, drop)]
     for layer in range(config.depth):
         found.append(found[-1] - (0 if layer % every else min(count, (found[-1] - config.prefix) // 2)))
@@ -21,7 +21,7 @@ def tokens(config: ViTConfig, count: int, drop: float = 0.0, every: int = 1) -> 
 
 
 def merged_macs(config: ViTConfig, count: int, drop: float = 0.0, every: int = 1) -> int:
-    """Of one picture, with those of finding and merging the pairs."""
+    """Compute the MACs for one image, including matching and merging."""
     each = tokens(config, count, drop, every)
     plain = cost(config).macs - config.depth * _block(config, config.tokens, config.tokens)
     if config.pool == "map":
@@ -30,22 +30,22 @@ def merged_macs(config: ViTConfig, count: int, drop: float = 0.0, every: int = 1
 
 
 def count_for(config: ViTConfig, speed: float, drop: float = 0.0, every: int = 1) -> int:
-    """The fewest tokens, in every so many layers, whose merging makes a model so many times as fast."""
+    """Return the smallest number of tokens per merging layer that reaches a speed-up in MACs."""
     whole, most = merged_macs(config, 0, drop, every), 0.0
     for count in range(kept(config.patches, drop) // 2 + 1):
         most = max(most, whole / merged_macs(config, count, drop, every))
         if most >= speed:
             return count
-    raise VitrailError(f"merging makes this model at most {most:.2f} times as fast, got merge={speed:g}x; try a lower speed")
+    raise VitrailError(f"merging makes this model at most {most:.2f} times as fast, got merge={speed:g}x; try a lower speed-up")
 
 
 def _block(c: ViTConfig, before: int, after: int) -> int:
-    """Attention over all tokens, the MLP on those that are left."""
+    """MACs of a block: attention over all tokens, MLP on the remaining ones."""
     return 4 * before * c.width**2 + 2 * before**2 * c.width + 2 * after * c.width * c.mlp
 
 
 def _merge(c: ViTConfig, before: int, after: int) -> int:
-    """Similarities, then sums of the pairs."""
+    """MACs of merging: similarities, then sums of the pairs."""
     if before == after:
         return 0
     sources = (before - c.prefix + (c.prefix + 1) % 2) // 2

@@ -1,4 +1,4 @@
-"""What the convolutional models cost: the stem of a hybrid and the BiT ResNets. Needs no torch."""
+"""Cost of the convolutional models: the stem of a hybrid and the BiT ResNets. Torch-free."""
 
 from collections.abc import Iterator
 from math import prod
@@ -10,7 +10,7 @@ Side = tuple[int, int]
 
 
 def root(stem: Stem, channels: int, image: Side, batch: int) -> Iterator[Stage]:
-    """The ResNet of a hybrid: post-activation; SAME padding copies what it pads."""
+    """Cost of a hybrid's stem: post-activation; SAME padding copies its input."""
     tally, side = Tally(), _halve(image)
     tally.conv(channels, stem.width, 7, side)
     tally.kept_once += stem.width * 2
@@ -27,7 +27,7 @@ def root(stem: Stem, channels: int, image: Side, batch: int) -> Iterator[Stage]:
             stride = 2 if unit == 0 and index else 1
             x = channels * prod(side)
             side = _post_unit(tally, channels, width, stride, side, held)
-            channels, held = 4 * width, held if unit else held + x  # the stages and the stage hold their input
+            channels, held = 4 * width, held if unit else held + x  # the stages and the current stage hold their inputs
         yield tally.stage(f"stage {index + 1}", batch, channels, *side)
 
 
@@ -86,7 +86,7 @@ def _pre_unit(tally: Tally, channels: int, width: int, stride: int, side: Side, 
     after = ((width, 1, side), (width, 3, out), (4 * width, 1, out))
     for (inputs, here), (outputs, kernel, there) in zip(before, after, strict=True):
         tally.group_norm(inputs, here)
-        tally.kept += inputs * prod(here)  # the rectified copy
+        tally.kept += inputs * prod(here)  # the output of the ReLU
         tally.conv(inputs, outputs, kernel, there)
         tally.kept_once += outputs
     x, narrow, small, wide = channels * prod(side), width * prod(side), width * prod(out), 4 * width * prod(out)
@@ -99,7 +99,7 @@ def _pre_unit(tally: Tally, channels: int, width: int, stride: int, side: Side, 
 
 
 def map_sides(c: ResNetConfig) -> list[Side]:
-    """Height and width after the root and after every stage."""
+    """Return height and width after the root and after every stage."""
     sides = [_halve(_halve(c.image))]
     for index in range(len(c.stages)):
         sides.append(_halve(sides[-1]) if index else sides[-1])
@@ -107,7 +107,7 @@ def map_sides(c: ResNetConfig) -> list[Side]:
 
 
 def _halve(side: Side) -> Side:
-    """Stride 2 rounds up, with both paddings."""
+    """Return the side after stride 2, rounded up with either padding."""
     return -(-side[0] // 2), -(-side[1] // 2)
 
 

@@ -1,4 +1,4 @@
-"""The ResNet in front of a hybrid's patches (Dosovitskiy et al. 2021, B.1; official code): post-activation bottlenecks,
+"""The ResNet stem before a hybrid's patch embedding (Dosovitskiy et al. 2021, B.1; official code): post-activation bottlenecks,
 standardised convolutions, TensorFlow's padding, group norm.
 
 b batch, c channels.
@@ -16,7 +16,7 @@ from vitrail.models.settings import Stem
 
 
 class Root(nn.Module):
-    """A 7x7 convolution and a pool of stride 2 each, then the stages."""
+    """A 7x7 convolution and a max pool of stride 2 each, then the stages."""
 
     def __init__(self, channels: int, stem: Stem) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Root(nn.Module):
 
 
 class Unit(nn.Module):
-    """Narrow, look around, widen; added to the input or, where the shape changes, to a projection of it."""
+    """Post-activation bottleneck (1x1, 3x3, 1x1), added to the input or, if the shape changes, to its projection."""
 
     def __init__(
         self, channels: int, width: int, stride: int, conv: Callable[..., StandardisedConv], norm: Callable[..., nn.GroupNorm]
@@ -53,7 +53,7 @@ class Unit(nn.Module):
         self.conv1, self.norm1 = conv(channels, width, 1), norm(width)
         self.conv2, self.norm2 = conv(width, width, 3, stride=stride), norm(width)
         self.conv3, self.norm3 = conv(width, out, 1), norm(out)
-        nn.init.zeros_(self.norm3.weight)  # every unit starts as its shortcut
+        nn.init.zeros_(self.norm3.weight)  # every bottleneck starts as its shortcut
 
     def forward(self, x: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d h w"]:
         y = F.relu(self.norm1(self.conv1(x)))

@@ -1,10 +1,10 @@
-"""Learning from patches that are not seen: masked patch prediction (Dosovitskiy et al. 2021, B.1.2), MAE (He et al. 2022) and
-SimMIM (Xie et al. 2022), each around an ordinary Vision Transformer.
+"""Masked image modelling: masked patch prediction (Dosovitskiy et al. 2021, B.1.2), MAE (He et al. 2022) and SimMIM (Xie et
+al. 2022), each around an ordinary Vision Transformer.
 
-Which patches are hidden follows from noise that is given from outside: the lowest numbers of a picture decide. Each module
-answers with its predictions for the hidden patches alone, and with their places.
+The masked patches follow from noise that the caller passes: its lowest numbers in each image decide. Each module returns its
+predictions for the masked patches only, and their indices.
 
-b pictures, n patches of a picture, m of them hidden, v visible, t tokens, d width, k numbers that are predicted of a patch.
+b images, n patches of an image, m of them masked, v visible, t tokens, d width, k values predicted per patch.
 """
 
 from math import prod
@@ -23,12 +23,12 @@ from vitrail.models.masking import Masking, check_masking, check_unit
 from vitrail.models.settings import ViTConfig
 from vitrail.models.vit import ViT, zero_head
 
-MASKED, SWAPPED = 0.8, 0.9  # of what is corrupted: 80 % become the mask token, 10 % another patch, 10 % stay
+MASKED, SWAPPED = 0.8, 0.9  # of the corrupted patches, 80 % become the mask token, 10 % another patch, 10 % stay
 Guess = tuple[Float[Tensor, "b m k"], Int[Tensor, "b m"]]
 
 
 class Masked(nn.Module):
-    """An encoder, and what is thrown away after pre-training."""
+    """A masked image model: an encoder, and a decoder that is discarded after pre-training."""
 
     def __init__(self, encoder: ViT, masking: Masking) -> None:
         super().__init__()
@@ -41,12 +41,12 @@ class Masked(nn.Module):
         return self.encoder.config
 
     def rest(self) -> dict[str, Tensor]:
-        """The weights that are not the encoder's."""
+        """Return all weights except the encoder's."""
         return {name: weight for name, weight in self.state_dict().items() if not name.startswith("encoder.")}
 
 
 class InPlace(Masked):
-    """The encoder keeps all its tokens, some of them masks, and each predicts its own patch from its own output."""
+    """Masking that keeps every token in the encoder; a masked token predicts its patch from its own output."""
 
     def __init__(self, encoder: ViT, masking: Masking) -> None:
         super().__init__(encoder, masking)
@@ -55,7 +55,7 @@ class InPlace(Masked):
 
 
 class MaskedPatch(InPlace):
-    """Half of the patch embeddings are corrupted: most become the mask, some another patch, some stay."""
+    """Masked patch prediction: corrupted patch embeddings become the mask token, another patch, or stay."""
 
     def forward(self, images: Float[Tensor, "b c height width"], noise: Float[Tensor, "b slots"]) -> Guess:
         grid = self.encoder.grid(images)
@@ -80,18 +80,18 @@ class MaskedPatch(InPlace):
 
 
 class SimMIM(InPlace):
-    """Mask tokens in place of patches, in squares of several, and one linear layer from outputs to pixels."""
+    """SimMIM: mask tokens in place of patches, in squares of several, and a linear layer from outputs to pixels."""
 
     def forward(self, images: Float[Tensor, "b c height width"], noise: Float[Tensor, "b slots"]) -> Guess:
         grid = self.encoder.grid(images)
         x = self.encoder.patches(images)
         hidden = self._spread(noise, grid)
         encoded = self.encoder.encode(torch.where(hidden[..., None], self.mask.to(x.dtype), x), grid)
-        places = lowest(1 - hidden.float(), self.masking.hidden(grid))  # all that are hidden, along the raster
+        places = lowest(1 - hidden.float(), self.masking.hidden(grid))  # all masked patches in raster order
         return self.predict(take(encoded[:, self.config.prefix :], places)), places
 
     def _spread(self, noise: Float[Tensor, "b units"], grid: Grid) -> Bool[Tensor, "b n"]:
-        check_unit(self.masking, grid)  # a flexible encoder may have another one than was built
+        check_unit(self.masking, grid)  # a flexible encoder may get another grid than its own
         unit = self.masking.unit
         count = self.masking.hidden(grid) // unit**2
         units = torch.zeros_like(noise, dtype=torch.bool).scatter(1, lowest(noise, count), True)
@@ -99,7 +99,7 @@ class SimMIM(InPlace):
 
 
 class MAE(Masked):
-    """The encoder sees the visible patches alone; a light decoder gets a mask token for each of the others."""
+    """MAE: the encoder processes only the visible patches; a light decoder gets a mask token for each of the others."""
 
     def __init__(self, encoder: ViT, masking: Masking) -> None:
         super().__init__(encoder, masking)
@@ -109,13 +109,13 @@ class MAE(Masked):
         grid = self.encoder.grid(images)
         order = lowest(noise, noise.shape[1])
         seen = prod(grid) - self.masking.hidden(grid)
-        visible, hidden = order[:, :seen], order[:, seen:]  # the lowest noise stays, as in the authors' order
+        visible, hidden = order[:, :seen], order[:, seen:]  # the lowest noise stays visible, as in the authors' code
         encoded = self.encoder.encode(take(self.encoder.patches(images), visible), grid, visible)
         return self.decoder(encoded, visible, hidden, grid), hidden
 
 
 class Decoder(nn.Module):
-    """Blocks as the encoder's, narrower and fewer, over all places."""
+    """MAE's decoder: fewer and narrower blocks over all positions."""
 
     def __init__(self, config: ViTConfig, masking: Masking) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ def mask_token(width: int) -> nn.Parameter:
 
 
 def lowest(noise: Float[Tensor, "b n"], count: int) -> Int[Tensor, "b m"]:
-    """The places of the lowest numbers of each row, of equal ones the first."""
+    """Return the indices of the lowest numbers of each row; ties go to the first."""
     return noise.argsort(dim=1, stable=True)[:, :count]
 
 

@@ -1,4 +1,4 @@
-"""How a model learns from patches that it does not see, complete and checked. Needs no torch."""
+"""Settings of masked pre-training, complete and checked. Torch-free."""
 
 from dataclasses import dataclass
 from math import ceil, lcm, prod
@@ -8,21 +8,21 @@ from vitrail.config import check
 from vitrail.errors import VitrailError
 from vitrail.models.settings import ModelConfig, Pair, ViTConfig, times
 
-LEVELS = 8  # of a channel: three bits
+LEVELS = 8  # per channel: three bits
 LARGEST = 2**13  # far beyond any decoder
 Method = Literal["masked-patch", "mae", "simmim"]
-Target = Literal["colour", "shrunken", "pixels"]
+Target = Literal["mean-colour", "downsampled", "pixels"]
 
 
 @dataclass(frozen=True)
 class Masking:
-    """masked-patch (Dosovitskiy et al. 2021, B.1.2), mae (He et al. 2022) or simmim (Xie et al. 2022)."""
+    """Masked pre-training: masked-patch (Dosovitskiy et al. 2021, B.1.2), mae (He et al. 2022) or simmim (Xie et al. 2022)."""
 
     method: Method
-    share: float = 0.5  # of the patches
-    target: Target = "pixels"  # colour: a patch's mean, shrunken: those of 4 x 4 parts of it, each as one of 8 levels a channel
-    normalise: bool = False  # pixels are told apart from their patch's mean and deviation
-    unit: int = 1  # simmim: squares of so many patches a side are masked as one
+    share: float = 0.5  # fraction of the patches that is masked
+    target: Target = "pixels"  # mean-colour: a patch's mean, downsampled: those of its 4 x 4 cells, with 8 levels per channel
+    normalise: bool = False  # normalise the target pixels by mean and standard deviation of their patch
+    unit: int = 1  # simmim: side in patches of the squares that are masked as one
     decoder_width: int = 512  # mae
     decoder_depth: int = 8
     decoder_heads: int = 16
@@ -43,7 +43,7 @@ class Masking:
             raise VitrailError(f"masking.unit is for simmim, got {self.unit} with {self.method}; try masking.unit=1")
         if max(self.unit, self.decoder_width, self.decoder_depth, self.decoder_heads) > LARGEST:
             raise VitrailError(f"masking.unit and masking.decoder_width, _depth and _heads must be at most {LARGEST:,}")
-        step = lcm(4, self.decoder_heads)  # four for its positions
+        step = lcm(4, self.decoder_heads)  # 4 for its sine-cosine positions
         if self.decoder_width % step:
             raise VitrailError(
                 f"masking.decoder_width must be a multiple of 4 and of masking.decoder_heads, got {self.decoder_width} and "
@@ -52,17 +52,17 @@ class Masking:
 
     @property
     def cells(self) -> int:
-        """Along a side of a patch, each with a colour of its own."""
-        return 4 if self.target == "shrunken" else 1
+        """Cells along a side of a patch, each with a colour to predict."""
+        return 4 if self.target == "downsampled" else 1
 
     def numbers(self, config: ViTConfig) -> int:
-        """That are predicted of a patch."""
+        """Return the number of outputs per patch."""
         if self.target == "pixels":
             return config.channels * prod(config.patch)
         return int(self.cells**2 * LEVELS**config.channels)
 
     def hidden(self, grid: Pair) -> int:
-        """Patches of a picture that are to be predicted, the same number in each."""
+        """Return the number of masked patches, the same in every image."""
         patches = prod(grid)
         if self.method == "mae":
             return patches - int(patches * (1 - self.share))
@@ -71,34 +71,34 @@ class Masking:
         return round(patches * self.share)
 
     def slots(self, grid: Pair) -> int:
-        """Random numbers that a picture takes."""
+        """Return the number of random numbers per image."""
         return prod(grid) * {"masked-patch": 3, "mae": 1, "simmim": 1}[self.method] // self.unit**2
 
 
 def check_masking(masking: Masking, model: ModelConfig) -> ViTConfig:
-    """Refuse what would not hide, or not learn, anything."""
+    """Reject a combination that would mask or train nothing."""
     method = masking.method
     if not isinstance(model, ViTConfig):
-        raise VitrailError(f"{method} hides patches, and a ResNet has none; try --model S/16")
+        raise VitrailError(f"{method} masks patches, and a ResNet has none; try --model S/16")
     if model.stem is not None:
-        raise VitrailError(f"{method} hides patches, and a hybrid's see each other in its stem; try --model S/16")
+        raise VitrailError(f"{method} masks patches, and those of a hybrid overlap in its stem; try --model S/16")
     if model.classes:
-        raise VitrailError(f"{method} learns without classes, got model.classes={model.classes}; try model.classes=0")
+        raise VitrailError(f"{method} trains without classes, got model.classes={model.classes}; try model.classes=0")
     idle = {"pool": ("map", "gap"), "norm_at": ("pooled", "tokens"), "head": ("mlp", "linear")}
     for name, (value, works) in idle.items():
         if getattr(model, name) == value:
-            raise VitrailError(f"model.{name}={value} has weights that {method} would never move; try model.{name}={works}")
+            raise VitrailError(f"model.{name}={value} has weights that {method} would never train; try model.{name}={works}")
     if masking.normalise and masking.numbers(model) < 2:
-        raise VitrailError("masking.normalise takes patches of two numbers at least; try masking.normalise=false")
+        raise VitrailError("masking.normalise needs patches of at least two values; try masking.normalise=false")
     if method == "mae" and model.position == "relative":
-        raise VitrailError("mae leaves patches out, and relative positions count all of them; try model.position=rotary")
+        raise VitrailError("mae removes patches, and relative positions count all of them; try model.position=rotary")
     if masking.target != "pixels" and model.channels > 3:
-        raise VitrailError(f"masking.target={masking.target} knows up to 3 channels, got {model.channels}; try pixels")
+        raise VitrailError(f"masking.target={masking.target} supports up to 3 channels, got {model.channels}; try pixels")
     check_unit(masking, model.grid)
     if not 0 < masking.hidden(model.grid) < model.patches:
         raise VitrailError(
-            f"masking.share={masking.share:g} hides {masking.hidden(model.grid)} of {model.patches} patches; "
-            "some have to be hidden and some seen: try masking.share=0.5 or smaller patches"
+            f"masking.share={masking.share:g} masks {masking.hidden(model.grid)} of {model.patches} patches; "
+            "some must be masked and some visible: try masking.share=0.5 or smaller patches"
         )
     return model
 

@@ -1,9 +1,9 @@
-"""A Vision Transformer that looks at less: tokens that are alike are merged on the way (Bolya et al. 2023; ``layers.merge``),
-and patches in which little happens are left out before the first block.
+"""A Vision Transformer with fewer tokens: similar ones are merged in the blocks (Bolya et al. 2023; ``layers.token_merging``),
+and patches of low variance are dropped before the first block.
 
-It is another module around the same weights, and a ``ViT`` like any other. While somebody records ``held.*``, it tells which
-patches each token holds: ``held.3`` at the input of block 3, the last one after all blocks. b batch, c channels, n patches and
-the tokens in front of them, t tokens, d width.
+It is a ``ViT`` that shares the weights of another. The taps ``membership.*`` record which original tokens each token
+contains: ``membership.3`` at the input of block 3, the last one after all blocks. b batch, c channels, n patches and prefix
+tokens, t tokens, d width.
 """
 
 from copy import copy
@@ -27,17 +27,17 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Merged(ViT):
-    """``count`` tokens fewer after the attention of the first block and of every ``every``-th from there, ``drop`` the share of
-    the patches that is never looked at."""
+    """A ViT that merges ``num_merged`` tokens in the first block and every ``merge_every``-th from there, and drops the
+    fraction ``drop_patches`` of the patches."""
 
     def __init__(self, model: ViT, count: int = 0, drop: float = 0.0, every: int = 1) -> None:
         nn.Module.__init__(self)
-        vars(self).update(vars(twin(model)))  # all that a ViT has is the other's
+        vars(self).update(vars(twin(model)))  # share everything with the other ViT
         self.count, self.drop, self.every = count, drop, every
         self.held = nn.ModuleList(Tap() for _ in range(self.config.depth + 1))
 
     def places(self, images: Float[Tensor, "b c height width"]) -> Places | None:
-        """The patches whose pixels vary most, in their order."""
+        """Return the indices of the patches with the highest variance, in raster order."""
         if not self.drop:
             return None
         p, q = self.config.stride
@@ -56,7 +56,7 @@ class Merged(ViT):
     def _merged(
         self, x: Float[Tensor, "b n d"], grid: Grid, places: Places | None
     ) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b t"] | None]:
-        """The tokens that are left, and how many patches each stands for."""
+        """Return the remaining tokens and the number of patches each represents."""
         x, layers = self.prepended(x), self.config.layers_with_position
         told = watched(self.held)
         merging = Merging(
@@ -77,7 +77,7 @@ class Merged(ViT):
         return self.norm(x), merging.sizes
 
     def _apart(self, x: Float[Tensor, "b t d"], grid: Grid, places: Places | None) -> Float[Tensor, "b t n"]:
-        """Each token holds itself."""
+        """Return the initial membership: each token contains itself."""
         prefix, patches = self.config.prefix, grid[0] * grid[1]
         every = torch.arange(prefix + patches, device=x.device)
         there = every.expand(x.shape[0], -1)
@@ -88,7 +88,7 @@ class Merged(ViT):
     def _placed(
         self, table: int, x: Float[Tensor, "b t d"], grid: Grid, places: Places | None, merging: Merging
     ) -> Float[Tensor, "b t d"]:
-        """In later layers a merged token is where its patches are on average."""
+        """Add a position table; a merged token gets the mean over its patches."""
         add: Any = self.positions[table]
         if merging.sizes is None or merging.held is None:
             return add(x, grid, places)
@@ -100,7 +100,7 @@ class Merged(ViT):
 
 
 def merged(model: Model, how: Faster) -> Model:
-    """With tokens merged and patches left out as the switches say; where neither is asked for, the model itself."""
+    """Return a token-reduced model, or the model itself if nothing is to be merged or dropped."""
     if not how.drop and how.merge in (0, "1x"):
         return model
     if not isinstance(model, ViT):
@@ -115,14 +115,14 @@ def merged(model: Model, how: Faster) -> Model:
 
 
 def compiled(model: Model) -> Model:
-    """Its first answer takes a minute, and so does the first batch of another size; ``explain`` looks at what is compiled."""
+    """Return a compiled copy. Its first batch of each size takes a minute; ``explain`` runs an uncompiled copy."""
     made = twin(model)
     made.compile()
     return made
 
 
 def twin(model: M) -> M:
-    """Another module around the same weights, not compiled."""
+    """Return a module that shares the weights, not compiled."""
     made = copy(model)
     vars(made).update({name: copy(value) for name, value in vars(made).items() if isinstance(value, dict)})
     return made

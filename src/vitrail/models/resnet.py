@@ -1,4 +1,4 @@
-"""The ResNets the paper compares with: BiT (Kolesnikov et al. 2020), pre-activation (He et al. 2016), widened by a factor.
+"""The ResNets that the paper compares with: BiT (Kolesnikov et al. 2020), pre-activation (He et al. 2016), widened by a factor.
 
 b batch, c channels.
 """
@@ -18,7 +18,7 @@ from vitrail.models.vit import zero_head
 
 
 class ResNet(nn.Module):
-    """A picture in, logits out; ``features`` stops before the head."""
+    """A BiT ResNet: images to logits; ``features`` returns the representation before the head."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
@@ -46,14 +46,14 @@ class ResNet(nn.Module):
 
     def features(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d"]:
         check_pictures(tuple(images.shape), self.config.channels)
-        padded = F.pad(self.conv(images), (1, 1, 1, 1))  # zeros, not the pool's own minus infinity
+        padded = F.pad(self.conv(images), (1, 1, 1, 1))  # zeros, not the minus infinity of max_pool2d
         x = F.max_pool2d(padded, kernel_size=3, stride=2)
         del padded
         return F.relu(self.norm(self.stages(x))).mean(dim=(2, 3))
 
 
 class Unit(nn.Module):
-    """Normalise, then narrow, look around, widen; added to the input or, where the shape changes, to a projection of it."""
+    """Pre-activation bottleneck (1x1, 3x3, 1x1), added to the input or, if the shape changes, to its projection."""
 
     def __init__(
         self, channels: int, width: int, stride: int, conv: Callable[..., StandardisedConv], norm: Callable[..., nn.GroupNorm]

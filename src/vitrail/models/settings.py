@@ -1,6 +1,6 @@
-"""What a model is, complete and checked before anything is built. Needs no torch.
+"""Model configs, complete and checked before anything is built. Torch-free.
 
-Frozen, in the vocabulary of the papers; a configuration that cannot work is refused with the value that would.
+Frozen, in the vocabulary of the papers; an invalid configuration is rejected with a value that would work.
 """
 
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ Position = Literal[
     "learned2d",  # a column and a row table of half the width, concatenated (the paper)
     "learned2d-sum",  # a column and a row table of the full width, added
     "sincos1d",
-    "sincos2d",  # big_vision's spelling
+    "sincos2d",  # big_vision's convention
     "sincos2d-mae",
     "sincos2d-moco",
     "relative",
     "rotary",
 ]
-PositionAt = Literal["stem", "every", "shared"]
+PositionAt = Literal["input", "every-layer", "every-layer-shared"]
 Resize = Literal["official", "timm", "huggingface", "torchvision"]
 
 
 @dataclass(frozen=True)
 class Stem:
-    """The partial ResNet in front of a hybrid's patches: a root of stride 4, then stages of which all but the first halve."""
+    """The partial ResNet before a hybrid's patches: a root of stride 4, then stages; all but the first halve the size."""
 
     stages: tuple[int, ...] = ()
     width: int = 64
@@ -63,34 +63,34 @@ class ViTConfig:
     depth: int
     mlp: int
     heads: int
-    patch: Pair  # of the picture, or of the stem's output
+    patch: Pair  # in pixels of the image, or of the stem's output
     image: Pair = (224, 224)  # height, width
     channels: int = 3
-    classes: int = 1000  # 0: no classifier, the model answers with its representation
+    classes: int = 1000  # 0: no classifier, the model returns its representation
     stem: Stem | None = None
     position: Position = "learned1d"
-    position_at: PositionAt = "stem"
-    position_covers: Literal["patches", "cls", "all"] = (
-        "cls"  # who has a learned row: big_vision, official, timm with registers
+    position_at: PositionAt = "input"
+    position_covers: Literal["none", "cls", "all"] = (
+        "cls"  # prefix tokens with a learned row: big_vision, official, timm with registers
     )
-    resize: Resize = "timm"  # whose rule brings the position table to another grid
-    position_grid: Pair | None = None  # the grid that a sin-cos table or rotary was made for; none: the model's own
-    flexible: bool = False  # take pictures of any size that the patches divide
+    resize: Resize = "timm"  # the library whose rule resizes the position table to another grid
+    position_grid: Pair | None = None  # grid of a sin-cos table or rotary; None: the model's own
+    flexible: bool = False  # accept images of any size that the patches divide
     pool: Literal["cls", "gap", "map"] = "cls"
-    class_token: bool | None = None  # none: exactly when the pool reads it
+    class_token: bool | None = None  # None: only if the pool reads it
     registers: int = 0
     head: Literal["linear", "mlp"] = "linear"  # mlp: the pre-training head, one hidden layer with tanh
-    head_width: int | None = None  # of the hidden layer; none: the model's width
+    head_width: int | None = None  # width of the hidden layer; None: the model's width
     norm: Literal["pre", "post"] = "pre"
-    norm_at: Literal["tokens", "pooled"] = "tokens"  # of the last norm: on every token, or on what is pooled (timm's fc_norm)
+    norm_at: Literal["tokens", "pooled"] = "tokens"  # the last norm: on every token, or on the pooled vector (timm's fc_norm)
     epsilon: float = 1e-6
     gelu: Literal["tanh", "exact"] = "tanh"
     qkv_bias: bool = True
     qk_norm: bool = False
-    layer_scale: float | None = None  # where each branch's scale starts; none: no scale
+    layer_scale: float | None = None  # initial scale of each branch; None: no scale
     dropout: float = 0.0
     attention_dropout: float = 0.0
-    stochastic_depth: float = 0.0  # of the last block; earlier ones rise to it linearly
+    stochastic_depth: float = 0.0  # rate of the last block; earlier ones rise to it linearly
     family: Literal["vit"] = "vit"
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class ViTConfig:
 
     @property
     def stride(self) -> Pair:
-        """How many pixels one patch steps down and right."""
+        """Pixels from one patch to the next, down and right."""
         root = self.stem.stride if self.stem else 1
         return self.patch[0] * root, self.patch[1] * root
 
@@ -139,7 +139,7 @@ class ViTConfig:
 
     @property
     def prefix(self) -> int:
-        """Tokens before the patches: the class token, then the registers."""
+        """Number of tokens before the patches: the class token, then the registers."""
         return self.has_class_token + self.registers
 
     @property
@@ -148,17 +148,17 @@ class ViTConfig:
 
     @property
     def covered(self) -> int:
-        """How many of the prefix tokens have a row of their own in a learned position table."""
-        return {"patches": 0, "cls": int(self.has_class_token), "all": self.prefix}[self.position_covers]
+        """Number of prefix tokens with a row of their own in a learned position table."""
+        return {"none": 0, "cls": int(self.has_class_token), "all": self.prefix}[self.position_covers]
 
     @property
     def layers_with_position(self) -> tuple[int | None, ...]:
-        """For each layer, which table is added to its input."""
+        """Index of the position table added to the input of each layer, or None."""
         if self.position in ("none", "relative", "rotary"):
             return (None,) * self.depth
-        if self.position_at == "stem":
+        if self.position_at == "input":
             return (0, *(None,) * (self.depth - 1))
-        shared = self.position_at == "shared" or self.position.startswith("sincos")  # what is not learned cannot differ
+        shared = self.position_at == "every-layer-shared" or self.position.startswith("sincos")  # fixed tables are equal
         return (0,) * self.depth if shared else tuple(range(self.depth))
 
 
@@ -191,7 +191,7 @@ ModelConfig = ViTConfig | ResNetConfig
 
 
 def check_image(config: ViTConfig, image: Pair) -> None:
-    """Refuse a picture that the patches do not divide, naming the nearest that they do."""
+    """Reject an image size that the patches do not divide, naming the nearest valid one."""
     if any(side < 1 or side % step for side, step in zip(image, config.stride, strict=True)):
         nearest = tuple(_multiple(side, step) for side, step in zip(image, config.stride, strict=True))
         raise VitrailError(
@@ -201,12 +201,12 @@ def check_image(config: ViTConfig, image: Pair) -> None:
 
 
 def check_pictures(shape: tuple[int, ...], channels: int) -> None:
-    """Refuse what is no batch of pictures with so many channels."""
+    """Reject a shape that is not a batch of images with this number of channels."""
     if len(shape) != 4:
         hint = "; try images[None]" if len(shape) == 3 else ""
-        raise VitrailError(f"pictures must be (batch, channels, height, width), got {shape}{hint}")
+        raise VitrailError(f"images must be (batch, channels, height, width), got {shape}{hint}")
     if shape[1] != channels:
-        raise VitrailError(f"pictures must have {channels} channels, got {shape[1]}")
+        raise VitrailError(f"images must have {channels} channels, got {shape[1]}")
 
 
 def times(pair: tuple[int, ...]) -> str:
@@ -214,7 +214,7 @@ def times(pair: tuple[int, ...]) -> str:
 
 
 def _at_most(settings: Any, prefix: str = "", **most: int) -> None:
-    """Far beyond any use, and before a file from anybody could ask for a machine's whole memory."""
+    """Reject values beyond any use, so that an untrusted file cannot exhaust the memory."""
     for name, high in most.items():
         value = getattr(settings, name)
         if value is not None and any(item > high for item in (value if isinstance(value, tuple) else (value,))):
@@ -266,7 +266,7 @@ def _check_heads(config: ViTConfig) -> None:
         )
     if config.position == "rotary" and config.width // config.heads % 4:
         raise VitrailError(
-            f"rotary turns pairs along both axes, so a head's width must be a multiple of 4, "
+            f"rotary rotates pairs along both axes, so the width of a head must be a multiple of 4, "
             f"got {config.width}/{config.heads} = {config.width // config.heads}; try {_rotary_advice(config)}"
         )
 
@@ -295,10 +295,10 @@ def _check_position(config: ViTConfig) -> None:
         )
     grid = config.position_grid or config.grid
     if kind.startswith("sincos") and prod(grid) * config.width > 2**26:
-        raise VitrailError(f"a {kind} table of {times(grid)} places has more numbers than a model needs; try a larger patch")
-    if config.position_at != "stem" and kind in ("none", "relative", "rotary"):
+        raise VitrailError(f"a {kind} table of {times(grid)} positions is larger than any model needs; try a larger patch")
+    if config.position_at != "input" and kind in ("none", "relative", "rotary"):
         raise VitrailError(
-            f"position={kind!r} adds no table to the tokens, got position_at={config.position_at!r}; try position_at='stem'"
+            f"position={kind!r} adds no table to the tokens, got position_at={config.position_at!r}; try position_at='input'"
         )
     if kind == "relative" and config.tokens < 2:
         raise VitrailError(
@@ -307,6 +307,6 @@ def _check_position(config: ViTConfig) -> None:
         )
     if kind == "relative" and config.flexible:
         raise VitrailError(
-            "position='relative' counts offsets along one fixed raster, so it cannot follow another size; "
+            "position='relative' counts offsets along one fixed raster, so it cannot take another size; "
             "try flexible=False, or position='rotary'"
         )

@@ -1,4 +1,4 @@
-"""Counting one stage of a model: parameters, MACs, and the activations it keeps and holds. Needs no torch."""
+"""Counter for one stage of a model: parameters, MACs, saved and peak activations. Torch-free."""
 
 from dataclasses import dataclass
 from math import prod
@@ -9,19 +9,19 @@ GROUPS = 32
 
 @dataclass(frozen=True)
 class Stage:
-    """One step from the picture to the logits."""
+    """Cost of one stage between image and logits."""
 
     name: str
     shape: tuple[int, ...]  # of the output
     parameters: int
     macs: int
-    inference: int  # bytes alive at most while it runs
-    training: int  # bytes it leaves for the backward pass
+    inference: int  # peak bytes during the forward pass
+    training: int  # bytes saved for the backward pass
 
 
 @dataclass
 class Tally:
-    """Counts one stage: floats a picture, and floats that do not grow with the batch."""
+    """Counter for one stage: floats per image, and floats that do not grow with the batch."""
 
     parameters: int = 0
     macs: int = 0
@@ -35,12 +35,12 @@ class Tally:
         self.macs += rows * inputs * outputs
 
     def norm(self, rows: int, width: int) -> None:
-        """Keeps its input and two statistics a row."""
+        """Count a layer norm, which saves its input and two statistics per row."""
         self.parameters += 2 * width
         self.kept += rows * (width + 2)
 
     def conv(self, inputs: int, outputs: int, kernel: int, out: tuple[int, int]) -> None:
-        """A standardised convolution; keeps its kernels centred and standardised, and their divisors."""
+        """Count a standardised convolution, which saves its kernels centred and standardised."""
         weights = inputs * outputs * kernel**2
         self.parameters += weights
         self.macs += weights * prod(out)

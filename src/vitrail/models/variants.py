@@ -1,7 +1,7 @@
-"""The family by name, without torch.
+"""Model variants by name. Torch-free.
 
 Dosovitskiy et al. 2021 (Table 1 and B.1), its official code's hybrids, big_vision's further sizes, and the BiT ResNets
-the paper compares with. ``variant("B/16", image=384, classes=10)`` gives the settings; every field can be changed.
+that the paper compares with. ``variant("B/16", image=384, classes=10)`` returns the config; every field can be changed.
 """
 
 import re
@@ -37,7 +37,7 @@ SIZES = {
 
 
 class Root(NamedTuple):
-    """How a hybrid's name is read: the stages of its ResNet, and the patch on their output."""
+    """Meaning of a hybrid's name: the stages of its ResNet, and the patch on their output."""
 
     stages: tuple[int, ...]
     patch: int
@@ -53,7 +53,7 @@ RESNETS = {"R50": (3, 4, 6, 3), "R101": (3, 4, 23, 3), "R152": (3, 8, 36, 3), "R
 
 
 def variant(name: str, **changes: Any) -> ModelConfig:
-    """The settings of a named model, built once with its changes: ``variant("B/16", image=384, pool="gap")``."""
+    """Return the config of a named model with changes: ``variant("B/16", image=384, pool="gap")``."""
     kind, values = blueprint(name)
     known = [field.name for field in fields(kind)]
     for field in changes:
@@ -63,7 +63,7 @@ def variant(name: str, **changes: Any) -> ModelConfig:
 
 
 def blueprint(name: str) -> tuple[type[ViTConfig] | type[ResNetConfig], dict[str, Any]]:
-    """What a name says: the kind of settings and the fields that differ from their defaults, not yet checked."""
+    """Parse a name to its config class and the fields that differ from the defaults, not yet checked."""
     vit = re.fullmatch(r"(?:(R\d*)\+)?([A-Za-z0-9-]+)/(\d+)(?:x(\d+))?", name, re.ASCII)
     if vit:
         root, size, high, wide = vit.groups()
@@ -76,7 +76,7 @@ def blueprint(name: str) -> tuple[type[ViTConfig] | type[ResNetConfig], dict[str
 
 
 def known_names() -> list[str]:
-    """The names people use; any size goes with any patch, and any root with any size."""
+    """List the common names; any size goes with any patch, and any ResNet stem with any size."""
     plain = [f"{size}/{patch}" for size in SIZES for patch in (8, 14, 16, 32)]
     hybrids = ["R+Ti/16", "R26+S/32", "R26+B/32", "R50+B/16", "R50+L/32"]
     return [*plain, *hybrids, *(f"{resnet}x{factor}" for resnet in RESNETS for factor in (1, 2, 3, 4))]

@@ -41,16 +41,16 @@ from vitrail.models.settings import ViTConfig, check_image, check_pictures, time
 
 
 class ViT(nn.Module):
-    """A picture in, logits out. ``features`` stops before the head, ``encode`` before the pooling."""
+    """A Vision Transformer: images to logits. ``features`` stops before the head, ``encode`` before pooling."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         c = self.config = config
-        self.preprocess: Preprocess | None = None  # how pictures are made ready, when it is known
-        self.labels: tuple[str, ...] | None = None  # what the classes are called, when it is known
-        self.report: Any = None  # what became of the tensors it was loaded from
-        self.facts: dict[str, Any] = {}  # what its file says of its training: recipe, data, score
-        self.checkpointing = False  # recompute each block in the backward pass instead of keeping its activations
+        self.preprocess: Preprocess | None = None  # how to preprocess images, if known
+        self.labels: tuple[str, ...] | None = None  # names of the classes, if known
+        self.report: Any = None  # how the tensors of its file were used
+        self.facts: dict[str, Any] = {}  # from its file: recipe, dataset, metrics
+        self.checkpointing = False  # recompute each block in the backward pass instead of saving its activations
         self.stem = nn.Identity() if c.stem is None else Root(c.channels, c.stem)
         self.embed = PatchEmbed(c.stem.channels if c.stem else c.channels, c.width, c.patch)
         self.cls = nn.Parameter(torch.zeros(c.width)) if c.has_class_token else None
@@ -72,7 +72,7 @@ class ViT(nn.Module):
         return self.head(self.features(images))
 
     def features(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d"]:
-        """The representation of the picture: y in the paper."""
+        """Return the representation of each image: y in the paper."""
         grid, places, x = self.grid(images), self.places(images), self.patches(images)
         return self.gathered(x if places is None else taken(x, places), grid, places)
 
@@ -80,17 +80,17 @@ class ViT(nn.Module):
         return self.embed(self.stem(images))
 
     def places(self, images: Float[Tensor, "b c height width"]) -> Places | None:
-        """Which patches are looked at; none: all of them. Models that leave some out say so here."""
+        """Return the indices of the patches to process; None: all. Subclasses that drop patches override it."""
         return None
 
     def gathered(self, x: Float[Tensor, "b n d"], grid: Grid, places: Places | None = None) -> Float[Tensor, "b d"]:
-        """Of patches at their places, all that is left to do before the head."""
+        """Encode embedded patches and pool them to the input of the head."""
         return self.pooled_norm(self.pool(self.encode(x, grid, places)))
 
     def encode(self, x: Float[Tensor, "b n d"], grid: Grid, places: Places | None = None) -> Float[Tensor, "b t d"]:
         """Prepend the class token and the registers to the patches, add positions, run the blocks and the last norm.
 
-        ``places``: which patches of the grid these are, a row a picture; none: all of them, in order.
+        ``patch_indices``: which patches of the grid these are, a row per image; None: all, in order.
         """
         x = self.prepended(x)
         rotation = None if self.rotary is None else self.rotary(grid, x.device, places)
@@ -107,20 +107,20 @@ class ViT(nn.Module):
         return torch.cat([*(repeat(token, "... d -> b (...) d", b=x.shape[0]) for token in before), x], dim=1)
 
     def grid(self, images: Float[Tensor, "b c height width"]) -> Grid:
-        """Rows and columns of patches in these pictures, or a sentence about the size that would work."""
+        """Return rows and columns of patches in these images, or raise an error that names a valid size."""
         check_pictures(tuple(images.shape), self.config.channels)
         size = images.shape[2], images.shape[3]
         if self.config.flexible:
             check_image(self.config, size)
         elif size != self.config.image:
             raise VitrailError(
-                f"pictures must be {times(self.config.image)}, got {times(size)}; "
+                f"images must be {times(self.config.image)}, got {times(size)}; "
                 f"resize them to {times(self.config.image)}, or build the model with flexible=True"
             )
         return size[0] // self.config.stride[0], size[1] // self.config.stride[1]
 
     def _run(self, block: nn.Module, x: Float[Tensor, "b t d"], rotation: Rotation | None) -> Float[Tensor, "b t d"]:
-        if self.checkpointing and torch.is_grad_enabled() and not watched(block):  # what is looked at is kept anyway
+        if self.checkpointing and torch.is_grad_enabled() and not watched(block):  # recorded values are stored anyway
             again: dict[str, Any] = (
                 {} if torch.compiler.is_compiling() else {"context_fn": lambda: (nullcontext(), unwatched(block))}
             )
@@ -187,6 +187,6 @@ def zero_head(width: int, classes: int) -> nn.Module:
     if classes == 0:
         return nn.Identity()
     head = nn.Linear(width, classes)
-    nn.init.zeros_(head.weight)  # a zero head starts every class at equal odds
+    nn.init.zeros_(head.weight)  # initially all classes are equally likely
     nn.init.zeros_(head.bias)
     return head

@@ -1,4 +1,4 @@
-"""All recipes, by name."""
+"""Registry of recipes by name."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ RECIPES: dict[str, Callable[[Given], Recipe]] = {
     "mae": mae,
     "simmim": simmim,
 }
-METHODS = ("masked-patch", "mae", "simmim")  # those that learn without labels
+METHODS = ("masked-patch", "mae", "simmim")  # self-supervised
 
 
 def recipe(name: str, given: Given) -> Recipe:
@@ -38,9 +38,9 @@ def recipe(name: str, given: Given) -> Recipe:
         raise VitrailError(f"no recipe is named {name!r}{suggestion(name, RECIPES)}; there are {', '.join(RECIPES)}")
     made = RECIPES[name](given)
     if given.model is not None and not _is(made.model, given.model):
-        raise VitrailError(f"{name} has a model of its own and takes no --model, got {given.model}; try --recipe plain")
+        raise VitrailError(f"{name} has its own model and takes no --model, got {given.model}; try --recipe plain")
     if given.image is not None and made.model.image != given.image:
-        raise VitrailError(f"{name} takes the pictures as large as they are and no --image; try --recipe small")
+        raise VitrailError(f"{name} takes images at their native size and no --image; try --recipe small")
     return made
 
 

@@ -8,9 +8,9 @@ from vitrail.train.recipe import Optim, Recipe, Schedule
 
 
 def demo(given: Given) -> Recipe:
-    """Sixteen patches of 7 x 7, half a million weights, 27 epochs: Muon, shifts by a pixel, mirror images, averaged weights.
+    """Sixteen patches of 7 x 7, half a million weights, 27 epochs: Muon, shifts by a pixel, horizontal flips, EMA weights.
 
-    88.4 % on the test pictures, 89.4 % with seed 1: a point is chance. ``docs/log.md`` has what was tried.
+    88.4 % on the test images, 89.4 % with seed 1: a point is within noise. ``docs/log.md`` has what was tried.
     """
     size, channels = given.size or (28, 28), given.channels
     patch = (size[0] // 4, size[1] // 4)

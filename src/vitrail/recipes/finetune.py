@@ -1,4 +1,4 @@
-"""``finetune``: trained weights on a folder of pictures, on a laptop. ``vitrail finetune WEIGHTS DIR``."""
+"""``finetune``: pretrained weights on a folder of images, on a laptop. ``vitrail finetune WEIGHTS DIR``."""
 
 from vitrail.augment.policy import policy
 from vitrail.recipes.given import Given, periods, warm_up
@@ -8,10 +8,10 @@ from vitrail.train.recipe import Optim, Recipe, Schedule
 def finetune(given: Given) -> Recipe:
     """The paper's optimiser, SGD at 0.01 and clipped at 1, in small batches over a few epochs, with gentler crops.
 
-    The paper sees a set of a few thousand pictures seventy times, in batches of 512: hours on a laptop. Here a batch is a
-    hundredth of the data, but at least 32, for three epochs, and a crop has at least 0.3 of the picture, since that is less
-    to get used to. A real Ti/16 on 3,068 photographs of ten kinds of clothes at 224 pixels: 91.8 % on test after 200 steps, the
-    mean of three seeds (``vitrail bench finetune WEIGHTS DIR --steps 200``); ``docs/log.md`` has what was tried.
+    The paper trains 70 epochs on a dataset of a few thousand images, in batches of 512: hours on a laptop. Here a batch is a
+    hundredth of the dataset, but at least 32, for three epochs, and a crop has at least 0.3 of the image, since that is
+    easier to adapt to. A real Ti/16 on 3,068 photographs of ten kinds of clothes at 224 pixels: 91.8 % on test after 200
+    steps, the mean of three seeds (``vitrail bench finetune WEIGHTS DIR --steps 200``); ``docs/log.md`` has what was tried.
     """
     batch = given.batch(min(max(2 ** max(given.pictures // 100, 1).bit_length() // 2, 32), 512))
     steps = min(max(given.steps(3, batch), 200), 20_000)

@@ -1,4 +1,4 @@
-"""What a recipe is told before it is written: the data at hand, and what its user wishes. Needs no torch."""
+"""The context that a recipe is built for: the dataset, and the options of its user. Torch-free."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +10,7 @@ from vitrail.models.variants import variant
 
 @dataclass(frozen=True)
 class Start:
-    """Weights to start from, at the size that is wished for: their hash, and what they say of themselves."""
+    """Pretrained weights to initialise from, at the requested image size: source, hash and metadata."""
 
     source: str
     hash: str
@@ -21,21 +21,21 @@ class Start:
 
 @dataclass(frozen=True)
 class Given:
-    """``size``: height and width of the pictures where all are alike and small, else none."""
+    """Dataset and options that a recipe is built for. ``native_size``: that of small images of one size, else None."""
 
     data: str = "fashion"
     pictures: int = 9000
     classes: int = 10
     size: Pair | None = (28, 28)
     channels: int = 1
-    model: str | None = None  # a name such as B/16, where the recipe leaves it open
+    model: str | None = None  # such as B/16, if the recipe leaves it open
     image: Pair | None = None
-    start: Start | None = None  # weights to start from
+    start: Start | None = None  # weights to initialise from
     names: tuple[str, ...] = ()  # of the classes
 
     def begin(self, image: Pair) -> dict[str, Any]:
-        """What a recipe for fine-tuning begins with: the checkpoint's own model and preprocessing, with a new head, unless the
-        classes are the very same: then the classifier is worth keeping. ``image``: the size where there is no checkpoint."""
+        """Return the model fields of a fine-tuning recipe: the checkpoint's own model and preprocessing, with a new head unless
+        the classes are exactly the same. ``image``: the size if there is no checkpoint."""
         start = self.start
         if start is None:
             size = self.image or image
@@ -57,16 +57,16 @@ class Given:
         return max(round(epochs * self.pictures / batch), 1)
 
     def batch(self, wished: int) -> int:
-        """The recipe's, or what a small data set can fill: a tenth of it, a power of two."""
+        """Return the recipe's batch size, for a small dataset at most a tenth of it, a power of two."""
         most = 2 ** max((self.pictures // 10).bit_length() - 1, 0)
         return min(wished, most)
 
 
 def warm_up(wished: int, steps: int) -> int:
-    """The recipe's number of steps, but never more than a tenth of the run."""
+    """Return the recipe's warm-up steps, at most a tenth of the run."""
     return min(wished, steps // 10)
 
 
 def periods(steps: int, times: int = 20) -> int:
-    """Steps between two evaluations, at most so many a run, the last at its end or soon before."""
+    """Return the steps between two evaluations, for at most so many per run, the last at or near its end."""
     return -(-steps // times)

@@ -1,4 +1,4 @@
-"""What came after the paper: plainer, better augmented, and from other hands. Scores are their authors', not reproduced."""
+"""Baselines published after the paper. Scores are their authors', not reproduced."""
 
 from vitrail.augment.policy import policy
 from vitrail.data.preprocess import imagenet, official
@@ -11,7 +11,7 @@ def plain(given: Given) -> Recipe:
     """``vitrail train DIR --recipe plain``: Beyer, Zhai and Kolesnikov 2022, "Better plain ViT baselines for ImageNet-1k".
 
     Fixed 2-D sin-cos positions, average pooling, one linear head, RandAugment (2, 10) and Mixup 0.2; no dropout, no stochastic
-    depth, no smoothing. S/16, 90 epochs: 76.5 % on ImageNet (the authors', not reproduced).
+    depth, no label smoothing. S/16, 90 epochs: 76.5 % on ImageNet (the authors', not reproduced).
     """
     image, batch = given.image or (224, 224), given.batch(1024)
     steps = given.steps(90, batch)
@@ -33,8 +33,8 @@ def plain(given: Given) -> Recipe:
 def augreg(given: Given) -> Recipe:
     """``vitrail train DIR --recipe augreg``: Steiner et al. 2021, "How to train your ViT?".
 
-    Medium augmentation and weight decay 0.1 in place of dropout, 300 epochs. The paper draws curves over hundreds of such
-    settings; no one score belongs to this one.
+    Medium augmentation and weight decay 0.1 in place of dropout, 300 epochs. The paper plots hundreds of such settings; no
+    single score belongs to this one.
     """
     image, batch = given.image or (224, 224), given.batch(4096)
     steps = given.steps(300, batch)
@@ -54,10 +54,10 @@ def augreg(given: Given) -> Recipe:
 
 
 def textbook(given: Given) -> Recipe:
-    """``vitrail train DIR --recipe textbook``: the description that lecture notes and tutorials give.
+    """``vitrail train DIR --recipe textbook``: the settings that lecture notes and tutorials give.
 
     Adam at 1e-3, weight decay 0.1, 10,000 steps of warm-up then cosine to 0, dropout and stochastic depth 0.1, RandAugment,
-    Mixup, CutMix and Random Erasing. No score is attached to it.
+    Mixup, CutMix and Random Erasing. No published score belongs to it.
     """
     image, batch = given.image or (224, 224), given.batch(4096)
     steps = given.steps(300, batch)
@@ -78,9 +78,9 @@ def textbook(given: Given) -> Recipe:
 
 
 def resnet(given: Given) -> Recipe:
-    """``vitrail train DIR --recipe resnet``: the convolutional net to compare with, BiT's R50x1 (Kolesnikov et al. 2020).
+    """``vitrail train DIR --recipe resnet``: the convolutional baseline, BiT's R50x1 (Kolesnikov et al. 2020).
 
-    SGD with momentum, batch 4096 at lr 0.1 per 256 pictures, weight decay 1e-4, 90 epochs: 76.8 % on ImageNet (mindcv's
+    SGD with momentum, batch 4096 at lr 0.1 per 256 images, weight decay 1e-4, 90 epochs: 76.8 % on ImageNet (mindcv's
     BiT50-S, not reproduced).
     """
     image, batch = given.image or (224, 224), given.batch(4096)

@@ -1,7 +1,7 @@
 """The paper's own runs (Dosovitskiy et al. 2021, tables 3 and 4): Adam with warm-up and a pre-training head, then SGD.
 
-Scores are the paper's, not reproduced here: its data and machines are out of reach. Steps follow from the data at hand;
-warm-up is the paper's 10,000 steps, or a tenth of a shorter run.
+Scores are the paper's, not reproduced here: its data and hardware are out of reach. The number of steps follows from the
+dataset; warm-up is the paper's 10,000 steps, or a tenth of a shorter run.
 """
 
 import math
@@ -15,7 +15,7 @@ from vitrail.recipes.given import Given, periods, warm_up
 from vitrail.train.recipe import Optim, Recipe, Schedule
 
 WARM_UP, BATCH = 10_000, 4096
-FINE_TUNING = ((4_000, 500), (50_000, 10_000), (1_281_167, 20_000))  # pictures and steps: Pets and Flowers, CIFAR, ImageNet
+FINE_TUNING = ((4_000, 500), (50_000, 10_000), (1_281_167, 20_000))  # images and steps: Pets and Flowers, CIFAR, ImageNet
 JFT = {"B": (8e-4, 7), "L/32": (6e-4, 7), "L": (4e-4, 7), "H": (3e-4, 14)}  # lr and epochs by model
 
 
@@ -48,8 +48,8 @@ def paper_jft(given: Given) -> Recipe:
 def paper_finetune(given: Given) -> Recipe:
     """``vitrail finetune WEIGHTS DIR``: SGD with momentum, batch 512, cosine, no weight decay, clipped at 1, at 384 pixels.
 
-    Table 4 and the official code: 20,000 steps for ImageNet, 10,000 for CIFAR, 500 for sets of a few thousand; between them
-    by the number of pictures. Of the learning rates {1e-3, 3e-3, 1e-2, 3e-2} the paper takes the best on validation; here 1e-2.
+    Table 4 and the official code: 20,000 steps for ImageNet, 10,000 for CIFAR, 500 for datasets of a few thousand;
+    interpolated in between. Of the learning rates {1e-3, 3e-3, 1e-2, 3e-2} the paper takes the best on validation; here 1e-2.
     L/16, from ImageNet-21k: 85.30 % on ImageNet (table 2; the paper's, not reproduced).
     """
     batch, steps = given.batch(512), _between(given.pictures)
@@ -68,7 +68,7 @@ def paper_finetune(given: Given) -> Recipe:
 
 
 def _between(pictures: int) -> int:
-    """Steps of fine-tuning, along a line between the paper's sets where both axes are logarithmic."""
+    """Interpolate the steps of fine-tuning between the paper's datasets, log-log linearly."""
     for (few, least), (many, most) in pairwise(FINE_TUNING):
         if pictures <= many:
             share = max(math.log(pictures / few) / math.log(many / few), 0.0)

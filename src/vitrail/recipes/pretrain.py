@@ -1,9 +1,9 @@
-"""Learning from pictures without labels: ``vitrail pretrain DIR --method masked-patch|mae|simmim``, then ``vitrail finetune``.
+"""Self-supervised pre-training: ``vitrail pretrain DIR --method masked-patch|mae|simmim``, then ``vitrail finetune``.
 
 Each comes in two sizes. With ``--model`` it is the paper's, whose scores are the authors' and not reproduced; without, it has
-the encoder of ``small`` and its optimiser, for a laptop. What the methods are worth at such a size, ``vitrail lab masked`` has
-measured (2,000 steps on fashion, then 200 with 100 and with 1,000 labels; mean of three seeds on test): from nothing 56.3 %
-and 58.9 %, masked-patch 64.2 % and 70.6 %, MAE 67.9 % and 72.7 %, SimMIM 62.8 % and 62.8 %.
+the encoder and optimiser of ``small``, for a laptop. ``vitrail lab masked`` has measured the methods at that size (2,000 steps
+on fashion, then 200 with 100 and with 1,000 labels; mean of three seeds on test): from scratch 56.3 % and 58.9 %, masked-patch
+64.2 % and 70.6 %, MAE 67.9 % and 72.7 %, SimMIM 62.8 % and 62.8 %.
 """
 
 from dataclasses import replace
@@ -22,11 +22,11 @@ from vitrail.train.recipe import Optim, Recipe, Schedule
 def masked_patch(given: Given) -> Recipe:
     """``vitrail pretrain DIR --method masked-patch``: Dosovitskiy et al. 2021, B.1.2.
 
-    Half of the patch embeddings are corrupted, and each predicts the mean colour of its patch, three bits a channel. Adam at
-    2e-4 and 4096 pictures a step, for 14 epochs of JFT; B/16 then has 79.9 % on ImageNet. Its weight decay is not told: here
-    that of the paper's other models.
+    Half of the patch embeddings are corrupted, and each predicts the mean colour of its patch, three bits per channel. Adam at
+    2e-4 and batch 4096, for 14 epochs of JFT; B/16 then has 79.9 % on ImageNet. Its weight decay is not given: here that of
+    the paper's other models.
     """
-    how = Masking("masked-patch", share=0.5, target="colour")
+    how = Masking("masked-patch", share=0.5, target="mean-colour")
     if given.model is None:
         return _little(given, how)
     return _paper(given, how, 14, 4096, Optim(lr=2e-4, weight_decay=0.1), (0.05, 1.0))
@@ -35,9 +35,9 @@ def masked_patch(given: Given) -> Recipe:
 def mae(given: Given) -> Recipe:
     """``vitrail pretrain DIR --method mae``: He et al. 2022, "Masked autoencoders are scalable vision learners".
 
-    Three quarters of the patches are hidden, the encoder sees the others alone, and a light decoder predicts the pixels of
-    each hidden patch from its own mean and deviation. 800 epochs of 4096 pictures a step; after twice as many, B/16 has 83.6 %
-    on ImageNet.
+    Three quarters of the patches are masked, the encoder gets only the others, and a light decoder predicts the pixels of each
+    masked patch, normalised by its own mean and deviation. 800 epochs at batch 4096; after twice as many, B/16 has 83.6 % on
+    ImageNet.
     """
     how, changes = Masking("mae", share=0.75, normalise=True), {"class_token": True, "position": "sincos2d-mae"}
     if given.model is None:
@@ -49,8 +49,8 @@ def mae(given: Given) -> Recipe:
 def simmim(given: Given) -> Recipe:
     """``vitrail pretrain DIR --method simmim``: Xie et al. 2022, "SimMIM: a simple framework for masked image modeling".
 
-    Squares of patches, 60 % of the picture, become mask tokens, and one linear layer predicts their pixels. 800 epochs of
-    2048 pictures a step; B/16 then has 83.8 % on ImageNet.
+    Squares of patches, 60 % of the image, become mask tokens, and one linear layer predicts their pixels. 800 epochs at batch
+    2048; B/16 then has 83.8 % on ImageNet.
     """
     how = Masking("simmim", share=0.6)
     if given.model is None:
@@ -99,5 +99,5 @@ def _recipe(
 
 
 def _unit(model: ModelConfig) -> int:
-    """Two patches a side, as 32 pixels are in the paper, where that divides the picture."""
+    """Return two patches per side, like the paper's 32 pixels, if that divides the image, else one."""
     return 2 if isinstance(model, ViTConfig) and not any(side % 2 for side in model.grid) else 1

@@ -1,4 +1,4 @@
-"""``small``: from nothing on a folder of a few thousand pictures. ``vitrail train DIR``."""
+"""``small``: from scratch on a folder of a few thousand images. ``vitrail train DIR``."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from vitrail.train.recipe import Optim, Recipe, Schedule
 
 def small(given: Given) -> Recipe:
     """A narrow ViT with small patches, average pooling and fixed positions (Beyer et al. 2022); Muon, crops from 0.3 of the
-    picture and a little Mixup, averaged weights, 60 epochs.
+    image and a little Mixup, EMA weights, 60 epochs.
 
     3,068 photographs of ten kinds of clothes at 96 pixels: 65.9 % on test, 71.0 % on validation (``vitrail train DIR``, 85
-    minutes on one core). A linear probe on weights that were trained elsewhere has 90.6 % there, so where there are such,
-    ``vitrail finetune`` is the better start. ``docs/log.md`` has what was tried.
+    minutes on one core). A linear probe on pretrained weights has 90.6 % there, so if there are such weights,
+    ``vitrail finetune`` is the better choice. ``docs/log.md`` has what was tried.
     """
     model, preprocess = small_model(given)
     batch = given.batch(128)
@@ -37,7 +37,7 @@ def small(given: Given) -> Recipe:
 
 
 def small_model(given: Given, **changes: Any) -> tuple[ViTConfig, Preprocess]:
-    """Small pictures as large as they are, in patches of 4 x 4 or 8 x 8; others at 96 x 96."""
+    """Return model and preprocessing: small images at their native size, in patches of 4 x 4 or 8 x 8; others at 96 x 96."""
     wished = given.image or (given.size if given.size and max(given.size) <= 64 else (96, 96))
     side = 4 if max(wished) <= 48 else 8
     image = given.image or (max(round(wished[0] / side), 1) * side, max(round(wished[1] / side), 1) * side)

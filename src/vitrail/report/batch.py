@@ -1,4 +1,4 @@
-"""What the model will see: a batch of a data set as a contact sheet."""
+"""A preprocessed and augmented batch of a dataset as a contact sheet."""
 
 from dataclasses import dataclass
 
@@ -25,11 +25,11 @@ class Drawn:
 def draw_batch(
     data: Data, split: str, policy: Policy, image: tuple[int, int] | None, batch: int, step: int, seed: int
 ) -> Drawn:
-    """A batch of train as it is augmented; of validation and test as it is evaluated."""
+    """Draw a batch: train images augmented as in training, validation and test images as in evaluation."""
     source = data.splits[split]
     if not len(source):
         there = [name for name, part in data.splits.items() if len(part)]
-        raise VitrailError(f"{data.name} has no {split}; try --split {there[0] if there else 'train'}")
+        raise VitrailError(f"{data.name} has no {split} split; try --split {there[0] if there else 'train'}")
     loader = _loader(source, split, policy, image, batch, seed)
     made = loader.batch(step)
     how = loader.view.preprocess
@@ -38,7 +38,7 @@ def draw_batch(
 
 
 def _loader(source: Source, split: str, policy: Policy, image: tuple[int, int] | None, batch: int, seed: int) -> Loader:
-    """Without a model that tells its size: small pictures as they are, others at the usual size."""
+    """Build a loader without a model to set the image size: small images keep theirs, others get the default."""
     first = source.content(0)
     channels = 1 if not isinstance(first, bytes) and first.shape[2] == 1 else 3
     native = (first.shape[0], first.shape[1]) if not isinstance(first, bytes) and max(first.shape[:2]) <= 96 else USUAL
@@ -57,6 +57,6 @@ def _captions(source: Source, batch: Batch) -> list[str]:
 
 
 def _mixed(own: str, other: str, share: float) -> str:
-    """The larger part first; one of less than half a percent is not worth its room."""
+    """Return the caption of a mixed image, the larger part first; a part below half a percent is left out."""
     (most, first), (least, second) = sorted([(share, own), (1 - share, other)], reverse=True)
     return first if least < 0.005 or first == second else f"{most:.0%} {first}, {least:.0%} {second}"

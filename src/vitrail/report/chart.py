@@ -1,4 +1,4 @@
-"""Lines and dots over layers or shares, as a drawing."""
+"""Line charts and scatter plots as figures."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,9 @@ from vitrail.report.curves import ticks
 from vitrail.report.drawing import Dot, Drawing, Line, Point, Shape, Words
 
 WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 520, 260, 48, 16, 26, 36
-LEGEND, LONGEST = 150, 17  # pixels of it, and letters of a name in it
+LEGEND, LONGEST = 150, 17  # its width in pixels, and the most letters of a name in it
 INKS = ("mark", "bad", "good", "#8a5fb5", "#b07d1a", "#2f8f8f")
-BESIDE = ("soft", "ink")  # of what is compared with
+BESIDE = ("soft", "ink")  # colours of baselines
 
 
 def chart(
@@ -26,10 +26,9 @@ def chart(
     captions: Mapping[str, Sequence[tuple[str, str] | None]] | None = None,
     marks: Mapping[float, str] | None = None,
 ) -> Drawing:
-    """``dots`` say something when pointed at, ``dashed`` are lines to compare with. ``places``: so many whole numbers from 0,
-    each in the middle of a column of its own. ``low``: where the axis begins. ``captions``: of each point of a line, what
-    stands beside its dot and what it says when pointed at, or none for no dot. ``marks``: what stands below the axis and where,
-    in place of round numbers."""
+    """Draw lines and dots. ``dots``: x, y and hover text. ``dashed``: names of baselines. ``columns``: x is an index below it,
+    each in the middle of its own column. ``y_min``: start of the y axis. ``captions``: per point of a line its label and hover
+    text, or None for no dot. ``x_ticks``: tick labels by x value, instead of round numbers."""
     drawn = {name: [point for point in line if math.isfinite(point[1])] for name, line in (lines or {}).items()}
     points = [point for line in drawn.values() for point in line] + [(x, y) for x, y, _ in dots if math.isfinite(y)]
     first, last = (
@@ -38,7 +37,7 @@ def chart(
     least, most = min((y for _, y in points), default=0.0), max((y for _, y in points), default=1.0)
     least = least if low is None else low
     most = most if most > least else least + (0.01 if percent else 1)
-    first, last = (first, last) if last > first else (first - 0.5, last + 0.5)  # one alone stands in the middle
+    first, last = (first, last) if last > first else (first - 0.5, last + 0.5)  # a single point is centred
     end = WIDE - (LEGEND if len(drawn) > 1 else RIGHT)
 
     def at(x: float, y: float) -> Point:
@@ -62,7 +61,7 @@ def chart(
             pairs = zip(spots, line, strict=True)
             shapes += [Dot(spot, colour, f"{name}, {x:g}: {_number(y, percent)}", 1, 2.6) for spot, (x, y) in pairs]
         for (x, y), caption in zip(spots, (captions or {}).get(name, ()), strict=False):
-            inward = x > end - 2 * RIGHT and y < TOP + 18 * len(drawn)  # or it would lie on the legend
+            inward = x > end - 2 * RIGHT and y < TOP + 18 * len(drawn)  # or it would overlap the legend
             if caption:
                 place, anchor = ((x - 5, y - 5), "end") if inward else ((x + 5, y - 5), "start")
                 shapes += [Dot((x, y), colour, caption[1], 1, 3), Words(place, caption[0], anchor, colour)]

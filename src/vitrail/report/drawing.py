@@ -1,6 +1,6 @@
-"""A drawing that is said once and can be a PNG, an SVG of its own or a part of a page.
+"""A figure described once and rendered as a PNG, as a standalone SVG or inline in a page.
 
-Pictures, lines, dots and words at places in pixels, y downwards. In a page, colours are the page's own, in light and in dark.
+Images, lines, dots and text at pixel coordinates, y downwards. Inline, colours are those of the page, light or dark.
 """
 
 import base64
@@ -13,20 +13,21 @@ from itertools import pairwise
 
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
-from vitrail.report.page import text
+from vitrail.report.markup import text
 
 Point = tuple[float, float]
-Box = tuple[float, float, float, float]  # left, top, wide, high
+Box = tuple[float, float, float, float]  # left, top, width, height
 COLOURS = {"ink": "#28282e", "paper": "#faf9f6", "line": "#d9d6cd", "soft": "#6b6960", "mark": "#1d5f8a", "bad": "#a8321e",
            "good": "#2c6e49"}  # fmt: skip
-ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}  # as Pillow calls them
-MARGIN, HEADING, LETTER = 12, 20, 6.2  # around a drawing that stands alone, above it, and of a letter's width
-SCALE, FINER = 2, 2  # pixels of a PNG to one of the drawing, and how much finer it is drawn first
+ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}  # Pillow's names
+MARGIN, HEADING, LETTER = 12, 20, 6.2  # pixels around a standalone figure, of its title, and of a letter's width
+NEAREST = 64  # images up to this side are enlarged in whole pixels
+SCALE, FINER = 2, 2  # PNG pixels per pixel of the figure, and the supersampling before that
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture; one that is not ``smooth`` keeps its pixels square. ``share``: how much of what is below it covers."""
+    """An image; unless ``smooth`` its pixels stay square."""
 
     box: Box
     image: Image.Image
@@ -47,14 +48,14 @@ class Line:
 class Dot:
     at: Point
     colour: str = "mark"
-    said: str = ""  # when pointed at
+    said: str = ""  # on hover
     share: float = 0.7
     radius: float = 3.4
 
 
 @dataclass(frozen=True)
 class Words:
-    at: Point  # on the line of writing
+    at: Point  # on the baseline
     words: str
     anchor: str = "start"  # or middle, end
     colour: str = "soft"
@@ -62,7 +63,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Area:
-    """Nothing to see, but something to be told when it is pointed at."""
+    """An invisible area with text shown on hover."""
 
     box: Box
     said: str
@@ -74,14 +75,14 @@ Shape = Shown | Line | Dot | Words | Area
 @dataclass(frozen=True)
 class Drawing:
     title: str
-    size: tuple[int, int]  # wide, high
+    size: tuple[int, int]  # width, height
     shapes: tuple[Shape, ...]
 
     def svg(self, alone: bool = True) -> str:
-        """``alone``: a file of its own, with its title, its own colours and paper, and not a part of a page."""
+        """Return the figure as SVG. ``standalone``: a file with title, colours and background, else inline in a page."""
         inside = "".join(_svg(shape, alone) for shape in self.shapes)
         (wide, high), font = self.size, ""
-        look = f'style="width:{wide}px;max-width:100%;--wide:{wide}px"'  # on a phone it scrolls before its words are too small
+        look = f'style="width:{wide}px;max-width:100%;--wide:{wide}px"'  # a phone scrolls it before its text gets too small
         if alone:
             wide, high = self.framed
             look, font = f'width="{wide}" height="{high}"', ' font-family="system-ui,sans-serif"'
@@ -107,7 +108,7 @@ class Drawing:
 
     @property
     def framed(self) -> tuple[int, int]:
-        """With a margin and a line for the title."""
+        """Size with a margin and a line for the title."""
         needed = round(LETTER * len(self.title))
         return max(self.size[0], needed) + 2 * MARGIN, self.size[1] + HEADING + 2 * MARGIN
 
@@ -117,7 +118,7 @@ class Drawing:
 
 
 def known(words: str) -> str:
-    """In the letters that the font of PNGs has: accents fall away, and of other scripts a question mark is left."""
+    """Reduce text to the letters of the PNG font: accents are dropped, other scripts become question marks."""
     apart = (letter for letter in unicodedata.normalize("NFKD", words.replace("…", "\0")) if not unicodedata.combining(letter))
     return "".join(letter if letter.isascii() else "?" for letter in apart).replace("\0", "…")
 
@@ -127,26 +128,27 @@ def _svg(shape: Shape, alone: bool) -> str:
         return (COLOURS[colour] if alone else f"var(--{colour})") if colour in COLOURS else colour
 
     match shape:
-        case Shown(box, image, smooth, share):
+        case Shown(box, image, smooth, opacity):
             look = "" if smooth else ' style="image-rendering:pixelated"'
             return (
-                f'<image {_place(box)} href="{_address(image, smooth)}" preserveAspectRatio="none" opacity="{share:g}"{look}/>'
+                f'<image {_place(box)} href="{_address(image, smooth)}" preserveAspectRatio="none" '
+                f'opacity="{opacity:g}"{look}/>'
             )
-        case Line(points, colour, wide, dashed, share):
+        case Line(points, colour, width, dashed, opacity):
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             dash = ' stroke-dasharray="5 4"' if dashed else ""
             return (
-                f'<polyline points="{path}" fill="none" style="stroke:{ink(colour)}" stroke-width="{wide:g}" '
-                f'stroke-opacity="{share:g}"{dash}/>'
+                f'<polyline points="{path}" fill="none" style="stroke:{ink(colour)}" stroke-width="{width:g}" '
+                f'stroke-opacity="{opacity:g}"{dash}/>'
             )
-        case Dot((x, y), colour, said, share, radius):
-            look = f'r="{radius:g}" style="fill:{ink(colour)}" fill-opacity="{share:g}"'
-            return f'<circle cx="{x:.1f}" cy="{y:.1f}" {look}><title>{text(said)}</title></circle>'
-        case Words((x, y), words, anchor, colour):
+        case Dot((x, y), colour, tooltip, opacity, radius):
+            look = f'r="{radius:g}" style="fill:{ink(colour)}" fill-opacity="{opacity:g}"'
+            return f'<circle cx="{x:.1f}" cy="{y:.1f}" {look}><title>{text(tooltip)}</title></circle>'
+        case Words((x, y), content, anchor, colour):
             look = f'text-anchor="{anchor}" style="font-size:11px;fill:{ink(colour)}"'
-            return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{text(words)}</text>'
-        case Area(box, said):
-            return f'<rect {_place(box)} fill-opacity="0"><title>{text(said)}</title></rect>'
+            return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{text(content)}</text>'
+        case Area(box, tooltip):
+            return f'<rect {_place(box)} fill-opacity="0"><title>{text(tooltip)}</title></rect>'
 
 
 def _place(box: Box) -> str:
@@ -155,7 +157,7 @@ def _place(box: Box) -> str:
 
 
 def _address(image: Image.Image, smooth: bool) -> str:
-    """Photographs as JPEG, colours that mean a number exactly as they are."""
+    """Encode photographs as JPEG, and colours that stand for numbers losslessly."""
     stream, kind = io.BytesIO(), "jpeg" if smooth else "png"
     image.save(stream, kind, **({"quality": 90} if smooth else {"optimize": True}))
     return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}"
@@ -164,21 +166,21 @@ def _address(image: Image.Image, smooth: bool) -> str:
 def _paint(page: Image.Image, shape: Shape, scale: int) -> None:
     pen = ImageDraw.Draw(page, "RGBA")
     match shape:
-        case Shown(box, image, smooth, share):
+        case Shown(box, image, smooth, opacity):
             left, top, wide, high = (round(value * scale) for value in box)
             how = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
             large = image.convert("RGBA").resize((max(wide, 1), max(high, 1)), how)
-            page.paste(large, (left, top), large.getchannel("A").point(lambda value: round(value * share)))
-        case Line(points, colour, wide, dashed, share):
-            ink = _ink(colour, share)
+            page.paste(large, (left, top), large.getchannel("A").point(lambda value: round(value * opacity)))
+        case Line(points, colour, wide, dashed, opacity):
+            ink = _ink(colour, opacity)
             for part in _dashes(points) if dashed else [points] if points else []:
                 pen.line([(x * scale, y * scale) for x, y in part], ink, max(round(wide * scale), 1), joint="curve")
-        case Dot((x, y), colour, _, share, radius):
-            ink = _ink(colour, share)
+        case Dot((x, y), colour, _, opacity, radius):
+            ink = _ink(colour, opacity)
             pen.ellipse([value * scale for value in (x - radius, y - radius, x + radius, y + radius)], ink)
-        case Words((x, y), words, anchor, colour):
+        case Words((x, y), content, anchor, colour):
             ink = _ink(colour)
-            pen.text((x * scale, y * scale), known(words), ink, ImageFont.load_default(11 * scale), anchor=ANCHORS[anchor])
+            pen.text((x * scale, y * scale), known(content), ink, ImageFont.load_default(11 * scale), anchor=ANCHORS[anchor])
 
 
 def _ink(colour: str, share: float = 1.0) -> tuple[int, int, int, int]:
@@ -187,7 +189,7 @@ def _ink(colour: str, share: float = 1.0) -> tuple[int, int, int, int]:
 
 
 def _dashes(points: Sequence[Point], on: float = 5, off: float = 4) -> Iterator[list[Point]]:
-    """The pieces of a line that is walked along."""
+    """Yield the dashes along a line."""
     walked = 0.0
     for (x, y), (to_x, to_y) in pairwise(points):
         long = math.hypot(to_x - x, to_y - y)

@@ -1,7 +1,7 @@
-"""The few-shot answer of a run: how well its features tell the classes apart from a few pictures each (``evaluate.fewshot``).
+"""Few-shot section of a run's report: linear classification of its features from a few images per class.
 
-It has to be cheap: a tenth as many pictures as the run has seen are looked at, and a few thousand at most. To see one costs
-about a third of learning from it, so that this is some 3 % of the run. n pictures.
+It has to be cheap: it uses a tenth as many images as the run was trained on, a few thousand at most. A forward pass costs about
+a third of a training step, so this is some 3 % of the run. n images.
 """
 
 from collections.abc import Iterator
@@ -19,28 +19,28 @@ from vitrail.models.device import device
 from vitrail.report.page import table
 from vitrail.weights.load import load
 
-MOST = 3000  # pictures in all, half of them to learn from
-LEAST = 5  # of a class to learn from
+MOST = 3000  # images in total, half of them for training
+LEAST = 5  # training images per class
 
 
 def fewshot_part(weights: Path, data: Data, split: str, seen: int) -> Iterator[str]:
-    """Nothing where it cannot be had: a run is whole without it. ``seen`` is how many pictures the run has learned from."""
+    """Yield the section, or nothing if it cannot be computed. ``images_seen``: images that the run was trained on."""
     try:
         found = few_shots(weights, data, split, seen)
     except (VitrailError, OSError, RuntimeError, MemoryError):
         return
     if found:
         rows = [(f"{one.shots}", f"{one.accuracy:.2%}", f"{one.spread:.2%}") for one in found]
-        yield "<h2>From a few pictures</h2>"
+        yield "<h2>Few-shot accuracy</h2>"
         yield (
-            f"<p>How often {split} is told right by the features before the head, with so many pictures of each class to learn "
-            "from: ridge regression in closed form, the mean of three draws and the deviation between them.</p>"
+            f"<p>Accuracy on {split} of a linear classifier on the features, trained on a few images per class: "
+            "ridge regression in closed form, mean and standard deviation of three draws.</p>"
         )
-        yield table(("#pictures of a class", "#accuracy", "#deviation"), rows)
+        yield table(("#images per class", "#accuracy", "#standard deviation"), rows)
 
 
 def few_shots(weights: Path, data: Data, split: str, seen: int) -> tuple[FewShot, ...]:
-    """Of those numbers of shots that three draws can differ in."""
+    """Compute few-shot accuracies for the numbers of shots that allow three different draws."""
     classes, half = len(data.names), min(MOST, seen // 10) // 2
     each = half // max(classes, 1)
     if split == "train" or classes < 2 or each < LEAST:
@@ -55,7 +55,7 @@ def few_shots(weights: Path, data: Data, split: str, seen: int) -> tuple[FewShot
 
 
 def _of_each(labels: Int[ndarray, " n"], count: int) -> ndarray:
-    """So many pictures of every class, by a fixed draw."""
+    """Return indices of up to ``count`` images of every class, by a fixed draw."""
     order = np.random.default_rng(0).permutation(len(labels))
     kept = [order[labels[order] == label][:count] for label in range(int(labels.max(initial=-1)) + 1)]
     return np.sort(np.concatenate(kept)) if kept else order

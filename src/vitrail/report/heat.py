@@ -1,7 +1,7 @@
-"""Numbers as colours: maps over pictures, walls of heads, tiles of positions, sheets of filters.
+"""Heat maps: overlays on images, grids of heads, position similarities and patch filters.
 
-y and x a place in a grid, v and u another, l layers, s states between them, h heads, n filters of c channels and p by q pixels,
-r rows and k columns of cells.
+y and x a position in the grid, v and u another, l layers, s states between them, h heads, n filters of c channels and p by q
+pixels, r rows and k columns of cells.
 """
 
 import math
@@ -12,25 +12,22 @@ from jaxtyping import Float
 from numpy import ndarray
 from PIL import Image
 
-from vitrail.report.drawing import Area, Drawing, Line, Shape, Shown, Words
-from vitrail.report.pictures import NEAREST
+from vitrail.report.drawing import NEAREST, Area, Drawing, Line, Shape, Shown, Words
 from vitrail.report.shades import SHADES, colours, path, scaled, shades_of
 
 BAR = 72  # pixels of a colour bar with its numbers
-ABOVE = 0.65  # share of the colours over a picture
-MIDDLE = 128  # the grey that colours lie over, on the whole
-NAMED = 44  # pixels that "layer 11" needs
-LINE, ROOM = 16, 1000  # pixels of a line of writing, and across a page
+ABOVE = 0.65  # opacity of the colours over an image
+MIDDLE = 128  # mean grey below the colours
+NAMED = 44  # width in pixels of "layer 11"
+LINE, ROOM = 16, 1000  # pixels: height of a line of text, width of a page
 Numbers = Sequence[int] | None
 
 
 def overlay(picture: Image.Image, values: Float[ndarray, "y x"], title: str = "map", side: int = 224) -> Drawing:
-    """The map over a grey copy of the picture, patch by patch, with a bar that says what its ends are."""
+    """Draw a saliency map over a grey copy of the image, patch by patch, with a colour bar."""
     wide, high = _fitted(picture, side)
     box = 0.0, 0.0, float(wide), float(high)
-    faint = picture.convert("L").point(
-        lambda value: MIDDLE // 2 + value // 2
-    )  # colours are to be told, not the picture's own light
+    faint = picture.convert("L").point(lambda value: MIDDLE // 2 + value // 2)  # faint, so that the colours can be read
     shapes: list[Shape] = [_shown(faint.convert("RGB"), wide, high), Shown(box, _heat(scaled(values)), share=ABOVE)]
     shapes += _bar(wide, high, float(values.min()), float(values.max()), share=ABOVE)
     return Drawing(title, (wide + BAR, high), tuple(shapes))
@@ -43,7 +40,7 @@ def patched(
     marked: Sequence[tuple[int, int]] = (),
     side: int = 224,
 ) -> Drawing:
-    """The picture with the lines between its patches, and a frame around those in these rows and columns."""
+    """Draw the image with its patch grid, and a frame around the patches ``marked`` by row and column."""
     wide, high = _fitted(picture, side)
     ends = [(0.0, high * row / grid[0], float(wide), high * row / grid[0]) for row in range(1, grid[0])]
     ends += [(wide * column / grid[1], 0.0, wide * column / grid[1], float(high)) for column in range(1, grid[1])]
@@ -62,7 +59,7 @@ def wall(
     heads: Numbers = None,
     side: int | None = None,
 ) -> Drawing:
-    """A column a layer, a row a head, each map from its own lowest to its own highest."""
+    """Draw attention maps with one column per layer and one row per head, each scaled to its own minimum and maximum."""
     across, down = maps.shape[:2]
     size = _cell(maps.shape[2:], side or min(max(ROOM // (across + 1), 40), 96))
     cells = np.stack([np.stack([scaled(maps[layer, head]) for layer in range(across)]) for head in range(down)])
@@ -81,8 +78,8 @@ def wall(
 def strip(
     maps: Float[ndarray, "s y x"], names: Sequence[str], title: str, ends: tuple[float, float] | None = None, side: int = 64
 ) -> Drawing:
-    """One beside the other, each from its own lowest to its own highest, which stand below it; or all between the same ends,
-    with a bar. Long ones are broken into rows."""
+    """Draw maps side by side, wrapped into rows: each scaled to its own minimum and maximum, written below it, or all to
+    ``value_range``, with a colour bar."""
     high, wide = _cell(maps.shape[1:], side)
     each, below = max(wide + 8, NAMED if ends else 84), 0 if ends else LINE
     rows = -(-len(maps) // max(1, ROOM // each))
@@ -103,7 +100,7 @@ def strip(
 
 
 def tiles(similarity: Float[ndarray, "y x v u"], title: str = "positions", most: int = 14, side: int = 44) -> Drawing:
-    """A tile a place, in it the cosine to every other, from -1 to 1; of a large grid every so many."""
+    """Draw one tile per position: its cosine to every other, from -1 to 1. Large grids are subsampled."""
     rows, columns = similarity.shape[:2]
     every = -(-max(rows, columns) // most)
     cells = (similarity[::every, ::every] + 1) / 2
@@ -123,7 +120,7 @@ def tiles(similarity: Float[ndarray, "y x v u"], title: str = "positions", most:
 
 
 def filter_sheet(filters: Float[ndarray, "n c p q"], title: str = "filters", columns: int = 7, side: int = 56) -> Drawing:
-    """Three channels as red, green and blue; others by their mean, as grey."""
+    """Draw patch filters: three channels as red, green and blue, other numbers by their mean, as grey."""
     count, channels = filters.shape[:2]
     high, wide = _cell(filters.shape[2:], side)
     shapes: list[Shape] = []
@@ -137,10 +134,10 @@ def filter_sheet(filters: Float[ndarray, "n c p q"], title: str = "filters", col
 
 
 def _mosaic(cells: Float[ndarray, "r k y x"], left: int, top: int, high: int) -> tuple[Shape, float, float]:
-    """One picture of all cells with gaps between them, and how far apart cells are, down and across."""
+    """Return one image of all cells with gaps between them, and the cell spacing down and across."""
     rows, columns, y, _ = cells.shape
     each = high / y
-    times = max(round(each / 3), 1)  # a gap is one pixel of the picture
+    times = max(round(each / 3), 1)  # a gap is one pixel of the image
     fine = shades_of(cells).repeat(times, axis=2).repeat(times, axis=3)
     fine = np.pad(fine, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=SHADES)
     whole = fine.transpose(0, 2, 1, 3).reshape(rows * fine.shape[2], columns * fine.shape[3])
@@ -149,14 +146,14 @@ def _mosaic(cells: Float[ndarray, "r k y x"], left: int, top: int, high: int) ->
 
 
 def _columns(names: Sequence[str], left: int, wide: float) -> list[Shape]:
-    """Above each; only the number where there is no room for more, and not of every one where there is not even that."""
+    """Label the columns; narrow ones by their number alone, very narrow ones only every so many."""
     every = math.ceil(16 / wide)
     short = [name if wide >= NAMED else name.split()[-1] for name in names]
     return [Words((left + (n + 0.5) * wide, 12), name, "middle") for n, name in enumerate(short) if n % every == 0]
 
 
 def _bar(left: int, high: int, low: float, most: float, top: int = 0, share: float = 1.0) -> list[Shape]:
-    """What the colours mean, as they look where they lie over grey by this share."""
+    """Draw a colour bar, as the colours look over grey with this opacity."""
     shades = Image.fromarray(np.round(share * colours(np.linspace(1, 0, 128)[:, None]) + (1 - share) * MIDDLE).astype(np.uint8))
     ends = [Words((left + 22, top + 9), f"{most:.2g}"), Words((left + 22, top + high - 1), f"{low:.2g}")]
     return [Shown((left + 6, top, 12, high), shades), *(ends if high >= 24 else ends[:1])]
@@ -167,7 +164,7 @@ def _heat(values: Float[ndarray, "y x"]) -> Image.Image:
 
 
 def _coloured(shades: ndarray) -> Image.Image:
-    """With its colours as a palette, a byte a place."""
+    """Return the image with the colour map as its palette, one byte per pixel."""
     image = Image.fromarray(shades.astype(np.uint8)).convert("P")
     image.putpalette([*path().tobytes(), 0, 0, 0])
     if (shades == SHADES).any():
@@ -176,7 +173,7 @@ def _coloured(shades: ndarray) -> Image.Image:
 
 
 def _shown(picture: Image.Image, wide: int, high: int) -> Shown:
-    """A large picture no finer than can be seen; a small one in its own pixels."""
+    """Fit an image: a large one is downsampled to what can be seen, a small one keeps its pixels."""
     smooth = max(picture.size) > NEAREST
     most = 2 * max(wide, high)
     if max(picture.size) > most:
@@ -190,6 +187,6 @@ def _fitted(picture: Image.Image, side: int) -> tuple[int, int]:
 
 
 def _cell(grid: Sequence[int], side: int) -> tuple[int, int]:
-    """Whole pixels a place, so that all are equally large."""
+    """Return the size of a map in whole pixels per grid cell, so that all cells are equally large."""
     each = max(1, side // max(grid))
     return grid[0] * each, grid[1] * each

@@ -1,6 +1,6 @@
-"""What the model looked at where it was most wrong: maps for what it said and for what it is.
+"""Saliency of the worst errors: maps for the predicted class and for the true class.
 
-By integrated gradients, the method that is most faithful on models of this kind (``docs/log.md``)."""
+By integrated gradients, the most faithful method on models of this kind (``docs/log.md``)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,28 +19,28 @@ from vitrail.evaluate.predict import preprocessing
 from vitrail.explain.maps import saliency
 from vitrail.models.vit import ViT
 from vitrail.report.heat import overlay
-from vitrail.report.page import text
+from vitrail.report.markup import text
 from vitrail.report.pictures import data_address, restored
 from vitrail.tasks.classify import marks
 from vitrail.weights.load import load
 
-METHOD = "integrated"
+METHOD = "integrated_gradients"
 SHOWN = 6
-SIDE = 160  # pixels of a picture's longer one
+SIDE = 160  # pixels of an image's longer side
 
 
 def looked_part(weights: Path, source: Source, answers: Answers) -> Iterator[str]:
-    """Nothing where it cannot be had, as of a ResNet: a run is whole without it."""
+    """Yield the section, or nothing if it cannot be computed, as for a ResNet."""
     try:
         shots = looked(weights, source, answers)
     except (VitrailError, OSError, RuntimeError, MemoryError):
         return
     if not shots:
         return
-    yield "<h2>What it looked at where it was most wrong</h2>"
+    yield "<h2>Saliency of the worst errors</h2>"
     yield (
-        "<p>The picture as the model takes it, what speaks for the class it said, and what speaks for the class it is: "
-        "integrated gradients on the way from a grey picture, each from its own lowest to its own highest.</p>"
+        "<p>The preprocessed image, the evidence for the predicted class, and the evidence for the true class: integrated "
+        "gradients from a grey baseline, each map scaled to its own minimum and maximum.</p>"
     )
     for picture, said, is_, names in shots:
         figures = (
@@ -54,7 +54,7 @@ def looked_part(weights: Path, source: Source, answers: Answers) -> Iterator[str
 def looked(
     weights: Path, source: Source, answers: Answers, count: int = SHOWN
 ) -> list[tuple[Image.Image, Image.Image, Image.Image, tuple[str, str]]]:
-    """The picture, its map for what was said and for what it is, and the two names; the wrongest first."""
+    """Return image, maps for the predicted and the true class, and their names; the highest loss first."""
     wrong = (answers.guesses != answers.labels).nonzero()[:, 0]
     losses = marks(answers.logits, answers.labels)["loss"][wrong]
     rows = wrong[losses.argsort(descending=True, stable=True)][:count]

@@ -1,4 +1,4 @@
-"""What a model thinks is behind patches that it does not see, over the steps of its training, to be leafed through.
+"""Reconstructions of masked patches over the steps of a pre-training run.
 
 The pages have no script: a row of radio buttons is the scrubber, which the arrow keys move.
 """
@@ -11,7 +11,7 @@ from PIL import Image
 
 from vitrail.data.decode import as_picture
 from vitrail.models.masking import Masking
-from vitrail.report.page import text
+from vitrail.report.markup import text
 from vitrail.report.pictures import data_address, sheet
 
 SIDE = 104
@@ -25,11 +25,11 @@ STYLE = """
 
 
 def reconstructed(kept: Mapping[int, Mapping[str, ndarray]], how: Masking) -> Iterator[str]:
-    """One sheet a step: originals above, what was masked, what was predicted."""
+    """Yield the section with one sheet per step: original, masked and predicted images."""
     if not kept:
         return
-    yield "<h2>What it thinks is behind the patches it does not see</h2>"
-    yield f"<p>{_words(how)} Choose a moment of the training above the pictures, or leaf with the arrow keys.</p>"
+    yield "<h2>Reconstruction of masked patches</h2>"
+    yield f"<p>{_words(how)} Select a training step above the images, or use the arrow keys.</p>"
     shown = "".join(
         f".scrub > input:nth-of-type({place}):checked ~ figure:nth-of-type({place}) {{ display: block; }}\n"
         for place in range(1, len(kept) + 1)
@@ -41,7 +41,7 @@ def reconstructed(kept: Mapping[int, Mapping[str, ndarray]], how: Masking) -> It
         for step in kept
     )
     figures = "".join(
-        f'<figure><figcaption>Step {step:,}</figcaption><img alt="{text(", ".join(ROWS))} pictures at step {step:,}" '
+        f'<figure><figcaption>Step {step:,}</figcaption><img alt="{text(", ".join(ROWS))} images at step {step:,}" '
         f'src="{data_address(drawn(arrays))}"></figure>'
         for step, arrays in kept.items()
     )
@@ -49,18 +49,18 @@ def reconstructed(kept: Mapping[int, Mapping[str, ndarray]], how: Masking) -> It
 
 
 def drawn(arrays: Mapping[str, ndarray]) -> Image.Image:
-    """A column a picture, a row for what it is, what the model saw and what it said."""
+    """Draw one column per image with its original, its masked input and the prediction."""
     pictures = [as_picture(np.ascontiguousarray(one)) for name in ROWS for one in arrays[name]]
     captions = [name if not number else "" for name in ROWS for number in range(len(arrays[name]))]
     return sheet(pictures, captions, columns=len(arrays[ROWS[0]]), side=SIDE)
 
 
 def _words(how: Masking) -> str:
-    seen = "Corrupted patches, most of them masked, are grey" if how.method == "masked-patch" else "Hidden patches are grey"
+    seen = "Corrupted patches, most of them masked, are grey" if how.method == "masked-patch" else "Masked patches are grey"
     said = {
-        "colour": "each is predicted as one of 8 levels a channel of its mean colour.",
-        "shrunken": "each is predicted as 4 x 4 colours of 8 levels a channel.",
-        "pixels": "each is predicted in full.",
+        "mean-colour": "the target of each is its mean colour, in 8 levels per channel.",
+        "downsampled": "the target of each is 4 x 4 colours, in 8 levels per channel.",
+        "pixels": "the target of each is all its pixels.",
     }[how.target]
-    own = " Brightness and contrast of each are the true patch's, since the model predicts the pixels apart from them."
+    own = " Mean and contrast of each are the true patch's, since the model predicts normalised pixels."
     return f"{seen}; {said}{own if how.normalise else ''}"

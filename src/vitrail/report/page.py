@@ -1,11 +1,10 @@
-"""One self-contained HTML file: no script, nothing fetched, light and dark, printable."""
+"""A self-contained HTML page: no scripts, no network requests, light and dark, printable."""
 
 import os
 from collections.abc import Iterable, Sequence
-from html import escape
 from pathlib import Path
 
-from vitrail.errors import printable
+from vitrail.report.markup import text
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 STYLE = """
@@ -23,8 +22,8 @@ th, td { text-align: left; padding: .25rem 1.2rem .25rem 0; border-bottom: 1px s
          overflow-wrap: anywhere; } th { font-weight: 600; }
 th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 img { max-width: 100%; height: auto; } .bar { display: inline-block; height: .7rem; background: var(--bar); }
-.answer { font-size: 2.2rem; line-height: 1.2; font-weight: 600; margin: .6rem 0 1.4rem; max-width: none; }
-.answer .soft { font-size: 1rem; font-weight: 400; }
+.headline { font-size: 2.2rem; line-height: 1.2; font-weight: 600; margin: .6rem 0 1.4rem; max-width: none; }
+.headline .soft { font-size: 1rem; font-weight: 400; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr)); gap: 1rem 2rem; }
 .shots { display: flex; flex-wrap: wrap; gap: .8rem 1.2rem; } h3 { font-size: .95rem; margin: 1.4rem 0 .4rem; }
 figure { margin: 0; overflow-x: auto; } figcaption { font-weight: 600; position: sticky; left: 0; }
@@ -32,9 +31,9 @@ figcaption .soft { font-weight: 400; margin-left: .6rem; }
 svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--soft); } .grid { stroke: var(--line); }
 @media (max-width: 40rem) {
   figure > svg[style] { min-width: calc(.9 * var(--wide)); } svg:not([style]) text { font-size: 15px; }
-  th, td { overflow-wrap: break-word; } .answer .soft { display: block; line-height: 1.5; } }
+  th, td { overflow-wrap: break-word; } .headline .soft { display: block; line-height: 1.5; } }
 .matrix td { text-align: center; padding: .2rem .35rem; border: 1px solid var(--line); font-variant-numeric: tabular-nums;
-             background: color-mix(in srgb, var(--bar) calc(var(--share) * 100%), transparent); }
+             background: color-mix(in srgb, var(--bar) calc(var(--fraction) * 100%), transparent); }
 .matrix th { border: 0; padding: .2rem .5rem; } .matrix thead th { vertical-align: bottom; height: 6rem; }
 .matrix thead span { writing-mode: vertical-rl; transform: rotate(180deg); }
 pre { overflow-x: auto; font-size: .85rem; } code { font-size: .92em; }
@@ -42,7 +41,7 @@ pre { overflow-x: auto; font-size: .85rem; } code { font-size: .92em; }
 
 
 def page(title: str, parts: Iterable[str], style: str = "") -> str:
-    """``style``: what this page has beyond the style of all."""
+    """Build an HTML document from its parts. ``style``: CSS beyond the shared style sheet."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -53,13 +52,8 @@ def page(title: str, parts: Iterable[str], style: str = "") -> str:
     )
 
 
-def text(words: object) -> str:
-    """Names out of files can hold anything; here they are letters and no more."""
-    return escape(printable(str(words)))
-
-
 def write_whole(path: Path, content: bytes) -> None:
-    """The whole file or the one that was there before."""
+    """Write a file whole or not at all: on failure the previous file stays."""
     half = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         half.write_bytes(content)
@@ -69,7 +63,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML already. A column that starts with ``#`` holds numbers."""
+    """Build an HTML table. Cells are HTML already; a column whose name starts with ``#`` is right-aligned."""
     kinds = [' class="number"' if column.startswith("#") else "" for column in columns]
     head = "".join(f"<th{kind}>{text(column.lstrip('#'))}</th>" for kind, column in zip(kinds, columns, strict=True))
     body = "".join(

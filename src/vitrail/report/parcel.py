@@ -1,4 +1,4 @@
-"""What is pushed to a hub: the weights, what they say of themselves without anybody's paths, and a card. No checkpoints."""
+"""Folder that is pushed to the hub: weights, metadata without local paths, and a model card. No checkpoints."""
 
 import re
 import shutil
@@ -19,12 +19,12 @@ from vitrail.weights.folder import DECODER, is_model
 from vitrail.weights.load import load, place
 from vitrail.weights.masked import load_masked
 
-INSIDE = ("best", "last", "model.safetensors")  # of a run: what it is called stands before it
+INSIDE = ("best", "last", "model.safetensors")  # inside a run, whose name precedes them
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """A folder that can be pushed as it is, its files with their sizes, and what the weights did not say of themselves."""
+    """A folder ready to be pushed, its files with sizes in bytes, and the settings that were assumed."""
 
     folder: Path
     files: dict[str, int]
@@ -32,13 +32,13 @@ class Parcel:
 
 
 def pack(source: str, folder: Path, name: str, license: str | None = None, format: Format = "vitrail") -> Parcel:
-    """A run, a model folder or any weights, made ready as ``owner/name``; the folder appears whole or not at all."""
+    """Build the hub folder of a run, model folder or weight file as ``owner/name``, whole or not at all."""
     if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license):
         raise VitrailError(
-            f"--license is one of the hub's names for licences, got {license!r}; try apache-2.0, mit or cc-by-4.0"
+            f"--license must be one of the hub's licence identifiers, got {license!r}; try apache-2.0, mit or cc-by-4.0"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise VitrailError(f"{folder} exists and is not empty, so nothing is written into it; choose another name")
+        raise VitrailError(f"{folder} exists and is not empty, so nothing is written into it; choose another path")
     model = _read(source)
     encoder = model.encoder if isinstance(model, Masked) else model
     facts = {part: bare(value) for part, value in encoder.facts.items()}
@@ -58,7 +58,7 @@ def pack(source: str, folder: Path, name: str, license: str | None = None, forma
 
 
 def bare(value: Any) -> Any:
-    """Facts of a training without where things were on somebody's machine: of every path its last name is left."""
+    """Strip local paths from metadata: of every path the last component is left."""
     if isinstance(value, dict):
         return {name: bare(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -72,13 +72,13 @@ def bare(value: Any) -> Any:
 
 
 def _read(source: str) -> Model | Masked:
-    """With what it was pre-trained with, where that is there."""
+    """Load a model, with its pre-training decoder where there is one."""
     path = place(source)
     return load_masked(source) if is_model(path) and (path / DECODER).is_file() else load(source)
 
 
 def _pictures(source: str) -> dict[str, int]:
-    """Of a finished run, how many pictures its result was reported on."""
+    """Return how many images a finished run was evaluated on, by split."""
     from vitrail.train.run import Run
 
     run = Run(Path(source).expanduser())

@@ -1,4 +1,4 @@
-"""Contact sheets: many pictures on one, each with a line below it. n pictures, c channels."""
+"""Contact sheets: a grid of captioned images. n images, c channels."""
 
 import base64
 import io
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from vitrail.data.decode import as_picture
 from vitrail.errors import printable
+from vitrail.report.drawing import NEAREST
 
 GAP, LINE = 8, 16
 INK, PAPER = (40, 40, 46), (250, 249, 246)
-NEAREST = 64  # pictures up to this side are enlarged in whole pixels
 
 
 def sheet(
     pictures: Sequence[Image.Image], captions: Sequence[str], *, columns: int | None = None, side: int = 128
 ) -> Image.Image:
-    """In rows, each picture within a square of this side; small ones are enlarged, so that their pixels can be seen."""
+    """Arrange images in rows, each within a square of this side; small ones are enlarged pixel by pixel."""
     columns = columns or max(1, min(len(pictures), math.ceil(math.sqrt(len(pictures) * 1.6))))
     rows = -(-len(pictures) // columns)
     cell = side + GAP, side + LINE + GAP
@@ -53,20 +53,21 @@ def _short(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: 
 
 
 def restored(images: Float[Tensor, "n c h w"], mean: Sequence[float], std: Sequence[float]) -> list[Image.Image]:
-    """The pictures behind what a model takes."""
+    """Invert the normalisation: return the images behind a model's input."""
     scale, middle = torch.tensor(std)[:, None, None], torch.tensor(mean)[:, None, None]
     values = ((images * scale + middle) * 255).round().clamp(0, 255).byte()
     return [as_picture(np.ascontiguousarray(one.permute(1, 2, 0).numpy())) for one in values]
 
 
 def as_file(picture: Image.Image, ending: str) -> bytes:
+    """Encode an image as JPEG or PNG, by its file extension."""
     stream = io.BytesIO()
     picture.save(stream, "JPEG" if ending.lower() in (".jpg", ".jpeg") else "PNG")
     return stream.getvalue()
 
 
 def data_address(picture: Image.Image, *, lossless: bool = False) -> str:
-    """A picture as part of a page's own text."""
+    """Return an image as a data URI, inlined in a page."""
     stream = io.BytesIO()
     picture.save(stream, "WEBP", quality=90, lossless=lossless)
     return f"data:image/webp;base64,{base64.b64encode(stream.getvalue()).decode()}"

@@ -1,13 +1,13 @@
-"""The reliability diagram (Guo et al. 2017) as SVG: how often a model is right where it is so sure."""
+"""Reliability diagram (Guo et al. 2017) as inline SVG: accuracy by confidence."""
 
 from vitrail.evaluate.calibration import Reliability
-from vitrail.report.page import text
+from vitrail.report.markup import text
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 520, 300, 52, 40, 12, 20
 
 
 def diagram(title: str, found: Reliability) -> str:
-    """A bar a bin, as high as its accuracy, fainter where pictures are few; on the line a model is as often right as sure."""
+    """Draw one bar per confidence bin, as high as its accuracy, fainter for few images; the diagonal is perfect calibration."""
     bins, most = len(found.pictures), max(int(found.pictures.max()), 1)
     wide, high = WIDTH - LEFT - RIGHT, HEIGHT - BOTTOM - TOP
 
@@ -25,7 +25,7 @@ def diagram(title: str, found: Reliability) -> str:
         if pictures:
             x, y = at(number / bins, right)
             shade, tall = 0.25 + 0.75 * (pictures / most) ** 0.5, max(HEIGHT - BOTTOM - y, 1.0)
-            said = f"{pictures:,} pictures, {sure:.1%} sure, {right:.1%} right"
+            said = f"{pictures:,} images, confidence {sure:.1%}, accuracy {right:.1%}"
             parts.append(
                 f'<rect x="{x + 1:.1f}" y="{HEIGHT - BOTTOM - tall:.1f}" width="{wide / bins - 2:.1f}" height="{tall:.1f}" '
                 f'fill="var(--bar)" fill-opacity="{shade:.2f}"><title>{said}</title></rect>'
@@ -34,6 +34,6 @@ def diagram(title: str, found: Reliability) -> str:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="var(--mark)"/>')
     (x, y), (x2, y2) = at(0, 0), at(1, 1)
     parts.append(f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="var(--bad)" stroke-dasharray="4 3"/>')
-    parts.append(f'<text x="{LEFT + wide / 2}" y="{HEIGHT - 6}" text-anchor="middle">how sure it is</text></svg>')
-    legend = '<span class="soft">how often it is right, by how sure it is</span>'
+    parts.append(f'<text x="{LEFT + wide / 2}" y="{HEIGHT - 6}" text-anchor="middle">confidence</text></svg>')
+    legend = '<span class="soft">accuracy by confidence</span>'
     return f"<figure><figcaption>{text(title)} {legend}</figcaption>{''.join(parts)}</figure>"

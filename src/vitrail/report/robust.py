@@ -1,4 +1,4 @@
-"""How much of their accuracy models keep when pictures are disturbed: one self-contained page. v versions of a picture."""
+"""Robustness page: accuracy of models under image corruptions. v versions of an image."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,10 +12,11 @@ from vitrail.evaluate.beside import Difference, differences
 from vitrail.evaluate.disturb import MOST, Disturbance
 from vitrail.evaluate.robust import ALL, CLEAN, Stressed
 from vitrail.report.curves import LEFT, RIGHT, WIDTH, curves, key
-from vitrail.report.page import page, table, text
+from vitrail.report.markup import text
+from vitrail.report.page import page, table
 from vitrail.report.pictures import data_address
 
-SIDE = 112  # pixels that a picture of a strip is shown in
+SIDE = 112  # pixels of an example image
 STYLE = f"""<style>
 .strip {{ display: grid; grid-template-columns: repeat({MOST + 1}, minmax(0, 1fr)); text-align: center;
           margin: 0 {RIGHT / WIDTH:.2%} 0 {LEFT / WIDTH:.2%}; }}
@@ -27,7 +28,7 @@ th, td {{ overflow-wrap: break-word; }} .panels {{ gap: 1.8rem 2rem; }}
 
 
 def robust_page(models: Mapping[str, Stressed], notes: Sequence[str] = ()) -> str:
-    """``models``: what was found, by the name that each goes by; the first is what the others are compared with."""
+    """Build the page. ``results``: by model name; the first model is the one that the others are compared with."""
     return page("Robustness", _parts(models, notes))
 
 
@@ -36,17 +37,17 @@ def _parts(models: Mapping[str, Stressed], notes: Sequence[str]) -> Iterator[str
     rows, columns = first.grid
     yield STYLE + "<h1>Robustness</h1>"
     yield (
-        f'<p class="soft">{text(first.data)}, {first.split}: {len(first.indices):,} pictures'
-        + (f"; {first.left_out:,} left out, as they cannot be read" if first.left_out else "")
-        + f"; cells of {rows}×{columns}</p>"
+        f'<p class="soft">{text(first.data)}, {first.split}: {len(first.indices):,} images'
+        + (f"; {first.left_out:,} unreadable" if first.left_out else "")
+        + f"; {rows}×{columns} cells</p>"
     )
     yield from (f'<p class="soft">{text(note)}</p>' for note in (*first.notes, *notes))
     yield _answer(models)
     yield "<h2>Accuracy by severity</h2>"
     yield f"<p>{key(models)}</p>"
     yield (
-        "<p>Severity 0 is the picture as it is. Every model sees the same disturbed pictures; below each panel, one of "
-        "them.</p>"
+        "<p>Severity 0 is the original image. Every model is evaluated on the same corrupted images; below each panel is one "
+        "of them.</p>"
     )
     yield '<div class="figures panels">'
     place = 1
@@ -59,7 +60,7 @@ def _parts(models: Mapping[str, Stressed], notes: Sequence[str]) -> Iterator[str
 
 
 def _answer(models: Mapping[str, Stressed]) -> str:
-    columns = ("model", "#undisturbed", "#95 % interval", "#mean of all disturbances", "#95 % interval", "#kept of it")
+    columns = ("model", "#clean accuracy", "#95 % interval", "#mean corrupted accuracy", "#95 % interval", "#retained")
     rows = []
     for name, found in models.items():
         clean, mean = found.scores[CLEAN], found.scores[ALL]
@@ -74,7 +75,7 @@ def _panel(kind: Disturbance, models: Mapping[str, Stressed], strip: Sequence[Im
         for model, found in models.items()
     }
     drawn = curves(kind.title, lines, percent=True, places=MOST + 1, between=(0.0, 1.0), legend=False)
-    captions = ["as it is", *kind.captions]
+    captions = ["original", *kind.captions]
     small = max(strip[0].size) <= SIDE
     cells = "".join(
         f'<div><img alt="{text(kind.title)}" src="{data_address(picture, lossless=small)}">{text(caption)}</div>'
@@ -85,10 +86,10 @@ def _panel(kind: Disturbance, models: Mapping[str, Stressed], strip: Sequence[Im
 
 
 def _shown(versions: UInt8[Tensor, "v c h w"], first: int, count: int) -> list[Image.Image]:
-    """The picture as it is, then under one disturbance."""
+    """Return the original image, then its versions under one corruption."""
     chosen = versions[[0, *range(first, first + count)]]
     made = [as_picture(np.ascontiguousarray(one.permute(1, 2, 0).numpy())) for one in chosen]
-    scale = 2 * SIDE / max(made[0].size)  # sharp on a fine screen, and no larger
+    scale = 2 * SIDE / max(made[0].size)  # sharp on a high-resolution screen, and no larger
     if scale >= 1:
         return made
     size = (max(1, round(made[0].width * scale)), max(1, round(made[0].height * scale)))
@@ -98,8 +99,15 @@ def _shown(versions: UInt8[Tensor, "v c h w"], first: int, count: int) -> list[I
 def _table(models: Mapping[str, Stressed]) -> str:
     first = next(iter(models.values()))
     apart, several = [differences(first, each) for each in models.values()], len(models) > 1
-    columns = ["disturbance", "model", *(f"#{severity}" for severity in range(1, MOST + 1)), "#mean", "#95 % interval", "#kept"]
-    columns += ["#points more", "#95 % interval"] if several else []
+    columns = [
+        "corruption",
+        "model",
+        *(f"#{severity}" for severity in range(1, MOST + 1)),
+        "#mean",
+        "#95 % interval",
+        "#retained",
+    ]
+    columns += ["#difference in points", "#95 % interval"] if several else []
     rows = []
     for name in first.scores:
         for number, ((model, found), gaps) in enumerate(zip(models.items(), apart, strict=True)):
@@ -113,7 +121,7 @@ def _table(models: Mapping[str, Stressed]) -> str:
 
 
 def _apart(found: Difference | None) -> list[str]:
-    """Coloured where chance alone would hardly make it."""
+    """Return the difference and its interval, coloured if significant."""
     if found is None:
         return ["", ""]
     low, high = found.interval
@@ -126,19 +134,19 @@ def _range(ends: tuple[float, float]) -> str:
 
 
 def _explained(first: Stressed) -> Iterator[str]:
-    yield "<h2>What was done to the pictures</h2>"
+    yield "<h2>Corruptions</h2>"
     yield (
-        "<p>Noise, blur, contrast and JPEG are those of ImageNet-C (Hendrycks and Dietterich 2019) in its five severities, on "
-        "the picture as the model's own preprocessing cuts and resizes it. A blur is counted in pixels of a picture of 224 and "
-        "shrinks with it; noise is drawn for each pixel and JPEG's blocks are eight pixels wide, so both are harsher on small "
-        "pictures.</p>"
+        "<p>Noise, blur, contrast and JPEG are those of ImageNet-C (Hendrycks and Dietterich 2019) at its five severities, "
+        "applied to the image after the model's own resizing and cropping. Blur radii are in pixels of a 224-pixel image and "
+        "scale with the image size; noise is per pixel and JPEG blocks are eight pixels wide, so both are harsher on small "
+        "images.</p>"
     )
     yield (
-        f"<p>The picture is cut into {first.grid[0]}×{first.grid[1]} cells. Dropped cells and the block of an occlusion are "
-        "black, for every model alike; shuffled are whole cells, or squares of several (Naseer et al. 2021).</p>"
+        f"<p>The image is divided into {first.grid[0]}×{first.grid[1]} cells. Dropped cells and the occluding block are black, "
+        "the same for every model; shuffling permutes whole cells, or squares of several (Naseer et al. 2021).</p>"
     )
     yield (
-        "<p>Kept is the mean as a share of the accuracy without disturbance; to guess among the classes keeps something, too. "
-        f"Points more: the mean less that of the first model, on the same {len(first.indices):,} pictures. Intervals are of "
-        "the bootstrap over pictures; they do not know how much another training run would differ.</p>"
+        "<p>Retained: mean corrupted accuracy as a fraction of clean accuracy; random guessing retains some, too. Difference: "
+        f"the mean minus that of the first model, on the same {len(first.indices):,} images. Intervals are bootstrap intervals "
+        "over images; they do not cover the variation between training runs.</p>"
     )

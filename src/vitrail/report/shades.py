@@ -1,7 +1,7 @@
-"""Numbers as shades of a colour map.
+"""A perceptually uniform colour map.
 
-Dark violet over red to light yellow along a path in OKLab (Ottosson 2020), so that equal steps look equal, and lightness alone
-tells them in print and to who sees no colours. y and x a place in a grid.
+From dark violet over red to light yellow along a path in OKLab (Ottosson 2020): equal steps look equal, and lightness alone
+orders them in print and for colour-blind readers. y and x a position in the grid.
 """
 
 from functools import cache
@@ -10,17 +10,17 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 from numpy import ndarray
 
-SHADES = 255  # and one more of a palette, which is clear
+SHADES = 255  # plus one palette entry that is transparent
 
 
 def colours(values: Float[ndarray, "*shape"]) -> UInt8[ndarray, "*shape 3"]:
-    """From 0, dark, to 1, light."""
+    """Map values from 0 (dark) to 1 (light) to RGB."""
     return path()[shades_of(values)]
 
 
 @cache
 def path() -> UInt8[ndarray, "shades 3"]:
-    """Drawn finely, then cut into steps of equal length."""
+    """Return the colours, at equal distances along the path in OKLab."""
     along = np.linspace(0, 1, 4096)
     light, chroma = 0.12 + 0.84 * along, 0.03 + 0.155 * np.sin(np.pi * along) ** 0.8
     hue = np.radians(295 + 165 * along)
@@ -31,18 +31,18 @@ def path() -> UInt8[ndarray, "shades 3"]:
 
 
 def scaled(values: Float[ndarray, "y x"]) -> Float[ndarray, "y x"]:
-    """The lowest becomes 0, the highest 1; where all are alike, 0."""
+    """Scale the minimum to 0 and the maximum to 1; a constant map becomes 0."""
     low, high = float(values.min()), float(values.max())
     return (values - low) / (high - low) if high > low else np.zeros_like(values)
 
 
 def shades_of(values: Float[ndarray, "*shape"]) -> Int[ndarray, "*shape"]:
-    """The number of the shade."""
+    """Return the index of each value in the colour map."""
     return np.round(np.nan_to_num(np.clip(values, 0, 1)) * (SHADES - 1)).astype(np.int64)
 
 
 def _to_rgb(lab: Float[ndarray, "n 3"]) -> UInt8[ndarray, "n 3"]:
-    """OKLab to sRGB; what lies outside of it is cut off, which this path does not come near."""
+    """Convert OKLab to sRGB, clipped to its gamut, which this path stays inside."""
     to_cones = np.array([[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.2914855480]])
     to_light = np.array(
         [

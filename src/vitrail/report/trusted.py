@@ -1,19 +1,20 @@
-"""Which map to trust on a model: the table with its baselines, the curves behind it, and what follows."""
+"""Faithfulness section: deletion and insertion scores of the saliency methods against baselines, with their curves."""
 
 from collections.abc import Sequence
 
 from vitrail.evaluate.trust import BASELINES, Score, Trust, verdict
 from vitrail.report.chart import chart
 from vitrail.report.figures import Put, figure
-from vitrail.report.page import table, text
+from vitrail.report.markup import text
+from vitrail.report.page import table
 
 TITLES = {
-    "attention": "attention of the last layer",
+    "attention": "last-layer attention",
     "rollout": "rollout",
     "gradient_rollout": "gradient rollout",
     "relevance": "relevance (Chefer)",
     "gradcam": "Grad-CAM",
-    "integrated": "integrated gradients",
+    "integrated_gradients": "integrated gradients",
 }
 
 
@@ -21,9 +22,9 @@ def trusted_part(rows: Sequence[Trust], put: Put) -> list[str]:
     if not rows:
         return []
     masks = rows[0].pointing is not None
-    columns = ["method", "#deletion (low is good)", "#insertion (high)"]
-    columns += ["#pointing (high)", "#on the object (high)"] if masks else []
-    columns += ["clearly better than both baselines on"]
+    columns = ["method", "#deletion (lower is better)", "#insertion (higher is better)"]
+    columns += ["#pointing game (higher)", "#mass on object (higher)"] if masks else []
+    columns += ["significantly better than both baselines on"]
     cells = [
         [
             text(TITLES.get(row.method, row.method)),
@@ -34,7 +35,7 @@ def trusted_part(rows: Sequence[Trust], put: Put) -> list[str]:
     ]
     figures = "".join(_curves(rows, which, put) for which in ("deletion", "insertion"))
     return [
-        "<h2>Which map to trust on this model</h2>",
+        "<h2>Faithfulness of the saliency methods</h2>",
         f"<p>{text(verdict(rows))}</p>",
         table(columns, cells),
         f'<div class="figures">{figures}</div>',
@@ -46,8 +47,8 @@ def _curves(rows: Sequence[Trust], which: str, put: Put) -> str:
     for row in rows:
         heights: Sequence[float] = getattr(row, f"{which}_curve")
         lines[row.method] = [(step / max(len(heights) - 1, 1), height) for step, height in enumerate(heights)]
-    title = {"deletion": "While the best patches are deleted", "insertion": "While the best patches are inserted"}[which]
-    drawing = chart(title, "the class's probability", "share of patches", lines, dashed=BASELINES, low=0, percent=True)
+    title = {"deletion": "Deletion: most salient patches first", "insertion": "Insertion: most salient patches first"}[which]
+    drawing = chart(title, "class probability", "fraction of patches", lines, dashed=BASELINES, low=0, percent=True)
     return figure(drawing, which, put)
 
 

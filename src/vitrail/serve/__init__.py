@@ -1,1 +1,1 @@
-"""A model over HTTP: pictures in, labels out, many clients at once, and nothing that a client does takes it down."""
+"""Serve a model over HTTP: images in, labels out, with dynamic batching and limits that no client can exceed."""

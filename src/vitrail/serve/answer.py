@@ -1,4 +1,4 @@
-"""From what was computed to what a client reads: the same labels and probabilities as ``vitrail.predict``.
+"""Turn logits and saliency maps into responses, with the same labels and probabilities as ``vitrail.predict``.
 
 k classes, y and x the grid of patches.
 """
@@ -22,12 +22,12 @@ from vitrail.report.shades import colours, scaled
 from vitrail.serve.batcher import Job
 from vitrail.serve.trouble import Trouble
 
-COVER, SIDE = 0.55, 448  # share of the colours over the picture, and pixels of the overlay's longer side
-NO_NUMBER = "the picture makes the model answer with something that is no number"
+COVER, SIDE = 0.55, 448  # opacity of the map over the image, and pixels of the overlay's longer side
+NO_NUMBER = "the model's output for this image is not finite (NaN/Inf)"
 
 
 def told(logits: Float32[ndarray, " k"], labels: Sequence[str], top: int, sigmoid: bool) -> dict[str, Any]:
-    """The most probable classes; of equal ones the first counts."""
+    """Return the most probable classes; ties go to the lower index."""
     if not np.isfinite(logits).all():
         raise Trouble(500, NO_NUMBER, "failed", picture=True)
     wide = logits.astype(np.float64)
@@ -39,10 +39,10 @@ def told(logits: Float32[ndarray, " k"], labels: Sequence[str], top: int, sigmoi
 
 
 def explaining(engine: Engine, method: str, target: str | None) -> Job:
-    """What the thread that computes does with one picture: its answer, and a map of which patches mattered to it."""
+    """Return a job for the compute thread: the prediction for one image and its saliency map."""
     if not isinstance(engine, TorchEngine):
-        raise Trouble(501, f"{engine.name} keeps nothing to explain an answer by; serve the run itself for that", "type")
-    model = engine.module  # the thread that computes is the only one to touch it
+        raise Trouble(501, f"{engine.name} cannot compute saliency maps; serve the run itself for that", "type")
+    model = engine.module  # only the compute thread uses it
     chosen = None if target is None else _class(target, engine.labels)
 
     def explained(_: Engine, pixels: UInt8[ndarray, "height width c"]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def explaining(engine: Engine, method: str, target: str | None) -> Job:
 
 
 def overlay(pixels: UInt8[ndarray, "height width c"], grid: Float32[ndarray, "y x"]) -> bytes:
-    """The map over a grey copy of what the model saw, as a PNG."""
+    """Return a PNG of the saliency map over a grey copy of the model's input."""
     grey = np.asarray(Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).convert("L"))
     high, wide = grey.shape
     times = max(1, SIDE // max(high, wide))

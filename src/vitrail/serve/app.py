@@ -1,4 +1,4 @@
-"""The server as an application: its state, its pages, and one shape for every failure. The work itself is in ``work``."""
+"""The FastAPI application: state, pages and error handlers. The routes for images are in ``work``."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ from vitrail.serve.trouble import Trouble, resting
 from vitrail.serve.work import add_work
 
 log = logging.getLogger("vitrail.serve")
-SILENT: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)  # nothing is sent
+SILENT: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)  # no telemetry
 HTML = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src blob:; form-action 'none'; frame-ancestors 'none'"
@@ -39,7 +39,7 @@ def make_app(
     source: str = "a model",
     opened: Callable[[], None] = lambda: None,
 ) -> FastAPI:
-    """``opened`` is called once the engine is there or has failed; ``app.state.house`` is what the routes share."""
+    """Build the application; ``opened`` is called once the engine has loaded or failed."""
     how, metrics = how or Serving(), Metrics()
     batcher = Batcher(open_engine, how, metrics)
     house = House(how, batcher, metrics, Path(source).name or source)
@@ -66,33 +66,37 @@ def make_app(
 def _state(app: FastAPI, house: House) -> None:
     state: dict[str, Any] = {"response_class": Response}
 
-    @app.get("/healthz", responses={**success(State, "It is alive."), **failures(503)}, **state)
+    @app.get("/healthz", responses={**success(State, "The server is alive."), **failures(503)}, **state)
     async def healthz() -> Response:
-        """Whether the process is alive and its model can still be reached."""
+        """Liveness: the process runs and its compute thread is alive."""
         alive = house.batcher.alive()
-        return as_json({"status": "alive"}) if alive else refused(Trouble(503, "the engine has died", "dead"), house.metrics)
+        return (
+            as_json({"status": "alive"})
+            if alive
+            else refused(Trouble(503, "the compute thread has died", "dead"), house.metrics)
+        )
 
-    @app.get("/readyz", responses={**success(State, "It takes pictures."), **failures(503)}, **state)
+    @app.get("/readyz", responses={**success(State, "The server accepts images."), **failures(503)}, **state)
     async def readyz() -> Response:
-        """Whether it takes pictures: not while it loads its model, nor while it stops."""
+        """Readiness: the server accepts images, not while it loads its model or shuts down."""
         if house.draining or house.batcher.engine is None:
             what = "draining" if house.draining else "loading its model"
             return as_json({"error": resting(what).sentence}, 503, {"Retry-After": "1"})
         return as_json({"status": "ready"})
 
     text: dict[int | str, dict[str, Any]] = {
-        200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "In Prometheus' own text format."}
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus text format."}
     }
     guarded = failures(401) if house.how.token else {}
 
     @app.get("/metrics", responses={**text, **guarded}, **state)
     async def metrics() -> Response:
-        """Counters for Prometheus."""
+        """Metrics in the Prometheus text format."""
         return Response(house.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/", include_in_schema=False)
     async def front() -> Response:
-        engine = house.batcher.engine if house.how.token is None else None  # strangers are not told what is served
+        engine = house.batcher.engine if house.how.token is None else None  # without a token, nothing about the model is shown
         return Response(front_page(engine, house.source, house.how), 200, HTML, "text/html")
 
     @app.get("/docs", include_in_schema=False)
@@ -103,15 +107,15 @@ def _state(app: FastAPI, house: House) -> None:
 def _gauges(house: House) -> None:
     batcher = house.batcher
     house.metrics.gauges = {
-        "vitrail_pictures_inside": ("Pictures being read, waiting or computed.", lambda: batcher.inside),
-        "vitrail_queue_length": ("Pictures that are decoded and wait.", lambda: batcher.waiting),
-        "vitrail_body_bytes": ("Bytes of requests in memory.", lambda: batcher.bytes),
-        "vitrail_ready": ("Whether pictures are taken.", lambda: batcher.engine is not None and not house.draining),
+        "vitrail_images_in_flight": ("Images being decoded, queued or computed.", lambda: batcher.inside),
+        "vitrail_queue_length": ("Decoded images that wait for a batch.", lambda: batcher.waiting),
+        "vitrail_body_bytes": ("Bytes of request bodies in memory.", lambda: batcher.bytes),
+        "vitrail_ready": ("Whether the server accepts images.", lambda: batcher.engine is not None and not house.draining),
     }
 
 
 def _handlers(app: FastAPI, house: House) -> None:
-    """Every failure has the same shape."""
+    """Give every error the same JSON shape."""
 
     @app.exception_handler(Trouble)
     async def trouble(_: Request, error: Trouble) -> Response:
@@ -134,11 +138,11 @@ def _handlers(app: FastAPI, house: House) -> None:
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return as_json({"error": "the server made a mistake; its log says which"}, 500)
+        return as_json({"error": "internal server error; see the server's log"}, 500)
 
 
 def _describe(app: FastAPI, token: bool) -> None:
-    """The schema as it is: no parameter fails with FastAPI's own shape, and a token is told of where there is one."""
+    """Correct the OpenAPI schema: without FastAPI's own error models, and with bearer authentication if there is a token."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:

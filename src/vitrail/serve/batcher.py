@@ -1,7 +1,8 @@
-"""Many clients, one model: pictures are decoded by a few threads, wait in a bounded queue and are computed in batches by one.
+"""Dynamic batching: images are decoded by several threads, wait in a bounded queue and are computed in batches by one.
 
-A batch goes when it is full, when nobody else is on the way, or when its first picture has waited ``max_delay``. What is late,
-or whose client has left, is never computed. When a batch fails it is computed again one by one: a bad picture fails alone.
+A batch starts when it is full, when no other image is being decoded, or when its first image has waited ``max_delay``.
+Expired images, and those whose client has disconnected, are never computed. A failed batch is retried image by image, so
+that a bad image fails alone.
 """
 
 import asyncio
@@ -29,18 +30,18 @@ from vitrail.serve.metrics import Metrics
 from vitrail.serve.settings import Serving
 from vitrail.serve.trouble import Trouble, full, late, resting
 
-Job = Callable[[Engine, ndarray], Any]  # what is computed of one picture alone, in place of its logits
+Job = Callable[[Engine, ndarray], Any]  # computed for one image alone, instead of its logits
 log = logging.getLogger("vitrail.serve")
-BROKEN = "the model could not be run on the picture; the server's log says why"
+BROKEN = "the model failed on this image; see the server's log"
 
 
 @dataclass(eq=False)
 class Visit:
-    """A picture in the house. Its future has logits, what its job made, or a Trouble; cancelled, the client has left."""
+    """An image in flight. Its future resolves to logits, a job's result or a Trouble; cancelled if the client disconnects."""
 
     future: "asyncio.Future[Any]"
     entered: float
-    ahead: int  # pictures in the house when it came, with itself
+    ahead: int  # images in flight on arrival, including itself
     job: Job | None
     pixels: ndarray | None = None
     queued: float = 0.0
@@ -48,21 +49,21 @@ class Visit:
 
 
 class Batcher:
-    """``open_engine`` is called by the thread that computes; until it is done, and after ``close``, nobody is let in."""
+    """Bounded queue and compute thread, which loads the engine; before that, and after ``close``, nothing is accepted."""
 
     def __init__(self, open_engine: Callable[[], Engine], how: Serving, metrics: Metrics) -> None:
         self.how, self.metrics = how, metrics
         self.engine: Engine | None = None
-        self.error: BaseException | None = None  # why there is no engine
+        self.error: BaseException | None = None  # why the engine could not be loaded
         self.closing = False
-        self.inside = self.coming = self.bytes = 0  # pictures; those not yet decoded; bytes of bodies that are held
-        self.pace = 0.0  # seconds a picture, as of late
+        self.inside = self.coming = self.bytes = 0  # images in flight; of these, not yet decoded; bytes of request bodies
+        self.pace = 0.0  # recent seconds per image
         self._open = open_engine
         self._waiting: deque[Visit] = deque()
         self._lock = Condition()
 
     def start(self, opened: Callable[[], None]) -> None:
-        """``opened`` is called on the running loop when the engine is there, or is known never to be."""
+        """Start the threads; ``opened`` is called on the running loop once the engine has loaded or failed."""
         self._loop, self._opened, self.closing = asyncio.get_running_loop(), opened, False
         self._decoders = ThreadPoolExecutor(self.how.decoders or cores(), "vitrail-decoder")
         self._thread = Thread(target=self._work, name="vitrail-engine", daemon=True)
@@ -76,7 +77,7 @@ class Batcher:
         return self._thread.is_alive() or self.closing
 
     def check(self, count: int = 1) -> None:
-        """Refuse at once what would find no room, or would not have its turn in time by the pace of late."""
+        """Refuse images that exceed the queue, or would miss the deadline at the recent throughput."""
         if self.closing or self.engine is None:
             raise resting("draining" if self.closing else "loading its model")
         wait = self.inside * self.pace
@@ -84,14 +85,14 @@ class Batcher:
             raise full(wait)
 
     def hold(self, size: int) -> None:
-        """Memory for so many more bytes of a request; negative: they are gone."""
+        """Reserve memory for request bodies; a negative size releases it."""
         with self._lock:
             if size > 0 and self.bytes + size > self.how.max_bodies:
-                raise Trouble(503, "the server holds as many requests as it has memory for; try again later", "memory", 1.0)
+                raise Trouble(503, "the server has no memory for more requests; try again later", "memory", 1.0)
             self.bytes += size
 
     def enter(self, pictures: Sequence[bytes], job: Job | None = None) -> list[Visit]:
-        """All of a request or none. Their bytes, which must be held, are let go of once they are decoded."""
+        """Queue all images of a request or none. Their bytes must be reserved, and are released once decoded."""
         now, made = time.monotonic(), []
         with self._lock:
             self.check(len(pictures))
@@ -104,7 +105,7 @@ class Batcher:
         return made
 
     async def answered(self, visits: Sequence[Visit]) -> list[Any]:
-        """What became of each. Whoever's turn has not come by the deadline is told so; who is being computed is waited for."""
+        """Wait for the outcomes. Images not started by the deadline fail; those being computed are waited for."""
         futures = [visit.future for visit in visits]
         left = visits[0].entered + self.how.deadline - time.monotonic()
         _, pending = await asyncio.wait(futures, timeout=max(left, 0))
@@ -120,7 +121,7 @@ class Batcher:
         return [future.result() for future in futures]
 
     def close(self, patience: float = 5.0) -> None:
-        """Compute what is in the house, then rest."""
+        """Compute the images in flight, then stop the threads."""
         with self._lock:
             self.closing = True
             self._lock.notify_all()
@@ -150,7 +151,7 @@ class Batcher:
             self.engine = self.engine or self._warm(self._open())
         except BaseException as error:
             self.error = error
-        with suppress(RuntimeError):  # the loop is gone: asked to stop while loading
+        with suppress(RuntimeError):  # the loop is closed: stopped while loading
             self._loop.call_soon_threadsafe(self._opened)
         while self.engine is not None and (batch := self._next()):
             start = time.monotonic()
@@ -160,11 +161,9 @@ class Batcher:
             self.metrics.batch(len(batch), time.monotonic() - start)
 
     def _warm(self, engine: Engine) -> Engine:
-        """The first call may compile or allocate; no client should wait for that."""
+        """Run the engine once, so that no client waits for compilation or allocation, and time it."""
         if not engine.labels:
-            raise VitrailError(
-                f"{engine.model} has no classifier (classes=0); teach it classes first: vitrail finetune RUN DATA"
-            )
+            raise VitrailError(f"{engine.model} has no classifier (classes=0); train one first: vitrail finetune RUN DATA")
         grey = np.full((self.how.max_batch, *engine.preprocess.image, len(engine.preprocess.mean)), 128, np.uint8)
         engine.logits(grey[:1])
         start = time.monotonic()
@@ -173,7 +172,7 @@ class Batcher:
         return engine
 
     def _next(self) -> list[Visit]:
-        """The next batch, in order of arrival; none when the house is closed and empty."""
+        """Return the next batch in order of arrival; empty once the batcher is closed and drained."""
         with self._lock:
             while True:
                 self._drop_the_dead()
@@ -211,7 +210,7 @@ class Batcher:
                 for visit in batch:
                     self._compute(engine, [visit])
                 return
-            log.exception("a picture could not be computed")
+            log.exception("the model failed on an image")
             outcomes = [Trouble(500, BROKEN, "failed", picture=True)]
         now = time.monotonic()
         fresh = min((now - visit.entered) / visit.ahead for visit in batch)
@@ -221,7 +220,7 @@ class Batcher:
     def _settle(self, settled: list[tuple[Visit, Any]]) -> None:
         with self._lock:
             self.inside -= len(settled)
-        with suppress(RuntimeError):  # the loop is gone, and whoever waited with it
+        with suppress(RuntimeError):  # the loop is closed, and its waiters with it
             self._loop.call_soon_threadsafe(_tell, settled)
 
 
@@ -233,13 +232,13 @@ def _tell(settled: list[tuple[Visit, Any]]) -> None:
 
 
 def _seen(content: bytes, how: Preprocess, largest: int) -> ndarray | Trouble:
-    """The picture as the model sees it, or why not."""
+    """Return the preprocessed image, or the error."""
     try:
         return fitted(decode(content, largest=largest), how)
     except VitrailError as error:
-        return Trouble(422, str(error), "broken", picture=True)
+        return Trouble(422, str(error), "invalid", picture=True)
     except MemoryError:
-        return Trouble(503, "there is not enough memory to decode the picture; try again later", "full", 1.0, picture=True)
+        return Trouble(503, "there is not enough memory to decode the image; try again later", "full", 1.0, picture=True)
     except Exception:
-        log.exception("a picture could not be made ready")
-        return Trouble(500, "the picture could not be made ready; the server's log says why", "failed", picture=True)
+        log.exception("an image could not be preprocessed")
+        return Trouble(500, "the image could not be preprocessed; see the server's log", "failed", picture=True)

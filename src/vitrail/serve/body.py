@@ -1,6 +1,6 @@
-"""A request's body becomes pictures: one as it is, or any number as multipart. Limits hold while it streams in.
+"""Read the images of a request body: one as is, or any number as multipart. Limits are enforced while it streams in.
 
-Nothing is written to disk, and a name that a client gives is a word to say back to it and never a path.
+Nothing is written to disk, and a file name from a client is only echoed back, never used as a path.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from vitrail.serve.batcher import Batcher
 from vitrail.serve.trouble import Trouble
 
 FORM, STREAM = "multipart/form-data", "application/octet-stream"
-PLAIN_CURL = "application/x-www-form-urlencoded"  # what curl calls any body unless it is told
-FIELD = "files"  # whose parts are pictures even without a file's name
-LONGEST = 200  # letters of a name
-NOTHING = "the request has no picture; send one as the body, or some as files of a multipart form"
-logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a malformed form is the client's affair, who is told
+PLAIN_CURL = "application/x-www-form-urlencoded"  # curl's default for any body
+FIELD = "files"  # parts of this name are images even without a file name
+LONGEST = 200  # characters of a file name
+NOTHING = "the request has no image; send one as the body, or several as files of a multipart form"
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # a malformed form is reported to the client
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Sent:
 
 
 async def received(request: Request, batcher: Batcher) -> list[Sent]:
-    """The pictures of a request, whose bytes the batcher then holds. Refused before its body is read where that can be told."""
+    """Read the images of a request, whose bytes stay reserved with the batcher. Refuses as early as the headers allow."""
     how = batcher.how
     reader = _reader(request, how.queue)
     batcher.check()
@@ -39,7 +39,7 @@ async def received(request: Request, batcher: Batcher) -> list[Sent]:
     if declared.isdecimal() and int(declared) > how.max_body:
         raise _too_large(how.max_body)
     if declared.isdecimal():
-        batcher.hold(int(declared))  # is there room? it is taken below, byte by byte, so that a promise costs no one else
+        batcher.hold(int(declared))  # a check only: bytes are reserved as they arrive, so that a false header costs nothing
         batcher.hold(-int(declared))
     held = 0
     try:
@@ -53,7 +53,7 @@ async def received(request: Request, batcher: Batcher) -> list[Sent]:
         pictures = reader.pictures()
     except TimeoutError:
         batcher.hold(-held)
-        sentence = f"the request was not whole after {how.patience:g} seconds; send it faster, or a smaller one"
+        sentence = f"the request was not complete after {how.patience:g} seconds; send it faster, or a smaller one"
         raise Trouble(408, sentence, "slow") from None
     except BaseException:
         batcher.hold(-held)
@@ -72,7 +72,7 @@ def _reader(request: Request, most: int) -> _Reader:
     kind, options = parse_options_header(request.headers.get("content-type", STREAM))
     media = kind.decode("latin-1")
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise Trouble(415, "the body must not be compressed, since pictures already are; leave Content-Encoding out", "type")
+        raise Trouble(415, "the body must not be compressed, since images already are; leave Content-Encoding out", "type")
     if media == FORM:
         if not options.get(b"boundary"):
             raise _malformed("its Content-Type names no boundary")
@@ -94,11 +94,11 @@ class _Raw:
         content = b"".join(self.chunks)
         if not content:
             raise Trouble(400, NOTHING, "empty")
-        return [Sent("picture 0", content)]
+        return [Sent("image 0", content)]
 
 
 class _Form:
-    """Fed as it comes. Parts that are no pictures are passed over."""
+    """Streaming parser of a multipart form; parts that are not images are skipped."""
 
     def __init__(self, boundary: bytes, most: int) -> None:
         self._most, self._made, self._whole = most, list[Sent](), False
@@ -153,8 +153,8 @@ class _Form:
         if not self._is_picture:
             return
         if len(self._made) == self._most:
-            raise Trouble(413, f"a request may have at most {self._most} pictures; send the others in another one", "large")
-        self._made.append(Sent(self._name or f"picture {len(self._made)}", b"".join(self._part)))
+            raise Trouble(413, f"a request may have at most {self._most} images; send the others in another one", "large")
+        self._made.append(Sent(self._name or f"image {len(self._made)}", b"".join(self._part)))
         self._part = []
 
     def _finish(self) -> None:
@@ -169,7 +169,7 @@ def _word(name: bytes) -> str:
 
 
 def _too_large(most: int) -> Trouble:
-    return Trouble(413, f"the request must have at most {most:,} bytes; send a smaller picture, or fewer at a time", "large")
+    return Trouble(413, f"the request must have at most {most:,} bytes; send a smaller image, or fewer at a time", "large")
 
 
 def _malformed(why: str) -> Trouble:

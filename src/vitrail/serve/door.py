@@ -1,4 +1,4 @@
-"""Where requests come in: whoever has no token, or finds no room, is told before anything of theirs is read or parsed."""
+"""ASGI middleware: authentication and admission control before a request's body is read, and request metrics."""
 
 import hmac
 import json
@@ -18,12 +18,12 @@ from vitrail.serve.trouble import Trouble, resting
 WORK = ("/predict", "/explain")
 GUARDED = (*WORK, "/metrics")
 PATHS = (*GUARDED, "/", "/docs", "/openapi.json", "/healthz", "/readyz")
-LEFT = 499  # as others call a client that did not wait
+LEFT = 499  # nginx's status for a client that closed the connection
 
 
 @dataclass
 class House:
-    """What the parts of a server share."""
+    """State shared by the routes and the middleware."""
 
     how: Serving
     batcher: Batcher
@@ -38,7 +38,7 @@ class House:
 
 
 class Door:
-    """ASGI in, ASGI out; counts every request."""
+    """Refuse requests without a token or while the server is full, and count every request."""
 
     def __init__(self, app: ASGIApp, house: House) -> None:
         self.app, self.house = app, house
@@ -77,7 +77,7 @@ class Door:
 
 
 def refused(trouble: Trouble, metrics: Metrics, pictures: list[dict[str, Any]] | None = None) -> Response:
-    """The whole request, with one sentence."""
+    """Return the error response of a whole request, and count it."""
     headers = {}
     if trouble.retry is not None:
         headers["Retry-After"] = str(max(1, math.ceil(trouble.retry)))
@@ -85,7 +85,7 @@ def refused(trouble: Trouble, metrics: Metrics, pictures: list[dict[str, Any]] |
         headers["WWW-Authenticate"] = 'Bearer realm="vitrail"'
     if trouble.reason in metrics.rejected:
         metrics.reject(trouble.reason)
-    answer = {"error": trouble.sentence} | ({"pictures": pictures} if pictures else {})
+    answer = {"error": trouble.sentence} | ({"images": pictures} if pictures else {})
     return as_json(answer, trouble.status, headers)
 
 
@@ -96,6 +96,6 @@ def as_json(answer: dict[str, Any], status: int = 200, headers: dict[str, str] |
 def _check_token(scope: Scope, token: str) -> None:
     given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
     kind, _, word = given.partition(b" ")
-    right = hmac.compare_digest(word.strip(), token.encode())  # takes as long for a wrong one
+    right = hmac.compare_digest(word.strip(), token.encode())  # in constant time
     if kind.lower() != b"bearer" or not right:
-        raise Trouble(401, "the server wants a token; send it as Authorization: Bearer TOKEN", "token")
+        raise Trouble(401, "the server requires a token; send it as Authorization: Bearer TOKEN", "token")

@@ -1,6 +1,6 @@
-"""From a model to a server on a port: it answers while the model loads, and finishes what it began.
+"""Run the server on a socket: it responds while the model loads, and shuts down gracefully.
 
-SIGTERM or SIGINT: no new requests, those accepted are answered, exit code 0. A second one ends it at once.
+SIGTERM or SIGINT: no new requests, accepted ones are answered, exit code 0. A second signal ends it at once.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from vitrail.serve.app import make_app
 from vitrail.serve.door import House
 from vitrail.serve.settings import Serving
 
-CONNECTIONS, OTHERS = 4096, 64  # at most at a time, and files that are open for other reasons
-LINGER = 5.0  # seconds in which the rest of a refused body is thrown away, so that its sender comes to read why
+CONNECTIONS, OTHERS = 4096, 64  # maximum number of connections, and of other open files
+LINGER = 5.0  # seconds to discard the rest of a refused body, so that the client gets to read the response
 _SAID = b'{"error": "there are too many connections; try again later"}'
 CROWDED = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -33,7 +33,7 @@ CROWDED = (
 
 @dataclass(frozen=True)
 class Ready:
-    """What is told once the model is there."""
+    """Address and engine of a server that is ready."""
 
     url: str
     engine: Engine
@@ -42,8 +42,8 @@ class Ready:
 def listen(
     open_engine: Callable[[], Engine], how: Serving, place: socket.socket, source: str, tell: Callable[[Ready], None]
 ) -> bool:
-    """Serve until asked to stop. Whether all that was accepted has been answered by then."""
-    # The app itself logs what goes wrong, and that a client talks nonsense is no news.
+    """Serve until stopped; return whether all accepted requests were answered."""
+    # The app logs its own errors, and malformed requests are not worth a log line.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     server: _Server | None = None
 
@@ -51,7 +51,7 @@ def listen(
         engine = app.state.house.batcher.engine
         if engine is None and server is not None:
             server.should_exit = True
-        elif engine is not None and not app.state.house.draining:  # or nobody is to come any more
+        elif engine is not None and not app.state.house.draining:  # else it is already shutting down
             tell(Ready(_url(place), engine))
 
     app = make_app(open_engine, how, source, opened)
@@ -80,7 +80,7 @@ def _url(place: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, that is told of signals in our way: what was asked for went well, so the exit code is 0."""
+    """uvicorn's server with our signal handling: a requested stop exits with code 0."""
 
     def __init__(self, config: uvicorn.Config, house: House) -> None:
         super().__init__(config)
@@ -108,7 +108,7 @@ class _Server(uvicorn.Server):
 
 
 def _guarded(patience: float, most: int) -> type[H11Protocol]:
-    """uvicorn's protocol, that lets no connection wait for ever with half a request, or send for ever what nobody reads."""
+    """Return uvicorn's protocol with time limits on incomplete requests and on refused bodies."""
 
     class Guarded(H11Protocol):
         _limit: asyncio.TimerHandle | None = None
@@ -128,7 +128,7 @@ def _guarded(patience: float, most: int) -> type[H11Protocol]:
             if not heading:
                 _cancel(self._limit)
                 self._limit = None
-            elif self._limit is None and data:  # the first part of another head
+            elif self._limit is None and data:  # the first bytes of another header
                 self._limit = self.loop.call_later(patience, self.transport.abort)
             if self.conn.their_state is not h11.SEND_BODY:
                 _cancel(self._rest)
@@ -152,10 +152,10 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 def _connections() -> int:
-    """As many as this process may have files, which is raised to what it is allowed."""
+    """Return the maximum number of connections, after raising the limit of open files."""
     try:
         import resource
-    except ImportError:  # not a Unix
+    except ImportError:  # not Unix
         return CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wished = CONNECTIONS + OTHERS if hard == resource.RLIM_INFINITY else min(CONNECTIONS + OTHERS, hard)

@@ -1,7 +1,7 @@
-"""What a server has done, counted, in Prometheus' text format (version 0.0.4).
+"""Server metrics in the Prometheus text format (version 0.0.4).
 
-Written here rather than by a library: it is a dozen numbers, all names and labels are known beforehand, and counting them must
-cost next to nothing in the middle of a flood. A server has numbers of its own, where a library's registry is the process's.
+Written here rather than with a library: there are a dozen metrics, all names and labels are known beforehand, and counting
+must cost next to nothing under load. Each server has its own metrics, where a library's registry is per process.
 """
 
 from bisect import bisect_left
@@ -14,7 +14,7 @@ SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
 class Histogram:
-    """How many values were at most so large, their sum and their number."""
+    """Cumulative histogram: counts per bucket, sum and number of values."""
 
     def __init__(self, edges: tuple[float, ...]) -> None:
         self.edges = edges
@@ -35,12 +35,12 @@ class Histogram:
 
 
 class Metrics:
-    """Counted from several threads. ``gauges`` are asked when the numbers are."""
+    """Thread-safe counters and histograms; ``gauges`` are evaluated when the text is requested."""
 
     def __init__(self) -> None:
         self.lock = Lock()
         self.requests: Counter[tuple[str, int]] = Counter()
-        self.pictures: Counter[str] = Counter(dict.fromkeys(("answered", "broken", "late", "failed", "left"), 0))
+        self.pictures: Counter[str] = Counter(dict.fromkeys(("predicted", "invalid", "timed_out", "failed", "disconnected"), 0))
         self.rejected: Counter[str] = Counter(dict.fromkeys(("full", "memory", "loading", "draining"), 0))
         self.seconds, self.batches, self.computing = Histogram(SECONDS), Histogram(SIZES), Histogram(SECONDS)
         self.gauges: dict[str, tuple[str, Callable[[], float]]] = {}
@@ -68,19 +68,19 @@ class Metrics:
             return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
-        yield from _head("vitrail_requests_total", "counter", "Requests by path and status; 499: the client left.")
+        yield from _head("vitrail_requests_total", "counter", "Requests by path and status; 499: the client disconnected.")
         for (path, status), count in sorted(self.requests.items()):
             yield f'vitrail_requests_total{{path="{path}",status="{status}"}} {count}'
-        yield from _head("vitrail_pictures_total", "counter", "Pictures by what became of them.")
+        yield from _head("vitrail_images_total", "counter", "Images by outcome.")
         for outcome, count in sorted(self.pictures.items()):
-            yield f'vitrail_pictures_total{{outcome="{outcome}"}} {count}'
-        yield from _head("vitrail_rejected_total", "counter", "Requests that were refused at once, by the reason.")
+            yield f'vitrail_images_total{{outcome="{outcome}"}} {count}'
+        yield from _head("vitrail_rejected_requests_total", "counter", "Requests refused on arrival, by reason.")
         for reason, count in sorted(self.rejected.items()):
-            yield f'vitrail_rejected_total{{reason="{reason}"}} {count}'
+            yield f'vitrail_rejected_requests_total{{reason="{reason}"}} {count}'
         for name, (said, histogram) in {
-            "vitrail_request_seconds": ("From a request's first byte to its answer.", self.seconds),
-            "vitrail_batch_pictures": ("Pictures computed at a time.", self.batches),
-            "vitrail_batch_seconds": ("Computing of a batch.", self.computing),
+            "vitrail_request_seconds": ("Request latency in seconds.", self.seconds),
+            "vitrail_batch_size": ("Images per batch.", self.batches),
+            "vitrail_batch_seconds": ("Compute time per batch in seconds.", self.computing),
         }.items():
             yield from _head(name, "histogram", said)
             yield from histogram.lines(name)

@@ -1,4 +1,4 @@
-"""Two pages for people: try a picture, and read what the server offers. They fetch nothing from outside."""
+"""HTML pages: a form to try the model, and the API documentation. They fetch nothing from outside."""
 
 from collections.abc import Iterator
 from html import escape
@@ -26,15 +26,15 @@ form.addEventListener("submit",async event=>{
   const headers=form.token&&form.token.value?{Authorization:"Bearer "+form.token.value}:{};
   try{
     const answer=await fetch("/predict",{method:"POST",body,headers}),said=await answer.json();
-    out.textContent=said.pictures?"":said.error;
-    for(const one of said.pictures||[]){
+    const rows=said.predictions||said.images;out.textContent=rows?"":said.error;
+    for(const one of rows||[]){
       add("h3",one.file);if(one.error){add("p",one.error);continue}
       const table=add("table","");for(const guess of one.top){const line=table.insertRow();
         line.insertCell().textContent=guess.label;line.insertCell().textContent=(100*guess.probability).toFixed(2)+" %"}}
     if(form.explain.checked&&form.files.files.length===1&&answer.ok){
       const file=form.files.files[0],map=await fetch("/explain",{method:"POST",body:file,
         headers:{...headers,Accept:"image/png","Content-Type":file.type||"application/octet-stream"}});
-      if(map.ok){const image=add("img","");image.src=URL.createObjectURL(await map.blob());image.alt="which patches mattered"
+      if(map.ok){const image=add("img","");image.src=URL.createObjectURL(await map.blob());image.alt="saliency map"
         }else add("p",(await map.json()).error)}
   }catch(error){out.textContent=error}
 });
@@ -42,27 +42,27 @@ form.addEventListener("submit",async event=>{
 
 
 def front_page(engine: Engine | None, source: str, how: Serving) -> str:
-    """What this is, and a form to try it."""
-    what = "A Vision Transformer that tells what pictures show."
+    """Return the page with the model's name and a form to classify images."""
+    what = "A Vision Transformer that classifies images."
     if engine is not None:
-        what = f"{source}: {len(engine.labels):,} classes, run by {engine.name}."
+        what = f"{source}: {len(engine.labels):,} classes, served with {engine.name}."
     token = "<p><label>Token <input type=password name=token></label>" if how.token else ""
     shown = '-H "Authorization: Bearer TOKEN" ' if how.token else ""
     pixels = f"{how.max_pixels / 1e6:,.3g} million" if how.max_pixels >= 1e6 else f"{how.max_pixels:,}"
-    limits = f"Up to {how.max_body / MEBIBYTE:,.3g} MiB a request and {pixels} pixels a picture."
+    limits = f"Up to {how.max_body / MEBIBYTE:,.3g} MiB per request and {pixels} pixels per image."
     return f"""{HEAD}<h1>Vitrail</h1><p>{escape(what)}
 <form>{token}<p><input type=file name=files accept="image/*" multiple required>
-<p><label><input type=checkbox name=explain> show which patches mattered</label><p><button>What is it?</button></form>
+<p><label><input type=checkbox name=explain> show a saliency map</label><p><button>Predict</button></form>
 <div id=out></div><p>{limits} From a program:
 <pre>curl {shown}--data-binary @cat.jpg -H "Content-Type: image/jpeg" http://HOST/predict
 
 curl {shown}-F files=@cat.jpg -F files=@dog.jpg http://HOST/predict</pre>
-<p><a href="/docs">What the server offers</a>, <a href="/openapi.json">as OpenAPI</a>.{SCRIPT}"""
+<p><a href="/docs">API documentation</a>, <a href="/openapi.json">OpenAPI schema</a>.{SCRIPT}"""
 
 
 def docs_page(schema: dict[str, Any]) -> str:
-    """The schema as plain HTML."""
-    links = "<a href='/'>Try a picture</a>, or read this as a program does: <a href='/openapi.json'>openapi.json</a>."
+    """Return the OpenAPI schema as plain HTML."""
+    links = "<a href='/'>Try an image</a>, or get the OpenAPI schema: <a href='/openapi.json'>openapi.json</a>."
     return f"{HEAD}<h1>Vitrail</h1><p>{links}" + "".join(_paths(schema))
 
 
@@ -77,11 +77,11 @@ def _paths(schema: dict[str, Any]) -> Iterator[str]:
                 for one in what.get("parameters", ())
             ]
             asked += [("body", kind, "") for kind in what.get("requestBody", {}).get("content", ())]
-            yield _table("Takes", asked)
-            yield _table("Answers", [(status, _kinds(one), one["description"]) for status, one in what["responses"].items()])
-    yield "<h2>Answers</h2>"
+            yield _table("Request", asked)
+            yield _table("Responses", [(status, _kinds(one), one["description"]) for status, one in what["responses"].items()])
+    yield "<h2>Schemas</h2>"
     for name, shape in named.items():
-        if "enum" in shape:  # told where it is taken
+        if "enum" in shape:  # listed with its parameter
             continue
         rows = [(field, _kind(one), one.get("description", "")) for field, one in shape.get("properties", {}).items()]
         yield f"<h3 id='{escape(name)}'>{escape(name)}</h3><p>{escape(shape.get('description', ''))}{_table('', rows)}"
@@ -97,7 +97,7 @@ def _kinds(answer: dict[str, Any]) -> str:
 
 
 def _kind(schema: dict[str, Any], named: dict[str, Any] | None = None) -> str:
-    """A word for a schema: integer, Predicted, list of Guess ...; of ``named`` ones, what there is to choose from."""
+    """Return the type of a schema: integer, PredictResponse, list of ImageError ...; for an enum in ``named``, its values."""
     if "$ref" in schema:
         name = str(schema["$ref"]).rsplit("/", 1)[-1]
         shape = (named or {}).get(name, {})

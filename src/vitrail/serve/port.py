@@ -1,4 +1,4 @@
-"""A place to listen at, taken before anything heavy is imported: that a port is in use is told at once. Needs no torch."""
+"""Bind the listening socket before anything heavy is imported, so that a port in use is reported at once. Torch-free."""
 
 import errno
 import socket
@@ -10,7 +10,7 @@ from vitrail.errors import VitrailError
 
 @contextmanager
 def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """Listening; who comes before the server is there waits a moment."""
+    """Yield a listening socket; early connections wait until the server starts."""
     try:
         family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (socket.gaierror, UnicodeError) as error:

@@ -1,4 +1,4 @@
-"""What goes over the wire, as the OpenAPI page tells it."""
+"""Request and response schemas, as OpenAPI documents them."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ class Guess(BaseModel):
 
 
 class Answered(BaseModel):
-    """A picture and what it shows, most probable first."""
+    """An image and its most probable classes, most probable first."""
 
     file: str
     label: str
@@ -20,7 +20,7 @@ class Answered(BaseModel):
 
 
 class Unanswered(BaseModel):
-    """A picture that got no answer, and the status it would have had alone."""
+    """An image that failed, and the status it would have had as a single image."""
 
     file: str
     error: str
@@ -28,33 +28,33 @@ class Unanswered(BaseModel):
 
 
 class Predicted(BaseModel):
-    """In the order in which the pictures were sent."""
+    """Predictions in the order of the images in the request."""
 
     model: str
-    pictures: list[Answered | Unanswered]
+    predictions: list[Answered | Unanswered]
 
 
 class Map(BaseModel):
-    """How much each patch mattered, row by row, from the top left; none is below zero."""
+    """Saliency of each patch, row by row from the top left; never negative."""
 
     file: str
     label: str
     probability: float = Field(ge=0, le=1)
-    explained: str = Field(description="The class that the map is for.")
+    explained: str = Field(description="Class that the map explains.")
     method: str
     map: list[list[float]]
 
 
 class Explained(BaseModel):
     model: str
-    pictures: list[Map | Unanswered]
+    explanations: list[Map | Unanswered]
 
 
 class Failed(BaseModel):
-    """One sentence; and what it is of each picture where none was answered."""
+    """Error message, and the error of each image if all failed."""
 
     error: str
-    pictures: list[Unanswered] | None = None
+    images: list[Unanswered] | None = None
 
 
 class State(BaseModel):
@@ -78,17 +78,17 @@ BODY: dict[str, Any] = {
 }
 
 WORDS = {
-    200: "What became of each picture.",
-    400: "No picture, or a multipart form that cannot be read.",
+    200: "The result of each image.",
+    400: "No image, or a malformed multipart form.",
     401: "The token is missing or wrong.",
     408: "The request was sent too slowly.",
-    413: "The request is too large, or has too many pictures.",
-    415: "The body is of no kind that can be a picture.",
-    422: "No picture could be read, or a parameter is wrong.",
-    500: "The model failed on every picture.",
-    501: "The engine or the model cannot do this.",
-    503: "Full, loading or stopping; Retry-After says when to come again.",
-    504: "No picture's turn came before its deadline.",
+    413: "The request is too large, or has too many images.",
+    415: "The content type is not supported.",
+    422: "No image could be read, or a parameter is invalid.",
+    500: "The model failed on every image.",
+    501: "The engine or the model does not support this.",
+    503: "The server is full, loading or shutting down; see Retry-After.",
+    504: "The request timed out in the queue.",
 }
 
 
@@ -97,5 +97,5 @@ def success(model: type[BaseModel], words: str = WORDS[200], **more: Any) -> dic
 
 
 def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """As FastAPI takes them."""
+    """Return the error responses in FastAPI's form."""
     return {status: {"model": Failed, "description": WORDS[status]} for status in statuses}

@@ -1,8 +1,8 @@
-"""What a client is told when it gets no answer: a status, one sentence, and when to come again."""
+"""Errors of requests: status, message and when to retry."""
 
 
-class Trouble(Exception):  # most often the client's, or the hour's
-    """A whole request or one picture of it that is not answered. ``reason`` is a word for the counters."""
+class Trouble(Exception):
+    """Error of a whole request or of one image. ``reason`` is the label in the metrics."""
 
     def __init__(self, status: int, sentence: str, reason: str, retry: float | None = None, picture: bool = False) -> None:
         super().__init__(sentence)
@@ -10,15 +10,17 @@ class Trouble(Exception):  # most often the client's, or the hour's
         self.sentence = sentence
         self.reason = reason
         self.retry = retry  # seconds
-        self.picture = picture  # of one picture, so that others of its request may be answered
+        self.picture = picture  # of one image, so that others of its request may succeed
 
 
 def full(retry: float) -> Trouble:
-    return Trouble(503, "the server is full and takes no more pictures for the moment; try again later", "full", retry)
+    return Trouble(503, "the server is full; try again later", "full", retry)
 
 
 def late() -> Trouble:
-    return Trouble(504, "the picture's turn did not come before its deadline; try again later", "late", 1.0, picture=True)
+    return Trouble(
+        504, "the image was not computed before the request timeout; try again later", "timed_out", 1.0, picture=True
+    )
 
 
 def resting(what: str) -> Trouble:

@@ -1,4 +1,4 @@
-"""``POST /predict`` and ``POST /explain``: take a request apart, ask the batcher, write the answer."""
+"""Routes ``POST /predict`` and ``POST /explain``: read the images, submit them to the batcher, write the response."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ from vitrail.serve.door import House, as_json, refused
 from vitrail.serve.schema import BODY, Explained, Predicted, failures, success
 from vitrail.serve.trouble import Trouble, resting
 
-Method = StrEnum("Method", {name: name for name in METHODS})  # type: ignore[misc]  # whose members are those of the room
+Method = StrEnum("Method", {name: name for name in METHODS})  # type: ignore[misc]  # members from SALIENCY_METHODS
 ROLLOUT = Method("rollout")
-Top = Annotated[int | None, Query(ge=1, le=100_000, description="Labels of each picture.")]
+Top = Annotated[int | None, Query(ge=1, le=100_000, description="Number of labels per image.")]
 
 
 def add_work(app: FastAPI, house: House) -> None:
@@ -29,35 +29,37 @@ def add_work(app: FastAPI, house: House) -> None:
 
     @app.post("/predict", responses={**success(Predicted), **failures(*statuses)}, **said)
     async def predict(request: Request, top: Top = None) -> Response:
-        """What pictures show. Send one as the body, or any number as files of a multipart form.
+        """Classify images: one as the body, or any number as files of a multipart form.
 
-        200 when at least one was answered; the others say why not. Where none was, the status is that of the first.
+        200 if at least one image succeeded; the others have an error each. If all failed, the status is that of the first.
         """
         names, outcomes = await _visited(house, request)
         engine = _engine(house)
         count = top or house.how.top
-        return _answer(house, names, outcomes, lambda row: told(row, engine.labels, count, engine.sigmoid))
+        return _answer(house, names, outcomes, "predictions", lambda row: told(row, engine.labels, count, engine.sigmoid))
 
     drawn = success(Explained, content={"image/png": {"schema": {"type": "string", "format": "binary"}}})
 
     @app.post("/explain", responses={**drawn, **failures(*statuses, 501)}, **said)
     async def explain(
         request: Request,
-        method: Annotated[Method, Query(description="How the map is made.")] = ROLLOUT,
-        target: Annotated[str | None, Query(alias="class", description="To explain, else what the model says.")] = None,
+        method: Annotated[Method, Query(description="Saliency method.")] = ROLLOUT,
+        target: Annotated[
+            str | None, Query(alias="class", description="Class to explain; default: the predicted class.")
+        ] = None,
     ) -> Response:
-        """Which patches of a picture mattered, as numbers; with ``Accept: image/png`` drawn over what the model saw of one."""
+        """Compute saliency maps; with ``Accept: image/png`` and a single image, drawn over the model's input."""
         job = explaining(_engine(house), str(method), target)
         names, outcomes = await _visited(house, request, job)
         if "image/png" in request.headers.get("accept", "") and len(outcomes) == 1 and isinstance(outcomes[0], dict):
-            house.metrics.picture("answered")
+            house.metrics.picture("predicted")
             drawing = await asyncio.to_thread(overlay, outcomes[0]["pixels"], outcomes[0]["map"])
             return Response(drawing, media_type="image/png")
-        return _answer(house, names, outcomes, _mapped)
+        return _answer(house, names, outcomes, "explanations", _mapped)
 
 
 async def _visited(house: House, request: Request, job: Job | None = None) -> tuple[list[str], list[Any]]:
-    """The pictures' names and what became of each; when the client leaves, its pictures are forgotten."""
+    """Return the file names and outcomes; if the client disconnects, its images are dropped."""
     batcher = house.batcher
     sent = await received(request, batcher)
     names = [picture.name for picture in sent]
@@ -66,13 +68,13 @@ async def _visited(house: House, request: Request, job: Job | None = None) -> tu
     except Trouble:
         batcher.hold(-sum(len(picture.content) for picture in sent))
         raise
-    del sent  # whose bytes can go once they are decoded
+    del sent  # so that their bytes are freed once decoded
     gone = asyncio.ensure_future(_left(request))
     gone.add_done_callback(lambda done: None if done.cancelled() else _cancel(visits))
     try:
         return names, await batcher.answered(visits)
     except ClientDisconnect:
-        house.metrics.picture("left", len(visits))
+        house.metrics.picture("disconnected", len(visits))
         raise
     finally:
         gone.cancel()
@@ -89,22 +91,24 @@ def _cancel(visits: Sequence[Visit]) -> None:
         visit.future.cancel()
 
 
-def _answer(house: House, names: Sequence[str], outcomes: Sequence[Any], tell: Callable[[Any], dict[str, Any]]) -> Response:
-    """200 where a picture was answered; else the first one's status, as if it had come alone."""
+def _answer(
+    house: House, names: Sequence[str], outcomes: Sequence[Any], key: str, tell: Callable[[Any], dict[str, Any]]
+) -> Response:
+    """Return 200 if any image succeeded, else the status of the first error."""
     rows, first = list[dict[str, Any]](), None
     for name, outcome in zip(names, outcomes, strict=True):
         try:
             if isinstance(outcome, Trouble):
                 raise outcome
             rows.append({"file": name, **tell(outcome)})
-            house.metrics.picture("answered")
+            house.metrics.picture("predicted")
         except Trouble as trouble:
             first = first or trouble
             rows.append({"file": name, "error": trouble.sentence, "status": trouble.status})
             house.metrics.picture(trouble.reason if trouble.reason in house.metrics.pictures else "failed")
     if first is not None and all("error" in row for row in rows):
         return refused(first, house.metrics, rows)
-    return as_json({"model": printable(house.source), "pictures": rows})
+    return as_json({"model": printable(house.source), key: rows})
 
 
 def _mapped(outcome: dict[str, Any]) -> dict[str, Any]:

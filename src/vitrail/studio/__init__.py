@@ -1,1 +1,1 @@
-"""The Vision Transformer in the browser: any model, any picture, numbers one can check."""
+"""Interactive Vision Transformer visualisation in the browser, for any model and any image."""

@@ -1,6 +1,6 @@
-"""The model itself, whatever the picture: what it looks for, where patches think they are, how far its heads look.
+"""View of the model itself, independent of an image: patch filters, position similarity, attention distance and entropy.
 
-c channels, l layers, h heads, n filters, p and q the sides of a patch, y, x a place in the grid and v, u another.
+c channels, l layers, h heads, n filters, p and q the sides of a patch, y, x a grid position and v, u another.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from vitrail.studio.trace import Arrays, Facts, plain, sound
 
 
 def about(model: Model, batches: Sequence[Float[Tensor, "_ c height width"]]) -> tuple[Facts, Arrays]:
-    """Heads are measured on these pictures; without any, the arrays that need them are left out."""
+    """Return filters, position similarity and head statistics on these images; without images, no head statistics."""
     vit = checked(model)
     arrays = {"filters": plain(filters(vit))}
     if vit.config.position != "none":
-        arrays["similarity"] = plain(position_similarity(vit))
+        arrays["position_similarity"] = plain(position_similarity(vit))
     pictures = 0
     if len(batches):
         found = heads(vit, iter(batches))
@@ -29,12 +29,12 @@ def about(model: Model, batches: Sequence[Float[Tensor, "_ c height width"]]) ->
             "distance": plain(found.distance),
             "renormalised": plain(found.renormalised),
             "entropy": plain(found.entropy),
-            "alike": plain(found.similarity),
+            "head_similarity": plain(found.similarity),
         }
     facts = {
         "position": vit.config.position,
         "filters_of": "stem" if vit.config.stem else "patch",
-        "pictures": pictures,
+        "images": pictures,
         "stride": list(vit.config.stride),
     }
     return facts, sound(arrays)

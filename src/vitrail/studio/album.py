@@ -1,7 +1,7 @@
-"""The pictures that the studio shows, by name: of data sets, of its own samples, and those that somebody has handed in.
+"""The images that the studio shows, by id: from datasets, built-in samples, and uploads.
 
-``sample-3`` is one of the samples, ``d0-test-17`` number 17 of the first data set's test, ``upload-`` with a hash one that was
-handed in. No picture is ever asked for by a path, and none is told.
+``sample-3`` is one of the samples, ``d0-test-17`` image 17 of the first dataset's test split, ``upload-`` and a hash an upload.
+No image is ever requested by a path, and no path is revealed.
 """
 
 import io
@@ -25,15 +25,15 @@ from vitrail.studio.samples import SAMPLES, Samples
 from vitrail.studio.uploads import Upload, Uploads, shortened
 from vitrail.train.recipe import Recipe
 
-PAGE = 60  # pictures of an answer
+PAGE = 60  # images per response
 SMALLEST, LARGE = 16, 1024  # pixels of a thumbnail's longer side
-PATIENCE = 2.0  # seconds that a list of the albums waits for data sets to be opened
-DECODED = 2  # pictures at a time, since the largest takes hundreds of megabytes for a moment
+PATIENCE = 2.0  # seconds that the list of datasets waits for them to open
+DECODED = 2  # images decoded at a time, since the largest takes hundreds of megabytes
 ID = re.compile(r"sample-(\d{1,3})|d(\d{1,3})-(train|validation|test)-(\d{1,12})|upload-([0-9a-f]{16})", re.ASCII)
 
 
 class Album:
-    """All pictures, from any thread. A run's recipe stands for its data, split and checked as the run saw it."""
+    """All images, thread-safe. A run's recipe stands for its dataset, split and checked as in the run."""
 
     def __init__(self, data: Sequence[str | Recipe] = ()) -> None:
         self._lock, self._decoding = Lock(), BoundedSemaphore(DECODED)
@@ -43,7 +43,7 @@ class Album:
             self.include(what)
 
     def include(self, what: str | Recipe) -> int:
-        """The number of a data set, which is a new one unless the same is there already."""
+        """Add a dataset and return its index; an equal one is reused."""
         new = Opening(what)
         with self._lock:
             for number, known in enumerate(self._data):
@@ -53,10 +53,10 @@ class Album:
             return len(self._data) - 1
 
     def data(self, number: int, seconds: float | None = None) -> Data:
-        """A data set; a sentence that says why not where it cannot be opened, or not in so many seconds."""
+        """Return a dataset; raises if it cannot be opened, or not within so many seconds."""
         with self._lock:
             if not 0 <= number < len(self._data):
-                raise VitrailError(f"the studio has {len(self._data)} data sets, got number {number}; they begin with 0")
+                raise VitrailError(f"the studio has {len(self._data)} datasets, got index {number}; the first is 0")
             known = self._data[number]
         return known.data(seconds)
 
@@ -64,8 +64,8 @@ class Album:
         return f"d{data_index}-{split}-{index}"
 
     def albums(self) -> list[dict[str, Any]]:
-        """``id``, ``title`` and ``splits`` of each, and its ``problem`` where it cannot be opened, or not yet
-        (``opening``)."""
+        """List all datasets with ``id``, ``title`` and ``splits``, and an ``error`` if one cannot be opened, or not yet
+        (``loading``)."""
         with self._lock:
             data = list(self._data)
         for known in data:
@@ -73,28 +73,28 @@ class Album:
         end = time.monotonic() + PATIENCE
         found = [_album("samples", "samples", {"all": SAMPLES})]
         if len(self._uploads):
-            found.append(_album("uploads", "uploaded", {"all": len(self._uploads)}))
+            found.append(_album("uploads", "uploads", {"all": len(self._uploads)}))
         for number, known in enumerate(data):
             try:
                 counts = {name: len(part) for name, part in known.data(max(end - time.monotonic(), 0)).splits.items()}
                 found.append(_album(f"d{number}", known.title, counts))
             except VitrailError as error:
-                later = {"problem": str(error), "opening": isinstance(error, StillOpening)}
+                later = {"error": str(error), "loading": isinstance(error, StillOpening)}
                 found.append({**_album(f"d{number}", known.title, {}), **later})
         return found
 
     def page(self, album: str, split: str, start: int, count: int) -> dict[str, Any]:
-        """``total``, and of some of the ``pictures`` the id, title and label."""
+        """Return ``total`` and a page of ``images`` with id, title and label."""
         if start < 0 or not 1 <= count <= PAGE:
-            raise VitrailError(f"a page begins at 0 or later and has 1 to {PAGE} pictures, got {start} and {count}")
+            raise VitrailError(f"a page starts at 0 or later and has 1 to {PAGE} images, got {start} and {count}")
         ids, total = self._ids(album, split, start, count)
-        return {"total": total, "pictures": [self.told(id) for id in ids]}
+        return {"total": total, "images": [self.told(id) for id in ids]}
 
     def told(self, id: str) -> dict[str, Any]:
         return {"id": id, "title": self.title(id), "label": self.label(id)}
 
     def content(self, id: str) -> bytes | ndarray:
-        """As it was stored, or its pixels (h w c, uint8)."""
+        """Return the stored file, or the pixels (h w c, uint8)."""
         found = self._find(id)
         if isinstance(found, Upload):
             return found.content
@@ -108,12 +108,12 @@ class Album:
         return found.title if isinstance(found, Upload) else _name(*found)
 
     def label(self, id: str) -> str | None:
-        """What it shows, where that is known."""
+        """Return the class name, or None if it is unknown."""
         found = self._find(id)
         return None if isinstance(found, Upload) else label_name(*found) or None
 
     def python(self, id: str) -> dict[str, Any]:
-        """How to have this picture in Python, as an expression, and the imports that it needs."""
+        """Return a Python expression for this image, and the imports that it needs."""
         found = self._find(id)
         if isinstance(found, Upload):
             return {"python": repr(found.title), "imports": []}
@@ -123,14 +123,14 @@ class Album:
         return self._data[int(number)].python(split, int(index), _name(*found))
 
     def about(self, id: str) -> str:
-        """Where it comes from, in words."""
+        """Describe the source of an image."""
         if not id.startswith("d"):
-            return "the samples" if id.startswith("sample-") else "what was uploaded"
+            return "the samples" if id.startswith("sample-") else "the uploads"
         number, split, _ = id[1:].split("-")
         return f"{self._data[int(number)].title} ({split})"
 
     def thumbnail(self, id: str, size: int) -> bytes:
-        """A PNG, upright, its longer side at most so long; small pictures stay as they are."""
+        """Return an upright PNG whose longer side is at most ``size``; small images are not enlarged."""
         if not SMALLEST <= size <= LARGE:
             raise VitrailError(f"size must be from {SMALLEST} to {LARGE} pixels, got {size}; try 160")
         content = self.content(id)
@@ -138,7 +138,7 @@ class Album:
             return _png(content, size)
 
     def upload(self, name: str, content: bytes) -> dict[str, Any]:
-        """Keep a picture, if it is one; the oldest ones go when there are too many."""
+        """Decode and store an image; the oldest uploads are dropped when there are too many."""
         return self._uploads.add(name, content)
 
     @cached_property
@@ -156,10 +156,10 @@ class Album:
             known = "samples, uploads" if not self._data else "samples, uploads, d0"
             if album in ("samples", "uploads"):
                 raise VitrailError(f"{album} has no split {split!r}; try 'all'")
-            raise VitrailError(f"there is no album {album!r}; try one of {known}")
+            raise VitrailError(f"there is no dataset {album!r}; try one of {known}")
         splits = self.data(int(number[1])).splits
         if split not in splits:
-            raise VitrailError(f"a data set has no split {split!r}; try one of {', '.join(splits)}")
+            raise VitrailError(f"the dataset has no split {split!r}; try one of {', '.join(splits)}")
         total = len(splits[split])
         return [self.data_id(int(number[1]), split, at) for at in range(start, min(start + count, total))], total
 
@@ -167,7 +167,7 @@ class Album:
         parts = ID.fullmatch(id)
         if parts is None:
             raise VitrailError(
-                f"no picture is named {id[:40]!r}; names are like sample-0, d0-test-17 and upload-0123456789abcdef"
+                f"no image has the id {id[:40]!r}; ids are like sample-0, d0-test-17 and upload-0123456789abcdef"
             )
         sample, number, split, index, upload = parts.groups()
         if upload is not None:
@@ -175,8 +175,8 @@ class Album:
         source: Source = self._samples if sample is not None else self.data(int(number)).splits[split]
         at = int(sample if sample is not None else index)
         if at >= len(source):
-            last = f"the last is {id.rpartition('-')[0]}-{len(source) - 1}" if len(source) else "there is none of its kind"
-            raise VitrailError(f"there is no picture {id}; {last}")
+            last = f"the last is {id.rpartition('-')[0]}-{len(source) - 1}" if len(source) else "the split is empty"
+            raise VitrailError(f"there is no image {id}; {last}")
         return source, at
 
 
@@ -185,7 +185,7 @@ def _album(id: str, title: str, counts: dict[str, int]) -> dict[str, Any]:
 
 
 def _name(source: Source, index: int) -> str:
-    """What to call a picture: of a file its name alone, since paths are nobody's business in a browser."""
+    """Return the title of an image: for a file only its name, since a browser must not see paths."""
     while isinstance(source, Part):
         index, source = int(source.indices[index]), source.whole
     if isinstance(source, Files):
@@ -193,12 +193,12 @@ def _name(source: Source, index: int) -> str:
     if isinstance(source, Shards):
         return shortened(PurePosixPath(source.keys[index]).name)
     where = source.where(index)
-    numbered = re.match(r"(?:picture|row) \d+ of ", where)  # of something that may be a path
+    numbered = re.match(r"(?:image|row) \d+ of ", where)  # the rest may be a path
     return shortened(where if numbered is None else f"{numbered[0]}{Path(where[numbered.end() :]).name}")
 
 
 def _within(whole: tuple[int, int], size: int) -> tuple[int, int]:
-    """Height and width, shrunk so far that neither is larger than that."""
+    """Return height and width, scaled down so that neither exceeds ``size``."""
     scale = min(1.0, size / max(whole))
     return max(1, round(whole[0] * scale)), max(1, round(whole[1] * scale))
 

@@ -1,4 +1,4 @@
-"""The studio as an application: the page and its modules, and an answer a question. The work is at the ``desk``."""
+"""The studio as an ASGI application: the page, its modules, and the API routes. The work is done by the ``desk``."""
 
 import asyncio
 import logging
@@ -29,17 +29,17 @@ from vitrail.studio.uploads import UPLOAD
 
 log = logging.getLogger("vitrail.studio")
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-QUESTION = 2**20  # bytes of one that is no picture
+QUESTION = 2**20  # bytes of a JSON request
 Answer = Callable[["Studio", Request], Awaitable[Response]]
 
 
 class Studio:
-    """What the routes share. ``ending``: the server stops, and whoever follows a run is let go."""
+    """State that the routes share. ``ending``: the server is shutting down, and event streams end."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk, self.ending = desk, False
-        self.waiting: set[Event] = set()  # of whoever is being answered: set, it ends with its next pass
-        self.turn = asyncio.Lock()  # work is one at a time anyway; who waits here can still give up
+        self.waiting: set[Event] = set()  # of running requests: once set, the work stops at its next forward pass
+        self.turn = asyncio.Lock()  # one computation at a time; a waiting request can still be cancelled
 
     def end(self) -> None:
         self.ending = True
@@ -47,7 +47,7 @@ class Studio:
             gone.set()
 
     async def computed(self, request: Request, work: Callable[[], Any]) -> Any:
-        """In a thread, unless the page has long gone on to another question."""
+        """Run work in a thread, and cancel it if the client disconnects."""
         async with self.turn:
             if await request.is_disconnected():
                 raise ClientDisconnect
@@ -74,7 +74,7 @@ def make_app(desk: Desk, token: str) -> Starlette:
     studio = Studio(desk)
 
     async def page(request: Request) -> Response:
-        known = pages().get(request.path_params.get("name", "index.html"))  # a name of the list, never a path
+        known = pages().get(request.path_params.get("name", "index.html"))  # looked up in the list, never a path
         if known is None:
             return refused(404, "the studio has no such page; open the address that it printed")
         return Response(known.read_bytes(), media_type=KINDS["." + known.name.rpartition(".")[2]])
@@ -88,28 +88,28 @@ def make_app(desk: Desk, token: str) -> Starlette:
 
 
 def pages() -> dict[str, Traversable]:
-    """The page, its style and its modules, as the package has them."""
+    """Return the static files of the package by name."""
     return {page.name: page for page in (files("vitrail.studio") / "static").iterdir() if page.name[0] != "."}
 
 
 def _answering(studio: Studio, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-    """Whatever goes wrong becomes one sentence."""
+    """Turn every exception into an error response of one sentence."""
 
     @wraps(answer)
     async def answering(request: Request) -> Response:
         try:
             return await answer(studio, request)
         except VitrailError as error:
-            gone = request.query_params.get("picture", "").startswith("upload-") and "uploaded to an earlier" in str(error)
+            gone = request.query_params.get("image", "").startswith("upload-") and "uploaded to an earlier" in str(error)
             return refused(410 if gone else 422, str(error))
         except (ClientDisconnect, GivenUp):
             return Response(status_code=499)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "allocate" not in str(error):
                 return _mistake(request)
-            return refused(507, "there is not enough memory for this; try a smaller picture or model")
+            return refused(507, "there is not enough memory for this; try a smaller image or model")
         except OSError as error:
-            return refused(422, f"a file of the model or the data cannot be read: {error.strerror or type(error).__name__}")
+            return refused(422, f"a file of the model or the dataset cannot be read: {error.strerror or type(error).__name__}")
         except Exception:
             return _mistake(request)
 
@@ -117,9 +117,9 @@ def _answering(studio: Studio, answer: Answer) -> Callable[[Request], Awaitable[
 
 
 def _mistake(request: Request) -> Response:
-    """While one is handled: the page gets a sentence, the terminal the rest."""
-    log.exception("the studio could not answer %s", request.url.path.rpartition("/")[2])
-    return refused(500, "the studio has made a mistake at this, which its terminal tells of; try another picture or model")
+    """Log the current exception, and return a short error response."""
+    log.exception("the studio failed to answer %s", request.url.path.rpartition("/")[2])
+    return refused(500, "internal error of the studio, see its terminal for details; try another image or model")
 
 
 async def _studio(studio: Studio, request: Request) -> Response:
@@ -132,60 +132,60 @@ async def _studio(studio: Studio, request: Request) -> Response:
 
 
 async def _albums(studio: Studio, request: Request) -> Response:
-    """Once more, for who waits for a data set to be opened."""
+    """List the datasets, while one is still loading."""
     return as_json(await asyncio.to_thread(studio.desk.album.albums))
 
 
 async def _pictures(studio: Studio, request: Request) -> Response:
-    album, split = _word(request, "album"), _word(request, "split")
-    start, count = _number(request, "from", 0), _number(request, "count", 24)
+    album, split = _word(request, "dataset"), _word(request, "split")
+    start, count = _number(request, "start", 0), _number(request, "count", 24)
     return as_json(await asyncio.to_thread(studio.desk.album.page, album, split, start, count))
 
 
 async def _picture(studio: Studio, request: Request) -> Response:
-    id, size = _word(request, "picture"), _number(request, "size", 256)
+    id, size = _word(request, "image"), _number(request, "size", 256)
     made = await asyncio.to_thread(studio.desk.album.thumbnail, id, size)
     return Response(made, media_type="image/png")
 
 
 async def _upload(studio: Studio, request: Request) -> Response:
-    content = await _body(request, UPLOAD, "a picture")
-    name = request.query_params.get("name", "picture")
+    content = await _body(request, UPLOAD, "an image")
+    name = request.query_params.get("name", "image")
     return as_json(await asyncio.to_thread(studio.desk.album.upload, name, content))
 
 
 async def _trace(studio: Studio, request: Request) -> Response:
-    which, picture, target = _which(request), _word(request, "picture"), _maybe(request, "class")
+    which, picture, target = _which(request), _word(request, "image"), _maybe(request, "class")
     return _binary(await studio.computed(request, lambda: studio.desk.trace(which, picture, target)))
 
 
 async def _rows(studio: Studio, request: Request) -> Response:
-    which, picture, query = _which(request), _word(request, "picture"), _number(request, "query")
+    which, picture, query = _which(request), _word(request, "image"), _number(request, "query")
     return _binary(await studio.computed(request, lambda: studio.desk.rows(which, picture, query)))
 
 
 async def _flow(studio: Studio, request: Request) -> Response:
-    which, picture, target = _which(request), _word(request, "picture"), _maybe(request, "class")
+    which, picture, target = _which(request), _word(request, "image"), _maybe(request, "class")
     method = _word(request, "method")
     return _binary(await studio.computed(request, lambda: studio.desk.flow(which, picture, target, method)))
 
 
 async def _pair(studio: Studio, request: Request) -> Response:
-    which, picture = _which(request), _word(request, "picture")
+    which, picture = _which(request), _word(request, "image")
     layer, head, query, key = (_number(request, name) for name in ("layer", "head", "query", "key"))
     return as_json(await studio.computed(request, lambda: studio.desk.pair(which, picture, layer, head, query, key)))
 
 
 async def _ablate(studio: Studio, request: Request) -> Response:
-    body = await _body(request, QUESTION, "a question")
+    body = await _body(request, QUESTION, "a request")
     try:
         asked = loads(body or b"{}")
     except (ValueError, RecursionError):
-        raise VitrailError("the question is no JSON; send {model, picture, patches, how}") from None
+        raise VitrailError("the request is not JSON; send {model, image, patches, mode}") from None
     plain: dict[str, Any] = asked if isinstance(asked, dict) else {}
     which = read(plain.get("model"), str, "model"), read(plain.get("step"), int | None, "step")
-    picture, seed = read(plain.get("picture"), str, "picture"), read(plain.get("seed", 0), int, "seed")
-    patches, how = read(plain.get("patches"), tuple[int, ...], "patches"), read(plain.get("how", "mask"), str, "how")
+    picture, seed = read(plain.get("image"), str, "image"), read(plain.get("seed", 0), int, "seed")
+    patches, how = read(plain.get("patches"), tuple[int, ...], "patches"), read(plain.get("mode", "mask"), str, "mode")
     target = read(plain.get("class"), int | None, "class")
     return as_json(await studio.computed(request, lambda: studio.desk.ablate(which, picture, patches, how, seed, target)))
 
@@ -207,7 +207,7 @@ async def _run(studio: Studio, request: Request) -> Response:
 
 
 async def _events(studio: Studio, request: Request) -> Response:
-    """Server-sent events, until the run is finished, the page is closed or the studio ends."""
+    """Stream server-sent events until the run is finished, the page is closed or the studio ends."""
     run, after = studio.desk.answers(_word(request, "model")).run, _number(request, "after", -1)
 
     async def events() -> AsyncIterator[str]:
@@ -222,7 +222,7 @@ async def _confusion(studio: Studio, request: Request) -> Response:
 
 
 async def _confused(studio: Studio, request: Request) -> Response:
-    answers, true, said = studio.desk.answers(_word(request, "model")), _number(request, "true"), _number(request, "said")
+    answers, true, said = studio.desk.answers(_word(request, "model")), _number(request, "true"), _number(request, "predicted")
     return as_json(await asyncio.to_thread(answers.confused, true, said))
 
 
@@ -232,22 +232,22 @@ async def _worst(studio: Studio, request: Request) -> Response:
 
 API: dict[str, tuple[str, Answer]] = {
     "studio": ("GET", _studio),
-    "albums": ("GET", _albums),
-    "pictures": ("GET", _pictures),
-    "picture": ("GET", _picture),
+    "datasets": ("GET", _albums),
+    "images": ("GET", _pictures),
+    "image": ("GET", _picture),
     "upload": ("POST", _upload),
     "trace": ("GET", _trace),
-    "rows": ("GET", _rows),
-    "flow": ("GET", _flow),
-    "pair": ("GET", _pair),
+    "attention-rows": ("GET", _rows),
+    "saliency": ("GET", _flow),
+    "attention-pair": ("GET", _pair),
     "ablate": ("POST", _ablate),
     "model": ("GET", _model),
     "cost": ("GET", _cost),
     "run": ("GET", _run),
     "events": ("GET", _events),
     "confusion": ("GET", _confusion),
-    "confused": ("GET", _confused),
-    "worst": ("GET", _worst),
+    "confused-images": ("GET", _confused),
+    "highest-loss": ("GET", _worst),
 }
 
 
@@ -262,7 +262,7 @@ def _which(request: Request) -> Which:
 def _word(request: Request, name: str) -> str:
     value = request.query_params.get(name)
     if not value:
-        raise VitrailError(f"the question names no {name}; add {name}=...")
+        raise VitrailError(f"the request has no {name}; add {name}=...")
     return value
 
 
@@ -275,16 +275,16 @@ def _number(request: Request, name: str, otherwise: int | None = None) -> int:
     if text is None and otherwise is not None:
         return otherwise
     if text is None or not text.removeprefix("-").isdecimal() or not text.isascii() or len(text) > 12:
-        raise VitrailError(f"{name} must be a whole number, got {printable((text or 'nothing')[:20])!r}; try {name}=0")
+        raise VitrailError(f"{name} must be an integer, got {printable((text or 'nothing')[:20])!r}; try {name}=0")
     return int(text)
 
 
 async def _body(request: Request, most: int, what: str) -> bytes:
-    """No more of it than is allowed; what comes after is not read."""
+    """Read the body, but no more than is allowed."""
     pieces, length = [], 0
     async for piece in request.stream():
         length += len(piece)
         if length > most:
-            raise VitrailError(f"{what} may have {most / 2**20:g} MiB, got more; make it smaller")
+            raise VitrailError(f"{what} may have at most {most / 2**20:g} MiB, got more; make it smaller")
         pieces.append(piece)
     return b"".join(pieces)

@@ -1,6 +1,6 @@
-"""Questions of the page and their answers, each computed once and kept while there is room.
+"""Responses to the requests of the page, computed once and cached.
 
-A model is named by its id and step, a picture by its id: nothing that comes from the page is a path.
+A model is identified by its id and step, an image by its id: nothing that comes from the page is a path.
 """
 
 from collections import OrderedDict
@@ -25,16 +25,16 @@ from vitrail.studio.pair import pair
 from vitrail.studio.shelf import Shelf
 from vitrail.studio.trace import rows, trace
 
-ROOM = 2**27  # bytes of answers
-MEASURED = 16  # pictures that heads are measured on
-PATIENCE = 5.0  # seconds that the page waits for a data set that is being opened; a sample shows meanwhile
-ORDER = ("rollout", "gradient_rollout", "relevance")  # the story's; the others follow
+ROOM = 2**27  # bytes of cached responses
+MEASURED = 16  # images for head statistics
+PATIENCE = 5.0  # seconds to wait for a dataset that is being opened; then a sample is shown
+ORDER = ("rollout", "gradient_rollout", "relevance")  # shown first; the others follow
 
 Which = tuple[str, int | None]  # a model's id and step
 
 
 class Kept:
-    """Answers by their question, the oldest go when there are too many bytes."""
+    """LRU cache of responses, limited by total bytes."""
 
     def __init__(self, room: int = ROOM) -> None:
         self.room, self.bytes = room, 0
@@ -59,7 +59,7 @@ class Kept:
 class Desk:
     def __init__(self, shelf: Shelf, album: Album) -> None:
         self.shelf, self.album, self.kept = shelf, album, Kept()
-        self._ready: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()  # the last pictures as models take them
+        self._ready: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()  # the last preprocessed images
         self._answers: dict[str, Answers] = {}
         for one in shelf.models.values():
             if one.run is not None:
@@ -67,15 +67,15 @@ class Desk:
 
     def facts(self) -> dict[str, Any]:
         return {
-            "ramp": ramp().tolist(),
+            "colormap": ramp().tolist(),
             "methods": [*ORDER, *(name for name in METHODS if name not in ORDER), *BASELINES],
             "models": self._models(),
-            "albums": self.album.albums(),
-            "first": self.first(),
+            "datasets": self.album.albums(),
+            "first_image": self.first(),
         }
 
     def _models(self) -> list[dict[str, Any]]:
-        """All that can be read: one whose folder is gone does not take the others with it."""
+        """Describe all models that can be read; one whose folder is gone is skipped."""
         found, problem = [], VitrailError("the studio has no model")
         for id in self.shelf.models:
             try:
@@ -87,18 +87,18 @@ class Desk:
         return found
 
     def first(self) -> str:
-        """A picture to begin with: of the first model's own data, else of any that can be opened, else a sample."""
+        """Return the id of the first image to show: from the first model's dataset, else from any other, else a sample."""
         for number in self._numbers(next(iter(self.shelf.models))):
             try:
                 return self._pictures(number, PATIENCE)[0]
-            except VitrailError:  # which the page tells where one chooses
+            except VitrailError:  # shown by the page in the list of datasets
                 continue
         return "sample-0"
 
     def _numbers(self, id: str) -> list[int]:
-        """Of data sets that suit a model: its own, then those that can be opened."""
+        """Return the dataset indices for a model: its own, then those that can be opened."""
         own = [self._answers[id].data_index] if id in self._answers else []
-        others = [int(album["id"][1:]) for album in self.album.albums() if album["id"][0] == "d" and "problem" not in album]
+        others = [int(album["id"][1:]) for album in self.album.albums() if album["id"][0] == "d" and "error" not in album]
         return [*own, *others]
 
     def trace(self, which: Which, picture: str, target: int | None) -> bytes:
@@ -106,7 +106,7 @@ class Desk:
             content = self.album.content(picture)
             with self.shelf.using(*which) as model:
                 facts, arrays = trace(model, content, target)
-            facts["picture"] |= self.album.told(picture) | self.album.python(picture)
+            facts["image"] |= self.album.told(picture) | self.album.python(picture)
             return packed({**facts, "model": which[0], "step": which[1]}, arrays)
 
         return self.kept.get(("trace", *self._stamped(which), picture, target), answer)
@@ -130,45 +130,45 @@ class Desk:
             return ablated(model, self._images(model, which, picture), patches, how, seed, target)
 
     def about(self, which: Which) -> bytes:
-        """Heads are measured on pictures of the model's own data where there are some, else on the samples."""
+        """Return the model view; head statistics use images of the model's own dataset if possible, else the samples."""
 
         def answer() -> bytes:
             pictures = self._measured(which[0])
             contents = [self.album.content(picture) for picture in pictures]
             with self.shelf.using(*which) as model:
                 facts, arrays = about(model, [prepare(model, [content]) for content in contents])
-            return packed({**facts, "measured": self._told(pictures)}, arrays)
+            return packed({**facts, "measured_on": self._told(pictures)}, arrays)
 
         return self.kept.get(("about", *self._stamped(which)), answer)
 
     def answers(self, id: str) -> Answers:
         one = self.shelf.find(id)
         if id not in self._answers:
-            raise VitrailError(f"{one.name} is no run: it has neither curves nor answers; try vitrail studio runs/NAME")
+            raise VitrailError(f"{one.name} is not a run: it has neither curves nor predictions; try vitrail studio runs/NAME")
         return self._answers[id]
 
     def _measured(self, id: str) -> list[str]:
         for number in self._numbers(id):
-            with suppress(VitrailError):  # its data may be gone
+            with suppress(VitrailError):  # its dataset may be gone
                 return self._pictures(number)
-        return [row["id"] for row in self.album.page("samples", "all", 0, MEASURED)["pictures"]]
+        return [row["id"] for row in self.album.page("samples", "all", 0, MEASURED)["images"]]
 
     def _told(self, pictures: list[str]) -> dict[str, Any]:
-        """Which pictures heads are measured on, in words and in Python."""
+        """Describe the images that heads are measured on, as text and as Python."""
         first = self.album.python(pictures[0])
         source, content, _ = first["python"].rpartition(".content(")
-        words = f"the first {len(pictures)} pictures of {self.album.about(pictures[0])}"
+        words = f"the first {len(pictures)} images of {self.album.about(pictures[0])}"
         listed = (
             f"[part.content(at) for part in [{source}] for at in range({len(pictures)})]" if content else f"[{first['python']}]"
         )
-        return {"words": words, "python": listed, "imports": first["imports"]}
+        return {"text": words, "python": listed, "imports": first["imports"]}
 
     def _pictures(self, number: int, seconds: float | None = None) -> list[str]:
-        """The first ones of a data set, of those that it has set aside if there are any."""
+        """Return the first images of a dataset, from the test or validation split if it has one."""
         splits = self.album.data(number, seconds).splits
         split = next((name for name in ("test", "validation", "train") if len(splits[name])), None)
         if split is None:
-            raise VitrailError(f"{self.album.data(number).name} has no pictures; name another data set")
+            raise VitrailError(f"{self.album.data(number).name} has no images; try another dataset")
         return [self.album.data_id(number, split, at) for at in range(min(MEASURED, len(splits[split])))]
 
     def _of_picture(self, what: tuple[Any, ...], which: Which, picture: str, answer: Callable[[Model, Tensor], bytes]) -> bytes:
@@ -179,7 +179,7 @@ class Desk:
         return self.kept.get((*what, *self._stamped(which), picture), computed)
 
     def _images(self, model: Model, which: Which, picture: str) -> Tensor:
-        """Only while a model is in use, so one at a time."""
+        """Preprocess an image, cached. Called only while a model is acquired, so by one thread at a time."""
         key = (*self._stamped(which), picture)
         if key not in self._ready:
             self._ready[key] = prepare(model, [self.album.content(picture)])

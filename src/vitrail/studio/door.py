@@ -1,7 +1,7 @@
-"""Who may come in: a page that this studio has served to this machine, and nobody else.
+"""Access control: only a page served by this studio to this machine may send requests.
 
-The token is the first part of every address, so a page of somebody else cannot guess one. The Host header must name this
-machine, so that no foreign name can be made to mean it (DNS rebinding), and the Origin, where there is one, this very server.
+The token is the first part of every path, so a foreign page cannot guess one. The Host header must name this machine, which
+prevents DNS rebinding, and the Origin header, if there is one, this server.
 """
 
 import hmac
@@ -20,7 +20,7 @@ POLICY = (
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",  # the address holds the token
+    "Referrer-Policy": "no-referrer",  # the URL holds the token
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -28,7 +28,7 @@ HEADERS = {
 
 
 class Door:
-    """ASGI in, ASGI out."""
+    """ASGI middleware that refuses foreign requests and adds security headers."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app, self.token = app, token
@@ -38,7 +38,7 @@ class Door:
             await self.app(scope, receive, send)
             return
         refusal = self._refusal(scope)
-        if refusal is not None and Headers(scope=scope).get("sec-fetch-dest") == "document":  # a person reads it
+        if refusal is not None and Headers(scope=scope).get("sec-fetch-dest") == "document":  # shown in a browser tab
             refusal = Response(f"Vitrail: {json.loads(bytes(refusal.body))['error']}.", 403, media_type="text/plain")
         await (refusal or self.app)(scope, receive, _dressed(send))
 
@@ -46,15 +46,15 @@ class Door:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if _name(f"//{host}") not in LOCAL:
-            return refused(403, "this studio answers to 127.0.0.1 and localhost alone; open the address that it printed")
+            return refused(403, "this studio answers only to 127.0.0.1 and localhost; open the address that it printed")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
         link = scope["method"] == "GET" and scope["path"] == f"/{self.token}/" and headers.get("sec-fetch-dest") == "document"
-        foreign = site not in ("same-origin", "none") and not link  # a link from anywhere may open the page, and no more
+        foreign = site not in ("same-origin", "none") and not link  # a foreign link may open the page, and nothing else
         if (origin is not None and origin != f"http://{host}") or foreign:
-            return refused(403, "another page has asked; open the studio by the address that it printed")
+            return refused(403, "the request comes from another page; open the address that the studio printed")
         given = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
-        if not hmac.compare_digest(given.encode(), self.token.encode()):  # takes as long for a wrong one
-            return refused(403, "the address has not this studio's token; open the address that it printed")
+        if not hmac.compare_digest(given.encode(), self.token.encode()):  # constant time
+            return refused(403, "the address does not contain this studio's token; open the address that it printed")
         return None
 
 

@@ -1,7 +1,7 @@
-"""A studio that was given no model shows one of its own, on the embedded Fashion-MNIST: trained once, while one looks at it.
+"""The default model of the studio: a small one, trained once on the embedded Fashion-MNIST while the page is open.
 
-The training is a process of its own and lasts some minutes the first time; the page follows its curves and its checkpoints.
-Stopped before its end, it goes on at the next start from where it was.
+Training runs in its own process and takes some minutes; the page follows its curves and checkpoints.
+An interrupted training is resumed at the next start.
 """
 
 import os
@@ -29,8 +29,8 @@ SETTINGS = (
     "model.width=64", "model.heads=4", "model.mlp=256",
     "steps=1000", "evaluate=100", "checkpoint=50", "keep=20",
 )  # fmt: skip
-PATIENCE = 180.0  # seconds for the first checkpoint
-STOP = 20.0  # seconds for the last one, when the studio ends
+PATIENCE = 180.0  # seconds to wait for the first checkpoint
+STOP = 20.0  # seconds to wait for the last checkpoint when the studio ends
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def beginning(
     waiting: Callable[[], AbstractContextManager[Progress]],
     settings: Sequence[str] = SETTINGS,
 ) -> Iterator[list[str]]:
-    """The sources, or a run of our own that is trained meanwhile; ``waiting`` shows how far its first checkpoint is."""
+    """Yield the sources, or a default run that trains meanwhile; ``waiting`` shows the progress to its first checkpoint."""
     if sources:
         yield list(sources)
         return
@@ -48,8 +48,8 @@ def beginning(
     if run.result() is not None:
         yield [str(run.folder)]
         return
-    torch.set_num_threads(max(1, _cores() - _half()))  # threads that outnumber cores wait for one another most of the time
-    say(f"training a small model on the embedded pictures, once; the page opens with its first checkpoint: {run.folder}")
+    torch.set_num_threads(max(1, _cores() - _half()))  # more threads than cores would slow both down
+    say(f"training a small model on the embedded Fashion-MNIST, once; the page opens at its first checkpoint: {run.folder}")
     with TemporaryFile() as said:
         child = _train(run.folder, settings, said)
         try:
@@ -57,7 +57,7 @@ def beginning(
                 _wait(run, child, said, tell)
             yield [str(run.folder)]
         finally:
-            child.terminate()  # it writes a checkpoint, from which it goes on next time
+            child.terminate()  # it writes a checkpoint, from which the next start resumes
             try:
                 child.wait(STOP)
             except subprocess.TimeoutExpired:
@@ -66,7 +66,7 @@ def beginning(
 
 
 def weights_of(runs: Sequence[Run], tell: Progress) -> None:
-    """Wait for the first weights of runs that have just begun to train."""
+    """Wait for the first weights of runs that have just started to train."""
     for run in runs:
         while not steps(run) and not is_model(run.folder / "best") and training(run):
             recipe = run.noted()
@@ -85,7 +85,7 @@ def _train(folder: Path, settings: Sequence[str], said: IO[bytes]) -> "subproces
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=said,
-        start_new_session=True,  # Ctrl-C is for the studio, which then ends it in its own time
+        start_new_session=True,  # Ctrl-C goes to the studio only, which then ends the training
     )
 
 
@@ -94,7 +94,7 @@ def _cores() -> int:
 
 
 def _half() -> int:
-    """Of the cores, for the training; the page has the rest."""
+    """Return the number of cores for training; the page has the rest."""
     return max(1, _cores() // 2)
 
 
@@ -106,9 +106,9 @@ def _wait(run: Run, child: "subprocess.Popen[bytes]", said: IO[bytes], tell: Pro
         if child.poll() is not None:
             said.seek(0)
             words = said.read().decode(errors="replace").strip()
-            if "another process is at work" not in words:  # another studio, whose training is as good
+            if "another process is at work" not in words:  # another studio already trains it
                 reason = words.splitlines()[-1] if words else f"its process ended with {child.returncode}"
-                raise VitrailError(f"the studio's own model could not be trained: {reason}; name a run or weights to look at")
+                raise VitrailError(f"the default model could not be trained: {reason}; name a run or weights instead")
         if time.monotonic() > end:
-            raise VitrailError("the studio's own model has no checkpoint yet; try vitrail train, then vitrail studio runs/demo")
+            raise VitrailError("the default model has no checkpoint yet; try vitrail train, then vitrail studio runs/demo")
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Which patches speak for a class, whether the model agrees when they go, and what it says without those that are clicked.
+"""Saliency maps with their deletion and insertion curves, and predictions without selected patches.
 
 c channels, k classes, s steps, y and x the grid.
 """
@@ -19,13 +19,13 @@ from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 from vitrail.studio.trace import TOP, Arrays, Facts, explained_class, label, number, plain, sound, tokens, top
 
-BASELINES = {"random": random_map, "edges": edge_map}  # the maps to beat: no model is asked
+BASELINES = {"random": random_map, "edges": edge_map}  # maps that do not use the model
 
 
 def flow(
     model: Model, images: Float[Tensor, "1 c height width"], method: str, target: int | None = None
 ) -> tuple[Facts, Arrays]:
-    """A map by one of ``METHODS`` or ``BASELINES``, and the curves that say how far to trust it."""
+    """Return a map by one of ``METHODS`` or ``BASELINES``, and its deletion and insertion curves."""
     vit = checked(model)
     every = [*METHODS, *BASELINES]
     if method not in every:
@@ -38,7 +38,7 @@ def flow(
     heat = _heat(vit, images, method, which)
     faith = faithfulness(vit, images, heat, which)
     arrays = sound({"map": plain(heat[0]), "deletion": plain(faith.deletion[0]), "insertion": plain(faith.insertion[0])})
-    facts = {"method": method, "target": wanted, "deleted": faith.deleted.item(), "inserted": faith.inserted.item()}
+    facts = {"method": method, "target": wanted, "deletion_auc": faith.deleted.item(), "insertion_auc": faith.inserted.item()}
     return facts, arrays
 
 
@@ -50,10 +50,10 @@ def ablated(
     seed: int = 0,
     target: int | None = None,
 ) -> Facts:
-    """What the model said and what it says without some patches; ``target`` is a class that is told of in any case."""
+    """Return the probabilities with and without some patches; ``target`` is a class that is always included."""
     vit = checked(model)
     if not vit.config.classes:
-        raise VitrailError("a model without a head (classes=0) says no class, so nothing can change; load it with its head")
+        raise VitrailError("a model without a head (classes=0) predicts no class; load it with its head")
     count = tokens(vit, images) - vit.config.prefix
     chosen = [number("patches", patch, count) for patch in patches]
     then = ablate(vit, images, chosen, how, seed)[0]
@@ -64,25 +64,25 @@ def ablated(
         most.append(target)
     (answer,) = top(vit, after, 1)
     return {
-        "order": order(chosen, count, seed) if how == "shuffle" else None,
+        "permutation": order(chosen, count, seed) if how == "shuffle" else None,
         "top": [
             {"class": which, "label": label(vit, which), "before": before[which].item(), "after": after[which].item()}
             for which in most
         ],
-        "answer": answer,
+        "prediction": answer,
         "changed": answer["class"] != int(before.argmax()),
-        "kept": tokens(vit, images) - (len(set(chosen)) if how == "drop" else 0),
+        "tokens": tokens(vit, images) - (len(set(chosen)) if how == "drop" else 0),
     }
 
 
 def _classless(vit: ViT, images: Float[Tensor, "1 c height width"], method: str) -> tuple[Facts, Arrays]:
-    """Without a class there is a map by attention alone, and nothing that it could lose."""
+    """Return a map of a model without a head: by attention only, and without curves."""
     if method not in (*CLASSLESS, *BASELINES):
         raise VitrailError(
-            f"{method} asks for a class, and a model without a head (classes=0) says none; try {' or '.join(CLASSLESS)}"
+            f"{method} needs a class, and a model without a head (classes=0) predicts none; try {' or '.join(CLASSLESS)}"
         )
     arrays = sound({"map": plain(_heat(vit, images, method, None)[0])})
-    return {"method": method, "target": None, "deleted": None, "inserted": None}, arrays
+    return {"method": method, "target": None, "deletion_auc": None, "insertion_auc": None}, arrays
 
 
 def _heat(vit: ViT, images: Tensor, method: str, which: Tensor | None) -> Float[Tensor, "1 y x"]:

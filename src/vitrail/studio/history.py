@@ -1,4 +1,4 @@
-"""What a run tells while it trains and afterwards: its log, whole or as it grows, and whether somebody is at work in it."""
+"""The log of a run, complete or as a stream while it trains, and whether a process is training it."""
 
 import asyncio
 import json
@@ -15,61 +15,60 @@ from vitrail.config import to_plain
 from vitrail.train.past import steps
 from vitrail.train.run import Run
 
-LINES = 2000  # of a log that are told at once
-POLL, QUIET = 0.5, 10.0  # seconds between two looks, and after which silence is told
-FRESH = 20.0  # seconds for which a log that has grown counts as growing
-ENDLESS = ("nan", "inf", "-inf")  # how a log writes what JSON has no number for
+LINES = 2000  # log rows in one response
+POLL, QUIET = 0.5, 10.0  # seconds between two polls, and until a keep-alive event
+FRESH = 20.0  # seconds after a write during which a log counts as growing
+ENDLESS = ("nan", "inf", "-inf")  # how the log writes NaN and Inf, which JSON does not have
 
 
 def told(run: Run) -> dict[str, Any]:
-    """All of a run but its pictures, as plain JSON; ``total`` is the steps that it is to have."""
+    """Return a run without its images as plain JSON; ``total_steps`` is the length of its schedule."""
     recipe, result = run.recipe(), run.result()
     return {
         "name": recipe.name,
         "folder_name": run.folder.name,
         "recipe": to_plain(recipe),
-        "data": recipe.data,
-        "total": recipe.steps,
+        "dataset": recipe.data,
+        "total_steps": recipe.steps,
         "result": None if result is None else _result(run, result),
         "training": training(run),
-        "steps": steps(run),
-        "lines": lines(run),
+        "checkpoint_steps": steps(run),
+        "log_rows": lines(run),
     }
 
 
 def lines(run: Run, after: int = -1) -> list[dict[str, Any]]:
-    """Of the log what comes after a step, thinned where it is long; the first, the last and all evaluations stay."""
+    """Return the log rows after a step, thinned if there are many; the first, the last and all evaluations stay."""
     return _read(thinned(_after(Tail(run), after)))
 
 
 def steps_done(run: Run) -> int:
-    """As far as the log has come."""
+    """Return the last step in the log."""
     return max((at for text in Tail(run).new() if (at := _step(text)) is not None), default=0)
 
 
 async def follow(
     run: Run, after: int, stop: Callable[[], bool], every: float = POLL
 ) -> AsyncIterator[tuple[str, dict[str, Any] | list[int] | bool | None]]:
-    """``line`` with each line of the log after that step, also those to come, ``steps`` with the checkpoints' and ``training``
-    with whether somebody is at work, at first and whenever they change, and in the end ``done`` with the result. ``""`` and
-    nothing where there was silence for a while.
+    """Yield events: ``log_row`` for each row after that step, also future ones; ``checkpoint_steps`` and ``training`` (whether
+    a process trains the run) at first and on every change; in the end ``finished`` with the result. ``""`` is a keep-alive.
 
-    The evaluation of a step comes after the step's own line, so that of the very step is told too: it may have been missed.
-    Where a run goes on from a checkpoint, lines come again, for a step the same ones.
+    The evaluation of a step follows the step's own row, so that of step ``after`` is included: it may have been missed.
+    If a run resumes from a checkpoint, rows are repeated, identical for a step.
     """
     tail, known, said = Tail(run), list[int](), time.monotonic()
     learning: bool | None = None
     while not stop():
-        result = await asyncio.to_thread(run.result)  # before the log is looked at, so that nothing comes behind the end
-        news: list[tuple[str, Any]] = [("line", line) for line in _read(await asyncio.to_thread(_after, tail, after))]
+        result = await asyncio.to_thread(run.result)  # read before the log, so that no row comes after the end
+        news: list[tuple[str, Any]] = [("log_row", line) for line in _read(await asyncio.to_thread(_after, tail, after))]
         if (now := steps(run)) != known:
             known = now
-            news.append(("steps", now))
+            news.append(("checkpoint_steps", now))
         if result is None and (at_work := await asyncio.to_thread(training, run)) != learning:
             learning = at_work
             news.append(("training", at_work))
         if result is not None:
-            news.append(("done", _result(run, result)))
+            news.append(("finished", _result(run, result)))
         if not news and time.monotonic() - said >= QUIET:
             news.append(("", None))
         for each in news:
@@ -81,11 +80,11 @@ async def follow(
 
 
 def training(run: Run) -> bool:
-    """Whether somebody is at work in it.
+    """Return whether a process is training the run.
 
-    Its lock is looked up where the system lists all locks: to try it would take it for a moment, in which a trainer that
-    begins would be turned away. The list has none that another machine or container holds, nor does every system have one,
-    so a log that has just grown is a sign of life too.
+    Its lock is looked up in the system's list of locks: trying it would hold it for a moment, in which a starting trainer
+    would be refused. The list misses locks of other machines and containers, and not every system has one, so a log that has
+    just grown counts too.
     """
     if run.result() is not None:
         return False
@@ -94,14 +93,14 @@ def training(run: Run) -> bool:
 
 @dataclass
 class Tail:
-    """The end of a log: what has been added since the last look, in whole lines."""
+    """Tail of a log: complete lines added since the last read."""
 
     run: Run
     offset: int = 0
     inode: int | None = None
 
     def new(self) -> list[bytes]:
-        """All of it again where the log was replaced or has become shorter; a line without its end waits for it."""
+        """Return the new lines; all again if the log was replaced or truncated. An incomplete line waits for its end."""
         try:
             with open(self.run.folder / "log.jsonl", "rb") as file:
                 now = os.fstat(file.fileno())
@@ -111,14 +110,14 @@ class Tail:
                     return []
                 file.seek(self.offset)
                 whole, end, _ = file.read(now.st_size - self.offset).rpartition(b"\n")
-        except FileNotFoundError:  # not begun yet
+        except FileNotFoundError:  # not started yet
             return []
         self.offset += len(whole) + len(end)
         return whole.split(b"\n") if end else []
 
 
 def thinned(found: list[bytes], most: int = LINES) -> list[bytes]:
-    """Evenly, but for the first, the last and the evaluations; where those alone are too many, they too."""
+    """Thin evenly, but keep the first, the last and the evaluations, unless those alone are too many."""
     if len(found) <= most:
         return found
     kept = sorted({0, len(found) - 1} | {number for number, text in enumerate(found) if _evaluation(text)})
@@ -129,7 +128,7 @@ def thinned(found: list[bytes], most: int = LINES) -> list[bytes]:
 
 
 def plain(value: Any) -> Any:
-    """As JSON that a browser reads: what is no number is null."""
+    """Convert to JSON that a browser reads: NaN and Inf become null."""
     if isinstance(value, dict):
         return {name: plain(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -152,14 +151,14 @@ def _evaluation(text: bytes) -> bool:
 
 
 def _step(text: bytes) -> int | None:
-    """Without reading all of a line, of which there may be very many."""
+    """Return the step of a line without parsing all of it, since there may be very many."""
     head, _, rest = text.partition(b'"step": ')
     number = rest[:20].partition(b",")[0].rstrip(b"} ")
     return int(number) if head.strip() == b"{" and number.isdigit() else None
 
 
 def _read(found: list[bytes]) -> list[dict[str, Any]]:
-    """But for a line that was cut off by the end of a process."""
+    """Parse lines, skipping one that was cut off by the end of a process."""
     rows = []
     for text in found:
         try:
@@ -170,7 +169,7 @@ def _read(found: list[bytes]) -> list[dict[str, Any]]:
 
 
 def _result(run: Run, result: dict[str, Any]) -> dict[str, Any]:
-    """Without the path on this machine."""
+    """Return the result without the path on this machine."""
     found: dict[str, Any] = plain({**result, "run": run.folder.name})
     return found
 
@@ -180,7 +179,7 @@ def _spread(numbers: list[int], most: int) -> list[int]:
 
 
 def _locked(run: Run) -> bool:
-    """By inode alone: of some file systems the list names another device than a file does."""
+    """Return whether the lock file is locked, by inode only: on some file systems the device numbers differ."""
     try:
         inode = str((run.folder / ".lock").stat().st_ino)
         with open("/proc/locks") as file:

@@ -1,4 +1,4 @@
-"""The studio on a port, until Ctrl-C."""
+"""HTTP server of the studio, until Ctrl-C."""
 
 import logging
 import signal
@@ -12,8 +12,8 @@ from starlette.applications import Starlette
 
 
 def listen(app: Starlette, place: socket.socket, ready: Callable[[], None]) -> None:
-    """``ready`` is called when the first page can be asked for."""
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # that a page was closed in the middle of an answer is no news
+    """Serve the app; ``ready`` is called once requests are accepted."""
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # do not log clients that disconnect during a response
     settings = uvicorn.Config(
         app,
         ws="none",
@@ -27,7 +27,7 @@ def listen(app: Starlette, place: socket.socket, ready: Callable[[], None]) -> N
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, that ends quietly when it is asked to, and lets those go who follow a run."""
+    """uvicorn server that shuts down quietly and ends the event streams."""
 
     def __init__(self, config: uvicorn.Config, app: Starlette, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -48,5 +48,5 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.app.state.studio.end()
-        self.force_exit = self.should_exit  # asked twice
+        self.force_exit = self.should_exit  # second signal
         self.should_exit = True

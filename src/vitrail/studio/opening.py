@@ -1,4 +1,4 @@
-"""A data set that is opened when it is first asked for, aside, so that nobody has to wait for it who wants something else."""
+"""A dataset that is opened on first use, in a background thread, so that other requests do not wait for it."""
 
 from pathlib import PurePosixPath
 from threading import Event, Lock, Thread
@@ -12,15 +12,15 @@ from vitrail.studio.uploads import shortened
 from vitrail.train.data import opened
 from vitrail.train.recipe import Recipe
 
-_Python = tuple[str, tuple[str, ...]]  # an expression for the data, and the imports that it needs
+_Python = tuple[str, tuple[str, ...]]  # an expression for the dataset, and the imports that it needs
 
 
 class StillOpening(VitrailError):
-    """In a while it will be there."""
+    """The dataset is still being opened."""
 
 
 class Opening:
-    """Of a name, or of a recipe: then split and checked as its run saw it. One that cannot be opened goes on saying why."""
+    """A dataset by name, or by recipe: then split and checked as in its run. A failure to open it is remembered."""
 
     def __init__(self, what: str | Recipe) -> None:
         self.what = what
@@ -34,13 +34,13 @@ class Opening:
 
     @property
     def title(self) -> str:
-        """Of a folder or a file the last part of its path."""
+        """Return the name, for a folder or a file only the last part of its path."""
         named = self.name.partition(":")[0] in (*NAMES, "hf")
         return shortened(self.name if named else PurePosixPath(self.name).name or self.name)
 
     @property
     def way(self) -> tuple[Any, ...]:
-        """What is opened the same way has the same pictures under the same numbers."""
+        """Identify the dataset: equal keys give the same images at the same indices."""
         if isinstance(self.what, str):
             return (self.what,)
         recipe = self.what
@@ -53,16 +53,16 @@ class Opening:
                 self._thread.start()
 
     def data(self, seconds: float | None = None) -> Data:
-        """When it is open, or a sentence where it cannot be or takes longer than that."""
+        """Wait for the dataset; raises if it cannot be opened or takes longer than that."""
         self.begin()
         if not self._over.wait(seconds):
-            raise StillOpening(f"{self.title} is still being opened{self._progress}; wait a while, and ask again")
+            raise StillOpening(f"{self.title} is still being opened{self._progress}; try again later")
         if self._found is None:
             raise VitrailError(self._problem)
         return self._found
 
     def python(self, split: str, index: int, title: str) -> dict[str, Any]:
-        """How to have a picture in Python, as an expression, and the imports that it needs; else what it is called."""
+        """Return a Python expression for an image, and the imports that it needs; else its title."""
         self.data()
         if self._python is None:
             return {"python": repr(title), "imports": []}
@@ -76,7 +76,7 @@ class Opening:
             else:
                 checked = opened(self.what, self._told)
                 self._found, self._python = checked.data, _again(self.what, checked)
-        except Exception as error:  # a data set from anybody can fail in any way, and the rest of the studio goes on
+        except Exception as error:  # a dataset can raise any exception, which must not stop the studio
             self._problem = str(error) if isinstance(error, VitrailError) else f"{self.title} cannot be opened: {_first(error)}"
         finally:
             self._over.set()
@@ -86,7 +86,7 @@ class Opening:
 
 
 def _any(name: str, progress: Progress) -> tuple[Data, _Python]:
-    """With its labels where it has some; to look at pictures needs none."""
+    """Open a dataset with its labels, or without if it has none."""
     try:
         return pictures(name, progress=progress), (f"vitrail.pictures({name!r})", ())
     except VitrailError as error:
@@ -97,7 +97,7 @@ def _any(name: str, progress: Progress) -> tuple[Data, _Python]:
 
 
 def _again(recipe: Recipe, checked: Checked) -> _Python | None:
-    """What gives the same pictures under the same numbers; nothing where those without a label were left out."""
+    """Return Python for the same images at the same indices, or None if images without a label were left out."""
     imports = ["from vitrail.data.sources.split import Shares"]
     labelled = "" if recipe.masking is None else ", labelled=False"
     made = f"vitrail.pictures({recipe.data!r}, shares=Shares({recipe.validation}, {recipe.test}){labelled})"
@@ -108,6 +108,6 @@ def _again(recipe: Recipe, checked: Checked) -> _Python | None:
 
 
 def _first(error: Exception) -> str:
-    """Its first line."""
+    """Return the first line of an error."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

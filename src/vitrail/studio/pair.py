@@ -1,4 +1,4 @@
-"""One token looks at another, in numbers: the product of query and key, and the softmax that makes a weight of it.
+"""One query-key pair in numbers: their dot product, and the softmax that turns it into an attention weight.
 
 t tokens, k width of a head, c channels.
 """
@@ -20,10 +20,10 @@ from vitrail.studio.trace import Facts, number, tokens
 
 
 def pair(model: Model, images: Float[Tensor, "1 c height width"], layer: int, head: int, query: int, key: int) -> Facts:
-    """``weight`` is exp(``score`` - ``largest``) / ``total``: what ``vitrail.explain.attention`` says, taken apart.
+    """Break down one weight of ``vitrail.explain.attention``: exp(``score`` - ``max_score``) / ``exp_sum``.
 
-    Query and key as they meet: normed and turned where the model does that. Where tokens were merged, each patch has the key of
-    its token; of patches that were left out there is none.
+    Query and key as in the dot product: normalised and rotated if the model does so. With token merging each patch has the key
+    of its token; dropped patches have none.
     """
     vit = checked(model)
     layer, head = number("layer", layer, len(vit.blocks)), number("head", head, vit.config.heads)
@@ -32,7 +32,7 @@ def pair(model: Model, images: Float[Tensor, "1 c height width"], layer: int, he
     q, k, there = _met(vit, images, layer, head)
     for name, token in (("query", query), ("key", key)):
         if not there[token]:
-            raise VitrailError(f"the model leaves out the patch of {name} {token}, so it has no part in attention; try another")
+            raise VitrailError(f"the model drops the patch of {name} {token}, so it has no attention; try another")
     scale = q.shape[1] ** -0.5
     offsets = _offsets(vit, q, layer, head, query)
     scores = (k @ q[query] + offsets) * scale
@@ -40,15 +40,15 @@ def pair(model: Model, images: Float[Tensor, "1 c height width"], layer: int, he
     total = (scores[there] - largest).exp().sum()
     found = {
         "product": (q[query] @ k[key]).item(),
-        "offset": offsets[key].item(),
+        "position_offset": offsets[key].item(),
         "scale": scale,
         "score": scores[key].item(),
-        "largest": largest.item(),
-        "total": total.item(),
+        "max_score": largest.item(),
+        "exp_sum": total.item(),
         "weight": ((scores[key] - largest).exp() / total).item(),
     }
     if not torch.tensor(list(found.values())).isfinite().all():
-        raise VitrailError("the model makes something of this picture that is no number; are its weights whole?")
+        raise VitrailError("the attention of this image is not finite (NaN/Inf); check the model's weights")
     return {"layer": layer, "head": head, "query": query, "key": key, "q": q[query].tolist(), "k": k[key].tolist(), **found}
 
 
@@ -56,7 +56,7 @@ def pair(model: Model, images: Float[Tensor, "1 c height width"], layer: int, he
 def _met(
     vit: ViT, images: Float[Tensor, "1 c height width"], layer: int, head: int
 ) -> tuple[Float[Tensor, "t k"], Float[Tensor, "t k"], Tensor]:
-    """Queries and keys of one head, in double precision, and which tokens there are."""
+    """Return queries and keys of one head, in double precision, and a mask of the tokens that exist."""
     names = [f"blocks.{layer}.attention.queries", f"blocks.{layer}.attention.keys"]
     held: Held
     with at_rest(vit), holding(vit) as held, recording(vit, *names) as seen:
@@ -70,7 +70,7 @@ def _met(
 
 @torch.no_grad()
 def _offsets(vit: ViT, q: Float[Tensor, "t k"], layer: int, head: int, query: int) -> Float[Tensor, " t"]:
-    """What relative positions add to the products."""
+    """Return what relative positions add to the dot products."""
     block: Any = vit.blocks[layer]
     relative = block.attention.relative
     if not isinstance(relative, RelativeKeys):

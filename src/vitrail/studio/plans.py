@@ -1,4 +1,4 @@
-"""Any Vision Transformer that somebody might think of: what it costs, and how to say it in Python. Needs no torch."""
+"""Cost of any Vision Transformer configuration, and Python code for it. Torch-free."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -12,11 +12,11 @@ from vitrail.models.variants import blueprint, variant
 
 CHANGED = ("image", "patch", "width", "depth", "heads", "mlp", "classes", "channels", "registers", "pool", "position")
 LIKE = "B/16"
-MOST = {"depth": 400, "batch": 2**16}  # a page is drawn of it
+MOST = {"depth": 400, "batch": 2**16}  # limits of what the page draws
 
 
 def planned(asked: Mapping[str, str], like: ViTConfig | None = None) -> dict[str, Any]:
-    """``asked`` are fields in words, beside ``name`` and ``batch``; what it does not say is as in ``like``, or in B/16."""
+    """Return the cost of a configuration: fields as text, plus ``name`` and ``batch``; the rest is as in ``like``, or B/16."""
     config = _named(asked["name"]) if "name" in asked else like or _named(LIKE)
     changes = [f"{name}={asked[name]}" for name in CHANGED if name in asked]
     for name, most in MOST.items():
@@ -34,7 +34,7 @@ def planned(asked: Mapping[str, str], like: ViTConfig | None = None) -> dict[str
 
 
 def python(config: ViTConfig) -> str:
-    """The nearest name, and what differs from it."""
+    """Return Python code: the nearest variant, and the fields that differ from it."""
     name = min((f"{size}/16" for size in ("Ti", "S", "B", "L", "H")), key=lambda name: len(_differences(config, name)))
     patch = config.patch
     if config.stem is None:
@@ -46,7 +46,7 @@ def python(config: ViTConfig) -> str:
 
 
 def _differences(config: ViTConfig, name: str) -> dict[str, Any]:
-    """Only names and fields: what the name alone would make need not be whole, as 224 pixels with patches of 15."""
+    """Return the fields that differ from a variant, which need not be valid itself, such as patches of 15 on 224 pixels."""
     _, known = blueprint(name)
     usual = {field.name: field.default for field in fields(ViTConfig)} | known
     found = {field.name: getattr(config, field.name) for field in fields(ViTConfig)}
@@ -59,5 +59,5 @@ def _differences(config: ViTConfig, name: str) -> dict[str, Any]:
 def _named(name: str) -> ViTConfig:
     config = variant(name)
     if not isinstance(config, ViTConfig):
-        raise VitrailError(f"{name} has no patches to draw; try {LIKE}")
+        raise VitrailError(f"{name} is not a Vision Transformer; try {LIKE}")
     return config

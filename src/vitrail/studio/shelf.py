@@ -1,6 +1,6 @@
-"""The models that a studio shows: any weights, and runs with all their checkpoints. One is used at a time.
+"""The models of the studio: any weights, and runs with all their checkpoints. One is used at a time.
 
-Looking inside a model is not separated by threads (``layers.tap``), and one picture's work already takes all cores.
+Recording activations is not thread-safe (``layers.tap``), and one image already uses all cores.
 """
 
 from collections import OrderedDict
@@ -24,16 +24,16 @@ from vitrail.train.run import Run
 from vitrail.weights.folder import is_model
 from vitrail.weights.load import load, untold
 
-KEPT = 4  # models in memory, so that going back and forth between two, or over checkpoints, is quick
-BYTES = 2**31  # of their weights together, but for the one in use
+KEPT = 4  # models in memory, so that switching between models or checkpoints is quick
+BYTES = 2**31  # total size of their weights, except the one in use
 FIELDS = (
-    "width", "depth", "heads", "mlp", "patch", "image", "channels", "classes", "registers", "pool", "position", "prefix", "norm"
+    "width", "depth", "heads", "mlp", "patch", "image", "channels", "classes", "registers", "pool", "position", "norm"
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Opened:
-    """``source`` is what somebody typed; the page never says a path, only the id."""
+    """A model of the store. ``source`` is the command-line argument; the page uses only the id, never a path."""
 
     id: str
     name: str
@@ -48,21 +48,21 @@ class Opened:
 
 
 class GivenUp(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected, so the computation is cancelled."""
 
 
-GONE: ContextVar[Event | None] = ContextVar("GONE", default=None)  # set when whoever asked has left
+GONE: ContextVar[Event | None] = ContextVar("GONE", default=None)  # set when the client disconnects
 
 
 class Shelf:
-    """``labels`` are the classes of weights that do not know their own."""
+    """Store of loaded models. ``labels`` are class names for weights that have none."""
 
     def __init__(self, sources: Sequence[str], labels: Sequence[str] = ()) -> None:
         taken = [_opened(f"m{place}", source) for place, source in enumerate(sources)]
         self.models = {one.id: one for one in _told_apart(taken)}
         self._kept: OrderedDict[tuple[str, int | None, int], Model] = OrderedDict()
         self._labels = tuple(labels)
-        self._facts: dict[str, tuple[int, dict[str, Any]]] = {}  # by id, with the stamp of the weights that they are of
+        self._facts: dict[str, tuple[int, dict[str, Any]]] = {}  # by id, with the version of the weights
         self._lock = Lock()
 
     def find(self, id: str) -> Opened:
@@ -70,12 +70,12 @@ class Shelf:
             raise VitrailError(f"the studio has no model {id[:20]!r}; it has {', '.join(self.models)}")
         one = self.models[id]
         if one.run is not None and not one.run.folder.is_dir():
-            raise VitrailError(f"the folder of {one.name} is no longer there; bring it back, or open the studio with another")
+            raise VitrailError(f"the folder of {one.name} is no longer there; restore it, or start the studio with another")
         return one
 
     @contextmanager
     def using(self, id: str, step: int | None = None) -> Iterator[Model]:
-        """Nobody else uses any model meanwhile. What nobody waits for any more ends with its next pass through the model."""
+        """Acquire a model exclusively. A cancelled computation stops at its next forward pass."""
         gone = GONE.get()
 
         def go_on(*_: Any) -> None:
@@ -99,43 +99,48 @@ class Shelf:
         return best.stat().st_mtime_ns if best.is_file() else max(one.steps(), default=0)
 
     def facts(self, id: str) -> dict[str, Any]:
-        """All that the page needs to know of a model before it sees a picture."""
+        """Return what the page shows of a model without an image."""
         one, stamp = self.find(id), self.stamp(id, None)
-        if self._facts.get(id, (None, {}))[0] != stamp:  # a studio of many models need not read all of them for every page
+        if self._facts.get(id, (None, {}))[0] != stamp:  # do not load all models for every page
             self._facts[id] = stamp, self._described(one)
         return self._facts[id][1] | {
             "training": one.run is not None and training(one.run),
             "finished": one.run is not None and one.run.result() is not None,
-            "at": -1 if one.run is None else steps_done(one.run),
-            "steps": one.steps(),
+            "last_step": -1 if one.run is None else steps_done(one.run),
+            "checkpoint_steps": one.steps(),
         }
 
     def _described(self, one: Opened) -> dict[str, Any]:
         with self.using(one.id) as model:
             vit = checked(model)
             config, labels, how = vit.config, vit.labels, vit.preprocess
-            inputs = vit.embed.project.weight.shape[1]  # channels of what is cut into patches: a hybrid's stem has many
+            inputs = vit.embed.project.weight.shape[1]  # input channels of the patch embedding: a hybrid's stem has many
             weights = sum(weight.numel() for weight in vit.parameters())
         plain = to_plain(config)
         return {
             "id": one.id,
             "name": one.name,
             "source": one.source,
-            "data": one.data(),
-            "run": one.run is not None,
+            "dataset": one.data(),
+            "is_run": one.run is not None,
             "kind": "hybrid" if config.stem is not None else "vit",
             "config": {name: plain.get(name, getattr(config, name)) for name in FIELDS}
-            | {"class_token": config.has_class_token, "head_width": config.width // config.heads, "inputs": inputs},
+            | {
+                "prefix": config.prefix,
+                "class_token": config.has_class_token,
+                "head_dim": config.width // config.heads,
+                "patch_channels": inputs,
+            },
             "stride": list(config.stride),
             "grid": list(config.grid),
             "tokens": config.tokens,
-            "named": bool(labels),
-            "labels": list(labels or (f"class {number}" for number in range(config.classes))),
+            "has_class_names": bool(labels),
+            "class_names": list(labels or (f"class {number}" for number in range(config.classes))),
             "preprocess": to_plain(how),
             "parameters": weights,
             "macs": cost(config).macs,
             "python": f"vitrail.load({one.source!r})",
-            "past": f"vitrail.model_at({one.source!r}, STEP)",
+            "python_at_step": f"vitrail.model_at({one.source!r}, STEP)",
         }
 
     def config(self, id: str) -> ViTConfig:
@@ -157,14 +162,14 @@ class Shelf:
 
 def _load(one: Opened, step: int | None) -> Model:
     if one.run is not None and step is None and not is_model(one.run.folder / "best"):
-        known = one.steps()  # a run that has not been evaluated yet
+        known = one.steps()  # not evaluated yet
         if not known:
-            raise VitrailError(f"{one.name} has no weights yet; they come with its first checkpoint, so wait for it")
+            raise VitrailError(f"{one.name} has no weights yet; wait for its first checkpoint")
         step = known[-1]
     if step is None:
         return load(one.source)
     if one.run is None:
-        raise VitrailError(f"{one.name} is no run, so it has no checkpoints to choose from; leave the step out")
+        raise VitrailError(f"{one.name} is not a run, so it has no checkpoints; leave the step out")
     return model_at(one.run, step)
 
 
@@ -175,7 +180,7 @@ def _opened(id: str, source: str) -> Opened:
 
 
 def _told_apart(models: list[Opened]) -> list[Opened]:
-    """Two of the same name are called by what was typed."""
+    """Add the id to names that occur twice."""
     names = [one.name for one in models]
     return [
         one if names.count(one.name) == 1 else Opened(one.id, f"{one.name} ({one.id})", one.source, one.run) for one in models
@@ -187,7 +192,7 @@ def _bytes(model: Model) -> int:
 
 
 def check(shelf: Shelf) -> None:
-    """Before the page is opened: every model can be read, and is one to look into."""
+    """Check that every model can be loaded and has attention."""
     for id in shelf.models:
         with shelf.using(id) as model:
             checked(model)

@@ -1,6 +1,6 @@
-"""One picture on its way through a model, in numbers: all that the page draws of it, computed once by ``vitrail.explain``.
+"""Trace of one image through a model: everything that the page draws of it, computed once by ``vitrail.explain``.
 
-Facts are plain values for JSON, arrays are for a browser's typed arrays: 32-bit floats and bytes, every one of them a number.
+Metadata are plain values for JSON, arrays are for a browser's typed arrays: 32-bit floats and bytes, all of them finite.
 c channels, l layers, s states between them, h heads, q queries, t tokens, k classes.
 """
 
@@ -29,14 +29,14 @@ from vitrail.models.vit import ViT
 
 Facts = dict[str, Any]
 Arrays = dict[str, ndarray]
-ROOM = 2**26  # bytes of attention that are handed out whole; of more, the rows that are asked for
-TOP = 10  # classes that are named
-FEW = 100  # classes up to which the lens shows all
-FIRST = 5  # of more, those of every state
+ROOM = 2**26  # bytes of attention that are sent at once; of larger ones, rows on request
+TOP = 10  # top classes
+FEW = 100  # classes up to which the logit lens shows all
+FIRST = 5  # with more classes, the top ones of every state
 
 
 def trace(model: Model, picture: bytes | ndarray | Image.Image, target: int | None = None) -> tuple[Facts, Arrays]:
-    """What the model sees, what becomes of it layer by layer, and what it says; ``target``: the class to explain."""
+    """Return the input, the states of every layer, and the prediction; ``target``: the class to explain."""
     vit, how, original = checked(model), preprocess_of(model), opened(picture)
     pixels = fitted(original, how)
     images = _images(vit, pixels, how)
@@ -47,19 +47,21 @@ def trace(model: Model, picture: bytes | ndarray | Image.Image, target: int | No
     arrays = {
         "pixels": pixels,
         "logits": plain(lenses[-1]),
-        "odds": plain(chances[-1]),
+        "probabilities": plain(chances[-1]),
         "lens": plain(chances[:, shown]),
         "lens_classes": np.array(shown, np.int32),
         **_tokens(vit, images),
         **_attention(vit, images),
     }
     facts = {
-        "picture": {"width": original.width, "height": original.height},
+        "image": {"width": original.width, "height": original.height},
         **_shape(vit, images),
         "target": wanted,
-        "ranks": [] if wanted is None else (1 + (chances > chances[:, [wanted]]).sum(1)).tolist(),  # its own, of every state
+        "ranks": []
+        if wanted is None
+        else (1 + (chances > chances[:, [wanted]]).sum(1)).tolist(),  # of the target in every state
         "top": top(vit, chances[-1]),
-        "whole": "attention" in arrays,
+        "full_attention": "attention" in arrays,
         "preprocess": _preprocess(original.size, how),
         "sigmoid": alone(vit),
     }
@@ -67,7 +69,7 @@ def trace(model: Model, picture: bytes | ndarray | Image.Image, target: int | No
 
 
 def rows(model: Model, images: Float[Tensor, "1 c height width"], query: int) -> tuple[Facts, Arrays]:
-    """What one token looks at, in every layer and head."""
+    """Return the attention of one query token, in every layer and head."""
     vit = checked(model)
     query = number("query", query, tokens(vit, images))
     arrays = {"rows": plain(attention(vit, images, queries=[query])[:, 0, :, 0])}
@@ -80,7 +82,7 @@ def tokens(vit: ViT, images: Float[Tensor, "b c height width"]) -> int:
 
 
 def top(vit: ViT, chances: Float[Tensor, " k"], count: int = TOP) -> list[Facts]:
-    """The most probable classes; of equal ones the first comes first."""
+    """Return the most probable classes; ties keep class order."""
     return [
         {"class": which, "label": label(vit, which), "probability": chances[which].item()}
         for which in chances.argsort(descending=True, stable=True)[:count].tolist()
@@ -92,17 +94,17 @@ def label(vit: ViT, which: int) -> str:
 
 
 def explained_class(vit: ViT, target: int | None, logits: Float[Tensor, " k"]) -> int | None:
-    """What is asked for, else what the model says; none of a model without a head."""
+    """Return the target class, else the predicted one; None for a model without a head."""
     if target is None:
         return int(logits.argmax()) if vit.config.classes else None
     if not vit.config.classes:
-        raise VitrailError("a model without a head (classes=0) says no class; ask for none, or load it with its head")
+        raise VitrailError("a model without a head (classes=0) predicts no class; leave it out, or load the head")
     return number("class", target, vit.config.classes)
 
 
 def number(what: str, value: int, of: int) -> int:
     if not 0 <= value < of:
-        raise VitrailError(f"{what} must be a number from 0 to {of - 1}, got {str(value)[:40]}; try {what}=0")
+        raise VitrailError(f"{what} must be an index from 0 to {of - 1}, got {str(value)[:40]}; try {what}=0")
     return value
 
 
@@ -111,22 +113,22 @@ def plain(values: Tensor) -> ndarray:
 
 
 def sound(arrays: Arrays) -> Arrays:
-    """The same, or a sentence: JSON and canvases know no numbers that are none."""
+    """Raise if an array is not finite: neither JSON nor a canvas can show NaN and Inf."""
     for name, values in arrays.items():
         if not np.isfinite(values).all():
-            raise VitrailError(f"the model makes something of this picture that is no number ({name}); are its weights whole?")
+            raise VitrailError(f"{name} of this image is not finite (NaN/Inf); check the model's weights")
     return arrays
 
 
 def _images(vit: ViT, pixels: UInt8[ndarray, "height width c"], how: Preprocess) -> Float[Tensor, "1 c height width"]:
-    """To the bit what ``vitrail.prepare`` makes of the picture."""
+    """Normalise the pixels, bit for bit as ``vitrail.prepare`` does."""
     planes = rearrange(torch.from_numpy(pixels), "h w c -> 1 c h w").to(torch.float32, memory_format=torch.contiguous_format)
     weight = next(vit.parameters())
     return normalise(planes, how).to(weight.device, weight.dtype)
 
 
 def _lens(vit: ViT, images: Float[Tensor, "1 c height width"]) -> Float[Tensor, "s k"]:
-    """Logits; the last row is what the model says."""
+    """Return the logits of every state; the last row is the model's output."""
     return lens(vit, images)[:, 0] if vit.config.classes else images.new_zeros(len(vit.blocks) + 1, 0)
 
 
@@ -140,22 +142,22 @@ def _shown(chances: Float[Tensor, "s k"], wanted: int | None) -> list[int]:
 
 @torch.no_grad()
 def _tokens(vit: ViT, images: Float[Tensor, "1 c height width"]) -> Arrays:
-    """How long tokens are: the patches alone, what is added for their places, and the states between the layers."""
+    """Return norms: of patch embeddings, of position embeddings, and of the tokens in every state."""
     embedded = vit.patches(images)
-    found = {"embedded": plain(embedded[0].norm(dim=-1)), "norms": plain(norms(vit, images)[:, 0])}
+    found = {"patch_norms": plain(embedded[0].norm(dim=-1)), "token_norms": plain(norms(vit, images)[:, 0])}
     if vit.config.layers_with_position[0] is not None:
         nothing = images.new_zeros(1, tokens(vit, images), vit.config.width)
-        found["positions"] = plain(vit.positions[0](nothing, vit.grid(images))[0].norm(dim=-1))
+        found["position_norms"] = plain(vit.positions[0](nothing, vit.grid(images))[0].norm(dim=-1))
     return found
 
 
 def _attention(vit: ViT, images: Float[Tensor, "1 c height width"]) -> Arrays:
     read = reading(vit, images)
     if len(vit.blocks) * vit.config.heads * read.shape[1] ** 2 * 4 > ROOM:
-        return {"pooled": plain(pooled_attention(vit, images)[:, 0]), "reading": plain(read[0])}
+        return {"pooled_attention": plain(pooled_attention(vit, images)[:, 0]), "pooling_weights": plain(read[0])}
     whole = attention(vit, images)[:, 0]
     pooled = torch.einsum("q,lhqt->lht", read[0], whole)
-    return {"pooled": plain(pooled), "reading": plain(read[0]), "attention": plain(whole)}
+    return {"pooled_attention": plain(pooled), "pooling_weights": plain(read[0]), "attention": plain(whole)}
 
 
 def _shape(vit: ViT, images: Float[Tensor, "1 c height width"]) -> Facts:
@@ -175,7 +177,7 @@ def _shape(vit: ViT, images: Float[Tensor, "1 c height width"]) -> Facts:
 
 
 def _preprocess(size: Sequence[int], how: Preprocess) -> Facts:
-    """Where in the original lies what the model sees: the rule is that of the pixels themselves."""
+    """Return the crop in the original image, by the same rule as the pixels."""
     resized, box = window((size[0], size[1]), how)
     return {
         "resized": list(resized),

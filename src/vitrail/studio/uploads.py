@@ -1,4 +1,4 @@
-"""Pictures that somebody has handed in. They are in memory alone, few at a time, and known by the hash of their content."""
+"""Uploaded images: in memory only, few at a time, identified by the hash of their content."""
 
 import hashlib
 from collections import OrderedDict
@@ -10,8 +10,8 @@ from typing import Any
 from vitrail.data.decode import BadPicture, decode
 from vitrail.errors import VitrailError, printable
 
-UPLOADS, UPLOAD, ALL_UPLOADS = 20, 2**24, 2**26  # pictures that are held, bytes of one, bytes of all
-TITLE = 120  # letters
+UPLOADS, UPLOAD, ALL_UPLOADS = 20, 2**24, 2**26  # number of images, bytes of one, bytes of all
+TITLE = 120  # characters
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,17 @@ class Upload:
 
 
 class Uploads:
-    """From any thread."""
+    """Store of uploads, thread-safe."""
 
     def __init__(self) -> None:
         self._lock, self._decoding = Lock(), Lock()
-        self._held: OrderedDict[str, Upload] = OrderedDict()  # the oldest first
+        self._held: OrderedDict[str, Upload] = OrderedDict()  # oldest first
 
     def __len__(self) -> int:
         return len(self._held)
 
     def ids(self) -> list[str]:
-        """The newest first."""
+        """Return all ids, newest first."""
         with self._lock:
             return list(reversed(self._held))
 
@@ -39,15 +39,15 @@ class Uploads:
         with self._lock:
             found = self._held.get(id)
         if found is None:
-            raise VitrailError(f"{id} was uploaded to an earlier studio, or has made room for newer ones; upload it again")
+            raise VitrailError(f"{id} was uploaded to an earlier studio, or replaced by newer ones; upload it again")
         return found
 
     def add(self, name: str, content: bytes) -> dict[str, Any]:
-        """Keep a picture, if it is one; the oldest ones go when there are too many."""
-        title = shortened(PurePosixPath(name.replace("\\", "/")).name or "picture")
+        """Decode and store an image; the oldest uploads are dropped when there are too many."""
+        title = shortened(PurePosixPath(name.replace("\\", "/")).name or "image")
         if len(content) > UPLOAD:
             raise VitrailError(f"{title} has {len(content):,} bytes, more than the {UPLOAD:,} allowed; make it smaller")
-        with self._decoding:  # one at a time, since the largest takes hundreds of megabytes for a moment
+        with self._decoding:  # one at a time, since the largest takes hundreds of megabytes
             width, height = _size(title, content)
         id = f"upload-{hashlib.sha256(content).hexdigest()[:16]}"
         with self._lock:
@@ -59,14 +59,14 @@ class Uploads:
 
 
 def shortened(text: str) -> str:
-    """A title out of anybody's file name."""
+    """Return a printable title of limited length."""
     plain = printable(text)
     return plain if len(plain) <= TITLE else f"{plain[: TITLE - 20]}…{plain[-19:]}"
 
 
 def _size(title: str, content: bytes) -> tuple[int, int]:
-    """Width and height when it is upright; all of it is decoded, so that it cannot fail later."""
+    """Return the upright width and height; the whole image is decoded, so that it cannot fail later."""
     try:
         return decode(content).size
     except BadPicture as error:
-        raise BadPicture(str(error).replace("the picture", title, 1)) from None
+        raise BadPicture(str(error).replace("the image", title, 1)) from None

@@ -1,4 +1,4 @@
-"""One label a picture: softmax or sigmoid loss, with smoothing, mixed pictures and class weights. b pictures, k classes."""
+"""Image classification: softmax or sigmoid loss with label smoothing, mixed images and class weights. b images, k classes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from vitrail.tasks.task import Gather, own
 
 @dataclass(frozen=True)
 class Classify:
-    """``sigmoid`` asks for each class on its own whether it is there (Beyer et al. 2020)."""
+    """Single-label classification. ``sigmoid`` is one binary classifier per class (Beyer et al. 2020)."""
 
     classes: int
     kind: str = "softmax"
     smoothing: float = 0.0
-    weights: Tensor | None = None  # a class
+    weights: Tensor | None = None  # one per class
     main: str = "top1"
     smaller: bool = False
 
@@ -52,7 +52,7 @@ class Classify:
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = own) -> dict[str, Any]:
-        """``top1``, ``top5``, ``loss`` and what the report draws: the logits with labels and numbers of the pictures."""
+        """Return ``top1``, ``top5``, ``loss``, and the logits, labels and indices of the images for the report."""
         logits, labels, indices = (gather(column) for column in predictions(model, loader, workers))
         order = indices.argsort()
         logits, labels, indices = logits[order], labels[order], indices[order]
@@ -61,9 +61,9 @@ class Classify:
 
 @torch.inference_mode()
 def predictions(
-    model: nn.Module, loader: Loader, workers: int | None, seen: Callable[[int], None] = lambda pictures: None
+    model: nn.Module, loader: Loader, workers: int | None, seen: Callable[[int], None] = lambda images: None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, labels and numbers of every picture, in order, on the cpu; ``seen`` is told how many there are by now."""
+    """Return logits, labels and indices of every image, in order, on the CPU; ``on_progress`` gets the image count."""
     was, device = model.training, next(model.parameters()).device
     model.eval()
     rows, done = [], 0
@@ -79,17 +79,17 @@ def predictions(
 
 
 def scores(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> dict[str, float]:
-    """Shares from 0 to 1 and the mean loss."""
+    """Return top-1 and top-5 accuracy as fractions, and the mean loss."""
     return {name: values.mean().item() for name, values in marks(logits, labels).items()}
 
 
 def marks(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> dict[str, Float[Tensor, " b"]]:
-    """Of each picture whether its class comes first and whether among the first five, as 0 or 1, and its loss.
+    """Return top-1 and top-5 correctness of each image, as 0 or 1, and its loss.
 
-    Of equal logits the first counts; what is no number is never right.
+    Of equal logits the first counts; NaN is never correct.
     """
     own, classes = logits.gather(1, labels[:, None]), logits.shape[1]
-    behind = (logits < own) | ((logits == own) & (torch.arange(classes) >= labels[:, None]))  # with the class itself
+    behind = (logits < own) | ((logits == own) & (torch.arange(classes) >= labels[:, None]))  # the class itself included
     place = classes - behind.sum(1)
     return {
         "top1": (place == 0).double(),
@@ -99,7 +99,7 @@ def marks(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> dict[str, 
 
 
 def class_weights(labels: Int[Tensor, " n"], classes: int) -> Float[Tensor, " k"]:
-    """Inverse to how often a class occurs, one on average over the pictures."""
+    """Return class weights inverse to class frequency, with mean 1 over the images."""
     counts = torch.bincount(labels[labels >= 0], minlength=classes).double()
     weights = torch.where(counts > 0, counts.sum() / (counts.clamp(min=1) * (counts > 0).sum()), 0.0)
     return weights.float()

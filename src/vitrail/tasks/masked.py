@@ -1,7 +1,7 @@
-"""The hidden patches of a picture: what they are, how far the predictions are from that, and pictures made of them.
+"""Masked image modelling: targets of the masked patches, the loss, and reconstructed images.
 
-Targets come from the clean picture as the model would see it. Which patches are hidden is drawn from (seed, epoch, index).
-b pictures, n patches, m of them hidden, c channels, p and q the sides of a patch, k numbers a patch.
+Targets come from the clean, preprocessed image. Which patches are masked is drawn from (seed, epoch, index).
+b images, n patches, m of them masked, c channels, p and q the sides of a patch, k numbers per patch.
 """
 
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ from vitrail.models.masking import LEVELS, Masking
 from vitrail.models.settings import Pair, ViTConfig
 from vitrail.tasks.task import Gather, own
 
-NOISE = 10_000  # where the numbers of a picture's mask begin in the space of chance
-TINY = 1e-6  # He et al.'s, beside a patch's variance
+NOISE = 10_000  # the random stream of an image's mask
+TINY = 1e-6  # He et al.'s, added to a patch's variance
 
 
 @dataclass(frozen=True)
 class Masks:
-    """Predict what is hidden. The loss counts hidden patches alone."""
+    """Predict the masked patches. The loss is over masked patches only."""
 
     masking: Masking
     patch: Pair
@@ -50,7 +50,7 @@ class Masks:
         return torch.from_numpy(drawn).float()
 
     def targets(self, images: Float[Tensor, "b c height width"], places: Int[Tensor, "b m"]) -> Tensor:
-        """What the model should have said: numbers a patch (b m k), or the number of a colour for each of its cells (b m k)."""
+        """Return the targets of the masked patches: pixels (b m k), or the colour index of each of its cells (b m k)."""
         if self.masking.target != "pixels":
             return take(colours(self._bright(images), self.patch, self.masking.cells), places)
         patches = take(cut(images, self.patch), places)
@@ -65,11 +65,11 @@ class Masks:
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = own) -> dict[str, Any]:
-        """The mean loss over every picture, each under one mask that is always the same."""
+        """Return the mean loss over all images, each under one fixed mask."""
         was = model.training
         model.eval()
         names = ("loss",) if self.masking.target == "pixels" else ("loss", "accuracy")
-        rows: list[list[float]] = []  # a batch: its number of pictures, and by that the means
+        rows: list[list[float]] = []  # per batch: its number of images, and the means times that
         try:
             for batch in loader.batches(workers=workers):
                 if count := len(batch.labels):
@@ -82,7 +82,7 @@ class Masks:
 
     @torch.no_grad()
     def reconstruct(self, model: Masked, batch: Batch) -> Iterator[tuple[str, Float[Tensor, "b c height width"]]]:
-        """``original``, ``masked`` (grey where it is hidden) and ``predicted``, as brightness from 0 to 1."""
+        """Yield ``original``, ``masked`` (grey where masked) and ``predicted`` images, with values from 0 to 1."""
         was, device = model.training, next(model.parameters()).device
         model.eval()
         try:
@@ -98,7 +98,7 @@ class Masks:
         yield "predicted", joined(_put(cut(self._bright(images), self.patch), places, shown), self.patch, images)
 
     def _shown(self, predicted: Tensor, hidden: Tensor, config: ViTConfig) -> Float[Tensor, "b m k"]:
-        """Predictions as the brightness of pixels; of normalised ones, mean and deviation are the true patch's."""
+        """Turn predictions into pixels from 0 to 1; normalised ones get the mean and deviation of the true patch."""
         (p, q), channels = self.patch, config.channels
         if self.masking.target == "pixels":
             if self.masking.normalise:
@@ -123,7 +123,7 @@ class Masks:
 
 
 def cut(images: Float[Tensor, "b c height width"], patch: Pair) -> Float[Tensor, "b n k"]:
-    """Patches along the raster, each by rows, columns and channels."""
+    """Cut images into patches in raster order, each flattened by rows, columns and channels."""
     return rearrange(images, "b c (y p) (x q) -> b (y x) (p q c)", p=patch[0], q=patch[1])
 
 
@@ -135,16 +135,16 @@ def joined(
 
 
 def apart(patches: Float[Tensor, "b m k"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Each patch from its own mean and in its own deviations, with both; the variance is the unbiased one (He et al.)."""
+    """Normalise each patch by its own mean and standard deviation, and return both; the variance is unbiased (He et al.)."""
     mean = patches.mean(dim=-1, keepdim=True)
     deviation = (patches.var(dim=-1, keepdim=True) + TINY).sqrt()
     return (patches - mean) / deviation, mean, deviation
 
 
 def colours(bright: Float[Tensor, "b c height width"], patch: Pair, cells: int) -> Int[Tensor, "b n k"]:
-    """The mean colour of each of cells x cells parts of a patch, three bits a channel: one number below 512 for three of them.
+    """Quantise the mean colour of each of cells x cells parts of a patch to three bits per channel: an index below 512 for RGB.
 
-    ``bright`` is from 0 to 1; the first channel counts most.
+    The images are from 0 to 1; the first channel is the most significant.
     """
     channels, rows = bright.shape[1], bright.shape[2] // patch[0]
     each = rearrange(bright, "b c (y p) (x q) -> (b y x) c p q", p=patch[0], q=patch[1])

@@ -1,4 +1,4 @@
-"""What the training loop knows of a task: a loss to go down, and numbers to report. b pictures."""
+"""The interface between the training loop and a task: a loss to minimise, and metrics to report. b images."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -7,28 +7,28 @@ from torch import Tensor, nn
 
 from vitrail.data.loader import Batch, Loader
 
-Gather = Callable[[Tensor], Tensor]  # from the rows of this process to those of all that share the work
+Gather = Callable[[Tensor], Tensor]  # from the rows of this process to those of all ranks
 
 
 def own(rows: Tensor) -> Tensor:
-    """Of a process that shares its work with none."""
+    """Return the rows unchanged, in a single process."""
     return rows
 
 
 @runtime_checkable
 class Task(Protocol):
-    """classify, masked ...: the loop knows no other fact about them."""
+    """A training task, such as classification or masked image modelling."""
 
     @property
     def main(self) -> str:
-        """The number by which weights are chosen."""
+        """Name of the metric by which weights are selected."""
 
     @property
     def smaller(self) -> bool:
-        """Whether less of it is better."""
+        """Whether a smaller value of the primary metric is better."""
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean over the batch, and what else is worth a line in the log, as means too."""
+        """Return the mean loss over the batch, and other mean metrics to log."""
 
     def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = own) -> dict[str, Any]:
-        """The same on every process, whatever part of the pictures its loader has."""
+        """Return the metrics over all images; the same on every rank, whichever images its loader has."""

@@ -1,8 +1,8 @@
-"""Accelerators to plan with: memory and peak speed from their makers' sheets, and what an hour may cost. Needs no torch.
+"""Accelerators to plan with: memory and peak FLOP/s from the makers' data sheets, and an assumed price per hour. Torch-free.
 
-Speeds are of dense matrix products, without sparsity: in bfloat16, and in float32 as torch computes it unless told otherwise,
-which is without TF32. A sheet's GB counts as 10^9 bytes. Prices are round numbers in dollars for an hour on demand, assumed and
-not looked up: ``vitrail plan --price`` has yours.
+Peaks are of dense matrix products, without sparsity: in bfloat16, and in float32 with torch's defaults, which is without TF32.
+A data sheet's GB counts as 10^9 bytes. Prices are round numbers in dollars per hour on demand, assumed and not looked up:
+``vitrail plan --price-per-gpu-hour`` takes yours.
 """
 
 from dataclasses import dataclass
@@ -15,18 +15,20 @@ GB, TERA = 10**9, 10**12
 
 @dataclass(frozen=True)
 class Accelerator:
+    """Memory, peak speed and assumed price of one accelerator."""
+
     name: str
     memory: int  # bytes
-    bfloat16: float | None  # operations a second; none: it has no units for it
+    bfloat16: float | None  # FLOP/s; None: not supported
     float32: float
-    price: float  # dollars an hour
+    price: float  # dollars per hour
 
     def peak(self, recipe: Recipe) -> float:
-        """Operations a second in the recipe's precision."""
+        """Peak FLOP/s in the recipe's precision."""
         if recipe.precision == "float32":
             return self.float32
         if self.bfloat16 is None:
-            raise VitrailError(f"{self.name} has no units for bfloat16; try --set precision=float32, or --gpu A100")
+            raise VitrailError(f"{self.name} does not support bfloat16; try --set precision=float32, or --gpu A100")
         return self.bfloat16
 
 
@@ -45,24 +47,24 @@ _ROWS = (
     _row("L40S", 48, 362, 91.6, 1.8),
     _row("A10", 24, 125, 31.2, 1.0),
     _row("A6000", 48, 154.8, 38.7, 0.8),
-    # "V100" (SXM2) and "T4": their tensor cores know float16 and no bfloat16
+    # "V100" (SXM2) and "T4": their tensor cores have float16 and no bfloat16
     _row("V100", 32, None, 15.7, 2.5),
     _row("V100-16", 16, None, 15.7, 2.0),
     _row("T4", 16, None, 8.1, 0.4),
-    # NVIDIA's white papers "Ada" and "GA102", products in bfloat16 added up in float32
+    # NVIDIA's white papers "Ada" and "GA102", bfloat16 products accumulated in float32
     _row("RTX4090", 24, 165.2, 82.6, 0.5),
     _row("RTX3090", 24, 71, 35.6, 0.3),
     # AMD's data sheet "Instinct MI300X"
     _row("MI300X", 192, 1307.4, 163.4, 4.0),
     # Google Cloud, "TPU v3": a chip has two cores, 32 GiB and 123 teraflops in bfloat16, in which JAX by default multiplies
-    # float32, too. To hold plans against the paper: Vitrail does not run on it.
+    # float32, too. To compare plans with the paper: Vitrail does not run on it.
     _row("TPUv3-core", 16, 61.5, 61.5, 1.0),
 )
 ACCELERATORS = {each.name: each for each in _ROWS}
 
 
 def accelerator(name: str) -> Accelerator:
-    """By its name, in whatever case and with or without its dashes and blanks."""
+    """Look up an accelerator by name, ignoring case, dashes and spaces."""
     plain = {_plain(known): known for known in ACCELERATORS}
     if _plain(name) not in plain:
         hint = suggestion(name, ACCELERATORS) or f"; there are {', '.join(ACCELERATORS)}"

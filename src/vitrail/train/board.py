@@ -1,7 +1,7 @@
-"""TensorBoard's events beside the log, in ``RUN/tensorboard``: the same numbers, for those who watch several runs in one page.
+"""TensorBoard events in ``RUN/tensorboard``: the numbers of the log, to compare several runs in one page.
 
-``log.jsonl`` stays the truth. Events are flushed with every step, before its checkpoint could be written, and a run that goes
-on hides what came after the checkpoint: no step is missing, none is there twice.
+``log.jsonl`` stays the reference. Events are flushed at every step, before its checkpoint can be written, and a resumed run
+purges what came after the checkpoint: no step is missing, none is there twice.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Board(Silent):
-    """A watcher that writes events; a context, so that its file is closed however the run ends."""
+    """A callback that writes TensorBoard events; a context manager, so that its file is closed however the run ends."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder) / "tensorboard"
@@ -36,7 +36,7 @@ class Board(Silent):
 
     def planned(self, recipe: Recipe, data: "Data", model: "ModelConfig", state: "State", seconds: float | None) -> None:
         new = not self.folder.exists()
-        self.writer = self.make(self.folder, purge_step=state.step + 1)  # what was written from there on is hidden
+        self.writer = self.make(self.folder, purge_step=state.step + 1)  # hides what was written after the checkpoint
         if new:
             self.writer.add_text("recipe", f"```json\n{to_json(recipe)}\n```", 0)
             self.writer.flush()

@@ -1,8 +1,8 @@
-"""Checkpoints of a run: ``checkpoints/step-N/`` with every tensor, the counters and a manifest of hashes. No pickle.
+"""Checkpoints of a run: ``checkpoints/step-N/`` with every tensor, the scalars and a manifest of hashes. No pickle.
 
-Written under another name, synced, then renamed: a checkpoint is whole or is not there. One that was damaged later is noticed
-by its hash, and the one before it is taken. A process on its own writes one file. Several write a file each while the training
-goes on, by ``torch.distributed.checkpoint`` and its safetensors storage; any number of processes reads either.
+Written under a temporary name, synced, then renamed: a checkpoint is whole or not at all. One that was damaged later is
+detected by its hash, and the one before it is used. A single process writes one file. Several write a file each during
+training, with ``torch.distributed.checkpoint`` and its safetensors storage; any world size reads either.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ from vitrail.train.team import ALONE, Team
 from vitrail.weights.checkpoint import sync
 
 TENSORS, COUNTERS, MANIFEST = "state.safetensors", "state.json", "manifest.json"
-Places = Callable[[dict[str, tuple[int, ...]]], dict[str, Tensor]]  # from names and shapes to tensors that will be filled
+Places = Callable[[dict[str, tuple[int, ...]]], dict[str, Tensor]]  # from names and shapes to the tensors to load into
 
 
 @dataclass
 class Writer:
-    """Writes one checkpoint at a time; at most ``keep`` are left."""
+    """Writes one checkpoint at a time, and keeps the last ``keep``."""
 
     folder: Path
     keep: int
@@ -36,7 +36,7 @@ class Writer:
     writing: "Future[None] | None" = None
 
     def write(self, step: int, tensors: dict[str, Tensor], counters: dict[str, Any]) -> None:
-        """A process on its own waits until it is written. Several copy their part and go on."""
+        """Write a checkpoint: synchronously in a single process, asynchronously in several."""
         self.wait()
         if self.team.ranks == 1:
             write_checkpoint(self.folder, step, tensors, counters, self.keep)
@@ -44,7 +44,7 @@ class Writer:
             self.writing = self._begin(step, tensors, counters)
 
     def check(self) -> None:
-        """Raise what went wrong while nobody waited."""
+        """Raise the error of an asynchronous write that has failed."""
         if self.writing is not None and self.writing.done():
             self.wait()
 
@@ -71,7 +71,7 @@ class Writer:
             pool.shutdown(wait=False)
 
     def _finish(self, begun: "Future[Any]", half: Path, step: int, counters: dict[str, Any]) -> None:
-        """When all ranks have written their part, the first one gives it its name."""
+        """Rename the checkpoint, on rank 0, when all ranks have written their part."""
         from torch.distributed.checkpoint.api import CheckpointException
 
         try:
@@ -89,7 +89,7 @@ class Writer:
 
 
 def write_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], counters: dict[str, Any], keep: int) -> Path:
-    """By one process: whole or not at all; afterwards at most ``keep`` are left."""
+    """Write a checkpoint from a single process, whole or not at all, and keep the last ``keep``."""
     target, half = folder / f"step-{step}", folder / f".step-{step}.part"
     try:
         _emptied(half)
@@ -103,14 +103,14 @@ def write_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], counte
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The newest first."""
+    """List the checkpoints of a folder, newest first."""
     found = [path for path in folder.glob("step-*") if path.name[5:].isdecimal()]
     return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
 
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint that is whole, and a sentence for each newer one that is not."""
+    """A valid checkpoint, and a message for each newer one that is damaged."""
 
     path: Path
     damaged: tuple[str, ...] = ()
@@ -122,27 +122,27 @@ class Found:
 
 
 def find_checkpoint(folder: Path) -> Found | None:
-    """The newest that is whole; nothing where there is none at all."""
+    """Find the newest valid checkpoint. Return None if there is none at all."""
     damaged: list[str] = []
     for path in checkpoints(folder):
         try:
             manifest = json.loads((path / MANIFEST).read_text())
             if COUNTERS not in manifest or len(manifest) < 2:
-                raise VitrailError("its manifest names too little")
+                raise VitrailError("its manifest is incomplete")
             for name, known in manifest.items():
                 if known != _hash(path / Path(name).name):
-                    raise VitrailError(f"{name} is not what its manifest says")
+                    raise VitrailError(f"the hash of {name} is not the one in its manifest")
             json.loads((path / COUNTERS).read_text())
             return Found(path, tuple(damaged))
         except (OSError, ValueError, AttributeError, TypeError, VitrailError) as error:
-            damaged.append(f"{path} is damaged ({error}), so the one before it is taken")
+            damaged.append(f"{path} is damaged ({error}), so the one before it is used")
     if damaged:
-        raise VitrailError(f"no checkpoint in {folder} is whole: {damaged[0]}; take the folder away to start anew")
+        raise VitrailError(f"no checkpoint in {folder} is valid: {damaged[0]}; delete the folder to start over")
     return None
 
 
 def fill(path: Path, places: Places, team: Team = ALONE) -> None:
-    """Read every tensor into its place, this rank's part of it, whatever parts it was written in."""
+    """Load every tensor into its target, of a sharded one this rank's shard, however it was sharded when written."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -151,7 +151,7 @@ def fill(path: Path, places: Places, team: Team = ALONE) -> None:
     shapes = {name: tuple(known.size) for name, known in reader.read_metadata().state_dict_metadata.items()}  # type: ignore[union-attr]
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of a process on its own, which is meant
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of a single process, as intended
             load(places(shapes), storage_reader=reader, no_dist=team.ranks == 1)
     except CheckpointException as error:
         _, (cause, _) = next(iter(error.failures.items()))
@@ -164,7 +164,7 @@ def _emptied(half: Path) -> None:
 
 
 def _publish(half: Path, target: Path, counters: dict[str, Any]) -> None:
-    """Under its name, when all of it lies on the disk."""
+    """Add scalars and manifest, sync everything to disk, then rename."""
     (half / COUNTERS).write_text(json.dumps(counters, indent=2, allow_nan=False) + "\n")
     names = sorted(path.name for path in half.iterdir())
     (half / MANIFEST).write_text(json.dumps({name: _hash(half / name) for name in names}, indent=2) + "\n")
@@ -177,7 +177,7 @@ def _publish(half: Path, target: Path, counters: dict[str, Any]) -> None:
 
 
 def _prune(folder: Path, keep: int) -> None:
-    """Also of halves that a process left when it was killed."""
+    """Delete old checkpoints, and partial ones of a process that was killed."""
     for old in (*checkpoints(folder)[keep:], *folder.glob(".step-*.part")):
         shutil.rmtree(old, ignore_errors=True)
 
@@ -188,7 +188,7 @@ def _hash(path: Path) -> str:
 
 
 def _as_os_error(error: Exception) -> Exception:
-    """safetensors tells of a full disk in an error of its own."""
+    """Turn safetensors' own error of a full disk into an OSError."""
     return error if isinstance(error, OSError | VitrailError) else OSError(f"the checkpoint cannot be written: {error}")
 
 

@@ -1,8 +1,8 @@
-"""How a model is spread over the ranks of a team, and what of its tensors is where.
+"""Data-parallel training with DDP or FSDP2, and access to sharded tensors.
 
-Every rank computes its part of one global batch. DDP (Li et al. 2020) keeps the whole model on each and adds up gradients;
-FSDP2 (Zhao et al. 2023) keeps a part of every weight, gradient and moment on each, and brings a block together when it is its
-turn. Beside this file the loop differs for several processes in what ``team`` agrees upon and in how checkpoints are written.
+Every rank computes its part of one global batch. DDP (Li et al. 2020) replicates the model on each and averages gradients;
+FSDP2 (Zhao et al. 2023) shards weights, gradients and optimiser state, and gathers a block when it is computed. Apart from
+this file, several processes differ only in the collectives of ``process_group`` and in how checkpoints are written.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -24,7 +24,7 @@ Parallel = Literal["auto", "ddp", "fsdp"]
 
 
 def chosen(parallel: Parallel, config: ModelConfig, where: torch.device, team: Team) -> Parallel:
-    """DDP where the weights, their moments and one picture fit into what a rank has, else FSDP2."""
+    """Choose DDP if weights, optimiser state and one image fit into the memory of a rank, else FSDP2."""
     free = team.free(where)
     if parallel != "auto" or team.ranks == 1:
         return parallel
@@ -32,7 +32,7 @@ def chosen(parallel: Parallel, config: ModelConfig, where: torch.device, team: T
 
 
 def spread(model: nn.Module, average: nn.Module | None, parallel: Parallel, half: bool, team: Team) -> nn.Module:
-    """Over the ranks; what is called in training is the answer. ``half``: weights travel and are computed with in bfloat16."""
+    """Wrap or shard the model, and return the module to call in training. ``bfloat16``: communicate and compute in bfloat16."""
     if team.ranks == 1:
         return model
     if parallel == "fsdp":
@@ -41,7 +41,7 @@ def spread(model: nn.Module, average: nn.Module | None, parallel: Parallel, half
                 _shard(each, half)
         return model
     ids = [team.local] if next(model.parameters()).is_cuda else None
-    # what pre-training leaves out of an encoder gets no gradient, and is not waited for
+    # parts of the encoder that pre-training does not use get no gradient
     unused = hasattr(model, "encoder")
     return DistributedDataParallel(
         model, device_ids=ids, forward_sync_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=unused
@@ -49,28 +49,28 @@ def spread(model: nn.Module, average: nn.Module | None, parallel: Parallel, half
 
 
 def sharded(model: nn.Module) -> bool:
-    return hasattr(model, "reshard")  # as FSDP2 makes it
+    return hasattr(model, "reshard")  # set by FSDP2
 
 
 def syncing(module: nn.Module, wanted: bool) -> AbstractContextManager[Any]:
-    """Gradients of all ranks are brought together behind the last piece of a batch alone. FSDP2 does it behind each: until then
-    every rank would keep the whole gradient, and who shards has no room for that."""
+    """Synchronise gradients after the last micro-batch only. FSDP2 does it after each: otherwise every rank would keep a whole
+    gradient, which sharding is to avoid."""
     return module.no_sync() if isinstance(module, DistributedDataParallel) and not wanted else nullcontext()
 
 
 def local(tensors: list[Tensor]) -> list[Tensor]:
-    """What of them is here. What is done number by number needs no other rank."""
+    """Return the local shards, for elementwise operations, which need no other rank."""
     return [each.to_local() if hasattr(each, "to_local") else each for each in tensors]
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """From all ranks, which must all ask for it."""
+    """Gather a sharded tensor; a collective that all ranks must call."""
     found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return found
 
 
 def part_like(tensor: Tensor, like: Any) -> Tensor:
-    """What this rank keeps of a tensor that all have."""
+    """Shard a tensor that all ranks have, in the same way as another."""
     if not hasattr(like, "placements"):
         return tensor
     from torch.distributed.tensor import distribute_tensor
@@ -79,10 +79,10 @@ def part_like(tensor: Tensor, like: Any) -> Tensor:
 
 
 def _shard(model: nn.Module, half: bool) -> None:
-    """Block by block. What autocast computes in full, as norms and what is outside of blocks, travels in full."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # which take a second to import
+    """Shard block by block. What autocast computes in float32, norms and all outside of blocks, is communicated in float32."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes a second to import
 
-    lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)  # gradients are added up in full
+    lower = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)  # gradients are reduced in float32
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     exact: list[nn.Module] = [
         part for block in blocks for part in block.modules() if isinstance(part, nn.LayerNorm | LayerScale)

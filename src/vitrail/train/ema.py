@@ -1,4 +1,4 @@
-"""An average of the weights along the way (Polyak and Juditsky 1992), exponentially weighted."""
+"""Exponential moving average of the weights (after Polyak and Juditsky 1992)."""
 
 import copy
 
@@ -9,7 +9,7 @@ from vitrail.train.distributed import local
 
 
 class Average:
-    """A copy of the model that follows it. Early on it follows faster, so that the start is soon forgotten."""
+    """A copy of the model with averaged weights. The decay is smaller early on, to forget the initial weights soon."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
@@ -17,7 +17,7 @@ class Average:
 
     @torch.no_grad()
     def follow(self, model: nn.Module, step: int) -> None:
-        """``step`` updates were made. average = decay * average + (1 - decay) * weights."""
+        """Update the average after ``step`` updates: ema = decay * ema + (1 - decay) * weights."""
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(local(list(self.model.parameters())), local(list(model.parameters())), 1 - decay)
         for buffer, source in zip(self.model.buffers(), model.buffers(), strict=True):

@@ -1,34 +1,36 @@
-"""What one rank of a run holds in memory, in bytes, from the recipe alone and without torch.
+"""Per-rank memory estimate of a training run, in bytes, from the recipe alone. Torch-free.
 
-P weights, of which T are trained and M are matrices that Muon moves; O of them outside of blocks, B in the largest block; R
-ranks; b pictures at a time; c bytes of a number that is computed with, 4 in float32 and 2 in bfloat16.
+P parameters, of which T are trained and M are matrices of Muon; O of them outside of blocks, B in the largest block; world size
+R; micro-batch size b; c bytes per number in compute, 4 in float32 and 2 in bfloat16.
 
-    held all along                          one process, DDP        FSDP2
-    weights      parameters                 4 P                     / R
-    gradients                               4 T                     / R
-    moments      AdamW                      8 T                     / R
-                 SGD with momentum          4 T                     / R
-                 Muon                       8 (T - M) + 4 M         / R
-    average      where the recipe has ema   4 P                     / R
-    while learning, beside it
-    copies       weights to compute with    2 P in bfloat16         4 O + 3 c B + 4 B
-    summed       with several pieces        4 T (not one process)   0
-    activations  kept for the way back      b x (what autograd keeps of a picture)
-    working      alive for a moment         b x (the most of one stage)
-    at its end, when activations are gone
-    stepping     Muon's work                20 x (numbers in its largest set of matrices of one shape)
-    looking      before an evaluation       0                       4 P
+    always                                           one process, DDP        FSDP2
+    weights              parameters                  4 P                     / R
+    gradients                                        4 T                     / R
+    optimizer_state      AdamW                       8 T                     / R
+                         SGD with momentum           4 T                     / R
+                         Muon                        8 (T - M) + 4 M         / R
+    ema                  if the recipe has it        4 P                     / R
+    in forward and backward
+    compute_copies       weights in compute dtype    2 P in bfloat16         4 O + 3 c B + 4 B
+    accumulated_grads    with several micro-batches  4 T (not one process)   0
+    activations          saved for backward          b x (what autograd saves per image)
+    workspace            temporary                   b x (the maximum over stages)
+    afterwards, without activations
+    optimizer_workspace  Muon's temporaries          20 x (numbers in its largest group of matrices of one shape)
+    eval_weights         before an evaluation        0                       4 P
 
-    total = weights + gradients + moments + average + max(copies + summed + activations + working, stepping, looking)
+    total = weights + gradients + optimizer_state + ema
+          + max(compute_copies + accumulated_grads + activations + workspace, optimizer_workspace, eval_weights)
 
-FSDP2 keeps what is outside of blocks together from its first use on, and two blocks, since the next is fetched while one is
-computed; a block's gradient is there whole, in c bytes and in the 4 that are sent. Between the pieces of a batch ranks of DDP
-do not talk, and sum beside their buckets; those of FSDP2 share out each piece's gradients. DDP's buckets are the gradients
-themselves. In one process and one piece gradients come as activations go, so that the total is a bound from above there.
+FSDP2 keeps what is outside of blocks gathered from its first use on, and two blocks, since the next is prefetched while one is
+computed; a block's gradient exists whole, in c bytes and in the 4 that are sent. Between micro-batches DDP does not
+communicate, and accumulates beside its buckets; FSDP2 reduces and scatters the gradients of each. DDP's buckets are the
+gradients themselves. In one process and one micro-batch gradients appear as activations are freed, so the total is an upper
+bound there.
 
-In bfloat16, products and what they read are half as large; the sums between blocks, the norms' inputs and statistics stay
-float32, and so do convolutions, as a bound. With recompute, a block of the encoder keeps its input alone, and one block at a
-time has all of it. Frozen stages keep nothing. Dropout's masks count as on a CPU, four times what a GPU keeps.
+In bfloat16, products and their inputs are half as large; the residual stream, the norms' inputs and statistics stay float32,
+and so do convolutions, as a bound. With activation checkpointing, a block of the encoder saves only its input, and one block at
+a time has all of its activations. Frozen stages save nothing. Dropout masks count as on a CPU, four times those of a GPU.
 """
 
 from dataclasses import dataclass
@@ -42,12 +44,14 @@ from vitrail.models.tally import FLOAT, Stage
 from vitrail.train.recipe import Recipe
 
 HALF = 2  # bytes of a bfloat16
-MUON = 5  # copies of the matrices of one shape that are alive at most in a step
-Way = Literal["alone", "ddp", "fsdp"]
+MUON = 5  # copies of a group of matrices at the peak of an update
+Way = Literal["single", "ddp", "fsdp"]
 
 
 @dataclass(frozen=True)
 class Held:
+    """Bytes that one rank holds, by purpose."""
+
     weights: int
     gradients: int
     moments: int
@@ -61,31 +65,31 @@ class Held:
 
     @property
     def total(self) -> int:
-        """At the worst moment."""
+        """Peak bytes."""
         learning = self.copies + self.summed + self.activations + self.working
         return self.weights + self.gradients + self.moments + self.average + max(learning, self.stepping, self.looking)
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """A recipe's model: numbers of weights, bytes a picture, and multiply-adds a picture."""
+    """Counts of a recipe's model: parameters, bytes per image, and MACs per image."""
 
     parameters: int
     trained: int
     matrices: int
-    alike: int  # numbers in the largest set of matrices of one shape
+    alike: int  # numbers in the largest group of matrices of one shape
     outside: int
     block: int
-    once: int  # bytes of activations that do not grow with the pictures
+    once: int  # bytes of activations that do not grow with the batch
     kept: int
     working: int
     macs: int
-    backward: int  # those of the stages that gradients go through
-    again: int  # those that are computed once more on the way back
+    backward: int  # MACs of the stages that gradients pass through
+    again: int  # MACs that are recomputed in the backward pass
 
     @property
     def flops(self) -> int:
-        """To learn from one picture: a multiply-add is two, and the way back has two products for each one forward."""
+        """FLOPs to train on one image: a MAC is two, and the backward pass has two products for each one forward."""
         return 2 * self.macs + 4 * self.backward + 2 * self.again
 
 
@@ -95,7 +99,7 @@ def weigh(recipe: Recipe) -> Weighed:
     learning = one.stages[first:]
     blocks = [stage for stage in learning if stage.name.startswith("block ") and recipe.recompute]
     grown = [_grown(recipe, *pair) for pair in zip(one.stages, two.stages, strict=True)]
-    kept = grown[:1] if first else []  # the pictures themselves
+    kept = grown[:1] if first else []  # the images themselves
     kept += [_inputs(stage) if stage in blocks else size for stage, size in zip(learning, grown[first:], strict=True)]
     inner = max(
         (size - _inputs(stage) for stage, size in zip(learning, grown[first:], strict=True) if stage in blocks), default=0
@@ -121,7 +125,7 @@ def weigh(recipe: Recipe) -> Weighed:
 
 
 def hold(recipe: Recipe, known: Weighed, way: Way, ranks: int, pictures: int, pieces: int = 1) -> Held:
-    """With so many pictures at a time, in so many pieces of a rank's part of the batch."""
+    """Estimate the memory of a rank with micro-batches of so many images, and so many micro-batches per step."""
     parts = ranks if way == "fsdp" else 1
     whole, c = FLOAT * known.parameters, _bytes(recipe)
     copies = HALF * known.parameters if c == HALF else 0
@@ -142,7 +146,7 @@ def hold(recipe: Recipe, known: Weighed, way: Way, ranks: int, pictures: int, pi
 
 
 def most(recipe: Recipe, known: Weighed, way: Way, ranks: int, room: float, pieces: int = 1) -> int:
-    """Pictures at a time that fit into so many bytes; 0 where not one does."""
+    """Return the largest micro-batch that fits into so many bytes; 0 if not even one image does."""
     empty = hold(recipe, known, way, ranks, 0, pieces)
     if empty.total > room:
         return 0
@@ -169,30 +173,32 @@ def _moments(recipe: Recipe, known: Weighed) -> int:
 
 
 def _first_trained(recipe: Recipe, stages: tuple[Stage, ...]) -> int:
-    """The stage that gradients end at; what is in front of it is frozen."""
+    """Index of the first stage with trained weights; those before it are frozen."""
     names, optim = [stage.name for stage in stages], recipe.optim
     if optim.train == "all":
         return 0
     if optim.train == "head":
         heads = [at for at, name in enumerate(names) if name in ("pre-logits", "head")]
         if not heads:
-            raise VitrailError("optim.train=head trains the classifier alone, and this model has none; try optim.train=all")
+            raise VitrailError(
+                "optim.trainable=head trains only the classifier, and this model has none; try optim.trainable=all"
+            )
         return heads[0]
     depth = recipe.model.depth if isinstance(recipe.model, ViTConfig) else 0
     if not 1 <= optim.blocks <= depth:
         raise VitrailError(
-            f"optim.blocks must be from 1 to {depth}, the model's blocks, got {optim.blocks}; try optim.train=all"
+            f"optim.trainable_blocks must be from 1 to {depth}, the model's blocks, got {optim.blocks}; try optim.trainable=all"
         )
     return names.index(f"block {depth - optim.blocks + 1}")
 
 
 def _grown(recipe: Recipe, one: Stage, two: Stage) -> int:
-    """Bytes that a stage keeps of each picture."""
+    """Bytes that a stage saves per image."""
     size = two.training - one.training
     if recipe.precision == "float32":
         return size
     if one.name == "image":
-        return size * (FLOAT + HALF) // FLOAT  # as they came, and as they are multiplied
+        return size * (FLOAT + HALF) // FLOAT  # as loaded, and as multiplied
     if "block " not in one.name:
         return size
     _, tokens, width = one.shape
@@ -207,7 +213,7 @@ def _heads(recipe: Recipe, block: Stage) -> int:
 
 
 def _alive(recipe: Recipe, stage: Stage) -> int:
-    """At most in one stage. Where a gradient is wanted, the GELU of a block does not work in place."""
+    """Peak bytes within a stage. With gradients, the GELU of a block does not work in place."""
     if "block " not in stage.name or isinstance(recipe.model, ResNetConfig):
         return stage.inference
     _, tokens, width = stage.shape
@@ -216,13 +222,13 @@ def _alive(recipe: Recipe, stage: Stage) -> int:
 
 
 def _inputs(block: Stage) -> int:
-    """Of a block that is computed again."""
+    """Bytes of the input of a block that is recomputed."""
     _, tokens, width = block.shape
     return FLOAT * tokens * width
 
 
 def _matrices(recipe: Recipe) -> list[int]:
-    """Numbers in each set of blocks' matrices of one shape: q, k and v, W_O, up and down; none where nothing is Muon's."""
+    """Numbers in each group of blocks' matrices of one shape: q, k and v, W_O, up and down; empty without Muon."""
     model, masking, optim = recipe.model, recipe.masking, recipe.optim
     if optim.kind != "muon" or isinstance(model, ResNetConfig) or optim.train == "head":
         return []
@@ -234,7 +240,7 @@ def _matrices(recipe: Recipe) -> list[int]:
 
 
 def _units(recipe: Recipe, known: Cost) -> list[int]:
-    """Weights of each part that FSDP2 brings together on its own: blocks, or units of a ResNet, all of a stage alike."""
+    """Parameters of each FSDP2 unit: blocks, or units of a ResNet, taken as equal within a stage."""
     if isinstance(recipe.model, ResNetConfig):
         stages = [stage for stage in known.stages if stage.name.startswith("stage ")]
         counts = zip(stages, recipe.model.stages, strict=True)

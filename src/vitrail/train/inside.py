@@ -1,4 +1,4 @@
-"""What heads do while a model learns: how far and how widely they look, by layer, on a few pictures of what it is chosen on."""
+"""Attention statistics during training: distance and entropy by layer, on a few validation images."""
 
 from collections.abc import Iterator
 
@@ -12,11 +12,11 @@ from vitrail.explain.distance import heads
 from vitrail.models.vit import ViT
 
 PICTURES = 32
-MOST = 2**28  # bytes of one layer's weights, in the open
+MOST = 2**28  # bytes of one layer's attention weights
 
 
 def inside(model: nn.Module, source: Source, how: Preprocess) -> dict[str, list[float]] | None:
-    """Mean over heads of the distance in pixels and of the entropy in nats; none of a model that has no heads."""
+    """Mean over heads of the attention distance in pixels and of the entropy in nats; None for a model without attention."""
     if not isinstance(model, ViT):
         return None
     weights = 4 * model.config.heads * model.config.tokens**2

@@ -1,6 +1,6 @@
-"""What a run looks at on its way: the scores that weights are chosen by, and what else shows that it gets somewhere.
+"""Evaluation during training: the metrics that weights are selected by, and what else shows progress.
 
-Several processes share the pictures of an evaluation, each of which counts once; what else is looked at, all of them look at.
+The ranks share the images of an evaluation, each of which counts once; the other monitors run on every rank.
 """
 
 from dataclasses import dataclass, replace
@@ -23,11 +23,13 @@ from vitrail.train.state import State
 from vitrail.train.team import Team
 from vitrail.train.unlabelled import neighbours, reconstructions, seconds
 
-EVALUATED = 256  # pictures at a time
+EVALUATED = 256  # images, over all ranks
 
 
 @dataclass
 class Looks:
+    """Evaluates the model of a run during training."""
+
     recipe: Recipe
     data: Data
     task: Task
@@ -37,22 +39,22 @@ class Looks:
 
     @property
     def chosen(self) -> Source:
-        """What weights are chosen on."""
+        """The dataset that weights are selected on: validation, or train if there is none."""
         return self.data.validation if len(self.data.validation) else self.data.train
 
     def shown(self, state: State) -> nn.Module:
-        """The model to look at. Where ranks hold parts of it, its weights are brought together for the look."""
+        """Return the model to evaluate. Sharded weights are gathered for it."""
         if not sharded(state.model):
             return state.shown
         model = model_of(self.recipe, self.data, resumed=True).to(self.device)
         places = model.state_dict()
         with torch.no_grad():
-            for name, value in state.shown.state_dict().items():  # one by one: all of it is there once, not twice
+            for name, value in state.shown.state_dict().items():  # one by one, so that only one tensor exists twice
                 places[name].copy_(whole(value))
         return model
 
     def loader(self, source: Source, state: State) -> Loader:
-        """What fits when training fits here all the more."""
+        """Return an evaluation loader; a batch that fits in training fits here as well."""
         batch = min(EVALUATED, (state.micro or self.recipe.batch // self.team.ranks) * self.team.ranks)
         made = evaluation(source, self.recipe.preprocess, batch, rank=self.team.rank, ranks=self.team.ranks)
         return replace(made, tolerated=self.recipe.tolerated)
@@ -64,7 +66,7 @@ class Looks:
         return inside(encoder_of(model), self.chosen, self.recipe.preprocess)
 
     def unlabelled(self, model: nn.Module, run: Run, step: int) -> dict[str, float]:
-        """What else is worth knowing, and seeing, where the loss alone says little."""
+        """Compute the metrics of a self-supervised run, whose loss alone says little, and save its reconstructions."""
         if not isinstance(model, Masked) or not isinstance(self.task, Masks):
             return {}
         pictures = reconstructions(model, self.task, self.chosen, self.recipe.preprocess)
@@ -74,5 +76,5 @@ class Looks:
         return {} if alike is None else {"knn": alike}
 
     def seconds(self, model: nn.Module) -> float:
-        """Of what every evaluation does beside its scores."""
+        """Seconds of the other monitors per evaluation."""
         return seconds(model, self.data.train, self.chosen, self.workers) if isinstance(model, Masked) else 0.0

@@ -1,4 +1,4 @@
-"""``vitrail.fit``: from a recipe to a trained model. What it does can be stopped at any moment and goes on from there."""
+"""``vitrail.fit``: train the model of a recipe. A run can be stopped at any moment and is resumed from its checkpoint."""
 
 import time
 from contextlib import nullcontext
@@ -35,12 +35,12 @@ from vitrail.train.team import Lost, Team, joined, reason, silent
 from vitrail.train.watch import Silent, Watcher
 from vitrail.weights.checkpoint import save
 
-MOST_SKIPPED = 10  # steps in a row without a finite gradient
+MOST_SKIPPED = 10  # consecutive steps without a finite gradient
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a run is computed; nothing of it changes what is computed, but for the order of sums."""
+    """Device, CPU threads and data workers of a run. They change nothing of the result but the order of sums."""
 
     device: str = "auto"
     threads: int | None = None
@@ -54,7 +54,7 @@ def fit(
     watcher: Watcher | None = None,
     wishes: Wishes | None = None,
 ) -> dict[str, Any]:
-    """Train, choose on validation, report on test; the answer is what ``result.json`` holds."""
+    """Train, select the best weights on validation, report on test. Return the contents of ``result.json``."""
     with joined() as team:
         return _fit(recipe, Path(folder), machine or Machine(), watcher or Silent(), wishes or Wishes(), team)
 
@@ -65,7 +65,7 @@ def _fit(recipe: Recipe, folder: Path, machine: Machine, watcher: Watcher, wishe
     with locked(run) if team.first else nullcontext():
         team.wait()  # for the lock
         done, noted = run.result(), run.noted()
-        team.wait()  # all know what was there before the first begins
+        team.wait()  # all have read the run before the main process writes to it
         if noted is not None:
             recipe = wishes.adopt(recipe, noted)
             run.begin(recipe)
@@ -87,11 +87,11 @@ def _fit(recipe: Recipe, folder: Path, machine: Machine, watcher: Watcher, wishe
 
 
 class Diverged(VitrailError):
-    """Nothing is wrong with what was asked for; it does not learn."""
+    """The recipe is valid, but its training diverged."""
 
 
 class _Fit:
-    """The parts of a run while it runs."""
+    """Trains one run, from its first step or its last checkpoint to its result."""
 
     state: State
 
@@ -106,7 +106,7 @@ class _Fit:
         self.pace: Pace | None = None
 
     def settle(self, wishes: Wishes) -> None:
-        """Find out what is wished for, on weights that are thrown away, and fix it in the recipe."""
+        """Measure what was left open, on weights that are discarded, and fix it in the recipe."""
         looks, workers = self.looks, self.looks.workers
         if wishes.find_lr:
             tried = range_test(self.recipe, self._fresh, self.task, self._training(), workers, self.watcher.progress)
@@ -141,26 +141,26 @@ class _Fit:
         there = checkpoints(self.run.checkpoints)
         last = f"the last checkpoint is {there[0].name}" if there else "there is no checkpoint yet"
         return Lost(
-            f"rank {self.team.rank} lost touch with the others at step {self.state.step}: one has gone or does not answer; "
-            f"{last}, and the same command goes on from there ({reason(error)})"
+            f"rank {self.team.rank} lost contact with the other ranks at step {self.state.step}: one has exited or does not "
+            f"respond; {last}, and the same command resumes from there ({reason(error)})"
         )
 
     def _learn(self) -> None:
         began, before, row = time.perf_counter(), self.state.seconds, 0
         self.state.model.train()
-        last = self.state.step if self._over else self.recipe.steps  # it was over when the process ended
-        with stopping(patient=self.team.ranks > 1) as stop:  # before it there is nothing to save, and behind it all is saved
+        last = self.state.step if self._over else self.recipe.steps  # it had stopped early when the process ended
+        with stopping(patient=self.team.ranks > 1) as stop:  # nothing to save before it, all saved after it
             for batch in self.loader.batches(self.state.step, last, self.workers):
                 fitted = self.state.micro
                 numbers = train_step(self.state, self.task, batch, self.recipe)
                 self.state.seconds = before + time.perf_counter() - began
                 row = row + 1 if self.state.skipped and not _finite(numbers) else 0
                 if self.state.micro != fitted:
-                    self.watcher.said(f"the batch did not fit into memory: from here on {self.state.micro} pictures at a time")
+                    self.watcher.said(f"the batch did not fit into memory: now micro-batches of {self.state.micro} images")
                 self._note(numbers, row, batch)
                 if self._due(self.recipe.evaluate):
                     self._evaluate()
-                asked = int(self.team.most(stop.signal or 0))  # whoever of them was asked
+                asked = int(self.team.most(stop.signal or 0))  # whichever rank received it
                 if self._due(self.recipe.checkpoint) or asked or self._over:
                     self._save()
                 self.writer.check()
@@ -172,13 +172,13 @@ class _Fit:
             self._written()
 
     def _written(self) -> None:
-        """The last checkpoint has its name before anybody leaves: who starts the ranks ends all when the first is gone."""
+        """Wait until the last checkpoint is complete: the launcher ends all ranks when the first one exits."""
         self.writer.wait()
         self.team.wait()
 
     @property
     def _over(self) -> bool:
-        """Whether the last evaluations brought no improvement, more of them than the recipe has patience for."""
+        """Whether the recipe's patience is exhausted: so many evaluations without improvement."""
         patience = self.recipe.patience
         return patience is not None and self.state.step - self.state.best_step >= patience * self.recipe.evaluate
 
@@ -190,7 +190,7 @@ class _Fit:
         )  # fmt: skip
 
     def _fresh(self) -> State:
-        """The weights that the recipe begins with, on the device."""
+        """Create the initial state of the recipe, on the device."""
         with self.team.in_turn():
             self.model = model_of(self.recipe, self.data, bool(checkpoints(self.run.checkpoints))).to(self.device)
         encoder_of(self.model).checkpointing = self.recipe.recompute  # type: ignore[assignment]
@@ -206,7 +206,7 @@ class _Fit:
         return state
 
     def _seconds(self) -> float | None:
-        """How long it will take from here, as far as that is known."""
+        """Estimate the seconds left; None if nothing was measured yet."""
         if self.state.step:
             return self.state.seconds / self.state.step * (self.recipe.steps - self.state.step)
         if self.pace is None:
@@ -225,20 +225,20 @@ class _Fit:
             if counters.get(name) != now:
                 if name == "data":
                     raise VitrailError(
-                        f"{self.run.folder} was begun on other pictures or labels; give this data a folder of its own"
+                        f"{self.run.folder} was started on other images or labels; use another folder for this dataset"
                     )
                 self.watcher.said(
-                    f"{name} was {counters.get(name)} when the run was begun and is {now}: it goes on, perhaps not to the bit"
+                    f"{name} was {counters.get(name)} when the run was started and is {now}: resuming, perhaps not bit for bit"
                 )
         fill(found.path, self.state.places, self.team)
         self.state.restore(counters)
         self.run.rewind(self.state.step)
-        self.watcher.said(f"goes on from step {self.state.step}")
+        self.watcher.said(f"resumed from step {self.state.step}")
 
     def _found(self) -> Found | None:
-        """The first rank looks at all of it, and the others take its word."""
+        """Find the newest valid checkpoint. The main process verifies the hashes, the others take its result."""
         found = find_checkpoint(self.run.checkpoints) if self.team.first else None
-        self.team.wait()  # for it to read them all
+        self.team.wait()  # reading them all may take long
         path = self.team.told(lambda: "" if found is None else str(found.path))
         return found or (Found(Path(path)) if path else None)
 
@@ -254,16 +254,16 @@ class _Fit:
         if numbers:
             self.watcher.stepped(self.state.step, numbers)
         else:
-            self.watcher.said(f"step {self.state.step} had no picture that can be read")
+            self.watcher.said(f"no image of step {self.state.step} could be read")
         if row:
-            why = f"{self._culprit(batch)} no number"
+            why = f"{self._culprit(batch)} not finite (NaN/Inf)"
             self.watcher.said(f"step {self.state.step} was skipped: {why}")
             if row >= MOST_SKIPPED:
                 self._save()
                 self.writer.wait()
                 raise Diverged(
-                    f"{row} steps in a row had to be skipped, the last since {why}; the last good weights are in "
-                    f"{self.run.folder}; try a smaller optim.lr (now {self.recipe.optim.lr:g}) or optim.clip=1"
+                    f"{row} consecutive steps were skipped, the last since {why}; the last good weights are in "
+                    f"{self.run.folder}; try a smaller optim.lr (now {self.recipe.optim.lr:g}) or optim.grad_clip=1"
                 )
 
     def _culprit(self, batch: Batch) -> str:
@@ -271,7 +271,7 @@ class _Fit:
         if self.team.ranks == 1:
             return found
         words = self.team.texts(found)
-        return next((each for each in words if each.startswith(("a picture", "the output"))), words[0])
+        return next((each for each in words if each.startswith(("an image", "the output"))), words[0])
 
     def _evaluate(self) -> None:
         model = self.looks.shown(self.state)
@@ -285,7 +285,7 @@ class _Fit:
         plain = {name: number for name, number in scores.items() if isinstance(number, float)}
         plain |= self.looks.unlabelled(model, self.run, self.state.step)
         heads = self.looks.heads(model)
-        self.run.log({"step": self.state.step, "validation": plain, **({} if heads is None else {"heads": heads})})
+        self.run.log({"step": self.state.step, "validation": plain, **({} if heads is None else {"attention_stats": heads})})
         self.watcher.evaluated(self.state.step, plain, better)
 
     def _save(self) -> None:
@@ -293,7 +293,7 @@ class _Fit:
         self.writer.write(self.state.step, self.state.tensors(), counters)
 
     def _problems(self) -> int:
-        """Pictures that one rank or another could not read."""
+        """Count the images that any rank could not read."""
         return len(self.team.rows(torch.tensor(list(self.loader.problems), dtype=torch.int64)).unique())
 
     def _keep(self, model: nn.Module, name: str, known: dict[str, Any]) -> None:
@@ -304,7 +304,7 @@ class _Fit:
         at, lines = self.state.step, self.run.lines()
         known = facts(self.recipe, self.data, at, validation=logged(lines, at))
         self._keep(self.looks.shown(self.state), "last", known)
-        self.team.wait()  # for what the first has written
+        self.team.wait()  # for what the main process has written
         best = again(self.run.folder / "best", self.recipe).to(self.device)
         split = next(name for name in ("test", "validation", "train") if len(self.data.splits[name]))
         scores = self.looks.scores(best, self.data.splits[split], self.state)
@@ -315,13 +315,13 @@ class _Fit:
             "run": str(self.run.folder),
             "reported_on": split,
             split: {name: value for name, value in scores.items() if isinstance(value, float)},
-            "chosen_on": "validation" if len(self.data.validation) else "train",
+            "selected_on": "validation" if len(self.data.validation) else "train",
             "best": {"step": self.state.best_step, self.task.main: self.state.best},
             "steps": self.state.step,
             "seconds": self.state.seconds,
             "images_per_second": self.state.images / max(self.state.seconds, 1e-9),
-            "skipped": self.state.skipped,
-            "left_out": self.left_out + self._problems(),
+            "skipped_steps": self.state.skipped,
+            "unreadable_images": self.left_out + self._problems(),
         }
         answers = {name: value.numpy() for name, value in scores.items() if isinstance(value, torch.Tensor)}
         if answers:

@@ -1,6 +1,6 @@
-"""What fits into memory: an estimate before the first step, and the errors that say that it did not.
+"""Training memory: an estimate of what fits before the first step, and the detection of out-of-memory errors.
 
-A CPU must not be tried out: where the system runs short, it kills the process instead of refusing an allocation.
+On a CPU trying is no option: when memory runs out, the system kills the process instead of refusing an allocation.
 """
 
 from pathlib import Path
@@ -9,12 +9,12 @@ from vitrail.errors import VitrailError
 from vitrail.models.cost import Cost, cost
 from vitrail.models.settings import ModelConfig
 
-SPARE = 0.9  # of the free memory may be planned with
+SPARE = 0.9  # of the free memory that is planned with
 REFUSALS = ("allocate memory", "out of memory", "not enough memory", "bad_alloc", "could not create a primitive")  # oneDNN
 
 
 def fitting(config: ModelConfig, batch: int, free: int | None, parts: int = 1) -> int:
-    """Pictures that can be computed at a time: the batch, or the half, a quarter ... of it. ``parts``: of the weights, of which
+    """Return the micro-batch size that fits: the batch, a half, a quarter ... of it. ``shards``: of the weights, of which
     this process keeps one."""
     if free is None:
         return batch
@@ -23,26 +23,26 @@ def fitting(config: ModelConfig, batch: int, free: int | None, parts: int = 1) -
         count = -(-count // 2)
     if needed(cost(config, count), parts) > SPARE * free:
         raise VitrailError(
-            f"one picture takes about {needed(cost(config), parts) / 2**30:.1f} GiB to train on and {free / 2**30:.1f} GiB are "
+            f"training on one image takes about {needed(cost(config), parts) / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are "
             "free; try a smaller --model or --image"
         )
     return count
 
 
 def needed(known: Cost, parts: int = 1) -> int:
-    """Bytes of weights, gradients, moments and of the activations that a backward pass starts from."""
+    """Bytes of weights, gradients, optimiser state, and activations saved for backward."""
     return (known.memory.weights + known.memory.adam) // parts + known.memory.training
 
 
 def refused(error: BaseException) -> bool:
-    """Whether an allocation failed, on whatever device."""
+    """Whether an allocation failed, on any device."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in REFUSALS)
     )
 
 
 def free_memory() -> int | None:
-    """Bytes that this process may still ask for, of the machine's and of its control group's; none where nobody tells."""
+    """Bytes that this process may still allocate, by the machine and its control group; None if unknown."""
     found = [bytes_ for bytes_ in (_machine(), _group()) if bytes_ is not None]
     return min(found) if found else None
 

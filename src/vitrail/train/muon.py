@@ -1,8 +1,7 @@
-"""Muon (Jordan et al. 2024): momentum whose matrices are made orthogonal, so that every direction moves alike.
+"""Muon (Jordan et al. 2024): momentum with orthogonalised updates, so that every direction moves equally far.
 
 Matrices of one shape are orthogonalised together, in float32: bfloat16 is slow on most CPUs, and too coarse for the squares
-that the rounds are computed with. Where ranks hold parts of a matrix, it is brought together for it. n matrices of r rows and
-s columns.
+in each iteration. Sharded matrices are gathered for it. n matrices of r rows and s columns.
 """
 
 from collections.abc import Iterable
@@ -14,15 +13,15 @@ from torch import Tensor
 
 from vitrail.train.distributed import local, part_like, whole
 
-QUINTIC = (3.4445, -4.7750, 2.0315)  # the authors' coefficients: singular values land near 1 in five rounds
+QUINTIC = (3.4445, -4.7750, 2.0315)  # the authors' coefficients: singular values are near 1 after five iterations
 ROUNDS = 5
 
 
 def orthogonal(matrices: Float[Tensor, "n r s"]) -> Float[Tensor, "n r s"]:
-    """The nearest matrix with singular values near 1, by Newton and Schulz: products alone, no decomposition.
+    """Orthogonalise matrices approximately by Newton-Schulz iteration: products only, no decomposition.
 
-    A round is X <- (a + b G + c G^2) X with G = X X^T. All factors are polynomials of the first G and commute, so they are
-    gathered on the small side of the matrix, and X itself is multiplied once.
+    An iteration is X <- (a + b G + c G^2) X with G = X X^T. All factors are polynomials of the first G and commute, so they
+    are multiplied on the small side of the matrix, and X itself once.
     """
     a, b, c = QUINTIC
     work = matrices.float()
@@ -40,7 +39,7 @@ def orthogonal(matrices: Float[Tensor, "n r s"]) -> Float[Tensor, "n r s"]:
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices alone. The step is scaled by sqrt(max(1, r / s)), as its authors do."""
+    """Muon, for matrices only. The update is scaled by sqrt(max(1, r / s)), as its authors do."""
 
     def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -59,7 +58,7 @@ class Muon(torch.optim.Optimizer):
         moments = [self.state[weight].setdefault("momentum", torch.zeros_like(weight)) for weight in weights]
         torch._foreach_lerp_(local(moments), local(gradients), 1 - group["momentum"])
         both = zip(gradients, moments, strict=True)
-        ahead = [gradient.lerp(moment, group["momentum"]) for gradient, moment in both]  # Nesterov's look ahead
+        ahead = [gradient.lerp(moment, group["momentum"]) for gradient, moment in both]  # Nesterov momentum
         steps = orthogonal(torch.stack([whole(each) for each in ahead]))
         kept = [part_like(step, weight) for step, weight in zip(steps.unbind(), weights, strict=True)]
         torch._foreach_mul_(local(weights), 1 - group["lr"] * group["weight_decay"])

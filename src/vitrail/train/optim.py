@@ -1,4 +1,4 @@
-"""Which weights move how: groups by decay, depth and kind, and the optimiser of each."""
+"""Optimisers and their parameter groups: by weight decay, depth and matrix or not."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -13,12 +13,12 @@ from vitrail.train.muon import Muon
 from vitrail.train.recipe import Optim
 
 UNDECAYED = ("positions", "cls", "registers", "relative", "scale", "probe", "mask")  # tokens, positions and scales
-BEHIND = ("norm.", "pooled_norm.", "pool.", "decoder.", "predict.", "mask")  # the blocks
+BEHIND = ("norm.", "pooled_norm.", "pool.", "decoder.", "predict.", "mask")  # after the blocks
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a weight is: 0 before the blocks, then their numbers, then what is behind them."""
+    """Depth of a weight: 0 before the blocks, their index from 1, then one more after them."""
 
     depth: int
     head: bool
@@ -35,22 +35,24 @@ def place(name: str, blocks: int) -> Place:
 
 
 def _own(name: str) -> str:
-    """The name that a weight has in the model itself, where that is the encoder of a larger one."""
+    """Return the name of a weight in the encoder, if that is part of a larger model."""
     return name.removeprefix("encoder.")
 
 
 def decays(name: str, weight: Tensor) -> bool:
-    """Matrices and kernels; never norms, biases, tokens and positions."""
+    """Whether a weight decays: matrices and kernels, never norms, biases, tokens and positions."""
     return weight.ndim >= 2 and not any(part in UNDECAYED for part in name.split("."))
 
 
 def freeze(model: nn.Module, optim: Optim) -> None:
-    """Only what the recipe trains asks for gradients."""
+    """Freeze all weights that the recipe does not train."""
     blocks = _blocks(model)
     if optim.train == "blocks" and not blocks:
-        raise VitrailError("optim.train=blocks freezes all but the last blocks, and this model has none; try optim.train=head")
+        raise VitrailError(
+            "optim.trainable=blocks freezes all but the last blocks, and this model has none; try optim.trainable=head"
+        )
     if optim.train == "blocks" and not 1 <= optim.blocks <= blocks:
-        raise VitrailError(f"optim.blocks must be from 1 to {blocks}, the model's blocks, got {optim.blocks}; try 1")
+        raise VitrailError(f"optim.trainable_blocks must be from 1 to {blocks}, the model's blocks, got {optim.blocks}; try 1")
     first = {"all": 0, "blocks": blocks + 1 - optim.blocks, "head": blocks + 2}[optim.train]
     for name, weight in model.named_parameters():
         where = place(name, blocks)
@@ -58,13 +60,13 @@ def freeze(model: nn.Module, optim: Optim) -> None:
 
 
 def optimisers(model: nn.Module, optim: Optim) -> list[torch.optim.Optimizer]:
-    """One, or for Muon two. Each group knows its share of the learning rate as ``times``."""
+    """Build one optimiser, or two with Muon. Each group has its learning-rate factor as ``lr_scale``."""
     groups = list(_groups(model, optim))
     if optim.kind == "sgd":
-        fused = _fused(model) and not sharded(model)  # for parts of weights torch has no such kernel
+        fused = _fused(model) and not sharded(model)  # torch has no such kernel for sharded weights
         return [torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=fused)]
-    matrices = [group for group in groups if group["matrices"] and optim.kind == "muon"]
-    others = [group for group in groups if not (group["matrices"] and optim.kind == "muon")]
+    matrices = [group for group in groups if group["is_matrix"] and optim.kind == "muon"]
+    others = [group for group in groups if not (group["is_matrix"] and optim.kind == "muon")]
     made: list[torch.optim.Optimizer] = []
     if others:
         made.append(torch.optim.AdamW(others, lr=optim.lr, betas=optim.betas, eps=optim.epsilon, fused=_fused(model)))
@@ -74,20 +76,20 @@ def optimisers(model: nn.Module, optim: Optim) -> list[torch.optim.Optimizer]:
 
 
 def set_rate(made: Iterable[torch.optim.Optimizer], optim: Optim, share: float) -> None:
-    """This step's learning rate and decay in every group."""
+    """Set the learning rate and weight decay of this step in every group."""
     for optimiser in made:
         peak = optim.matrix_lr if isinstance(optimiser, Muon) else optim.lr
         for group in optimiser.param_groups:
-            group["lr"] = peak * share * group["times"]
-            decay = optim.weight_decay if group["decays"] else 0.0
-            # torch shrinks by lr * weight_decay; apart from the lr means that it cancels out, but for the schedule
-            group["weight_decay"] = decay / (peak * group["times"]) if optim.decay_apart else decay
+            group["lr"] = peak * share * group["lr_scale"]
+            decay = optim.weight_decay if group["decay"] else 0.0
+            # torch decays by lr * weight_decay; for independent decay lr cancels out, but for the schedule
+            group["weight_decay"] = decay / (peak * group["lr_scale"]) if optim.decay_apart else decay
 
 
 def _groups(model: nn.Module, optim: Optim) -> Iterator[dict[str, object]]:
     blocks = _blocks(model)
     if optim.layer_decay < 1 and not blocks:
-        raise VitrailError("optim.layer_decay is from block to block, and this model has none; try optim.head_lr=10")
+        raise VitrailError("optim.layer_decay is from block to block, and this model has no blocks; try optim.head_lr_scale=10")
     by_kind: dict[tuple[float, bool, bool], list[nn.Parameter]] = {}
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
@@ -97,7 +99,7 @@ def _groups(model: nn.Module, optim: Optim) -> Iterator[dict[str, object]]:
         matrix = decays(name, weight) and weight.ndim == 2 and ".blocks." in f".{name}"
         by_kind.setdefault((times, decays(name, weight), matrix), []).append(weight)
     for (times, decay, matrix), weights in by_kind.items():
-        yield {"params": weights, "times": times, "decays": decay, "matrices": matrix, "weight_decay": 0.0}
+        yield {"params": weights, "lr_scale": times, "decay": decay, "is_matrix": matrix, "weight_decay": 0.0}
 
 
 def _blocks(model: nn.Module) -> int:

@@ -1,7 +1,7 @@
-"""The model that a run had at a checkpoint, also while it trains: what ``vitrail.load(run)`` would have given at that step.
+"""Load the model from a checkpoint of a run, also during training: what ``vitrail.load(run)`` would have given at that step.
 
-Of a checkpoint the weights alone are read, and of those the average where there is one, since that is what is evaluated and
-kept. Its hashes are not looked at: they are of the optimiser's moments too, which would be read for nothing else.
+Only the weights are read, or the EMA weights if there are any, since those are evaluated and saved. Hashes are not verified:
+they cover the optimiser state too, which would have to be read for nothing else.
 """
 
 import json
@@ -24,17 +24,17 @@ from vitrail.weights.files import held
 from vitrail.weights.folder import is_model, read_facts, read_json
 from vitrail.weights.load import Report, match, preprocessing, sound, travelling
 
-ENCODER = "encoder."  # of what is learnt without labels, the part that people use
+ENCODER = "encoder."  # of a self-supervised model, the part that is used afterwards
 
 
 def steps(run: Run) -> list[int]:
-    """Of its checkpoints, the first one first; told from their names alone."""
+    """List the steps of a run's checkpoints in ascending order, from their names alone."""
     return [int(path.name[5:]) for path in reversed(checkpoints(run.checkpoints))]
 
 
-@torch.inference_mode(False)  # gradients may be asked of it later
+@torch.inference_mode(False)  # the caller may want gradients
 def model_at(run: Run | str | Path, step: int) -> Model:
-    """With preprocessing, labels and facts, ready to predict; of a run without labels, the encoder."""
+    """Load the model of a run at a step, with preprocessing, class names and metadata; if self-supervised, the encoder."""
     run = run if isinstance(run, Run) else Run(Path(run).expanduser())
     path, recipe = run.checkpoints / f"step-{step}", run.recipe()
     if not path.is_dir():
@@ -44,10 +44,10 @@ def model_at(run: Run | str | Path, step: int) -> Model:
         labels, facts = _told(run, recipe, step, counters)
         found = sound(Found("vitrail", recipe.model, state, [], [], recipe.preprocess, labels, facts))
         return _model(found, f"the checkpoint of step {step}")
-    except Exception as error:  # a damaged file can fail its reader in any way
+    except Exception as error:  # a damaged file can raise anything
         if not path.is_dir():
             raise VitrailError(
-                f"the checkpoint of step {step} was taken away while it was read, to make room{_instead(run, step)}"
+                f"the checkpoint of step {step} was deleted while it was read, to make room for newer ones{_instead(run, step)}"
             ) from None
         reason = str(error).strip().splitlines()
         raise VitrailError(
@@ -57,15 +57,15 @@ def model_at(run: Run | str | Path, step: int) -> Model:
 
 
 def _instead(run: Run, step: int) -> str:
-    """The nearest that is there."""
+    """Suggest the nearest step that has a checkpoint."""
     others = [other for other in steps(run) if other != step]
     if not others:
-        return "; there is no other yet, so take the run's best weights, which need no step"
-    return f"; try {min(others, key=lambda other: abs(other - step))}, the nearest there is"
+        return "; there is no other yet, so use the run's best weights, which need no step"
+    return f"; try {min(others, key=lambda other: abs(other - step))}, the nearest one"
 
 
 def _weights(path: Path, masked: bool) -> dict[str, Tensor]:
-    """By the names that they have in the model, from one file or from those of several ranks."""
+    """Read the weights by their names in the model, from one file or from those of several ranks."""
     missing = [name for name in read_json(path / MANIFEST) if not (path / Path(name).name).is_file()]
     if missing:
         raise VitrailError(f"{missing[0]} is missing")
@@ -75,9 +75,9 @@ def _weights(path: Path, masked: bool) -> dict[str, Tensor]:
 
 
 def _places(shapes: dict[str, tuple[int, ...]], part: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    kind = "average." if any(name.startswith("average.") for name in shapes) else "model."
+    kind = "ema." if any(name.startswith("ema.") for name in shapes) else "model."
     wanted = [name for name in shapes if name.startswith(kind + part)]
-    # no numbers at first, so that a piece which no file holds is noticed
+    # NaN at first, so that a shard which no file has is noticed
     places = {name: torch.full(shapes[name], torch.nan) for name in wanted}
     state.update({name.removeprefix(kind + part): place for name, place in places.items()})
     return places
@@ -94,22 +94,22 @@ def _model(found: Found, where: str) -> Model:
 
 
 def _told(run: Run, recipe: Recipe, step: int, counters: dict[str, Any]) -> tuple[tuple[str, ...] | None, dict[str, Any]]:
-    """The classes' names and the facts, as the run's own weights have them or, before there are any, as they will."""
+    """Class names and metadata, as the run's saved weights have them or, before there are any, will have them."""
     best = run.folder / "best"
     known = read_facts(best) if is_model(best) else {}
     _, labels, facts = travelling(known)
-    scores = facts.get("score", {})
+    scores = facts.get("metrics", {})
     on = "train" if "train" in scores and "validation" not in scores else "validation"
     facts = {
         "recipe": to_plain(recipe),
-        "data": {"name": recipe.data, "fingerprint": counters.get("data")},
-        "score": {"step": step, on: _evaluated(run, step)},
+        "dataset": {"name": recipe.data, "fingerprint": counters.get("data")},
+        "metrics": {"step": step, on: _evaluated(run, step)},
     }
     return (labels if known else _names(recipe)), facts
 
 
 def _names(recipe: Recipe) -> tuple[str, ...] | None:
-    """From the data, where that is still there; a model can be looked at without."""
+    """Class names from the dataset; None if it is no longer there."""
     if recipe.masking is not None:
         return None
     try:
@@ -119,7 +119,7 @@ def _names(recipe: Recipe) -> tuple[str, ...] | None:
 
 
 def _evaluated(run: Run, step: int) -> dict[str, Any]:
-    """What the log says of the evaluation at that step; its last line may still be in the middle of being written."""
+    """The logged metrics of the evaluation at a step; the last line of the log may be incomplete."""
     path = run.folder / "log.jsonl"
     for text in path.read_text().splitlines() if path.is_file() else []:
         if '"validation"' not in text:

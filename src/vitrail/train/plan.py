@@ -1,13 +1,13 @@
-"""What a recipe would take on machines that are not here: memory, time and cost. Needs no torch.
+"""Memory, time and cost of a recipe on a cluster. Torch-free.
 
-    operations of a picture   2 x MACs forward, 4 x MACs back; with recompute the blocks' 2 x MACs once more
-    seconds of a step         operations x batch / (ranks x peak x utilisation)
-    days                      seconds x steps / 86,400
-    cost                      days x 24 x ranks x price
+    FLOPs per image    2 x MACs forward, 4 x MACs backward; with activation checkpointing the blocks' 2 x MACs once more
+    seconds per step   FLOPs x batch size / (world size x peak x MFU)
+    days               seconds x steps / 86,400
+    cost               days x 24 x world size x price per GPU-hour
 
-Not in it: ranks that wait for each other, pictures that are read too slowly, evaluations and checkpoints. Utilisation is the
-share of an accelerator's peak that training reaches, all of that included: measure yours on a few steps where it matters. For
-memory see ``held``.
+Not included: ranks that wait for each other, slow data loading, evaluations and checkpoints. MFU (model FLOPs utilisation) is
+the fraction of an accelerator's peak that training reaches, all of that included: measure yours on a few steps where it
+matters. For memory see ``memory_estimate``.
 """
 
 import math
@@ -21,13 +21,13 @@ from vitrail.train.memory import SPARE, needed
 from vitrail.train.recipe import Recipe
 
 DAY, HOUR = 86_400, 3_600
-UTILISATION = 0.35  # between what the paper's own runs had of their TPUs: ``implied`` of PAPER is 0.32, 0.43 and 0.39
-LARGEST, MOST = 10**6, 10**18  # ranks and pictures, far beyond any machine
+UTILISATION = 0.35  # between those of the paper's own runs on TPUs: ``paper_mfu`` gives 0.32, 0.43 and 0.39
+LARGEST, MOST = 10**6, 10**18  # ranks and images, far beyond any cluster
 
 
 @dataclass(frozen=True)
 class Published:
-    """A row of Dosovitskiy et al. 2021, Table 2: what its pre-training took, on TPUv3 cores."""
+    """A row of Dosovitskiy et al. 2021, Table 2: the TPUv3 core-days of its pre-training."""
 
     model: str
     data: str
@@ -44,31 +44,29 @@ PAPER = (
 
 
 def implied(row: Published, gpu: Accelerator) -> float:
-    """The share of its peak that a core had, from the operations that we count and the days that the paper tells."""
+    """MFU of a run of the paper, from the FLOPs that we count and the core-days that it reports."""
     operations = 6 * cost(row.model).macs * row.pictures * row.epochs
     return operations / (row.core_days * DAY * gpu.float32)
 
 
 @dataclass(frozen=True)
 class Machines:
-    """``hosts`` with so many ``gpus`` each, one rank on every one."""
+    """Nodes with so many GPUs each, and one rank per GPU."""
 
     hosts: int
     gpus: int
     gpu: Accelerator
     utilisation: float = UTILISATION
-    price: float | None = None  # dollars for an hour of one; none: what is assumed of it
+    price: float | None = None  # dollars; None: the assumed price
 
     def __post_init__(self) -> None:
-        for name in ("hosts", "gpus"):
-            if not 1 <= getattr(self, name) <= LARGEST:
-                raise VitrailError(f"--{name} must be from 1 to {LARGEST:,}, got {getattr(self, name)}; try --{name} 1")
+        for option, count in (("--nodes", self.hosts), ("--gpus-per-node", self.gpus)):
+            if not 1 <= count <= LARGEST:
+                raise VitrailError(f"{option} must be from 1 to {LARGEST:,}, got {count}; try {option} 1")
         if not 0 < self.utilisation <= 1:
-            raise VitrailError(f"--utilisation must be above 0 and at most 1, got {self.utilisation:g}; try {UTILISATION}")
+            raise VitrailError(f"--mfu must be above 0 and at most 1, got {self.utilisation:g}; try {UTILISATION}")
         if self.price is not None and not 0 <= self.price < math.inf:
-            raise VitrailError(
-                f"--price must be dollars an hour, 0 or above, got {self.price:g}; try --price {self.gpu.price:g}"
-            )
+            raise VitrailError(f"--price-per-gpu-hour must be dollars, 0 or above, got {self.price:g}; try {self.gpu.price:g}")
 
     @property
     def ranks(self) -> int:
@@ -81,11 +79,11 @@ class Machines:
 
 @dataclass(frozen=True)
 class Fit:
-    """A way to share the model, with the pieces that a rank's part of the batch is computed in."""
+    """A parallel strategy, with its micro-batches and memory."""
 
     way: Way
-    most: int  # pictures at a time that fit in one piece; 0: not one does
-    micro: int  # pictures at a time to take
+    most: int  # largest micro-batch that fits; 0: not even one image
+    micro: int  # images per micro-batch
     pieces: int
     held: Held
     fits: bool
@@ -93,18 +91,20 @@ class Fit:
 
 @dataclass(frozen=True)
 class Plan:
+    """Memory, time and cost of a recipe on a cluster."""
+
     recipe: Recipe
     machines: Machines
     known: Weighed
-    room: int  # bytes that may be planned with
-    share: int  # pictures of a batch that are a rank's
+    room: int  # bytes
+    share: int  # images of a batch per rank
     ways: tuple[Fit, ...]
-    chosen: Way  # what the run would take
+    chosen: Way  # what the run would choose
     flops: float  # of the whole run
-    peak: float  # of one accelerator, a second
-    seconds: float  # of a step
+    peak: float  # FLOP/s of one accelerator
+    seconds: float  # per step
     days: float
-    hours: float  # of all accelerators together
+    hours: float  # GPU-hours
     cost: float  # dollars
 
     @property
@@ -116,11 +116,13 @@ def plan(recipe: Recipe, machines: Machines) -> Plan:
     ranks, known, peak = machines.ranks, weigh(recipe), machines.gpu.peak(recipe)
     if recipe.batch % ranks:
         near = -(-recipe.batch // ranks) * ranks
-        raise VitrailError(f"batch must be a multiple of the {ranks} ranks, got {recipe.batch}; try --set batch={near}")
+        raise VitrailError(
+            f"batch_size must be a multiple of the world size {ranks}, got {recipe.batch}; try --set batch_size={near}"
+        )
     if recipe.batch * recipe.steps > MOST:
-        raise VitrailError(f"steps times batch must be at most {MOST:g} pictures, got {recipe.steps} and {recipe.batch}")
+        raise VitrailError(f"steps times batch_size must be at most {MOST:g} images, got {recipe.steps} and {recipe.batch}")
     room, share = int(SPARE * machines.gpu.memory), recipe.batch // ranks
-    ways: tuple[Way, ...] = ("alone",) if ranks == 1 else ("ddp", "fsdp")
+    ways: tuple[Way, ...] = ("single",) if ranks == 1 else ("ddp", "fsdp")
     flops = float(known.flops * recipe.batch * recipe.steps)
     seconds = known.flops * recipe.batch / (ranks * peak * machines.utilisation)
     days = seconds * recipe.steps / DAY
@@ -143,7 +145,7 @@ def plan(recipe: Recipe, machines: Machines) -> Plan:
 
 
 def _fit(recipe: Recipe, known: Weighed, way: Way, ranks: int, share: int, room: int) -> Fit:
-    """The whole part at once where that fits, else in as few pieces as fit, all about as large; or as the recipe says."""
+    """Plan one strategy: a single micro-batch if it fits, else as few as fit, about equally large; or as the recipe says."""
     at_once = most(recipe, known, way, ranks, room)
     if recipe.micro is not None:
         micro = min(recipe.micro, share)
@@ -158,9 +160,9 @@ def _fit(recipe: Recipe, known: Weighed, way: Way, ranks: int, share: int, room:
 
 
 def _chosen(recipe: Recipe, machines: Machines) -> Way:
-    """By the rule that a run itself goes by (``distributed.chosen``)."""
+    """Choose as a run does (``parallel.choose_strategy``)."""
     if machines.ranks == 1:
-        return "alone"
+        return "single"
     if recipe.parallel != "auto":
         return recipe.parallel
     return "fsdp" if needed(cost(recipe.model)) > SPARE * machines.gpu.memory else "ddp"

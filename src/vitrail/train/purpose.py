@@ -1,6 +1,6 @@
-"""What a recipe is for: to tell classes apart, or to predict patches that are hidden. Its task, its model, and the model again.
+"""Build the task and the model of a recipe: classification, or masked-image pre-training.
 
-The loop knows no other difference between the two.
+The training loop knows no other difference between the two.
 """
 
 from pathlib import Path
@@ -29,15 +29,15 @@ def task_of(recipe: Recipe, data: Data) -> Task:
         return Masks(recipe.masking, config.patch, recipe.preprocess, recipe.seed)
     classes = len(data.names)
     if classes < 2:
-        raise VitrailError(f"{data.name} has {classes} class{'' if classes == 1 else 'es'}; to tell something apart takes two")
+        raise VitrailError(f"{data.name} has {classes} class{'' if classes == 1 else 'es'}; classification needs at least two")
     if recipe.model.classes != classes:
-        raise VitrailError(f"model.classes must be {classes}, as many as {data.name} has, got {recipe.model.classes}")
+        raise VitrailError(f"model.classes must be {classes}, the number of classes of {data.name}, got {recipe.model.classes}")
     weights = class_weights(torch.from_numpy(data.train.labels), classes) if recipe.class_weights else None
     return Classify(classes, recipe.loss, recipe.smoothing, weights)
 
 
 def model_of(recipe: Recipe, data: Data, resumed: bool) -> Model | Masked:
-    """With the weights that the recipe begins with; where a checkpoint will bring all of them, none are looked for."""
+    """Build the model with its initial weights. ``resumed``: a checkpoint will replace them, so none are loaded."""
     torch.manual_seed(recipe.seed)
     if recipe.start is None or resumed:
         model = build(recipe.model)
@@ -52,10 +52,10 @@ def model_of(recipe: Recipe, data: Data, resumed: bool) -> Model | Masked:
 
 
 def again(folder: Path, recipe: Recipe) -> nn.Module:
-    """What the loop has saved, to be evaluated."""
+    """Load a model that the training loop has saved."""
     return load(folder) if recipe.masking is None else load_masked(folder)
 
 
 def encoder_of(model: nn.Module) -> nn.Module:
-    """What people will use."""
+    """Return the encoder of a masked model, or the model itself."""
     return model.encoder if isinstance(model, Masked) else model

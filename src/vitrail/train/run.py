@@ -1,4 +1,4 @@
-"""A run on disk: one folder, one process at a time, a log that continues where the last checkpoint was."""
+"""A run on disk: one folder, one process at a time, a log that continues from the last checkpoint."""
 
 import fcntl
 import json
@@ -17,13 +17,13 @@ from vitrail.errors import VitrailError
 from vitrail.train.recipe import Recipe
 from vitrail.weights.folder import read_json
 
-HOW: dict[str, Any] = {"parallel": "auto", "recompute": False, "micro": None}  # how it is computed, which may change on the way
+HOW: dict[str, Any] = {"parallel": "auto", "recompute": False, "micro": None}  # may change when resuming
 
 
 @dataclass(frozen=True)
 class Run:
     """``recipe.json``, ``log.jsonl``, ``checkpoints/``, ``best/``, ``last/``, ``result.json`` (when it is finished),
-    ``lr.json`` where the learning rate was looked for, and ``reconstructions/`` of what was learnt without labels."""
+    ``lr_range_test.json`` if the learning rate was searched for, and ``reconstructions/`` of a self-supervised run."""
 
     folder: Path
 
@@ -39,16 +39,16 @@ class Run:
         _write(self.folder / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
 
     def keep_predictions(self, arrays: dict[str, ndarray]) -> None:
-        """Logits, labels and numbers of the pictures that the result was reported on."""
+        """Save logits, labels and indices of the images that the result is reported on."""
         _write_arrays(self.folder / "predictions.npz", arrays)
 
     def keep_reconstructions(self, step: int, arrays: dict[str, ndarray]) -> None:
-        """What the model thought at a step was behind the patches that were hidden from it."""
+        """Save the model's reconstructions of masked patches at a step."""
         (self.folder / "reconstructions").mkdir(exist_ok=True)
         _write_arrays(self.folder / "reconstructions" / f"step-{step}.npz", arrays)
 
     def reconstructions(self) -> dict[int, dict[str, ndarray]]:
-        """By step, the first one first."""
+        """Load the reconstructions by step, in ascending order."""
         found: dict[int, dict[str, ndarray]] = {}
         for path in sorted(self.folder.glob("reconstructions/step-*.npz"), key=lambda path: int(path.stem[5:])):
             with np.load(path, allow_pickle=False) as file:
@@ -56,12 +56,12 @@ class Run:
         return found
 
     def noted(self) -> Recipe | None:
-        """The recipe that the run was begun with."""
+        """The recipe that the run was started with; None if it was not started."""
         path = self.folder / "recipe.json"
         return read_recipe(path) if path.is_file() else None
 
     def begin(self, recipe: Recipe) -> None:
-        """Note the recipe, or hold it against the one that the run was begun with."""
+        """Write the recipe, or compare it with the one that the run was started with."""
         noted = self.noted()
         if noted is None:
             _write(self.folder / "recipe.json", to_json(recipe) + "\n")
@@ -69,21 +69,21 @@ class Run:
         differences = list(_differences(to_plain(replace(noted, **HOW)), to_plain(replace(recipe, **HOW))))
         if differences:
             raise VitrailError(
-                f"{self.folder} was begun with another recipe: {'; '.join(differences[:3])}; give this one a folder of its own"
+                f"{self.folder} was started with another recipe: {'; '.join(differences[:3])}; use another folder for this one"
             )
 
     def recipe(self) -> Recipe:
         noted = self.noted()
         if noted is None:
-            raise VitrailError(f"{self.folder} is no run: it has no recipe.json")
+            raise VitrailError(f"{self.folder} is not a run: it has no recipe.json")
         return noted
 
     def keep_tried(self, tried: dict[str, Any]) -> None:
-        """The range test that the learning rate was chosen by."""
-        _write(self.folder / "lr.json", json.dumps(tried, indent=2, allow_nan=False) + "\n")
+        """Save the learning-rate range test."""
+        _write(self.folder / "lr_range_test.json", json.dumps(tried, indent=2, allow_nan=False) + "\n")
 
     def tried(self) -> dict[str, Any] | None:
-        path = self.folder / "lr.json"
+        path = self.folder / "lr_range_test.json"
         return json.loads(path.read_text()) if path.is_file() else None
 
     def log(self, line: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ class Run:
             file.write(json.dumps(line) + "\n")
 
     def rewind(self, step: int) -> None:
-        """Forget what was logged after the checkpoint that the run goes on from; it will be logged again."""
+        """Drop what was logged after the checkpoint that the run is resumed from; it will be logged again."""
         path = self.folder / "log.jsonl"
         if path.is_file():
             kept = [line for line in path.read_text().splitlines() if (at := _step(line)) is not None and at <= step]
@@ -103,11 +103,11 @@ class Run:
 
 
 class Busy(VitrailError):
-    """It will be done, but not by this process."""
+    """Another process holds the lock of the run."""
 
 
 class ReadOnly(Run):
-    """As the ranks behind the first have it, who write nothing."""
+    """The run as seen by the other ranks, which write nothing."""
 
     def finish(self, result: dict[str, Any]) -> None: ...
 
@@ -134,7 +134,7 @@ def read_recipe(path: Path) -> Recipe:
 
 @contextmanager
 def locked(run: Run) -> Iterator[None]:
-    """One process at a time; the lock goes with the process, however that ends. A run that was never begun leaves no folder."""
+    """Lock a run for one process; the lock ends with the process. A run that was never started leaves no folder."""
     try:
         run.folder.mkdir(parents=True, exist_ok=True)
         file = open(run.folder / ".lock", "w")  # noqa: SIM115
@@ -144,13 +144,13 @@ def locked(run: Run) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Busy(f"another process is at work in {run.folder}; wait for it, or name another folder") from None
+            raise Busy(f"another process is training in {run.folder}; wait for it, or name another folder") from None
         try:
             yield
         except (FileNotFoundError, VitrailError):
             if run.folder.is_dir():
                 raise
-            raise OSError(f"{run.folder} has vanished while its run was at work; what it held is lost") from None
+            raise OSError(f"{run.folder} was deleted during its run; its contents are lost") from None
         finally:
             if [path.name for path in run.folder.glob("*")] == [".lock"]:
                 (run.folder / ".lock").unlink()
@@ -161,7 +161,7 @@ def _step(line: str) -> int | None:
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return None  # a line that was cut off by the end of the process
+        return None  # a line that was cut off when the process ended
 
 
 def _write(path: Path, text: str) -> None:

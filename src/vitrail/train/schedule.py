@@ -1,4 +1,4 @@
-"""The learning rate of a step as a share of its peak: a pure function, so nothing of it needs to be saved.
+"""The learning rate of a step as a fraction of its peak: a pure function, so there is no state to save.
 
 Linear warm-up, then cosine (Loshchilov and Hutter 2017), linear, reciprocal square root (Zhai et al. 2022) or constant; the
 last two may cool down linearly at the end.
@@ -10,7 +10,7 @@ from vitrail.train.recipe import Schedule
 
 
 def rate(schedule: Schedule, step: int, steps: int) -> float:
-    """Of the update that leads from ``step`` to ``step + 1``."""
+    """Return the learning-rate factor of the update from ``step`` to ``step + 1``."""
     if step < schedule.warmup:
         return (step + 1) / schedule.warmup
     done = (step - schedule.warmup) / max(steps - schedule.warmup, 1)

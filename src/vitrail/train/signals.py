@@ -1,6 +1,6 @@
-"""Being asked to stop, also by a terminal that is closed: finish the step, save, leave. Asked twice: leave at once.
+"""Stop signals, also of a terminal that is closed: finish the step, save, exit. A second signal exits at once.
 
-One of several processes may be asked both by the terminal and by what has started it, which is one wish: it is patient.
+One of several processes may get the same signal from the terminal and from its launcher: there, repeats are ignored.
 """
 
 import os
@@ -14,16 +14,18 @@ from types import FrameType
 
 @dataclass
 class Stop:
+    """The stop signal that was received, if any."""
+
     signal: int | None = None
 
     @property
     def code(self) -> int:
-        """What a shell expects: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
+        """Exit code that a shell expects: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
         return 128 + (self.signal or 0)
 
 
-class Stopped(Exception):  # nothing went wrong
-    """The run was asked to stop and has saved its state."""
+class Stopped(Exception):  # not an error
+    """The run received a stop signal and has saved its state."""
 
     def __init__(self, code: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -43,7 +45,7 @@ def stopping(patient: bool = False) -> Iterator[Stop]:
         yield stop
         return
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which is what nohup does
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup sets it
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, asked) for number in numbers}
     try:

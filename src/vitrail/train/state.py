@@ -1,6 +1,6 @@
-"""The state of a run, one object that can be saved: weights, their average, the optimisers' moments, and a counter.
+"""The state of a run, one object that can be saved: weights, EMA weights, optimiser state, and a step counter.
 
-Data and chance need nothing more: batches, augmentation and dropout follow from (seed, step).
+Data and random numbers need nothing more: batches, augmentation and dropout follow from (seed, step).
 """
 
 from dataclasses import dataclass, fields
@@ -18,7 +18,7 @@ from vitrail.train.recipe import Recipe
 from vitrail.train.team import ALONE, Team
 
 PARTS = ("model", "optimisers", "average", "module", "team")
-DROPOUT = 0x64726F70  # where dropout draws in the space of chance
+DROPOUT = 0x64726F70  # the random stream of dropout
 
 
 @dataclass
@@ -26,58 +26,58 @@ class State:
     model: nn.Module
     optimisers: list[torch.optim.Optimizer]
     average: Average | None
-    module: nn.Module  # what is called in training: the model, or what spreads it over the ranks
+    module: nn.Module  # called in training: the model, or its DDP wrapper
     team: Team = ALONE
     step: int = 0
-    best: float | None = None  # of the validation's main number
+    best: float | None = None  # value of the primary metric on validation
     best_step: int = 0
-    skipped: int = 0  # steps whose loss or gradient was no number
-    seconds: float = 0.0  # of work, over all its sittings
+    skipped: int = 0  # steps whose loss or gradient was not finite
+    seconds: float = 0.0  # of training, over all sessions
     images: int = 0
-    micro: int | None = None  # pictures computed at a time; less than the recipe's where memory did not suffice
+    micro: int | None = None  # smaller than the recipe's after running out of memory
 
     def counters(self) -> dict[str, Any]:
-        """What is no tensor."""
+        """Everything that changes and is not a tensor."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in PARTS}
 
     @property
     def shown(self) -> nn.Module:
-        """The model that is evaluated and kept."""
+        """The model that is evaluated and saved: the EMA weights, if there are any."""
         return self.model if self.average is None else self.average.model
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that changes, by name, as it is."""
+        """Every tensor that changes, by name, not copied."""
         found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         if self.average is not None:
-            found |= {f"average.{name}": value for name, value in self.average.model.state_dict().items()}
+            found |= {f"ema.{name}": value for name, value in self.average.model.state_dict().items()}
         names: dict[Tensor, str] = {weight: name for name, weight in self.model.named_parameters()}
         for number, optimiser in enumerate(self.optimisers):
             for weight, moments in optimiser.state.items():
                 for kind, value in moments.items():
-                    found[f"optimiser.{number}.{kind}.{names[weight]}"] = torch.as_tensor(value)
+                    found[f"optimizer.{number}.{kind}.{names[weight]}"] = torch.as_tensor(value)
         return found
 
     def restore(self, counters: dict[str, Any]) -> None:
-        for name in self.counters().keys() - {"micro"}:  # what fits here and now need not be what fitted there and then
-            setattr(self, name, counters.get(name, getattr(self, name)))  # one that an older version did not count
+        for name in self.counters().keys() - {"micro"}:  # what fits now need not be what fitted then
+            setattr(self, name, counters.get(name, getattr(self, name)))  # missing in checkpoints of older versions
 
     @torch.no_grad()
     def places(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """Where the tensors of a checkpoint go, by name. Moments have no place before the first step, so they get one."""
+        """The tensors to load a checkpoint into, by name. Optimiser state, absent before the first step, is allocated."""
         weights = dict(self.model.named_parameters())
         for name, shape in shapes.items():
             head, _, rest = name.partition(".")
             number, kind, weight = [*rest.split(".", 2), "", ""][:3]
-            if head != "optimiser":
+            if head != "optimizer":
                 continue
             if not number.isdecimal() or int(number) >= len(self.optimisers) or weight not in weights:
-                raise VitrailError(f"the checkpoint has {name!r}, for which this recipe has no place")
+                raise VitrailError(f"the checkpoint has {name!r}, which this recipe does not use")
             like = weights[weight]
             self.optimisers[int(number)].state[like][kind] = torch.zeros_like(like) if shape else torch.zeros(())
         found = self.tensors()
         missing = sorted(found.keys() ^ shapes.keys())
         if missing:
-            raise VitrailError(f"the checkpoint is of another model: {missing[0]} is in one of the two alone")
+            raise VitrailError(f"the checkpoint is of another model: {missing[0]} is in only one of the two")
         return found
 
 
@@ -90,5 +90,5 @@ def fresh(model: nn.Module, recipe: Recipe, team: Team = ALONE) -> State:
 
 
 def seed_step(seed: int, step: int, rank: int = 0) -> None:
-    """Dropout and stochastic depth of a step are drawn from the step's own seed, so there is no stream to save."""
+    """Seed dropout and stochastic depth from the step, so that no generator state must be saved."""
     torch.manual_seed(int(bits(seed, DROPOUT, step, rank)[0] >> 1))

@@ -1,4 +1,4 @@
-"""One update of the weights. The pictures of the batch, or of this rank's part of it, are computed in pieces."""
+"""One update of the weights, with gradient accumulation over micro-batches of this rank's part of the batch."""
 
 import math
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ from vitrail.train.recipe import Recipe
 from vitrail.train.schedule import rate
 from vitrail.train.state import State, seed_step
 
-TINY = 1e-6  # torch's, beside the norm that is clipped
+TINY = 1e-6  # torch's, added to the norm when clipping
 
 
 def train_step(state: State, task: Task, batch: Batch, recipe: Recipe) -> dict[str, float]:
-    """Loss and gradient over the pieces, clip, update, follow with the average. One that is no number changes nothing.
+    """Accumulate gradients over the micro-batches, clip, update weights and EMA. A step that is not finite changes nothing.
 
-    A batch of which no picture could be read is a step without an update, and has no numbers.
+    A batch of which no image could be read is a step without an update, and returns no metrics.
     """
-    counts = [int(row[0]) for row in state.team.everyone(len(batch.labels))]  # a picture a rank: not all can be read
+    counts = [int(row[0]) for row in state.team.everyone(len(batch.labels))]  # images of each rank: some may be unreadable
     if not sum(counts):
         state.step += 1
         return {}
@@ -46,11 +46,11 @@ def train_step(state: State, task: Task, batch: Batch, recipe: Recipe) -> dict[s
     state.skipped += not good
     if good and state.average is not None:
         state.average.follow(state.model, state.step)
-    return {**seen, "lr": recipe.optim.lr * share, "gradient": norm}
+    return {**seen, "lr": recipe.optim.lr * share, "grad_norm": norm}
 
 
 def _gradients(state: State, task: Task, batch: Batch, recipe: Recipe, counts: list[int]) -> dict[str, float]:
-    """Where memory does not suffice, the step is begun again in pieces half as large, and so are all that follow."""
+    """Compute the gradients. When out of memory, retry with micro-batches half as large, and keep that size."""
     while True:
         seed_step(recipe.seed, state.step, state.team.rank)
         for optimiser in state.optimisers:
@@ -60,22 +60,22 @@ def _gradients(state: State, task: Task, batch: Batch, recipe: Recipe, counts: l
         except (MemoryError, RuntimeError) as error:
             if not refused(error):
                 raise
-        # behind the handler, where nothing holds on to the activations of the failed try any more
+        # outside of the handler, where nothing refers to the activations of the failed attempt
         size = min(state.micro or len(batch.labels), len(batch.labels))
-        if state.team.ranks > 1:  # the others are in the middle of the step
+        if state.team.ranks > 1:  # the other ranks are in the middle of the step
             raise VitrailError(
-                f"{size} pictures at a time do not fit into a rank's memory; try --set micro={max(size // 2, 1)}"
+                f"{size} images at a time do not fit into a rank's memory; try --set micro_batch_size={max(size // 2, 1)}"
             )
         if size == 1:
-            raise VitrailError("one picture at a time does not fit into memory; try a smaller --model or --image")
+            raise VitrailError("a single image does not fit into memory; try a smaller --model or --image")
         state.micro = -(-size // 2)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
 def _summed(state: State, task: Task, batch: Batch, recipe: Recipe, counts: list[int]) -> dict[str, float]:
-    """Each piece counts by its number of pictures, so that the last one may be shorter. Ranks take their mean of gradients, and
-    all have as many pieces: one that has fewer pictures than the others fills up with blank ones that count nothing."""
+    """Accumulate the gradients of all micro-batches, each weighted by its number of images: the last may be smaller. Ranks
+    average their gradients and need equally many micro-batches: one with fewer images adds dummies of weight 0."""
     total: dict[str, float] = {}
     size = state.micro or max(counts)
     times = -(-max(counts) // size)
@@ -98,7 +98,7 @@ def _loss(state: State, task: Task, piece: Batch, recipe: Recipe) -> tuple[Tenso
 
 
 def _blank(batch: Batch) -> Batch:
-    """One picture of nothing."""
+    """A batch of one black image."""
     return Batch(batch.images.new_zeros(1, *batch.images.shape[1:]), batch.labels.new_zeros(1), batch.indices.new_zeros(1))
 
 
@@ -114,10 +114,10 @@ def pieces(batch: Batch, size: int) -> Iterator[Batch]:
 
 @torch.no_grad()
 def culprit(state: State, task: Task, batch: Batch, recipe: Recipe) -> str:
-    """Where a step went wrong, in words: the first module whose output is no number or, where all outputs are numbers, the
-    weight whose gradient was the first that is none. A gradient runs from the loss to the picture, so that is the last one."""
+    """Describe where a step became NaN or Inf: the first module whose output is not finite or, if all outputs are finite, the
+    weight whose gradient was the first that is not. Gradients run from the loss to the image, so that is the last one."""
     if state.team.any(not batch.images.isfinite().all()):
-        return "a picture is"
+        return "an image is"
     first: list[str] = []
 
     def look(name: str, output: object) -> None:
@@ -143,7 +143,7 @@ def culprit(state: State, task: Task, batch: Batch, recipe: Recipe) -> str:
 
 
 def _looked_at(state: State, batch: Batch) -> Iterator[Batch]:
-    """Where ranks hold parts of the weights, all must look as often, so each looks at one piece."""
+    """Yield the micro-batches to inspect. Ranks that shard the weights must run equally often, so each takes one."""
     found = pieces(batch, state.micro or max(len(batch.labels), 1))
     if state.team.ranks == 1:
         yield from found

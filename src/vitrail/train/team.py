@@ -1,7 +1,7 @@
-"""The processes of one run, started by ``torchrun``: who they are, how they meet, and what they agree upon.
+"""The process group of a run that ``torchrun`` has started: ranks, rendezvous, and collectives of small values.
 
-Small numbers and decisions are agreed upon over gloo, so that all ranks take the same way through the loop. The first rank
-alone writes and talks. A process on its own is a team of one, for which nothing here does anything.
+Numbers and decisions are exchanged over gloo, so that all ranks take the same branches. Rank 0 alone writes and prints. A
+single process is a group of world size 1, for which nothing here does anything.
 """
 
 import atexit
@@ -24,36 +24,36 @@ from vitrail.errors import VitrailError
 from vitrail.models.device import place
 from vitrail.train.memory import free_memory
 
-TIMEOUT = "VITRAIL_TIMEOUT"  # seconds that a rank waits for the others
+TIMEOUT = "VITRAIL_TIMEOUT"  # environment variable: seconds that a rank waits for the others
 WAITS = 600
-PAUSE = 0.02  # seconds between two looks
-PATIENT = timedelta(days=7)  # for a rank that reads a million pictures while the others wait
+PAUSE = 0.02  # seconds between two polls of the store
+PATIENT = timedelta(days=7)  # for a rank that reads a million images while the others wait
 PARENT_DEATH = 1  # Linux's PR_SET_PDEATHSIG
 SILENCE = ("gloo", "Gloo", "Connection closed by peer", "Timed out waiting", "TCPStore")
 
 
 class Lost(OSError):
-    """Another process of the run has gone, or does not answer."""
+    """Another process of the run has exited or does not respond."""
 
 
 @dataclass(frozen=True)
 class Team:
-    """The processes of a run, as one of them sees it."""
+    """The processes of a run, as seen from one of them."""
 
     rank: int = 0
     ranks: int = 1
-    local: int = 0  # its number among those of its host
-    beside: int = 1  # processes of its host, itself among them
-    patient: Any = None  # a group whose members wait for each other as long as it takes
-    aside: Any = None  # a group for what is written while the training goes on
+    local: int = 0  # rank among the processes of its node
+    beside: int = 1  # processes of its node
+    patient: Any = None  # a process group without a practical timeout
+    aside: Any = None  # a process group for checkpoints that are written during training
 
     @property
     def first(self) -> bool:
-        """The one that writes and talks."""
+        """Whether this process writes and prints."""
         return self.rank == 0
 
     def everyone(self, *values: float) -> list[list[float]]:
-        """These numbers of every rank, the first rank's first."""
+        """Gather these numbers of every rank, in the order of ranks."""
         if self.ranks == 1:
             return [list(values)]
         return self.rows(torch.tensor([values], dtype=torch.float64)).tolist()
@@ -71,7 +71,7 @@ class Team:
         return bool(self.most(float(fact)))
 
     def rows(self, rows: Tensor) -> Tensor:
-        """Those of all ranks, one behind the other; a rank may have none."""
+        """Concatenate the rows of all ranks; a rank may have none."""
         if self.ranks == 1:
             return rows
         rows = rows.cpu().contiguous()
@@ -85,11 +85,11 @@ class Team:
         return torch.cat([each[:count] for each, count in zip(found, counts.tolist(), strict=True)])
 
     def told(self, words: Callable[[], str]) -> str:
-        """What the first rank says, which alone is asked."""
+        """Broadcast a string of rank 0, the only one that computes it."""
         return self.texts(words() if self.first else "")[0]
 
     def texts(self, words: str) -> list[str]:
-        """What every rank says."""
+        """Gather a string of every rank."""
         said = words.encode()
         lengths = [int(row[0]) for row in self.everyone(len(said))]
         together = bytes(self.rows(torch.tensor(list(said), dtype=torch.uint8)).tolist())
@@ -97,13 +97,13 @@ class Team:
         return [together[end - length : end].decode() for end, length in zip(ends, lengths, strict=True)]
 
     def wait(self) -> None:
-        """Until all are here, however long that takes."""
+        """Wait for all ranks, however long that takes."""
         if self.ranks > 1:
             dist.barrier(self.patient)
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """The first rank of each host goes ahead; what it has downloaded or remembered is there for those behind it."""
+        """Run the block first on the first rank of each node, so that the others find what it has downloaded or cached."""
         if self.local:
             self.wait()
         yield
@@ -111,7 +111,7 @@ class Team:
             self.wait()
 
     def free(self, where: torch.device) -> int | None:
-        """Bytes that this rank may ask for; those of a host share its memory."""
+        """Bytes that this rank may allocate; the ranks of a node share its memory."""
         if where.type == "cuda":
             return int(torch.cuda.mem_get_info(where)[0])
         free = free_memory() if where.type == "cpu" else None
@@ -119,12 +119,12 @@ class Team:
 
 
 ALONE = Team()
-_teams: list[Team] = []  # at most one: a process is in one team, however often it joins
+_teams: list[Team] = []  # at most one: a process joins once
 
 
 @contextmanager
 def joined() -> Iterator[Team]:
-    """The team that ``torchrun`` says this process is of, which it stays in to its end."""
+    """Join the process group that ``torchrun`` describes; the process stays in it until it exits."""
     rank, ranks = place()
     if ranks == 1:
         yield ALONE
@@ -137,7 +137,7 @@ def joined() -> Iterator[Team]:
     except RuntimeError as error:
         if not silent(error):
             raise
-        raise Lost(f"another process of the run has gone or does not answer ({reason(error)})") from None
+        raise Lost(f"another process of the run has exited or does not respond ({reason(error)})") from None
 
 
 def _met(rank: int, ranks: int) -> Team:
@@ -148,7 +148,7 @@ def _met(rank: int, ranks: int) -> Team:
         here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         dist.init_process_group(backend, timeout=wait, **_meeting(rank, ranks, wait))
     except (ValueError, KeyError) as error:  # of the variables that torchrun sets
-        raise VitrailError(f"WORLD_SIZE is {ranks}, and the processes cannot meet: {reason(error)}; use torchrun") from None
+        raise VitrailError(f"WORLD_SIZE is {ranks}, but the rendezvous failed: {reason(error)}; use torchrun") from None
     groups = (dist.new_group(backend="gloo", timeout=each) for each in (PATIENT, wait))
     return Team(rank, ranks, *here, *groups)
 
@@ -160,17 +160,17 @@ def _parted() -> None:
 
 
 def silent(error: BaseException) -> bool:
-    """Whether it tells of another process that does not answer."""
+    """Whether the error means that another process does not respond."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in SILENCE)
     )
 
 
 def _meeting(rank: int, ranks: int, wait: timedelta) -> dict[str, Any]:
-    """Where ranks find each other: nothing to say, or a part of the launcher's store that only this start uses.
+    """Return the store of the rendezvous: nothing, or a prefix of the launcher's store that only this start uses.
 
-    The launcher keeps its store when it starts processes again (as of torch 2.13), and there a rank's old address could be
-    taken for its new one.
+    The launcher keeps its store when it restarts processes (as of torch 2.13), so a rank's old address could be mistaken for
+    its new one.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
@@ -180,12 +180,12 @@ def _meeting(rank: int, ranks: int, wait: timedelta) -> dict[str, Any]:
 
 
 def _called(store: Any, ranks: int, wait: timedelta) -> str:
-    """The first rank calls out a word that nobody has heard before, and waits until each of the others has answered to it."""
+    """Publish a fresh token as rank 0, and wait until every other rank has acknowledged it."""
     word, missing, end = uuid4().hex, set(range(1, ranks)), time.monotonic() + wait.total_seconds()
     store.set("vitrail/call", word)
     while missing:
         if time.monotonic() > end:
-            raise Lost(f"rank {min(missing)} did not come within {wait.total_seconds():g} seconds ({TIMEOUT})")
+            raise Lost(f"rank {min(missing)} did not join within {wait.total_seconds():g} seconds ({TIMEOUT})")
         for other in tuple(missing):
             answer = store.get(f"vitrail/answer/{other}").decode() if store.check([f"vitrail/answer/{other}"]) else ""
             heard, _, theirs = answer.partition(" ")
@@ -197,7 +197,7 @@ def _called(store: Any, ranks: int, wait: timedelta) -> str:
 
 
 def _answered(store: Any, rank: int, wait: timedelta) -> str:
-    """The others answer with a word of their own, which only one who is there now can have heard and let in."""
+    """Acknowledge the token with one of this rank's own, which only a rank 0 that is alive now can confirm."""
     own, end = uuid4().hex, time.monotonic() + wait.total_seconds()
     while time.monotonic() < end:
         word = store.get("vitrail/call").decode()
@@ -205,7 +205,7 @@ def _answered(store: Any, rank: int, wait: timedelta) -> str:
         if store.check([f"vitrail/{word}/{own}"]):
             return word
         time.sleep(PAUSE)
-    raise Lost(f"the first rank did not come within {wait.total_seconds():g} seconds ({TIMEOUT})")
+    raise Lost(f"rank 0 did not join within {wait.total_seconds():g} seconds ({TIMEOUT})")
 
 
 def _timeout() -> float:
@@ -220,11 +220,11 @@ def _timeout() -> float:
 
 
 def _end_with_parent() -> None:
-    """Where the launcher is killed, its processes are asked to stop instead of running on unseen. Linux alone offers it."""
+    """Receive SIGTERM when the launcher is killed, instead of running on unseen. Linux only."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PARENT_DEATH, signal.SIGTERM)
 
 
 def reason(error: BaseException) -> str:
-    """Its first line, which is the one that people read."""
+    """Return the first line of an error's message."""
     return str(error).strip().splitlines()[0][:200].rstrip(".")

@@ -1,5 +1,4 @@
-"""What shows that learning without labels gets somewhere: whether pictures of one class are neighbours, and what the model
-thinks is behind the patches it does not see. b pictures."""
+"""Monitors of self-supervised training: k-NN accuracy of the features, and reconstructions of masked patches. b images."""
 
 import time
 from dataclasses import replace
@@ -16,13 +15,13 @@ from vitrail.evaluate.knn import knn
 from vitrail.models.masked import Masked
 from vitrail.tasks.masked import Masks
 
-KNOWN, ASKED, NEIGHBOURS = 1000, 500, 20  # pictures whose labels are known, those that are asked for, and how many vote
+KNOWN, ASKED, NEIGHBOURS = 1000, 500, 20  # training images, query images, and k
 SHOWN = 8
 BATCH = 128
 
 
 def neighbours(model: Masked, train: Source, asked: Source, workers: int) -> float | None:
-    """Accuracy of the nearest neighbours on a few pictures; none where fewer than two classes are known."""
+    """k-NN accuracy on a few images; None if fewer than two classes are labelled."""
     chosen = _chosen(train, asked)
     if chosen is None:
         return None
@@ -34,7 +33,7 @@ def neighbours(model: Masked, train: Source, asked: Source, workers: int) -> flo
 
 
 def seconds(model: Masked, train: Source, asked: Source, workers: int) -> float:
-    """That the neighbours take, from one batch of the pictures."""
+    """Estimate the seconds that ``knn_accuracy`` takes, from one batch."""
     chosen = _chosen(train, asked)
     if chosen is None:
         return 0.0
@@ -45,9 +44,9 @@ def seconds(model: Masked, train: Source, asked: Source, workers: int) -> float:
 
 
 def reconstructions(model: Masked, task: Masks, source: Source, how: Preprocess) -> dict[str, ndarray]:
-    """``original``, ``masked`` and ``predicted`` of a few pictures, those of them that are whole, as bytes: b height width c.
+    """``original``, ``masked`` and ``predicted`` of a few images, those that can be read, as bytes: b height width c.
 
-    They are spread over the source, since folders come class by class.
+    They are spread over the dataset, since folders are sorted by class.
     """
     some = Part(source, _spread(len(source), SHOWN))
     batch = replace(evaluation(some, how, SHOWN), tolerated=1.0).batch(0)
@@ -59,9 +58,9 @@ def reconstructions(model: Masked, task: Masks, source: Source, how: Preprocess)
 
 
 def _chosen(train: Source, asked: Source) -> tuple[Source, Source] | None:
-    """Pictures with labels that are known, and others that are asked for, spread over all; none where that says nothing."""
+    """Select labelled training and query images, spread over the dataset; None if a score would mean nothing."""
     there = np.flatnonzero(train.labels >= 0)
-    if asked is train:  # no validation: a picture must not be its own neighbour
+    if asked is train:  # no validation: an image must not be its own neighbour
         wanted, there = there[::3], np.delete(there, np.s_[::3])
     else:
         wanted = np.flatnonzero(asked.labels >= 0)
@@ -76,7 +75,7 @@ def _spread(count: int, most: int) -> ndarray:
 
 
 def _features(model: Masked, source: Source, workers: int) -> Features | None:
-    """None where no picture can be read: that is for the training to complain of."""
+    """Compute features; None if no image can be read, which the training loop reports."""
     assert model.encoder.preprocess is not None
     loader = replace(evaluation(source, model.encoder.preprocess, BATCH), tolerated=1.0)
     was = model.training

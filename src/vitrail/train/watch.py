@@ -1,4 +1,4 @@
-"""What a run tells while it runs; the command line draws it."""
+"""Callbacks of a training run; the command line draws its progress with one."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 
 
 class Watcher(Protocol):
+    """Receives the events of a training run."""
+
     progress: Progress | None
-    curious: bool  # whether it wants to know how long the run will take, which costs some seconds
+    curious: bool  # whether to estimate the duration of the run, which takes some seconds
 
     def planned(self, recipe: Recipe, data: Data, model: "ModelConfig", state: "State", seconds: float | None) -> None: ...
 
@@ -24,7 +26,7 @@ class Watcher(Protocol):
 
 
 class Silent:
-    """Where nobody looks."""
+    """A callback that ignores every event."""
 
     progress: Progress | None = None
     curious: bool = False
@@ -39,7 +41,7 @@ class Silent:
 
 
 class Several:
-    """Passes everything on to each of them; the first that shows progress does so."""
+    """Passes every event to all callbacks; the first that shows progress does so."""
 
     def __init__(self, *watchers: Watcher) -> None:
         self.watchers = watchers

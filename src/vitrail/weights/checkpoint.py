@@ -1,5 +1,6 @@
-"""``vitrail.save``: our own model folder, or a file in another library's format. It appears whole or not at all; no pickle is
-written but torch's own for .pth."""
+"""``vitrail.save``: write a model folder, or a file in another library's format, whole or not at all.
+
+The only pickle written is torch's own, for .pth."""
 
 import ctypes
 import json
@@ -41,16 +42,16 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
 
 
 def save(model: Model | Masked, path: str | Path, format: Origin = "vitrail", facts: Mapping[str, Any] | None = None) -> Path:
-    """Write a model folder, or the same numbers as official, timm, huggingface or torchvision have them.
+    """Write a model folder, or the same weights in the official, timm, huggingface or torchvision format.
 
-    What was pre-trained with a decoder is written with it: in our folder beside the encoder, an MAE also as published or as
-    Hugging Face's ViTMAE.
-    What a format cannot hold exactly is refused. An older model of that name is replaced. ``facts`` tells of the training:
-    ``recipe``, ``data``, ``score``; they belong to these very weights, so a loaded model's are not passed on by themselves.
+    A model that was pre-trained with a decoder is written with it: in our folder next to the encoder; an MAE also in the
+    published format or as Hugging Face's ViTMAE.
+    What a format cannot represent exactly is refused. An existing model of that name is replaced. ``facts`` is the training
+    metadata ``recipe``, ``dataset``, ``metrics``; it describes these weights, so a loaded model's is not saved by default.
     """
     read_as(format, Origin, "format")
     said = _checked(facts or {})
-    model = getattr(model, "_orig_mod", model)  # a compiled model is saved as what it was compiled from
+    model = getattr(model, "_orig_mod", model)  # a compiled model is saved as the module it was compiled from
     if any(weight.is_meta for weight in model.parameters()):
         raise VitrailError("the model is on the meta device, so it has no weights to save; build it on the cpu")
     path = Path(path).expanduser().resolve()
@@ -70,7 +71,7 @@ def save(model: Model | Masked, path: str | Path, format: Origin = "vitrail", fa
 
 
 def _checked(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Objects that JSON can hold."""
+    """Check that the training metadata consists of JSON objects."""
     for name, value in facts.items():
         try:
             json.dumps(value, allow_nan=False)
@@ -78,14 +79,12 @@ def _checked(facts: Mapping[str, Any]) -> dict[str, Any]:
         except (TypeError, ValueError):
             good = False
         if not good:
-            raise VitrailError(
-                f"facts are objects named {', '.join(TRAINING)}, of what JSON knows; got {name}={str(value)[:40]}"
-            )
+            raise VitrailError(f"metadata must be JSON objects named {', '.join(TRAINING)}, got {name}={str(value)[:40]}")
     return dict(facts)
 
 
 def facts_of(model: Model | Masked, config: ModelConfig, said: dict[str, Any]) -> dict[str, Any]:
-    """What the tensors do not say."""
+    """Return the content of ``vitrail.json``: everything that the tensors do not record."""
     grid = {"grid": list(config.grid)} if isinstance(config, ViTConfig) else {}
     masking = {"masking": to_plain(model.masking)} if isinstance(model, Masked) else {}
     encoder = _encoder(model)
@@ -95,30 +94,30 @@ def facts_of(model: Model | Masked, config: ModelConfig, said: dict[str, Any]) -
         **grid,
         **masking,
         "preprocess": to_plain(encoder.preprocess),
-        "labels": to_plain(encoder.labels),
+        "class_names": to_plain(encoder.labels),
         **said,
         "versions": {"vitrail": version("vitrail"), "torch": torch.__version__},
     }
 
 
 def _check_pth(config: ModelConfig, format: str) -> None:
-    """A bare file of tensors has no room for a note, so what its reader would guess wrongly must not be in it.
+    """Refuse a model whose config a reader would infer wrongly, since a .pth of tensors holds no metadata.
 
-    But for the heads, which these formats never tell and every reader of them has to be told.
+    The number of heads is the exception: these formats never record it, and every reader has to be given it.
     """
     if not isinstance(config, ViTConfig):
         return
     fronts = dict.fromkeys((config.prefix, int(config.has_class_token), 0))
     try:
         guess = detect.grid(config.patches + config.covered, fronts, Wishes(), [])
-    except VitrailError:  # no square: the reader will ask
+    except VitrailError:  # not square: the reader will ask for it
         guess = config.grid, config.covered
     if guess != (config.grid, config.covered):
         refuse(
-            f"a grid of {times(config.grid)} in a .pth, which would be taken for {times(guess[0])}", format, "use .safetensors"
+            f"a grid of {times(config.grid)} in a .pth, which would be read as {times(guess[0])}", format, "use .safetensors"
         )
     if config.has_class_token and (config.pool == "gap") != (config.norm_at == "pooled"):
-        refuse("this pooling beside a class token in a .pth, which would be taken for another", format, "use .safetensors")
+        refuse("this pooling with a class token in a .pth, which would be read as another", format, "use .safetensors")
 
 
 def _encoder(model: Model | Masked) -> Model:
@@ -137,7 +136,7 @@ def _write_huggingface(model: Model | Masked, folder: Path, said: dict[str, Any]
     config, tensors = _written(model, "huggingface")
     folder.mkdir(parents=True)
     note = {}
-    if isinstance(model, Masked) and model.config.pool != "cls":  # their MAE does not pool, so its side file cannot say how
+    if isinstance(model, Masked) and model.config.pool != "cls":  # their MAE does not pool, so its config.json cannot record it
         note = {NOTE: json.dumps(facts_of(model, config, said))}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", **note})
     if isinstance(model, Masked):
@@ -149,7 +148,7 @@ def _write_huggingface(model: Model | Masked, folder: Path, said: dict[str, Any]
 
 
 def _written(model: Model | Masked, format: Origin) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Settings and tensors as another library has them."""
+    """Return the config and the tensors in another library's names and layout."""
     converter: Any = {"official": official, "timm": timm, "huggingface": huggingface, "torchvision": torchvision}[format]
     if not isinstance(model, Masked):
         config, state = _plain(model, format)
@@ -179,24 +178,26 @@ def _write_file(tensors: dict[str, Any], path: Path, suffix: str, facts: dict[st
 
 
 def _comment(facts: dict[str, Any]) -> bytes:
-    """A zip's comment has room for 64 KiB: enough for all but the names of very many classes."""
+    """Return the metadata for a zip comment, which holds 64 KiB: without the class names if they are too many."""
     whole = json.dumps(facts).encode()
-    return whole if len(whole) < 2**16 else json.dumps(facts | {"labels": None}).encode()
+    return whole if len(whole) < 2**16 else json.dumps(facts | {"class_names": None}).encode()
 
 
 def _plain(model: Model, format: str) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Settings and weights with a position table as every library has it: one learned row a place.
+    """Return config and weights with the position table that every library has: one learned row per position.
 
-    A sin-cos or 2-D table at the stem becomes its own values, which changes no logit.
+    A sin-cos or 2-D table added at the input is replaced by its values, which changes no logit.
     """
     state = {name: weight.detach() for name, weight in model.state_dict().items()}
-    if isinstance(model.config, ResNetConfig) or (model.config.position == "learned1d" and model.config.position_at == "stem"):
+    if isinstance(model.config, ResNetConfig) or (model.config.position == "learned1d" and model.config.position_at == "input"):
         return model.config, state
     assert isinstance(model, ViT)
     config = model.config
-    if config.position in ("none", "relative", "rotary") or config.position_at != "stem":
-        kind = config.position if config.position_at == "stem" else f"{config.position} at {config.position_at} layer"
-        refuse(f"positions of the kind {kind}", format, "use format='vitrail'")
+    if config.position in ("none", "relative", "rotary") or config.position_at != "input":
+        kind = (
+            config.position if config.position_at == "input" else f"{config.position} at {config.position_at.replace('-', ' ')}"
+        )
+        refuse(f"position embeddings of type {kind}", format, "use format='vitrail'")
     add: Any = model.positions[0]
     state = {name: weight for name, weight in state.items() if not name.startswith("positions.")}
     with torch.no_grad():
@@ -208,12 +209,12 @@ def _plain(model: Model, format: str) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def _whole(path: Path, write_to: Callable[[Path], None]) -> Path:
-    """Write under another name, sync, then take the name: what is seen under it is always whole."""
+    """Write under a temporary name, sync, then rename: what has the final name is always complete."""
     try:
         there = {file.name for file in path.iterdir()} if path.is_dir() else set()
         if there and not (there <= WRITTEN and there & {WEIGHTS, FACTS}):
             raise VitrailError(
-                f"{path} exists and holds other things than a model, so it is not overwritten; choose another name"
+                f"{path} exists and contains files other than a model's, so it is not overwritten; choose another name"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.", suffix=".new", dir=path.parent))
@@ -225,7 +226,7 @@ def _whole(path: Path, write_to: Callable[[Path], None]) -> Path:
         (aside / "usual").touch()
         files = list(fresh.iterdir()) if fresh.is_dir() else [fresh]
         for file in files:
-            file.chmod((aside / "usual").stat().st_mode)  # safetensors writes for the owner's eyes only
+            file.chmod((aside / "usual").stat().st_mode)  # safetensors makes files that only the owner can read
         for file in [*files, fresh]:
             sync(file)
         _swap(fresh, path)
@@ -237,7 +238,7 @@ def _whole(path: Path, write_to: Callable[[Path], None]) -> Path:
 
 
 def sync(path: Path) -> None:
-    """What was written is on the disk, not in the system's memory."""
+    """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -246,9 +247,9 @@ def sync(path: Path) -> None:
 
 
 def _swap(fresh: Path, path: Path) -> None:
-    """A file replaces a file in one step, and so does a folder where the system can exchange two names.
+    """Replace a file atomically, and a folder too where the system can exchange two names.
 
-    Elsewhere the old folder steps aside first, and comes back if the new one cannot take its place.
+    Elsewhere the old folder is renamed first, and renamed back if the new one cannot take its name.
     """
     if not _replace(fresh, path) and not _exchange(fresh, path):
         old = fresh.with_name("old")
@@ -262,7 +263,7 @@ def _swap(fresh: Path, path: Path) -> None:
 
 
 def _replace(fresh: Path, path: Path) -> bool:
-    """Not over a full folder; one may also come to be there at the last moment."""
+    """Rename, and return False if a folder with content has that name, which may also appear at the last moment."""
     try:
         fresh.replace(path)
     except OSError:
@@ -273,7 +274,7 @@ def _replace(fresh: Path, path: Path) -> bool:
 
 
 def _exchange(one: Path, two: Path) -> bool:
-    """Linux's renameat2 with RENAME_EXCHANGE; afterwards each has the other's name."""
+    """Exchange two names by Linux's renameat2 with RENAME_EXCHANGE; return whether it succeeded."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):

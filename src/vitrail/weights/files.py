@@ -1,6 +1,6 @@
-"""Reading foreign files as plain tensors. Nothing in them is executed, and a file cannot ask for more memory than it has bytes.
+"""Read checkpoint files as plain tensors. Nothing in them is executed, and no file can claim more memory than its own size.
 
-.npz is read array by array with its headers checked first, .pth with ``weights_only``, .safetensors mapped.
+.npz is read array by array with its headers checked first, .pth with ``weights_only``, .safetensors memory-mapped.
 """
 
 import argparse
@@ -36,22 +36,22 @@ PREFIXES = (
     "net.",
     "visual.trunk.",
 )
-NOTE = "vitrail"  # under this name a safetensors header, and an .npz in its comment, say what the tensors do not
+NOTE = "vitrail"  # the key of our metadata in a safetensors header; an .npz has it in its comment
 
 
 @dataclass(frozen=True)
 class Loose:
-    """Tensors by name, and what the files around them say."""
+    """Tensors by name, with the metadata found in the file and next to it."""
 
     tensors: dict[str, Tensor]
     side: dict[str, Any] = field(default_factory=dict)
-    note: dict[str, Any] = field(default_factory=dict)  # what our own ``save`` wrote beside the tensors
-    wrapper: str | None = None  # the name the weights stood under
-    left: list[str] = field(default_factory=list)  # what else is in the file
+    note: dict[str, Any] = field(default_factory=dict)  # the metadata that our own ``save`` wrote
+    wrapper: str | None = None  # the key under which the weights were nested
+    left: list[str] = field(default_factory=list)  # other entries of the file
 
 
 def read_file(path: Path) -> Loose:
-    """A file, or a folder of Hugging Face or timm, whatever its format."""
+    """Read a file of any supported format, or a folder of Hugging Face or timm."""
     if path.is_dir():
         return _folder(path)
     if not path.is_file():
@@ -66,7 +66,7 @@ def _folder(path: Path) -> Loose:
             return Loose(_shards(path, path / f"{name}.index.json"), side)
         if (path / name).is_file():
             return replace(_tensors(path / name), side=side)
-    raise VitrailError(f"{path} holds no weights: no model.safetensors, no pytorch_model.bin")
+    raise VitrailError(f"{path} contains no weights: no model.safetensors, no pytorch_model.bin")
 
 
 def _side(folder: Path) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _side(folder: Path) -> dict[str, Any]:
 def _shards(folder: Path, index: Path) -> dict[str, Tensor]:
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-        raise VitrailError(f"{index} has no weight_map of names")
+        raise VitrailError(f"{index} must have a weight_map of file names")
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(places.values())):
         if Path(name).name != name or name in ("", ".", ".."):
@@ -110,12 +110,12 @@ def _tensors(path: Path) -> Loose:
         reason = str(error).strip().splitlines()
         raise VitrailError(f"{path} cannot be read: {reason[0] if reason else type(error).__name__}") from None
     if path.suffix.lower() in (".onnx", ".pt2"):
-        raise VitrailError(f"{path} was exported: it answers pictures and cannot be looked into; name the run it came from")
-    raise VitrailError(f"{path} is of no known kind; there are .npz, .safetensors, .pth, and folders")
+        raise VitrailError(f"{path} is an exported file, which can only predict; name the run it was exported from")
+    raise VitrailError(f"{path} has an unknown format; supported are .npz, .safetensors, .pth, and folders")
 
 
 def held(tensor: Tensor) -> Tensor:
-    """In memory of the model's own: a mapped file may be written to, and begins anywhere, which turns last bits of sums."""
+    """Copy a tensor: a mapped file may be overwritten, and its alignment changes the last bits of sums."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
@@ -126,13 +126,13 @@ def _safetensors(path: Path) -> Loose:
 
 
 def _note(text: str) -> dict[str, Any]:
-    """What ``save`` noted; a comment of somebody else's says nothing."""
+    """Parse the metadata that ``save`` wrote; other comments are ignored."""
     if not text.startswith('{"format"'):
         return {}
     try:
         return dict(json.loads(text))
     except (ValueError, RecursionError):
-        raise VitrailError("the note beside the weights is damaged") from None
+        raise VitrailError("the metadata stored with the weights is damaged") from None
 
 
 def _npz(path: Path) -> Loose:
@@ -146,10 +146,10 @@ def _npz(path: Path) -> Loose:
             try:
                 with archive.open(entry) as stream:
                     array = _npy(stream, entry.file_size, f"{entry.filename} in {path}")
-                    stream.read()  # to the end, where the checksum is
+                    stream.read()  # to the end, so that the checksum is verified
             except VitrailError:
                 raise
-            except Exception as error:  # every codec has its own kinds
+            except Exception as error:  # every codec has its own exceptions
                 raise VitrailError(f"{entry.filename} in {path} cannot be read: {error}") from None
             name = entry.filename.removesuffix(".npy")
             if array is None:
@@ -160,7 +160,7 @@ def _npz(path: Path) -> Loose:
 
 
 def _refuse_bomb(path: Path) -> None:
-    """Weights hardly compress, so an archive much larger inside than outside is none of weights."""
+    """Refuse an archive that unpacks to many times its size: weights hardly compress."""
     with zipfile.ZipFile(path) as archive:
         whole = sum(entry.file_size for entry in archive.infolist())
     with path.open("rb") as file:
@@ -169,18 +169,18 @@ def _refuse_bomb(path: Path) -> None:
     if len(end) < 18 + int.from_bytes(end[16:18], "little"):
         raise VitrailError(f"{path} cannot be read: its end is missing")
     if whole > 20 * path.stat().st_size + 2**20:
-        raise VitrailError(f"{path} would unpack to {whole:,} bytes, {whole // path.stat().st_size} times its size: refused")
+        raise VitrailError(f"{path} would unpack to {whole:,} bytes, {whole // path.stat().st_size} times its size; refused")
 
 
 def _npy(stream: Any, size: int, where: str) -> Tensor | None:
-    """One array, after its header has been held against the bytes that are there."""
+    """Read one array after checking its header against the number of bytes; return None if it is not numeric."""
     version = np.lib.format.read_magic(stream)
     header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if header is None:
         raise VitrailError(f"{where} has an array of format {version}")
     shape, fortran, dtype = header(stream)
     if dtype.hasobject:
-        raise VitrailError(f"{where} holds Python objects, which are never unpacked")
+        raise VitrailError(f"{where} contains Python objects, which are never unpickled")
     expected, there = math.prod(shape) * dtype.itemsize, size - stream.tell()
     if min(shape, default=0) < 0 or expected != there:
         raise VitrailError(f"{where} claims {expected:,} bytes and has {there:,}")
@@ -198,21 +198,21 @@ def _pth(path: Path) -> Loose:
     if zipped:
         _refuse_bomb(path)
     try:
-        # A Namespace is a bag of attributes: training scripts keep their options in one. Warnings speak of the pickle's age.
+        # Training scripts store their options in a Namespace, which only holds attributes. Warnings concern old pickle formats.
         with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
         what = re.search(r"GLOBAL (\S+)", str(error))
         if what is None:
-            raise VitrailError(f"{path} cannot be read: it is no file of torch's with tensors alone") from None
-        raise VitrailError(f"{path} wants to run code while being read ({what[1]}), which is never done") from None
+            raise VitrailError(f"{path} cannot be read: it is not a torch file that contains only tensors") from None
+        raise VitrailError(f"{path} would execute code when read ({what[1]}), which is never done") from None
     return _unwrapped(content, str(path))
 
 
 def _unwrapped(content: Any, where: str) -> Loose:
-    """The weights inside what training scripts save around them, and the names of what else is there."""
+    """Take the weights out of what training scripts save around them; the names of the other entries are kept."""
     wrapper, left = None, []
-    for _ in range(8):  # wrappers are not nested deeper, but may stand inside themselves
+    for _ in range(8):  # wrappers are not nested deeper, but may contain themselves
         if not isinstance(content, Mapping):
             break
         inner = [name for name in WRAPPERS if isinstance(content.get(name), Mapping)]
@@ -226,25 +226,25 @@ def _unwrapped(content: Any, where: str) -> Loose:
         ]
         content = content[wrapper]
     if not isinstance(content, Mapping):
-        raise VitrailError(f"{where} holds a {type(content).__name__}, not tensors by name")
+        raise VitrailError(f"{where} contains a {type(content).__name__}, not tensors by name")
     tensors = {str(name): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
     if not tensors:
-        raise VitrailError(f"{where} holds no tensors by name")
+        raise VitrailError(f"{where} contains no tensors by name")
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-            raise VitrailError(f"{where} holds {name} as something else than plain numbers")
+            raise VitrailError(f"{where} must hold plain tensors, got {name} as a sparse, quantised or meta one")
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise VitrailError(f"{where} claims more numbers for {name} than it holds")
+            raise VitrailError(f"{where} claims more values for {name} than it contains")
     return Loose(_bare(tensors, where), wrapper=wrapper, left=left)
 
 
 def _bare(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
-    """Without the prefix that wrapping a module puts before the names in it."""
+    """Remove the prefix that wrapping a module adds to the names of its tensors."""
     while prefix := next((p for p in PREFIXES if sum(name.startswith(p) for name in tensors) > len(tensors) / 2), None):
         bare = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
         if len(bare) < len(tensors):
             raise VitrailError(
-                f"{where} has the same names with and without the prefix {prefix!r}; it cannot be told which to take"
+                f"{where} has the same names with and without the prefix {prefix!r}; it is ambiguous which to use"
             )
         tensors = bare
     return tensors

@@ -1,4 +1,4 @@
-"""A model on disk, without torch: a folder with ``model.safetensors`` and ``vitrail.json``, which says what it is."""
+"""A model on disk: a folder with ``model.safetensors`` and its metadata ``vitrail.json``. Torch-free."""
 
 import json
 from pathlib import Path
@@ -10,33 +10,33 @@ from vitrail.models.settings import ModelConfig
 
 WEIGHTS = "model.safetensors"
 FACTS = "vitrail.json"
-DECODER = "decoder.safetensors"  # beside an encoder that was pre-trained with one
+DECODER = "decoder.safetensors"  # of a model that was pre-trained with one
 FORMAT = 1
-TRAINING = ("recipe", "data", "score")  # what a model may know of its training, each an object
+TRAINING = ("recipe", "dataset", "metrics")  # optional training metadata, each a JSON object
 LARGEST_JSON = 16 * 2**20
 
 
 def is_model(path: Path) -> bool:
     try:
         return (path / FACTS).is_file()
-    except OSError:  # a name longer than any file's
+    except OSError:  # the name is too long for a file
         return False
 
 
 def best_of(path: Path) -> Path:
-    """Of a run's folder, which is known by its recipe, the best weights; anything else is itself."""
+    """Return the best weights of a run, which is recognised by its recipe; any other path is returned unchanged."""
     if not path.is_dir() or is_model(path) or not (path / "recipe.json").is_file():
         return path
     if not is_model(path / "best"):
-        raise VitrailError(f"{path} is a run without weights yet; they come with its first evaluation")
+        raise VitrailError(f"{path} is a run that has no weights yet; they are saved at its first evaluation")
     return path / "best"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object out of a file that may come from anybody."""
+    """Read a JSON object from an untrusted file."""
     try:
         if path.stat().st_size > LARGEST_JSON:
-            raise VitrailError(f"{path} has {path.stat().st_size:,} bytes, too many for settings")
+            raise VitrailError(f"{path} has {path.stat().st_size:,} bytes, too many for metadata")
         content = json.loads(path.read_bytes())
     except VitrailError:
         raise
@@ -49,7 +49,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_facts(path: Path) -> dict[str, Any]:
     if not is_model(path):
-        raise VitrailError(f"{path} is no model folder: it has no {FACTS}")
+        raise VitrailError(f"{path} is not a model folder: it has no {FACTS}")
     facts = read_json(path / FACTS)
     if facts.get("format") != FORMAT:
         raise VitrailError(f"{path / FACTS} has format {facts.get('format')!r}, this version of Vitrail reads format {FORMAT}")
@@ -57,7 +57,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def training_facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """Which recipe on which data came to which score, as far as the file says."""
+    """Return the training part of the metadata: recipe, dataset and metrics, as far as they are recorded."""
     return {name: facts[name] for name in TRAINING if isinstance(facts.get(name), dict)}
 
 

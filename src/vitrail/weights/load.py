@@ -1,4 +1,4 @@
-"""``vitrail.load``: any Vision Transformer checkpoint of the field as one of ours, with a report of its tensors."""
+"""``vitrail.load``: load a Vision Transformer checkpoint of any common format, with a report on its tensors."""
 
 import logging
 from collections.abc import Iterator
@@ -31,22 +31,22 @@ log = logging.getLogger("vitrail")
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a checkpoint's tensors."""
+    """How a checkpoint's tensors were used."""
 
     origin: str
-    matched: int  # tensors of the model that hold the file's numbers unchanged
+    matched: int  # tensors of the model that have the file's values unchanged
     resized: tuple[str, ...] = ()
     new: tuple[str, ...] = ()
     left: tuple[str, ...] = ()  # in the file, not in the model
     assumed: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        said = [f"read {self.origin} weights: {self.matched} tensors as they are"]
+        said = [f"read {self.origin} weights: {self.matched} tensors unchanged"]
         for title, items in (("assumed", self.assumed), ("resized", self.resized), ("new", self.new)):
             said += [f"{title} {item}" for item in items]
         if self.left:
             more = f" and {len(self.left) - 6} more" if len(self.left) > 6 else ""
-            said.append(f"left in the file: {', '.join(self.left[:6])}{more}")
+            said.append(f"not used: {', '.join(self.left[:6])}{more}")
         return said
 
 
@@ -63,11 +63,11 @@ def load(
     patch: int | Pair | None = None,
     channels: int | None = None,
 ) -> Model:
-    """A model folder, a run's (its best weights), .npz, .safetensors, .pth, a folder of Hugging Face or timm, or
-    ``hf:owner/name``, ready to predict.
+    """Load a model, ready to predict, from a model folder, a run (its best weights), .npz, .safetensors, .pth, a folder of
+    Hugging Face or timm, or ``hf:owner/name``.
 
-    ``image``, ``patch``, ``channels`` and ``classes`` change it; ``grid``, ``heads``, ``gelu`` and ``pool`` say what a
-    file does not. What was assumed, resized, new or left over is logged and kept in ``model.report``.
+    ``image``, ``patch``, ``channels`` and ``classes`` change the model; ``grid``, ``heads``, ``gelu`` and ``pool`` supply what
+    a file does not record. What was assumed, resized, new or not used is logged and kept in ``model.report``.
     """
     read_as(resize, Resize | Literal["origin"], "resize")
     wishes = Wishes(read_as(grid, Pair | None, "grid"), read_as(heads, int | None, "heads"), gelu, pool)
@@ -88,7 +88,7 @@ def load(
         model = skeleton(config)
     found.state.clear()
     for name in state:
-        state[name] = held(state[name])  # one at a time, so that each file's own layout is let go of at once
+        state[name] = held(state[name])  # one at a time, so that the memory of each original is freed at once
     model.load_state_dict(state, assign=True)
     model.preprocess = preprocessing(found, config)
     model.labels = found.labels if found.labels and len(found.labels) == config.classes else None
@@ -107,17 +107,17 @@ def load(
 
 
 def _facts(found: Found, config: ModelConfig) -> dict[str, Any]:
-    """A model that was changed has another score; at another size it has still learned what it has, and how."""
+    """Return the metadata that still holds: a changed model has other metrics; at another size its recipe and dataset hold."""
     if config == found.config:
         return found.facts
     if config.classes != found.config.classes or config.channels != found.config.channels:
         return {}
-    return {name: value for name, value in found.facts.items() if name in ("recipe", "data")}
+    return {name: value for name, value in found.facts.items() if name in ("recipe", "dataset")}
 
 
 @contextmanager
 def untold() -> Iterator[None]:
-    """What is read is not logged, where somebody tells it otherwise."""
+    """Suppress the log messages of loading, for callers that report them in another way."""
     before = log.level
     log.setLevel(logging.ERROR)
     try:
@@ -127,21 +127,21 @@ def untold() -> Iterator[None]:
 
 
 def find(source: str | Path, wishes: Wishes | None = None) -> Found:
-    """The model in a file, in our names and with nothing changed but the precision."""
+    """Read the model of a file, with our tensor names, changed in nothing but the precision."""
     with guarded(source):
         path = place(source)
         return sound(own(path, wishes or Wishes()) if is_model(path) else found_in(read_file(path), path, wishes or Wishes()))
 
 
 def place(source: str | Path) -> Path:
-    """Where the weights are: of a run its best ones, of a file in a model folder the folder."""
+    """Return the path of the weights: for a run its best ones, for a file in a model folder the folder."""
     path = best_of(hub.fetch(str(source)) if str(source).startswith("hf:") else Path(source).expanduser())
     return path.parent if path.name == WEIGHTS and is_model(path.parent) else path
 
 
 @contextmanager
 def guarded(source: str | Path) -> Iterator[None]:
-    """Whatever a file from anybody may bring about becomes a sentence."""
+    """Turn any error while reading an untrusted file into a VitrailError."""
     try:
         yield
     except VitrailError:
@@ -152,32 +152,32 @@ def guarded(source: str | Path) -> Iterator[None]:
 
 
 def found_in(loose: Loose, path: Path, wishes: Wishes) -> Found:
-    """The model in another library's tensors."""
+    """Convert another library's tensors to a model of ours."""
     for converter in FORMATS:
         if converter.matches(loose.tensors):
             empty = [name for name, tensor in loose.tensors.items() if not tensor.numel()]
             if empty:
-                raise VitrailError(f"{path} is damaged: {empty[0]} has no numbers in it")
+                raise VitrailError(f"{path} is damaged: {empty[0]} is empty")
             found = _noted(converter, loose, wishes) or converter.find(
                 loose.tensors, {**loose.side, "wrapper": loose.wrapper}, wishes
             )
             chosen = [f"the weights under {loose.wrapper!r}"] if loose.wrapper and loose.left else []
             return replace(found, left=[*loose.left, *found.left], assumed=[*chosen, *found.assumed])
     if "embed.project.weight" in loose.tensors or "stages.0.0.conv1.weight" in loose.tensors:
-        raise VitrailError(f"{path} has our names, but the vitrail.json that says what they mean is not beside them")
+        raise VitrailError(f"{path} has our tensor names, but the vitrail.json with the model's config is not next to it")
     some = ", ".join(list(loose.tensors)[:3]) or "nothing"
-    raise VitrailError(f"{path} has the names of no Vision Transformer that is known here: {some} ...")
+    raise VitrailError(f"{path} has the tensor names of no known Vision Transformer: {some} ...")
 
 
 def own(path: Path, wishes: Wishes) -> Found:
-    """The model in a folder of ours."""
+    """Read the model of a Vitrail folder."""
     config, facts = read_config(path), read_facts(path)
     _refuse_contradiction(config, wishes)
     return Found("vitrail", config, read_file(path).tensors, [], [], *travelling(facts))
 
 
 def _noted(converter: Any, loose: Loose, wishes: Wishes) -> Found | None:
-    """A file that our own ``save`` wrote says in a note what its tensors do not."""
+    """Read a file by the metadata that our own ``save`` wrote into it; return None if it has none."""
     if "model" not in loose.note:
         return None
     config = read_as(loose.note["model"], ModelConfig, "model")
@@ -190,13 +190,13 @@ def _refuse_contradiction(config: ModelConfig, wishes: Wishes) -> None:
     for name, wish in vars(wishes).items():
         said = getattr(config, name, None)
         if wish is not None and wish != said:
-            raise VitrailError(f"the file itself says {name}={said}, got {name}={wish}; leave {name} out")
+            raise VitrailError(f"the file records {name}={said}, got {name}={wish}; leave {name} out")
 
 
 def travelling(facts: dict[str, Any]) -> tuple[Preprocess | None, tuple[str, ...] | None, dict[str, Any]]:
-    """What travels with the weights: how pictures are made ready, what the classes are called, how it was trained."""
+    """Parse what is stored with the weights: preprocessing, class names, training metadata."""
     preprocess = read_as(facts.get("preprocess"), Preprocess | None, "preprocess")
-    return preprocess, read_as(facts.get("labels"), tuple[str, ...] | None, "labels"), training_facts(facts)
+    return preprocess, read_as(facts.get("class_names"), tuple[str, ...] | None, "class_names"), training_facts(facts)
 
 
 def sound(found: Found) -> Found:
@@ -204,18 +204,18 @@ def sound(found: Found) -> Found:
 
 
 def _sound(name: str, tensor: Tensor) -> Tensor:
-    """In float32, every value a number."""
+    """Return the tensor in float32; refuse values that are not finite."""
     if not tensor.is_floating_point():
-        raise VitrailError(f"{name} is in {str(tensor.dtype).removeprefix('torch.')}; weights are floating-point numbers")
+        raise VitrailError(f"{name} is in {str(tensor.dtype).removeprefix('torch.')}; weights must be floating-point")
     tensor = tensor.float()
     if not torch.isfinite(tensor).all():
         bad = int((~torch.isfinite(tensor)).sum())
-        raise VitrailError(f"the file is damaged: {name} has {bad} of {tensor.numel()} values that are no numbers")
+        raise VitrailError(f"the file is damaged: {name} has {bad} of {tensor.numel()} values that are not finite (NaN/Inf)")
     return tensor
 
 
 def match(source: str, model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Refuse weights that are not exactly the model's."""
+    """Refuse weights whose names or shapes are not exactly the model's."""
     expected = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     problems = [f"{name} is missing" for name in expected if name not in state]
     problems += [f"{name} is unexpected" for name in state if name not in expected]
@@ -226,10 +226,10 @@ def match(source: str, model: nn.Module, state: dict[str, Tensor]) -> None:
     ]
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise VitrailError(f"the weights in {source} do not fit their settings: {', '.join(problems[:5])}{more}")
+        raise VitrailError(f"the weights in {source} do not fit their config: {', '.join(problems[:5])}{more}")
 
 
 def preprocessing(found: Found, config: ModelConfig) -> Preprocess:
-    """How the model was made to see pictures, at the size and with the channels that it has now."""
+    """Return the preprocessing the model was trained with, at its present image size and channels."""
     known = found.preprocess or vit_preprocess(found.config.image, found.config.channels)
     return replace(known.with_channels(config.channels), image=config.image)

@@ -1,4 +1,4 @@
-"""``vitrail.load_masked``: a model with what it was pre-trained with, to go on pre-training or to see what it predicts."""
+"""``vitrail.load_masked``: load a model with its pre-training decoder, to continue pre-training or see its reconstructions."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from vitrail.weights.files import held, read_file
 from vitrail.weights.folder import DECODER, is_model, read_facts
 from vitrail.weights.load import Report, found_in, guarded, log, match, own, place, preprocessing, sound
 
-LARGEST = 2**26  # numbers in a table, which is computed and so asked for without being in the file
+LARGEST = 2**26  # of a position table, which is computed and so not limited by the size of the file
 Whole = tuple[Found, Masking]  # the state has the names of a Masked
 
 
@@ -34,18 +34,18 @@ def load_masked(
     share: float | None = None,
     normalise: bool | None = None,
 ) -> Masked:
-    """A folder or run that was pre-trained here, a published MAE file with its decoder (.pth, .safetensors), a folder of
-    Hugging Face's ViTMAE, or ``hf:owner/name``.
+    """Load a model folder or run of ``vitrail pretrain``, a published MAE file with its decoder (.pth, .safetensors), a
+    folder of Hugging Face's ViTMAE, or ``hf:owner/name``.
 
-    ``grid``, ``heads``, ``gelu``, ``decoder_heads``, ``share`` and ``normalise`` say what a file does not. What was assumed
-    is logged and kept in ``model.encoder.report``, beside ``model.encoder.preprocess`` and ``model.encoder.facts``.
+    ``grid``, ``heads``, ``gelu``, ``decoder_heads``, ``share`` and ``normalise`` supply what a file does not record. What was
+    assumed is logged and kept in ``model.encoder.report``, next to ``model.encoder.preprocess`` and ``model.encoder.facts``.
     """
     wishes = Wishes(read_as(grid, Pair | None, "grid"), read_as(heads, int | None, "heads"), gelu)
     made = decoded(source, wishes, Hints(decoder_heads, share, normalise))
     if made is None:
         raise VitrailError(
-            f"{source} is an encoder without a decoder, which vitrail.load reads; with one are a run or folder of `vitrail "
-            "pretrain`, a full MAE file and a folder of Hugging Face's ViTMAE"
+            f"{source} is an encoder without a decoder, which vitrail.load reads; try a run or folder of `vitrail pretrain`, "
+            "a full MAE file, or a folder of Hugging Face's ViTMAE"
         )
     for line in made.encoder.report.lines()[1:]:
         log.warning("%s: %s", source, line)
@@ -53,7 +53,7 @@ def load_masked(
 
 
 def decoded(source: str | Path, wishes: Wishes, hints: Hints) -> Masked | None:
-    """None where there is no decoder."""
+    """Load a model with its decoder; return None if the source has no decoder."""
     with guarded(source):
         path = place(source)
         whole = _own(path, wishes, hints) if is_model(path) else _foreign(path, wishes, hints)
@@ -62,7 +62,7 @@ def decoded(source: str | Path, wishes: Wishes, hints: Hints) -> Masked | None:
         found, masking = sound(whole[0]), whole[1]
         config = check_masking(masking, found.config)
         if masking.method == "mae" and config.patches * masking.decoder_width > LARGEST:
-            raise VitrailError(f"a decoder for {times(config.grid)} patches has more positions than a model needs")
+            raise VitrailError(f"a decoder for {times(config.grid)} patches would have an implausibly large position table")
         with torch.device("meta"):
             model = masked(ViT(config), masking)
         match(str(source), model, found.state)
@@ -78,7 +78,7 @@ def _own(path: Path, wishes: Wishes, hints: Hints) -> Whole | None:
     if "masking" not in facts:
         return None
     if not (path / DECODER).is_file():
-        raise VitrailError(f"{path} lacks {DECODER}, which its vitrail.json speaks of; vitrail.load reads the encoder alone")
+        raise VitrailError(f"{path} lacks {DECODER}, which its vitrail.json refers to; vitrail.load reads the encoder alone")
     rest = read_file(path / DECODER).tensors
     masking = _noted(facts["masking"], hints, detect.count(rest, "decoder.blocks."))
     return _joined(own(path, wishes), rest), masking
@@ -94,7 +94,7 @@ def _foreign(path: Path, wishes: Wishes, hints: Hints) -> Whole | None:
         masking = _noted(loose.note["masking"], hints, mae.depth(file))
         if loose.side and mae.settings(file, loose.side, hints, []) != masking:
             raise VitrailError(
-                f"config.json in {path} says otherwise than the note in its weights; take what `save` wrote, or drop the note"
+                f"config.json in {path} contradicts the metadata in its weights; restore the file that `save` wrote"
             )
     else:
         masking = mae.settings(file, loose.side, hints, assumed)
@@ -107,11 +107,11 @@ def _foreign(path: Path, wishes: Wishes, hints: Hints) -> Whole | None:
 
 
 def _noted(plain: Any, hints: Hints, depth: int) -> Masking:
-    """What we wrote beside the tensors, held against them before a decoder of any size is built."""
+    """Parse the masking config that we stored, and check it against the tensors before a decoder is built."""
     masking: Masking = read_as(plain, Masking, "masking")
     hints.check(masking)
     if masking.method == "mae" and masking.decoder_depth != depth:
-        raise VitrailError(f"the decoder has {depth} blocks, and masking.decoder_depth says {masking.decoder_depth}")
+        raise VitrailError(f"masking.decoder_depth must be {depth}, as many as the blocks, got {masking.decoder_depth}")
     return masking
 
 

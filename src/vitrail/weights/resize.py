@@ -1,4 +1,4 @@
-"""A model at another image size, patch size, number of channels or classes: what changes in its weights, said for each."""
+"""Adapt a model's weights to another image size, patch size, or number of channels or classes, and record each change."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from vitrail.models.settings import ModelConfig, Pair, ResNetConfig, ViTConfig, 
 
 @dataclass
 class Changes:
-    """What was done to the weights on the way."""
+    """The changes made to the weights, by tensor."""
 
     resized: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
@@ -34,7 +34,7 @@ def adapt(
     classes: int | None = None,
     rule: Resize | None = None,
 ) -> tuple[ModelConfig, dict[str, Tensor], Changes]:
-    """The same model with these wishes; ``rule`` none: that of the file's origin."""
+    """Return config and weights adapted to these settings; without ``rule``, positions are resized as in the file's origin."""
     changes, state = Changes(), dict(state)
     steps: list[tuple[Any, Callable[..., ModelConfig]]] = [(channels, _channels), (patch, _patch), (classes, _classes)]
     for wish, step in steps:
@@ -56,22 +56,22 @@ def _image(config: ViTConfig, state: dict[str, Tensor], image: Pair, rule: Resiz
         return new
     if config.position == "relative":
         raise VitrailError(
-            f"relative positions count offsets along one fixed raster and cannot be resized; keep image={times(config.image)}"
+            f"relative positions are offsets on one fixed grid and cannot be resized; keep image={times(config.image)}"
         )
     if config.position == "rotary" or config.position.startswith("sincos"):
         made_for = config.position_grid or config.grid
-        changes.resized.append(f"positions: {config.position} of {times(made_for)} spread over {times(new.grid)}")
+        changes.resized.append(f"positions: {config.position} of {times(made_for)} interpolated to {times(new.grid)}")
         return replace(new, position_grid=None if made_for == new.grid else made_for)
     for name in [name for name in state if name.startswith("positions.")]:
         table = _resized(name, state[name], new.grid, rule)
         if table is not state[name]:
-            changes.resized.append(f"{name}: {_sides(state[name])} to {_sides(table)} by the rule of {rule}")
+            changes.resized.append(f"{name}: {_sides(state[name])} to {_sides(table)} as in {rule}")
             state[name] = table
     return new
 
 
 def _table_grid(config: ViTConfig, state: dict[str, Tensor]) -> Pair:
-    """The grid the learned table has; after a change of patch it is not the settings' own."""
+    """Return the grid of the learned table, which after a change of patch size is not the config's."""
     table = state.get("positions.0.table.weight")
     if table is not None:
         return (table.shape[0], table.shape[1])
@@ -87,7 +87,7 @@ def _resized(name: str, tensor: Tensor, grid: Pair, rule: Resize) -> Tensor:
             return resize_table(tensor[:, None], (grid[0], 1), rule)[:, 0] if len(tensor) != grid[0] else tensor
         case "columns":
             return resize_table(tensor[None], (1, grid[1]), rule)[0] if len(tensor) != grid[1] else tensor
-    return tensor  # the rows of the tokens in front stay
+    return tensor  # the rows of the prefix tokens are unchanged
 
 
 def _sides(tensor: Tensor) -> str:
@@ -96,7 +96,7 @@ def _sides(tensor: Tensor) -> str:
 
 def _patch(config: ModelConfig, state: dict[str, Tensor], patch: Pair, changes: Changes) -> ModelConfig:
     if not isinstance(config, ViTConfig) or config.stem:
-        raise VitrailError("another patch size goes with a Vision Transformer without a stem")
+        raise VitrailError("the patch size can be changed only for a Vision Transformer without a stem")
     if patch == config.patch:
         return config
     if min(patch) < 1 or max(patch) > 2**12:
@@ -115,8 +115,8 @@ def _fixed_grid(config: ViTConfig) -> Pair | None:
 
 
 def resample_patch(weight: Float[Tensor, "d c p q"], patch: Pair) -> Float[Tensor, "d c r s"]:
-    """Kernels for another patch size whose product with a resized patch is, as nearly as can be, that of the old ones
-    with the patch itself (FlexiViT; Beyer et al. 2023): w = pinv(B^T) w_old, with B the bilinear resize as a matrix."""
+    """Resample patch kernels by pseudo-inverse resize (FlexiViT; Beyer et al. 2023): w = pinv(B^T) w_old, with B the bilinear
+    resize as a matrix, so that a resized patch has, as nearly as possible, the old embedding."""
     old = (weight.shape[2], weight.shape[3])
     units = torch.eye(old[0] * old[1], dtype=torch.float64).reshape(-1, 1, *old)
     grown = rearrange(F.interpolate(units, patch, mode="bilinear"), "old 1 r s -> old (r s)")
@@ -139,7 +139,8 @@ def _channels(config: ModelConfig, state: dict[str, Tensor], channels: int, chan
         how = "averaged"
     state[name] = (wider * (config.channels / channels)).contiguous()
     changes.resized.append(
-        f"{name}: {config.channels} channels {how} to {channels} and scaled, so that a picture with equal channels embeds alike"
+        f"{name}: {config.channels} channels {how} to {channels} and scaled, so that an image with equal channels "
+        "has the same embedding"
     )
     return replace(config, channels=channels)
 

@@ -1,6 +1,6 @@
-"""Weights to start a run from: what they are, told by a hash, and the recipe's own model filled with them.
+"""Initialise a run's model from a checkpoint, which is identified by a hash of its weights.
 
-The head is new and zero (Dosovitskiy et al. 2021, section 3.2), unless the classes are the same ones and it is to be kept.
+The head is new and zero (Dosovitskiy et al. 2021, section 3.2), unless the classes are the same and it is kept.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from vitrail.weights.load import find, load, untold
 
 
 def fingerprint(source: str | Path) -> str:
-    """SHA-256 of names, shapes and values in float32: the same for the same weights, whatever format holds them."""
+    """Return the SHA-256 of names, shapes and float32 values, which does not depend on the file format."""
     digest = hashlib.sha256()
     for name, tensor in sorted(find(source).state.items()):
         digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
@@ -22,11 +22,11 @@ def fingerprint(source: str | Path) -> str:
 
 
 def begin(source: str, config: ModelConfig, expected: str | None = None, keep_head: bool = False) -> Model:
-    """The model of these settings with the weights of a checkpoint, which has to have the expected hash."""
+    """Build a model of this config with the weights of a checkpoint, which must have the expected hash."""
     if expected is not None and (now := fingerprint(source)) != expected:
         raise VitrailError(
-            f"{source} holds other weights than the recipe was written for (hash {now[:12]} instead of {expected[:12]}); "
-            f"bring the old ones back, or take these with --set start_hash={now}"
+            f"{source} contains other weights than the recipe was written for (hash {now[:12]} instead of {expected[:12]}); "
+            f"restore the old ones, or use these with --set start_hash={now}"
         )
     rule = config.resize if isinstance(config, ViTConfig) else "origin"
     classes = None if keep_head else 0  # no classes, no head
@@ -40,7 +40,7 @@ def begin(source: str, config: ModelConfig, expected: str | None = None, keep_he
     if wrong:
         raise VitrailError(
             f"the weights in {source} do not fit the recipe's model: {', '.join(wrong[:5])}"
-            f"{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}; change only what has no weights, such as model.dropout"
+            f"{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}; change only settings such as model.dropout"
         )
     model.load_state_dict(state, strict=False)
     model.report = loaded.report

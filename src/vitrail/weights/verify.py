@@ -1,4 +1,4 @@
-"""Is a checkpoint what it says, and do two of them answer alike: the proof behind every conversion."""
+"""Verify a checkpoint: its number of parameters, and its logits against another checkpoint or the library it came from."""
 
 import math
 from collections.abc import Mapping
@@ -25,12 +25,12 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Verdict:
-    """The largest difference of the logits, and what it was measured between."""
+    """The largest difference of the logits, and what they were compared with."""
 
     name: str  # of the nearest published model
     parameters: int
-    expected: int | None  # of that model at this image size and these classes; none: no published model is like it
-    against: str | None  # none: nothing to compare with
+    expected: int | None  # of that model at this image size and these classes; None: there is no such published model
+    against: str | None  # None: nothing to compare with
     difference: float | None
     tolerance: float
     assumed: tuple[str, ...] = ()
@@ -41,8 +41,8 @@ class Verdict:
 
 
 def verify(first: str | Path, second: str | Path | None = None, tolerance: float = TOLERANCE, **options: Any) -> Verdict:
-    """Parameters against the published model's; logits on fixed pictures against the second or, without one, the library
-    it came from."""
+    """Compare the number of parameters with the published model's, and the logits on fixed images with those of the second
+    checkpoint or, without one, of the library the first came from."""
     path = hub.fetch(str(first)) if str(first).startswith("hf:") else Path(first)
     model = load(path, **options)
     parameters = sum(weight.numel() for weight in model.parameters())
@@ -53,7 +53,7 @@ def verify(first: str | Path, second: str | Path | None = None, tolerance: float
 
 
 def published(config: ModelConfig) -> int | None:
-    """How many parameters the model of that name has at this size, with these classes, by the table of sizes."""
+    """Return the parameter count of the nearest published model at this size and these classes; None if there is none."""
     try:
         named = variant(label(config), image=config.image, channels=config.channels, classes=config.classes)
     except VitrailError:
@@ -76,7 +76,7 @@ def published(config: ModelConfig) -> int | None:
 
 
 def fixed_pictures(config: ModelConfig, count: int = 4) -> Tensor:
-    """The same on every machine: smooth waves, from -1 to 1."""
+    """Return deterministic test images: smooth waves from -1 to 1, the same on every machine."""
     high, wide = config.image
     y, x = torch.linspace(-1, 1, high)[:, None], torch.linspace(-1, 1, wide)[None]
     waves = [
@@ -88,7 +88,7 @@ def fixed_pictures(config: ModelConfig, count: int = 4) -> Tensor:
 
 
 def label(config: ModelConfig) -> str:
-    """The name people know it by."""
+    """Return the model's common name, such as ``B/16`` or ``R50+L/32``."""
     if not isinstance(config, ViTConfig):
         return f"R{3 * sum(config.stages) + 2}x{config.width // 64}"
     sizes = [name for name, size in SIZES.items() if size == (config.width, config.depth, config.mlp, config.heads)]
@@ -104,12 +104,12 @@ def _difference(one: nn.Module, two: nn.Module) -> float:
     with torch.inference_mode():
         first, second = one(images), _answer(two(images), getattr(config, "pool", "cls"))
     if first.shape != second.shape:
-        raise VitrailError(f"the two answer with {list(first.shape)} and {list(second.shape)}; they cannot be compared")
+        raise VitrailError(f"outputs of shapes {list(first.shape)} and {list(second.shape)} cannot be compared")
     return (first - second).abs().max().item()
 
 
 def _answer(output: Any, pool: str) -> Tensor:
-    """Transformers' answers have names; of an encoder alone, ViTMAE's, it is the tokens, to be pooled as the note says."""
+    """Return the tensor of a model's output; transformers' have named fields, and ViTMAE's encoder returns unpooled tokens."""
     for name in ("logits", "pooler_output"):
         if isinstance(found := getattr(output, name, None), Tensor):
             return found
@@ -120,7 +120,7 @@ def _answer(output: Any, pool: str) -> Tensor:
 
 
 def _peer(model: Model, path: Path) -> tuple[nn.Module | None, str | None]:
-    """The library the file came from, with the file's own weights, if it is installed."""
+    """Build the model in the library the file came from, if it is installed, with the file's own weights."""
     origin = model.report.origin
     makers = {"timm": _timm, "huggingface": _huggingface, "torchvision": _torchvision}
     if origin not in makers or not find_spec({"huggingface": "transformers"}.get(origin, origin)):
@@ -130,16 +130,16 @@ def _peer(model: Model, path: Path) -> tuple[nn.Module | None, str | None]:
         return makers[origin](model, path).eval(), origin
     except VitrailError:
         raise
-    except Exception as error:  # a peer has its own kinds, and its refusal is an answer too
+    except Exception as error:  # each library raises its own exceptions, and a refusal is a result too
         reason = " ".join(str(error).split()[:40]) or type(error).__name__
-        raise VitrailError(f"{origin} does not take {path}: {reason}; give a second checkpoint to compare with") from None
+        raise VitrailError(f"{origin} cannot load {path}: {reason}; give a second checkpoint to compare with") from None
 
 
 _library: Any = None
 
 
 def declare_operators() -> None:
-    """PyPI's torchvision has compiled operators that do not load beside a CPU build of torch; declaring two is enough."""
+    """Declare torchvision operators that PyPI's build cannot load with a CPU build of torch; two are enough."""
     global _library
     if _library is None and not _operators_there():
         _library = torch.library.Library("torchvision", "DEF")
@@ -155,7 +155,7 @@ def _operators_there() -> bool:
 
 
 def _timm(model: Model, path: Path) -> nn.Module:
-    """Built by the name of its architecture where a side file has it; else as the file was understood here."""
+    """Build timm's model by the architecture named in config.json, else by the config we inferred."""
     import timm
 
     architecture = read_file(path).side.get("architecture")
@@ -176,7 +176,7 @@ def _timm(model: Model, path: Path) -> nn.Module:
         }
         key = label(config).split("/")[0]
         if key not in names:
-            raise VitrailError(f"timm has no hybrid like {label(config)} to compare with; give a second checkpoint")
+            raise VitrailError(f"timm has no hybrid {label(config)} to compare with; give a second checkpoint")
         made = timm.create_model(f"vit_{names[key]}_224", img_size=config.image, num_classes=config.classes)
         return _strict(made, tensors)
     made = timm.models.vision_transformer.VisionTransformer(
@@ -188,7 +188,7 @@ def _timm(model: Model, path: Path) -> nn.Module:
         embed_dim=config.width,
         depth=config.depth,
         num_heads=config.heads,
-        mlp_ratio=(config.mlp + 0.5) / config.width,  # which it multiplies and rounds down
+        mlp_ratio=(config.mlp + 0.5) / config.width,  # timm multiplies and rounds down
         qkv_bias=config.qkv_bias,
         qk_norm=config.qk_norm,
         init_values=config.layer_scale,
@@ -201,7 +201,7 @@ def _timm(model: Model, path: Path) -> nn.Module:
 
 
 def _file(model: Model, path: Path) -> dict[str, Tensor]:
-    """All that is in the file but what the report calls left over: nothing else may be without a place there either."""
+    """Return the file's tensors except those reported as unused; all of them must match the other library's model."""
     return {name: tensor for name, tensor in read_file(path).tensors.items() if name not in model.report.left}
 
 
@@ -212,11 +212,11 @@ def _strict(made: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
 
 def _huggingface(model: Model, path: Path) -> nn.Module:
     transformers: Any = import_module("transformers")
-    transformers.logging.set_verbosity_error()  # it lists what it leaves out, such as a decoder
+    transformers.logging.set_verbosity_error()  # it would list unused weights, such as a decoder
     maker = transformers.AutoModelForImageClassification if model.config.classes else transformers.AutoModel
     made: Any = maker.from_pretrained(path if path.is_dir() else path.parent, local_files_only=True)
     if hasattr(made.config, "mask_ratio"):
-        made.config.mask_ratio = 0.0  # ViTMAE's encoder hides patches otherwise
+        made.config.mask_ratio = 0.0  # otherwise ViTMAE's encoder masks patches
     return cast(nn.Module, made)
 
 

@@ -1,4 +1,4 @@
-"""Less of a set: as many of each class, the more around the fewer, and judged by the same pictures."""
+"""Subsets of a dataset are balanced and nested, and are evaluated on the same images."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def contents(source: Source) -> list[bytes]:
     return [np.asarray(source.content(index)).tobytes() for index in range(len(source))]
 
 
-def test_a_count_has_as_many_of_each_class_and_leaves_validation_and_test_alone() -> None:
+def test_a_training_subset_is_balanced_and_leaves_validation_and_test_unchanged() -> None:
     whole, few = pictures("fashion"), pictures("fashion:count=55")
     counts = np.bincount(few.train.labels, minlength=10)
     assert counts.sum() == 55
@@ -24,14 +24,14 @@ def test_a_count_has_as_many_of_each_class_and_leaves_validation_and_test_alone(
     assert few.fingerprint != whole.fingerprint
 
 
-def test_of_more_pictures_the_fewer_are_a_part() -> None:
+def test_a_smaller_subset_is_part_of_a_larger_one() -> None:
     few, more, others = (set(contents(pictures(f"fashion:{how}").train)) for how in ("count=40", "count=90", "count=40,seed=1"))
     assert few < more
     assert others != few
     assert contents(pictures("fashion:count=9000").train) == contents(pictures("fashion").train)
 
 
-def test_fewer_can_be_held_to_judge_by() -> None:
+def test_the_held_out_splits_can_be_smaller() -> None:
     data = pictures("fashion:count=30,held=20")
     assert [len(part) for part in data.splits.values()] == [30, 20, 20]
     assert np.bincount(data.test.labels).tolist() == [2] * 10
@@ -41,7 +41,7 @@ def test_fewer_can_be_held_to_judge_by() -> None:
     assert contents(drawn.test) == contents(pictures("panes:count=90,held=7,size=16").test)
 
 
-def test_some_classes_alone_are_counted_from_0() -> None:
+def test_selected_classes_are_numbered_from_0() -> None:
     whole, some = pictures("fashion"), pictures("fashion:classes=3-4,count=21")
     assert some.names == whole.names[3:5]
     assert sorted(np.bincount(some.train.labels).tolist()) == [10, 11]
@@ -55,16 +55,16 @@ def test_some_classes_alone_are_counted_from_0() -> None:
     ("name", "sentence"),
     [
         ("fashion:count=0", "count must be at least 1, got 0; try count=500"),
-        ("fashion:count=9001", r"fashion:count=9001 \(train\) has 9,000 pictures, fewer than the 9,001 asked for"),
-        ("fashion:held=1001", r"\(validation\) has 1,000 pictures, fewer than"),
+        ("fashion:count=9001", r"fashion:count=9001 \(train\) has 9,000 images, fewer than the 9,001 requested"),
+        ("fashion:held=1001", r"\(validation\) has 1,000 images, fewer than"),
         ("fashion:cont=5", "no field is named 'cont'; did you mean 'count'"),
         ("fashion:count", "reads FIELD=VALUE, got 'count'"),
-        ("fashion:classes=5", "classes must be the first and the last one, got '5'; try classes=0-4"),
+        ("fashion:classes=5", "classes must be the first and the last class, got '5'; try classes=0-4"),
         ("fashion:classes=5-10", "two or more of the 10 of fashion:classes=5-10, got 5-10; try classes=0-4"),
         ("fashion:classes=4-4", "two or more of the 10"),
         ("panes:held=0", "held must be from 1 to"),
     ],
 )
-def test_what_there_is_not_is_said(name: str, sentence: str) -> None:
+def test_an_impossible_subset_is_refused(name: str, sentence: str) -> None:
     with pytest.raises(VitrailError, match=sentence):
         pictures(name)

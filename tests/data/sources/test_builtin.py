@@ -1,4 +1,4 @@
-"""The embedded pictures are there, whole, in equal parts, and those of the original."""
+"""The embedded dataset is complete, balanced and equal to the original."""
 
 import shutil
 from pathlib import Path
@@ -12,25 +12,25 @@ from vitrail.data.sources.builtin import FASHION, fashion
 from vitrail.errors import VitrailError
 
 
-def test_ten_classes_in_equal_parts() -> None:
+def test_ten_balanced_classes() -> None:
     for split, count in (("train", 10_000), ("test", 2_000)):
-        pictures = fashion(split)
-        assert pictures.images.shape == (count, 28, 28, 1)
-        assert np.bincount(pictures.labels).tolist() == [count // 10] * 10
-        assert pictures.names == FASHION
+        dataset = fashion(split)
+        assert dataset.images.shape == (count, 28, 28, 1)
+        assert np.bincount(dataset.labels).tolist() == [count // 10] * 10
+        assert dataset.names == FASHION
 
 
-def test_labels_belong_to_their_pictures() -> None:
-    """The mean picture of each class in the test set is nearest to that class's in the training set."""
+def test_labels_belong_to_their_images() -> None:
+    """The mean image of each class in the test set is nearest to that class's in the training set."""
     train, test = fashion("train"), fashion("test")
     means = [np.stack([part.images[part.labels == label].mean(0).ravel() for label in range(10)]) for part in (train, test)]
     distances = np.linalg.norm(means[0][:, None] - means[1][None], axis=-1)
     assert (distances.argmin(0) == np.arange(10)).all()
 
 
-def test_no_test_picture_is_in_the_training_set() -> None:
-    seen = {picture.tobytes() for picture in fashion("train").images}
-    assert not any(picture.tobytes() in seen for picture in fashion("test").images)
+def test_no_test_image_is_in_the_training_set() -> None:
+    train = {image.tobytes() for image in fashion("train").images}
+    assert not any(image.tobytes() in train for image in fashion("test").images)
 
 
 def test_a_wrong_split_and_a_damaged_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

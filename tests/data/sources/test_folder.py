@@ -1,4 +1,4 @@
-"""A folder of pictures is a data set whatever else lies in it (FAULTS 4, 5, 7)."""
+"""A folder of images is a dataset whatever else is in it (FAULTS 4, 5, 7)."""
 
 import os
 from pathlib import Path
@@ -16,14 +16,14 @@ from vitrail.errors import VitrailError
 
 
 def found(source: Source) -> dict[str, list[str]]:
-    """Class: file names."""
-    places = {name: [] for name in source.names} if source.names else {}  # type: dict[str, list[str]]
+    """Return the file names of each class."""
+    files = {name: [] for name in source.names} if source.names else {}  # type: dict[str, list[str]]
     for index, label in enumerate(source.labels.tolist()):
-        places[source.names[label]].append(Path(source.where(index)).name)
-    return places
+        files[source.names[label]].append(Path(source.where(index)).name)
+    return files
 
 
-def test_a_folder_a_class_is_one_source_with_numbers_in_order(tmp_path: Path) -> None:
+def test_class_folders_are_one_dataset_with_numbers_in_order(tmp_path: Path) -> None:
     classes(tmp_path, {"10": 2, "2": 1, "cat": 3})
     parts, notes = read_folder(tmp_path)
     assert list(parts) == [""]
@@ -34,7 +34,7 @@ def test_a_folder_a_class_is_one_source_with_numbers_in_order(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("word", ["val", "valid", "validation", "Val", "dev"])
-def test_splits_are_known_by_every_usual_name(word: str, tmp_path: Path) -> None:
+def test_splits_are_recognised_by_every_usual_name(word: str, tmp_path: Path) -> None:
     for split, counts in (("train", {"a": 2, "b": 1}), (word, {"a": 1, "b": 1}), ("test", {"b": 2})):
         classes(tmp_path / split, counts)
     parts, _ = read_folder(tmp_path)
@@ -43,12 +43,12 @@ def test_splits_are_known_by_every_usual_name(word: str, tmp_path: Path) -> None
     assert found(parts["test"]) == {"a": [], "b": ["0.jpg", "1.jpg"]}
 
 
-def test_a_class_of_trains_is_no_split(tmp_path: Path) -> None:
+def test_a_class_named_train_is_not_a_split(tmp_path: Path) -> None:
     classes(tmp_path, {"train": 2, "bus": 1})
     assert read_folder(tmp_path)[0][""].names == ("bus", "train")
 
 
-def test_what_is_no_picture_is_passed_over_and_said(tmp_path: Path) -> None:
+def test_other_files_are_ignored_and_reported(tmp_path: Path) -> None:
     classes(tmp_path, {"a": 1, "b": 1})
     for name in (".DS_Store", "a/.DS_Store", "a/Thumbs.db", "notes.txt", "a/notes.txt", "b/film.mp4", ".hidden/x.jpg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -59,12 +59,12 @@ def test_what_is_no_picture_is_passed_over_and_said(tmp_path: Path) -> None:
     parts, notes = read_folder(tmp_path)
     assert found(parts[""]) == {"a": ["0.jpg", "1.png"], "b": ["0.jpg"]}
     assert notes == [
-        "1 picture in no class folder, left out: loose.jpg",
-        "4 files of other kinds passed over: 2 .txt, 1 .db, 1 .mp4",
+        "1 image in no class folder, skipped: loose.jpg",
+        "4 files of other types ignored: 2 .txt, 1 .db, 1 .mp4",
     ]
 
 
-def test_links_are_followed_but_never_in_a_circle(tmp_path: Path) -> None:
+def test_links_are_followed_but_never_in_a_cycle(tmp_path: Path) -> None:
     classes(tmp_path / "data", {"a": 1, "b": 1})
     classes(tmp_path / "elsewhere", {"x": 2}, first=5)
     (tmp_path / "data" / "c").symlink_to(tmp_path / "elsewhere" / "x")
@@ -73,51 +73,49 @@ def test_links_are_followed_but_never_in_a_circle(tmp_path: Path) -> None:
     (tmp_path / "data" / "b" / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
     parts, notes = read_folder(tmp_path / "data")
     assert {name: len(files) for name, files in found(parts[""]).items()} == {"a": 1, "b": 2, "c": 2}
-    assert notes == ["2 names leading nowhere or in a circle: a/round, a/self"]
-    (bad,) = check(pictures(tmp_path / "data")).bad  # a picture that leads nowhere is one that cannot be used
+    assert notes == ["2 links broken or circular: a/round, a/self"]
+    (bad,) = check(pictures(tmp_path / "data")).bad  # a dead link to an image is an unusable image
     assert bad.where.endswith("b/gone.jpg")
     assert bad.reason == "cannot be read: No such file or directory"
 
 
-def test_a_closed_folder_is_refused_and_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_folder_is_refused_and_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     classes(tmp_path, {"a": 1, "b": 1})
     whole = os.scandir
 
     def scandir(path: Path) -> object:
         if path.name == "b":
-            raise PermissionError(13, "Permission denied")  # to root nothing is closed
+            raise PermissionError(13, "Permission denied")  # root may read everything
         return whole(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(VitrailError, match=r"b must not be read; give yourself the right to"):
+    with pytest.raises(VitrailError, match=r"b cannot be read; change its permissions"):
         read_folder(tmp_path)
 
 
-def test_odd_classes_are_taken_and_said(tmp_path: Path) -> None:
+def test_odd_classes_are_read_and_reported(tmp_path: Path) -> None:
     classes(tmp_path / "train", {"Cat": 2, "cat": 1, "grey wolf": 2, "Ünïcödé 猫": 1, "[red]": 1})
     classes(tmp_path / "val", {"cat": 1, "new": 1}, first=20)
     (tmp_path / "train" / "empty").mkdir()
     parts, notes = read_folder(tmp_path)
     assert set(parts["train"].names) == {"Cat", "cat", "grey wolf", "Ünïcödé 猫", "[red]", "new"}
-    assert "the class folder train/empty has no pictures, left out" in notes
-    assert "the class 'new' is only in validation: nothing can learn it" in notes
-    assert "the classes 'Cat' and 'cat' differ in their spelling alone: are they one?" in notes
+    assert "the class folder train/empty has no images, skipped" in notes
+    assert "the class 'new' is only in validation: it has no training images" in notes
+    assert "the classes 'Cat' and 'cat' differ only in spelling: are they the same class?" in notes
     assert len(parts["validation"]) == 2
 
 
 @pytest.mark.parametrize(
     ("made", "sentence"),
     [
-        ((), "has no pictures; put them into a folder a class"),
-        (("a/film.mp4",), r"has no pictures \(but 1 .mp4\)"),
-        (("1.jpg", "2.jpg"), "has 2 pictures but no folder a class"),
-        (("data/train/a/1.jpg", "data/val/a/2.jpg"), r"holds a single folder, data, which has the splits; name .*data instead"),
+        ((), "has no images; put them into one folder per class"),
+        (("a/film.mp4",), r"has no images \(but 1 .mp4\)"),
+        (("1.jpg", "2.jpg"), "has 2 images but no class folders"),
+        (("data/train/a/1.jpg", "data/val/a/2.jpg"), r"has a single folder, data, which has the splits; name .*data instead"),
         (("train/a/1.jpg", "val/a/2.jpg", "valid/a/3.jpg"), "several folders for validation: val, valid; keep one"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_answered_with_how_it_should_be(
-    made: tuple[str, ...], sentence: str, tmp_path: Path
-) -> None:
+def test_an_unusable_folder_is_refused_with_the_expected_layout(made: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
     for number, name in enumerate(made):
         put(tmp_path / name, number) if name.endswith("jpg") else (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
@@ -125,13 +123,13 @@ def test_a_folder_that_cannot_be_used_is_answered_with_how_it_should_be(
         read_folder(tmp_path)
 
 
-def test_pictures_right_in_a_split_are_named(tmp_path: Path) -> None:
+def test_images_directly_in_a_split_are_reported(tmp_path: Path) -> None:
     classes(tmp_path / "train", {"a": 2, "b": 2})
     put(tmp_path / "val" / "x.jpg", 9)
-    assert "1 picture in no class folder, left out: val/x.jpg" in read_folder(tmp_path)[1]
+    assert "1 image in no class folder, skipped: val/x.jpg" in read_folder(tmp_path)[1]
 
 
-def test_a_name_that_is_no_text_is_listed_all_the_same(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_utf8_is_listed(tmp_path: Path) -> None:
     classes(tmp_path, {"a": 1, "b": 1})
     os.link(tmp_path / "a" / "0.jpg", os.fsencode(tmp_path / "a") + b"/\xff\xfe.jpg")
     parts, _ = read_folder(tmp_path)
@@ -139,7 +137,7 @@ def test_a_name_that_is_no_text_is_listed_all_the_same(tmp_path: Path) -> None:
     assert all(parts[""].content(index) for index in range(3))
 
 
-def test_the_listing_shows_progress_and_ends_with_the_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_reports_progress_and_ends_with_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrail.data.sources.scan.OFTEN", 2)
     classes(tmp_path, {"a": 5, "b": 2})
     seen: list[tuple[str, int, int | None]] = []
@@ -152,7 +150,7 @@ def test_the_listing_shows_progress_and_ends_with_the_number(tmp_path: Path, mon
 
 @pytest.mark.slow
 def test_a_hundred_thousand_files_are_listed(tmp_path: Path) -> None:
-    """How quickly is a matter for `docs/log.md`; here, that all of them are found and nothing is opened."""
+    """All of them are found and none is opened; for the speed see `docs/log.md`."""
     for folder in range(100):
         (tmp_path / f"c{folder}").mkdir()
         for file in range(1000):
@@ -162,7 +160,7 @@ def test_a_hundred_thousand_files_are_listed(tmp_path: Path) -> None:
     assert notes == []
 
 
-def test_without_labels_every_picture_below_a_folder_is_taken(tmp_path: Path) -> None:
+def test_without_labels_every_image_below_a_folder_is_read(tmp_path: Path) -> None:
     classes(tmp_path, {"summer/beach": 2, "winter": 1})
     put(tmp_path / "loose.jpg", 9)
     parts, _ = read_unlabelled(tmp_path)
@@ -181,14 +179,14 @@ def test_without_labels_a_split_needs_no_classes(tmp_path: Path) -> None:
     parts, _ = read_unlabelled(tmp_path)
     assert {split: len(part) for split, part in parts.items()} == {"train": 4, "validation": 1}
     (tmp_path / "empty").mkdir()
-    with pytest.raises(VitrailError, match="no pictures"):
+    with pytest.raises(VitrailError, match="no images"):
         read_unlabelled(tmp_path / "empty")
 
 
-def test_loose_pictures_are_a_data_set_for_those_who_need_no_labels(tmp_path: Path) -> None:
+def test_loose_images_are_a_dataset_without_labels(tmp_path: Path) -> None:
     for number in range(20):
         put(tmp_path / f"{number}.jpg", number)
-    with pytest.raises(VitrailError, match="no folder a class"):
+    with pytest.raises(VitrailError, match="no class folders"):
         pictures(tmp_path)
     data = pictures(tmp_path, labelled=False)
     assert sum(len(part) for part in data.splits.values()) == 20

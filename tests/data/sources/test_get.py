@@ -1,5 +1,5 @@
-"""Well-known sets: what is fetched is compared before it is read, goes on where it broke off, and without a network can be
-put in place by hand. No test leaves this machine."""
+"""Well-known datasets: a download is verified before it is read, is resumed after an interruption, and without a network the
+file can be put in place by hand. No test leaves this machine."""
 
 import gzip
 import hashlib
@@ -35,7 +35,7 @@ def refusal(name: str, folder: Path) -> str:
     return str(caught.value)
 
 
-# Small sets in the true formats --------------------------------------------------------------------------------------
+# Small datasets in the true formats ----------------------------------------------------------------------------------
 
 
 def idx_bytes(values: np.ndarray) -> bytes:
@@ -61,7 +61,7 @@ def archive(folder: str, members: dict[str, bytes]) -> bytes:
 
 
 def records(labels: np.ndarray, pixels: np.ndarray) -> bytes:
-    """Written the other way than it is read: a picture at a time, a channel at a time."""
+    """Write the records another way than they are read: image by image, channel by channel."""
     return b"".join(
         bytes(label) + b"".join(picture[:, :, channel].tobytes() for channel in range(3))
         for label, picture in zip(labels, pixels, strict=True)
@@ -101,10 +101,10 @@ def small_cifar100() -> dict[str, bytes]:
 
 @dataclass
 class Server:
-    """What it serves, and how badly."""
+    """Files to serve, faults to make, and requests received."""
 
     files: dict[str, bytes]
-    cut: int | None = None  # bytes of the content after which it hangs up
+    cut: int | None = None  # bytes after which it closes the connection
     ranges: bool = True
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     address: str = ""
@@ -155,11 +155,11 @@ def served(wanted: Set, says: Server) -> Set:
     return replace(wanted, files=tuple(files), installed=None)
 
 
-# What is got ---------------------------------------------------------------------------------------------------------
+# Downloads -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-def test_cifar_comes_out_as_it_was_written(name: str, server: Server, tmp_path: Path) -> None:
+def test_cifar_is_read_as_it_was_written(name: str, server: Server, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int | None]] = []
     path = get(name, tmp_path / "sets", lambda *tick: seen.append(tick))
     splits, provenance = read_pack(path)
@@ -168,15 +168,15 @@ def test_cifar_comes_out_as_it_was_written(name: str, server: Server, tmp_path: 
     both = [splits[split].content(index) for split in ("train", "test") for index in range(len(splits[split]))]
     assert (np.stack([np.asarray(one) for one in both]) == PIXELS).all()
     assert [*splits["train"].labels, *splits["test"].labels] == FINE[:, 0].tolist()
-    assert provenance["set"] == name
+    assert provenance["dataset"] == name
     assert [item.name for item in (tmp_path / "sets").iterdir()] == [f"{name}.pack"]
     file = module.SETS[name].files[0]
-    assert (f"fetching {file.name}", file.size, file.size) in seen
+    assert (f"downloading {file.name}", file.size, file.size) in seen
     assert get(name, tmp_path / "sets") == path
-    assert len(server.asked) == 1  # what is there is not fetched again
+    assert len(server.asked) == 1  # not downloaded twice
 
 
-def test_fashion_mnist_comes_out_as_it_was_written(server: Server, tmp_path: Path) -> None:
+def test_fashion_mnist_is_read_as_it_was_written(server: Server, tmp_path: Path) -> None:
     splits, _ = read_pack(get("fashion-mnist", tmp_path))
     for split, stem in (("train", "train"), ("test", "t10k")):
         (tmp_path / "x.gz").write_bytes(server.files[f"{stem}-images-idx3-ubyte.gz"])
@@ -187,11 +187,11 @@ def test_fashion_mnist_comes_out_as_it_was_written(server: Server, tmp_path: Pat
     assert splits["train"].names == FASHION
 
 
-def test_by_default_a_set_goes_where_its_name_alone_finds_it(server: Server, tmp_path: Path) -> None:
-    assert get("cifar10") == tmp_path / "cache" / "sets" / "cifar10.pack"
+def test_by_default_a_dataset_is_stored_where_its_name_finds_it(server: Server, tmp_path: Path) -> None:
+    assert get("cifar10") == tmp_path / "cache" / "datasets" / "cifar10.pack"
 
 
-def test_a_damaged_pack_is_made_anew(server: Server, tmp_path: Path) -> None:
+def test_a_damaged_pack_is_rebuilt(server: Server, tmp_path: Path) -> None:
     path = get("cifar10", tmp_path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
@@ -199,8 +199,8 @@ def test_a_damaged_pack_is_made_anew(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not SETS["fashion-mnist"].installed.is_dir(), reason="Debian's dataset-fashion-mnist is not installed")  # type: ignore[union-attr]
-def test_debians_package_is_the_published_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its gzip headers have lost the files' names and times; put back, every file is the published one to the bit."""
+def test_debians_package_is_the_published_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gzip headers lack the files' names and times; with these restored, every file is the published one bit for bit."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     wanted = SETS["fashion-mnist"]
     assert wanted.installed
@@ -211,7 +211,7 @@ def test_debians_package_is_the_published_set(tmp_path: Path, monkeypatch: pytes
             b"\x1f\x8b\x08\x08" + made.to_bytes(4, "little") + b"\0\x03" + file.name[:-3].encode() + b"\0" + content[10:]
         )
         assert (len(published), hashlib.sha256(published).hexdigest()) == (file.size, file.sha256)
-    monkeypatch.setattr(download, "_answer", None)  # nothing is fetched
+    monkeypatch.setattr(download, "_answer", None)  # nothing is downloaded
     splits, _ = read_pack(get("fashion-mnist", tmp_path))
     assert {split: len(source) for split, source in splits.items()} == {"train": 60_000, "test": 10_000}
     part = fashion("test")
@@ -225,10 +225,10 @@ def test_debians_package_is_the_published_set(tmp_path: Path, monkeypatch: pytes
 # Faults --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_download_that_breaks_off_goes_on_from_there(server: Server, tmp_path: Path) -> None:
+def test_an_interrupted_download_is_resumed(server: Server, tmp_path: Path) -> None:
     size = module.SETS["cifar10"].files[0].size
     server.cut = 5000
-    assert f"broke off at 5,000 of {size:,} bytes; call again to go on from there" in refusal("cifar10", tmp_path)
+    assert f"was interrupted at 5,000 of {size:,} bytes; run it again to resume" in refusal("cifar10", tmp_path)
     assert [item.name for item in tmp_path.glob("*.gz*")] == ["cifar-10-binary.tar.gz.part"]
     server.cut = None
     whole = get("cifar10", tmp_path).read_bytes()
@@ -236,14 +236,14 @@ def test_a_download_that_breaks_off_goes_on_from_there(server: Server, tmp_path:
     assert get("cifar10", tmp_path / "unbroken").read_bytes() == whole
 
 
-def test_a_server_that_cannot_go_on_is_asked_for_the_whole(server: Server, tmp_path: Path) -> None:
+def test_a_server_without_ranges_is_asked_for_the_whole_file(server: Server, tmp_path: Path) -> None:
     server.ranges = False
     (tmp_path / "cifar-10-binary.tar.gz.part").write_bytes(b"x" * 70)
     assert len(read_pack(get("cifar10", tmp_path))[0]["train"]) == 10
 
 
 @pytest.mark.parametrize("left", ["wrong", "too long", "whole"])
-def test_what_an_earlier_download_left_is_compared_all_the_same(left: str, server: Server, tmp_path: Path) -> None:
+def test_an_earlier_partial_download_is_verified(left: str, server: Server, tmp_path: Path) -> None:
     good = server.files["cifar-10-binary.tar.gz"]
     part = tmp_path / "cifar-10-binary.tar.gz.part"
     part.write_bytes({"wrong": b"x" * 70, "too long": good + b"x", "whole": good}[left])
@@ -261,14 +261,14 @@ def test_a_file_with_another_checksum_is_never_opened(
     monkeypatch.setattr(tarfile, "open", None)  # would fail
     good = server.files["cifar-10-binary.tar.gz"]
     server.files["cifar-10-binary.tar.gz"] = good + b"x" * 3000 if sent == "longer" else bytes(len(good))
-    assert "is not the published file (its SHA-256 differs); it was taken away" in refusal("cifar10", tmp_path)
+    assert "is not the published file (its SHA-256 differs); it was deleted" in refusal("cifar10", tmp_path)
     assert list(tmp_path.glob("cifar*")) == []
 
 
-def test_a_file_put_in_place_by_hand_is_taken_and_left_there(server: Server, tmp_path: Path) -> None:
+def test_a_file_put_in_place_by_hand_is_used_and_kept(server: Server, tmp_path: Path) -> None:
     place = tmp_path / "cifar-10-binary.tar.gz"
     place.write_bytes(b"something else")
-    assert f"{place} is not the published file (its SHA-256 differs); take it away" in refusal("cifar10", tmp_path)
+    assert f"{place} is not the published file (its SHA-256 differs); delete it" in refusal("cifar10", tmp_path)
     assert place.read_bytes() == b"something else"
     place.write_bytes(server.files[place.name])
     get("cifar10", tmp_path)
@@ -277,7 +277,7 @@ def test_a_file_put_in_place_by_hand_is_taken_and_left_there(server: Server, tmp
 
 
 @pytest.mark.parametrize("kind", ["closed", "silent", "no name", "not found"])
-def test_without_a_network_the_place_for_the_file_is_named(
+def test_without_a_network_the_path_for_the_file_is_named(
     kind: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "PATIENCE", 0.4)
@@ -293,21 +293,21 @@ def test_without_a_network_the_place_for_the_file_is_named(
             files = tuple(replace(file, address=f"{host}/{file.name}") for file in wanted.files)
             monkeypatch.setitem(module.SETS, name, replace(wanted, files=files, installed=None))
             sentence, file = refusal(name, tmp_path), files[0]
-            assert sentence.startswith(f"{file.address} cannot be fetched (")
+            assert sentence.startswith(f"{file.address} cannot be downloaded (")
             assert sentence.endswith(
-                f"or put the file at {tmp_path / file.name} by hand and call `vitrail data get {name}` again"
+                f"or put the file at {tmp_path / file.name} by hand and run `vitrail data download {name}` again"
             )
             assert ("apt install dataset-fashion-mnist" in sentence) == (name == "fashion-mnist")
     assert not list(tmp_path.glob("*.gz*"))
 
 
-def test_a_name_that_is_none_is_met_with_the_nearest(tmp_path: Path) -> None:
-    assert "the sets to get are fashion-mnist, cifar10, cifar100, got 'cifar-10'; did you mean 'cifar10'?" in refusal(
+def test_an_unknown_name_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    assert "the datasets to download are fashion-mnist, cifar10, cifar100, got 'cifar-10'; did you mean 'cifar10'?" in refusal(
         "cifar-10", tmp_path
     )
 
 
-# The formats ---------------------------------------------------------------------------------------------------------
+# Formats -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -324,8 +324,8 @@ def test_a_name_that_is_none_is_met_with_the_nearest(tmp_path: Path) -> None:
         b"<html>",
     ],
 )
-def test_an_idx_file_that_contradicts_itself_is_refused(content: bytes) -> None:
-    with pytest.raises(VitrailError, match="here is no idx file of bytes, or is cut off"):
+def test_an_inconsistent_idx_file_is_refused(content: bytes) -> None:
+    with pytest.raises(VitrailError, match="here is not an idx file of bytes, or is truncated"):
         idx(content, "here")
 
 
@@ -337,9 +337,9 @@ def test_idx_and_cifar_are_read_as_they_are_written() -> None:
     assert labels.tolist() == FINE[:, 0].tolist()
 
 
-def test_records_that_are_cut_and_labels_without_names_are_refused(server: Server, tmp_path: Path) -> None:
+def test_truncated_records_and_labels_without_names_are_refused(server: Server, tmp_path: Path) -> None:
     for content in (b"", bytes(3072), bytes(3073 * 2 - 1)):
-        with pytest.raises(VitrailError, match="here is no whole number of records of 3073 bytes"):
+        with pytest.raises(VitrailError, match="here is not a whole number of records of 3073 bytes"):
             cifar_records(content, 1, "here")
     names = {"batches.meta.txt": b"cat\ndog\n"} | {f"data_batch_{part}.bin": bytes(3073) for part in range(1, 6)}
     bad = {
@@ -356,11 +356,11 @@ def test_records_that_are_cut_and_labels_without_names_are_refused(server: Serve
         (tmp_path / "cifar-10-binary.tar.gz").unlink()
 
 
-def test_fashion_files_that_do_not_fit_together_are_refused(server: Server, tmp_path: Path) -> None:
+def test_fashion_files_that_do_not_match_are_refused(server: Server, tmp_path: Path) -> None:
     good = dict(server.files)
     bad = {
-        "that do not fit": ("t10k-labels-idx1-ubyte.gz", gzip.compress(idx_bytes(np.zeros(6, np.uint8)))),
-        "is no idx file": ("t10k-labels-idx1-ubyte.gz", gzip.compress(b"hello")),
+        "that do not match": ("t10k-labels-idx1-ubyte.gz", gzip.compress(idx_bytes(np.zeros(6, np.uint8)))),
+        "is not an idx file": ("t10k-labels-idx1-ubyte.gz", gzip.compress(b"hello")),
         "cannot be unpacked": ("train-images-idx3-ubyte.gz", b"hello"),
     }
     for number, (sentence, (name, content)) in enumerate(bad.items()):
@@ -375,4 +375,4 @@ def test_fashion_files_that_do_not_fit_together_are_refused(server: Server, tmp_
     for name, content in good.items():
         (tmp_path / name).write_bytes(content)
     module.SETS["fashion-mnist"] = replace(other, installed=tmp_path)
-    assert "does not hold what was published" in refusal("fashion-mnist", tmp_path / "more")
+    assert "is not the published file (the SHA-256 of its content differs)" in refusal("fashion-mnist", tmp_path / "more")

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face's library: on disk or in its cache, undecoded, quietly, and given up soon without a network."""
+"""Datasets of Hugging Face's library: on disk or in its cache, undecoded, quiet, and with a short timeout without a network."""
 
 import io
 import json
@@ -50,7 +50,7 @@ def refusal(address: str | Path, **wishes: str) -> str:
 CLASSES = datasets.ClassLabel(names=["zebra", "ant", "cow"])
 
 
-def test_a_saved_set_comes_back_by_split_undecoded_with_its_own_order_of_classes(
+def test_a_saved_dataset_is_read_by_split_undecoded_with_its_own_class_order(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     parts = {"train": rows(range(4), [2, 0, 1, 0], CLASSES), "valid": rows(range(4, 7), [1, 1, 2], CLASSES)}
@@ -105,48 +105,46 @@ def test_labels_without_declared_names_are_sorted(
     assert sources["train"].names == sources["test"].names == names
 
 
-def test_an_order_of_rows_that_was_changed_is_kept(tmp_path: Path) -> None:
+def test_a_changed_row_order_is_preserved(tmp_path: Path) -> None:
     found = rows(range(6), [0, 1, 2, 0, 1, 2], CLASSES).select([5, 0, 3])
     source = read_hub(saved(tmp_path / "set", found))[""]
     assert [source.content(index) for index in range(3)] == [picture(5), picture(0), picture(3)]
     assert source.labels.tolist() == [2, 0, 0]
 
 
-def test_a_picture_that_is_only_a_path_is_read_from_there(tmp_path: Path) -> None:
+def test_an_image_that_is_only_a_path_is_read_from_there(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(picture(5))
     cells = [str(tmp_path / "a.png"), str(tmp_path / "gone.png"), None]
     features = datasets.Features({"image": datasets.Image(), "label": CLASSES})
     found = datasets.Dataset.from_dict({"image": cells, "label": [0, 1, 2]}, features=features)
-    source = _sources(datasets, "memory", {"": found}, None, None)[""]  # what is saved has its bytes embedded
+    source = _sources(datasets, "memory", {"": found}, None, None)[""]  # a saved dataset has the bytes embedded
     assert source.content(0) == picture(5)
     with pytest.raises(FileNotFoundError):
         source.content(1)
-    with pytest.raises(VitrailError, match="row 3 of memory holds no picture"):
+    with pytest.raises(VitrailError, match="row 3 of memory has no image"):
         source.content(2)
 
 
-def test_columns_are_found_by_kind_and_can_be_named(tmp_path: Path) -> None:
+def test_columns_are_found_by_type_and_can_be_named(tmp_path: Path) -> None:
     folder = saved(tmp_path / "set", rows(range(3), [0, 1, 2], CLASSES, image="photo", label="species"))
     assert read_hub(folder)[""].names == ("zebra", "ant", "cow")
     assert read_hub(folder, image="photo", label="species")[""].content(1) == picture(1)
-    assert "has no column 'foto' for the pictures; it has species, photo; did you mean 'photo'?" in refusal(
-        folder, image="foto"
-    )
+    assert "has no column 'foto' for the images; it has species, photo; did you mean 'photo'?" in refusal(folder, image="foto")
     assert "the column species of" in refusal(folder, image="species")
     folder = saved(tmp_path / "bare", datasets.Dataset.from_dict({"text": ["a"], "label": ["b"]}))
-    assert "has no column for the pictures, only text, label; rename one to any of path, file" in refusal(folder)
+    assert "has no column for the images, only text, label; rename one to any of path, file" in refusal(folder)
     folder = saved(tmp_path / "none", rows(range(2), [None, "a"], datasets.Value("string")))
     assert "row 1 of" in refusal(folder)
     folder = saved(tmp_path / "float", rows(range(2), [1.5, 2.5], datasets.Value("float32")))
     assert "has no name or whole number in label, got 1.5" in refusal(folder)
 
 
-def test_splits_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
+def test_ambiguous_splits_are_refused(tmp_path: Path) -> None:
     part = rows(range(2), [0, 1], CLASSES)
     folder = saved(tmp_path / "two", datasets.DatasetDict({"val": part, "dev": part}))
     assert "has two splits for validation, among val, dev" in refusal(folder)
     folder = saved(tmp_path / "odd", datasets.DatasetDict({"left": part, "right": part}))
-    assert "has the splits left, right; train, validation or test would be needed" in refusal(folder)
+    assert "has the splits left, right; train, validation or test is needed" in refusal(folder)
     folder = saved(tmp_path / "one", datasets.DatasetDict({"left": part}))
     assert list(read_hub(folder)) == [""]
     other = rows(range(2), [0, 1], datasets.ClassLabel(names=["ant", "zebra"]))
@@ -154,14 +152,14 @@ def test_splits_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
     assert "the splits of" in refusal(folder)
 
 
-def test_a_folder_that_is_none_or_damaged_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_damaged_folder_is_named(tmp_path: Path) -> None:
     assert "cannot be read" in refusal(tmp_path / "gone")
     folder = saved(tmp_path / "set", rows(range(2), [0, 1], CLASSES))
     (folder / "state.json").write_text("{")
     assert f"{folder} cannot be read" in refusal(folder)
 
 
-def test_the_librarys_settings_are_as_they_were(tmp_path: Path) -> None:
+def test_the_librarys_settings_are_restored(tmp_path: Path) -> None:
     import huggingface_hub
 
     def settings() -> list[Any]:
@@ -183,7 +181,7 @@ def test_the_librarys_settings_are_as_they_were(tmp_path: Path) -> None:
     "name", ["", "name", "owner/", "../..", "owner/name:", "owner/name:a/b", "owner/name@x", "owner/na me"]
 )
 def test_a_malformed_name_of_the_hub_is_refused(name: str) -> None:
-    assert "a data set of the hub reads hf:owner/name or hf:owner/name:config, got" in refusal(f"hf:{name}")
+    assert "a dataset of the hub is written hf:owner/name or hf:owner/name:config, got" in refusal(f"hf:{name}")
 
 
 def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,17 +210,17 @@ def asked(tmp_path: Path, endpoint: str, **more: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["closed", "silent", "off"])
-def test_a_hub_that_does_not_answer_is_given_up_soon(kind: str, tmp_path: Path) -> None:
+def test_a_hub_that_does_not_respond_times_out_soon(kind: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
         if kind == "closed":
             server.close()
-        said = asked(tmp_path, endpoint, **{"HF_HUB_OFFLINE": "1"} if kind == "off" else {})
-    assert said == "hf:owner/name cannot be fetched: the hub cannot be reached and the data set is not in the cache\n"
+        output = asked(tmp_path, endpoint, **{"HF_HUB_OFFLINE": "1"} if kind == "off" else {})
+    assert output == "hf:owner/name cannot be downloaded: the hub cannot be reached and the dataset is not in the cache\n"
 
 
 def test_without_a_network_the_cache_serves(tmp_path: Path) -> None:
-    """As the library itself leaves it behind: built once from a folder of files, then moved to the hub's name."""
+    """Use a cache as the library leaves it: built once from a folder of files, then moved to the hub's name."""
     for split in ("train", "test"):
         (tmp_path / "files" / split / "cat").mkdir(parents=True)
         (tmp_path / "files" / split / "dog").mkdir(parents=True)
@@ -238,7 +236,7 @@ def test_without_a_network_the_cache_serves(tmp_path: Path) -> None:
     for path in built.glob("imagefolder-*.arrow"):
         path.rename(path.with_name(path.name.replace("imagefolder", "name")))
     info = built / "dataset_info.json"
-    said = json.loads(info.read_text())
-    info.write_text(json.dumps(said | {"config_name": "default", "dataset_name": "name"}))
+    metadata = json.loads(info.read_text())
+    info.write_text(json.dumps(metadata | {"config_name": "default", "dataset_name": "name"}))
     version.rename(target / "0.0.0")
     assert asked(tmp_path, "http://127.0.0.1:9") == "{'train': 2, 'test': 2}\n"

@@ -1,4 +1,4 @@
-"""Whatever a user names is opened as a data set, or answered with what would work."""
+"""Whatever a user names is opened as a dataset, or refused with what would work."""
 
 import shutil
 from pathlib import Path
@@ -17,21 +17,21 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
-def test_fashion_is_there_at_once_with_a_validation_part_of_its_own() -> None:
+def test_fashion_is_built_in_with_a_validation_split() -> None:
     data = pictures("fashion")
     assert [len(source) for source in data.splits.values()] == [9000, 1000, 2000]
     assert np.bincount(data.validation.labels).tolist() == [100] * 10
     assert pictures("fashion").fingerprint == data.fingerprint
 
 
-def test_panes_takes_settings_behind_its_name() -> None:
+def test_panes_takes_options_after_its_name() -> None:
     data = pictures("panes:count=50,size=32x48,seed=3")
     assert [len(source) for source in data.splits.values()] == [50, 10, 10]
     assert np.asarray(data.train.content(0)).shape == (32, 48, 3)
     assert data.fingerprint != pictures("panes:count=50,size=32x48,seed=4").fingerprint
 
 
-def test_every_kind_of_source_shows_the_same_pictures(tmp_path: Path) -> None:
+def test_every_kind_of_dataset_has_the_same_images(tmp_path: Path) -> None:
     root = classes(tmp_path / "data" / "train", {"a": 6, "b": 5}).parent
     classes(root / "val", {"a": 2, "b": 2}, first=30)
     folder = pictures(root)
@@ -53,31 +53,31 @@ def test_every_kind_of_source_shows_the_same_pictures(tmp_path: Path) -> None:
     ("name", "sentence"),
     [
         ("fashon", "there is no 'fashon'; did you mean 'fashion'"),
-        ("/nowhere/at/all", "there is no '/nowhere/at/all'; name a folder of pictures"),
+        ("/nowhere/at/all", "there is no '/nowhere/at/all'; name a folder of images"),
         ("fashion:size=3", "no field is named 'size'"),
-        ("", "no data set is named; try a folder, or 'fashion'"),
+        ("", "no dataset is named; try a folder, or 'fashion'"),
         ("panes:sze=32", "no field is named 'sze'; did you mean 'size'"),
         ("panes:size=8", "size must be at least 16 pixels"),
         ("panes:count=-5", "count must be from 1 to"),
-        ("cifar10", "cifar10 is not on this machine yet; `vitrail data get cifar10` fetches it"),
+        ("cifar10", "cifar10 is not on this machine yet; `vitrail data download cifar10` downloads it"),
     ],
 )
-def test_what_is_not_there_is_answered_with_what_is(name: str, sentence: str) -> None:
+def test_an_unknown_name_is_refused_with_suggestions(name: str, sentence: str) -> None:
     with pytest.raises(VitrailError, match=sentence):
         pictures(name)
 
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("x.zip", "is an archive; unpack it"), ("x.tar.gz", "is an archive; unpack it"), ("x.md", "is no data set")],
+    [("x.zip", "is an archive; unpack it"), ("x.tar.gz", "is an archive; unpack it"), ("x.md", "is not a dataset")],
 )
-def test_a_file_that_is_no_data_set_is_refused(name: str, sentence: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_dataset_is_refused(name: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"PK")
     with pytest.raises(VitrailError, match=sentence):
         pictures(tmp_path / name)
 
 
-def test_the_fingerprint_changes_with_labels_and_files_but_not_with_the_place(tmp_path: Path) -> None:
+def test_the_fingerprint_changes_with_labels_and_files_but_not_with_the_folder(tmp_path: Path) -> None:
     root = classes(tmp_path / "one", {"a": 6, "b": 6})
     before = pictures(root).fingerprint
     shutil.copytree(root, tmp_path / "two")
@@ -86,21 +86,21 @@ def test_the_fingerprint_changes_with_labels_and_files_but_not_with_the_place(tm
     assert pictures(root).fingerprint != before
 
 
-def test_odd_amounts_are_said(tmp_path: Path) -> None:
+def test_too_few_classes_or_images_are_reported(tmp_path: Path) -> None:
     classes(tmp_path / "one", {"only": 5})
-    assert "there is a single class, 'only': nothing to tell apart" in pictures(tmp_path / "one").notes
+    assert "there is a single class, 'only': nothing to classify" in pictures(tmp_path / "one").notes
     classes(tmp_path / "rare", {"a": 5, "b": 1})
-    assert "one picture alone to learn from in 'b'" in pictures(tmp_path / "rare").notes
+    assert "only one training image in 'b'" in pictures(tmp_path / "rare").notes
 
 
-def test_a_tar_beside_class_folders_is_what_they_were_unpacked_from(tmp_path: Path) -> None:
+def test_a_tar_next_to_class_folders_is_ignored(tmp_path: Path) -> None:
     classes(tmp_path, {"a": 3, "b": 3})
     (tmp_path / "all.tar").write_bytes(encoded(1))
     assert pictures(tmp_path).names == ("a", "b")
 
 
-def test_a_folder_of_a_sets_name_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_with_the_name_of_a_dataset_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     classes(tmp_path / "fashion", {"a": 3, "b": 3})
     monkeypatch.chdir(tmp_path)
-    assert any("name it ./fashion" in note for note in pictures("fashion").notes)
+    assert any("write ./fashion to use the folder" in note for note in pictures("fashion").notes)
     assert pictures("./fashion").names == ("a", "b")

@@ -1,4 +1,4 @@
-"""``panes`` is the same everywhere, its truth is exact, and it is as hard as it should be."""
+"""``panes`` is the same everywhere, its ground truth is exact, and it is as hard as intended."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +25,7 @@ def test_a_scene_is_a_function_of_seed_and_index() -> None:
     assert not any((scene(3, 7, SIZE).pixels == other.pixels).all() for other in others)
 
 
-def test_the_set_never_changes_silently() -> None:
+def test_the_dataset_never_changes_silently() -> None:
     digest = hashlib.sha256()
     for index in range(40):
         for size in ((64, 64), (16, 31)):
@@ -35,7 +35,7 @@ def test_the_set_never_changes_silently() -> None:
     assert digest.hexdigest() == "ba201a3acd4217b127d944cfe6247c7369d0607939c805ceaf44ee2300ee8274"
 
 
-def test_many_threads_draw_what_one_draws() -> None:
+def test_many_threads_draw_the_same_as_one() -> None:
     source = panes("train", 64, SIZE)
     with ThreadPoolExecutor(8) as pool:
         drawn = list(pool.map(source.content, range(64)))
@@ -47,7 +47,7 @@ def test_labels_are_known_without_drawing_and_agree_with_the_scenes() -> None:
     assert source.labels.tolist() == [source.scene(index).label for index in range(50)]
     assert panes("test", 20, SIZE).labels.tolist() == source.labels[:20].tolist()
     assert source.names == CLASSES
-    assert source.where(7) == "picture 7 of panes test"
+    assert source.where(7) == "image 7 of panes test"
 
 
 def test_classes_are_equally_frequent_within_chance() -> None:
@@ -56,14 +56,14 @@ def test_classes_are_equally_frequent_within_chance() -> None:
     assert np.square(counts - 10_000).sum() / 10_000 < 27.9  # chi-squared of 9 degrees exceeds it once in a thousand
 
 
-def test_splits_and_seeds_share_no_picture() -> None:
+def test_splits_and_seeds_share_no_image() -> None:
     sources = [panes(split, 50, (16, 18), seed) for split in ("train", "validation", "test") for seed in (0, 1)]
     assert len({source.seed for source in sources}) == 6
-    pictures = {source.content(index).tobytes() for source in sources for index in range(50)}
-    assert len(pictures) == 6 * 50
+    images = {source.content(index).tobytes() for source in sources for index in range(50)}
+    assert len(images) == 6 * 50
 
 
-def test_boxes_are_the_extents_of_what_is_seen() -> None:
+def test_boxes_are_the_extents_of_the_visible_parts() -> None:
     for found in scenes(60):
         assert sorted(set(found.instances.ravel()) - {0}) == list(range(1, len(found.kinds) + 1))
         for number, (left, top, right, bottom) in enumerate(found.boxes, 1):
@@ -85,7 +85,7 @@ def test_every_figure_has_five_panes_and_differs_from_the_others_and_their_mirro
     assert len({min(shape.tobytes(), shape[:, ::-1].tobytes()) for shape in shapes}) == len(CLASSES)
 
 
-def test_something_is_occluded_and_nothing_leaves_the_picture() -> None:
+def test_figures_are_occluded_but_never_leave_the_image() -> None:
     found = scenes(200)
     assert all(1 <= len(one.kinds) <= 4 for one in found)
     areas = np.array([one.mask.mean() * SIZE[1] / SIZE[0] for one in found])
@@ -93,7 +93,7 @@ def test_something_is_occluded_and_nothing_leaves_the_picture() -> None:
     assert areas.max() < 0.36
 
 
-def test_looking_only_where_an_object_can_be_finds_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_painting_only_the_window_of_an_object_paints_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found = scenes(40)
     monkeypatch.setattr(panes_draw, "_window", lambda h, w, short, lattice: (slice(0, h), slice(0, w)))
     for near, everywhere in zip(found, scenes(40), strict=True):
@@ -102,7 +102,7 @@ def test_looking_only_where_an_object_can_be_finds_all_of_it(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("size", [(16, 16), (17, 40), (90, 33), (64, 64)])
-def test_any_size_is_drawn_with_its_truth(size: tuple[int, int]) -> None:
+def test_any_size_is_drawn_with_its_ground_truth(size: tuple[int, int]) -> None:
     for found in scenes(10, size=size):
         assert found.pixels.shape == (*size, 3)
         assert found.mask.shape == found.instances.shape == size
@@ -119,8 +119,8 @@ def test_a_scene_is_the_same_at_two_sizes() -> None:
         assert np.abs(blocks - small.pixels).mean() < 16
 
 
-def test_the_negative_of_a_picture_is_as_likely_so_every_class_has_the_same_flat_mean() -> None:
-    """Within five standard errors of grey, for the figure's pixels and the others; nothing of first order tells a class."""
+def test_an_image_and_its_negative_are_equally_likely_so_every_class_has_the_same_flat_mean() -> None:
+    """The mean is within five standard errors of grey, for the figure's pixels and the others: no first-order cue."""
     found = scenes(800, size=(16, 16))
     for part in (0, 1):
         means = np.array([one.pixels[one.mask == part].mean() for one in found])
@@ -136,20 +136,20 @@ def test_a_linear_classifier_of_pixels_learns_next_to_nothing() -> None:
         assert np.mean((y @ weights).argmax(1) == test.labels) < 0.2
 
 
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(VitrailError, match=r"size must be at least 16 pixels a side, got 15 x 64; try \(64, 64\)"):
+def test_invalid_arguments_are_refused() -> None:
+    with pytest.raises(VitrailError, match=r"size must be at least 16 pixels per side, got 15 x 64; try \(64, 64\)"):
         scene(0, 0, (15, 64))
     with pytest.raises(VitrailError, match="count must not be negative, got -1"):
         panes("train", -1)
     with pytest.raises(VitrailError, match="panes has the splits train, validation, test, got 'val'"):
         panes("val", 5)
-    with pytest.raises(IndexError, match="panes train has 5 pictures, got 5"):
+    with pytest.raises(IndexError, match="panes train has 5 images, got 5"):
         panes("train", 5).content(5)
     assert len(Panes(0, 0)) == len(Panes(0, 0).labels) == 0
 
 
 @pytest.mark.slow
-def test_it_is_hard_for_a_line_easy_for_a_small_vit_and_the_arrangement_decides() -> None:
+def test_it_is_hard_for_a_linear_model_easy_for_a_small_vit_and_the_arrangement_decides() -> None:
     found = hardness()
     assert found.linear < 1 / len(CLASSES) + 0.1
     assert found.vit > 0.9

@@ -1,4 +1,4 @@
-"""Tar shards are read by number as webdataset reads them in turn; damage is noticed, when indexing or when reading."""
+"""Random access to tar shards agrees with webdataset's sequential reading; damage is noticed when indexing or reading."""
 
 import gzip
 import io
@@ -61,7 +61,7 @@ def contents(source: Source) -> list[bytes]:
     return [bytes(source.content(index)) for index in range(len(source))]
 
 
-# What is read --------------------------------------------------------------------------------------------------------
+# Reading -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parity
@@ -127,7 +127,7 @@ def test_a_folder_a_list_a_glob_and_braces_name_the_same_shards(tmp_path: Path) 
     assert "more than 100,000 shards" in refusal("s-{0..999999999}.tar")
 
 
-def test_splits_stand_in_the_names_of_files_or_folders(tmp_path: Path) -> None:
+def test_splits_are_part_of_the_names_of_files_or_folders(tmp_path: Path) -> None:
     for name, start in (("set1k-train-0000", 0), ("set1k-train-0001", 2), ("set1k-validation-0000", 4), ("set1k-test-0000", 6)):
         tar(tmp_path / "a" / f"{name}.tar", samples(2, start))
     sources = read_shards(tmp_path / "a")
@@ -138,7 +138,7 @@ def test_splits_stand_in_the_names_of_files_or_folders(tmp_path: Path) -> None:
     tar(tmp_path / "b" / "train" / "0.tar", samples(2))
     tar(tmp_path / "b" / "val" / "0.tar", samples(2))
     assert list(read_shards(tmp_path / "b")) == ["train", "validation"]
-    assert list(read_shards(tmp_path / "b" / "val")) == [""]  # where somebody keeps a set says nothing about it
+    assert list(read_shards(tmp_path / "b" / "val")) == [""]  # a single folder's name is no split
     tar(tmp_path / "a" / "more.tar", samples(2))
     assert "set1k-test-0000.tar names its split and more.tar does not" in refusal(tmp_path / "a")
 
@@ -163,7 +163,7 @@ def test_numbers_are_labels_themselves_and_names_are_sorted(tmp_path: Path) -> N
     source = read_shards(tmp_path / "l.tar")[""]
     assert (source.labels.tolist(), source.names) == ([3, 1], ("ant", "bee", "crane", "crane (2)"))
     (tmp_path / "others.txt").write_text("ant\nbee\ncow")
-    assert "must name 4 classes, a line each, got 3 lines" in refusal(tmp_path / "l.tar", classes=tmp_path / "others.txt")
+    assert "must name 4 classes, one per line, got 3 lines" in refusal(tmp_path / "l.tar", classes=tmp_path / "others.txt")
     source = read_shards(labelled(tmp_path, "wolf", "bear", "wolf"))[""]
     assert (source.labels.tolist(), source.names) == ([1, 0, 1], ("bear", "wolf"))
     source = read_shards(labelled(tmp_path, '{"label": "wolf"}', '{"label": 7}', kind="json"))[""]
@@ -172,7 +172,7 @@ def test_numbers_are_labels_themselves_and_names_are_sorted(tmp_path: Path) -> N
     assert (source.labels.tolist(), source.names) == ([1, 0], ("20", "999999999"))
 
 
-def test_pictures_without_labels_are_a_source_and_with_some_are_not(tmp_path: Path) -> None:
+def test_unlabelled_images_are_a_dataset_and_partial_labels_are_refused(tmp_path: Path) -> None:
     source = read_shards(labelled(tmp_path, None, None, None))[""]
     assert (source.labels.tolist(), source.names) == ([-1, -1, -1], ())
     assert "2 in " in refusal(labelled(tmp_path, "1", "2", None))
@@ -180,45 +180,45 @@ def test_pictures_without_labels_are_a_source_and_with_some_are_not(tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", '{"label": [1]}', '{"label": 1.5}', "[" * 100_000, '{"label": "a\\u0000b"}'])
-def test_a_label_that_is_none_is_named(text: str, tmp_path: Path) -> None:
+def test_an_invalid_label_is_named(text: str, tmp_path: Path) -> None:
     assert "0.json in" in refusal(labelled(tmp_path, text, kind="json"))
-    assert "holds no label; it needs a number or a name" in refusal(tmp_path / "l.tar")
+    assert "has no valid label; it needs a number or a name" in refusal(tmp_path / "l.tar")
 
 
-def test_a_sample_twice_or_no_sample_at_all_is_refused(tmp_path: Path) -> None:
+def test_a_duplicate_sample_or_none_at_all_is_refused(tmp_path: Path) -> None:
     assert "has 0.png twice" in refusal(tar(tmp_path / "x.tar", [("0.png", b"1"), ("0.PNG", b"2")]))
-    assert "holds no pictures" in refusal(tar(tmp_path / "y.tar", [("0.txt", b"1"), ("png", b"2")]))
-    assert "holds no pictures" in refusal(tar(tmp_path / "z.tar", []))
+    assert "has no images" in refusal(tar(tmp_path / "y.tar", [("0.txt", b"1"), ("png", b"2")]))
+    assert "has no images" in refusal(tar(tmp_path / "z.tar", []))
 
 
 # Damage --------------------------------------------------------------------------------------------------------------
 
 
-def test_every_cut_is_noticed_when_indexing(tmp_path: Path) -> None:
-    """At any length that loses a byte of a member, a header or the whole end mark."""
+def test_every_truncation_is_noticed_when_indexing(tmp_path: Path) -> None:
+    """Any length that loses a byte of a member, a header or the whole end marker is noticed."""
     path = tar(tmp_path / "x.tar", samples(2), tarfile.GNU_FORMAT)
     whole = path.read_bytes()
     last = len(whole.rstrip(b"\0")) // 512 * 512 + 512
     for length in [*range(1, last, 97), last - 512, last - 1, last]:
         path.write_bytes(whole[:length])
         sentence = refusal(path)
-        assert any(words in sentence for words in ("cut off", "no tar file")), (length, sentence)
+        assert any(words in sentence for words in ("truncated", "not a tar file")), (length, sentence)
         assert str(path) in sentence
-        assert sentence.endswith("; fetch it again")
-    path.write_bytes(whole[: last + 512])  # one block of the end mark is enough to know
+        assert sentence.endswith("; download it again")
+    path.write_bytes(whole[: last + 512])  # one block of the end marker is enough
     assert len(read_shards(path)[""]) == 2
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"", "is empty; fetch it again"),
-        (b"<html>not found</html>" * 90, "is no tar file; fetch it again"),
-        (gzip.compress(b"x" * 900, mtime=0), "is compressed (gzip), so that nothing in it can be found by number; unpack it"),
+        (b"", "is empty; download it again"),
+        (b"<html>not found</html>" * 90, "is not a tar file; download it again"),
+        (gzip.compress(b"x" * 900, mtime=0), "is compressed (gzip), which rules out random access; unpack it"),
         (b"\x28\xb5\x2f\xfd" + bytes(900), "is compressed (zstd)"),
     ],
 )
-def test_what_is_no_tar_is_named(content: bytes, sentence: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_tar_is_named(content: bytes, sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     path.write_bytes(content)
     assert sentence in refusal(path)
@@ -231,21 +231,21 @@ def test_a_damaged_header_and_a_joined_tar_are_not_taken_for_the_end(tmp_path: P
     whole[second + 2] ^= 1
     path.write_bytes(whole)
     with tarfile.open(path) as file:
-        assert len(file.getnames()) == 2  # the standard library reads on as if nothing were missing
-    assert f"is damaged or cut off at byte {second:,}" in refusal(path)
+        assert len(file.getnames()) == 2  # the standard library notices nothing
+    assert f"is damaged or truncated at byte {second:,}" in refusal(path)
     other = tar(tmp_path / "y.tar", samples(2, 5))
     path.write_bytes(other.read_bytes() * 2)
-    assert "goes on after its end mark" in refusal(path)
+    assert "continues after its end marker" in refusal(path)
 
 
-def test_a_picture_that_changes_after_indexing_is_noticed_and_the_others_are_not_hurt(tmp_path: Path) -> None:
+def test_an_image_that_changes_after_indexing_is_noticed_and_the_others_are_read(tmp_path: Path) -> None:
     path = tar(tmp_path / "x.tar", samples(3))
     source = read_shards(path)[""]
     status = path.stat()
     whole = bytearray(path.read_bytes())
     whole[bytes(whole).index(picture(1)) + 20] ^= 1
     path.write_bytes(whole)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # the index in the cache still seems right
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # the cached index still seems valid
     for again in (source, read_shards(path)[""]):
         with pytest.raises(VitrailError, match=r"0001 in .*x\.tar is not what was indexed: the shard was damaged or replaced"):
             again.content(1)
@@ -258,7 +258,7 @@ def test_a_picture_that_changes_after_indexing_is_noticed_and_the_others_are_not
         source.content(0)
 
 
-def test_the_index_is_kept_and_a_damaged_one_was_never_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_is_cached_and_a_damaged_one_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tar(tmp_path / "x.tar", samples(3))
     first = read_shards(path)[""]
     (kept,) = (tmp_path / "cache").rglob("*.npz")
@@ -279,7 +279,7 @@ def test_the_index_is_kept_and_a_damaged_one_was_never_there(tmp_path: Path, mon
     assert contents(read_shards(path)[""]) == [picture(number) for number in range(2, 6)]
 
 
-def test_progress_counts_bytes_and_ends_at_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_counts_bytes_and_ends_at_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [tar(tmp_path / f"{shard}.tar", samples(3, shard * 3)) for shard in range(2)]
     monkeypatch.setattr("vitrail.data.sources.tar.OFTEN", 2)
     seen: list[tuple[str, int, int | None]] = []
@@ -293,7 +293,7 @@ def test_progress_counts_bytes_and_ends_at_the_whole(tmp_path: Path, monkeypatch
 # Hostile tars --------------------------------------------------------------------------------------------------------
 
 
-def test_links_devices_and_folders_are_no_pictures(tmp_path: Path) -> None:
+def test_links_devices_and_folders_are_not_images(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     with tarfile.open(path, "w") as file:
         kinds = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE)
@@ -320,19 +320,19 @@ def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (header("0.png", -512), "is cut off"),
-        (header("0.png", 8**11 - 1), "is cut off"),
-        (header("L", -1024, tarfile.GNUTYPE_LONGNAME), "is cut off"),
-        (header("x", -1024, tarfile.XHDTYPE), "is cut off"),
+        (header("0.png", -512), "is truncated"),
+        (header("0.png", 8**11 - 1), "is truncated"),
+        (header("L", -1024, tarfile.GNUTYPE_LONGNAME), "is truncated"),
+        (header("x", -1024, tarfile.XHDTYPE), "is truncated"),
         (header("x", 2**21, tarfile.XHDTYPE) + bytes(2**21), "has a label or a name of 2,097,152 bytes"),
         (header("x", 512, tarfile.XHDTYPE) + b"0 path=x\n".ljust(512, b"\0"), "has a damaged header"),
         (header("x", 512, tarfile.XHDTYPE) + b"99999 path=x\n".ljust(512, b"\0"), "has a damaged header"),
         (header("x", 512, tarfile.XHDTYPE) + b"13 path=/a.png\n".ljust(512, b"\0") + header("a", 0), "damaged header"),
-        (header("x", 512, tarfile.XHDTYPE) + b"15 path=/a.png\n".ljust(512, b"\0") + header("a", 0), "an absolute name"),
+        (header("x", 512, tarfile.XHDTYPE) + b"15 path=/a.png\n".ljust(512, b"\0") + header("a", 0), "an absolute path"),
         (header("x", 512, tarfile.XHDTYPE) + b"22 GNU.sparse.major=1\n".ljust(512, b"\0") + header("a", 0), "a sparse file"),
         (header("0.png", 0, tarfile.GNUTYPE_SPARSE), "a sparse file"),
         (header("x", 5120, tarfile.XHDTYPE) + b"5012 size=".ljust(5011, b"9") + b"\n" + bytes(108) + header("a", 0), "damaged"),
-        (header("x", 512, tarfile.XHDTYPE) + b"14 size=99999\n".ljust(512, b"\0") + header("0.png", 0), "is cut off"),
+        (header("x", 512, tarfile.XHDTYPE) + b"14 size=99999\n".ljust(512, b"\0") + header("0.png", 0), "is truncated"),
         (header("0.png", 0) + header("0.cls", 2**21) + bytes(2**21), "has a label or a name of 2,097,152 bytes"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A split by content is the same wherever the files lie, keeps copies together and takes its share of every class."""
+"""A split by content is the same wherever the files are, keeps duplicates together and is stratified by class."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def keys(count: int) -> np.ndarray:
     ("size", "expected"),
     [(1, (1, 0, 0)), (2, (1, 1, 0)), (3, (1, 1, 1)), (10, (8, 1, 1)), (25, (21, 2, 2)), (100, (80, 10, 10))],
 )
-def test_every_class_gives_its_share_and_keeps_something_to_learn(size: int, expected: tuple[int, ...]) -> None:
+def test_every_class_is_split_by_the_fractions_and_keeps_training_images(size: int, expected: tuple[int, ...]) -> None:
     labels = np.repeat([0, 1], [size, 40])
     parts = stratified(keys(size + 40), labels, Shares())
     assert tuple(int((labels[part] == 0).sum()) for part in parts.values()) == expected
@@ -37,7 +37,7 @@ def test_every_class_gives_its_share_and_keeps_something_to_learn(size: int, exp
     assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(size + 40))
 
 
-def test_neither_names_nor_order_nor_place_matter(tmp_path: Path) -> None:
+def test_neither_names_nor_order_nor_folder_matter(tmp_path: Path) -> None:
     first = classes(tmp_path / "one", {"a": 30, "b": 20})
     for number, file in enumerate(sorted(first.rglob("*.jpg"), reverse=True)):
         copy = tmp_path / "two" / file.parent.name / f"x{number * 37 % 101}.jpeg"
@@ -49,7 +49,7 @@ def test_neither_names_nor_order_nor_place_matter(tmp_path: Path) -> None:
         assert len(one.splits[split]) > 0
 
 
-def test_copies_stay_together(tmp_path: Path) -> None:
+def test_duplicates_stay_together(tmp_path: Path) -> None:
     classes(tmp_path, {"a": 20, "b": 20})
     for file in list(tmp_path.rglob("*.jpg")):
         file.with_name(f"copy of {file.name}").write_bytes(file.read_bytes())
@@ -69,28 +69,28 @@ def test_one_content_under_two_labels_is_in_one_split() -> None:
 
 @pytest.mark.parametrize("shares", [(0.5, 0.4), (0.9, 0.0), (0.0, 0.9), (0.3, 0.3)])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
-def test_something_is_always_left_to_train(shares: tuple[float, float], size: int) -> None:
+def test_some_training_data_is_always_left(shares: tuple[float, float], size: int) -> None:
     assert len(stratified(keys(size), np.zeros(size, np.int64), Shares(*shares))["train"]) >= 1
 
 
-def test_a_picture_that_is_added_moves_few_others(tmp_path: Path) -> None:
+def test_an_added_image_moves_few_others(tmp_path: Path) -> None:
     classes(tmp_path, {"a": 50, "b": 50})
     before = contents(pictures(tmp_path).train)
     (tmp_path / "a" / "new.jpg").write_bytes(encoded(999))
     assert len(before - contents(pictures(tmp_path).train)) <= 2
 
 
-def test_what_is_given_is_not_split_again(tmp_path: Path) -> None:
+def test_given_splits_are_not_split_further(tmp_path: Path) -> None:
     classes(tmp_path / "train", {"a": 20, "b": 10})
     classes(tmp_path / "test", {"a": 2, "b": 2}, first=50)
     data = pictures(tmp_path)
     assert [len(source) for source in data.splits.values()] == [27, 3, 4]
-    assert any("validation taken from train by content" in note for note in data.notes)
+    assert any("no validation split given; split off from train by content" in note for note in data.notes)
     none = pictures(tmp_path, shares=Shares(validation=0.0))
     assert [len(source) for source in none.splits.values()] == [30, 0, 4]
 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.5), (-0.1, 0.1), (0.0, 1.0)])
-def test_shares_that_leave_nothing_are_refused(shares: tuple[float, float]) -> None:
-    with pytest.raises(VitrailError, match=r"must leave something to train, got .*; try 0.1 and 0.1"):
+def test_fractions_that_leave_no_training_data_are_refused(shares: tuple[float, float]) -> None:
+    with pytest.raises(VitrailError, match=r"must leave some training data, got .*; try 0.1 and 0.1"):
         Shares(*shares)

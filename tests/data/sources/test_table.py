@@ -1,4 +1,4 @@
-"""A table says where pictures are and what they show; what it leaves out is named with its line."""
+"""A table lists images and their labels; what is missing is named with its line."""
 
 import io
 import pickle
@@ -59,9 +59,7 @@ def seen(sources: dict[str, Source]) -> dict[str, list[tuple[bytes, str]]]:
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize(("name", "between"), [("t.csv", ","), ("t.csv", ";"), ("t.tsv", "\t"), ("t.csv", ", ")])
-def test_every_way_of_writing_a_table_reads_the_same(
-    name: str, between: str, newline: str, encoding: str, tmp_path: Path
-) -> None:
+def test_every_dialect_of_a_table_reads_the_same(name: str, between: str, newline: str, encoding: str, tmp_path: Path) -> None:
     contents = pictures(tmp_path)
     lines = [between.join(("Path", "LABEL", "split")), *(between.join(row) for row in ROWS), ""]
     sources = read_table(written(tmp_path / name, newline.join(lines), encoding))
@@ -76,14 +74,14 @@ def test_every_way_of_writing_a_table_reads_the_same(
     assert sources["validation"].where(0) == str(tmp_path / "b" / "ä c.png")
 
 
-def test_numbers_are_classes_by_value_and_a_table_without_splits_is_one_source(tmp_path: Path) -> None:
+def test_numbers_are_sorted_by_value_and_a_table_without_splits_is_one_dataset(tmp_path: Path) -> None:
     sources = read_table(written(tmp_path / "t.csv", "label,file\n10,a\n9,b\n2,c\n10,d\n"))
     assert list(sources) == [""]
     assert sources[""].names == ("2", "9", "10")
     assert sources[""].labels.tolist() == [2, 1, 0, 2]
 
 
-def test_paths_may_be_absolute_lead_out_of_the_folder_and_hold_commas(tmp_path: Path) -> None:
+def test_paths_may_be_absolute_leave_the_folder_and_contain_commas(tmp_path: Path) -> None:
     pictures(tmp_path)
     (tmp_path / "tables").mkdir()
     (tmp_path / "x, y.png").write_bytes(b"xy")
@@ -96,14 +94,14 @@ def test_unusual_columns_can_be_named(tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", "where,what,label,part\na,cat,1,train\nb,dog,2,dev\n")
     sources = read_table(path, image="where", label="what", split="Part")
     assert {split: source.names for split, source in sources.items()} == dict.fromkeys(("train", "validation"), ("cat", "dog"))
-    assert "has no column 'wher' for the pictures' paths; it has where, what, label, part; did you mean 'where'?" in refusal(
+    assert "has no column 'wher' for the image paths; it has where, what, label, part; did you mean 'where'?" in refusal(
         path, image="wher"
     )
     sentence = refusal(path)
-    assert "has no column for the pictures' paths, only where, what, label, part; rename one to any of path, file," in sentence
+    assert "has no column for the image paths, only where, what, label, part; rename one to any of path, file," in sentence
 
 
-def test_a_column_that_merely_has_a_splits_name_makes_no_split(tmp_path: Path) -> None:
+def test_a_column_of_other_values_under_a_splits_name_is_ignored(tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", "path,label,fold\na,x,0\nb,y,1\n")
     assert list(read_table(path)) == [""]
     assert "line 2: the split must be train, validation or test, got '0'" in refusal(path, split="fold")
@@ -121,7 +119,7 @@ def test_a_column_that_merely_has_a_splits_name_makes_no_split(tmp_path: Path) -
         ("path,label\n", "has no rows"),
         ("", "has no rows"),
         ("path\na\n", "has no column for the label, only path; rename one to any of label, class, target"),
-        (f"path,label\na,{'x' * 200_000}\n", "is no CSV that can be read"),
+        (f"path,label\na,{'x' * 200_000}\n", "is not a readable CSV"),
     ],
 )
 def test_what_is_missing_is_named(text: str, sentence: str, tmp_path: Path) -> None:
@@ -130,11 +128,11 @@ def test_what_is_missing_is_named(text: str, sentence: str, tmp_path: Path) -> N
 
 def test_a_table_of_another_encoding_or_none_is_refused(tmp_path: Path) -> None:
     assert "is not UTF-8 text" in refusal(written(tmp_path / "t.csv", "path,label\nä.png,x\n", "latin-1"))
-    assert "is no file; a table is a .csv, .tsv or .parquet file" in refusal(tmp_path / "gone.csv")
-    assert "is no file" in refusal(tmp_path)
+    assert "is not a file; a table is a .csv, .tsv or .parquet file" in refusal(tmp_path / "gone.csv")
+    assert "is not a file" in refusal(tmp_path)
 
 
-def test_a_picture_that_is_gone_fails_alone(tmp_path: Path) -> None:
+def test_a_missing_image_fails_alone(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"here")
     source = read_table(written(tmp_path / "t.csv", "path,label\na,x\nb,y\n"))[""]
     assert source.content(0) == b"here"
@@ -151,7 +149,7 @@ def parquet(path: Path, columns: dict[str, Any], **options: Any) -> Path:
     return path
 
 
-def test_parquet_and_csv_say_the_same(tmp_path: Path) -> None:
+def test_parquet_and_csv_read_the_same(tmp_path: Path) -> None:
     pictures(tmp_path)
     comma = written(tmp_path / "t.csv", "\n".join(["path,label,split", *(",".join(row) for row in ROWS)]))
     columns = dict(zip(("path", "label", "split"), map(list, zip(*ROWS, strict=True)), strict=True))
@@ -159,7 +157,7 @@ def test_parquet_and_csv_say_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "pair"])
-def test_pictures_inside_the_file_come_out_as_they_went_in(kind: str, tmp_path: Path) -> None:
+def test_images_inside_the_file_come_out_as_they_went_in(kind: str, tmp_path: Path) -> None:
     contents = [picture(number) for number in range(11)]
     cells = contents if kind == "plain" else [{"bytes": content, "path": "x.png"} for content in contents]
     columns = {"img": cells, "path": ["gone"] * 11, "label": [number % 3 + 8 for number in range(11)]}
@@ -169,7 +167,7 @@ def test_pictures_inside_the_file_come_out_as_they_went_in(kind: str, tmp_path: 
     order = [7, 0, 10, 3, 3, 9, 1, 2, 8, 4, 6, 5]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(source.content, order)) == [contents[number] for number in order]
-    again = pickle.loads(pickle.dumps(source))  # goes to another process
+    again = pickle.loads(pickle.dumps(source))  # as for another process
     assert again.content(9) == contents[9]
     assert source.where(9) == f"row 10 of {tmp_path / 't.parquet'}"
 
@@ -180,7 +178,7 @@ def test_a_pair_without_bytes_is_read_from_its_path_and_one_without_either_fails
     source = read_table(parquet(tmp_path / "t.parquet", {"image": cells, "label": ["x", "y", "y"]}))[""]
     assert source.content(0) == picture(3)
     assert source.content(2) == b"x"
-    with pytest.raises(VitrailError, match=r"row 2 of .* holds no picture"):
+    with pytest.raises(VitrailError, match=r"row 2 of .* has no image"):
         source.content(1)
 
 
@@ -196,7 +194,7 @@ def test_class_names_written_by_hugging_faces_library_keep_their_order(tmp_path:
     assert [source.content(number) for number in range(4)] == [picture(number) for number in range(4)]
 
 
-def test_whole_numbers_stay_whole_and_gaps_are_named(tmp_path: Path) -> None:
+def test_integers_stay_integers_and_missing_values_are_named(tmp_path: Path) -> None:
     columns = {"path": ["a", "b", "c"], "label": [2.0, 10.0, 2.0]}
     assert read_table(parquet(tmp_path / "t.parquet", columns))[""].names == ("2", "10")
     columns = {"path": ["a", "b", "c"], "label": [1, None, 1]}
@@ -219,7 +217,7 @@ def test_a_damaged_parquet_file_is_named(damage: str, tmp_path: Path) -> None:
             source.content(1)
         assert source.content(5) == cells[5]
     else:
-        assert "is no Parquet file that can be read" in refusal(path)
+        assert "is not a readable Parquet file" in refusal(path)
 
 
 def test_a_file_that_changes_after_it_was_opened_is_noticed(tmp_path: Path) -> None:
@@ -237,11 +235,11 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     assert refusal(path) == "a Parquet table needs pyarrow: pip install 'vitrail[datasets]'"
 
 
-def test_a_row_group_too_large_to_keep_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_group_too_large_to_cache_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquets, "LARGEST_GROUP", 1000)
     columns, plain = (
         {"image": [b"x" * 900, b"y" * 900], "label": ["a", "b"]},
         {"use_dictionary": False, "write_statistics": False},
     )
-    assert "write it again with row_group_size=1000" in refusal(parquet(tmp_path / "t.parquet", columns, **plain))
+    assert "rewrite it with row_group_size=1000" in refusal(parquet(tmp_path / "t.parquet", columns, **plain))
     assert len(read_table(parquet(tmp_path / "t.parquet", columns, row_group_size=1, **plain))[""]) == 2

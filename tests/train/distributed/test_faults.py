@@ -1,4 +1,4 @@
-"""What happens to one process of a run happens to all, with a clear line, and nothing is lost (FAULTS 15)."""
+"""A failure of one process ends all, with a clear message, and nothing is lost (FAULTS 15)."""
 
 import os
 import signal
@@ -18,8 +18,8 @@ def settings() -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "alone"
+def single_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "single"
     fit(settings(), folder, Machine(workers=1))
     return folder
 
@@ -27,45 +27,45 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def the_same(one: Path, two: Path) -> None:
     ours, theirs = steps(one), steps(two)
     assert list(theirs) == list(ours)
-    for step, numbers in ours.items():
-        assert theirs[step] == pytest.approx(numbers, rel=5e-5, abs=1e-5)
+    for step, metrics in ours.items():
+        assert theirs[step] == pytest.approx(metrics, rel=5e-5, abs=1e-5)
 
 
 def saved(run: Path) -> bool:
     return bool(checkpoints(run / "checkpoints"))
 
 
-def test_a_killed_rank_is_started_again_and_the_run_is_the_same_run(alone: Path, tmp_path: Path) -> None:
+def test_a_killed_rank_is_restarted_and_the_run_is_the_same_run(single_process: Path, tmp_path: Path) -> None:
     file, run = noted(settings(), tmp_path), tmp_path / "run"
-    with started(2, "train", "--again", file, "--out", run, restarts=1) as process:
+    with started(2, "train", "--recipe-from", file, "--out", run, restarts=1) as process:
         until(lambda: saved(run), process)
         os.kill(workers(process.pid)[1], signal.SIGKILL)
-        _, said = process.communicate(timeout=180)
-    assert process.returncode == 0, said[-2000:]
-    assert "goes on from step" in said
-    the_same(alone, run)
+        _, output = process.communicate(timeout=180)
+    assert process.returncode == 0, output[-2000:]
+    assert "resumed from step" in output
+    the_same(single_process, run)
 
 
-def test_without_a_restart_all_end_and_the_next_start_goes_on(alone: Path, tmp_path: Path) -> None:
+def test_without_a_restart_all_end_and_the_next_start_resumes(single_process: Path, tmp_path: Path) -> None:
     file, run = noted(settings(), tmp_path), tmp_path / "run"
-    with started(2, "train", "--again", file, "--out", run) as process:
+    with started(2, "train", "--recipe-from", file, "--out", run) as process:
         until(lambda: saved(run), process)
         began, ranks = time.monotonic(), workers(process.pid)
         os.kill(ranks[0], signal.SIGKILL)
-        _, said = process.communicate(timeout=180)
+        _, output = process.communicate(timeout=180)
         assert process.returncode != 0
         assert time.monotonic() - began < 60
         assert not any(alive(each) for each in ranks)
-    assert "rank 1 lost touch with the others" in said or "Signal 9" in said, said[-2000:]
+    assert "rank 1 lost contact with the other ranks" in output or "Signal 9" in output, output[-2000:]
     assert find_checkpoint(run / "checkpoints") is not None
     fit(settings(), run, Machine(workers=1))
-    the_same(alone, run)
+    the_same(single_process, run)
 
 
-def test_where_the_launcher_is_killed_its_processes_save_and_end(alone: Path, tmp_path: Path) -> None:
-    """With the launcher goes the store by which they met."""
+def test_if_the_launcher_is_killed_its_processes_save_and_end(single_process: Path, tmp_path: Path) -> None:
+    """The store of the rendezvous ends with the launcher."""
     file, run = noted(settings(), tmp_path), tmp_path / "run"
-    with started(2, "train", "--again", file, "--out", run) as process:
+    with started(2, "train", "--recipe-from", file, "--out", run) as process:
         until(lambda: saved(run), process)
         ranks = workers(process.pid)
         process.kill()
@@ -77,23 +77,23 @@ def test_where_the_launcher_is_killed_its_processes_save_and_end(alone: Path, tm
         left = max(steps(run))
     assert left == 40 or checkpoints(run / "checkpoints")[0].name == f"step-{left}"
     fit(settings(), run, Machine(workers=1))
-    the_same(alone, run)
+    the_same(single_process, run)
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_ends_all_within_the_time_out(alone: Path, tmp_path: Path) -> None:
-    """Stopped, it answers nothing and takes no signal but SIGKILL, which the launcher sends after half a minute."""
+def test_a_rank_that_hangs_ends_all_within_the_timeout(single_process: Path, tmp_path: Path) -> None:
+    """A stopped process does not respond and takes no signal but SIGKILL, which the launcher sends after half a minute."""
     file, run = noted(settings(), tmp_path), tmp_path / "run"
-    with started(2, "train", "--again", file, "--out", run) as process:
+    with started(2, "train", "--recipe-from", file, "--out", run) as process:
         until(lambda: saved(run), process)
         ranks = workers(process.pid)
         os.kill(ranks[1], signal.SIGSTOP)
-        _, said = process.communicate(timeout=180)
+        _, output = process.communicate(timeout=180)
         assert process.returncode != 0
         assert not any(alive(each) for each in ranks)
-    assert "vitrail: rank 0 lost touch with the others" in said, said[-2000:]
+    assert "vitrail: rank 0 lost contact with the other ranks" in output, output[-2000:]
     fit(settings(), run, Machine(workers=1))
-    the_same(alone, run)
+    the_same(single_process, run)
 
 
 FULL = """
@@ -112,25 +112,27 @@ main()
 """
 
 
-def test_a_disk_that_is_full_on_one_rank_is_named_and_leaves_the_last_checkpoint_whole(alone: Path, tmp_path: Path) -> None:
+def test_a_disk_that_is_full_on_one_rank_is_named_and_leaves_the_last_checkpoint_whole(
+    single_process: Path, tmp_path: Path
+) -> None:
     file, run, script = noted(settings(), tmp_path), tmp_path / "run", tmp_path / "full.py"
     script.write_text(FULL)
-    done = torchrun(2, "train", "--again", file, "--out", run, script=str(script))
+    done = torchrun(2, "train", "--recipe-from", file, "--out", run, script=str(script))
     assert done.returncode != 0
     assert "rank 1 cannot write the checkpoint of step" in done.stderr, done.stderr[-3000:]
     assert "File too large" in done.stderr
     assert not list((run / "checkpoints").glob(".step-*"))
     fit(settings(), run, Machine(workers=1))
-    the_same(alone, run)
+    the_same(single_process, run)
 
 
-def test_a_mistake_is_one_sentence_and_not_one_a_rank(tmp_path: Path) -> None:
+def test_a_mistake_is_one_sentence_and_not_one_per_rank(tmp_path: Path) -> None:
     file = noted(still(batch=25), tmp_path)
-    done = torchrun(2, "train", "--again", file, "--out", tmp_path / "run")
+    done = torchrun(2, "train", "--recipe-from", file, "--out", tmp_path / "run")
     assert done.returncode != 0
-    assert [line for line in done.stderr.splitlines() if "vitrail" in line and "batch must be" in line] == [
-        "vitrail: batch must be a multiple of the 2 ranks, got 25; try batch=26"
+    assert [line for line in done.stderr.splitlines() if "vitrail" in line and "batch_size must be" in line] == [
+        "vitrail: batch_size must be a multiple of the world size 2, got 25; try batch_size=26"
     ]
     assert not lines(tmp_path / "run")
-    done = torchrun(2, "train", "--again", file, restarts=1)
-    assert "needs a folder by name" in done.stderr
+    done = torchrun(2, "train", "--recipe-from", file, restarts=1)
+    assert "needs a named folder" in done.stderr

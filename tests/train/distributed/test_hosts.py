@@ -1,4 +1,4 @@
-"""Two hosts, each a network namespace of its own with one wire between them, meet by torchrun's rendezvous."""
+"""Two nodes, each in its own network namespace with a link between them, join by torchrun's rendezvous."""
 
 import os
 import shutil
@@ -17,12 +17,12 @@ from vitrail.train.loop import Machine, fit
 HOSTS = {"vitrail-a": "10.77.41.1", "vitrail-b": "10.77.41.2"}
 
 
-def ip(*words: str) -> bool:
-    return subprocess.run(["ip", *words], capture_output=True, check=False).returncode == 0
+def ip(*arguments: str) -> bool:
+    return subprocess.run(["ip", *arguments], capture_output=True, check=False).returncode == 0
 
 
 @pytest.fixture
-def wire() -> Iterator[None]:
+def network_link() -> Iterator[None]:
     if not shutil.which("ip") or not all(ip("netns", "add", name) for name in HOSTS):
         pytest.skip("network namespaces need root and iproute2")
     first, second = HOSTS
@@ -50,7 +50,7 @@ def host(number: int, *arguments: object) -> "subprocess.Popen[str]":
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        # without the second, torchrun (2.13) does not tell a host that joins later where the first one is
+        # without the second, torchrun (2.13) does not tell a node that joins later where the first one is
         env=environment(GLOO_SOCKET_IFNAME=f"vitrail{number}", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
     )
 
@@ -62,26 +62,26 @@ def end(process: "subprocess.Popen[str]") -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("wire")
-def test_a_host_that_is_lost_comes_back_and_the_run_is_the_same_run(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("network_link")
+def test_a_node_that_is_lost_comes_back_and_the_run_is_the_same_run(tmp_path: Path) -> None:
     settings = still(steps=40, evaluate=20, checkpoint=4)
-    fit(settings, tmp_path / "alone", Machine(workers=1))
+    fit(settings, tmp_path / "single", Machine(workers=1))
     file, run = noted(settings, tmp_path), tmp_path / "run"
-    call = ("train", "--again", file, "--out", run, "--set", "parallel=fsdp")
+    call = ("train", "--recipe-from", file, "--out", run, "--set", "parallel=fsdp")
     hosts = [host(number, *call) for number in range(2)]
     try:
         until(lambda: checkpoints(run / "checkpoints"), hosts[0])
-        for pid in (hosts[1].pid, *workers(hosts[1].pid)):  # the power goes: the launcher first, then what it has started
+        for pid in (hosts[1].pid, *workers(hosts[1].pid)):  # a power failure: the launcher first, then its processes
             os.kill(pid, signal.SIGKILL)
         hosts[1].communicate()
         hosts[1] = host(1, *call)
-        said = [each.communicate(timeout=240)[1] for each in hosts]
-        assert [each.returncode for each in hosts] == [0, 0], "\n----\n".join(words[-2500:] for words in said)
+        outputs = [each.communicate(timeout=240)[1] for each in hosts]
+        assert [each.returncode for each in hosts] == [0, 0], "\n----\n".join(output[-2500:] for output in outputs)
     finally:
         for each in hosts:
             end(each)
-    assert "goes on from step" in said[0]
-    ours, theirs = steps(tmp_path / "alone"), steps(run)
+    assert "resumed from step" in outputs[0]
+    ours, theirs = steps(tmp_path / "single"), steps(run)
     assert list(theirs) == list(ours)
-    for step, numbers in ours.items():
-        assert theirs[step] == pytest.approx(numbers, rel=5e-5, abs=1e-5)
+    for step, metrics in ours.items():
+        assert theirs[step] == pytest.approx(metrics, rel=5e-5, abs=1e-5)

@@ -20,26 +20,26 @@ from vitrail.train.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "alone"
+def single_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "single"
     fit(still(), folder, Machine(workers=1))
     return folder
 
 
 def same(one: Path, two: Path, tolerance: float = 1e-5) -> None:
-    """Every step's numbers, every evaluation, the result, and that each picture of the test was counted once."""
+    """Assert equal metrics of every step, evaluations and results, and that each test image was counted once."""
     ours, theirs = steps(one), steps(two)
     assert list(ours) == list(theirs)
-    for step, numbers in ours.items():
-        assert theirs[step] == pytest.approx(numbers, rel=5e-5, abs=tolerance), step
+    for step, metrics in ours.items():
+        assert theirs[step] == pytest.approx(metrics, rel=5e-5, abs=tolerance), step
     for before, now in zip(lines(one), lines(two), strict=True):
         if "validation" in before:
             assert now["validation"] == pytest.approx(before["validation"], abs=tolerance)
     first, second = (json.loads((run / "result.json").read_text()) for run in (one, two))
     assert second["test"] == pytest.approx(first["test"], abs=tolerance)
-    known, found = (np.load(run / "predictions.npz") for run in (one, two))
-    assert (found["indices"] == known["indices"]).all()
-    # keys' biases have a gradient of nothing but rounding, which Adam makes as large as any other
+    expected, actual = (np.load(run / "predictions.npz") for run in (one, two))
+    assert (actual["indices"] == expected["indices"]).all()
+    # the key biases' gradient is only rounding, which Adam makes as large as any other
     assert_close(
         load_file(two / "last" / "model.safetensors"), load_file(one / "last" / "model.safetensors"), atol=5e-4, rtol=1e-3
     )
@@ -55,43 +55,43 @@ def same(one: Path, two: Path, tolerance: float = 1e-5) -> None:
         pytest.param(3, [], marks=pytest.mark.slow),
     ],
 )
-def test_any_number_of_ranks_makes_the_same_run(ranks: int, settings: list[str], alone: Path, tmp_path: Path) -> None:
+def test_any_world_size_makes_the_same_run(ranks: int, settings: list[str], single_process: Path, tmp_path: Path) -> None:
     file, run = noted(still(), tmp_path), tmp_path / "run"
     changes = [word for setting in settings for word in ("--set", setting)]
-    done = torchrun(ranks, "train", "--again", file, "--out", run, "--json", *changes)
+    done = torchrun(ranks, "train", "--recipe-from", file, "--out", run, "--json", *changes)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout)["steps"] == 50  # one answer, not one a rank
-    same(alone, run)
+    assert json.loads(done.stdout)["steps"] == 50  # one result, not one per rank
+    same(single_process, run)
     assert (run / "report.html").is_file()
 
 
-def test_a_run_goes_from_four_ranks_to_two_to_one_and_stays_the_same_run(alone: Path, tmp_path: Path) -> None:
-    """Sharded by FSDP over four, then over two, then on one process, then a plain file. Each is asked to stop (SIGTERM)."""
+def test_a_run_resumed_on_four_then_two_then_one_rank_stays_the_same_run(single_process: Path, tmp_path: Path) -> None:
+    """Sharded by FSDP over four ranks, then over two, then in one process. Each is stopped by SIGTERM."""
     file, run = noted(still(), tmp_path), tmp_path / "run"
     for ranks, at in ((4, 13), (2, 31)):
-        call = ("train", "--again", file, "--out", run, "--set", "parallel=fsdp")
+        call = ("train", "--recipe-from", file, "--out", run, "--set", "parallel=fsdp")
         with started(ranks, *call) as process:
             until(lambda at=at: len(steps(run)) >= at, process)  # type: ignore[misc]
             process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=120)
+            _, output = process.communicate(timeout=120)
             assert process.returncode != 0
-            assert said.count("the same command goes on from there") == 1, said[-2000:]
+            assert output.count("the same command resumes from there") == 1, output[-2000:]
         newest = checkpoints(run / "checkpoints")[0]
         assert newest.name == f"step-{max(steps(run))}"
-        assert len(list(newest.glob("*.safetensors"))) == ranks  # each has written its part
-        assert not list(newest.rglob(".metadata"))  # torch's own, a pickle
-        moments = {name for part in newest.glob("*.safetensors") for name in load_file(part) if name.startswith("optimiser.")}
+        assert len(list(newest.glob("*.safetensors"))) == ranks  # each has written its shard
+        assert not list(newest.rglob(".metadata"))  # torch's pickle
+        moments = {name for part in newest.glob("*.safetensors") for name in load_file(part) if name.startswith("optimizer.")}
         kinds = {tuple(name.split(".")[1:3]) for name in moments}
-        assert kinds == {("0", "step"), ("0", "exp_avg"), ("0", "exp_avg_sq"), ("1", "momentum")}  # AdamW's and Muon's
+        assert kinds == {("0", "step"), ("0", "exp_avg"), ("0", "exp_avg_sq"), ("1", "momentum")}  # of AdamW and Muon
         assert not workers(process.pid)
     fit(still(), run, Machine(workers=1))
-    same(alone, run)
+    same(single_process, run)
 
 
 METHODS = {
     "mae": Masking("mae", decoder_width=12, decoder_depth=1, decoder_heads=3),
     "simmim": Masking("simmim"),
-    "masked-patch": Masking("masked-patch", target="colour"),
+    "masked-patch": Masking("masked-patch", target="mean-colour"),
 }
 
 
@@ -113,36 +113,36 @@ def masked(method: str) -> Recipe:
         pytest.param("masked-patch", "fsdp", marks=pytest.mark.slow),
     ],
 )
-def test_learning_without_labels_is_the_same_on_two_ranks(method: str, parallel: str, tmp_path: Path) -> None:
-    fit(masked(method), tmp_path / "alone", Machine(workers=1))
+def test_self_supervised_training_is_the_same_on_two_ranks(method: str, parallel: str, tmp_path: Path) -> None:
+    fit(masked(method), tmp_path / "single", Machine(workers=1))
     file, run = noted(masked(method), tmp_path), tmp_path / "run"
-    done = torchrun(2, "train", "--again", file, "--out", run, "--json", "--set", f"parallel={parallel}")
+    done = torchrun(2, "train", "--recipe-from", file, "--out", run, "--json", "--set", f"parallel={parallel}")
     assert done.returncode == 0, done.stderr[-2000:]
-    ours, theirs = steps(tmp_path / "alone"), steps(run)
+    ours, theirs = steps(tmp_path / "single"), steps(run)
     assert list(theirs) == list(ours) == list(range(1, 21))
-    rough = method == "simmim"  # whose loss has a sign for a gradient, which the last bit may turn
-    for step, numbers in ours.items():
-        assert theirs[step]["loss"] == pytest.approx(numbers["loss"], abs=2e-5 if rough else 1e-5)
-        assert theirs[step] == pytest.approx(numbers, rel=1e-2 if rough else 5e-5, abs=1e-5)
-    looks = [[line["validation"] for line in lines(each) if "validation" in line] for each in (tmp_path / "alone", run)]
-    assert len(looks[0]) == 2
-    for before, now in zip(*looks, strict=True):
+    rough = method == "simmim"  # an L1 loss, whose gradient is a sign, which the last bit may flip
+    for step, metrics in ours.items():
+        assert theirs[step]["loss"] == pytest.approx(metrics["loss"], abs=2e-5 if rough else 1e-5)
+        assert theirs[step] == pytest.approx(metrics, rel=1e-2 if rough else 5e-5, abs=1e-5)
+    evaluations = [[line["validation"] for line in lines(each) if "validation" in line] for each in (tmp_path / "single", run)]
+    assert len(evaluations[0]) == 2
+    for before, now in zip(*evaluations, strict=True):
         assert now == pytest.approx(before, abs=1e-4 if rough else 1e-5)
     assert (run / "reconstructions" / "step-20.npz").is_file()
 
 
 @pytest.mark.slow
-def test_in_bfloat16_both_engines_make_the_same_run(tmp_path: Path) -> None:
-    """Norms and scales stay in full under both. Beside one process, gradients of weights are rounded once for each rank."""
+def test_in_bfloat16_ddp_and_fsdp_make_the_same_run(tmp_path: Path) -> None:
+    """Norms and scales stay in float32 under both. Unlike in one process, gradients are rounded once per rank."""
     plain = still(precision="bfloat16", steps=20)
     assert isinstance(plain.model, ViTConfig)
     file = noted(replace(plain, model=replace(plain.model, layer_scale=0.1)), tmp_path)
     for parallel in ("ddp", "fsdp"):
-        done = torchrun(2, "train", "--again", file, "--out", tmp_path / parallel, "--set", f"parallel={parallel}")
+        done = torchrun(2, "train", "--recipe-from", file, "--out", tmp_path / parallel, "--set", f"parallel={parallel}")
         assert done.returncode == 0, done.stderr[-2000:]
     ours, theirs = steps(tmp_path / "ddp"), steps(tmp_path / "fsdp")
     assert list(theirs) == list(ours) == list(range(1, 21))
-    for step, numbers in ours.items():
-        gradient = numbers.pop("gradient")  # of bfloat16, whose last bit is a part in 256
-        assert theirs[step].pop("gradient") == pytest.approx(gradient, rel=1e-3)
-        assert theirs[step] == pytest.approx(numbers, rel=1e-4, abs=1e-5)
+    for step, metrics in ours.items():
+        gradient = metrics.pop("grad_norm")  # bfloat16 has eight bits of precision
+        assert theirs[step].pop("grad_norm") == pytest.approx(gradient, rel=1e-3)
+        assert theirs[step] == pytest.approx(metrics, rel=1e-4, abs=1e-5)

@@ -22,7 +22,7 @@ WAITS = "20"  # seconds that ranks wait for each other
 
 
 def still(**changes: object) -> Recipe:
-    """All but dropout and stochastic depth, whose draws follow the ranks: mixed pictures, an average, Muon, clipping."""
+    """A recipe without dropout and stochastic depth, whose draws depend on the rank: mixed images, EMA, Muon, clipping."""
     model = ViTConfig(width=24, depth=3, mlp=48, heads=3, patch=(8, 8), image=(16, 16), channels=3, classes=10, gelu="exact")
     settings: dict[str, object] = {
         "model": model, "steps": 50, "batch": 24, "evaluate": 25, "checkpoint": 10,
@@ -48,14 +48,14 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def torchrun(ranks: int, *arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
-    """To the end."""
+    """Run ``torchrun`` to its end."""
     line = command(ranks, *arguments, **how)
     return subprocess.run(line, capture_output=True, text=True, env=environment(), timeout=SECONDS, check=False)
 
 
 @contextmanager
 def started(ranks: int, *arguments: object, **how: Any) -> Iterator["subprocess.Popen[str]"]:
-    """While it runs; behind it, nothing of it is left."""
+    """Run ``torchrun`` in the background; afterwards none of its processes is left."""
     line = command(ranks, *arguments, **how)
     with subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True
@@ -67,26 +67,26 @@ def started(ranks: int, *arguments: object, **how: Any) -> Iterator["subprocess.
                 ended(each)
 
 
-def until(fact: Callable[[], object], process: "subprocess.Popen[str]") -> None:
-    """It holds, or the process has ended, or too much time has passed."""
+def until(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
+    """Wait until a condition holds; fail if the process ends or the time is up."""
     end = time.monotonic() + SECONDS
-    while not fact():
+    while not condition():
         assert process.poll() is None, process.communicate()[1][-2000:]
         assert time.monotonic() < end
         time.sleep(0.02)
 
 
 def workers(parent: int) -> list[int]:
-    """The processes that a launcher has started, by rank."""
-    found: dict[int, int] = {}
-    for place in Path("/proc").glob("[0-9]*"):
+    """Process ids that a launcher has started, by rank."""
+    pids: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if int((place / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
-                words = dict(word.split("=", 1) for word in (place / "environ").read_text().split("\0") if "=" in word)
-                found[int(words["RANK"])] = int(place.name)
+            if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
+                variables = dict(word.split("=", 1) for word in (folder / "environ").read_text().split("\0") if "=" in word)
+                pids[int(variables["RANK"])] = int(folder.name)
         except (OSError, KeyError, IndexError):
             continue
-    return [found[rank] for rank in sorted(found)]
+    return [pids[rank] for rank in sorted(pids)]
 
 
 def alive(pid: int) -> bool:
@@ -105,7 +105,7 @@ def ended(pid: int) -> None:
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
-    """As far as they are written."""
+    """The complete rows of the log."""
     path = run / "log.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.is_file() else []
 

@@ -1,4 +1,4 @@
-"""Files to spoil."""
+"""Files to damage."""
 
 from pathlib import Path
 

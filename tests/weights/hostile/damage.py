@@ -1,4 +1,4 @@
-"""Small files of every format and ways to spoil them, for the tests of hostile files."""
+"""Small files of every format and ways to damage them, for the tests of hostile files."""
 
 import io
 import json
@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {"depth": 1, "patch": (5, 5), "image": (10, 10)}
 IMAGES = torch.randn(2, 3, 10, 10)
 
 
-ENOUGH = 1_000  # megabytes at the peak, of which importing torch takes a quarter
+ENOUGH = 1_000  # megabytes of peak memory, of which importing torch takes a quarter
 
 
 FILES: dict[Origin, str] = {
@@ -43,20 +43,20 @@ FILES: dict[Origin, str] = {
 }
 
 
-def refused(source: str | Path, **wishes: Any) -> str:
-    """The sentence with which it was refused."""
+def refused(source: str | Path, **overrides: Any) -> str:
+    """Return the message with which a source was refused."""
     with pytest.raises(VitrailError) as caught:
-        load(source, **wishes)
+        load(source, **overrides)
     assert _is_sentence(str(caught.value)), str(caught.value)[:2000]
     return str(caught.value)
 
 
-def verdict(source: str | Path, **wishes: Any) -> str:
-    """``loaded``, ``refused``, or what else happened."""
+def verdict(source: str | Path, **overrides: Any) -> str:
+    """Return ``loaded``, ``refused``, or what else happened."""
     try:
-        load(source, **wishes)
+        load(source, **overrides)
     except VitrailError as error:
-        return "refused" if _is_sentence(str(error)) else f"no sentence: {str(error)[:200]!r}"
+        return "refused" if _is_sentence(str(error)) else f"not a clear message: {str(error)[:200]!r}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "loaded"
@@ -108,7 +108,7 @@ def write_arrays(path: Path, arrays: dict[str, bytes], compression: int = zipfil
 
 
 def npy(array: Any, **header: Any) -> bytes:
-    """An array's bytes under a header that may lie."""
+    """Return an array's bytes with a header that may be wrong."""
     stream = io.BytesIO()
     order = array.flags.f_contiguous and not array.flags.c_contiguous
     honest = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": order, "shape": array.shape}
@@ -127,7 +127,7 @@ def edit_json(path: Path, **changes: Any) -> None:
 
 
 class Evil:
-    """Makes a folder when it is unpickled."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark

@@ -1,4 +1,4 @@
-"""A small file cannot take much memory or time."""
+"""A small file cannot use much memory or time."""
 
 import json
 import struct
@@ -122,7 +122,7 @@ BOMBS: dict[str, Callable[[Path], object]] = {
     "claiming.safetensors": lambda path: write_safetensors(
         path, {"a": {"dtype": "F32", "shape": [2**38], "data_offsets": [0, 2**40]}}
     ),
-    "many-places.safetensors": partial(_safetensors_of_no_size, name="pos_embed", shape=[1, 2**40 + 8, 0]),
+    "many-positions.safetensors": partial(_safetensors_of_no_size, name="pos_embed", shape=[1, 2**40 + 8, 0]),
     "wide.safetensors": partial(_safetensors_of_no_size, name="blocks.0.mlp.fc1.weight", shape=[2**62, 0]),
     "many-classes.safetensors": partial(_safetensors_of_no_size, name="head.weight", shape=[2**62, 0]),
     "expanded.pth": _expanded,
@@ -141,13 +141,13 @@ BOMBS: dict[str, Callable[[Path], object]] = {
     "many-registers": partial(_facts, registers=10**18),
     "deep-resnet": partial(_facts, model={"family": "resnet", "stages": [10**9]}),
     "deep-stem": partial(_facts, patch=[1, 1], image=[8, 8], stem={"stages": [10**9]}),
-    "huge-facts": _huge_facts,
+    "huge-metadata": _huge_facts,
 }
 
 
 @pytest.fixture(scope="module")
 def fates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What became of each bomb in a process of its own, with ten seconds of the processor and six gigabytes at most."""
+    """Load each bomb in a separate process, limited to ten CPU seconds and six gigabytes, and return the outcomes."""
     folder = tmp_path_factory.mktemp("bombs")
     for name, plant in BOMBS.items():
         plant(folder / name)

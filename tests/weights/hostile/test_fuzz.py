@@ -1,4 +1,4 @@
-"""Cut and flipped anywhere, a file is a model or refused."""
+"""Truncated or changed anywhere, a file is loaded or refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +37,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @st.composite
 def damage(draw: st.DrawFn) -> Callable[[bytes], bytes]:
-    """Some bytes changed, most of them in the headers at both ends, and sometimes the rest cut off."""
+    """Draw a damage: some changed bytes, mostly in the headers at both ends, and sometimes a truncation."""
     near = st.integers(0, 3000)
     places = st.one_of(near, near.map(lambda place: -1 - place), st.integers(0, 2**20))
     values = st.one_of(st.integers(0, 255), st.sampled_from(b"0123456789-.,:eE[]{}()'\"<>|fiubcVO"))
@@ -56,7 +56,7 @@ def damage(draw: st.DrawFn) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize("victim", VICTIMS)
 @settings(max_examples=60, deadline=None)
 @given(damage=damage())
-def test_damage_of_any_kind_is_survived(victim: str, damage: Callable[[bytes], bytes], originals: Path) -> None:
+def test_any_damage_is_handled(victim: str, damage: Callable[[bytes], bytes], originals: Path) -> None:
     path = originals / victim
     whole = path.read_bytes()
     try:

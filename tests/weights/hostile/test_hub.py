@@ -1,4 +1,4 @@
-"""Without a network the hub is given up soon; malformed names are refused."""
+"""Without a network, the hub times out soon; malformed names are refused."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from tests.weights.hostile.damage import ROOT, refused
 
 
 @pytest.mark.parametrize("kind", ["closed", "silent"])
-def test_a_hub_that_does_not_answer_is_given_up_soon(kind: str, tmp_path: Path) -> None:
+def test_an_unresponsive_hub_times_out_soon(kind: str, tmp_path: Path) -> None:
     script = (
         "from vitrail.errors import VitrailError; from vitrail.weights.load import load\n"
         "try:\n    load('hf:owner/name')\nexcept VitrailError as error:\n    print(error)"
@@ -26,7 +26,7 @@ def test_a_hub_that_does_not_answer_is_given_up_soon(kind: str, tmp_path: Path) 
             env=environment,
             cwd=ROOT,
         )
-    assert done.stdout == "hf:owner/name cannot be fetched: the hub cannot be reached and the model is not in the cache\n"
+    assert done.stdout == "hf:owner/name cannot be downloaded: the hub cannot be reached and the model is not in the cache\n"
 
 
 @pytest.mark.parametrize(
@@ -48,14 +48,14 @@ def test_a_hub_that_does_not_answer_is_given_up_soon(kind: str, tmp_path: Path) 
         "https://evil.example/name",
     ],
 )
-def test_a_malformed_name_of_the_hub_is_refused(name: str) -> None:
-    assert "a model of the hub reads hf:owner/name, got" in refused(f"hf:{name}")
+def test_a_malformed_repository_name_is_refused(name: str) -> None:
+    assert "a model on the hub must be written hf:owner/name, got" in refused(f"hf:{name}")
 
 
 SOURCES = ["", ".", "gone.npz", "gone", "x" * 5000, "a\0b.pth", "/dev/null", "\ud800.npz"]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: ascii(source)[:20])
-def test_a_source_that_is_no_model_is_refused(source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_source_that_is_not_a_model_is_refused(source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     refused(source)

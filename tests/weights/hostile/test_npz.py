@@ -1,4 +1,4 @@
-"""Arrays are what their headers say, or refused by name."""
+"""Arrays that do not match their headers are refused by name."""
 
 import pickle
 import zipfile
@@ -15,7 +15,7 @@ from tests.weights.hostile.damage import IMAGES, Evil, arrays_of, npy, refused, 
 from vitrail.weights.load import load
 
 
-def test_arrays_in_column_order_or_with_the_big_end_first_are_the_same_numbers(official: Path) -> None:
+def test_column_order_and_big_endian_arrays_have_the_same_values(official: Path) -> None:
     model, arrays = load(official), arrays_of(official)
     changes: list[Callable[[Any], Any]] = [
         np.asfortranarray,
@@ -30,7 +30,7 @@ def test_arrays_in_column_order_or_with_the_big_end_first_are_the_same_numbers(o
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_read_as_it_is(dtype: torch.dtype, order: Any, official: Path) -> None:
+def test_half_precision_is_read_exactly(dtype: torch.dtype, order: Any, official: Path) -> None:
     model = load(official)
     for weight in model.parameters():
         weight.data = weight.data.to(dtype).float()
@@ -60,7 +60,7 @@ def test_names_with_path_tricks_are_just_names(official: Path) -> None:
     assert sorted(official.parent.parent.rglob("*")) == before
 
 
-def test_names_cannot_break_the_sentence(official: Path) -> None:
+def test_names_cannot_break_the_message(official: Path) -> None:
     for name in ("two\nlines", "\x1b[2Jcleared", "long" * 10_000, "\x07"):
         write_arrays(official, {name: npy(np.zeros(3))})
         refused(official)
@@ -68,11 +68,11 @@ def test_names_cannot_break_the_sentence(official: Path) -> None:
         refused(official.with_suffix(".safetensors"))
 
 
-def test_objects_in_arrays_are_never_unpacked(official: Path) -> None:
+def test_objects_in_arrays_are_never_unpickled(official: Path) -> None:
     evil = np.array([Evil(official.parent / "executed")], dtype=object)
     arrays: dict[str, Any] = {**arrays_of(official), "head/bias": evil}
     np.savez(official, **arrays)
-    assert "holds Python objects, which are never unpacked" in refused(official)
+    assert "contains Python objects, which are never unpickled" in refused(official)
     assert not (official.parent / "executed").exists()
 
 
@@ -105,7 +105,7 @@ def test_objects_in_arrays_are_never_unpacked(official: Path) -> None:
     ],
     ids=lambda header: str(header)[:40],
 )
-def test_an_array_that_is_not_what_its_header_says_is_refused(header: dict[str, Any], official: Path) -> None:
+def test_an_array_that_does_not_match_its_header_is_refused(header: dict[str, Any], official: Path) -> None:
     content = {name: npy(array) for name, array in arrays_of(official).items()}
     write_arrays(official, {**content, "head/bias": npy(np.ones(5, np.float32), **header)})
     assert "head/bias" in refused(official)
@@ -127,33 +127,33 @@ def test_an_array_that_is_not_what_its_header_says_is_refused(header: dict[str, 
     ],
     ids=lambda content: ascii(content)[:40],
 )
-def test_an_entry_that_is_no_array_is_refused(content: bytes, official: Path) -> None:
+def test_an_entry_that_is_not_an_array_is_refused(content: bytes, official: Path) -> None:
     arrays = {name: npy(array) for name, array in arrays_of(official).items()}
     write_arrays(official, {**arrays, "head/bias": content})
     assert str(official) in refused(official)
 
 
-def test_arrays_of_no_size_are_refused_by_name(official: Path) -> None:
+def test_empty_arrays_are_refused_by_name(official: Path) -> None:
     content = {name: npy(array) for name, array in arrays_of(official).items()}
     for dtype in ("<f4", ">f8", "V2"):
         write_arrays(official, {**content, "head/bias": npy(np.zeros((0, 3), dtype))})
         assert "head/bias" in refused(official)
 
 
-def test_what_is_no_zip_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_zip_is_refused(tmp_path: Path) -> None:
     for content in (b"", b"PK", b"PK\x03\x04" + bytes(100), b"PK\x05\x06" + b"\xff" * 18, b"no zip" * 100, npy(np.zeros(3))):
         (tmp_path / "weights.npz").write_bytes(content)
         assert "cannot be read" in refused(tmp_path / "weights.npz")
 
 
-def test_a_wrong_checksum_is_noticed(official: Path) -> None:
+def test_a_wrong_checksum_is_detected(official: Path) -> None:
     bias = arrays_of(official)["head/bias"].tobytes()
     whole = official.read_bytes()
     official.write_bytes(whole.replace(bias, bytes([bias[0] ^ 1]) + bias[1:]))
     assert "head/bias" in refused(official)
 
 
-def test_a_wrong_checksum_is_noticed_also_where_the_header_then_asks_for_fewer_bytes(official: Path) -> None:
+def test_a_wrong_checksum_is_detected_also_if_the_header_claims_fewer_bytes(official: Path) -> None:
     path = write_arrays(official, {name: npy(np.zeros_like(array)) for name, array in arrays_of(official).items()})
     path.write_bytes(path.read_bytes().replace(b"'<f4'", b"'<f2'", 1))
     assert "embedding/kernel" in refused(official)

@@ -1,4 +1,4 @@
-"""No pickle is executed, whatever it is called."""
+"""No pickle is executed, whatever its name."""
 
 import os
 import pickle
@@ -25,7 +25,7 @@ PICKLES: dict[str, Callable[[Any, Path], object]] = {
 
 @pytest.mark.parametrize("suffix", [".pth", ".pt", ".bin", ".ckpt", ".tar", ".safetensors", ".npz"])
 @pytest.mark.parametrize("kind", PICKLES)
-def test_no_pickle_is_executed_whatever_it_is_called(kind: str, suffix: str, tmp_path: Path) -> None:
+def test_no_pickle_is_executed_whatever_its_name(kind: str, suffix: str, tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     for content in (Evil(mark), {"cls_token": torch.zeros(3), "epoch": Evil(mark)}):
         path = tmp_path / f"weights{suffix}"
@@ -35,9 +35,9 @@ def test_no_pickle_is_executed_whatever_it_is_called(kind: str, suffix: str, tmp
 
 
 @pytest.mark.parametrize("kind", ["torch", "legacy torch"])
-def test_the_sentence_names_what_the_pickle_wanted_to_call(kind: str, tmp_path: Path) -> None:
+def test_the_message_names_what_the_pickle_would_call(kind: str, tmp_path: Path) -> None:
     PICKLES[kind]({"model": Evil(tmp_path / "executed")}, tmp_path / "weights.pth")
-    assert f"wants to run code while being read ({os.name}.mkdir), which is never done" in refused(tmp_path / "weights.pth")
+    assert f"would execute code when read ({os.name}.mkdir), which is never done" in refused(tmp_path / "weights.pth")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
@@ -56,7 +56,7 @@ def test_no_pickle_in_our_own_folder_is_executed(tmp_path: Path) -> None:
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_torch_file_of_the_old_kind_is_read(tmp_path: Path) -> None:
+def test_a_legacy_torch_file_is_read(tmp_path: Path) -> None:
     path = make("torchvision", tmp_path)
     logits = load(path)(IMAGES)
     torch.save(torch.load(path), path, _use_new_zipfile_serialization=False)
@@ -73,14 +73,14 @@ def test_a_pickle_without_tensors_is_refused(tmp_path: Path) -> None:
 UNUSUAL: dict[str, Callable[[Tensor], Tensor]] = {
     "sparse": Tensor.to_sparse,
     "complex": partial(Tensor.to, dtype=torch.complex64),
-    "on no device": partial(Tensor.to, device="meta"),
+    "meta": partial(Tensor.to, device="meta"),
     "quantised": lambda tensor: torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8),
 }
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize")
 @pytest.mark.parametrize("kind", UNUSUAL)
-def test_tensors_that_are_no_plain_numbers_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+def test_tensors_that_are_not_plain_are_refused_by_name(kind: str, tmp_path: Path) -> None:
     path = make("torchvision", tmp_path)
     tensors = read(path)
     tensors["heads.head.weight"] = UNUSUAL[kind](tensors["heads.head.weight"])
@@ -89,7 +89,7 @@ def test_tensors_that_are_no_plain_numbers_are_refused_by_name(kind: str, tmp_pa
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64])
-def test_numbers_of_an_unusual_kind_are_read_or_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_unusual_dtypes_are_read_or_refused(dtype: torch.dtype, tmp_path: Path) -> None:
     path = make("timm", tmp_path)
     write(path, {name: tensor.to(dtype) for name, tensor in read(path).items()})
     assert verdict(path) in ("loaded", "refused")

@@ -1,4 +1,4 @@
-"""A safetensors header that lies is refused."""
+"""A wrong safetensors header is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,12 @@ HONEST = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
         ({"a": HONEST, "__metadata__": {"format": ["pt"]}}, None),
     ],
 )
-def test_a_header_that_lies_is_refused(header: Any, length: int | None, tmp_path: Path) -> None:
+def test_a_wrong_header_is_refused(header: Any, length: int | None, tmp_path: Path) -> None:
     path = write_safetensors(tmp_path / "weights.safetensors", header, bytes(24), length)
     assert str(path) in refused(path)
 
 
-def test_a_cut_file_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
+def test_a_file_truncated_anywhere_is_refused(tmp_path: Path) -> None:
     for format in ("official", "timm", "torchvision"):
         path = make(format, tmp_path)
         whole = path.read_bytes()
@@ -54,14 +54,14 @@ def test_a_cut_file_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("grid", ["0x0", "-2x-2", "2", "x", "2x2x2", "9" * 5000 + "x1", "1e3x1", "２x２", ""])
-def test_a_grid_noted_in_a_header_is_not_trusted(grid: str, tmp_path: Path) -> None:
+def test_a_grid_recorded_in_a_header_is_not_trusted(grid: str, tmp_path: Path) -> None:
     path = make("timm", tmp_path)
     save_file(read(path), path, metadata={"vitrail.grid": grid})
     assert verdict(path) in ("loaded", "refused")
 
 
 @pytest.mark.parametrize("heads", ["0", "-3", "7", "9" * 5000, "three", ""])
-def test_heads_noted_in_a_header_are_not_trusted(heads: str, tmp_path: Path) -> None:
+def test_heads_recorded_in_a_header_are_not_trusted(heads: str, tmp_path: Path) -> None:
     path = make("timm", tmp_path)
     save_file(read(path), path, metadata={"vitrail.heads": heads})
     assert verdict(path) in ("loaded", "refused")

@@ -1,7 +1,7 @@
-"""Less of a set: fewer pictures to learn from, fewer to be judged by, some of its classes. ``fashion:count=500,classes=0-4``.
+"""Subsets of a dataset: fewer training images, fewer held-out images, some of the classes. ``fashion:count=500,classes=0-4``.
 
-What is held out for validation and test is the same for every ``count``, and of fewer pictures all are among the more, so that
-amounts can be compared. n pictures.
+Validation and test are the same for every training size, and a smaller training set is part of a larger one, so that results
+can be compared. n images.
 """
 
 import re
@@ -16,13 +16,13 @@ from vitrail.data.sources.identity import fingerprint
 from vitrail.data.sources.source import Arrays, Data, Part, Source, chosen
 from vitrail.errors import VitrailError
 
-DRAWN = 0x616D6F75  # in place of an epoch: apart from what augments these pictures
+DRAWN = 0x616D6F75  # in place of an epoch, so that these draws differ from those of augmentation
 
 
 @dataclass(frozen=True)
 class Amount:
-    """``count`` pictures to learn from and ``held`` each to validate and to test, of every class as many; none: all. ``seed``:
-    which of them to learn from. ``classes``: from the first to the last of those meant, such as ``0-4``."""
+    """``train_size`` training images and ``heldout_size`` each for validation and test, balanced over the classes; None: all.
+    ``seed`` draws the training images. ``classes``: the first and the last class, such as ``0-4``."""
 
     count: int | None = None
     held: int | None = None
@@ -36,11 +36,11 @@ class Amount:
             if value is not None and value < 1:
                 raise VitrailError(f"{name} must be at least 1, got {value}; try {name}=500")
         if self.classes is not None and not re.fullmatch(r"\d{1,6}-\d{1,6}", self.classes):
-            raise VitrailError(f"classes must be the first and the last one, got {self.classes!r}; try classes=0-4")
+            raise VitrailError(f"classes must be the first and the last class, got {self.classes!r}; try classes=0-4")
 
 
 def fewer(data: Data, want: Amount) -> Data:
-    """As much of a set as is wanted."""
+    """Return the subset of a dataset that the spec describes."""
     splits = dict(data.splits) if want.classes is None else _of_classes(data, want.classes)
     amounts = {"train": (want.count, want.seed), "validation": (want.held, 0), "test": (want.held, 0)}
     train, validation, test = (_some(f"{data.name} ({name})", splits[name], *amounts[name]) for name in amounts)
@@ -49,11 +49,11 @@ def fewer(data: Data, want: Amount) -> Data:
 
 
 def _some(name: str, source: Source, count: int | None, seed: int) -> Source:
-    """The first of each class in an order that is drawn for it, then the second of each ..."""
+    """Take ``count`` images in a drawn order: the first of each class, then the second of each ..."""
     if count is None:
         return source
     if count > len(source):
-        raise VitrailError(f"{name} has {len(source):,} pictures, fewer than the {count:,} asked for; ask for fewer")
+        raise VitrailError(f"{name} has {len(source):,} images, fewer than the {count:,} requested; request fewer")
     lots = bits(seed, DRAWN, np.arange(len(source)), 0)[:, 0]
     order = np.lexsort((lots, source.labels))
     rank = np.empty(len(source), np.int64)
@@ -72,7 +72,7 @@ def _of_classes(data: Data, words: str) -> dict[str, Source]:
             f"try classes=0-{max(len(data.names) // 2 - 1, 1)}"
         )
     if not all(_in_memory(source) for source in data.splits.values()):
-        raise VitrailError("some classes alone can be had of sets whose pictures lie in memory; try fashion:classes=0-4")
+        raise VitrailError("classes can be selected only from datasets that are in memory; try fashion:classes=0-4")
     names = data.names[first : last + 1]
     return {
         split: _gathered(source, np.flatnonzero((source.labels >= first) & (source.labels <= last)), first, names)
@@ -85,7 +85,7 @@ def _in_memory(source: Source) -> bool:
 
 
 def _gathered(source: Source, indices: ndarray, first: int, names: tuple[str, ...]) -> Source:
-    """An array of its own, so that nobody who reads it reads all of the other, with labels that count from 0."""
+    """Copy the images to an array of their own, so that the full array is not read along, with labels from 0."""
     origin = source.where(0).partition(" of ")[2] if len(source) else "nothing"
     found = [np.asarray(source.content(int(index))) for index in indices]
     images = np.stack(found) if found else np.zeros((0, 1, 1, 1), np.uint8)

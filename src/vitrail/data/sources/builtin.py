@@ -1,6 +1,6 @@
-"""Pictures that come with the package: a part of Fashion-MNIST (Xiao, Rasul and Vollgraf 2017), the embedded default.
+"""The embedded default dataset: a part of Fashion-MNIST (Xiao, Rasul and Vollgraf 2017).
 
-10,000 to train and 2,000 to test, 28 x 28 grey, ten classes in equal parts; MIT licence, ``sets/fashion-LICENSE.txt``.
+10,000 training and 2,000 test images, 28 x 28 grey, ten balanced classes; MIT licence, ``sets/fashion-LICENSE.txt``.
 Made by ``scripts/make_fashion.py``.
 """
 
@@ -23,13 +23,13 @@ CHECKSUMS = {
 
 
 def fashion(split: str) -> Arrays:
-    """The embedded part of Fashion-MNIST; the same pictures in the same order everywhere."""
+    """Load a split of the embedded part of Fashion-MNIST; the same images in the same order everywhere."""
     path = SETS / f"fashion-{split}.png"
     if not path.is_file():
         raise VitrailError(f"fashion has the splits train and test, got {split!r}; try 'train'")
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != CHECKSUMS[path.name]:
-        raise VitrailError(f"{path} is damaged; install Vitrail again")
+        raise VitrailError(f"{path} is damaged; reinstall Vitrail")
     with Image.open(path, formats=["PNG"]) as sheet:
         digits = sheet.text["labels"]  # type: ignore[attr-defined]
         tiles = np.asarray(sheet)

@@ -1,4 +1,4 @@
-"""The columns of a table: found by their usual names, or named; paths are relative to the table's folder."""
+"""Columns of a table: named explicitly or found by their usual names; paths are relative to the table's folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ SPLITS = ("split", "set", "subset", "fold", "partition")
 
 
 def pick(path: object, columns: Sequence[str], wish: str | None, known: Sequence[str], what: str) -> str | None:
-    """The column that was wished for, or the first that has one of the usual names."""
+    """Return the requested column, or the first with one of the usual names, or None."""
     by_lower = {column.strip().lower(): column for column in reversed(columns)}
     if wish is not None and wish.strip().lower() not in by_lower:
         raise VitrailError(
@@ -23,6 +23,7 @@ def pick(path: object, columns: Sequence[str], wish: str | None, known: Sequence
 
 
 def need(path: object, columns: Sequence[str], wish: str | None, known: Sequence[str], what: str) -> str:
+    """Return the requested or usual column; raise if there is none."""
     column = pick(path, columns, wish, known, what)
     if column is None:
         raise VitrailError(
@@ -32,16 +33,17 @@ def need(path: object, columns: Sequence[str], wish: str | None, known: Sequence
 
 
 def listed(path: Path, paths: list[str], labels: list[str], splits: list[str], lines: list[str]) -> dict[str, Source]:
+    """Build the splits of a table that lists image files."""
     for what, cells in (("path", paths), ("label", labels)):
         empty = next((line for line, cell in zip(lines, cells, strict=True) if not cell.strip() or "\0" in cell), None)
         if empty is not None:
-            raise VitrailError(f"{path}, {empty}: the {what} is empty; fill it in or take the line out")
+            raise VitrailError(f"{path}, {empty}: the {what} is empty; fill it in or remove the line")
     numbers, names = by_name(labels)
     return by_split(Files(path.parent, paths, numbers, names), splits)
 
 
 def splits_of(path: Path, words: Sequence[str], lines: Sequence[str], wish: str | None) -> list[str]:
-    """The split of each row. A column of other words that merely has a split's usual name (a fold's number) is left alone."""
+    """Return the split of each row. A column of other values under a usual name (such as fold numbers) is ignored."""
     found = [split_name(word) for word in words]
     if not wish and all(name is None for name in found):
         return [""] * len(lines)

@@ -1,4 +1,4 @@
-"""A file from elsewhere, resumed where it broke off and compared with its published checksum before anybody opens it."""
+"""Download a file: resumed after an interruption, and verified against its published checksum before it is opened."""
 
 import hashlib
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from urllib.request import Request, urlopen
 from vitrail.data.sources.source import Progress
 from vitrail.errors import VitrailError
 
-PATIENCE = 8.0  # seconds without an answer
+PATIENCE = 8.0  # seconds without a response
 PIECE = 2**20  # bytes read at a time
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file somewhere, and how to know it."""
+    """A file on a server, with its size and checksum."""
 
     address: str
     size: int
     sha256: str
-    unpacked: str = ""  # SHA-256 of what a .gz holds, which Debian's package has in a gzip of its own
+    unpacked: str = ""  # SHA-256 of a .gz's content; Debian's package compresses it differently
 
     @property
     def name(self) -> str:
@@ -31,14 +31,12 @@ class Remote:
 
 
 def fetch(file: Remote, folder: Path, command: str, package: str = "", progress: Progress | None = None) -> bool:
-    """Whether the file had to be downloaded; where it lies already, it is compared. ``command`` and the system's ``package``
-    are for the sentence that says what to do without network."""
+    """Download the file unless it is there, and verify it; return whether it was downloaded. ``command`` and the system's
+    ``package`` are for the message that says what to do without a network."""
     place, part = folder / file.name, folder / f"{file.name}.part"
     if place.is_file():
         if _sha256(place) != file.sha256:
-            raise VitrailError(
-                f"{place} is not the published file (its SHA-256 differs); take it away, so that it is fetched again"
-            )
+            raise VitrailError(f"{place} is not the published file (its SHA-256 differs); delete it to download it again")
         return False
     if part.is_file() and part.stat().st_size > file.size:
         part.unlink()
@@ -48,24 +46,24 @@ def fetch(file: Remote, folder: Path, command: str, package: str = "", progress:
         reason = getattr(error, "reason", None) or error
         otherwise = f", or apt install {package}" if package else ""
         raise VitrailError(
-            f"{file.address} cannot be fetched ({str(reason) or type(error).__name__}); try again later{otherwise}, or put the "
-            f"file at {place} by hand and call `{command}` again"
+            f"{file.address} cannot be downloaded ({str(reason) or type(error).__name__}); try again later{otherwise}, or put "
+            f"the file at {place} by hand and run `{command}` again"
         ) from None
     if part.stat().st_size < file.size:
         raise VitrailError(
-            f"{file.address} broke off at {part.stat().st_size:,} of {file.size:,} bytes; call again to go on from there"
+            f"{file.address} was interrupted at {part.stat().st_size:,} of {file.size:,} bytes; run it again to resume"
         )
     if _sha256(part) != file.sha256:
         part.unlink()
         raise VitrailError(
-            f"what {file.address} sent is not the published file (its SHA-256 differs); it was taken away, try later"
+            f"what {file.address} sent is not the published file (its SHA-256 differs); it was deleted, try again later"
         )
     part.replace(place)
     return True
 
 
 def _download(file: Remote, part: Path, progress: Progress | None) -> None:
-    """Goes on behind what an earlier call left, where the server can."""
+    """Download to ``part``, resuming an earlier download if the server supports ranges."""
     done = part.stat().st_size if part.is_file() else 0
     if done == file.size:
         return
@@ -77,24 +75,24 @@ def _download(file: Remote, part: Path, progress: Progress | None) -> None:
                 out.write(piece)
                 done += len(piece)
                 if progress:
-                    progress(f"fetching {file.name}", min(done, file.size), file.size)
+                    progress(f"downloading {file.name}", min(done, file.size), file.size)
 
 
 def _answer(request: Request) -> Any:
-    """In a thread, because looking a name up knows no time-out."""
+    """Open the URL in a thread, because name resolution has no timeout."""
     answers: list[Any] = []
 
     def ask() -> None:
         try:
             answers.append(urlopen(request, timeout=PATIENCE))
-        except Exception as error:  # told below, by the thread that waits
+        except Exception as error:  # raised below, in the waiting thread
             answers.append(error)
 
     asking = Thread(target=ask, daemon=True)
     asking.start()
     asking.join(PATIENCE + 1)
     if not answers:
-        raise TimeoutError("no answer")
+        raise TimeoutError("no response")
     if isinstance(answers[0], Exception):
         if isinstance(answers[0], HTTPError):
             answers[0].close()

@@ -1,7 +1,7 @@
-"""A folder of pictures as a data set, whatever else lies in it.
+"""Read a folder of images as a dataset, whatever else is in it.
 
 ``DIR/train/CLASS/...`` with ``DIR/val|valid|validation/CLASS/...`` and ``DIR/test/CLASS/...``, or ``DIR/CLASS/...``. Folders
-below a class belong to it. What is missing of validation and test is split off by content (``split.py``).
+below a class belong to it. Missing validation and test splits are split off by content (``content_split.py``).
 """
 
 import unicodedata
@@ -18,11 +18,11 @@ from vitrail.errors import VitrailError
 
 
 def read_folder(root: Path, progress: Progress | None = None) -> tuple[dict[str, Source], list[str]]:
-    """The splits that the folder has (or one, named "", where it has none), and notes for its owner."""
+    """Return the folder's splits (one named "" if it has none) and notes for the user."""
     listing = _listed(root, progress)
     if not listing.paths:
         raise VitrailError(
-            f"{root} has no pictures{_seen(listing)}; put them into a folder a class: {root}/CLASS/*.jpg, or "
+            f"{root} has no images{_seen(listing)}; put them into one folder per class: {root}/CLASS/*.jpg, or "
             f"{root}/train/CLASS/*.jpg and {root}/val/CLASS/*.jpg"
         )
     by_split = _layout(listing.paths)
@@ -31,12 +31,12 @@ def read_folder(root: Path, progress: Progress | None = None) -> tuple[dict[str,
     inside = {split: [path for path in paths if path.count("/") > depth] for split, paths in by_split.items()}
     if not any(inside.values()):
         raise VitrailError(
-            f"{root} has {len(loose)} pictures but no folder a class; move them to {root}/CLASS/*.jpg, or name a CSV file "
+            f"{root} has {len(loose)} images but no class folders; move them to {root}/CLASS/*.jpg, or name a CSV file "
             "with the columns path and label"
         )
     names = natural({path.split("/")[depth] for paths in inside.values() for path in paths})
     if len(names) == 1 and depth == 0 and any(f"{names[0]}/{word}".lower() in _lower(listing.folders) for word in SPLITS):
-        raise VitrailError(f"{root} holds a single folder, {names[0]}, which has the splits; name {root / names[0]} instead")
+        raise VitrailError(f"{root} has a single folder, {names[0]}, which has the splits; name {root / names[0]} instead")
     whole = _files(root, [path for paths in inside.values() for path in paths], names, depth)
     return _parts(whole, {split: len(paths) for split, paths in inside.items()}), list(
         _notes(listing, inside, loose, names, depth)
@@ -44,10 +44,10 @@ def read_folder(root: Path, progress: Progress | None = None) -> tuple[dict[str,
 
 
 def read_unlabelled(root: Path, progress: Progress | None = None) -> tuple[dict[str, Source], list[str]]:
-    """Every picture below a folder. One in a folder has that for its class, for who wants to look; a loose one has none."""
+    """Read every image below a folder. Its folder, if any, becomes its class, for inspection only; a loose one has none."""
     listing = _listed(root, progress)
     if not listing.paths:
-        raise VitrailError(f"{root} has no pictures{_seen(listing)}; name a folder with pictures somewhere below it")
+        raise VitrailError(f"{root} has no images{_seen(listing)}; name a folder with images somewhere below it")
     tops = {path.split("/", 1)[0] for path in listing.paths if "/" in path}
     splits = {top: SPLITS[top.lower()] for top in tops if top.lower() in SPLITS}
     depth = 1 if "train" in splits.values() else 0
@@ -64,12 +64,12 @@ def read_unlabelled(root: Path, progress: Progress | None = None) -> tuple[dict[
 def _listed(root: Path, progress: Progress | None) -> Listing:
     listing = scan(root, progress)
     if listing.closed:
-        raise VitrailError(f"{root / listing.closed[0]} must not be read; give yourself the right to, or take it away")
+        raise VitrailError(f"{root / listing.closed[0]} cannot be read; change its permissions or remove it")
     return listing
 
 
 def _parts(whole: Files, lengths: dict[str, int]) -> dict[str, Source]:
-    """The splits as parts of one source, so that what is known of its files is one catalogue."""
+    """Return the splits as subsets of one dataset, so that they share one image index."""
     ends = np.cumsum([0, *lengths.values()])
     return {
         split: chosen(whole, np.arange(start, end))
@@ -79,10 +79,10 @@ def _parts(whole: Files, lengths: dict[str, int]) -> dict[str, Source]:
 
 
 def _layout(paths: Sequence[str]) -> dict[str, list[str]]:
-    """A folder named train is a split if it has folders of its own with pictures; else it may be a class of vehicles."""
+    """Group paths by split. A folder named train is a split if it has subfolders with images; else it may be a class."""
     tops = {path.split("/", 1)[0] for path in paths if path.count("/") >= 2}
     named = {top for top in tops if top.lower() in SPLITS}
-    if any(SPLITS[top.lower()] == "train" for top in named):  # then pictures right in val are its own, if misplaced
+    if any(SPLITS[top.lower()] == "train" for top in named):  # then images directly in val belong to it, if misplaced
         named |= {top for path in paths if (top := path.split("/", 1)[0]).lower() in SPLITS and "/" in path}
     only = all(path.split("/", 1)[0] in named for path in paths if "/" in path)
     if not any(SPLITS[top.lower()] == "train" for top in named) and not (named and only):
@@ -110,33 +110,33 @@ def _notes(
     listing: Listing, inside: dict[str, list[str]], loose: list[str], names: tuple[str, ...], depth: int
 ) -> Iterator[str]:
     if loose:
-        yield f"{_several(len(loose), 'picture')} in no class folder, left out: {_some(loose)}"
+        yield f"{_several(len(loose), 'image')} in no class folder, skipped: {_some(loose)}"
     elsewhere = len(listing.paths) - len(loose) - sum(map(len, inside.values()))
     if elsewhere:
-        yield f"{_several(elsewhere, 'picture')} beside the splits, left out"
+        yield f"{_several(elsewhere, 'image')} outside the splits, skipped"
     if listing.broken:
         dead = _some(listing.broken)
-        yield f"{_several(len(listing.broken), 'name')} leading nowhere or in a circle: {dead}"
+        yield f"{_several(len(listing.broken), 'link')} broken or circular: {dead}"
     if listing.others:
         kinds = ", ".join(f"{count} {ending}" for ending, count in listing.others.most_common(6))
-        yield f"{_several(listing.others.total(), 'file')} of other kinds passed over: {kinds}"
+        yield f"{_several(listing.others.total(), 'file')} of other types ignored: {kinds}"
     full = {tuple(path.split("/")[: depth + 1]) for paths in inside.values() for path in paths}
     classes = [folder for folder in listing.folders if folder.count("/") == depth and (not depth or _in_split(folder, inside))]
     for folder in sorted(classes):
         if tuple(folder.split("/")) not in full:
-            yield f"the class folder {folder} has no pictures, left out"
+            yield f"the class folder {folder} has no images, skipped"
     present = {split: {path.split("/")[depth] for path in paths} for split, paths in inside.items()}
     if "train" in present:
         for name in names:
             if name not in present["train"]:
                 others = " and ".join(split for split in present if name in present[split])
-                yield f"the class {name!r} is only in {others}: nothing can learn it"
+                yield f"the class {name!r} is only in {others}: it has no training images"
     alike: dict[str, list[str]] = {}
     for name in names:
         alike.setdefault(unicodedata.normalize("NFKC", name).casefold(), []).append(name)
     for group in alike.values():
         if len(group) > 1:
-            yield f"the classes {' and '.join(map(repr, group))} differ in their spelling alone: are they one?"
+            yield f"the classes {' and '.join(map(repr, group))} differ only in spelling: are they the same class?"
 
 
 def _in_split(folder: str, inside: dict[str, list[str]]) -> bool:

@@ -1,7 +1,7 @@
-"""``vitrail data get``: well-known sets, whole, as pack files. n pictures, h high, w wide, c channels.
+"""``vitrail data download``: well-known datasets as pack files. n images, h high, w wide, c channels.
 
 Fashion-MNIST (Xiao, Rasul and Vollgraf 2017) from Debian's package or by download, CIFAR-10 and CIFAR-100 (Krizhevsky 2009) by
-download, in their binary versions: no pickle is read. A file is compared with its published checksum before it is opened.
+download, in their binary versions: no pickle is read. A file is verified against its published checksum before it is opened.
 """
 
 import gzip
@@ -26,19 +26,19 @@ from vitrail.data.sources.source import Arrays, Progress, Source
 from vitrail.errors import VitrailError, suggestion
 
 TORONTO = "https://www.cs.toronto.edu/~kriz"
-HERE = ("fashion", "panes")  # always
+HERE = ("fashion", "panes")  # no download needed
 ZALANDO = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
 
 
 @dataclass(frozen=True)
 class Set:
-    """The files of a set and how to read them."""
+    """The files of a public dataset and how to read them."""
 
     files: tuple[Remote, ...]
     read: Callable[[Path, tuple[Remote, ...]], dict[str, Source]]
     pictures: str = ""
     licence: str = ""
-    installed: Path | None = None  # where a package of the system puts them
+    installed: Path | None = None  # where a system package installs them
     package: str = ""
 
     @property
@@ -47,17 +47,17 @@ class Set:
 
     @property
     def address(self) -> str:
-        """Where its files are."""
+        """The URL of the folder with its files."""
         return self.files[0].address.rpartition("/")[0]
 
 
 def get(name: str, folder: Path | None = None, progress: Progress | None = None) -> Path:
-    """Make a set available as ``folder/NAME.pack``; by default in Vitrail's cache, where its name alone finds it."""
+    """Download a dataset to ``folder/NAME.pack``; by default in Vitrail's cache, where it is found by name."""
     if name in HERE:
-        raise VitrailError(f"{name} comes with Vitrail and need not be fetched; the sets to get are {', '.join(SETS)}")
+        raise VitrailError(f"{name} comes with Vitrail and needs no download; the datasets to download are {', '.join(SETS)}")
     if name not in SETS:
-        raise VitrailError(f"the sets to get are {', '.join(SETS)}, got {name!r}{suggestion(name, SETS)}")
-    folder, wanted = folder or cache.folder() / "sets", SETS[name]
+        raise VitrailError(f"the datasets to download are {', '.join(SETS)}, got {name!r}{suggestion(name, SETS)}")
+    folder, wanted = folder or cache.folder() / "datasets", SETS[name]
     folder.mkdir(parents=True, exist_ok=True)
     target = place_of(name, folder)
     if _is_whole(target, progress):
@@ -66,19 +66,19 @@ def get(name: str, folder: Path | None = None, progress: Progress | None = None)
     if wanted.installed and all((wanted.installed / file.name).is_file() for file in wanted.files):
         place = wanted.installed
     else:
-        again = f"vitrail data get {name}"
+        again = f"vitrail data download {name}"
         new = [file for file in wanted.files if fetch(file, folder, again, wanted.package, progress)]
         fetched = [folder / file.name for file in new]
-    provenance = {"set": name, "files": {file.address: file.sha256 for file in wanted.files}}
+    provenance = {"dataset": name, "files": {file.address: file.sha256 for file in wanted.files}}
     write_pack(target, wanted.read(place, wanted.files), provenance=provenance, progress=progress)
-    for path in fetched:  # what was put there by hand stays
+    for path in fetched:  # files put there by hand stay
         path.unlink()
     return target
 
 
 def place_of(name: str, folder: Path | None = None) -> Path:
-    """Where it is, or will be."""
-    return (folder or cache.folder() / "sets") / f"{name}.pack"
+    """Return where the pack of a dataset is, or will be."""
+    return (folder or cache.folder() / "datasets") / f"{name}.pack"
 
 
 def _is_whole(target: Path, progress: Progress | None) -> bool:
@@ -89,12 +89,12 @@ def _is_whole(target: Path, progress: Progress | None) -> bool:
 
 
 def idx(content: bytes, where: object) -> ndarray:
-    """MNIST's format: two zeros, the kind (8: bytes), the number of axes, their lengths, the values."""
+    """Parse MNIST's idx format: two zeros, the type (8: bytes), the number of axes, their lengths, the values."""
     axes = content[3] if content[:3] == b"\0\0\x08" and len(content) > 3 else 0
     sizes = [int.from_bytes(content[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(axes)]
     expected = 4 + 4 * axes + int(np.prod(sizes, dtype=object))
     if not axes or len(content) != expected:
-        raise VitrailError(f"{where} is no idx file of bytes, or is cut off: {len(content):,} bytes; fetch it again")
+        raise VitrailError(f"{where} is not an idx file of bytes, or is truncated: {len(content):,} bytes; download it again")
     return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(sizes)
 
 
@@ -105,7 +105,7 @@ def _fashion(folder: Path, files: tuple[Remote, ...]) -> dict[str, Source]:
         images, labels = arrays[f"{stem}-images-idx3"], arrays[f"{stem}-labels-idx1"]
         if images.ndim != 3 or labels.shape != images.shape[:1] or labels.max(initial=0) >= len(FASHION):
             raise VitrailError(
-                f"{folder} has pictures {images.shape} and labels {labels.shape} that do not fit; fetch them again"
+                f"{folder} has images {images.shape} and labels {labels.shape} that do not match; download them again"
             )
         parts[split] = Arrays(images[..., None], labels.astype(np.int64), FASHION, f"fashion-mnist ({split})")
     return parts
@@ -114,12 +114,12 @@ def _fashion(folder: Path, files: tuple[Remote, ...]) -> dict[str, Source]:
 def _unpacked(path: Path, file: Remote) -> bytes:
     try:
         with gzip.open(path) as stream:
-            content = stream.read(2**26)  # more than the largest holds
+            content = stream.read(2**26)  # more than the largest file
     except (OSError, EOFError, zlib.error) as error:
-        raise VitrailError(f"{path} cannot be unpacked ({error}); fetch it again") from None
+        raise VitrailError(f"{path} cannot be unpacked ({error}); download it again") from None
     if file.unpacked and hashlib.sha256(content).hexdigest() != file.unpacked:
         raise VitrailError(
-            f"{path} does not hold what was published (the SHA-256 of its content differs); install or fetch it again"
+            f"{path} is not the published file (the SHA-256 of its content differs); reinstall or download it again"
         )
     return content
 
@@ -140,22 +140,24 @@ def _cifar(archive: Path, splits: dict[str, list[str]], names: str, labels: int)
     for split, batches in splits.items():
         images, numbers = cifar_records(b"".join(members[name] for name in batches), labels, f"{archive} ({split})")
         if numbers.max(initial=0) >= len(classes):
-            raise VitrailError(f"{archive} has labels up to {numbers.max()} for {len(classes)} class names; fetch it again")
+            raise VitrailError(f"{archive} has labels up to {numbers.max()} for {len(classes)} class names; download it again")
         parts[split] = Arrays(images, numbers, classes, f"{archive.name.split('-binary')[0]} ({split})")
     return parts
 
 
 def cifar_records(content: bytes, labels: int, where: object) -> tuple[ndarray, ndarray]:
-    """Pictures (n h w c) and labels (n). A record is one or two labels, the finest last, and a plane a colour."""
+    """Parse images (n h w c) and labels (n). A record is one or two labels, the finest last, and one plane per channel."""
     if not content or len(content) % (labels + 3072):
-        raise VitrailError(f"{where} is no whole number of records of {labels + 3072} bytes: {len(content):,}; fetch it again")
+        raise VitrailError(
+            f"{where} is not a whole number of records of {labels + 3072} bytes: {len(content):,}; download it again"
+        )
     records = np.frombuffer(content, np.uint8).reshape(-1, labels + 3072)
     images = rearrange(records[:, labels:], "n (c h w) -> n h w c", c=3, h=32)
     return np.ascontiguousarray(images), records[:, labels - 1].astype(np.int64)
 
 
 def _members(archive: Path, names: list[str]) -> dict[str, bytes]:
-    """Files out of an archive by their last name, in memory: nothing is written."""
+    """Read members of an archive by base name, in memory: nothing is written."""
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r|gz") as file:
@@ -164,10 +166,10 @@ def _members(archive: Path, names: list[str]) -> dict[str, bytes]:
                 if stream and info.size < 2**28:
                     found[os.path.basename(info.name)] = stream.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise VitrailError(f"{archive} cannot be unpacked ({error}); fetch it again") from None
+        raise VitrailError(f"{archive} cannot be unpacked ({error}); download it again") from None
     missing = [name for name in names if name not in found]
     if missing:
-        raise VitrailError(f"{archive} has no {missing[0]}; fetch it again")
+        raise VitrailError(f"{archive} has no {missing[0]}; download it again")
     return found
 
 

@@ -1,7 +1,7 @@
-"""Data sets of Hugging Face's ``datasets`` (an optional extra): from the hub, ``hf:owner/name`` or ``hf:owner/name:config``,
-or a folder that its ``save_to_disk`` wrote. Pictures reach our own decoder as they are in the file, undecoded.
+"""Datasets of Hugging Face's ``datasets`` (an optional extra): from the hub, ``hf:owner/name`` or ``hf:owner/name:config``,
+or a folder written by ``save_to_disk``. Images reach our own decoder undecoded, as they are in the file.
 
-Nothing is executed that a data set brings along, and the library is kept quiet: no telemetry, no counting, no bars.
+No code of a dataset is executed, and the library is kept quiet: no telemetry, no download counts, no progress bars.
 """
 
 import logging
@@ -26,11 +26,11 @@ from vitrail.data.sources.parquet import picture_of
 from vitrail.data.sources.source import Source
 from vitrail.errors import VitrailError
 
-PATIENCE = 3.0  # seconds for the hub to answer; its client would try for minutes
+PATIENCE = 3.0  # seconds for the hub to respond; its client would retry for minutes
 
 
 def read_hub(address: str | Path, *, image: str | None = None, label: str | None = None) -> dict[str, Source]:
-    """The splits of a data set; ``image`` and ``label`` name columns that have unusual names."""
+    """Return the splits of a dataset; ``image`` and ``label`` name columns with unusual names."""
     datasets = _library(address)
     hub = str(address).startswith("hf:")
     name, config = _parsed(str(address)) if hub else (str(address), None)
@@ -38,8 +38,8 @@ def read_hub(address: str | Path, *, image: str | None = None, label: str | None
     with _quiet(datasets, offline):
         try:
             found = datasets.load_dataset(name, config) if hub else datasets.load_from_disk(name)
-        except Exception as error:  # the library has many kinds
-            raise VitrailError(f"{address} cannot be {'fetched' if hub else 'read'}: {_reason(error, offline)}") from None
+        except Exception as error:  # the library raises many types
+            raise VitrailError(f"{address} cannot be {'downloaded' if hub else 'read'}: {_reason(error, offline)}") from None
         return _sources(datasets, address, _splits(address, found), image, label)
 
 
@@ -50,7 +50,7 @@ def is_saved(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class Rows:
-    """Pictures in a column of a data set that the library keeps mapped into memory."""
+    """Images in a column of a dataset that the library keeps memory-mapped."""
 
     rows: Any  # with the one column, undecoded
     column: str
@@ -72,7 +72,7 @@ class Rows:
 
 
 def _splits(address: object, found: Any) -> dict[str, Any]:
-    """By name; a set without splits, or with one of another name, is one source."""
+    """Return the splits by name; a dataset without splits, or with a single one of another name, is not split."""
     if not isinstance(found, dict):
         return {"": found}
     named: dict[str, Any] = {}
@@ -83,7 +83,7 @@ def _splits(address: object, found: Any) -> dict[str, Any]:
         if split:
             named[split] = rows
     if not named and len(found) != 1:
-        raise VitrailError(f"{address} has the splits {', '.join(found) or 'none'}; train, validation or test would be needed")
+        raise VitrailError(f"{address} has the splits {', '.join(found) or 'none'}; train, validation or test is needed")
     order = [name for name in ("train", "validation", "test") if name in named]
     return {name: named[name] for name in order} if named else {"": next(iter(found.values()))}
 
@@ -92,11 +92,11 @@ def _sources(datasets: Any, address: object, splits: dict[str, Any], image: str 
     features = next(iter(splits.values())).features
     pictures = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
     classes = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
-    image = _column(address, features, image, pictures, IMAGES, "pictures")
+    image = _column(address, features, image, pictures, IMAGES, "images")
     label = _column(address, features, label, classes, LABELS, "label")
     if image not in pictures:
         raise VitrailError(
-            f"the column {image} of {address} holds no pictures; those with pictures: {', '.join(pictures) or 'none'}"
+            f"the column {image} of {address} has no images; columns with images: {', '.join(pictures) or 'none'}"
         )
     if any(rows.features[name] != features[name] for rows in splits.values() for name in (image, label)):
         raise VitrailError(f"the splits of {address} differ in their classes; save them with the same features")
@@ -109,14 +109,14 @@ def _sources(datasets: Any, address: object, splits: dict[str, Any], image: str 
 
 
 def _column(address: object, features: Any, wish: str | None, fit: list[str], known: tuple[str, ...], what: str) -> str:
-    """The one wished for; else of those whose kind fits the first of a usual name, or the first; else one of a usual name."""
+    """Return the requested column; else among those of fitting type one of a usual name, or the first; else a usual name."""
     guess = None if wish else pick(address, fit, None, known, what) or next(iter(fit), None)
     return guess or need(address, list(features), wish, known, what)
 
 
 def _labels(address: object, splits: dict[str, Any], column: str, declared: bool) -> tuple[dict[str, ndarray], tuple[str, ...]]:
     values = {split: rows.with_format(None)[column][:] for split, rows in splits.items()}
-    if declared:  # a test split without labels has -1 or nothing
+    if declared:  # a test split without labels has -1 or None
         names = tuple(str(name) for name in next(iter(splits.values())).features[column].names)
         return {
             split: np.array([-1 if one is None else one for one in some], np.int64) for split, some in values.items()
@@ -142,9 +142,9 @@ def _origin(address: object, split: str) -> str:
 def _parsed(address: str) -> tuple[str, str | None]:
     match = re.fullmatch(r"hf:(\w[\w.-]*/\w[\w.-]*)(?::([\w.+-]+))?", address, re.ASCII)
     if not match or ".." in address:
-        raise VitrailError(f"a data set of the hub reads hf:owner/name or hf:owner/name:config, got {address!r}")
+        raise VitrailError(f"a dataset of the hub is written hf:owner/name or hf:owner/name:config, got {address!r}")
     if Path(match[1]).exists():  # the library would read that instead
-        raise VitrailError(f"there is a folder {match[1]} here; name it without hf:, or ask for {address} from elsewhere")
+        raise VitrailError(f"there is a folder {match[1]} here; name it without hf:, or open {address} from another folder")
     return match[1], match[2]
 
 
@@ -153,7 +153,7 @@ def _library(address: object) -> Any:
         import datasets  # type: ignore[import-untyped]
     except ImportError:
         raise VitrailError(f"{address} needs Hugging Face's datasets: pip install 'vitrail[datasets]'") from None
-    if int(datasets.__version__.split(".")[0]) < 4:  # older ones execute scripts that a data set brings along
+    if int(datasets.__version__.split(".")[0]) < 4:  # older ones execute scripts of the dataset
         raise VitrailError(
             f"{address} needs datasets 4 or later, got {datasets.__version__}: pip install -U 'vitrail[datasets]'"
         )
@@ -167,14 +167,14 @@ def _endpoint() -> str | None:
 
 
 def _reachable(endpoint: str | None, patience: float) -> bool:
-    """Whether somebody answers within seconds; in a thread, because looking a name up knows no time-out."""
+    """Whether the hub responds within seconds; in a thread, because name resolution has no timeout."""
     answered: list[bool] = []
 
     def ask(address: str) -> None:
         try:
             with urlopen(Request(address, method="HEAD"), timeout=patience):
                 answered.append(True)
-        except HTTPError as error:  # an answer all the same
+        except HTTPError as error:  # a response all the same
             error.close()
             answered.append(True)
         except (OSError, ValueError, HTTPException):
@@ -189,7 +189,7 @@ def _reachable(endpoint: str | None, patience: float) -> bool:
 
 @contextmanager
 def _quiet(datasets: Any, offline: bool) -> Iterator[None]:
-    """Both libraries read their settings from the environment once, so they are changed where they lie, for a while."""
+    """Silence both libraries. They read the environment once, so their settings are patched temporarily."""
     import huggingface_hub
 
     settings: list[tuple[Any, str, Any]] = [
@@ -200,7 +200,7 @@ def _quiet(datasets: Any, offline: bool) -> Iterator[None]:
     before = [(place, name, getattr(place, name, None)) for place, name, _ in settings]
     noisy = [bars for bars in (datasets.utils, huggingface_hub.utils) if not bars.are_progress_bars_disabled()]
     level = datasets.logging.get_verbosity()
-    with catch_warnings(action="ignore"):  # that the environment asks for bars
+    with catch_warnings(action="ignore"):  # about progress bars requested by the environment
         try:
             for place, name, value in settings:
                 setattr(place, name, value)
@@ -218,4 +218,4 @@ def _quiet(datasets: Any, offline: bool) -> Iterator[None]:
 
 def _reason(error: Exception, offline: bool) -> str:
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return "the hub cannot be reached and the data set is not in the cache" if offline else first
+    return "the hub cannot be reached and the dataset is not in the cache" if offline else first

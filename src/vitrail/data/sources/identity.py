@@ -1,4 +1,4 @@
-"""What tells the pictures of a source from others, without reading them."""
+"""Fingerprints of datasets, without reading the images."""
 
 import hashlib
 from pathlib import Path
@@ -12,11 +12,11 @@ from vitrail.data.sources.parquet import Cells
 from vitrail.data.sources.shards import Shards
 from vitrail.data.sources.source import Arrays, Files, Part, Source
 
-SAMPLED = 1000  # pieces of what lies in memory
+SAMPLED = 1000  # rows of an array in memory
 
 
 def identity(source: Source) -> bytes:
-    """Names of files, checksums of shards, stamps of tables, samples of arrays; the formula of what is drawn."""
+    """Return bytes that identify the images: file names, shard checksums, table stamps, array samples, or a formula."""
     match source:
         case Part():
             return identity(source.whole) + source.indices.astype(np.int64).tobytes()
@@ -36,6 +36,7 @@ def identity(source: Source) -> bytes:
 
 
 def fingerprint(*splits: Source) -> str:
+    """Hash the class names, labels and images of the splits."""
     digest = hashlib.sha256()
     for source in splits:
         digest.update(repr((source.names, len(source))).encode() + source.labels.tobytes() + identity(source))

@@ -1,4 +1,4 @@
-"""The names of classes and splits, in one spelling and one order, wherever they come from."""
+"""Names of classes and splits, in one spelling and one order, wherever they come from."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -21,19 +21,19 @@ SPLITS = {
 
 
 def split_name(word: str) -> str | None:
-    """``train``, ``validation`` or ``test``, whatever it is called; nothing when it is no split."""
+    """Return ``train``, ``validation`` or ``test`` for any of its usual names; None for anything else."""
     return SPLITS.get(word.strip().lower())
 
 
 def by_name(values: Sequence[str]) -> tuple[ndarray, tuple[str, ...]]:
-    """Labels and the class names they number."""
+    """Encode class names as labels; return the labels and the sorted names."""
     names = natural(set(values))
     number = {name: index for index, name in enumerate(names)}
     return np.array([number[value] for value in values], dtype=np.int64), names
 
 
 def unique(names: Sequence[str]) -> tuple[str, ...]:
-    """Two classes of one name (ImageNet has two cranes) are told apart: crane and crane (2)."""
+    """Make class names unique: of ImageNet's two cranes, the second becomes crane (2)."""
     met: dict[str, int] = {}
     made = []
     for name in names:
@@ -43,14 +43,14 @@ def unique(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def by_split(source: Source, splits: Sequence[str]) -> dict[str, Source]:
-    """One source cut by the name of the split of each of its pictures."""
+    """Group a dataset by the split of each image."""
     where = np.array(splits)
     found = [name for name in ("train", "validation", "test", "") if name in set(splits)]
     return {name: chosen(source, np.flatnonzero(where == name)) for name in found}
 
 
 def natural(names: Iterable[str]) -> tuple[str, ...]:
-    """Numbers by their value: 2 before 10."""
+    """Sort names with numbers by their value: 2 before 10."""
 
     def key(name: str) -> list[tuple[bool, int, str]]:
         parts = re.split(r"(\d+)", name)

@@ -1,8 +1,8 @@
-"""``vitrail.pictures``: whatever a user names, as a data set with train, validation and test.
+"""``vitrail.open_dataset``: open any dataset by path or name, with train, validation and test splits.
 
-A folder, a CSV or Parquet file, tar shards, a pack, ``hf:owner/name``, or a set by its name: ``fashion`` (embedded), ``panes``
-(a formula; ``panes:count=50000,size=48,seed=3``), ``fashion-mnist``, ``cifar10``, ``cifar100`` (after ``vitrail data get``).
-Of a named set there can be less: ``fashion:count=500``.
+A folder, a CSV or Parquet file, tar shards, a pack, ``hf:owner/name``, or a dataset by name: ``fashion`` (embedded), ``panes``
+(synthetic; ``panes:count=50000,size=48,seed=3``), ``fashion-mnist``, ``cifar10``, ``cifar100`` (after ``vitrail data
+download``). A named dataset can be reduced to a subset: ``fashion:count=500``.
 """
 
 from collections.abc import Callable
@@ -35,9 +35,9 @@ Found = tuple[dict[str, Source], list[str]]  # splits, notes
 def pictures(
     source: str | Path, *, shares: Shares | None = None, labelled: bool = True, progress: Progress | None = None
 ) -> Data:
-    """Open a data set. What is missing of validation and test is split off by content, the same on every machine.
+    """Open a dataset. Missing validation and test splits are split off by content, the same on every machine.
 
-    Where it need not be ``labelled``, every picture below a folder is taken, in a class or not.
+    If it need not be ``labelled``, every image below a folder is read, in a class or not.
     """
     name = str(source)
     path = Path(name)
@@ -52,7 +52,7 @@ def pictures(
 
 
 def _single(names: tuple[str, ...]) -> list[str]:
-    return [f"there is a single class, {names[0]!r}: nothing to tell apart"] if len(names) == 1 else []
+    return [f"there is a single class, {names[0]!r}: nothing to classify"] if len(names) == 1 else []
 
 
 def _loose(path: Path) -> bool:
@@ -61,10 +61,10 @@ def _loose(path: Path) -> bool:
 
 def _find(name: str, progress: Progress | None) -> Found:
     if not name:
-        raise VitrailError(f"no data set is named; try a folder, or {NAMES[0]!r}")
+        raise VitrailError(f"no dataset is named; try a folder, or {NAMES[0]!r}")
     head, _, options = name.partition(":")
     if head in NAMES:
-        _amount(name)  # a setting that is none is said before anything is read
+        _amount(name)  # invalid options are reported before anything is read
         return _named(head, options, progress), _beside(head)
     if head == "hf":
         return read_hub(name), []
@@ -76,13 +76,13 @@ def _find(name: str, progress: Progress | None) -> Found:
     if any(letter in name for letter in "{*?"):
         return read_shards(name, progress=progress), []
     raise VitrailError(
-        f"there is no {name!r}{suggestion(name, NAMES)}; name a folder of pictures, a .csv, a .tar, a pack, hf:owner/name or "
+        f"there is no {name!r}{suggestion(name, NAMES)}; name a folder of images, a .csv, a .tar, a pack, hf:owner/name or "
         f"one of {', '.join(NAMES)}"
     )
 
 
 def _amount(name: str) -> Amount | None:
-    """How much of a named set is meant; of panes, as much as its formula is asked for."""
+    """Parse the subset options of a named dataset; panes has options of its own."""
     head, _, options = name.partition(":")
     if not options or head == "panes" or head not in NAMES:
         return None
@@ -90,13 +90,17 @@ def _amount(name: str) -> Amount | None:
 
 
 def _beside(name: str) -> list[str]:
-    return [f"the folder {name} is not meant; name it ./{name} to use it"] if Path(name).exists() else []
+    return (
+        [f"this is the built-in dataset, not the folder {name}; write ./{name} to use the folder"]
+        if Path(name).exists()
+        else []
+    )
 
 
 @dataclass(frozen=True)
 class PanesSettings:
-    """How many pictures to learn from, how large, and of which stream; ``held``: how many each to validate and to test, where
-    that is not a fifth as many."""
+    """Number of training images, their size and seed; ``heldout_size``: number of images each for validation and test, by
+    default a fifth as many."""
 
     count: int = 20_000
     size: tuple[int, int] = (64, 64)
@@ -124,7 +128,7 @@ def _named(name: str, options: str, progress: Progress | None) -> dict[str, Sour
     place = place_of(name)
     if not place.is_file():
         beside = f", or name the folder ./{name}" if Path(name).exists() else ""
-        raise VitrailError(f"{name} is not on this machine yet; `vitrail data get {name}` fetches it{beside}")
+        raise VitrailError(f"{name} is not on this machine yet; `vitrail data download {name}` downloads it{beside}")
     return read_pack(place, progress)[0]
 
 
@@ -135,7 +139,7 @@ def _directory(path: Path, progress: Progress | None) -> Found:
 
 
 def _holds_shards(path: Path) -> bool:
-    """Tar files, at most in a folder a split; beside folders of classes, a tar is what they were unpacked from."""
+    """Whether a folder has tar files, at most in one folder per split; next to class folders, a tar is what they came from."""
     folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     places = [path, *folders] if all(split_name(folder.name) for folder in folders) else []
     return any(any(place.glob("*.tar")) for place in places)
@@ -156,7 +160,7 @@ def _file(path: Path, progress: Progress | None) -> Found:
         return read_pack(path, progress)[0], []
     if ending in (".zip", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"):
         raise VitrailError(f"{path} is an archive; unpack it and name the folder")
-    raise VitrailError(f"{path} is no data set; name a folder of pictures, a .csv, .parquet or .tar file, or a pack")
+    raise VitrailError(f"{path} is not a dataset; name a folder of images, a .csv, .parquet or .tar file, or a pack")
 
 
 def _complete(name: str, splits: dict[str, Source], notes: list[str], shares: Shares, progress: Progress | None) -> Data:
@@ -164,18 +168,18 @@ def _complete(name: str, splits: dict[str, Source], notes: list[str], shares: Sh
     if "" in given:
         taken = shares
         given |= _taken(given.pop(""), taken, progress)
-        notes = [*notes, f"no split is given, so {_amounts(given)} by content"]
+        notes = [*notes, f"no splits given; split by content: {_amounts(given)}"]
     elif "train" in given and "validation" not in given and shares.validation > 0:
         taken = Shares(shares.validation, 0.0)
         given |= _taken(given["train"], taken, progress)
-        notes = [*notes, f"no validation is given, so {_amounts(given)}, validation taken from train by content"]
+        notes = [*notes, f"no validation split given; split off from train by content: {_amounts(given)}"]
     names = next(iter(given.values())).names
     train, validation, test = (given.get(split) or nothing(names) for split in ("train", "validation", "test"))
     return Data(name, train, validation, test, fingerprint(train, validation, test), tuple(notes), taken)
 
 
 def _taken(whole: Source, shares: Shares, progress: Progress | None) -> dict[str, Source]:
-    """Of those that can be used; the others stay in train, where the data check names them."""
+    """Split the usable images by content; the others stay in train, where the dataset check lists them."""
     known = examine(whole, progress)
     good, bad = np.flatnonzero(known.problems == ""), known.bad
     parts = {split: good[part] for split, part in stratified(known.keys()[good], whole.labels[good], shares).items()}
@@ -188,10 +192,10 @@ def _amounts(splits: dict[str, Source]) -> str:
 
 
 def lessons(train: Source) -> list[str]:
-    """What is of interest to those alone who learn from it."""
+    """Return notes that matter only for training."""
     if not len(train):
-        return ["there is nothing to train on, only to evaluate"]
+        return ["there are no training images, only images to evaluate on"]
     alone = np.flatnonzero(np.bincount(train.labels[train.labels >= 0], minlength=len(train.names)) == 1)
     names = [repr(train.names[label]) for label in alone[:3]]
     more = f" and {len(alone) - 3} more" if len(alone) > 3 else ""
-    return [f"one picture alone to learn from in {', '.join(names)}{more}"] if len(alone) else []
+    return [f"only one training image in {', '.join(names)}{more}"] if len(alone) else []

@@ -1,10 +1,10 @@
-"""``panes``: Vitrail's own picture set, drawn by a formula: stained-glass windows of any size and number.
+"""``panes``: Vitrail's own synthetic dataset: stained-glass windows of any size and number.
 
-A window of leaded glass, in it one figure of five panes, around it smaller objects of fewer panes, before it all shards. How
-the figure's five panes are arranged is the label; colour, light, glass, place, size and slant say nothing about it. A figure
-and its mirror image are of one class, so pictures may be flipped left to right; not upside down.
+A window of leaded glass, in it one figure of five panes, around it smaller objects of fewer panes, in front shards. The
+arrangement of the figure's five panes is the label; colour, light, glass, position, size and slant are independent of it. A
+figure and its mirror image are of one class, so images may be flipped left to right; not upside down.
 
-Label, mask and boxes are known exactly, and all of it is a pure function of (seed, index). How hard the set is:
+Label, mask and boxes are known exactly, and everything is a pure function of (seed, index). How hard the dataset is:
 ``scripts/panes_hardness.py``. h high, w wide, k objects.
 """
 
@@ -22,27 +22,27 @@ from vitrail.errors import VitrailError
 
 CLASSES = tuple(FIGURES)
 SPLITS = ("train", "validation", "test")
-SMALLEST = 16  # pixels: a figure's pane still has three
+SMALLEST = 16  # pixels: a pane of a figure still has three
 
-LABEL, SPLIT, LOOK = 0x70616E65, 0x70616E66, 0x70616E67  # in place of an epoch: apart from what augments these pictures
-GRAIN = 20  # values down and across that the unevenness of the glass runs through
+LABEL, SPLIT, LOOK = 0x70616E65, 0x70616E66, 0x70616E67  # in place of an epoch, apart from augmentation
+GRAIN = 20  # grid points down and across of the glass's unevenness
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture and all that is true about it."""
+    """An image with its ground truth."""
 
     pixels: UInt8[ndarray, "h w 3"]
     label: int
-    mask: UInt8[ndarray, "h w"]  # 1 where the figure that decides the label is seen
-    instances: Int[ndarray, "h w"]  # 0 nothing, j + 1 the j-th object
-    boxes: Int[ndarray, "k 4"]  # left, top, right, bottom of what is seen of each object; right and bottom just outside
-    kinds: Int[ndarray, " k"]  # by panes_layout.KINDS, where the classes come first
+    mask: UInt8[ndarray, "h w"]  # 1 where the figure that decides the label is visible
+    instances: Int[ndarray, "h w"]  # 0 background, j + 1 the j-th object
+    boxes: Int[ndarray, "k 4"]  # left, top, right, bottom of the visible part of each object; right and bottom exclusive
+    kinds: Int[ndarray, " k"]  # index into layout.OBJECT_KINDS, where the classes come first
 
 
 @dataclass(frozen=True)
 class Panes:
-    """A source of pictures that are drawn when they are asked for."""
+    """A dataset of images that are drawn when they are read."""
 
     seed: int
     count: int
@@ -66,27 +66,27 @@ class Panes:
         return self.count
 
     def where(self, index: int) -> str:
-        return f"picture {index} of {self.origin}"
+        return f"image {index} of {self.origin}"
 
     def content(self, index: int) -> ndarray:
         return self.scene(index).pixels
 
     def scene(self, index: int) -> Scene:
-        """The picture with its mask and boxes."""
+        """Return an image with its mask and boxes."""
         if not 0 <= index < self.count:
-            raise IndexError(f"{self.origin} has {self.count} pictures, got {index}")
+            raise IndexError(f"{self.origin} has {self.count} images, got {index}")
         return scene(self.seed, int(index), self.size)
 
 
 def panes(split: str, count: int, size: tuple[int, int] = (64, 64), seed: int = 0) -> Panes:
-    """A split: each has a stream of pictures of its own, which goes on as far as is asked for."""
+    """Build a split: each is a random stream of its own, of any length."""
     if split not in SPLITS:
         raise VitrailError(f"panes has the splits {', '.join(SPLITS)}, got {split!r}; try 'train'")
     return Panes(int(bits(seed, SPLIT, SPLITS.index(split), 0)[0]), count, size, f"panes {split}")
 
 
 def scene(seed: int, index: int, size: tuple[int, int] = (64, 64)) -> Scene:
-    """The picture of this number: the same scene at every size of the same proportions."""
+    """Draw the image of this index: the same scene at every size of the same aspect ratio."""
     _check_size(size)
     label = int(_labels(seed, np.array([index]))[0])
     look, grain, light = np.split(uniforms(seed, LOOK, index, NUMBERS + GRAIN**2 + 5), (NUMBERS, NUMBERS + GRAIN**2))
@@ -105,7 +105,7 @@ def _labels(seed: int, indices: ndarray) -> ndarray:
 
 
 def _told(pixels: ndarray, label: int, seen: ndarray, kinds: list[int]) -> Scene:
-    """What can be seen of the objects; one that is wholly hidden is none."""
+    """Compute masks and boxes of the visible parts; a fully occluded object is left out."""
     instances = np.zeros_like(seen)
     boxes, shown = [], []
     for number, kind in enumerate(kinds):
@@ -122,4 +122,4 @@ def _told(pixels: ndarray, label: int, seen: ndarray, kinds: list[int]) -> Scene
 
 def _check_size(size: tuple[int, int]) -> None:
     if min(size) < SMALLEST:
-        raise VitrailError(f"size must be at least {SMALLEST} pixels a side, got {size[0]} x {size[1]}; try (64, 64)")
+        raise VitrailError(f"size must be at least {SMALLEST} pixels per side, got {size[0]} x {size[1]}; try (64, 64)")

@@ -1,10 +1,10 @@
-"""Leaded glass: lattices of panes painted over each other, each pane a piece of coloured glass between lines of lead.
+"""Drawing of leaded glass: lattices of panes painted over each other, each pane of coloured glass between lines of lead.
 
-Everything in a picture is such a lattice: the window behind, each object, the shards in front. A lattice is laid over the
-picture by a map from a point to (row, column), so that one look-up for a pixel tells its pane.
+Everything in an image is such a lattice: the window behind, each object, the shards in front. A lattice is a map from a point
+of the image to (row, column), so that one look-up per pixel gives its pane.
 
-Only operations that IEEE 754 rounds exactly (no sines, no sums in a library's own order), so that pictures are the same bytes
-on every machine. Lengths are in short sides of the picture. h high, w wide; r rows and s columns of a lattice.
+Only operations that IEEE 754 rounds exactly (no sines, no sums in a library's own order), so that images are the same bytes on
+every machine. Lengths are in short sides of the image. h high, w wide; r rows and s columns of a lattice.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ CUTS = ("whole", "diagonal", "roundel", "lozenge", "halves")
 
 @dataclass(frozen=True)
 class Lattice:
-    """Where a lattice of panes lies, which of its panes are there, and of which glass they are."""
+    """Position of a lattice of panes, which of its panes are present, and their glass."""
 
     centre: tuple[float, float]  # x, y
     side: float  # of a pane
@@ -26,21 +26,21 @@ class Lattice:
     bend: tuple[float, float]  # how its columns and rows are bowed
     there: ndarray  # r s, bool
     glass: ndarray  # r s 2 3: the colours of the two pieces of each pane, from 0 to 1
-    lead: float  # its grey, from 0 to 1
+    lead: float  # grey value of the lead, from 0 to 1
     cut: str = "whole"  # how a pane is cut into its two pieces
-    shards: bool = False  # only a piece out of the middle of each pane is there, and it is not cut
+    shards: bool = False  # only the middle of each pane is present, uncut
     bond: float = 0.0  # by how much every other row is shifted
-    endless: bool = False  # it goes on, the same panes again, beyond its rows and columns
+    endless: bool = False  # its panes repeat beyond its rows and columns
 
     @property
     def reach(self) -> float:
-        """Half the side of an upright square that holds it."""
+        """Half the side of an upright square that contains the lattice."""
         cosine, sine = _direction(self.turn)
         return 0.5 * self.side * max(self.there.shape) * (cosine + abs(sine)) * (1.0 + max(map(abs, self.bend)))
 
 
 def paint(picture: ndarray, lattice: Lattice) -> tuple[tuple[slice, slice], ndarray]:
-    """Paint it into the picture (h w 3, float32); the part that was looked at, and which of its pixels are the lattice's."""
+    """Paint the lattice into the image (h w 3, float32); return the window it can touch and the mask of its pixels there."""
     short = float(min(picture.shape[:2]))
     window = _window(picture.shape[0], picture.shape[1], short, lattice)
     u, v = _laid(window, short, lattice)
@@ -64,9 +64,9 @@ def paint(picture: ndarray, lattice: Lattice) -> tuple[tuple[slice, slice], ndar
 
 
 def lit(picture: ndarray, grain: ndarray, chance: ndarray) -> None:
-    """Light falls through: uneven glass (a smooth field through ``grain``, stronger in some colours), lighter towards one side.
+    """Add light: uneven glass (a smooth field through ``grain``, stronger in some channels), lighter towards one side.
 
-    It is added, as often as taken away, so that a picture and its negative stay equally likely.
+    It is added as often as subtracted, so that an image and its negative stay equally likely.
     """
     h, w = picture.shape[:2]
     field = _smooth(grain, h, w) - 0.5
@@ -82,14 +82,14 @@ def developed(picture: ndarray) -> ndarray:
 
 
 def coloured(hue: ndarray, saturation: ndarray, value: ndarray) -> ndarray:
-    """Red, green and blue on a last axis of their own; hues go round from 0 to 1."""
+    """Convert hue (0 to 1, circular), saturation and value to RGB on a new last axis."""
     angle = np.mod(hue[..., None] * 6.0 + np.array([0.0, 4.0, 2.0]), 6.0)
     pure = np.clip(np.abs(angle - 3.0) - 1.0, 0.0, 1.0)
     return (value[..., None] * (1.0 - saturation[..., None] * (1.0 - pure))).astype(np.float32)
 
 
 def _window(h: int, w: int, short: float, lattice: Lattice) -> tuple[slice, slice]:
-    """The rows and columns of pixels that it can touch."""
+    """Return the rows and columns of pixels that the lattice can touch."""
     if lattice.endless:
         return slice(0, h), slice(0, w)
 
@@ -103,7 +103,7 @@ def _window(h: int, w: int, short: float, lattice: Lattice) -> tuple[slice, slic
 
 
 def _laid(window: tuple[slice, slice], short: float, lattice: Lattice) -> tuple[ndarray, ndarray]:
-    """Column and row, with fractions, of each pixel's middle."""
+    """Return the fractional column and row of each pixel's centre."""
     rows, columns = lattice.there.shape
     y, x = (
         ((np.arange(part.start, part.stop, dtype=np.float32) + 0.5) / short - middle) / lattice.side
@@ -121,7 +121,7 @@ def _laid(window: tuple[slice, slice], short: float, lattice: Lattice) -> tuple[
 
 
 def _pane(u: ndarray, v: ndarray, lattice: Lattice) -> tuple[ndarray, ndarray]:
-    """The number of each pixel's pane, and whether that is there."""
+    """Return the pane index of each pixel, and whether that pane is present."""
     rows, columns = lattice.there.shape
     row, column = np.floor(v).astype(np.int32), np.floor(u).astype(np.int32)
     if lattice.endless:
@@ -133,12 +133,12 @@ def _pane(u: ndarray, v: ndarray, lattice: Lattice) -> tuple[ndarray, ndarray]:
 
 
 def _direction(turn: float) -> tuple[float, float]:
-    """Cosine and sine from the tangent of half the angle: nothing but arithmetic."""
+    """Return cosine and sine from the tangent of half the angle: exact arithmetic only."""
     return (1.0 - turn * turn) / (1.0 + turn * turn), 2.0 * turn / (1.0 + turn * turn)
 
 
 def _cut(cut: str, u: ndarray, v: ndarray) -> ndarray:
-    """About how far a point lies inside the second glass of its pane; negative in the first."""
+    """Return roughly how far a point lies inside the second glass of its pane; negative in the first."""
     if cut == "diagonal":
         return (u + v) * 0.7
     if cut == "roundel":
@@ -149,7 +149,7 @@ def _cut(cut: str, u: ndarray, v: ndarray) -> ndarray:
 
 
 def _smooth(grain: ndarray, h: int, w: int) -> ndarray:
-    """A picture-sized field that runs through the values of ``grain`` in straight lines."""
+    """Interpolate ``grain`` bilinearly to the size of the image."""
     values, rest = _between(grain.shape[0], h)
     rows = grain[values] * (1.0 - rest)[:, None] + grain[values + 1] * rest[:, None]
     values, rest = _between(grain.shape[1], w)
@@ -157,7 +157,7 @@ def _smooth(grain: ndarray, h: int, w: int) -> ndarray:
 
 
 def _between(count: int, length: int) -> tuple[ndarray, ndarray]:
-    """For each pixel the number of the value before it, and how far it is on the way to the next."""
+    """Return for each pixel the index of the value before it, and the fraction of the way to the next."""
     place = (np.arange(length, dtype=np.float32) + 0.5) * ((count - 1) / length)
     whole = place.astype(np.intp)
     return whole, place - whole.astype(np.float32)

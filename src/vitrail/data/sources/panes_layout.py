@@ -1,8 +1,8 @@
-"""What a scene of ``panes`` is made of, from chance: a window, in it small objects and one figure, before it all shards.
+"""Random layout of a ``panes`` scene: a window, in it small objects and one figure, in front shards.
 
-In every class a picture and its negative are equally likely: each pane of an object, the window's glass and each one's lead are
-by coins light or deep about the same mid-grey. So all classes have the same flat mean picture, and a linear classifier of
-pixels has next to nothing to go by. Lengths are in short sides of the picture.
+In every class an image and its negative are equally likely: each pane of an object, the window's glass and each lead are light
+or dark about the same mid-grey, by a coin flip. So all classes have the same flat mean image, and a linear classifier of pixels
+has next to nothing to learn from. Lengths are in short sides of the image.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ OTHERS = {"pane": ("#",), "pair": ("##",), "bar": ("###",), "elbow": ("#.", "##"
 KINDS = (*FIGURES, *OTHERS)
 SHAPES = [np.array([[letter == "#" for letter in row] for row in shape]) for shape in (*FIGURES.values(), *OTHERS.values())]
 
-PARTS, PLACES, CELLS = 6, 13, 8  # window, figure, shards and up to three others; numbers of each; its panes down and across
+PARTS, PLACES, CELLS = 6, 13, 8  # window, figure, shards and up to three others; parameters of each; its panes down and across
 NUMBERS = PARTS * (PLACES + CELLS * CELLS)
 
 Pair = tuple[float, float]
@@ -38,7 +38,7 @@ Numbers = TypeVar("Numbers", float, ndarray)
 
 @dataclass(frozen=True)
 class Glass:
-    """The range that light glass of a kind is drawn from; deep glass is its negative."""
+    """Range from which light glass is drawn; dark glass is its negative."""
 
     saturation: Pair
     value: Pair
@@ -48,7 +48,7 @@ MELLOW, VIVID = Glass((0.2, 0.4), (0.54, 0.65)), Glass((0.2, 0.6), (0.95, 1.0))
 
 
 def layers(chance: ndarray, label: int, extent: Pair) -> list[tuple[int, Lattice]]:
-    """What to paint, from the back to the front: its place in KINDS (-1: no object) and its panes."""
+    """Return what to paint, back to front: index into OBJECT_KINDS (-1: no object) and lattice."""
     parts = chance.reshape(PARTS, -1)
     places, tones = parts[:, :PLACES].tolist(), parts[:, PLACES:].reshape(PARTS, CELLS, CELLS)
     glass = _glass(parts[:, :PLACES], tones)
@@ -77,7 +77,7 @@ def _window(place: list[float], glass: ndarray, extent: Pair) -> Lattice:
 
 
 def _object(place: list[float], glass: ndarray, there: ndarray, sides: Pair, extent: Pair) -> Lattice:
-    """Wholly within the picture, or it would be known by less than its shape."""
+    """Place an object fully inside the image, so that its whole shape is needed to recognise it."""
     _, _, x, y, size, turn, bow, sway, cut, mirror, _, _, lead = place
     lattice = Lattice(
         centre=(0.0, 0.0),
@@ -94,7 +94,7 @@ def _object(place: list[float], glass: ndarray, there: ndarray, sides: Pair, ext
 
 
 def _shards(place: list[float], tone: ndarray, glass: ndarray, extent: Pair) -> Lattice:
-    """A wide lattice of which few panes are there, and of these a piece: glass of any colour that lies before everything."""
+    """Build a wide lattice with few panes present, and of these only the middle: glass of any colour in front of everything."""
     many, _, x, y, size, turn, bow, sway, *_, lead = place
     return Lattice(
         centre=(x * extent[0], y * extent[1]),
@@ -110,10 +110,10 @@ def _shards(place: list[float], tone: ndarray, glass: ndarray, extent: Pair) -> 
 
 
 def _glass(places: ndarray, tones: ndarray) -> ndarray:
-    """The two pieces of each pane of all parts at once: near a hue as it is seen, by a coin both light or both deep.
+    """Compute the two colours of each pane of all layers at once: of similar hue, both light or both dark by a coin flip.
 
-    The window is mellow and has one coin; the others are vivid and have a coin a pane. Objects keep away from the window's hue,
-    shards have any.
+    The window is mellow and has one coin; the others are vivid and have a coin per pane. Objects avoid the window's hue, shards
+    have any.
     """
     window, other, apart = places[0, 0], places[:, 10, None, None], places[:, 11, None, None]
     digits, coins = _digits(tones, 1), _digits(tones, 2)
@@ -129,7 +129,7 @@ def _glass(places: ndarray, tones: ndarray) -> ndarray:
 
 
 def _digits(tone: ndarray, place: int) -> ndarray:
-    """More numbers from one: its lower digits."""
+    """Derive more random numbers from one: its lower digits."""
     return np.mod(tone * 1024.0**place, 1.0)
 
 
@@ -138,5 +138,5 @@ def _within(part: Numbers, ends: Pair) -> Numbers:
 
 
 def _about(part: float, most: float) -> float:
-    """From -most to most."""
+    """Map 0 ... 1 to -limit ... limit."""
     return (2.0 * part - 1.0) * most

@@ -1,4 +1,4 @@
-"""Parquet files of paths, or of the pictures themselves, and labels. Needs pyarrow (the extra ``datasets``)."""
+"""Read Parquet files of labels and paths, or of labels and encoded images. Needs pyarrow (the extra ``datasets``)."""
 
 import json
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from vitrail.data.sources.labels import by_name, by_split, unique
 from vitrail.data.sources.source import Source, read_file
 from vitrail.errors import VitrailError
 
-LARGEST_GROUP = 2**30  # bytes: a row group is decoded whole, and some are kept
+LARGEST_GROUP = 2**30  # bytes: a row group is decoded whole, and some are cached
 
 
 @dataclass(frozen=True)
 class Cells:
-    """Encoded pictures in a column of a Parquet file, decoded a row group at a time: quick in order, slow when shuffled."""
+    """Encoded images in a column of a Parquet file, read a row group at a time: fast in order, slow when shuffled."""
 
     path: Path
     column: str
-    stamp: tuple[int, int]  # size and time of the file that the rows were counted in
-    starts: ndarray  # of each row group
+    stamp: tuple[int, int]  # size and modification time of the file when it was opened
+    starts: ndarray  # first row of each row group
     labels: ndarray
     names: tuple[str, ...]
 
@@ -41,28 +41,29 @@ class Cells:
 
 
 def picture_of(cell: Any, folder: Path, where: str) -> bytes:
-    """The bytes of a cell: plain, or Hugging Face's pair of bytes and path."""
+    """Return the bytes of a cell: plain, or Hugging Face's struct of bytes and path."""
     if isinstance(cell, dict):
         path, cell = cell.get("path"), cell.get("bytes")
         if cell is None and isinstance(path, str) and "\0" not in path:
             return read_file(folder / path)
     if not isinstance(cell, bytes):
-        raise VitrailError(f"{where} holds no picture")
+        raise VitrailError(f"{where} has no image")
     return cell
 
 
 @lru_cache(maxsize=4)
 def _group(path: Path, column: str, stamp: tuple[int, int], group: int) -> Any:
     if _stamp(path) != stamp:
-        raise VitrailError(f"{path} has changed since it was opened; start again")
+        raise VitrailError(f"{path} has changed since it was opened; open it again")
     try:
         with _pyarrow().ParquetFile(path) as file:
             return file.read_row_group(group, columns=[column], use_threads=False).column(0)
-    except Exception as error:  # pyarrow has many kinds
+    except Exception as error:  # pyarrow raises many types
         raise VitrailError(f"row group {group} of {path} cannot be read: {_line(error)}") from None
 
 
 def read_parquet(path: Path, image: str | None, label: str | None, split: str | None) -> dict[str, Source]:
+    """Return the splits of a Parquet file; the arguments name columns with unusual names."""
     pyarrow = _pyarrow()
     stamp = _stamp(path)
     try:
@@ -71,7 +72,7 @@ def read_parquet(path: Path, image: str | None, label: str | None, split: str | 
     except VitrailError:
         raise
     except Exception as error:
-        raise VitrailError(f"{path} is no Parquet file that can be read: {_line(error)}") from None
+        raise VitrailError(f"{path} is not a readable Parquet file: {_line(error)}") from None
 
 
 def _opened(
@@ -80,19 +81,19 @@ def _opened(
     schema = file.schema_arrow
     columns: list[str] = schema.names
     holds = [name for name in columns if str(schema.field(name).type).startswith(("binary", "large_binary", "struct<"))]
-    images = pick(path, holds, None, IMAGES, "pictures") if image is None else None
-    images = images or need(path, columns, image, IMAGES, "pictures")
+    images = pick(path, holds, None, IMAGES, "images") if image is None else None
+    images = images or need(path, columns, image, IMAGES, "images")
     labels = need(path, columns, label, LABELS, "label")
     splits = pick(path, columns, split, SPLITS, "split")
     rows = [f"row {row + 1}" for row in range(file.metadata.num_rows)]
     if not rows:
-        raise VitrailError(f"{path} has no rows; it needs one a picture")
+        raise VitrailError(f"{path} has no rows; it needs one per image")
     words = splits_of(path, _texts(path, file, splits), rows, split) if splits else [""] * len(rows)
     texts = _texts(path, file, labels)
     if images not in holds:
         return listed(path, _texts(path, file, images), texts, words, rows)
     if "" in texts:
-        raise VitrailError(f"{path}, {rows[texts.index('')]}: the label is empty; fill it in or take the row out")
+        raise VitrailError(f"{path}, {rows[texts.index('')]}: the label is empty; fill it in or remove the row")
     numbers, names = _declared(path, schema, labels, texts) or by_name(texts)
     return by_split(Cells(path, images, stamp, _starts(path, file, images), numbers, names), words)
 
@@ -106,13 +107,13 @@ def _texts(path: Path, file: Any, column: str) -> list[str]:
 
 
 def _text(value: str | float | None) -> str:
-    if isinstance(value, float):  # a table with a gap has whole numbers as floats
+    if isinstance(value, float):  # a column with missing values has integers as floats
         return "" if value != value else str(int(value)) if value.is_integer() else str(value)
     return "" if value is None else str(value).strip()
 
 
 def _declared(path: Path, schema: Any, column: str, texts: list[str]) -> tuple[ndarray, tuple[str, ...]] | None:
-    """Class names in their own order, where Hugging Face's library wrote them beside the schema."""
+    """Return labels and class names in their declared order, if Hugging Face's library wrote them into the schema."""
     try:
         feature = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]
         names = unique([str(name) for name in feature["names"]])
@@ -130,7 +131,7 @@ def _starts(path: Path, file: Any, column: str) -> ndarray:
         parts = [group.column(index) for index in range(group.num_columns)]
         size = sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] == column)
         if size > LARGEST_GROUP:
-            raise VitrailError(f"{path} has row groups of {size / 2**30:.1f} GiB; write it again with row_group_size=1000")
+            raise VitrailError(f"{path} has row groups of {size / 2**30:.1f} GiB; rewrite it with row_group_size=1000")
     return np.cumsum([0, *(group.num_rows for group in groups)])[:-1]
 
 

@@ -1,6 +1,6 @@
-"""Every picture below a folder, by name alone: 100,000 files in a second or so, with signs of life.
+"""List every image below a folder, by name only: 100,000 files in about a second, with progress.
 
-Hidden files and folders are passed over; links are followed, but never in a circle.
+Hidden files and folders are ignored; links are followed, but never in a cycle.
 """
 
 import os
@@ -12,21 +12,22 @@ from vitrail.data.sources.source import Progress
 
 ENDINGS = "jpg jpeg jfif mpo png gif webp tif tiff bmp ppm pgm pbm"
 PICTURES = frozenset(f".{ending}" for ending in ENDINGS.split(" "))
-OFTEN = 10_000  # files between two signs of progress
+OFTEN = 10_000  # files between two progress reports
 
 
 @dataclass
 class Listing:
-    """The pictures below a folder, by name alone, and what else was met there."""
+    """The images below a folder, by name only, and what else is there."""
 
-    paths: list[str] = field(default_factory=list)  # below the root, with "/" between folders, sorted
+    paths: list[str] = field(default_factory=list)  # relative to the root, with "/" between folders, sorted
     folders: list[str] = field(default_factory=list)
-    closed: list[str] = field(default_factory=list)  # folders that must not be read
-    broken: list[str] = field(default_factory=list)  # links that lead nowhere or in a circle
-    others: Counter[str] = field(default_factory=Counter)  # files that are no pictures, by their ending
+    closed: list[str] = field(default_factory=list)  # folders without permission to read
+    broken: list[str] = field(default_factory=list)  # links that are dead or circular
+    others: Counter[str] = field(default_factory=Counter)  # files that are not images, by extension
 
 
 def scan(root: Path, progress: Progress | None = None) -> Listing:
+    """List the images below a folder."""
     found, met = Listing(), 0
     waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", (_identity(root),))]
     while waiting:
@@ -69,7 +70,7 @@ def _sort_in(
             waiting.append((path, (*above, identity)))
     elif os.path.splitext(entry.name)[1].lower() not in PICTURES:
         found.others[os.path.splitext(entry.name)[1].lower() or entry.name] += 1
-    else:  # whether it can be read, the data check finds out and says
+    else:  # whether it can be read is for the dataset check to report
         found.paths.append(path)
 
 

@@ -1,9 +1,9 @@
-"""Tar shards as webdataset writes them, read by number: each tar is walked once, then any picture is one seek away.
+"""Tar shards as webdataset writes them, with random access: each tar is indexed once, then any image is one seek away.
 
-Members that share a key (the name up to the first dot of its last part) are a sample: a picture, and its label in ``.cls``
-(a number or a name) or ``.json`` (``{"label": ...}``). Nothing is ever unpacked. Each picture's CRC-32 is kept in the index
-and checked whenever it is read, so a shard that is damaged or replaced afterwards is noticed. The split stands in the file's
-name (``imagenet1k-train-0000.tar``) or its folder's (``train/0000.tar``).
+Members that share a key (the path up to the first dot of its base name) are a sample: an image, and its label in ``.cls`` (a
+number or a name) or ``.json`` (``{"label": ...}``). Nothing is ever unpacked. Each image's CRC-32 is stored in the index and
+verified whenever it is read, so a shard that is damaged or replaced later is noticed. The split is part of the file name
+(``imagenet1k-train-0000.tar``) or of the folder's (``train/0000.tar``).
 """
 
 import glob
@@ -23,17 +23,17 @@ from vitrail.data.sources.source import LARGEST_FILE, Progress, Source, chosen
 from vitrail.data.sources.tar import Index, Texts, index_of
 from vitrail.errors import VitrailError
 
-CLASSES = ("classes.txt", "classnames.txt")  # beside the shards: a name a line, for labels that are numbers
+CLASSES = ("classes.txt", "classnames.txt")  # next to the shards: one name per line, for labels that are numbers
 MOST_SHARDS = 100_000
-MOST_CLASSES = 100_000  # numbers beyond are names
+MOST_CLASSES = 100_000  # larger numbers are taken as names
 
 
 def read_shards(
     what: str | Path | Sequence[str | Path], *, classes: Path | None = None, progress: Progress | None = None
 ) -> dict[str, Source]:
-    """The splits of a tar, of several, of a folder of them or of a pattern such as ``shards-{000..009}.tar`` or ``a/*.tar``.
+    """Return the splits of tar files, a folder of them or a pattern such as ``shards-{000..009}.tar`` or ``a/*.tar``.
 
-    ``classes``: a file with a class name a line; else ``classes.txt`` beside the shards, where there is one.
+    ``classes``: a file with one class name per line; by default ``classes.txt`` next to the shards, if there is one.
     """
     paths = _paths(what)
     total, done, indexes = sum(path.stat().st_size for path in paths), 0, []
@@ -58,10 +58,10 @@ def _tell(progress: Progress | None, before: int, total: int, here: int) -> None
 
 @dataclass(frozen=True)
 class Shards:
-    """Pictures in tar files."""
+    """Images in tar files."""
 
     paths: tuple[Path, ...]
-    shards: ndarray  # which of them each picture is in, in their order
+    shards: ndarray  # index of the shard of each image
     keys: Texts
     offsets: ndarray
     sizes: ndarray
@@ -78,14 +78,14 @@ class Shards:
     def content(self, index: int) -> bytes:
         size = int(self.sizes[index])
         if size > LARGEST_FILE:
-            raise VitrailError(f"{self.where(index)} is no picture: it has {size:,} bytes")
+            raise VitrailError(f"{self.where(index)} is not an image: it has {size:,} bytes")
         with open(self.paths[self.shards[index]], "rb") as file:
-            # opened anew: safe in threads, forks and pickles, and thousands of shards hold no file open
+            # opened for each read: safe in threads, forks and pickles, and thousands of shards keep no file open
             file.seek(int(self.offsets[index]))
             content = file.read(size)
         if zlib.crc32(content) != self.checksums[index]:
             raise VitrailError(
-                f"{self.where(index)} is not what was indexed: the shard was damaged or replaced; fetch it again or start again"
+                f"{self.where(index)} is not what was indexed: the shard was damaged or replaced; download it again or restart"
             )
         return content
 
@@ -120,7 +120,7 @@ def _matching(name: str) -> list[Path]:
 
 
 def _expanded(name: str) -> Iterator[str]:
-    """Braces as a shell reads them: {000..009} and {a,b}."""
+    """Expand braces as a shell does: {000..009} and {a,b}."""
     match = re.search(r"\{(?:(\d{1,9})\.\.(\d{1,9})|([^{}]*,[^{}]*))\}", name, re.ASCII)
     if not match:
         yield name
@@ -137,7 +137,7 @@ def _expanded(name: str) -> Iterator[str]:
 
 
 def _splits(paths: list[Path]) -> list[str]:
-    """Out of the words of each file's name, or else its folder's whole name where the folders differ."""
+    """Return the split of each shard, from the words of its file name, else from its folder's name if the folders differ."""
     found = []
     for path in paths:
         words = [split for word in re.split(r"[^a-z]+", path.name.split(".")[0].lower()) if (split := split_name(word))]
@@ -151,7 +151,7 @@ def _joined(
 ) -> dict[str, Source]:
     keys = Texts(np.concatenate([index.keys.joined for index in indexes]))
     if not len(keys):
-        raise VitrailError(f"{what} holds no pictures; a sample is a picture (KEY.jpg) and its label (KEY.cls)")
+        raise VitrailError(f"{what} has no images; a sample is an image (KEY.jpg) and its label (KEY.cls)")
     texts = [label for index in indexes for label in index.labels]
     shards = np.repeat(np.arange(len(paths), dtype=np.int32), [len(index.keys) for index in indexes])
     if "" in texts and any(texts):
@@ -171,7 +171,7 @@ def _classes(paths: list[Path]) -> Path | None:
 
 
 def _numbered(texts: list[str], classes: Path | None) -> tuple[ndarray, tuple[str, ...]]:
-    """A number is its own label, so that it means the same in every shard; names are numbered in their order."""
+    """Encode labels: a number is its own label, so that it means the same in every shard; names are sorted."""
     if not any(texts):
         return np.full(len(texts), -1, dtype=np.int64), ()
     if not all(re.fullmatch(r"\d{1,6}", text, re.ASCII) and int(text) < MOST_CLASSES for text in set(texts)):
@@ -181,11 +181,11 @@ def _numbered(texts: list[str], classes: Path | None) -> tuple[ndarray, tuple[st
         return labels, tuple(str(number) for number in range(int(labels.max()) + 1))
     names = class_names(classes.read_text(encoding="utf-8-sig"))
     if labels.max() >= len(names):
-        raise VitrailError(f"{classes} must name {labels.max() + 1} classes, a line each, got {len(names)} lines")
+        raise VitrailError(f"{classes} must name {labels.max() + 1} classes, one per line, got {len(names)} lines")
     return labels, names
 
 
 def class_names(text: str) -> tuple[str, ...]:
-    """A name a line."""
+    """Parse class names, one per line."""
     lines = text.split("\n")
     return unique([line.strip() for line in (lines[:-1] if lines[-1].strip() == "" else lines)])

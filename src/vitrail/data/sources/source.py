@@ -1,6 +1,6 @@
-"""What a split is to everything that reads it: pictures by number, with what they show. n pictures, h high, w wide, c channels.
+"""Dataset protocol: labelled images by index, wherever they are stored. n images, h high, w wide, c channels.
 
-Where they come from (a folder, a table, shards, a pack, a formula) is each source's own affair.
+Folders, tables, shards, packs and synthetic images each implement it.
 """
 
 import errno
@@ -17,39 +17,39 @@ from numpy import ndarray
 
 from vitrail.data.sources.split import Shares
 
-Progress = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much in all where that is known
+Progress = Callable[[str, int, int | None], None]  # activity, amount done, total if known
 
-TOLERATED = 0.05  # share of the pictures that may turn out to be unusable
-LARGEST_FILE = 2**28  # bytes: a picture file larger than 256 MiB is none
+TOLERATED = 0.05  # fraction of the images that may be unusable
+LARGEST_FILE = 2**28  # bytes: a file larger than 256 MiB is not taken for an image
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Pictures by number. Reading one is a pure function of its number, and safe from several threads."""
+    """Images by index. Reading one is a pure function of its index, and thread-safe."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The classes, by label; empty where nothing is labelled."""
+        """Class names by label; empty if nothing is labelled."""
 
     @property
     def labels(self) -> ndarray:
-        """int64, one a picture; -1 where it has none."""
+        """int64, one per image; -1 if it has none."""
 
     def __len__(self) -> int: ...
 
     def where(self, index: int) -> str:
-        """What to call the picture in a message."""
+        """Return a description of an image for messages, such as its path."""
 
     def content(self, index: int) -> bytes | ndarray:
-        """The file as it is, still encoded, or its pixels (h w c, uint8); a VitrailError or OSError where that fails."""
+        """Return the encoded file, or the pixels (h w c, uint8); raises VitrailError or OSError."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """Picture files below a folder."""
+    """Image files below a folder."""
 
     root: Path
-    paths: Sequence[str]  # below the root
+    paths: Sequence[str]  # relative to the root
     labels: ndarray
     names: tuple[str, ...]
 
@@ -64,18 +64,18 @@ class Files:
 
 
 def read_file(path: Path) -> bytes:
-    """A plain file of a picture's size; a pipe is not waited for."""
+    """Read a regular file of plausible size; never block on a pipe."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     with open(handle, "rb", buffering=0) as file:
         known = os.fstat(handle)
         if not stat.S_ISREG(known.st_mode) or known.st_size > LARGEST_FILE:
-            raise OSError(errno.EINVAL, "it is no plain file of a picture's size")
+            raise OSError(errno.EINVAL, "not a regular file of plausible size")
         return file.readall()
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Pictures of one size in memory, or in a file mapped into it; whole batches are taken out of it at once."""
+    """Images of one size in an array, in memory or memory-mapped; read a batch at a time."""
 
     images: ndarray  # n h w c, uint8
     labels: ndarray
@@ -86,7 +86,7 @@ class Arrays:
         return len(self.images)
 
     def where(self, index: int) -> str:
-        return f"picture {index} of {self.origin}"
+        return f"image {index} of {self.origin}"
 
     def content(self, index: int) -> ndarray:
         return self.images[index]
@@ -94,7 +94,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Part:
-    """Some pictures of a source, in an order of their own."""
+    """A selection of a dataset's images, in any order."""
 
     whole: Source
     indices: ndarray
@@ -118,23 +118,23 @@ class Part:
 
 
 def allowed(tolerated: float, pictures: int) -> float:
-    """How many may be unusable: their share, and of a small set one, unless none is tolerated."""
+    """Return how many images may be unusable: the fraction, but at least one, unless none is tolerated."""
     return max(tolerated * pictures, 1) if tolerated else 0
 
 
 def label_name(source: Source, index: int) -> str:
-    """What the picture shows, in words; nothing where it is not labelled."""
+    """Return the class name of an image; empty if it is not labelled."""
     label = int(source.labels[index])
     return source.names[label] if 0 <= label < len(source.names) else ""
 
 
 def nothing(names: tuple[str, ...]) -> Source:
-    """A split without pictures."""
+    """Build a dataset without images."""
     return Arrays(np.zeros((0, 1, 1, 3), np.uint8), np.zeros(0, np.int64), names, "nothing")
 
 
 def chosen(source: Source, indices: ndarray) -> Source:
-    """Some of the pictures; what lies in memory as one array and is wanted whole stays that."""
+    """Select images by index; the dataset itself if all are selected in order."""
     if len(indices) == len(source) and (indices == np.arange(len(source))).all():
         return source
     return Part(source, indices)
@@ -142,15 +142,15 @@ def chosen(source: Source, indices: ndarray) -> Source:
 
 @dataclass(frozen=True)
 class Data:
-    """A data set: learn on ``train``, choose on ``validation``, report on ``test`` (which may be empty)."""
+    """The splits of a dataset: ``train``, ``validation`` and ``test`` (each may be empty)."""
 
     name: str
     train: Source
     validation: Source
     test: Source
-    fingerprint: str  # of names, labels and splits; after the data check, of the pictures' content too
-    notes: tuple[str, ...] = ()  # what its owner should know
-    taken: Shares | None = None  # what was split off by content, where the data did not say
+    fingerprint: str  # hash of names, labels and splits; after the dataset check, also of the images' content
+    notes: tuple[str, ...] = ()  # remarks for the user
+    taken: Shares | None = None  # fractions split off by content, if splits were missing
 
     @property
     def names(self) -> tuple[str, ...]:

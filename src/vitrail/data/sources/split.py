@@ -1,7 +1,7 @@
-"""What is missing of validation and test is taken from train: by content, so that it is the same on every machine.
+"""Split missing validation and test sets off from train by content hash, so that they are the same on every machine.
 
-Within a class the pictures are ordered by the hash of their content and the first ones leave. Names, dates and the order of
-files play no part, copies of a picture stay together, and a picture that is added moves few others. n pictures.
+Within a class the images are ordered by the hash of their content and the first ones are split off. Names, dates and the order
+of files do not matter, duplicates stay together, and an added image moves few others. n images.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from vitrail.errors import VitrailError
 
 @dataclass(frozen=True)
 class Shares:
-    """How much of each class leaves train, where there is no such split yet; at least one picture of three or more."""
+    """Fraction of each class to split off for validation and test, if missing; at least one image of three or more."""
 
     validation: float = 0.1
     test: float = 0.1
@@ -24,16 +24,16 @@ class Shares:
         check(self)
         if min(self.validation, self.test) < 0 or self.validation + self.test >= 1:
             raise VitrailError(
-                f"the shares of validation and test must leave something to train, got {self.validation} and {self.test}; "
+                f"the validation and test fractions must leave some training data, got {self.validation} and {self.test}; "
                 "try 0.1 and 0.1"
             )
 
 
 def stratified(keys: ndarray, labels: ndarray, shares: Shares) -> dict[str, ndarray]:
-    """Which pictures go where: the numbers of each split, rising."""
-    contents, of = np.unique(keys, return_inverse=True)  # in the order of the hashes
+    """Assign each image to a split; return the sorted indices of each."""
+    contents, of = np.unique(keys, return_inverse=True)  # sorted by hash
     label = np.full(len(contents), np.iinfo(np.int64).max)
-    np.minimum.at(label, of, labels)  # a content under two labels goes with the first, so that it is in one split
+    np.minimum.at(label, of, labels)  # a content under two labels counts for the first, so that it is in one split
     place = np.zeros(len(contents), np.int8)
     by_label = np.argsort(label, kind="stable")
     for members in np.split(by_label, np.flatnonzero(np.diff(label[by_label])) + 1):
@@ -45,5 +45,5 @@ def stratified(keys: ndarray, labels: ndarray, shares: Shares) -> dict[str, ndar
 
 
 def _taken(contents: int, share: float, least: int) -> int:
-    """The share of a class, one at least where there are enough."""
+    """Return how many images of a class to split off, at least one if there are enough."""
     return max(round(contents * share), 1) if share > 0 and contents >= least else 0

@@ -1,6 +1,6 @@
-"""A table of pictures: a CSV of paths and labels, or a Parquet file of paths, or of the pictures themselves, and labels.
+"""Read a table of images: a CSV of paths and labels, or a Parquet file of labels and paths or encoded images.
 
-A column of train, validation and test makes the splits. Whether the files are there is the data check's affair.
+A column of train, validation and test makes the splits. Whether the files exist is for the dataset check to report.
 """
 
 import csv
@@ -15,10 +15,10 @@ from vitrail.errors import VitrailError
 def read_table(
     path: str | Path, *, image: str | None = None, label: str | None = None, split: str | None = None
 ) -> dict[str, Source]:
-    """The splits of a .csv, .tsv or .parquet file; ``image``, ``label`` and ``split`` name columns that have unusual names."""
+    """Return the splits of a .csv, .tsv or .parquet file; ``image``, ``label``, ``split`` name columns with unusual names."""
     path = Path(path)
     if not path.is_file():
-        raise VitrailError(f"{path} is no file; a table is a .csv, .tsv or .parquet file")
+        raise VitrailError(f"{path} is not a file; a table is a .csv, .tsv or .parquet file")
     if path.suffix.lower() in (".parquet", ".pq"):
         return read_parquet(path, image, label, split)
     return _csv(path, image, label, split)
@@ -30,8 +30,8 @@ def _csv(path: Path, image: str | None, label: str | None, split: str | None) ->
     except UnicodeDecodeError:
         raise VitrailError(f"{path} is not UTF-8 text; save it as UTF-8") from None
     except csv.Error as error:
-        raise VitrailError(f"{path} is no CSV that can be read: {error}") from None
-    images, labels = need(path, header, image, IMAGES, "pictures' paths"), need(path, header, label, LABELS, "label")
+        raise VitrailError(f"{path} is not a readable CSV: {error}") from None
+    images, labels = need(path, header, image, IMAGES, "image paths"), need(path, header, label, LABELS, "label")
     splits = pick(path, header, split, SPLITS, "split")
 
     def cells(column: str) -> list[str]:
@@ -46,11 +46,11 @@ def _csv(path: Path, image: str | None, label: str | None, split: str | None) ->
 def _rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     with open(path, encoding="utf-8-sig", newline="") as file:
         first = file.readline()
-        delimiter = max(",;\t", key=first.count)  # of equally many the first: a comma
+        delimiter = max(",;\t", key=first.count)  # on a tie the first: a comma
         file.seek(0)
         reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
         header = [cell.strip() for cell in next(reader, [])]
         rows = [(reader.line_num, cells) for cells in reader if any(cells)]
     if not rows:
-        raise VitrailError(f"{path} has no rows; it needs a header such as path,label and a line a picture")
+        raise VitrailError(f"{path} has no rows; it needs a header such as path,label and one line per image")
     return header, rows

@@ -1,4 +1,4 @@
-"""One tar shard: walked once from header to header, nothing unpacked; where its pictures are, what they show, their CRC-32."""
+"""Index of one tar shard: offsets, labels and CRC-32 of its images. Read header by header, nothing is unpacked."""
 
 import itertools
 import json
@@ -17,19 +17,19 @@ from numpy import ndarray
 from vitrail.data.cache import recall, remember
 from vitrail.errors import VitrailError
 
-PICTURES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "gif", "tif", "tiff")  # the first of them where a sample has several
+PICTURES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "gif", "tif", "tiff")  # the first of them if a sample has several
 COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 BLOCK = 512
 EXTENSIONS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE)
-OFTEN = 1000  # samples between two signs of progress
-LARGEST_LABEL = 2**20  # bytes of a .cls or .json, and of a header's own text
+OFTEN = 1000  # samples between two progress reports
+LARGEST_LABEL = 2**20  # bytes of a .cls or .json, or of an extended header
 
 
 class Texts:
-    """Strings by number, kept end to end: a million of them are a few arrays and no objects."""
+    """A sequence of strings in one buffer: a million of them are two arrays and no objects."""
 
     def __init__(self, joined: ndarray) -> None:
-        """``joined``: uint8, with a zero after each."""
+        """``buffer``: uint8, with a zero after each string."""
         self.joined, self.ends = joined, np.flatnonzero(joined == 0)
 
     @classmethod
@@ -46,14 +46,15 @@ class Texts:
 
 @dataclass(frozen=True)
 class Index:
-    """Where the pictures of one tar are and what they show."""
+    """Offsets and labels of the images of one tar."""
 
     keys: Texts
-    labels: list[str]  # "" where there is none; one object a class
+    labels: list[str]  # "" if there is none; interned
     numbers: ndarray  # n 3: offset, size, checksum
 
 
 def index_of(path: Path, tick: Callable[[int], None]) -> Index:
+    """Index a tar file, or load its index from the cache."""
     status = path.stat()
     key = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
     known = recall("shards", key)
@@ -61,7 +62,7 @@ def index_of(path: Path, tick: Callable[[int], None]) -> Index:
     if index is None:
         with open(path, "rb") as file:
             index = _walked(path, file, status.st_size, tick)
-        # the last string has no zero after it, as in indexes of earlier days
+        # stored without the last zero
         texts = {"keys": index.keys.joined[:-1], "labels": Texts.of(index.labels).joined[:-1]}
         remember("shards", key, {**texts, "numbers": index.numbers})
     return index
@@ -89,7 +90,7 @@ def _walked(path: Path, file: BinaryIO, size: int, tick: Callable[[int], None]) 
         parts: dict[str, tuple[int, int]] = {}
         for _, kind, offset, length in members:
             if kind in parts:
-                raise VitrailError(f"{path} has {key}.{kind} twice; write it again with a name a sample")
+                raise VitrailError(f"{path} has {key}.{kind} twice; rewrite it with unique sample names")
             parts[kind] = (offset, length)
         picture = next((parts[kind] for kind in PICTURES if kind in parts), None)
         if picture:
@@ -102,7 +103,7 @@ def _walked(path: Path, file: BinaryIO, size: int, tick: Callable[[int], None]) 
 
 
 def _members(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, str, int, int]]:
-    """Key, ending, offset and size of each plain file. Strict, where tarfile takes damage for the archive's end."""
+    """Yield key, extension, offset and size of each regular file. Strict, where tarfile takes damage for the archive's end."""
     offset, long = 0, dict[str, str]()
     while True:
         file.seek(offset)
@@ -116,14 +117,14 @@ def _members(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, str, 
         if extends or info.isreg() or info.type not in tarfile.SUPPORTED_TYPES:  # links, folders and devices have no content
             offset += -(-length // BLOCK) * BLOCK
         if length < 0 or offset > size:
-            raise VitrailError(f"{path} is cut off at byte {size:,}, inside of {info.name}; fetch it again")
+            raise VitrailError(f"{path} is truncated at byte {size:,}, inside {info.name}; download it again")
         if extends:
             long |= _extended(path, info.type, _part(path, file, start, length))
             continue
         name, sparse, long = long.get("path", info.name), "sparse" in long or info.type == tarfile.GNUTYPE_SPARSE, {}
         if info.isreg():
             if sparse or name.startswith("/") or "\0" in name:
-                raise VitrailError(f"{path} holds {name}, a sparse file or an absolute name; write it again with plain tar")
+                raise VitrailError(f"{path} has {name}, a sparse file or an absolute path; rewrite it with plain tar")
             folder, slash, last = name.rpartition("/")
             stem, dot, kind = last.partition(".")
             if stem and dot and not re.match(r"__[^/]*__($|/)", name):
@@ -133,29 +134,27 @@ def _members(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, str, 
 def _header(path: Path, block: bytes, offset: int) -> tarfile.TarInfo:
     packed = next((name for magic, name in COMPRESSED.items() if not offset and block.startswith(magic)), None)
     if packed:
-        raise VitrailError(
-            f"{path} is compressed ({packed}), so that nothing in it can be found by number; unpack it to a plain .tar"
-        )
+        raise VitrailError(f"{path} is compressed ({packed}), which rules out random access; unpack it to a plain .tar")
     if not block:
-        raise VitrailError(f"{path} is {'cut off: it has no end mark' if offset else 'empty'}; fetch it again")
+        raise VitrailError(f"{path} is {'truncated: it has no end marker' if offset else 'empty'}; download it again")
     try:
         return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError:
-        problem = f"is damaged or cut off at byte {offset:,}" if offset else "is no tar file"
-        raise VitrailError(f"{path} {problem}; fetch it again") from None
+        problem = f"is damaged or truncated at byte {offset:,}" if offset else "is not a tar file"
+        raise VitrailError(f"{path} {problem}; download it again") from None
 
 
 def _ends(path: Path, file: BinaryIO, offset: int) -> None:
-    """After the end mark come zeros alone; what comes after a tar that was joined to another would be lost."""
+    """Check that only zeros follow the end marker; a second tar appended to the first would be lost."""
     while rest := file.read(2**20):
         if any(rest):
             raise VitrailError(
-                f"{path} goes on after its end mark at byte {offset:,}; join tars with tar --concatenate, or fetch it again"
+                f"{path} continues after its end marker at byte {offset:,}; join tars with tar --concatenate or download again"
             )
 
 
 def _extended(path: Path, kind: bytes, text: bytes) -> dict[str, str]:
-    """A name too long for a header, GNU's way or in pax records: "length key=value\\n"."""
+    """Parse a name too long for a header, as GNU tar writes it or in pax records: "length key=value\\n"."""
     if kind in (tarfile.GNUTYPE_LONGLINK, tarfile.XGLTYPE):
         return {}
     if kind == tarfile.GNUTYPE_LONGNAME:
@@ -164,10 +163,10 @@ def _extended(path: Path, kind: bytes, text: bytes) -> dict[str, str]:
     while text.rstrip(b"\0"):
         size, _, _ = text.partition(b" ")
         if not re.fullmatch(rb"\d{1,7}", size) or not len(size) + 3 < int(size) <= len(text):
-            raise VitrailError(f"{path} has a damaged header; fetch it again")
+            raise VitrailError(f"{path} has a damaged header; download it again")
         key, _, value = text[len(size) + 1 : int(size) - 1].decode("utf-8", "surrogateescape").partition("=")
         if key == "size" and not re.fullmatch(r"\d{1,18}", value, re.ASCII):
-            raise VitrailError(f"{path} has a damaged header; fetch it again")
+            raise VitrailError(f"{path} has a damaged header; download it again")
         found["sparse" if key.startswith("GNU.sparse") else key] = value
         text = text[int(size) :]
     return found
@@ -175,7 +174,7 @@ def _extended(path: Path, kind: bytes, text: bytes) -> dict[str, str]:
 
 def _part(path: Path, file: BinaryIO, offset: int, size: int) -> bytes:
     if size > LARGEST_LABEL:
-        raise VitrailError(f"{path} has a label or a name of {size:,} bytes at byte {offset:,}; fetch it again")
+        raise VitrailError(f"{path} has a label or a name of {size:,} bytes at byte {offset:,}; download it again")
     file.seek(offset)
     return file.read(size)
 
@@ -198,5 +197,5 @@ def _label(path: Path, file: BinaryIO, key: str, parts: dict[str, tuple[int, int
         if "\0" in str(label) or not isinstance(label, str | int | None):
             raise ValueError
     except (ValueError, AttributeError, RecursionError):
-        raise VitrailError(f"{key}.{kind} in {path} holds no label; it needs a number or a name") from None
+        raise VitrailError(f"{key}.{kind} in {path} has no valid label; it needs a number or a name") from None
     return "" if label is None else str(label)

@@ -1,195 +1,195 @@
-// The page: the story from left to right, the picture at its side, one part at a time in the middle.
+// The page: navigation over the parts, the image in the side panel, one part at a time in the middle.
 
 import { bars } from "./chart.js";
 import { button, el, select, svg } from "./dom.js";
-import { PatchGrid } from "./grid.js";
-import { save } from "./leaf.js";
-import { alone } from "./net.js";
-import { mended, told } from "./say.js";
-import * as state from "./state.js";
-import { studio } from "./studio.js";
+import { PatchGrid } from "./patch_grid.js";
+import { saveStandalonePage } from "./standalone_page.js";
+import { standalone } from "./api.js";
+import { clearError, showError } from "./toast.js";
+import * as state from "./url_state.js";
+import { store } from "./store.js";
 import attention from "./attention.js";
-import flow from "./flow.js";
-import lens from "./lens.js";
-import inside from "./inside.js";
+import saliency from "./saliency.js";
+import lens from "./logit_lens.js";
+import modelView from "./model_view.js";
 import patches from "./patches.js";
-import picture from "./picture.js";
+import image from "./image.js";
 import prediction from "./prediction.js";
 import run from "./run.js";
-import shapes from "./shapes.js";
+import architecture from "./architecture.js";
 import tokens from "./tokens.js";
 
-const PARTS = [picture, patches, tokens, attention, flow, lens, prediction, inside, shapes, run];
-const built = new Map(); // what is built is kept, and hidden while another part is seen
-const [top, story, side, panel] = ["top", "story", "side", "panel"].map((id) => document.getElementById(id));
+const PARTS = [image, patches, tokens, attention, saliency, lens, prediction, modelView, architecture, run];
+const built = new Map(); // parts stay built, and are hidden while another one is open
+const [top, nav, side, panel] = ["top", "parts", "side", "panel"].map((id) => document.getElementById(id));
 
 start().catch((error) => {
-  told(error);
+  showError(error);
   panel.replaceChildren(el("h1", {}, "Vitrail Studio"), el("p", { class: "lead" }, error.message));
 });
 
 async function start() {
   theme(state.get("theme"));
-  await studio.open();
+  await store.open();
   header();
-  steps();
-  const look = beside();
-  studio.on((why) => {
-    if (["part", "model", "state"].includes(why)) header(), theme(state.get("theme"));
-    if (why === "part" && !studio.stale) mended(); // what failed in another part is not this one's, unless it was the trace
-    if (why === "part" || why === "model") show(why);
-    else if (why !== "busy") built.get(current())?.draw(why);
-    if (["model", "trace", "point", "state"].includes(why)) look(why);
-    if (why === "trace") thumbnails();
-    if (why === "part") steps();
-    document.body.classList.toggle("busy", studio.busy);
-    document.body.classList.toggle("stale", studio.stale);
-    document.title = `${current().title} · ${studio.model.name} · Vitrail Studio`;
+  drawNav();
+  const updateSide = sidePanel();
+  store.subscribe((reason) => {
+    if (["part", "model", "state"].includes(reason)) header(), theme(state.get("theme"));
+    if (reason === "part" && !store.stale) clearError(); // an error of another part does not concern this one, unless it was the trace
+    if (reason === "part" || reason === "model") show(reason);
+    else if (reason !== "busy") built.get(currentPart())?.draw(reason);
+    if (["model", "trace", "point", "state"].includes(reason)) updateSide(reason);
+    if (reason === "trace") thumbnails();
+    if (reason === "part") drawNav();
+    document.body.classList.toggle("busy", store.busy);
+    document.body.classList.toggle("stale", store.stale);
+    document.title = `${currentPart().title} · ${store.model.name} · Vitrail Studio`;
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => studio.tell("theme"));
-  addEventListener("resize", () => built.get(current())?.draw("theme"));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => store.notify("theme"));
+  addEventListener("resize", () => built.get(currentPart())?.draw("theme"));
   show("part");
-  await studio.load();
+  await store.load();
   document.body.dataset.ready = "true";
 }
 
-function current() {
+function currentPart() {
   return PARTS.find((part) => part.name === state.get("part")) ?? PARTS[0];
 }
 
-function show(why) {
-  const part = current();
-  for (const [other, made] of built) made.section.hidden = other !== part;
+function show(reason) {
+  const part = currentPart();
+  for (const [other, created] of built) created.section.hidden = other !== part;
   if (!built.has(part)) {
     const number = PARTS.indexOf(part) + 1;
     const section = el("section", { class: `part ${part.name}`, "aria-labelledby": `title-${part.name}` },
       el("h1", { id: `title-${part.name}` }, el("span", { class: "number" }, `${number}`), part.title), el("p", { class: "lead" }, part.lead));
     panel.append(section);
-    const made = part.build(section, studio);
-    built.set(part, { section, draw: (why_) => guarded(() => made.draw(why_)), thumb: made.thumb });
+    const created = part.build(section, store);
+    built.set(part, { section, draw: (reason_) => catchErrors(() => created.draw(reason_)), thumb: created.thumb });
   }
-  built.get(part).draw(why === "part" ? "open" : why);
+  built.get(part).draw(reason === "part" ? "open" : reason);
 }
 
-function guarded(work) {
+function catchErrors(work) {
   try {
     const promise = work();
-    if (promise instanceof Promise) promise.catch(told);
+    if (promise instanceof Promise) promise.catch(showError);
   } catch (error) {
-    told(error);
+    showError(error);
   }
 }
 
 function header() {
-  const { model, facts } = studio, step = state.get("step"), theme_ = state.get("theme", "");
+  const { model, info } = store, step = state.get("step"), theme_ = state.get("theme", "");
   if (!top.firstChild) frame();
-  slot("model", [model.id], () => (facts.models.length > 1
-    ? select("Model", facts.models.map((one) => [one.id, one.name]), model.id, (id) => state.set({ model: id, step: null, class: null, query: null }))
+  slot("model", [model.id], () => (info.models.length > 1
+    ? select("Model", info.models.map((one) => [one.id, one.name]), model.id, (id) => state.set({ model: id, step: null, class: null, query: null }))
     : el("span", { class: "name" }, model.name)));
-  slot("step", [model.id, model.steps, step], () => (model.steps.length ? scrubber(model.steps, step) : el("span", { hidden: true })));
-  slot("theme", [theme_], () => select("Colours", [["", "as the system"], ["light", "light"], ["dark", "dark"]], theme_,
+  slot("step", [model.id, model.checkpoint_steps, step], () => (model.checkpoint_steps.length ? checkpointSlider(model.checkpoint_steps, step) : el("span", { hidden: true })));
+  slot("theme", [theme_], () => select("Theme", [["", "system"], ["light", "light"], ["dark", "dark"]], theme_,
     (value) => state.set({ theme: value || null })));
 }
 
-// A control that shows what it has shown stays, and so does one that is held: while a run trains, no list closes and no slider slips
-// out of a hand. One that is made anew keeps the keyboard's place.
-function slot(key, shows, make) {
-  const old = top.querySelector(`[data-key="${key}"]`), now = JSON.stringify(shows);
-  if (old.dataset.shows === now || old.querySelector("input:active")) return;
-  const focus = old.contains(document.activeElement), made = make();
-  Object.assign(made.dataset, { key, shows: now });
-  old.replaceWith(made);
-  if (focus) made.querySelector("select, input")?.focus();
+// An unchanged control stays, and so does a slider while it is dragged: a training run closes no list and moves no slider.
+// A rebuilt control keeps the keyboard focus.
+function slot(key, content, make) {
+  const old = top.querySelector(`[data-key="${key}"]`), now = JSON.stringify(content);
+  if (old.dataset.content === now || old.querySelector("input:active")) return;
+  const focus = old.contains(document.activeElement), created = make();
+  Object.assign(created.dataset, { key, content: now });
+  old.replaceWith(created);
+  if (focus) created.querySelector("select, input")?.focus();
 }
 
 function frame() {
   top.append(...[
     el("a", { class: "skip", href: "#panel", onclick: (event) => { event.preventDefault(); panel.focus(); } }, "Skip to the figures"),
     el("strong", { class: "brand" }, svg("svg", { viewBox: "0 0 24 24", width: 22, height: 22, "aria-hidden": "true" },
-      ["#e69f00", "#56b4e9", "#009e73", "#d55e00"].map((fill, place) => svg("rect", { x: 2 + 11 * (place % 2), y: 2 + 11 * (place >> 1), width: 9, height: 9, fill }))), "Vitrail"),
-    el("span", { data: { key: "model" } }), el("span", { data: { key: "step" } }), el("span", { class: "spring" }), el("span", { data: { key: "theme" } }),
-    alone ? null : button("Save this page", () => save(studio), { title: "One HTML file that shows this explanation without the studio" }),
+      ["#e69f00", "#56b4e9", "#009e73", "#d55e00"].map((fill, index) => svg("rect", { x: 2 + 11 * (index % 2), y: 2 + 11 * (index >> 1), width: 9, height: 9, fill }))), "Vitrail"),
+    el("span", { data: { key: "model" } }), el("span", { data: { key: "step" } }), el("span", { class: "spacer" }), el("span", { data: { key: "theme" } }),
+    standalone ? null : button("Save this page", () => saveStandalonePage(store), { title: "One HTML file that shows this view without the studio" }),
   ].filter(Boolean));
 }
 
-// Over the checkpoints of a run; its end is what the run chose as best.
-function scrubber(steps_, step) {
-  const at = step === null ? -1 : steps_.indexOf(Number(step)), gone = at < 0 && step !== null ? `step ${step}, which is gone` : null;
-  const words = el("output", {}, gone ?? (at < 0 ? "best" : `step ${steps_[at].toLocaleString("en")}`));
-  const box = el("input", { type: "range", min: 0, max: steps_.length, value: at < 0 ? steps_.length : at, disabled: alone, "aria-label": "Checkpoint",
-    "aria-valuetext": words.textContent,
-    oninput: () => { words.textContent = Number(box.value) === steps_.length ? "best" : `step ${steps_[box.value].toLocaleString("en")}`; box.setAttribute("aria-valuetext", words.textContent); },
-    onchange: () => state.set({ step: Number(box.value) === steps_.length ? null : steps_[box.value] }),
-    onpointerup: () => setTimeout(header) }); // what has changed while it was held
-  return el("span", { class: "field" }, el("span", {}, "Checkpoint"), box, words);
+// A slider over the checkpoints of a run; its end is the best checkpoint.
+function checkpointSlider(checkpointSteps, step) {
+  const at = step === null ? -1 : checkpointSteps.indexOf(Number(step)), deleted = at < 0 && step !== null ? `step ${step} (deleted)` : null;
+  const text = el("output", {}, deleted ?? (at < 0 ? "best" : `step ${checkpointSteps[at].toLocaleString("en")}`));
+  const box = el("input", { type: "range", min: 0, max: checkpointSteps.length, value: at < 0 ? checkpointSteps.length : at, disabled: standalone, "aria-label": "Checkpoint",
+    "aria-valuetext": text.textContent,
+    oninput: () => { text.textContent = Number(box.value) === checkpointSteps.length ? "best" : `step ${checkpointSteps[box.value].toLocaleString("en")}`; box.setAttribute("aria-valuetext", text.textContent); },
+    onchange: () => state.set({ step: Number(box.value) === checkpointSteps.length ? null : checkpointSteps[box.value] }),
+    onpointerup: () => setTimeout(header) }); // apply what changed during the drag
+  return el("span", { class: "field" }, el("span", {}, "Checkpoint"), box, text);
 }
 
-// That of the address, chosen or pasted; what is drawn in its colours is drawn anew.
+// Apply the theme of the URL and redraw what uses its colours.
 function theme(value) {
   const { dataset } = document.documentElement, wanted = ["light", "dark"].includes(value) ? value : undefined;
   if (dataset.theme === wanted) return;
   if (wanted) dataset.theme = wanted;
   else delete dataset.theme;
-  studio.tell("theme");
+  store.notify("theme");
 }
 
-// The story: one step a part, each with a small live drawing where there is one.
+// The navigation: one entry per part, with a live thumbnail if the part has one.
 const thumbs = new Map();
 
-function steps() {
-  if (!story.firstChild) {
-    story.append(el("ol", {}, PARTS.map((part, place) => {
+function drawNav() {
+  if (!nav.firstChild) {
+    nav.append(el("ol", {}, PARTS.map((part, index) => {
       const canvas = part.thumb ? el("canvas", { class: "pixels", width: 48, height: 48, "aria-hidden": "true" }) : null;
       if (canvas) thumbs.set(part, canvas);
-      return el("li", { data: { part: part.name }, class: place === 7 ? "apart" : null },
-        el("button", { type: "button", onclick: () => state.set({ part: part.name }), onkeydown: walk },
+      return el("li", { data: { part: part.name }, class: index === 7 ? "separated" : null },
+        el("button", { type: "button", onclick: () => state.set({ part: part.name }), onkeydown: moveFocus },
           canvas ?? el("span", { class: "glyph", "aria-hidden": "true" }, part.glyph), el("span", {}, part.title)));
     })));
   }
-  for (const item of story.querySelectorAll("li")) {
-    if (item.dataset.part === current().name) {
+  for (const item of nav.querySelectorAll("li")) {
+    if (item.dataset.part === currentPart().name) {
       item.firstChild.setAttribute("aria-current", "step");
-      story.scrollLeft = item.offsetLeft + (item.offsetWidth - story.clientWidth) / 2; // on a phone one sees what comes before and after
+      nav.scrollLeft = item.offsetLeft + (item.offsetWidth - nav.clientWidth) / 2; // on a phone the neighbouring parts stay visible
     } else item.firstChild.removeAttribute("aria-current");
   }
 }
 
-function walk(event) {
-  const way = { ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling" }[event.key];
-  const next = way && event.currentTarget.parentElement[way];
+function moveFocus(event) {
+  const direction = { ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling" }[event.key];
+  const next = direction && event.currentTarget.parentElement[direction];
   if (!next) return;
   event.preventDefault();
   next.firstChild.focus();
 }
 
 function thumbnails() {
-  for (const [part, canvas] of thumbs) guarded(() => part.thumb(canvas, studio));
+  for (const [part, canvas] of thumbs) catchErrors(() => part.thumb(canvas, store));
 }
 
-// The picture stays in view: to point at patches from wherever one is, and to see the answer.
-function beside() {
+// The side panel: the image, for pointing at patches from any part, and the prediction.
+function sidePanel() {
   const grid = new PatchGrid({
-    label: "The picture as the model sees it",
-    onhover: (patch) => studio.hover(patch === null || !studio.trace ? null : patch + studio.trace.facts.prefix),
-    onpick: (patch) => studio.trace && studio.pin(patch + studio.trace.facts.prefix),
-    describe: (patch) => studio.token(patch + studio.trace.facts.prefix),
+    label: "The model's input image",
+    onhover: (patch) => store.hover(patch === null || !store.trace ? null : patch + store.trace.meta.prefix),
+    onpick: (patch) => store.trace && store.pin(patch + store.trace.meta.prefix),
+    describe: (patch) => store.tokenName(patch + store.trace.meta.prefix),
   });
-  const title = el("p", { class: "title" }), where = el("p", { class: "where" }), answer = el("div", { class: "answer" });
-  side.replaceChildren(el("h2", { class: "unseen" }, "The picture"), title, grid.root, where, el("h2", { class: "small" }, "It says"), answer);
-  return (why) => {
-    if (!studio.trace) return;
-    const { facts, arrays } = studio.trace;
-    const token = studio.pointed;
-    if (why !== "point") {
-      grid.show(arrays.pixels, facts.grid);
-      title.textContent = facts.picture.title;
-      const named = document.activeElement?.closest("#side .answer button")?.firstChild.textContent; // a bar that is made anew keeps the keyboard's place
-      answer.replaceChildren(facts.top.length ? bars(facts.top.slice(0, 5).map((one) => ({ ...one, value: one.probability, chosen: one.class === facts.target })),
-        { onpick: alone ? null : (row) => state.set({ class: row.class === facts.top[0].class ? null : row.class }) }) : el("p", {}, "This model has no classes."));
-      if (facts.top.length && !studio.model.named) answer.append(el("p", { class: "where" }, "These weights do not name their classes; ", el("code", {}, "--labels FILE"), " does."));
-      if (named) [...answer.querySelectorAll("button")].find((one) => one.firstChild.textContent === named)?.focus();
+  const title = el("p", { class: "title" }), tokenInfo = el("p", { class: "token-info" }), predictions = el("div", { class: "predictions" });
+  side.replaceChildren(el("h2", { class: "visually-hidden" }, "The image"), title, grid.root, tokenInfo, el("h2", { class: "small" }, "Prediction"), predictions);
+  return (reason) => {
+    if (!store.trace) return;
+    const { meta, arrays } = store.trace;
+    const token = store.activeToken;
+    if (reason !== "point") {
+      grid.show(arrays.pixels, meta.grid);
+      title.textContent = meta.image.title;
+      const focusedName = document.activeElement?.closest("#side .predictions button")?.firstChild.textContent; // a rebuilt bar keeps the keyboard focus
+      predictions.replaceChildren(meta.top.length ? bars(meta.top.slice(0, 5).map((one) => ({ ...one, value: one.probability, selected: one.class === meta.target })),
+        { onpick: standalone ? null : (row) => state.set({ class: row.class === meta.top[0].class ? null : row.class }) }) : el("p", {}, "This model has no classification head."));
+      if (meta.top.length && !store.model.has_class_names) predictions.append(el("p", { class: "token-info" }, "These weights have no class names; ", el("code", {}, "--labels FILE"), " adds them."));
+      if (focusedName) [...predictions.querySelectorAll("button")].find((one) => one.firstChild.textContent === focusedName)?.focus();
     }
-    grid.mark({ at: token !== null && token >= facts.prefix ? token - facts.prefix : null });
-    where.textContent = token === null ? "Point at a patch." : studio.token(token);
+    grid.mark({ at: token !== null && token >= meta.prefix ? token - meta.prefix : null });
+    tokenInfo.textContent = token === null ? "Point at a patch." : store.tokenName(token);
   };
 }

@@ -1,83 +1,83 @@
-// What the model says, and what it says without some patches (Naseer et al. 2021): they become grey, change places, or never enter.
+// Part 7: the prediction, and how it changes when patches are masked, shuffled or dropped (Naseer et al. 2021).
 //
-// In the address: `patches` as ranges (3-7,12), `how`, and `seed` for what is drawn by chance.
+// In the URL: `patches` as ranges (3-7,12), `mode`, and `seed` for random choices.
 
 import { bars } from "./chart.js";
-import { button, el, percent, select, several } from "./dom.js";
+import { button, el, percent, select, plural } from "./dom.js";
 import { figure } from "./figure.js";
-import { PatchGrid } from "./grid.js";
-import { alone, binary, post } from "./net.js";
-import { say, told } from "./say.js";
-import * as state from "./state.js";
+import { PatchGrid } from "./patch_grid.js";
+import { standalone, fetchArrays, post } from "./api.js";
+import { toast, showError } from "./toast.js";
+import * as state from "./url_state.js";
 
-const HOW = { mask: "grey", shuffle: "shuffled", drop: "dropped" };
-const TEACH = {
-  mask: "A grey patch has the mean colour that preprocessing takes off (that of the training pictures, or 0.5 by convention), so it is zero when the model "
-    + "gets it. It still is a token: it has a place, others look at it, "
-    + "and the edge of the grey is something to see. What changes is therefore partly the hole, and partly the grey.",
-  shuffle: "What the chosen patches show changes places among them: every colour and texture is still there, the shape is not. An answer that stays did "
-    + "not need the arrangement of these patches; one that goes did.",
-  drop: "The tokens of these patches never enter. Nothing stands in for them: attention shares itself out among the rest, which know their places as "
-    + "before, and there is less to compute. "
-    + "A convolution could not do that; it has to be given something at every place.",
+const MODE_NAMES = { mask: "masked", shuffle: "shuffled", drop: "dropped" };
+const MODE_TEXTS = {
+  mask: "A masked patch is filled with the mean colour that preprocessing subtracts (that of the training images, or 0.5 by convention), so its normalised values "
+    + "are zero. It is still a token: it has a position, other tokens attend to it, "
+    + "and the grey area has visible edges. The change is therefore partly due to the missing content, and partly to the grey itself.",
+  shuffle: "The contents of the selected patches are permuted: all colours and textures remain, the shape does not. If the prediction stays, it did "
+    + "not depend on the arrangement of these patches; if it changes, it did.",
+  drop: "The tokens of these patches are removed, and nothing replaces them: attention is distributed over the remaining tokens, which keep their position "
+    + "embeddings, and there is less to compute. "
+    + "A convolution could not do that; it needs an input at every position.",
 };
 
 export default {
   name: "prediction", title: "Prediction", glyph: "▤",
-  lead: "What the model says, and what it says when some of the picture is taken away. A transformer reads a set of tokens, so it answers with any number "
+  lead: "The prediction, and how it changes when parts of the image are removed. A transformer processes a set of tokens, so it works with any number "
     + "of them.",
   thumb(canvas, { trace }) {
     const context = canvas.getContext("2d"), { width, height } = canvas;
     context.clearRect(0, 0, width, height);
     context.fillStyle = getComputedStyle(document.body).getPropertyValue("--fill");
-    trace.facts.top.slice(0, 6).forEach((one, place) => context.fillRect(2, 2 + (place * (height - 2)) / 6, Math.max(1, one.probability * (width - 4)),
+    trace.meta.top.slice(0, 6).forEach((one, index) => context.fillRect(2, 2 + (index * (height - 2)) / 6, Math.max(1, one.probability * (width - 4)),
       height / 6 - 3));
   },
   build,
 };
 
-function build(section, studio) {
-  let chosen = new Set(); // patches that are taken away
-  let answer = null; // what the server says of them, with the question that it answers
-  let asking = null, ranking = null, timer = 0, shown = "";
+function build(section, store) {
+  let selected = new Set(); // removed patches
+  let response = null; // the response for them, with the key of its request
+  let pending = null, ranking = null, timer = 0, drawnKey = "";
 
   const controls = el("div", { class: "controls" }), more = el("div", { class: "controls" });
   const columns = el("div", { class: "columns" });
   section.append(controls, more, columns);
-  const sees = figure(columns, { name: "ablated", title: "What it sees", level: 2, python: () => python(studio, chosen),
-    numbers: () => ({ patches: [...chosen], how: how(), seed: seed(), order: fresh()?.order ?? null }) });
-  const says = figure(columns, { name: "prediction", title: "What it says", level: 2, python: () => python(studio, chosen),
-    numbers: () => fresh() ?? { top: studio.trace?.facts.top } });
-  const teach = el("p", { class: "soft" });
-  section.append(teach, el("p", { class: "soft" }, "Vision Transformers keep as much as 60 % accuracy on ImageNet when 80 % of a picture is hidden at "
+  const inputFigure = figure(columns, { name: "ablated-image", title: "Input", level: 2, python: () => python(store, selected),
+    numbers: () => ({ patches: [...selected], mode: mode(), seed: seed(), permutation: currentResponse()?.permutation ?? null }) });
+  const outputFigure = figure(columns, { name: "prediction", title: "Prediction", level: 2, python: () => python(store, selected),
+    numbers: () => currentResponse() ?? { top: store.trace?.meta.top } });
+  const modeText = el("p", { class: "soft" });
+  section.append(modeText, el("p", { class: "soft" }, "Vision Transformers keep up to 60 % accuracy on ImageNet when 80 % of an image is removed at "
     + "random (Naseer et al. 2021). "
-    + "Try it: a random third by seed, then the same number by importance. Where the first hardly matters and the second does, the map of importance told "
-      + "something true."));
+    + "Try it: remove a random third, then the same number of the most important patches. If the first hardly matters and the second does, the saliency map is "
+      + "faithful."));
 
-  const verdict = el("p", { class: "verdict", role: "status" });
+  const summary = el("p", { class: "summary", role: "status" });
   const hatch = el("canvas", { class: "hatch", "aria-hidden": "true" });
   const grid = new PatchGrid({
-    label: "Patches to take away. Shift and arrow keys go on as with the last one",
-    onhover: (patch) => studio.hover(patch === null || !studio.trace ? null : patch + studio.trace.facts.prefix),
+    label: "Patches to remove. Shift and arrow keys repeat the last action",
+    onhover: (patch) => store.hover(patch === null || !store.trace ? null : patch + store.trace.meta.prefix),
     onpick: (patch) => !brush.busy && toggle(patch),
-    describe: (patch) => `${studio.token(patch + studio.trace.facts.prefix)}, ${chosen.has(patch) ? HOW[how()] : "as it is"}`,
+    describe: (patch) => `${store.tokenName(patch + store.trace.meta.prefix)}, ${selected.has(patch) ? MODE_NAMES[mode()] : "unchanged"}`,
   });
   grid.root.insertBefore(hatch, grid.lines);
   const count = el("p", { class: "soft" });
-  sees.body.append(el("div", { class: "stage" }, grid.root), count);
-  says.body.append(verdict);
+  inputFigure.body.append(el("div", { class: "stage" }, grid.root), count);
+  outputFigure.body.append(summary);
   const rows = el("div");
-  const sign = el("p", { class: "soft key" }, el("span", { class: "bar", "aria-hidden": "true" }), "now",
-    el("span", { class: "tick", "aria-hidden": "true" }), "with the whole picture");
-  says.body.append(rows, sign);
-  const brush = painting(grid, (patch) => !chosen.has(patch), (patch, on) => put(patch, on), () => chosen.has(grid.hovered));
-  new ResizeObserver(() => hatched()).observe(grid.root);
-  const parts = tools();
+  const barLegend = el("p", { class: "soft key" }, el("span", { class: "bar", "aria-hidden": "true" }), "now",
+    el("span", { class: "tick", "aria-hidden": "true" }), "with the full image");
+  outputFigure.body.append(rows, barLegend);
+  const brush = attachBrush(grid, (patch) => !selected.has(patch), (patch, on) => setPatch(patch, on), () => selected.has(grid.hovered));
+  new ResizeObserver(() => updateHatching()).observe(grid.root);
+  const widgets = tools();
 
   return { draw };
 
-  function how() {
-    return state.get("how") in HOW ? state.get("how") : "mask";
+  function mode() {
+    return state.get("mode") in MODE_NAMES ? state.get("mode") : "mask";
   }
 
   function seed() {
@@ -85,265 +85,265 @@ function build(section, studio) {
   }
 
   function method() {
-    const { methods } = studio.facts, wanted = state.get("method");
+    const { methods } = store.info, wanted = state.get("method");
     return methods.includes(wanted) ? wanted : methods.includes("relevance") ? "relevance" : methods[0];
   }
 
-  function draw(why) {
-    const trace = studio.trace;
+  function draw(reason) {
+    const trace = store.trace;
     if (!trace) return;
-    if (why === "point") return mark();
-    const patches = trace.facts.grid[0] * trace.facts.grid[1];
-    chosen = new Set(spread(state.get("patches", ""), patches));
-    for (const one of parts.ways.children) one.setAttribute("aria-pressed", String(one.dataset.how === how()));
-    parts.seed.value = document.activeElement === parts.seed ? parts.seed.value : seed();
-    parts.by.value = method();
-    parts.count.max = patches;
-    if (!parts.count.value) parts.count.value = Math.max(1, Math.round(patches / 4));
-    const silent = !trace.facts.top.length;
-    for (const one of section.querySelectorAll(".controls button, .controls input, .controls select")) one.disabled = silent || alone;
-    for (const one of [rows, sign]) one.hidden = silent;
-    if (silent) verdict.textContent = "This model has no classes, so there is no answer that could change.";
-    teach.textContent = TEACH[how()];
-    ask();
-    picture();
-    answered();
+    if (reason === "point") return mark();
+    const patches = trace.meta.grid[0] * trace.meta.grid[1];
+    selected = new Set(parseRanges(state.get("patches", ""), patches));
+    for (const one of widgets.modes.children) one.setAttribute("aria-pressed", String(one.dataset.mode === mode()));
+    widgets.seed.value = document.activeElement === widgets.seed ? widgets.seed.value : seed();
+    widgets.by.value = method();
+    widgets.count.max = patches;
+    if (!widgets.count.value) widgets.count.value = Math.max(1, Math.round(patches / 4));
+    const headless = !trace.meta.top.length;
+    for (const one of section.querySelectorAll(".controls button, .controls input, .controls select")) one.disabled = headless || standalone;
+    for (const one of [rows, barLegend]) one.hidden = headless;
+    if (headless) summary.textContent = "This model has no classification head, so there is no prediction.";
+    modeText.textContent = MODE_TEXTS[mode()];
+    requestAblation();
+    drawInput();
+    drawPrediction();
   }
 
   function mark() {
-    const token = studio.pointed, { prefix } = studio.trace.facts;
-    grid.mark({ at: token !== null && token >= prefix ? token - prefix : null, marked: chosen });
+    const token = store.activeToken, { prefix } = store.trace.meta;
+    grid.mark({ at: token !== null && token >= prefix ? token - prefix : null, marked: selected });
   }
 
-  // The answer that is held, if it is one to what is asked now.
-  function fresh() {
-    return answer && answer.key === key() ? answer : null;
+  // The response, if it belongs to the current request.
+  function currentResponse() {
+    return response && response.key === requestKey() ? response : null;
   }
 
-  function key() {
-    return JSON.stringify([studio.here(), ranges(chosen), how(), how() === "shuffle" ? seed() : 0]);
+  function requestKey() {
+    return JSON.stringify([store.requestParams(), formatRanges(selected), mode(), mode() === "shuffle" ? seed() : 0]);
   }
 
-  function ask() {
-    if (key() === asking?.key || fresh()) return;
+  function requestAblation() {
+    if (requestKey() === pending?.key || currentResponse()) return;
     clearTimeout(timer);
-    asking?.abort.abort();
-    asking = null;
-    if (!chosen.size || alone || !studio.trace.facts.top.length || current() !== studio.trace) return;
-    const mine = (asking = { key: key(), abort: new AbortController() }), { model, step, picture } = studio.here();
-    const body = { model, step: step === null ? null : Number(step), picture, patches: [...chosen], how: how(), seed: seed(), class: studio.trace.facts.target };
+    pending?.abort.abort();
+    pending = null;
+    if (!selected.size || standalone || !store.trace.meta.top.length || currentTrace() !== store.trace) return;
+    const mine = (pending = { key: requestKey(), abort: new AbortController() }), { model, step, image } = store.requestParams();
+    const body = { model, step: step === null ? null : Number(step), image, patches: [...selected], mode: mode(), seed: seed(), class: store.trace.meta.target };
     timer = setTimeout(async () => {
       try {
-        const said = await post("api/ablate", {}, body, { signal: mine.abort.signal });
-        if (asking !== mine) return;
-        answer = { ...said, key: mine.key };
-        picture_();
-        answered();
+        const ablation = await post("api/ablate", {}, body, { signal: mine.abort.signal });
+        if (pending !== mine) return;
+        response = { ...ablation, key: mine.key };
+        redrawInput();
+        drawPrediction();
       } catch (error) {
-        if (asking === mine && error.name !== "AbortError") verdict.textContent = error.message, verdict.classList.remove("stale");
+        if (pending === mine && error.name !== "AbortError") summary.textContent = error.message, summary.classList.remove("stale");
       }
     }, 120);
   }
 
-  function picture_() {
-    shown = "";
-    picture();
+  function redrawInput() {
+    drawnKey = "";
+    drawInput();
   }
 
-  // The trace, if it is that of the address: a new one may be on its way, and its grid another.
-  function current() {
-    const { picture: { id }, model, step } = studio.trace.facts, here = studio.here();
-    return id === here.picture && model === here.model && String(step) === String(here.step) ? studio.trace : null;
+  // The trace, if it is that of the URL: a new one, maybe with another grid, may still be loading.
+  function currentTrace() {
+    const { image: { id }, model, step } = store.trace.meta, requestParams = store.requestParams();
+    return id === requestParams.image && model === requestParams.model && String(step) === String(requestParams.step) ? store.trace : null;
   }
 
-  // What the model gets: grey and shuffled patches are drawn as they are, dropped ones are hatched.
-  function picture() {
-    const { arrays, facts } = studio.trace, now = [studio.trace.facts.picture.id, studio.model.id, ranges(chosen), how(), fresh()?.order?.join()].join(" ");
-    if (now !== shown || grid.trace !== studio.trace) grid.show(seen(arrays.pixels, facts, chosen, how(), fresh()?.order), facts.grid);
-    [shown, grid.trace] = [now, studio.trace];
+  // The model's input: masked and shuffled patches are drawn as they are, dropped ones are hatched.
+  function drawInput() {
+    const { arrays, meta } = store.trace, now = [store.trace.meta.image.id, store.model.id, formatRanges(selected), mode(), currentResponse()?.permutation?.join()].join(" ");
+    if (now !== drawnKey || grid.trace !== store.trace) grid.show(ablatedPixels(arrays.pixels, meta, selected, mode(), currentResponse()?.permutation), meta.grid);
+    [drawnKey, grid.trace] = [now, store.trace];
     mark();
-    hatched();
-    const patches = facts.grid[0] * facts.grid[1];
-    count.textContent = chosen.size ? `${chosen.size} of ${several(patches, "patch", "patches")} ${HOW[how()]} `
-      + `(${percent(chosen.size / patches, 0)})${how() === "drop" ? `: ${facts.tokens - chosen.size} of ${facts.tokens} tokens enter` : ""}.`
-      : `${several(patches, "patch", "patches")}. Click one, draw over several, or walk with the arrow keys and press Enter.`;
+    updateHatching();
+    const patches = meta.grid[0] * meta.grid[1];
+    count.textContent = selected.size ? `${selected.size} of ${plural(patches, "patch", "patches")} ${MODE_NAMES[mode()]} `
+      + `(${percent(selected.size / patches, 0)})${mode() === "drop" ? `: ${meta.tokens - selected.size} of ${meta.tokens} tokens remain` : ""}.`
+      : `${plural(patches, "patch", "patches")}. Click one, drag over several, or use the arrow keys and Enter.`;
   }
 
-  function hatched() {
-    if (!studio.trace) return;
-    hatching(hatch, grid, how() === "drop" ? chosen : new Set());
+  function updateHatching() {
+    if (!store.trace) return;
+    drawHatching(hatch, grid, mode() === "drop" ? selected : new Set());
   }
 
-  function answered() {
-    const { facts } = studio.trace;
-    if (!facts.top.length) return;
-    const said = chosen.size ? fresh() : null;
-    for (const one of [rows, verdict]) one.classList.toggle("stale", Boolean(chosen.size) && !said && !alone);
-    if (chosen.size && !said && !alone) return; // the last answer stays until the next one is there
-    const list = said ? said.top.map((one) => ({ ...one, value: one.after }))
-      : facts.top.map((one) => ({ ...one, value: one.probability, before: one.probability }));
-    keepingFocus(rows, () => rows.replaceChildren(bars(list.map((one) => ({ ...one, chosen: one.class === facts.target })),
-      { onpick: alone ? null : (row) => state.set({ class: row.class === facts.top[0].class ? null : row.class }) })));
-    verdict.replaceChildren(...(said ? words(said, facts, studio) : [alone && chosen.size ? "This page is a copy on its own: start the studio to ask what "
-      + "changes." : `It says ${facts.top[0].label}, ${percent(facts.top[0].probability)}.`]));
-    says.caption(`${facts.sigmoid ? "Each class is asked for alone, so the bars need not add up to 100 %. " : ""}Click a class to explain it everywhere.`);
+  function drawPrediction() {
+    const { meta } = store.trace;
+    if (!meta.top.length) return;
+    const ablation = selected.size ? currentResponse() : null;
+    for (const one of [rows, summary]) one.classList.toggle("stale", Boolean(selected.size) && !ablation && !standalone);
+    if (selected.size && !ablation && !standalone) return; // the last prediction stays until the next one is loaded
+    const list = ablation ? ablation.top.map((one) => ({ ...one, value: one.after }))
+      : meta.top.map((one) => ({ ...one, value: one.probability, before: one.probability }));
+    keepFocus(rows, () => rows.replaceChildren(bars(list.map((one) => ({ ...one, selected: one.class === meta.target })),
+      { onpick: standalone ? null : (row) => state.set({ class: row.class === meta.top[0].class ? null : row.class }) })));
+    summary.replaceChildren(...(ablation ? changeText(ablation, meta, store) : [standalone && selected.size ? "This is a saved page: start the studio to see the "
+      + "change." : `Prediction: ${meta.top[0].label}, ${percent(meta.top[0].probability)}.`]));
+    outputFigure.caption(`${meta.sigmoid ? "Each class has its own sigmoid, so the bars need not sum to 100 %. " : ""}Click a class to explain it everywhere.`);
   }
 
   function toggle(patch) {
-    put(patch, !chosen.has(patch));
-    grid.words.textContent = grid.describe(patch);
+    setPatch(patch, !selected.has(patch));
+    grid.announcement.textContent = grid.describe(patch);
   }
 
-  function put(patch, on) {
-    const next = new Set(chosen);
+  function setPatch(patch, on) {
+    const next = new Set(selected);
     if (on) next.add(patch);
     else next.delete(patch);
-    choose(next);
+    setSelection(next);
   }
 
-  function choose(next) {
-    ranking?.abort(); // a choice by hand is the newer one
-    state.set({ patches: next.size ? ranges(next) : null });
+  function setSelection(next) {
+    ranking?.abort(); // a manual selection is newer
+    state.set({ patches: next.size ? formatRanges(next) : null });
   }
 
   function tools() {
-    const all = () => Array.from({ length: studio.trace.facts.grid[0] * studio.trace.facts.grid[1] }, (_, patch) => patch);
-    const ways = el("div", { class: "choice", role: "group", "aria-label": "How patches are taken away" },
-      Object.entries({ mask: "Grey", shuffle: "Shuffle", drop: "Drop" }).map(([name, words_]) => button(words_, () => state.set({ how: name }),
-        { data: { how: name } })));
+    const all = () => Array.from({ length: store.trace.meta.grid[0] * store.trace.meta.grid[1] }, (_, patch) => patch);
+    const modes = el("div", { class: "choice", role: "group", "aria-label": "How patches are removed" },
+      Object.entries({ mask: "Mask", shuffle: "Shuffle", drop: "Drop" }).map(([name, text_]) => button(text_, () => state.set({ mode: name }),
+        { data: { mode: name } })));
     const seed_ = el("input", { type: "number", min: 0, max: 9999, value: seed(), onchange: () => state.set({ seed: seed_.value || null }) });
-    const count_ = el("input", { type: "number", min: 1, "aria-label": "How many patches" });
-    const { methods } = studio.facts;
-    const by = select("by", methods.map((name) => [name, name.replace(/_/g, " ")]), method(), (name) => state.set({ method: name })); // the flow's own choice
-    controls.append(ways, button("All", () => choose(new Set(all()))), button("None", () => choose(new Set())),
-      button("Invert", () => choose(new Set(all().filter((patch) => !chosen.has(patch))))),
+    const count_ = el("input", { type: "number", min: 1, "aria-label": "Number of patches" });
+    const { methods } = store.info;
+    const by = select("by", methods.map((name) => [name, name.replace(/_/g, " ")]), method(), (name) => state.set({ method: name })); // shared with the saliency part
+    controls.append(modes, button("All", () => setSelection(new Set(all()))), button("None", () => setSelection(new Set())),
+      button("Invert", () => setSelection(new Set(all().filter((patch) => !selected.has(patch))))),
       el("label", { class: "field" }, el("span", {}, "Seed"), seed_),
-      button("A random third", () => choose(third(all(), seed()))));
-    more.append(count_, by, ...[["The most important", 1], ["The least important", -1]].map(([words_, sign]) => button(words_,
-      () => important(sign, Number(count_.value)))));
-    return { ways, seed: seed_, count: count_, by: by.querySelector("select") };
+      button("Random third", () => setSelection(randomThird(all(), seed()))));
+    more.append(count_, by, ...[["Most important", 1], ["Least important", -1]].map(([text_, sign]) => button(text_,
+      () => selectByImportance(sign, Number(count_.value)))));
+    return { modes, seed: seed_, count: count_, by: by.querySelector("select") };
   }
 
-  // By the map of the flow part; of equal patches the first comes first.
-  async function important(sign, wanted) {
+  // Select patches by saliency; ties keep patch order.
+  async function selectByImportance(sign, wanted) {
     ranking?.abort();
     const mine = (ranking = new AbortController());
-    const by = method(), words_ = by.replace(/_/g, " ");
-    say(`Asking ${words_} which patches matter ...`, true);
+    const by = method(), text_ = by.replace(/_/g, " ");
+    toast(`Computing ${text_} ...`, true);
     try {
-      const trace = studio.trace, { arrays } = await binary("api/flow", studio.here({ method: by }), { signal: mine.signal });
-      if (trace !== studio.trace || ranking !== mine) return say("");
+      const trace = store.trace, { arrays } = await fetchArrays("api/saliency", store.requestParams({ method: by }), { signal: mine.signal });
+      if (trace !== store.trace || ranking !== mine) return toast("");
       ranking = null;
-      const values = Array.from(arrays.map.data), most = Math.max(1, Math.min(values.length, Math.round(wanted) || 1));
-      choose(new Set(values.map((_, patch) => patch).sort((one, other) => sign * (values[other] - values[one]) || one - other).slice(0, most)));
-      say(`${sign > 0 ? "The most" : "The least"} important ${most} by ${words_}.`);
+      const values = Array.from(arrays.map.data), limit = Math.max(1, Math.min(values.length, Math.round(wanted) || 1));
+      setSelection(new Set(values.map((_, patch) => patch).sort((one, other) => sign * (values[other] - values[one]) || one - other).slice(0, limit)));
+      toast(`The ${limit} ${sign > 0 ? "most" : "least"} important patches by ${text_}.`);
     } catch (error) {
-      if (error.name === "AbortError") say("");
-      told(error);
+      if (error.name === "AbortError") toast("");
+      showError(error);
     }
     return undefined;
   }
 }
 
-// How far the explained class moved, and whether the answer did.
-function words(said, facts, studio) {
-  const moved = said.top.find((one) => one.class === facts.target), before = facts.top[0];
-  const strong = el("strong", {}, said.changed ? `Now it says ${said.answer.label}, ${percent(said.answer.probability)}`
-    : `It still says ${said.answer.label}, ${percent(said.answer.probability)}`);
-  const points = moved ? 100 * (moved.after - moved.before) : null;
-  return [strong, said.changed ? ` instead of ${before.label}. ` : ". ",
-    moved ? `The probability of ${studio.label(facts.target)} went from ${percent(moved.before)} to ${percent(moved.after)}: `
-      + `${Math.abs(points) < 0.05 ? "less than 0.1" : `${points < 0 ? "−" : "+"}${Math.abs(points).toFixed(1)}`} points.`
-      : `${studio.label(facts.target)} is not among its ten most probable classes.`];
+// The change of the prediction and of the target class, as text.
+function changeText(ablation, meta, store) {
+  const targetRow = ablation.top.find((one) => one.class === meta.target), before = meta.top[0];
+  const headline = el("strong", {}, ablation.changed ? `The prediction is now ${ablation.prediction.label}, ${percent(ablation.prediction.probability)}`
+    : `The prediction is still ${ablation.prediction.label}, ${percent(ablation.prediction.probability)}`);
+  const points = targetRow ? 100 * (targetRow.after - targetRow.before) : null;
+  return [headline, ablation.changed ? ` instead of ${before.label}. ` : ". ",
+    targetRow ? `The probability of ${store.label(meta.target)} went from ${percent(targetRow.before)} to ${percent(targetRow.after)}: `
+      + `${Math.abs(points) < 0.05 ? "less than 0.1" : `${points < 0 ? "−" : "+"}${Math.abs(points).toFixed(1)}`} percentage points.`
+      : `${store.label(meta.target)} is not among the top 10 classes.`];
 }
 
-// The pixels with patches grey (the mean, which is zero once normalised) or in each other's places.
-function seen(pixels, { grid: [rows, columns], preprocess: { mean } }, chosen, how, order) {
+// The pixels with patches masked (filled with the mean, which is zero once normalised) or permuted.
+function ablatedPixels(pixels, { grid: [rows, columns], preprocess: { mean } }, selected, mode, permutation) {
   const { shape: [height, width, channels], data } = pixels, high = height / rows, wide = width / columns;
-  if (!chosen.size || how === "drop" || (how === "shuffle" && !order)) return pixels;
-  const made = data.slice();
-  for (const patch of chosen) {
-    const from = order ? order[patch] : patch;
+  if (!selected.size || mode === "drop" || (mode === "shuffle" && !permutation)) return pixels;
+  const ablated = data.slice();
+  for (const patch of selected) {
+    const from = permutation ? permutation[patch] : patch;
     for (let y = 0; y < high; y += 1) {
       const to = ((Math.floor(patch / columns) * high + y) * width + (patch % columns) * wide) * channels;
       const start = ((Math.floor(from / columns) * high + y) * width + (from % columns) * wide) * channels;
-      if (how === "shuffle") made.set(data.subarray(start, start + wide * channels), to);
-      else for (let place = 0; place < wide * channels; place += 1) made[to + place] = Math.round(255 * mean[place % channels % mean.length]);
+      if (mode === "shuffle") ablated.set(data.subarray(start, start + wide * channels), to);
+      else for (let index = 0; index < wide * channels; index += 1) ablated[to + index] = Math.round(255 * mean[index % channels % mean.length]);
     }
   }
-  return { shape: pixels.shape, data: made };
+  return { shape: pixels.shape, data: ablated };
 }
 
-// What is not there: slanted lines on paper, since no colour would say so.
-function hatching(canvas, grid, chosen) {
+// Dropped patches are hatched, since any colour could be image content.
+function drawHatching(canvas, grid, selected) {
   const box = grid.root.getBoundingClientRect(), ratio = devicePixelRatio || 1;
   if (!box.width) return;
   Object.assign(canvas, { width: Math.round(box.width * ratio), height: Math.round(box.height * ratio) });
-  if (!chosen.size) return;
-  const context = canvas.getContext("2d"), look = getComputedStyle(document.body), wide = canvas.width / grid.columns, high = canvas.height / grid.rows;
+  if (!selected.size) return;
+  const context = canvas.getContext("2d"), style = getComputedStyle(document.body), wide = canvas.width / grid.columns, high = canvas.height / grid.rows;
   context.beginPath();
-  for (const patch of chosen) context.rect((patch % grid.columns) * wide, Math.floor(patch / grid.columns) * high, wide, high);
+  for (const patch of selected) context.rect((patch % grid.columns) * wide, Math.floor(patch / grid.columns) * high, wide, high);
   context.clip();
-  context.fillStyle = look.getPropertyValue("--paper");
+  context.fillStyle = style.getPropertyValue("--paper");
   context.fillRect(0, 0, canvas.width, canvas.height);
-  context.strokeStyle = look.getPropertyValue("--soft");
+  context.strokeStyle = style.getPropertyValue("--soft");
   context.lineWidth = ratio;
   context.beginPath();
   for (let at = -canvas.height; at < canvas.width; at += 7 * ratio) context.moveTo(at, canvas.height), context.lineTo(at + canvas.height, 0);
   context.stroke();
 }
 
-// Drawing over patches with the mouse, or with shift and the arrow keys: all become what the first one became.
-function painting(grid, turns, put, on) {
+// Drag over patches with the mouse, or shift and arrow keys: all get the state of the first one.
+function attachBrush(grid, togglesTo, setPatch, on) {
   const brush = { busy: false };
   let value = null, last = null;
   grid.root.addEventListener("pointerdown", (event) => {
     if (event.pointerType === "touch" || event.button !== 0) return; // a finger scrolls; its click toggles
     brush.busy = true;
-    last = under(event);
-    value = turns(last);
-    put(last, value);
+    last = patchAt(event);
+    value = togglesTo(last);
+    setPatch(last, value);
   });
   grid.root.addEventListener("pointermove", (event) => {
-    const patch = under(event);
+    const patch = patchAt(event);
     if (value === null || patch === last) return;
     last = patch;
-    put(patch, value);
+    setPatch(patch, value);
   });
   addEventListener("pointerup", () => {
     value = null;
     setTimeout(() => { brush.busy = false; }); // after the click that ends it
   });
   grid.root.addEventListener("keydown", (event) => {
-    if (event.shiftKey && event.key.startsWith("Arrow") && grid.hovered !== null) put(grid.hovered, brush.keys ?? true);
+    if (event.shiftKey && event.key.startsWith("Arrow") && grid.hovered !== null) setPatch(grid.hovered, brush.keys ?? true);
     else if (event.key === "Enter" || event.key === " ") brush.keys = on();
   });
   return brush;
 
-  function under(event) {
-    const box = grid.root.getBoundingClientRect(), within = (value_, most) => Math.max(0, Math.min(most - 1, Math.floor(value_ * most)));
+  function patchAt(event) {
+    const box = grid.root.getBoundingClientRect(), within = (value_, limit) => Math.max(0, Math.min(limit - 1, Math.floor(value_ * limit)));
     return within((event.clientY - box.top) / box.height, grid.rows) * grid.columns + within((event.clientX - box.left) / box.width, grid.columns);
   }
 }
 
-function python(studio, chosen) {
-  const how = state.get("how") in HOW ? state.get("how") : "mask", turned = studio.trace?.facts.sigmoid ? "sigmoid()" : "softmax(-1)";
-  return studio.python(`patches = [${listed(chosen)}]`,
-    `before = vitrail.explain.ablate(model, images, []).${turned}`,
-    `after = vitrail.explain.ablate(model, images, patches, how="${how}", seed=${Math.max(0, Math.round(state.number("seed", 0)))}).${turned}`,
-    `print(100 * (after - before)[0, ${studio.trace?.facts.target ?? 0}])  # points`);
+function python(store, selected) {
+  const mode = state.get("mode") in MODE_NAMES ? state.get("mode") : "mask", activation = store.trace?.meta.sigmoid ? "sigmoid()" : "softmax(-1)";
+  return store.python(`patches = [${pythonList(selected)}]`,
+    `before = vitrail.explain.ablate(model, images, []).${activation}`,
+    `after = vitrail.explain.ablate(model, images, patches, how="${mode}", seed=${Math.max(0, Math.round(state.number("seed", 0)))}).${activation}`,
+    `print(100 * (after - before)[0, ${store.trace?.meta.target ?? 0}])  # percentage points`);
 }
 
-// Patches as Python writes them, long runs as ranges.
-function listed(chosen) {
-  return ranges(chosen).split(",").filter(Boolean).map((one) => {
+// Patches as a Python list, long runs as ranges.
+function pythonList(selected) {
+  return formatRanges(selected).split(",").filter(Boolean).map((one) => {
     const [from, to = from] = one.split("-").map(Number);
     return to - from < 2 ? [from, to].slice(0, to - from + 1).join(", ") : `*range(${from}, ${to + 1})`;
   }).join(", ");
 }
 
-export function ranges(chosen) {
-  const sorted = [...chosen].sort((one, other) => one - other), found = [];
+export function formatRanges(selected) {
+  const sorted = [...selected].sort((one, other) => one - other), found = [];
   for (const patch of sorted) {
     if (found.length && found.at(-1)[1] === patch - 1) found.at(-1)[1] = patch;
     else found.push([patch, patch]);
@@ -351,8 +351,8 @@ export function ranges(chosen) {
   return found.map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`)).join(",");
 }
 
-// What an address says, whoever wrote it: numbers of patches that there are.
-export function spread(text, patches) {
+// Parse the patches of a URL; invalid ones are skipped.
+export function parseRanges(text, patches) {
   const found = [];
   for (const one of text.split(",")) {
     const [, from, to] = /^(\d+)(?:-(\d+))?$/.exec(one) ?? [];
@@ -361,25 +361,25 @@ export function spread(text, patches) {
   return found;
 }
 
-// A third of them by a seed: the same on every machine (mulberry32).
-function third(patches, seed) {
+// A random third by seed, the same on every machine (mulberry32).
+function randomThird(patches, seed) {
   let now = seed + 0x6d2b79f5;
-  const chance = () => {
+  const random = () => {
     now = (now + 0x6d2b79f5) | 0;
     let mixed = Math.imul(now ^ (now >>> 15), 1 | now);
     mixed = (mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed)) ^ mixed;
     return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
   };
   for (let last = patches.length - 1; last > 0; last -= 1) {
-    const other = Math.floor(chance() * (last + 1));
+    const other = Math.floor(random() * (last + 1));
     [patches[last], patches[other]] = [patches[other], patches[last]];
   }
   return new Set(patches.slice(0, Math.round(patches.length / 3)));
 }
 
-// Buttons that are made anew keep the keyboard's place.
-function keepingFocus(place, remake) {
-  const at = [...place.querySelectorAll("button")].indexOf(document.activeElement);
-  remake();
-  if (at >= 0) place.querySelectorAll("button")[at]?.focus();
+// Rebuilt buttons keep the keyboard focus.
+function keepFocus(container, rebuild) {
+  const at = [...container.querySelectorAll("button")].indexOf(document.activeElement);
+  rebuild();
+  if (at >= 0) container.querySelectorAll("button")[at]?.focus();
 }

@@ -1,293 +1,293 @@
-// The run: its curves, live while it trains, what it takes for what, and the pictures behind that.
+// Part 10: the training run: its curves, live while it trains, the confusion matrix, and the images behind it.
 //
-// In the address: `cell` the cell of the confusion matrix that is open, as true-said in numbers of classes.
+// In the URL: `cell` the open cell of the confusion matrix, as true-predicted class indices.
 
 import { chart, legend } from "./chart.js";
-import { LINES } from "./colour.js";
-import { el, figure3, percent } from "./dom.js";
+import { LINE_COLOURS } from "./colormap.js";
+import { el, formatNumber, percent } from "./dom.js";
 import { figure } from "./figure.js";
-import { live } from "./live.js";
-import { alone, json, picture } from "./net.js";
-import { told } from "./say.js";
-import * as state from "./state.js";
+import { onRunEvent } from "./run_events.js";
+import { standalone, fetchJson, imageUrl } from "./api.js";
+import { showError } from "./toast.js";
+import * as state from "./url_state.js";
 
-const MOST = 4000; // lines that are held of a run that goes on and on
-const SPELLED = 30; // classes up to which counts are written into the cells
+const MAX_LOG_ROWS = 4000; // log rows in memory of a long run
+const MAX_CLASSES_WITH_COUNTS = 30; // largest number of classes with counts in the cells
 
 export default {
-  name: "run", title: "The run", glyph: "∿",
-  lead: "How this model came to be: its curves, also while it trains, what it takes for what, and the pictures that it finds hardest.",
+  name: "run", title: "Training run", glyph: "∿",
+  lead: "How this model was trained: its curves, live during training, the confusion matrix, and the images with the highest loss.",
   build,
 };
 
-function build(section, studio) {
-  let run = null, lines = new Map(), asked = "", timer = 0;
-  let matrix = null, worst = null, opened = "";
+function build(section, store) {
+  let run = null, logRows = new Map(), loadedModel = "", timer = 0;
+  let matrix = null, highestLoss = null, openedCell = "";
 
-  const none = el("p", { class: "soft", hidden: true }), top = el("div", { class: "progress" });
-  const all = el("div", { class: "columns" });
-  section.append(none, top, all);
-  const log = (words) => () => [`import json`, `from pathlib import Path`, "",
-    `log = Path(${JSON.stringify(studio.model.source)}) / "log.jsonl"`, "lines = [json.loads(line) for line in log.read_text().splitlines()]", ...words].join("\n");
-  const shown = Object.fromEntries([
+  const noRun = el("p", { class: "soft", hidden: true }), progressBox = el("div", { class: "progress" });
+  const curveFigures = el("div", { class: "columns" });
+  section.append(noRun, progressBox, curveFigures);
+  const logCode = (text) => () => [`import json`, `from pathlib import Path`, "",
+    `log = Path(${JSON.stringify(store.model.source)}) / "log.jsonl"`, "lines = [json.loads(line) for line in log.read_text().splitlines()]", ...text].join("\n");
+  const figures = Object.fromEntries([
     ["loss", "Loss", ['training = [(line["step"], line["loss"]) for line in lines if "loss" in line]',
       'validation = [(line["step"], line["validation"]["loss"]) for line in lines if "validation" in line]']],
     ["accuracy", "Accuracy", ['training = [(line["step"], line["accuracy"]) for line in lines if "accuracy" in line]',
       'validation = [(line["step"], line["validation"]) for line in lines if "validation" in line]']],
     ["lr", "Learning rate", ['rate = [(line["step"], line["lr"]) for line in lines if "lr" in line]']],
-    ["gradient", "Gradient norm", ['gradient = [(line["step"], line["gradient"]) for line in lines if "gradient" in line]']],
-    ["reach", "How far heads look, by layer", ['distance = [(line["step"], line["heads"]["distance"]) for line in lines if "heads" in line]']],
-  ].map(([name, title, words]) => [name, figure(all, { name: `run-${name}`, title, level: 2, python: log(words), numbers: () => curves()[name]?.lines })]));
-  const cells = figure(section, { name: "confusion", title: "What it takes for what", level: 2, numbers: () => matrix,
-    python: () => answers(studio, "matrix = np.zeros((logits.shape[1],) * 2, int)  # true, said", "np.add.at(matrix, (labels, logits.argmax(1)), 1)") });
-  const behind = el("div", { class: "behind" });
-  const hard = figure(section, { name: "worst", title: "The highest losses", level: 2, numbers: () => worst, python: () => answers(studio,
+    ["grad_norm", "Gradient norm", ['grad_norm = [(line["step"], line["grad_norm"]) for line in lines if "grad_norm" in line]']],
+    ["distance", "Mean attention distance by layer", ['distance = [(line["step"], line["attention_stats"]["distance"]) for line in lines if "attention_stats" in line]']],
+  ].map(([name, title, text]) => [name, figure(curveFigures, { name: `run-${name}`, title, level: 2, python: logCode(text), numbers: () => curves()[name]?.lines })]));
+  const confusionFigure = figure(section, { name: "confusion", title: "Confusion matrix", level: 2, numbers: () => matrix,
+    python: () => predictionsCode(store, "matrix = np.zeros((logits.shape[1],) * 2, int)  # true, predicted", "np.add.at(matrix, (labels, logits.argmax(1)), 1)") });
+  const cellImages = el("div", { class: "cell-images" });
+  const lossFigure = figure(section, { name: "highest-loss", title: "Highest losses", level: 2, numbers: () => highestLoss, python: () => predictionsCode(store,
     "scores = torch.from_numpy(logits).float()", 'losses = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels), reduction="none")',
-      "worst = losses.argsort(descending=True, stable=True)[:24]", "print(losses[worst], indices[worst])") });
-  live(heard);
+      "highest = losses.argsort(descending=True, stable=True)[:24]", "print(losses[highest], indices[highest])") });
+  onRunEvent(handleRunEvent);
 
   return { draw };
 
-  async function draw(why) {
-    if (why === "point" || why === "trace") return mark();
-    if (asked !== studio.model.id) await begin();
-    else if (why === "open" && run?.result && !matrix) said(asked);
+  async function draw(reason) {
+    if (reason === "point" || reason === "trace") return markSelected();
+    if (loadedModel !== store.model.id) await loadRun();
+    else if (reason === "open" && run?.result && !matrix) loadPredictions(loadedModel);
     if (!run) return undefined;
-    curve();
-    mark();
-    return cell();
+    drawCurves();
+    markSelected();
+    return showCell();
   }
 
-  async function begin() {
-    const { id } = studio.model;
-    asked = id;
-    run = matrix = worst = null;
-    lines = new Map();
-    opened = "";
-    for (const one of [all, cells.root, hard.root, top]) one.hidden = true;
-    none.hidden = studio.model.run;
-    none.replaceChildren("These are weights alone, so there are no curves to show. ", el("code", {}, "vitrail train PICTURES --out runs/NAME"),
-      " makes a run with a log and checkpoints, and ",
-      el("code", {}, "vitrail studio runs/NAME"), " shows it here, also while it trains.");
-    if (!studio.model.run) return;
-    let found;
+  async function loadRun() {
+    const { id } = store.model;
+    loadedModel = id;
+    run = matrix = highestLoss = null;
+    logRows = new Map();
+    openedCell = "";
+    for (const one of [curveFigures, confusionFigure.root, lossFigure.root, progressBox]) one.hidden = true;
+    noRun.hidden = store.model.is_run;
+    noRun.replaceChildren("These are weights without a run, so there are no curves to show. ", el("code", {}, "vitrail train DATA --out runs/NAME"),
+      " creates a run with a log and checkpoints, and ",
+      el("code", {}, "vitrail studio runs/NAME"), " shows it here, also during training.");
+    if (!store.model.is_run) return;
+    let response;
     try {
-      found = await json("api/run", { model: id });
+      response = await fetchJson("api/run", { model: id });
     } catch (error) {
-      if (asked === id) asked = "";
+      if (loadedModel === id) loadedModel = "";
       throw error;
     }
-    if (asked !== id) return;
-    run = found;
-    lines = new Map([...found.lines, ...lines.values()].map((line) => [key(line), line])); // some may have come meanwhile
-    all.hidden = top.hidden = false;
-    said(id);
+    if (loadedModel !== id) return;
+    run = response;
+    logRows = new Map([...response.log_rows, ...logRows.values()].map((line) => [rowKey(line), line])); // some may have arrived meanwhile
+    curveFigures.hidden = progressBox.hidden = false;
+    loadPredictions(id);
   }
 
-  // Evaluations have a line of their own for the same step.
-  function key(line) {
-    return `${line.step}${line.validation ? " evaluated" : ""}`;
+  // Evaluations have their own row for the same step.
+  function rowKey(line) {
+    return `${line.step}${line.validation ? " evaluation" : ""}`;
   }
 
-  function last() {
-    return Math.max(-1, ...[...lines.values()].slice(-50).map((line) => line.step));
+  function lastStep() {
+    return Math.max(-1, ...[...logRows.values()].slice(-50).map((line) => line.step));
   }
 
-  // What comes while it trains.
-  function heard(kind, news) {
-    if (asked !== studio.model.id) return;
-    if (kind === "line") {
-      lines.delete(key(news));
-      lines.set(key(news), news);
-      if (lines.size > MOST) thin();
+  // Events during training.
+  function handleRunEvent(kind, data) {
+    if (loadedModel !== store.model.id) return;
+    if (kind === "log_row") {
+      logRows.delete(rowKey(data));
+      logRows.set(rowKey(data), data);
+      if (logRows.size > MAX_LOG_ROWS) thinLog();
     } else if (!run) return;
-    else if (kind === "done") {
-      [run.result, run.training] = [news, false];
-      if (state.get("part") === "run") said(asked);
-    } else if (kind === "training") run.training = news;
+    else if (kind === "finished") {
+      [run.result, run.training] = [data, false];
+      if (state.get("part") === "run") loadPredictions(loadedModel);
+    } else if (kind === "training") run.training = data;
     else return;
-    soon();
+    scheduleRedraw();
   }
 
-  // Every second line of the training goes, the evaluations stay.
-  function thin() {
-    let place = 0;
-    for (const [name, line] of lines) if (!line.validation && (place += 1) % 2) lines.delete(name);
+  // Drop every second training row; evaluations stay.
+  function thinLog() {
+    let count = 0;
+    for (const [name, line] of logRows) if (!line.validation && (count += 1) % 2) logRows.delete(name);
   }
 
-  function soon() {
-    if (!timer) timer = setTimeout(() => { timer = 0; if (run && state.get("part") === "run") curve(); }, 400);
+  function scheduleRedraw() {
+    if (!timer) timer = setTimeout(() => { timer = 0; if (run && state.get("part") === "run") drawCurves(); }, 400);
   }
 
   function curves() {
-    const sorted = [...lines.values()].sort((one, other) => one.step - other.step);
-    const of = (take) => sorted.map((line) => [line.step, take(line)]).filter(([, value]) => Number.isFinite(value));
-    const named = (list) => list.filter((line) => line.points.length);
-    const layers = sorted.find((line) => line.heads)?.heads.distance.length ?? 0;
+    const sorted = [...logRows.values()].sort((one, other) => one.step - other.step);
+    const of = (pick) => sorted.map((line) => [line.step, pick(line)]).filter(([, value]) => Number.isFinite(value));
+    const nonEmpty = (list) => list.filter((line) => line.points.length);
+    const layers = sorted.find((line) => line.attention_stats)?.attention_stats.distance.length ?? 0;
     return {
-      loss: { y: "loss", lines: named([{ name: "training", points: of((line) => line.loss) },
+      loss: { y: "loss", lines: nonEmpty([{ name: "training", points: of((line) => line.loss) },
         { name: "validation", points: of((line) => line.validation?.loss) }]) },
-      accuracy: { y: "share right", share: true, lines: named([{ name: "training", points: of((line) => line.accuracy) },
-        { name: "validation, first", points: of((line) => line.validation?.top1) },
-        { name: "validation, among five", points: of((line) => line.validation?.top5), dashed: true },
-          { name: "nearest neighbours (kNN)", points: of((line) => line.validation?.knn) }]) },
-      lr: { y: "", low: 0, lines: named([{ name: "learning rate", points: of((line) => line.lr) }]) },
-      gradient: { y: "norm", low: 0, lines: named([{ name: "gradient norm", points: of((line) => line.gradient) }]) },
-      reach: { y: "pixels", lines: Array.from({ length: layers }, (_, layer) => ({ name: `layer ${layer}`,
-        points: of((line) => line.heads?.distance[layer]), colour: LINES[layer % LINES.length], dashed: layer >= LINES.length })) },
+      accuracy: { y: "accuracy", fraction: true, lines: nonEmpty([{ name: "training", points: of((line) => line.accuracy) },
+        { name: "validation, top-1", points: of((line) => line.validation?.top1) },
+        { name: "validation, top-5", points: of((line) => line.validation?.top5), dashed: true },
+          { name: "k-nearest neighbours (kNN)", points: of((line) => line.validation?.knn) }]) },
+      lr: { y: "", low: 0, lines: nonEmpty([{ name: "learning rate", points: of((line) => line.lr) }]) },
+      grad_norm: { y: "norm", low: 0, lines: nonEmpty([{ name: "gradient norm", points: of((line) => line.grad_norm) }]) },
+      distance: { y: "pixels", lines: Array.from({ length: layers }, (_, layer) => ({ name: `layer ${layer}`,
+        points: of((line) => line.attention_stats?.distance[layer]), colour: LINE_COLOURS[layer % LINE_COLOURS.length], dashed: layer >= LINE_COLOURS.length })) },
     };
   }
 
-  function curve() {
-    progress();
-    const mark_ = state.number("step") ?? run.result?.best?.step ?? null;
-    for (const [name, { y, lines: made, share, low }] of Object.entries(curves())) {
-      shown[name].root.hidden = !made.length;
-      if (!made.length) continue;
-      const title = shown[name].root.querySelector("h2").textContent;
-      shown[name].body.replaceChildren(chart({ title, x: "step", y, lines: made, share, low: share ? 0 : low, high: share ? 1 : undefined, whole: true,
-        mark: mark_, onpick: studio.model.steps.length && !alone ? nearest : null }),
-        made.length > 1 || name === "accuracy" ? legend(made) : "");
+  function drawCurves() {
+    drawProgress();
+    const markedStep = state.number("step") ?? run.result?.best?.step ?? null;
+    for (const [name, { y, lines: drawn, fraction, low }] of Object.entries(curves())) {
+      figures[name].root.hidden = !drawn.length;
+      if (!drawn.length) continue;
+      const title = figures[name].root.querySelector("h2").textContent;
+      figures[name].body.replaceChildren(chart({ title, x: "step", y, lines: drawn, fraction, low: fraction ? 0 : low, high: fraction ? 1 : undefined, integer: true,
+        mark: markedStep, onpick: store.model.checkpoint_steps.length && !standalone ? selectNearest : null }),
+        drawn.length > 1 || name === "accuracy" ? legend(drawn) : "");
     }
-    shown.loss.caption(`Training: the loss of each step's own batch${run.recipe?.augment ? ", with what augmentation makes of it" : ""}; validation: of `
-      + `pictures that it does not learn from. Where training falls and validation rises, it learns by heart.`);
-    shown.accuracy.caption(run.recipe?.masking ? "A run without labels is watched by its neighbours: how often the nearest training pictures, by its own "
-      + "representation, have the right class." : "Training is measured on augmented pictures, so validation can lie above it.");
-    shown.lr.caption("It rises first, so that early, wild gradients do little harm, then falls.");
-    shown.gradient.caption("The length of the gradient before it is clipped. A spike is a batch that surprised it.");
-    shown.reach.caption("Mean over a layer's heads, as the log has it. Some layers learn to look near, which nothing told them.");
+    figures.loss.caption(`Training: the loss of each batch${run.recipe?.augment ? ", with augmentation" : ""}; validation: on held-out `
+      + `images. If the training loss falls while the validation loss rises, the model overfits.`);
+    figures.accuracy.caption(run.recipe?.masking ? "A run without labels is evaluated by kNN: how often the nearest training images, in its own "
+      + "feature space, have the right class." : "Training accuracy is measured on augmented images, so validation accuracy can be higher.");
+    figures.lr.caption("Warm-up first, since early gradients are large and noisy; then it decays.");
+    figures.grad_norm.caption("Norm of the gradient before clipping. A spike is an unusual batch.");
+    figures.distance.caption("Mean over the heads of a layer, from the log. Some heads learn local attention, which nothing enforces.");
   }
 
-  // The checkpoint nearest to where a curve was clicked; the keyboard has the range in the header.
-  function nearest(step) {
-    const { steps } = studio.model;
-    state.set({ step: steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best), steps[0]) });
+  // Select the checkpoint nearest to a click on a curve; the keyboard has the slider in the header.
+  function selectNearest(step) {
+    const { checkpoint_steps } = store.model;
+    state.set({ step: checkpoint_steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best), checkpoint_steps[0]) });
   }
 
-  function progress() {
-    const now = Math.max(0, last()), words = `step ${now.toLocaleString("en")} of ${run.total.toLocaleString("en")}`, best = run.result?.best;
-    const facts = [run.name, run.data && `on ${run.data}`, run.result ? `finished in ${lasting(run.result.seconds)}` : run.training ? `training: ${words}`
-      : `stopped at ${words}; the same command goes on from there`].filter(Boolean);
+  function drawProgress() {
+    const now = Math.max(0, lastStep()), text = `step ${now.toLocaleString("en")} of ${run.total_steps.toLocaleString("en")}`, best = run.result?.best;
+    const summary = [run.name, run.dataset && `on ${run.dataset}`, run.result ? `finished in ${formatDuration(run.result.seconds)}` : run.training ? `training: ${text}`
+      : `stopped at ${text}; run the same command to resume it`].filter(Boolean);
     const scores = Object.entries(best ?? {}).filter(([name]) => name !== "step")
-      .map(([name, value]) => (name === "top1" ? `accuracy ${percent(value)}` : `${name} ${figure3(value)}`));
+      .map(([name, value]) => (name === "top1" ? `accuracy ${percent(value)}` : `${name} ${formatNumber(value)}`));
     const score = best && `best at step ${best.step.toLocaleString("en")}: ${scores.join(", ")}`;
-    const told_ = run.result?.[run.result.reported_on]?.top1;
-    const reported = told_ !== undefined && `accuracy ${percent(told_)} on ${run.result.reported_on} pictures`;
-    top.replaceChildren(el("p", {}, [...facts, score, reported].filter(Boolean).join(" · ")),
-      alone ? el("p", { class: "soft" }, "What it takes for what, and its highest losses, are left out of a saved copy.") : "",
-      run.result ? "" : el("progress", { max: run.total, value: now, "aria-label": `Training: ${words}` }));
+    const reportedTop1 = run.result?.[run.result.reported_on]?.top1;
+    const reported = reportedTop1 !== undefined && `accuracy ${percent(reportedTop1)} on ${run.result.reported_on} images`;
+    progressBox.replaceChildren(el("p", {}, [...summary, score, reported].filter(Boolean).join(" · ")),
+      standalone ? el("p", { class: "soft" }, "A saved page has no confusion matrix and no highest losses.") : "",
+      run.result ? "" : el("progress", { max: run.total_steps, value: now, "aria-label": `Training: ${text}` }));
   }
 
-  // Confusion and losses are known when a run is finished; of one without labels they never are.
-  async function said(id) {
-    if (alone || run.recipe?.masking) return;
+  // The confusion matrix and losses exist once a run is finished, unless it trains without labels.
+  async function loadPredictions(id) {
+    if (standalone || run.recipe?.masking) return;
     if (!run.result) {
-      cells.root.hidden = hard.root.hidden = true;
+      confusionFigure.root.hidden = lossFigure.root.hidden = true;
       return;
     }
-    for (const [path, place, show] of [["api/confusion", cells, table],
-      ["api/worst", hard, (found) => { worst = found.pictures; thumbs(hard.body, worst, (one) => `loss ${one.loss.toFixed(2)}`); }]]) {
-      let found = null, why = "";
+    for (const [path, target, show] of [["api/confusion", confusionFigure, drawConfusion],
+      ["api/highest-loss", lossFigure, (response) => { highestLoss = response.images; drawThumbnails(lossFigure.body, highestLoss, (one) => `loss ${one.loss.toFixed(2)}`); }]]) {
+      let response = null, reason = "";
       try {
-        found = await json(path, { model: id });
+        response = await fetchJson(path, { model: id });
       } catch (error) {
-        why = error.message;
+        reason = error.message;
       }
-      if (asked !== id) return;
-      place.root.hidden = false;
-      if (found) show(found);
-      else place.body.replaceChildren(el("p", { class: "soft" }, why));
-      place.root.querySelector(".tools").hidden = !found;
+      if (loadedModel !== id) return;
+      target.root.hidden = false;
+      if (response) show(response);
+      else target.body.replaceChildren(el("p", { class: "soft" }, reason));
+      target.root.querySelector(".tools").hidden = !response;
     }
-    mark();
-    cell().catch(told);
+    markSelected();
+    showCell().catch(showError);
   }
 
-  function table(found) {
-    matrix = found;
-    const { names, classes = names.map((_, place) => place), matrix: counts, split, total } = found, dense = names.length > SPELLED;
+  function drawConfusion(response) {
+    matrix = response;
+    const { class_names, class_indices = class_names.map((_, index) => index), matrix: counts, split, total } = response, dense = class_names.length > MAX_CLASSES_WITH_COUNTS;
     const sums = counts.map((row) => row.reduce((sum, one) => sum + one, 0));
-    const body = el("tbody", {}, counts.map((row, y) => el("tr", {}, el("th", { scope: "row", title: names[y] }, names[y]), row.map((count, x) => {
-      const words = `${names[y]} said to be ${names[x]}: ${count}`;
-      return el("td", { role: "gridcell", tabindex: y || x ? "-1" : "0", title: words, "aria-label": words,
-        class: `${x === y ? "right" : count ? "wrong" : "none"}`, data: { at: `${classes[y]}-${classes[x]}`, y, x },
-        style: x === y || !count ? {} : { "--share": Math.min(1, count / Math.max(1, sums[y]) * 3 + 0.12).toFixed(3) } },
+    const body = el("tbody", {}, counts.map((row, y) => el("tr", {}, el("th", { scope: "row", title: class_names[y] }, class_names[y]), row.map((count, x) => {
+      const text = `true ${class_names[y]}, predicted ${class_names[x]}: ${count}`;
+      return el("td", { role: "gridcell", tabindex: y || x ? "-1" : "0", title: text, "aria-label": text,
+        class: `${x === y ? "right" : count ? "wrong" : "none"}`, data: { at: `${class_indices[y]}-${class_indices[x]}`, y, x },
+        style: x === y || !count ? {} : { "--fraction": Math.min(1, count / Math.max(1, sums[y]) * 3 + 0.12).toFixed(3) } },
           dense ? "" : count ? String(count) : "·");
     }))));
-    const head = el("thead", {}, el("tr", {}, el("th", { class: "corner" }, "shown ↓ said →"),
-      names.map((name) => el("th", { scope: "col", title: name }, el("span", { class: dense ? "unseen" : null }, name)))));
-    const made = el("table", { class: `confusion${dense ? " dense" : ""}`, role: "grid", "aria-label": "What is shown, in rows, and what was said, in columns",
-      onclick: (event) => open(event.target.closest("td")),
-      onkeydown: (event) => walk(event, body, names.length) }, head, body);
-    cells.body.replaceChildren(el("div", { class: "matrix" }, el("div", { class: "wide" }, made), behind));
-    const right = counts.reduce((sum, row, place) => sum + row[place], 0);
-    cells.caption(`${total.toLocaleString("en")} ${split} pictures${names.length < studio.model.labels.length
-      ? `; the ${names.length} classes that are confused most` : `, ${right.toLocaleString("en")} on the diagonal`}. Rows are what is shown, columns what was said. `
-      + "Choose a cell to see its pictures, and a picture to explain it on the whole page. Arrow keys move, Enter opens.");
+    const head = el("thead", {}, el("tr", {}, el("th", { class: "corner" }, "true ↓ predicted →"),
+      class_names.map((name) => el("th", { scope: "col", title: name }, el("span", { class: dense ? "visually-hidden" : null }, name)))));
+    const drawn = el("table", { class: `confusion${dense ? " dense" : ""}`, role: "grid", "aria-label": "Confusion matrix: true classes in rows, predicted classes in columns",
+      onclick: (event) => openCell(event.target.closest("td")),
+      onkeydown: (event) => moveFocus(event, body, class_names.length) }, head, body);
+    confusionFigure.body.replaceChildren(el("div", { class: "matrix" }, el("div", { class: "wide" }, drawn), cellImages));
+    const right = counts.reduce((sum, row, index) => sum + row[index], 0);
+    confusionFigure.caption(`${total.toLocaleString("en")} ${split} images${class_names.length < store.model.class_names.length
+      ? `; the ${class_names.length} most confused classes` : `, ${right.toLocaleString("en")} on the diagonal`}. Rows are true classes, columns predicted ones. `
+      + "Select a cell to see its images, and an image to explain it in all parts. Arrow keys move, Enter opens.");
   }
 
-  function walk(event, body, count) {
-    const cell_ = event.target.closest("td"), move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], Home: [0, -count],
+  function moveFocus(event, body, count) {
+    const cell = event.target.closest("td"), move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], Home: [0, -count],
       End: [0, count] }[event.key];
-    if (!cell_) return;
+    if (!cell) return;
     if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
-      open(cell_);
+      openCell(cell);
     }
     if (!move) return;
     event.preventDefault();
     const within = (value) => Math.max(0, Math.min(count - 1, value)),
-      next = body.rows[within(Number(cell_.dataset.y) + move[0])].cells[within(Number(cell_.dataset.x) + move[1]) + 1];
-    cell_.tabIndex = -1;
+      next = body.rows[within(Number(cell.dataset.y) + move[0])].cells[within(Number(cell.dataset.x) + move[1]) + 1];
+    cell.tabIndex = -1;
     next.tabIndex = 0;
     next.focus();
   }
 
-  function open(cell_) {
-    if (cell_) state.set({ cell: state.get("cell") === cell_.dataset.at ? null : cell_.dataset.at });
+  function openCell(cell) {
+    if (cell) state.set({ cell: state.get("cell") === cell.dataset.at ? null : cell.dataset.at });
   }
 
-  // The pictures of the cell that the address names.
-  async function cell() {
-    const at = state.get("cell", ""), { id } = studio.model;
-    if (!matrix || opened === `${id} ${at}`) return;
-    opened = `${id} ${at}`;
-    for (const one of cells.body.querySelectorAll("td[aria-selected]")) one.removeAttribute("aria-selected");
-    behind.replaceChildren();
-    const [true_, said_] = (/^(\d+)-(\d+)$/.exec(at) ?? []).slice(1);
-    if (true_ === undefined) return;
-    cells.body.querySelector(`td[data-at="${at}"]`)?.setAttribute("aria-selected", "true");
-    const found = await json("api/confused", { model: id, true: true_, said: said_ });
-    if (opened !== `${id} ${at}`) return;
-    const words = `${studio.label(Number(true_))}, said to be ${studio.label(Number(said_))}: `
-      + `${found.total.toLocaleString("en")}${found.total > found.pictures.length ? `, the ${found.pictures.length} surest` : ""}`;
-    const place = el("div");
-    behind.replaceChildren(el("p", { role: "status" }, words), place);
-    thumbs(place, found.pictures, () => null);
-    mark();
+  // Show the images of the cell in the URL.
+  async function showCell() {
+    const at = state.get("cell", ""), { id } = store.model;
+    if (!matrix || openedCell === `${id} ${at}`) return;
+    openedCell = `${id} ${at}`;
+    for (const one of confusionFigure.body.querySelectorAll("td[aria-selected]")) one.removeAttribute("aria-selected");
+    cellImages.replaceChildren();
+    const [trueClass, predicted] = (/^(\d+)-(\d+)$/.exec(at) ?? []).slice(1);
+    if (trueClass === undefined) return;
+    confusionFigure.body.querySelector(`td[data-at="${at}"]`)?.setAttribute("aria-selected", "true");
+    const response = await fetchJson("api/confused-images", { model: id, true: trueClass, predicted });
+    if (openedCell !== `${id} ${at}`) return;
+    const text = `True ${store.label(Number(trueClass))}, predicted ${store.label(Number(predicted))}: `
+      + `${response.total.toLocaleString("en")}${response.total > response.images.length ? `, the ${response.images.length} most confident` : ""}`;
+    const list = el("div");
+    cellImages.replaceChildren(el("p", { role: "status" }, text), list);
+    drawThumbnails(list, response.images, () => null);
+    markSelected();
   }
 
-  function thumbs(place, pictures, more) {
-    place.replaceChildren(el("ul", { class: "thumbs" }, pictures.map((one) => {
-      const words = [`shown ${one.label}, said ${one.said}, ${percent(one.probability, 0)}`, more(one)].filter(Boolean).join(", ");
-      return el("li", {}, el("button", { type: "button", title: `${one.title}: ${words}`, "aria-label": `Explain ${one.title}: ${words}`,
-        data: { picture: one.id }, onclick: () => state.set({ picture: one.id, class: null, query: null }) },
-        el("img", { src: picture(one.id, 96), alt: "", loading: "lazy", width: 84, height: 84 }),
-          el("span", { class: "said" }, `is ${one.label}`), el("span", { class: "said" }, `said ${one.said}, ${percent(one.probability, 0).replaceAll(" ", "\u00a0")}`), more(one) && el("span", { class: "soft" }, more(one))));
+  function drawThumbnails(target, images, more) {
+    target.replaceChildren(el("ul", { class: "thumbs" }, images.map((one) => {
+      const text = [`true ${one.label}, predicted ${one.predicted}, ${percent(one.probability, 0)}`, more(one)].filter(Boolean).join(", ");
+      return el("li", {}, el("button", { type: "button", title: `${one.title}: ${text}`, "aria-label": `Explain ${one.title}: ${text}`,
+        data: { image: one.id }, onclick: () => state.set({ image: one.id, class: null, query: null }) },
+        el("img", { src: imageUrl(one.id, 96), alt: "", loading: "lazy", width: 84, height: 84 }),
+          el("span", { class: "caption-line" }, `true: ${one.label}`), el("span", { class: "caption-line" }, `predicted: ${one.predicted}, ${percent(one.probability, 0).replaceAll(" ", "\u00a0")}`), more(one) && el("span", { class: "soft" }, more(one))));
     })));
-    mark();
+    markSelected();
   }
 
-  function mark() {
-    for (const one of section.querySelectorAll("button[data-picture]")) one.setAttribute("aria-pressed", String(one.dataset.picture === state.get("picture")));
+  function markSelected() {
+    for (const one of section.querySelectorAll("button[data-image]")) one.setAttribute("aria-pressed", String(one.dataset.image === state.get("image")));
   }
 }
 
-function lasting(seconds) {
-  return seconds < 120 ? `${figure3(seconds)} s` : seconds < 7200 ? `${figure3(seconds / 60)} minutes` : `${figure3(seconds / 3600)} hours`;
+function formatDuration(seconds) {
+  return seconds < 120 ? `${formatNumber(seconds)} s` : seconds < 7200 ? `${formatNumber(seconds / 60)} minutes` : `${formatNumber(seconds / 3600)} hours`;
 }
 
-function answers(studio, ...words) {
-  return ["import numpy as np", "import torch", "", `file = np.load(${JSON.stringify(`${studio.model.source.replace(/\/$/, "")}/predictions.npz`)})`,
-    'logits, labels, indices = file["logits"], file["labels"], file["indices"]', ...words].join("\n");
+function predictionsCode(store, ...text) {
+  return ["import numpy as np", "import torch", "", `file = np.load(${JSON.stringify(`${store.model.source.replace(/\/$/, "")}/predictions.npz`)})`,
+    'logits, labels, indices = file["logits"], file["labels"], file["indices"]', ...text].join("\n");
 }

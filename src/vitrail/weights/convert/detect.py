@@ -1,4 +1,4 @@
-"""What a checkpoint says about its model, and what has to be assumed."""
+"""Infer a model's config from the tensors of a checkpoint, and record what had to be assumed."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ Origin = Literal["vitrail", "official", "timm", "huggingface", "torchvision"]
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the caller knows better than the file."""
+    """Settings given by the caller that the file does not record."""
 
     grid: Pair | None = None
     heads: int | None = None
@@ -27,20 +27,20 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Found:
-    """A model as a file describes it, in our names."""
+    """The model of a checkpoint file, with our tensor names."""
 
     origin: Origin
     config: ModelConfig
     state: dict[str, Tensor]
-    left: list[str]  # names in the file that have no place in the model
-    assumed: list[str] = field(default_factory=list)  # what the file does not say, and how to say otherwise
+    left: list[str]  # tensors of the file that the model does not have
+    assumed: list[str] = field(default_factory=list)  # what the file does not record, and how to override it
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] | None = None
-    facts: dict[str, Any] = field(default_factory=dict)  # what is said of its training
+    facts: dict[str, Any] = field(default_factory=dict)  # training metadata
 
 
 def count(names: Iterable[str], before: str, after: str = ".") -> int:
-    """How many numbered layers follow a prefix."""
+    """Count the numbered layers after a prefix."""
     numbers = {name[len(before) :].split(after)[0] for name in names if name.startswith(before)}
     return len({number for number in numbers if number.isdecimal()})
 
@@ -52,22 +52,22 @@ def heads(width: int, depth: int, mlp: int, wishes: Wishes, assumed: list[str], 
         return heads_in_file
     known = [size.heads for size in SIZES.values() if (size.width, size.depth, size.mlp) == (width, depth, mlp)]
     guess = known[0] if known else max(1, width // 64)
-    why = "as in the published size" if known else "64 wide each, the usual width"
-    assumed.append(f"{guess} heads ({why}; heads= says otherwise)")
+    why = "as in the published size" if known else "64 channels per head, the usual"
+    assumed.append(f"{guess} heads ({why}; heads= overrides it)")
     return guess
 
 
 def gelu(usual: Literal["tanh", "exact"], wishes: Wishes, assumed: list[str]) -> Literal["tanh", "exact"]:
     if wishes.gelu is not None:
         return wishes.gelu
-    assumed.append(f"GELU in its {usual} form (the origin's; gelu= says otherwise)")
+    assumed.append(f"GELU in its {usual} form (the origin's; gelu= overrides it)")
     return usual
 
 
 def grid(rows: int, before: Iterable[int], wishes: Wishes, assumed: list[str], known: Pair | None = None) -> tuple[Pair, int]:
-    """Rows and columns of a position table of so many rows, and how many of its rows belong to tokens in front.
+    """Infer the grid of a position table from its number of rows, and how many of them belong to prefix tokens.
 
-    ``before`` has the possible numbers of those. What the caller or a side file says counts; only then a square is assumed.
+    ``before`` are the possible numbers of those. The caller's grid or config.json's comes first, else a square is assumed.
     """
     options = list(before)
     given = wishes.grid or known
@@ -82,10 +82,10 @@ def grid(rows: int, before: Iterable[int], wishes: Wishes, assumed: list[str], k
     for covered in options:
         side = math.isqrt(max(0, rows - covered))
         if side and side * side == rows - covered:
-            assumed.append(f"a square grid of {side}x{side} (grid= says otherwise)")
+            assumed.append(f"a square grid of {side}x{side} (grid= overrides it)")
             return (side, side), covered
     raise VitrailError(
-        f"the position table has {rows} rows, which is no square grid; say which it is, for example "
+        f"the position table has {rows} rows, which is not a square grid; give it, for example "
         f"grid={_factors(rows - options[0]).split(' or ')[0]}"
     )
 
@@ -97,7 +97,7 @@ def _factors(cells: int) -> str:
 
 
 def shape(file: Mapping[str, Tensor], name: str, axes: int) -> tuple[int, ...]:
-    """The shape of a tensor that must be there."""
+    """Return the shape of a tensor; refuse a file without it or with another number of axes."""
     if name not in file:
         raise VitrailError(f"the file lacks {name}")
     if file[name].ndim != axes:
@@ -106,5 +106,5 @@ def shape(file: Mapping[str, Tensor], name: str, axes: int) -> tuple[int, ...]:
 
 
 def refuse(reason: str, format: str, instead: str) -> NoReturn:
-    everything = "" if "vitrail" in instead or ".safetensors" in instead else ", or format='vitrail', which holds everything"
+    everything = "" if "vitrail" in instead or ".safetensors" in instead else ", or format='vitrail', which can hold everything"
     raise VitrailError(f"the {format} format cannot hold {reason}; {instead}{everything}")

@@ -1,5 +1,5 @@
-"""Hugging Face's ViT and the encoder of its ViTMAE: the names on disk, those of transformers 5 in memory, and the side files
-that say what the model is."""
+"""Convert Hugging Face's ViT and the encoder of its ViTMAE: tensor names on disk and of transformers 5 in memory, config.json
+and preprocessor_config.json."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from vitrail.weights.convert.link import Link, affine, joined, moved, positions,
 GELU: dict[str, Literal["tanh", "exact"]] = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 RESAMPLE: dict[int, Any] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 KINDS = ("vit", "vit_mae")
-# In transformers 5 a model in memory has other names than its file, and ViTMAE's decoder others again in the file.
+# In transformers 5 a model in memory has other names than its file, and ViTMAE's decoder has yet others in the file.
 NEWER = [
     (r"^(vit\.)?layers\.(?=\d)", r"\1encoder.layer."),
     (r"^decoder\.decoder_encoder\.layer\.", "decoder.decoder_layers."),
@@ -37,10 +37,10 @@ def matches(names: Mapping[str, Tensor]) -> bool:
 
 def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) -> Found:
     if "auto_map" in side:
-        raise VitrailError("config.json wants to run code of its own (auto_map), which is never done")
+        raise VitrailError("config.json would execute its own code (auto_map), which is never done")
     if side.get("model_type", "vit") not in KINDS:
         these = " and ".join(map(repr, KINDS))
-        raise VitrailError(f"config.json describes a {side['model_type']!r}; of Hugging Face's models {these} can be read")
+        raise VitrailError(f"config.json describes a {side['model_type']!r}; only Hugging Face's {these} can be read")
     file = older(file)
     assumed: list[str] = []
     width, channels, high, wide = detect.shape(file, "vit.embeddings.patch_embeddings.projection.weight", 4)
@@ -52,7 +52,7 @@ def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) ->
     grid, _ = detect.grid(rows, [1], wishes, assumed, known)
     pooler = "vit.pooler.dense.weight" in file and "classifier.weight" not in file
     if pooler and side.get("pooler_act", "tanh") != "tanh":
-        raise VitrailError(f"config.json has a pooler with {side['pooler_act']!r}, where a pre-logits layer has tanh")
+        raise VitrailError(f"pooler_act in config.json must be 'tanh', got {side['pooler_act']!r}")
     config = ViTConfig(
         width=width,
         depth=depth,
@@ -72,7 +72,7 @@ def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) ->
     state, left = read(links(config), file)
     strange = [name for name in left if not re.search(r"(^|\.)(pooler|decoder|mask_token)", name)]
     if strange:
-        raise VitrailError(f"the file has {', '.join(strange[:4])}, which no Vision Transformer here has")
+        raise VitrailError(f"the file has {', '.join(strange[:4])}, which Vitrail's Vision Transformers do not have")
     return Found("huggingface", config, state, left, assumed, _preprocess(side, config, assumed), _labels(side, config.classes))
 
 
@@ -102,7 +102,7 @@ def check(config: ModelConfig) -> None:
     if not isinstance(config, ViTConfig) or config.stem:
         refuse("a ResNet or a hybrid", "huggingface", "use format='timm'")
     plain = config.pool == "cls" and not config.registers and config.norm == "pre" and config.norm_at == "tokens"
-    if not plain or config.position_covers == "patches":
+    if not plain or config.position_covers == "none":
         refuse("anything but a class token with a position and pre-norm", "huggingface", "use format='timm'")
     if config.layer_scale is not None or config.qk_norm:
         refuse("layer scale or qk-norm", "huggingface", "use format='timm'")
@@ -113,10 +113,10 @@ def check(config: ModelConfig) -> None:
 
 
 def side_files(c: ModelConfig, preprocess: Preprocess | None, labels: tuple[str, ...] | None) -> dict[str, dict[str, Any]]:
-    """``config.json`` and ``preprocessor_config.json``, from which transformers builds the model and its image processor."""
+    """Return ``config.json`` and ``preprocessor_config.json``, which transformers builds model and image processor from."""
     assert isinstance(c, ViTConfig)
     if labels and len(labels) != c.classes:
-        raise VitrailError(f"the model has {c.classes} classes and {len(labels)} labels; model.labels must name every class")
+        raise VitrailError(f"model.labels must name all {c.classes} classes, got {len(labels)} names")
     names = labels or tuple(f"LABEL_{index}" for index in range(c.classes))
     config = {
         "architectures": ["ViTForImageClassification"],
@@ -129,7 +129,7 @@ def side_files(c: ModelConfig, preprocess: Preprocess | None, labels: tuple[str,
 
 
 def settings(c: ViTConfig) -> dict[str, Any]:
-    """What all of their Vision Transformers have in ``config.json``."""
+    """Return the fields of ``config.json`` that all their Vision Transformers share."""
     return {
         "hidden_size": c.width,
         "num_hidden_layers": c.depth,
@@ -151,10 +151,10 @@ def processor(preprocess: Preprocess | None) -> dict[str, dict[str, Any]]:
         return {}
     resized, square = preprocess.resized, preprocess.image[0] == preprocess.image[1]
     if replace(preprocess, crop=preprocess.image[0] / resized[0]).resized != resized:
-        refuse(f"a resize to {resized}, whose sides keep other shares", "huggingface", "set model.preprocess with crop=1.0")
+        refuse(f"a resize to {resized} with unequal crop ratios", "huggingface", "set model.preprocess with crop=1.0")
     if not square and not preprocess.squash:
         refuse(
-            "a resize that keeps proportions for pictures that are not square",
+            "a resize that keeps the aspect ratio for images that are not square",
             "huggingface",
             "set model.preprocess with squash",
         )
@@ -175,7 +175,7 @@ def processor(preprocess: Preprocess | None) -> dict[str, dict[str, Any]]:
 
 
 def older(file: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Under the names that files have had since the first of these models."""
+    """Rename to the tensor names that files have used since the first of these models."""
     return {_older(name): tensor for name, tensor in file.items()}
 
 
@@ -226,18 +226,18 @@ def _labels(side: Mapping[str, Any], classes: int) -> tuple[str, ...] | None:
 
 
 def _preprocess(side: Mapping[str, Any], config: ViTConfig, assumed: list[str]) -> Preprocess:
-    """As transformers' image processor does it; what is missing in its file is its default."""
+    """Return the preprocessing of transformers' image processor, with its defaults for missing fields."""
     given = side.get("preprocessor", {})
     if not isinstance(given, dict):
-        raise VitrailError("preprocessor_config.json must hold an object")
+        raise VitrailError("preprocessor_config.json must contain an object")
     if not given:
-        assumed.append("pictures squeezed to the size, with mean and deviation 0.5 (model.preprocess says otherwise)")
+        assumed.append("images resized without keeping the aspect ratio, mean and std 0.5 (model.preprocess overrides it)")
     size = given.get("size", {})
     size = {"height": size, "width": size} if isinstance(size, int) else size
     crops = given.get("do_center_crop", "crop_size" in given)
     short, high, wide = (size.get(name) if isinstance(size, dict) else None for name in ("shortest_edge", "height", "width"))
     if given.get("do_resize", True) is not True or given.get("resample", 2) not in RESAMPLE:
-        raise VitrailError("preprocessor_config.json resizes pictures not at all, or by a filter that is not here")
+        raise VitrailError("preprocessor_config.json must resize images by nearest, lanczos, bilinear or bicubic")
     edge = read_as(
         next((side for side in (short, high) if side is not None), config.image[0]), int, "size in preprocessor_config.json"
     )
@@ -262,9 +262,7 @@ def _preprocess(side: Mapping[str, Any], config: ViTConfig, assumed: list[str]) 
         std=tuple(value / scale for value in each[1]),
     )
     if short is None and high is not None and made.resized != (high, wide):
-        raise VitrailError(
-            f"preprocessor_config.json resizes to {high} x {wide}, which does not fit pictures of {config.image}"
-        )
+        raise VitrailError(f"preprocessor_config.json resizes to {high} x {wide}, which does not fit images of {config.image}")
     return made
 
 

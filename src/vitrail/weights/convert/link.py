@@ -1,6 +1,6 @@
-"""Which tensors of a file hold the same numbers as which of ours, with the way there and the way back.
+"""Maps between the tensors of another library's files and ours, in both directions.
 
-A format is a list of links for a given model; reading runs it forwards, writing backwards, so the two cannot disagree.
+A format is a list of maps for a given model; reading applies them, writing inverts them, so the two cannot disagree.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +27,7 @@ class Link:
 
 
 def read(links: Iterable[Link], file: Tensors) -> tuple[dict[str, Tensor], list[str]]:
-    """Our tensors, and the names that nothing asked for."""
+    """Convert a file's tensors to ours; also return the names that no map uses."""
     state: dict[str, Tensor] = {}
     used: set[str] = set()
     missing: list[str] = []
@@ -40,7 +40,7 @@ def read(links: Iterable[Link], file: Tensors) -> tuple[dict[str, Tensor], list[
                 made = link.there([file[name] for name in link.theirs])
             except (RuntimeError, ValueError, IndexError) as error:
                 shapes = ", ".join(f"{name} {list(file[name].shape)}" for name in link.theirs)
-                raise VitrailError(f"{shapes} has a shape that does not fit the rest: {str(error).splitlines()[-1]}") from None
+                raise VitrailError(f"{shapes} does not fit the other tensors: {str(error).splitlines()[-1]}") from None
             state |= zip(link.ours, made, strict=True)
     if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
@@ -69,12 +69,12 @@ def same(theirs: str, ours: str) -> Link:
 
 
 def affine(theirs: str, ours: str, bias: bool = True) -> list[Link]:
-    """A torch layer with a weight and perhaps a bias."""
+    """Map a torch layer with a weight and optionally a bias."""
     return [same(f"{theirs}.{part}", f"{ours}.{part}") for part in (("weight", "bias") if bias else ("weight",))]
 
 
 def moved(theirs: str, ours: str, pattern: str, **sizes: int) -> Link:
-    """``moved(a, b, "d o -> o d")``: the same numbers in another order of axes."""
+    """Map one tensor with its axes rearranged: ``moved(a, b, "d o -> o d")``."""
     there, back = pattern.split("->")
     return _link(
         theirs,
@@ -85,7 +85,7 @@ def moved(theirs: str, ours: str, pattern: str, **sizes: int) -> Link:
 
 
 def joined(theirs: list[str], ours: str, pattern: str | None = None, **sizes: int) -> Link:
-    """Several of theirs, each moved, one below the other in ours."""
+    """Map several of their tensors, each rearranged, to their concatenation."""
     there, back = pattern.split("->") if pattern else ("...", "...")
     return Link(
         tuple(theirs),
@@ -96,7 +96,7 @@ def joined(theirs: list[str], ours: str, pattern: str | None = None, **sizes: in
 
 
 def positions(theirs: str, config: ViTConfig, ours: str = "positions.0") -> Link:
-    """(1, rows, d): the rows of the tokens in front, then the grid by rows."""
+    """Map a position table (1, rows, d): the rows of the prefix tokens, then the grid in row-major order."""
     prefix, table = f"{ours}.prefix", f"{ours}.table.weight"
     covered, grid = config.covered, config.grid
 

@@ -1,6 +1,6 @@
-"""MAE with its decoder (He et al. 2022): the published files, whose encoder has timm's names, and Hugging Face's ViTMAE.
+"""Convert MAE with its decoder (He et al. 2022): the published files, with timm's names, and Hugging Face's ViTMAE.
 
-Both keep the sin-cos tables of encoder and decoder as numbers, with a row of zeros for the class token.
+Both store the values of the sin-cos tables of encoder and decoder, with a row of zeros for the class token.
 """
 
 import re
@@ -31,27 +31,27 @@ PUBLISHED: dict[str, Any] = {
     "decoder_heads": 16,
     "share": 0.75,
     "normalise": True,
-}  # of the released models, whose files do not say it
+}  # of the released models, whose files do not record it
 NAMES = {"decoder_heads": "decoder_num_attention_heads", "share": "mask_ratio", "normalise": "norm_pix_loss"}
-ROUNDING = 1e-6  # sines that two libraries computed
+ROUNDING = 1e-6  # between the sines of two libraries
 
 
 @dataclass(frozen=True)
 class Hints:
-    """What the caller knows better than the file."""
+    """Settings given by the caller that the file does not record."""
 
     decoder_heads: int | None = None
     share: float | None = None
     normalise: bool | None = None
 
     def check(self, masking: Masking) -> None:
-        """Refuse what contradicts settings that are complete."""
+        """Refuse settings that contradict a complete masking config."""
         for name, wish in vars(self).items():
             _agree(name, wish, getattr(masking, name))
 
 
 def layout(names: Mapping[str, Tensor]) -> Layout | None:
-    """Whose decoder is in the file, if there is one."""
+    """Return the layout of the file's decoder; None if it has none."""
     return next((which for which, front in FRONT.items() if f"{front}decoder_embed.weight" in names), None)
 
 
@@ -61,7 +61,7 @@ def depth(names: Mapping[str, Tensor]) -> int:
 
 
 def settings(file: Mapping[str, Tensor], side: Mapping[str, Any], hints: Hints, assumed: list[str]) -> Masking:
-    """What shapes and side files say, and where they say nothing what the published models have."""
+    """Infer the masking config from shapes and config.json, with the published models' values as defaults."""
     which = layout(file)
     assert which is not None
     width = detect.shape(file, f"{FRONT[which]}decoder_embed.weight", 2)[0]
@@ -80,7 +80,7 @@ def settings(file: Mapping[str, Tensor], side: Mapping[str, Any], hints: Hints, 
 
 
 def read(file: Mapping[str, Tensor], config: ViTConfig, masking: Masking) -> tuple[dict[str, Tensor], list[str]]:
-    """The decoder's tensors in our names, and the names that are left in the file."""
+    """Convert the decoder's tensors to our names; also return the names not used."""
     which = layout(file)
     assert which is not None
     state, left = read_links(links(config, masking, which), file)
@@ -106,7 +106,7 @@ def links(config: ViTConfig, masking: Masking, which: Layout) -> list[Link]:
 
 
 def fixed(config: ViTConfig, state: dict[str, Tensor]) -> tuple[ViTConfig, dict[str, Tensor]]:
-    """An encoder whose table holds MAE's sines and cosines has them, rather than numbers to be learned."""
+    """Replace a learned table that has the values of MAE's sin-cos table by the fixed table."""
     table, row = state.get("positions.0.table.weight"), state.get("positions.0.prefix")
     if config.position != "learned1d" or table is None or row is None or not _is_sincos(table, row):
         return config, state
@@ -115,7 +115,7 @@ def fixed(config: ViTConfig, state: dict[str, Tensor]) -> tuple[ViTConfig, dict[
 
 
 def whole(model: MAE, config: ViTConfig, state: dict[str, Tensor]) -> tuple[ViTConfig, dict[str, Tensor]]:
-    """For writing: the decoder beside the encoder, whose table is plain numbers, and both tables with a class token's row."""
+    """Return config and weights for writing: encoder and decoder, both position tables as values with a class token's row."""
     rows = {} if config.covered else {"positions.0.prefix": state["cls"].new_zeros(1, config.width)}
     table = model.decoder.positions.at(config.grid).detach()
     tables = {"decoder.positions.table.weight": table.clone(), "decoder.positions.prefix": table.new_zeros(1, table.shape[-1])}
@@ -123,10 +123,10 @@ def whole(model: MAE, config: ViTConfig, state: dict[str, Tensor]) -> tuple[ViTC
 
 
 def check(config: ViTConfig, masking: Masking, format: str) -> None:
-    """Refuse to write what would be another model there."""
+    """Refuse a model that the format cannot represent."""
     alone = "save model.encoder alone"
     if masking.method != "mae" or format not in FRONT:
-        what = f"what {masking.method} predicts with" if masking.method != "mae" else "MAE's decoder"
+        what = f"the prediction head of {masking.method}" if masking.method != "mae" else "MAE's decoder"
         refuse(what, format, alone if masking.method != "mae" else f"{alone}, or use format='timm' or 'huggingface'")
     if not config.has_class_token or config.registers or config.norm == "post" or config.norm_at == "pooled":
         refuse("an MAE with anything but a class token and pre-norm", format, alone)
@@ -139,11 +139,11 @@ def check(config: ViTConfig, masking: Masking, format: str) -> None:
     if format == "timm" and config.epsilon != 1e-6:
         refuse(f"layer norms with epsilon {config.epsilon} (it assumes 1e-6)", format, "use format='huggingface'")
     if format == "huggingface" and (config.image[0] != config.image[1] or config.patch[0] != config.patch[1]):
-        refuse("an MAE for pictures or patches that are not square", format, "use format='timm'")
+        refuse("an MAE for images or patches that are not square", format, "use format='timm'")
 
 
 def side_file(config: ViTConfig, masking: Masking) -> dict[str, Any]:
-    """``config.json``, from which transformers builds the model."""
+    """Return ``config.json``, from which transformers builds the model."""
     return {
         "architectures": ["ViTMAEForPreTraining"],
         "model_type": "vit_mae",
@@ -171,8 +171,8 @@ def _heads(width: int, side: Mapping[str, Any], hints: Hints, assumed: list[str]
     if hints.decoder_heads is None and NAMES["decoder_heads"] not in side and width % (4 * usual):
         works = max((heads for heads in range(1, usual) if width % (4 * heads) == 0), default=1)
         raise VitrailError(
-            f"the file does not say how many heads its decoder has, and {usual}, as published, do not fit a width of {width}; "
-            f"say it, for example decoder_heads={works}"
+            f"the file does not record the decoder's heads, and {usual}, as published, do not fit a width of {width}; "
+            f"give it, for example decoder_heads={works}"
         )
     heads: int = _told("decoder_heads", int, side, hints, assumed)
     return heads
@@ -187,13 +187,13 @@ def _told(name: str, kind: type, side: Mapping[str, Any], hints: Hints, assumed:
     if wish is None:
         text = {
             "decoder_heads": "16 heads in the decoder",
-            "share": "75 % of the patches hidden",
-            "normalise": "pixels normalised",
+            "share": "75 % of the patches masked",
+            "normalise": "pixel targets normalised",
         }
-        assumed.append(f"{text[name]} (as in the published models; {name}= says otherwise)")
+        assumed.append(f"{text[name]} (as in the published models; {name}= overrides it)")
     return PUBLISHED[name] if wish is None else read_as(wish, kind, name)
 
 
 def _agree(name: str, wish: Any, said: Any) -> None:
     if wish is not None and wish != said:
-        raise VitrailError(f"the file itself says {name}={said}, got {name}={wish}; leave {name} out")
+        raise VitrailError(f"the file records {name}={said}, got {name}={wish}; leave {name} out")

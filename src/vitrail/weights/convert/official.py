@@ -1,6 +1,6 @@
-"""The authors' .npz names: the released files', newer Flax's, and big_vision's with its prefixes, scanned layers and MAP head.
+"""Convert the authors' .npz files: released names, newer Flax's, and big_vision's with prefixes, scanned layers, MAP head.
 
-Written are the released files' names or, for what only big_vision has (a class token without a position, a MAP head), its own.
+Files are written with the released names, or big_vision's for what only it has (a class token without a position, a MAP head).
 Keys are joined with "/" on every system.
 """
 
@@ -63,7 +63,7 @@ def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) ->
         classes=file["head/kernel"].shape[1] if "head/kernel" in file else 0,
         stem=stem,
         position="learned1d" if spelling.table in file else "sincos2d",
-        position_covers="cls" if covered or not class_token else "patches",
+        position_covers="cls" if covered or not class_token else "none",
         resize="official",
         pool="map" if "MAPHead_0/probe" in file else "cls" if class_token else "gap",
         head="mlp" if hidden else "linear",
@@ -72,7 +72,7 @@ def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) ->
     )
     state, left = read(links(config, spelling), file)
     if left:
-        raise VitrailError(f"the file has {', '.join(left[:4])}, which no Vision Transformer here has")
+        raise VitrailError(f"the file has {', '.join(left[:4])}, which Vitrail's Vision Transformers do not have")
     return Found("official", config, state, beside, assumed, official_preprocess(config.image, config.channels))
 
 
@@ -112,7 +112,7 @@ def check(config: ModelConfig) -> None:
         1e-5,
         1e-6,
     ):
-        refuse("a stem with other epsilons than the official", "official", "use format='timm'")
+        refuse("a stem with other epsilons than the official one", "official", "use format='timm'")
     if config.gelu != "tanh":
         refuse("an exact GELU (it assumes the tanh form)", "official", "use format='timm' or 'huggingface'")
     if config.epsilon != 1e-6:
@@ -122,25 +122,25 @@ def check(config: ModelConfig) -> None:
     if config.norm == "post" or config.norm_at == "pooled":
         refuse("post-norm or a norm after pooling", "official", "use format='vitrail'")
     if config.has_class_token != (config.pool == "cls"):
-        refuse("a class token beside another pooling", "official", "use format='timm'")
+        refuse("a class token with another pooling", "official", "use format='timm'")
 
 
 def _grid(
     file: Mapping[str, Tensor], spelling: Spelling, class_token: int, wishes: Wishes, assumed: list[str]
 ) -> tuple[tuple[int, int], int]:
-    """big_vision's sin-cos models have no table, so nothing in the file tells the grid."""
+    """Infer the grid; big_vision's sin-cos models have no table, so it must be given."""
     if spelling.table in file:
         return detect.grid(detect.shape(file, spelling.table, 3)[1], [class_token, 0], wishes, assumed)
     if wishes.grid is None:
         raise VitrailError(
-            "the file has no position table, so it must be big_vision's sin-cos; say its grid, for example grid=14x14"
+            "the file has no position table, so it must be big_vision's sin-cos; give its grid, for example grid=14x14"
         )
-    assumed.append("positions of the kind sincos2d, for want of a table")
+    assumed.append("sincos2d position embeddings (the file has no table)")
     return wishes.grid, 0
 
 
 def _without_prefix(file: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], list[str]]:
-    """The image tower, and the names beside it: optimiser states, a text tower, a temperature."""
+    """Return the image tower, and the names of the rest: optimiser states, a text tower, a temperature."""
     for prefix in sorted(PREFIXES, key=len, reverse=True):
         inside = {name.removeprefix(prefix): tensor for name, tensor in file.items() if name.startswith(prefix)}
         if "embedding/kernel" in inside:
@@ -149,13 +149,13 @@ def _without_prefix(file: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], l
 
 
 def _unscanned(file: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """big_vision's scanned layers have a leading axis of depth."""
+    """Split big_vision's scanned layers, which have a leading depth axis."""
     mark = "Transformer/encoderblock/"
     flat = {name: tensor for name, tensor in file.items() if not name.startswith(mark)}
     for name, tensor in file.items():
         if name.startswith(mark):
             if tensor.ndim == 0 or tensor.shape[0] > 1000:
-                raise VitrailError(f"{name} must have an axis of depth, got {list(tensor.shape)}")
+                raise VitrailError(f"{name} must have a depth axis of at most 1,000, got {list(tensor.shape)}")
             for layer, part in enumerate(tensor):
                 flat[f"Transformer/encoderblock_{layer}/{name.removeprefix(mark)}"] = part
     return flat

@@ -1,4 +1,4 @@
-"""timm's names, which DeiT and DINO share; its hybrids and its BiT ResNets."""
+"""Convert timm's Vision Transformers, whose names DeiT and DINO share, its hybrids and its BiT ResNets."""
 
 import re
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from vitrail.weights.convert.detect import Found, Wishes, refuse
 from vitrail.weights.convert.link import Link, affine, moved, positions, read, same
 
 STEM = "patch_embed.backbone"
-# What stands in published files beside the classifier and can be left out without changing what the encoder computes.
+# Tensors in published files that can be ignored without changing what the encoder computes.
 HARMLESS = re.compile(r"(decoder|mask_token|head_dist|last_layer|prototypes|head\.(mlp|last_layer)|projection_head)")
-# Where an architecture's name says what its weights do not.
+# Architectures with a tanh GELU, which only their names reveal.
 TANH = re.compile(r"vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip|vit_large_patch16_siglip.*_512")
 POOLS: dict[Any, Literal["cls", "gap", "map"]] = {"token": "cls", "avg": "gap", "map": "map"}
 
@@ -34,7 +34,7 @@ def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) ->
     state, left = read(links(config), _newer(file))
     strange = [name for name in left if not HARMLESS.search(name)]
     if strange:
-        raise VitrailError(f"the file has {', '.join(strange[:4])}, which no Vision Transformer here has")
+        raise VitrailError(f"the file has {', '.join(strange[:4])}, which Vitrail's Vision Transformers do not have")
     return Found("timm", config, state, left, assumed, _preprocess(known, config, side, assumed), _labels(side, config.classes))
 
 
@@ -49,7 +49,7 @@ def block(theirs: str, ours: str, bias: bool = True) -> list[Link]:
 
 
 def check(config: ModelConfig) -> None:
-    """Refuse to write what would be another model there."""
+    """Refuse a model that the format cannot represent."""
     if isinstance(config, ResNetConfig):
         if (config.standardise, config.standardise_epsilon, config.norm_epsilon) != ("variance", 1e-8, 1e-5):
             refuse("other epsilons than its own", "timm", "use format='vitrail'")
@@ -66,7 +66,7 @@ def check(config: ModelConfig) -> None:
     if config.head == "mlp":
         refuse("the pre-logits layer", "timm", "use format='official' or 'torchvision'")
     if config.covered not in (0, config.prefix):
-        refuse("registers without a position beside a class token with one", "timm", "use format='vitrail'")
+        refuse("registers without a position and a class token with one", "timm", "use format='vitrail'")
 
 
 def _vit(
@@ -99,7 +99,7 @@ def _vit(
         channels=file[f"{_root(stem)}.conv.weight"].shape[1] if stem else channels,
         classes=file["head.weight"].shape[0] if "head.weight" in file else 0,
         stem=stem,
-        position_covers="patches" if not covered else "all" if covered == prefix and registers else "cls",
+        position_covers="none" if not covered else "all" if covered == prefix and registers else "cls",
         pool=pool,
         class_token=class_token if class_token != (pool == "cls") else None,
         registers=registers,
@@ -114,17 +114,17 @@ def _vit(
 
 
 def _refuse_relatives(file: Mapping[str, Tensor], architecture: str) -> None:
-    """Models with timm's names that compute something else."""
+    """Refuse models with timm's tensor names that compute something else."""
     if "quickgelu" in architecture:
-        raise VitrailError(f"{architecture} has the activation QuickGELU, which no Vision Transformer here has")
+        raise VitrailError(f"{architecture} uses QuickGELU, which is not supported")
     if "blocks.0.mlp.fc1.weight" not in file:
-        raise VitrailError("the file has no blocks.0.mlp.fc1.weight: a gated MLP, or no Vision Transformer; it cannot be read")
+        raise VitrailError("the file has no blocks.0.mlp.fc1.weight: a gated MLP, or not a Vision Transformer")
     if "dist_token" in file:
-        raise VitrailError("this is a distilled DeiT, whose two heads answer together; the plain DeiT of its size can be read")
+        raise VitrailError("this is a distilled DeiT, whose two heads are not supported; try the plain DeiT of its size")
 
 
 def _known_grid(known: Mapping[str, Any], stride: tuple[int, int], cells: list[int]) -> tuple[int, int] | None:
-    """By the side file's input size, unless that is another than the table was saved at."""
+    """Return the grid of config.json's input size; None if it does not fit the position table."""
     size = known.get("input_size")
     if not isinstance(size, list) or len(size) != 3 or not all(isinstance(side, int) for side in size):
         return None
@@ -165,7 +165,7 @@ def _vit_links(c: ViTConfig) -> list[Link]:
 
 
 def _newer(file: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """DINOv2's and DeiT-III's own names for what timm calls otherwise."""
+    """Rename DINOv2's and DeiT-III's tensors to timm's names."""
     names = {"register_tokens": "reg_token"}
     renamed = {names.get(name, re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name)): tensor for name, tensor in file.items()}
     return renamed if len(renamed) == len(file) else file
@@ -178,15 +178,13 @@ def _pool(
         return "map"
     said = args.get("global_pool", side.get("global_pool"))
     if said not in (None, "", *POOLS) or args.get("pool_include_prefix"):
-        raise VitrailError(
-            f"config.json asks for the pooling {said!r}, with which nothing here pools; there are {', '.join(POOLS)}"
-        )
+        raise VitrailError(f"global_pool in config.json must be one of {', '.join(POOLS)}, without prefix tokens, got {said!r}")
     if wishes.pool or said:
         return wishes.pool or POOLS[said]
     if "cls_token" not in file:
         return "gap"
     pool: Literal["cls", "gap"] = "gap" if "fc_norm.weight" in file else "cls"
-    assumed.append(f"the pooling {pool} (the usual one beside {'fc_norm' if pool == 'gap' else 'norm'}; pool= says otherwise)")
+    assumed.append(f"the pooling {pool} (the usual one with {'fc_norm' if pool == 'gap' else 'norm'}; pool= overrides it)")
     return pool
 
 
@@ -196,7 +194,7 @@ def _stem(file: Mapping[str, Tensor]) -> Stem | None:
     elif f"{STEM}.conv.weight" in file:
         width = file[f"{STEM}.conv.weight"].shape[0]
     elif any(name.startswith(STEM) for name in file):
-        raise VitrailError("the file has a backbone that is not the official hybrids'")
+        raise VitrailError("the file has a backbone other than the official hybrids'")
     else:
         return None
     stages = detect.count(file, f"{STEM}.stages.")
@@ -205,7 +203,7 @@ def _stem(file: Mapping[str, Tensor]) -> Stem | None:
 
 
 def _root(stem: Stem) -> str:
-    return f"{STEM}.stem" if stem.stages else STEM  # alone in vit_tiny_r_s16_p8
+    return f"{STEM}.stem" if stem.stages else STEM  # vit_tiny_r_s16_p8 has the stem alone
 
 
 def _stem_links(stem: Stem) -> list[Link]:
@@ -248,7 +246,7 @@ def _resnet_links(c: ResNetConfig) -> list[Link]:
 def _preprocess(known: Mapping[str, Any], config: ModelConfig, side: Mapping[str, Any], assumed: list[str]) -> Preprocess:
     if {"mean", "std", "interpolation"} <= set(known):
         if known.get("crop_mode", "center") not in ("center", "squash"):
-            raise VitrailError(f"the crop mode {known['crop_mode']!r} in config.json is none of center and squash")
+            raise VitrailError(f"crop_mode in config.json must be center or squash, got {known['crop_mode']!r}")
         return Preprocess(
             config.image,
             crop=float(known.get("crop_pct", 0.875)),
@@ -257,11 +255,11 @@ def _preprocess(known: Mapping[str, Any], config: ModelConfig, side: Mapping[str
             mean=tuple(float(value) for value in known["mean"]),
             std=tuple(float(value) for value in known["std"]),
         )
-    trained_elsewhere = side.get("wrapper") in ("model", "teacher", "student")  # DeiT, DINO and MAE use ImageNet's colours
+    trained_elsewhere = side.get("wrapper") in ("model", "teacher", "student")  # DeiT, DINO and MAE use ImageNet's mean and std
     made = imagenet(config.image) if trained_elsewhere else vit(config.image)
     assumed.append(
-        f"pictures resized to {made.resized[0]}, cropped, with mean {made.mean[0]} and deviation {made.std[0]} of red "
-        f"(model.preprocess says otherwise)"
+        f"images resized to {made.resized[0]}, cropped, with mean {made.mean[0]} and std {made.std[0]} of the first channel "
+        f"(model.preprocess overrides it)"
     )
     return made.with_channels(config.channels)
 

@@ -1,4 +1,4 @@
-"""torchvision's names."""
+"""Convert torchvision's Vision Transformers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -42,7 +42,7 @@ def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) ->
     )
     state, left = read(links(config, old=mlp_name != "mlp.0"), file)
     if left:
-        raise VitrailError(f"the file has {', '.join(left[:4])}, which no Vision Transformer here has")
+        raise VitrailError(f"the file has {', '.join(left[:4])}, which Vitrail's Vision Transformers do not have")
     preprocess = Preprocess(
         config.image, crop=0.875, interpolation="bilinear", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
     )
@@ -50,7 +50,7 @@ def find(file: Mapping[str, Tensor], side: Mapping[str, Any], wishes: Wishes) ->
 
 
 def links(c: ModelConfig, old: bool = False) -> list[Link]:
-    """``old``: the names of the MLP before torchvision 0.13."""
+    """Return the maps of all tensors; ``old`` selects the MLP names before torchvision 0.13."""
     assert isinstance(c, ViTConfig)
     made = [
         moved("class_token", "cls", "1 1 d -> d"),
@@ -76,7 +76,7 @@ def check(config: ModelConfig) -> None:
     if not isinstance(config, ViTConfig) or config.stem:
         refuse("a ResNet or a hybrid", "torchvision", "use format='timm'")
     plain = config.pool == "cls" and not config.registers and config.norm == "pre" and config.norm_at == "tokens"
-    if not plain or config.position_covers == "patches":
+    if not plain or config.position_covers == "none":
         refuse("anything but a class token with a position and pre-norm", "torchvision", "use format='timm'")
     if config.layer_scale is not None or config.qk_norm or not config.qkv_bias:
         refuse("layer scale, qk-norm or q, k, v without bias", "torchvision", "use format='timm'")
@@ -85,8 +85,8 @@ def check(config: ModelConfig) -> None:
     if config.epsilon != 1e-6:
         refuse(f"layer norms with epsilon {config.epsilon} (it assumes 1e-6)", "torchvision", "use format='huggingface'")
     if config.image[0] != config.image[1] or config.patch[0] != config.patch[1]:
-        refuse("pictures or patches that are not square", "torchvision", "use format='timm'")
+        refuse("images or patches that are not square", "torchvision", "use format='timm'")
     if config.channels != 3:
-        refuse(f"pictures of {config.channels} channels", "torchvision", "use format='timm'")
+        refuse(f"images of {config.channels} channels", "torchvision", "use format='timm'")
     if not config.classes:
         refuse("a model without a classifier", "torchvision", "use format='timm'")
