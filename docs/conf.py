@@ -50,7 +50,7 @@ def navigation(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += "\n".join(["\n```{toctree}", ":hidden:", "", *NAVIGATION[page], "```\n"])
 
 
-def opened(app: Sphinx, page: nodes.document, name: str) -> None:
+def link_files_directly(app: Sphinx, page: nodes.document, name: str) -> None:
     """Turn download links, such as those to the lab's files, into links that open in the browser."""
     for node in list(page.findall(download_reference)):
         if "filename" in node:
@@ -58,24 +58,24 @@ def opened(app: Sphinx, page: nodes.document, name: str) -> None:
             node.replace_self(nodes.reference("", "", *node.children, refuri=address, internal=True))
 
 
-def whole(app: Sphinx, page: nodes.document, name: str) -> None:
+def keep_on_one_line(app: Sphinx, page: nodes.document, name: str) -> None:
     """Keep numbers in tables and option names on one line, however narrow the screen is."""
     for node in page.findall(lambda node: isinstance(node, nodes.entry | nodes.literal)):
         if (NUMBER if isinstance(node, nodes.entry) else OPTION).fullmatch(node.astext()):
             node["classes"].append("whole")
 
 
-def draw(translator: Any, node: nodes.Element, display: str) -> None:
+def render_formula(translator: Any, node: nodes.Element, display: str) -> None:
     translator.body.append(convert(node.astext(), display=display))
     raise nodes.SkipNode
 
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", navigation)
-    app.connect("doctree-resolved", opened)
-    app.connect("doctree-resolved", whole)
+    app.connect("doctree-resolved", link_files_directly)
+    app.connect("doctree-resolved", keep_on_one_line)
     app.add_html_math_renderer(
         "mathml",
-        (lambda translator, node: draw(translator, node, "inline"), None),
-        (lambda translator, node: draw(translator, node, "block"), None),
+        (lambda translator, node: render_formula(translator, node, "inline"), None),
+        (lambda translator, node: render_formula(translator, node, "block"), None),
     )

@@ -7,7 +7,7 @@ import vitrail
 model = vitrail.build("B/16").eval()
 picture = torch.rand(1, 3, 224, 224) * 2 - 1  # between -1 and 1, as the official model expects
 
-with torch.inference_mode(), vitrail.recording(model, "blocks.11.attention.weights") as seen:
+with torch.inference_mode(), vitrail.record_activations(model, "blocks.11.attention.weights") as seen:
     logits = model(picture)
 
 (weights,) = seen["blocks.11.attention.weights"]

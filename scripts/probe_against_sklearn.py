@@ -19,31 +19,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.data.threads import cores
+from vitrail.data.cpu_cores import available_cores
 
-Answer = tuple[float, float, float]  # seconds for features, for the probe, accuracy
+Timing = tuple[float, float, float]  # seconds for features, for the probe, accuracy
 
 
-def ours(weights: str, folder: Path, _: str) -> Answer:
+def run_vitrail(weights: str, folder: Path, _: str) -> Timing:
     import vitrail
-    from vitrail.evaluate.features import embed
-    from vitrail.evaluate.linear import linear
+    from vitrail.evaluation.linear_probe import linear_probe
+    from vitrail.inference.features import embed
 
     with tempfile.TemporaryDirectory() as empty:
         os.environ["VITRAIL_CACHE"] = empty
         start = time.perf_counter()
-        data = vitrail.pictures(folder)
+        data = vitrail.open_dataset(folder)
         model = vitrail.load(weights)
         train, validation, test = (embed(model, data.splits[split]) for split in ("train", "validation", "test"))
-        middle = time.perf_counter()
-        found = linear(train, validation, test, len(data.names))
-        return middle - start, time.perf_counter() - middle, found.accuracy
+        features_done = time.perf_counter()
+        probe = linear_probe(train, validation, test, len(data.class_names))
+        return features_done - start, time.perf_counter() - features_done, probe.accuracy
 
 
-def peer(weights: str, folder: Path, name: str) -> Answer:
-    from vitrail.weights.verify import declare_operators
+def run_sklearn(weights: str, folder: Path, name: str) -> Timing:
+    from vitrail.weights.verify import declare_torchvision_operators
 
-    declare_operators()
+    declare_torchvision_operators()
     import timm
     from sklearn.linear_model import LogisticRegression
     from torchvision.datasets import ImageFolder
@@ -53,30 +53,30 @@ def peer(weights: str, folder: Path, name: str) -> Answer:
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
     parts: dict[str, Any] = {}
     for split in ("train", "validation", "test"):
-        loader = torch.utils.data.DataLoader(ImageFolder(folder / split, transform), 64, num_workers=min(cores(), 8))
+        loader = torch.utils.data.DataLoader(ImageFolder(folder / split, transform), 64, num_workers=min(available_cores(), 8))
         with torch.inference_mode():
             rows = [(model.forward_head(model.forward_features(x), pre_logits=True), y) for x, y in loader]
         parts[split] = np.concatenate([x.numpy() for x, _ in rows]), np.concatenate([y.numpy() for _, y in rows])
-    middle = time.perf_counter()
-    tried = [LogisticRegression(C=c, max_iter=1000).fit(*parts["train"]) for c in 10.0 ** np.arange(-4, 1)]
-    best = max(tried, key=lambda one: one.score(*parts["validation"]))
+    features_done = time.perf_counter()
+    candidates = [LogisticRegression(C=c, max_iter=1000).fit(*parts["train"]) for c in 10.0 ** np.arange(-4, 1)]
+    best = max(candidates, key=lambda one: one.score(*parts["validation"]))
     both = [np.concatenate(pair) for pair in zip(parts["train"], parts["validation"], strict=True)]
     final = LogisticRegression(C=best.C, max_iter=1000).fit(*both)
-    return middle - start, time.perf_counter() - middle, float(final.score(*parts["test"]))
+    return features_done - start, time.perf_counter() - features_done, float(final.score(*parts["test"]))
 
 
 def main(weights: str, folder: str, name: str = "vit_tiny_patch16_224", turns: str = "2") -> None:
     logging.getLogger("vitrail").setLevel(logging.ERROR)
-    found: dict[str, list[Answer]] = {"ours": [], "peer": []}
-    sides: dict[str, Callable[[str, Path, str], Answer]] = {"ours": ours, "peer": peer}
+    timings: dict[str, list[Timing]] = {"ours": [], "peer": []}
+    contestants: dict[str, Callable[[str, Path, str], Timing]] = {"ours": run_vitrail, "peer": run_sklearn}
     for _ in range(int(turns)):
-        for side, run in sides.items():
-            found[side].append(run(weights, Path(folder), name))
-            print(side, [round(number, 4) for number in found[side][-1]], flush=True)  # noqa: T201
-    best = {side: min(rows, key=lambda row: row[0] + row[1]) for side, rows in found.items()}
-    seconds = {side: row[0] + row[1] for side, row in best.items()}
-    answer = {"seconds": seconds, "ratio": seconds["ours"] / seconds["peer"], "accuracy": {s: r[2] for s, r in best.items()}}
-    print(json.dumps(answer, indent=2))  # noqa: T201
+        for contestant, run in contestants.items():
+            timings[contestant].append(run(weights, Path(folder), name))
+            print(contestant, [round(number, 4) for number in timings[contestant][-1]], flush=True)  # noqa: T201
+    best = {contestant: min(rows, key=lambda row: row[0] + row[1]) for contestant, rows in timings.items()}
+    seconds = {contestant: row[0] + row[1] for contestant, row in best.items()}
+    summary = {"seconds": seconds, "ratio": seconds["ours"] / seconds["peer"], "accuracy": {s: r[2] for s, r in best.items()}}
+    print(json.dumps(summary, indent=2))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -12,38 +12,38 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.cli.main import run
+from vitrail.models.config import ResNetConfig
 from vitrail.models.cost import cost
-from vitrail.models.settings import ResNetConfig
+from vitrail.recipes.context import RecipeContext
 from vitrail.recipes.demo import demo
-from vitrail.recipes.given import Given
-from vitrail.train.loop import Machine, fit
-from vitrail.train.recipe import Optim, Recipe
+from vitrail.training.loop import Hardware, fit
+from vitrail.training.recipe import Optim, Recipe
 
 RESNET = ResNetConfig(stages=(1, 5), width=32, image=(28, 28), channels=1, classes=10)
 OPTIMS = {
-    "sgd-0.05": Optim(kind="sgd", lr=0.05, weight_decay=1e-4),  # as in the recipe resnet, for a batch size of 128
-    "sgd-0.2": Optim(kind="sgd", lr=0.2, weight_decay=1e-4),
-    "adamw-0.002": Optim(kind="adamw", lr=2e-3, weight_decay=0.1, clip=1.0),
-    "adamw-0.006": Optim(kind="adamw", lr=6e-3, weight_decay=0.1, clip=1.0),
+    "sgd-0.05": Optim(name="sgd", lr=0.05, weight_decay=1e-4),  # as in the recipe resnet, for a batch size of 128
+    "sgd-0.2": Optim(name="sgd", lr=0.2, weight_decay=1e-4),
+    "adamw-0.002": Optim(name="adamw", lr=2e-3, weight_decay=0.1, grad_clip=1.0),
+    "adamw-0.006": Optim(name="adamw", lr=6e-3, weight_decay=0.1, grad_clip=1.0),
 }
-TRIED = 0.1  # of the steps
+SEARCH_FRACTION = 0.1  # of the steps
 
 
-def main(folder: str = "runs/robustness", share: str = "1") -> None:
-    root, vit = Path(folder), demo(Given())
-    vit = vit if share == "1" else vit.lasting(round(vit.steps * float(share)))
-    plain = replace(vit, name="resnet", model=RESNET)
-    for name, settings in {"vit": vit, "resnet": plain}.items():
-        counted = cost(settings.model)
-        say(f"{name}: {counted.parameters:,} parameters, {counted.macs:,} MACs per image")
-    tried = {
-        name: trained(replace(plain, optim=optim).lasting(round(plain.steps * TRIED)), root / name)
+def main(folder: str = "runs/robustness", fraction: str = "1") -> None:
+    root, vit = Path(folder), demo(RecipeContext())
+    vit = vit if fraction == "1" else vit.with_steps(round(vit.steps * float(fraction)))
+    resnet_recipe = replace(vit, name="resnet", model=RESNET)
+    for name, settings in {"vit": vit, "resnet": resnet_recipe}.items():
+        costs = cost(settings.model)
+        log(f"{name}: {costs.parameters:,} parameters, {costs.macs:,} MACs per image")
+    search = {
+        name: train(replace(resnet_recipe, optim=optim).with_steps(round(resnet_recipe.steps * SEARCH_FRACTION)), root / name)
         for name, optim in OPTIMS.items()
     }
-    best = max(tried, key=lambda name: tried[name]["best"]["top1"])
-    say(f"best on validation: {best}")
-    trained(vit, root / "vit")
-    trained(replace(plain, optim=OPTIMS[best]), root / "resnet")
+    best = max(search, key=lambda name: search[name]["best"]["top1"])
+    log(f"best on validation: {best}")
+    train(vit, root / "vit")
+    train(replace(resnet_recipe, optim=OPTIMS[best]), root / "resnet")
     sys.exit(
         run(
             [
@@ -60,15 +60,15 @@ def main(folder: str = "runs/robustness", share: str = "1") -> None:
     )
 
 
-def trained(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    result = fit(recipe, folder, Machine("cpu"))
-    found = f"validation {result['best']['top1']:.2%}, test {result['test']['top1']:.2%}"
-    say(f"{folder.name}: {recipe.steps} steps, {found}, {result['seconds']:.0f} s")
+def train(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    result = fit(recipe, folder, Hardware("cpu"))
+    scores = f"validation {result['best']['top1']:.2%}, test {result['test']['top1']:.2%}"
+    log(f"{folder.name}: {recipe.steps} steps, {scores}, {result['seconds']:.0f} s")
     return result
 
 
-def say(words: str) -> None:
-    print(words, flush=True)  # noqa: T201
+def log(message: str) -> None:
+    print(message, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-from tests.browser.opening import LONG, chromium, opened
+from tests.browser.studio_page import TIMEOUT_MS, find_chromium, run_studio
 
 
 def main() -> None:
@@ -25,46 +25,46 @@ def main() -> None:
     parser.add_argument("data")
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--screenshot", metavar="OUT")
-    asked = parser.parse_args()
-    if asked.screenshot:
-        _taken(asked.weights, asked.data, asked.screenshot)
+    arguments = parser.parse_args()
+    if arguments.screenshot:
+        _screenshot(arguments.weights, arguments.data, arguments.screenshot)
         return
-    with opened([asked.weights], "--data", asked.data, threads=None) as studio, sync_playwright() as player:
-        browser = player.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+    with run_studio([arguments.weights], "--data", arguments.data, threads=None) as studio, sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 720})
-        page.goto(studio.at(part="attention"))
-        page.wait_for_selector("body[data-ready=true]", timeout=LONG)
+        page.goto(studio.link(part="attention"))
+        page.wait_for_selector("body[data-ready=true]", timeout=TIMEOUT_MS)
         seconds, memory = [], []
-        for number in range(asked.images):
-            seconds.append(_chosen(page, number))
-            if number % (asked.images // 4 or 1) == asked.images // 4 - 1:
-                memory.append(_resident(studio.process))
-        walls = [_pointed(page, token) for token in range(20)]
+        for number in range(arguments.images):
+            seconds.append(_time_image(page, number))
+            if number % (arguments.images // 4 or 1) == arguments.images // 4 - 1:
+                memory.append(_resident_bytes(studio.process))
+        redraws = [_time_redraw(page, token) for token in range(20)]
         browser.close()
-    told = {
+    summary = {
         "first_view_median": statistics.median(seconds),
         "first_view_worst": max(seconds),
-        "redraw_median_ms": statistics.median(walls),
-        "redraw_worst_ms": max(walls),
+        "redraw_median_ms": statistics.median(redraws),
+        "redraw_worst_ms": max(redraws),
         "server_mib_over_time": [round(size / 2**20) for size in memory],
-        "images": asked.images,
+        "images": arguments.images,
     }
-    json.dump(told, sys.stdout, indent=2)
+    json.dump(summary, sys.stdout, indent=2)
     sys.stdout.write("\n")
 
 
-def _taken(run: str, data: str, out: str) -> None:
-    with opened([run], "--data", data, threads=None) as studio, sync_playwright() as player:
-        browser = player.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+def _screenshot(run: str, data: str, out: str) -> None:
+    with run_studio([run], "--data", data, threads=None) as studio, sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 860})
-        page.goto(studio.at(part="attention", theme="light", image="d0-test-21", query=18, layer=2, head=1))
-        page.wait_for_selector("body[data-ready=true]", timeout=LONG)
+        page.goto(studio.link(part="attention", theme="light", image="d0-test-21", query=18, layer=2, head=1))
+        page.wait_for_selector("body[data-ready=true]", timeout=TIMEOUT_MS)
         page.wait_for_load_state("networkidle")
         page.screenshot(path=out)
         browser.close()
 
 
-def _chosen(page: Page, number: int) -> float:
+def _time_image(page: Page, number: int) -> float:
     """Measure the seconds until the heads of another image are drawn."""
     start = time.perf_counter()
     page.evaluate(
@@ -82,7 +82,7 @@ def _chosen(page: Page, number: int) -> float:
     return time.perf_counter() - start
 
 
-def _pointed(page: Page, token: int) -> float:
+def _time_redraw(page: Page, token: int) -> float:
     """Measure the milliseconds to redraw every head."""
     page.evaluate(
         """async (token) => {
@@ -95,7 +95,7 @@ def _pointed(page: Page, token: int) -> float:
     return float(page.evaluate("document.body.dataset.redrawMs"))
 
 
-def _resident(process: "subprocess.Popen[str]") -> int:
+def _resident_bytes(process: "subprocess.Popen[str]") -> int:
     """Return the resident memory of the server in bytes."""
     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))

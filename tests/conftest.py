@@ -19,8 +19,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--no-shape-checks"):
-        shaped = [file for file in SOURCE.rglob("*.py") if "from jaxtyping import" in file.read_text()]
-        modules = [".".join(file.relative_to(SOURCE).with_suffix("").parts) for file in shaped]
+        annotated_files = [file for file in SOURCE.rglob("*.py") if "from jaxtyping import" in file.read_text()]
+        modules = [".".join(file.relative_to(SOURCE).with_suffix("").parts) for file in annotated_files]
         install_import_hook(modules, "beartype.beartype")
 
 
@@ -34,5 +34,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture(autouse=True)
-def _same_numbers_every_time() -> None:
+def _fixed_seed() -> None:
     torch.manual_seed(0)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.small import config
-from vitrail.config import from_json, make, override, to_json
+from tests.small_models import small_config
+from vitrail.config import build_config, from_json, override, to_json
 from vitrail.errors import VitrailError
-from vitrail.models.settings import ModelConfig, ResNetConfig, Stem, ViTConfig
-from vitrail.models.variants import blueprint, variant
+from vitrail.models.config import ModelConfig, ResNetConfig, StemConfig, ViTConfig
+from vitrail.models.variants import parse_name, variant
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,9 @@ class Recipe:
 
 recipes = st.builds(
     Recipe,
-    model=st.sampled_from([config(), config(stem=Stem(stages=(1, 2)), patch=(1, 1), image=(16, 24)), variant("R50x2")]),
+    model=st.sampled_from(
+        [small_config(), small_config(stem=StemConfig(stages=(1, 2)), patch=(1, 1), image=(16, 24)), variant("R50x2")]
+    ),
     lr=st.floats(allow_nan=False, allow_infinity=False),
     steps=st.integers(),
     warm=st.booleans(),
@@ -64,26 +66,26 @@ def test_json_distinguishes_the_model_families() -> None:
     ],
 )
 def test_an_override_changes_one_field(text: str, changed) -> None:  # type: ignore[no-untyped-def]
-    recipe = Recipe(config())
+    recipe = Recipe(small_config())
     assert override(recipe, [text]) == changed(recipe)
 
 
 def test_overrides_that_are_valid_only_together_are_applied_together() -> None:
-    changed = override(Recipe(config()), ["model.width=35", "model.heads=5", "model.stem=none"])
+    changed = override(Recipe(small_config()), ["model.width=35", "model.heads=5", "model.stem=none"])
     assert isinstance(changed.model, ViTConfig)
     assert (changed.model.width, changed.model.heads) == (35, 5)
 
 
 def test_a_nested_field_is_overridden() -> None:
-    recipe = Recipe(config(stem=Stem(stages=(1, 2)), patch=(1, 1), image=(16, 24)))
+    recipe = Recipe(small_config(stem=StemConfig(stages=(1, 2)), patch=(1, 1), image=(16, 24)))
     changed = override(recipe, ["model.stem.stages=2,3", "model.stem.width=96"])
     assert isinstance(changed.model, ViTConfig)
-    assert changed.model.stem == Stem(stages=(2, 3), width=96)
+    assert changed.model.stem == StemConfig(stages=(2, 3), width=96)
 
 
 def test_a_name_is_built_once_with_its_overrides() -> None:
-    kind, values = blueprint("B/15")  # whose default image size of 224 would be rejected
-    assert make(kind, values, ["model.image=240"], prefix="model.") == variant("B/15", image=240)
+    kind, values = parse_name("B/15")  # whose default image size of 224 would be rejected
+    assert build_config(kind, values, ["model.image=240"], prefix="model.") == variant("B/15", image=240)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def test_a_name_is_built_once_with_its_overrides() -> None:
 )
 def test_an_invalid_override_is_rejected_with_a_sentence(text: str, sentence: str) -> None:
     with pytest.raises(VitrailError) as refused:
-        override(Recipe(config()), [text])
+        override(Recipe(small_config()), [text])
     assert str(refused.value) == sentence
 
 
@@ -124,6 +126,6 @@ def test_invalid_json_is_rejected_with_a_sentence(plain: str, sentence: str) -> 
 
 def test_a_wrong_type_is_rejected_when_settings_are_created() -> None:
     with pytest.raises(VitrailError, match="depth must be a whole number, got '6'"):
-        config(depth="6")
+        small_config(depth="6")
     with pytest.raises(VitrailError, match="stages must be a list of values, each a whole number, got"):
         ResNetConfig(stages=(3, True))

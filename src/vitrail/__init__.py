@@ -8,58 +8,58 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitrail import explain as explain
-    from vitrail.data.sources.open import pictures as pictures
+    from vitrail.data.sources.open import open_dataset as open_dataset
     from vitrail.errors import VitrailError as VitrailError
-    from vitrail.evaluate.evaluate import measure as measure
-    from vitrail.evaluate.features import embed as embed
-    from vitrail.evaluate.predict import predict as predict
-    from vitrail.evaluate.ready import prepare as prepare
-    from vitrail.evaluate.robust import stress as stress
-    from vitrail.export.engine import open_engine as open_engine
-    from vitrail.export.ship import ship as ship
-    from vitrail.layers.tap import recording as recording
+    from vitrail.evaluation.classification import evaluate as evaluate
+    from vitrail.evaluation.robustness import evaluate_robustness as evaluate_robustness
+    from vitrail.exporters.export import export as export
+    from vitrail.inference.features import embed as embed
+    from vitrail.inference.predict import predict as predict
+    from vitrail.inference.predictor import load_predictor as load_predictor
+    from vitrail.inference.preprocess_images import preprocess as preprocess
+    from vitrail.layers.tap import record_activations as record_activations
     from vitrail.models.build import build as build
     from vitrail.models.cost import cost as cost
-    from vitrail.models.faster import faster as faster
+    from vitrail.models.speedups import speed_up as speed_up
     from vitrail.models.variants import variant as variant
-    from vitrail.train.loop import fit as fit
-    from vitrail.train.past import model_at as model_at
-    from vitrail.weights.checkpoint import save as save
+    from vitrail.training.load_checkpoint import load_checkpoint as load_checkpoint
+    from vitrail.training.loop import fit as fit
     from vitrail.weights.load import load as load
-    from vitrail.weights.masked import load_masked as load_masked
+    from vitrail.weights.load_masked import load_masked as load_masked
+    from vitrail.weights.save import save as save
 
-_homes = {
+_modules = {
     "VitrailError": "errors",
     "build": "models.build",
     "cost": "models.cost",
-    "embed": "evaluate.features",
-    "faster": "models.faster",
-    "fit": "train.loop",
+    "embed": "inference.features",
+    "faster": "models.speedups",
+    "fit": "training.loop",
     "load": "weights.load",
-    "load_masked": "weights.masked",
-    "measure": "evaluate.evaluate",
-    "model_at": "train.past",
-    "open_engine": "export.engine",
-    "pictures": "data.sources.open",
-    "predict": "evaluate.predict",
-    "prepare": "evaluate.ready",
+    "load_masked": "weights.load_masked",
+    "measure": "evaluation.classification",
+    "load_checkpoint": "training.load_checkpoint",
+    "open_engine": "inference.predictor",
+    "open_dataset": "data.sources.open",
+    "predict": "inference.predict",
+    "prepare": "inference.preprocess_images",
     "recording": "layers.tap",
-    "save": "weights.checkpoint",
-    "ship": "export.ship",
-    "stress": "evaluate.robust",
+    "save": "weights.save",
+    "ship": "exporters.export",
+    "stress": "evaluation.robustness",
     "variant": "models.variants",
 }
-_rooms = ["explain"]
+_packages = ["explain"]
 
 __version__ = metadata.version("vitrail")
-__all__ = sorted([*_homes, *_rooms])
+__all__ = sorted([*_modules, *_packages])
 
 
 def __getattr__(name: str) -> Any:
-    if name in _rooms:
+    if name in _packages:
         return import_module(f"vitrail.{name}")
-    if name in _homes:
-        return getattr(import_module(f"vitrail.{_homes[name]}"), name)
+    if name in _modules:
+        return getattr(import_module(f"vitrail.{_modules[name]}"), name)
     raise AttributeError(f"module 'vitrail' has no attribute {name!r}; it offers {', '.join(__all__)}")
 
 

@@ -12,17 +12,17 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from vitrail.errors import VitrailError, suggestion
+from vitrail.errors import VitrailError, did_you_mean
 
 T = TypeVar("T")
 
 
 def override(settings: T, assignments: Sequence[str]) -> T:
     """Return changed settings: ``override(recipe, ["model.depth=6"])``. All at once: some fields are valid only together."""
-    return make(type(settings), _values(settings), assignments)
+    return build_config(type(settings), _field_values(settings), assignments)
 
 
-def make(kind: type[T], values: Mapping[str, Any], assignments: Sequence[str], prefix: str = "") -> T:
+def build_config(cls: type[T], values: Mapping[str, Any], assignments: Sequence[str], prefix: str = "") -> T:
     """Build settings of this class from field values and overrides, whose paths start with the prefix."""
     changes: dict[str, str] = {}
     for assignment in assignments:
@@ -30,130 +30,130 @@ def make(kind: type[T], values: Mapping[str, Any], assignments: Sequence[str], p
         if not equals:
             raise VitrailError(f"an override reads FIELD=VALUE, got {assignment!r}; try '{path}=...'")
         changes[path.strip()] = text.strip()
-    known = paths(kind, values, prefix)
+    valid_paths = field_paths(cls, values, prefix)
     for path in changes:
-        if path not in known:
-            raise VitrailError(f"no field is named {path!r}{_nearest_path(path, known)}")
-    return kind(**_changed(kind, values, changes, prefix))
+        if path not in valid_paths:
+            raise VitrailError(f"no field is named {path!r}{_suggest_path(path, valid_paths)}")
+    return cls(**_apply_overrides(cls, values, changes, prefix))
 
 
-def check(settings: Any) -> None:
+def validate(settings: Any) -> None:
     """Check and convert every field by its type; the first line of every ``__post_init__``."""
     cls: Any = type(settings)
-    for name, kind in hints(cls).items():
-        object.__setattr__(settings, name, read(getattr(settings, name), kind, name))
+    for name, annotation in type_hints(cls).items():
+        object.__setattr__(settings, name, parse_value(getattr(settings, name), annotation, name))
 
 
 def to_json(settings: object) -> str:
-    return json.dumps(to_plain(settings), indent=2, allow_nan=False)
+    return json.dumps(to_dict(settings), indent=2, allow_nan=False)
 
 
-def from_json(kind: type[T], text: str) -> T:
+def from_json(cls: type[T], text: str) -> T:
     try:
         plain = json.loads(text)
     except json.JSONDecodeError as error:
         raise VitrailError(f"not JSON: {error}") from None
-    return read(plain, kind, "")
+    return parse_value(plain, cls, "")
 
 
-def to_plain(value: Any) -> Any:
+def to_dict(value: Any) -> Any:
     """Return settings as dicts, lists and scalars, ready for ``json.dumps``."""
     if is_dataclass(value):
-        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: to_dict(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple):
-        return [to_plain(item) for item in value]
+        return [to_dict(item) for item in value]
     return value
 
 
-def read(value: Any, kind: Any, path: str) -> Any:
+def parse_value(value: Any, annotation: Any, path: str) -> Any:
     """Convert a plain value to the annotated type, or raise an error that names what ``path`` must be."""
-    for option in alternatives(kind):
-        matches, made = _read_as(value, option, path)
+    for option in union_members(annotation):
+        matches, parsed = _parse_as(value, option, path)
         if matches:
-            return made
-    what = " or ".join(describe(option) for option in alternatives(kind))
+            return parsed
+    expected = " or ".join(describe_type(option) for option in union_members(annotation))
     hint = ""
     if isinstance(value, str):
-        hint = suggestion(value, [choice for option in alternatives(kind) for choice in choices(option)])
-    raise VitrailError(f"{path or 'the settings'} must be {what}, got {value!r}{hint}")
+        hint = did_you_mean(value, [choice for option in union_members(annotation) for choice in literal_choices(option)])
+    raise VitrailError(f"{path or 'the settings'} must be {expected}, got {value!r}{hint}")
 
 
 @cache
-def hints(cls: Any) -> Mapping[str, Any]:
+def type_hints(cls: Any) -> Mapping[str, Any]:
     return get_type_hints(cls)
 
 
-def alternatives(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+def union_members(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
-def choices(kind: Any) -> list[str]:
-    return [choice for choice in get_args(kind) if isinstance(choice, str)] if get_origin(kind) is Literal else []
+def literal_choices(annotation: Any) -> list[str]:
+    return [choice for choice in get_args(annotation) if isinstance(choice, str)] if get_origin(annotation) is Literal else []
 
 
-def describe(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        *most, last = (repr(choice) for choice in get_args(kind))
-        return f"{', '.join(most)} or {last}" if most else last
-    if get_origin(kind) is tuple:
-        inner = get_args(kind)
+def describe_type(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        *others, last = (repr(choice) for choice in get_args(annotation))
+        return f"{', '.join(others)} or {last}" if others else last
+    if get_origin(annotation) is tuple:
+        inner = get_args(annotation)
         if inner == (int, int):
             return "a whole number or a pair such as 224x448"
-        return f"a list of values, each {describe(inner[0])}"
+        return f"a list of values, each {describe_type(inner[0])}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "none"}
-    return names.get(kind) or f"a {kind.__name__}"
+    return names.get(annotation) or f"a {annotation.__name__}"
 
 
-def paths(kind: Any, values: Mapping[str, Any], prefix: str = "") -> list[str]:
+def field_paths(cls: Any, values: Mapping[str, Any], prefix: str = "") -> list[str]:
     """List the dotted path of every field that can be set."""
-    found = []
-    for name in hints(kind):
+    result = []
+    for name in type_hints(cls):
         value = values.get(name)
         if is_dataclass(value):
-            found += paths(type(value), _values(value), f"{prefix}{name}.")
-        if not is_dataclass(value) or types.NoneType in alternatives(hints(kind)[name]):
-            found.append(prefix + name)
-    return found
+            result += field_paths(type(value), _field_values(value), f"{prefix}{name}.")
+        if not is_dataclass(value) or types.NoneType in union_members(type_hints(cls)[name]):
+            result.append(prefix + name)
+    return result
 
 
-def _values(settings: Any) -> dict[str, Any]:
+def _field_values(settings: Any) -> dict[str, Any]:
     return {field.name: getattr(settings, field.name) for field in fields(settings)}
 
 
-def _nearest_path(path: str, known: list[str]) -> str:
+def _suggest_path(path: str, valid_paths: list[str]) -> str:
     leaf = path.rpartition(".")[2]
-    same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
-    return f"; did you mean {same_leaf[0]!r}?" if same_leaf else suggestion(path, known)
+    same_leaf = [name for name in valid_paths if name.rpartition(".")[2] == leaf]
+    return f"; did you mean {same_leaf[0]!r}?" if same_leaf else did_you_mean(path, valid_paths)
 
 
-def _changed(kind: Any, values: Mapping[str, Any], changes: Mapping[str, str], prefix: str) -> dict[str, Any]:
+def _apply_overrides(cls: Any, values: Mapping[str, Any], changes: Mapping[str, str], prefix: str) -> dict[str, Any]:
     new = dict(values)
-    for name, hint in hints(kind).items():
+    for name, hint in type_hints(cls).items():
         path, value = prefix + name, values.get(name)
         if path in changes:
-            new[name] = read(_parse(changes[path], hint), hint, path)
+            new[name] = parse_value(_parse_text(changes[path], hint), hint, path)
         elif is_dataclass(value):
-            inner: Any = type(value)
-            new[name] = inner(**_changed(inner, _values(value), changes, path + "."))
+            inner_cls: Any = type(value)
+            new[name] = inner_cls(**_apply_overrides(inner_cls, _field_values(value), changes, path + "."))
     return new
 
 
-def _parse(text: str, kind: Any) -> Any:
+def _parse_text(text: str, annotation: Any) -> Any:
     """Parse an override's text to a plain value, before its type is checked."""
-    options = alternatives(kind)
+    options = union_members(annotation)
     if types.NoneType in options and text.lower() in ("none", "null"):
         return None
     if any(get_origin(option) is tuple for option in options):
         parts = text.strip("[]()").replace("x", ",").split(",")
-        numbers = [_scalar(part.strip()) for part in parts if part.strip()]
+        numbers = [_parse_scalar(part.strip()) for part in parts if part.strip()]
         pair = any(get_args(option) == (int, int) for option in options)
         return numbers[0] if pair and len(numbers) == 1 else numbers
-    if any(option is str or text in choices(option) for option in options):
+    if any(option is str or text in literal_choices(option) for option in options):
         return text
-    return _scalar(text)
+    return _parse_scalar(text)
 
 
-def _scalar(text: str) -> Any:
+def _parse_scalar(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for number in (int, float):
@@ -164,47 +164,49 @@ def _scalar(text: str) -> Any:
     return text
 
 
-def _read_as(value: Any, kind: Any, path: str) -> tuple[bool, Any]:
-    if kind is types.NoneType:
+def _parse_as(value: Any, annotation: Any, path: str) -> tuple[bool, Any]:
+    if annotation is types.NoneType:
         return value is None, None
-    if get_origin(kind) is Literal:
-        return any(value == choice and type(value) is type(choice) for choice in get_args(kind)), value
-    if get_origin(kind) is tuple:
-        return _read_tuple(value, get_args(kind), path)
-    if is_dataclass(kind):
-        return _read_settings(value, kind, path)
-    if kind is float:
-        number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-        return number, float(value) if number else value
-    return type(value) is kind, value
+    if get_origin(annotation) is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in get_args(annotation)), value
+    if get_origin(annotation) is tuple:
+        return _parse_tuple(value, get_args(annotation), path)
+    if is_dataclass(annotation):
+        return _parse_settings(value, annotation, path)
+    if annotation is float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        return is_number, float(value) if is_number else value
+    return type(value) is annotation, value
 
 
-def _read_tuple(value: Any, inner: tuple[Any, ...], path: str) -> tuple[bool, Any]:
+def _parse_tuple(value: Any, inner: tuple[Any, ...], path: str) -> tuple[bool, Any]:
     if inner == (int, int) and type(value) is int:
         return True, (value, value)  # one number stands for both sides
     if not isinstance(value, list | tuple):
         return False, value
-    kinds = (inner[0],) * len(value) if inner[-1] is Ellipsis else inner
-    if len(kinds) != len(value):
+    annotations = (inner[0],) * len(value) if inner[-1] is Ellipsis else inner
+    if len(annotations) != len(value):
         return False, value
-    pairs = [_read_as(item, kind, path) for item, kind in zip(value, kinds, strict=True)]
-    return all(matches for matches, _ in pairs), tuple(made for _, made in pairs)
+    pairs = [_parse_as(item, annotation, path) for item, annotation in zip(value, annotations, strict=True)]
+    return all(matches for matches, _ in pairs), tuple(parsed for _, parsed in pairs)
 
 
-def _read_settings(value: Any, kind: Any, path: str) -> tuple[bool, Any]:
-    if isinstance(value, kind):
+def _parse_settings(value: Any, cls: Any, path: str) -> tuple[bool, Any]:
+    if isinstance(value, cls):
         return True, value
     if not isinstance(value, dict):
         return False, value
-    known = hints(kind)
-    tags = {name: get_args(hint) for name, hint in known.items() if get_origin(hint) is Literal and len(get_args(hint)) == 1}
+    annotations = type_hints(cls)
+    tags = {
+        name: get_args(hint) for name, hint in annotations.items() if get_origin(hint) is Literal and len(get_args(hint)) == 1
+    }
     if any(value.get(name) not in expected for name, expected in tags.items()):
         return False, value  # another of several settings classes
     prefix = f"{path}." if path else ""
     for name in value:
-        if name not in known:
-            raise VitrailError(f"no field is named {prefix + name!r}{suggestion(name, known)}")
-    for field in fields(kind):
+        if name not in annotations:
+            raise VitrailError(f"no field is named {prefix + name!r}{did_you_mean(name, annotations)}")
+    for field in fields(cls):
         if field.name not in value and field.default is MISSING and field.default_factory is MISSING:
             raise VitrailError(f"the field {prefix + field.name!r} is missing")
-    return True, kind(**{name: read(item, known[name], prefix + name) for name, item in value.items()})
+    return True, cls(**{name: parse_value(item, annotations[name], prefix + name) for name, item in value.items()})

@@ -10,18 +10,18 @@ class VitrailError(ValueError):
     The message may quote names and values from a file, so it is kept printable and short.
     """
 
-    def __init__(self, sentence: str) -> None:
-        plain = printable(sentence)
+    def __init__(self, message: str) -> None:
+        plain = printable(message)
         super().__init__(plain if len(plain) < 900 else f"{plain[:600]} ... {plain[-200:]}")
 
 
 def printable(text: str) -> str:
     """Replace control characters: names from files may contain anything."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def suggestion(wrong: str, known: Iterable[str]) -> str:
+def did_you_mean(unknown: str, names: Iterable[str]) -> str:
     """Return ``; did you mean 'depth'?``, or nothing if no known name is close."""
-    by_lower = {name.lower(): name for name in known}
-    near = get_close_matches(wrong.lower(), by_lower, n=1, cutoff=0.5)
-    return f"; did you mean {by_lower[near[0]]!r}?" if near else ""
+    by_lower = {name.lower(): name for name in names}
+    matches = get_close_matches(unknown.lower(), by_lower, n=1, cutoff=0.5)
+    return f"; did you mean {by_lower[matches[0]]!r}?" if matches else ""

@@ -11,12 +11,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 from PIL.Image import Resampling
 
-from tests.peers import peer
-from vitrail.augment.affine import Affine, move_boxes, move_mask, move_picture, rotation, shearing, translation
+from tests.reference_libraries import reference_library
+from vitrail.augment.affine import Affine, rotation, shear, translation, warp_boxes, warp_image, warp_mask
 
 parity = pytest.mark.parity
 WIDTH, HEIGHT = 53, 37
-MOVES: list[tuple[str, float]] = [
+WARPS: list[tuple[str, float]] = [
     *(("rotate", degrees) for degrees in (-45.0, -30.0, 0.0, 7.3, 60.0, 90.0, 180.0, 270.0)),
     *(("shear_x", by) for by in (-0.45, -0.3, 0.1, 0.6)),
     *(("shear_y", by) for by in (-0.6, -0.25, 0.3)),
@@ -30,19 +30,19 @@ def make_image(mode: str = "RGB", width: int = WIDTH, height: int = HEIGHT) -> I
     return Image.fromarray(noise).convert(mode)
 
 
-def ours(name: str, by: float, width: int = WIDTH, height: int = HEIGHT) -> Affine:
+def our_affine(name: str, by: float, width: int = WIDTH, height: int = HEIGHT) -> Affine:
     return {
         "rotate": rotation(by, width, height),
-        "shear_x": shearing(x=by),
-        "shear_y": shearing(y=by),
+        "shear_x": shear(x=by),
+        "shear_y": shear(y=by),
         "translate_x": translation(right=int(by)),
         "translate_y": translation(down=int(by)),
     }[name]
 
 
-def theirs(what: Any, name: str, by: float, **options: Any) -> Any:
+def warp_with_torchvision(what: Any, name: str, by: float, **options: Any) -> Any:
     """Warp as torchvision's RandAugment does."""
-    functional: ModuleType = peer("torchvision.transforms.v2.functional")
+    functional: ModuleType = reference_library("torchvision.transforms.v2.functional")
     if name == "rotate":
         return functional.rotate(what, by, **options)
     plain: dict[str, Any] = {"angle": 0.0, "translate": [0, 0], "scale": 1.0, "shear": [0.0, 0.0]}
@@ -57,52 +57,56 @@ def theirs(what: Any, name: str, by: float, **options: Any) -> Any:
 
 
 @parity
-@pytest.mark.parametrize(("name", "by"), MOVES)
+@pytest.mark.parametrize(("name", "by"), WARPS)
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("resample", [Resampling.NEAREST, Resampling.BILINEAR])
 @pytest.mark.parametrize("size", [(WIDTH, HEIGHT), (41, 41)])
 def test_an_image_is_warped_as_in_torchvision(
     name: str, by: float, mode: str, resample: Resampling, size: tuple[int, int]
 ) -> None:
-    moved = move_picture(make_image(mode, *size), ours(name, by, *size), resample=resample)
-    expected = theirs(make_image(mode, *size), name, by, fill=128, interpolation=int(resample))
+    moved = warp_image(make_image(mode, *size), our_affine(name, by, *size), resample=resample)
+    expected = warp_with_torchvision(make_image(mode, *size), name, by, fill=128, interpolation=int(resample))
     assert_array_equal(np.asarray(moved), np.asarray(expected))
 
 
 @parity
-@pytest.mark.parametrize(("name", "by"), MOVES)
+@pytest.mark.parametrize(("name", "by"), WARPS)
 def test_a_mask_is_warped_as_in_torchvision(name: str, by: float) -> None:
-    moved = np.asarray(move_mask(make_image("L"), ours(name, by)))
-    assert_array_equal(moved, np.asarray(theirs(make_image("L"), name, by, fill=0)))
+    moved = np.asarray(warp_mask(make_image("L"), our_affine(name, by)))
+    assert_array_equal(moved, np.asarray(warp_with_torchvision(make_image("L"), name, by, fill=0)))
 
 
 @parity
-@pytest.mark.parametrize(("name", "by"), MOVES)
+@pytest.mark.parametrize(("name", "by"), WARPS)
 def test_a_mask_is_warped_as_torchvisions_tensors_but_for_ties(name: str, by: float) -> None:
     """torchvision samples in single precision: ties between two pixels, or at the border, may be decided differently."""
-    mask = peer("torchvision.tv_tensors").Mask(torch.from_numpy(np.array(make_image("L"))))
-    differs: np.ndarray = np.asarray(move_mask(make_image("L"), ours(name, by))) != theirs(mask, name, by, fill=0).numpy()
+    mask = reference_library("torchvision.tv_tensors").Mask(torch.from_numpy(np.array(make_image("L"))))
+    differs: np.ndarray = (
+        np.asarray(warp_mask(make_image("L"), our_affine(name, by))) != warp_with_torchvision(mask, name, by, fill=0).numpy()
+    )
     assert differs.mean() <= (0.0 if name.startswith("translate") or by % 90 == 0 else 0.06)
 
 
 @parity
-@pytest.mark.parametrize(("name", "by"), MOVES)
+@pytest.mark.parametrize(("name", "by"), WARPS)
 def test_boxes_are_warped_as_in_torchvision(name: str, by: float) -> None:
     corners = np.random.default_rng(1).uniform(0, (WIDTH, HEIGHT), (11, 2, 2))
     boxes = np.concatenate([corners.min(1), corners.max(1)], axis=1)
-    wrapped = peer("torchvision.tv_tensors").BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=(HEIGHT, WIDTH))
-    moved = move_boxes(boxes, ours(name, by), WIDTH, HEIGHT)
-    assert_allclose(moved, theirs(wrapped, name, by).numpy(), rtol=0, atol=1e-12)
+    wrapped = reference_library("torchvision.tv_tensors").BoundingBoxes(
+        torch.from_numpy(boxes), format="XYXY", canvas_size=(HEIGHT, WIDTH)
+    )
+    moved = warp_boxes(boxes, our_affine(name, by), WIDTH, HEIGHT)
+    assert_allclose(moved, warp_with_torchvision(wrapped, name, by).numpy(), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "by"), MOVES)
+@pytest.mark.parametrize(("name", "by"), WARPS)
 def test_a_box_is_where_its_mask_is(name: str, by: float) -> None:
     left, top, right, bottom = 19, 13, 34, 24
     mask = np.zeros((HEIGHT, WIDTH), np.uint8)
     mask[top:bottom, left:right] = 7
-    affine = ours(name, by)
-    moved = np.asarray(move_mask(Image.fromarray(mask), affine))
-    box = move_boxes(np.array([[left, top, right, bottom]], np.float32), affine, WIDTH, HEIGHT)[0]
+    affine = our_affine(name, by)
+    moved = np.asarray(warp_mask(Image.fromarray(mask), affine))
+    box = warp_boxes(np.array([[left, top, right, bottom]], np.float32), affine, WIDTH, HEIGHT)[0]
     if not moved.any():
         assert (box[2] - box[0]) * (box[3] - box[1]) == 0
         return
@@ -111,19 +115,19 @@ def test_a_box_is_where_its_mask_is(name: str, by: float) -> None:
     assert_allclose(box, around, rtol=0, atol=1)  # a corner that misses a pixel's centre is not sampled
 
 
-@pytest.mark.parametrize(("name", "by"), MOVES)
+@pytest.mark.parametrize(("name", "by"), WARPS)
 def test_a_mask_is_warped_like_its_image(name: str, by: float) -> None:
     grey = make_image("L").point([value // 2 + 100 for value in range(256)])  # no value equals the fill
-    moved, mask = (np.asarray(move(grey, ours(name, by))) for move in (lambda p, h: move_picture(p, h, fill=0), move_mask))
+    moved, mask = (np.asarray(move(grey, our_affine(name, by))) for move in (lambda p, h: warp_image(p, h, fill=0), warp_mask))
     assert_array_equal(moved, mask)
 
 
 def test_a_mask_of_many_classes_keeps_them() -> None:
     mask = np.random.default_rng(2).integers(0, 70_000, (HEIGHT, WIDTH), dtype=np.int32)
-    moved = np.asarray(move_mask(Image.fromarray(mask), translation(right=5)))
+    moved = np.asarray(warp_mask(Image.fromarray(mask), translation(right=5)))
     assert_array_equal(moved[:, 5:], mask[:, :-5])
     assert not moved[:, :5].any()
 
 
 def test_no_boxes_stay_no_boxes() -> None:
-    assert move_boxes(np.zeros((0, 4)), rotation(20.0, WIDTH, HEIGHT), WIDTH, HEIGHT).shape == (0, 4)
+    assert warp_boxes(np.zeros((0, 4)), rotation(20.0, WIDTH, HEIGHT), WIDTH, HEIGHT).shape == (0, 4)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitrail.augment.policy import POLICIES, Policy, policy
+from vitrail.augment.policy import POLICIES, Policy, get_policy
 from vitrail.config import from_json, to_json
 from vitrail.errors import VitrailError
 
@@ -20,29 +20,29 @@ AUGREG = {  # Steiner et al. 2021: layers and magnitude of RandAugment, alpha of
 @pytest.mark.parametrize("name", AUGREG)
 def test_augregs_presets_are_the_published_ones(name: str) -> None:
     layers, magnitude, alpha = AUGREG[name]
-    made = policy(name)
-    assert (made.layers, made.mixup, made.cutmix) == (layers, alpha, 0)
-    assert magnitude is None or made.magnitude == magnitude
-    assert (made.crop, made.area, made.flip) == ("random-resized", (0.05, 1.0), 0.5)
+    made = get_policy(name)
+    assert (made.randaug_layers, made.mixup, made.cutmix) == (layers, alpha, 0)
+    assert magnitude is None or made.randaug_magnitude == magnitude
+    assert (made.crop, made.crop_scale, made.hflip) == ("random-resized", (0.05, 1.0), 0.5)
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_survives_json_and_takes_changes(name: str) -> None:
-    assert from_json(Policy, to_json(policy(name))) == policy(name)
-    assert policy(name, flip=0.25).flip == 0.25
+    assert from_json(Policy, to_json(get_policy(name))) == get_policy(name)
+    assert get_policy(name, hflip=0.25).hflip == 0.25
 
 
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"flip": 1.5}, "flip must be a probability from 0 to 1, got 1.5; try flip=0.5"),
-        ({"area": (0.5, 0.2)}, "area must be two rising numbers above 0, at most 1, got 0.5 and 0.2"),
-        ({"area": (0.5, 2.0)}, "at most 1"),
-        ({"ratio": (0.0, 1.0)}, "ratio must be two rising numbers above 0, got 0.0 and 1.0"),
+        ({"hflip": 1.5}, "hflip must be a probability from 0 to 1, got 1.5; try hflip=0.5"),
+        ({"crop_scale": (0.5, 0.2)}, "crop_scale must be two rising numbers above 0, at most 1, got 0.5 and 0.2"),
+        ({"crop_scale": (0.5, 2.0)}, "at most 1"),
+        ({"crop_ratio": (0.0, 1.0)}, "crop_ratio must be two rising numbers above 0, got 0.0 and 1.0"),
         ({"mixup": -0.1}, "mixup must not be below 0"),
         ({"hue": 0.7}, "hue must be at most 0.5"),
         ({"crop": "random-resised"}, "did you mean 'random-resized'"),
-        ({"layers": 1.5}, "layers must be a whole number"),
+        ({"randaug_layers": 1.5}, "randaug_layers must be a whole number"),
     ],
 )
 def test_invalid_values_are_rejected(wrong: dict[str, object], sentence: str) -> None:
@@ -52,4 +52,4 @@ def test_invalid_values_are_rejected(wrong: dict[str, object], sentence: str) ->
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(VitrailError, match="no augmentation is named 'ligth2'; did you mean 'light2'"):
-        policy("ligth2")
+        get_policy("ligth2")

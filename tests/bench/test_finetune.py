@@ -8,79 +8,82 @@ from statistics import mean
 import pytest
 import torch
 
-from tests.peers import peer
-from tests.small import vit
+from tests.reference_libraries import reference_library
+from tests.small_models import small_vit
 from vitrail.bench import finetune as bench
-from vitrail.bench.finetune import Ended, Look, chosen, finetune_speed, reached, timm_of
+from vitrail.bench.finetune import CurvePoint, FinetuneRun, benchmark_finetune, best_on_validation, seconds_to_reach, to_timm
 from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
-from vitrail.weights.checkpoint import save
+from vitrail.weights.save import save
 
 Capture = pytest.CaptureFixture[str]
-PANES = "panes:count=90,size=16"
+PANES = "panes:train_size=90,size=16"
 
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    model = vit(gelu="exact")
+    model = small_vit(gelu="exact")
     model.preprocess = Preprocess((12, 15))
     save(model, "mine")
 
 
-def ended(*tests: float) -> Ended:
-    curve = [Look(step, 10.0 * step, 0.5, test) for step, test in enumerate(tests, 1)]
-    return Ended(0, curve[-1].validation, curve[-1].test, curve)
+def run_with_curve(*tests: float) -> FinetuneRun:
+    curve = [CurvePoint(step, 10.0 * step, 0.5, test) for step, test in enumerate(tests, 1)]
+    return FinetuneRun(0, curve[-1].validation, curve[-1].test, curve)
 
 
 @pytest.mark.parity
 def test_the_peer_starts_where_ours_does() -> None:
-    peer("timm")
-    model, images = vit(gelu="exact"), torch.randn(7, 3, 12, 15)
-    torch.testing.assert_close(timm_of(model).eval()(images), model(images), atol=1e-5, rtol=1e-5)
+    reference_library("timm")
+    model, images = small_vit(gelu="exact"), torch.randn(7, 3, 12, 15)
+    torch.testing.assert_close(to_timm(model).eval()(images), model(images), atol=1e-5, rtol=1e-5)
 
 
 def test_the_first_evaluation_that_is_best_on_validation_is_selected() -> None:
-    looks = [Look(1, 1.0, 0.5, 0.9), Look(2, 2.0, 0.7, 0.4), Look(3, 3.0, 0.7, 0.8)]
-    assert chosen(looks) is looks[1]  # whatever the test accuracy
+    looks = [CurvePoint(1, 1.0, 0.5, 0.9), CurvePoint(2, 2.0, 0.7, 0.4), CurvePoint(3, 3.0, 0.7, 0.8)]
+    assert best_on_validation(looks) is looks[1]  # whatever the test accuracy
 
 
 @pytest.mark.parametrize(("bar", "seconds"), [(0.3, 10.0), (0.6, 20.0), (0.75, 30.0), (0.9, None)])
 def test_the_mean_of_the_seeds_reaches_the_bar_or_does_not(bar: float, seconds: float | None) -> None:
-    assert reached(bar, [ended(0.4, 0.5, 0.7), ended(0.2, 0.7, 0.8)]) == seconds
+    assert seconds_to_reach(bar, [run_with_curve(0.4, 0.5, 0.7), run_with_curve(0.2, 0.7, 0.8)]) == seconds
 
 
 @pytest.mark.parity
 def test_it_runs_for_real_and_its_numbers_follow_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    peer("timm")
-    monkeypatch.setattr(bench, "SLICE", 1)
+    reference_library("timm")
+    monkeypatch.setattr(bench, "STEPS_PER_TURN", 1)
     heard: set[str] = set()
-    speed = finetune_speed("mine", PANES, 2, steps=6, rounds=1, progress=lambda what, done, total: heard.add(what))
+    speed = benchmark_finetune("mine", PANES, 2, steps=6, rounds=1, progress=lambda what, done, total: heard.add(what))
     assert {"measuring", "ours, seed 0", "timm, seed 1"} <= heard
     assert speed.accuracy == mean(each.test for each in speed.ours)
     assert speed.peer_accuracy == mean(each.test for each in speed.peer)
     assert [look.step for look in speed.ours[0].curve] == [1, 2, 3, 4, 5, 6]
     for name, runs in (("ours", speed.ours), ("peer", speed.peer)):
-        cost = speed.seconds_a_step[name]
+        cost = speed.seconds_per_step[name]
         for one in runs:
             assert all(look.seconds == pytest.approx(look.step * cost) for look in one.curve)
             assert abs(one.curve[-1].seconds - speed.peer_seconds) <= cost  # the same time, to the step
-            assert (one.validation, one.test) == (chosen(one.curve).validation, chosen(one.curve).test)
+            assert (one.validation, one.test) == (best_on_validation(one.curve).validation, best_on_validation(one.curve).test)
     assert speed.ours[0].curve != speed.ours[1].curve  # another seed
-    assert speed.ours_seconds == reached(speed.peer_accuracy, speed.ours)
+    assert speed.ours_seconds == seconds_to_reach(speed.peer_accuracy, speed.ours)
     assert (speed.ratio is None) == (speed.ours_seconds is None)
-    assert 0 <= speed.linear <= 1
+    assert 0 <= speed.linear_probe_accuracy <= 1
 
 
 @pytest.mark.parametrize("ratio", [0.5, None])
 def test_the_command_prints_the_curves_and_the_final_accuracies(
     ratio: float | None, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    ours, theirs = [ended(0.4, 0.95), ended(0.6, 0.93)], [ended(0.3, 0.91), ended(0.5, 0.90)]
+    ours, theirs = (
+        [run_with_curve(0.4, 0.95), run_with_curve(0.6, 0.93)],
+        [run_with_curve(0.3, 0.91), run_with_curve(0.5, 0.90)],
+    )
     seconds = None if ratio is None else 10.0
     speed = bench.FinetuneSpeed(0.94, 0.905, 0.89, seconds, 20.0, ratio, ours, theirs, {"ours": 10.0, "peer": 10.0})
-    monkeypatch.setattr(bench, "finetune_speed", lambda *_: speed)
+    monkeypatch.setattr(bench, "benchmark_finetune", lambda *_: speed)
     assert run(["bench", "finetune", "mine", PANES, "--seeds", "2"]) == 0
     output = capsys.readouterr().out
     assert "94.00%" in output

@@ -13,12 +13,12 @@ from playwright.sync_api import APIResponse, Locator, Page, Position, Route, exp
 from torch import Tensor
 
 import vitrail
-from tests.browser.opening import LONG, WATCHED, Studio, look, opened, settled
+from tests.browser.studio_page import TIMEOUT_MS, WATCHED_PAGES, RunningStudio, open_page, run_studio, wait_until_idle
 from vitrail.explain.faithfulness import faithfulness
 from vitrail.models.vit import ViT
 
 pytestmark = pytest.mark.browser
-PICTURE, NUMBER = "d0-test-3", 3
+IMAGE_ID, IMAGE_INDEX = "d0-test-3", 3
 
 
 @pytest.fixture(scope="session")
@@ -30,62 +30,62 @@ def model(run: Path) -> ViT:
 
 @pytest.fixture(scope="session")
 def images(model: ViT) -> Tensor:
-    return vitrail.prepare(model, [vitrail.pictures("fashion").test.content(NUMBER)])
+    return vitrail.preprocess(model, [vitrail.open_dataset("fashion").test.read(IMAGE_INDEX)])
 
 
-def at(page: Page, studio: Studio, part: str, **state: Any) -> None:
-    look(page, studio.at(part=part, image=PICTURE, **state))
-    settled(page)
+def open_at(page: Page, studio: RunningStudio, part: str, **state: Any) -> None:
+    open_page(page, studio.link(part=part, image=IMAGE_ID, **state))
+    wait_until_idle(page)
 
 
-def figure(page: Page, name: str) -> Locator:
+def find_figure(page: Page, name: str) -> Locator:
     return page.locator(f'figure[data-figure="{name}"]')
 
 
-def numbers(page: Page, name: str) -> Any:
+def download_numbers(page: Page, name: str) -> Any:
     """Return the numbers that its JSON button downloads."""
     with page.expect_download() as got:
-        figure(page, name).get_by_role("button", name="JSON").click()
+        find_figure(page, name).get_by_role("button", name="JSON").click()
     return json.loads(got.value.path().read_text())
 
 
-def close(found: Any, known: Any, tolerance: float = 1e-5) -> None:
+def assert_close(found: Any, known: Any, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(torch.tensor(found).double(), torch.as_tensor(known).double(), rtol=tolerance, atol=tolerance)
 
 
-def patch(page: Page, place: str, number: int, columns: int = 4, rows: int = 4) -> Position:
+def patch_centre(page: Page, selector: str, number: int, columns: int = 4, rows: int = 4) -> Position:
     """Return the centre of a patch, in pixels of its grid."""
-    box = page.locator(place).bounding_box()
+    box = page.locator(selector).bounding_box()
     assert box is not None
     row, column = divmod(number, columns)
     return {"x": (column + 0.5) / columns * box["width"], "y": (row + 0.5) / rows * box["height"]}
 
 
-SIDE = "#side .patch-grid"
+SIDE_GRID = "#side .patch-grid"
 
 
-def until(page: Page, script: str, argument: Any = None) -> None:
+def wait_until(page: Page, script: str, argument: Any = None) -> None:
     """Poll from outside: the page's content security policy does not allow eval in it."""
-    end = time.monotonic() + LONG / 1000
+    end = time.monotonic() + TIMEOUT_MS / 1000
     while not page.evaluate(script, argument):
         assert time.monotonic() < end, script
         page.wait_for_timeout(50)
 
 
-def test_the_side_panel_has_the_prediction(page: Page, studio: Studio, model: ViT) -> None:
-    at(page, studio, "image")
-    (known,) = vitrail.predict(model, [vitrail.pictures("fashion").test.content(NUMBER)])
+def test_the_side_panel_has_the_prediction(page: Page, studio: RunningStudio, model: ViT) -> None:
+    open_at(page, studio, "image")
+    (known,) = vitrail.predict(model, [vitrail.open_dataset("fashion").test.read(IMAGE_INDEX)])
     names = page.locator("#side .bars .name")
     assert names.all_inner_texts() == [guess.label for guess in known.top]
     shares = [float(text.rstrip(" %")) for text in page.locator("#side .bars .value").all_inner_texts()]
     assert shares == pytest.approx([100 * guess.probability for guess in known.top], abs=0.051)
 
 
-def test_an_image_is_selected_and_its_preprocessing_is_shown(page: Page, studio: Studio, images: Tensor) -> None:
-    at(page, studio, "image")
-    (grey,) = numbers(page, "preprocessing")["channels"]
-    close([grey["mean"], grey["std"]], [images.mean().item(), images.std(correction=0).item()], 1e-3)
-    close([grey["low"], grey["high"]], [images.min().item(), images.max().item()])
+def test_an_image_is_selected_and_its_preprocessing_is_shown(page: Page, studio: RunningStudio, images: Tensor) -> None:
+    open_at(page, studio, "image")
+    (grey,) = download_numbers(page, "preprocessing")["channels"]
+    assert_close([grey["mean"], grey["std"]], [images.mean().item(), images.std(correction=0).item()], 1e-3)
+    assert_close([grey["low"], grey["high"]], [images.min().item(), images.max().item()])
     page.locator("[data-image=d0-test-5]").click()
     expect(page.locator("#side .title")).to_contain_text("5")
     page.wait_for_url("**image=d0-test-5**")
@@ -94,207 +94,210 @@ def test_an_image_is_selected_and_its_preprocessing_is_shown(page: Page, studio:
     expect(page.locator("#side .patch-grid")).to_be_visible()
 
 
-def test_a_patch_has_its_pixels_index_row_and_column(page: Page, studio: Studio, model: ViT, images: Tensor) -> None:
-    at(page, studio, "patches")
-    page.locator(SIDE).hover(position=patch(page, SIDE, 6))
-    found = numbers(page, "patch")  # the pointer has left the image for the button
-    page.locator(SIDE).click(position=patch(page, SIDE, 6))
-    found = numbers(page, "patch")
+def test_a_patch_has_its_pixels_index_row_and_column(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
+    open_at(page, studio, "patches")
+    page.locator(SIDE_GRID).hover(position=patch_centre(page, SIDE_GRID, 6))
+    found = download_numbers(page, "patch")  # the pointer has left the image for the button
+    page.locator(SIDE_GRID).click(position=patch_centre(page, SIDE_GRID, 6))
+    found = download_numbers(page, "patch")
     assert (found["patch"], found["row"], found["column"]) == (6, 1, 2)
-    pixels = vitrail.pictures("fashion").test.content(NUMBER)
+    pixels = vitrail.open_dataset("fashion").test.read(IMAGE_INDEX)
     assert isinstance(pixels, np.ndarray)
     assert found["pixels"] == pixels[7:14, 14:21, 0].ravel().tolist()
-    flat = numbers(page, "embedding")
-    close(flat["flat"], images[0, 0, 7:14, 14:21].ravel())
-    close(flat["length"], model.patches(images)[0, 6].norm().item())
+    flat = download_numbers(page, "embedding")
+    assert_close(flat["flat"], images[0, 0, 7:14, 14:21].ravel())
+    assert_close(flat["length"], model.embed_patches(images)[0, 6].norm().item())
 
 
-def test_token_norms_are_those_of_explain(page: Page, studio: Studio, model: ViT, images: Tensor) -> None:
-    at(page, studio, "tokens")
+def test_token_norms_are_those_of_explain(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
+    open_at(page, studio, "tokens")
     known = vitrail.explain.norms(model, images)[:, 0]
-    found = numbers(page, "position-norms")
-    close(found["patch_norms"], model.patches(images)[0].norm(dim=-1))
-    close(found["tokens"], known[0])
-    assert len(numbers(page, "tokens")["tokens"]) == 17
+    found = download_numbers(page, "position-norms")
+    assert_close(found["patch_norms"], model.embed_patches(images)[0].norm(dim=-1))
+    assert_close(found["tokens"], known[0])
+    assert len(download_numbers(page, "tokens")["tokens"]) == 17
     slider = page.locator(".tokens input[type=range]")
     slider.focus()
     slider.press("Home")
     slider.press("ArrowRight")
-    found = numbers(page, "token-norms")
+    found = download_numbers(page, "token-norms")
     assert found["state"] == 1
-    close(found["norms"], known[1])
+    assert_close(found["norms"], known[1])
 
 
-def test_every_head_follows_the_active_patch(page: Page, studio: Studio, model: ViT, images: Tensor) -> None:
-    at(page, studio, "attention")
-    close(numbers(page, "attention-grid")["weights"], vitrail.explain.pooled_attention(model, images)[:, 0])
+def test_every_head_follows_the_active_patch(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
+    open_at(page, studio, "attention")
+    assert_close(download_numbers(page, "attention-grid")["weights"], vitrail.explain.pooled_attention(model, images)[:, 0])
     drawn = page.locator('figure[data-figure="attention-grid"] canvas').first
     before = drawn.evaluate("canvas => canvas.toDataURL()")
-    page.locator(SIDE).hover(position=patch(page, SIDE, 9))
-    until(page, "before => document.querySelector('[data-figure=attention-grid] canvas').toDataURL() !== before", before)
+    page.locator(SIDE_GRID).hover(position=patch_centre(page, SIDE_GRID, 9))
+    wait_until(page, "before => document.querySelector('[data-figure=attention-grid] canvas').toDataURL() !== before", before)
     assert float(page.evaluate("document.body.dataset.redrawMs")) >= 0
-    page.locator(SIDE).click(position=patch(page, SIDE, 9))
-    found = numbers(page, "attention-grid")
+    page.locator(SIDE_GRID).click(position=patch_centre(page, SIDE_GRID, 9))
+    found = download_numbers(page, "attention-grid")
     assert found["query"] == 10
-    close(found["weights"], vitrail.explain.attention(model, images, queries=[10])[:, 0, :, 0])
+    assert_close(found["weights"], vitrail.explain.attention(model, images, queries=[10])[:, 0, :, 0])
 
 
-def test_the_keyboard_alone_points_at_patches(page: Page, studio: Studio, model: ViT, images: Tensor) -> None:
-    at(page, studio, "attention")
-    page.locator(SIDE).focus()
+def test_the_keyboard_alone_points_at_patches(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
+    open_at(page, studio, "attention")
+    page.locator(SIDE_GRID).focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowRight", "Enter"):
         page.keyboard.press(key)
-    found = numbers(page, "attention-grid")
+    found = download_numbers(page, "attention-grid")
     assert found["query"] == 1 + 4 + 1
-    close(found["weights"], vitrail.explain.attention(model, images, queries=[found["query"]])[:, 0, :, 0])
+    assert_close(found["weights"], vitrail.explain.attention(model, images, queries=[found["query"]])[:, 0, :, 0])
 
 
-def test_one_weight_is_computed_from_q_and_k(page: Page, studio: Studio, model: ViT, images: Tensor) -> None:
-    at(page, studio, "attention", layer=1, head=2, query=3, key=7)
+def test_one_weight_is_computed_from_q_and_k(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
+    open_at(page, studio, "attention", layer=1, head=2, query=3, key=7)
     known = vitrail.explain.attention(model, images, layers=[1], heads=[2], queries=[3])[0, 0, 0, 0]
-    head = numbers(page, "attention-head")
-    close(head["weights"], known)
-    close(head["entropy"], -(known * known.log()).sum().item(), 1e-4)
-    pair = numbers(page, "attention-pair")
-    close(pair["product"], float(np.dot(pair["q"], pair["k"])), 1e-4)
+    head = download_numbers(page, "attention-head")
+    assert_close(head["weights"], known)
+    assert_close(head["entropy"], -(known * known.log()).sum().item(), 1e-4)
+    pair = download_numbers(page, "attention-pair")
+    assert_close(pair["product"], float(np.dot(pair["q"], pair["k"])), 1e-4)
     assert pair["scale"] == pytest.approx(8**-0.5)
-    close(np.exp(pair["product"] * pair["scale"] - pair["max_score"]) / pair["exp_sum"], known[7].item())
-    shown = figure(page, "attention-pair").inner_text()
+    assert_close(np.exp(pair["product"] * pair["scale"] - pair["max_score"]) / pair["exp_sum"], known[7].item())
+    shown = find_figure(page, "attention-pair").inner_text()
     assert f"{100 * known[7].item():.2f}"[:4] in shown
 
 
-def test_the_saliency_map_and_its_curves_are_those_of_explain(page: Page, studio: Studio, model: ViT, images: Tensor) -> None:
-    at(page, studio, "saliency", method="relevance")
-    expect(figure(page, "faithfulness-table").get_by_role("row")).to_have_count(9)
-    found = numbers(page, "saliency-map")
+def test_the_saliency_map_and_its_curves_are_those_of_explain(
+    page: Page, studio: RunningStudio, model: ViT, images: Tensor
+) -> None:
+    open_at(page, studio, "saliency", method="relevance")
+    expect(find_figure(page, "faithfulness-table").get_by_role("row")).to_have_count(9)
+    found = download_numbers(page, "saliency-map")
     maps = vitrail.explain.saliency(model, images, "relevance")
-    close(found["map"], maps[0].ravel())
+    assert_close(found["map"], maps[0].ravel())
     known = faithfulness(model, images, maps)
-    curves = numbers(page, "faithfulness-curves")["relevance"]
-    close(curves["deletion"], known.deletion[0])
-    close(curves["insertion"], known.insertion[0])
-    trusted = {row["method"]: row for row in numbers(page, "faithfulness-table")}
+    curves = download_numbers(page, "faithfulness-curves")["relevance"]
+    assert_close(curves["deletion"], known.deletion_curve[0])
+    assert_close(curves["insertion"], known.insertion_curve[0])
+    trusted = {row["method"]: row for row in download_numbers(page, "faithfulness-table")}
     assert set(trusted) == {
         "rollout", "gradient_rollout", "relevance", "attention", "gradcam", "integrated_gradients", "random", "edges"
     }  # fmt: skip
-    close(trusted["relevance"]["deletion_auc"], known.deleted.item())
+    assert_close(trusted["relevance"]["deletion_auc"], known.deletion_auc.item())
 
 
-def test_another_class_is_explained(page: Page, studio: Studio, model: ViT, images: Tensor) -> None:
-    at(page, studio, "saliency", method="gradient_rollout")
+def test_another_class_is_explained(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
+    open_at(page, studio, "saliency", method="gradient_rollout")
     page.locator("#side .bars button").nth(2).click()
     page.wait_for_url("**class=**")
-    settled(page)
+    wait_until_idle(page)
     target = int(page.url.split("class=")[1].split("&")[0])
     assert target == int(model(images)[0].argsort(descending=True)[2])
-    expect(figure(page, "faithfulness-table").get_by_role("row")).to_have_count(9)
-    close(
-        numbers(page, "saliency-map")["map"], vitrail.explain.gradient_rollout(model, images, torch.tensor([target]))[0].ravel()
+    expect(find_figure(page, "faithfulness-table").get_by_role("row")).to_have_count(9)
+    assert_close(
+        download_numbers(page, "saliency-map")["map"],
+        vitrail.explain.gradient_rollout(model, images, torch.tensor([target]))[0].ravel(),
     )
 
 
-def test_the_logit_lens_is_that_of_explain(page: Page, studio: Studio, model: ViT, images: Tensor) -> None:
-    at(page, studio, "lens")
+def test_the_logit_lens_is_that_of_explain(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
+    open_at(page, studio, "lens")
     known = vitrail.explain.lens(model, images)[:, 0].softmax(-1)
-    found = numbers(page, "lens-depth")
-    close(found["probabilities"], known[:, found["classes"]])
-    rows = numbers(page, "lens-table")
+    found = download_numbers(page, "lens-depth")
+    assert_close(found["probabilities"], known[:, found["classes"]])
+    rows = download_numbers(page, "lens-table")
     assert [row["class"] for row in rows] == known.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("how", ["Mask", "Shuffle", "Drop"])
-def test_removed_patches_change_the_prediction(page: Page, studio: Studio, model: ViT, images: Tensor, how: str) -> None:
-    at(page, studio, "prediction")
+def test_removed_patches_change_the_prediction(page: Page, studio: RunningStudio, model: ViT, images: Tensor, how: str) -> None:
+    open_at(page, studio, "prediction")
     page.get_by_role("button", name=how, exact=True).click()
     place = ".prediction .patch-grid"
     for number in (5, 6, 9):
-        page.locator(place).click(position=patch(page, place, number))
-    settled(page)
-    expect(figure(page, "prediction")).to_contain_text("went from")
-    settled(page)
-    found = numbers(page, "prediction")
+        page.locator(place).click(position=patch_centre(page, place, number))
+    wait_until_idle(page)
+    expect(find_figure(page, "prediction")).to_contain_text("went from")
+    wait_until_idle(page)
+    found = download_numbers(page, "prediction")
     kind = {"Mask": "mask", "Shuffle": "shuffle", "Drop": "drop"}[how]
     known = vitrail.explain.ablate(model, images, [5, 6, 9], kind)[0].softmax(0)
-    close([row["after"] for row in found["top"]], known[[row["class"] for row in found["top"]]])
+    assert_close([row["after"] for row in found["top"]], known[[row["class"] for row in found["top"]]])
     page.wait_for_url("**patches=**")
 
 
-def test_the_model_has_its_positions_filters_and_heads(page: Page, studio: Studio, model: ViT) -> None:
-    at(page, studio, "model")
-    (found,) = numbers(page, "position-similarity")
-    close(found["position_similarity"]["data"], vitrail.explain.position_similarity(model).ravel())
-    (found,) = numbers(page, "filters")
-    close(found["filters"]["data"], vitrail.explain.filters(model).ravel(), 1e-4)
-    test = vitrail.pictures("fashion").test
-    known = vitrail.explain.heads(model, [vitrail.prepare(model, [test.content(number)]) for number in range(16)])
-    (found,) = numbers(page, "attention-distance")
-    close(found["distance"]["data"], known.distance.ravel(), 1e-4)
-    (found,) = numbers(page, "attention-entropy")
-    close(found["entropy"]["data"], known.entropy.ravel(), 1e-4)
+def test_the_model_has_its_positions_filters_and_heads(page: Page, studio: RunningStudio, model: ViT) -> None:
+    open_at(page, studio, "model")
+    (found,) = download_numbers(page, "position-similarity")
+    assert_close(found["position_similarity"]["data"], vitrail.explain.position_similarity(model).ravel())
+    (found,) = download_numbers(page, "filters")
+    assert_close(found["filters"]["data"], vitrail.explain.filters(model).ravel(), 1e-4)
+    test = vitrail.open_dataset("fashion").test
+    known = vitrail.explain.heads(model, [vitrail.preprocess(model, [test.read(number)]) for number in range(16)])
+    (found,) = download_numbers(page, "attention-distance")
+    assert_close(found["distance"]["data"], known.distance.ravel(), 1e-4)
+    (found,) = download_numbers(page, "attention-entropy")
+    assert_close(found["entropy"]["data"], known.entropy.ravel(), 1e-4)
 
 
-def test_two_checkpoints_are_compared_and_the_slider_selects_them(page: Page, studio: Studio, run: Path) -> None:
-    at(page, studio, "model")
+def test_two_checkpoints_are_compared_and_the_slider_selects_them(page: Page, studio: RunningStudio, run: Path) -> None:
+    open_at(page, studio, "model")
     choice = page.get_by_label("Compare with")
     option = next(one for one in choice.locator("option").all_inner_texts() if "3" in one)
     choice.select_option(option)
-    settled(page)
-    one, other = numbers(page, "filters")
+    wait_until_idle(page)
+    one, other = download_numbers(page, "filters")
     assert one["model"] != other["model"]
-    close(other["filters"]["data"], vitrail.explain.filters(vitrail.model_at(run, 3)).ravel(), 1e-4)
+    assert_close(other["filters"]["data"], vitrail.explain.filters(vitrail.model_at(run, 3)).ravel(), 1e-4)
     slider = page.get_by_label("Checkpoint")
     slider.focus()
     slider.press("Home")
     page.wait_for_url("**step=3**")
-    settled(page)
-    found = numbers(page, "filters")[0]
-    close(found["filters"]["data"], vitrail.explain.filters(vitrail.model_at(run, 3)).ravel(), 1e-4)
+    wait_until_idle(page)
+    found = download_numbers(page, "filters")[0]
+    assert_close(found["filters"]["data"], vitrail.explain.filters(vitrail.model_at(run, 3)).ravel(), 1e-4)
 
 
-def test_the_architecture_and_cost_follow_the_fields(page: Page, studio: Studio, model: ViT) -> None:
-    WATCHED[page].expected = ("422",)  # console message of the invalid number of heads
-    at(page, studio, "architecture")
-    assert numbers(page, "architecture")["parameters"] == sum(weight.numel() for weight in model.parameters())
+def test_the_architecture_and_cost_follow_the_fields(page: Page, studio: RunningStudio, model: ViT) -> None:
+    WATCHED_PAGES[page].expected_errors = ("422",)  # console message of the invalid number of heads
+    open_at(page, studio, "architecture")
+    assert download_numbers(page, "architecture")["parameters"] == sum(weight.numel() for weight in model.parameters())
     page.get_by_label("Depth").fill("5")
     page.wait_for_url("**arch_depth=5**")
-    settled(page)
+    wait_until_idle(page)
     from dataclasses import replace
 
     known = vitrail.cost(replace(model.config, depth=5))
     expect(page.locator(".architecture")).to_contain_text(f"{known.parameters:,}")
-    assert numbers(page, "architecture")["macs"] == known.macs
+    assert download_numbers(page, "architecture")["macs"] == known.macs
     page.get_by_label("Heads").fill("7")
     expect(page.locator(".architecture")).to_contain_text("heads")
     expect(page.locator(".architecture")).to_contain_text("try")  # one sentence, and the last valid drawing stays
-    assert numbers(page, "architecture")["macs"] == known.macs
+    assert download_numbers(page, "architecture")["macs"] == known.macs
 
 
-def test_the_run_has_its_curves_confusion_matrix_and_highest_losses(page: Page, studio: Studio, run: Path) -> None:
-    at(page, studio, "run")
+def test_the_run_has_its_curves_confusion_matrix_and_highest_losses(page: Page, studio: RunningStudio, run: Path) -> None:
+    open_at(page, studio, "run")
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    training = next(line for line in numbers(page, "run-loss") if line["name"] == "training")
-    close([loss for _, loss in training["points"]], [line["loss"] for line in lines if "loss" in line])
+    training = next(line for line in download_numbers(page, "run-loss") if line["name"] == "training")
+    assert_close([loss for _, loss in training["points"]], [line["loss"] for line in lines if "loss" in line])
     with np.load(run / "predictions.npz") as kept:
         logits, labels = kept["logits"], kept["labels"]
     matrix = np.zeros((10, 10), int)
     np.add.at(matrix, (labels, logits.argmax(1)), 1)
-    found = numbers(page, "confusion")
+    found = download_numbers(page, "confusion")
     assert found["matrix"] == matrix.tolist()
     true, said = np.unravel_index(np.argmax(matrix - np.diag(matrix.diagonal())), matrix.shape)
-    figure(page, "confusion").locator(f'td[data-at="{true}-{said}"]').click()
+    find_figure(page, "confusion").locator(f'td[data-at="{true}-{said}"]').click()
     page.wait_for_url("**cell=**")
-    settled(page)
-    behind = figure(page, "confusion").locator("button img")
+    wait_until_idle(page)
+    behind = find_figure(page, "confusion").locator("button img")
     assert behind.count() == min(matrix[true, said], 60)
-    worst = numbers(page, "highest-loss")
+    worst = download_numbers(page, "highest-loss")
     losses = torch.nn.functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels), reduction="none")
-    close([row["loss"] for row in worst], losses.sort(descending=True).values[:24], 1e-4)
-    figure(page, "highest-loss").get_by_role("button").filter(has=page.locator("img")).first.click()
+    assert_close([row["loss"] for row in worst], losses.sort(descending=True).values[:24], 1e-4)
+    find_figure(page, "highest-loss").get_by_role("button").filter(has=page.locator("img")).first.click()
     page.wait_for_url(f"**image={worst[0]['id']}**")
 
 
 @pytest.fixture
-def learning(tmp_path: Path, run: Path) -> Path:
+def unfinished_run(tmp_path: Path, run: Path) -> Path:
     """A run with half of its log."""
     half = tmp_path / "half"
     shutil.copytree(run, half)
@@ -305,66 +308,66 @@ def learning(tmp_path: Path, run: Path) -> Path:
     return half
 
 
-def test_a_run_is_updated_during_training(page: Page, learning: Path, run: Path) -> None:
-    WATCHED[page].expected = ("ERR_CONNECTION_REFUSED",)  # the studio ends before the page
-    with opened([learning]) as studio:
-        look(page, studio.at(part="run"))
+def test_a_run_is_updated_during_training(page: Page, unfinished_run: Path, run: Path) -> None:
+    WATCHED_PAGES[page].expected_errors = ("ERR_CONNECTION_REFUSED",)  # the studio ends before the page
+    with run_studio([unfinished_run]) as studio:
+        open_page(page, studio.link(part="run"))
         expect(page.locator(".run")).to_contain_text("of 12")
         assert page.get_by_label("Checkpoint").get_attribute("max") == "3"
         lines = (run / "log.jsonl").read_text().splitlines()
-        with open(learning / "log.jsonl", "a") as log:
+        with open(unfinished_run / "log.jsonl", "a") as log:
             log.writelines(f"{line}\n" for line in lines[6:])
-        shutil.copytree(run / "checkpoints" / "step-12", learning / "checkpoints" / "step-12")
-        until(page, "() => document.querySelector('#top input[type=range]').max === '4'")
-        shutil.copy(run / "result.json", learning / "result.json")
-        expect(figure(page, "confusion")).to_be_visible()
-        losses = next(line for line in numbers(page, "run-loss") if line["name"] == "training")["points"]
+        shutil.copytree(run / "checkpoints" / "step-12", unfinished_run / "checkpoints" / "step-12")
+        wait_until(page, "() => document.querySelector('#top input[type=range]').max === '4'")
+        shutil.copy(run / "result.json", unfinished_run / "result.json")
+        expect(find_figure(page, "confusion")).to_be_visible()
+        losses = next(line for line in download_numbers(page, "run-loss") if line["name"] == "training")["points"]
         assert [step for step, _ in losses] == list(range(1, 13))
 
 
-def test_a_dragged_slider_stays_during_training(page: Page, learning: Path, run: Path) -> None:
-    WATCHED[page].expected = ("ERR_CONNECTION_REFUSED",)
-    with opened([learning]) as studio:
-        look(page, studio.at(part="model"))
-        settled(page)
+def test_a_dragged_slider_stays_during_training(page: Page, unfinished_run: Path, run: Path) -> None:
+    WATCHED_PAGES[page].expected_errors = ("ERR_CONNECTION_REFUSED",)
+    with run_studio([unfinished_run]) as studio:
+        open_page(page, studio.link(part="model"))
+        wait_until_idle(page)
         place = page.get_by_label("Checkpoint").bounding_box()
         assert place is not None
         middle = place["y"] + place["height"] / 2
         page.mouse.move(place["x"] + place["width"] - 6, middle)
         page.mouse.down()
         page.mouse.move(place["x"] + place["width"] / 2, middle)
-        shutil.copytree(run / "checkpoints" / "step-12", learning / "checkpoints" / "step-12")
-        until(page, "() => document.querySelector('.model .controls').textContent.includes('step 12')")
+        shutil.copytree(run / "checkpoints" / "step-12", unfinished_run / "checkpoints" / "step-12")
+        wait_until(page, "() => document.querySelector('.model .controls').textContent.includes('step 12')")
         page.mouse.move(place["x"] + 4, middle)
         page.mouse.up()
         page.wait_for_url("**step=3**")
-        until(page, "() => document.querySelector('#top input[type=range]').max === '4'")
+        wait_until(page, "() => document.querySelector('#top input[type=range]').max === '4'")
 
 
-def test_new_best_weights_are_loaded_without_a_new_checkpoint(page: Page, learning: Path, run: Path) -> None:
-    WATCHED[page].expected = ("ERR_CONNECTION_REFUSED",)
+def test_new_best_weights_are_loaded_without_a_new_checkpoint(page: Page, unfinished_run: Path, run: Path) -> None:
+    WATCHED_PAGES[page].expected_errors = ("ERR_CONNECTION_REFUSED",)
     evaluation = [line for line in (run / "log.jsonl").read_text().splitlines() if '"validation"' in line][-1]
-    with opened([learning]) as studio:
-        look(page, studio.at(part="model"))
-        settled(page)
-        with page.expect_request("**/api/model?**"), open(learning / "log.jsonl", "a") as log:
+    with run_studio([unfinished_run]) as studio:
+        open_page(page, studio.link(part="model"))
+        wait_until_idle(page)
+        with page.expect_request("**/api/model?**"), open(unfinished_run / "log.jsonl", "a") as log:
             log.write(f"{evaluation}\n")
-        settled(page)
+        wait_until_idle(page)
 
 
-def test_log_rows_that_arrive_while_the_curves_load_are_in_them(page: Page, learning: Path, run: Path) -> None:
-    WATCHED[page].expected = ("ERR_CONNECTION_REFUSED",)
+def test_log_rows_that_arrive_while_the_curves_load_are_in_them(page: Page, unfinished_run: Path, run: Path) -> None:
+    WATCHED_PAGES[page].expected_errors = ("ERR_CONNECTION_REFUSED",)
     held: list[tuple[Route, APIResponse]] = []
     page.route("**/api/run?*", lambda route: held.append((route, route.fetch())))
-    with opened([learning]) as studio:
-        look(page, studio.at(part="run"))
+    with run_studio([unfinished_run]) as studio:
+        open_page(page, studio.link(part="run"))
         while not held:
             page.wait_for_timeout(50)
         lines = (run / "log.jsonl").read_text().splitlines()
-        with page.expect_request("**/api/trace?**weights_version=**"), open(learning / "log.jsonl", "a") as log:
+        with page.expect_request("**/api/trace?**weights_version=**"), open(unfinished_run / "log.jsonl", "a") as log:
             log.writelines(f"{line}\n" for line in lines[6:])
         route, answer = held[0]
         route.fulfill(response=answer)
-        settled(page)
-        losses = next(line for line in numbers(page, "run-loss") if line["name"] == "training")["points"]
+        wait_until_idle(page)
+        losses = next(line for line in download_numbers(page, "run-loss") if line["name"] == "training")["points"]
         assert [step for step, _ in losses] == list(range(1, 13))

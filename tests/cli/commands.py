@@ -7,15 +7,15 @@ from typer.testing import CliRunner
 from vitrail.cli.main import app
 
 
-def names(group: object, before: str = "") -> list[str]:
+def command_names(group: object, before: str = "") -> list[str]:
     """Return the names of all commands: ``inspect``, ``weights show`` ..."""
     found = [before + command.callback.__name__.replace("_", "-") for command in group.registered_commands if command.callback]  # type: ignore[attr-defined]
     for inner in group.registered_groups:  # type: ignore[attr-defined]
-        found += names(inner.typer_instance, f"{before}{inner.typer_instance.info.name} ")
+        found += command_names(inner.typer_instance, f"{before}{inner.typer_instance.info.name} ")
     return found
 
 
-COMMANDS = names(app)
+COMMANDS = command_names(app)
 
 
 def options(command: str) -> list[str]:

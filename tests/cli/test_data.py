@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.data.pictures import classes
+from tests.data.images import write_class_folders
 from vitrail.cli.main import run
-from vitrail.data.pack import read_pack
-from vitrail.evaluate.probe import read_suite
+from vitrail.data.pack_reader import read_pack
+from vitrail.evaluation.probe import load_suite
 
 ROOT = Path(__file__).parents[2]
 Capture = pytest.CaptureFixture[str]
@@ -26,12 +26,12 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    classes(tmp_path / "data" / "train", {"a": 12, "<b> [x]": 10})
-    classes(tmp_path / "data" / "val", {"a": 3, "<b> [x]": 3}, first=100)
+    write_class_folders(tmp_path / "data" / "train", {"a": 12, "<b> [x]": 10})
+    write_class_folders(tmp_path / "data" / "val", {"a": 3, "<b> [x]": 3}, first=100)
     return tmp_path / "data"
 
 
-def spoil(folder: Path) -> None:
+def corrupt_dataset(folder: Path) -> None:
     (folder / "train" / "a" / "bad.jpg").write_bytes(b"<script>alert(1)</script>")
     (folder / "val" / "a" / "leak.jpg").write_bytes((folder / "train" / "a" / "1.jpg").read_bytes())
     (folder / "train" / "<b> [x]" / "copy.jpg").write_bytes((folder / "train" / "<b> [x]" / "1.jpg").read_bytes())
@@ -47,7 +47,7 @@ def test_check_accepts_a_clean_dataset(folder: Path, capsys: Capture) -> None:
 
 
 def test_check_names_what_is_wrong_and_exits_with_1(folder: Path, capsys: Capture) -> None:
-    spoil(folder)
+    corrupt_dataset(folder)
     before = sorted(str(path) for path in folder.rglob("*"))
     assert run(["data", "check", str(folder)]) == 1
     shown = capsys.readouterr().out
@@ -57,9 +57,9 @@ def test_check_names_what_is_wrong_and_exits_with_1(folder: Path, capsys: Captur
     assert run(["data", "check", str(folder), "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert not answer["ok"]
-    assert [Path(item["where"]).name for item in answer["bad"]] == ["bad.jpg"]
-    assert {Path(where).name for where in answer["leaks"][0]["where"]} == {"1.jpg", "leak.jpg"}
-    assert {Path(where).name for where in answer["duplicates"][0]["where"]} == {"1.jpg", "copy.jpg"}
+    assert [Path(item["location"]).name for item in answer["bad"]] == ["bad.jpg"]
+    assert {Path(where).name for where in answer["leaks"][0]["locations"]} == {"1.jpg", "leak.jpg"}
+    assert {Path(where).name for where in answer["duplicates"][0]["locations"]} == {"1.jpg", "copy.jpg"}
     assert answer["classes"]["a"] == {"train": 12, "validation": 4, "test": 0}
     assert answer["splits"] == {"train": 23, "validation": 7, "test": 0}
     assert sorted(str(path) for path in folder.rglob("*")) == before  # nothing deleted, nothing added
@@ -79,7 +79,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_is_self_contained_and_runs_nothing(folder: Path, tmp_path: Path, capsys: Capture) -> None:
-    spoil(folder)
+    corrupt_dataset(folder)
     (folder / "train" / "a" / "<img src=x onerror=alert(1)>.jpg").write_bytes(b"no")
     assert run(["data", "check", str(folder), "--page", str(tmp_path / "check.html")]) == 1
     page = Page()
@@ -120,7 +120,7 @@ def test_show_takes_settings_and_the_other_splits(folder: Path, tmp_path: Path, 
 
 
 def test_a_pack_can_be_opened(folder: Path, tmp_path: Path, capsys: Capture) -> None:
-    spoil(folder)
+    corrupt_dataset(folder)
     out = tmp_path / "mine.pack"
     assert run(["data", "pack", str(folder), str(out), "--size", "16x12", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -147,7 +147,7 @@ def test_the_input_is_never_overwritten(folder: Path, tmp_path: Path, capsys: Ca
 
 
 def test_an_empty_pack_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    root = classes(tmp_path / "data", {"a": 3, "b": 3})
+    root = write_class_folders(tmp_path / "data", {"a": 3, "b": 3})
     for file in root.rglob("*.jpg"):
         file.write_bytes(b"no")
     assert run(["data", "pack", str(root), str(tmp_path / "x.pack")]) == 2
@@ -158,7 +158,7 @@ def test_an_empty_pack_is_refused(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_names_cannot_steer_the_terminal(tmp_path: Path, capsys: Capture) -> None:
-    classes(tmp_path, {"a\x1b[31m": 3, "b\nc": 3})
+    write_class_folders(tmp_path, {"a\x1b[31m": 3, "b\nc": 3})
     (tmp_path / "b\nc" / "x\x07.jpg").write_bytes(b"no")
     assert run(["data", "check", str(tmp_path)]) == 1
     shown = capsys.readouterr().out
@@ -172,7 +172,7 @@ def test_a_full_disk_keeps_the_old_image_and_page(folder: Path, tmp_path: Path) 
         target = tmp_path / name
         target.write_bytes(b"old")
         done = subprocess.run(
-            [sys.executable, "-c", FULL, "data", command[0], str(folder), *command[1:], str(target)],
+            [sys.executable, "-c", FULL_DISK_SCRIPT, "data", command[0], str(folder), *command[1:], str(target)],
             capture_output=True,
             text=True,
             check=False,
@@ -183,7 +183,7 @@ def test_a_full_disk_keeps_the_old_image_and_page(folder: Path, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.png", "c.html", "data"]
 
 
-FULL = """
+FULL_DISK_SCRIPT = """
 import resource, signal, sys
 from vitrail.cli.main import run
 import vitrail.report.batch, vitrail.report.data
@@ -264,10 +264,10 @@ def test_download_without_a_name_lists_the_datasets_that_the_suites_need(
     assert run(["data", "download"]) == 0
     shown = capsys.readouterr().out
     for row in datasets:
-        assert all(str(row[field]) in shown for field in ("name", "pictures", "licence", "address"))
+        assert all(str(row[field]) in shown for field in ("name", "summary", "licence", "url"))
         assert row["bytes"] > 10**7
     suites = [*ROOT.glob("examples/*.toml"), *ROOT.glob("docs/**/*.toml")]
-    for source in {entry.source.partition(":")[0] for suite in suites for entry in read_suite(suite)}:
+    for source in {entry.source.partition(":")[0] for suite in suites for entry in load_suite(suite)}:
         assert source in shown
 
 

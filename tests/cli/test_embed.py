@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import vitrail
-from tests.cli.probing import prepared
+from tests.cli.probe_data import save_models_and_dataset
 from tests.data import pictures as drawn
 from vitrail.cli.main import run
-from vitrail.evaluate.features import embed
+from vitrail.inference.features import embed
 
 Capture = pytest.CaptureFixture[str]
 
@@ -20,7 +20,7 @@ Capture = pytest.CaptureFixture[str]
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-    prepared(tmp_path)
+    save_models_and_dataset(tmp_path)
 
 
 def test_an_npz_and_a_parquet_hold_what_the_function_returns(capsys: Capture) -> None:
@@ -31,7 +31,7 @@ def test_an_npz_and_a_parquet_hold_what_the_function_returns(capsys: Capture) ->
     answer = json.loads(capsys.readouterr().out)
     assert answer["images"] == {"train": 22, "validation": 13, "test": 10}
     assert (answer["width"], answer["unreadable_images"], answer["out"]) == (24, [], "rows.npz")
-    data = vitrail.pictures("set")
+    data = vitrail.open_dataset("set")
     rows = parquet.read_table("rows.parquet").to_pydict()
     with np.load("rows.npz", allow_pickle=False) as file:
         arrays = dict(file)
@@ -42,10 +42,10 @@ def test_an_npz_and_a_parquet_hold_what_the_function_returns(capsys: Capture) ->
         expected = embed("model", source)
         assert np.array_equal(arrays["features"][part], expected.values)
         assert np.array_equal(np.array(rows["features"][part], np.float32), expected.values)
-        files = [source.where(index) for index in range(len(source))]
+        files = [source.describe(index) for index in range(len(source))]
         assert arrays["files"][part].tolist() == rows["file"][part] == files
         assert arrays["names"][arrays["labels"][part]].tolist() == rows["label"][part]
-        assert rows["label"][part] == [data.names[label] for label in source.labels]
+        assert rows["label"][part] == [data.class_names[label] for label in source.labels]
         assert arrays["splits"][part].tolist() == rows["split"][part] == [split] * len(source)
     assert start == len(rows["file"]) == len(arrays["files"])
 
@@ -60,7 +60,7 @@ def test_rows_are_written_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_labels_are_not_needed_and_a_bad_image_is_left_out(out: str, tmp_path: Path, capsys: Capture) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     for number in range(40):
-        drawn.put(tmp_path / "loose" / f"{number}.png", number)
+        drawn.write_image(tmp_path / "loose" / f"{number}.png", number)
     (tmp_path / "loose" / "7.png").write_bytes(b"")
     (tmp_path / "loose" / "notes.txt").touch()
     assert run(["embed", "bare", "loose", out]) == 0
@@ -87,7 +87,7 @@ def test_labels_are_not_needed_and_a_bad_image_is_left_out(out: str, tmp_path: P
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path, capsys: Capture) -> None:
-    drawn.classes(tmp_path / "only" / "test", {"ant": 3, "bee": 4})
+    drawn.write_class_folders(tmp_path / "only" / "test", {"ant": 3, "bee": 4})
     (tmp_path / "folder.npz").mkdir()
     (tmp_path / "weights.npz").touch()
     before = sorted(tmp_path.iterdir())

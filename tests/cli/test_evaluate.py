@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.data import pictures as drawn
-from tests.evaluate.test_evaluate import LABELS, folder, model
-from tests.small import vit
+from tests.evaluation.test_classification import LABELS, image_folder, random_model
+from tests.small_models import small_vit
 from vitrail.cli.main import run
-from vitrail.evaluate.evaluate import measure
-from vitrail.weights.checkpoint import save
+from vitrail.evaluation.classification import evaluate
+from vitrail.weights.save import save
 
 Capture = pytest.CaptureFixture[str]
 
@@ -19,9 +19,9 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def _a_model_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    save(model(1), "one")
-    save(model(2), "two")
-    folder(Path("data"), "bee", "elk", "ant", each=8)
+    save(random_model(1), "one")
+    save(random_model(2), "two")
+    image_folder(Path("data"), "bee", "elk", "ant", each=8)
 
 
 def evaluate_json(capsys: Capture, *arguments: str) -> dict[str, Any]:
@@ -31,10 +31,10 @@ def evaluate_json(capsys: Capture, *arguments: str) -> dict[str, Any]:
 
 
 def test_json_has_the_values_of_the_function(capsys: Capture) -> None:
-    answer, found = evaluate_json(capsys, "one", "data"), measure("one", "data")
+    answer, found = evaluate_json(capsys, "one", "data"), evaluate("one", "data")
     for name in ("top1", "top5", "nll", "ece", "split"):
         assert answer[name] == getattr(found, name)
-    assert answer["interval"] == {name: list(ends) for name, ends in found.interval.items()}
+    assert answer["interval"] == {name: list(ends) for name, ends in found.intervals.items()}
     assert (answer["images"], answer["unreadable_images"]) == (24, 0)
     for ends, name in ((answer["interval"][name], name) for name in ("top1", "nll")):
         assert ends[0] <= answer[name] <= ends[1]
@@ -52,7 +52,7 @@ def test_options_reach_the_function(capsys: Capture) -> None:
     plain = evaluate_json(capsys, "one", "data", "--batch", "3", "--workers", "0", "--device", "cpu")
     for tta in ("flip", "crops"):
         answer = evaluate_json(capsys, "one", "data", "--tta", tta)
-        assert (answer["tta"], answer["nll"]) == (tta, measure("one", "data", tta=tta).nll)
+        assert (answer["tta"], answer["nll"]) == (tta, evaluate("one", "data", tta=tta).nll)
         assert answer["nll"] != plain["nll"]
     assert evaluate_json(capsys, "one", "data", "--split", "all")["images"] == 24 + 24 + 1
     assert evaluate_json(capsys, "one", "data", "--split", "validation")["calibrated"] is None
@@ -74,27 +74,27 @@ def test_several_are_compared_with_the_first(capsys: Capture) -> None:
 def test_an_error_of_one_of_several_models_is_reported_before_the_work_with_its_name(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    odd = model()
-    odd.labels = ("a", "b", "c", "d", "e")
+    odd = random_model()
+    odd.class_names = ("a", "b", "c", "d", "e")
     save(odd, "odd")
-    monkeypatch.setattr("vitrail.evaluate.evaluate.measure", lambda *_: pytest.fail("began"))
+    monkeypatch.setattr("vitrail.evaluation.classification.evaluate", lambda *_: pytest.fail("began"))
     for other, sentence in (("nowhere", "nowhere does not exist"), ("odd", "odd: 3 of the 3 classes of data are unknown")):
         assert run(["evaluate", "one", other, "data"]) == 2
         assert sentence in capsys.readouterr().err
 
 
 def test_a_leakage_warning_of_another_model_than_the_first_is_shown(capsys: Capture) -> None:
-    taught = model(2)
-    save(taught, "taught", facts={"dataset": {"name": "data"}, "recipe": {}})
+    taught = random_model(2)
+    save(taught, "taught", metadata={"dataset": {"name": "data"}, "recipe": {}})
     assert run(["evaluate", "one", "taught", "data", "--split", "validation"]) == 0
     assert "taught: its weights were selected on images that are among these" in capsys.readouterr().out
 
 
 def test_tables_for_people(capsys: Capture) -> None:
     assert run(["evaluate", "one", "data"]) == 0
-    shown, found = capsys.readouterr().out, measure("one", "data")
+    shown, found = capsys.readouterr().out, evaluate("one", "data")
     assert shown.startswith("data, test: 24 images, 3 classes of the model's 5\n")
-    low, high = found.interval["top1"]
+    low, high = found.intervals["top1"]
     row = next(line.split() for line in shown.splitlines() if line.strip().startswith("top-1"))
     assert row == ["top-1", f"{found.top1:.2%}", f"{low:.2%}", "to", f"{high:.2%}"]
     for words in ("Classes of lowest F1", "Most confused", "with temperature", "ECE"):
@@ -116,7 +116,7 @@ def test_a_bad_image_is_left_out_and_counted_and_too_many_stop_the_evaluation(ca
 
 
 def test_the_split_of_a_plain_folder_is_noted(capsys: Capture) -> None:
-    drawn.classes(Path("flat"), {"ant": 9, "cat": 7})
+    drawn.write_class_folders(Path("flat"), {"ant": 9, "cat": 7})
     answer = evaluate_json(capsys, "one", "flat")
     assert (answer["split"], answer["images"]) == ("test", 2)
     assert any("no splits given" in note for note in answer["notes"])
@@ -141,13 +141,13 @@ def test_the_split_of_a_plain_folder_is_noted(capsys: Capture) -> None:
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: Capture) -> None:
-    folder(Path("strange"), "ant", "beee", "zebra")
-    odd = model()
-    odd.labels = None
+    image_folder(Path("strange"), "ant", "beee", "zebra")
+    odd = random_model()
+    odd.class_names = None
     save(odd, "nameless")
-    odd.labels = ("ant", "ant", "bee", "cat", "elk")
+    odd.class_names = ("ant", "ant", "bee", "cat", "elk")
     save(odd, "twins")
-    save(vit(classes=0), "headless")
+    save(small_vit(classes=0), "headless")
     capsys.readouterr()
     assert run(["evaluate", *arguments]) == 2
     shown = capsys.readouterr()
@@ -157,13 +157,13 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: 
 
 
 def test_classes_named_by_index_match_weights_without_class_names(capsys: Capture) -> None:
-    nameless = model(1)
-    nameless.labels = None
+    nameless = random_model(1)
+    nameless.class_names = None
     save(nameless, "nameless")
     for split in ("test", "validation", "train"):
         for name in ("bee", "elk", "ant"):
             if Path(f"data/{split}/{name}").is_dir():
                 Path(f"numbers/{split}").mkdir(parents=True, exist_ok=True)
                 Path(f"data/{split}/{name}").rename(f"numbers/{split}/{LABELS.index(name)}")
-    folder(Path("data"), "bee", "elk", "ant", each=8)
+    image_folder(Path("data"), "bee", "elk", "ant", each=8)
     assert evaluate_json(capsys, "nameless", "numbers")["top1"] == evaluate_json(capsys, "one", "data")["top1"]

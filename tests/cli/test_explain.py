@@ -9,17 +9,17 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.small import vit
+from tests.small_models import small_vit
 from vitrail.cli.main import run
-from vitrail.data.prepare import prepare
 from vitrail.data.preprocess import Preprocess
-from vitrail.evaluate.predict import predict
+from vitrail.data.transforms import preprocess_image
 from vitrail.explain.attention import attention
-from vitrail.explain.maps import METHODS, saliency
+from vitrail.explain.saliency import SALIENCY_METHODS, saliency
+from vitrail.inference.predict import predict
 from vitrail.models.build import build
 from vitrail.models.variants import variant
-from vitrail.weights.checkpoint import save
 from vitrail.weights.load import load
+from vitrail.weights.save import save
 
 Capture = pytest.CaptureFixture[str]
 PER_IMAGE = ("patches", "heads", "lens", "norms", "lengths")  # figures of every image, besides the saliency maps
@@ -29,8 +29,8 @@ PER_IMAGE = ("patches", "heads", "lens", "norms", "lengths")  # figures of every
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    model = vit()
-    model.preprocess, model.labels = Preprocess((12, 15)), ("ant", "bee", "cow", "<dog>", "elk")
+    model = small_vit()
+    model.preprocess, model.class_names = Preprocess((12, 15)), ("ant", "bee", "cow", "<dog>", "elk")
     save(model, "mine")
     pixels = np.random.default_rng(0).integers(0, 255, (2, 24, 30, 3)).astype(np.uint8)
     for name, values in zip(("a b.png", "c.png"), pixels, strict=True):
@@ -41,7 +41,7 @@ def test_a_page_with_every_method_and_its_numbers(capsys: Capture) -> None:
     assert run(["explain", "mine", "a b.png", "c.png", "--out", "seen", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [one["file"] for one in answer["images"]] == ["a b.png", "c.png"]
-    assert set(answer["images"][0]["maps"]) == set(METHODS)
+    assert set(answer["images"][0]["maps"]) == set(SALIENCY_METHODS)
     assert all(Path("seen", name).is_file() for name in answer["files"])
     assert answer["files"][-1] == "index.html"
     drawings = {
@@ -50,7 +50,7 @@ def test_a_page_with_every_method_and_its_numbers(capsys: Capture) -> None:
         "distance",
         "entropy",
         "similarity",
-        *(f"00-a_b-{name}" for name in (*METHODS, *PER_IMAGE)),
+        *(f"00-a_b-{name}" for name in (*SALIENCY_METHODS, *PER_IMAGE)),
     }
     assert {f"{name}.{ending}" for name in drawings for ending in ("png", "svg")} <= set(answer["files"])
     with np.load("seen/01-c.npz", allow_pickle=False) as numbers:
@@ -64,7 +64,7 @@ def test_a_page_with_every_method_and_its_numbers(capsys: Capture) -> None:
         for name in ("distance", "renormalised", "entropy", "similarity"):
             assert np.allclose(numbers[name], answer["heads"][name])
     page = Path("seen/index.html").read_text()
-    assert page.count("<svg ") == 5 + 2 * len((*METHODS, *PER_IMAGE))  # every drawing is also in the page
+    assert page.count("<svg ") == 5 + 2 * len((*SALIENCY_METHODS, *PER_IMAGE))  # every drawing is also in the page
     assert "<dog>" not in page
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
 
@@ -77,7 +77,7 @@ def test_attention_of_the_requested_layers_heads_and_queries_only(capsys: Captur
     assert {"00-c-heads-1-2.png", "00-c-heads-class.svg"} <= set(answer["files"])
     model = load("mine")
     assert model.preprocess is not None
-    image = prepare(Image.open("c.png"), model.preprocess)[None]
+    image = preprocess_image(Image.open("c.png"), model.preprocess)[None]
     expected = attention(model, image, [2, 3], [0, 1], [6, 0])[:, 0].numpy()
     with np.load("seen/00-c.npz", allow_pickle=False) as numbers:
         assert numbers["queries"].tolist() == ["1,2", "class"]
@@ -98,7 +98,7 @@ def test_attention_of_the_requested_layers_heads_and_queries_only(capsys: Captur
     ids=str,
 )
 def test_every_kind_of_model_has_a_page(changes: dict[str, Any], capsys: Capture) -> None:
-    model = vit(**changes)
+    model = small_vit(**changes)
     channels = changes.get("channels", 3)
     model.preprocess = Preprocess((12, 15), mean=(0.5,) * channels, std=(0.5,) * channels)
     save(model, "other")
@@ -113,7 +113,7 @@ def test_every_kind_of_model_has_a_page(changes: dict[str, Any], capsys: Capture
 
 def test_probabilities_are_those_of_predict_also_after_the_sigmoid_loss(capsys: Capture) -> None:
     model = load("mine")
-    model.facts = {"recipe": {"loss": "sigmoid"}}
+    model.metadata = {"recipe": {"loss": "sigmoid"}}
     save(model, "sigmoid")
     reloaded = load("sigmoid")
     (expected,) = predict(reloaded, ["c.png"])
@@ -132,14 +132,14 @@ def test_the_maps_are_those_of_the_requested_class(capsys: Capture) -> None:
         with np.load("seen/00-c.npz") as numbers:
             assert numbers["target"] == number
         assert model.preprocess is not None
-        image = prepare(Image.open("c.png"), model.preprocess)[None]
+        image = preprocess_image(Image.open("c.png"), model.preprocess)[None]
         expected = saliency(model, image, "relevance", torch.tensor([number]))[0]
         assert np.allclose(one["maps"]["relevance"], expected.numpy(), atol=1e-6)
         assert set(one["maps"]) == {"relevance"}
 
 
 def test_faithfulness_is_a_table_with_baselines(capsys: Capture) -> None:
-    assert run(["explain", "mine", "--faithfulness", "panes:count=40,size=16", "--limit", "3", "--method", "rollout"]) == 0
+    assert run(["explain", "mine", "--faithfulness", "panes:train_size=40,size=16", "--limit", "3", "--method", "rollout"]) == 0
     output = capsys.readouterr().out
     assert all(word in output for word in ("random", "edges", "rollout", "deletion", "pointing", "page: explained"))
     assert "3 images are too few for a verdict" in output
@@ -209,7 +209,7 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: 
 
 def test_a_model_without_a_head_shows_its_attention(capsys: Capture) -> None:
     """Self-supervised encoders have no head."""
-    encoder = vit(classes=0)
+    encoder = small_vit(classes=0)
     encoder.preprocess = Preprocess((12, 15))
     save(encoder, "encoder")
     assert run(["explain", "encoder", "c.png", "--out", "seen", "--json"]) == 0

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.export.small import ready
+from tests.exporters.small import exportable_vit
 from vitrail.cli.main import run
-from vitrail.data.sources.open import pictures
-from vitrail.export import ship
-from vitrail.weights.checkpoint import save
+from vitrail.data.sources.open import open_dataset
+from vitrail.exporters import export
+from vitrail.weights.save import save
 
 pytest.importorskip("onnx")
 
@@ -24,9 +24,9 @@ QUICK = ["--images", "20"]
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], set[str]]:
     """Export a model that records its dataset, in a process with an empty home; return the JSON and the files written."""
     root = tmp_path_factory.mktemp("cli")
-    model = ready(channels=1, classes=10)
-    model.labels = pictures("fashion").names
-    save(model, root / "mine", facts={"dataset": {"name": "fashion"}, "recipe": {"data": "fashion"}})
+    model = exportable_vit(channels=1, classes=10)
+    model.class_names = open_dataset("fashion").class_names
+    save(model, root / "mine", metadata={"dataset": {"name": "fashion"}, "recipe": {"data": "fashion"}})
     home, here = root / "home", root / "here"
     home.mkdir()
     here.mkdir()
@@ -90,15 +90,15 @@ def test_a_file_with_different_outputs_is_exit_code_2_and_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The weights differ between the export and the check."""
-    save(ready(), tmp_path / "run")
-    write = ship.WRITERS["onnx"]
+    save(exportable_vit(), tmp_path / "run")
+    write = export.WRITERS["onnx"]
 
     def spoiled(model: Any, path: Path, *rest: Any, **more: Any) -> None:
         model.head.weight.data.add_(1.0)
         write(model, path, *rest, **more)
         model.head.weight.data.sub_(1.0)
 
-    monkeypatch.setitem(ship.WRITERS, "onnx", spoiled)
+    monkeypatch.setitem(export.WRITERS, "onnx", spoiled)
     monkeypatch.chdir(tmp_path)
     assert run(["export", "run", "--out", "x.onnx"]) == 2
     error = capsys.readouterr().err
@@ -123,7 +123,7 @@ def test_int8_export_reports_its_layers(
 def test_the_result_is_printed_as_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save(ready(), tmp_path / "run")
+    save(exportable_vit(), tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     assert run(["export", "run", "--to", "program"]) == 0
     output = capsys.readouterr().out
@@ -143,7 +143,7 @@ def test_the_result_is_printed_as_a_table(
         (["run", "--tolerance", "0"], "tolerance must be a number above 0, got 0"),
         (["run", "--tolerance", "nan"], "tolerance must be a number above 0, got nan"),
         (["run", "--max-drop", "nan"], "Invalid value for '--max-drop'"),
-        (["run", "--merge-tokens", "many"], "merge must be tokens per layer or a speed"),
+        (["run", "--merge-tokens", "many"], "merge_tokens must be tokens per layer or a speed"),
         (["x.onnx"], "x.onnx does not exist"),
         (["relative", "--dynamic"], "leave --dynamic out"),
     ],
@@ -151,8 +151,8 @@ def test_the_result_is_printed_as_a_table(
 def test_a_mistake_is_one_sentence(
     words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save(ready(), tmp_path / "run")
-    save(ready(position="relative"), tmp_path / "relative")
+    save(exportable_vit(), tmp_path / "run")
+    save(exportable_vit(position="relative"), tmp_path / "relative")
     monkeypatch.chdir(tmp_path)
     assert run(["export", *words]) == 2
     error = capsys.readouterr().err

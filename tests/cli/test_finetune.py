@@ -8,19 +8,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.small import vit
-from tests.train.test_loop import Breaks
+from tests.small_models import small_vit
+from tests.training.test_loop import RaisesAt
 from vitrail.cli.main import run
 from vitrail.config import from_json
 from vitrail.data.preprocess import Preprocess
-from vitrail.train.loop import Machine, fit
-from vitrail.train.recipe import Recipe
-from vitrail.weights.checkpoint import save
+from vitrail.training.loop import Hardware, fit
+from vitrail.training.recipe import Recipe
 from vitrail.weights.load import load
+from vitrail.weights.save import save
 
 Capture = pytest.CaptureFixture[str]
-PANES = "panes:count=60,size=16"
-PREPROCESS = Preprocess((12, 15), crop=0.8, interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+PANES = "panes:train_size=60,size=16"
+PREPROCESS = Preprocess((12, 15), crop_pct=0.8, interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
 
 
 @pytest.fixture(autouse=True)
@@ -28,14 +28,21 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Save a model of five classes in the current folder."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    model = vit()
+    model = small_vit()
     model.preprocess = PREPROCESS
     save(model, "mine")
 
 
 def command(*changes: str, weights: str = "mine", data: str = PANES, steps: int = 6) -> list[str]:
     """Return a command that takes seconds."""
-    settings = (f"steps={steps}", "batch=8", "evaluate=3", "checkpoint=2", "schedule.warmup=1", "optim.lr=0.1")
+    settings = (
+        f"steps={steps}",
+        "batch_size=8",
+        "eval_every=3",
+        "checkpoint_every=2",
+        "schedule.warmup_steps=1",
+        "optim.lr=0.1",
+    )
     return ["finetune", weights, data, *(part for one in settings for part in ("--set", one)), "--workers", "0", *changes]
 
 
@@ -56,11 +63,11 @@ def test_a_new_head_the_models_own_preprocessing_and_a_complete_recipe(capsys: C
     model = load("tuned")
     assert (model.config.image, model.config.classes, model.config.pool) == ((18, 20), 10, "cls")  # type: ignore[union-attr]
     assert model.preprocess == Preprocess(
-        (18, 20), PREPROCESS.crop, PREPROCESS.squash, PREPROCESS.interpolation, PREPROCESS.mean, PREPROCESS.std
+        (18, 20), PREPROCESS.crop_pct, PREPROCESS.squash, PREPROCESS.interpolation, PREPROCESS.mean, PREPROCESS.std
     )
     recipe = read_recipe("tuned")
-    assert (recipe.model, recipe.preprocess, recipe.start) == (model.config, model.preprocess, "mine")
-    assert recipe.start_hash is not None
+    assert (recipe.model, recipe.preprocess, recipe.init_from) == (model.config, model.preprocess, "mine")
+    assert recipe.init_sha256 is not None
     assert run(["train", "--recipe-from", "tuned/recipe.json", "--out", "again", "--workers", "1"]) == 0
     assert Path("tuned/log.jsonl").read_text() == Path("again/log.jsonl").read_text()
     assert all(torch.equal(one, weights("again/last")[name]) for name, one in weights("tuned/last").items())
@@ -80,7 +87,11 @@ def test_frozen_weights_stay_bit_for_bit_and_have_no_optimizer_state(train: str,
     """No gradient, no weight decay and no optimizer state, also with EMA weights."""
     trained = tuple(moving)
     assert (
-        run(command("--trainable", train, "--set", "optim.kind=adamw", "--set", "optim.weight_decay=0.5", "--set", "ema=0.5"))
+        run(
+            command(
+                "--trainable", train, "--set", "optim.name=adamw", "--set", "optim.weight_decay=0.5", "--set", "ema_decay=0.5"
+            )
+        )
         == 0
     )
     before, after = weights("mine"), weights("runs/finetune/last")
@@ -99,10 +110,10 @@ def test_the_same_classes_keep_the_head(capsys: Capture) -> None:
     assert run(command("--set", "optim.lr=1e-9", "--out", "second", weights="first", steps=1)) == 0
     assert "init      first: vitrail weights with their head, since the classes are the same" in capsys.readouterr().err
     assert read_recipe("second").keep_head
-    best, score = weights("first/best"), load("first").facts["metrics"]["validation"]
-    assert load("second").facts["metrics"]["validation"]["top1"] == pytest.approx(score["top1"])
+    best, score = weights("first/best"), load("first").metadata["metrics"]["validation"]
+    assert load("second").metadata["metrics"]["validation"]["top1"] == pytest.approx(score["top1"])
     torch.testing.assert_close(weights("second/best")["head.weight"], best["head.weight"], rtol=0, atol=1e-7)
-    assert run(["finetune", "first", "panes:count=60,size=16", "--print-recipe", "--set", "keep_head=false"]) == 0
+    assert run(["finetune", "first", "panes:train_size=60,size=16", "--print-recipe", "--set", "keep_head=false"]) == 0
 
 
 def test_a_run_its_best_weights_and_a_converted_copy_have_one_hash(capsys: Capture) -> None:
@@ -112,7 +123,7 @@ def test_a_run_its_best_weights_and_a_converted_copy_have_one_hash(capsys: Captu
     for source in ("first", "first/best", "first/best/model.safetensors", "copy"):
         capsys.readouterr()
         assert run(["finetune", source, "fashion", "--print-recipe"]) == 0
-        hashes.add(json.loads(capsys.readouterr().out)["start_hash"])
+        hashes.add(json.loads(capsys.readouterr().out)["init_sha256"])
     assert len(hashes) == 1
 
 
@@ -120,7 +131,7 @@ def test_a_run_resumes_without_the_weights_it_started_from(tmp_path: Path, capsy
     assert run(command("--out", "whole")) == 0
     recipe = read_recipe("whole")
     with pytest.raises(OSError, match="broke"):
-        fit(recipe, "broken", Machine(workers=0), Breaks(5, OSError("broke")))
+        fit(recipe, "broken", Hardware(workers=0), RaisesAt(5, OSError("broke")))
     for file in (tmp_path / "mine").iterdir():
         file.unlink()
     (tmp_path / "mine").rmdir()
@@ -134,7 +145,7 @@ def test_a_run_resumes_without_the_weights_it_started_from(tmp_path: Path, capsy
 
 def test_changed_weights_are_refused(capsys: Capture) -> None:
     assert run(command("--out", "first")) == 0
-    other = vit()
+    other = small_vit()
     other.preprocess = PREPROCESS
     save(other, "mine")
     capsys.readouterr()
@@ -144,13 +155,13 @@ def test_changed_weights_are_refused(capsys: Capture) -> None:
     override = message.strip().rpartition(" ")[2]
     assert run(["train", "--recipe-from", "first/recipe.json", "--out", "third", "--set", override]) == 0
     assert run(command("--out", "first")) == 2
-    assert "started with another recipe: start_hash was" in capsys.readouterr().err
+    assert "started with another recipe: init_sha256 was" in capsys.readouterr().err
 
 
 def test_the_score_is_beside_the_weights_and_inspect_tells_it(capsys: Capture) -> None:
     assert run(command("--out", "tuned", "--json")) == 0
     result = json.loads(capsys.readouterr().out)
-    best, last = load("tuned/best").facts, load("tuned/last").facts
+    best, last = load("tuned/best").metadata, load("tuned/last").metadata
     assert best["metrics"] == {
         "step": result["best"]["step"],
         "validation": best["metrics"]["validation"],
@@ -165,7 +176,7 @@ def test_the_score_is_beside_the_weights_and_inspect_tells_it(capsys: Capture) -
     assert run(["inspect", "tuned/best", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"] == best["metrics"]
     assert run(["weights", "convert", "tuned", "copy"]) == 0
-    assert load("copy").facts == best
+    assert load("copy").metadata == best
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tests.cli.commands import COMMANDS
-from tests.facts import PARAMETERS
-from tests.small import vit
+from tests.reference_numbers import PARAMETERS
+from tests.small_models import small_vit
 from vitrail.cli.main import run
-from vitrail.weights.checkpoint import save
+from vitrail.weights.save import save
 
 MISTAKES = [
     (["inspect"], "Missing argument 'RUN_OR_NAME'"),
@@ -78,7 +78,7 @@ def test_options_reach_the_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_folder_is_inspected_and_traced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = vit()
+    model = small_vit()
     save(model, tmp_path / "mine")
     assert run(["inspect", str(tmp_path / "mine"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == sum(weight.numel() for weight in model.parameters())
@@ -101,16 +101,16 @@ def test_the_trace_of_a_new_model_randomises_its_zero_head_and_says_so(capsys: p
     assert "mean squared output" in capsys.readouterr().out
 
 
-def process(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def run_process(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "vitrail", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
 
 
 def test_the_module_is_the_command_and_has_a_version() -> None:
-    done = process("--version")
+    done = run_process("--version")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"vitrail \d+\.\d+\.\d+\n", done.stdout)
-    assert process("inspect", "B/99", "--image", "224").returncode == 2
+    assert run_process("inspect", "B/99", "--image", "224").returncode == 2
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -121,8 +121,8 @@ def test_every_help_ends_with_an_example(command: str, capsys: pytest.CaptureFix
 
 
 def test_no_terminal_means_no_colour_codes() -> None:
-    assert "\x1b" not in process("inspect", "B/16", NO_COLOR="1").stdout
-    assert "\x1b" not in process("inspect", "B/16", LC_ALL="de_DE.UTF-8").stdout
+    assert "\x1b" not in run_process("inspect", "B/16", NO_COLOR="1").stdout
+    assert "\x1b" not in run_process("inspect", "B/16", LC_ALL="de_DE.UTF-8").stdout
 
 
 @pytest.mark.parametrize("option", ["", "--json"])
@@ -141,24 +141,24 @@ def test_a_full_disk_is_one_line(option: str) -> None:
 
 
 def test_a_terminal_without_unicode_gets_question_marks() -> None:
-    done = process("inspect", "B/16", PYTHONIOENCODING="ascii")
+    done = run_process("inspect", "B/16", PYTHONIOENCODING="ascii")
     assert done.returncode == 0
     assert "(B, 197, 768) ? 12" in done.stdout
 
 
 def test_square_brackets_in_a_name_are_not_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = save(vit(), tmp_path / "run[bold] [" / "x]")
+    folder = save(small_vit(), tmp_path / "run[bold] [" / "x]")
     assert run(["inspect", str(folder)]) == 0
     assert "run[bold] [/x]" in "".join(capsys.readouterr().out.splitlines())
 
 
 def test_a_narrow_terminal_wraps_no_number() -> None:
-    assert "85,054,464" in process("inspect", "B/16", COLUMNS="40", FORCE_COLOR="1").stdout
+    assert "85,054,464" in run_process("inspect", "B/16", COLUMNS="40", FORCE_COLOR="1").stdout
 
 
 def test_a_trace_of_a_broken_model_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Weights so large that the pass overflows, the case that tracing is for."""
-    model = vit()
+    model = small_vit()
     model.blocks[2].mlp.down.weight.data.fill_(1e38)  # type: ignore[union-attr,operator]
     assert run(["inspect", str(save(model, tmp_path / "mine")), "--trace", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["trace"]}
@@ -180,11 +180,11 @@ def test_doctor_finds_a_healthy_machine(capsys: pytest.CaptureFixture[str]) -> N
 def test_doctor_finds_what_is_broken_and_names_the_remedy(tmp_path: Path) -> None:
     """A broken einops comes first on the path, so that it cannot be imported."""
     (tmp_path / "einops.py").write_text("raise ImportError('cut in half')")
-    done = process("doctor", "--json", PYTHONPATH=str(tmp_path))
+    done = run_process("doctor", "--json", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
     broken = [finding for finding in json.loads(done.stdout)["findings"] if finding["state"] == "broken"]
     assert [finding["name"] for finding in broken] == ["einops"]
-    assert "cut in half" in broken[0]["found"]
+    assert "cut in half" in broken[0]["detail"]
     assert broken[0]["remedy"] == f"{sys.executable} -m pip install -c constraints.txt einops"
 
 
@@ -193,9 +193,9 @@ def test_doctor_names_the_command_for_a_missing_extra(
 ) -> None:
     from vitrail.cli import doctor
 
-    monkeypatch.setattr(doctor, "_installed", lambda name: name != "uvicorn")
-    (serve,) = [finding for finding in doctor.examine() if finding.name == "extra serve"]
-    assert (serve.state, serve.found) == ("absent", "without uvicorn")
+    monkeypatch.setattr(doctor, "_is_installed", lambda name: name != "uvicorn")
+    (serve,) = [finding for finding in doctor.run_checks() if finding.name == "extra serve"]
+    assert (serve.state, serve.detail) == ("absent", "without uvicorn")
     assert serve.remedy.endswith("-m pip install -c constraints.txt 'vitrail[serve]'")
     assert run(["doctor"]) == 0
     assert "'vitrail[serve]'" in "".join(capsys.readouterr().out.split())  # brackets and all
@@ -205,5 +205,5 @@ def test_doctor_finds_what_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     from vitrail.cli import doctor
 
     monkeypatch.setattr(doctor, "version", lambda name: "2.5.1+cpu")
-    assert doctor._package("torch", "2.11").found == "2.5.1+cpu, older than 2.11"
-    assert doctor._package("torch", "2.5").state == "ok"
+    assert doctor._check_package("torch", "2.11").detail == "2.5.1+cpu, older than 2.11"
+    assert doctor._check_package("torch", "2.5").state == "ok"

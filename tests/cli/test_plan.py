@@ -9,15 +9,26 @@ import pytest
 
 from vitrail.cli.main import run
 from vitrail.config import to_json
-from vitrail.recipes.book import recipe
-from vitrail.recipes.given import Given
-from vitrail.train.held import Held
+from vitrail.planning.memory_estimate import MemoryBreakdown
+from vitrail.recipes.context import RecipeContext
+from vitrail.recipes.registry import get_recipe
 
 Capture = pytest.CaptureFixture[str]
-TERMS = ("weights", "gradients", "moments", "average", "copies", "summed", "activations", "working", "stepping", "looking")
+TERMS = (
+    "weights",
+    "gradients",
+    "optimizer_state",
+    "ema",
+    "compute_copies",
+    "accumulated_grads",
+    "activations",
+    "workspace",
+    "optimizer_workspace",
+    "eval_weights",
+)
 
 
-def answer(capsys: Capture, *words: str) -> dict[str, Any]:
+def plan_json(capsys: Capture, *words: str) -> dict[str, Any]:
     assert run(["plan", *words, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
@@ -33,24 +44,24 @@ def evaluate_formula(formula: str, names: dict[str, float]) -> float:
     [
         ("paper-imagenet", "--nodes", "2", "--gpu", "A100"),
         ("paper-jft", "--model", "H/14", "--gpu", "RTX4090", "--gpus-per-node", "4", "--set", "precision=bfloat16"),
-        ("demo", "--gpus-per-node", "2", "--gpu", "T4", "--set", "micro=5"),
+        ("demo", "--gpus-per-node", "2", "--gpu", "T4", "--set", "micro_batch_size=5"),
         ("mae", "--model", "B/16", "--gpus-per-node", "1", "--gpu", "H100"),
-        ("paper-finetune", "--set", "ema=0.9999"),
+        ("paper-finetune", "--set", "ema_decay=0.9999"),
     ],
     ids=" ".join,
 )
 def test_the_formulae_give_the_printed_numbers(words: tuple[str, ...], capsys: Capture) -> None:
-    found = answer(capsys, *words)
+    found = plan_json(capsys, *words)
     model = found["model"]
     for way in found["strategies"].values():
         names = {
-            "P": model["parameters"], "T": model["trained"], "M": model["matrices"], "S": model["alike"], "O": model["outside"],
-            "B": model["block"], "A": model["kept"], "W": model["working"], "b": way["micro_batch_size"],
+            "P": model["parameters"], "T": model["trainable"], "M": model["muon_parameters"], "S": model["largest_muon_group"], "O": model["non_block"],
+            "B": model["largest_block"], "A": model["bytes_per_image"], "W": model["workspace_per_image"], "b": way["micro_batch_size"],
             "R": found["world_size"], "c": 2 if found["precision"] == "bfloat16" else 4,
         }  # fmt: skip
         for name in TERMS:
             assert way[name] == pytest.approx(evaluate_formula(way["formulae"][name], names), abs=1), name
-        assert way["total"] == Held(**{name: way[name] for name in TERMS}).total
+        assert way["total"] == MemoryBreakdown(**{name: way[name] for name in TERMS}).total
         assert way["fits"] == (way["total"] <= found["memory_budget"])
     seconds = model["flops"] * found["batch_size"] / (found["world_size"] * found["peak"] * found["mfu"])
     assert found["seconds_per_step"] == pytest.approx(seconds)
@@ -78,23 +89,25 @@ def test_the_table_says_what_to_set_and_what_is_not_modelled(capsys: Capture) ->
     assert run(["plan", "paper-jft", "--model", "e/14", "--gpu", "T4", "--nodes", "2"]) == 0
     shown = capsys.readouterr().out
     assert "FSDP2 does not fit" in shown
-    assert "to make it fit: --set recompute=true" in shown
+    assert "to make it fit: --set activation_checkpointing=true" in shown
 
 
 def test_the_papers_dataset_is_the_default_and_others_can_be_given(capsys: Capture) -> None:
-    jft, imagenet = answer(capsys, "paper-jft", "--model", "H/14"), answer(capsys, "paper-imagenet")
+    jft, imagenet = plan_json(capsys, "paper-jft", "--model", "H/14"), plan_json(capsys, "paper-imagenet")
     assert jft["flops"] / 1e18 == pytest.approx(4262, rel=0.01)  # Table 6
     assert imagenet["steps"] == round(300 * 1_281_167 / 4096)
-    mine = answer(capsys, "plain", "--images", "50000", "--classes", "100", "--image", "96", "--model", "Ti/16")
+    mine = plan_json(capsys, "plain", "--images", "50000", "--classes", "100", "--image", "96", "--model", "Ti/16")
     assert mine["steps"] == round(90 * 50_000 / 1024)
-    assert answer(capsys, "plain")["model"]["parameters"] > mine["model"]["parameters"]
+    assert plan_json(capsys, "plain")["model"]["parameters"] > mine["model"]["parameters"]
 
 
 def test_a_run_and_a_recipe_file_can_be_planned(tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "recipe.json").write_text(to_json(recipe("demo", Given())))
-    named, folder, file = (answer(capsys, name) for name in ("demo", str(tmp_path), str(tmp_path / "recipe.json")))
+    (tmp_path / "recipe.json").write_text(to_json(get_recipe("demo", RecipeContext())))
+    named, folder, file = (plan_json(capsys, name) for name in ("demo", str(tmp_path), str(tmp_path / "recipe.json")))
     assert named == folder == file
-    assert answer(capsys, str(tmp_path), "--set", "steps=950", "--set", "schedule.warmup=9")["days"] == named["days"] / 2
+    assert (
+        plan_json(capsys, str(tmp_path), "--set", "steps=950", "--set", "schedule.warmup_steps=9")["days"] == named["days"] / 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +126,10 @@ def test_a_run_and_a_recipe_file_can_be_planned(tmp_path: Path, capsys: Capture)
         (["."], "is not a run: it has no recipe.json"),
         ([".", "--model", "B/16"], "sets the model"),
         (["plain", "--gpu", "T4", "--set", "precision=bfloat16"], "T4 does not support bfloat16"),
-        (["plain", "--set", "optim.train=blocks", "--set", "optim.blocks=40"], "optim.trainable_blocks must be from 1 to 12"),
+        (
+            ["plain", "--set", "optim.trainable=blocks", "--set", "optim.trainable_blocks=40"],
+            "optim.trainable_blocks must be from 1 to 12",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(

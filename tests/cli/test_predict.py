@@ -16,11 +16,11 @@ import pytest
 from PIL import Image
 
 from tests.data import pictures as drawn
-from tests.small import vit
+from tests.small_models import small_vit
 from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
-from vitrail.evaluate.predict import predict
-from vitrail.weights.checkpoint import save
+from vitrail.inference.predict import predict
+from vitrail.weights.save import save
 
 Capture = pytest.CaptureFixture[str]
 Bytes = pytest.CaptureFixture[bytes]
@@ -31,23 +31,23 @@ COMMAND = [sys.executable, "-m", "vitrail", "predict"]
 def _a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Save ``run``, and ``in`` with three images."""
     monkeypatch.chdir(tmp_path)
-    model = vit()
-    model.preprocess, model.labels = Preprocess((12, 15)), ("ant", "bee, small", "cat", "dög", "elk")
+    model = small_vit()
+    model.preprocess, model.class_names = Preprocess((12, 15)), ("ant", "bee, small", "cat", "dög", "elk")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.json").write_text("{}")
     save(model, tmp_path / "run" / "best")
     for number, name in enumerate(("a.jpg", "b.png", "deep/c.jpg")):
-        drawn.put(tmp_path / "in" / name, number)
+        drawn.write_image(tmp_path / "in" / name, number)
 
 
-def table(text: str | bytes) -> list[dict[str, str]]:
+def read_csv(text: str | bytes) -> list[dict[str, str]]:
     text = text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else text
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
-def files(capsys: Any, *arguments: str) -> list[str]:
+def predicted_files(capsys: Any, *arguments: str) -> list[str]:
     assert run(["predict", "run", *arguments, "--csv"]) == 0
-    return [row["file"] for row in table(capsys.readouterr().out)]
+    return [row["file"] for row in read_csv(capsys.readouterr().out)]
 
 
 def test_a_table_for_people(capsys: Capture) -> None:
@@ -65,7 +65,7 @@ def test_a_table_for_people(capsys: Capture) -> None:
 
 
 def test_csv_jsonl_and_json_have_the_values_of_the_function(tmp_path: Path, capsys: Capture) -> None:
-    expected = predict("run", ["in/a.jpg", "in/b.png", "in/deep/c.jpg"], top=3)
+    expected = predict("run", ["in/a.jpg", "in/b.png", "in/deep/c.jpg"], top_k=3)
     plain = json.loads(json.dumps([asdict(row) for row in expected]))
     command = ["predict", "run", "in", "--top", "3"]
     assert run([*command, "--jsonl"]) == 0
@@ -75,7 +75,7 @@ def test_csv_jsonl_and_json_have_the_values_of_the_function(tmp_path: Path, caps
     assert answer == {"model": "run", "images": 3, "errors": 0, "out": None, "predictions": plain}
     assert run([*command, "--csv"]) == 0
     shown = capsys.readouterr().out
-    for row, prediction in zip(table(shown), expected, strict=True):
+    for row, prediction in zip(read_csv(shown), expected, strict=True):
         assert (row["file"], row["label"], row["error"]) == (prediction.file, prediction.label, "")
         assert float(row["probability"]) == prediction.probability
         assert (row["label_3"], float(row["probability_3"])) == (prediction.top[2].label, prediction.top[2].probability)
@@ -94,7 +94,7 @@ def test_a_bad_file_is_a_row_with_an_error_and_the_exit_code_is_1(tmp_path: Path
     Image.new("1", (10_000, 10_000)).save(tmp_path / "in" / "bomb.png", optimize=True)
     assert run(["predict", "run", "in", "gone.jpg", "--csv", "--batch", "2"]) == 1
     shown = capsys.readouterr()
-    rows = {row["file"]: row for row in table(shown.out)}
+    rows = {row["file"]: row for row in read_csv(shown.out)}
     assert list(rows) == ["in/a.jpg", "in/aa.jpg", "in/b.png", "in/bomb.png", "in/deep/c.jpg", "gone.jpg"]
     assert rows["in/aa.jpg"]["error"] == "cannot be decoded: it is empty"
     assert "67,108,864" in rows["in/bomb.png"]["error"]
@@ -109,11 +109,11 @@ def test_every_file_name_is_exact_in_the_csv(tmp_path: Path, capsysbinary: Bytes
     odd = ["a b.png", "a,b.png", 'a"b.png', "a\nb.png", "a\rb.png", " .png", "=1+1.png", "ü日本.png", os.fsdecode(b"a\xff.png")]
     for name in odd:
         with open(tmp_path / "in" / name, "wb") as file:  # Pillow would not take every name
-            file.write(drawn.encoded(5, format="PNG"))
+            file.write(drawn.image_bytes(5, format="PNG"))
     command = ["predict", "run", *(f"in/{name}" for name in odd), "--top", "2"]
     assert run([*command, "--csv"]) == 0
     printed = capsysbinary.readouterr().out
-    assert [row["file"] for row in table(printed)] == [f"in/{name}" for name in odd]
+    assert [row["file"] for row in read_csv(printed)] == [f"in/{name}" for name in odd]
     assert run([*command, "--out", "rows.csv"]) == 0
     assert (tmp_path / "rows.csv").read_bytes() == printed
     capsysbinary.readouterr()
@@ -127,14 +127,14 @@ def test_every_file_name_is_exact_in_the_csv(tmp_path: Path, capsysbinary: Bytes
 def test_folders_are_walked_like_datasets(tmp_path: Path, capsys: Capture) -> None:
     inside = tmp_path / "in"
     for junk in (".hidden.jpg", "notes.txt", "Thumbs.db", ".git/x.jpg"):
-        drawn.put(inside / junk, 1)
+        drawn.write_image(inside / junk, 1)
     (inside / "loop").symlink_to(inside)
-    assert files(capsys, "in") == ["in/a.jpg", "in/b.png", "in/deep/c.jpg"]
+    assert predicted_files(capsys, "in") == ["in/a.jpg", "in/b.png", "in/deep/c.jpg"]
     (inside / "self.jpg").symlink_to("self.jpg")
     (inside / "dead.jpg").symlink_to("nowhere")
     os.mkfifo(inside / "pipe.jpg")
     assert run(["predict", "run", "in/", "--csv"]) == 1
-    bad = {row["file"]: row["error"] for row in table(capsys.readouterr().out) if row["error"]}
+    bad = {row["file"]: row["error"] for row in read_csv(capsys.readouterr().out) if row["error"]}
     assert list(bad) == ["in/dead.jpg", "in/pipe.jpg", "in/self.jpg"]
 
 
@@ -156,29 +156,29 @@ def test_patterns_are_expanded_where_the_shell_did_not(
     if "**" in pattern:  # cycles of links must not be followed
         (tmp_path / "in" / "round").symlink_to(tmp_path / "in")
         (tmp_path / "in" / "about").symlink_to(tmp_path / "in")
-    assert files(capsys, pattern) == expected
+    assert predicted_files(capsys, pattern) == expected
 
 
 def test_a_file_with_a_star_in_its_name_is_that_file(tmp_path: Path, capsys: Capture) -> None:
-    drawn.put(tmp_path / "in" / "[a]*.jpg", 4)
-    assert files(capsys, "in/[a]*.jpg") == ["in/[a]*.jpg"]
+    drawn.write_image(tmp_path / "in" / "[a]*.jpg", 4)
+    assert predicted_files(capsys, "in/[a]*.jpg") == ["in/[a]*.jpg"]
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\0"])
 def test_names_are_read_from_stdin(end: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Bytes) -> None:
     odd = b"in/a\xff [1].jpg"
-    (tmp_path / os.fsdecode(odd)).write_bytes(drawn.encoded(5))
+    (tmp_path / os.fsdecode(odd)).write_bytes(drawn.image_bytes(5))
     names = [b"in/b.png", odd, b"in/deep"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(end.join([*names, b"", b""]))))
-    assert files(capsysbinary, "in/a.jpg", "-") == ["in/a.jpg", "in/b.png", os.fsdecode(odd), "in/deep/c.jpg"]
+    assert predicted_files(capsysbinary, "in/a.jpg", "-") == ["in/a.jpg", "in/b.png", os.fsdecode(odd), "in/deep/c.jpg"]
 
 
 def test_a_label_with_a_lone_surrogate_is_written(capsysbinary: Bytes) -> None:
-    model = vit()
-    model.preprocess, model.labels = Preprocess((12, 15)), tuple(f"{number}\ud800" for number in range(5))
+    model = small_vit()
+    model.preprocess, model.class_names = Preprocess((12, 15)), tuple(f"{number}\ud800" for number in range(5))
     save(model, "halves")
     assert run(["predict", "halves", "in/a.jpg", "--csv"]) == 0
-    assert table(capsysbinary.readouterr().out)[0]["label"].endswith("?")
+    assert read_csv(capsysbinary.readouterr().out)[0]["label"].endswith("?")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_mistake_is_one_sentence(
     assert shown.out == ""
 
 
-def many(tmp_path: Path, count: int) -> Path:
+def write_names(tmp_path: Path, count: int) -> Path:
     """Write the name of one image ``count`` times."""
     names = tmp_path / "names"
     names.write_text("in/a.jpg\n" * count)
@@ -224,7 +224,7 @@ def many(tmp_path: Path, count: int) -> Path:
 def test_rows_are_streamed_and_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     """More rows than a pipe holds: the first ones are read before the last ones can have been written."""
     with (
-        open(many(tmp_path, 3000)) as names,
+        open(write_names(tmp_path, 3000)) as names,
         subprocess.Popen(
             [*COMMAND, "run", "-", "--csv", "--batch", "4"], stdin=names, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process,
@@ -251,14 +251,14 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("of last time")
     before = {path.name for path in tmp_path.iterdir()} | {"names"}
     with (
-        open(many(tmp_path, 20_000)) as names,
+        open(write_names(tmp_path, 20_000)) as names,
         subprocess.Popen([*COMMAND, "run", "-", "--out", "rows.csv", "--batch", "1"], stdin=names) as process,
     ):
         while process.poll() is None and not any(path.stat().st_size for path in tmp_path.glob(".rows.csv*")):
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
     assert process.returncode == 143
-    many(tmp_path, 100)
+    write_names(tmp_path, 100)
     line = f"ulimit -f 2; {' '.join(COMMAND)} run - --out rows.csv < names"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "vitrail: [Errno 27] File too large\n")

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from tests.data.pictures import put
+from tests.data.images import write_image
 from vitrail.cli.main import run
 
 Capture = pytest.CaptureFixture[str]
 SETTINGS = (
-    "model.width=12", "model.mlp=24", "model.depth=1", "model.patch=4", "steps=6", "batch=8", "evaluate=3", "checkpoint=2",
-    "schedule.warmup=1",
+    "model.width=12", "model.mlp=24", "model.depth=1", "model.patch=4", "steps=6", "batch_size=8", "eval_every=3", "checkpoint_every=2",
+    "schedule.warmup_steps=1",
 )  # fmt: skip
 TINY = [*(part for setting in SETTINGS for part in ("--set", setting)), "--workers", "0"]
 DECODER = [part for setting in ("masking.decoder_width=12", "masking.decoder_heads=1") for part in ("--set", setting)]
-PANES = "panes:count=100,size=16"
+PANES = "panes:train_size=100,size=16"
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,10 @@ def test_a_summary_a_table_a_report_and_weights_for_finetune_and_probe(method: s
     assert "k-NN accuracy" in page
     assert page.count('type="radio"') == page.count('src="data:image/webp') == 2  # a sheet for each evaluation
     assert f"vitrail finetune runs/{method} DATA" in page
-    assert run(["finetune", f"runs/{method}", PANES, "--set", "steps=4", "--set", "schedule.warmup=1", "--out", "tuned"]) == 0
+    assert (
+        run(["finetune", f"runs/{method}", PANES, "--set", "steps=4", "--set", "schedule.warmup_steps=1", "--out", "tuned"])
+        == 0
+    )
     assert "new head for 10 classes" in capsys.readouterr().err
     assert run(["probe", f"runs/{method}", PANES, "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) >= {"fewshot", "knn", "linear"}
@@ -59,18 +62,18 @@ def test_json_is_one_object(capsys: Capture) -> None:
 
 def test_a_folder_may_have_images_at_any_depth(tmp_path: Path, capsys: Capture) -> None:
     for number in range(30):
-        put(tmp_path / "mine" / ("deep/er" if number % 2 else ".") / f"{number}.jpg", number)
-    assert run(["pretrain", "mine", "--method", "simmim", *TINY, "--set", "batch=3", "--image", "16", "--out", "one"]) == 0
+        write_image(tmp_path / "mine" / ("deep/er" if number % 2 else ".") / f"{number}.jpg", number)
+    assert run(["pretrain", "mine", "--method", "simmim", *TINY, "--set", "batch_size=3", "--image", "16", "--out", "one"]) == 0
     assert "22 train, 4 validation, 4 test" in capsys.readouterr().err
 
 
 def test_unlabelled_images_can_be_packed_first(tmp_path: Path, capsys: Capture) -> None:
     for number in range(30):
-        put(tmp_path / "mine" / f"{number}.jpg", number)
+        write_image(tmp_path / "mine" / f"{number}.jpg", number)
     assert run(["data", "pack", "mine", "mine.pack", "--size", "16x16"]) == 2
     assert "no class folders" in capsys.readouterr().err
     assert run(["data", "pack", "mine", "mine.pack", "--size", "16x16", "--unlabelled"]) == 0
-    assert run(["pretrain", "mine.pack", "--method", "simmim", *TINY, "--set", "batch=3", "--out", "one"]) == 0
+    assert run(["pretrain", "mine.pack", "--method", "simmim", *TINY, "--set", "batch_size=3", "--out", "one"]) == 0
     assert "24 train, 3 validation, 3 test" in capsys.readouterr().err
     assert run(["train", "mine.pack", "--out", "two"]) == 2  # there are no classes
     assert "Traceback" not in capsys.readouterr().err
@@ -92,7 +95,7 @@ def test_the_whole_recipe_is_printed(capsys: Capture) -> None:
         (["pretrain", PANES, "--model", "R50x1"], "a ResNet has none"),
         (["pretrain", "nowhere"], "there is no 'nowhere'"),
         (["train", PANES, "--recipe", "mae"], "try vitrail pretrain"),
-        (["pretrain", PANES, "--set", "masking.shar=0.5"], "share"),
+        (["pretrain", PANES, "--set", "masking.mask_rati=0.5"], "mask_ratio"),
     ],
 )
 def test_a_mistake_is_one_sentence(words: list[str], message: str, capsys: Capture) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.probing import prepared
+from tests.cli.probe_data import save_models_and_dataset
 from tests.data import pictures as drawn
 from vitrail.cli.main import run
-from vitrail.data.sources.open import pictures
-from vitrail.data.sources.source import Arrays, Part, nothing
+from vitrail.data.sources.dataset import ArrayDataset, Subset, empty_dataset
+from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
-from vitrail.evaluate.probe import means, probe, read_suite
+from vitrail.evaluation.probe import load_suite, mean_metrics, probe
 from vitrail.weights.load import load
 
 Capture = pytest.CaptureFixture[str]
@@ -26,17 +26,17 @@ REAL = ROOT.parent / "shared" / "real"
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-    prepared(tmp_path)
+    save_models_and_dataset(tmp_path)
 
 
-def answer(capsys: Capture, *arguments: str) -> dict[str, Any]:
+def probe_json(capsys: Capture, *arguments: str) -> dict[str, Any]:
     assert run(["probe", *arguments, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
 def test_the_command_has_the_values_of_the_function(capsys: Capture) -> None:
-    found = answer(capsys, "model", "set")
+    found = probe_json(capsys, "model", "set")
     expected = json.loads(json.dumps(asdict(probe(load("model"), "set"))))
     assert found == {"model": "model", **expected}
     assert [few["shots"] for few in found["fewshot"]] == [1, 5, 10, 25]
@@ -53,7 +53,7 @@ def test_the_command_has_the_values_of_the_function(capsys: Capture) -> None:
 
 
 def test_a_protocol_alone_needs_only_what_it_reads(capsys: Capture) -> None:
-    found = answer(capsys, "bare", "set", "--protocol", "knn")
+    found = probe_json(capsys, "bare", "set", "--protocol", "knn")
     assert (found["fewshot"], found["linear"]) == (None, None)
     assert found["pictures"] == {"train": 22, "test": 10}  # and not validation
 
@@ -61,7 +61,7 @@ def test_a_protocol_alone_needs_only_what_it_reads(capsys: Capture) -> None:
 def test_without_a_test_split_validation_is_reported_with_a_note(tmp_path: Path, capsys: Capture) -> None:
     for file in (tmp_path / "set" / "test").rglob("*.jpg"):
         file.unlink()
-    found = answer(capsys, "model", "set")
+    found = probe_json(capsys, "model", "set")
     assert found["on"] == "validation"
     assert "on which the linear probe's penalty was selected too" in found["notes"][0]
     assert found["linear"]["accuracy"] == max(one["accuracy"] for one in found["linear"]["tried"])
@@ -69,7 +69,7 @@ def test_without_a_test_split_validation_is_reported_with_a_note(tmp_path: Path,
 
 def test_bad_images_are_left_out_and_counted(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "set" / "train" / "bee" / "1.jpg").write_bytes(b"none")
-    found = answer(capsys, "model", "set")
+    found = probe_json(capsys, "model", "set")
     assert (found["left_out"], found["pictures"]["train"]) == (1, 21)
     assert run(["probe", "model", "set"]) == 0
     assert "1 unreadable" in capsys.readouterr().out
@@ -78,9 +78,11 @@ def test_bad_images_are_left_out_and_counted(tmp_path: Path, capsys: Capture) ->
 def test_the_example_suite_runs_and_its_groups_are_means(tmp_path: Path, capsys: Capture) -> None:
     suite = tmp_path / "suite.toml"  # the same with fewer images, so that it takes seconds
     text = (ROOT / "examples" / "suite.toml").read_text()
-    assert {entry.group for entry in read_suite(ROOT / "examples" / "suite.toml")} == {"specialised", "structured"}
-    suite.write_text(text.replace('"fashion"\ngroup', '"set"\ngroup').replace("count=2000", "count=90").replace("=500", "=80"))
-    found = answer(capsys, "model", "--suite", str(suite))
+    assert {entry.group for entry in load_suite(ROOT / "examples" / "suite.toml")} == {"specialised", "structured"}
+    suite.write_text(
+        text.replace('"fashion"\ngroup', '"set"\ngroup').replace("train_size=2000", "train_size=90").replace("=500", "=80")
+    )
+    found = probe_json(capsys, "model", "--suite", str(suite))
     assert [(one["name"], one["group"]) for one in found["data"]] == [
         ("fashion", "specialised"), ("panes", "structured"), ("panes-small", "structured"),
     ]  # fmt: skip
@@ -92,15 +94,15 @@ def test_the_example_suite_runs_and_its_groups_are_means(tmp_path: Path, capsys:
     assert run(["probe", "model", "--suite", str(suite)]) == 0
     shown = capsys.readouterr().out
     assert f"{found['groups']['structured']['kNN']:.2%}" in shown
-    found = answer(capsys, "model", "--suite", str(suite), "--protocol", "linear")
+    found = probe_json(capsys, "model", "--suite", str(suite), "--protocol", "linear")
     assert [one["name"] for one in found["data"]] == ["fashion", "panes"]
 
 
 def test_a_missing_dataset_of_a_suite_is_reported_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr("vitrail.evaluate.probe.embed", lambda *_: pytest.fail("began"))
-    drawn.classes(tmp_path / "one", {"ant": 12})
+    monkeypatch.setattr("vitrail.evaluation.probe.embed", lambda *_: pytest.fail("began"))
+    drawn.write_class_folders(tmp_path / "one", {"ant": 12})
     for missing, sentence in (("gone", "gone of s.toml: there is no"), ("one", "one of s.toml: one has a single class")):
         (tmp_path / "s.toml").write_text(f'[[data]]\nsource = "set"\n[[data]]\nsource = "{missing}"')
         assert run(["probe", "model", "--suite", "s.toml"]) == 2
@@ -108,31 +110,31 @@ def test_a_missing_dataset_of_a_suite_is_reported_before_the_work(
 
 
 def test_a_model_is_probed_on_the_test_split_of_its_training(tmp_path: Path) -> None:
-    drawn.classes(tmp_path / "flat", {"ant": 20, "bee": 20})
+    drawn.write_class_folders(tmp_path / "flat", {"ant": 20, "bee": 20})
     one = load("model")
-    one.facts = {"recipe": {"validation": 0.05, "test": 0.3}}
+    one.metadata = {"recipe": {"val_fraction": 0.05, "test_fraction": 0.3}}
     found = probe(one, "flat", ("knn",))
-    assert found.pictures == {"train": 26, "test": 12}
+    assert found.num_images == {"train": 26, "test": 12}
     assert found.notes == ("no splits given; split by content: 26 train, 2 validation, 12 test",)
 
 
 def test_a_probe_needs_labels_and_skips_images_without() -> None:
-    data = pictures("set")
+    data = open_dataset("set")
     paths = data.train
-    empty = Arrays(np.zeros((4, 9, 9, 3), np.uint8), np.full(4, -1), ())
+    empty = ArrayDataset(np.zeros((4, 9, 9, 3), np.uint8), np.full(4, -1), ())
     bare = replace(data, train=empty, validation=empty, test=empty)
     with pytest.raises(VitrailError, match="has no labels, which a probe needs"):
         probe(load("model"), bare)
-    half = Part(paths, np.arange(len(paths)))
+    half = Subset(paths, np.arange(len(paths)))
     half.labels[::2] = -1
     found = probe(load("model"), replace(data, train=half), ("knn",))
-    assert found.pictures["train"] == len(paths) // 2
+    assert found.num_images["train"] == len(paths) // 2
     with pytest.raises(VitrailError, match="has no validation split to select the linear probe's penalty on"):
-        probe(load("model"), replace(data, validation=nothing(data.names)))
+        probe(load("model"), replace(data, validation=empty_dataset(data.class_names)))
 
 
 def test_the_mean_covers_the_columns_of_every_row() -> None:
-    assert means([{"a": 0.25, "b": 0.5}, {"a": 0.75}]) == {"a": 0.5}
+    assert mean_metrics([{"a": 0.25, "b": 0.5}, {"a": 0.75}]) == {"a": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -156,10 +158,10 @@ def test_the_mean_covers_the_columns_of_every_row() -> None:
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path, capsys: Capture) -> None:
-    drawn.classes(tmp_path / "flat", {"ant": 12})
-    drawn.classes(tmp_path / "untaught" / "test", {"ant": 3, "bee": 4})
+    drawn.write_class_folders(tmp_path / "flat", {"ant": 12})
+    drawn.write_class_folders(tmp_path / "untaught" / "test", {"ant": 3, "bee": 4})
     for number in range(12):
-        drawn.put(tmp_path / "loose" / f"{number}.png", number)
+        drawn.write_image(tmp_path / "loose" / f"{number}.png", number)
     for name, text in {
         "bad": "[[data",
         "empty": "",

@@ -13,18 +13,24 @@ import torch
 from safetensors.torch import load
 from torch.testing import assert_close
 
-from tests.cli.hub_server import Hub, hub, without_a_hub
-from tests.small import vit
+from tests.cli.fake_hub import FakeHub, running_hub, unreachable_hub
+from tests.small_models import small_vit
 from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
-from vitrail.models.masked import masked
-from vitrail.models.masking import Masking
-from vitrail.weights.checkpoint import save
+from vitrail.models.masked_autoencoders import build_masked_model
+from vitrail.models.masking_config import Masking
 from vitrail.weights.load import load as load_model
+from vitrail.weights.save import save
 
 Capture = pytest.CaptureFixture[str]
 METADATA: dict[str, Any] = {
-    "recipe": {"name": "small", "data": "/home/somebody/secret/photos", "start": "~/runs/older/best", "steps": 7, "batch": 3},
+    "recipe": {
+        "name": "small",
+        "data": "/home/somebody/secret/photos",
+        "init_from": "~/runs/older/best",
+        "steps": 7,
+        "batch_size": 3,
+    },
     "dataset": {"name": "/home/somebody/secret/photos", "fingerprint": "ab" * 32},
     "metrics": {"step": 5, "validation": {"top1": 0.75}, "test": {"top1": 0.5, "top5": 0.9, "loss": 1.25}},
 }
@@ -32,19 +38,19 @@ METADATA: dict[str, Any] = {
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    made = vit()
-    made.preprocess, made.labels = Preprocess(made.config.image), tuple(f"kind {n}" for n in range(made.config.classes))
+    made = small_vit()
+    made.preprocess, made.class_names = Preprocess(made.config.image), tuple(f"kind {n}" for n in range(made.config.classes))
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.json").write_text("{}")
     (tmp_path / "run" / "checkpoints").mkdir()
-    return save(made, tmp_path / "run" / "best", facts=METADATA).parent
+    return save(made, tmp_path / "run" / "best", metadata=METADATA).parent
 
 
 @pytest.fixture
-def hub_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """Start a hub; the client reads its settings on import, so they are patched where it keeps them."""
     constants = pytest.importorskip("huggingface_hub.constants")
-    with hub() as made:
+    with running_hub() as made:
         monkeypatch.setattr(constants, "ENDPOINT", made.url)
         monkeypatch.setattr(
             constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{made.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
@@ -55,7 +61,7 @@ def hub_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]
         yield made
 
 
-def test_a_pushed_model_can_be_loaded_and_contains_no_paths(model: Path, hub_server: Hub, capsys: Capture) -> None:
+def test_a_pushed_model_can_be_loaded_and_contains_no_paths(model: Path, hub_server: FakeHub, capsys: Capture) -> None:
     assert run(["push", str(model), "me/mine", "--license", "mit", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     files = hub_server.files["me/mine"]
@@ -67,25 +73,25 @@ def test_a_pushed_model_can_be_loaded_and_contains_no_paths(model: Path, hub_ser
         assert b"secret" not in content
         assert str(model.parent).encode() not in content
     facts = json.loads(files["vitrail.json"])
-    assert (facts["recipe"]["data"], facts["recipe"]["start"], facts["dataset"]["name"]) == ("photos", "older", "photos")
+    assert (facts["recipe"]["data"], facts["recipe"]["init_from"], facts["dataset"]["name"]) == ("photos", "older", "photos")
     assert facts["metrics"] == METADATA["metrics"]
     pushed = load(files["model.safetensors"])
     for name, weight in load_model(model).state_dict().items():
         assert_close(pushed[name], weight, rtol=0, atol=0)
-    assert not any("agent" in path for path in hub_server.asked)  # no telemetry
+    assert not any("agent" in path for path in hub_server.requests)  # no telemetry
 
 
-def test_a_pushed_model_loads_bit_for_bit(model: Path, hub_server: Hub) -> None:
+def test_a_pushed_model_loads_bit_for_bit(model: Path, hub_server: FakeHub) -> None:
     assert run(["push", str(model), "hf:me/mine"]) == 0
     back = load_model("hf:me/mine")
     local = load_model(model)
     images = torch.randn(2, local.config.channels, *local.config.image)
     assert_close(back(images), local(images), rtol=0, atol=0)
-    assert (back.labels, back.preprocess) == (local.labels, local.preprocess)
+    assert (back.class_names, back.preprocess) == (local.class_names, local.preprocess)
 
 
-def test_a_second_push_removes_stale_files(model: Path, hub_server: Hub, tmp_path: Path, capsys: Capture) -> None:
-    pretrained = masked(vit(classes=0), Masking("masked-patch"))
+def test_a_second_push_removes_stale_files(model: Path, hub_server: FakeHub, tmp_path: Path, capsys: Capture) -> None:
+    pretrained = build_masked_model(small_vit(classes=0), Masking("masked-patch"))
     save(pretrained, tmp_path / "older")
     assert run(["push", str(tmp_path / "older"), "me/mine"]) == 0
     assert "decoder.safetensors" in hub_server.files["me/mine"]
@@ -95,7 +101,7 @@ def test_a_second_push_removes_stale_files(model: Path, hub_server: Hub, tmp_pat
     assert len(hub_server.commits) == 2  # one each, so that no client sees half a model
 
 
-def test_private_is_kept_or_refused(model: Path, hub_server: Hub, capsys: Capture) -> None:
+def test_private_is_kept_or_refused(model: Path, hub_server: FakeHub, capsys: Capture) -> None:
     assert run(["push", str(model), "me/hidden", "--private"]) == 0
     assert hub_server.private["me/hidden"]
     assert run(["push", str(model), "me/open"]) == 0
@@ -108,7 +114,7 @@ def test_private_is_kept_or_refused(model: Path, hub_server: Hub, capsys: Captur
 
 
 def test_a_token_that_may_not_write_is_one_sentence(
-    model: Path, hub_server: Hub, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    model: Path, hub_server: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert run(["push", str(model), "me/mine"]) == 2
@@ -126,13 +132,13 @@ def test_a_folder_is_written_without_any_hub(model: Path, tmp_path: Path, capsys
     assert "no licence is set" in shown
     assert sorted(os.listdir(out)) == ["README.md", "model.safetensors", "vitrail.json"]
     assert os.listdir(out.parent) == ["parcel"]
-    assert load_model(out).labels == load_model(model).labels
+    assert load_model(out).class_names == load_model(model).class_names
     assert run(["push", str(model), "me/mine", "--out", str(out)]) == 2
     assert "exists and is not empty" in capsys.readouterr().err
 
 
 def test_transformers_layout_where_it_can_hold_the_model(model: Path, tmp_path: Path, capsys: Capture) -> None:
-    made = vit(image=(12, 12), patch=(4, 4))
+    made = small_vit(image=(12, 12), patch=(4, 4))
     made.preprocess = Preprocess((12, 12))
     save(made, tmp_path / "square")
     assert run(["push", str(tmp_path / "square"), "me/x", "--format", "huggingface", "--out", str(tmp_path / "hf")]) == 0
@@ -141,7 +147,7 @@ def test_transformers_layout_where_it_can_hold_the_model(model: Path, tmp_path: 
     text = (tmp_path / "hf" / "README.md").read_text()
     assert 'library_name: "transformers"' in text
     assert "from transformers import pipeline" in text
-    save(vit(pool="gap"), tmp_path / "gap")
+    save(small_vit(pool="gap"), tmp_path / "gap")
     assert run(["push", str(tmp_path / "gap"), "me/x", "--format", "huggingface", "--out", str(tmp_path / "no")]) == 2
     assert "format='timm'" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
@@ -171,7 +177,7 @@ def test_a_mistake_is_one_sentence(
 
 @pytest.mark.parametrize("kind", ["closed", "silent"])
 def test_without_a_hub_push_fails_soon(kind: str, model: Path, tmp_path: Path) -> None:
-    with without_a_hub(kind, tmp_path) as environment:
+    with unreachable_hub(kind, tmp_path) as environment:
         done = subprocess.run(
             [sys.executable, "-m", "vitrail", "push", str(model), "me/mine"],
             capture_output=True,

@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 import vitrail
-from tests.cli.probing import prepared
+from tests.cli.probe_data import save_models_and_dataset
 from tests.data import pictures as drawn
 from vitrail.cli.main import run
-from vitrail.evaluate.features import embed
+from vitrail.inference.features import embed
 
 Capture = pytest.CaptureFixture[str]
 
@@ -21,10 +21,10 @@ Capture = pytest.CaptureFixture[str]
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-    prepared(tmp_path)
+    save_models_and_dataset(tmp_path)
 
 
-def hits(capsys: Capture, *arguments: str) -> list[dict[str, Any]]:
+def search_hits(capsys: Capture, *arguments: str) -> list[dict[str, Any]]:
     assert run(["search", *arguments, "--json"]) == 0
     found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["hits"]
     return found
@@ -33,13 +33,13 @@ def hits(capsys: Capture, *arguments: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("batch", ["3", "64"])
 def test_the_order_is_that_of_all_cosines(batch: str, capsys: Capture) -> None:
     query = "set/val/bee/2.jpg"
-    found = hits(capsys, "model", "set", query, "--top", "8", "--batch", batch)
+    found = search_hits(capsys, "model", "set", query, "--top", "8", "--batch", batch)
     rows = []
     features = embed("model", [query]).values[0]
-    for split, source in vitrail.pictures("set").splits.items():
+    for split, source in vitrail.open_dataset("set").splits.items():
         for index, row in enumerate(embed("model", source).values):
             cosine = float(row @ features / np.linalg.norm(row) / np.linalg.norm(features))
-            rows.append((-cosine, source.where(index), split))
+            rows.append((-cosine, source.describe(index), split))
     rows.sort()
     assert [(hit["file"], hit["split"]) for hit in found] == [(file, split) for _, file, split in rows[:8]]
     assert [hit["similarity"] for hit in found] == pytest.approx([-cosine for cosine, *_ in rows[:8]], abs=1e-5)
@@ -61,8 +61,8 @@ def test_a_table_and_a_contact_sheet(capsys: Capture) -> None:
 
 def test_there_are_at_most_as_many_hits_as_images(tmp_path: Path, capsys: Capture) -> None:
     for number in range(5):
-        drawn.put(tmp_path / "loose" / f"{number}.png", number)
-    found = hits(capsys, "model", "loose", "loose/3.png", "--top", "50")
+        drawn.write_image(tmp_path / "loose" / f"{number}.png", number)
+    found = search_hits(capsys, "model", "loose", "loose/3.png", "--top", "50")
     assert len(found) == 5
     assert found[0]["file"].endswith("loose/3.png")
     assert found[0]["label"] is None
@@ -83,7 +83,7 @@ def test_there_are_at_most_as_many_hits_as_images(tmp_path: Path, capsys: Captur
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path, capsys: Capture) -> None:
-    drawn.put(tmp_path / "q.png", 9)
+    drawn.write_image(tmp_path / "q.png", 9)
     (tmp_path / "empty.jpg").touch()
     assert run(["search", *arguments]) == 2
     shown = capsys.readouterr()

@@ -10,21 +10,23 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.serve.fake import encoded, form
-from tests.serve.talking import PNG, TIMEOUT, Server, started
-from tests.small import vit
+from tests.serve.fake_predictor import encode_image, multipart_form
+from tests.serve.server_process import PNG, TIMEOUT, ServerProcess, start_server
+from tests.small_models import small_vit
 from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
-from vitrail.evaluate.predict import Prediction, predict
-from vitrail.weights.checkpoint import save
+from vitrail.inference.predict import Prediction, predict
+from vitrail.weights.save import save
 
-IMAGES = [encoded(Image.fromarray(np.random.default_rng(seed).integers(0, 256, (23, 31, 3), np.uint8))) for seed in range(5)]
+IMAGES = [
+    encode_image(Image.fromarray(np.random.default_rng(seed).integers(0, 256, (23, 31, 3), np.uint8))) for seed in range(5)
+]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = vit()
-    made.preprocess, made.labels = Preprocess((12, 15), crop=0.8), ("ant", "bee", "cat", "dog", "emu")
+    made = small_vit()
+    made.preprocess, made.class_names = Preprocess((12, 15), crop_pct=0.8), ("ant", "bee", "cat", "dog", "emu")
     folder = tmp_path_factory.mktemp("models") / "insects" / "best"  # clients see the name of the run
     folder.parent.mkdir()
     save(made, folder)
@@ -37,7 +39,7 @@ def expected(model: Path) -> list[Prediction]:
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, expected: list[Prediction]) -> Iterator[Server]:
+def server(model: Path, expected: list[Prediction]) -> Iterator[ServerProcess]:
     command = [
         "-m",
         "vitrail",
@@ -53,29 +55,29 @@ def server(model: Path, expected: list[Prediction]) -> Iterator[Server]:
         "--threads",
         "1",
     ]
-    with started(command, {"VITRAIL_TOKEN": "sesame"}) as server:
+    with start_server(command, {"VITRAIL_TOKEN": "sesame"}) as server:
         yield server
 
 
 def test_predictions_equal_those_of_predict_even_after_the_model_is_deleted(
-    server: Server, model: Path, expected: list[Prediction]
+    server: ServerProcess, model: Path, expected: list[Prediction]
 ) -> None:
     """The model's file is overwritten, then its folder deleted; no later test uses it."""
-    body = form(*((str(number), image) for number, image in enumerate(IMAGES)))
+    body = multipart_form(*((str(number), image) for number, image in enumerate(IMAGES)))
     headers = {"Content-Type": "multipart/form-data; boundary=xXx", "Authorization": "Bearer sesame"}
     for damage in (lambda: None, lambda: (model / "model.safetensors").write_bytes(b"\0" * 9), lambda: shutil.rmtree(model)):
         damage()
-        answer = server.ask("/predict", body, headers)
+        answer = server.request("/predict", body, headers)
         assert answer.status == 200
         assert answer.json["model"] == "insects"
         for row, prediction in zip(answer.json["predictions"], expected, strict=True):
             assert [entry["label"] for entry in row["top"]] == [entry.label for entry in prediction.top[:2]]
             assert row["probability"] == pytest.approx(prediction.probability, abs=1e-5)
-    assert server.ask("/explain", IMAGES[0], {**PNG, **headers, **PNG}).status == 200
+    assert server.request("/explain", IMAGES[0], {**PNG, **headers, **PNG}).status == 200
 
 
-def test_the_token_comes_from_the_environment(server: Server) -> None:
-    assert server.ask("/predict", IMAGES[0], PNG).status == 401
+def test_the_token_comes_from_the_environment(server: ServerProcess) -> None:
+    assert server.request("/predict", IMAGES[0], PNG).status == 401
     assert server.get("/healthz").status == 200
 
 
@@ -98,9 +100,9 @@ def test_a_port_in_use_is_reported_with_a_free_one(capsys: pytest.CaptureFixture
         (["nowhere/at/all"], "nowhere/at/all"),
         (["x", "--host", "256.0.0.1"], "--host must be"),
         (["x", "--host", "192.0.2.1"], "--host must be"),
-        (["x", "--max-queue", "4"], "queue must have room"),
+        (["x", "--max-queue", "4"], "max_queue must have room"),
         (["x", "--max-body", "0"], "--max-body must be"),
-        (["x", "--request-timeout", "-1"], "deadline must be"),
+        (["x", "--request-timeout", "-1"], "request_timeout must be"),
         (["x", "--token", ""], "--token must not be empty"),
         (["x", "--engine", "tensorflow"], "onnxruntime"),
     ],
@@ -111,7 +113,7 @@ def test_a_mistake_is_one_sentence(arguments: list[str], message: str, capsys: p
 
 
 def test_a_model_without_classes_cannot_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = vit(classes=0)
+    made = small_vit(classes=0)
     made.preprocess = Preprocess((12, 15))
     save(made, tmp_path / "encoder")
     assert run(["serve", str(tmp_path / "encoder"), "--port", "0"]) == 2
@@ -119,10 +121,10 @@ def test_a_model_without_classes_cannot_be_served(tmp_path: Path, capsys: pytest
 
 
 def test_the_server_prints_its_address_and_stops_with_exit_code_0(tmp_path: Path) -> None:
-    made = vit()
+    made = small_vit()
     made.preprocess = Preprocess((12, 15))
     save(made, tmp_path / "small")
-    with started(["-m", "vitrail", "serve", str(tmp_path / "small"), "--port", "0", "--json"]) as server:
+    with start_server(["-m", "vitrail", "serve", str(tmp_path / "small"), "--port", "0", "--json"]) as server:
         assert server.url == f"http://127.0.0.1:{server.port}"
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(TIMEOUT) == 0

@@ -14,7 +14,7 @@ from threading import Event
 
 import pytest
 
-from tests.browser.runs import saved
+from tests.browser.sample_models import save_model
 from vitrail.cli.main import run
 
 TOKEN = "a-token-of-enough-letters"
@@ -22,7 +22,7 @@ TOKEN = "a-token-of-enough-letters"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tmp_path_factory.mktemp("models") / "mine")
+    return save_model(tmp_path_factory.mktemp("models") / "mine")
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
@@ -83,7 +83,7 @@ def test_the_page_opens_in_a_browser_that_blocks(model: Path, monkeypatch: pytes
         answers.set()
 
     monkeypatch.setattr("webbrowser.open", lambda url: opened.put((url, answers.wait(10))))
-    monkeypatch.setattr("vitrail.studio.listen.listen", listen)
+    monkeypatch.setattr("vitrail.studio.server.run_studio_server", listen)
     assert run(["studio", str(model), "--token", TOKEN]) == 0
     url, answered = opened.get(timeout=30)
     assert url.endswith(f"/{TOKEN}/")

@@ -16,12 +16,12 @@ from vitrail.weights.load import load
 
 Capture = pytest.CaptureFixture[str]
 TINY = [
-    "panes:count=100,size=16",
+    "panes:train_size=100,size=16",
     *(
         part
         for setting in (
-            "model.width=12", "model.mlp=24", "model.depth=1", "model.patch=8", "steps=6", "batch=8", "evaluate=3",
-            "checkpoint=2", "schedule.warmup=1",
+            "model.width=12", "model.mlp=24", "model.depth=1", "model.patch=8", "steps=6", "batch_size=8", "eval_every=3",
+            "checkpoint_every=2", "schedule.warmup_steps=1",
         )
         for part in ("--set", setting)
     ),
@@ -43,8 +43,8 @@ def test_a_summary_then_a_table_a_model_and_a_report(tmp_path: Path, capsys: Cap
     assert "step 3: validation" in shown.err
     assert "test top1" in shown.out
     model = load(tmp_path / "runs" / "small" / "best")
-    assert model.labels is not None
-    assert len(model.labels) == 10
+    assert model.class_names is not None
+    assert len(model.class_names) == 10
     page = (tmp_path / "runs" / "small" / "report.html").read_text()
     assert "<script" not in page
     assert "Confusion matrix" in page

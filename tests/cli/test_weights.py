@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.small import vit
+from tests.small_models import small_vit
 from vitrail.cli.main import run
-from vitrail.weights.checkpoint import save
 from vitrail.weights.load import load
+from vitrail.weights.save import save
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "token.weights.npz"
 Capture = pytest.CaptureFixture[str]
@@ -62,7 +62,7 @@ def test_convert_can_change_the_model(tmp_path: Path) -> None:
 
 
 def test_verify_exits_with_1_if_the_logits_differ(tmp_path: Path, capsys: Capture) -> None:
-    model = vit()
+    model = small_vit()
     one = save(model, tmp_path / "one")
     dict(model.named_parameters())["head.bias"].data += 1
     two = save(model, tmp_path / "two")

@@ -19,25 +19,25 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def lines() -> list[tuple[str, str]]:
+def instructions() -> list[tuple[str, str]]:
     """Return the instructions and their arguments."""
     text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     return [(name, rest.strip()) for name, rest in (line.split(" ", 1) for line in text.splitlines() if line.strip())]
 
 
 def last_stage() -> dict[str, str]:
-    found = lines()
+    found = instructions()
     start = max(number for number, (name, _) in enumerate(found) if name == "FROM")
     return dict(found[start:])
 
 
-def health() -> list[str]:
+def health_command() -> list[str]:
     command: list[str] = json.loads(last_stage()["HEALTHCHECK"].split("CMD", 1)[1])
     return command
 
 
 def test_the_python_version_is_supported() -> None:
-    bases = {rest.split()[0] for name, rest in lines() if name == "FROM"}
+    bases = {rest.split()[0] for name, rest in instructions() if name == "FROM"}
     assert bases == {"python:3.12-slim"}
     assert PROJECT["requires-python"] == ">=3.11"
 
@@ -63,7 +63,7 @@ def test_it_does_not_run_as_root() -> None:
 
 
 def test_every_install_goes_through_the_constraints() -> None:
-    installs = [part for name, rest in lines() if name == "RUN" for part in rest.split("&&") if "pip install" in part]
+    installs = [part for name, rest in instructions() if name == "RUN" for part in rest.split("&&") if "pip install" in part]
     assert len(installs) == 3
     assert all("-c constraints.txt" in part for part in installs)
     (extras,) = re.findall(r"\.\[([\w,]+)\]", " ".join(installs))
@@ -72,7 +72,7 @@ def test_every_install_goes_through_the_constraints() -> None:
 
 def test_copied_files_exist_and_are_not_ignored() -> None:
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
-    copied = [word for name, rest in lines() if name == "COPY" and "--from" not in rest for word in rest.split()[:-1]]
+    copied = [word for name, rest in instructions() if name == "COPY" and "--from" not in rest for word in rest.split()[:-1]]
     assert set(copied) >= {"constraints.txt", "pyproject.toml", "src", PROJECT["readme"], *PROJECT["license-files"]}
     for name in copied:
         assert (ROOT / name).exists()
@@ -116,7 +116,7 @@ def test_the_health_check_tells_a_healthy_server_from_an_unhealthy_one(status: i
             server.server_close()
         else:
             thread.start()
-        python, *words = health()
+        python, *words = health_command()
         assert python == "python"
         assert f":{last_stage()['EXPOSE']}/healthz" in words[-1]
         words[-1] = words[-1].replace(f":{last_stage()['EXPOSE']}/", f":{port}/")

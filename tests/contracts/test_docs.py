@@ -13,18 +13,18 @@ import pytest
 from PIL import Image
 
 import vitrail
-from docs.draw import PICTURES, RASTERS, VECTORS
+from docs.draw import FIGURES_FOLDER, RASTERS, VECTORS
 from tests.cli.commands import COMMANDS, options
-from tests.contracts.pages import PAGES, ROOT, blocks, commands, furnish, tell
+from tests.contracts.doc_pages import PAGES, ROOT, code_blocks, commands, prepare_folder, run_page
 from tests.contracts.test_imports import LEVELS
 from vitrail.augment.policy import POLICIES, Policy
 from vitrail.data.preprocess import Preprocess
-from vitrail.models.faster import Faster
-from vitrail.models.masking import Masking
-from vitrail.models.settings import ResNetConfig, Stem, ViTConfig
+from vitrail.models.config import ResNetConfig, StemConfig, ViTConfig
+from vitrail.models.masking_config import Masking
+from vitrail.models.speedups import Speedups
 from vitrail.models.variants import SIZES
-from vitrail.recipes.book import RECIPES
-from vitrail.train.recipe import Optim, Recipe, Schedule
+from vitrail.recipes.registry import RECIPES
+from vitrail.training.recipe import Optim, Recipe, Schedule
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 
@@ -49,7 +49,7 @@ def test_every_command_and_option_is_documented(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [ViTConfig, ResNetConfig, Stem, Policy, Preprocess, Recipe, Optim, Schedule, Masking, Faster]
+    "settings", [ViTConfig, ResNetConfig, StemConfig, Policy, Preprocess, Recipe, Optim, Schedule, Masking, Speedups]
 )
 def test_every_field_is_documented(settings: type) -> None:
     for field in fields(settings):
@@ -61,11 +61,11 @@ def test_every_field_is_documented(settings: type) -> None:
 @pytest.fixture(scope="session")
 def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("prepared_folder")
-    furnish(folder)
+    prepare_folder(folder)
     return folder
 
 
-RUNNABLE = [page for page in PAGES if any(block.language == "python" or commands(block) for block in blocks(page))]
+RUNNABLE = [page for page in PAGES if any(block.language == "python" or commands(block) for block in code_blocks(page))]
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: str(page.relative_to(ROOT)))
@@ -79,10 +79,10 @@ def test_every_page_can_be_followed(
     else:
         folder.mkdir()
     monkeypatch.chdir(folder)
-    tell(page)
+    run_page(page)
 
 
-LINES = sorted({line for page in PAGES for block in blocks(page) for line in commands(block)})
+LINES = sorted({line for page in PAGES for block in code_blocks(page) for line in commands(block)})
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("make ")])
@@ -100,12 +100,12 @@ def test_every_example_runs(example: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", VECTORS)
 def test_vector_figures_are_up_to_date(name: str) -> None:
-    assert (PICTURES / name).read_text() == VECTORS[name](), "run docs/draw.py"
+    assert (FIGURES_FOLDER / name).read_text() == VECTORS[name](), "run docs/draw.py"
 
 
 @pytest.mark.parametrize("name", RASTERS)
 def test_raster_figures_are_up_to_date(name: str) -> None:
-    with Image.open(PICTURES / name) as drawn:
+    with Image.open(FIGURES_FOLDER / name) as drawn:
         assert np.array_equal(np.asarray(drawn), np.asarray(RASTERS[name]())), "run docs/draw.py"
 
 

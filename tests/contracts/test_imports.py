@@ -23,14 +23,14 @@ LEVELS = [
 ]
 RANK = {room: rank for rank, rooms in enumerate(LEVELS) for room in rooms}
 FILES = sorted(PACKAGE.rglob("*.py"))
-ABOVE_ALL = {"__init__", "__main__"}  # the facade and the module entry point
+ENTRY_POINTS = {"__init__", "__main__"}  # the facade and the module entry point
 
 
 def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else "__init__"
 
 
-def imported(file: Path) -> set[str]:
+def imported_modules(file: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom):
@@ -47,12 +47,12 @@ def imported(file: Path) -> set[str]:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_imports_point_downwards(file: Path) -> None:
     room = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    if room in ABOVE_ALL:
+    if room in ENTRY_POINTS:
         return
     assert room in RANK, f"{room} is not a room of the design"
-    for module in imported(file):
+    for module in imported_modules(file):
         other = room_of(module)
-        assert other not in ABOVE_ALL, f"{file} imports the facade"
+        assert other not in ENTRY_POINTS, f"{file} imports the facade"
         inside = other == room
         both_at_the_bottom = {room, other} == {"errors", "config"} and room == "config"
         assert inside or both_at_the_bottom or RANK[other] > RANK[room], f"{room} must not import {other}"

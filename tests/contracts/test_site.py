@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tests.contracts.pages import PAGES, ROOT
+from tests.contracts.doc_pages import PAGES, ROOT
 
 DOCS = ROOT / "docs"
 SOURCES = ("script", "img", "iframe", "audio", "video", "source", "embed")
@@ -18,7 +18,7 @@ ADDRESSES = {("a", "href"), ("link", "href"), ("use", "href"), ("object", "data"
 
 
 @dataclass
-class Page(HTMLParser):
+class ParsedPage(HTMLParser):
     """Links (tag, attribute, address), anchors and styles of a page."""
 
     links: list[tuple[str, str, str]] = field(default_factory=list)
@@ -55,16 +55,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pages(site: Path) -> dict[Path, Page]:
+def pages(site: Path) -> dict[Path, ParsedPage]:
     """Parse every page of the site, by file."""
     found = {}
     for file in sorted(site.rglob("*.html")):
-        found[file] = Page()
+        found[file] = ParsedPage()
         found[file].feed(file.read_text())
     return found
 
 
-def test_every_page_is_built_and_in_the_navigation(site: Path, pages: dict[Path, Page]) -> None:
+def test_every_page_is_built_and_in_the_navigation(site: Path, pages: dict[Path, ParsedPage]) -> None:
     front = {unquote(urlsplit(address).path) for _, _, address in pages[site / "index.html"].links}
     for page in PAGES:
         if page.is_relative_to(DOCS):
@@ -73,7 +73,7 @@ def test_every_page_is_built_and_in_the_navigation(site: Path, pages: dict[Path,
             assert built in front or built == "index.html", f"{built} is not in the navigation; see docs/conf.py"
 
 
-def test_every_link_resolves(site: Path, pages: dict[Path, Page]) -> None:
+def test_every_link_resolves(site: Path, pages: dict[Path, ParsedPage]) -> None:
     for file, page in pages.items():
         for tag, _, address in page.links:
             parts = urlsplit(address)
@@ -85,13 +85,13 @@ def test_every_link_resolves(site: Path, pages: dict[Path, Page]) -> None:
                 assert unquote(parts.fragment) in pages[target].anchors, f"{file.name}: {address}"
 
 
-def test_nothing_is_fetched_from_outside(site: Path, pages: dict[Path, Page]) -> None:
+def test_nothing_is_fetched_from_outside(site: Path, pages: dict[Path, ParsedPage]) -> None:
     for file, page in pages.items():
         outside = [link for link in page.links if urlsplit(link[2]).netloc or urlsplit(link[2]).scheme not in ("", "data")]
         assert {tag for tag, _, _ in outside} <= {"a"}, f"{file.name}: {outside}"
-        assert not _foreign(page.styles), file.name
+        assert not _outside_addresses(page.styles), file.name
     for file in site.rglob("*.css"):
-        assert not _foreign(file.read_text()), file.name
+        assert not _outside_addresses(file.read_text()), file.name
     for file in site.rglob("*.svg"):
         assert not re.search(r"(href|src)=[\"'](https?:)?//", file.read_text()), file.name
 
@@ -105,12 +105,12 @@ def test_numbers_and_options_stay_on_one_line(site: Path) -> None:
     )
 
 
-def test_formulae_are_mathml(site: Path, pages: dict[Path, Page]) -> None:
+def test_formulae_are_mathml(site: Path, pages: dict[Path, ParsedPage]) -> None:
     source = (DOCS / "tutorial.md").read_text()
     prose = re.sub(r"```.*?```", "", source, flags=re.DOTALL)
     assert pages[site / "tutorial.html"].formulae == len(re.findall(r"\$\$.+?\$\$|\$.+?\$", prose, re.DOTALL))
 
 
-def _foreign(style: str) -> list[str]:
+def _outside_addresses(style: str) -> list[str]:
     """Return the addresses that a style would fetch from outside."""
     return re.findall(r"(?:url\(\s*[\"']?|@import\s+[\"'])((?:https?:)?//[^)\"']+)", style)

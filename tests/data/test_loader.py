@@ -13,51 +13,51 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from tests.data.pictures import classes, encoded
-from vitrail.augment.mix import targets
-from vitrail.augment.policy import POLICIES, policy
+from tests.data.images import image_bytes, write_class_folders
+from vitrail.augment.mixup import soft_targets
+from vitrail.augment.policy import POLICIES, get_policy
 from vitrail.data.decode import decode
-from vitrail.data.loader import Batch, Loader, evaluation, training
-from vitrail.data.order import Shuffled
-from vitrail.data.pack import read_pack
-from vitrail.data.packing import write_pack
-from vitrail.data.prepare import prepare
-from vitrail.data.preprocess import Preprocess, vit
-from vitrail.data.sources.builtin import fashion
-from vitrail.data.sources.folder import read_folder
-from vitrail.data.sources.panes import Panes
-from vitrail.data.sources.source import Arrays, Part, Source
+from vitrail.data.loader import Batch, Loader, build_eval_loader, build_train_loader
+from vitrail.data.pack_reader import read_pack
+from vitrail.data.pack_writer import write_pack
+from vitrail.data.preprocess import Preprocess, vit_preprocess
+from vitrail.data.samplers import ShuffledSampler
+from vitrail.data.sources.builtin import load_fashion
+from vitrail.data.sources.dataset import ArrayDataset, Dataset, Subset
+from vitrail.data.sources.image_folder import read_image_folder
+from vitrail.data.sources.panes.dataset import PanesDataset
+from vitrail.data.transforms import preprocess_image
 from vitrail.errors import VitrailError
 
-HOW = Preprocess((16, 12))
-GREY = Preprocess((28, 28), mean=(0.5,), std=(0.5,))
+PREPROCESS = Preprocess((16, 12))
+GREY_PREPROCESS = Preprocess((28, 28), mean=(0.5,), std=(0.5,))
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Source:
-    return read_folder(classes(tmp_path_factory.mktemp("data"), {"a": 9, "b": 8, "c": 6}))[0][""]
+def files(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return read_image_folder(write_class_folders(tmp_path_factory.mktemp("data"), {"a": 9, "b": 8, "c": 6}))[0][""]
 
 
-def few(count: int = 100) -> Arrays:
-    whole = fashion("test")
-    return Arrays(whole.images[:count], whole.labels[:count], whole.names)
+def small_arrays(count: int = 100) -> ArrayDataset:
+    whole = load_fashion("test")
+    return ArrayDataset(whole.images[:count], whole.labels[:count], whole.class_names)
 
 
-def same(one: Batch, two: Batch) -> bool:
-    pairs = [(getattr(one, name), getattr(two, name)) for name in ("images", "labels", "indices", "others", "share")]
+def batches_equal(one: Batch, two: Batch) -> bool:
+    pairs = [(getattr(one, name), getattr(two, name)) for name in ("images", "labels", "indices", "mixed_labels", "lam")]
     return all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
 
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_a_resumed_loader_gives_the_same_batches_with_any_number_of_threads(name: str, workers: int, files: Source) -> None:
-    whole = list(training(files, HOW, 5, policy(name), seed=3).batches(0, 9, workers=0))
-    resumed = training(files, HOW, 5, policy(name), seed=3).batches(4, 9, workers=workers)
-    assert all(same(one, two) for one, two in zip(whole[4:], resumed, strict=True))
+def test_a_resumed_loader_gives_the_same_batches_with_any_number_of_threads(name: str, workers: int, files: Dataset) -> None:
+    whole = list(build_train_loader(files, PREPROCESS, 5, get_policy(name), seed=3).batches(0, 9, workers=0))
+    resumed = build_train_loader(files, PREPROCESS, 5, get_policy(name), seed=3).batches(4, 9, workers=workers)
+    assert all(batches_equal(one, two) for one, two in zip(whole[4:], resumed, strict=True))
 
 
-def test_another_seed_or_epoch_gives_another_order_and_augmentation(files: Source) -> None:
-    one, two = (training(files, HOW, 23, policy("none"), seed=seed) for seed in (0, 1))
+def test_another_seed_or_epoch_gives_another_order_and_augmentation(files: Dataset) -> None:
+    one, two = (build_train_loader(files, PREPROCESS, 23, get_policy("none"), seed=seed) for seed in (0, 1))
     assert not torch.equal(one.batch(0).indices, two.batch(0).indices)
     assert not torch.equal(one.batch(0).indices, one.batch(1).indices)
     first, second = one.batch(0), one.batch(1)
@@ -65,132 +65,137 @@ def test_another_seed_or_epoch_gives_another_order_and_augmentation(files: Sourc
     assert not torch.equal(once, again)
 
 
-def test_training_loses_no_image_and_has_no_short_batch(files: Source) -> None:
-    loader = training(files, HOW, 5, policy("eval"))
+def test_training_loses_no_image_and_has_no_short_batch(files: Dataset) -> None:
+    loader = build_train_loader(files, PREPROCESS, 5, get_policy("eval"))
     seen = torch.cat([batch.indices for batch in loader.batches(0, 23, workers=0)])
     assert len(seen) == 5 * 23
     for epoch in range(5):
         assert sorted(seen[23 * epoch : 23 * (epoch + 1)].tolist()) == list(range(23))
 
 
-def test_evaluation_reads_every_image_once_and_the_last_batch_may_be_short(files: Source) -> None:
-    batches = list(evaluation(files, HOW, 5).batches(workers=2))
+def test_evaluation_reads_every_image_once_and_the_last_batch_may_be_short(files: Dataset) -> None:
+    batches = list(build_eval_loader(files, PREPROCESS, 5).batches(workers=2))
     assert [len(batch.labels) for batch in batches] == [5, 5, 5, 5, 3]
     assert torch.cat([batch.indices for batch in batches]).tolist() == list(range(23))
     assert torch.cat([batch.labels for batch in batches]).tolist() == files.labels.tolist()
 
 
 @pytest.mark.parametrize(
-    "how", [HOW, vit((16, 16)), Preprocess((24, 20)), Preprocess((9, 31), squash=True, mean=(0.3,), std=(0.2,))]
+    "how",
+    [PREPROCESS, vit_preprocess((16, 16)), Preprocess((24, 20)), Preprocess((9, 31), squash=True, mean=(0.3,), std=(0.2,))],
 )
-def test_evaluation_equals_preprocessing_each_image(how: Preprocess, files: Source, tmp_path: Path) -> None:
+def test_evaluation_equals_preprocessing_each_image(how: Preprocess, files: Dataset, tmp_path: Path) -> None:
     write_pack(tmp_path / "x.pack", {"train": files})
-    for source in (files, read_pack(tmp_path / "x.pack")[0]["train"]):
-        images = torch.cat([batch.images for batch in evaluation(source, how, 5).batches(workers=0)])
-        expected = torch.stack([prepare(decode(bytes(files.content(i))), how) for i in range(23)])
+    for dataset in (files, read_pack(tmp_path / "x.pack")[0]["train"]):
+        images = torch.cat([batch.images for batch in build_eval_loader(dataset, how, 5).batches(workers=0)])
+        expected = torch.stack([preprocess_image(decode(bytes(files.read(i))), how) for i in range(23)])
         assert torch.equal(images, expected)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 6])
 @pytest.mark.parametrize("name", ["none", "medium2", "textbook"])
-def test_ranks_together_read_the_global_batch(ranks: int, name: str, files: Source) -> None:
+def test_ranks_together_read_the_global_batch(ranks: int, name: str, files: Dataset) -> None:
     def loader(rank: int, ranks: int) -> Loader:
-        return training(files, HOW, 12, policy(name, mix_each=name == "textbook"), seed=1, rank=rank, ranks=ranks)
+        return build_train_loader(
+            files, PREPROCESS, 12, get_policy(name, mix_per_sample=name == "textbook"), seed=1, rank=rank, world_size=ranks
+        )
 
     for step in range(4):
         parts = [loader(rank, ranks).batch(step) for rank in range(ranks)]
         whole = loader(0, 1).batch(step)
         assert torch.equal(torch.cat([part.indices for part in parts]), whole.indices)
         assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
-        if whole.others is not None and whole.share is not None:
-            assert torch.equal(torch.cat([part.others for part in parts if part.others is not None]), whole.others)
-            assert torch.equal(torch.cat([part.share for part in parts if part.share is not None]), whole.share)
+        if whole.mixed_labels is not None and whole.lam is not None:
+            assert torch.equal(
+                torch.cat([part.mixed_labels for part in parts if part.mixed_labels is not None]), whole.mixed_labels
+            )
+            assert torch.equal(torch.cat([part.lam for part in parts if part.lam is not None]), whole.lam)
 
 
-def test_ranks_evaluate_every_image_exactly_once(files: Source) -> None:
-    parts = [list(evaluation(files, HOW, 10, rank=rank, ranks=4).batches(workers=0)) for rank in range(4)]
+def test_ranks_evaluate_every_image_exactly_once(files: Dataset) -> None:
+    parts = [list(build_eval_loader(files, PREPROCESS, 10, rank=rank, world_size=4).batches(workers=0)) for rank in range(4)]
     assert {len(batches) for batches in parts} == {3}  # equally many steps, for collective operations
     seen = torch.cat([batch.indices for batches in parts for batch in batches])
     assert sorted(seen.tolist()) == list(range(23))
     with pytest.raises(VitrailError, match="rank must be from 0 to 3 of 4, got 4"):
-        evaluation(files, HOW, 10, rank=4, ranks=4)
+        build_eval_loader(files, PREPROCESS, 10, rank=4, world_size=4)
 
 
-def test_mixed_images_are_a_blend_of_two_and_so_are_their_labels(files: Source) -> None:
-    plain = training(files, HOW, 10, policy("none"), seed=2).batch(3)
-    mixed = training(files, HOW, 10, policy("none", mixup=0.8), seed=2).batch(3)
-    assert mixed.share is not None
-    assert mixed.others is not None
-    share = mixed.share[:, None, None, None]
+def test_mixed_images_are_a_blend_of_two_and_so_are_their_labels(files: Dataset) -> None:
+    plain = build_train_loader(files, PREPROCESS, 10, get_policy("none"), seed=2).batch(3)
+    mixed = build_train_loader(files, PREPROCESS, 10, get_policy("none", mixup=0.8), seed=2).batch(3)
+    assert mixed.lam is not None
+    assert mixed.mixed_labels is not None
+    share = mixed.lam[:, None, None, None]
     assert_close(mixed.images, plain.images * share + plain.images.roll(1, 0) * (1 - share), rtol=0, atol=1e-6)
-    assert torch.equal(mixed.others, plain.labels.roll(1))
-    assert_close(targets(mixed.labels, mixed.others, mixed.share, 3).sum(1), torch.ones(10))
+    assert torch.equal(mixed.mixed_labels, plain.labels.roll(1))
+    assert_close(soft_targets(mixed.labels, mixed.mixed_labels, mixed.lam, 3).sum(1), torch.ones(10))
 
 
 @pytest.mark.parametrize("share", [1.0, 0.8])
 @pytest.mark.parametrize("crop", ["random-resized", "pad", "none"])
 def test_a_batch_of_small_images_equals_each_one_alone(crop: str, share: float) -> None:
     """The path for small arrays and the general path draw the same and agree up to rounding of a byte."""
-    how, grey = policy("none", crop=crop), Preprocess((28, 28), crop=share, mean=(0.5,), std=(0.5,))
-    together = training(few(), grey, 64, how, seed=5).batch(1)
-    alone = training(Listed(few()), grey, 64, how, seed=5).batch(1)
+    how, grey = get_policy("none", crop=crop), Preprocess((28, 28), crop_pct=share, mean=(0.5,), std=(0.5,))
+    together = build_train_loader(small_arrays(), grey, 64, how, seed=5).batch(1)
+    alone = build_train_loader(GenericDataset(small_arrays()), grey, 64, how, seed=5).batch(1)
     assert torch.equal(together.indices, alone.indices)
     assert_close(together.images, alone.images, rtol=0, atol=1.01 / 127.5 if crop == "random-resized" else 0)
 
 
-class Listed:
+class GenericDataset:
     """An array dataset of another type, so that it takes the general path."""
 
-    def __init__(self, arrays: Arrays) -> None:
-        self.arrays, self.labels, self.names = arrays, arrays.labels, arrays.names
+    def __init__(self, arrays: ArrayDataset) -> None:
+        self.arrays, self.labels, self.class_names = arrays, arrays.labels, arrays.class_names
 
     def __len__(self) -> int:
         return len(self.arrays)
 
-    def where(self, index: int) -> str:
-        return self.arrays.where(index)
+    def describe(self, index: int) -> str:
+        return self.arrays.describe(index)
 
-    def content(self, index: int) -> np.ndarray:
-        return self.arrays.content(index)
+    def read(self, index: int) -> np.ndarray:
+        return self.arrays.read(index)
 
 
 def test_a_subset_of_an_array_is_those_rows() -> None:
     indices = np.array([7, 3, 50, 3])
-    part = Part(few(), indices)
-    batch = evaluation(part, GREY, 10).batch(0)
-    whole = evaluation(few(), GREY, 100).batch(0)
+    part = Subset(small_arrays(), indices)
+    batch = build_eval_loader(part, GREY_PREPROCESS, 10).batch(0)
+    whole = build_eval_loader(small_arrays(), GREY_PREPROCESS, 100).batch(0)
     assert torch.equal(batch.images, whole.images[indices])
-    assert batch.labels.tolist() == few().labels[indices].tolist()
+    assert batch.labels.tolist() == small_arrays().labels[indices].tolist()
 
 
 def test_colour_and_grey_are_converted_to_the_models_channels() -> None:
     colour = Preprocess((28, 28))
     for loader in (
-        training(few(), colour, 8, policy("light2")),
-        evaluation(few(), colour, 8),
-        training(few(), colour, 8, policy("pad")),
+        build_train_loader(small_arrays(), colour, 8, get_policy("light2")),
+        build_eval_loader(small_arrays(), colour, 8),
+        build_train_loader(small_arrays(), colour, 8, get_policy("pad")),
     ):
         images = loader.batch(0).images
         assert images.shape == (8, 3, 28, 28)
     grey = Preprocess((20, 20), mean=(0.5,), std=(0.5,))
-    scenes = Panes(0, 30, (32, 32))
-    for loader in (training(scenes, grey, 8, policy("light2")), evaluation(scenes, grey, 8)):
+    scenes = PanesDataset(0, 30, (32, 32))
+    for loader in (build_train_loader(scenes, grey, 8, get_policy("light2")), build_eval_loader(scenes, grey, 8)):
         assert loader.batch(0).images.shape == (8, 1, 20, 20)
 
 
 def test_a_large_jpeg_is_cropped_as_at_full_size(tmp_path: Path) -> None:
     """Decoded at an eighth, half or full size, the crop is the same part of the image."""
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "0.jpg").write_bytes(encoded(4, (1600, 1200)))
-    source = read_folder(tmp_path)[0][""]
-    how = policy("none", area=(0.3, 1.0))
+    (tmp_path / "a" / "0.jpg").write_bytes(image_bytes(4, (1600, 1200)))
+    dataset = read_image_folder(tmp_path)[0][""]
+    how = get_policy("none", crop_scale=(0.3, 1.0))
     for step in range(5):
-        small, large = (training(source, Preprocess((side, side)), 1, how).batch(step).images for side in (40, 320))
+        small, large = (build_train_loader(dataset, Preprocess((side, side)), 1, how).batch(step).images for side in (40, 320))
         shrunk = torch.nn.functional.interpolate(large, (40, 40), mode="bilinear", antialias=True)
         assert (small - shrunk).abs().mean() < 0.02
 
 
-def spoil(root: Path, names: list[str]) -> None:
+def make_unreadable(root: Path, names: list[str]) -> None:
     for name in names:
         (root / name).write_bytes(b"<html>")
 
@@ -198,16 +203,16 @@ def spoil(root: Path, names: list[str]) -> None:
 def test_images_that_become_unreadable_are_skipped_named_once_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = read_folder(classes(tmp_path, {"a": 20, "b": 20}))[0][""]
-    whole = training(source, HOW, 40, policy("none"), seed=1).batch(0)
-    spoil(tmp_path, ["a/3.jpg"])
+    dataset = read_image_folder(write_class_folders(tmp_path, {"a": 20, "b": 20}))[0][""]
+    whole = build_train_loader(dataset, PREPROCESS, 40, get_policy("none"), seed=1).batch(0)
+    make_unreadable(tmp_path, ["a/3.jpg"])
     (tmp_path / "b" / "5.jpg").unlink()
-    loader = training(source, HOW, 40, policy("none"), seed=1)
+    loader = build_train_loader(dataset, PREPROCESS, 40, get_policy("none"), seed=1)
     with caplog.at_level(logging.WARNING):
         batch = loader.batch(0)
         loader.batch(1)
     assert len(batch.labels) == len(batch.images) == 38
-    assert len(loader.problems) == 2
+    assert len(loader.read_errors) == 2
     assert sorted(Path(record.getMessage().split(": ")[1]).name for record in caplog.records) == ["3.jpg", "5.jpg"]
     kept = torch.isin(whole.indices, batch.indices)
     assert torch.equal(batch.images, whole.images[kept])  # nothing else changed
@@ -215,42 +220,46 @@ def test_images_that_become_unreadable_are_skipped_named_once_and_counted(
 
 
 def test_an_image_whose_mix_partner_is_unreadable_is_not_mixed(tmp_path: Path) -> None:
-    source = read_folder(classes(tmp_path, {"a": 20, "b": 20}))[0][""]
-    plain, mixed = policy("none"), policy("none", mixup=1.0)
-    order = training(source, HOW, 40, plain, seed=1).batch(0).indices.tolist()
+    dataset = read_image_folder(write_class_folders(tmp_path, {"a": 20, "b": 20}))[0][""]
+    plain, mixed = get_policy("none"), get_policy("none", mixup=1.0)
+    order = build_train_loader(dataset, PREPROCESS, 40, plain, seed=1).batch(0).indices.tolist()
     spoiled, after = order[10], order[11]
-    spoil(tmp_path, [str(Path(source.where(spoiled)).relative_to(tmp_path))])
-    batch = training(source, HOW, 40, mixed, seed=1).batch(0)
-    lone = training(source, HOW, 40, plain, seed=1).batch(0)
-    assert batch.share is not None
+    make_unreadable(tmp_path, [str(Path(dataset.describe(spoiled)).relative_to(tmp_path))])
+    batch = build_train_loader(dataset, PREPROCESS, 40, mixed, seed=1).batch(0)
+    lone = build_train_loader(dataset, PREPROCESS, 40, plain, seed=1).batch(0)
+    assert batch.lam is not None
     row = batch.indices.tolist().index(after)
-    assert batch.share[row] == 1
+    assert batch.lam[row] == 1
     assert torch.equal(batch.images[row], lone.images[row])
-    assert (batch.share < 1).sum() == 38
+    assert (batch.lam < 1).sum() == 38
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_too_many_bad_images_stop_it_with_a_sentence(workers: int, tmp_path: Path) -> None:
-    source = read_folder(classes(tmp_path, {"a": 20, "b": 20}))[0][""]
-    spoil(tmp_path, [f"a/{number}.jpg" for number in range(5)])
-    loader = training(source, HOW, 8, policy("none"))
+    dataset = read_image_folder(write_class_folders(tmp_path, {"a": 20, "b": 20}))[0][""]
+    make_unreadable(tmp_path, [f"a/{number}.jpg" for number in range(5)])
+    loader = build_train_loader(dataset, PREPROCESS, 8, get_policy("none"))
     with pytest.raises(
         VitrailError, match=r"of 40 images cannot be used, more than the tolerated fraction of 0.05, the last one .*jpg"
     ):
         list(loader.batches(0, 20, workers=workers))
 
 
-def test_training_without_augmentation_equals_evaluation(files: Source) -> None:
-    for source, how in ((files, vit((16, 16))), (few(), vit((28, 28), 1)), (few(), GREY)):
-        seen = training(source, how, 20, policy("eval")).batch(0)
-        whole = torch.cat([batch.images for batch in evaluation(source, how, 50).batches(workers=0)])
+def test_training_without_augmentation_equals_evaluation(files: Dataset) -> None:
+    for dataset, how in (
+        (files, vit_preprocess((16, 16))),
+        (small_arrays(), vit_preprocess((28, 28), 1)),
+        (small_arrays(), GREY_PREPROCESS),
+    ):
+        seen = build_train_loader(dataset, how, 20, get_policy("eval")).batch(0)
+        whole = torch.cat([batch.images for batch in build_eval_loader(dataset, how, 50).batches(workers=0)])
         assert torch.equal(seen.images, whole[seen.indices])
 
 
-def test_an_error_in_a_thread_leaves_torchs_threads_alone(files: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_thread_leaves_torchs_threads_alone(files: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    loader = training(files, HOW, 5, policy("none"))
+    loader = build_train_loader(files, PREPROCESS, 5, get_policy("none"))
     monkeypatch.setattr(loader, "batch", None)
     try:
         with pytest.raises(TypeError):
@@ -264,9 +273,9 @@ def test_an_error_in_a_thread_leaves_torchs_threads_alone(files: Source, monkeyp
         torch.set_num_threads(before)
 
 
-def test_threads_end_with_the_iteration_and_leave_torchs_threads_alone(files: Source) -> None:
+def test_threads_end_with_the_iteration_and_leave_torchs_threads_alone(files: Dataset) -> None:
     before, started = torch.get_num_threads(), threading.active_count()
-    batches = training(files, HOW, 5, policy("none")).batches(workers=3)
+    batches = build_train_loader(files, PREPROCESS, 5, get_policy("none")).batches(workers=3)
     next(batches)
     assert threading.active_count() > started
     batches.close()  # type: ignore[attr-defined]
@@ -282,50 +291,59 @@ def test_threads_end_with_the_iteration_and_leave_torchs_threads_alone(files: So
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda source: training(source, HOW, 0, policy("none")), "batch_size must be at least 1, got 0; try batch_size=64"),
-        (lambda source: evaluation(Part(source, np.zeros(0, np.int64)), HOW, 4), "the dataset has no images"),
-        (lambda source: training(source, HOW, 4, policy("none")).batches(workers=-1), "workers must not be below 0"),
         (
-            lambda source: training(source, HOW, 4, policy("none"), ranks=3),
+            lambda dataset: build_train_loader(dataset, PREPROCESS, 0, get_policy("none")),
+            "batch_size must be at least 1, got 0; try batch_size=64",
+        ),
+        (lambda dataset: build_eval_loader(Subset(dataset, np.zeros(0, np.int64)), PREPROCESS, 4), "the dataset has no images"),
+        (
+            lambda dataset: build_train_loader(dataset, PREPROCESS, 4, get_policy("none")).batches(workers=-1),
+            "workers must not be below 0",
+        ),
+        (
+            lambda dataset: build_train_loader(dataset, PREPROCESS, 4, get_policy("none"), world_size=3),
             "batch_size must be a multiple of the world size 3.*=6",
         ),
-        (lambda source: training(source, HOW, 4, policy("none")).batch(-1), "step must be from 0 to .*, got -1"),
-        (lambda source: evaluation(source, HOW, 4).batch(6), "step must be from 0 to 5, got 6"),
+        (
+            lambda dataset: build_train_loader(dataset, PREPROCESS, 4, get_policy("none")).batch(-1),
+            "step must be from 0 to .*, got -1",
+        ),
+        (lambda dataset: build_eval_loader(dataset, PREPROCESS, 4).batch(6), "step must be from 0 to 5, got 6"),
     ],
 )
-def test_invalid_arguments_are_refused(make: object, sentence: str, files: Source) -> None:
+def test_invalid_arguments_are_refused(make: object, sentence: str, files: Dataset) -> None:
     with pytest.raises(VitrailError, match=sentence):
         make(files)  # type: ignore[operator]
 
 
 def test_a_far_step_costs_as_little_as_the_first() -> None:
-    order = Shuffled(1000, 64, 0)
-    epochs, indices = order.at(10**9)
+    order = ShuffledSampler(1000, 64, 0)
+    epochs, indices = order.batch_indices(10**9)
     assert epochs[0] == 64 * 10**9 // 1000
     assert indices.max() < 1000
 
 
-MEMORY = """
+MEMORY_SCRIPT = """
 import sys
 from pathlib import Path
-from tests.peak import peak
-from vitrail.augment.policy import policy
-from vitrail.data.loader import training
+from tests.peak_memory import peak_bytes
+from vitrail.augment.policy import get_policy
+from vitrail.data.loader import build_train_loader
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources.folder import read_folder
-loader = training(read_folder(Path(sys.argv[1]))[0][""], Preprocess((64, 64)), 50, policy("light2"))
+from vitrail.data.sources.image_folder import read_image_folder
+loader = build_train_loader(read_image_folder(Path(sys.argv[1]))[0][""], Preprocess((64, 64)), 50, get_policy("light2"))
 peaks = []
 for step, batch in enumerate(loader.batches(0, 160, workers=2)):
     if step % 40 == 39:
-        peaks.append(peak())
+        peaks.append(peak_bytes())
 print(*peaks)
 """
 
 
 def test_memory_stays_flat_over_an_epoch(tmp_path: Path) -> None:
-    classes(tmp_path, {"a": 200, "b": 200})
+    write_class_folders(tmp_path, {"a": 200, "b": 200})
     done = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", MEMORY_SCRIPT, str(tmp_path)], capture_output=True, text=True, check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     first, *_, last = map(int, done.stdout.split())
@@ -336,6 +354,10 @@ def rows(images: Tensor) -> list[bytes]:
     return [image.numpy().tobytes() for image in images]
 
 
-def test_no_two_epochs_augment_an_image_the_same_way(files: Source) -> None:
-    seen = [row for batch in training(files, HOW, 23, policy("none")).batches(0, 6, workers=0) for row in rows(batch.images)]
+def test_no_two_epochs_augment_an_image_the_same_way(files: Dataset) -> None:
+    seen = [
+        row
+        for batch in build_train_loader(files, PREPROCESS, 23, get_policy("none")).batches(0, 6, workers=0)
+        for row in rows(batch.images)
+    ]
     assert len(set(seen)) == len(seen)

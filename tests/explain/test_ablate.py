@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.models.test_faster import fast
-from tests.small import vit
+from tests.models.test_speedups import reduced_vit
+from tests.small_models import small_vit
 from vitrail.errors import VitrailError
-from vitrail.explain.ablate import HOWS, ablate, order
+from vitrail.explain.ablate import ABLATION_MODES, ablate, shuffle_permutation
 from vitrail.explain.faithfulness import faithfulness
-from vitrail.explain.odds import odds
+from vitrail.explain.probabilities import class_probabilities
 from vitrail.models.build import build
 from vitrail.models.variants import variant
 
@@ -19,7 +19,7 @@ KINDS: list[dict[str, Any]] = [
     {},
     {"pool": "gap"},
     {"pool": "map", "registers": 1},
-    {"registers": 2, "position_covers": "all"},
+    {"registers": 2, "position_prefix": "all"},
     {"norm": "post"},
     {"qk_norm": True},
     {"position": "rotary"},
@@ -28,28 +28,28 @@ KINDS: list[dict[str, Any]] = [
     {"position": "none"},
     {"position": "relative"},
 ]
-ENTERING = [kind for kind in KINDS if kind.get("position") != "relative"]
+DROPPABLE = [kind for kind in KINDS if kind.get("position") != "relative"]
 
 
-def pictures(count: int = 2) -> torch.Tensor:
+def random_images(count: int = 2) -> torch.Tensor:
     return torch.randn(count, 3, 12, 15)
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", ABLATION_MODES)
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 def test_without_any_patch_the_logits_are_the_models_bit_for_bit(changes: dict[str, Any], how: str) -> None:
-    model, images = vit(**changes), pictures()
+    model, images = small_vit(**changes), random_images()
     with torch.no_grad():
         assert torch.equal(ablate(model, images, [], how), model(images))
 
 
-@pytest.mark.parametrize("changes", ENTERING, ids=str)
+@pytest.mark.parametrize("changes", DROPPABLE, ids=str)
 def test_dropped_patches_have_no_effect_and_the_others_keep_their_positions(changes: dict[str, Any]) -> None:
     """By hand: the tokens of the others, with the table's rows of their positions, through the blocks."""
-    model, images, left = vit(**changes), pictures(), [0, 3, 5]
-    where = torch.tensor([*range(model.config.prefix), *(model.config.prefix + patch for patch in left)])
+    model, images, left = small_vit(**changes), random_images(), [0, 3, 5]
+    where = torch.tensor([*range(model.config.prefix_tokens), *(model.config.prefix_tokens + patch for patch in left)])
     with torch.no_grad():
-        x = model.prepended(model.patches(images))[:, where]
+        x = model.add_prefix_tokens(model.embed_patches(images))[:, where]
         turned = None if model.rotary is None else tuple(values[where] for values in model.rotary((2, 3), x.device))
         for table, block in zip(model.config.layers_with_position, model.blocks, strict=True):
             if table is not None:
@@ -65,27 +65,27 @@ def test_dropped_patches_have_no_effect_and_the_others_keep_their_positions(chan
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 def test_masked_patches_are_those_of_the_deletion_curve(changes: dict[str, Any]) -> None:
-    model, images, first = vit(**changes), pictures(), [4, 1, 2, 0, 5, 3]
+    model, images, first = small_vit(**changes), random_images(), [4, 1, 2, 0, 5, 3]
     rank = torch.zeros(6)
     rank[first] = torch.arange(6.0, 0.0, -1.0)
     which = torch.tensor([1, 4])
-    curve = faithfulness(model, images, rank.view(1, 2, 3).expand(2, -1, -1), which, steps=6).deletion
+    curve = faithfulness(model, images, rank.view(1, 2, 3).expand(2, -1, -1), which, steps=6).deletion_curve
     for step in range(7):
-        found = odds(model, ablate(model, images, first[:step])).gather(1, which[:, None])[:, 0].float()
+        found = class_probabilities(model, ablate(model, images, first[:step])).gather(1, which[:, None])[:, 0].float()
         assert_close(found, curve[:, step])
 
 
 @pytest.mark.parametrize("pool", ["cls", "gap", "map"])
 def test_a_model_without_positions_is_invariant_to_shuffled_patches(pool: str) -> None:
-    blind, seeing, images = vit(position="none", pool=pool), vit(pool=pool), pictures()
+    blind, seeing, images = small_vit(position="none", pool=pool), small_vit(pool=pool), random_images()
     assert_close(ablate(blind, images, range(6), "shuffle", seed=3), blind(images), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(ablate(seeing, images, range(6), "shuffle", seed=3), seeing(images), rtol=1e-2, atol=1e-3)
 
 
 def test_shuffled_patches_lie_where_the_permutation_says() -> None:
-    model, images = vit(), pictures()
+    model, images = small_vit(), random_images()
     moved = images.clone()
-    for place, patch in enumerate(order([0, 2, 4, 5], 6, seed=5)):
+    for place, patch in enumerate(shuffle_permutation([0, 2, 4, 5], 6, seed=5)):
         (y, x), (v, u) = divmod(place, 3), divmod(patch, 3)
         moved[:, :, 6 * y : 6 * y + 6, 5 * x : 5 * x + 5] = images[:, :, 6 * v : 6 * v + 6, 5 * u : 5 * u + 5]
     with torch.no_grad():
@@ -93,13 +93,13 @@ def test_shuffled_patches_lie_where_the_permutation_says() -> None:
 
 
 def test_a_permutation_is_drawn_from_its_seed_and_moves_every_chosen_patch() -> None:
-    assert all(order([1, 4, 6, 7], 9, seed) == order([7, 6, 4, 1, 1], 9, seed) for seed in range(5))
-    drawn = [order([1, 4, 6, 7], 9, seed) for seed in range(50)]
+    assert all(shuffle_permutation([1, 4, 6, 7], 9, seed) == shuffle_permutation([7, 6, 4, 1, 1], 9, seed) for seed in range(5))
+    drawn = [shuffle_permutation([1, 4, 6, 7], 9, seed) for seed in range(50)]
     assert len({tuple(found) for found in drawn}) == 6  # as many cycles as there are through four
     for found in drawn:
         assert sorted(found) == list(range(9))
         assert [place for place in range(9) if found[place] == place] == [0, 2, 3, 5, 8]
-    assert order([3], 5) == order([], 5) == list(range(5))
+    assert shuffle_permutation([3], 5) == shuffle_permutation([], 5) == list(range(5))
 
 
 def test_a_hybrids_patches_cover_a_stride_of_pixels() -> None:
@@ -112,32 +112,32 @@ def test_a_hybrids_patches_cover_a_stride_of_pixels() -> None:
 
 
 def test_patches_can_be_dropped_with_token_merging_and_not_with_patch_dropping() -> None:
-    plain, images = vit(image=(30, 35)), torch.randn(2, 3, 30, 35)
+    plain, images = small_vit(image=(30, 35)), torch.randn(2, 3, 30, 35)
     left = [patch for patch in range(35) if patch not in (3, 20)]
     places = torch.tensor(left).expand(2, -1)
-    merging = fast(plain, merge=2)
+    merging = reduced_vit(plain, merge_tokens=2)
     with torch.no_grad():
-        by_hand = merging.head(merging.gathered(merging.patches(images)[:, left], (5, 7), places))
+        by_hand = merging.head(merging.encode_and_pool(merging.embed_patches(images)[:, left], (5, 7), places))
     assert_close(ablate(merging, images, [3, 20], "drop"), by_hand)
     with pytest.raises(VitrailError, match="drops patches by itself; mask or shuffle"):
-        ablate(fast(plain, drop=0.2), images, [3], "drop")
-    assert ablate(fast(plain, drop=0.2), images, [3], "mask").shape == (2, 5)
+        ablate(reduced_vit(plain, drop_patches=0.2), images, [3], "drop")
+    assert ablate(reduced_vit(plain, drop_patches=0.2), images, [3], "mask").shape == (2, 5)
 
 
 def test_errors_are_one_sentence() -> None:
-    images = pictures()
+    images = random_images()
     with pytest.raises(VitrailError, match=r"all 6 patches cannot be dropped.*keep one"):
-        ablate(vit(), images, range(6), "drop")
+        ablate(small_vit(), images, range(6), "drop")
     with pytest.raises(VitrailError, match=r"relative positions count .* mask or shuffle"):
-        ablate(vit(position="relative"), images, [1], "drop")
+        ablate(small_vit(position="relative"), images, [1], "drop")
     with pytest.raises(VitrailError, match="patches must be indices from 0 to 5, got 6"):
-        ablate(vit(), images, [0, 6])
+        ablate(small_vit(), images, [0, 6])
     with pytest.raises(VitrailError, match="by mask, shuffle or drop, got 'burn'"):
-        ablate(vit(), images, [0], "burn")
+        ablate(small_vit(), images, [0], "burn")
 
 
 def test_training_mode_is_restored() -> None:
-    model, images = vit(dropout=0.5), pictures()
+    model, images = small_vit(dropout=0.5), random_images()
     answer = ablate(model, images, [2], "drop")
     model.train()
     assert torch.equal(ablate(model, images, [2], "drop"), answer)

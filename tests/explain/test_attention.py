@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.peers import peer
-from tests.small import vit
+from tests.reference_libraries import reference_library
+from tests.small_models import small_vit
 from vitrail.errors import VitrailError
-from vitrail.explain.attention import attention, on_grid, pooled_attention, reading
-from vitrail.layers.tap import recording
+from vitrail.explain.attention import attention, pooled_attention, pooling_weights, to_grid
+from vitrail.layers.tap import record_activations
 from vitrail.models.build import build
 from vitrail.models.resnet import ResNet
 from vitrail.models.variants import variant
-from vitrail.weights.checkpoint import save
+from vitrail.weights.save import save
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -32,16 +32,16 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def in_the_open(model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad(), recording(model, "blocks.*.attention.weights") as seen:
+def recorded_attention(model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad(), record_activations(model, "blocks.*.attention.weights") as seen:
         model(images)
     return torch.stack([weights for (weights,) in seen.values()])
 
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 def test_the_requested_rows_are_what_the_model_used(changes: dict[str, Any]) -> None:
-    model, images = vit(**changes), torch.randn(2, 3, 12, 15)
-    every = in_the_open(model, images)
+    model, images = small_vit(**changes), torch.randn(2, 3, 12, 15)
+    every = recorded_attention(model, images)
     assert_close(attention(model, images), every, rtol=0, atol=1e-6)
     some = attention(model, images, layers=[-1, 1], heads=[2, 0], queries=[5, 0, -1])
     assert_close(some, every[[3, 1]][:, :, [2, 0]][..., [5, 0, -1], :], rtol=0, atol=1e-6)
@@ -50,7 +50,7 @@ def test_the_requested_rows_are_what_the_model_used(changes: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 def test_the_chunk_size_does_not_matter(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    model, images = vit(**changes), torch.randn(2, 3, 12, 15)
+    model, images = small_vit(**changes), torch.randn(2, 3, 12, 15)
     every, read = attention(model, images), pooled_attention(model, images)
     monkeypatch.setattr(
         sys.modules["vitrail.explain.attention"], "ROOM", 100
@@ -62,14 +62,14 @@ def test_the_chunk_size_does_not_matter(changes: dict[str, Any], monkeypatch: py
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 def test_pooled_attention_is_the_rows_weighted_as_they_are_pooled(changes: dict[str, Any]) -> None:
-    model, images = vit(**changes), torch.randn(2, 3, 12, 15)
-    expected = torch.einsum("bq,lbhqt->lbht", reading(model, images), in_the_open(model, images))
+    model, images = small_vit(**changes), torch.randn(2, 3, 12, 15)
+    expected = torch.einsum("bq,lbhqt->lbht", pooling_weights(model, images), recorded_attention(model, images))
     assert_close(pooled_attention(model, images), expected, rtol=0, atol=1e-6)
     assert_close(pooled_attention(model, images, layers=[-1, 0], heads=[1]), expected[[3, 0]][:, :, [1]], rtol=0, atol=1e-6)
 
 
 def test_only_the_requested_rows_are_computed_and_the_fused_kernel_stays_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, images = vit(), torch.randn(2, 3, 12, 15)
+    model, images = small_vit(), torch.randn(2, 3, 12, 15)
     fused, made = torch.nn.functional.scaled_dot_product_attention, []
     softmax = torch.Tensor.softmax
 
@@ -92,19 +92,19 @@ def test_the_class_tokens_rows_of_a_large_image_take_less_than_two_gigabytes() -
     """Peak memory of the whole process: B/16 at 1024 pixels, 4,097 tokens, all 144 heads."""
     script = """
 import torch
-from tests.peak import peak
+from tests.peak_memory import peak_bytes
 from vitrail.explain import attention
 from vitrail.models.build import build
 found = attention(build("B/16", image=1024, classes=5).eval(), torch.randn(1, 3, 1024, 1024), queries=[0])
 assert found.shape == (12, 1, 12, 1, 4097)
-print(peak())
+print(peak_bytes())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 2e9
 
 
 def test_permuting_heads_permutes_maps() -> None:
-    model, images, order = vit(), torch.randn(2, 3, 12, 15), [2, 0, 1]
+    model, images, order = small_vit(), torch.randn(2, 3, 12, 15), [2, 0, 1]
     before = attention(model, images, layers=[1])
     rows = torch.arange(72).view(3, 3, 8)[:, order].flatten()
     qkv = model.blocks[1].attention.qkv  # type: ignore[union-attr]
@@ -113,7 +113,7 @@ def test_permuting_heads_permutes_maps() -> None:
 
 
 def test_training_mode_is_restored_and_dropout_is_off() -> None:
-    model, images = vit(dropout=0.5, attention_dropout=0.5), torch.randn(2, 3, 12, 15)
+    model, images = small_vit(dropout=0.5, attention_dropout=0.5), torch.randn(2, 3, 12, 15)
     quiet = attention(model, images)
     model.train()
     assert_close(attention(model, images), quiet)
@@ -122,12 +122,12 @@ def test_training_mode_is_restored_and_dropout_is_off() -> None:
 
 @pytest.mark.parametrize(("pool", "prefix"), [("cls", 1), ("gap", 0), ("map", 0)])
 def test_pooling_weights_sum_to_one_and_lie_on_the_grid(pool: Any, prefix: int) -> None:
-    model, images = vit(pool=pool), torch.randn(2, 3, 12, 15)
-    share = reading(model, images)
+    model, images = small_vit(pool=pool), torch.randn(2, 3, 12, 15)
+    share = pooling_weights(model, images)
     assert share.shape == (2, prefix + 6)
     assert_close(share.sum(-1), torch.ones(2))
     places = torch.arange(2.0 * (prefix + 6)).view(2, -1)
-    grid = on_grid(model, images, places)
+    grid = to_grid(model, images, places)
     assert grid.shape == (2, 2, 3)
     assert grid[0, 0, 0] == prefix
     assert grid[0, 1, 0] == prefix + 3
@@ -135,14 +135,18 @@ def test_pooling_weights_sum_to_one_and_lie_on_the_grid(pool: Any, prefix: int) 
 
 def test_mean_pooling_is_the_sum_by_pooling_weights() -> None:
     """For mean pooling, the pooled vector is the weighted sum of the tokens."""
-    model, images = vit(pool="gap", registers=2), torch.randn(2, 3, 12, 15)
-    tokens = model.encode(model.patches(images), model.grid(images))
-    assert_close((reading(model, images)[:, None] @ tokens)[:, 0], model.pool(tokens))
+    model, images = small_vit(pool="gap", registers=2), torch.randn(2, 3, 12, 15)
+    tokens = model.encode(model.embed_patches(images), model.grid(images))
+    assert_close((pooling_weights(model, images)[:, None] @ tokens)[:, 0], model.pool(tokens))
 
 
 @pytest.mark.parity
 def test_transformers_has_the_same_weights(tmp_path: Path) -> None:
-    theirs, ours, images = peer("transformers"), vit(gelu="exact", patch=(5, 5), image=(10, 15)), torch.randn(2, 3, 10, 15)
+    theirs, ours, images = (
+        reference_library("transformers"),
+        small_vit(gelu="exact", patch=(5, 5), image=(10, 15)),
+        torch.randn(2, 3, 10, 15),
+    )
     save(ours, tmp_path / "theirs", format="huggingface")
     made = theirs.ViTForImageClassification.from_pretrained(tmp_path / "theirs", attn_implementation="eager").eval()
     with torch.no_grad():
@@ -151,7 +155,7 @@ def test_transformers_has_the_same_weights(tmp_path: Path) -> None:
 
 
 def test_errors_are_one_sentence() -> None:
-    model, images = vit(), torch.randn(1, 3, 12, 15)
+    model, images = small_vit(), torch.randn(1, 3, 12, 15)
     with pytest.raises(VitrailError, match=r"layers must be indices from 0 to 3, got 4; try layers=\[0\]"):
         attention(model, images, layers=[4])
     with pytest.raises(VitrailError, match="heads must be indices from 0 to 2, got none"):

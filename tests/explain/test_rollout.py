@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.small import vit
+from tests.small_models import small_vit
 from vitrail.errors import VitrailError
 from vitrail.explain.attention import attention
 from vitrail.explain.rollout import rollout
@@ -14,7 +14,7 @@ from vitrail.explain.rollout import rollout
 
 @pytest.mark.parametrize("fuse", ["mean", "max", "min"])
 def test_one_layer_by_hand(fuse: Any) -> None:
-    model, images = vit(depth=1), torch.randn(2, 3, 12, 15)
+    model, images = small_vit(depth=1), torch.randn(2, 3, 12, 15)
     (weights,) = attention(model, images)
     for image, rows in zip(weights, rollout(model, images, fuse), strict=True):
         for query in range(7):
@@ -24,7 +24,7 @@ def test_one_layer_by_hand(fuse: Any) -> None:
 
 
 def test_layers_multiply_with_the_later_on_the_left() -> None:
-    model, images = vit(), torch.randn(2, 3, 12, 15)
+    model, images = small_vit(), torch.randn(2, 3, 12, 15)
     expected = torch.eye(7).expand(2, 7, 7)
     for weights in attention(model, images):
         expected = (weights.mean(1) + torch.eye(7)) / 2 @ expected
@@ -34,7 +34,7 @@ def test_layers_multiply_with_the_later_on_the_left() -> None:
 @pytest.mark.parametrize("changes", [{}, {"pool": "gap", "registers": 2}, {"norm": "post"}, {"position": "relative"}], ids=str)
 @pytest.mark.parametrize("discard", [0.0, 0.9])
 def test_rows_sum_to_one_and_an_image_does_not_depend_on_its_batch(changes: dict[str, Any], discard: float) -> None:
-    model, images = vit(**changes), torch.randn(3, 3, 12, 15)
+    model, images = small_vit(**changes), torch.randn(3, 3, 12, 15)
     whole = rollout(model, images, discard=discard)
     assert_close(whole.sum(-1), torch.ones(whole.shape[:2]))
     assert (whole >= 0).all()
@@ -42,7 +42,7 @@ def test_rows_sum_to_one_and_an_image_does_not_depend_on_its_batch(changes: dict
 
 
 def test_the_smallest_weights_of_each_image_are_discarded() -> None:
-    model, images = vit(depth=1), torch.randn(2, 3, 12, 15)
+    model, images = small_vit(depth=1), torch.randn(2, 3, 12, 15)
     (weights,) = attention(model, images)
     mixing = weights.mean(1)
     kept = rollout(model, images, discard=0.5)
@@ -56,4 +56,4 @@ def test_the_smallest_weights_of_each_image_are_discarded() -> None:
 
 def test_discarding_everything_is_refused() -> None:
     with pytest.raises(VitrailError, match=r"discard must be a fraction from 0 to below 1, got 1\.0"):
-        rollout(vit(), torch.randn(1, 3, 12, 15), discard=1.0)
+        rollout(small_vit(), torch.randn(1, 3, 12, 15), discard=1.0)

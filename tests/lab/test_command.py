@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from vitrail.cli.main import run
-from vitrail.lab.book import NAMES
-from vitrail.train.signals import Stopped
+from vitrail.lab.registry import NAMES
+from vitrail.training.signals import TrainingStopped
 
 REFERENCE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
 
@@ -63,9 +63,9 @@ def test_a_stop_signal_is_not_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(*_: object) -> None:
-        raise Stopped(143, "stopped at step 3")
+        raise TrainingStopped(143, "stopped at step 3")
 
-    monkeypatch.setattr("vitrail.lab.run.carried_out", stop)
+    monkeypatch.setattr("vitrail.lab.runner.run_experiment", stop)
     assert run(["lab", "shift", "--out", str(tmp_path)]) == 143
     assert "resumes from there" in capsys.readouterr().err
 
@@ -76,7 +76,7 @@ def test_ctrl_c_between_two_runs_says_how_to_resume(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vitrail.lab.run.carried_out", stop)
+    monkeypatch.setattr("vitrail.lab.runner.run_experiment", stop)
     assert run(["lab", "shift", "--out", str(tmp_path)]) == 130
     assert capsys.readouterr().err == "stopped; the same command resumes from there\n"
 

@@ -1,16 +1,16 @@
 """Sizes of the three families, matched in compute."""
 
-from tests.lab.made import made
-from vitrail.lab.compute_scale import PAPER, SIZES, tell, trials
-from vitrail.lab.experiment import Asked, by
-from vitrail.report.drawing import Drawing
+from tests.lab.fake_results import fake_results
+from vitrail.lab.compute_scale import PAPER, SIZES, build_result, jobs
+from vitrail.lab.experiment import ExperimentOptions, group_by
+from vitrail.plot.canvas import Figure
 
 
 def test_at_each_size_the_families_have_equal_compute() -> None:
-    groups = by(made(trials(Asked("fashion")), lambda of: 0.5), "size")
+    groups = group_by(fake_results(jobs(ExperimentOptions("fashion")), lambda of: 0.5), "size")
     for (_,), rows in groups.items():
         macs = {row.macs for row in rows}
-        assert len({row.of["family"] for row in rows}) == 3
+        assert len({row.condition["family"] for row in rows}) == 3
         assert max(macs) / min(macs) < 1.1
     flops = [rows[0].flops for rows in groups.values()]
     assert len(groups) == len(SIZES)
@@ -18,8 +18,8 @@ def test_at_each_size_the_families_have_equal_compute() -> None:
 
 
 def test_compute_is_six_flops_per_multiply_add_and_image() -> None:
-    (row, *_) = made(trials(Asked("fashion")), lambda of: 0.5)
-    assert row.flops == 6 * row.macs * row.batch * row.steps
+    (row, *_) = fake_results(jobs(ExperimentOptions("fashion")), lambda of: 0.5)
+    assert row.flops == 6 * row.macs * row.batch_size * row.steps
 
 
 def test_numbers_of_table_6() -> None:
@@ -33,12 +33,14 @@ def test_numbers_of_table_6() -> None:
 
 
 def test_every_model_of_the_paper_s_table_is_a_point_of_its_family() -> None:
-    options = Asked("fashion")
-    _, theirs = (part for part in tell(options, made(trials(options), lambda of: 0.5)).parts if isinstance(part, Drawing))
-    assert all(f"{name}, {epochs} epochs: {top1:.2f}%" in theirs.svg() for name, epochs, _, top1 in PAPER)
+    options = ExperimentOptions("fashion")
+    _, theirs = (
+        part for part in build_result(options, fake_results(jobs(options), lambda of: 0.5)).parts if isinstance(part, Figure)
+    )
+    assert all(f"{name}, {epochs} epochs: {top1:.2f}%" in theirs.to_svg() for name, epochs, _, top1 in PAPER)
 
 
 def test_the_best_family_is_named_for_each_size() -> None:
-    options = Asked("fashion")
-    answer = tell(options, made(trials(options), lambda of: 0.6 if of["family"] == "hybrid" else 0.5)).answer
+    options = ExperimentOptions("fashion")
+    answer = build_result(options, fake_results(jobs(options), lambda of: 0.6 if of["family"] == "hybrid" else 0.5)).summary
     assert answer.count("the hybrid (60.0%) is significantly better than") == 3

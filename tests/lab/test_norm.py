@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from tests.lab.made import made
-from vitrail.lab.experiment import Asked
-from vitrail.lab.norm import tell, trials
-from vitrail.models.settings import ViTConfig
-from vitrail.train.recipe import Schedule
+from tests.lab.fake_results import fake_results
+from vitrail.lab.experiment import ExperimentOptions
+from vitrail.lab.norm import build_result, jobs
+from vitrail.models.config import ViTConfig
+from vitrail.training.recipe import Schedule
 
 
 def test_arms_differ_in_norm_and_warm_up_alone() -> None:
-    found = [job for job in trials(Asked("fashion")) if job.of["seed"] == 0]
+    found = [job for job in jobs(ExperimentOptions("fashion")) if job.condition["seed"] == 0]
     seen = set()
     for job in found:
         made_ = job.recipe
@@ -18,21 +18,21 @@ def test_arms_differ_in_norm_and_warm_up_alone() -> None:
         seen.add(
             replace(made_, model=replace(made_.model, norm="pre"), schedule=Schedule(), optim=replace(made_.optim, lr=1.0))
         )
-        assert made_.model.norm == job.of["norm"]
-        assert (made_.schedule.warmup > 0) == (job.of["warmup"] == "warm-up")
+        assert made_.model.norm == job.condition["norm"]
+        assert (made_.schedule.warmup_steps > 0) == (job.condition["warmup"] == "warm-up")
     assert len(seen) == 1
 
 
 def test_the_summary_covers_both() -> None:
-    options = Asked("fashion")
+    options = ExperimentOptions("fashion")
 
     def score(of: dict[str, object]) -> float | None:
         if of["norm"] == "post" and of["warmup"] == "no warm-up":
             return None
         return 0.8 if of["norm"] == "pre" else 0.7
 
-    answer = tell(options, made(trials(options), score)).answer
+    answer = build_result(options, fake_results(jobs(options), score)).summary
     assert "With warm-up, pre-norm is significantly better at its best learning rate (pre 80.0%, post 70.0%)" in answer
     assert "without warm-up, post-norm diverged at every learning rate" in answer
-    gone = tell(options, made(trials(options), lambda of: None)).answer
+    gone = build_result(options, fake_results(jobs(options), lambda of: None)).summary
     assert gone.startswith("With warm-up, both diverged at every learning rate; without warm-up, both diverged")

@@ -2,18 +2,18 @@
 
 from dataclasses import replace
 
-from tests.lab.made import made
-from vitrail.lab.experiment import Asked
-from vitrail.lab.optimisers import ARMS, PAPER, RATES, optim, tell, trials
+from tests.lab.fake_results import fake_results
+from vitrail.lab.experiment import ExperimentOptions
+from vitrail.lab.optimisers import ARMS, PAPER, RATES, build_result, jobs, optim_for
 
 
 def test_arms_differ_in_the_optimiser_alone() -> None:
-    found = [job for job in trials(Asked("fashion")) if job.of["seed"] == 0]
+    found = [job for job in jobs(ExperimentOptions("fashion")) if job.condition["seed"] == 0]
     assert len(found) == sum(len(RATES[kind]) for _, kind in ARMS)
     for family in ("ViT", "ResNet"):
-        own = {replace(job.recipe, optim=optim("SGD", 1.0)) for job in found if job.of["family"] == family}
+        own = {replace(job.recipe, optim=optim_for("SGD", 1.0)) for job in found if job.condition["family"] == family}
         assert len(own) == 1
-    assert {job.recipe.optim.kind for job in found} == {"adamw", "sgd", "muon"}
+    assert {job.recipe.optim.name for job in found} == {"adamw", "sgd", "muon"}
 
 
 def test_means_of_table_7_are_those_of_its_rows() -> None:
@@ -23,10 +23,10 @@ def test_means_of_table_7_are_those_of_its_rows() -> None:
 
 
 def test_the_best_of_each_family_is_compared_with_the_next() -> None:
-    options = Asked("fashion")
-    rows = made(
-        trials(options), lambda of: 0.5 + 0.1 * (of["optimiser"] in ("Muon", "SGD")) + 0.1 * (of["optimiser"] == "Muon")
+    options = ExperimentOptions("fashion")
+    rows = fake_results(
+        jobs(options), lambda of: 0.5 + 0.1 * (of["optimiser"] in ("Muon", "SGD")) + 0.1 * (of["optimiser"] == "Muon")
     )
-    answer = tell(options, rows).answer
+    answer = build_result(options, rows).summary
     assert "for the ViT, Muon reaches 70.0%, significantly better than SGD (60.0%)" in answer
     assert "for the ResNet, SGD reaches 60.0%, significantly better than AdamW (50.0%)" in answer

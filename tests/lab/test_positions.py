@@ -3,16 +3,16 @@
 from dataclasses import replace
 from pathlib import Path
 
-from tests.lab.made import made
-from vitrail.lab.experiment import Asked
-from vitrail.lab.positions import ARMS, NOTHING, PAPER, measure, tell, trials
-from vitrail.lab.trial import Trial, done
-from vitrail.models.settings import ViTConfig
+from tests.lab.fake_results import fake_results
+from vitrail.lab.experiment import ExperimentOptions
+from vitrail.lab.positions import ARMS, NO_POSITIONS, PAPER, build_result, jobs, measure
+from vitrail.lab.trials import TrainingJob, run_jobs
+from vitrail.models.config import ViTConfig
 
 
 def test_arms_differ_in_positions_alone() -> None:
-    found = [job for job in trials(Asked("fashion")) if job.of["seed"] == 0]
-    plain = next(job.recipe for job in found if job.of["arm"] == NOTHING)
+    found = [job for job in jobs(ExperimentOptions("fashion")) if job.condition["seed"] == 0]
+    plain = next(job.recipe for job in found if job.condition["arm"] == NO_POSITIONS)
     for job in found:
         model = job.recipe.model
         assert isinstance(model, ViTConfig)
@@ -22,30 +22,30 @@ def test_arms_differ_in_positions_alone() -> None:
 
 
 def test_all_kinds_of_table_8_and_later_ones_are_there() -> None:
-    models = [job.recipe.model for job in trials(Asked("fashion"))]
+    models = [job.recipe.model for job in jobs(ExperimentOptions("fashion"))]
     cases = {(model.position, model.position_at) for model in models if isinstance(model, ViTConfig)}
     assert {(kind, at) for kind in ("learned1d", "learned2d") for at in ("input", "every-layer", "every-layer-shared")} < cases
     assert {("none", "input"), ("relative", "input"), ("sincos2d", "input"), ("rotary", "input")} < cases
 
 
 def test_numbers_of_table_8() -> None:
-    assert (PAPER[NOTHING], PAPER["1-D, stem"], PAPER["relative"]) == (0.61382, 0.64206, 0.64032)
+    assert (PAPER[NO_POSITIONS], PAPER["1-D, stem"], PAPER["relative"]) == (0.61382, 0.64206, 0.64032)
     assert (PAPER["1-D, every layer"], PAPER["1-D, shared"]) == (0.63964, 0.64292)
     assert [PAPER[f"2-D, {at}"] for at in ("stem", "every layer", "shared")] == [0.64001, 0.64046, 0.64022]
 
 
 def test_the_summary_counts_the_significantly_better() -> None:
-    options = Asked("fashion")
-    found = trials(options)
-    ahead = made(found, lambda of: 0.5 + 0.1 * (of["arm"] == "rotary") + 0.001 * of["seed"], fewshot=0.4)
-    result = tell(options, ahead)
+    options = ExperimentOptions("fashion")
+    found = jobs(options)
+    ahead = fake_results(found, lambda of: 0.5 + 0.1 * (of["arm"] == "rotary") + 0.001 * of["seed"], fewshot=0.4)
+    result = build_result(options, ahead)
     assert result.numbers["significant"] == ["rotary"]
-    assert result.answer.startswith("1 of 10 kinds")
-    assert "No kind" in tell(options, made(found, lambda of: 0.5)).answer
+    assert result.summary.startswith("1 of 10 kinds")
+    assert "No kind" in build_result(options, fake_results(found, lambda of: 0.5)).summary
 
 
 def test_few_shot_accuracy_is_measured_on_a_finished_run(tmp_path: Path) -> None:
-    job = trials(Asked("fashion", quick=True))[0].short(2)
-    (row,) = done(tmp_path, [job], measure)
-    assert 0 <= row.measured["fewshot"] <= 1
-    assert measure(tmp_path / "runs" / job.key, Trial(job.of, job.recipe)) == row.measured
+    job = jobs(ExperimentOptions("fashion", quick=True))[0].with_steps(2)
+    (row,) = run_jobs(tmp_path, [job], measure)
+    assert 0 <= row.measurements["fewshot"] <= 1
+    assert measure(tmp_path / "runs" / job.key, TrainingJob(job.condition, job.recipe)) == row.measurements

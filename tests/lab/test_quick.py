@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from vitrail.cli.main import run
-from vitrail.lab import trial
-from vitrail.lab.book import NAMES, experiment
-from vitrail.lab.experiment import Asked
-from vitrail.lab.run import QUICKLY, WHOLE
+from vitrail.lab import trials
+from vitrail.lab.experiment import ExperimentOptions
+from vitrail.lab.registry import NAMES, get_experiment
+from vitrail.lab.runner import NO_TRAINING_NOTE, QUICK_NOTE
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -19,22 +19,22 @@ def test_a_quick_test_writes_a_page_with_its_numbers(
     command = ["lab", name, "--quick", "--out", str(tmp_path), "--device", "cpu"]
     assert run(command) == 0
     said = " ".join(capsys.readouterr().out.split())
-    folder, chosen = tmp_path / f"{name}-quick", experiment(name)
+    folder, chosen = tmp_path / f"{name}-quick", get_experiment(name)
     page, numbers = (folder / "index.html").read_text(), json.loads((folder / "numbers.json").read_text())
     assert numbers["summary"] in said
     assert numbers["experiment"] == name
     assert numbers["quick"] is True
     for words in ("In the paper", "Scaled down", "Limitations"):
         assert words in page
-    trained = bool(chosen.trials(Asked(chosen.data, quick=True)))
+    trained = bool(chosen.jobs(ExperimentOptions(chosen.data, quick=True)))
     assert chosen.trains == trained
-    assert [QUICKLY in words for words in (page, said)] == [trained] * 2
-    assert (WHOLE in page) == (not trained)
+    assert [QUICK_NOTE in words for words in (page, said)] == [trained] * 2
+    assert (NO_TRAINING_NOTE in page) == (not trained)
     assert page.index(numbers["summary"][:20].replace("'", "&#x27;")) < page.index("In the paper") < page.index("Scaled down")
     assert f"<code>vitrail lab {name} --quick</code>" in page
     assert "<script" not in page
 
-    monkeypatch.setattr(trial, "fit", None)
+    monkeypatch.setattr(trials, "fit", None)
     assert run([*command, "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert (again["summary"], again["quick"]) == (numbers["summary"], trained)
@@ -42,8 +42,8 @@ def test_a_quick_test_writes_a_page_with_its_numbers(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_is_described_and_has_distinct_jobs(name: str) -> None:
-    chosen = experiment(name)
+    chosen = get_experiment(name)
     assert chosen.name == name
     assert all(len(words) > 20 for words in (chosen.title, chosen.paper, chosen.scaled, chosen.limits))
-    trials = chosen.trials(Asked(chosen.data, quick=True))
+    trials = chosen.jobs(ExperimentOptions(chosen.data, quick=True))
     assert len({each.key for each in trials}) == len(trials)

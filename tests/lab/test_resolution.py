@@ -6,41 +6,47 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.lab.made import made
-from vitrail.lab.experiment import Asked
-from vitrail.lab.resolution import BEFORE, NEW, RULES, SAME, measure, recipes, tell, trials
-from vitrail.lab.trial import done
-from vitrail.models.settings import ViTConfig
+from tests.lab.fake_results import fake_results
+from vitrail.lab.experiment import ExperimentOptions
+from vitrail.lab.resolution import INTERPOLATIONS, LOW_RESOLUTION, NEW_TABLE, PRETRAINED, build_result, jobs, measure, recipes
+from vitrail.lab.trials import run_jobs
+from vitrail.models.config import ViTConfig
 from vitrail.weights.load import load
 
 
 def test_low_to_full_resolution_is_as_224_to_384() -> None:
-    for data, small, large in (("fashion", (16, 16), (28, 28)), ("panes:count=50,size=64", (40, 40), (64, 64))):
-        high, low = recipes(Asked(data), 0)
+    for data, small, large in (("fashion", (16, 16), (28, 28)), ("panes:train_size=50,size=64", (40, 40), (64, 64))):
+        high, low = recipes(ExperimentOptions(data), 0)
         assert (low.model.image, high.model.image) == (small, large)
         assert isinstance(high.model, ViTConfig)
         assert replace(high.model, image=small) == low.model
 
 
 def test_arms_start_from_the_same_weights_and_differ_in_the_table_alone() -> None:
-    found = {job.of["arm"]: job for job in trials(Asked("fashion")) if job.of["seed"] == 1}
-    assert set(found) == {BEFORE, SAME, NEW, *RULES}
-    before = found[BEFORE]
-    assert all(job.after is not None and job.after.key == before.key for name, job in found.items() if name != BEFORE)
-    for rule in RULES:
+    found = {job.condition["arm"]: job for job in jobs(ExperimentOptions("fashion")) if job.condition["seed"] == 1}
+    assert set(found) == {PRETRAINED, LOW_RESOLUTION, NEW_TABLE, *INTERPOLATIONS}
+    before = found[PRETRAINED]
+    assert all(
+        job.init_from is not None and job.init_from.key == before.key for name, job in found.items() if name != PRETRAINED
+    )
+    for rule in INTERPOLATIONS:
         model = found[rule].recipe.model
         assert isinstance(model, ViTConfig)
-        assert model.resize == rule
-        assert replace(found[rule].recipe, model=replace(model, resize="official")) == found[NEW].recipe
-    assert found["official"].key != found[NEW].key
+        assert model.position_resize == rule
+        assert replace(found[rule].recipe, model=replace(model, position_resize="official")) == found[NEW_TABLE].recipe
+    assert found["official"].key != found[NEW_TABLE].key
 
 
 def test_all_stages_run_and_are_measured(tmp_path: Path) -> None:
-    some = [job.short(1) for job in trials(Asked("fashion", quick=True)) if job.of["arm"] in (BEFORE, "official", NEW)]
-    rows = {row.of["arm"]: row for row in done(tmp_path, some, measure)}
-    assert set(rows[BEFORE].measured["before_finetuning"]) == {*RULES, NEW}
-    assert rows["official"].measured == {}
-    new = next(job for job in some if job.of["arm"] == NEW)
+    some = [
+        job.with_steps(1)
+        for job in jobs(ExperimentOptions("fashion", quick=True))
+        if job.condition["arm"] in (PRETRAINED, "official", NEW_TABLE)
+    ]
+    rows = {row.condition["arm"]: row for row in run_jobs(tmp_path, some, measure)}
+    assert set(rows[PRETRAINED].measurements["before_finetuning"]) == {*INTERPOLATIONS, NEW_TABLE}
+    assert rows["official"].measurements == {}
+    new = next(job for job in some if job.condition["arm"] == NEW_TABLE)
     start, before = load(tmp_path / "initial_weights" / new.key), load(tmp_path / "runs" / some[0].key, image=28)
     old, now = before.state_dict(), start.state_dict()
     differs = [name for name in now if not torch.equal(old[name], now[name])]
@@ -49,8 +55,8 @@ def test_all_stages_run_and_are_measured(tmp_path: Path) -> None:
 
 
 def test_the_summary_compares_the_paper_s_interpolation_with_a_new_table() -> None:
-    options = Asked("fashion")
-    rows = made(trials(options), lambda of: 0.8 - 0.05 * (of["arm"] == NEW) + 0.01 * of["seed"])
-    assert "it is significantly better (+5.0 ± 0.0 points)" in tell(options, rows).answer
-    level = made(trials(options), lambda of: 0.8)
-    assert "not significantly different" in tell(options, level).answer
+    options = ExperimentOptions("fashion")
+    rows = fake_results(jobs(options), lambda of: 0.8 - 0.05 * (of["arm"] == NEW_TABLE) + 0.01 * of["seed"])
+    assert "it is significantly better (+5.0 ± 0.0 points)" in build_result(options, rows).summary
+    level = fake_results(jobs(options), lambda of: 0.8)
+    assert "not significantly different" in build_result(options, level).summary

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from vitrail.cli.main import run
-from vitrail.data.sources.get import place_of
-from vitrail.lab.book import NAMES
+from vitrail.data.sources.known_datasets import pack_path
+from vitrail.lab.registry import NAMES
 
 RESULTS = Path(__file__).parents[2] / "docs" / "lab"
 LINES = re.findall(r"^vitrail lab (.+) --out docs/lab$", (RESULTS / "index.md").read_text(), re.MULTILINE)
@@ -25,12 +25,12 @@ def _forbidden(*_: object, **__: object) -> None:
     raise AssertionError("a training job without a row in the docs; rerun the command of docs/lab/index.md")
 
 
-def _near(ours: Any, theirs: Any) -> bool:
+def _is_close(ours: Any, theirs: Any) -> bool:
     """Whether two results are equal up to rounding: a given checkpoint is measured again on this processor."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        return ours.keys() == theirs.keys() and all(_near(ours[key], theirs[key]) for key in ours)
+        return ours.keys() == theirs.keys() and all(_is_close(ours[key], theirs[key]) for key in ours)
     if isinstance(ours, list) and isinstance(theirs, list):
-        return len(ours) == len(theirs) and all(map(_near, ours, theirs))
+        return len(ours) == len(theirs) and all(map(_is_close, ours, theirs))
     if isinstance(ours, float) and isinstance(theirs, float):
         return math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=1e-3)
     return bool(ours == theirs)
@@ -48,16 +48,16 @@ def test_the_rows_reproduce_the_results_in_the_docs(line: str, tmp_path: Path, m
     name, *options = shlex.split(line)
     if "--weights" in options and not (RESULTS.parents[1] / options[options.index("--weights") + 1]).exists():
         pytest.skip("the inspected weights are not here")
-    if "fashion-mnist" in options and not place_of("fashion-mnist").is_file():
+    if "fashion-mnist" in options and not pack_path("fashion-mnist").is_file():
         monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
         assert run(["data", "download", "fashion-mnist"]) == 0
     shutil.copytree(RESULTS / name, tmp_path / "docs" / "lab" / name, ignore=shutil.ignore_patterns("runs"))
-    monkeypatch.setattr("vitrail.lab.trial.fit", _forbidden)
-    monkeypatch.setattr("vitrail.lab.budget._factor", _forbidden)
+    monkeypatch.setattr("vitrail.lab.trials.fit", _forbidden)
+    monkeypatch.setattr("vitrail.lab.time_budget._step_factor", _forbidden)
     monkeypatch.chdir(RESULTS.parents[1])  # the path of the weights is relative to it
     assert run(["lab", name, *options, "--out", str(tmp_path / "docs" / "lab")]) == 0
     ours, result = (json.loads((root / name / "numbers.json").read_text()) for root in (RESULTS, tmp_path / "docs" / "lab"))
-    assert _near(result, ours)
+    assert _is_close(result, ours)
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.md") if path.stem != "index"))

@@ -1,15 +1,19 @@
 """Parameter counts equal those of Table 1, counted as in the paper."""
 
-from vitrail.lab.experiment import Asked
-from vitrail.lab.variants import PAPER, pretrained, tell
+from vitrail.lab.experiment import ExperimentOptions
+from vitrail.lab.variants import PAPER, build_result, pretraining_parameters
 
 
 def test_the_paper_s_three_are_exact_and_large_has_patches_of_32() -> None:
-    assert {name for name, said in PAPER.items() if round(pretrained(name) / 1e6) == said} == {"B/16", "L/32", "H/14"}
+    assert {name for name, said in PAPER.items() if round(pretraining_parameters(name) / 1e6) == said} == {
+        "B/16",
+        "L/32",
+        "H/14",
+    }
 
 
 def test_the_page_has_every_model_with_its_numbers() -> None:
-    result = tell(Asked("none"), [])
+    result = build_result(ExperimentOptions("none"), [])
     (table,) = result.parts
     assert all(f"<td>{name}</td>" in table for name in result.numbers["models"])  # type: ignore[operator]
     assert result.numbers["models"]["B/16"] == {
@@ -18,4 +22,4 @@ def test_the_page_has_every_model_with_its_numbers() -> None:
         "macs": 17_563_828_224,
         "paper": 86,
     }
-    assert "L/16 has 304.4 M instead of 307 M" in result.answer
+    assert "L/16 has 304.4 M instead of 307 M" in result.summary

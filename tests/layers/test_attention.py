@@ -9,25 +9,25 @@ from torch.testing import assert_close
 
 from vitrail.layers.attention import Attention
 from vitrail.layers.position import RelativeKeys, Rotary
-from vitrail.layers.tap import recording
+from vitrail.layers.tap import record_activations
 
 B, T, D, H = 2, 7, 24, 3
 
 
-def make(**changes: Any) -> Attention:
+def make_attention(**changes: Any) -> Attention:
     attention = Attention(D, H, **changes).eval()
     torch.nn.init.normal_(attention.out.bias)
     return attention
 
 
 def test_attention_is_permutation_equivariant() -> None:
-    attend, x, order = make(), torch.randn(B, T, D), torch.randperm(T)
+    attend, x, order = make_attention(), torch.randn(B, T, D), torch.randperm(T)
     assert_close(attend(x)[:, order], attend(x[:, order]))
 
 
 def test_concatenating_heads_is_the_same_as_adding_them() -> None:
     """W_O times the concatenation equals the sum over heads of each head times its slice of W_O."""
-    attend, x = make(), torch.randn(B, T, D)
+    attend, x = make_attention(), torch.randn(B, T, D)
     q, k, v = rearrange(attend.qkv(x), "b t (qkv h k) -> qkv h b t k", qkv=3, h=H)
     summed = attend.out.bias.expand(B, T, D)
     for head in range(H):
@@ -39,15 +39,15 @@ def test_concatenating_heads_is_the_same_as_adding_them() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"bias": False}, {"norm_epsilon": 1e-6}, {"relative": RelativeKeys(T, H, D // H)}],
+    [{}, {"bias": False}, {"norm_eps": 1e-6}, {"relative": RelativeKeys(T, H, D // H)}],
     ids=["plain", "no bias", "qk-norm", "relative"],
 )
 @pytest.mark.parametrize("rotary", [False, True], ids=["", "rotary"])
 def test_the_fused_path_equals_the_explicit_one(changes: dict[str, Any], rotary: bool) -> None:
-    attend, x = make(**changes), torch.randn(B, T, D)
+    attend, x = make_attention(**changes), torch.randn(B, T, D)
     rotation = Rotary((2, 3), D // H, prefix=1)((2, 3), x.device) if rotary else None
     fused = attend(x, rotation)
-    with recording(attend, "weights") as recorded:
+    with record_activations(attend, "weights") as recorded:
         explicit = attend(x, rotation)
     (weights,) = recorded["weights"]
     assert_close(fused, explicit, rtol=0, atol=1e-6)
@@ -57,7 +57,7 @@ def test_the_fused_path_equals_the_explicit_one(changes: dict[str, Any], rotary:
 
 def test_attention_dropout_has_the_same_rate_on_both_paths() -> None:
     """With values of one and zero weights elsewhere, an output is the fraction of attention kept over its expectation."""
-    attend = make(weights_dropout=0.25).train()
+    attend = make_attention(weights_dropout=0.25).train()
     with torch.no_grad():
         attend.qkv.weight.zero_()
         attend.qkv.bias.copy_(torch.cat([torch.zeros(2 * D), torch.ones(D)]))
@@ -65,7 +65,7 @@ def test_attention_dropout_has_the_same_rate_on_both_paths() -> None:
         attend.out.bias.zero_()
     x = torch.zeros(400, T, D)
     fused = attend(x)
-    with recording(attend, "weights"):
+    with record_activations(attend, "weights"):
         explicit = attend(x)
     for kept in (fused, explicit):
         assert_close(kept.mean(), torch.tensor(1.0), rtol=0, atol=0.02)

@@ -3,9 +3,9 @@
 import torch
 from torch.testing import assert_close
 
-from tests.small import vit
+from tests.small_models import small_vit
 from vitrail.layers.pool import AttentionPool, AveragePool, ClassPool
-from vitrail.layers.tap import recording
+from vitrail.layers.tap import record_activations
 
 
 def test_the_class_token_and_the_mean_of_the_patches() -> None:
@@ -15,7 +15,7 @@ def test_the_class_token_and_the_mean_of_the_patches() -> None:
 
 
 def test_attention_pooling_equals_torchs_own_attention() -> None:
-    pool, x = AttentionPool(12, 3, 20, prefix=2, epsilon=1e-6), torch.randn(5, 9, 12)
+    pool, x = AttentionPool(12, 3, 20, prefix=2, norm_eps=1e-6), torch.randn(5, 9, 12)
     reference = torch.nn.MultiheadAttention(12, 3, batch_first=True)
     with torch.no_grad():
         reference.in_proj_weight.copy_(torch.cat([pool.q.weight, pool.kv.weight]))
@@ -24,14 +24,14 @@ def test_attention_pooling_equals_torchs_own_attention() -> None:
     attended, weights = reference(pool.probe.expand(5, 1, 12), x[:, 2:], x[:, 2:], average_attn_weights=False)
     expected = attended[:, 0] + pool.mlp(pool.norm(attended[:, 0]))
     assert_close(pool(x), expected)
-    with recording(pool, "weights") as recorded:
+    with record_activations(pool, "weights") as recorded:
         assert_close(pool(x), expected)
     assert_close(recorded["weights"][0], weights)
 
 
 def test_registers_take_part_in_attention_and_not_in_the_mean() -> None:
-    model, images = vit(pool="gap", registers=2), torch.randn(2, 3, 12, 15)
-    tokens = model.encode(model.patches(images), (2, 3))
+    model, images = small_vit(pool="gap", registers=2), torch.randn(2, 3, 12, 15)
+    tokens = model.encode(model.embed_patches(images), (2, 3))
     assert tokens.shape == (2, 8, 24)
     assert_close(model.features(images), tokens[:, 2:].mean(1))
     before = model(images)
@@ -40,6 +40,6 @@ def test_registers_take_part_in_attention_and_not_in_the_mean() -> None:
 
 
 def test_a_class_token_can_be_kept_with_mean_pooling() -> None:
-    model = vit(pool="gap", class_token=True)
+    model = small_vit(pool="gap", class_token=True)
     assert model.cls is not None
     assert model.config.tokens == 7

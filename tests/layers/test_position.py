@@ -7,26 +7,26 @@ import torch
 from einops import rearrange
 from torch.testing import assert_close
 
-from tests.small import config, vit
+from tests.small_models import small_config, small_vit
 from vitrail.layers import position
 from vitrail.layers.attention import Attention
 from vitrail.layers.position import (
-    AddPosition,
     Grid,
     Learned1d,
+    PositionEmbedding,
+    PositionResize,
     RelativeKeys,
-    Resize,
     Rotary,
     resize_table,
     rotate,
     sincos1d,
     sincos2d,
 )
-from vitrail.models.settings import Position
+from vitrail.models.config import Position
 
 KINDS: list[Position] = ["learned1d", "learned2d", "learned2d-sum", "sincos1d", "sincos2d", "sincos2d-mae", "sincos2d-moco"]
 IN_ATTENTION: list[Position] = ["relative", "rotary"]
-RULES: list[Resize] = ["official", "timm", "huggingface", "torchvision"]
+RULES: list[PositionResize] = ["official", "timm", "huggingface", "torchvision"]
 
 
 def shuffled(images: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -35,14 +35,14 @@ def shuffled(images: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 
 
 def test_without_positions_the_class_token_ignores_the_order_of_patches() -> None:
-    model, images = vit(position="none"), torch.randn(2, 3, 12, 15)
+    model, images = small_vit(position="none"), torch.randn(2, 3, 12, 15)
     assert_close(model(shuffled(images, torch.tensor([3, 1, 5, 0, 4, 2]))), model(images))
 
 
 @pytest.mark.parametrize("pool", ["cls", "gap", "map"])
 @pytest.mark.parametrize("kind", [*KINDS, *IN_ATTENTION])
 def test_each_kind_of_position_makes_the_order_matter(kind: Position, pool: str) -> None:
-    model, images = vit(position=kind, pool=pool), torch.randn(2, 3, 12, 15)
+    model, images = small_vit(position=kind, pool=pool), torch.randn(2, 3, 12, 15)
     changed = (model(shuffled(images, torch.tensor([3, 1, 5, 0, 4, 2]))) - model(images)).abs().max()
     assert changed > 1e-3
 
@@ -51,18 +51,18 @@ def test_each_kind_of_position_makes_the_order_matter(kind: Position, pool: str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_table_is_added_where_it_should_be(kind: Position, at: str) -> None:
     """Written out: patches, prefix tokens, the layer's table before the layer."""
-    model, images = vit(position=kind, position_at=at, registers=2), torch.randn(2, 3, 12, 15)
+    model, images = small_vit(position=kind, position_at=at, registers=2), torch.randn(2, 3, 12, 15)
     learned = kind.startswith("learned")
     assert len(model.positions) == (4 if at == "every-layer" and learned else 1)
     prefix = torch.stack([model.cls, *model.registers])  # type: ignore[list-item,misc]
-    x = torch.cat([prefix.expand(2, 3, 24), model.patches(images)], dim=1)
+    x = torch.cat([prefix.expand(2, 3, 24), model.embed_patches(images)], dim=1)
     for layer, block in enumerate(model.blocks):
         if layer == 0 or at != "input":
             table = model.positions[layer if at == "every-layer" and learned else 0]
             first = table.prefix if learned else torch.zeros(1, 24)
             x = x + torch.cat([first, torch.zeros(2, 24), table.table().flatten(0, 1)])  # type: ignore[operator,list-item]
         x = block(x)
-    assert_close(model.encode(model.patches(images), (2, 3)), model.norm(x))
+    assert_close(model.encode(model.embed_patches(images), (2, 3)), model.norm(x))
 
 
 def test_sincos1d_is_the_original_transformers() -> None:
@@ -87,14 +87,14 @@ def test_sincos2d_has_three_conventions(convention: str, last: int, rows_first: 
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_resizing_to_its_own_grid_changes_nothing(rule: Resize) -> None:
+def test_resizing_to_its_own_grid_changes_nothing(rule: PositionResize) -> None:
     table = torch.randn(3, 5, 7)
     assert_close(resize_table(table, (3, 5), rule), table, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("grid", [(6, 5), (3, 9), (2, 3), (7, 11)])
-def test_resizing_keeps_a_constant_and_does_not_mix_channels(rule: Resize, grid: Grid) -> None:
+def test_resizing_keeps_a_constant_and_does_not_mix_channels(rule: PositionResize, grid: Grid) -> None:
     table = torch.zeros(3, 5, 2)
     table[..., 0] = 4.0
     assert_close(resize_table(table, grid, rule), torch.tensor([4.0, 0.0]).expand(*grid, 2))
@@ -109,7 +109,7 @@ def test_the_official_rule_is_scipys_zoom(grid: Grid) -> None:
 
 
 def test_prefix_tokens_keep_their_rows_at_another_grid() -> None:
-    add = AddPosition(Learned1d((2, 3), 8), 8, prefix=3, covered=2, resize="timm")
+    add = PositionEmbedding(Learned1d((2, 3), 8), 8, prefix=3, prefix_positions=2, resize="timm")
     x = add(torch.zeros(1, 3 + 20, 8), (4, 5))[0]
     assert add.prefix is not None
     assert_close(x[:2], add.prefix)
@@ -118,22 +118,22 @@ def test_prefix_tokens_keep_their_rows_at_another_grid() -> None:
 
 
 def test_resize_matrices_are_cached_and_the_table_is_never_stale() -> None:
-    add = AddPosition(Learned1d((2, 3), 8), 8, prefix=0, covered=0, resize="timm")
+    add = PositionEmbedding(Learned1d((2, 3), 8), 8, prefix=0, prefix_positions=0, resize="timm")
     weight = add.table.weight
     assert isinstance(weight, torch.nn.Parameter)
     with torch.inference_mode():
-        once = add.at((4, 5))
-    before = position._matrix.cache_info().hits
+        once = add.table_at((4, 5))
+    before = position._resize_matrix.cache_info().hits
     weight.data.mul_(2)  # which changes no version counter
-    assert_close(add.at((4, 5)), 2 * once)
-    assert position._matrix.cache_info().hits == before + 2
-    add.at((4, 5)).sum().backward()  # with matrices first computed in inference mode
+    assert_close(add.table_at((4, 5)), 2 * once)
+    assert position._resize_matrix.cache_info().hits == before + 2
+    add.table_at((4, 5)).sum().backward()  # with matrices first computed in inference mode
     assert_close(weight.grad, torch.full((2, 3, 8), 20 / 6), rtol=0.5, atol=0)
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("grid", [(6, 5), (3, 9), (2, 3), (7, 11), (1, 1)])
-def test_two_small_matrices_are_the_interpolation(rule: Resize, grid: Grid) -> None:
+def test_two_small_matrices_are_the_interpolation(rule: PositionResize, grid: Grid) -> None:
     table = torch.randn(3, 5, 7)
     mode = {"official": "bilinear"}.get(rule, "bicubic")
     options = {"antialias": True} if rule == "timm" else {"align_corners": rule != "huggingface"}
@@ -164,7 +164,7 @@ def test_relative_attention_depends_only_on_the_offset() -> None:
     attend = Attention(6, 2, relative=RelativeKeys(5, 2, 3)).eval()
     torch.nn.init.normal_(attend.relative.keys)  # type: ignore[union-attr,arg-type]
     recorded: list[torch.Tensor] = []
-    attend.weights.sinks.append(recorded.append)
+    attend.weights.recorders.append(recorded.append)
     attend(torch.randn(1, 1, 6).expand(1, 5, 6))
     ratio = recorded[0] / recorded[0].diagonal(dim1=-2, dim2=-1)[..., None]
     for offset in range(-3, 4):
@@ -194,6 +194,6 @@ def test_rotary_rescales_its_positions_to_another_grid() -> None:
 
 
 def test_position_prefix_decides_which_prefix_tokens_have_a_row() -> None:
-    rows = {covers: config(position_covers=covers, registers=2).covered for covers in ("none", "cls", "all")}
+    rows = {covers: small_config(position_prefix=covers, registers=2).prefix_positions for covers in ("none", "cls", "all")}
     assert rows == {"none": 0, "cls": 1, "all": 3}
-    assert config(position_covers="all", registers=2, pool="gap").covered == 2
+    assert small_config(position_prefix="all", registers=2, pool="gap").prefix_positions == 2

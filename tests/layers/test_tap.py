@@ -4,19 +4,19 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.small import vit
+from tests.small_models import small_vit
 from vitrail.errors import VitrailError
-from vitrail.layers.tap import recording, watched
+from vitrail.layers.tap import is_recording, record_activations
 
 IMAGES = torch.randn(2, 3, 12, 15)
 
 
 def test_only_the_selected_layers_and_heads_are_recorded() -> None:
-    model = vit()
-    with recording(model, "attention.weights") as everything:
+    model = small_vit()
+    with record_activations(model, "attention.weights") as everything:
         model(IMAGES)
-    with recording(
-        model, "blocks.1.attention.weights", "blocks.3.*.weights", keep=lambda weights: weights[:, [2, 0]]
+    with record_activations(
+        model, "blocks.1.attention.weights", "blocks.3.*.weights", transform=lambda weights: weights[:, [2, 0]]
     ) as recorded:
         model(IMAGES)
     assert list(recorded) == ["blocks.1.attention.weights", "blocks.3.attention.weights"]
@@ -25,8 +25,8 @@ def test_only_the_selected_layers_and_heads_are_recorded() -> None:
 
 
 def test_every_pass_is_an_entry_and_nothing_is_recorded_afterwards() -> None:
-    model = vit()
-    with recording(model, "blocks.0.attention.weights") as recorded:
+    model = small_vit()
+    with record_activations(model, "blocks.0.attention.weights") as recorded:
         model(IMAGES)
         model(IMAGES)
     model(IMAGES)
@@ -34,9 +34,9 @@ def test_every_pass_is_an_entry_and_nothing_is_recorded_afterwards() -> None:
 
 
 def test_a_recording_inside_a_recording_leaves_the_outer_one_whole() -> None:
-    model = vit()
-    with recording(model, "weights") as outer:
-        with recording(model, "blocks.2.attention.weights") as inner:
+    model = small_vit()
+    with record_activations(model, "weights") as outer:
+        with record_activations(model, "blocks.2.attention.weights") as inner:
             model(IMAGES)
         model(IMAGES)
     assert [len(values) for values in inner.values()] == [1]
@@ -44,26 +44,26 @@ def test_a_recording_inside_a_recording_leaves_the_outer_one_whole() -> None:
 
 
 def test_recordings_may_end_in_any_order() -> None:
-    model = vit()
-    first, second = recording(model, "weights"), recording(model, "weights")
+    model = small_vit()
+    first, second = record_activations(model, "weights"), record_activations(model, "weights")
     recorded = [first.__enter__(), second.__enter__()]
     first.__exit__(None, None, None)
     model(IMAGES)
     second.__exit__(None, None, None)
     assert [len(each["blocks.0.attention.weights"]) for each in recorded] == [0, 1]
-    assert not watched(model)
+    assert not is_recording(model)
 
 
 def test_recording_nothing_is_rejected() -> None:
-    with pytest.raises(VitrailError, match="record_activations needs the name of a tap"), recording(vit()):
+    with pytest.raises(VitrailError, match="record_activations needs the name of a tap"), record_activations(small_vit()):
         pass
 
 
 def test_recomputation_in_the_backward_pass_is_not_recorded() -> None:
-    model = vit().train()
-    model.checkpointing = True
+    model = small_vit().train()
+    model.activation_checkpointing = True
     loss = model(IMAGES).sum()
-    with recording(model, "weights") as recorded:
+    with record_activations(model, "weights") as recorded:
         loss.backward()
     assert [len(values) for values in recorded.values()] == [0, 0, 0, 0]
     assert all(weight.grad is not None for weight in model.parameters())
@@ -71,9 +71,9 @@ def test_recomputation_in_the_backward_pass_is_not_recorded() -> None:
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_checkpointed_blocks_are_recorded_once_and_still_get_gradients(inside: bool) -> None:
-    model = vit().train()
-    model.checkpointing = True
-    with recording(model, "blocks.1.attention.weights") as recorded:
+    model = small_vit().train()
+    model.activation_checkpointing = True
+    with record_activations(model, "blocks.1.attention.weights") as recorded:
         loss = model(IMAGES).sum()
         if inside:
             loss.backward()
@@ -84,15 +84,15 @@ def test_checkpointed_blocks_are_recorded_once_and_still_get_gradients(inside: b
 
 
 def test_recording_stops_when_the_model_fails() -> None:
-    model = vit()
-    with pytest.raises(VitrailError), recording(model, "weights"):
+    model = small_vit()
+    with pytest.raises(VitrailError), record_activations(model, "weights"):
         model(torch.randn(1, 3, 5, 5))
-    assert not watched(model)
+    assert not is_recording(model)
 
 
 def test_gradients_flow_through_recorded_values() -> None:
-    model = vit()
-    with recording(model, "blocks.3.attention.weights") as recorded:
+    model = small_vit()
+    with record_activations(model, "blocks.3.attention.weights") as recorded:
         logit = model(IMAGES)[:, 0].sum()
     (weights,) = recorded["blocks.3.attention.weights"]
     (gradient,) = torch.autograd.grad(logit, weights)
@@ -103,6 +103,6 @@ def test_gradients_flow_through_recorded_values() -> None:
 def test_an_unknown_tap_is_rejected_with_the_known_ones() -> None:
     with (
         pytest.raises(VitrailError, match=r"no tap matches 'atention.weights'.*blocks.0.attention.weights"),
-        recording(vit(), "atention.weights"),
+        record_activations(small_vit(), "atention.weights"),
     ):
         pass

@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.small import config
+from tests.small_models import small_config
 from vitrail.errors import VitrailError
 from vitrail.models.build import build
+from vitrail.models.config import ModelConfig, ResNetConfig, StemConfig
 from vitrail.models.cost import cost
-from vitrail.models.settings import ModelConfig, ResNetConfig, Stem
 from vitrail.models.variants import RESNETS, SIZES, variant
 
 NAMES = [
@@ -29,16 +29,16 @@ CHANGES: list[dict[str, Any]] = [
     {"pool": "map"},
     {"pool": "map", "registers": 2, "classes": 0},
     {"pool": "gap", "class_token": True},
-    {"head": "mlp", "head_width": 17},
+    {"head": "mlp", "head_hidden": 17},
     {"head": "mlp", "classes": 0},
     {"classes": 0},
     {"norm": "post"},
-    {"norm_at": "pooled"},
-    {"norm_at": "pooled", "pool": "gap"},
-    {"norm_at": "pooled", "pool": "map", "classes": 0},
+    {"final_norm": "pooled"},
+    {"final_norm": "pooled", "pool": "gap"},
+    {"final_norm": "pooled", "pool": "map", "classes": 0},
     {"registers": 3},
-    {"registers": 3, "position_covers": "all"},
-    {"position_covers": "none"},
+    {"registers": 3, "position_prefix": "all"},
+    {"position_prefix": "none"},
     {"position": "none"},
     {"position": "learned2d"},
     {"position": "learned2d-sum", "position_at": "every-layer"},
@@ -61,15 +61,15 @@ CHANGES: list[dict[str, Any]] = [
     {"channels": 5},
 ]
 SMALL: list[ModelConfig] = [
-    *(config(depth=3, **changes) for changes in CHANGES),
-    config(patch=(1, 1), stem=Stem(stages=(1, 2), width=32), image=(64, 48)),
-    config(patch=(4, 2), stem=Stem(), image=(64, 48)),
+    *(small_config(depth=3, **changes) for changes in CHANGES),
+    small_config(patch=(1, 1), stem=StemConfig(stages=(1, 2), width=32), image=(64, 48)),
+    small_config(patch=(4, 2), stem=StemConfig(), image=(64, 48)),
     ResNetConfig(stages=(2, 1), width=32, image=(64, 80)),
     ResNetConfig(stages=(2, 1, 2), width=64, image=(65, 83), classes=0),
 ]
 
 
-def label(settings: ModelConfig) -> str:
+def describe_changes(settings: ModelConfig) -> str:
     """Return what differs from the defaults."""
     sizes = ("width", "depth", "mlp", "heads", "patch", "image")
     changed = {field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in sizes}
@@ -78,7 +78,7 @@ def label(settings: ModelConfig) -> str:
     )
 
 
-def counted_macs(settings: ModelConfig) -> int:
+def count_macs(settings: ModelConfig) -> int:
     """Count MACs on the meta device, where the fused kernel is counted too."""
     with FlopCounterMode(display=False) as counter:
         build(settings, device="meta").eval()(torch.empty(1, settings.channels, *settings.image, device="meta"))
@@ -90,22 +90,22 @@ def test_macs_and_parameters_of_every_variant(name: str) -> None:
     patch = int(name.partition("/")[2] or 1)
     settings = variant(name, image=16 * patch if name.partition("/")[0] in SIZES else 224)
     total = cost(settings)
-    assert total.macs == counted_macs(settings)
+    assert total.macs == count_macs(settings)
     assert total.parameters == sum(weight.numel() for weight in build(settings, device="meta").parameters())
 
 
-@pytest.mark.parametrize("settings", SMALL, ids=label)
+@pytest.mark.parametrize("settings", SMALL, ids=describe_changes)
 def test_macs_parameters_and_shapes_of_every_option(settings: ModelConfig) -> None:
     total = cost(settings, batch=2)
     model = build(settings)
-    assert total.macs == counted_macs(settings)
+    assert total.macs == count_macs(settings)
     assert total.parameters == sum(weight.numel() for weight in model.parameters())
     images = torch.zeros(2, settings.channels, *settings.image)
     assert total.stages[0].shape == images.shape
     assert total.stages[-1].shape == model(images).shape
 
 
-@pytest.mark.parametrize("settings", SMALL, ids=label)
+@pytest.mark.parametrize("settings", SMALL, ids=describe_changes)
 def test_training_memory_is_what_autograd_saves(settings: ModelConfig) -> None:
     model, images = build(settings).train(), torch.randn(2, settings.channels, *settings.image)
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
@@ -121,7 +121,7 @@ def test_training_memory_is_what_autograd_saves(settings: ModelConfig) -> None:
     assert cost(settings, batch=2).memory.training == sum(saved.untyped_storage().nbytes() for saved in saved_storages.values())
 
 
-@pytest.mark.parametrize("settings", [*SMALL, variant("Ti/16"), variant("R26+S/32")], ids=label)
+@pytest.mark.parametrize("settings", [*SMALL, variant("Ti/16"), variant("R26+S/32")], ids=describe_changes)
 def test_inference_memory_is_the_peak(settings: ModelConfig) -> None:
     model, images = build(settings).eval(), torch.randn(2, settings.channels, *settings.image)
     with torch.inference_mode(), PeakMemory(model, images) as memory:

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from tests.facts import MACS, PARAMETERS
-from tests.small import config
+from tests.reference_numbers import MACS, PARAMETERS
+from tests.small_models import small_config
 from vitrail.errors import VitrailError
 from vitrail.models.build import build
+from vitrail.models.config import ResNetConfig, StemConfig, ViTConfig
 from vitrail.models.cost import cost
-from vitrail.models.settings import ResNetConfig, Stem, ViTConfig
-from vitrail.models.variants import RESNETS, SIZES, known_names, variant
+from vitrail.models.variants import RESNETS, SIZES, variant, variant_names
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -27,8 +27,8 @@ def test_macs_to_the_printed_digits(name: str) -> None:
 
 
 def test_every_known_name_is_a_model() -> None:
-    assert {"B/16", "R50+B/16", "R200x3"} <= set(known_names())
-    for name in known_names():
+    assert {"B/16", "R50+B/16", "R200x3"} <= set(variant_names())
+    for name in variant_names():
         assert cost(variant(name)).parameters > 0
 
 
@@ -47,7 +47,7 @@ def test_sizes_and_stages_are_those_of_the_papers() -> None:
 def test_the_stem_only_hybrid_has_stride_32_despite_its_name() -> None:
     built = variant("R+Ti/16")
     assert isinstance(built, ViTConfig)
-    assert (built.stride, built.grid) == ((32, 32), (7, 7))
+    assert (built.patch_stride, built.grid) == ((32, 32), (7, 7))
 
 
 REJECTED = [
@@ -79,12 +79,12 @@ REJECTED = [
     ("B/16", {"position": "sincos2d-mae", "width": 27, "heads": 3}, "got width=27; try width=24"),
     ("B/16", {"image": 0}, "got image=0x0; try image=16x16"),
     ("R50x1", {"stages": (3, 0)}, "stages must be at least 1, got 3,0; try stages=3,1"),
-    ("R50x1", {"norm_epsilon": -1.0}, "norm_epsilon must be above 0, got -1.0; try norm_epsilon=1e-6"),
-    ("B/16", {"norm": "post", "norm_at": "pooled"}, "try norm_at='tokens'"),
+    ("R50x1", {"norm_eps": -1.0}, "norm_eps must be above 0, got -1.0; try norm_eps=1e-6"),
+    ("B/16", {"norm": "post", "final_norm": "pooled"}, "try final_norm='tokens'"),
     ("B/16", {"position_grid": 7}, "try position_grid=none"),
     ("B/16", {"depth": 0}, "depth must be at least 1, got 0; try depth=1"),
     ("B/16", {"classes": -1}, "classes must be at least 0, got -1; try classes=0"),
-    ("B/16", {"epsilon": 0.0}, "epsilon must be above 0"),
+    ("B/16", {"norm_eps": 0.0}, "norm_eps must be above 0"),
     ("B/16", {"depth": 2.5}, "depth must be a whole number, got 2.5"),
     ("R50x1", {"width": 40}, "width must be a multiple of the 32 groups of a norm, got 40; try 32"),
     ("R50x1", {"stages": ()}, "stages must name at least one stage"),
@@ -122,17 +122,17 @@ def test_the_advised_value_works(advice: dict[str, object]) -> None:
 
 
 def test_stride_and_channels_of_a_stem() -> None:
-    assert (Stem().stride, Stem().channels) == (4, 64)
-    assert (Stem(stages=(3, 4, 9)).stride, Stem(stages=(3, 4, 9)).channels) == (16, 1024)
+    assert (StemConfig().stride, StemConfig().channels) == (4, 64)
+    assert (StemConfig(stages=(3, 4, 9)).stride, StemConfig(stages=(3, 4, 9)).channels) == (16, 1024)
 
 
 def test_each_family_builds_its_own_model() -> None:
     assert isinstance(variant("R50x1"), ResNetConfig)
-    assert type(build(config())).__name__ == "ViT"
+    assert type(build(small_config())).__name__ == "ViT"
     assert type(build(ResNetConfig(stages=(1,), width=32))).__name__ == "ResNet"
 
 
 def test_build_takes_changes_with_a_name_only() -> None:
     assert build("mu/16", classes=3)(torch.zeros(1, 3, 224, 224)).shape == (1, 3)
     with pytest.raises(VitrailError, match=r"dataclasses.replace\(config, classes="):
-        build(config(), classes=3)
+        build(small_config(), classes=3)

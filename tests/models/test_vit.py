@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from tests.small import config, vit
+from tests.small_models import small_config, small_vit
 from vitrail.errors import VitrailError
-from vitrail.layers.tap import recording
-from vitrail.models.build import build, skeleton
+from vitrail.layers.tap import record_activations
+from vitrail.models.build import build, build_on_meta
 from vitrail.models.variants import variant
 from vitrail.models.vit import ViT
 
@@ -21,7 +21,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"pool": "gap"},
     {"pool": "map", "registers": 2},
     {"norm": "post"},
-    {"gelu": "exact", "head": "mlp", "head_width": 13},
+    {"gelu": "exact", "head": "mlp", "head_hidden": 13},
     {"qk_norm": True, "layer_scale": 0.1, "qkv_bias": False},
     {"position": "learned2d", "position_at": "every-layer"},
     {"position": "sincos2d", "position_at": "every-layer-shared"},
@@ -33,7 +33,7 @@ IMAGES = torch.randn(2, 3, 12, 15)
 
 def test_the_equations_of_the_paper() -> None:
     """z0 = [class; x E] + E_pos; z' = MSA(LN(z)) + z; z = MLP(LN(z')) + z'; y = LN(z_L^0); a linear head."""
-    model = vit()
+    model = small_vit()
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     patches = F.unfold(IMAGES, (6, 5), stride=(6, 5)).mT @ weights["embed.project.weight"].flatten(1).T
     z = torch.cat([weights["cls"].expand(2, 1, 24), patches + weights["embed.project.bias"]], dim=1)
@@ -56,7 +56,7 @@ def test_the_equations_of_the_paper() -> None:
 
 
 def test_post_norm_normalises_after_adding_and_not_again_at_the_end() -> None:
-    model = vit(norm="post", depth=1)
+    model = small_vit(norm="post", depth=1)
     block, x = model.blocks[0], torch.randn(2, 7, 24)
     first = block.norm1(x + block.attention(x))  # type: ignore[operator]
     assert_close(block(x), block.norm2(first + block.mlp(first)))  # type: ignore[operator]
@@ -64,7 +64,7 @@ def test_post_norm_normalises_after_adding_and_not_again_at_the_end() -> None:
 
 
 def test_the_pre_training_head_has_one_hidden_layer_with_tanh() -> None:
-    model = vit(head="mlp", head_width=13)
+    model = small_vit(head="mlp", head_hidden=13)
     assert isinstance(model.head, torch.nn.Sequential)
     hidden, _, last = model.head
     assert_close(model(IMAGES), last(torch.tanh(hidden(model.features(IMAGES)))))
@@ -72,15 +72,15 @@ def test_the_pre_training_head_has_one_hidden_layer_with_tanh() -> None:
 
 
 def test_without_classes_the_output_is_the_representation() -> None:
-    model = vit(classes=0)
+    model = small_vit(classes=0)
     assert_close(model(IMAGES), model.features(IMAGES))
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_recording_does_not_change_the_logits(options: dict[str, Any]) -> None:
-    model = vit(**options)
+    model = small_vit(**options)
     fused = model(IMAGES)
-    with recording(model, "weights") as recorded:
+    with record_activations(model, "weights") as recorded:
         explicit = model(IMAGES)
     assert_close(fused, explicit, rtol=0, atol=1e-5)
     assert len(recorded) == (5 if options.get("pool") == "map" else 4)
@@ -92,7 +92,7 @@ def test_recording_a_full_size_model_does_not_change_the_logits() -> None:
     images = torch.randn(1, 3, 224, 224)
     with torch.inference_mode():
         fused = model(images)
-        with recording(model, "weights"):
+        with record_activations(model, "weights"):
             assert_close(model(images), fused, rtol=0, atol=1e-5)
 
 
@@ -163,8 +163,8 @@ def test_a_map_head_starts_as_in_big_vision() -> None:
 
 @pytest.mark.parametrize("position", ["none", "learned1d", "learned2d", "sincos2d", "rotary"])
 def test_a_flexible_model_takes_other_sizes_and_is_the_same_at_its_own(position: str) -> None:
-    fixed = vit(position=position)
-    flexible = build(config(position=position, flexible=True)).eval()
+    fixed = small_vit(position=position)
+    flexible = build(small_config(position=position, flexible=True)).eval()
     flexible.load_state_dict(fixed.state_dict())
     assert_close(flexible(IMAGES), fixed(IMAGES), rtol=0, atol=0)
     larger = torch.randn(2, 3, 24, 20)
@@ -174,8 +174,8 @@ def test_a_flexible_model_takes_other_sizes_and_is_the_same_at_its_own(position:
 
 
 def test_at_another_size_the_table_is_the_resized_one() -> None:
-    small = vit(flexible=True, resize="official")
-    large = build(config(image=(24, 20), resize="official")).eval()
+    small = small_vit(flexible=True, position_resize="official")
+    large = build(small_config(image=(24, 20), position_resize="official")).eval()
     state = dict(small.state_dict())
     table = state["positions.0.table.weight"]
     state["positions.0.table.weight"] = F.interpolate(
@@ -201,13 +201,13 @@ def test_at_another_size_the_table_is_the_resized_one() -> None:
 )
 def test_a_wrong_size_is_rejected_with_the_right_one(flexible: bool, shape: tuple[int, ...], sentence: str) -> None:
     with pytest.raises(VitrailError) as error:
-        vit(flexible=flexible)(torch.randn(shape))
+        small_vit(flexible=flexible)(torch.randn(shape))
     assert sentence in str(error.value)
 
 
 @pytest.mark.compile  # the shape checker would raise first
 def test_an_image_without_a_batch_axis_is_rejected_with_the_fix() -> None:
-    for model in (vit(), build("R50x1", stages=(1,))):
+    for model in (small_vit(), build("R50x1", stages=(1,))):
         with pytest.raises(VitrailError, match=r"\(batch, channels, height, width\), got \(3, 12, 15\); try images\[None\]"):
             model(torch.randn(3, 12, 15))
 
@@ -223,9 +223,9 @@ def test_a_resnet_rejects_other_channels() -> None:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_gradient_checkpointing_changes_no_gradient(options: dict[str, Any]) -> None:
     """Also with dropout, whose draws must be the same when a block is recomputed."""
-    plain = vit(**options, dropout=0.1, stochastic_depth=0.1).train()
+    plain = small_vit(**options, dropout=0.1, stochastic_depth=0.1).train()
     saving = copy.deepcopy(plain)
-    saving.checkpointing = True
+    saving.activation_checkpointing = True
     for model in (plain, saving):
         torch.manual_seed(1)
         model(IMAGES).square().sum().backward()
@@ -236,8 +236,8 @@ def test_gradient_checkpointing_changes_no_gradient(options: dict[str, Any]) -> 
 
 def test_gradient_checkpointing_saves_memory() -> None:
     def saved_numel(checkpointing: bool) -> int:
-        model, sizes = vit(depth=6), []
-        model.checkpointing = checkpointing
+        model, sizes = small_vit(depth=6), []
+        model.activation_checkpointing = checkpointing
         with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):  # type: ignore[func-returns-value]
             model(IMAGES)
         return sum(sizes)
@@ -247,7 +247,7 @@ def test_gradient_checkpointing_saves_memory() -> None:
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_autocast_to_bfloat16_stays_close(options: dict[str, Any]) -> None:
-    model = vit(**options)
+    model = small_vit(**options)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(IMAGES)
         logits.float().square().sum().backward()
@@ -259,7 +259,7 @@ def test_autocast_to_bfloat16_stays_close(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_model_in_bfloat16_runs_also_at_another_size(options: dict[str, Any]) -> None:
     flexible = options.get("position") != "relative"
-    model = vit(**options, flexible=flexible)
+    model = small_vit(**options, flexible=flexible)
     images = torch.randn(2, 3, 18, 10) if flexible else IMAGES
     with torch.no_grad():
         reference = model(images)
@@ -272,10 +272,10 @@ def test_a_model_in_bfloat16_runs_also_at_another_size(options: dict[str, Any]) 
 @pytest.mark.parametrize("options", [*OPTIONS, {"flexible": True}], ids=str)
 def test_it_compiles_to_one_graph(options: dict[str, Any]) -> None:
     torch.compiler.reset()
-    model = vit(**options)
+    model = small_vit(**options)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert_close(compiled(IMAGES), model(IMAGES), rtol=0, atol=1e-5)
-    with recording(model, "blocks.1.attention.weights") as recorded:
+    with record_activations(model, "blocks.1.attention.weights") as recorded:
         compiled(IMAGES)
     assert [len(values) for values in recorded.values()] == [1]  # recording works under compilation
 
@@ -283,7 +283,7 @@ def test_it_compiles_to_one_graph(options: dict[str, Any]) -> None:
 @pytest.mark.compile
 def test_training_compiles_at_several_sizes() -> None:
     torch.compiler.reset()
-    model = vit(flexible=True).train()
+    model = small_vit(flexible=True).train()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for size in ((12, 15), (18, 20), (24, 25), (30, 10)):
         images = torch.randn(2, 3, *size)
@@ -299,7 +299,7 @@ def test_training_compiles_at_several_sizes() -> None:
 @pytest.mark.compile
 def test_training_compiles_to_one_graph() -> None:
     torch.compiler.reset()
-    model = vit().train()
+    model = small_vit().train()
     twin = copy.deepcopy(model)
     for each in (model, torch.compile(twin, fullgraph=True, backend="aot_eager")):
         each(IMAGES).square().sum().backward()
@@ -312,7 +312,7 @@ def test_training_compiles_to_one_graph() -> None:
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # inductor's own
 def test_the_default_compiler_gives_the_same_logits() -> None:
     torch.compiler.reset()
-    model = vit()
+    model = small_vit()
     with torch.inference_mode():
         assert_close(torch.compile(model, fullgraph=True)(IMAGES), model(IMAGES), rtol=0, atol=1e-5)
 
@@ -320,7 +320,7 @@ def test_the_default_compiler_gives_the_same_logits() -> None:
 @pytest.mark.compile
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_it_exports_with_a_dynamic_batch(options: dict[str, Any]) -> None:
-    model = vit(**options)
+    model = small_vit(**options)
     program = torch.export.export(model, (IMAGES,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},))
     for batch in (1, 2, 5):
         images = torch.randn(batch, 3, 12, 15)
@@ -341,9 +341,9 @@ def test_hybrids_and_resnets_compile_and_export(name: str) -> None:
 
 
 def test_a_model_built_on_meta_has_only_its_fixed_tables() -> None:
-    model = skeleton(config(position="sincos2d"))
+    model = build_on_meta(small_config(position="sincos2d"))
     assert all(weight.is_meta for weight in model.parameters())
-    reference = vit(position="sincos2d")
+    reference = small_vit(position="sincos2d")
     model.load_state_dict(reference.state_dict(), assign=True)
     assert_close(model.eval()(IMAGES), reference(IMAGES), rtol=0, atol=0)
 

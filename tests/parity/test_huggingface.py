@@ -13,14 +13,14 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.testing import assert_close
 
-from tests.peers import peer, scrambled
-from tests.small import vit
-from vitrail.data.prepare import prepare
+from tests.reference_libraries import randomise_weights, reference_library
+from tests.small_models import small_vit
 from vitrail.data.preprocess import Preprocess
-from vitrail.models.settings import ViTConfig
+from vitrail.data.transforms import preprocess_image
+from vitrail.models.config import ViTConfig
 from vitrail.models.variants import variant
-from vitrail.weights.checkpoint import save
 from vitrail.weights.load import load
+from vitrail.weights.save import save
 
 pytestmark = [
     pytest.mark.parity,
@@ -28,11 +28,11 @@ pytestmark = [
 ]
 
 
-def make(**options: Any) -> nn.Module:
-    transformers = peer("transformers")
+def make_reference(**options: Any) -> nn.Module:
+    transformers = reference_library("transformers")
     small = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 40, "num_labels": 5}
     size = {"image_size": (12, 20), "patch_size": (6, 5)}
-    return scrambled(transformers.ViTForImageClassification(transformers.ViTConfig(**{**small, **size, **options})))
+    return randomise_weights(transformers.ViTForImageClassification(transformers.ViTConfig(**{**small, **size, **options})))
 
 
 CASES: list[dict[str, Any]] = [
@@ -45,10 +45,10 @@ CASES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", CASES, ids=str)
 def test_theirs_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path: Path) -> None:
-    theirs = make(**options)
+    theirs = make_reference(**options)
     theirs.save_pretrained(tmp_path / "theirs")  # type: ignore[operator]
     ours = load(tmp_path / "theirs")
-    assert [item.split()[0] for item in ours.report.assumed] == ["images"]  # config.json has everything else
+    assert [item.split()[0] for item in ours.load_report.assumed] == ["images"]  # config.json has everything else
     assert ours.preprocess is not None
     assert ours.preprocess.squash
     images = torch.randn(2, options.get("num_channels", 3), *ours.config.image)
@@ -63,7 +63,7 @@ def test_theirs_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path: Pa
 
 
 def test_shards_and_the_names_of_transformers_5(tmp_path: Path) -> None:
-    theirs = make()
+    theirs = make_reference()
     theirs.save_pretrained(tmp_path / "shards", max_shard_size="10KB")  # type: ignore[operator]
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
     newer = tmp_path / "newer"
@@ -79,7 +79,7 @@ def test_shards_and_the_names_of_transformers_5(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [(24, 42), (6, 36)])
 def test_a_resized_position_table_is_theirs(size: tuple[int, int], tmp_path: Path) -> None:
-    theirs = make(image_size=18, patch_size=6)  # it takes the square root of the number of patches
+    theirs = make_reference(image_size=18, patch_size=6)  # it takes the square root of the number of patches
     theirs.save_pretrained(tmp_path / "theirs")  # type: ignore[operator]
     images = torch.randn(2, 3, *size)
     with torch.inference_mode():
@@ -88,11 +88,11 @@ def test_a_resized_position_table_is_theirs(size: tuple[int, int], tmp_path: Pat
 
 
 def test_a_model_without_classifier_returns_its_pooler_output(tmp_path: Path) -> None:
-    transformers = peer("transformers")
+    transformers = reference_library("transformers")
     config = transformers.ViTConfig(
         hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=40, image_size=12, patch_size=6
     )
-    theirs = scrambled(transformers.ViTModel(config))
+    theirs = randomise_weights(transformers.ViTModel(config))
     theirs.save_pretrained(tmp_path)  # type: ignore[operator]
     ours = load(tmp_path)
     assert isinstance(ours.config, ViTConfig)
@@ -123,7 +123,7 @@ PROCESSORS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("settings", PROCESSORS, ids=str)
 def test_their_processor_settings_are_read_correctly(settings: dict[str, Any], tmp_path: Path) -> None:
     """Margins are even: for odd ones it rounds the half down, torchvision to even."""
-    make(image_size=24, patch_size=6).save_pretrained(tmp_path)  # type: ignore[operator]
+    make_reference(image_size=24, patch_size=6).save_pretrained(tmp_path)  # type: ignore[operator]
     full = {"image_processor_type": "ViTImageProcessor", "resample": 3, "do_resize": True, **settings}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(full))
     processor = import_module("transformers").AutoImageProcessor.from_pretrained(tmp_path)
@@ -132,12 +132,12 @@ def test_their_processor_settings_are_read_correctly(settings: dict[str, Any], t
     waves = np.sin(np.arange(50)[:, None, None] / 7 + np.arange(60)[None, :, None] / 9 + np.arange(3)) * 100 + 128
     image = Image.fromarray(waves.astype(np.uint8))
     theirs = processor(image, return_tensors="pt")["pixel_values"][0]
-    assert (theirs - prepare(image, model.preprocess)).abs().max() < 0.04
+    assert (theirs - preprocess_image(image, model.preprocess)).abs().max() < 0.04
 
 
 @pytest.mark.parametrize("name", ["Ti/16", "B/32"])
 def test_full_sizes(name: str, tmp_path: Path) -> None:
-    transformers = peer("transformers")
+    transformers = reference_library("transformers")
     size = variant(name)
     assert isinstance(size, ViTConfig)
     config = transformers.ViTConfig(
@@ -147,7 +147,7 @@ def test_full_sizes(name: str, tmp_path: Path) -> None:
         intermediate_size=size.mlp,
         patch_size=size.patch[0],
     )
-    theirs = scrambled(transformers.ViTForImageClassification(config), by=0.02)
+    theirs = randomise_weights(transformers.ViTForImageClassification(config), scale=0.02)
     theirs.save_pretrained(tmp_path)  # type: ignore[operator]
     images = torch.randn(1, 3, 224, 224)
     with torch.inference_mode():
@@ -157,22 +157,22 @@ def test_full_sizes(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("crop", "squash"), [(1.0, True), (0.75, False), (0.75, True)])
 def test_the_image_processor_agrees_with_our_preprocessing(crop: float, squash: bool, tmp_path: Path) -> None:
     """The same image through transformers' processor: resizing in the two libraries differs by a few grey levels."""
-    model = vit(patch=(6, 6), image=(24, 24))
+    model = small_vit(patch=(6, 6), image=(24, 24))
     model.preprocess = Preprocess((24, 24), crop, squash, interpolation="bicubic", mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
-    model.labels = ("cat", "dog", "owl", "eel", "ant")
+    model.class_names = ("cat", "dog", "owl", "eel", "ant")
     save(model, tmp_path, format="huggingface")
-    peer("transformers")
+    reference_library("transformers")
     processor = import_module("transformers").AutoImageProcessor.from_pretrained(tmp_path)
     waves = np.sin(np.arange(50)[:, None, None] / 7 + np.arange(64)[None, :, None] / 9 + np.arange(3)) * 100 + 128
     image = Image.fromarray(waves.astype(np.uint8))
     theirs = processor(image, return_tensors="pt")["pixel_values"][0]
-    levels = (theirs - prepare(image, model.preprocess)).abs() * 255 * torch.tensor([0.2, 0.3, 0.4])[:, None, None]
+    levels = (theirs - preprocess_image(image, model.preprocess)).abs() * 255 * torch.tensor([0.2, 0.3, 0.4])[:, None, None]
     assert theirs.shape == (3, 24, 24)
     assert levels.max() <= 2.01
     assert levels.mean() < 0.5
     back = load(tmp_path)
-    assert back.labels == model.labels
+    assert back.class_names == model.class_names
     assert back.preprocess is not None
     assert back.preprocess == model.preprocess
     id2label = import_module("transformers").AutoModelForImageClassification.from_pretrained(tmp_path).config.id2label
-    assert id2label == dict(enumerate(model.labels))
+    assert id2label == dict(enumerate(model.class_names))

@@ -8,37 +8,37 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.peers import peer
-from tests.small import vit
+from tests.reference_libraries import reference_library
+from tests.small_models import small_vit
 from vitrail.errors import VitrailError
-from vitrail.layers.tap import recording
-from vitrail.models.settings import Stem
+from vitrail.layers.tap import record_activations
+from vitrail.models.config import StemConfig
 from vitrail.models.vit import ViT
-from vitrail.weights.checkpoint import save
 from vitrail.weights.load import load
+from vitrail.weights.save import save
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 GRIDS: dict[str, Any] = {"token": None, "gap_prelogits": (4, 6), "hybrid_stem": None, "hybrid_stages": None}
 
 
-def arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+def load_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     with np.load(path, allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
 
 
-def golden(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    io = arrays(GOLDEN / f"{name}.io.npz")
+def load_golden(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    io = load_arrays(GOLDEN / f"{name}.io.npz")
     return torch.from_numpy(io["images_nhwc"]).permute(0, 3, 1, 2), torch.from_numpy(io["logits"])
 
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_logits_equal_the_official_model(name: str) -> None:
     model = load(GOLDEN / f"{name}.weights.npz", grid=GRIDS[name])
-    images, logits = golden(name)
+    images, logits = load_golden(name)
     with torch.inference_mode():
         fused = model(images)
-        with recording(model, "attention.weights"):
+        with record_activations(model, "attention.weights"):
             explicit = model(images)
     assert_close(fused, logits, rtol=0, atol=1e-5)
     assert_close(explicit, logits, rtol=0, atol=1e-5)
@@ -47,17 +47,17 @@ def test_logits_equal_the_official_model(name: str) -> None:
 @pytest.mark.parametrize("name", GRIDS)
 def test_a_round_trip_leaves_every_tensor_equal_to_the_byte(name: str, tmp_path: Path) -> None:
     save(load(GOLDEN / f"{name}.weights.npz", grid=GRIDS[name]), tmp_path / "back.npz", format="official")
-    before, after = arrays(GOLDEN / f"{name}.weights.npz"), arrays(tmp_path / "back.npz")
+    before, after = load_arrays(GOLDEN / f"{name}.weights.npz"), load_arrays(tmp_path / "back.npz")
     assert sorted(before) == sorted(after)
     for key, array in before.items():
         assert (after[key].shape, after[key].dtype, after[key].tobytes()) == (array.shape, array.dtype, array.tobytes()), key
 
 
-def linen(name: str) -> str:
+def to_linen_name(name: str) -> str:
     return name.replace("Attention_1", "Attention_0").replace("LayerNorm_2", "LayerNorm_1").replace("MlpBlock_3", "MlpBlock_0")
 
 
-def scanned(file: dict[str, Any]) -> dict[str, Any]:
+def to_scanned(file: dict[str, Any]) -> dict[str, Any]:
     layers = sorted({name.split("/")[1] for name in file if "encoderblock_" in name})
     first = [name.split("/", 2)[2] for name in file if f"{layers[0]}/" in name]
     rest = {name: array for name, array in file.items() if "encoderblock_" not in name}
@@ -72,14 +72,14 @@ def scanned(file: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("name", ["token", "gap_prelogits"])
 def test_the_names_of_newer_flax_and_big_vision_are_read(name: str, scan: bool, prefix: str, tmp_path: Path) -> None:
-    file = {linen(key): array for key, array in arrays(GOLDEN / f"{name}.weights.npz").items()}
+    file = {to_linen_name(key): array for key, array in load_arrays(GOLDEN / f"{name}.weights.npz").items()}
     if name == "gap_prelogits":
         file["pos_embedding"] = file.pop("Transformer/posembed_input/pos_embedding")
-    file = scanned(file) if scan else file
+    file = to_scanned(file) if scan else file
     others = {"opt/state/step": np.zeros(3, np.float32)} if prefix else {}
     renamed: dict[str, Any] = {prefix + key: array for key, array in file.items()} | others
     np.savez(tmp_path / "other.npz", **renamed)
-    images, logits = golden(name)
+    images, logits = load_golden(name)
     with torch.inference_mode():
         assert_close(load(tmp_path / "other.npz", grid=GRIDS[name])(images), logits, rtol=0, atol=1e-4)
 
@@ -87,16 +87,16 @@ def test_the_names_of_newer_flax_and_big_vision_are_read(name: str, scan: bool, 
 TIMM_READS: dict[str, dict[str, Any]] = {
     "token": {},
     "map": {"pool": "map"},
-    "a class token without a position": {"position_covers": "none"},
+    "a class token without a position": {"position_prefix": "none"},
 }
 
 
 @pytest.mark.parametrize("options", TIMM_READS.values(), ids=TIMM_READS.keys())
 def test_timms_own_reader_of_official_files_agrees_on_what_we_write(options: dict[str, Any], tmp_path: Path) -> None:
-    peer("timm")
+    reference_library("timm")
     from timm.models.vision_transformer import VisionTransformer
 
-    model = vit(image=(24, 24), patch=(6, 6), **options)
+    model = small_vit(image=(24, 24), patch=(6, 6), **options)
     save(model, tmp_path / "ours.npz", format="official")
     theirs = VisionTransformer(
         img_size=24,
@@ -108,7 +108,7 @@ def test_timms_own_reader_of_official_files_agrees_on_what_we_write(options: dic
         mlp_ratio=40 / 24,
         act_layer="gelu_tanh",
         class_token=model.config.has_class_token,
-        no_embed_class=options.get("position_covers") == "none",
+        no_embed_class=options.get("position_prefix") == "none",
         global_pool="map" if options.get("pool") == "map" else "token",
     )
     theirs.load_pretrained(str(tmp_path / "ours.npz"))
@@ -119,18 +119,18 @@ def test_timms_own_reader_of_official_files_agrees_on_what_we_write(options: dic
 
 
 @pytest.mark.parametrize(
-    "options", [{"pool": "gap", "head": "mlp", "head_width": 13}, {"position": "sincos2d"}, {"position": "learned2d"}]
+    "options", [{"pool": "gap", "head": "mlp", "head_hidden": 13}, {"position": "sincos2d"}, {"position": "learned2d"}]
 )
 def test_a_saved_file_loads_again(options: dict[str, Any], tmp_path: Path) -> None:
-    model, images = vit(**options), torch.randn(2, 3, 12, 15)
+    model, images = small_vit(**options), torch.randn(2, 3, 12, 15)
     save(model, tmp_path / "ours.npz", format="official")
     assert_close(load(tmp_path / "ours.npz", grid=(2, 3))(images), model(images), rtol=0, atol=1e-6)
 
 
 def test_a_file_without_a_table_is_big_visions_sincos(tmp_path: Path) -> None:
-    model = vit(position="sincos2d", pool="gap")
+    model = small_vit(position="sincos2d", pool="gap")
     save(model, tmp_path / "ours.npz", format="official")
-    file = arrays(tmp_path / "ours.npz")
+    file = load_arrays(tmp_path / "ours.npz")
     del file["Transformer/posembed_input/pos_embedding"]
     np.savez(tmp_path / "bare.npz", **{f"params/{name}": array for name, array in file.items()})  # type: ignore[arg-type]
     with pytest.raises(VitrailError, match="give its grid, for example grid=14x14"):
@@ -140,14 +140,14 @@ def test_a_file_without_a_table_is_big_visions_sincos(tmp_path: Path) -> None:
 
 
 def test_a_text_tower_is_reported_as_unused(tmp_path: Path) -> None:
-    file = {f"params/img/{name}": array for name, array in arrays(GOLDEN / "token.weights.npz").items()}
+    file = {f"params/img/{name}": array for name, array in load_arrays(GOLDEN / "token.weights.npz").items()}
     others = {"params/t": np.ones(1, np.float32), "params/txt/head/kernel": np.ones((2, 2), np.float32)}
     np.savez(tmp_path / "lit.npz", **file, **others)  # type: ignore[arg-type]
-    assert load(tmp_path / "lit.npz").report.left == ("params/t", "params/txt/head/kernel")
+    assert load(tmp_path / "lit.npz").load_report.left == ("params/t", "params/txt/head/kernel")
 
 
 def test_a_hybrid_survives_a_round_trip(tmp_path: Path) -> None:
-    model = vit(stem=Stem(stages=(2, 1), width=32), patch=(1, 1), image=(16, 24))
+    model = small_vit(stem=StemConfig(stages=(2, 1), width=32), patch=(1, 1), image=(16, 24))
     save(model, tmp_path / "ours.npz", format="official")
     back = load(tmp_path / "ours.npz", grid=(2, 3))
     assert isinstance(back, ViT)

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from vitrail.data.decode import decode
-from vitrail.data.prepare import prepare
+from vitrail.data.transforms import preprocess_image
 from vitrail.weights.load import load
 from vitrail.weights.verify import verify
 
@@ -29,7 +29,7 @@ def test_top_1_from_image_files_is_timms() -> None:
     assert model.preprocess is not None
     files = sorted((REAL / "imagenet250").glob("*.jpg"))
     truth = torch.tensor([int(file.name.split("_")[0]) for file in files])
-    images = torch.stack([prepare(decode(file), model.preprocess) for file in files])
+    images = torch.stack([preprocess_image(decode(file), model.preprocess) for file in files])
     with torch.inference_mode():
         logits = torch.cat([model(part) for part in images.split(25)])
     with np.load(REAL / "imagenet250_timm_logits.npz") as golden:
@@ -42,6 +42,6 @@ def test_top_1_from_image_files_is_timms() -> None:
 def test_verify_compares_it_with_the_installed_timm() -> None:
     pytest.importorskip("transformers")
     verdict = verify(WEIGHTS)
-    assert (verdict.name, verdict.against, verdict.ok) == ("Ti/16", "timm", True)
+    assert (verdict.variant, verdict.reference, verdict.ok) == ("Ti/16", "timm", True)
     assert verdict.difference is not None
     assert verdict.difference < 1e-4

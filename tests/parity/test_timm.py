@@ -12,21 +12,21 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.testing import assert_close
 
-from tests.peers import peer, scrambled
-from tests.small import vit
+from tests.reference_libraries import randomise_weights, reference_library
+from tests.small_models import small_vit
 from vitrail.errors import VitrailError
 from vitrail.models.build import build
-from vitrail.models.settings import ResNetConfig, ViTConfig
-from vitrail.weights.checkpoint import save
+from vitrail.models.config import ResNetConfig, ViTConfig
 from vitrail.weights.load import load
+from vitrail.weights.save import save
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
-def make(**options: Any) -> nn.Module:
-    peer("timm")
+def make_reference(**options: Any) -> nn.Module:
+    reference_library("timm")
     small = {"img_size": 24, "patch_size": 6, "num_classes": 5, "embed_dim": 24, "depth": 3, "num_heads": 3, "mlp_ratio": 2}
-    return scrambled(import_module("timm.models.vision_transformer").VisionTransformer(**{**small, **options}))
+    return randomise_weights(import_module("timm.models.vision_transformer").VisionTransformer(**{**small, **options}))
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -49,7 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES.keys())
 def test_theirs_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path: Path) -> None:
-    theirs = make(**options)
+    theirs = make_reference(**options)
     torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
     size = options.get("img_size", 24)
     grid = (4, 8) if isinstance(size, tuple) else None
@@ -61,7 +61,7 @@ def test_theirs_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path: Pa
     save(ours, tmp_path / "ours.safetensors", format="timm")
     again = load(tmp_path / "ours.safetensors")  # grid and heads are in the file's header
     assert again.config == ours.config
-    back = make(**options)
+    back = make_reference(**options)
     back.load_state_dict(load_file(tmp_path / "ours.safetensors"), strict=True)
     for name, weight in theirs.state_dict().items():
         assert_close(back.state_dict()[name], weight, rtol=0, atol=0)
@@ -72,9 +72,9 @@ def test_theirs_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path: Pa
 )
 @pytest.mark.parametrize("size", [36, (24, 42), 12])
 def test_a_resized_position_table_is_timms(options: dict[str, Any], size: Any, tmp_path: Path) -> None:
-    theirs = make(**options)
+    theirs = make_reference(**options)
     torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
-    larger = make(img_size=size, **options)
+    larger = make_reference(img_size=size, **options)
     fit = import_module("timm.models.vision_transformer").checkpoint_filter_fn
     larger.load_state_dict(fit(dict(theirs.state_dict()), larger))
     ours = load(tmp_path / "theirs.pth", image=size, heads=3)
@@ -97,9 +97,9 @@ def test_a_resized_position_table_is_timms(options: dict[str, Any], size: Any, t
     ],
 )
 def test_published_shapes(name: str, side: int, tmp_path: Path) -> None:
-    timm = peer("timm")
+    timm = reference_library("timm")
     options: dict[str, Any] = {"img_size": side} if side == 98 else {}
-    theirs = scrambled(timm.create_model(name, num_classes=10, **options), by=0.02)
+    theirs = randomise_weights(timm.create_model(name, num_classes=10, **options), scale=0.02)
     save_file(theirs.state_dict(), tmp_path / "theirs.safetensors")
     ours = load(
         tmp_path / "theirs.safetensors", image=side, heads=16 if "gap" in name else None
@@ -128,7 +128,7 @@ WRAPPED: dict[str, Any] = {
 
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED.keys())
 def test_wrappers_of_training_scripts_are_removed(wrap: Any, tmp_path: Path) -> None:
-    theirs = make()
+    theirs = make_reference()
     torch.save(wrap(theirs.state_dict()), tmp_path / "theirs.pth")
     images = torch.randn(2, 3, 24, 24)
     with torch.inference_mode():
@@ -136,23 +136,23 @@ def test_wrappers_of_training_scripts_are_removed(wrap: Any, tmp_path: Path) -> 
 
 
 def test_a_dino_head_is_reported_as_unused(tmp_path: Path) -> None:
-    state = dict(make(num_classes=0).state_dict()) | {
+    state = dict(make_reference(num_classes=0).state_dict()) | {
         "head.mlp.0.weight": torch.ones(3, 24),
         "head.last_layer.weight": torch.ones(2),
     }
     torch.save({"teacher": state}, tmp_path / "dino.pth")
     model = load(tmp_path / "dino.pth", heads=3)
-    assert model.report.left == ("head.mlp.0.weight", "head.last_layer.weight")
+    assert model.load_report.left == ("head.mlp.0.weight", "head.last_layer.weight")
 
 
 @pytest.mark.parametrize("factor", [1, 2])
 @pytest.mark.parametrize("side", [64, 75])
 def test_a_bit_resnet_is_timms(factor: int, side: int, tmp_path: Path) -> None:
-    peer("timm")
+    reference_library("timm")
     resnet = import_module("timm.models.resnetv2").ResNetV2
     conv = partial(import_module("timm.layers.std_conv").StdConv2d, eps=1e-8)
     options: dict[str, Any] = {"width_factor": factor, "num_classes": 7, "stem_type": "fixed", "conv_layer": conv}
-    theirs = scrambled(resnet((2, 1), channels=(256, 512), **options))
+    theirs = randomise_weights(resnet((2, 1), channels=(256, 512), **options))
     torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
     ours = load(tmp_path / "theirs.pth", image=side)
     assert ours.config == ResNetConfig(stages=(2, 1), width=64 * factor, image=(side, side), classes=7)
@@ -167,7 +167,7 @@ def test_a_bit_resnet_is_timms(factor: int, side: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["R50x1", "R50x3", "R101x1", "R152x2", "R152x4"])
 def test_parameters_of_the_published_ones(name: str) -> None:
-    timm = peer("timm")
+    timm = reference_library("timm")
     depth, _, factor = name.removeprefix("R").partition("x")
     with torch.device("meta"):
         theirs = timm.create_model(f"resnetv2_{depth}x{factor}_bit", num_classes=1000)
@@ -177,7 +177,7 @@ def test_parameters_of_the_published_ones(name: str) -> None:
 
 def test_a_config_file_supplies_what_the_weights_do_not(tmp_path: Path) -> None:
     """A folder as timm pushes it to the hub: not square, averaged, its own preprocessing and labels."""
-    theirs = make(img_size=(24, 40), patch_size=(6, 5), class_token=True, global_pool="avg", fc_norm=False)
+    theirs = make_reference(img_size=(24, 40), patch_size=(6, 5), class_token=True, global_pool="avg", fc_norm=False)
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
     known = {
         "input_size": [3, 24, 40],
@@ -199,9 +199,9 @@ def test_a_config_file_supplies_what_the_weights_do_not(tmp_path: Path) -> None:
     assert isinstance(ours.config, ViTConfig)
     assert (ours.config.grid, ours.config.pool, ours.config.heads) == ((4, 8), "gap", 3)
     assert ours.preprocess is not None
-    assert (ours.preprocess.crop, ours.preprocess.interpolation, ours.preprocess.mean) == (0.8, "bilinear", (0.1, 0.2, 0.3))
+    assert (ours.preprocess.crop_pct, ours.preprocess.interpolation, ours.preprocess.mean) == (0.8, "bilinear", (0.1, 0.2, 0.3))
     assert ours.preprocess.squash
-    assert ours.labels == tuple("abcde")
+    assert ours.class_names == tuple("abcde")
     images = torch.randn(2, 3, 24, 40)
     with torch.inference_mode():
         assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
@@ -209,7 +209,7 @@ def test_a_config_file_supplies_what_the_weights_do_not(tmp_path: Path) -> None:
 
 def test_the_pre_logits_layer_of_older_timm_is_read(tmp_path: Path) -> None:
     """As in the in21k files of 2021: a dense layer with tanh before the head."""
-    theirs = make(num_classes=0)
+    theirs = make_reference(num_classes=0)
     hidden, head = nn.Linear(24, 24), nn.Linear(24, 5)
     extra = {f"pre_logits.fc.{name}": weight for name, weight in hidden.state_dict().items()}
     extra |= {f"head.{name}": weight for name, weight in head.state_dict().items()}
@@ -221,7 +221,7 @@ def test_the_pre_logits_layer_of_older_timm_is_read(tmp_path: Path) -> None:
 
 
 def test_names_of_dinov2_and_deit_3(tmp_path: Path) -> None:
-    theirs = make(reg_tokens=2, init_values=0.1, no_embed_class=True, num_classes=0)
+    theirs = make_reference(reg_tokens=2, init_values=0.1, no_embed_class=True, num_classes=0)
     state = {name.replace("reg_token", "register_tokens"): weight for name, weight in theirs.state_dict().items()}
     state = {name.replace(".ls1.gamma", ".gamma_1").replace(".ls2.gamma", ".gamma_2"): weight for name, weight in state.items()}
     torch.save({**state, "mask_token": torch.zeros(1, 24)}, tmp_path / "theirs.pth")
@@ -229,21 +229,23 @@ def test_names_of_dinov2_and_deit_3(tmp_path: Path) -> None:
     images = torch.randn(2, 3, 24, 24)
     with torch.inference_mode():
         assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
-    assert ours.report.left == ("mask_token",)
+    assert ours.load_report.left == ("mask_token",)
 
 
 @pytest.mark.parametrize(
     "change", [{"global_pool": "max"}, {"model_args": {"pool_include_prefix": True}}, {"architecture": "vit_x_quickgelu"}]
 )
 def test_a_config_file_with_unsupported_options_is_rejected(change: dict[str, Any], tmp_path: Path) -> None:
-    save_file(make().state_dict(), tmp_path / "model.safetensors")
+    save_file(make_reference().state_dict(), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(change))
-    with pytest.raises(VitrailError, match=r"global_pool in config.json must be|Vision Transformers do not have|is not supported"):
+    with pytest.raises(
+        VitrailError, match=r"global_pool in config.json must be|Vision Transformers do not have|is not supported"
+    ):
         load(tmp_path)
 
 
 def test_the_architecture_name_supplies_what_the_weights_do_not(tmp_path: Path) -> None:
-    save_file(make().state_dict(), tmp_path / "model.safetensors")
+    save_file(make_reference().state_dict(), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_so400m_patch16_siglip_256"}))
     config = load(tmp_path, heads=3).config
     assert isinstance(config, ViTConfig)
@@ -252,9 +254,9 @@ def test_the_architecture_name_supplies_what_the_weights_do_not(tmp_path: Path) 
 
 def test_the_patch_resampling_is_flexivits(tmp_path: Path) -> None:
     """timm has the same construction; with its interpolation set to ours, the kernels are the same."""
-    peer("timm")
+    reference_library("timm")
     resample = import_module("timm.layers").resample_patch_embed
-    model = vit(gelu="exact", patch=(6, 6), image=(12, 18))
+    model = small_vit(gelu="exact", patch=(6, 6), image=(12, 18))
     save(model, tmp_path / "ours.safetensors", format="timm")
     for patch in ((8, 8), (9, 4), (4, 4)):
         ours = load(tmp_path / "ours.safetensors", patch=patch, image=(patch[0] * 2, patch[1] * 3))

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from tests.peers import peer, scrambled
-from vitrail.weights.checkpoint import save
+from tests.reference_libraries import randomise_weights, reference_library
 from vitrail.weights.load import load
+from vitrail.weights.save import save
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")]
 
 
-def make(**options: Any) -> nn.Module:
-    peer("torchvision")
+def make_reference(**options: Any) -> nn.Module:
+    reference_library("torchvision")
     small = {
         "image_size": 24,
         "patch_size": 6,
@@ -27,12 +27,12 @@ def make(**options: Any) -> nn.Module:
         "mlp_dim": 40,
         "num_classes": 5,
     }
-    return scrambled(import_module("torchvision.models.vision_transformer").VisionTransformer(**{**small, **options}))
+    return randomise_weights(import_module("torchvision.models.vision_transformer").VisionTransformer(**{**small, **options}))
 
 
 @pytest.mark.parametrize("options", [{}, {"representation_size": 13}, {"image_size": 36}], ids=str)
 def test_theirs_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path: Path) -> None:
-    theirs = make(**options)
+    theirs = make_reference(**options)
     torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
     ours = load(tmp_path / "theirs.pth", heads=3)
     images = torch.randn(2, 3, *ours.config.image)
@@ -47,10 +47,10 @@ def test_theirs_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path: Pa
 
 @pytest.mark.parametrize("side", [36, 12])
 def test_a_resized_position_table_is_torchvisions(side: int, tmp_path: Path) -> None:
-    theirs = make()
+    theirs = make_reference()
     torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
     interpolate = import_module("torchvision.models.vision_transformer").interpolate_embeddings
-    larger = make(image_size=side)
+    larger = make_reference(image_size=side)
     larger.load_state_dict(interpolate(side, 6, theirs.state_dict()))
     ours = load(tmp_path / "theirs.pth", image=side, heads=3)
     images = torch.randn(2, 3, side, side)
@@ -59,7 +59,7 @@ def test_a_resized_position_table_is_torchvisions(side: int, tmp_path: Path) -> 
 
 
 def test_names_from_before_torchvision_0_13_are_read(tmp_path: Path) -> None:
-    theirs = make()
+    theirs = make_reference()
     older = {
         name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): w for name, w in theirs.state_dict().items()
     }
@@ -70,8 +70,8 @@ def test_names_from_before_torchvision_0_13_are_read(tmp_path: Path) -> None:
 
 
 def test_a_full_size_model(tmp_path: Path) -> None:
-    torchvision = peer("torchvision")
-    theirs = scrambled(torchvision.models.vit_b_32(num_classes=10), by=0.02)
+    torchvision = reference_library("torchvision")
+    theirs = randomise_weights(torchvision.models.vit_b_32(num_classes=10), scale=0.02)
     torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
     ours = load(tmp_path / "theirs.pth")
     images = torch.randn(1, 3, 224, 224)

@@ -7,31 +7,31 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.data.loader import evaluation, training
-from vitrail.data.sources.panes import CLASSES, Panes
-from vitrail.data.sources.source import Arrays
+from vitrail.data.loader import build_eval_loader, build_train_loader
+from vitrail.data.sources.dataset import ArrayDataset
+from vitrail.data.sources.panes.dataset import PANES_CLASSES, PanesDataset
 from vitrail.models.build import build
-from vitrail.models.masked import masked
-from vitrail.models.settings import ModelConfig, ViTConfig
+from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.masked_autoencoders import build_masked_model
 from vitrail.models.vit import ViT
-from vitrail.recipes.book import METHODS, RECIPES, recipe
-from vitrail.recipes.given import Given
-from vitrail.tasks.classify import Classify
-from vitrail.tasks.masked import Masks
-from vitrail.train.recipe import Recipe
-from vitrail.train.state import State, fresh
-from vitrail.train.step import train_step
+from vitrail.recipes.context import RecipeContext
+from vitrail.recipes.registry import RECIPES, SSL_METHODS, get_recipe
+from vitrail.tasks.classification import ClassificationTask
+from vitrail.tasks.masked_image import MaskedImageTask
+from vitrail.training.recipe import Recipe
+from vitrail.training.state import TrainState, create_state
+from vitrail.training.step import train_step
 
 SIZE = (24, 32)
 BATCH = 32  # each of the eight four times, cropped and mixed differently
-STEPS, LOOK = 500, 25  # at most, and between two evaluations
+STEPS, EVAL_EVERY = 500, 25  # at most, and between two evaluations
 
 
-def eight() -> Arrays:
+def eight_images() -> ArrayDataset:
     """One image of each of eight classes."""
-    drawn = Panes(5, 100, SIZE)
+    drawn = PanesDataset(5, 100, SIZE)
     first = [int(np.flatnonzero(drawn.labels == label)[0]) for label in range(8)]
-    return Arrays(np.stack([drawn.content(index) for index in first]), np.arange(8), CLASSES[:8])
+    return ArrayDataset(np.stack([drawn.read(index) for index in first]), np.arange(8), PANES_CLASSES[:8])
 
 
 def shrunk(made: Recipe) -> Recipe:
@@ -39,9 +39,9 @@ def shrunk(made: Recipe) -> Recipe:
     return replace(
         made,
         model=_small(made.model),
-        preprocess=replace(made.preprocess, image=SIZE),
+        preprocess=replace(made.preprocess, image_size=SIZE),
         steps=STEPS,
-        schedule=replace(made.schedule, warmup=min(made.schedule.warmup, STEPS // 10), cooldown=0),
+        schedule=replace(made.schedule, warmup_steps=min(made.schedule.warmup_steps, STEPS // 10), cooldown_steps=0),
     )
 
 
@@ -51,52 +51,54 @@ def _small(model: ModelConfig) -> ModelConfig:
     return replace(model, stages=(1, 1), width=32, image=SIZE)
 
 
-def learned(settings: Recipe, images: Arrays) -> tuple[State, dict[str, float]]:
+def train_until_learned(settings: Recipe, images: ArrayDataset) -> tuple[TrainState, dict[str, float]]:
     """Train until all eight are learned, or to the end; return the state and the scores on the clean images."""
     torch.manual_seed(settings.seed)
-    state = fresh(build(settings.model).train(), settings)
-    task = Classify(len(images), settings.loss, settings.smoothing)
-    clean = evaluation(images, settings.preprocess, len(images))
+    state = create_state(build(settings.model).train(), settings)
+    task = ClassificationTask(len(images), settings.loss, settings.label_smoothing)
+    clean = build_eval_loader(images, settings.preprocess, len(images))
     scores: dict[str, float] = {}
-    for batch in training(images, settings.preprocess, settings.batch, settings.augment, settings.seed).batches(workers=0):
+    for batch in build_train_loader(images, settings.preprocess, settings.batch_size, settings.augment, settings.seed).batches(
+        workers=0
+    ):
         train_step(state, task, batch, settings)
-        if state.step % LOOK == 0:
-            scores = task.evaluate(state.shown, clean, workers=0)
-            if known(scores) or state.step == settings.steps:
+        if state.step % EVAL_EVERY == 0:
+            scores = task.evaluate(state.eval_model, clean, workers=0)
+            if is_learned(scores) or state.step == settings.steps:
                 break
     return state, scores
 
 
-def known(scores: dict[str, float]) -> bool:
+def is_learned(scores: dict[str, float]) -> bool:
     return scores["top1"] == 1 and scores["loss"] < math.log(8) / 2  # a uniform prediction has loss log 8
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name not in METHODS])
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in SSL_METHODS])
 def test_every_recipe_overfits_eight_images(name: str) -> None:
-    settings = shrunk(recipe(name, Given("eight", pictures=10 * BATCH, classes=8, size=None, channels=3)))
-    assert settings.batch == BATCH
-    state, scores = learned(settings, eight())
-    assert known(scores), f"after {state.step} steps: {scores['top1']:.1%}, loss {scores['loss']:.3f}"
-    assert state.skipped == 0
+    settings = shrunk(get_recipe(name, RecipeContext("eight", num_images=10 * BATCH, classes=8, native_size=None, channels=3)))
+    assert settings.batch_size == BATCH
+    state, scores = train_until_learned(settings, eight_images())
+    assert is_learned(scores), f"after {state.step} steps: {scores['top1']:.1%}, loss {scores['loss']:.3f}"
+    assert state.skipped_steps == 0
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SSL_METHODS)
 def test_every_self_supervised_recipe_learns_to_reconstruct_eight_images(name: str) -> None:
     """Evaluated under other masks and crops than in training, so that the loss cannot be memorised."""
-    settings = shrunk(recipe(name, Given("eight", pictures=10 * BATCH, classes=8, size=None, channels=3)))
+    settings = shrunk(get_recipe(name, RecipeContext("eight", num_images=10 * BATCH, classes=8, native_size=None, channels=3)))
     assert settings.masking is not None
     assert isinstance(settings.model, ViTConfig)
     torch.manual_seed(settings.seed)
     encoder = build(settings.model)
     assert isinstance(encoder, ViT)
-    state, images = fresh(masked(encoder, settings.masking).train(), settings), eight()
-    task = Masks(settings.masking, settings.model.patch, settings.preprocess)
-    clean = evaluation(images, settings.preprocess, len(images))
-    first = task.evaluate(state.shown, clean, workers=0)["loss"]
-    for batch in training(images, settings.preprocess, settings.batch, settings.augment, settings.seed).batches(
+    state, images = create_state(build_masked_model(encoder, settings.masking).train(), settings), eight_images()
+    task = MaskedImageTask(settings.masking, settings.model.patch, settings.preprocess)
+    clean = build_eval_loader(images, settings.preprocess, len(images))
+    first = task.evaluate(state.eval_model, clean, workers=0)["loss"]
+    for batch in build_train_loader(images, settings.preprocess, settings.batch_size, settings.augment, settings.seed).batches(
         0, STEPS // 2, workers=0
     ):
         train_step(state, task, batch, settings)
-    last = task.evaluate(state.shown, clean, workers=0)["loss"]
+    last = task.evaluate(state.eval_model, clean, workers=0)["loss"]
     assert last < 0.6 * first
-    assert state.skipped == 0
+    assert state.skipped_steps == 0

@@ -14,25 +14,25 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from tests.serve.fake import FakePredictor, coloured, encoded, form
-from tests.small import vit
+from tests.serve.fake_predictor import FakePredictor, coloured_image, encode_image, multipart_form
+from tests.small_models import small_vit
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
-from vitrail.evaluate.predict import predict
-from vitrail.explain.maps import METHODS, saliency
-from vitrail.export.engine import Engine, TorchEngine
+from vitrail.explain.saliency import SALIENCY_METHODS, saliency
+from vitrail.inference.predict import predict
+from vitrail.inference.predictor import Predictor, TorchPredictor
 from vitrail.models.build import build
-from vitrail.models.settings import ResNetConfig
-from vitrail.serve.app import make_app
-from vitrail.serve.settings import Serving
+from vitrail.models.config import ResNetConfig
+from vitrail.serve.app import create_serve_app
+from vitrail.serve.config import ServeConfig
 
 PNG = {"Content-Type": "image/png"}
 FORM = {"Content-Type": "multipart/form-data; boundary=xXx"}
 
 
 @contextmanager
-def running_app(engine: Engine | None = None, **settings: Any) -> Iterator[TestClient]:
-    with TestClient(make_app(lambda: engine or FakePredictor(), Serving(**settings), "runs/colours")) as client:
+def run_app(engine: Predictor | None = None, **settings: Any) -> Iterator[TestClient]:
+    with TestClient(create_serve_app(lambda: engine or FakePredictor(), ServeConfig(**settings), "runs/colours")) as client:
         end = time.monotonic() + 60
         while client.get("/readyz").status_code != 200:
             assert time.monotonic() < end
@@ -42,12 +42,12 @@ def running_app(engine: Engine | None = None, **settings: Any) -> Iterator[TestC
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with running_app(max_body=50_000, queue=20, max_pixels=100_000) as client:
+    with run_app(max_body=50_000, max_queue=20, max_pixels=100_000) as client:
         yield client
 
 
 def test_one_image_as_the_body(client: TestClient) -> None:
-    answer = client.post("/predict", content=coloured(83), headers=PNG, params={"top": 2})
+    answer = client.post("/predict", content=coloured_image(83), headers=PNG, params={"top": 2})
     assert answer.status_code == 200
     (image,) = answer.json()["predictions"]
     assert answer.json()["model"] == "colours"  # without its path
@@ -58,8 +58,14 @@ def test_one_image_as_the_body(client: TestClient) -> None:
 
 
 def test_many_images_keep_their_order_with_bad_ones_among_them(client: TestClient) -> None:
-    images = [("a.png", coloured(7)), ("b.png", b"no image"), ("c.png", coloured(0)), ("c.png", coloured(300)), ("", b"")]
-    answer = client.post("/predict", content=form(*images), headers=FORM)
+    images = [
+        ("a.png", coloured_image(7)),
+        ("b.png", b"no image"),
+        ("c.png", coloured_image(0)),
+        ("c.png", coloured_image(300)),
+        ("", b""),
+    ]
+    answer = client.post("/predict", content=multipart_form(*images), headers=FORM)
     assert answer.status_code == 200
     rows = answer.json()["predictions"]
     assert [row["file"] for row in rows] == ["a.png", "b.png", "c.png", "c.png", "image 4"]
@@ -71,7 +77,7 @@ def test_many_images_keep_their_order_with_bad_ones_among_them(client: TestClien
 
 
 def test_a_request_whose_images_all_fail_has_the_status_of_the_first(client: TestClient) -> None:
-    answer = client.post("/predict", content=form(("x", b"?"), ("y", coloured(0))), headers=FORM)
+    answer = client.post("/predict", content=multipart_form(("x", b"?"), ("y", coloured_image(0))), headers=FORM)
     assert answer.status_code == 422
     assert answer.json()["error"] == answer.json()["images"][0]["error"]
     assert [row["status"] for row in answer.json()["images"]] == [422, 500]
@@ -82,24 +88,24 @@ def test_a_request_whose_images_all_fail_has_the_status_of_the_first(client: Tes
     [
         (PNG, b"", 400, "no image"),
         ({}, b"", 400, "no image"),
-        (FORM, form(), 400, "no image"),
-        (FORM, form(("a", b"x"), field="note").replace(b'; filename="a"', b""), 400, "no image"),
+        (FORM, multipart_form(), 400, "no image"),
+        (FORM, multipart_form(("a", b"x"), field="note").replace(b'; filename="a"', b""), 400, "no image"),
         (FORM, b"", 400, "last boundary"),
-        (FORM, form(("a", coloured(3)))[:-9], 400, "last boundary"),
+        (FORM, multipart_form(("a", coloured_image(3)))[:-9], 400, "last boundary"),
         (FORM, b"--yYy\r\nnonsense", 400, "cannot be read"),
-        ({"Content-Type": "multipart/form-data"}, form(("a", coloured(3))), 400, "boundary"),
+        ({"Content-Type": "multipart/form-data"}, multipart_form(("a", coloured_image(3))), 400, "boundary"),
         ({"Content-Type": f"multipart/form-data; boundary={'x' * 300}"}, b"", 400, "oundary"),
         ({"Content-Type": "application/json"}, b"{}", 415, "application/json"),
         ({"Content-Type": "text/html; charset=utf-8"}, b"<p>", 415, "text/html"),
-        ({"Content-Type": "application/x-www-form-urlencoded"}, coloured(3), 415, "with curl, add -H 'Content-Type:"),
-        ({"Content-Type": "image/"}, coloured(3), 415, "image/"),
-        ({**PNG, "Content-Encoding": "gzip"}, coloured(3), 415, "Content-Encoding"),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, coloured_image(3), 415, "with curl, add -H 'Content-Type:"),
+        ({"Content-Type": "image/"}, coloured_image(3), 415, "image/"),
+        ({**PNG, "Content-Encoding": "gzip"}, coloured_image(3), 415, "Content-Encoding"),
         (PNG, bytes(50_001), 413, "50,000 bytes"),
-        (FORM, form(*[("a", coloured(3))] * 21), 413, "20 images"),
+        (FORM, multipart_form(*[("a", coloured_image(3))] * 21), 413, "20 images"),
         (PNG, b"<html>", 422, "none of JPEG"),
-        (PNG, encoded(Image.effect_noise((40, 30), 50.0))[:300], 422, "cannot be decoded"),
-        (PNG, coloured(3, (400, 251)), 422, "400 x 251 pixels"),
-        (PNG, encoded(Image.new("1", (20000, 20000))), 422, "pixels"),
+        (PNG, encode_image(Image.effect_noise((40, 30), 50.0))[:300], 422, "cannot be decoded"),
+        (PNG, coloured_image(3, (400, 251)), 422, "400 x 251 pixels"),
+        (PNG, encode_image(Image.new("1", (20000, 20000))), 422, "pixels"),
     ],
 )  # fmt: skip
 def test_an_invalid_request_gets_one_sentence_that_says_why(
@@ -113,7 +119,9 @@ def test_an_invalid_request_gets_one_sentence_that_says_why(
 
 def test_a_file_name_is_echoed_and_never_used_as_a_path(client: TestClient) -> None:
     names = ["../../etc/passwd", "/etc/passwd", "a\x00b\x1b[31m.png", "<script>", "ünï.png", "x" * 500]
-    rows = client.post("/predict", content=form(*((name, coloured(5)) for name in names)), headers=FORM).json()["predictions"]
+    rows = client.post("/predict", content=multipart_form(*((name, coloured_image(5)) for name in names)), headers=FORM).json()[
+        "predictions"
+    ]
     assert [row["label"] for row in rows] == ["5"] * 6
     message = [row["file"] for row in rows]
     assert message[:2] == names[:2]
@@ -124,7 +132,7 @@ def test_a_file_name_is_echoed_and_never_used_as_a_path(client: TestClient) -> N
 
 def test_parameters_and_paths_are_checked(client: TestClient) -> None:
     for path, message in (("/predict?top=0", "top"), ("/predict?top=x", "top"), ("/explain?method=magic", "rollout")):
-        answer = client.post(path, content=coloured(3), headers=PNG)
+        answer = client.post(path, content=coloured_image(3), headers=PNG)
         assert answer.status_code in (422, 501)
         assert message in answer.json()["error"]
     assert client.get("/nowhere").status_code == 404
@@ -134,14 +142,16 @@ def test_parameters_and_paths_are_checked(client: TestClient) -> None:
 
 
 def test_an_engine_without_a_torch_model_cannot_explain(client: TestClient) -> None:
-    answer = client.post("/explain", content=coloured(3), headers=PNG)
+    answer = client.post("/explain", content=coloured_image(3), headers=PNG)
     assert answer.status_code == 501
     assert answer.json()["error"].startswith("fake cannot compute saliency maps")
 
 
 def test_the_metrics_are_right_and_valid_prometheus_text() -> None:
-    with running_app() as client:
-        client.post("/predict", content=form(("a", coloured(7)), ("b", b"?"), ("c", coloured(0))), headers=FORM)
+    with run_app() as client:
+        client.post(
+            "/predict", content=multipart_form(("a", coloured_image(7)), ("b", b"?"), ("c", coloured_image(0))), headers=FORM
+        )
         client.post("/predict", content=b"?", headers=PNG)
         client.get("/somewhere/else")
         answer = client.get("/metrics")
@@ -164,7 +174,7 @@ def test_the_metrics_are_right_and_valid_prometheus_text() -> None:
 
 
 def test_a_token_is_required_for_images_and_metrics() -> None:
-    with running_app(token="sesame") as client:
+    with run_app(token="sesame") as client:
         for path, method in (("/predict", "POST"), ("/explain", "POST"), ("/metrics", "GET")):
             for headers in (
                 {},
@@ -178,7 +188,7 @@ def test_a_token_is_required_for_images_and_metrics() -> None:
         for path in ("/healthz", "/readyz", "/", "/docs", "/openapi.json"):
             assert client.get(path).status_code == 200
         right = {"Authorization": "bearer sesame"}
-        assert client.post("/predict", content=coloured(9), headers={**PNG, **right}).status_code == 200
+        assert client.post("/predict", content=coloured_image(9), headers={**PNG, **right}).status_code == 200
         assert client.get("/metrics", headers=right).status_code == 200
         assert "colours" not in client.get("/").text
         assert client.get("/openapi.json").json()["paths"]["/predict"]["post"]["security"] == [{"token": []}]
@@ -194,15 +204,15 @@ def test_the_pages_fetch_nothing_from_outside(client: TestClient) -> None:
 
 
 def test_the_pages_list_the_methods_and_hide_the_path_of_the_model(client: TestClient) -> None:
-    assert ", ".join(METHODS) in client.get("/docs").text
+    assert ", ".join(SALIENCY_METHODS) in client.get("/docs").text
     assert "``" not in client.get("/docs").text
     assert "Authorization" not in client.get("/").text.split("<pre>")[1].split("</pre>")[0]
     engine = FakePredictor()
-    engine.model = "/home/somebody/runs/colours"
-    with running_app(engine) as other:
+    engine.source = "/home/somebody/runs/colours"
+    with run_app(engine) as other:
         assert "<p>colours: 512 classes" in other.get("/").text
         assert "somebody" not in other.get("/").text
-    with running_app(token="sesame") as guarded:
+    with run_app(token="sesame") as guarded:
         assert guarded.get("/").text.count('curl -H "Authorization: Bearer TOKEN"') == 2
 
 
@@ -213,32 +223,34 @@ def test_while_loading_the_server_is_alive_and_not_ready() -> None:
         assert loaded.wait(60)
         return FakePredictor()
 
-    with TestClient(make_app(load_slowly)) as client:
+    with TestClient(create_serve_app(load_slowly)) as client:
         assert client.get("/healthz").status_code == 200
-        for answer in (client.get("/readyz"), client.post("/predict", content=coloured(3), headers=PNG)):
+        for answer in (client.get("/readyz"), client.post("/predict", content=coloured_image(3), headers=PNG)):
             assert answer.status_code == 503
             assert int(answer.headers["retry-after"]) >= 1
             assert "loading" in answer.json()["error"]
         loaded.set()
 
 
-def torch_engine(**changes: Any) -> TorchEngine:
-    model = vit(**changes)
-    model.preprocess = Preprocess((12, 15), crop=0.8, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
-    model.labels, model.facts = tuple("abcde"), {"recipe": {"loss": "sigmoid"}} if changes.get("pool") == "gap" else {}
-    return TorchEngine(model, "small")
+def torch_engine(**changes: Any) -> TorchPredictor:
+    model = small_vit(**changes)
+    model.preprocess = Preprocess((12, 15), crop_pct=0.8, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+    model.class_names, model.metadata = tuple("abcde"), {"recipe": {"loss": "sigmoid"}} if changes.get("pool") == "gap" else {}
+    return TorchPredictor(model, "small")
 
 
-def noise(seed: int, size: tuple[int, int] = (23, 31)) -> bytes:
-    return encoded(Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)))
+def noise_image(seed: int, size: tuple[int, int] = (23, 31)) -> bytes:
+    return encode_image(Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)))
 
 
 @pytest.mark.parametrize("pool", ["cls", "gap"])  # the second has a sigmoid loss
 def test_predictions_equal_those_of_predict_whatever_the_batch(pool: str) -> None:
-    engine, images = torch_engine(pool=pool), [noise(seed) for seed in range(7)]
-    expected = predict(engine.module, images, top=3)
-    with running_app(engine, max_batch=3) as client:
-        together = client.post("/predict?top=3", content=form(*((str(n), one) for n, one in enumerate(images))), headers=FORM)
+    engine, images = torch_engine(pool=pool), [noise_image(seed) for seed in range(7)]
+    expected = predict(engine.module, images, top_k=3)
+    with run_app(engine, max_batch=3) as client:
+        together = client.post(
+            "/predict?top=3", content=multipart_form(*((str(n), one) for n, one in enumerate(images))), headers=FORM
+        )
         alone = [client.post("/predict?top=3", content=one, headers=PNG).json()["predictions"][0] for one in images]
     for expected_row, *rows in zip(expected, together.json()["predictions"], alone, strict=True):
         for row in rows:
@@ -250,12 +262,12 @@ def test_predictions_equal_those_of_predict_whatever_the_batch(pool: str) -> Non
 
 def test_a_saliency_map_equals_that_of_explain_and_can_be_drawn() -> None:
     engine = torch_engine()
-    image = noise(3, (12, 15))
+    image = noise_image(3, (12, 15))
     images = (np.asarray(Image.open(io.BytesIO(image))) / 255 - (0.5, 0.4, 0.3)) / (0.2, 0.3, 0.4)
     engine.preprocess = engine.module.preprocess = Preprocess((12, 15), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
     inputs = torch.from_numpy(images).float().permute(2, 0, 1)[None]
-    with running_app(engine) as client:
-        rows = client.post("/explain", content=form(("x", image), ("y", b"?")), headers=FORM).json()["explanations"]
+    with run_app(engine) as client:
+        rows = client.post("/explain", content=multipart_form(("x", image), ("y", b"?")), headers=FORM).json()["explanations"]
         named = client.post("/explain?method=relevance&class=d", content=image, headers=PNG).json()["explanations"][0]
         numbered = client.post("/explain?method=relevance&class=3", content=image, headers=PNG).json()["explanations"][0]
         unknown = client.post("/explain?class=f", content=image, headers=PNG)
@@ -275,10 +287,14 @@ def test_a_saliency_map_equals_that_of_explain_and_can_be_drawn() -> None:
 
 def test_a_model_without_patches_cannot_be_explained() -> None:
     model = build(ResNetConfig(stages=(1,), width=32, image=(32, 32), classes=3))
-    model.preprocess, model.labels = Preprocess((32, 32)), None
-    with running_app(TorchEngine(model, "resnet"), max_batch=2) as client:
-        assert client.post("/predict", content=coloured(3), headers=PNG).json()["predictions"][0]["label"] in ("0", "1", "2")
-        answer = client.post("/explain", content=coloured(3), headers=PNG)
+    model.preprocess, model.class_names = Preprocess((32, 32)), None
+    with run_app(TorchPredictor(model, "resnet"), max_batch=2) as client:
+        assert client.post("/predict", content=coloured_image(3), headers=PNG).json()["predictions"][0]["label"] in (
+            "0",
+            "1",
+            "2",
+        )
+        answer = client.post("/explain", content=coloured_image(3), headers=PNG)
         assert answer.status_code == 501
         assert set(answer.json()) >= {"error"}
 
@@ -287,16 +303,16 @@ def test_a_model_without_patches_cannot_be_explained() -> None:
     ("setting", "value"),
     [
         ("max_batch", 0),
-        ("queue", 3),
-        ("deadline", 0.0),
-        ("patience", -1.0),
-        ("max_delay", 11.0),
+        ("max_queue", 3),
+        ("request_timeout", 0.0),
+        ("read_timeout", -1.0),
+        ("max_batch_delay", 11.0),
         ("max_body", 0),
         ("token", " "),
     ],
 )
 def test_an_invalid_configuration_is_refused_with_a_remedy(setting: str, value: object) -> None:
     with pytest.raises(VitrailError, match=setting) as refused:
-        Serving(**{setting: value})  # type: ignore[arg-type]
+        ServeConfig(**{setting: value})  # type: ignore[arg-type]
     assert "try" in str(refused.value)
-    assert "sesame" not in repr(Serving(token="sesame"))
+    assert "sesame" not in repr(ServeConfig(token="sesame"))

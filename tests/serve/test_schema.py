@@ -7,20 +7,20 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from tests.small import vit
+from tests.small_models import small_vit
 from vitrail.data.preprocess import Preprocess
-from vitrail.export.engine import TorchEngine
-from vitrail.serve.app import make_app
-from vitrail.serve.settings import Serving
+from vitrail.inference.predictor import TorchPredictor
+from vitrail.serve.app import create_serve_app
+from vitrail.serve.config import ServeConfig
 
 
-def _engine() -> TorchEngine:
-    model = vit()
-    model.preprocess, model.labels = Preprocess((12, 15)), tuple("abcde")
-    return TorchEngine(model, "small")
+def _engine() -> TorchPredictor:
+    model = small_vit()
+    model.preprocess, model.class_names = Preprocess((12, 15)), tuple("abcde")
+    return TorchPredictor(model, "small")
 
 
-app = make_app(_engine, Serving(max_body=100_000, queue=64), "small")
+app = create_serve_app(_engine, ServeConfig(max_body=100_000, max_queue=64), "small")
 schema = schemathesis.openapi.from_asgi("/openapi.json", app)
 
 
@@ -28,6 +28,6 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", app)
 @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
 def test_every_response_is_documented(case: "schemathesis.Case[Any]") -> None:
     """Random bytes are not images, so a refusal is right; status, type and schema are checked, and no server error."""
-    while app.state.house.batcher.engine is None:  # 503 until then
+    while app.state.server_state.batcher.engine is None:  # 503 until then
         time.sleep(0.01)
     case.call_and_validate(excluded_checks=[positive_data_acceptance])

@@ -12,12 +12,12 @@ import torch
 from starlette.testclient import TestClient
 
 import vitrail
-from tests.browser.runs import saved
-from vitrail.studio.album import Album
-from vitrail.studio.app import API, make_app, pages
-from vitrail.studio.desk import Desk, Kept
-from vitrail.studio.pack import unpacked
-from vitrail.studio.shelf import GONE, GivenUp, Shelf, check
+from tests.browser.sample_models import save_model
+from vitrail.studio.app import API, create_studio_app, static_files
+from vitrail.studio.binary_format import decode_arrays
+from vitrail.studio.image_library import ImageLibrary
+from vitrail.studio.model_store import CANCEL_EVENT, Cancelled, ModelStore, validate_models
+from vitrail.studio.service import ByteLRUCache, StudioService
 
 TOKEN = "a-token-of-enough-letters"
 HOME = f"http://127.0.0.1:1234/{TOKEN}/"
@@ -25,15 +25,17 @@ HOME = f"http://127.0.0.1:1234/{TOKEN}/"
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tmp_path_factory.mktemp("models") / "mine", registers=2)
+    return save_model(tmp_path_factory.mktemp("models") / "mine", registers=2)
 
 
 @pytest.fixture(scope="module")
 def client(source: Path) -> Iterator[TestClient]:
-    shelf = Shelf([str(source)])
-    check(shelf)
-    with TestClient(make_app(Desk(shelf, Album()), TOKEN), base_url=HOME, follow_redirects=False) as made:
-        yield made
+    store = ModelStore([str(source)])
+    validate_models(store)
+    with TestClient(
+        create_studio_app(StudioService(store, ImageLibrary()), TOKEN), base_url=HOME, follow_redirects=False
+    ) as test_client:
+        yield test_client
 
 
 def test_the_page_is_served_with_strict_security_headers(client: TestClient) -> None:
@@ -50,11 +52,11 @@ def test_the_page_is_served_with_strict_security_headers(client: TestClient) -> 
 
 
 def test_every_static_file_is_served(client: TestClient) -> None:
-    for name in pages():
+    for name in static_files():
         answer = client.get(HOME + name)
         assert answer.status_code == 200
         assert "https://" not in answer.text  # nothing is loaded from elsewhere
-    assert {"index.html", "main.js", "style.css"} <= set(pages())
+    assert {"index.html", "main.js", "style.css"} <= set(static_files())
 
 
 @pytest.mark.parametrize(
@@ -89,14 +91,14 @@ def test_a_link_on_another_page_opens_the_studio_and_nothing_else(client: TestCl
 
 
 def test_class_names_are_added_to_weights_that_have_none(tmp_path: Path) -> None:
-    model = vitrail.load(saved(tmp_path / "with"))
-    model.labels = None
+    model = vitrail.load(save_model(tmp_path / "with"))
+    model.class_names = None
     vitrail.save(model, tmp_path / "without")
-    shelf = Shelf([str(tmp_path / "with"), str(tmp_path / "without")], ["a", "b", "c", "d", "e"])
-    assert shelf.facts("m0")["class_names"][0] == "class 0"
-    assert shelf.facts("m1")["class_names"] == ["a", "b", "c", "d", "e"]
-    assert [shelf.facts(id)["has_class_names"] for id in shelf.models] == [True, True]
-    assert not Shelf([str(tmp_path / "without")]).facts("m0")["has_class_names"], "the page says how to add them"
+    shelf = ModelStore([str(tmp_path / "with"), str(tmp_path / "without")], ["a", "b", "c", "d", "e"])
+    assert shelf.describe("m0")["class_names"][0] == "class 0"
+    assert shelf.describe("m1")["class_names"] == ["a", "b", "c", "d", "e"]
+    assert [shelf.describe(id)["has_class_names"] for id in shelf.models] == [True, True]
+    assert not ModelStore([str(tmp_path / "without")]).describe("m0")["has_class_names"], "the page says how to add them"
 
 
 @pytest.mark.parametrize("host", ["localhost:1234", "127.0.0.1:4321", "[::1]:1234"])
@@ -112,11 +114,11 @@ def test_no_path_leaves_the_static_files(client: TestClient, path: str) -> None:
 
 def test_a_trace_has_the_numbers_of_explain(client: TestClient, source: Path) -> None:
     answer = client.get(HOME + "api/trace", params={"model": "m0", "image": "sample-1", "class": "3"})
-    facts, arrays = unpacked(answer.content)
+    facts, arrays = decode_arrays(answer.content)
     model = vitrail.load(source)
     known: dict[str, Any] = {"vitrail": vitrail, "model": model}
     exec("\n".join(facts["image"]["imports"]), known)
-    images = eval(f"vitrail.prepare(model, [{facts['image']['python']}])", known)
+    images = eval(f"vitrail.preprocess(model, [{facts['image']['python']}])", known)
     torch.testing.assert_close(torch.from_numpy(arrays["attention"].copy()), vitrail.explain.attention(model, images)[:, 0])
     assert facts["target"] == 3
     assert facts["registers"] == 2
@@ -182,9 +184,9 @@ def test_an_ablation_returns_the_probabilities_of_explain(client: TestClient, so
     asked = {"model": "m0", "image": "sample-2", "patches": [0, 4], "mode": "drop", "seed": 0}
     found = client.post(HOME + "api/ablate", json=asked).json()
     model = vitrail.load(source)
-    from vitrail.studio.samples import Samples
+    from vitrail.studio.sample_images import Samples
 
-    images = vitrail.prepare(model, [Samples().content(2)])
+    images = vitrail.preprocess(model, [Samples().read(2)])
     odds = vitrail.explain.ablate(model, images, [0, 4], "drop")[0].softmax(0)
     assert {row["class"]: row["after"] for row in found["top"]} == pytest.approx(dict(enumerate(odds.tolist())), abs=1e-6)
 
@@ -222,7 +224,7 @@ def test_an_internal_error_is_one_sentence_on_the_page_and_a_traceback_in_the_te
     def mistaken(*_: object) -> None:
         raise KeyError("a name that nobody has")
 
-    monkeypatch.setattr("vitrail.studio.desk.trace", mistaken)
+    monkeypatch.setattr("vitrail.studio.service.trace_image", mistaken)
     answer = client.get(HOME + "api/trace?model=m0&image=sample-7")
     assert answer.status_code == 500
     assert "see its terminal" in answer.json()["error"]
@@ -232,7 +234,7 @@ def test_an_internal_error_is_one_sentence_on_the_page_and_a_traceback_in_the_te
 
 
 def test_cached_responses_stay_within_their_limit() -> None:
-    kept, asked = Kept(room=100), []
+    kept, asked = ByteLRUCache(max_bytes=100), []
 
     def answer(size: int) -> bytes:
         asked.append(size)
@@ -241,30 +243,30 @@ def test_cached_responses_stay_within_their_limit() -> None:
     for size in (40, 50, 40, 60, 50, 300, 40):
         assert len(kept.get(("answer", size), lambda size=size: answer(size))) == size  # type: ignore[misc]
     assert asked == [40, 50, 60, 50, 300, 40]  # 40 was still cached the second time, 50 was evicted for 60
-    assert kept.bytes <= 340
+    assert kept.num_bytes <= 340
 
 
 def test_models_of_equal_names_get_distinct_names(tmp_path: Path) -> None:
-    paths = [saved(tmp_path / place / "best") for place in ("one", "other")]
-    names = [one.name for one in Shelf([str(path) for path in paths]).models.values()]
+    paths = [save_model(tmp_path / place / "best") for place in ("one", "other")]
+    names = [one.name for one in ModelStore([str(path) for path in paths]).models.values()]
     assert names == ["best (m0)", "best (m1)"]
 
 
 def test_a_model_without_attention_is_refused_before_the_page_opens(tmp_path: Path) -> None:
     vitrail.save(vitrail.build("R50x1", width=32, stages=(1, 1), classes=3, image=32), tmp_path / "resnet")
     with pytest.raises(vitrail.VitrailError, match="no attention"):
-        check(Shelf([str(tmp_path / "resnet")]))
+        validate_models(ModelStore([str(tmp_path / "resnet")]))
 
 
 def test_a_cancelled_computation_stops_at_its_next_forward_pass(source: Path) -> None:
-    desk, gone = Desk(Shelf([str(source)]), Album()), Event()
+    desk, gone = StudioService(ModelStore([str(source)]), ImageLibrary()), Event()
     gone.set()
 
     def asked() -> None:
-        GONE.set(gone)
-        desk.flow(("m0", None), "sample-0", None, "relevance")
+        CANCEL_EVENT.set(gone)
+        desk.saliency(("m0", None), "sample-0", None, "relevance")
 
-    with pytest.raises(GivenUp):
+    with pytest.raises(Cancelled):
         copy_context().run(asked)
-    facts, _ = unpacked(desk.flow(("m0", None), "sample-0", None, "relevance"))  # and the next request is answered
+    facts, _ = decode_arrays(desk.saliency(("m0", None), "sample-0", None, "relevance"))  # and the next request is answered
     assert facts["method"] == "relevance"

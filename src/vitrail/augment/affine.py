@@ -36,11 +36,11 @@ def rotation(degrees: float, width: int, height: int) -> Affine:
     return Affine(cosine, -sine, cosine * -x - sine * -y + x, sine, cosine, sine * -x + cosine * -y + y)
 
 
-def shearing(x: float = 0.0, y: float = 0.0) -> Affine:
+def shear(x: float = 0.0, y: float = 0.0) -> Affine:
     """Shear about the top left corner: row i shifts left by ``i * x`` pixels, column j up by ``j * y``."""
     # Through degrees and back, as torchvision does: a slope's last digit decides ties between two pixels.
-    across, down = (math.radians(math.degrees(math.atan(slope))) for slope in (x, y))
-    return Affine(1.0, math.tan(across), 0.0, math.sin(down) / math.cos(down), 1.0, 0.0)
+    angle_x, angle_y = (math.radians(math.degrees(math.atan(slope))) for slope in (x, y))
+    return Affine(1.0, math.tan(angle_x), 0.0, math.sin(angle_y) / math.cos(angle_y), 1.0, 0.0)
 
 
 def translation(right: int = 0, down: int = 0) -> Affine:
@@ -48,22 +48,25 @@ def translation(right: int = 0, down: int = 0) -> Affine:
     return Affine(1.0, 0.0, float(-right), 0.0, 1.0, float(-down))
 
 
-def move_picture(picture: Image.Image, how: Affine, fill: int = GREY, resample: Resampling = Resampling.NEAREST) -> Image.Image:
+def warp_image(image: Image.Image, affine: Affine, fill: int = GREY, resample: Resampling = Resampling.NEAREST) -> Image.Image:
     """Warp an image, keeping its size; pixels from outside get the value ``fill`` in every channel."""
-    bands = len(picture.getbands())
-    colour = fill if bands == 1 else (fill,) * bands
-    return picture.transform(picture.size, Image.Transform.AFFINE, how, resample, fillcolor=colour)
+    bands = len(image.getbands())
+    fill_colour = fill if bands == 1 else (fill,) * bands
+    return image.transform(image.size, Image.Transform.AFFINE, affine, resample, fillcolor=fill_colour)
 
 
-def move_mask(mask: Image.Image, how: Affine) -> Image.Image:
+def warp_mask(mask: Image.Image, affine: Affine) -> Image.Image:
     """Warp a class mask with nearest-neighbour sampling; pixels from outside are background, 0."""
-    return move_picture(mask, how, fill=0, resample=Resampling.NEAREST)
+    return warp_image(mask, affine, fill=0, resample=Resampling.NEAREST)
 
 
-def move_boxes(boxes: Float[ndarray, "k 4"], how: Affine, width: int, height: int) -> Float[ndarray, "k 4"]:
+def warp_boxes(boxes: Float[ndarray, "k 4"], affine: Affine, width: int, height: int) -> Float[ndarray, "k 4"]:
     """Return the axis-aligned boxes around the warped corners, clipped to the image; a box outside it has no area."""
-    x, y = boxes[:, [0, 2, 2, 0]] - how.c, boxes[:, [1, 1, 3, 3]] - how.f
-    area = how.a * how.e - how.b * how.d  # determinant
-    x, y = (how.e * x - how.b * y) / area, (how.a * y - how.d * x) / area  # corners move by the inverse of the matrix
-    moved = np.stack([x.min(1), y.min(1), x.max(1), y.max(1)], axis=1)
-    return np.clip(moved, 0, np.array([width, height, width, height])).astype(boxes.dtype)
+    x, y = boxes[:, [0, 2, 2, 0]] - affine.c, boxes[:, [1, 1, 3, 3]] - affine.f
+    determinant = affine.a * affine.e - affine.b * affine.d  # determinant
+    x, y = (
+        (affine.e * x - affine.b * y) / determinant,
+        (affine.a * y - affine.d * x) / determinant,
+    )  # corners move by the inverse of the matrix
+    warped = np.stack([x.min(1), y.min(1), x.max(1), y.max(1)], axis=1)
+    return np.clip(warped, 0, np.array([width, height, width, height])).astype(boxes.dtype)

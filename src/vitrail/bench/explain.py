@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from vitrail.bench.turns import in_turns
-from vitrail.data.sources.source import Progress
+from vitrail.bench.interleaved_timing import best_of_interleaved
+from vitrail.data.sources.dataset import Progress
 from vitrail.explain.attention import attention
 from vitrail.models.build import build
-from vitrail.models.settings import ViTConfig
+from vitrail.models.config import ViTConfig
 from vitrail.models.variants import variant
 
 
@@ -28,7 +28,7 @@ class ExplainSpeed:
     rounds: int
 
 
-def explain_speed(rounds: int = 10, config: ViTConfig | None = None, progress: Progress | None = None) -> ExplainSpeed:
+def benchmark_explain(rounds: int = 10, config: ViTConfig | None = None, progress: Progress | None = None) -> ExplainSpeed:
     model = build(config or variant("B/16")).eval()
     shape = model.config
     assert isinstance(shape, ViTConfig)
@@ -38,13 +38,13 @@ def explain_speed(rounds: int = 10, config: ViTConfig | None = None, progress: P
         with torch.no_grad():
             return model(images).shape[0]
 
-    rivals: dict[str, Callable[[], int]] = {
+    contestants: dict[str, Callable[[], int]] = {
         "forward": forward,
         "heads": lambda: attention(model, images).shape[1],
         "class": lambda: attention(model, images, queries=[0]).shape[1],
     }
-    in_turns(rivals, 1)  # warm-up
-    speeds = in_turns(rivals, rounds, progress)
+    best_of_interleaved(contestants, 1)  # warm-up
+    speeds = best_of_interleaved(contestants, rounds, progress)
     heads, rows = (round(speeds["forward"] / speeds[name], 3) for name in ("heads", "class"))
     seconds = {name: 1 / speed for name, speed in speeds.items()}
     return ExplainSpeed(heads, rows, seconds, shape.depth * shape.heads, torch.get_num_threads(), rounds)

@@ -20,21 +20,21 @@ from vitrail.models.build import Model
 ENGINE = "fbgemm"
 
 
-def there() -> bool:
+def is_available() -> bool:
     """Return whether the CPU supports fbgemm."""
     return ENGINE in torch.backends.quantized.supported_engines
 
 
-def in_eight_bits(model: Model, in_float: Collection[str] = ()) -> Model:
+def quantise_linear_layers(model: Model, skip: Collection[str] = ()) -> Model:
     """Quantise the linear layers of the model's blocks in place, except those named."""
     for path, module in [*model.named_modules()]:
         for name, linear in [*module.named_children()]:
-            if isinstance(linear, nn.Linear) and path.startswith("blocks.") and f"{path}.{name}" not in in_float:
-                setattr(module, name, _Linear(linear))
+            if isinstance(linear, nn.Linear) and path.startswith("blocks.") and f"{path}.{name}" not in skip:
+                setattr(module, name, _QuantisedLinear(linear))
     return model
 
 
-class _Linear(nn.Module):
+class _QuantisedLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         weight = linear.weight.detach()

@@ -12,29 +12,36 @@ from statistics import mean
 import torch
 from torch import nn
 
-from vitrail.bench.peers import timm_vit
-from vitrail.bench.rivals import Ours, Peer, Rival, accuracy, seconds_a_step, trained
-from vitrail.data.sources.open import pictures
-from vitrail.data.sources.source import Data, Progress
+from vitrail.bench.reference_models import timm_vit
+from vitrail.bench.reference_training import (
+    Contestant,
+    ReferenceTraining,
+    VitrailTraining,
+    evaluate_accuracy,
+    seconds_per_step,
+    train_steps,
+)
+from vitrail.data.sources.dataset import DatasetSplits, Progress
+from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
-from vitrail.evaluate.probe import probe
+from vitrail.evaluation.probe import probe
 from vitrail.models.build import Model
-from vitrail.models.settings import ViTConfig
+from vitrail.models.config import ViTConfig
+from vitrail.recipes.context import InitWeights, RecipeContext
 from vitrail.recipes.finetune import finetune
-from vitrail.recipes.given import Given, Start
-from vitrail.train.recipe import Recipe
+from vitrail.training.recipe import Recipe
 from vitrail.weights.convert import timm
-from vitrail.weights.convert.link import write
-from vitrail.weights.load import load, untold
-from vitrail.weights.start import begin, fingerprint
+from vitrail.weights.convert.tensor_map import export_tensors
+from vitrail.weights.init_from import init_model_from, weights_hash
+from vitrail.weights.load import load, quiet_loading
 
-RATE = 1e-4
-LOOKS = 6  # evaluations per run
-SLICE = 2  # steps per turn
+PEER_LR = 1e-4
+EVALS_PER_RUN = 6  # evaluations per run
+STEPS_PER_TURN = 2  # steps per turn
 
 
 @dataclass(frozen=True)
-class Look:
+class CurvePoint:
     """Evaluation after a number of steps; seconds are steps times those of one."""
 
     step: int
@@ -44,13 +51,13 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Ended:
+class FinetuneRun:
     """A run; ``validation`` and ``test`` are those of the evaluation that is best on validation, the first of equals."""
 
     seed: int
     validation: float
     test: float
-    curve: list[Look]
+    curve: list[CurvePoint]
 
 
 @dataclass(frozen=True)
@@ -59,16 +66,16 @@ class FinetuneSpeed:
 
     accuracy: float  # on test, the mean of the seeds
     peer_accuracy: float
-    linear: float  # the linear probe's
+    linear_probe_accuracy: float  # the linear probe's
     ours_seconds: float | None
     peer_seconds: float
     ratio: float | None
-    ours: list[Ended]
-    peer: list[Ended]
-    seconds_a_step: dict[str, float]
+    ours: list[FinetuneRun]
+    peer: list[FinetuneRun]
+    seconds_per_step: dict[str, float]
 
 
-def finetune_speed(
+def benchmark_finetune(
     weights: str | Path,
     source: str | Path,
     seeds: int = 3,
@@ -77,87 +84,95 @@ def finetune_speed(
     progress: Progress | None = None,
 ) -> FinetuneSpeed:
     """Run the benchmark. ``steps``: instead of the recipe's own; ``rounds``: timed rounds of a step."""
-    data = pictures(source, progress=progress)
+    data = open_dataset(source, progress=progress)
     missing = [split for split in ("train", "validation", "test") if not len(data.splits[split])]
     if missing:
         raise VitrailError(f"{data.name} has no {missing[0]} images; bench finetune needs train, validation and test")
     recipe = _recipe(str(weights), data)
-    recipe = recipe if steps is None else recipe.lasting(steps)
-    cost = seconds_a_step({"ours": _ours(recipe), "peer": _peer(recipe, recipe.steps)}, recipe, data, SLICE, rounds, progress)
+    recipe = recipe if steps is None else recipe.with_steps(steps)
+    cost = seconds_per_step(
+        {"ours": _ours(recipe), "peer": _peer(recipe, recipe.steps)}, recipe, data, STEPS_PER_TURN, rounds, progress
+    )
     budget = recipe.steps * cost["ours"]
-    theirs = max(round(budget / cost["peer"]), 1)
+    peer_steps = max(round(budget / cost["peer"]), 1)
     ours, peer = [], []
     for seed in range(seeds):
         seeded = replace(recipe, seed=seed)
-        ours.append(_run("ours", _ours(seeded), seeded, data, recipe.steps, cost["ours"], progress))
-        peer.append(_run("timm", _peer(seeded, theirs), seeded, data, theirs, cost["peer"], progress))
+        ours.append(_run_contestant("ours", _ours(seeded), seeded, data, recipe.steps, cost["ours"], progress))
+        peer.append(_run_contestant("timm", _peer(seeded, peer_steps), seeded, data, peer_steps, cost["peer"], progress))
     bar = mean(run.test for run in peer)
-    needed = reached(bar, ours)
-    with untold():
-        line = probe(load(weights), data, ("linear",), progress=progress).linear
-    assert line is not None
+    needed = seconds_to_reach(bar, ours)
+    with quiet_loading():
+        probed = probe(load(weights), data, ("linear",), progress=progress).linear
+    assert probed is not None
     return FinetuneSpeed(
-        mean(run.test for run in ours), bar, line.accuracy, needed, budget, None if needed is None else needed / budget,
+        mean(run.test for run in ours), bar, probed.accuracy, needed, budget, None if needed is None else needed / budget,
         ours, peer, cost,
     )  # fmt: skip
 
 
-def reached(bar: float, runs: list[Ended]) -> float | None:
+def seconds_to_reach(bar: float, runs: list[FinetuneRun]) -> float | None:
     """Return the seconds after which the mean of the runs first reaches the bar on test."""
-    for looks in zip(*(run.curve for run in runs), strict=True):
-        if mean(look.test for look in looks) >= bar:
-            return looks[0].seconds
+    for points in zip(*(run.curve for run in runs), strict=True):
+        if mean(look.test for look in points) >= bar:
+            return points[0].seconds
     return None
 
 
-def chosen(curve: list[Look]) -> Look:
+def best_on_validation(curve: list[CurvePoint]) -> CurvePoint:
     return max(curve, key=lambda look: look.validation)
 
 
-def _recipe(weights: str, data: Data) -> Recipe:
+def _recipe(weights: str, data: DatasetSplits) -> Recipe:
     """Return the recipe of ``vitrail finetune``."""
-    with untold():
+    with quiet_loading():
         model = load(weights)
     if not isinstance(model.config, ViTConfig) or model.config.stem:
         raise VitrailError("bench finetune compares plain Vision Transformers; name weights of one, such as a Ti/16's")
     assert model.preprocess is not None
-    start = Start(weights, fingerprint(weights), model.config, model.preprocess, model.labels)
-    return finetune(Given(data.name, len(data.train), len(data.names), None, 3, names=tuple(data.names), start=start))
+    start = InitWeights(weights, weights_hash(weights), model.config, model.preprocess, model.class_names)
+    return finetune(
+        RecipeContext(
+            data.name, len(data.train), len(data.class_names), None, 3, class_names=tuple(data.class_names), init_weights=start
+        )
+    )
 
 
-def _begun(recipe: Recipe) -> Model:
-    assert recipe.start is not None
+def _init_model(recipe: Recipe) -> Model:
+    assert recipe.init_from is not None
     torch.manual_seed(recipe.seed)
-    return begin(recipe.start, recipe.model, keep_head=recipe.keep_head)
+    return init_model_from(recipe.init_from, recipe.model, keep_head=recipe.keep_head)
 
 
-def _ours(recipe: Recipe) -> Ours:
-    return Ours(recipe, _begun(recipe))
+def _ours(recipe: Recipe) -> VitrailTraining:
+    return VitrailTraining(recipe, _init_model(recipe))
 
 
-def _peer(recipe: Recipe, steps: int) -> Peer:
-    return Peer(recipe, timm_of(_begun(recipe)), RATE, steps)
+def _peer(recipe: Recipe, steps: int) -> ReferenceTraining:
+    return ReferenceTraining(recipe, to_timm(_init_model(recipe)), PEER_LR, steps)
 
 
-def timm_of(model: Model) -> nn.Module:
+def to_timm(model: Model) -> nn.Module:
     """Return timm's own model with the same weights."""
-    timm.check(model.config)
+    timm.check_supported(model.config)
     assert isinstance(model.config, ViTConfig)
     try:
-        made = timm_vit(model.config)
+        timm_model = timm_vit(model.config)
     except ImportError:
         raise VitrailError("bench finetune compares with timm: pip install -c constraints.txt timm") from None
-    made.load_state_dict(write(timm.links(model.config), model.state_dict()))
-    return made
+    timm_model.load_state_dict(export_tensors(timm.tensor_maps(model.config), model.state_dict()))
+    return timm_model
 
 
-def _run(name: str, rival: Rival, recipe: Recipe, data: Data, steps: int, cost: float, progress: Progress | None) -> Ended:
+def _run_contestant(
+    name: str, contestant: Contestant, recipe: Recipe, data: DatasetSplits, steps: int, cost: float, progress: Progress | None
+) -> FinetuneRun:
     curve = []
-    for step in trained(rival, recipe, data, steps):
+    for step in train_steps(contestant, recipe, data, steps):
         if progress:
             progress(f"{name}, seed {recipe.seed}", step, steps)
-        if step in {round(steps * part / LOOKS) for part in range(1, LOOKS + 1)}:
-            scores = (accuracy(rival, recipe, data, split, 64) for split in ("validation", "test"))
-            curve.append(Look(step, step * cost, *scores))
-    best = chosen(curve)
-    return Ended(recipe.seed, best.validation, best.test, curve)
+        if step in {round(steps * part / EVALS_PER_RUN) for part in range(1, EVALS_PER_RUN + 1)}:
+            scores = (evaluate_accuracy(contestant, recipe, data, split, 64) for split in ("validation", "test"))
+            curve.append(CurvePoint(step, step * cost, *scores))
+    best = best_on_validation(curve)
+    return FinetuneRun(recipe.seed, best.validation, best.test, curve)

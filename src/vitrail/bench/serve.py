@@ -22,18 +22,18 @@ import numpy as np
 from numpy import ndarray
 from PIL import Image
 
-from vitrail.bench.load import Load, load, request
-from vitrail.bench.turns import in_turns
+from vitrail.bench.http_load import LoadResult, build_request, send_load
+from vitrail.bench.interleaved_timing import best_of_interleaved
+from vitrail.data.cpu_cores import available_cores
 from vitrail.data.decode import decode
-from vitrail.data.prepare import fitted
-from vitrail.data.sources.panes import panes
-from vitrail.data.sources.source import Progress
-from vitrail.data.threads import cores
+from vitrail.data.sources.dataset import Progress
+from vitrail.data.sources.panes.dataset import build_panes
+from vitrail.data.transforms import resize_and_crop
 from vitrail.errors import VitrailError
-from vitrail.export.engine import Engine, Kind, open_engine
+from vitrail.inference.predictor import Backend, Predictor, load_predictor
 
-SIZE, PICTURES = (375, 500), 32  # of drawn images, the usual size in ImageNet
-WAIT = 300.0  # seconds for a server to load its model
+IMAGE_SIZE, NUM_IMAGES = (375, 500), 32  # of drawn images, the usual size in ImageNet
+STARTUP_TIMEOUT = 300.0  # seconds for a server to load its model
 
 
 @dataclass(frozen=True)
@@ -45,99 +45,99 @@ class ServeSpeed:
     offline: float
     p50: float
     p99: float
-    batch: float  # mean batch size in the server
-    answers: int
-    others: dict[int, int]  # status: unsuccessful responses
+    mean_batch_size: float  # mean batch size in the server
+    num_responses: int
+    other_statuses: dict[int, int]  # status: unsuccessful responses
     engine: str
     clients: int
-    max_batch: int
+    max_batch_size: int
     threads: int | None
-    pictures: int
+    num_images: int
     rounds: int
 
 
-def serve_speed(
+def benchmark_serve(
     run: str,
     clients: int = 32,
     seconds: float = 30.0,
     rounds: int = 3,
-    kind: Kind = "auto",
-    max_batch: int = 16,
+    kind: Backend = "auto",
+    max_batch_size: int = 16,
     threads: int | None = None,
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> ServeSpeed:
     """Run the benchmark. ``seconds`` are the total of all turns of both."""
-    contents = _pictures(folder)
-    engine, each = open_engine(run, kind, threads), seconds / (2 * rounds)
-    requests, loads = [request(content) for content in contents], list[Load]()
-    with _server(run, kind, max_batch, max(clients, max_batch) * 2, threads) as (host, port):
+    contents = _load_images(folder)
+    engine, turn_seconds = load_predictor(run, kind, threads), seconds / (2 * rounds)
+    requests, loads = [build_request(content) for content in contents], list[LoadResult]()
+    with _start_server(run, kind, max_batch_size, max(clients, max_batch_size) * 2, threads) as (host, port):
 
         def served() -> int:
-            loads.append(load(host, port, requests, clients, each))
+            loads.append(send_load(host, port, requests, clients, turn_seconds))
             return len(loads[-1].seconds)
 
-        load(host, port, requests, clients, 0.5)  # warm-up
-        with ThreadPoolExecutor(cores()) as decoders:
-            offline = _offline(engine, contents, max_batch, decoders, each)
-            best = in_turns({"offline": offline, "served": served}, rounds, progress)
-        batch = _mean_batch(host, port)
-    times = sorted(time_ for one in loads for time_ in one.seconds)
-    others: dict[int, int] = {}
-    for one in loads:
-        for status, count in one.others.items():
-            others[status] = others.get(status, 0) + count
+        send_load(host, port, requests, clients, 0.5)  # warm-up
+        with ThreadPoolExecutor(available_cores()) as decoders:
+            offline = _offline(engine, contents, max_batch_size, decoders, turn_seconds)
+            best = best_of_interleaved({"offline": offline, "served": served}, rounds, progress)
+        batch = _mean_batch_size(host, port)
+    latencies = sorted(latency for result in loads for latency in result.seconds)
+    other_statuses: dict[int, int] = {}
+    for result in loads:
+        for status, count in result.other_statuses.items():
+            other_statuses[status] = other_statuses.get(status, 0) + count
     return ServeSpeed(
         round(best["served"] / best["offline"], 3), best["served"], best["offline"],
-        statistics.median(times), times[min(len(times) - 1, int(0.99 * len(times)))], batch, len(times), others,
-        engine.name, clients, max_batch, threads, len(contents), rounds,
+        statistics.median(latencies), latencies[min(len(latencies) - 1, int(0.99 * len(latencies)))], batch, len(latencies), other_statuses,
+        engine.backend, clients, max_batch_size, threads, len(contents), rounds,
     )  # fmt: skip
 
 
 def _offline(
-    engine: Engine, contents: Sequence[bytes], batch: int, decoders: ThreadPoolExecutor, seconds: float
+    engine: Predictor, contents: Sequence[bytes], batch_size: int, decoders: ThreadPoolExecutor, seconds: float
 ) -> Callable[[], int]:
     """Return a turn of full batches for ``seconds``; two batches are being decoded while one is computed."""
 
     def work() -> int:
         end, done, at = time.perf_counter() + seconds, 0, 0
-        coming: list[Future[ndarray]] = []
+        pending: list[Future[ndarray]] = []
         while time.perf_counter() < end:
-            while len(coming) < 3 * batch:
-                coming.append(decoders.submit(_seen, contents[at % len(contents)], engine))
+            while len(pending) < 3 * batch_size:
+                pending.append(decoders.submit(_decode_and_fit, contents[at % len(contents)], engine))
                 at += 1
-            engine.logits(np.stack([one.result() for one in coming[:batch]]))
-            del coming[:batch]
-            done += batch
-        for one in coming:
+            engine.logits(np.stack([one.result() for one in pending[:batch_size]]))
+            del pending[:batch_size]
+            done += batch_size
+        for one in pending:
             one.cancel()
         return done
 
-    engine.logits(np.stack([_seen(contents[0], engine)] * batch))
+    engine.logits(np.stack([_decode_and_fit(contents[0], engine)] * batch_size))
     return work
 
 
-def _seen(content: bytes, engine: Engine) -> ndarray:
-    return fitted(decode(content), engine.preprocess)
+def _decode_and_fit(content: bytes, engine: Predictor) -> ndarray:
+    return resize_and_crop(decode(content), engine.preprocess)
 
 
-def _pictures(folder: Path | None) -> list[bytes]:
+def _load_images(folder: Path | None) -> list[bytes]:
     """Return the JPEGs of a folder, or drawn ones."""
     if folder is not None:
-        found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg") and path.is_file())
-        if not found:
+        paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg") and path.is_file())
+        if not paths:
             raise VitrailError(f"{folder} has no JPEG files to measure with; leave --data out")
-        return [path.read_bytes() for path in found[:: max(len(found) // PICTURES, 1)][:PICTURES]]
-    source, made = panes("train", PICTURES, SIZE), []
-    for index in range(PICTURES):
+        return [path.read_bytes() for path in paths[:: max(len(paths) // NUM_IMAGES, 1)][:NUM_IMAGES]]
+    source, encoded = build_panes("train", NUM_IMAGES, IMAGE_SIZE), []
+    for index in range(NUM_IMAGES):
         file = io.BytesIO()
-        Image.fromarray(source.content(index)).save(file, "JPEG", quality=90)
-        made.append(file.getvalue())
-    return made
+        Image.fromarray(source.read(index)).save(file, "JPEG", quality=90)
+        encoded.append(file.getvalue())
+    return encoded
 
 
 @contextmanager
-def _server(run: str, kind: str, batch: int, queue: int, threads: int | None) -> Iterator[tuple[str, int]]:
+def _start_server(run: str, kind: str, batch_size: int, queue: int, threads: int | None) -> Iterator[tuple[str, int]]:
     options = [
         "--port",
         "0",
@@ -145,7 +145,7 @@ def _server(run: str, kind: str, batch: int, queue: int, threads: int | None) ->
         "--engine",
         kind,
         "--max-batch",
-        str(batch),
+        str(batch_size),
         "--max-queue",
         str(queue),
         "--request-timeout",
@@ -160,16 +160,16 @@ def _server(run: str, kind: str, batch: int, queue: int, threads: int | None) ->
         line = server.stdout.readline()
         if not line:
             raise VitrailError(server.stderr.read().removeprefix("vitrail: ").strip() or "the server did not start")
-        place = urlsplit(json.loads(line)["url"])
-        yield place.hostname or "127.0.0.1", place.port or 0
+        address = urlsplit(json.loads(line)["url"])
+        yield address.hostname or "127.0.0.1", address.port or 0
     finally:
         server.terminate()
-        server.communicate(timeout=WAIT)
+        server.communicate(timeout=STARTUP_TIMEOUT)
 
 
-def _mean_batch(host: str, port: int) -> float:
+def _mean_batch_size(host: str, port: int) -> float:
     from urllib.request import urlopen
 
-    with urlopen(f"http://{host}:{port}/metrics", timeout=30) as answer:
-        lines = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if not line.startswith("#"))
+    with urlopen(f"http://{host}:{port}/metrics", timeout=30) as response:
+        lines = dict(line.rsplit(" ", 1) for line in response.read().decode().splitlines() if not line.startswith("#"))
     return float(lines["vitrail_batch_size_sum"]) / max(float(lines["vitrail_batch_size_count"]), 1)

@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from vitrail.cli.options import Json, check_out, pair
-from vitrail.cli.screen import add, console, print_json, progress, size, table
+from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json, progress_bars
+from vitrail.cli.options import JsonOption, check_output_file, parse_size
 from vitrail.errors import VitrailError, printable
 
 data = typer.Typer(name="data", help="Check, show, pack, shard and download datasets.", no_args_is_help=True)
 
-Source = Annotated[
+DatasetArgument = Annotated[
     str, typer.Argument(metavar="DATA", help="Dataset: a folder, .csv, .parquet, .tar, a pack, hf:owner/name, or a known name.")
 ]
-Unlabelled = Annotated[
+UnlabelledOption = Annotated[
     bool,
     typer.Option(
         "--unlabelled",
@@ -23,45 +23,45 @@ Unlabelled = Annotated[
         help="Take every image below the folder, without labels, for vitrail pretrain.",
     ),
 ]
-MOST_SHOWN = 1000  # images on a sheet
-UNITS = {"": 1, **{f"{letter}i": 1024**power for power, letter in enumerate("kmgt", 1)}}
-UNITS |= {letter: 1000**power for power, letter in enumerate("kmgt", 1)}
-ROWS = 12  # of each kind of finding printed; the page and --json have more
+MAX_BATCH_IMAGES = 1000  # images on a sheet
+BYTE_UNITS = {"": 1, **{f"{letter}i": 1024**power for power, letter in enumerate("kmgt", 1)}}
+BYTE_UNITS |= {letter: 1000**power for power, letter in enumerate("kmgt", 1)}
+MAX_PRINTED_ROWS = 12  # of each kind of finding printed; the page and --json have more
 
 
 @data.command(epilog="Example: vitrail data check photos --page check.html")
 def check(
-    source: Source,
+    source: DatasetArgument,
     page: Annotated[
         Path | None,
         typer.Option(metavar="FILE.html", rich_help_panel="Output", help="Write an HTML page with a contact sheet."),
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Check a dataset for unreadable images, duplicates, leakage and label conflicts; exit code 1 if there are any."""
-    from vitrail.data.check import check as examine
-    from vitrail.data.sources.open import pictures
+    from vitrail.data.dataset_check import check_dataset as check_dataset
+    from vitrail.data.sources.open import open_dataset
 
     if page is not None:
-        check_out(page, "--page", source, (".html",))
-    with progress() as tell:
-        found = examine(pictures(source, progress=tell), tell)
+        check_output_file(page, "--page", source, (".html",))
+    with progress_bars() as on_progress:
+        report = check_dataset(open_dataset(source, progress=on_progress), on_progress)
     if page is not None:
-        from vitrail.report.data import data_page
-        from vitrail.report.page import write_whole
+        from vitrail.report.dataset_page import dataset_page
+        from vitrail.report.html import atomic_write
 
-        write_whole(page, data_page(found).encode())
+        atomic_write(page, dataset_page(report).encode())
     if json:
-        print_json(_plain(found, page))
+        print_json(_report_json(report, page))
     else:
-        _print(found, page)
-    if not found.ok:
+        _print_report(report, page)
+    if not report.ok:
         raise typer.Exit(1)
 
 
 @data.command(epilog="Example: vitrail data show photos --augment light1 --out batch.png")
 def show(
-    source: Source,
+    source: DatasetArgument,
     out: Annotated[
         Path, typer.Option(metavar="FILE.png", rich_help_panel="Output", help="Image file to draw the batch into.")
     ] = Path("batch.png"),
@@ -95,38 +95,44 @@ def show(
             help="Override a field of the augmentation policy; repeatable.",
         ),
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Draw a training batch as the model sees it, with augmentation."""
-    from vitrail.augment.policy import policy
+    from vitrail.augment.policy import get_policy
     from vitrail.config import override
-    from vitrail.data.check import usable
-    from vitrail.data.sources.open import pictures
-    from vitrail.report.batch import draw_batch
-    from vitrail.report.page import write_whole
-    from vitrail.report.pictures import as_file
+    from vitrail.data.dataset_check import drop_unusable
+    from vitrail.data.sources.open import open_dataset
+    from vitrail.report.batch_sheet import draw_batch
+    from vitrail.report.contact_sheet import encode_image
+    from vitrail.report.html import atomic_write
 
     if split not in ("train", "validation", "test"):
         raise VitrailError(f"--split must be train, validation or test, got {split!r}")
-    check_out(out, "--out", source, (".png", ".jpg"))
-    if not 1 <= batch <= MOST_SHOWN:
-        raise VitrailError(f"--batch must be from 1 to {MOST_SHOWN} to be drawn, got {batch}; try --batch 24")
-    how = override(policy(augment), [item.removeprefix("augment.") for item in settings or []])
-    with progress() as tell:
-        opened = usable(pictures(source, progress=tell), tell).data  # the images that training will read
-        drawn = draw_batch(opened, split, how, pair(image, "--image") if image else None, batch, step, seed)
-    write_whole(out, as_file(drawn.sheet, out.suffix))
+    check_output_file(out, "--out", source, (".png", ".jpg"))
+    if not 1 <= batch <= MAX_BATCH_IMAGES:
+        raise VitrailError(f"--batch must be from 1 to {MAX_BATCH_IMAGES} to be drawn, got {batch}; try --batch 24")
+    augmentation = override(get_policy(augment), [item.removeprefix("augment.") for item in settings or []])
+    with progress_bars() as on_progress:
+        dataset = drop_unusable(
+            open_dataset(source, progress=on_progress), on_progress
+        ).data  # the images that training will read
+        batch_sheet = draw_batch(
+            dataset, split, augmentation, parse_size(image, "--image") if image else None, batch, step, seed
+        )
+    atomic_write(out, encode_image(batch_sheet.sheet, out.suffix))
     if json:
-        print_json({"written": str(out), "indices": drawn.indices, "labels": drawn.labels, "image": drawn.image})
+        print_json(
+            {"written": str(out), "indices": batch_sheet.indices, "labels": batch_sheet.labels, "image": batch_sheet.image_size}
+        )
     else:
-        typer.echo(f"drew batch {step} of {source} ({split}, {len(drawn.indices)} images): {out}")
+        typer.echo(f"drew batch {step} of {source} ({split}, {len(batch_sheet.indices)} images): {out}")
 
 
 @data.command(epilog="Example: vitrail data pack photos photos.pack --size 256")
 def pack(
-    source: Source,
+    source: DatasetArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Pack file to write.")],
-    side: Annotated[
+    size_option: Annotated[
         str,
         typer.Option(
             "--size",
@@ -135,7 +141,7 @@ def pack(
             help="Maximum length of the shorter side, one size HxW by centre crop, or full for the original size.",
         ),
     ] = "256",
-    keep: Annotated[
+    store: Annotated[
         str,
         typer.Option(
             "--store",
@@ -144,81 +150,87 @@ def pack(
             help="What to store: decoded pixels, or the original encoded files.",
         ),
     ] = "pixels",
-    unlabelled: Unlabelled = False,
-    json: Json = False,
+    unlabelled: UnlabelledOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Pack a dataset into one memory-mapped file that is read without decoding."""
-    from vitrail.data.packing import write_pack
-    from vitrail.data.sources.open import pictures
+    from vitrail.data.pack_writer import write_pack
+    from vitrail.data.sources.open import open_dataset
 
-    check_out(out, "OUT", source)
-    wanted = None if side == "full" else pair(side, "--size") if "x" in side.lower() else pair(side, "--size")[0]
-    with progress() as tell:
-        opened = pictures(source, labelled=not unlabelled, progress=tell)
-        made = write_pack(
+    check_output_file(out, "OUT", source)
+    target_size = (
+        None
+        if size_option == "full"
+        else parse_size(size_option, "--size")
+        if "x" in size_option.lower()
+        else parse_size(size_option, "--size")[0]
+    )
+    with progress_bars() as on_progress:
+        dataset = open_dataset(source, labelled=not unlabelled, progress=on_progress)
+        report = write_pack(
             out,
-            {split: part for split, part in opened.splits.items() if len(part)},
-            size=wanted,
-            keep=keep,
-            provenance={"source": opened.name, "size": side if keep == "pixels" else "full", "store": keep},
-            progress=tell,
+            {split: part for split, part in dataset.splits.items() if len(part)},
+            size=target_size,
+            store=store,
+            provenance={"source": dataset.name, "size": size_option if store == "pixels" else "full", "store": store},
+            progress=on_progress,
         )
     if json:
-        print_json({**vars(made), "path": str(made.path)})
+        print_json({**vars(report), "path": str(report.path)})
         return
-    for sentence in made.skipped[:ROWS]:
+    for sentence in report.skipped[:MAX_PRINTED_ROWS]:
         typer.echo(printable(f"skipped {sentence}"))
-    parts = ", ".join(f"{count:,} {split}" for split, count in made.counts.items())
-    left = f"; {len(made.skipped):,} skipped" if made.skipped else ""
-    typer.echo(f"packed {parts}{left}: {made.path} ({size(made.bytes)}, sha256 {made.sha256[:16]})")
+    parts = ", ".join(f"{count:,} {split}" for split, count in report.counts.items())
+    skipped = f"; {len(report.skipped):,} skipped" if report.skipped else ""
+    typer.echo(f"packed {parts}{skipped}: {report.path} ({format_bytes(report.bytes)}, sha256 {report.sha256[:16]})")
 
 
 @data.command(epilog="Example: vitrail data shard photos shards --shard-size 1GB")
 def shard(
-    source: Source,
+    source: DatasetArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write the shards into.")],
-    most: Annotated[
+    shard_size: Annotated[
         str,
         typer.Option(
             "--shard-size", metavar="1GB", rich_help_panel="Output", help="Maximum size of a shard, such as 500MB or 64KiB."
         ),
     ] = "1GB",
     seed: Annotated[int, typer.Option(rich_help_panel="Output", help="Random seed of the sample order.")] = 0,
-    unlabelled: Unlabelled = False,
-    json: Json = False,
+    unlabelled: UnlabelledOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Write a dataset as shuffled tar shards, with its files unchanged."""
-    from vitrail.data.attempt import free
-    from vitrail.data.sharding import write_shards
-    from vitrail.data.sources.open import pictures
+    from vitrail.data.resumable_folder import require_new_folder
+    from vitrail.data.shard_writer import write_shards
+    from vitrail.data.sources.open import open_dataset
 
-    limit = _bytes(most, "--shard-size")
+    limit = _parse_bytes(shard_size, "--shard-size")
     if Path(source).is_dir() and out.resolve().is_relative_to(Path(source).resolve()):
         raise VitrailError(f"OUT must not be inside the dataset, got {out}; name a folder outside of it")
-    free(out)  # before work that may take hours
-    with progress() as tell:
-        opened = pictures(source, labelled=not unlabelled, progress=tell)
-        splits = {split: part for split, part in opened.splits.items() if len(part)}
-        made = write_shards(out, splits, size=limit, seed=seed, labelled=not unlabelled, progress=tell)
-    shards = {split: len(sizes) for split, sizes in made.shards.items()}
+    require_new_folder(out)  # before work that may take hours
+    with progress_bars() as on_progress:
+        dataset = open_dataset(source, labelled=not unlabelled, progress=on_progress)
+        splits = {split: part for split, part in dataset.splits.items() if len(part)}
+        report = write_shards(out, splits, shard_size=limit, seed=seed, labelled=not unlabelled, progress=on_progress)
+    shards = {split: len(sizes) for split, sizes in report.shards.items()}
     if json:
         print_json({
-            "path": str(out), "counts": made.counts, "shards": shards, "skipped": made.skipped, "bytes": made.bytes,
-            "resumed": made.before, "size": limit, "seed": seed,
+            "path": str(out), "counts": report.counts, "shards": shards, "skipped": report.skipped, "bytes": report.bytes,
+            "resumed": report.resumed_shards, "size": limit, "seed": seed,
         })  # fmt: skip
         return
-    for sentence in made.skipped[:ROWS]:
+    for sentence in report.skipped[:MAX_PRINTED_ROWS]:
         typer.echo(printable(f"skipped {sentence}"))
-    parts = ", ".join(f"{count:,} {split} in {shards[split]:,}" for split, count in made.counts.items())
-    left = f"; {len(made.skipped):,} skipped" if made.skipped else ""
-    before = f"; {made.before:,} kept from an interrupted attempt" if made.before else ""
-    typer.echo(f"wrote {parts} shards{left}{before}: {out} ({size(made.bytes)})")
+    parts = ", ".join(f"{count:,} {split} in {shards[split]:,}" for split, count in report.counts.items())
+    skipped = f"; {len(report.skipped):,} skipped" if report.skipped else ""
+    resumed = f"; {report.resumed_shards:,} kept from an interrupted attempt" if report.resumed_shards else ""
+    typer.echo(f"wrote {parts} shards{skipped}{resumed}: {out} ({format_bytes(report.bytes)})")
 
 
-def _bytes(text: str, option: str) -> int:
+def _parse_bytes(text: str, option: str) -> int:
     """Parse a size in bytes: 1GB is 10**9, 1GiB is 2**30."""
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([kmgt]i?|)b?", text.strip().lower(), re.ASCII)
-    number = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([kmgt]i?|)b?", text.strip().lower(), re.ASCII)
+    number = int(float(match[1]) * BYTE_UNITS[match[2]]) if match else 0
     if number < 1:
         raise VitrailError(
             f"{option} must be a number of bytes such as 1GB, 500MB or 64KiB, got {text[:20]!r}; try {option} 1GB"
@@ -234,90 +246,90 @@ def download(
             metavar="[NAME]", help="Dataset to download: fashion-mnist, cifar10 or cifar100; without a name they are listed."
         ),
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Download a public dataset and verify its checksum, or take it from its Debian package."""
     from vitrail.data import cache
-    from vitrail.data.sources.get import get as fetch
+    from vitrail.data.sources.known_datasets import download_dataset as download_dataset
 
     if name is None:
-        _list_sets(json)
+        _list_datasets(json)
         return
-    with progress() as tell:
-        path = fetch(name, cache.folder() / "datasets", progress=tell)
+    with progress_bars() as on_progress:
+        path = download_dataset(name, cache.cache_folder() / "datasets", progress=on_progress)
     if json:
         print_json({"name": name, "path": str(path)})
     else:
         typer.echo(f"{name} is available: {path}; use it as `vitrail data check {name}`")
 
 
-def _list_sets(json: bool) -> None:
-    from vitrail.data.sources.get import HERE, SETS, place_of
+def _list_datasets(json: bool) -> None:
+    from vitrail.data.sources.known_datasets import BUILT_IN, KNOWN_DATASETS, pack_path
 
     if json:
-        told = ("pictures", "bytes", "licence", "address")
+        fields = ("summary", "bytes", "licence", "url")
         rows = [
-            {"name": name, **{field: getattr(known, field) for field in told}, "available": place_of(name).is_file()}
-            for name, known in SETS.items()
+            {"name": name, **{field: getattr(dataset, field) for field in fields}, "available": pack_path(name).is_file()}
+            for name, dataset in KNOWN_DATASETS.items()
         ]
         print_json({"datasets": rows})
         return
-    for name, known in SETS.items():
-        typer.echo(f"{name}: {known.pictures}" + ("; available" if place_of(name).is_file() else ""))
-        typer.echo(f"    {size(known.bytes)} from {known.address}; licence: {known.licence}")
-    typer.echo(f"`vitrail data download NAME` downloads one; {' and '.join(HERE)} are always available")
+    for name, dataset in KNOWN_DATASETS.items():
+        typer.echo(f"{name}: {dataset.summary}" + ("; available" if pack_path(name).is_file() else ""))
+        typer.echo(f"    {format_bytes(dataset.bytes)} from {dataset.url}; licence: {dataset.licence}")
+    typer.echo(f"`vitrail data download NAME` downloads one; {' and '.join(BUILT_IN)} are always available")
 
 
-def _plain(found: "Checked", page: Path | None) -> dict[str, object]:  # type: ignore[name-defined]  # noqa: F821
+def _report_json(report: "DatasetReport", page: Path | None) -> dict[str, object]:  # type: ignore[name-defined]  # noqa: F821
     return {
-        "ok": found.ok,
-        "data": found.data.name,
-        "fingerprint": found.data.fingerprint,
-        "images": found.pictures,
-        "splits": {split: len(source) for split, source in found.data.splits.items()},
-        "bad": [vars(item) for item in found.bad],
-        "leaks": [vars(item) for item in found.leaks],
-        "conflicts": [vars(item) for item in found.conflicts],
-        "duplicates": [vars(item) for item in found.duplicates],
-        "classes": found.classes,
-        "sizes": found.sizes,
-        "formats": found.kinds,
-        "notes": found.notes,
+        "ok": report.ok,
+        "data": report.data.name,
+        "fingerprint": report.data.fingerprint,
+        "images": report.pictures,
+        "splits": {split: len(source) for split, source in report.data.splits.items()},
+        "bad": [vars(item) for item in report.bad],
+        "leaks": [vars(item) for item in report.leaks],
+        "conflicts": [vars(item) for item in report.conflicts],
+        "duplicates": [vars(item) for item in report.duplicates],
+        "classes": report.classes,
+        "sizes": report.sizes,
+        "formats": report.kinds,
+        "notes": report.notes,
         "page": None if page is None else str(page),
     }
 
 
-def _print(found: "Checked", page: Path | None) -> None:  # type: ignore[name-defined]  # noqa: F821
-    screen = console()
-    classes = table("class", "#train", "#validation", "#test", title=f"{found.data.name}: {found.pictures:,} images")
-    for name, counts in list(found.classes.items())[: 3 * ROWS]:
-        add(classes, printable(name), *(f"{counts[split]:,}" for split in ("train", "validation", "test")))
-    if len(found.classes) > 3 * ROWS:
-        add(classes, f"and {len(found.classes) - 3 * ROWS:,} more")
-    add(classes, "all", *(f"{len(source):,}" for source in found.data.splits.values()))
+def _print_report(report: "DatasetReport", page: Path | None) -> None:  # type: ignore[name-defined]  # noqa: F821
+    screen = make_console()
+    classes = make_table("class", "#train", "#validation", "#test", title=f"{report.data.name}: {report.pictures:,} images")
+    for name, counts in list(report.classes.items())[: 3 * MAX_PRINTED_ROWS]:
+        add_row(classes, printable(name), *(f"{counts[split]:,}" for split in ("train", "validation", "test")))
+    if len(report.classes) > 3 * MAX_PRINTED_ROWS:
+        add_row(classes, f"and {len(report.classes) - 3 * MAX_PRINTED_ROWS:,} more")
+    add_row(classes, "all", *(f"{len(source):,}" for source in report.data.splits.values()))
     screen.print(classes)
-    for side, (least, median, most) in found.sizes.items():
+    for side, (least, median, most) in report.sizes.items():
         screen.print(f"{side}: {least:,} to {most:,}, median {median:,}")
-    if found.kinds:
-        screen.print("formats: " + ", ".join(f"{count:,} {kind}" for kind, count in found.kinds.items()))
-    for note in found.notes:
+    if report.kinds:
+        screen.print("formats: " + ", ".join(f"{count:,} {kind}" for kind, count in report.kinds.items()))
+    for note in report.notes:
         screen.print(printable(f"note: {note}"), soft_wrap=True)
     for title, groups in (
-        ("in two splits (leakage)", found.leaks),
-        ("under two labels (label conflict)", found.conflicts),
-        ("more than once (duplicate)", found.duplicates),
+        ("in two splits (leakage)", report.leaks),
+        ("under two labels (label conflict)", report.conflicts),
+        ("more than once (duplicate)", report.duplicates),
     ):
         if groups:
             screen.print(f"\nthe same image {title}: {len(groups):,}")
-            for group in groups[:ROWS]:
+            for group in groups[:MAX_PRINTED_ROWS]:
                 copies = " = ".join(group.where[:4]) + (" ..." if len(group.where) > 4 else "")
                 screen.print(printable(f"  {copies}"), soft_wrap=True)
-    if found.bad:
-        screen.print(f"\nunreadable images: {len(found.bad):,}")
-        for item in found.bad[:ROWS]:
+    if report.bad:
+        screen.print(f"\nunreadable images: {len(report.bad):,}")
+        for item in report.bad[:MAX_PRINTED_ROWS]:
             screen.print(printable(f"  {item.where} {item.reason}"), soft_wrap=True)
-    more = max(len(found.bad), len(found.leaks), len(found.conflicts), len(found.duplicates)) > ROWS
+    more = max(len(report.bad), len(report.leaks), len(report.conflicts), len(report.duplicates)) > MAX_PRINTED_ROWS
     if more:
         screen.print("--json lists them all")
-    verdict = "all images are readable, none is in two splits or under two labels" if found.ok else "problems found: see above"
+    verdict = "all images are readable, none is in two splits or under two labels" if report.ok else "problems found: see above"
     screen.print(f"\n{verdict}" + (f"; page: {page}" if page else "; --page FILE.html draws it"))

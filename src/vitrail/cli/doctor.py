@@ -14,11 +14,11 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from vitrail.cli.options import Json
-from vitrail.cli.screen import add, console, print_json, size, table
-from vitrail.train.precision import REMEDY, bfloat16_fault
+from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json
+from vitrail.cli.options import JsonOption
+from vitrail.training.hardware_check import AMX_WORKAROUND, bfloat16_fault
 
-COLOURS = {"ok": "green", "absent": "dim", "warning": "yellow", "broken": "red"}
+STATE_COLOURS = {"ok": "green", "absent": "dim", "warning": "yellow", "broken": "red"}
 
 
 @dataclass(frozen=True)
@@ -27,43 +27,45 @@ class Finding:
 
     name: str
     state: str  # ok, absent, warning or broken
-    found: str
+    detail: str
     remedy: str = ""
 
 
-def doctor(json: Json = False) -> None:
+def doctor(json: JsonOption = False) -> None:
     """Check Python, torch, devices, memory, disk and optional packages; exit code 1 if something is broken."""
-    findings = examine()
+    findings = run_checks()
     if json:
-        print_json({"ok": _healthy(findings), "findings": [vars(finding) for finding in findings]})
+        print_json({"ok": _all_working(findings), "findings": [vars(finding) for finding in findings]})
     else:
-        sheet = table("check", "state", "found", "remedy")
+        sheet = make_table("check", "state", "found", "remedy")
         for finding in findings:
-            add(sheet, finding.name, Text(finding.state, style=COLOURS[finding.state]), finding.found, finding.remedy)
-        screen = console()
+            add_row(
+                sheet, finding.name, Text(finding.state, style=STATE_COLOURS[finding.state]), finding.detail, finding.remedy
+            )
+        screen = make_console()
         screen.print(sheet)
-        screen.print("all required parts work" if _healthy(findings) else "something is broken: see the remedies above")
-    if not _healthy(findings):
+        screen.print("all required parts work" if _all_working(findings) else "something is broken: see the remedies above")
+    if not _all_working(findings):
         raise typer.Exit(1)
 
 
-def examine() -> list[Finding]:
+def run_checks() -> list[Finding]:
     packages, extras = _requirements()
     return [
-        _python(),
-        *(_package(name, least) for name, least in packages.items()),
-        *_torch(),
-        _memory(),
-        _disk(),
-        *_extras(extras),
+        _check_python(),
+        *(_check_package(name, minimum) for name, minimum in packages.items()),
+        *_check_torch(),
+        _check_memory(),
+        _check_disk(),
+        *_check_extras(extras),
     ]
 
 
-def _healthy(findings: list[Finding]) -> bool:
+def _all_working(findings: list[Finding]) -> bool:
     return not any(finding.state == "broken" for finding in findings)
 
 
-def _python() -> Finding:
+def _check_python() -> Finding:
     found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     enough = sys.version_info >= (3, 11)
     return Finding("python", "ok" if enough else "broken", found, "" if enough else "install Python 3.11 or newer")
@@ -83,62 +85,65 @@ def _requirements() -> tuple[dict[str, str], dict[str, list[str]]]:
     return packages, extras
 
 
-def _package(name: str, least: str) -> Finding:
+def _check_package(name: str, minimum: str) -> Finding:
     module = {"pillow": "PIL"}.get(name.lower(), name)
     remedy = f"{sys.executable} -m pip install -c constraints.txt {name}"
     try:
         import_module(module)
-        found = version(name)
+        installed = version(name)
     except Exception as error:  # a broken binary can fail in any way, and the other checks must still run
         return Finding(name, "broken", f"{type(error).__name__}: {error}".splitlines()[0], remedy)
-    if _numbers(found) < _numbers(least):
-        return Finding(name, "broken", f"{found}, older than {least}", remedy)
-    return Finding(name, "ok", found)
+    if _parse_version(installed) < _parse_version(minimum):
+        return Finding(name, "broken", f"{installed}, older than {minimum}", remedy)
+    return Finding(name, "ok", installed)
 
 
-def _numbers(text: str) -> list[int]:
+def _parse_version(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", text.split("+")[0])[:3]]
 
 
-def _torch() -> list[Finding]:
+def _check_torch() -> list[Finding]:
     try:
         import torch
         from torch.nn import functional as F
 
         q = torch.randn(1, 2, 5, 8, generator=torch.Generator().manual_seed(0))
-        open_ = (q @ q.mT * 8**-0.5).softmax(-1) @ q
-        off = (F.scaled_dot_product_attention(q, q, q) - open_).abs().max().item()
+        reference = (q @ q.mT * 8**-0.5).softmax(-1) @ q
+        difference = (F.scaled_dot_product_attention(q, q, q) - reference).abs().max().item()
     except Exception as error:  # as above
         return [Finding("torch works", "broken", f"{type(error).__name__}: {error}".splitlines()[0], "reinstall torch")]
     works = Finding(
-        "fused attention", "ok" if off < 1e-5 else "broken", f"off by {off:.1e}", "" if off < 1e-5 else "reinstall torch"
+        "fused attention",
+        "ok" if difference < 1e-5 else "broken",
+        f"off by {difference:.1e}",
+        "" if difference < 1e-5 else "reinstall torch",
     )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = torch.get_num_threads()
-    use = Finding(
+    threads_finding = Finding(
         "threads",
         "ok" if threads <= cores else "warning",
         f"{threads} for {cores} cores",
         "" if threads <= cores else f"set OMP_NUM_THREADS={cores}",
     )
-    return [works, _bfloat16(), Finding("devices", "ok", ", ".join(_devices(torch))), use]
+    return [works, _check_bfloat16(), Finding("devices", "ok", ", ".join(_list_devices(torch))), threads_finding]
 
 
-def _bfloat16() -> Finding:
+def _check_bfloat16() -> Finding:
     fault = bfloat16_fault()
     if fault is None:
         return Finding("bfloat16", "ok", "works on this CPU")
-    return Finding("bfloat16", "warning", fault, f"export {REMEDY}")
+    return Finding("bfloat16", "warning", fault, f"export {AMX_WORKAROUND}")
 
 
-def _devices(torch: Any) -> list[str]:
-    found = [f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(torch.cuda.device_count())]
+def _list_devices(torch: Any) -> list[str]:
+    devices = [f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
-        found.append("mps")
-    return [*found, f"cpu ({torch.backends.cpu.get_cpu_capability()})"]
+        devices.append("mps")
+    return [*devices, f"cpu ({torch.backends.cpu.get_cpu_capability()})"]
 
 
-def _memory() -> Finding:
+def _check_memory() -> Finding:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
@@ -147,29 +152,34 @@ def _memory() -> Finding:
         return Finding("memory", "ok", "unknown on this system")
     low = free < 2 * 1024**3
     return Finding(
-        "memory", "warning" if low else "ok", f"{size(free)} free of {size(total)}", "close other programs" if low else ""
+        "memory",
+        "warning" if low else "ok",
+        f"{format_bytes(free)} free of {format_bytes(total)}",
+        "close other programs" if low else "",
     )
 
 
-def _disk() -> Finding:
+def _check_disk() -> Finding:
     free = shutil.disk_usage(".").free
     if not os.access(".", os.W_OK):
         return Finding("disk", "warning", "this folder cannot be written to", "work in a folder you can write to")
     low = free < 2 * 1024**3
-    return Finding("disk", "warning" if low else "ok", f"{size(free)} free here", "free disk space for runs" if low else "")
+    return Finding(
+        "disk", "warning" if low else "ok", f"{format_bytes(free)} free here", "free disk space for runs" if low else ""
+    )
 
 
-def _extras(extras: dict[str, list[str]]) -> list[Finding]:
+def _check_extras(extras: dict[str, list[str]]) -> list[Finding]:
     findings = []
     for extra, names in extras.items():
-        missing = [name for name in names if not _installed(name)]
+        missing = [name for name in names if not _is_installed(name)]
         found = ", ".join(names) if not missing else f"without {', '.join(missing)}"
         remedy = f"{sys.executable} -m pip install -c constraints.txt 'vitrail[{extra}]'" if missing else ""
         findings.append(Finding(f"extra {extra}", "absent" if missing else "ok", found, remedy))
     return findings
 
 
-def _installed(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     try:
         version(name)
     except PackageNotFoundError:

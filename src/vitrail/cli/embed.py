@@ -7,69 +7,76 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from vitrail.cli.fitting import Device, Workers
-from vitrail.cli.naming import Tell
-from vitrail.cli.options import Batch, Json, check_out, whole
-from vitrail.cli.parts import Part, Share, bar, concluded, in_parts, opened_parts
-from vitrail.cli.probe import Weights
-from vitrail.cli.screen import print_json, progress
-from vitrail.cli.tables import ENDINGS, table
+from vitrail.cli.console import print_json, progress_bars
+from vitrail.cli.feature_writer import FEATURE_SUFFIXES, feature_writer
+from vitrail.cli.input_paths import ProgressCallback
+from vitrail.cli.options import BatchOption, JsonOption, atomic_path, check_output_file
+from vitrail.cli.part_files import (
+    PartProgress,
+    RowsPerFileOption,
+    finish_parts,
+    main_rank_progress,
+    open_part_files,
+    writes_part_files,
+)
+from vitrail.cli.probe import WeightsArgument
+from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
-    from vitrail.data.sources.source import Source
-    from vitrail.evaluate.parts import Parts
+    from vitrail.data.sources.dataset import Dataset
+    from vitrail.inference.part_files import PartFiles
     from vitrail.models.build import Model
 
-SPLITS = ("train", "validation", "test")
-Splits = Annotated[
+SPLIT_NAMES = ("train", "validation", "test")
+SplitsOption = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", rich_help_panel="Data", help="Split to take: train, validation or test; repeatable."),
 ]
 
 
 def embed(
-    weights: Weights,
+    weights: WeightsArgument,
     source: Annotated[str, typer.Argument(metavar="DATA", help="Dataset: a folder, a file, or a known name.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Output: a .parquet or .npz file, or a folder for part files.")],
-    split: Splits = None,
+    split: SplitsOption = None,
     format: Annotated[
         Literal["npz", "parquet"] | None,
         typer.Option(rich_help_panel="Output", help="File format of part files; default: npz."),
     ] = None,
-    part: Part = None,
-    batch: Batch = 64,
-    device: Device = "auto",
-    workers: Workers = None,
-    json: Json = False,
+    rows_per_file: RowsPerFileOption = None,
+    batch: BatchOption = 64,
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Write the features of every image, with its file, label and split, to Parquet or NumPy files."""
     check_splits(split)
-    folder = in_parts(out, ENDINGS, "OUT", part)
-    _check(weights, source, out, folder, format)
+    folder = writes_part_files(out, FEATURE_SUFFIXES, "OUT", rows_per_file)
+    _check_output(weights, source, out, folder, format)
 
-    from vitrail.models.device import device as chosen
+    from vitrail.models.device import select_device as select_device
     from vitrail.weights.load import load
 
     if folder:
-        with bar() as tell:
-            sources = opened(source, split, tell)
-        model = load(weights).to(chosen(device))
-        parts = _begun(model, sources, out, part, f".{format or 'npz'}")
-        _in_parts({"model": weights, "data": source}, model, sources, parts, batch, workers, json)
+        with main_rank_progress() as on_progress:
+            sources = open_splits(source, split, on_progress)
+        model = load(weights).to(select_device(device))
+        parts = _open_parts(model, sources, out, rows_per_file, f".{format or 'npz'}")
+        _write_parts({"model": weights, "data": source}, model, sources, parts, batch, workers, json)
         return
 
-    from vitrail.evaluate.features import stream
+    from vitrail.inference.features import iter_features
 
-    with progress() as tell, whole(out) as half:
-        parts_of = opened(source, split, tell)
-        model = load(weights).to(chosen(device))
-        counts, problems, width = dict.fromkeys(parts_of, 0), [], 0
-        with table(half, out.suffix.lower(), _names(parts_of), lambda: _width(model)) as put:
-            for name, some in parts_of.items():
+    with progress_bars() as on_progress, atomic_path(out) as temporary:
+        splits = open_splits(source, split, on_progress)
+        model = load(weights).to(select_device(device))
+        counts, problems, width = dict.fromkeys(splits, 0), [], 0
+        with feature_writer(temporary, out.suffix.lower(), _class_names(splits), lambda: _feature_width(model)) as write:
+            for name, dataset in splits.items():
                 bad: dict[int, str] = {}
-                for rows in stream(model, some, batch, workers, _named(tell, name), bad):
-                    put(name, some, rows)
+                for rows in iter_features(model, dataset, batch, workers, _with_split(on_progress, name), bad):
+                    write(name, dataset, rows)
                     counts[name] += len(rows.indices)
                     width = rows.values.shape[1]
                 problems += list(bad.values())
@@ -81,137 +88,139 @@ def embed(
         )
     else:
         amounts = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-        left = f"; {len(problems):,} unreadable" if problems else ""
-        typer.echo(f"{amounts}, {width} features each{left}: {out}")
+        unreadable = f"; {len(problems):,} unreadable" if problems else ""
+        typer.echo(f"{amounts}, {width} features each{unreadable}: {out}")
 
 
-def _check(weights: str, source: str, out: Path, folder: bool, format: str | None) -> None:
+def _check_output(weights: str, source: str, out: Path, folder: bool, format: str | None) -> None:
     if folder:
         if Path(source).is_dir() and out.absolute().resolve().is_relative_to(Path(source).resolve()):
             raise VitrailError(f"OUT must not be inside the dataset, got {out}; name a folder outside of it")
         return
-    if out.suffix.lower() not in ENDINGS:
+    if out.suffix.lower() not in FEATURE_SUFFIXES:
         raise VitrailError(f"OUT must end in .parquet or .npz, got {out}; try {out.stem or 'features'}.npz")
     if format is not None:
         raise VitrailError(f"--format is for a folder of part files, got {out}; leave it out, or try {out.stem or 'features'}")
-    check_out(out, "OUT", source)
+    check_output_file(out, "OUT", source)
     if out.exists() and Path(weights).exists() and out.samefile(weights):
         raise VitrailError(f"OUT must not be the weights themselves, got {out}; name another file")
 
 
-def _begun(model: "Model", sources: "dict[str, Source]", out: Path, part: int | None, ending: str) -> "Parts":
+def _open_parts(
+    model: "Model", sources: "dict[str, Dataset]", out: Path, rows_per_file: int | None, ending: str
+) -> "PartFiles":
     """Open a folder of part files for the features of this model on this dataset."""
-    from vitrail.data.sources.identity import fingerprint
-    from vitrail.data.sources.source import TOLERATED
-    from vitrail.evaluate.features import preprocess_of
-    from vitrail.evaluate.identity import model_identity
+    from vitrail.data.sources.dataset import MAX_BAD_FRACTION
+    from vitrail.data.sources.fingerprint import fingerprint
+    from vitrail.inference.features import require_preprocess
+    from vitrail.inference.model_hash import model_hash
 
-    preprocess_of(model)  # raises before the folder is made
-    names = repr([(name, some.where(0)) for name, some in sources.items()])  # with their paths, which the rows hold
+    require_preprocess(model)  # raises before the folder is made
+    names = repr([(name, dataset.describe(0)) for name, dataset in sources.items()])  # with their paths, which the rows hold
     data = hashlib.sha256((names + fingerprint(*sources.values())).encode("utf-8", "surrogateescape")).hexdigest()
-    asked = {"command": "embed", "weights": model_identity(model), "data": data}
-    return opened_parts(out, ending, sum(map(len, sources.values())), part, asked, TOLERATED)
+    options = {"command": "embed", "weights": model_hash(model), "data": data}
+    return open_part_files(out, ending, sum(map(len, sources.values())), rows_per_file, options, MAX_BAD_FRACTION)
 
 
-def _in_parts(
+def _write_parts(
     answer: dict[str, Any],
     model: "Model",
-    sources: "dict[str, Source]",
-    parts: "Parts",
+    sources: "dict[str, Dataset]",
+    parts: "PartFiles",
     batch: int,
     workers: int | None,
     json: bool,
 ) -> None:
-    from vitrail.evaluate.afresh import afresh
+    from vitrail.inference.uncached_features import iter_uncached_features
 
-    made = bad = 0
-    with bar() as tell:
-        share = Share(parts, "features", tell)
-        for part in parts.todo():
+    num_written = bad = 0
+    with main_rank_progress() as on_progress:
+        progress = PartProgress(parts, "features", on_progress)
+        for part in parts.pending():
             with (
-                parts.writing(part) as draft,
-                table(draft.path, parts.ending, _names(sources), lambda: _width(model)) as put,
+                parts.write_part(part) as draft,
+                feature_writer(draft.path, parts.suffix, _class_names(sources), lambda: _feature_width(model)) as write,
             ):
-                for name, some in _cut(sources, parts.numbers(part)):
+                for name, dataset in _subset_splits(sources, parts.image_indices(part)):
                     problems: dict[int, str] = {}
-                    for rows in afresh(model, some, batch, workers, problems):
-                        put(name, some, rows)
-                        share.more(len(rows.indices))
+                    for rows in iter_uncached_features(model, dataset, batch, workers, problems):
+                        write(name, dataset, rows)
+                        progress.advance(len(rows.indices))
                     draft.problems += problems.values()
-                draft.bad = len(draft.problems)
-            made, bad = made + 1, bad + draft.bad
-            parts.check(bad)
-    done = concluded(parts, made)
+                draft.num_bad = len(draft.problems)
+            num_written, bad = num_written + 1, bad + draft.num_bad
+            parts.check_bad_fraction(bad)
+    done = finish_parts(parts, num_written)
     if done is not None and json:
-        used = done.pictures - done.bad
-        told = {"out": str(parts.folder), "parts": parts.count, "images": used, "unreadable_images": list(done.problems)}
-        print_json({**answer, **told})
+        used = done.num_images - done.num_bad
+        summary = {"out": str(parts.folder), "parts": parts.num_parts, "images": used, "unreadable_images": list(done.problems)}
+        print_json({**answer, **summary})
     elif done is not None:
-        left = f", {done.bad:,} unreadable" if done.bad else ""
-        counted = f"{done.pictures - done.bad:,} images{left}"
-        typer.echo(f"{counted}, in {parts.count:,} {'part' if parts.count == 1 else 'parts'}: {parts.folder}")
+        unreadable = f", {done.num_bad:,} unreadable" if done.num_bad else ""
+        counts = f"{done.num_images - done.num_bad:,} images{unreadable}"
+        typer.echo(f"{counts}, in {parts.num_parts:,} {'part' if parts.num_parts == 1 else 'parts'}: {parts.folder}")
 
 
-def _cut(sources: "dict[str, Source]", numbers: range) -> "Iterator[tuple[str, Source]]":
+def _subset_splits(sources: "dict[str, Dataset]", numbers: range) -> "Iterator[tuple[str, Dataset]]":
     """Yield the images with these indices per split, where indices run through all splits in order."""
     import numpy as np
 
-    from vitrail.data.sources.source import chosen
+    from vitrail.data.sources.dataset import select_images
 
     start = 0
-    for name, some in sources.items():
-        inside = range(max(numbers.start - start, 0), min(numbers.stop - start, len(some)))
-        if inside:
-            yield name, chosen(some, np.array(inside, np.int64))
-        start += len(some)
+    for name, dataset in sources.items():
+        indices = range(max(numbers.start - start, 0), min(numbers.stop - start, len(dataset)))
+        if indices:
+            yield name, select_images(dataset, np.array(indices, np.int64))
+        start += len(dataset)
 
 
-def _names(sources: "dict[str, Source]") -> tuple[str, ...]:
-    return next(iter(sources.values())).names  # all splits have the same classes
+def _class_names(sources: "dict[str, Dataset]") -> tuple[str, ...]:
+    return next(iter(sources.values())).class_names  # all splits have the same classes
 
 
-def _width(model: "Model") -> int:
+def _feature_width(model: "Model") -> int:
     import torch
 
-    from vitrail.evaluate.features import features_of, preprocess_of
+    from vitrail.inference.features import forward_features, require_preprocess
 
-    how = preprocess_of(model)
-    return features_of(model, torch.zeros(1, len(how.mean), *how.image)).shape[1]
+    preprocess = require_preprocess(model)
+    return forward_features(model, torch.zeros(1, len(preprocess.mean), *preprocess.image_size)).shape[1]
 
 
 def check_splits(split: list[str] | None) -> None:
     for name in split or ():
-        if name not in SPLITS:
+        if name not in SPLIT_NAMES:
             raise VitrailError(f"--split must be train, validation or test, got {name!r}")
 
 
-def opened(source: str, split: list[str] | None, tell: Tell) -> "dict[str, Source]":
+def open_splits(source: str, split: list[str] | None, on_progress: ProgressCallback) -> "dict[str, Dataset]":
     """Open the requested splits that have images; a folder of unlabelled images is one split, ``all``."""
-    from vitrail.data.sources.open import pictures
+    from vitrail.data.sources.open import open_dataset
 
-    if split is None and (loose := _loose(Path(source), tell)) is not None:
-        return {"all": loose}
-    data = pictures(source, progress=tell)
-    parts = {name: data.splits[name] for name in SPLITS if name in (split or SPLITS) and len(data.splits[name])}
-    if not parts:
-        there = ", ".join(name for name, part in data.splits.items() if len(part)) or "nothing"
-        raise VitrailError(f"{data.name} has no images in {' or '.join(split or SPLITS)}; it has {there}")
-    return parts
+    if split is None and (unlabelled := _open_unlabelled(Path(source), on_progress)) is not None:
+        return {"all": unlabelled}
+    data = open_dataset(source, progress=on_progress)
+    splits = {name: data.splits[name] for name in SPLIT_NAMES if name in (split or SPLIT_NAMES) and len(data.splits[name])}
+    if not splits:
+        available = ", ".join(name for name, dataset in data.splits.items() if len(dataset)) or "nothing"
+        raise VitrailError(f"{data.name} has no images in {' or '.join(split or SPLIT_NAMES)}; it has {available}")
+    return splits
 
 
-def _loose(root: Path, tell: Tell) -> "Source | None":
+def _open_unlabelled(root: Path, on_progress: ProgressCallback) -> "Dataset | None":
     """Open a folder without subfolders, and so without classes; None if it has any."""
     if not root.is_dir() or any(entry.is_dir() and not entry.name.startswith(".") for entry in root.iterdir()):
         return None
 
     import numpy as np
 
-    from vitrail.data.sources.scan import scan
-    from vitrail.data.sources.source import Files
+    from vitrail.data.sources.dataset import ImageFileDataset
+    from vitrail.data.sources.scan_folder import scan_folder
 
-    paths = scan(root, tell).paths
-    return Files(root, paths, np.full(len(paths), -1, np.int64), ()) if paths else None
+    paths = scan_folder(root, on_progress).paths
+    return ImageFileDataset(root, paths, np.full(len(paths), -1, np.int64), ()) if paths else None
 
 
-def _named(tell: Tell, split: str) -> Tell:
-    return lambda what, done, total: tell(f"{what} of {split}", done, total)
+def _with_split(on_progress: ProgressCallback, split: str) -> ProgressCallback:
+    return lambda task, done, total: on_progress(f"{task} of {split}", done, total)

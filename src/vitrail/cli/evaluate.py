@@ -5,214 +5,233 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from vitrail.cli.faster import Compile, Drop, Image, Merge, switches
-from vitrail.cli.fitting import Device, Workers
-from vitrail.cli.options import Batch, Json, RunsAndData, Split
-from vitrail.cli.screen import add, console, print_json, progress, table
+from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
+from vitrail.cli.options import BatchOption, JsonOption, RunsAndDataArgument, SplitOption
+from vitrail.cli.run_recipe import DeviceOption, WorkersOption
+from vitrail.cli.speedup_options import CompileOption, DropPatchesOption, ImageSizeOption, MergeTokensOption, select_speedups
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
-    from vitrail.data.sources.source import Data
-    from vitrail.evaluate.evaluate import Compared, Measured
+    from vitrail.data.sources.dataset import DatasetSplits
+    from vitrail.evaluation.classification import Evaluation, PairedComparison
 
-WORST = 5  # classes and pairs that are printed
-LARGEST = 100  # classes of a confusion matrix in JSON
-TITLES = {"top1": "top-1", "top5": "top-5", "nll": "NLL", "ece": "ECE"}
+MAX_PRINTED_ROWS = 5  # classes and pairs that are printed
+MAX_JSON_CLASSES = 100  # classes of a confusion matrix in JSON
+METRIC_TITLES = {"top1": "top-1", "top5": "top-5", "nll": "NLL", "ece": "ECE"}
 
 
 def evaluate(
-    words: RunsAndData,
-    split: Split = None,
+    runs_and_data: RunsAndDataArgument,
+    split: SplitOption = None,
     tta: Annotated[
         Literal["flip", "crops"] | None,
         typer.Option(rich_help_panel="Model", help="Test-time augmentation: average over the horizontal flip, or ten crops."),
     ] = None,
-    batch: Batch = 64,
-    compile: Compile = False,
-    merge: Merge = None,
-    drop: Drop = 0.0,
-    image: Image = None,
-    device: Device = "auto",
-    workers: Workers = None,
-    json: Json = False,
+    batch: BatchOption = 64,
+    compile: CompileOption = False,
+    merge_tokens: MergeTokensOption = None,
+    drop_patches: DropPatchesOption = 0.0,
+    image: ImageSizeOption = None,
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Evaluate models on a labelled dataset: accuracy, NLL and ECE with confidence intervals; several are compared."""
-    *runs, data = words
+    *runs, data = runs_and_data
     if not runs:
         raise VitrailError(f"evaluate needs a model and a dataset, got {data!r} alone; try `vitrail evaluate {data} fashion`")
 
-    from vitrail.evaluate.caution import opened
-    from vitrail.evaluate.evaluate import compare, measure
-    from vitrail.export.exported import open_model
-    from vitrail.models.device import device as chosen
+    from vitrail.evaluation.classification import compare_paired, evaluate
+    from vitrail.evaluation.leakage import open_like_training
+    from vitrail.inference.exported_model import load_any_model
+    from vitrail.models.device import select_device as select_device
 
-    where, measured = chosen(device), []
-    how = switches(compile, merge, drop, image, where.type)
-    models = [open_model(run, how) for run in runs]  # all of them, so that a wrong name is reported before the work
-    with progress() as tell:
-        source = opened(data, models[0], tell)
+    target_device, results = select_device(device), []
+    speedups = select_speedups(compile, merge_tokens, drop_patches, image, target_device.type)
+    models = [load_any_model(run, speedups) for run in runs]  # all of them, so that a wrong name is reported before the work
+    with progress_bars() as on_progress:
+        source = open_like_training(data, models[0], on_progress)
         for run, model in zip(runs, models, strict=True):
-            _check(run if len(runs) > 1 else "", model, source, split)
+            _check_model(run if len(runs) > 1 else "", model, source, split)
         for number, model in enumerate(models, 1):
-            told = counted(tell, number, len(runs))
-            measured.append(measure(model.to(where), source, split, tta, batch, workers, told))
+            numbered_progress = numbered_progress(on_progress, number, len(runs))
+            results.append(evaluate(model.to(target_device), source, split, tta, batch, workers, numbered_progress))
             model.cpu()
-    pairs = [compare(measured[0], other) for other in measured[1:]]
+    pairs = [compare_paired(results[0], other) for other in results[1:]]
     if json:
-        told_runs = [{"model": run, "tta": tta, **_plain(each)} for run, each in zip(runs, measured, strict=True)]
+        run_results = [{"model": run, "tta": tta, **_result_json(result)} for run, result in zip(runs, results, strict=True)]
         paired = [{"first": runs[0], "other": run, **asdict(pair)} for run, pair in zip(runs[1:], pairs, strict=True)]
-        print_json(told_runs[0] if len(runs) == 1 else {"runs": told_runs, "paired": paired})
+        print_json(run_results[0] if len(runs) == 1 else {"runs": run_results, "paired": paired})
     elif len(runs) == 1:
-        _tell(measured[0])
+        _print_result(results[0])
     else:
-        _tell_several(runs, measured, pairs)
+        _print_comparison(runs, results, pairs)
 
 
-def _check(run: str, model: Any, source: "Data", split: str | None) -> None:
+def _check_model(run: str, model: Any, source: "DatasetSplits", split: str | None) -> None:
     """Raise unless the model can be evaluated on this dataset; of several models, name the one that cannot."""
-    from vitrail.evaluate.match import matched, split_of
-    from vitrail.evaluate.predict import preprocessing
+    from vitrail.evaluation.label_matching import match_classes, select_split
+    from vitrail.inference.predict import require_classifier
 
     try:
-        preprocessing(model)
-        matched(split_of(source, split)[1], model, source.name)
+        require_classifier(model)
+        match_classes(select_split(source, split)[1], model, source.name)
     except VitrailError as error:
         raise VitrailError(f"{run}: {error}" if run else str(error)) from None
 
 
-def counted(tell: Any, number: int, of: int) -> Any:
+def numbered_progress(on_progress: Any, number: int, total: int) -> Any:
     """Add which of several models is running to the progress message."""
-    return tell if of == 1 else lambda what, done, total: tell(f"{what} ({number} of {of})", done, total)
+    return (
+        on_progress
+        if total == 1
+        else lambda task, done, total_steps: on_progress(f"{task} ({number} of {total})", done, total_steps)
+    )
 
 
-def _plain(found: "Measured") -> dict[str, Any]:
-    from vitrail.evaluate.accuracy import confused, confusion
+def _result_json(result: "Evaluation") -> dict[str, Any]:
+    from vitrail.evaluation.per_class import confusion_matrix, most_confused
 
-    shown, answers = found.classes.occurring.tolist(), found.answers
-    few = len(shown) <= LARGEST and len(found.names) <= 10 * LARGEST
-    matrix = confusion(answers.guesses, answers.labels, len(found.names))[shown][:, shown].tolist() if few else None
+    present, answers = result.per_class.present.tolist(), result.predictions
+    show_matrix = len(present) <= MAX_JSON_CLASSES and len(result.class_names) <= 10 * MAX_JSON_CLASSES
+    matrix = (
+        confusion_matrix(answers.predicted, answers.labels, len(result.class_names))[present][:, present].tolist()
+        if show_matrix
+        else None
+    )
     return {
-        "data": found.data,
-        "split": found.split,
+        "data": result.dataset,
+        "split": result.split,
         "images": len(answers.labels),
-        "unreadable_images": answers.left_out,
-        "top1": found.top1,
-        "top5": found.top5,
-        "nll": found.nll,
-        "ece": found.ece,
-        "interval": found.interval,
-        "macro": found.classes.macro(),
-        "calibrated": asdict(found.calibrated) if found.calibrated else None,
-        "classes": [_class(found, number) for number in shown],
+        "unreadable_images": answers.unreadable_images,
+        "top1": result.top1,
+        "top5": result.top5,
+        "nll": result.nll,
+        "ece": result.ece,
+        "interval": result.intervals,
+        "macro": result.per_class.macro_average(),
+        "calibrated": asdict(result.temperature_scaling) if result.temperature_scaling else None,
+        "classes": [_class_json(result, number) for number in present],
         "confusion": matrix,
         "confused": [
-            {"label": found.names[is_], "predicted": found.names[said], "count": times}
-            for is_, said, times in confused(answers.guesses, answers.labels)[:LARGEST]
+            {"label": result.class_names[label], "predicted": result.class_names[predicted], "count": count}
+            for label, predicted, count in most_confused(answers.predicted, answers.labels)[:MAX_JSON_CLASSES]
         ],
-        "reliability": {name: values.tolist() for name, values in vars(found.reliability).items()},
-        "notes": found.notes,
+        "reliability": {name: values.tolist() for name, values in vars(result.reliability).items()},
+        "notes": result.notes,
     }
 
 
-def _class(found: "Measured", number: int) -> dict[str, Any]:
-    each = found.classes
+def _class_json(result: "Evaluation", number: int) -> dict[str, Any]:
+    per_class = result.per_class
     return {
-        "name": found.names[number],
-        "images": int(each.support[number]),
-        **{name: getattr(each, name)[number].item() for name in ("precision", "recall", "f1")},
+        "name": result.class_names[number],
+        "images": int(per_class.support[number]),
+        **{name: getattr(per_class, name)[number].item() for name in ("precision", "recall", "f1")},
     }
 
 
-def _tell(found: "Measured") -> None:
-    screen = console()
-    _head(found)
-    sheet = table("metric", "#value", "#95 % CI")
-    for name in _worth(found):
-        add(sheet, TITLES[name], _shown(name, getattr(found, name)), _range(name, found.interval[name]))
-    for name, value in found.classes.macro().items():
-        add(sheet, f"macro {name if name != 'f1' else 'F1'}", f"{value:.2%}", "")
-    if found.calibrated is not None:
-        cooled = found.calibrated
-        title = f"with temperature {cooled.temperature:.3f}, fitted on {cooled.fitted_on:,} validation images"
-        add(sheet, f"NLL {title}", f"{cooled.nll:.4f}", "")
-        add(sheet, "ECE with that temperature", f"{cooled.ece:.2%}", "")
+def _print_result(result: "Evaluation") -> None:
+    screen = make_console()
+    _print_header(result)
+    sheet = make_table("metric", "#value", "#95 % CI")
+    for name in _printed_metrics(result):
+        add_row(
+            sheet,
+            METRIC_TITLES[name],
+            _format_metric(name, getattr(result, name)),
+            _format_interval(name, result.intervals[name]),
+        )
+    for name, value in result.per_class.macro_average().items():
+        add_row(sheet, f"macro {name if name != 'f1' else 'F1'}", f"{value:.2%}", "")
+    if result.temperature_scaling is not None:
+        scaled = result.temperature_scaling
+        title = f"with temperature {scaled.temperature:.3f}, fitted on {scaled.num_fit_images:,} validation images"
+        add_row(sheet, f"NLL {title}", f"{scaled.nll:.4f}", "")
+        add_row(sheet, "ECE with that temperature", f"{scaled.ece:.2%}", "")
     screen.print(sheet)
-    _tell_classes(found)
+    _print_classes(result)
 
 
-def _head(found: "Measured") -> None:
-    screen, answers = console(), found.answers
-    classes = int((found.classes.support > 0).sum())
-    of = "" if classes == len(found.names) else f" of the model's {len(found.names):,}"
+def _print_header(result: "Evaluation") -> None:
+    screen, answers = make_console(), result.predictions
+    classes = int((result.per_class.support > 0).sum())
+    model_classes = "" if classes == len(result.class_names) else f" of the model's {len(result.class_names):,}"
     screen.print(
-        f"{printable(found.data)}, {found.split}: {len(answers.labels):,} images, {classes:,} classes{of}"
-        + (f"; {answers.left_out:,} left out as unreadable" if answers.left_out else ""),
+        f"{printable(result.dataset)}, {result.split}: {len(answers.labels):,} images, {classes:,} classes{model_classes}"
+        + (f"; {answers.unreadable_images:,} left out as unreadable" if answers.unreadable_images else ""),
         soft_wrap=True,
     )
-    for note in found.notes:
+    for note in result.notes:
         screen.print(f"  {printable(note)}", soft_wrap=True)
 
 
-def _tell_classes(found: "Measured") -> None:
-    from vitrail.evaluate.accuracy import confused
+def _print_classes(result: "Evaluation") -> None:
+    from vitrail.evaluation.per_class import most_confused
 
-    screen, each = console(), found.classes
-    there = [number for number in each.occurring.tolist() if each.support[number]]
-    lowest = sorted(there, key=lambda number: each.f1[number].item())[:WORST]
-    sheet = table("class", "#images", "#recall", "#precision", "#F1", title="Classes of lowest F1")
-    for number in lowest if len(there) > 1 else ():
-        shares = (f"{values[number].item():.1%}" for values in (each.recall, each.precision, each.f1))
-        add(sheet, printable(found.names[number]), f"{int(each.support[number]):,}", *shares)
-    pairs = confused(found.answers.guesses, found.answers.labels)[:WORST]
-    mixed = table("class", "predicted as", "#count", title="Most confused classes")
-    for is_, said, times in pairs:
-        add(mixed, printable(found.names[is_]), printable(found.names[said]), f"{times:,}")
-    for made in (sheet, mixed):
-        if made.row_count:
-            screen.print(made)
+    screen, per_class = make_console(), result.per_class
+    present = [number for number in per_class.present.tolist() if per_class.support[number]]
+    lowest = sorted(present, key=lambda number: per_class.f1[number].item())[:MAX_PRINTED_ROWS]
+    sheet = make_table("class", "#images", "#recall", "#precision", "#F1", title="Classes of lowest F1")
+    for number in lowest if len(present) > 1 else ():
+        scores = (f"{values[number].item():.1%}" for values in (per_class.recall, per_class.precision, per_class.f1))
+        add_row(sheet, printable(result.class_names[number]), f"{int(per_class.support[number]):,}", *scores)
+    pairs = most_confused(result.predictions.predicted, result.predictions.labels)[:MAX_PRINTED_ROWS]
+    confusions = make_table("class", "predicted as", "#count", title="Most confused classes")
+    for label, predicted, count in pairs:
+        add_row(confusions, printable(result.class_names[label]), printable(result.class_names[predicted]), f"{count:,}")
+    for printed in (sheet, confusions):
+        if printed.row_count:
+            screen.print(printed)
 
 
-def _tell_several(runs: list[str], measured: "list[Measured]", pairs: "list[Compared]") -> None:
-    screen = console()
-    _head(measured[0])
-    for run, found in zip(runs[1:], measured[1:], strict=True):
-        for note in found.notes:
-            if note not in measured[0].notes:
+def _print_comparison(runs: list[str], results: "list[Evaluation]", pairs: "list[PairedComparison]") -> None:
+    screen = make_console()
+    _print_header(results[0])
+    for run, result in zip(runs[1:], results[1:], strict=True):
+        for note in result.notes:
+            if note not in results[0].notes:
                 screen.print(f"  {printable(run)}: {printable(note)}", soft_wrap=True)
-    names = _worth(measured[0])
-    sheet = table("model", *(f"#{TITLES[name]}" for name in names))
-    for run, found in zip(runs, measured, strict=True):
-        add(
+    names = _printed_metrics(results[0])
+    sheet = make_table("model", *(f"#{METRIC_TITLES[name]}" for name in names))
+    for run, result in zip(runs, results, strict=True):
+        add_row(
             sheet,
             printable(run),
-            *(f"{_shown(name, getattr(found, name))}\n{_range(name, found.interval[name])}" for name in names),
+            *(
+                f"{_format_metric(name, getattr(result, name))}\n{_format_interval(name, result.intervals[name])}"
+                for name in names
+            ),
         )
     screen.print(sheet)
-    rows = table(
+    rows = make_table(
         "model",
-        *(f"#{TITLES[name]}" for name in names),
+        *(f"#{METRIC_TITLES[name]}" for name in names),
         "#only it correct",
         "#p",
         title=f"Difference from {printable(runs[0])}, in percentage points",
     )
     for run, pair in zip(runs[1:], pairs, strict=True):
-        cells = (f"{_shown(name, pair.difference[name], True)}\n{_range(name, pair.interval[name], True)}" for name in names)
-        add(rows, printable(run), *cells, f"{pair.only_other:,} to {pair.only_first:,}", f"{pair.p:.2g}")
+        cells = (
+            f"{_format_metric(name, pair.difference[name], True)}\n{_format_interval(name, pair.intervals[name], True)}"
+            for name in names
+        )
+        add_row(rows, printable(run), *cells, f"{pair.only_other:,} to {pair.only_first:,}", f"{pair.p:.2g}")
     screen.print(rows)
     screen.print("p: McNemar's exact test on top-1; how often two equally good models would differ this much", soft_wrap=True)
 
 
-def _worth(found: "Measured") -> list[str]:
+def _printed_metrics(result: "Evaluation") -> list[str]:
     """List the metrics to print; with five classes or fewer, top-5 is always correct."""
-    return [name for name in TITLES if name != "top5" or len(found.names) > 5]
+    return [name for name in METRIC_TITLES if name != "top5" or len(result.class_names) > 5]
 
 
-def _shown(name: str, value: float, signed: bool = False) -> str:
+def _format_metric(name: str, value: float, signed: bool = False) -> str:
     if name == "nll":
         return f"{value:+.4f}" if signed else f"{value:.4f}"
     return f"{100 * value:+.2f}" if signed else f"{value:.2%}"
 
 
-def _range(name: str, ends: tuple[float, float], signed: bool = False) -> str:
-    low, high = (_shown(name, end, signed) for end in ends)
+def _format_interval(name: str, ends: tuple[float, float], signed: bool = False) -> str:
+    low, high = (_format_metric(name, end, signed) for end in ends)
     return f"{low} to {high}"

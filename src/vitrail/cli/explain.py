@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrail.cli.embed import opened
-from vitrail.cli.fitting import Device, Workers
-from vitrail.cli.naming import named
-from vitrail.cli.options import Json
-from vitrail.cli.screen import add, console, print_json, progress, table
-from vitrail.errors import VitrailError, printable, suggestion
+from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
+from vitrail.cli.embed import open_splits
+from vitrail.cli.input_paths import expand_paths
+from vitrail.cli.options import JsonOption
+from vitrail.cli.run_recipe import DeviceOption, WorkersOption
+from vitrail.errors import VitrailError, did_you_mean, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vitrail.evaluate.explained import Explained
-    from vitrail.evaluate.trust import Score, Trust
-    from vitrail.explain.distance import Heads
+    from vitrail.evaluation.explanation_benchmark import MeanAndError, MethodScore
+    from vitrail.evaluation.explanations import Explanation
+    from vitrail.explain.head_statistics import HeadStatistics
     from vitrail.models.build import Model
 
-MOST = 50  # images per page
+MAX_PAGE_IMAGES = 50  # images per page
 
 
 def explain(
@@ -80,63 +80,67 @@ def explain(
             metavar="N", min=1, rich_help_panel="Faithfulness", help="Number of images that faithfulness is measured on."
         ),
     ] = 100,
-    device: Device = "auto",
-    workers: Workers = None,
-    json: Json = False,
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Explain predictions: saliency maps, attention of every head and layer, logit lens and learnt filters."""
     if not files and faithfulness is None:
         raise VitrailError("explain needs images, got none; name files or a folder, or use --faithfulness DATA")
     if out.exists() and not out.is_dir():
         raise VitrailError(f"--out must be a folder, got the file {out}; try --out {out.stem or 'explained'}-explained")
-    _check_out(out)
-    with progress() as tell:
-        names = list(named(files, tell)) if files else []
+    _check_writable(out)
+    with progress_bars() as on_progress:
+        names = list(expand_paths(files, on_progress)) if files else []
     if files and not names:
         raise VitrailError(f"there is no image in {printable(files[0])}; name files, or a folder of images")
-    if len(names) > MOST:
-        raise VitrailError(f"a page shows at most {MOST} images, got {len(names):,}; name fewer, or use --faithfulness DATA")
+    if len(names) > MAX_PAGE_IMAGES:
+        raise VitrailError(
+            f"a page shows at most {MAX_PAGE_IMAGES} images, got {len(names):,}; name fewer, or use --faithfulness DATA"
+        )
 
-    from vitrail.evaluate.explained import Views, check_queries, explained
-    from vitrail.explain.attention import checked
-    from vitrail.explain.distance import heads as looks
-    from vitrail.models.device import device as chosen
-    from vitrail.report.explain import write_explained
+    from vitrail.evaluation.explanations import AttentionSelection, check_queries, explain_images
+    from vitrail.explain.attention import as_vit
+    from vitrail.explain.head_statistics import head_statistics as head_statistics
+    from vitrail.models.device import select_device as select_device
+    from vitrail.report.explanation_page import write_explanation_page
     from vitrail.weights.load import load
 
-    methods = _methods(method)
-    model = load(run).to(chosen(device))
-    vit = checked(model)
-    number = None if target is None else _class(target, model)
-    views = Views(
-        _numbers("--layers", layers, len(vit.blocks)),
-        _numbers("--heads", heads, vit.config.heads),
+    methods = _check_methods(method)
+    model = load(run).to(select_device(device))
+    vit = as_vit(model)
+    number = None if target is None else _class_index(target, model)
+    views = AttentionSelection(
+        _parse_indices("--layers", layers, len(vit.blocks)),
+        _parse_indices("--heads", heads, vit.config.heads),
         tuple(dict.fromkeys(query)) if query else None,
     )
     check_queries(model, views)
-    seen: list[Explained] = []
-    with progress() as tell:
-        for one in explained(model, names, methods, number, views):
-            seen.append(one)
-            tell("explaining", len(seen), len(names))
-        batches = (one.image[None].to(next(model.parameters()).device) for one in seen)
-        far = looks(model, batches) if seen else None
-        trusted = [] if faithfulness is None else _trusted(model, faithfulness, methods, limit, workers, tell)
-    written = write_explained(out, model, seen, far, trusted)
+    explanations: list[Explanation] = []
+    with progress_bars() as on_progress:
+        for explanation in explain_images(model, names, methods, number, views):
+            explanations.append(explanation)
+            on_progress("explaining", len(explanations), len(names))
+        batches = (explanation.image[None].to(next(model.parameters()).device) for explanation in explanations)
+        head_stats = head_statistics(model, batches) if explanations else None
+        faithfulness_scores = (
+            [] if faithfulness is None else _measure_faithfulness(model, faithfulness, methods, limit, workers, on_progress)
+        )
+    written = write_explanation_page(out, model, explanations, head_stats, faithfulness_scores)
     if json:
-        print_json(_told(run, model, seen, far, trusted, out, written))
+        print_json(_result_json(run, model, explanations, head_stats, faithfulness_scores, out, written))
         return
-    _tell(model, seen, trusted)
+    _print_result(model, explanations, faithfulness_scores)
     typer.echo(f"page: {out / written[-1]}")
 
 
-def _check_out(out: Path) -> None:
+def _check_writable(out: Path) -> None:
     """Check before the work that the folder can be written, leaving nothing behind."""
     from tempfile import TemporaryDirectory
 
-    there = next((place for place in (out, *out.parents) if place.exists()), Path())
+    existing = next((folder for folder in (out, *out.parents) if folder.exists()), Path())
     try:
-        with TemporaryDirectory(prefix=".vitrail-", dir=there):
+        with TemporaryDirectory(prefix=".vitrail-", dir=existing):
             pass
     except OSError as error:
         raise VitrailError(
@@ -144,110 +148,126 @@ def _check_out(out: Path) -> None:
         ) from None
 
 
-def _numbers(option: str, words: str | None, of: int) -> tuple[int, ...] | None:
+def _parse_indices(option: str, text: str | None, count: int) -> tuple[int, ...] | None:
     """Parse indices and ranges such as ``0,3-5,-1``; negative ones count from the end."""
-    if words is None:
+    if text is None:
         return None
-    found: list[int] = []
-    for word in words.split(","):
-        part = re.fullmatch(r"\s*(-?\d{1,6})(?:-(\d{1,6}))?\s*", word)
-        first, last = (int(part[1]), int(part[2] or part[1])) if part else (0, of)
-        if not (-of <= first <= last < of):
+    indices: list[int] = []
+    for item in text.split(","):
+        part = re.fullmatch(r"\s*(-?\d{1,6})(?:-(\d{1,6}))?\s*", item)
+        first, last = (int(part[1]), int(part[2] or part[1])) if part else (0, count)
+        if not (-count <= first <= last < count):
             raise VitrailError(
-                f"{option} must be indices from 0 to {of - 1} as in 0,{of - 1} or 0-{of - 1}, or -1 for the last; "
-                f"got {printable(words[:40])!r}"
+                f"{option} must be indices from 0 to {count - 1} as in 0,{count - 1} or 0-{count - 1}, or -1 for the last; "
+                f"got {printable(text[:40])!r}"
             )
-        found += [one % of for one in range(first, last + 1)]
-    return tuple(dict.fromkeys(found))
+        indices += [index % count for index in range(first, last + 1)]
+    return tuple(dict.fromkeys(indices))
 
 
-def _methods(methods: "list[str] | None") -> "list[str] | None":
-    from vitrail.explain.maps import METHODS
+def _check_methods(methods: "list[str] | None") -> "list[str] | None":
+    from vitrail.explain.saliency import SALIENCY_METHODS
 
     if methods == ["none"]:
         return []
     for method in methods or ():
-        if method not in METHODS:
-            near = suggestion(method, METHODS)
-            raise VitrailError(f"--method must be {', '.join(METHODS)}, or none alone, got {printable(method)!r}{near}")
+        if method not in SALIENCY_METHODS:
+            hint = did_you_mean(method, SALIENCY_METHODS)
+            raise VitrailError(
+                f"--method must be {', '.join(SALIENCY_METHODS)}, or none alone, got {printable(method)!r}{hint}"
+            )
     return list(dict.fromkeys(methods)) if methods else None
 
 
-def _class(name: str, model: "Model") -> int:
-    labels = model.labels or tuple(str(number) for number in range(model.config.classes))
+def _class_index(name: str, model: "Model") -> int:
+    labels = model.class_names or tuple(str(number) for number in range(model.config.classes))
     if name in labels:
         return labels.index(name)
     if name.isdecimal() and int(name) < len(labels):
         return int(name)
     if not labels:
         raise VitrailError("--class needs a classifier, and a model without a head (classes=0) has no classes; leave it out")
-    raise VitrailError(f"the model has no class {name!r}{suggestion(name, labels)}; name one of its {len(labels)}, or a number")
+    raise VitrailError(
+        f"the model has no class {name!r}{did_you_mean(name, labels)}; name one of its {len(labels)}, or a number"
+    )
 
 
-def _trusted(
-    model: "Model", data: str, methods: "list[str] | None", limit: int, workers: int | None, tell: Any
-) -> "list[Trust]":
-    from vitrail.evaluate.trust import trust
+def _measure_faithfulness(
+    model: "Model", data: str, methods: "list[str] | None", limit: int, workers: int | None, on_progress: Any
+) -> "list[MethodScore]":
+    from vitrail.evaluation.explanation_benchmark import benchmark_explanations
 
-    parts = opened(data, None, tell)
-    source = next(parts[name] for name in ("all", "test", "validation", "train") if name in parts)  # labels are not needed
-    return trust(model, source, methods, limit, workers=workers, progress=tell)
+    splits = open_splits(data, None, on_progress)
+    source = next(splits[name] for name in ("all", "test", "validation", "train") if name in splits)  # labels are not needed
+    return benchmark_explanations(model, source, methods, limit, workers=workers, progress=on_progress)
 
 
-def _tell(model: "Model", seen: "Sequence[Explained]", trusted: "Sequence[Trust]") -> None:
-    screen = console()
-    labels = model.labels or tuple(str(number) for number in range(model.config.classes))
-    rows = table("image", "prediction", "#probability", "explained class")
-    for one in seen:
-        if one.target is not None:
-            first = int(one.logits.argmax())
-            add(rows, printable(one.file), printable(labels[first]), f"{one.odds[first]:.1%}", printable(labels[one.target]))
-    if seen and labels:
+def _print_result(model: "Model", explanations: "Sequence[Explanation]", faithfulness_scores: "Sequence[MethodScore]") -> None:
+    screen = make_console()
+    labels = model.class_names or tuple(str(number) for number in range(model.config.classes))
+    rows = make_table("image", "prediction", "#probability", "explained class")
+    for explanation in explanations:
+        if explanation.target is not None:
+            first = int(explanation.logits.argmax())
+            add_row(
+                rows,
+                printable(explanation.file),
+                printable(labels[first]),
+                f"{explanation.probabilities[first]:.1%}",
+                printable(labels[explanation.target]),
+            )
+    if explanations and labels:
         screen.print(rows)
-    if not trusted:
+    if not faithfulness_scores:
         return
 
-    from vitrail.evaluate.trust import verdict
+    from vitrail.evaluation.explanation_benchmark import verdict
 
-    masks = trusted[0].pointing is not None
+    masks = faithfulness_scores[0].pointing_game is not None
     more = ("#pointing game", "#mass on object") if masks else ()
-    sheet = table("method", "#deletion", "#insertion", *more, title="Faithfulness: lower deletion is better, all others higher")
-    for row in trusted:
-        add(sheet, row.method, *(_shown(score) for score in (row.deletion, row.insertion, row.pointing, row.overlap) if score))
+    sheet = make_table(
+        "method", "#deletion", "#insertion", *more, title="Faithfulness: lower deletion is better, all others higher"
+    )
+    for row in faithfulness_scores:
+        add_row(
+            sheet,
+            row.method,
+            *(_format_score(score) for score in (row.deletion, row.insertion, row.pointing_game, row.mass_on_object) if score),
+        )
     screen.print(sheet)
-    if said := verdict(trusted):
-        screen.print(said)
+    if sentence := verdict(faithfulness_scores):
+        screen.print(sentence)
 
 
-def _shown(score: "Score") -> str:
+def _format_score(score: "MeanAndError") -> str:
     return f"{score.mean:.3f} ± {score.error:.3f}"
 
 
-def _told(
+def _result_json(
     run: str,
     model: "Model",
-    seen: "Sequence[Explained]",
-    far: "Heads | None",
-    trusted: "Sequence[Trust]",
+    explanations: "Sequence[Explanation]",
+    head_stats: "HeadStatistics | None",
+    faithfulness_scores: "Sequence[MethodScore]",
     out: Path,
     written: list[str],
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
-    labels = model.labels or tuple(str(number) for number in range(model.config.classes))
-    pictures = [
+    labels = model.class_names or tuple(str(number) for number in range(model.config.classes))
+    images = [
         {
-            "file": one.file,
-            "label": None if one.target is None else labels[int(one.logits.argmax())],
-            "probability": None if one.target is None else one.odds.max().item(),
-            "explained": None if one.target is None else labels[one.target],
-            "maps": {name: values.tolist() for name, values in one.maps.items()},
-            "logit_lens": None if one.target is None else one.lens[:, one.target].tolist(),
-            "token_norms": one.norms.tolist(),
+            "file": explanation.file,
+            "label": None if explanation.target is None else labels[int(explanation.logits.argmax())],
+            "probability": None if explanation.target is None else explanation.probabilities.max().item(),
+            "explained": None if explanation.target is None else labels[explanation.target],
+            "maps": {name: values.tolist() for name, values in explanation.saliency_maps.items()},
+            "logit_lens": None if explanation.target is None else explanation.logit_lens[:, explanation.target].tolist(),
+            "token_norms": explanation.token_norms.tolist(),
         }
-        for one in seen
+        for explanation in explanations
     ]
     measures = ("distance", "renormalised", "entropy", "similarity")
-    heads = None if far is None else {name: getattr(far, name).tolist() for name in measures}
-    trust = [asdict(row) for row in trusted]
-    return {"model": run, "images": pictures, "heads": heads, "faithfulness": trust, "out": str(out), "files": written}
+    heads = None if head_stats is None else {name: getattr(head_stats, name).tolist() for name in measures}
+    faithfulness = [asdict(row) for row in faithfulness_scores]
+    return {"model": run, "images": images, "heads": heads, "faithfulness": faithfulness, "out": str(out), "files": written}

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from vitrail.cli.faster import merging
-from vitrail.cli.options import Json, check_out
-from vitrail.cli.screen import add, console, print_json, progress, size, table
+from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json, progress_bars
+from vitrail.cli.options import JsonOption, check_output_file
+from vitrail.cli.speedup_options import parse_merge_tokens
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from vitrail.export.quantise import Quantised
-    from vitrail.export.ship import Shipped
+    from vitrail.exporters.export import ExportResult
+    from vitrail.exporters.quantise import QuantisationReport
 
-ENDINGS = {"onnx": ".onnx", "int8": ".int8.onnx", "program": ".pt2"}
+EXPORT_SUFFIXES = {"onnx": ".onnx", "int8": ".int8.onnx", "program": ".pt2"}
 
 
 def export(
@@ -50,7 +50,7 @@ def export(
             help="Number of images to compare on; default: up to 250, fewer for a large model.",
         ),
     ] = None,
-    merge: Annotated[
+    merge_tokens: Annotated[
         str | None,
         typer.Option(
             "--merge-tokens",
@@ -86,28 +86,41 @@ def export(
     calibration: Annotated[
         int, typer.Option(metavar="N", min=1, rich_help_panel="Int8", help="Number of images to calibrate the scales on.")
     ] = 128,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Export a model to ONNX, int8 ONNX or torch.export, and verify its outputs against the model."""
-    place = out or Path(named(run) + ENDINGS[to])
-    check_out(place, "--out", run, (".pt2",) if to == "program" else (".onnx",))
-    if place.suffix != place.suffix.lower():
-        raise VitrailError(f"--out must have a lower-case suffix, got {place}; try {place.with_suffix(place.suffix.lower())}")
+    path = out or Path(default_export_name(run) + EXPORT_SUFFIXES[to])
+    check_output_file(path, "--out", run, (".pt2",) if to == "program" else (".onnx",))
+    if path.suffix != path.suffix.lower():
+        raise VitrailError(f"--out must have a lower-case suffix, got {path}; try {path.with_suffix(path.suffix.lower())}")
 
-    from vitrail.export.exported import open_model
-    from vitrail.export.ship import ship
+    from vitrail.exporters.export import export
+    from vitrail.inference.exported_model import load_any_model
 
-    with progress() as tell:
-        told = {} if merge is None else {"merge": merge}
-        model = open_model(run, _faster(merge))
-        shipped = ship(model, place, to, dynamic, data, tolerance, images, tell, activations, max_drop / 100, calibration, told)
+    with progress_bars() as on_progress:
+        speedup_metadata = {} if merge_tokens is None else {"merge": merge_tokens}
+        model = load_any_model(run, _speedups(merge_tokens))
+        result = export(
+            model,
+            path,
+            to,
+            dynamic,
+            data,
+            tolerance,
+            images,
+            on_progress,
+            activations,
+            max_drop / 100,
+            calibration,
+            speedup_metadata,
+        )
     if json:
-        print_json({"model": run, **_plain(shipped)})
+        print_json({"model": run, **_result_json(result)})
     else:
-        _tell(shipped)
+        _print_result(result)
 
 
-def named(run: str) -> str:
+def default_export_name(run: str) -> str:
     """Return the default name of an exported file: the run's name, not that of its weights folder."""
     path = Path(run.removeprefix("hf:"))
     path = path.parent if path.name in ("best", "last", "model.safetensors") and path.parent.name else path
@@ -115,59 +128,59 @@ def named(run: str) -> str:
     return name.removesuffix(path.suffix) if path.suffix in (".npz", ".safetensors", ".pth", ".pt", ".bin") else name
 
 
-def _faster(merge: str | None) -> Any:
-    from vitrail.models.faster import Faster
+def _speedups(merge_tokens: str | None) -> Any:
+    from vitrail.models.speedups import Speedups
 
-    if merge is None:
+    if merge_tokens is None:
         return None
-    tokens, every = merging(merge)
-    return Faster(merge=tokens, every=every)
+    tokens, merge_every = parse_merge_tokens(merge_tokens)
+    return Speedups(merge_tokens=tokens, merge_every=merge_every)
 
 
-def _plain(shipped: "Shipped") -> dict[str, Any]:
-    found = shipped.checked
-    return {**asdict(shipped), "out": str(shipped.out), "checked": {**asdict(found), "relative": found.relative}}
+def _result_json(result: "ExportResult") -> dict[str, Any]:
+    parity = result.parity
+    return {**asdict(result), "out": str(result.out), "checked": {**asdict(parity), "relative": parity.relative_difference}}
 
 
-def _tell(shipped: "Shipped") -> None:
-    found, screen = shipped.checked, console()
-    sheet = table("metric", "#value")
-    add(sheet, "file size", size(shipped.bytes))
-    add(sheet, "weights size", size(shipped.weights))
-    add(sheet, "export time in seconds", f"{shipped.seconds:,.1f}")
-    add(sheet, "images compared", f"{found.pictures:,}")
-    add(sheet, "max logit difference", f"{found.difference:.2g}")
-    if found.other_sizes is not None:
-        add(sheet, "max logit difference at other sizes", f"{found.other_sizes:.2g}")
-    add(sheet, "max logit", f"{found.scale:.3g}")
-    if found.features:
-        add(sheet, "cosine similarity of features", f"{found.agreement:.5f}")
+def _print_result(result: "ExportResult") -> None:
+    parity, screen = result.parity, make_console()
+    sheet = make_table("metric", "#value")
+    add_row(sheet, "file size", format_bytes(result.file_bytes))
+    add_row(sheet, "weights size", format_bytes(result.weight_bytes))
+    add_row(sheet, "export time in seconds", f"{result.write_seconds:,.1f}")
+    add_row(sheet, "images compared", f"{parity.num_images:,}")
+    add_row(sheet, "max logit difference", f"{parity.max_difference:.2g}")
+    if parity.other_sizes_difference is not None:
+        add_row(sheet, "max logit difference at other sizes", f"{parity.other_sizes_difference:.2g}")
+    add_row(sheet, "max logit", f"{parity.max_logit:.3g}")
+    if parity.features:
+        add_row(sheet, "cosine similarity of features", f"{parity.agreement:.5f}")
     else:
-        add(sheet, "same top-1 prediction", f"{found.agreement:.2%}")
-    if found.torch_top1 is not None and found.file_top1 is not None:
-        add(sheet, "accuracy with torch", f"{found.torch_top1:.2%}")
-        add(sheet, f"accuracy with {shipped.engine}", f"{found.file_top1:.2%}")
-    if shipped.quantised is not None:
-        _tell_layers(sheet, shipped.quantised)
+        add_row(sheet, "same top-1 prediction", f"{parity.agreement:.2%}")
+    if parity.torch_top1 is not None and parity.file_top1 is not None:
+        add_row(sheet, "accuracy with torch", f"{parity.torch_top1:.2%}")
+        add_row(sheet, f"accuracy with {result.backend}", f"{parity.file_top1:.2%}")
+    if result.quantisation is not None:
+        _add_layer_rows(sheet, result.quantisation)
     screen.print(sheet)
-    screen.print(f"compared on {printable(found.what)}", soft_wrap=True)
-    if shipped.calibrated is not None and found.real:
-        screen.print(f"scales calibrated on {printable(shipped.calibrated)}", soft_wrap=True)
-    if not found.real:
+    screen.print(f"compared on {printable(parity.image_source)}", soft_wrap=True)
+    if result.calibrated_on is not None and parity.real_images:
+        screen.print(f"scales calibrated on {printable(result.calibrated_on)}", soft_wrap=True)
+    if not parity.real_images:
         screen.print("pass real images with --data for a reliable comparison", soft_wrap=True)
-    screen.print(f"file: {shipped.out}", soft_wrap=True)
+    screen.print(f"file: {result.out}", soft_wrap=True)
 
 
-def _tell_layers(sheet: "Table", found: "Quantised") -> None:
+def _add_layer_rows(sheet: "Table", quantised: "QuantisationReport") -> None:
     """Add the number of int8 layers, the layers kept in float, and the most sensitive block of the rest."""
-    add(sheet, "layers in int8", f"{found.layers - len(found.in_float)} of {found.layers}")
-    for layer in found.in_float:
-        add(sheet, f"kept in float: {layer}", f"error in int8 {found.sensitivity[layer]:.2g}")
+    add_row(sheet, "layers in int8", f"{quantised.num_layers - len(quantised.float_layers)} of {quantised.num_layers}")
+    for layer in quantised.float_layers:
+        add_row(sheet, f"kept in float: {layer}", f"error in int8 {quantised.sensitivity[layer]:.2g}")
     blocks: dict[str, float] = {}
-    for layer, error in found.sensitivity.items():
-        if layer not in found.in_float and layer.startswith("blocks."):
+    for layer, error in quantised.sensitivity.items():
+        if layer not in quantised.float_layers and layer.startswith("blocks."):
             block = ".".join(layer.split(".")[:2])
             blocks[block] = blocks.get(block, 0.0) + error
     if blocks:
         worst = max(blocks, key=lambda block: blocks[block])
-        add(sheet, f"most sensitive of the rest: {worst}", f"error {blocks[worst]:.2g}")
+        add_row(sheet, f"most sensitive of the rest: {worst}", f"error {blocks[worst]:.2g}")

@@ -11,29 +11,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.fitting import (
-    Asked,
-    Device,
-    FindLr,
-    Minutes,
-    Out,
-    Overrides,
-    Show,
-    Tensorboard,
-    Threads,
-    Workers,
-    carry_out,
-    given,
+from vitrail.cli.options import JsonOption, parse_size
+from vitrail.cli.run_recipe import (
+    DeviceOption,
+    FindLrOption,
+    MinutesOption,
+    OutOption,
+    OverridesOption,
+    PrintRecipeOption,
+    RunOptions,
+    TensorboardOption,
+    ThreadsOption,
+    WorkersOption,
+    recipe_context,
+    run_recipe,
 )
-from vitrail.cli.options import Json, pair
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
     from vitrail.models.build import Model
-    from vitrail.models.settings import ModelConfig, Pair
-    from vitrail.recipes.given import Start
+    from vitrail.models.config import ModelConfig, Pair
+    from vitrail.recipes.context import InitWeights
 
-PAPER, PAPER_SIZE = "paper-finetune", 384
+PAPER_RECIPE, PAPER_SIZE = "paper-finetune", 384
 
 
 def finetune(
@@ -63,46 +63,46 @@ def finetune(
     recipe: Annotated[
         str, typer.Option(rich_help_panel="Optimisation", help="Recipe to train with: finetune or paper-finetune.")
     ] = "finetune",
-    settings: Overrides = None,
-    out: Out = None,
-    show: Show = False,
-    device: Device = "auto",
-    threads: Threads = None,
-    workers: Workers = None,
-    minutes: Minutes = None,
-    find_lr: FindLr = False,
-    tensorboard: Tensorboard = False,
-    json: Json = False,
+    overrides: OverridesOption = None,
+    out: OutOption = None,
+    print_recipe: PrintRecipeOption = False,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    workers: WorkersOption = None,
+    minutes: MinutesOption = None,
+    find_lr: FindLrOption = False,
+    tensorboard: TensorboardOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Fine-tune pre-trained weights on the classes of your images."""
     from dataclasses import replace
 
     from vitrail.config import override
-    from vitrail.recipes.book import recipe as by_name
+    from vitrail.recipes.registry import get_recipe as get_recipe
 
-    model = _read(weights, pair(image, "--image") if image else None, recipe, out)
-    frozen = _frozen(trainable, model.config)
-    known = given(data, None, None)
-    chosen = by_name(recipe, replace(known, start=_start(weights, model)))
-    if chosen.start is None:
+    model = _load_weights(weights, parse_size(image, "--image") if image else None, recipe, out)
+    trainable_overrides = _trainable_overrides(trainable, model.config)
+    context = recipe_context(data, None, None)
+    selected = get_recipe(recipe, replace(context, init_weights=_init_weights(weights, model)))
+    if selected.init_from is None:
         raise VitrailError(f"{recipe} trains from scratch, without weights; try --recipe finetune")
     if not json:
-        _tell(weights, model, chosen.keep_head, known.classes)
-    asked = Asked(out, show, device, threads, workers, json, tensorboard, minutes, find_lr)
-    carry_out(override(chosen, [*frozen, *(settings or [])]), asked)
+        _print_init(weights, model, selected.keep_head, context.classes)
+    options = RunOptions(out, print_recipe, device, threads, workers, json, tensorboard, minutes, find_lr)
+    run_recipe(override(selected, [*trainable_overrides, *(overrides or [])]), options)
 
 
-def _read(weights: str, image: "Pair | None", recipe: str, out: Path | None) -> "Model":
-    from vitrail.weights.load import load, untold
+def _load_weights(weights: str, image: "Pair | None", recipe: str, out: Path | None) -> "Model":
+    from vitrail.weights.load import load, quiet_loading
 
     if not weights.startswith("hf:") and not _exists(weights):
-        remedy = "WEIGHTS is a run, a model folder, an .npz, .safetensors or .pth file, or hf:owner/name"
+        hint = "WEIGHTS is a run, a model folder, an .npz, .safetensors or .pth file, or hf:owner/name"
         if out is not None and (out / "recipe.json").is_file():
-            remedy = f"{out} resumes without it: vitrail train --recipe-from {out}/recipe.json --out {out}"
-        raise VitrailError(f"{weights} does not exist; {remedy}")
-    with untold():  # _tell prints the report
+            hint = f"{out} resumes without it: vitrail train --recipe-from {out}/recipe.json --out {out}"
+        raise VitrailError(f"{weights} does not exist; {hint}")
+    with quiet_loading():  # _tell prints the report
         model = load(weights, image=image)
-        return load(weights, image=_papers(model.config)) if recipe == PAPER and image is None else model
+        return load(weights, image=_paper_image_size(model.config)) if recipe == PAPER_RECIPE and image is None else model
 
 
 def _exists(path: str) -> bool:
@@ -112,36 +112,38 @@ def _exists(path: str) -> bool:
         return False
 
 
-def _papers(config: "ModelConfig") -> "Pair":
+def _paper_image_size(config: "ModelConfig") -> "Pair":
     """Return 384 pixels, or the nearest multiple of the patch size."""
     high, wide = getattr(config, "stride", (1, 1))
     return max(round(PAPER_SIZE / high), 1) * high, max(round(PAPER_SIZE / wide), 1) * wide
 
 
-def _start(weights: str, model: "Model") -> "Start":
-    from vitrail.recipes.given import Start
-    from vitrail.weights.start import fingerprint
+def _init_weights(weights: str, model: "Model") -> "InitWeights":
+    from vitrail.recipes.context import InitWeights
+    from vitrail.weights.init_from import weights_hash
 
     assert model.preprocess is not None
-    return Start(weights, fingerprint(weights), model.config, model.preprocess, model.labels)
+    return InitWeights(weights, weights_hash(weights), model.config, model.preprocess, model.class_names)
 
 
-def _frozen(train: str, config: "ModelConfig") -> list[str]:
+def _trainable_overrides(trainable: str, config: "ModelConfig") -> list[str]:
     """Return the recipe overrides that ``--trainable`` stands for."""
-    if train in ("all", "head"):
-        return [f"optim.train={train}"]
-    last = re.fullmatch(r"last:(\d{1,4})", train)
+    if trainable in ("all", "head"):
+        return [f"optim.trainable={trainable}"]
+    last = re.fullmatch(r"last:(\d{1,4})", trainable)
     if last is None:
-        raise VitrailError(f"--trainable must be all, head or last:N, got {train!r}; try --trainable last:2")
+        raise VitrailError(f"--trainable must be all, head or last:N, got {trainable!r}; try --trainable last:2")
     depth = getattr(config, "depth", 0)
     if not 1 <= int(last[1]) <= depth:
-        has = f"the model has {depth} blocks" if depth else "a ResNet has no blocks"
-        raise VitrailError(f"{has}, got --trainable {train}; try --trainable {f'last:{min(2, depth)}' if depth else 'head'}")
-    return ["optim.train=blocks", f"optim.blocks={last[1]}"]
+        problem = f"the model has {depth} blocks" if depth else "a ResNet has no blocks"
+        raise VitrailError(
+            f"{problem}, got --trainable {trainable}; try --trainable {f'last:{min(2, depth)}' if depth else 'head'}"
+        )
+    return ["optim.trainable=blocks", f"optim.trainable_blocks={last[1]}"]
 
 
-def _tell(weights: str, model: "Model", kept: bool, classes: int) -> None:
-    head = "with their head, since the classes are the same" if kept else f"with a new head for {classes} classes"
-    typer.echo(f"init      {weights}: {model.report.origin} weights {head}", err=True)
-    for line in model.report.lines()[1:]:
+def _print_init(weights: str, model: "Model", head_kept: bool, classes: int) -> None:
+    head = "with their head, since the classes are the same" if head_kept else f"with a new head for {classes} classes"
+    typer.echo(f"init      {weights}: {model.load_report.origin} weights {head}", err=True)
+    for line in model.load_report.lines()[1:]:
         typer.echo(f"          {line}", err=True)

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrail.cli.options import Json, Settings, pair
-from vitrail.cli.screen import add, console, count, print_json, si, size, table
-from vitrail.config import make, to_plain
+from vitrail.cli.console import add_row, format_bytes, format_count, format_si, make_console, make_table, print_json
+from vitrail.cli.options import JsonOption, SettingsOption, parse_size
+from vitrail.config import build_config, to_dict
 from vitrail.errors import VitrailError, printable
+from vitrail.models.config import ModelConfig
 from vitrail.models.cost import Cost, cost
-from vitrail.models.settings import ModelConfig
-from vitrail.models.tally import Stage
-from vitrail.models.variants import blueprint
-from vitrail.weights.folder import best_of, is_model, read_config, read_facts, training_facts
+from vitrail.models.cost_counter import Stage
+from vitrail.models.variants import parse_name
+from vitrail.weights.model_folder import is_model_folder, read_config, read_metadata, resolve_run, training_metadata
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from vitrail.explain.trace import Row
+    from vitrail.explain.module_trace import ModuleRecord
 
 
 def inspect(
@@ -36,27 +36,27 @@ def inspect(
         int | None, typer.Option(rich_help_panel="Model", help="Number of classes; 0 for a model without a head.")
     ] = None,
     batch: Annotated[int, typer.Option(rich_help_panel="Run", help="Number of images per batch.")] = 1,
-    settings: Settings = None,
+    settings: SettingsOption = None,
     trace: Annotated[
         bool,
         typer.Option(
             "--trace", rich_help_panel="Run", help="Run one pass: shape, mean, std and gradient norm after every module."
         ),
     ] = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Show the shapes, parameters, MACs and memory of a model, layer by layer."""
-    changes: dict[str, Any] = {} if image is None else {"image": pair(image, "--image")}
+    changes: dict[str, Any] = {} if image is None else {"image": parse_size(image, "--image")}
     changes |= {} if classes is None else {"classes": classes}
     config = _config(model, changes, settings or [])
-    bill = cost(config, batch)
+    total = cost(config, batch)
     if trace:
-        _trace(model, config, batch, json)
+        _print_trace(model, config, batch, json)
     elif json:
-        print_json({**to_plain(bill), **_trained(model)})
+        print_json({**to_dict(total), **_training_metadata(model)})
     else:
-        show(console(), model, bill)
-        _tell(_trained(model))
+        print_cost(make_console(), model, total)
+        _print_training(_training_metadata(model))
 
 
 def _config(model: str, changes: dict[str, Any], settings: list[str]) -> ModelConfig:
@@ -65,44 +65,44 @@ def _config(model: str, changes: dict[str, Any], settings: list[str]) -> ModelCo
             raise VitrailError(f"{model} has a fixed configuration; --image, --classes and --set need a variant such as B/16")
         return read_config(folder)
     try:
-        kind, values = blueprint(model)
+        kind, values = parse_name(model)
     except VitrailError:
         if _exists(Path(model)):
             raise VitrailError(
                 f"{model} is not a model folder: it has no vitrail.json; variants are named B/16 or R50x1"
             ) from None
         raise
-    return make(kind, {**values, **changes}, settings, prefix="model.")
+    return build_config(kind, {**values, **changes}, settings, prefix="model.")
 
 
 def _folder(model: str) -> Path | None:
     """Return the model folder, in a run that of the best weights, or None."""
-    folder = best_of(Path(model)) if _there(model) else Path(model)
-    return folder if is_model(folder) else None
+    folder = resolve_run(Path(model)) if _is_folder(model) else Path(model)
+    return folder if is_model_folder(folder) else None
 
 
-def _there(model: str) -> bool:
+def _is_folder(model: str) -> bool:
     try:
         return Path(model).is_dir()
     except OSError:  # longer than any file name
         return False
 
 
-def _trained(model: str) -> dict[str, Any]:
+def _training_metadata(model: str) -> dict[str, Any]:
     """Return the training metadata of a model on disk, with the recipe reduced to its name."""
     folder = _folder(model)
-    facts = {} if folder is None else training_facts(read_facts(folder))
-    return {**facts, "recipe": facts["recipe"].get("name")} if "recipe" in facts else facts
+    metadata = {} if folder is None else training_metadata(read_metadata(folder))
+    return {**metadata, "recipe": metadata["recipe"].get("name")} if "recipe" in metadata else metadata
 
 
-def _tell(trained: dict[str, Any]) -> None:
+def _print_training(trained: dict[str, Any]) -> None:
     """Print ``trained with finetune on clothing: validation 90.32 %, test 88.17 % (step 960)``."""
-    score = trained.get("metrics", {})
-    splits = {name: found.get("top1") for name, found in score.items() if isinstance(found, dict)}
-    shares = [f"{name} {share:.2%}" for name, share in splits.items() if isinstance(share, float)]
-    if shares:
-        by, on = trained.get("recipe", "?"), trained.get("dataset", {}).get("name", "?")
-        typer.echo(printable(f"trained with {by} on {on}: {', '.join(shares)} (step {score.get('step', '?')})"))
+    metrics = trained.get("metrics", {})
+    splits = {name: scores.get("top1") for name, scores in metrics.items() if isinstance(scores, dict)}
+    percentages = [f"{name} {top1:.2%}" for name, top1 in splits.items() if isinstance(top1, float)]
+    if percentages:
+        recipe, dataset = trained.get("recipe", "?"), trained.get("dataset", {}).get("name", "?")
+        typer.echo(printable(f"trained with {recipe} on {dataset}: {', '.join(percentages)} (step {metrics.get('step', '?')})"))
 
 
 def _exists(path: Path) -> bool:
@@ -112,56 +112,56 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def show(screen: "Console", name: str, bill: Cost) -> None:
-    rows = table("stage", "shape", "#parameters", "#MACs", "#activations", title=f"{name}: forward pass")
-    for stages in _runs(bill.stages):
-        first, many = stages[0], len(stages)
-        label = first.name if many == 1 else f"{first.name} … {stages[-1].name.split()[-1]}"
-        add(
+def print_cost(screen: "Console", name: str, total: Cost) -> None:
+    rows = make_table("stage", "shape", "#parameters", "#MACs", "#activations", title=f"{name}: forward pass")
+    for stages in _group_stages(total.stages):
+        first, num_stages = stages[0], len(stages)
+        label = first.name if num_stages == 1 else f"{first.name} … {stages[-1].name.split()[-1]}"
+        add_row(
             rows,
             label,
-            _shape(first) if many == 1 else f"{_shape(first)} × {many}",
-            count(sum(stage.parameters for stage in stages)),
-            si(sum(stage.macs for stage in stages), ""),
-            size(sum(stage.training for stage in stages)) if first.training else "",
+            _format_shape(first) if num_stages == 1 else f"{_format_shape(first)} × {num_stages}",
+            format_count(sum(stage.parameters for stage in stages)),
+            format_si(sum(stage.macs for stage in stages), ""),
+            format_bytes(sum(stage.saved_bytes for stage in stages)) if first.saved_bytes else "",
         )
     screen.print(rows)
-    memory, batch = bill.memory, bill.stages[0].shape[0]
-    tokens = "" if bill.tokens is None else f", {bill.tokens} tokens"
-    screen.print(f"{bill.parameters:,}", style="bold", end="")
+    memory, batch = total.memory, total.stages[0].shape[0]
+    tokens = "" if total.tokens is None else f", {total.tokens} tokens"
+    screen.print(f"{total.parameters:,}", style="bold", end="")
     screen.print(" parameters, ", end="")
-    screen.print(si(bill.macs, "MACs"), style="bold", end="")
-    screen.print(f" per image, grid {bill.grid[0]} × {bill.grid[1]}{tokens}")
+    screen.print(format_si(total.macs, "MACs"), style="bold", end="")
+    screen.print(f" per image, grid {total.grid[0]} × {total.grid[1]}{tokens}")
     screen.print(
-        f"memory in float32, B = {batch}: weights {size(memory.weights)}; inference {size(memory.inference)} more; "
-        f"training with Adam {size(memory.adam + memory.training)} more"
+        f"memory in float32, B = {batch}: weights {format_bytes(memory.weights)}; inference {format_bytes(memory.inference)} more; "
+        f"training with Adam {format_bytes(memory.grads_and_moments + memory.training)} more"
     )
 
 
-def _shape(stage: Stage) -> str:
+def _format_shape(stage: Stage) -> str:
     return f"(B, {', '.join(map(str, stage.shape[1:]))})"
 
 
-def _runs(stages: tuple[Stage, ...]) -> list[list[Stage]]:
+def _group_stages(stages: tuple[Stage, ...]) -> list[list[Stage]]:
     """Group consecutive stages of equal shape and cost into one row."""
     key = lambda stage: (stage.name.split()[0], stage.shape, stage.parameters, stage.macs, stage.training)  # noqa: E731
     return [list(group) for _, group in groupby(stages, key=key)]
 
 
-def _trace(name: str, config: ModelConfig, batch: int, json: bool) -> None:
+def _print_trace(name: str, config: ModelConfig, batch: int, json: bool) -> None:
     import torch
 
-    from vitrail.explain.trace import trace, wake_head
+    from vitrail.explain.module_trace import randomise_zero_head, trace_modules
     from vitrail.models.build import build
     from vitrail.weights.load import load
 
     torch.manual_seed(0)
     model = load(name).train() if _folder(name) is not None else build(config)
-    woken = config.classes > 0 and wake_head(model)
+    randomised = config.classes > 0 and randomise_zero_head(model)
     images = torch.randn(batch, config.channels, *config.image)
     labels = torch.randint(config.classes, (batch,)) if config.classes else None
     try:
-        rows = trace(model, images, labels)
+        rows = trace_modules(model, images, labels)
     except VitrailError:
         raise
     except (RuntimeError, ValueError) as error:
@@ -171,15 +171,15 @@ def _trace(name: str, config: ModelConfig, batch: int, json: bool) -> None:
     if json:
         print_json({"trace": [vars(row) for row in rows]})
         return
-    screen = console()
+    screen = make_console()
     screen.print(_trace_table(name, rows))
     loss = "cross-entropy against random labels" if config.classes else "mean squared output"
-    note = "; its head is zero-initialised and would block every gradient, so it is random here" if woken else ""
+    note = "; its head is zero-initialised and would block every gradient, so it is random here" if randomised else ""
     screen.print(f"random images; the loss is the {loss}{note}")
 
 
-def _trace_table(name: str, rows: "list[Row]") -> "Table":
-    sheet = table(
+def _trace_table(name: str, rows: "list[ModuleRecord]") -> "Table":
+    sheet = make_table(
         "module",
         "kind",
         "shape",
@@ -190,6 +190,6 @@ def _trace_table(name: str, rows: "list[Row]") -> "Table":
         title=f"{name}: one forward and backward pass",
     )
     for row in rows:
-        gradients = ("" if norm is None else f"{norm:.3g}" for norm in (row.gradient, row.parameters))
-        add(sheet, row.name, row.kind, str(row.shape), f"{row.mean:.4g}", f"{row.std:.4g}", *gradients)
+        gradients = ("" if norm is None else f"{norm:.3g}" for norm in (row.grad_norm, row.param_grad_norm))
+        add_row(sheet, row.name, row.module_type, str(row.shape), f"{row.mean:.4g}", f"{row.std:.4g}", *gradients)
     return sheet

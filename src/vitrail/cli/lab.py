@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.fitting import Device, Threads, Workers
-from vitrail.cli.options import Json
-from vitrail.cli.screen import add, console, print_json, progress, table
+from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
+from vitrail.cli.options import JsonOption
+from vitrail.cli.run_recipe import DeviceOption, ThreadsOption, WorkersOption
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
-    from vitrail.lab.experiment import Told
+    from vitrail.lab.experiment import ExperimentResult
 
 
 def lab(
@@ -52,75 +52,75 @@ def lab(
             metavar="DIR", rich_help_panel="Run", help="Folder for pages and results; finished training runs in it are reused."
         ),
     ] = Path("lab"),
-    device: Device = "auto",
-    threads: Threads = None,
-    workers: Workers = None,
-    json: Json = False,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    workers: WorkersOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Run an experiment of the paper and write a page that compares the results with the paper's."""
     if name is None:
-        _list(json)
+        _list_experiments(json)
         return
     if minutes is not None and not 0 < minutes < 1e6:
         raise VitrailError(f"--minutes must be above 0, got {minutes:g}; try --minutes 20")
 
-    from vitrail.lab.book import experiment
-    from vitrail.lab.experiment import Asked
-    from vitrail.lab.run import QUICKLY, carried_out
-    from vitrail.train.loop import Machine
-    from vitrail.train.signals import Stopped
+    from vitrail.lab.experiment import ExperimentOptions
+    from vitrail.lab.registry import get_experiment
+    from vitrail.lab.runner import QUICK_NOTE, run_experiment
+    from vitrail.training.loop import Hardware
+    from vitrail.training.signals import TrainingStopped
 
-    chosen = experiment(name)
-    asked = Asked(chosen.data if data is None else data, quick, weights)
+    selected = get_experiment(name)
+    options = ExperimentOptions(selected.data if data is None else data, quick, weights)
     folder = out / (f"{name}-quick" if quick else name)
-    _check_out(out, folder)
+    _check_writable(out, folder)
     try:
-        with progress() as tell:
-            told = carried_out(chosen, asked, folder, minutes, Machine(device, threads, workers), tell)
-    except Stopped as stop:
-        raise _gone(f"{stop} of a training run", stop.code) from None
+        with progress_bars() as on_progress:
+            result = run_experiment(selected, options, folder, minutes, Hardware(device, threads, workers), on_progress)
+    except TrainingStopped as stop:
+        raise _stopped_exit(f"{stop} of a training run", stop.code) from None
     except KeyboardInterrupt:  # between two training runs
-        raise _gone("stopped", 130) from None
-    _tell(told, folder, json, QUICKLY if quick and chosen.trains else "")
+        raise _stopped_exit("stopped", 130) from None
+    _print_result(result, folder, json, QUICK_NOTE if quick and selected.trains else "")
 
 
-def _gone(why: str, code: int) -> typer.Exit:
+def _stopped_exit(reason: str, code: int) -> typer.Exit:
     with suppress(OSError):  # the terminal may have been closed, which then stopped it
-        typer.echo(f"{why}; the same command resumes from there", err=True)
+        typer.echo(f"{reason}; the same command resumes from there", err=True)
     return typer.Exit(code)
 
 
-def _check_out(out: Path, folder: Path) -> None:
+def _check_writable(out: Path, folder: Path) -> None:
     """Check before the work that the page and results can be written."""
-    wrong = next((place for place in (folder, *folder.parents) if place.exists() and not place.is_dir()), None)
-    if wrong is not None:
-        raise VitrailError(f"--out must be a folder, got {out}, and {wrong} is a file; try --out lab")
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
+    file = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
+    if file is not None:
+        raise VitrailError(f"--out must be a folder, got {out}, and {file} is a file; try --out lab")
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
         raise VitrailError(f"--out must be a folder that can be written, got {out}; try --out lab")
 
 
-def _list(json: bool) -> None:
-    from vitrail.lab.book import NAMES, experiment
+def _list_experiments(json: bool) -> None:
+    from vitrail.lab.registry import NAMES, get_experiment
 
     if json:
-        print_json({name: {"title": experiment(name).title, "data": experiment(name).data} for name in NAMES})
+        print_json({name: {"title": get_experiment(name).title, "data": get_experiment(name).data} for name in NAMES})
         return
-    sheet = table("experiment", "question")
+    sheet = make_table("experiment", "question")
     for name in NAMES:
-        add(sheet, name, experiment(name).title)
-    screen = console()
+        add_row(sheet, name, get_experiment(name).title)
+    screen = make_console()
     screen.print(sheet)
     screen.print("vitrail lab NAME runs one and writes its page; --quick is a smoke test of a few seconds")
 
 
-def _tell(told: "Told", folder: Path, json: bool, warning: str) -> None:
+def _print_result(result: "ExperimentResult", folder: Path, json: bool, warning: str) -> None:
     if json:
         quick = {"quick": bool(warning)}
-        print_json({"summary": told.answer, "page": str(folder / "index.html"), **quick, **told.numbers})
+        print_json({"summary": result.summary, "page": str(folder / "index.html"), **quick, **result.numbers})
         return
-    screen = console()
-    screen.print(told.answer)
+    screen = make_console()
+    screen.print(result.summary)
     if warning:
         screen.print(warning)
     screen.print(f"page: {folder / 'index.html'}", soft_wrap=True)

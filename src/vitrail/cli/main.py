@@ -26,7 +26,7 @@ from vitrail.cli.predict import predict
 from vitrail.cli.pretrain import pretrain
 from vitrail.cli.probe import probe
 from vitrail.cli.push import push
-from vitrail.cli.robust import robustness
+from vitrail.cli.robustness import robustness
 from vitrail.cli.search import search
 from vitrail.cli.serve import serve
 from vitrail.cli.studio import studio
@@ -34,7 +34,7 @@ from vitrail.cli.train import train
 from vitrail.cli.weights import weights
 from vitrail.errors import VitrailError
 
-BEHIND = 2.0  # seconds that the other ranks leave rank 0 to report an error
+NON_MAIN_DELAY = 2.0  # seconds that the other ranks leave rank 0 to report an error
 
 app = typer.Typer(name="vitrail", no_args_is_help=True, pretty_exceptions_enable=False)
 app.command(epilog="Example: vitrail inspect B/16 --image 384")(inspect)
@@ -67,61 +67,63 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Return the exit code: 0 for success, 2 for bad input, 1 for a lack of memory or an I/O error, 130 when interrupted."""
-    _write_anything()
+    _replace_unencodable()
     try:
         code = app(args=list(arguments), prog_name="vitrail", standalone_mode=False)
         sys.stdout.flush()
     except typer.Exit as stop:
         return stop.exit_code
     except (VitrailError, typer.TyperException) as error:
-        return _say(error.format_message() if isinstance(error, typer.TyperException) else str(error), 2)
+        return _print_error(error.format_message() if isinstance(error, typer.TyperException) else str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:  # the reader closed the pipe, as in `vitrail inspect B/16 | head -1`
-        _close_output()
+        _discard_output()
         return 141
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise
-        return _say("there is not enough memory; try a smaller batch, image or model", 1)
+        return _print_error("there is not enough memory; try a smaller batch, image or model", 1)
     except OSError as error:
-        _close_output()
-        return _say(str(error), 1)
+        _discard_output()
+        return _print_error(str(error), 1)
     return code if isinstance(code, int) else 0
 
 
-def _write_anything() -> None:
+def _replace_unencodable() -> None:
     """Print ? for characters that the terminal cannot encode, such as ×, instead of failing."""
     if sys.stdout is None or sys.stderr is None:  # closed before the start
-        nowhere = open(os.devnull, "w")  # noqa: SIM115
-        sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+        devnull = open(os.devnull, "w")  # noqa: SIM115
+        sys.stdout, sys.stderr = sys.stdout or devnull, sys.stderr or devnull
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
-def _say(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     """Print an error and return the exit code; of several processes rank 0 prints first, and torchrun then ends the others."""
     rank = os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
     if rank != "0":
-        time.sleep(BEHIND)
+        time.sleep(NON_MAIN_DELAY)
     print(f"vitrail{'' if rank == '0' else f' (rank {rank})'}: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
     return code
 
 
-def _close_output() -> None:
+def _discard_output() -> None:
     """Discard unwritten output, which could not be written at exit either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"vitrail {version('vitrail')}")
         raise typer.Exit
 
 
 @app.callback()
 def vitrail(
-    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """The Vision Transformer, end to end and transparent."""

@@ -10,30 +10,30 @@ import typer
 
 from vitrail.errors import VitrailError
 
-Json = Annotated[bool, typer.Option("--json", rich_help_panel="Run", help="Print the result as one JSON object.")]
-Settings = Annotated[
+JsonOption = Annotated[bool, typer.Option("--json", rich_help_panel="Run", help="Print the result as one JSON object.")]
+SettingsOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", rich_help_panel="Model", help="Override a configuration field; repeatable."),
 ]
 
-RunsAndData = Annotated[
+RunsAndDataArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN... DATA",
         help="One or more runs or weights (folders, files, hf:owner/name), then a labelled dataset.",
     ),
 ]
-Split = Annotated[
+SplitOption = Annotated[
     Literal["test", "validation", "train", "all"] | None,
     typer.Option(
         rich_help_panel="Data", help="Split to evaluate on; default: test if there is one, else validation, else all."
     ),
 ]
 
-Batch = Annotated[int, typer.Option(metavar="B", min=1, rich_help_panel="Run", help="Number of images per batch.")]
+BatchOption = Annotated[int, typer.Option(metavar="B", min=1, rich_help_panel="Run", help="Number of images per batch.")]
 
 
-def pair(text: str, option: str) -> tuple[int, int]:
+def parse_size(text: str, option: str) -> tuple[int, int]:
     """Parse ``224`` or ``224x448`` into height and width."""
     sides = text.lower().split("x")
     if not all(side.isdecimal() and len(side) < 7 for side in sides) or len(sides) > 2:
@@ -43,7 +43,7 @@ def pair(text: str, option: str) -> tuple[int, int]:
     return int(sides[0]), int(sides[-1])
 
 
-def check_out(path: Path, option: str, source: str, endings: tuple[str, ...] | None = None) -> None:
+def check_output_file(path: Path, option: str, source: str, endings: tuple[str, ...] | None = None) -> None:
     """Check before the work that the output file can be written and is not the input."""
     if path.is_dir():
         raise VitrailError(f"{option} must be a file, got the folder {path}; try {path / 'mine'}{path.suffix}")
@@ -56,11 +56,11 @@ def check_out(path: Path, option: str, source: str, endings: tuple[str, ...] | N
 
 
 @contextmanager
-def whole(out: Path) -> Iterator[Path]:
+def atomic_path(out: Path) -> Iterator[Path]:
     """Yield a temporary path; on success it is renamed to ``out``, which so appears whole or not at all."""
-    half = out.with_name(f".{out.name}.{os.getpid()}.part")
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
-        yield half
-        half.replace(out)
+        yield temporary
+        temporary.replace(out)
     finally:
-        half.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -6,27 +6,36 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrail.cli.fitting import ImageSize, Overrides
-from vitrail.cli.options import Json, pair
-from vitrail.cli.screen import add, console, count, duration, print_json, si, size, table
+from vitrail.cli.console import (
+    add_row,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_si,
+    make_console,
+    make_table,
+    print_json,
+)
+from vitrail.cli.options import JsonOption, parse_size
+from vitrail.cli.run_recipe import InputSizeOption, OverridesOption
 from vitrail.config import override
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from vitrail.train.plan import Fit, Plan
-    from vitrail.train.recipe import Recipe
+    from vitrail.planning.plan import Plan, StrategyPlan
+    from vitrail.training.recipe import Recipe
 
-MOST = 10**12  # images, far beyond any dataset
+MAX_IMAGES = 10**12  # images, far beyond any dataset
 IMAGENET = (1_281_167, 1_000)
-KNOWN = {"paper-imagenet21k": (14_197_122, 21_843), "paper-jft": (303_000_000, 18_291)}  # images and classes
-TITLES = {"single": "one process", "ddp": "DDP", "fsdp": "FSDP2"}
-TOTAL = "weights + gradients + moments + average + max(copies + summed + activations + working, stepping, looking)"
-ROWS = {
-    "weights": "weights", "gradients": "gradients", "moments": "optimiser state", "average": "EMA weights",
-    "copies": "+ compute copies of weights", "summed": "+ accumulated gradients", "activations": "+ activations",
-    "working": "+ workspace", "stepping": "or optimiser workspace", "looking": "or evaluation weights",
+PAPER_DATASETS = {"paper-imagenet21k": (14_197_122, 21_843), "paper-jft": (303_000_000, 18_291)}  # images and classes
+STRATEGY_TITLES = {"single": "one process", "ddp": "DDP", "fsdp": "FSDP2"}
+TOTAL_FORMULA = "weights + gradients + optimizer_state + ema + max(compute_copies + accumulated_grads + activations + workspace, optimizer_workspace, eval_weights)"
+MEMORY_TITLES = {
+    "weights": "weights", "gradients": "gradients", "optimizer_state": "optimiser state", "ema": "EMA weights",
+    "compute_copies": "+ compute copies of weights", "accumulated_grads": "+ accumulated gradients", "activations": "+ activations",
+    "workspace": "+ workspace", "optimizer_workspace": "or optimiser workspace", "eval_weights": "or evaluation weights",
 }  # fmt: skip
 
 
@@ -46,13 +55,13 @@ def plan(
         str | None,
         typer.Option(metavar="NAME", rich_help_panel="Model", help="Model variant, such as L/16, if the recipe allows it."),
     ] = None,
-    image: ImageSize = None,
+    image: InputSizeOption = None,
     images: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             min=1,
-            max=MOST,
+            max=MAX_IMAGES,
             rich_help_panel="Data",
             help="Number of training images; default: ImageNet's, or those of the recipe's paper.",
         ),
@@ -61,7 +70,7 @@ def plan(
         int | None,
         typer.Option(metavar="K", min=1, rich_help_panel="Data", help="Number of classes; default: those of that dataset."),
     ] = None,
-    settings: Overrides = None,
+    settings: OverridesOption = None,
     mfu: Annotated[
         float | None,
         typer.Option(
@@ -76,43 +85,43 @@ def plan(
             metavar="DOLLARS", rich_help_panel="Cluster", help="Price of one GPU for one hour; default: an assumption."
         ),
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Plan a training run on a cluster: memory per GPU, the micro-batch that fits, days and cost."""
-    from vitrail.train.accelerators import accelerator
-    from vitrail.train.plan import UTILISATION, Machines
-    from vitrail.train.plan import plan as planned
+    from vitrail.planning.accelerators import get_accelerator
+    from vitrail.planning.plan import DEFAULT_MFU, Cluster
+    from vitrail.planning.plan import make_plan as make_plan
 
-    machines = Machines(nodes, gpus_per_node, accelerator(gpu), UTILISATION if mfu is None else mfu, price_per_gpu_hour)
-    chosen = override(_recipe(recipe, model, image, images, classes), settings or [])
-    made = planned(chosen, machines)
+    cluster = Cluster(nodes, gpus_per_node, get_accelerator(gpu), DEFAULT_MFU if mfu is None else mfu, price_per_gpu_hour)
+    selected = override(_recipe(recipe, model, image, images, classes), settings or [])
+    result = make_plan(selected, cluster)
     if json:
-        print_json(_plain(made))
+        print_json(_plan_json(result))
     else:
-        _show(made)
+        _print_plan(result)
 
 
-def _recipe(name: str, model: str | None, image: str | None, pictures: int | None, classes: int | None) -> "Recipe":
-    from vitrail.recipes.book import RECIPES
-    from vitrail.recipes.book import recipe as by_name
-    from vitrail.recipes.given import Given
+def _recipe(name: str, model: str | None, image: str | None, images: int | None, classes: int | None) -> "Recipe":
+    from vitrail.recipes.context import RecipeContext
+    from vitrail.recipes.registry import RECIPES
+    from vitrail.recipes.registry import get_recipe as get_recipe
 
     if name not in RECIPES and _exists(name):
-        if any(word is not None for word in (model, image, pictures, classes)):
+        if any(option is not None for option in (model, image, images, classes)):
             raise VitrailError(f"{name} sets the model, image size and dataset; change them by --set, as in --set steps=1000")
-        return _noted(Path(name))
-    known = Given()  # the embedded images, which demo trains on
+        return _read_recipe(Path(name))
+    context = RecipeContext()  # the embedded images, which demo trains on
     if name != "demo":
-        many, kinds = KNOWN.get(name, IMAGENET)
-        known = Given("DATA", many, kinds, None, 3)
-    wished = replace(
-        known,
-        pictures=known.pictures if pictures is None else pictures,
-        classes=known.classes if classes is None else classes,
+        num_images, num_classes = PAPER_DATASETS.get(name, IMAGENET)
+        context = RecipeContext("DATA", num_images, num_classes, None, 3)
+    wanted = replace(
+        context,
+        num_images=context.num_images if images is None else images,
+        classes=context.classes if classes is None else classes,
         model=model,
-        image=None if image is None else pair(image, "--image"),
+        image=None if image is None else parse_size(image, "--image"),
     )
-    return by_name(name, wished)
+    return get_recipe(name, wanted)
 
 
 def _exists(name: str) -> bool:
@@ -122,8 +131,8 @@ def _exists(name: str) -> bool:
         return False
 
 
-def _noted(path: Path) -> "Recipe":
-    from vitrail.train.run import read_recipe
+def _read_recipe(path: Path) -> "Recipe":
+    from vitrail.training.run import read_recipe
 
     file = path / "recipe.json" if path.is_dir() else path
     if not file.is_file():
@@ -131,141 +140,171 @@ def _noted(path: Path) -> "Recipe":
     return read_recipe(file)
 
 
-def _formulae(made: "Plan", way: str) -> dict[str, str]:
-    """Return the formula of each memory term for this recipe; ``vitrail.train.held`` explains them."""
-    recipe = made.recipe
-    half, sharded = recipe.precision == "bfloat16", way == "fsdp"
-    moments = {"adamw": "8 T", "sgd": "4 T" if recipe.optim.momentum else "0", "muon": "8 (T - M) + 4 M"}[recipe.optim.kind]
-    whole = {"weights": "4 P", "gradients": "4 T", "moments": moments, "average": "0" if recipe.ema is None else "4 P"}
-    parts = {"8 (T - M) + 4 M": "(8 (T - M) + 4 M) / R", "0": "0"}
-    found = {name: parts.get(text, f"{text} / R") if sharded else text for name, text in whole.items()}
-    held = next(fit.held for fit in made.ways if fit.way == way)
-    return found | {
-        "copies": "4 O + 3 c B + 4 B" if sharded else "2 P" if half else "0",
-        "summed": "4 T" if held.summed else "0",
+def _memory_formulae(plan: "Plan", strategy: str) -> dict[str, str]:
+    """Return the formula of each memory term for this recipe; ``vitrail.planning.memory_estimate`` explains them."""
+    recipe = plan.recipe
+    half, sharded = recipe.precision == "bfloat16", strategy == "fsdp"
+    moments = {"adamw": "8 T", "sgd": "4 T" if recipe.optim.momentum else "0", "muon": "8 (T - M) + 4 M"}[recipe.optim.name]
+    unsharded = {
+        "weights": "4 P",
+        "gradients": "4 T",
+        "optimizer_state": moments,
+        "ema": "0" if recipe.ema_decay is None else "4 P",
+    }
+    special = {"8 (T - M) + 4 M": "(8 (T - M) + 4 M) / R", "0": "0"}
+    formulae = {name: special.get(text, f"{text} / R") if sharded else text for name, text in unsharded.items()}
+    memory = next(strategy_plan.memory for strategy_plan in plan.strategies if strategy_plan.strategy == strategy)
+    return formulae | {
+        "compute_copies": "4 O + 3 c B + 4 B" if sharded else "2 P" if half else "0",
+        "accumulated_grads": "4 T" if memory.accumulated_grads else "0",
         "activations": "b A",
-        "working": "b W",
-        "stepping": "20 S" if held.stepping else "0",
-        "looking": "4 P" if sharded else "0",
-        "total": TOTAL,
+        "workspace": "b W",
+        "optimizer_workspace": "20 S" if memory.optimizer_workspace else "0",
+        "eval_weights": "4 P" if sharded else "0",
+        "total": TOTAL_FORMULA,
     }
 
 
-def _plain(made: "Plan") -> dict[str, Any]:
-    machines, recipe = made.machines, made.recipe
-    ways = {
-        fit.way: {
-            "max_micro_batch": fit.most, "micro_batch_size": fit.micro, "micro_batches": fit.pieces, "fits": fit.fits,
-            **vars(fit.held), "total": fit.held.total, "formulae": _formulae(made, fit.way),
+def _plan_json(plan: "Plan") -> dict[str, Any]:
+    cluster, recipe = plan.cluster, plan.recipe
+    strategies = {
+        strategy_plan.strategy: {
+            "max_micro_batch": strategy_plan.max_images, "micro_batch_size": strategy_plan.micro_batch_size, "micro_batches": strategy_plan.micro_batches, "fits": strategy_plan.fits,
+            **vars(strategy_plan.memory), "total": strategy_plan.memory.total, "formulae": _memory_formulae(plan, strategy_plan.strategy),
         }
-        for fit in made.ways
+        for strategy_plan in plan.strategies
     }  # fmt: skip
     return {
-        "recipe": recipe.name, "precision": recipe.precision, "steps": recipe.steps, "batch_size": recipe.batch,
-        "nodes": machines.hosts, "gpus_per_node": machines.gpus, "world_size": machines.ranks, "gpu": vars(machines.gpu),
-        "memory_budget": made.room, "per_rank_batch": made.share, "model": {**vars(made.known), "flops": made.known.flops},
-        "strategies": ways, "strategy": made.chosen, "flops": made.flops, "peak": made.peak,
-        "mfu": machines.utilisation, "seconds_per_step": made.seconds, "days": made.days, "gpu_hours": made.hours,
-        "price_per_gpu_hour": machines.hour, "cost": made.cost,
+        "recipe": recipe.name, "precision": recipe.precision, "steps": recipe.steps, "batch_size": recipe.batch_size,
+        "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node, "world_size": cluster.world_size, "gpu": vars(cluster.gpu),
+        "memory_budget": plan.memory_budget, "per_rank_batch": plan.per_rank_batch, "model": {**vars(plan.costs), "flops": plan.costs.flops},
+        "strategies": strategies, "strategy": plan.strategy, "flops": plan.total_flops, "peak": plan.peak_flops,
+        "mfu": cluster.mfu, "seconds_per_step": plan.seconds_per_step, "days": plan.days, "gpu_hours": plan.gpu_hours,
+        "price_per_gpu_hour": cluster.gpu_hour_price, "cost": plan.cost,
     }  # fmt: skip
 
 
-def _show(made: "Plan") -> None:
-    from vitrail.train.accelerators import TERA
+def _print_plan(plan: "Plan") -> None:
+    from vitrail.planning.accelerators import TERA
 
-    screen, recipe, machines, known = console(), made.recipe, made.machines, made.known
-    gpu, ranks = machines.gpu.name, machines.ranks
-    screen.print(_memory(made))
+    screen, recipe, cluster, costs = make_console(), plan.recipe, plan.cluster, plan.costs
+    gpu, world_size = cluster.gpu.name, cluster.world_size
+    screen.print(_memory_table(plan))
     screen.print(
-        f"P {known.parameters:,} weights, T {known.trained:,} of them trained"
-        + (f", M {known.matrices:,} updated by Muon, S {known.alike:,} of them of one shape" if known.matrices else "")
-        + f"; O {known.outside:,} outside the blocks, B {known.block:,} in the largest block; R {ranks} ranks; "
+        f"P {costs.parameters:,} weights, T {costs.trainable:,} of them trained"
+        + (
+            f", M {costs.muon_parameters:,} updated by Muon, S {costs.largest_muon_group:,} of them of one shape"
+            if costs.muon_parameters
+            else ""
+        )
+        + f"; O {costs.non_block:,} outside the blocks, B {costs.largest_block:,} in the largest block; R {world_size} ranks; "
         f"b micro-batch size; c {2 if recipe.precision == 'bfloat16' else 4} bytes per number; "
-        f"A {size(known.kept)} activations per image, W {size(known.working)} workspace per image"
+        f"A {format_bytes(costs.bytes_per_image)} activations per image, W {format_bytes(costs.workspace_per_image)} workspace per image"
     )
     screen.print()
-    for fit in made.ways:
-        screen.print(_fitting(fit, made))
+    for strategy_plan in plan.strategies:
+        screen.print(_format_fit(strategy_plan, plan))
     screen.print()
-    screen.print(f"{si(known.flops, 'FLOPs')} per image = {_operations(made)}")
+    screen.print(f"{format_si(costs.flops, 'FLOPs')} per image = {_flops_formula(plan)}")
     screen.print(
-        f"{made.flops / 1e18:,.4g} exaFLOPs = that x {recipe.batch:,} images x {recipe.steps:,} steps\n"
-        f"{made.seconds:,.3g} s per step = FLOPs x {recipe.batch:,} / ({ranks} x {made.peak / TERA:,.4g} TFLOP/s of {gpu} in "
-        f"{recipe.precision} x {machines.utilisation:g} MFU)"
+        f"{plan.total_flops / 1e18:,.4g} exaFLOPs = that x {recipe.batch_size:,} images x {recipe.steps:,} steps\n"
+        f"{plan.seconds_per_step:,.3g} s per step = FLOPs x {recipe.batch_size:,} / ({world_size} x {plan.peak_flops / TERA:,.4g} TFLOP/s of {gpu} in "
+        f"{recipe.precision} x {cluster.mfu:g} MFU)"
     )
-    screen.print(f"{_days(made.days)}, {_hours(made)} GPU-hours", style="bold", end="")
-    screen.print(f" = {made.seconds:,.3g} s x {recipe.steps:,} x {ranks} / 3600")
-    screen.print(f"{made.cost:,.0f} dollars", style="bold", end="")
-    assumed = "assumed; set yours with --price-per-gpu-hour" if machines.price is None else "as given"
-    screen.print(f" = {_hours(made)} x {machines.hour:g} dollars per hour ({assumed})")
-    for sentence in _notes(made):
-        screen.print(sentence)
+    screen.print(f"{_format_days(plan.days)}, {_format_gpu_hours(plan)} GPU-hours", style="bold", end="")
+    screen.print(f" = {plan.seconds_per_step:,.3g} s x {recipe.steps:,} x {world_size} / 3600")
+    screen.print(f"{plan.cost:,.0f} dollars", style="bold", end="")
+    assumed = "assumed; set yours with --price-per-gpu-hour" if cluster.price_per_gpu_hour is None else "as given"
+    screen.print(f" = {_format_gpu_hours(plan)} x {cluster.gpu_hour_price:g} dollars per hour ({assumed})")
+    for note in _notes(plan):
+        screen.print(note)
 
 
-def _memory(made: "Plan") -> "Table":
-    machines, recipe = made.machines, made.recipe
-    columns = [word for fit in made.ways for word in (f"#{TITLES[fit.way]}", "formula")]
-    sheet = table(
-        "memory per rank", *columns, title=f"{recipe.name} on {machines.hosts} x {machines.gpus} {machines.gpu.name}, "
-        f"{recipe.steps:,} steps of {recipe.batch:,} images in {recipe.precision}",
+def _memory_table(plan: "Plan") -> "Table":
+    cluster, recipe = plan.cluster, plan.recipe
+    columns = [cell for strategy_plan in plan.strategies for cell in (f"#{STRATEGY_TITLES[strategy_plan.strategy]}", "formula")]
+    sheet = make_table(
+        "memory per rank", *columns, title=f"{recipe.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.name}, "
+        f"{recipe.steps:,} steps of {recipe.batch_size:,} images in {recipe.precision}",
     )  # fmt: skip
-    formulae = {fit.way: _formulae(made, fit.way) for fit in made.ways}
-    for name in vars(made.ways[0].held):
-        cells = [(getattr(fit.held, name), formulae[fit.way][name]) for fit in made.ways]
+    formulae = {strategy_plan.strategy: _memory_formulae(plan, strategy_plan.strategy) for strategy_plan in plan.strategies}
+    for name in vars(plan.strategies[0].memory):
+        cells = [
+            (getattr(strategy_plan.memory, name), formulae[strategy_plan.strategy][name]) for strategy_plan in plan.strategies
+        ]
         if any(number for number, _ in cells):
-            add(sheet, ROWS[name], *(word for number, text in cells for word in ((size(number), text) if number else ("", ""))))
-    add(sheet, "total", *(word for fit in made.ways for word in (size(fit.held.total), "")))
-    add(sheet, "b, micro-batch size", *(word for fit in made.ways for word in (count(fit.micro), _pieces(fit.pieces))))
+            add_row(
+                sheet,
+                MEMORY_TITLES[name],
+                *(cell for number, text in cells for cell in ((format_bytes(number), text) if number else ("", ""))),
+            )
+    add_row(
+        sheet, "total", *(cell for strategy_plan in plan.strategies for cell in (format_bytes(strategy_plan.memory.total), ""))
+    )
+    add_row(
+        sheet,
+        "b, micro-batch size",
+        *(
+            cell
+            for strategy_plan in plan.strategies
+            for cell in (format_count(strategy_plan.micro_batch_size), _format_micro_batches(strategy_plan.micro_batches))
+        ),
+    )
     return sheet
 
 
-def _pieces(number: int) -> str:
+def _format_micro_batches(number: int) -> str:
     return "1 micro-batch" if number == 1 else f"{number} micro-batches"
 
 
-def _fitting(fit: "Fit", made: "Plan") -> str:
-    name, room = TITLES[fit.way], f"{size(made.room)}, 0.9 of {made.machines.gpu.name}'s memory"
-    if not fit.fits:
-        pictures = "one image" if fit.micro == 1 else f"{fit.micro:,} images"
-        return f"{name} does not fit: {size(fit.held.total)} with {pictures} per micro-batch, and the budget is {room}"
-    part = f"{made.share:,} images, {'the batch' if fit.way == 'single' else 'the per-rank batch'}"
-    if fit.pieces == 1:
-        return f"{name} fits: {part}, in one micro-batch; {fit.most:,} would fit into {room}"
-    return f"{name} fits: {part}, in {fit.pieces} micro-batches (--set micro={fit.micro}) into {room}"
+def _format_fit(strategy_plan: "StrategyPlan", plan: "Plan") -> str:
+    name, budget = (
+        STRATEGY_TITLES[strategy_plan.strategy],
+        f"{format_bytes(plan.memory_budget)}, 0.9 of {plan.cluster.gpu.name}'s memory",
+    )
+    if not strategy_plan.fits:
+        images = "one image" if strategy_plan.micro_batch_size == 1 else f"{strategy_plan.micro_batch_size:,} images"
+        return f"{name} does not fit: {format_bytes(strategy_plan.memory.total)} with {images} per micro-batch, and the budget is {budget}"
+    batch = f"{plan.per_rank_batch:,} images, {'the batch' if strategy_plan.strategy == 'single' else 'the per-rank batch'}"
+    if strategy_plan.micro_batches == 1:
+        return f"{name} fits: {batch}, in one micro-batch; {strategy_plan.max_images:,} would fit into {budget}"
+    return f"{name} fits: {batch}, in {strategy_plan.micro_batches} micro-batches (--set micro_batch_size={strategy_plan.micro_batch_size}) into {budget}"
 
 
-def _operations(made: "Plan") -> str:
-    known, text = made.known, "2 x MACs forward + 4 x MACs backward"
-    again = f" + 2 x {si(known.again, 'MACs')} of recomputed blocks" if known.again else ""
-    part = "" if known.backward == known.macs else f", backward through {si(known.backward, 'MACs')} only"
-    return f"{text}{again}, {si(known.macs, 'MACs')}{part}"
+def _flops_formula(plan: "Plan") -> str:
+    costs, text = plan.costs, "2 x MACs forward + 4 x MACs backward"
+    recomputed = f" + 2 x {format_si(costs.recomputed_macs, 'MACs')} of recomputed blocks" if costs.recomputed_macs else ""
+    backward = "" if costs.backward_macs == costs.macs else f", backward through {format_si(costs.backward_macs, 'MACs')} only"
+    return f"{text}{recomputed}, {format_si(costs.macs, 'MACs')}{backward}"
 
 
-def _days(days: float) -> str:
-    return f"{days:,.1f} days" if days >= 2 else duration(86_400 * days)
+def _format_days(days: float) -> str:
+    return f"{days:,.1f} days" if days >= 2 else format_duration(86_400 * days)
 
 
-def _hours(made: "Plan") -> str:
-    return f"{made.hours:,.0f}" if made.hours >= 100 else f"{made.hours:.3g}"
+def _format_gpu_hours(plan: "Plan") -> str:
+    return f"{plan.gpu_hours:,.0f}" if plan.gpu_hours >= 100 else f"{plan.gpu_hours:.3g}"
 
 
-def _notes(made: "Plan") -> list[str]:
+def _notes(plan: "Plan") -> list[str]:
     """List the strategy the run would choose, what would make it fit, and what the numbers leave out."""
-    recipe, gpu, chosen = made.recipe, made.machines.gpu, made.fit
-    said = []
-    if len(made.ways) > 1:
-        said.append(f"the run would use {TITLES[made.chosen]} (parallel={recipe.parallel})")
-    if not chosen.fits:
-        others = [f"--set parallel={fit.way}" for fit in made.ways if fit.fits]
-        again = [] if recipe.recompute or recipe.model.family != "vit" else ["--set recompute=true"]
-        fewer = [] if recipe.micro in (None, 1) else ["--set micro=1"]
-        said.append(f"to make it fit: {', '.join([*others, *again, *fewer, 'a smaller --model or --image'])}")
-    if recipe.precision == "float32" and gpu.bfloat16 is not None and gpu.bfloat16 > gpu.float32:
-        said.append(
-            f"in bfloat16 (--set precision=bfloat16) {gpu.name}'s peak is {gpu.bfloat16 / gpu.float32:.3g} times as high"
+    recipe, gpu, selected = plan.recipe, plan.cluster.gpu, plan.strategy_plan
+    notes = []
+    if len(plan.strategies) > 1:
+        notes.append(f"the run would use {STRATEGY_TITLES[plan.strategy]} (parallel={recipe.parallel})")
+    if not selected.fits:
+        others = [f"--set parallel={strategy_plan.strategy}" for strategy_plan in plan.strategies if strategy_plan.fits]
+        checkpointing = (
+            [] if recipe.activation_checkpointing or recipe.model.family != "vit" else ["--set activation_checkpointing=true"]
         )
-    said.append(
+        micro_batch = [] if recipe.micro_batch_size in (None, 1) else ["--set micro_batch_size=1"]
+        notes.append(f"to make it fit: {', '.join([*others, *checkpointing, *micro_batch, 'a smaller --model or --image'])}")
+    if recipe.precision == "float32" and gpu.bfloat16_flops is not None and gpu.bfloat16_flops > gpu.float32_flops:
+        notes.append(
+            f"in bfloat16 (--set precision=bfloat16) {gpu.name}'s peak is {gpu.bfloat16_flops / gpu.float32_flops:.3g} times as high"
+        )
+    notes.append(
         "the MFU is an assumption: by Table 2's core-days, the paper's H/14 reached 0.32 of a TPU's peak, its L/16 at most "
         "0.43; communication between ranks, slow data loading, evaluations and checkpoints are not modelled"
     )
-    return said
+    return notes

@@ -13,21 +13,28 @@ import typer
 from rich.cells import cell_len
 from rich.text import Text
 
-from vitrail.cli.faster import Compile, Drop, Image, Merge, switches
-from vitrail.cli.fitting import Device, Workers
-from vitrail.cli.naming import Tell, named
-from vitrail.cli.options import Batch, Json, check_out
-from vitrail.cli.parts import Part, Share, bar, concluded, in_parts, opened_parts
-from vitrail.cli.rows import ENDINGS, Put, putting, written
-from vitrail.cli.screen import console, print_json, progress
+from vitrail.cli.console import make_console, print_json, progress_bars
+from vitrail.cli.input_paths import ProgressCallback, expand_paths
+from vitrail.cli.options import BatchOption, JsonOption, check_output_file
+from vitrail.cli.part_files import (
+    PartProgress,
+    RowsPerFileOption,
+    finish_parts,
+    main_rank_progress,
+    open_part_files,
+    writes_part_files,
+)
+from vitrail.cli.prediction_writer import PREDICTION_SUFFIXES, WritePrediction, open_prediction_writer, prediction_writer
+from vitrail.cli.run_recipe import DeviceOption, WorkersOption
+from vitrail.cli.speedup_options import CompileOption, DropPatchesOption, ImageSizeOption, MergeTokensOption, select_speedups
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
-    from vitrail.evaluate.parts import Parts
-    from vitrail.evaluate.predict import Prediction
+    from vitrail.inference.part_files import PartFiles
+    from vitrail.inference.predict import Prediction
     from vitrail.models.build import Model
 
-WIDEST = 64  # characters of a file name or label that its column has space for
+MAX_COLUMN_WIDTH = 64  # characters of a file name or label that its column has space for
 
 
 def predict(
@@ -51,103 +58,113 @@ def predict(
             help="Write the predictions to a .csv or .jsonl file, or as part files to a folder.",
         ),
     ] = None,
-    part: Part = None,
-    batch: Batch = 32,
-    compile: Compile = False,
-    merge: Merge = None,
-    drop: Drop = 0.0,
-    image: Image = None,
-    device: Device = "auto",
-    workers: Workers = None,
-    json: Json = False,
+    rows_per_file: RowsPerFileOption = None,
+    batch: BatchOption = 32,
+    compile: CompileOption = False,
+    merge_tokens: MergeTokensOption = None,
+    drop_patches: DropPatchesOption = 0.0,
+    image: ImageSizeOption = None,
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Classify images: labels and probabilities as a table, CSV or JSON; exit code 1 if one cannot be read."""
-    folder = in_parts(out, ENDINGS, "--out", part)
-    kind = _kind(run, csv, jsonl, out, json, folder)
+    folder = writes_part_files(out, PREDICTION_SUFFIXES, "--out", rows_per_file)
+    kind = _output_format(run, csv, jsonl, out, json, folder)
     if "-" in files and os.environ.get("WORLD_SIZE", "1") != "1":
         raise VitrailError("several processes cannot share stdin; name folders or patterns in place of -")
-    with bar() as tell:
-        names = list(named(files, tell))
+    with main_rank_progress() as on_progress:
+        names = list(expand_paths(files, on_progress))
     if not names:
-        places = ", ".join("stdin" if word == "-" else word for word in files)
-        raise VitrailError(f"there is no image in {places}; name files, or folders of images")
+        locations = ", ".join("stdin" if name == "-" else name for name in files)
+        raise VitrailError(f"there is no image in {locations}; name files, or folders of images")
 
-    from vitrail.evaluate.predict import Prediction, stream
-    from vitrail.export.exported import open_model
-    from vitrail.models.device import device as chosen
+    from vitrail.inference.exported_model import load_any_model
+    from vitrail.inference.predict import Prediction, iter_predictions
+    from vitrail.models.device import select_device as select_device
 
-    where = chosen(device)
-    model = open_model(run, switches(compile, merge, drop, image, where.type)).to(where)
+    target_device = select_device(device)
+    model = load_any_model(run, select_speedups(compile, merge_tokens, drop_patches, image, target_device.type)).to(
+        target_device
+    )
     if out is not None and folder:
-        asked = {"command": "predict", "top": top, "merge_tokens": merge, "drop_patches": drop, "image": image}
-        _in_parts(run, model, names, _begun(run, model, names, out, part, asked), top, batch, workers, json)
+        options = {"command": "predict", "top": top, "merge_tokens": merge_tokens, "drop_patches": drop_patches, "image": image}
+        _write_parts(run, model, names, _open_parts(run, model, names, out, rows_per_file, options), top, batch, workers, json)
         return
-    found = stream(model, names, top, batch, workers)
+    predictions = iter_predictions(model, names, top, batch, workers)
     bad = 0
-    kept: list[Prediction] = []
-    sink: AbstractContextManager[Put]
+    collected: list[Prediction] = []
+    sink: AbstractContextManager[WritePrediction]
     if kind is not None:
-        sink = written(kind, min(top, model.config.classes), out)
+        sink = open_prediction_writer(kind, min(top, model.config.classes), out)
     else:
-        sink = nullcontext(kept.append if json else _drawn(names, model.labels or ()))
-    with closing(found), sink as put, _bar(kind, out, json) as tell:
-        for done, row in enumerate(found, 1):
-            put(row)
+        sink = nullcontext(collected.append if json else _table_writer(names, model.class_names or ()))
+    with closing(predictions), sink as write, _progress_or_silent(kind, out, json) as on_progress:
+        for done, row in enumerate(predictions, 1):
+            write(row)
             bad += row.error is not None
-            tell("predicting", done, len(names))
-    _sum_up(run, len(names), bad, out, kept, json)
+            on_progress("predicting", done, len(names))
+    _print_summary(run, len(names), bad, out, collected, json)
     if bad:
         raise typer.Exit(1)
 
 
-def _begun(run: str, model: "Model", names: list[str], out: Path, part: int | None, asked: dict[str, Any]) -> "Parts":
+def _open_parts(
+    run: str, model: "Model", names: list[str], out: Path, rows_per_file: int | None, options: dict[str, Any]
+) -> "PartFiles":
     """Open a folder of part files for the predictions of this model on these files."""
-    from vitrail.evaluate.identity import file_identity, model_identity
-    from vitrail.evaluate.predict import preprocessing
-    from vitrail.export.exported import ENDINGS as EXPORTED
+    from vitrail.inference.exported_model import EXPORTED_SUFFIXES as EXPORTED_SUFFIXES
+    from vitrail.inference.model_hash import file_hash, model_hash
+    from vitrail.inference.predict import require_classifier
 
-    preprocessing(model)  # raises before the folder is made
-    weights = file_identity(Path(run)) if Path(run).suffix.lower() in EXPORTED else model_identity(model)
+    require_classifier(model)  # raises before the folder is made
+    weights = file_hash(Path(run)) if Path(run).suffix.lower() in EXPORTED_SUFFIXES else model_hash(model)
     data = hashlib.sha256(b"\0".join(os.fsencode(name) for name in names)).hexdigest()
-    return opened_parts(out, ".jsonl", len(names), part, {**asked, "weights": weights, "data": data})
+    return open_part_files(out, ".jsonl", len(names), rows_per_file, {**options, "weights": weights, "data": data})
 
 
-def _in_parts(
-    run: str, model: "Model", names: list[str], parts: "Parts", top: int, batch: int, workers: int | None, json: bool
+def _write_parts(
+    run: str, model: "Model", names: list[str], parts: "PartFiles", top: int, batch: int, workers: int | None, json: bool
 ) -> None:
-    from vitrail.evaluate.predict import stream
+    from vitrail.inference.predict import iter_predictions
 
-    made = 0
-    with bar() as tell:
-        share = Share(parts, "predicting", tell)
-        for part in parts.todo():
-            some = [names[number] for number in parts.numbers(part)]
+    num_written = 0
+    with main_rank_progress() as on_progress:
+        progress = PartProgress(parts, "predicting", on_progress)
+        for part in parts.pending():
+            files = [names[number] for number in parts.image_indices(part)]
             with (
-                parts.writing(part) as draft,
+                parts.write_part(part) as draft,
                 open(draft.path, "wb") as file,
-                closing(stream(model, some, top, batch, workers)) as found,
+                closing(iter_predictions(model, files, top, batch, workers)) as predictions,
             ):
-                put = putting(".jsonl", top, file)
-                for row in found:
-                    put(row)
-                    draft.bad += row.error is not None
-                    share.more()
-            made += 1
-    done = concluded(parts, made)
+                write = prediction_writer(".jsonl", top, file)
+                for row in predictions:
+                    write(row)
+                    draft.num_bad += row.error is not None
+                    progress.advance()
+            num_written += 1
+    done = finish_parts(parts, num_written)
     if done is None:
         return
     if json:
-        told = {"model": run, "images": done.pictures, "errors": done.bad, "out": str(parts.folder), "parts": parts.count}
-        print_json(told)
+        summary = {
+            "model": run,
+            "images": done.num_images,
+            "errors": done.num_bad,
+            "out": str(parts.folder),
+            "parts": parts.num_parts,
+        }
+        print_json(summary)
     else:
         typer.echo(
-            f"{_counted(done.pictures, done.bad)}, in {parts.count:,} {'part' if parts.count == 1 else 'parts'}: {parts.folder}"
+            f"{_format_counts(done.num_images, done.num_bad)}, in {parts.num_parts:,} {'part' if parts.num_parts == 1 else 'parts'}: {parts.folder}"
         )
-    if done.bad and parts.ranks == 1:  # torchrun would take it for a failure and end the other ranks
+    if done.num_bad and parts.world_size == 1:  # torchrun would take it for a failure and end the other ranks
         raise typer.Exit(1)
 
 
-def _kind(run: str, csv: bool, jsonl: bool, out: Path | None, json: bool, folder: bool) -> str | None:
+def _output_format(run: str, csv: bool, jsonl: bool, out: Path | None, json: bool, folder: bool) -> str | None:
     """Return ``.csv`` or ``.jsonl``; None for a table, or one JSON object."""
     if (csv or jsonl) and (json or out is not None or (csv and jsonl)):
         raise VitrailError("--csv, --jsonl, --json and --out choose the output format; name one of them, or --json with --out")
@@ -155,58 +172,58 @@ def _kind(run: str, csv: bool, jsonl: bool, out: Path | None, json: bool, folder
         return ".csv" if csv else ".jsonl" if jsonl else None
     if folder:
         return ".jsonl"
-    check_out(out, "--out", run, ENDINGS)
+    check_output_file(out, "--out", run, PREDICTION_SUFFIXES)
     return out.suffix.lower()
 
 
-def _bar(kind: str | None, out: Path | None, json: bool) -> AbstractContextManager[Tell]:
+def _progress_or_silent(kind: str | None, out: Path | None, json: bool) -> AbstractContextManager[ProgressCallback]:
     """Return a progress bar, a silent one if the rows themselves are printed."""
     on_screen = not json and out is None and (kind is None or sys.stdout.isatty())
-    return nullcontext(lambda what, done, total: None) if on_screen else progress()
+    return nullcontext(lambda task, done, total: None) if on_screen else progress_bars()
 
 
-def _drawn(names: Sequence[str], labels: Sequence[str]) -> Put:
+def _table_writer(names: Sequence[str], labels: Sequence[str]) -> WritePrediction:
     """Print table rows one at a time, with column widths fixed in advance."""
-    screen = console()
-    first, second = _widest("file", names), _widest("label", labels)
+    screen = make_console()
+    first, second = _column_width("file", names), _column_width("label", labels)
 
-    def put(row: "Prediction") -> None:
-        line = Text(_padded(printable(row.file), first) + "  ")
+    def write(row: "Prediction") -> None:
+        line = Text(_pad(printable(row.file), first) + "  ")
         if row.error is not None:
             line.append(printable(row.error), "red")
         else:
-            line.append(f"{_padded(printable(row.label or ''), second)}  {row.probability:>11.2%}")
-            line.append_text(_others(row, screen.width - line.cell_len if screen.is_terminal else None))
+            line.append(f"{_pad(printable(row.label or ''), second)}  {row.probability:>11.2%}")
+            line.append_text(_other_labels(row, screen.width - line.cell_len if screen.is_terminal else None))
         screen.print(line, soft_wrap=True)
 
-    screen.print(Text(f"{_padded('file', first)}  {_padded('label', second)}  probability", "bold"), soft_wrap=True)
-    return put
+    screen.print(Text(f"{_pad('file', first)}  {_pad('label', second)}  probability", "bold"), soft_wrap=True)
+    return write
 
 
-def _others(row: "Prediction", room: int | None) -> Text:
+def _other_labels(row: "Prediction", max_width: int | None) -> Text:
     """Format the other labels, truncated at the edge of the terminal."""
-    said = Text("".join(f"  {printable(guess.label)} {guess.probability:.2%}" for guess in row.top[1:]))
-    if room is not None:
-        said.truncate(max(room, 1), overflow="ellipsis")
-    return said
+    text = Text("".join(f"  {printable(entry.label)} {entry.probability:.2%}" for entry in row.top[1:]))
+    if max_width is not None:
+        text.truncate(max(max_width, 1), overflow="ellipsis")
+    return text
 
 
-def _widest(title: str, words: Sequence[str]) -> int:
-    return max(min(cell_len(word), WIDEST) for word in (title, *words[:1000]))
+def _column_width(title: str, texts: Sequence[str]) -> int:
+    return max(min(cell_len(text), MAX_COLUMN_WIDTH) for text in (title, *texts[:1000]))
 
 
-def _padded(word: str, width: int) -> str:
-    return word + " " * max(width - cell_len(word), 0)
+def _pad(text: str, width: int) -> str:
+    return text + " " * max(width - cell_len(text), 0)
 
 
-def _sum_up(run: str, pictures: int, bad: int, out: Path | None, kept: "list[Prediction]", json: bool) -> None:
+def _print_summary(run: str, num_images: int, bad: int, out: Path | None, predictions: "list[Prediction]", json: bool) -> None:
     if json:
-        rows = {} if out is not None else {"predictions": [asdict(row) for row in kept]}
-        print_json({"model": run, "images": pictures, "errors": bad, "out": None if out is None else str(out), **rows})
+        rows = {} if out is not None else {"predictions": [asdict(row) for row in predictions]}
+        print_json({"model": run, "images": num_images, "errors": bad, "out": None if out is None else str(out), **rows})
     elif bad or out is not None:
-        counted = _counted(pictures, bad)
-        typer.echo(counted if out is None else f"{counted}: {out}", err=out is None)
+        counts = _format_counts(num_images, bad)
+        typer.echo(counts if out is None else f"{counts}: {out}", err=out is None)
 
 
-def _counted(pictures: int, bad: int) -> str:
-    return f"{pictures:,} {'image' if pictures == 1 else 'images'}, {bad:,} with an error"
+def _format_counts(num_images: int, bad: int) -> str:
+    return f"{num_images:,} {'image' if num_images == 1 else 'images'}, {bad:,} with an error"

@@ -4,28 +4,28 @@ from typing import Annotated
 
 import typer
 
-from vitrail.cli.fitting import (
-    Asked,
-    Device,
-    FindLr,
-    ImageSize,
-    Minutes,
-    Out,
-    Overrides,
-    Show,
-    Tensorboard,
-    Threads,
-    Workers,
-    carry_out,
-    given,
+from vitrail.cli.options import JsonOption, parse_size
+from vitrail.cli.run_recipe import (
+    DeviceOption,
+    FindLrOption,
+    InputSizeOption,
+    MinutesOption,
+    OutOption,
+    OverridesOption,
+    PrintRecipeOption,
+    RunOptions,
+    TensorboardOption,
+    ThreadsOption,
+    WorkersOption,
+    recipe_context,
+    run_recipe,
 )
-from vitrail.cli.options import Json, pair
-from vitrail.errors import VitrailError, suggestion
+from vitrail.errors import VitrailError, did_you_mean
 
 
 def pretrain(
     data: Annotated[str, typer.Argument(metavar="DATA", help="Folder with images at any depth, or any other dataset.")],
-    image: ImageSize = None,
+    image: InputSizeOption = None,
     model: Annotated[
         str | None,
         typer.Option(metavar="NAME", rich_help_panel="Model", help="Encoder variant, such as B/16, with its paper's settings."),
@@ -42,25 +42,25 @@ def pretrain(
             help="Prediction target of masked-patch: mean-colour (default), downsampled or pixels.",
         ),
     ] = None,
-    settings: Overrides = None,
-    out: Out = None,
-    show: Show = False,
-    device: Device = "auto",
-    threads: Threads = None,
-    workers: Workers = None,
-    minutes: Minutes = None,
-    find_lr: FindLr = False,
-    tensorboard: Tensorboard = False,
-    json: Json = False,
+    overrides: OverridesOption = None,
+    out: OutOption = None,
+    print_recipe: PrintRecipeOption = False,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    workers: WorkersOption = None,
+    minutes: MinutesOption = None,
+    find_lr: FindLrOption = False,
+    tensorboard: TensorboardOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Pre-train a model without labels by predicting masked patches."""
     from vitrail.config import override
-    from vitrail.recipes.book import METHODS
-    from vitrail.recipes.book import recipe as by_name
+    from vitrail.recipes.registry import SSL_METHODS
+    from vitrail.recipes.registry import get_recipe as get_recipe
 
-    if method not in METHODS:
-        raise VitrailError(f"--method must be {', '.join(METHODS)}, got {method!r}{suggestion(method, METHODS)}")
-    chosen = by_name(method, given(data, model, pair(image, "--image") if image else None, labelled=False))
-    asked = Asked(out, show, device, threads, workers, json, tensorboard, minutes, find_lr)
-    wanted = [] if target is None else [f"masking.target={target}"]
-    carry_out(override(chosen, [*wanted, *(settings or [])]), asked)
+    if method not in SSL_METHODS:
+        raise VitrailError(f"--method must be {', '.join(SSL_METHODS)}, got {method!r}{did_you_mean(method, SSL_METHODS)}")
+    selected = get_recipe(method, recipe_context(data, model, parse_size(image, "--image") if image else None, labelled=False))
+    options = RunOptions(out, print_recipe, device, threads, workers, json, tensorboard, minutes, find_lr)
+    target_overrides = [] if target is None else [f"masking.target={target}"]
+    run_recipe(override(selected, [*target_overrides, *(overrides or [])]), options)

@@ -6,20 +6,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrail.cli.fitting import Device, Workers
-from vitrail.cli.options import Batch, Json
-from vitrail.cli.screen import add, console, print_json, progress, table
+from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
+from vitrail.cli.options import BatchOption, JsonOption
+from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
-    from vitrail.data.sources.source import Data
-    from vitrail.evaluate.probe import Entry, Probe
+    from vitrail.data.sources.dataset import DatasetSplits
+    from vitrail.evaluation.probe import ProbeResult, SuiteEntry
 
-Weights = Annotated[str, typer.Argument(metavar="WEIGHTS", help="Run folder, or any weights: a folder, a file, hf:owner/name.")]
+WeightsArgument = Annotated[
+    str, typer.Argument(metavar="WEIGHTS", help="Run folder, or any weights: a folder, a file, hf:owner/name.")
+]
 
 
 def probe(
-    weights: Weights,
+    weights: WeightsArgument,
     source: Annotated[str | None, typer.Argument(metavar="[DATA]", help="Dataset: a folder, a file, or a known name.")] = None,
     suite: Annotated[
         Path | None,
@@ -33,10 +35,10 @@ def probe(
             help="Protocol to run: fewshot, knn or linear; repeatable, default: all.",
         ),
     ] = None,
-    batch: Batch = 64,
-    device: Device = "auto",
-    workers: Workers = None,
-    json: Json = False,
+    batch: BatchOption = 64,
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Evaluate frozen features by few-shot, k-nearest-neighbour and linear probes."""
     if (source is None) == (suite is None):
@@ -44,92 +46,115 @@ def probe(
             "name one dataset or one suite: vitrail probe WEIGHTS DATA, or vitrail probe WEIGHTS --suite FILE.toml"
         )
 
-    from vitrail.evaluate.probe import PROTOCOLS, Entry, checked, read_suite
-    from vitrail.evaluate.probe import probe as measure
-    from vitrail.models.device import device as chosen
+    from vitrail.evaluation.probe import PROTOCOLS, SuiteEntry, check_protocols, load_suite
+    from vitrail.evaluation.probe import probe as run_probe
+    from vitrail.models.device import select_device as select_device
     from vitrail.weights.load import load
 
-    wanted = checked(protocol or PROTOCOLS)
-    entries = (Entry(str(source), str(source), "", wanted),) if suite is None else _chosen(read_suite(suite), wanted)
-    model = load(weights).to(chosen(device))
-    found = []
-    with progress() as tell:
-        sources = [
-            _opened(entry, model, tell, suite) for entry in entries
+    protocols = check_protocols(protocol or PROTOCOLS)
+    entries = (
+        (SuiteEntry(str(source), str(source), "", protocols),)
+        if suite is None
+        else _restrict_protocols(load_suite(suite), protocols)
+    )
+    model = load(weights).to(select_device(device))
+    results = []
+    with progress_bars() as on_progress:
+        datasets = [
+            _open_dataset(entry, model, on_progress, suite) for entry in entries
         ]  # so that a missing dataset is reported before the work
-    for entry, data in zip(entries, sources, strict=True):
-        with progress() as tell:
-            found.append(measure(model, data, entry.protocols, batch, workers, tell))
+    for entry, data in zip(entries, datasets, strict=True):
+        with progress_bars() as on_progress:
+            results.append(run_probe(model, data, entry.protocols, batch, workers, on_progress))
     if suite is None:
-        print_json({"model": weights, **asdict(found[0])}) if json else _draw(weights, found[0])
+        print_json({"model": weights, **asdict(results[0])}) if json else _print_result(weights, results[0])
     else:
-        _print_suite(weights, suite, entries, found, json)
+        _print_suite(weights, suite, entries, results, json)
 
 
-def _opened(entry: "Entry", model: Any, tell: Any, suite: Path | None) -> "Data":
-    from vitrail.evaluate.caution import opened
-    from vitrail.evaluate.probe import splits
+def _open_dataset(entry: "SuiteEntry", model: Any, on_progress: Any, suite: Path | None) -> "DatasetSplits":
+    from vitrail.evaluation.leakage import open_like_training
+    from vitrail.evaluation.probe import select_eval_split
 
     try:
-        data = opened(entry.source, model, tell)
-        splits(data, entry.protocols)
+        data = open_like_training(entry.source, model, on_progress)
+        select_eval_split(data, entry.protocols)
     except VitrailError as error:
         raise VitrailError(str(error) if suite is None else f"{entry.name} of {suite}: {error}") from None
     return data
 
 
-def _chosen(entries: "tuple[Entry, ...]", wanted: tuple[str, ...]) -> "tuple[Entry, ...]":
+def _restrict_protocols(entries: "tuple[SuiteEntry, ...]", protocols_wanted: tuple[str, ...]) -> "tuple[SuiteEntry, ...]":
     """Restrict each dataset to the requested protocols, and drop those left with none."""
     from dataclasses import replace
 
-    kept = [replace(entry, protocols=tuple(name for name in entry.protocols if name in wanted)) for entry in entries]
-    if not any(entry.protocols for entry in kept):
-        raise VitrailError(f"no dataset of the suite uses {' or '.join(wanted)}; change --protocol")
-    return tuple(entry for entry in kept if entry.protocols)
+    restricted = [
+        replace(entry, protocols=tuple(name for name in entry.protocols if name in protocols_wanted)) for entry in entries
+    ]
+    if not any(entry.protocols for entry in restricted):
+        raise VitrailError(f"no dataset of the suite uses {' or '.join(protocols_wanted)}; change --protocol")
+    return tuple(entry for entry in restricted if entry.protocols)
 
 
-def _draw(weights: str, found: "Probe") -> None:
-    screen = console()
-    drawn = table("protocol", "setting", "#accuracy", "#std", title=printable(f"{weights} on {found.data}: {found.on}"))
-    for few in found.fewshot or ():
-        add(drawn, "few-shot", f"{few.shots} shots per class", f"{few.accuracy:.2%}", f"± {few.spread:.2%}")
-    for neighbours, accuracy in (found.knn or {}).items():
-        add(drawn, "k-NN", f"k = {neighbours}", f"{accuracy:.2%}", "")
-    if found.linear is not None:
-        add(drawn, "linear probe", f"penalty {found.linear.penalty:.2g}", f"{found.linear.accuracy:.2%}", "")
-    screen.print(drawn)
-    amounts = ", ".join(f"{count:,} {split}" for split, count in found.pictures.items())
-    screen.print(f"{found.classes} classes; {amounts}" + (f"; {found.left_out:,} unreadable" if found.left_out else ""))
-    for note in found.notes:
+def _print_result(weights: str, result: "ProbeResult") -> None:
+    screen = make_console()
+    sheet = make_table(
+        "protocol", "setting", "#accuracy", "#std", title=printable(f"{weights} on {result.dataset}: {result.eval_split}")
+    )
+    for shots in result.fewshot or ():
+        add_row(sheet, "few-shot", f"{shots.shots} shots per class", f"{shots.accuracy:.2%}", f"± {shots.std:.2%}")
+    for neighbours, accuracy in (result.knn or {}).items():
+        add_row(sheet, "k-NN", f"k = {neighbours}", f"{accuracy:.2%}", "")
+    if result.linear is not None:
+        add_row(sheet, "linear probe", f"penalty {result.linear.penalty:.2g}", f"{result.linear.accuracy:.2%}", "")
+    screen.print(sheet)
+    counts = ", ".join(f"{count:,} {split}" for split, count in result.num_images.items())
+    screen.print(
+        f"{result.classes} classes; {counts}"
+        + (f"; {result.unreadable_images:,} unreadable" if result.unreadable_images else "")
+    )
+    for note in result.notes:
         screen.print(printable(f"note: {note}"), soft_wrap=True)
 
 
-def _print_suite(weights: str, suite: Path, entries: "tuple[Entry, ...]", found: "list[Probe]", json: bool) -> None:
-    from vitrail.evaluate.probe import headline, means
+def _print_suite(
+    weights: str, suite: Path, entries: "tuple[SuiteEntry, ...]", results: "list[ProbeResult]", json: bool
+) -> None:
+    from vitrail.evaluation.probe import headline_metrics, mean_metrics
 
-    rows = {entry.name: headline(one) for entry, one in zip(entries, found, strict=True)}
+    rows = {entry.name: headline_metrics(result) for entry, result in zip(entries, results, strict=True)}
     groups = {
-        group: means([rows[entry.name] for entry in entries if entry.group == group])
+        group: mean_metrics([rows[entry.name] for entry in entries if entry.group == group])
         for group in dict.fromkeys(entry.group for entry in entries)
         if group
     }
     if json:
-        sets = [{"name": entry.name, "group": entry.group, **asdict(one)} for entry, one in zip(entries, found, strict=True)]
-        print_json({"model": weights, "suite": str(suite), "data": sets, "groups": groups, "mean": means(list(rows.values()))})
+        datasets = [
+            {"name": entry.name, "group": entry.group, **asdict(result)} for entry, result in zip(entries, results, strict=True)
+        ]
+        print_json(
+            {
+                "model": weights,
+                "suite": str(suite),
+                "data": datasets,
+                "groups": groups,
+                "mean": mean_metrics(list(rows.values())),
+            }
+        )
         return
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    drawn = table("data", "group", *(f"#{column}" for column in columns), title=printable(f"{weights} on {suite}"))
+    sheet = make_table("data", "group", *(f"#{column}" for column in columns), title=printable(f"{weights} on {suite}"))
     for entry in entries:
-        add(drawn, printable(entry.name), printable(entry.group), *_cells(rows[entry.name], columns))
-    drawn.add_section()
+        add_row(sheet, printable(entry.name), printable(entry.group), *_format_cells(rows[entry.name], columns))
+    sheet.add_section()
     for group, row in groups.items():
-        add(drawn, "mean", printable(group), *_cells(row, columns))
-    add(drawn, "mean", "all", *_cells(means(list(rows.values())), columns))
-    console().print(drawn)
-    for entry, one in zip(entries, found, strict=True):
-        for note in one.notes:
-            console().print(printable(f"{entry.name}: {note}"), soft_wrap=True)
+        add_row(sheet, "mean", printable(group), *_format_cells(row, columns))
+    add_row(sheet, "mean", "all", *_format_cells(mean_metrics(list(rows.values())), columns))
+    make_console().print(sheet)
+    for entry, result in zip(entries, results, strict=True):
+        for note in result.notes:
+            make_console().print(printable(f"{entry.name}: {note}"), soft_wrap=True)
 
 
-def _cells(row: dict[str, float], columns: list[str]) -> list[Any]:
+def _format_cells(row: dict[str, float], columns: list[str]) -> list[Any]:
     return [f"{row[column]:.2%}" if column in row else "" for column in columns]

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vitrail.cli.options import Json
-from vitrail.cli.screen import add, console, print_json, size, table
+from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json
+from vitrail.cli.options import JsonOption
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
-    from vitrail.report.parcel import Parcel
+    from vitrail.report.hub_folder import HubFolder
 
 
 def push(
@@ -34,49 +34,49 @@ def push(
     private: Annotated[
         bool, typer.Option("--private", rich_help_panel="Hub", help="Create the repository as private.")
     ] = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Upload a model and its model card to the Hugging Face hub, without checkpoints, images or local paths."""
     from vitrail.weights import hub
 
-    called = hub.named(name)
+    repo_id = hub.parse_repo_id(name)
     if out is not None and private:
         raise VitrailError("--private is for a repository on the hub, and --out writes a local folder; leave one of them out")
-    api = None if out is not None else hub.entrance(called)
+    api = None if out is not None else hub.authenticated_api(repo_id)
 
-    from vitrail.report.parcel import pack
-    from vitrail.weights.load import untold
+    from vitrail.report.hub_folder import build_hub_folder
+    from vitrail.weights.load import quiet_loading
 
-    with tempfile.TemporaryDirectory() as aside, untold():
-        parcel = pack(run, Path(aside) / "model" if out is None else out, called, license, format)
-        address = None if api is None else hub.publish(api, parcel.folder, called, private)
+    with tempfile.TemporaryDirectory() as temporary, quiet_loading():
+        hub_folder = build_hub_folder(run, Path(temporary) / "model" if out is None else out, repo_id, license, format)
+        url = None if api is None else hub.push_folder(api, hub_folder.folder, repo_id, private)
     if json:
         print_json(
             {
-                "name": called,
-                "pushed": address,
+                "name": repo_id,
+                "pushed": url,
                 "out": None if out is None else str(out),
-                "files": parcel.files,
-                "assumed": parcel.assumed,
+                "files": hub_folder.files,
+                "assumed": hub_folder.assumed,
             }
         )
     else:
-        _tell(parcel, called, address, license)
+        _print_result(hub_folder, repo_id, url, license)
 
 
-def _tell(parcel: "Parcel", name: str, address: str | None, license: str | None) -> None:
-    sheet = table("file", "#size")
-    for file, count in parcel.files.items():
-        add(sheet, file, size(count))
-    screen = console()
+def _print_result(hub_folder: "HubFolder", name: str, url: str | None, license: str | None) -> None:
+    sheet = make_table("file", "#size")
+    for file, count in hub_folder.files.items():
+        add_row(sheet, file, format_bytes(count))
+    screen = make_console()
     screen.print(sheet)
-    for item in parcel.assumed:
+    for item in hub_folder.assumed:
         screen.print(f"assumed {item}", soft_wrap=True)
     if license is None:
         screen.print(
             "no licence is set, so nobody else may use the model; set one, such as --license apache-2.0", soft_wrap=True
         )
-    if address is None:
-        screen.print(f"folder: {parcel.folder}; without --out it would be pushed as {name}", soft_wrap=True)
+    if url is None:
+        screen.print(f"folder: {hub_folder.folder}; without --out it would be pushed as {name}", soft_wrap=True)
     else:
-        screen.print(f"pushed: {address}; load it with vitrail.load('hf:{name}')", soft_wrap=True)
+        screen.print(f"pushed: {url}; load it with vitrail.load('hf:{name}')", soft_wrap=True)

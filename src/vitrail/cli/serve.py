@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vitrail.cli.export import named
-from vitrail.cli.faster import Compile, Drop, Image, Merge, switches
-from vitrail.cli.fitting import Device, Threads
-from vitrail.cli.options import Json
+from vitrail.cli.export import default_export_name
+from vitrail.cli.options import JsonOption
+from vitrail.cli.run_recipe import DeviceOption, ThreadsOption
+from vitrail.cli.speedup_options import CompileOption, DropPatchesOption, ImageSizeOption, MergeTokensOption, select_speedups
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
-    from vitrail.serve.listen import Ready
+    from vitrail.serve.server import Started
 
-LOCAL = ("127.0.0.1", "::1", "localhost")
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
@@ -75,60 +75,60 @@ def serve(
             metavar="K", min=1, rich_help_panel="Output", help="Number of labels per image, unless a client asks otherwise."
         ),
     ] = 5,
-    compile: Compile = False,
-    merge: Merge = None,
-    drop: Drop = 0.0,
-    image: Image = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    compile: CompileOption = False,
+    merge_tokens: MergeTokensOption = None,
+    drop_patches: DropPatchesOption = 0.0,
+    image: ImageSizeOption = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
     decode_workers: Annotated[
         int | None,
         typer.Option(
             metavar="N", min=1, rich_help_panel="Run", help="Number of threads that decode images; default: one per core."
         ),
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Serve a model over HTTP with dynamic batching."""
-    from vitrail.serve.port import bound
-    from vitrail.serve.settings import MEBIBYTE, Serving
+    from vitrail.serve.config import MEBIBYTE, ServeConfig
+    from vitrail.serve.sockets import bind_socket
 
     if not 0 < max_body <= 4096:
         raise VitrailError(f"--max-body must be above 0 and at most 4096 MiB, got {max_body:g}; try --max-body 16")
     if token == "":  # as of a variable that was never set: naming a token asks for a protected server
         raise VitrailError("--token must not be empty; try a long random string, or leave it out")
-    how = Serving(
+    config = ServeConfig(
         max_batch=max_batch,
-        max_delay=max_batch_delay / 1000,
-        queue=max_queue,
-        deadline=request_timeout,
+        max_batch_delay=max_batch_delay / 1000,
+        max_queue=max_queue,
+        request_timeout=request_timeout,
         max_body=round(max_body * MEBIBYTE) or 1,
         max_pixels=max_pixels,
-        patience=read_timeout,
-        drain=shutdown_timeout,
-        top=top,
-        decoders=decode_workers,
+        read_timeout=read_timeout,
+        shutdown_timeout=shutdown_timeout,
+        top_k=top,
+        decode_workers=decode_workers,
         token=token,
     )
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    if host not in LOCAL and token is None:
+    if host not in LOCAL_HOSTS and token is None:
         typer.echo(f"vitrail: anyone who can reach {host} can use this server; protect it with --token", err=True)
-    with bound(host, port) as place:
+    with bind_socket(host, port) as listener:
         _check_extra()
 
-        from vitrail.export.engine import open_engine
-        from vitrail.models.device import device as chosen
-        from vitrail.serve.listen import listen
+        from vitrail.inference.predictor import load_predictor
+        from vitrail.models.device import select_device as select_device
+        from vitrail.serve.server import run_server
 
-        faster = switches(compile, merge, drop, image, chosen(device).type)
-        clean = listen(
-            lambda: open_engine(run, engine, threads, faster, device),
-            how,
-            place,
-            named(run),
-            lambda ready: _tell(ready, how.token, json),
+        speedups = select_speedups(compile, merge_tokens, drop_patches, image, select_device(device).type)
+        all_answered = run_server(
+            lambda: load_predictor(run, engine, threads, speedups, device),
+            config,
+            listener,
+            default_export_name(run),
+            lambda ready: _print_ready(ready, config.token, json),
         )
-    if not clean:
+    if not all_answered:
         typer.echo(
             f"vitrail: not all requests were answered within {shutdown_timeout:g} seconds; try a longer --shutdown-timeout",
             err=True,
@@ -144,14 +144,16 @@ def _check_extra() -> None:
         raise VitrailError(f"serving needs {' and '.join(missing)}; pip install 'vitrail[serve]'")
 
 
-def _tell(ready: "Ready", token: str | None, json: bool) -> None:
+def _print_ready(started: "Started", token: str | None, json: bool) -> None:
     """Print one line once the server is ready."""
-    import json as objects
+    import json as json_module
 
-    engine = ready.engine
+    engine = started.engine
     if json:
-        said = {"url": ready.url, "model": engine.model, "engine": engine.name, "classes": len(engine.labels)}
-        typer.echo(objects.dumps(said))
+        summary = {"url": started.url, "model": engine.source, "engine": engine.backend, "classes": len(engine.class_names)}
+        typer.echo(json_module.dumps(summary))
     else:
-        asks = ", token required" if token else ""
-        typer.echo(f"{ready.url}  {engine.model} with {engine.name}, {len(engine.labels):,} classes{asks}; stop with Ctrl-C")
+        token_note = ", token required" if token else ""
+        typer.echo(
+            f"{started.url}  {engine.source} with {engine.backend}, {len(engine.class_names):,} classes{token_note}; stop with Ctrl-C"
+        )

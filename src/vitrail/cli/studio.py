@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.fitting import Threads
-from vitrail.cli.options import Json
-from vitrail.cli.screen import progress
+from vitrail.cli.console import progress_bars
+from vitrail.cli.options import JsonOption
+from vitrail.cli.run_recipe import ThreadsOption
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
-    from vitrail.studio.desk import Desk
+    from vitrail.studio.service import StudioService
 
-WORD = 24  # characters of the token at least, so that it cannot be guessed
+MIN_TOKEN_LENGTH = 24  # characters of the token at least, so that it cannot be guessed
 
 
 def studio(
@@ -51,58 +51,62 @@ def studio(
             help="Secret part of the address, fixed so that links stay valid; default: random.",
         ),
     ] = None,
-    threads: Threads = None,
-    json: Json = False,
+    threads: ThreadsOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Explore a model in the browser: from pixels through attention to the prediction."""
-    if token is not None and (len(token) < WORD or not (token.isascii() and token.replace("-", "").replace("_", "").isalnum())):
+    if token is not None and (
+        len(token) < MIN_TOKEN_LENGTH or not (token.isascii() and token.replace("-", "").replace("_", "").isalnum())
+    ):
         raise VitrailError(
-            f"--token must be at least {WORD} letters, digits, - or _, got {len(token)}; try {secrets.token_urlsafe(WORD)}"
+            f"--token must be at least {MIN_TOKEN_LENGTH} letters, digits, - or _, got {len(token)}; try {secrets.token_urlsafe(MIN_TOKEN_LENGTH)}"
         )
-    from vitrail.serve.port import bound
+    from vitrail.serve.sockets import bind_socket
 
-    with bound("127.0.0.1", port) as place:
+    with bind_socket("127.0.0.1", port) as listener:
         _check_extra()
 
         import torch
 
-        from vitrail.studio.app import make_app
-        from vitrail.studio.first import beginning
-        from vitrail.studio.listen import listen
+        from vitrail.studio.app import create_studio_app
+        from vitrail.studio.default_model import default_model
+        from vitrail.studio.server import run_studio_server
 
-        with beginning(runs or [], lambda words: typer.echo(words, err=True), progress) as sources:
+        with default_model(runs or [], lambda message: typer.echo(message, err=True), progress_bars) as sources:
             if threads is not None:
                 torch.set_num_threads(threads)
-            desk = _desk(sources, data or [], _names(labels))
-            word = token or secrets.token_urlsafe(WORD)
-            url = f"http://127.0.0.1:{place.getsockname()[1]}/{word}/"
-            listen(make_app(desk, word), place, lambda: _tell(url, desk, browser, json))
+            service = _open_service(sources, data or [], _read_class_names(labels))
+            url_token = token or secrets.token_urlsafe(MIN_TOKEN_LENGTH)
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/{url_token}/"
+            run_studio_server(
+                create_studio_app(service, url_token), listener, lambda: _print_ready(url, service, browser, json)
+            )
 
 
-def _desk(sources: list[str], data: list[str], labels: list[str]) -> "Desk":
-    from vitrail.studio.album import Album
-    from vitrail.studio.desk import Desk
-    from vitrail.studio.first import weights_of
-    from vitrail.studio.shelf import Shelf, check
+def _open_service(sources: list[str], data: list[str], labels: list[str]) -> "StudioService":
+    from vitrail.studio.default_model import wait_for_weights
+    from vitrail.studio.image_library import ImageLibrary
+    from vitrail.studio.model_store import ModelStore, validate_models
+    from vitrail.studio.service import StudioService
 
-    shelf = Shelf(sources, labels)
-    with progress() as tell:
-        weights_of([one.run for one in shelf.models.values() if one.run is not None], tell)
-    check(shelf)
-    return Desk(shelf, Album(data))
+    store = ModelStore(sources, labels)
+    with progress_bars() as on_progress:
+        wait_for_weights([model.run for model in store.models.values() if model.run is not None], on_progress)
+    validate_models(store)
+    return StudioService(store, ImageLibrary(data))
 
 
-def _names(path: Path | None) -> list[str]:
-    import json as objects
+def _read_class_names(path: Path | None) -> list[str]:
+    import json as json_module
 
     if path is None:
         return []
     try:
         text = path.read_text()
-        found = objects.loads(text) if text.lstrip().startswith("[") else text.splitlines()
+        names = json_module.loads(text) if text.lstrip().startswith("[") else text.splitlines()
     except (OSError, ValueError) as error:
         raise VitrailError(f"--labels must be a file with one name per line or a JSON list, got {path}: {error}") from None
-    return [str(name) for name in found]
+    return [str(name) for name in names]
 
 
 def _check_extra() -> None:
@@ -113,15 +117,15 @@ def _check_extra() -> None:
         raise VitrailError(f"the studio needs {' and '.join(missing)}; pip install 'vitrail[studio]'")
 
 
-def _tell(url: str, desk: "Desk", browser: bool, json: bool) -> None:
+def _print_ready(url: str, service: "StudioService", browser: bool, json: bool) -> None:
     """Print one line with the address and open the page."""
-    import json as objects
+    import json as json_module
     import webbrowser
     from threading import Thread
 
     if json:
-        typer.echo(objects.dumps({"url": url, "models": [one.name for one in desk.shelf.models.values()]}))
+        typer.echo(json_module.dumps({"url": url, "models": [model.name for model in service.store.models.values()]}))
     else:
-        typer.echo(f"{url}  {', '.join(one.name for one in desk.shelf.models.values())}; stop with Ctrl-C")
+        typer.echo(f"{url}  {', '.join(model.name for model in service.store.models.values())}; stop with Ctrl-C")
     if browser:  # in a thread, since some browsers block until they exit, and they wait for the page
         Thread(target=webbrowser.open, args=(url,), name="vitrail-browser", daemon=True).start()

@@ -5,26 +5,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.fitting import (
-    Asked,
-    Device,
-    FindLr,
-    ImageSize,
-    Minutes,
-    Out,
-    Overrides,
-    Show,
-    Tensorboard,
-    Threads,
-    Workers,
-    carry_out,
-    given,
+from vitrail.cli.options import JsonOption, parse_size
+from vitrail.cli.run_recipe import (
+    DeviceOption,
+    FindLrOption,
+    InputSizeOption,
+    MinutesOption,
+    OutOption,
+    OverridesOption,
+    PrintRecipeOption,
+    RunOptions,
+    TensorboardOption,
+    ThreadsOption,
+    WorkersOption,
+    recipe_context,
+    run_recipe,
 )
-from vitrail.cli.options import Json, pair
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
-    from vitrail.train.recipe import Recipe
+    from vitrail.training.recipe import Recipe
 
 
 def train(
@@ -32,7 +32,7 @@ def train(
         str | None,
         typer.Argument(metavar="[DATA]", help="Image folder or any other dataset; default: the embedded fashion images."),
     ] = None,
-    image: ImageSize = None,
+    image: InputSizeOption = None,
     model: Annotated[
         str | None,
         typer.Option(metavar="NAME", rich_help_panel="Model", help="Model variant, such as S/16, if the recipe allows it."),
@@ -44,43 +44,43 @@ def train(
             help="Recipe to train with: demo, small, plain, augreg, textbook, resnet, paper-...",
         ),
     ] = None,
-    settings: Overrides = None,
-    out: Out = None,
+    overrides: OverridesOption = None,
+    out: OutOption = None,
     recipe_from: Annotated[
         Path | None,
         typer.Option(metavar="RUN", rich_help_panel="Run", help="Run folder or recipe.json whose recipe is used."),
     ] = None,
-    show: Show = False,
-    device: Device = "auto",
-    threads: Threads = None,
-    workers: Workers = None,
-    minutes: Minutes = None,
-    find_lr: FindLr = False,
-    tensorboard: Tensorboard = False,
-    json: Json = False,
+    print_recipe: PrintRecipeOption = False,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    workers: WorkersOption = None,
+    minutes: MinutesOption = None,
+    find_lr: FindLrOption = False,
+    tensorboard: TensorboardOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Train a Vision Transformer on your images, or without an argument on the embedded ones in a few minutes."""
     from vitrail.config import override
-    from vitrail.recipes.book import METHODS
-    from vitrail.recipes.book import recipe as by_name
+    from vitrail.recipes.registry import SSL_METHODS
+    from vitrail.recipes.registry import get_recipe as get_recipe
 
-    if recipe in METHODS:
+    if recipe in SSL_METHODS:
         raise VitrailError(f"{recipe} trains without labels; try vitrail pretrain {data or 'fashion'} --method {recipe}")
     if recipe_from is not None:
-        if any(word is not None for word in (data, recipe, model, image)):
+        if any(option is not None for option in (data, recipe, model, image)):
             raise VitrailError(
                 "--recipe-from sets the dataset, recipe, model and size; change them by --set, as in --set data=DIR"
             )
-        chosen = _noted(recipe_from)
+        selected = _read_recipe(recipe_from)
     else:
-        known = given(data or "fashion", model, pair(image, "--image") if image else None)
-        chosen = by_name(recipe or ("demo" if known.data == "fashion" else "small"), known)
-    asked = Asked(out, show, device, threads, workers, json, tensorboard, minutes, find_lr)
-    carry_out(override(chosen, settings or []), asked)
+        context = recipe_context(data or "fashion", model, parse_size(image, "--image") if image else None)
+        selected = get_recipe(recipe or ("demo" if context.data == "fashion" else "small"), context)
+    options = RunOptions(out, print_recipe, device, threads, workers, json, tensorboard, minutes, find_lr)
+    run_recipe(override(selected, overrides or []), options)
 
 
-def _noted(path: Path) -> "Recipe":
-    from vitrail.train.run import read_recipe
+def _read_recipe(path: Path) -> "Recipe":
+    from vitrail.training.run import read_recipe
 
     file = path / "recipe.json" if path.is_dir() else path
     if not file.is_file():

@@ -6,64 +6,64 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from vitrail.cli.options import Json, pair
-from vitrail.cli.screen import add, console, count, print_json, table
+from vitrail.cli.console import add_row, format_count, make_console, make_table, print_json
+from vitrail.cli.options import JsonOption, parse_size
 from vitrail.errors import VitrailError
 
 weights = typer.Typer(name="weights", help="Show, convert and verify checkpoints of any origin.", no_args_is_help=True)
 
-Source = Annotated[
+CheckpointArgument = Annotated[
     str,
     typer.Argument(metavar="SOURCE", help="Checkpoint: a model folder, .npz, .safetensors, .pth, a folder, or hf:owner/name."),
 ]
-Grid = Annotated[
+GridOption = Annotated[
     str | None,
     typer.Option(metavar="HxW", rich_help_panel="Source", help="Grid of the position embedding, if the file does not tell."),
 ]
-Heads = Annotated[
+HeadsOption = Annotated[
     int | None, typer.Option(rich_help_panel="Source", help="Number of attention heads, if the file does not tell.")
 ]
-Pool = Annotated[
+PoolOption = Annotated[
     str | None,
     typer.Option(metavar="cls|gap|map", rich_help_panel="Source", help="Pooling, if the file does not tell."),
 ]
-Gelu = Annotated[
+GeluOption = Annotated[
     str | None,
     typer.Option(metavar="tanh|exact", rich_help_panel="Source", help="GELU approximation, if the file does not tell."),
 ]
 
 
 @weights.command(epilog="Example: vitrail weights show ViT-B_16.npz")
-def show(source: Source, json: Json = False) -> None:
+def show(source: CheckpointArgument, json: JsonOption = False) -> None:
     """List the tensors of a checkpoint: shape, dtype, norm and values that are not finite (NaN/Inf)."""
     from vitrail.weights import hub
-    from vitrail.weights.files import read_file
+    from vitrail.weights.read_file import read_file
 
     path = hub.fetch(source) if source.startswith("hf:") else Path(source)
     tensors = read_file(path).tensors
-    rows = [_describe(name, tensor) for name, tensor in tensors.items()]
-    whole = {"tensors": len(rows), "parameters": sum(tensor.numel() for tensor in tensors.values())}
+    rows = [_tensor_json(name, tensor) for name, tensor in tensors.items()]
+    summary = {"tensors": len(rows), "parameters": sum(tensor.numel() for tensor in tensors.values())}
     if json:
-        print_json({**whole, "rows": rows})
+        print_json({**summary, "rows": rows})
         return
-    sheet = table("tensor", "shape", "dtype", "#norm", "#not finite", title=source)
+    sheet = make_table("tensor", "shape", "dtype", "#norm", "#not finite", title=source)
     before: list[str] = []
-    for row in sorted(rows, key=lambda row: _order(row["name"])):
+    for row in sorted(rows, key=lambda row: _sort_key(row["name"])):
         *parents, leaf = row["name"].replace("/", ".").split(".")
         for depth, parent in enumerate(parents):
             if before[: depth + 1] != parents[: depth + 1]:
-                add(sheet, "  " * depth + parent)
+                add_row(sheet, "  " * depth + parent)
         before = parents
-        bad = Text(str(row["bad"]) if row["bad"] else "", style="red")
-        add(sheet, "  " * len(parents) + leaf, str(tuple(row["shape"])), row["dtype"], f"{row['norm']:.4g}", bad)
-    screen = console()
+        nonfinite = Text(str(row["bad"]) if row["bad"] else "", style="red")
+        add_row(sheet, "  " * len(parents) + leaf, str(tuple(row["shape"])), row["dtype"], f"{row['norm']:.4g}", nonfinite)
+    screen = make_console()
     screen.print(sheet)
-    screen.print(f"{count(whole['tensors'])} tensors, {count(whole['parameters'])} parameters")
+    screen.print(f"{format_count(summary['tensors'])} tensors, {format_count(summary['parameters'])} parameters")
 
 
 @weights.command(epilog="Example: vitrail weights convert ViT-B_16.npz vit.safetensors --to timm")
 def convert(
-    source: Source,
+    source: CheckpointArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder or file to write, depending on the format.")],
     format: Annotated[
         str,
@@ -90,75 +90,77 @@ def convert(
             help="Whose rule resizes the position embedding: origin, official, timm, huggingface or torchvision.",
         ),
     ] = "origin",
-    grid: Grid = None,
-    heads: Heads = None,
-    gelu: Gelu = None,
-    pool: Pool = None,
+    grid: GridOption = None,
+    heads: HeadsOption = None,
+    gelu: GeluOption = None,
+    pool: PoolOption = None,
     decoder_heads: Annotated[
         int | None,
         typer.Option(rich_help_panel="Source", help="Number of heads of the MAE decoder, if the file does not tell."),
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Convert a checkpoint of any origin to another format, and report what became of its tensors.
 
     The decoder of a pre-trained model is converted too, if the format supports it and the model is not changed.
     """
-    from vitrail.weights.checkpoint import save
-    from vitrail.weights.load import load, untold
+    from vitrail.weights.load import load, quiet_loading
+    from vitrail.weights.save import save
 
     sizes: dict[str, Any] = {
-        "image": pair(image, "--image") if image else None,
-        "patch": pair(patch, "--patch") if patch else None,
+        "image": parse_size(image, "--image") if image else None,
+        "patch": parse_size(patch, "--patch") if patch else None,
     }
-    said = _said(grid, heads, gelu, pool)
-    with untold():  # the report is printed below
-        whole, why = _decoder(source, said, decoder_heads)
-        if whole is not None and any(value is not None for value in (image, patch, channels, classes)):
-            whole, why = None, "the model was changed by the conversion"
-        if whole is None:
-            model = load(source, classes=classes, channels=channels, resize=resize, **sizes, **said)  # type: ignore[arg-type]
+    overrides = _overrides(grid, heads, gelu, pool)
+    with quiet_loading():  # the report is printed below
+        masked, reason = _load_with_decoder(source, overrides, decoder_heads)
+        if masked is not None and any(value is not None for value in (image, patch, channels, classes)):
+            masked, reason = None, "the model was changed by the conversion"
+        if masked is None:
+            model = load(source, classes=classes, channels=channels, resize=resize, **sizes, **overrides)  # type: ignore[arg-type]
         else:
-            model, why = whole.encoder, _refusal(whole, out, format)
-    carried = whole is not None and why is None
-    written = out.expanduser().resolve() if carried else save(model, out, format=format, facts=model.facts)  # type: ignore[arg-type]
+            model, reason = masked.encoder, _save_with_decoder(masked, out, format)
+    with_decoder = masked is not None and reason is None
+    written = out.expanduser().resolve() if with_decoder else save(model, out, format=format, metadata=model.metadata)  # type: ignore[arg-type]
     if json:
-        print_json({"written": str(written), "format": format, **vars(model.report), "decoder": carried, "without": why})
+        print_json(
+            {"written": str(written), "format": format, **vars(model.load_report), "decoder": with_decoder, "without": reason}
+        )
         return
-    for line in model.report.lines():
+    for line in model.load_report.lines():
         typer.echo(line)
-    if why is not None:
-        typer.echo(f"without the decoder: {why}")
-    typer.echo(f"wrote {format} weights{' and the decoder' if carried else ''}: {written}")
+    if reason is not None:
+        typer.echo(f"without the decoder: {reason}")
+    typer.echo(f"wrote {format} weights{' and the decoder' if with_decoder else ''}: {written}")
 
 
 @weights.command(epilog="Example: vitrail weights verify ViT-B_16.npz vit.safetensors")
 def verify(
-    first: Source,
+    first: CheckpointArgument,
     second: Annotated[
         str | None, typer.Argument(metavar="[OTHER]", help="Checkpoint to compare with; default: the library it came from.")
     ] = None,
     tolerance: Annotated[
         float, typer.Option(rich_help_panel="Run", help="Largest accepted absolute difference of the logits.")
     ] = 1e-4,
-    grid: Grid = None,
-    heads: Heads = None,
-    gelu: Gelu = None,
-    pool: Pool = None,
-    json: Json = False,
+    grid: GridOption = None,
+    heads: HeadsOption = None,
+    gelu: GeluOption = None,
+    pool: PoolOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Compare the parameter count with the published one and the logits with a reference; exit code 1 if they differ."""
-    from vitrail.weights.load import untold
-    from vitrail.weights.verify import verify as check
+    from vitrail.weights.load import quiet_loading
+    from vitrail.weights.verify import verify as verify_weights
 
-    with untold():
-        verdict = check(first, second, tolerance, **_said(grid, heads, gelu, pool))
+    with quiet_loading():
+        verdict = verify_weights(first, second, tolerance, **_overrides(grid, heads, gelu, pool))
     if json:
         print_json({**vars(verdict), "ok": verdict.ok})
     else:
-        right = {None: "no published model to compare with", verdict.parameters: "as published"}
+        match_text = {None: "no published model to compare with", verdict.parameters: "as published"}
         typer.echo(
-            f"{verdict.name}: {verdict.parameters:,} parameters, {right.get(verdict.expected, f'published {verdict.expected}')}"
+            f"{verdict.variant}: {verdict.parameters:,} parameters, {match_text.get(verdict.published_parameters, f'published {verdict.published_parameters}')}"
         )
         for item in verdict.assumed:
             typer.echo(f"assumed {item}")
@@ -166,64 +168,64 @@ def verify(
             typer.echo("no reference for the logits: name a second checkpoint, or install the library it came from")
         else:
             typer.echo(
-                f"logits against {verdict.against}: max difference {verdict.difference:.2e}, tolerance {verdict.tolerance:.0e}"
+                f"logits against {verdict.reference}: max difference {verdict.difference:.2e}, tolerance {verdict.tolerance:.0e}"
             )
     if not verdict.ok:
         raise typer.Exit(1)
 
 
-def _decoder(source: str, said: dict[str, Any], heads: int | None) -> tuple[Any, str | None]:
+def _load_with_decoder(source: str, overrides: dict[str, Any], heads: int | None) -> tuple[Any, str | None]:
     """Return the model with its decoder, or why there is none; neither if the file has no decoder."""
-    from vitrail.weights.convert.detect import Wishes
-    from vitrail.weights.convert.mae import Hints
-    from vitrail.weights.masked import decoded
+    from vitrail.weights.convert.inspect import Overrides
+    from vitrail.weights.convert.mae import MAEOverrides
+    from vitrail.weights.load_masked import load_with_decoder
 
     try:
-        whole = decoded(source, Wishes(**said), Hints(heads))
+        masked = load_with_decoder(source, Overrides(**overrides), MAEOverrides(heads))
     except VitrailError as error:
         if heads is not None:  # asked for explicitly
             raise
         return None, str(error)
-    if whole is None and heads is not None:
+    if masked is None and heads is not None:
         raise VitrailError(f"--decoder-heads is for the MAE decoder, and {source} has none; leave it out")
-    return whole, None
+    return masked, None
 
 
-def _refusal(whole: Any, out: Path, format: str) -> str | None:
+def _save_with_decoder(masked: Any, out: Path, format: str) -> str | None:
     """Write the model with its decoder; return why the format cannot hold it, or None."""
-    from vitrail.weights.checkpoint import save
+    from vitrail.weights.save import save
 
     try:
-        save(whole, out, format=format, facts=whole.encoder.facts)  # type: ignore[arg-type]
+        save(masked, out, format=format, metadata=masked.encoder.facts)  # type: ignore[arg-type]
     except VitrailError as error:
         return str(error)
     return None
 
 
-def _said(grid: str | None, heads: int | None, gelu: str | None, pool: str | None) -> dict[str, Any]:
+def _overrides(grid: str | None, heads: int | None, gelu: str | None, pool: str | None) -> dict[str, Any]:
     if gelu not in (None, "tanh", "exact"):
         raise VitrailError(f"--gelu must be tanh or exact, got {gelu!r}")
     if pool not in (None, "cls", "gap", "map"):
         raise VitrailError(f"--pool must be cls, gap or map, got {pool!r}")
-    return {"grid": pair(grid, "--grid") if grid else None, "heads": heads, "gelu": gelu, "pool": pool}
+    return {"grid": parse_size(grid, "--grid") if grid else None, "heads": heads, "gelu": gelu, "pool": pool}
 
 
-def _describe(name: str, tensor: Any) -> dict[str, Any]:
+def _tensor_json(name: str, tensor: Any) -> dict[str, Any]:
     import torch
 
     values = tensor.double()
     finite = torch.isfinite(values)
     norm = torch.where(finite, values, 0).norm().item()
-    bad = int(tensor.numel() - finite.sum())
+    nonfinite = int(tensor.numel() - finite.sum())
     return {
         "name": name,
         "shape": list(tensor.shape),
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "norm": norm,
-        "bad": bad,
+        "bad": nonfinite,
     }
 
 
-def _order(name: str) -> list[tuple[int, str]]:
+def _sort_key(name: str) -> list[tuple[int, str]]:
     """Return a sort key that orders numbers by value: block 2 before block 10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.replace("/", ".").replace("_", ".").split(".")]

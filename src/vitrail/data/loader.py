@@ -17,18 +17,18 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
-from vitrail.augment.chance import uniforms
-from vitrail.augment.mix import MIX_SLOTS, Mix, apply_mix, draw_mix
+from vitrail.augment.counter_rng import uniforms
+from vitrail.augment.mixup import MIX_SLOTS, Mix, apply_mix, draw_mix
 from vitrail.augment.policy import Policy
-from vitrail.data.order import InOrder, Order, shuffled
+from vitrail.data.batch_transforms import BatchTransform, EvalTransform, TrainTransform, TransformedBatch
+from vitrail.data.cpu_cores import available_cores
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources.source import TOLERATED, Source, allowed
-from vitrail.data.threads import cores
-from vitrail.data.view import Augmented, Plain, Seen, View
+from vitrail.data.samplers import Sampler, SequentialSampler, build_shuffled_sampler
+from vitrail.data.sources.dataset import MAX_BAD_FRACTION, Dataset, max_bad_images
 from vitrail.errors import VitrailError, printable
 
-LAST = 2**48  # stands for endless
-MIX = 2000  # first random slot of Mixup and CutMix
+MAX_STEP = 2**48  # stands for endless
+MIX_OFFSET = 2000  # first random slot of Mixup and CutMix
 
 log = logging.getLogger("vitrail")
 
@@ -40,8 +40,8 @@ class Batch:
     images: Float[Tensor, "n c height width"]
     labels: Int[Tensor, " n"]
     indices: Int[Tensor, " n"]  # in the dataset
-    others: Int[Tensor, " n"] | None = None
-    share: Float[Tensor, " n"] | None = None
+    mixed_labels: Int[Tensor, " n"] | None = None
+    lam: Float[Tensor, " n"] | None = None
     epochs: Int[Tensor, " n"] | None = None  # epoch of each image; None: the first
 
 
@@ -49,100 +49,108 @@ class Batch:
 class Loader:
     """Stateless data loader: ``loader.batch(step)`` is the batch of a step; ``loader.batches(start)`` prefetches in threads."""
 
-    source: Source
-    view: View
-    order: Order
-    mixing: Policy | None = None
+    dataset: Dataset
+    transform: BatchTransform
+    sampler: Sampler
+    mix_policy: Policy | None = None
     seed: int = 0
     rank: int = 0
-    ranks: int = 1
-    tolerated: float = TOLERATED
-    problems: dict[int, str] = field(default_factory=dict)  # images that could not be read, by index
+    world_size: int = 1
+    max_bad_fraction: float = MAX_BAD_FRACTION
+    read_errors: dict[int, str] = field(default_factory=dict)  # images that could not be read, by index
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.ranks:
-            raise VitrailError(f"rank must be from 0 to {self.ranks - 1} of {self.ranks}, got {self.rank}")
+        if not 0 <= self.rank < self.world_size:
+            raise VitrailError(f"rank must be from 0 to {self.world_size - 1} of {self.world_size}, got {self.rank}")
         self._lock = Lock()
 
     def batch(self, step: int) -> Batch:
-        steps = self.order.steps
-        if not 0 <= step < (LAST if steps is None else steps):
-            raise VitrailError(f"step must be from 0 to {(LAST if steps is None else steps) - 1}, got {step}")
-        epochs, indices = self.order.at(step)
+        steps = self.sampler.steps
+        if not 0 <= step < (MAX_STEP if steps is None else steps):
+            raise VitrailError(f"step must be from 0 to {(MAX_STEP if steps is None else steps) - 1}, got {step}")
+        epochs, indices = self.sampler.batch_indices(step)
         size = len(indices)
-        start, end = self.rank * size // self.ranks, (self.rank + 1) * size // self.ranks
-        if self.mixing is None or start == end:
-            seen = self._see(epochs[start:end], indices[start:end])
-            made = self._labelled(seen.images, indices[start:end][seen.kept])
-            return replace(made, epochs=torch.from_numpy(epochs[start:end][seen.kept]))
-        return self._mixed(epochs, indices, start, end)
+        start, end = self.rank * size // self.world_size, (self.rank + 1) * size // self.world_size
+        if self.mix_policy is None or start == end:
+            transformed = self._load(epochs[start:end], indices[start:end])
+            batch = self._with_labels(transformed.images, indices[start:end][transformed.readable])
+            return replace(batch, epochs=torch.from_numpy(epochs[start:end][transformed.readable]))
+        return self._mixed_batch(epochs, indices, start, end)
 
     def batches(self, start: int = 0, stop: int | None = None, workers: int | None = None) -> Iterator[Batch]:
         """Iterate over the batches from ``start`` to ``stop`` or the end, prefetched by ``workers`` threads; 0: no threads."""
-        ends = [end for end in (stop, self.order.steps) if end is not None]
-        workers = min(cores(), 8) if workers is None else workers
+        ends = [end for end in (stop, self.sampler.steps) if end is not None]
+        workers = min(available_cores(), 8) if workers is None else workers
         if workers < 0:
             raise VitrailError(f"workers must not be below 0, got {workers}; try workers=2")
-        return _ahead(self, start, min(ends) if ends else None, workers)
+        return _prefetch(self, start, min(ends) if ends else None, workers)
 
-    def _see(self, epochs: ndarray, indices: ndarray) -> Seen:
-        seen = self.view(self.source, epochs, indices)
-        if seen.problems:
-            self._count(seen.problems)
-        return seen
+    def _load(self, epochs: ndarray, indices: ndarray) -> TransformedBatch:
+        transformed = self.transform(self.dataset, epochs, indices)
+        if transformed.read_errors:
+            self._record_errors(transformed.read_errors)
+        return transformed
 
-    def _count(self, problems: dict[int, str]) -> None:
+    def _record_errors(self, read_errors: dict[int, str]) -> None:
         with self._lock:
-            for index, problem in problems.items():
-                if index not in self.problems:
-                    log.warning("skipped an image: %s", printable(problem))
-                self.problems[index] = problem
-            if len(self.problems) > allowed(self.tolerated, len(self.source)):
+            for index, error in read_errors.items():
+                if index not in self.read_errors:
+                    log.warning("skipped an image: %s", printable(error))
+                self.read_errors[index] = error
+            if len(self.read_errors) > max_bad_images(self.max_bad_fraction, len(self.dataset)):
                 raise VitrailError(
-                    f"{len(self.problems)} of {len(self.source)} images cannot be used, more than the tolerated fraction of "
-                    f"{self.tolerated:g}, the last one {next(iter(problems.values()))}; "
+                    f"{len(self.read_errors)} of {len(self.dataset)} images cannot be used, more than the tolerated fraction of "
+                    f"{self.max_bad_fraction:g}, the last one {next(iter(read_errors.values()))}; "
                     "`vitrail data check` lists them all"
                 )
 
-    def _labelled(self, images: Tensor, indices: ndarray) -> Batch:
-        return Batch(images, torch.from_numpy(self.source.labels[indices]), torch.from_numpy(indices))
+    def _with_labels(self, images: Tensor, indices: ndarray) -> Batch:
+        return Batch(images, torch.from_numpy(self.dataset.labels[indices]), torch.from_numpy(indices))
 
-    def _mixed(self, epochs: ndarray, indices: ndarray, start: int, end: int) -> Batch:
+    def _mixed_batch(self, epochs: ndarray, indices: ndarray, start: int, end: int) -> Batch:
         """Mix each image with the one before it in the global batch; a rank also reads the one before its part."""
-        policy, size = self.mixing, len(indices)
+        policy, size = self.mix_policy, len(indices)
         assert policy is not None
-        wanted = np.arange(start - 1, end) % size if self.ranks > 1 else np.arange(start, end)
-        seen = self._see(epochs[wanted], indices[wanted])
-        drawn = slice(start, end) if policy.mix_each else slice(0, 1)
-        u = uniforms(self.seed, epochs[drawn], indices[drawn], MIX_SLOTS, MIX)
+        positions = np.arange(start - 1, end) % size if self.world_size > 1 else np.arange(start, end)
+        transformed = self._load(epochs[positions], indices[positions])
+        drawn_for = slice(start, end) if policy.mix_per_sample else slice(0, 1)
+        u = uniforms(self.seed, epochs[drawn_for], indices[drawn_for], MIX_SLOTS, MIX_OFFSET)
         u = np.broadcast_to(u, (end - start, MIX_SLOTS))
-        mix = draw_mix(u, policy.mixup, policy.cutmix, policy.mix, policy.switch, policy.mix_each, self.view.preprocess.image)
-        own, before = (np.arange(1, len(wanted)), np.arange(len(wanted) - 1)) if self.ranks > 1 else (
+        mix = draw_mix(
+            u,
+            policy.mixup,
+            policy.cutmix,
+            policy.mix_prob,
+            policy.cutmix_prob,
+            policy.mix_per_sample,
+            self.transform.preprocess.image_size,
+        )
+        own, partners = (np.arange(1, len(positions)), np.arange(len(positions) - 1)) if self.world_size > 1 else (
             np.arange(size), np.roll(np.arange(size), 1)
         )  # fmt: skip
-        return self._blended(seen.images, seen.kept, indices[wanted], mix, own, before)
+        return self._blend(transformed.images, transformed.readable, indices[positions], mix, own, partners)
 
-    def _blended(self, images: Tensor, kept: ndarray, indices: ndarray, mix: Mix, own: ndarray, before: ndarray) -> Batch:
-        place = np.cumsum(kept) - 1  # row of an image among those that could be read
-        partner = np.where(kept[before], before, own)  # an image whose partner could not be read is not mixed
-        share, boxes = np.where(kept[before], mix.share, 1.0), np.where(kept[before][:, None], mix.boxes, 0)
-        here = kept[own]
-        mixed = _rows(images, place[own[here]])
-        if not mix.idle:
-            apply_mix(mixed, _rows(images, place[partner[here]]), Mix(share[here], boxes[here]))
-        made = self._labelled(mixed, indices[own[here]])
-        others = torch.from_numpy(self.source.labels[indices[partner[here]]])
-        return Batch(made.images, made.labels, made.indices, others, torch.from_numpy(share[here]).float())
+    def _blend(self, images: Tensor, readable: ndarray, indices: ndarray, mix: Mix, own: ndarray, partners: ndarray) -> Batch:
+        row_of = np.cumsum(readable) - 1  # row of an image among those that could be read
+        partner = np.where(readable[partners], partners, own)  # an image whose partner could not be read is not mixed
+        lam, boxes = np.where(readable[partners], mix.lam, 1.0), np.where(readable[partners][:, None], mix.boxes, 0)
+        present = readable[own]
+        mixed = _select_rows(images, row_of[own[present]])
+        if not mix.is_identity:
+            apply_mix(mixed, _select_rows(images, row_of[partner[present]]), Mix(lam[present], boxes[present]))
+        batch = self._with_labels(mixed, indices[own[present]])
+        mixed_labels = torch.from_numpy(self.dataset.labels[indices[partner[present]]])
+        return Batch(batch.images, batch.labels, batch.indices, mixed_labels, torch.from_numpy(lam[present]).float())
 
 
-def _rows(images: Tensor, rows: ndarray) -> Tensor:
+def _select_rows(images: Tensor, rows: ndarray) -> Tensor:
     """Select rows, without a copy if they are contiguous."""
     if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
         return images[int(rows[0]) : int(rows[0]) + len(rows)]
     return images[rows]
 
 
-def _ahead(loader: Loader, start: int, stop: int | None, workers: int) -> Iterator[Batch]:
+def _prefetch(loader: Loader, start: int, stop: int | None, workers: int) -> Iterator[Batch]:
     if workers == 0:
         step = start
         while stop is None or step < stop:
@@ -151,54 +159,67 @@ def _ahead(loader: Loader, start: int, stop: int | None, workers: int) -> Iterat
         return
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(workers, "vitrail-loader", initializer=torch.set_num_threads, initargs=(1,))
-    waiting: deque[Future[Batch]] = deque()
+    pending: deque[Future[Batch]] = deque()
     try:
         step = start
-        while waiting or stop is None or step < stop:
-            while len(waiting) <= workers and (stop is None or step < stop):
-                waiting.append(pool.submit(loader.batch, step))
+        while pending or stop is None or step < stop:
+            while len(pending) <= workers and (stop is None or step < stop):
+                pending.append(pool.submit(loader.batch, step))
                 step += 1
-            yield waiting.popleft().result()
+            yield pending.popleft().result()
             torch.set_num_threads(threads)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         torch.set_num_threads(threads)  # what workers set would hold for threads started later
 
 
-def training(
-    source: Source,
+def build_train_loader(
+    dataset: Dataset,
     preprocess: Preprocess,
-    batch: int,
+    batch_size: int,
     policy: Policy,
     seed: int = 0,
     *,
     rank: int = 0,
-    ranks: int = 1,
-    tolerated: float = TOLERATED,
-    window: int | None = None,
+    world_size: int = 1,
+    max_bad_fraction: float = MAX_BAD_FRACTION,
+    shuffle_window: int | None = None,
 ) -> Loader:
     """Build a shuffled, augmented, endless loader; ``batch_size`` is the global one. ``shuffle_window``: number of neighbouring
     images to shuffle among at a time; None: all."""
-    _check(source, batch)
-    if window is not None and window < 1:
-        raise VitrailError(f"shuffle_window must be at least 1, got {window}; try shuffle_window={100 * batch}")
-    if batch % ranks:
+    _check_arguments(dataset, batch_size)
+    if shuffle_window is not None and shuffle_window < 1:
+        raise VitrailError(f"shuffle_window must be at least 1, got {shuffle_window}; try shuffle_window={100 * batch_size}")
+    if batch_size % world_size:
         raise VitrailError(
-            f"batch_size must be a multiple of the world size {ranks}, got {batch}; try batch_size={-(-batch // ranks) * ranks}"
+            f"batch_size must be a multiple of the world size {world_size}, got {batch_size}; try batch_size={-(-batch_size // world_size) * world_size}"
         )
-    mixing = policy if policy.mixup or policy.cutmix else None
-    view = Augmented(preprocess, policy, seed)
-    return Loader(source, view, shuffled(source, batch, seed, window), mixing, seed, rank, ranks, tolerated)
+    mix_policy = policy if policy.mixup or policy.cutmix else None
+    transform = TrainTransform(preprocess, policy, seed)
+    return Loader(
+        dataset,
+        transform,
+        build_shuffled_sampler(dataset, batch_size, seed, shuffle_window),
+        mix_policy,
+        seed,
+        rank,
+        world_size,
+        max_bad_fraction,
+    )
 
 
-def evaluation(source: Source, preprocess: Preprocess, batch: int, *, rank: int = 0, ranks: int = 1) -> Loader:
+def build_eval_loader(
+    dataset: Dataset, preprocess: Preprocess, batch_size: int, *, rank: int = 0, world_size: int = 1
+) -> Loader:
     """Build a loader of every image once, in order, preprocessed as for evaluation."""
-    _check(source, batch)
-    return Loader(source, Plain(preprocess), InOrder(len(source), batch), rank=rank, ranks=ranks)
+    _check_arguments(dataset, batch_size)
+    return Loader(
+        dataset, EvalTransform(preprocess), SequentialSampler(len(dataset), batch_size), rank=rank, world_size=world_size
+    )
 
 
-def _check(source: Source, batch: int) -> None:
-    if batch < 1:
-        raise VitrailError(f"batch_size must be at least 1, got {batch}; try batch_size=64")
-    if len(source) == 0:
+def _check_arguments(dataset: Dataset, batch_size: int) -> None:
+    if batch_size < 1:
+        raise VitrailError(f"batch_size must be at least 1, got {batch_size}; try batch_size=64")
+    if len(dataset) == 0:
         raise VitrailError("the dataset has no images; name one that has some")

@@ -7,7 +7,7 @@ evaluation (resize without cropping). ``imagenet``: ImageNet's mean and standard
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from vitrail.config import check
+from vitrail.config import validate
 from vitrail.errors import VitrailError
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
@@ -17,28 +17,28 @@ Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 class Preprocess:
     """Resize, centre crop, scale to 0 ... 1, subtract the mean, divide by the standard deviation."""
 
-    image: tuple[int, int]  # height and width of the model's input
-    crop: float = 1.0  # fraction of the resized image that the centre crop keeps
+    image_size: tuple[int, int]  # height and width of the model's input
+    crop_pct: float = 1.0  # fraction of the resized image that the centre crop keeps
     squash: bool = False  # resize without keeping the aspect ratio
     interpolation: Interpolation = "bicubic"
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
     def __post_init__(self) -> None:
-        check(self)
-        if min(self.image) < 1:
-            raise VitrailError(f"image_size must be at least 1, got {self.image}; try image_size=224")
-        if not 0 < self.crop <= 1:
-            raise VitrailError(f"crop_pct must be above 0 and at most 1, got {self.crop}; try crop_pct=0.875")
+        validate(self)
+        if min(self.image_size) < 1:
+            raise VitrailError(f"image_size must be at least 1, got {self.image_size}; try image_size=224")
+        if not 0 < self.crop_pct <= 1:
+            raise VitrailError(f"crop_pct must be above 0 and at most 1, got {self.crop_pct}; try crop_pct=0.875")
         if len(self.mean) != len(self.std) or not self.mean:
             raise VitrailError(f"mean and std must have one value per channel, got {len(self.mean)} and {len(self.std)}")
         if min(self.std) <= 0:
             raise VitrailError(f"std must be above 0, got {min(self.std)}; try std=0.5,0.5,0.5")
 
     @property
-    def resized(self) -> tuple[int, int]:
+    def resize_to(self) -> tuple[int, int]:
         """The size that the image is resized to (or to cover) before the centre crop."""
-        return int(self.image[0] / self.crop + 1e-6), int(self.image[1] / self.crop + 1e-6)
+        return int(self.image_size[0] / self.crop_pct + 1e-6), int(self.image_size[1] / self.crop_pct + 1e-6)
 
     def with_channels(self, channels: int) -> "Preprocess":
         """Return the same preprocessing for another number of channels, each with the mean over the old ones."""
@@ -48,13 +48,13 @@ class Preprocess:
         return replace(self, mean=(mean,) * channels, std=(std,) * channels)
 
 
-def vit(image: tuple[int, int], channels: int = 3) -> Preprocess:
-    return Preprocess(image, crop=0.9, mean=(0.5,) * channels, std=(0.5,) * channels)
+def vit_preprocess(image_size: tuple[int, int], channels: int = 3) -> Preprocess:
+    return Preprocess(image_size, crop_pct=0.9, mean=(0.5,) * channels, std=(0.5,) * channels)
 
 
-def official(image: tuple[int, int], channels: int = 3) -> Preprocess:
-    return Preprocess(image, squash=True, interpolation="bilinear", mean=(0.5,) * channels, std=(0.5,) * channels)
+def official_preprocess(image_size: tuple[int, int], channels: int = 3) -> Preprocess:
+    return Preprocess(image_size, squash=True, interpolation="bilinear", mean=(0.5,) * channels, std=(0.5,) * channels)
 
 
-def imagenet(image: tuple[int, int]) -> Preprocess:
-    return Preprocess(image, crop=0.875, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+def imagenet_preprocess(image_size: tuple[int, int]) -> Preprocess:
+    return Preprocess(image_size, crop_pct=0.875, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))

@@ -13,13 +13,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
-from vitrail.explain.attention import at_rest, checked, numbers
-from vitrail.explain.faithfulness import on_pixels
-from vitrail.layers.merge import taken
+from vitrail.explain.attention import as_vit, check_indices, eval_mode
+from vitrail.explain.faithfulness import expand_to_pixels
 from vitrail.layers.position import Grid
+from vitrail.layers.token_merging import gather_tokens
 from vitrail.models.vit import ViT
 
-HOWS = ("mask", "shuffle", "drop")
+ABLATION_MODES = ("mask", "shuffle", "drop")
 
 
 @torch.no_grad()
@@ -27,7 +27,7 @@ def ablate(
     model: nn.Module,
     images: Float[Tensor, "b c height width"],
     patches: Sequence[int],
-    how: str = "mask",
+    mode: str = "mask",
     seed: int = 0,
 ) -> Float[Tensor, "b k"]:
     """Return the logits without these patches, which are counted row by row.
@@ -35,55 +35,61 @@ def ablate(
     ``mask``: they become grey, the mean of normalised images. ``shuffle``: their contents are permuted, as
     ``shuffle_permutation`` draws it from the seed. ``drop``: their tokens never enter the model; the others' positions stay.
     """
-    vit = checked(model)
+    vit = as_vit(model)
     grid = vit.grid(images)
     count = grid[0] * grid[1]
-    chosen = sorted(set(numbers("patches", patches, count))) if len(patches) else []
-    if how not in HOWS:
-        raise VitrailError(f"patches are ablated by {', '.join(HOWS[:-1])} or {HOWS[-1]}, got {how[:40]!r}; try how='mask'")
-    with at_rest(vit):
-        if not chosen:
+    ablated = sorted(set(check_indices("patches", patches, count))) if len(patches) else []
+    if mode not in ABLATION_MODES:
+        raise VitrailError(
+            f"patches are ablated by {', '.join(ABLATION_MODES[:-1])} or {ABLATION_MODES[-1]}, got {mode[:40]!r}; try how='mask'"
+        )
+    with eval_mode(vit):
+        if not ablated:
             return vit(images)
-        if how == "drop":
-            return _without(vit, images, chosen, grid)
-        if how == "shuffle":
-            return vit(_moved(images, order(chosen, count, seed), grid))
-        gone = torch.zeros(images.shape[0], count, dtype=torch.bool, device=images.device)
-        gone[:, chosen] = True
-        return vit(torch.where(on_pixels(gone, grid, images), torch.zeros_like(images), images))
+        if mode == "drop":
+            return _forward_without(vit, images, ablated, grid)
+        if mode == "shuffle":
+            return vit(_permute_patches(images, shuffle_permutation(ablated, count, seed), grid))
+        masked = torch.zeros(images.shape[0], count, dtype=torch.bool, device=images.device)
+        masked[:, ablated] = True
+        return vit(torch.where(expand_to_pixels(masked, grid, images), torch.zeros_like(images), images))
 
 
-def order(patches: Sequence[int], count: int, seed: int = 0) -> list[int]:
+def shuffle_permutation(patches: Sequence[int], count: int, seed: int = 0) -> list[int]:
     """Return which patch lies at each position when these are shuffled: every one of them moves, unless it is alone.
 
     Sattolo's algorithm draws a single cycle through all of them, each as likely as any other.
     """
-    places = sorted(set(numbers("patches", patches, count))) if len(patches) else []
-    moved, chance = list(places), random.Random(seed)
-    for last in range(len(moved) - 1, 0, -1):
-        other = chance.randrange(last)
-        moved[last], moved[other] = moved[other], moved[last]
-    found = list(range(count))
-    for place, patch in zip(places, moved, strict=True):
-        found[place] = patch
-    return found
+    positions = sorted(set(check_indices("patches", patches, count))) if len(patches) else []
+    shuffled, rng = list(positions), random.Random(seed)
+    for last in range(len(shuffled) - 1, 0, -1):
+        other = rng.randrange(last)
+        shuffled[last], shuffled[other] = shuffled[other], shuffled[last]
+    permutation = list(range(count))
+    for position, patch in zip(positions, shuffled, strict=True):
+        permutation[position] = patch
+    return permutation
 
 
-def _moved(images: Float[Tensor, "b c height width"], which: list[int], grid: Grid) -> Float[Tensor, "b c height width"]:
+def _permute_patches(
+    images: Float[Tensor, "b c height width"], permutation: list[int], grid: Grid
+) -> Float[Tensor, "b c height width"]:
     flat = rearrange(images, "b c (y p) (x q) -> b (y x) c p q", y=grid[0], x=grid[1])
-    return rearrange(flat[:, which], "b (y x) c p q -> b c (y p) (x q)", y=grid[0])
+    return rearrange(flat[:, permutation], "b (y x) c p q -> b c (y p) (x q)", y=grid[0])
 
 
-def _without(vit: ViT, images: Float[Tensor, "b c height width"], gone: list[int], grid: Grid) -> Float[Tensor, "b k"]:
+def _forward_without(
+    vit: ViT, images: Float[Tensor, "b c height width"], dropped: list[int], grid: Grid
+) -> Float[Tensor, "b k"]:
     count = grid[0] * grid[1]
-    left = [patch for patch in range(count) if patch not in set(gone)]
-    if not left:
+    kept = [patch for patch in range(count) if patch not in set(dropped)]
+    if not kept:
         raise VitrailError(f"all {count} patches cannot be dropped, since none would be left; keep one, or mask them")
     if vit.config.position == "relative":
         raise VitrailError(
             "relative positions count the offsets between all patches, so none can be dropped; mask or shuffle them instead"
         )
-    if vit.places(images) is not None:
+    if vit.kept_patches(images) is not None:
         raise VitrailError("a model with patch dropping drops patches by itself; mask or shuffle them, or load it without")
-    places = torch.tensor(left, device=images.device).expand(images.shape[0], -1)
-    return vit.head(vit.gathered(taken(vit.patches(images), places), grid, places))
+    kept_indices = torch.tensor(kept, device=images.device).expand(images.shape[0], -1)
+    return vit.head(vit.encode_and_pool(gather_tokens(vit.embed_patches(images), kept_indices), grid, kept_indices))

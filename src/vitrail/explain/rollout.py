@@ -11,14 +11,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
-from vitrail.explain.attention import at_rest, checked
-from vitrail.explain.held import Held, handed, holding, joined
-from vitrail.layers.tap import recording
+from vitrail.explain.attention import as_vit, eval_mode
+from vitrail.explain.merged_tokens import TokenMembership, copy_to_patches, merge_matrix, track_merging
+from vitrail.layers.tap import record_activations
 
-Fuse = Literal["mean", "max", "min"]
+HeadFusion = Literal["mean", "max", "min"]
 
 
-class Rolled:
+class RolloutAccumulator:
     """Product of the layers so far; layers come in the order of the forward pass, and none is kept.
 
     What came through attention, and what came along the residual alone: where attention is weak the second would dominate the
@@ -26,86 +26,94 @@ class Rolled:
     and is filled during the forward pass.
     """
 
-    def __init__(self, held: Held = (), whole: bool = True) -> None:
-        self.held, self.whole, self.layers = held, whole, 0
-        self._mixed: Tensor | None = None  # b t t
-        self._straight: Tensor | None = None  # b t; with merged tokens, b t t
+    def __init__(self, membership: TokenMembership = (), normalise: bool = True) -> None:
+        self.membership, self.normalise, self.num_layers = membership, normalise, 0
+        self._attended: Tensor | None = None  # b t t
+        self._residual: Tensor | None = None  # b t; with merged tokens, b t t
 
-    def multiply(self, mixing: Float[Tensor, "b t t"]) -> None:
+    def multiply(self, weights: Float[Tensor, "b t t"]) -> None:
         """Multiply by a layer's attention matrix, given without its residual."""
-        sums = mixing.sum(dim=-1, keepdim=True) + 1 if self.whole else mixing.new_ones(mixing.shape[0], mixing.shape[1], 1)
-        brought, kept = mixing / sums, 1 / sums
-        if self.held:
-            self._merge(mixing)
-        self.layers += 1
-        if self._mixed is None or self._straight is None:
-            self._mixed, self._straight = brought, kept[..., 0]
-        elif self._straight.ndim == 2:
-            self._mixed = brought @ self._mixed + kept * self._mixed + brought * self._straight[:, None]
-            self._straight = kept[..., 0] * self._straight
+        sums = (
+            weights.sum(dim=-1, keepdim=True) + 1 if self.normalise else weights.new_ones(weights.shape[0], weights.shape[1], 1)
+        )
+        attended, residual = weights / sums, 1 / sums
+        if self.membership:
+            self._merge_rows(weights)
+        self.num_layers += 1
+        if self._attended is None or self._residual is None:
+            self._attended, self._residual = attended, residual[..., 0]
+        elif self._residual.ndim == 2:
+            self._attended = attended @ self._attended + residual * self._attended + attended * self._residual[:, None]
+            self._residual = residual[..., 0] * self._residual
         else:
-            self._mixed = brought @ self._mixed + kept * self._mixed + brought @ self._straight
-            self._straight = kept * self._straight
+            self._attended = attended @ self._attended + residual * self._attended + attended @ self._residual
+            self._residual = residual * self._residual
 
-    def _merge(self, like: Tensor) -> None:
+    def _merge_rows(self, like: Tensor) -> None:
         """Merge rows up to the next layer: before the first, each token is its members."""
-        if self._mixed is None or self._straight is None:
-            self._straight = self.held[0].to(like.dtype)
-            self._mixed = torch.zeros_like(self._straight)
+        if self._attended is None or self._residual is None:
+            self._residual = self.membership[0].to(like.dtype)
+            self._attended = torch.zeros_like(self._residual)
         else:
-            step = joined(self.held[self.layers - 1], self.held[self.layers]).to(like.dtype)
-            self._mixed, self._straight = step @ self._mixed, step @ self._straight
+            step = merge_matrix(self.membership[self.num_layers - 1], self.membership[self.num_layers]).to(like.dtype)
+            self._attended, self._residual = step @ self._attended, step @ self._residual
 
     @property
-    def ends(self) -> tuple[Float[Tensor, "b t t"], Float[Tensor, "b t"] | Float[Tensor, "b t t"]]:
+    def attended_and_residual(self) -> tuple[Float[Tensor, "b t t"], Float[Tensor, "b t"] | Float[Tensor, "b t t"]]:
         """Return what came through attention and what came along the residual, a row for every original token."""
-        assert self._mixed is not None
-        assert self._straight is not None
-        if not self.held:
-            return self._mixed, self._straight
-        step = joined(self.held[-2], self.held[-1]).to(self._mixed.dtype)
-        return handed(step @ self._mixed, self.held[-1]), handed(step @ self._straight, self.held[-1])
+        assert self._attended is not None
+        assert self._residual is not None
+        if not self.membership:
+            return self._attended, self._residual
+        step = merge_matrix(self.membership[-2], self.membership[-1]).to(self._attended.dtype)
+        return copy_to_patches(step @ self._attended, self.membership[-1]), copy_to_patches(
+            step @ self._residual, self.membership[-1]
+        )
 
     @property
     def product(self) -> Float[Tensor, "b t t"]:
-        mixed, straight = self.ends
-        return mixed + (torch.diag_embed(straight) if straight.ndim == 2 else straight)
+        attended, residual = self.attended_and_residual
+        return attended + (torch.diag_embed(residual) if residual.ndim == 2 else residual)
 
 
 @torch.no_grad()
 def rollout(
-    model: nn.Module, images: Float[Tensor, "b c height width"], fuse: Fuse = "mean", discard: float = 0.0
+    model: nn.Module, images: Float[Tensor, "b c height width"], fuse: HeadFusion = "mean", discard: float = 0.0
 ) -> Float[Tensor, "b t t"]:
     """Return the rollout, rows that sum to one. ``discard``: fraction of each layer's weights, the smallest, set to zero."""
     if not 0 <= discard < 1:
         raise VitrailError(f"discard must be a fraction from 0 to below 1, got {discard}; try discard=0.9")
-    vit = checked(model)
+    vit = as_vit(model)
 
-    def take(weights: Float[Tensor, "b h t t"]) -> Tensor:
-        rolled.multiply(_without_smallest(fused(weights, fuse), discard))
+    def visit(weights: Float[Tensor, "b h t t"]) -> Tensor:
+        accumulator.multiply(_discard_smallest(fuse_heads(weights, fuse), discard))
         return weights.new_empty(0)
 
-    with at_rest(vit), holding(vit) as held, recording(vit, "blocks.*.attention.weights", keep=take):
-        rolled = Rolled(held)
+    with (
+        eval_mode(vit),
+        track_merging(vit) as membership,
+        record_activations(vit, "blocks.*.attention.weights", transform=visit),
+    ):
+        accumulator = RolloutAccumulator(membership)
         vit.features(images)
-    return rolled.product
+    return accumulator.product
 
 
-def fused(weights: Float[Tensor, "b h t t"], how: Fuse) -> Float[Tensor, "b t t"]:
-    match how:
+def fuse_heads(weights: Float[Tensor, "b h t t"], fusion: HeadFusion) -> Float[Tensor, "b t t"]:
+    match fusion:
         case "mean":
             return weights.mean(dim=1)
         case "max":
             return weights.amax(dim=1)
         case "min":
             return weights.amin(dim=1)
-    raise VitrailError(f"heads are fused by mean, max or min, got {how!r}; try fuse='mean'")
+    raise VitrailError(f"heads are fused by mean, max or min, got {fusion!r}; try fuse='mean'")
 
 
-def _without_smallest(mixing: Float[Tensor, "b t t"], share: float) -> Float[Tensor, "b t t"]:
-    count = int(share * mixing.shape[-1] ** 2)
+def _discard_smallest(weights: Float[Tensor, "b t t"], fraction: float) -> Float[Tensor, "b t t"]:
+    count = int(fraction * weights.shape[-1] ** 2)
     if not count:
-        return mixing
-    flat = mixing.flatten(1).clone()
+        return weights
+    flat = weights.flatten(1).clone()
     flat.scatter_(1, flat.argsort(dim=1)[:, :count], 0.0)
-    return flat.view_as(mixing)
+    return flat.view_as(weights)

@@ -3,68 +3,79 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vitrail.lab.base import ADAMW, coarse, recipe, vit
-from vitrail.lab.experiment import Asked, Experiment, Told, by
-from vitrail.lab.show import best, cell, gap, middle, over, plain
-from vitrail.lab.trial import Row, Trial
-from vitrail.report.markup import text
-from vitrail.report.page import table
+from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult, group_by
+from vitrail.lab.small_recipe import ADAMW, coarse_patch, small_recipe, small_vit
+from vitrail.lab.summaries import line_plot, mean_score, paired_difference, score_cell, scores_json, select_on_validation
+from vitrail.lab.trials import JobResult, TrainingJob
+from vitrail.plot.markup import escape
+from vitrail.report.html import html_table
 
-HEADS = {"class token": "cls", "GAP": "gap"}
+POOLINGS = {"class token": "cls", "GAP": "gap"}
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 QUICK = (1e-3, 1e-2)
 
 
-def trials(asked: Asked) -> list[Trial]:
+def jobs(options: ExperimentOptions) -> list[TrainingJob]:
     return [
-        Trial(
+        TrainingJob(
             {"head": head, "lr": lr, "seed": seed},
-            recipe(asked, vit(asked, pool=pool, position="learned1d", patch=coarse(asked)), seed, replace(ADAMW, lr=lr)),
+            small_recipe(
+                options,
+                small_vit(options, pool=pool, position="learned1d", patch=coarse_patch(options)),
+                seed,
+                replace(ADAMW, lr=lr),
+            ),
         )
-        for seed in asked.seeds
-        for lr in (QUICK if asked.quick else RATES)
-        for head, pool in HEADS.items()
+        for seed in options.seeds
+        for lr in (QUICK if options.quick else RATES)
+        for head, pool in POOLINGS.items()
     ]
 
 
-def tell(asked: Asked, rows: Sequence[Row]) -> Told:
-    lines = {head: {lr: found for (lr,), found in by(own, "lr").items()} for (head,), own in by(rows, "head").items()}
+def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> ExperimentResult:
+    lines = {
+        head: {lr: group for (lr,), group in group_by(own, "lr").items()} for (head,), own in group_by(rows, "head").items()
+    }
     rates = list(next(iter(lines.values())))
     cells = [
-        [f"{lr:g}", *(cell(line[lr]) for line in lines.values()), _ahead(lines["GAP"][lr], lines["class token"][lr])]
+        [
+            f"{lr:g}",
+            *(score_cell(line[lr]) for line in lines.values()),
+            _difference_text(lines["GAP"][lr], lines["class token"][lr]),
+        ]
         for lr in rates
     ]
-    chosen = {head: best(line) for head, line in lines.items()}
-    drawing = over("Test accuracy by learning rate", "learning rate", lines, lambda lr: f"{lr:g}")
-    numbers = {head: {f"{lr:g}": plain(found) for lr, found in line.items()} for head, line in lines.items()}
-    return Told(
-        _answer(lines, chosen),
-        [drawing, table(("learning rate", *(f"#{head}" for head in lines), "#GAP minus class token"), cells)],
-        {"heads": numbers, "best": chosen},
+    best_lr = {head: select_on_validation(line) for head, line in lines.items()}
+    figure = line_plot("Test accuracy by learning rate", "learning rate", lines, lambda lr: f"{lr:g}")
+    numbers = {head: {f"{lr:g}": scores_json(group) for lr, group in line.items()} for head, line in lines.items()}
+    return ExperimentResult(
+        _summary(lines, best_lr),
+        [figure, html_table(("learning rate", *(f"#{head}" for head in lines), "#GAP minus class token"), cells)],
+        {"heads": numbers, "best": best_lr},
     )
 
 
-def _answer(lines: dict[str, dict[float, list[Row]]], chosen: dict[str, float | None]) -> str:
-    token, average = chosen["class token"], chosen["GAP"]
+def _summary(lines: dict[str, dict[float, list[JobResult]]], best_lr: dict[str, float | None]) -> str:
+    token, average = best_lr["class token"], best_lr["GAP"]
     if token is None or average is None:
         return "One of the two diverged at every learning rate."
-    first, second = middle(lines["class token"][token]), middle(lines["GAP"][average])
-    said = (
+    first, second = mean_score(lines["class token"][token]), mean_score(lines["GAP"][average])
+    claim = (
         f"With the learning rate selected on validation, the class token reaches {first:.1%} on test (at {token:g}) and GAP "
         f"{second:.1%} (at {average:g})"
     )
-    apart = gap(lines["GAP"][average], lines["class token"][token])
-    if apart is None:
-        return f"{said}."
-    ahead = "GAP" if apart.mean > 0 else "the class token"
-    how = f"{ahead} is significantly better" if apart.clear else "the difference is not significant"
+    difference = paired_difference(lines["GAP"][average], lines["class token"][token])
+    if difference is None:
+        return f"{claim}."
+    winner = "GAP" if difference.mean > 0 else "the class token"
+    verdict = f"{winner} is significantly better" if difference.significant else "the difference is not significant"
     rates = "at the same learning rate" if token == average else "at different learning rates"
-    return f"{said}, {rates}; {how} (GAP minus class token: {apart.words})."
+    return f"{claim}, {rates}; {verdict} (GAP minus class token: {difference.text})."
 
 
-def _ahead(ours: Sequence[Row], theirs: Sequence[Row]) -> str:
-    apart = gap(ours, theirs)
-    return "" if apart is None else text(apart.words)
+def _difference_text(ours: Sequence[JobResult], theirs: Sequence[JobResult]) -> str:
+    difference = paired_difference(ours, theirs)
+    return "" if difference is None else escape(difference.text)
 
 
 EXPERIMENT = Experiment(
@@ -78,6 +89,6 @@ EXPERIMENT = Experiment(
     limits="In the paper the class token has a head with a hidden layer and GAP a linear one; here both are linear. The best "
     "learning rate of a short run is higher than that of a long run, so the rates do not carry over; and rates a factor of "
     "three apart cannot resolve the paper's factor of 2.7.",
-    tell=tell,
-    trials=trials,
+    build_result=build_result,
+    jobs=jobs,
 )

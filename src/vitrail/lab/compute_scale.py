@@ -4,15 +4,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from vitrail.lab.base import BEST, families, recipe, vit
-from vitrail.lab.compute import TABLE
-from vitrail.lab.experiment import Asked, Experiment, Told, by
-from vitrail.lab.show import cell, gap, middle, over, plain
-from vitrail.lab.trial import Row, Trial
-from vitrail.report.chart import chart
-from vitrail.report.drawing import Drawing
-from vitrail.report.markup import text
-from vitrail.report.page import table
+from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult, group_by
+from vitrail.lab.pretraining_compute import TABLE
+from vitrail.lab.small_recipe import FAMILY_OPTIM, matched_families, small_recipe, small_vit
+from vitrail.lab.summaries import line_plot, mean_score, paired_difference, score_cell, scores_json
+from vitrail.lab.trials import JobResult, TrainingJob
+from vitrail.plot.canvas import Figure
+from vitrail.plot.line_chart import line_chart
+from vitrail.plot.markup import escape
+from vitrail.report.html import html_table
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"width": 32, "depth": 4, "mlp": 128},
@@ -24,78 +24,82 @@ TOP1 = (  # ImageNet accuracy of the rows of Table 6: ViTs, ResNets, hybrids
     77.54, 82.12, 80.67, 81.88, 84.97, 85.56, 87.22,
     84.90, 85.58, 85.68, 86.60, 87.12,
 )  # fmt: skip
-PAPER = [(said.paper, said.epochs, said.exa, top1) for said, top1 in zip(TABLE, TOP1, strict=True)]
+PAPER = [(said.paper, said.epochs, said.exaflops, top1) for said, top1 in zip(TABLE, TOP1, strict=True)]
 
 
-def trials(asked: Asked) -> list[Trial]:
-    sizes = {"small": SIZES["small"]} if asked.quick else SIZES
+def jobs(options: ExperimentOptions) -> list[TrainingJob]:
+    sizes = {"small": SIZES["small"]} if options.quick else SIZES
     return [
-        Trial({"family": family, "size": size, "seed": seed}, recipe(asked, model, seed, BEST[family]))
-        for seed in asked.seeds
+        TrainingJob({"family": family, "size": size, "seed": seed}, small_recipe(options, model, seed, FAMILY_OPTIM[family]))
+        for seed in options.seeds
         for size, changes in sizes.items()
-        for family, model in families(vit(asked, **changes)).items()
+        for family, model in matched_families(small_vit(options, **changes)).items()
     ]
 
 
-def tell(asked: Asked, rows: Sequence[Row]) -> Told:
-    groups = by(rows, "family", "size")
-    lines: dict[str, dict[float, list[Row]]] = {}
+def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> ExperimentResult:
+    groups = group_by(rows, "family", "size")
+    lines: dict[str, dict[float, list[JobResult]]] = {}
     cells, numbers = [], []
-    for (family, size), found in groups.items():
-        first = found[0]
-        lines.setdefault(family, {})[first.flops / 1e12] = found
+    for (family, size), group in groups.items():
+        first = group[0]
+        lines.setdefault(family, {})[first.flops / 1e12] = group
         cells.append(
             [
-                text(family),
-                text(size),
+                escape(family),
+                escape(size),
                 f"{first.parameters:,}",
                 f"{first.macs / 1e6:.2f} M",
                 f"{first.flops / 1e12:.3g}",
-                cell(found),
+                score_cell(group),
             ]
         )
-        numbers.append(plain(found, family=family, size=size, flops=first.flops, parameters=first.parameters, macs=first.macs))
-    drawing = over("Test accuracy by training compute", "training teraFLOPs", lines, lambda flops: f"{flops:.2g}")
-    ours = table(("family", "size", "#parameters", "#MACs per image", "#teraFLOPs", "#test"), cells)
-    paper = table(
+        numbers.append(
+            scores_json(group, family=family, size=size, flops=first.flops, parameters=first.parameters, macs=first.macs)
+        )
+    figure = line_plot("Test accuracy by training compute", "training teraFLOPs", lines, lambda flops: f"{flops:.2g}")
+    ours = html_table(("family", "size", "#parameters", "#MACs per image", "#teraFLOPs", "#test"), cells)
+    paper = html_table(
         ("pre-trained on JFT", "#epochs", "#exaFLOPs", "#ImageNet"),
-        [[text(name), str(epochs), f"{flops:,}", f"{top1:.2f}%"] for name, epochs, flops, top1 in PAPER],
+        [[escape(name), str(epochs), f"{flops:,}", f"{top1:.2f}%"] for name, epochs, flops, top1 in PAPER],
     )
-    parts: list[str | Drawing] = [drawing, _paper(), ours, "<h2>The paper's Table 6</h2>", paper]
-    return Told(_answer(groups), parts, {"models": numbers, "paper": PAPER})
+    parts: list[str | Figure] = [figure, _paper_figure(), ours, "<h2>The paper's Table 6</h2>", paper]
+    return ExperimentResult(_summary(groups), parts, {"models": numbers, "paper": PAPER})
 
 
-def _paper() -> Drawing:
+def _paper_figure() -> Figure:
     """Plot the paper's numbers as in its Figure 5."""
     lines: dict[str, dict[float, tuple[float, str]]] = {"ViT": {}, "hybrid": {}, "ResNet": {}}
     for name, epochs, exa, top1 in PAPER:
         family = "ViT" if name.startswith("ViT") else "hybrid" if "+" in name else "ResNet"
         lines[family][math.log10(exa)] = top1 / 100, f"{name}, {epochs} epochs"
-    drawn = {family: [(x, score) for x, (score, _) in sorted(line.items())] for family, line in lines.items()}
-    said = {
+    points = {family: [(x, score) for x, (score, _) in sorted(line.items())] for family, line in lines.items()}
+    captions = {
         family: [("", f"{name}: {score:.2%}") for _, (score, name) in sorted(line.items())] for family, line in lines.items()
     }
-    marks = {math.log10(exa): f"{exa:,}" for exa in (50, 100, 200, 500, 1000, 2000, 4000)}
-    upward = "ImageNet accuracy, fine-tuned"
-    return chart("The paper: Table 6", upward, "pre-training exaFLOPs", drawn, percent=True, captions=said, marks=marks)
+    x_ticks = {math.log10(exa): f"{exa:,}" for exa in (50, 100, 200, 500, 1000, 2000, 4000)}
+    y_label = "ImageNet accuracy, fine-tuned"
+    return line_chart(
+        "The paper: Table 6", y_label, "pre-training exaFLOPs", points, percent=True, captions=captions, x_ticks=x_ticks
+    )
 
 
-def _answer(groups: dict[tuple[Any, ...], list[Row]]) -> str:
-    said = []
+def _summary(groups: dict[tuple[Any, ...], list[JobResult]]) -> str:
+    clauses = []
     for size in dict.fromkeys(size for _, size in groups):
-        own = {family: groups[family, size] for family in ("ViT", "hybrid", "ResNet") if (family, size) in groups}
-        finished = {family: found for family, found in own.items() if middle(found) == middle(found)}
+        by_family = {family: groups[family, size] for family in ("ViT", "hybrid", "ResNet") if (family, size) in groups}
+        finished = {family: group for family, group in by_family.items() if mean_score(group) == mean_score(group)}
         if len(finished) < 2:
-            said.append(f"too few of the {size} models finished")
+            clauses.append(f"too few of the {size} models finished")
             continue
-        first, second, *_ = sorted(finished, key=lambda family: -middle(finished[family]))
-        apart = gap(finished[first], finished[second])
-        how = "significantly" if apart is not None and apart.clear else "not significantly"
-        said.append(
-            f"of the {size} models the {first} ({middle(finished[first]):.1%}) is {how} better than the {second} "
-            f"({middle(finished[second]):.1%})"
+        first, second, *_ = sorted(finished, key=lambda family: -mean_score(finished[family]))
+        difference = paired_difference(finished[first], finished[second])
+        adverb = "significantly" if difference is not None and difference.significant else "not significantly"
+        clauses.append(
+            f"of the {size} models the {first} ({mean_score(finished[first]):.1%}) is {adverb} better than the {second} "
+            f"({mean_score(finished[second]):.1%})"
         )
-    return f"At equal compute, {'; '.join(said)}."
+    return f"At equal compute, {'; '.join(clauses)}."
 
 
 EXPERIMENT = Experiment(
@@ -110,6 +114,6 @@ EXPERIMENT = Experiment(
     limits="The paper's regime is practically unlimited data; here a few thousand images are seen several times, which favours "
     "the inductive bias of convolutions. Compute spans a factor of ten, the paper's one of eighty. Multiply-adds are not "
     "seconds: small convolutions take longer for as many.",
-    tell=tell,
-    trials=trials,
+    build_result=build_result,
+    jobs=jobs,
 )

@@ -6,103 +6,126 @@ from itertools import pairwise
 
 import numpy as np
 
-from vitrail.lab.base import BEST, data_of, families, recipe, seen, vit
-from vitrail.lab.experiment import Asked, Experiment, Told, by
-from vitrail.lab.show import Gap, cell, gain, gap, middle, one_of, over, plain, sentence
-from vitrail.lab.trial import Row, Trial
-from vitrail.report.chart import chart
-from vitrail.report.drawing import Drawing
-from vitrail.report.markup import text
-from vitrail.report.page import table
+from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult, group_by
+from vitrail.lab.small_recipe import FAMILY_OPTIM, dataset_name, dataset_shape, matched_families, small_recipe, small_vit
+from vitrail.lab.summaries import (
+    SeedDifference,
+    difference_of_differences,
+    join_clauses,
+    join_names,
+    line_plot,
+    mean_score,
+    paired_difference,
+    score_cell,
+    scores_json,
+)
+from vitrail.lab.trials import JobResult, TrainingJob
+from vitrail.plot.canvas import Figure
+from vitrail.plot.line_chart import line_chart
+from vitrail.plot.markup import escape
+from vitrail.report.html import html_table
 
-FIRST, REACH = 500, 64  # images of the smallest subset, or all divided by this in a small dataset
-AMOUNTS, LEAST = 4, 30
-Line = dict[float, list[Row]]
+MIN_SUBSET, MAX_RATIO = 500, 64  # images of the smallest subset, or all divided by this in a small dataset
+NUM_SIZES, MIN_IMAGES = 4, 30
+ResultsBySize = dict[float, list[JobResult]]
 
 
-def amounts(asked: Asked) -> list[int]:
+def subset_sizes(options: ExperimentOptions) -> list[int]:
     """Return training set sizes up to the whole dataset, geometrically spaced."""
-    count = seen(data_of(asked)).count
-    first = min(max(min(FIRST, count // REACH), LEAST), count)
-    return sorted({round(amount) for amount in np.geomspace(first, count, 2 if asked.quick else AMOUNTS)})
+    count = dataset_shape(dataset_name(options)).num_train
+    first = min(max(min(MIN_SUBSET, count // MAX_RATIO), MIN_IMAGES), count)
+    return sorted({round(amount) for amount in np.geomspace(first, count, 2 if options.quick else NUM_SIZES)})
 
 
-def trials(asked: Asked) -> list[Trial]:
-    models = families(vit(asked))
-    held = None if "held=" in data_of(asked) or not asked.data.startswith("panes") else max(seen(asked.data).count // 5, 1)
+def jobs(options: ExperimentOptions) -> list[TrainingJob]:
+    models = matched_families(small_vit(options))
+    heldout_size = (
+        None
+        if "heldout_size=" in dataset_name(options) or not options.data.startswith("panes")
+        else max(dataset_shape(options.data).num_train // 5, 1)
+    )
     return [
-        Trial(
+        TrainingJob(
             {"family": family, "count": count, "seed": seed},
-            recipe(
-                asked, model, seed, BEST[family], looks=4, data=data_of(asked, count=count, **({"held": held} if held else {}))
+            small_recipe(
+                options,
+                model,
+                seed,
+                FAMILY_OPTIM[family],
+                evaluations=4,
+                data=dataset_name(options, train_size=count, **({"heldout_size": heldout_size} if heldout_size else {})),
             ),
         )
-        for seed in asked.seeds
-        for count in amounts(asked)
+        for seed in options.seeds
+        for count in subset_sizes(options)
         for family, model in models.items()
     ]
 
 
-def tell(asked: Asked, rows: Sequence[Row]) -> Told:
-    lines: dict[str, Line] = {
-        family: {count: found for (count,), found in by(own, "count").items()} for (family,), own in by(rows, "family").items()
+def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> ExperimentResult:
+    lines: dict[str, ResultsBySize] = {
+        family: {count: group for (count,), group in group_by(own, "count").items()}
+        for (family,), own in group_by(rows, "family").items()
     }
     counts = sorted(next(iter(lines.values())))
     cells = []
     for count in counts:
-        apart = gap(lines["ViT"][count], lines["ResNet"][count])
-        ahead = "" if apart is None else text(apart.words)
-        often = rows[0].steps * rows[0].batch / count
+        difference = paired_difference(lines["ViT"][count], lines["ResNet"][count])
+        ahead = "" if difference is None else escape(difference.text)
+        epochs = rows[0].steps * rows[0].batch_size / count
         cells.append(
             [
                 f"{count:,}",
-                f"{often:,.0f}" if often >= 10 else f"{often:.1f}",
-                *(cell(line[count]) for line in lines.values()),
+                f"{epochs:,.0f}" if epochs >= 10 else f"{epochs:.1f}",
+                *(score_cell(line[count]) for line in lines.values()),
                 ahead,
             ]
         )
-    sizes = table(
+    sizes = html_table(
         ("family", "#parameters", "#MACs per image"),
         [
-            [name, f"{found.parameters:,}", f"{found.macs / 1e6:.2f} M"]
+            [name, f"{group.parameters:,}", f"{group.macs / 1e6:.2f} M"]
             for name, line in lines.items()
-            for found in line[counts[0]][:1]
+            for group in line[counts[0]][:1]
         ],
     )
-    crossed = {f"{ours} and {theirs}": crossings(lines[ours], lines[theirs]) for ours, theirs in PAIRS}
-    drawing = over("Test accuracy by training set size", "training images", lines, lambda count: f"{count:,.0f}")
-    numbers = {family: {str(count): plain(found) for count, found in line.items()} for family, line in lines.items()}
+    crossing_points = {f"{ours} and {theirs}": crossings(lines[ours], lines[theirs]) for ours, theirs in PAIRS}
+    figure = line_plot("Test accuracy by training set size", "training images", lines, lambda count: f"{count:,.0f}")
+    numbers = {family: {str(count): scores_json(group) for count, group in line.items()} for family, line in lines.items()}
     columns = ("training images", "#epochs", *(f"#{family}" for family in lines), "#ViT minus ResNet")
-    parts: list[str | Drawing] = [
-        drawing,
-        _paper(),
-        table(columns, cells),
-        *_unseen(rows, counts),
+    parts: list[str | Figure] = [
+        figure,
+        _paper_figure(),
+        html_table(columns, cells),
+        *_epoch_warning(rows, counts),
         "<h2>The models</h2>",
         sizes,
     ]
-    return Told(_answer(lines, crossed), parts, {"families": numbers, "crossings": crossed, "paper": PAPER})
+    return ExperimentResult(
+        _summary(lines, crossing_points), parts, {"families": numbers, "crossings": crossing_points, "paper": PAPER}
+    )
 
 
-def _paper() -> Drawing:
+def _paper_figure() -> Figure:
     lines = {name: [(math.log10(count), score) for count, score in line.items()] for name, line in PAPER.items()}
-    said = {
-        name: [("", f"{name}, {SETS[count]}: {score:.2%}") for count, score in line.items()] for name, line in PAPER.items()
+    captions = {
+        name: [("", f"{name}, {DATASET_SIZES[count]}: {score:.2%}") for count, score in line.items()]
+        for name, line in PAPER.items()
     }
-    marks = {math.log10(count): words for count, words in SETS.items()}
-    title, upward = "The paper: Table 5", "ImageNet accuracy, fine-tuned"
-    return chart(title, upward, "pre-training images", lines, percent=True, captions=said, marks=marks)
+    x_ticks = {math.log10(count): label for count, label in DATASET_SIZES.items()}
+    title, y_label = "The paper: Table 5", "ImageNet accuracy, fine-tuned"
+    return line_chart(title, y_label, "pre-training images", lines, percent=True, captions=captions, x_ticks=x_ticks)
 
 
-def _unseen(rows: Sequence[Row], counts: Sequence[float]) -> Iterator[str]:
+def _epoch_warning(rows: Sequence[JobResult], counts: Sequence[float]) -> Iterator[str]:
     """Warn about sizes that exceed the images drawn in training: a run too short sees only part of them."""
-    drawn = rows[0].steps * rows[0].batch
-    if beyond := [f"{count:,}" for count in counts if count > drawn]:
-        words = f"Each run draws {drawn:,} images, less than one epoch of {one_of(beyond)}: "
-        yield f'<p class="bad">{words}comparing these sizes needs more --minutes.</p>'
+    drawn = rows[0].steps * rows[0].batch_size
+    if unseen_sizes := [f"{count:,}" for count in counts if count > drawn]:
+        message = f"Each run draws {drawn:,} images, less than one epoch of {join_names(unseen_sizes)}: "
+        yield f'<p class="bad">{message}comparing these sizes needs more --minutes.</p>'
 
 
-SETS = {1_300_000: "1.3 M", 14_000_000: "14 M", 303_000_000: "303 M"}  # ImageNet, ImageNet-21k and JFT-300M
+DATASET_SIZES = {1_300_000: "1.3 M", 14_000_000: "14 M", 303_000_000: "303 M"}  # ImageNet, ImageNet-21k and JFT-300M
 PAPER = {  # Table 5, plotted in Figure 3
     "ViT-B/16": {1_300_000: 0.7791, 14_000_000: 0.8397, 303_000_000: 0.8415},
     "ViT-L/16": {1_300_000: 0.7653, 14_000_000: 0.8515, 303_000_000: 0.8712},
@@ -110,46 +133,53 @@ PAPER = {  # Table 5, plotted in Figure 3
 PAIRS = (("ViT", "ResNet"), ("hybrid", "ResNet"), ("ViT", "hybrid"))
 
 
-def crossings(ours: Line, theirs: Line) -> list[tuple[float, float]]:
+def crossings(ours: ResultsBySize, theirs: ResultsBySize) -> list[tuple[float, float]]:
     """Return the pairs of sizes between which the sign of the mean difference changes."""
-    ahead = {count: middle(ours[count]) - middle(theirs[count]) for count in sorted(ours) if count in theirs}
-    known = [(count, value) for count, value in ahead.items() if value == value and value != 0]
-    return [(low, high) for (low, before), (high, behind) in pairwise(known) if before * behind < 0]
+    differences = {count: mean_score(ours[count]) - mean_score(theirs[count]) for count in sorted(ours) if count in theirs}
+    nonzero = [(count, value) for count, value in differences.items() if value == value and value != 0]
+    return [(low, high) for (low, before), (high, after) in pairwise(nonzero) if before * after < 0]
 
 
-def _chance(ours: Line, theirs: Line, *counts: float) -> str:
+def _chance_note(ours: ResultsBySize, theirs: ResultsBySize, *counts: float) -> str:
     """Return a caveat unless the differences at these sizes are significant."""
-    apart = [gap(ours[count], theirs[count]) for count in counts]
-    return "" if all(found is not None and found.clear for found in apart) else ", which may be chance"
+    differences = [paired_difference(ours[count], theirs[count]) for count in counts]
+    return (
+        "" if all(difference is not None and difference.significant for difference in differences) else ", which may be chance"
+    )
 
 
-def _grown(more: Gap | None) -> str:
+def _change_note(change: SeedDifference | None) -> str:
     """Describe the change of the difference with data, which is what the paper's claim is about."""
-    return "" if more is None else f"; a change of {more.words}, {'significant' if more.clear else 'not significant'}"
+    return (
+        "" if change is None else f"; a change of {change.text}, {'significant' if change.significant else 'not significant'}"
+    )
 
 
-def _answer(lines: dict[str, Line], crossed: dict[str, list[tuple[float, float]]]) -> str:
-    said = []
+def _summary(lines: dict[str, ResultsBySize], crossing_points: dict[str, list[tuple[float, float]]]) -> str:
+    clauses = []
     for ours, theirs in PAIRS[:2]:
-        found = crossed[f"{ours} and {theirs}"]
-        most, least = max(lines[ours]), min(lines[ours])
-        ends = [gap(lines[ours][count], lines[theirs][count]) for count in (least, most)]
+        crossed_at = crossing_points[f"{ours} and {theirs}"]
+        largest, smallest = max(lines[ours]), min(lines[ours])
+        ends = [paired_difference(lines[ours][count], lines[theirs][count]) for count in (smallest, largest)]
         if None in ends:
-            said.append(f"of {ours} and {theirs} too few runs finished")
+            clauses.append(f"of {ours} and {theirs} too few runs finished")
             continue
-        more = gain(*((lines[ours][count], lines[theirs][count]) for count in (least, most)))
-        few, many = (
-            apart.words + (", significant" if apart.clear else ", not significant") for apart in ends if apart is not None
+        change = difference_of_differences(*((lines[ours][count], lines[theirs][count]) for count in (smallest, largest)))
+        at_smallest, at_largest = (
+            difference.text + (", significant" if difference.significant else ", not significant")
+            for difference in ends
+            if difference is not None
         )
         where = ", and ".join(
-            f"between {low:,} and {high:,} images{_chance(lines[ours], lines[theirs], low, high)}" for low, high in found
+            f"between {low:,} and {high:,} images{_chance_note(lines[ours], lines[theirs], low, high)}"
+            for low, high in crossed_at
         )
-        cross = f"cross {where}" if found else "do not cross"
-        said.append(
-            f"the curves of {ours} and {theirs} {cross} ({ours} minus {theirs}: {few}, with {least:,} images, and "
-            f"{many}, with {most:,}{_grown(more)})"
+        cross = f"cross {where}" if crossed_at else "do not cross"
+        clauses.append(
+            f"the curves of {ours} and {theirs} {cross} ({ours} minus {theirs}: {at_smallest}, with {smallest:,} images, and "
+            f"{at_largest}, with {largest:,}{_change_note(change)})"
         )
-    return sentence(said)
+    return join_clauses(clauses)
 
 
 EXPERIMENT = Experiment(
@@ -169,6 +199,6 @@ EXPERIMENT = Experiment(
     "cross here, if they do, says nothing about where the paper's cross. Equal multiply-adds are not equal parameters (see the "
     "models below the table), and in a short run the model that learns fastest wins at any size: only a significant change "
     "of the difference between small and large subsets is an effect of data.",
-    tell=tell,
-    trials=trials,
+    build_result=build_result,
+    jobs=jobs,
 )

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from vitrail.lab.base import data_of, recipe, seen, vit
-from vitrail.lab.experiment import Asked, Experiment, Told, by
-from vitrail.lab.show import cell, gap, middle, over, plain
-from vitrail.lab.trial import Row, Trial
-from vitrail.models.settings import Pair, times
-from vitrail.report.markup import text
-from vitrail.report.page import table
+from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult, group_by
+from vitrail.lab.small_recipe import dataset_name, dataset_shape, small_recipe, small_vit
+from vitrail.lab.summaries import line_plot, mean_score, paired_difference, score_cell, scores_json
+from vitrail.lab.trials import JobResult, TrainingJob
+from vitrail.models.config import Pair, format_size
+from vitrail.plot.markup import escape
+from vitrail.report.html import html_table
 
 BASE: dict[str, Any] = {"depth": 4, "width": 64, "mlp": 128}
-AROUND = "base"
+BASE_NAME = "base"
 
 
 def arms(size: Pair) -> dict[str, list[dict[str, Any]]]:
@@ -22,7 +22,7 @@ def arms(size: Pair) -> dict[str, list[dict[str, Any]]]:
     )  # fmt: skip
     base = {**BASE, "patch": middle_}
     return {
-        AROUND: [base],
+        BASE_NAME: [base],
         "depth": [{**base, "depth": depth} for depth in (1, 2, 8)],
         "width": [{**base, "width": width} for width in (32, 128)],
         "MLP": [{**base, "mlp": mlp} for mlp in (32, 512)],
@@ -34,60 +34,67 @@ def arms(size: Pair) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def trials(asked: Asked) -> list[Trial]:
-    chosen = arms(seen(data_of(asked)).size)
-    if asked.quick:
-        chosen = {name: chosen[name][:1] for name in (AROUND, "depth", "patch")}
+def jobs(options: ExperimentOptions) -> list[TrainingJob]:
+    selected = arms(dataset_shape(dataset_name(options)).size)
+    if options.quick:
+        selected = {name: selected[name][:1] for name in (BASE_NAME, "depth", "patch")}
     return [
-        Trial({"changed": name, "model": _said(changes), "seed": seed}, recipe(asked, vit(asked, **changes), seed))
-        for seed in asked.seeds
-        for name, models in chosen.items()
+        TrainingJob(
+            {"changed": name, "model": _model_text(changes), "seed": seed},
+            small_recipe(options, small_vit(options, **changes), seed),
+        )
+        for seed in options.seeds
+        for name, models in selected.items()
         for changes in models
     ]
 
 
-def tell(asked: Asked, rows: Sequence[Row]) -> Told:
-    groups = by(rows, "changed", "model")
-    (base,) = [found for (name, _), found in groups.items() if name == AROUND]
-    lines: dict[str, dict[float, list[Row]]] = {}
-    for (name, _), found in groups.items():
-        if name != AROUND:
-            lines.setdefault(name, {base[0].macs / base[0].macs: base})[found[0].macs / base[0].macs] = found
+def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> ExperimentResult:
+    groups = group_by(rows, "changed", "model")
+    (base,) = [group for (name, _), group in groups.items() if name == BASE_NAME]
+    lines: dict[str, dict[float, list[JobResult]]] = {}
+    for (name, _), group in groups.items():
+        if name != BASE_NAME:
+            lines.setdefault(name, {base[0].macs / base[0].macs: base})[group[0].macs / base[0].macs] = group
     cells, numbers = [], []
-    for (name, model), found in groups.items():
-        apart, share = gap(found, base), found[0].macs / base[0].macs
-        ahead = "" if name == AROUND or apart is None else text(apart.words)
-        cells.append([text(name), text(model), f"{found[0].parameters:,}", f"{share:.2f}", cell(found), ahead])
-        numbers.append(plain(found, changed=name, model=model, compute=share, parameters=found[0].parameters))
-    drawing = over(
+    for (name, model), group in groups.items():
+        difference, relative_compute = paired_difference(group, base), group[0].macs / base[0].macs
+        ahead = "" if name == BASE_NAME or difference is None else escape(difference.text)
+        cells.append(
+            [escape(name), escape(model), f"{group[0].parameters:,}", f"{relative_compute:.2f}", score_cell(group), ahead]
+        )
+        numbers.append(scores_json(group, changed=name, model=model, compute=relative_compute, parameters=group[0].parameters))
+    figure = line_plot(
         "Test accuracy by compute, one dimension at a time", "compute relative to the base", lines, lambda x: f"{x:.2g}"
     )
     columns = ("changed", "depth, width, MLP, patch", "#parameters", "#relative compute", "#test", "#minus the base")
-    return Told(_answer(base, groups), [drawing, table(columns, cells)], {"models": numbers})
+    return ExperimentResult(_summary(base, groups), [figure, html_table(columns, cells)], {"models": numbers})
 
 
-def _answer(base: list[Row], groups: dict[tuple[Any, ...], list[Row]]) -> str:
+def _summary(base: list[JobResult], groups: dict[tuple[Any, ...], list[JobResult]]) -> str:
     larger = {
-        f"{name} ({model})": (found, apart)
-        for (name, model), found in groups.items()
-        if name != AROUND and found[0].macs > base[0].macs and (apart := gap(found, base)) is not None
+        f"{name} ({model})": (group, difference)
+        for (name, model), group in groups.items()
+        if name != BASE_NAME and group[0].macs > base[0].macs and (difference := paired_difference(group, base)) is not None
     }
     if not larger:
-        return f"The base has {middle(base):.1%} on test; no larger model finished."
-    by_validation = {name: middle(found, split="validation") for name, (found, _) in larger.items()}
-    most, least = max(larger, key=by_validation.__getitem__), min(larger, key=by_validation.__getitem__)
-    found, apart = larger[most]
-    how = "significantly" if apart.clear and apart.mean > 0 else "not significantly"
+        return f"The base has {mean_score(base):.1%} on test; no larger model finished."
+    by_validation = {name: mean_score(group, split="validation") for name, (group, _) in larger.items()}
+    winner, worst = max(larger, key=by_validation.__getitem__), min(larger, key=by_validation.__getitem__)
+    group, difference = larger[winner]
+    adverb = "significantly" if difference.significant and difference.mean > 0 else "not significantly"
     return (
-        f"Of the {len(larger)} models larger than the base ({middle(base):.1%} on test), {most} is the best on validation, "
-        f"and on test {how} better than the base: {apart.words} at {found[0].macs / base[0].macs:.1f} times the compute; "
-        f"{least} is the worst, {larger[least][1].words}. In brackets: depth, width, MLP, patch."
+        f"Of the {len(larger)} models larger than the base ({mean_score(base):.1%} on test), {winner} is the best on validation, "
+        f"and on test {adverb} better than the base: {difference.text} at {group[0].macs / base[0].macs:.1f} times the compute; "
+        f"{worst} is the worst, {larger[worst][1].text}. In brackets: depth, width, MLP, patch."
     )
 
 
-def _said(changes: dict[str, Any]) -> str:
+def _model_text(changes: dict[str, Any]) -> str:
     high, wide = changes["patch"]
-    return f"{changes['depth']}, {changes['width']}, {changes['mlp']}, {high if high == wide else times(changes['patch'])}"
+    return (
+        f"{changes['depth']}, {changes['width']}, {changes['mlp']}, {high if high == wide else format_size(changes['patch'])}"
+    )
 
 
 EXPERIMENT = Experiment(
@@ -100,6 +107,6 @@ EXPERIMENT = Experiment(
     "or four. All train for the same number of steps on a few thousand small images, at one learning rate, three seeds.",
     limits="With so few steps and images a larger model may learn more slowly as well as better, and one learning rate need "
     "not suit all widths. The paper's depths of 16 and more are out of reach.",
-    tell=tell,
-    trials=trials,
+    build_result=build_result,
+    jobs=jobs,
 )

@@ -9,15 +9,15 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from vitrail.lab.trial import Row, Trial
-from vitrail.report.drawing import Drawing
+from vitrail.lab.trials import JobResult, TrainingJob
+from vitrail.plot.canvas import Figure
 
-QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # of Student's t, two-sided 95 %, by number of seeds
+T_QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # of Student's t, two-sided 95 %, by number of seeds
 QUICK_SEEDS, SEEDS = 1, 3
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExperimentOptions:
     """Options of an experiment. ``quick``: a few steps, a test that it works; its numbers mean nothing."""
 
     data: str
@@ -30,15 +30,15 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Told:
+class ExperimentResult:
     """Result of an experiment: a summary sentence, tables and figures, and numbers for programs."""
 
-    answer: str
-    parts: Sequence["str | Drawing"]  # HTML, and figures, which are also written as files
+    summary: str
+    parts: Sequence["str | Figure"]  # HTML, and figures, which are also written as files
     numbers: dict[str, Any]
 
 
-def _nothing(asked: Asked) -> Sequence[Trial]:
+def _no_jobs(options: ExperimentOptions) -> Sequence[TrainingJob]:
     """Return no jobs: the experiment only counts or computes."""
     return ()
 
@@ -52,43 +52,43 @@ class Experiment:
     paper: str  # the table or figure, and the paper's claim
     scaled: str  # what was scaled down
     limits: str  # limitations of the result
-    tell: Callable[[Asked, Sequence[Row]], Told]
-    trials: Callable[[Asked], Sequence[Trial]] = _nothing
-    measure: Callable[[Path, Trial], dict[str, Any]] | None = None  # on a finished run, besides its scores
-    looks: int = 0  # images that ``measure`` runs through a model, about
+    build_result: Callable[[ExperimentOptions, Sequence[JobResult]], ExperimentResult]
+    jobs: Callable[[ExperimentOptions], Sequence[TrainingJob]] = _no_jobs
+    measure: Callable[[Path, TrainingJob], dict[str, Any]] | None = None  # on a finished run, besides its scores
+    measured_images: int = 0  # images that ``measure`` runs through a model, about
     data: str = "fashion"
     minutes: float = 20.0  # default time budget
     takes_weights: bool = False
 
     @property
     def trains(self) -> bool:
-        return self.trials is not _nothing
+        return self.jobs is not _no_jobs
 
 
-def spread(values: Iterable[float]) -> tuple[float, float | None]:
+def mean_and_ci(values: Iterable[float]) -> tuple[float, float | None]:
     """Return the mean, and the half-width of its 95 % interval if there are two to five values."""
-    found = list(values)
-    half = QUANTILES[len(found)] * stdev(found) / len(found) ** 0.5 if len(found) in QUANTILES else None
-    return mean(found), half
+    numbers = list(values)
+    half_width = T_QUANTILES[len(numbers)] * stdev(numbers) / len(numbers) ** 0.5 if len(numbers) in T_QUANTILES else None
+    return mean(numbers), half_width
 
 
-def shown(values: Iterable[float]) -> str:
+def format_percent(values: Iterable[float]) -> str:
     """Format mean and interval in percent, as a table cell."""
-    found = [value for value in values if value == value]
-    if not found:
+    numbers = [value for value in values if value == value]
+    if not numbers:
         return '<span class="soft">none</span>'
-    middle, half = spread(found)
-    return f"{middle:.1%}" if half is None else f'{middle:.1%} <span class="soft">± {100 * half:.1f}</span>'
+    centre, half_width = mean_and_ci(numbers)
+    return f"{centre:.1%}" if half_width is None else f'{centre:.1%} <span class="soft">± {100 * half_width:.1f}</span>'
 
 
-def by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+def group_by(rows: Iterable[JobResult], *names: str) -> dict[tuple[Any, ...], list[JobResult]]:
     """Group results by these entries of their condition, in order."""
-    found: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[tuple[Any, ...], list[JobResult]] = {}
     for row in rows:
-        found.setdefault(tuple(row.of.get(name) for name in names), []).append(row)
-    return found
+        groups.setdefault(tuple(row.condition.get(name) for name in names), []).append(row)
+    return groups
 
 
-def scores(rows: Iterable[Row], name: str = "top1", split: str = "test") -> list[float]:
+def get_scores(rows: Iterable[JobResult], name: str = "top1", split: str = "test") -> list[float]:
     """Return the scores of the runs that finished; a failed run has none."""
     return [float(row.scores[split][name]) for row in rows if name in row.scores.get(split, {})]

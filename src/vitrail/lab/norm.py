@@ -3,13 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vitrail.lab.base import ADAMW, STEPS, coarse, recipe, vit
-from vitrail.lab.experiment import Asked, Experiment, Told, by
-from vitrail.lab.show import best, cell, gap, middle, over, plain, sentence
-from vitrail.lab.trial import Row, Trial
-from vitrail.report.markup import text
-from vitrail.report.page import table
-from vitrail.train.recipe import Schedule
+from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult, group_by
+from vitrail.lab.small_recipe import ADAMW, STEPS, coarse_patch, small_recipe, small_vit
+from vitrail.lab.summaries import (
+    join_clauses,
+    line_plot,
+    mean_score,
+    paired_difference,
+    score_cell,
+    scores_json,
+    select_on_validation,
+)
+from vitrail.lab.trials import JobResult, TrainingJob
+from vitrail.plot.markup import escape
+from vitrail.report.html import html_table
+from vitrail.training.recipe import Schedule
 
 NORMS = ("pre", "post")
 WARMUPS = {"warm-up": STEPS // 10, "no warm-up": 0}
@@ -17,62 +25,62 @@ RATES = (1e-3, 3e-3, 1e-2)
 DEPTH = 8  # pre-norm matters more in deeper models
 
 
-def trials(asked: Asked) -> list[Trial]:
+def jobs(options: ExperimentOptions) -> list[TrainingJob]:
     return [
-        Trial(
-            {"norm": norm, "warmup": words, "lr": lr, "seed": seed},
-            recipe(
-                asked, vit(asked, norm=norm, depth=2 if asked.quick else DEPTH, patch=coarse(asked)), seed,
-                replace(ADAMW, lr=lr), schedule=Schedule(warmup=warmup),
+        TrainingJob(
+            {"norm": norm, "warmup": warmup_name, "lr": lr, "seed": seed},
+            small_recipe(
+                options, small_vit(options, norm=norm, depth=2 if options.quick else DEPTH, patch=coarse_patch(options)), seed,
+                replace(ADAMW, lr=lr), schedule=Schedule(warmup_steps=warmup),
             ),
         )
-        for seed in asked.seeds
-        for lr in (RATES[1:2] if asked.quick else RATES)
+        for seed in options.seeds
+        for lr in (RATES[1:2] if options.quick else RATES)
         for norm in NORMS
-        for words, warmup in WARMUPS.items()
+        for warmup_name, warmup in WARMUPS.items()
     ]  # fmt: skip
 
 
-def tell(asked: Asked, rows: Sequence[Row]) -> Told:
+def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> ExperimentResult:
     lines = {
-        f"{norm}, {words}": {lr: found for (lr,), found in by(own, "lr").items()}
-        for (norm, words), own in by(rows, "norm", "warmup").items()
+        f"{norm}, {warmup}": {lr: group for (lr,), group in group_by(own, "lr").items()}
+        for (norm, warmup), own in group_by(rows, "norm", "warmup").items()
     }
     rates = list(next(iter(lines.values())))
-    chosen = {name: best(line) for name, line in lines.items()}
+    best_lr = {name: select_on_validation(line) for name, line in lines.items()}
     cells = [
-        [text(name), *(cell(line[lr]) for lr in rates), "" if chosen[name] is None else f"{chosen[name]:g}"]
+        [escape(name), *(score_cell(line[lr]) for lr in rates), "" if best_lr[name] is None else f"{best_lr[name]:g}"]
         for name, line in lines.items()
     ]
-    drawing = over("Test accuracy by learning rate", "learning rate", lines, lambda lr: f"{lr:g}")
-    numbers = {name: {f"{lr:g}": plain(found) for lr, found in line.items()} for name, line in lines.items()}
-    return Told(
-        _answer(lines, chosen),
-        [drawing, table(("norm", *(f"#lr {lr:g}" for lr in rates), "#lr selected on validation"), cells)],
-        {"arms": numbers, "best": chosen},
+    figure = line_plot("Test accuracy by learning rate", "learning rate", lines, lambda lr: f"{lr:g}")
+    numbers = {name: {f"{lr:g}": scores_json(group) for lr, group in line.items()} for name, line in lines.items()}
+    return ExperimentResult(
+        _summary(lines, best_lr),
+        [figure, html_table(("norm", *(f"#lr {lr:g}" for lr in rates), "#lr selected on validation"), cells)],
+        {"arms": numbers, "best": best_lr},
     )
 
 
-def _answer(lines: dict[str, dict[float, list[Row]]], chosen: dict[str, float | None]) -> str:
-    said = []
-    for words in WARMUPS:
-        pre, post = (f"{norm}, {words}" for norm in NORMS)
-        ours, theirs = chosen[pre], chosen[post]
+def _summary(lines: dict[str, dict[float, list[JobResult]]], best_lr: dict[str, float | None]) -> str:
+    clauses = []
+    for warmup in WARMUPS:
+        pre, post = (f"{norm}, {warmup}" for norm in NORMS)
+        ours, theirs = best_lr[pre], best_lr[post]
         if ours is None or theirs is None:
-            lost = [norm for norm, lr in zip(NORMS, (ours, theirs), strict=True) if lr is None]
-            who = "both" if len(lost) == 2 else f"{lost[0]}-norm"
-            said.append(f"with {words}, {who} diverged at every learning rate")
+            diverged = [norm for norm, lr in zip(NORMS, (ours, theirs), strict=True) if lr is None]
+            who = "both" if len(diverged) == 2 else f"{diverged[0]}-norm"
+            clauses.append(f"with {warmup}, {who} diverged at every learning rate")
             continue
-        apart = gap(lines[pre][ours], lines[post][theirs])
-        numbers = f"pre {middle(lines[pre][ours]):.1%}, post {middle(lines[post][theirs]):.1%}"
-        if apart is None or not apart.clear:
-            said.append(f"with {words}, the difference at their best learning rates is not significant ({numbers})")
+        difference = paired_difference(lines[pre][ours], lines[post][theirs])
+        numbers = f"pre {mean_score(lines[pre][ours]):.1%}, post {mean_score(lines[post][theirs]):.1%}"
+        if difference is None or not difference.significant:
+            clauses.append(f"with {warmup}, the difference at their best learning rates is not significant ({numbers})")
         else:
-            ahead = "pre" if apart.mean > 0 else "post"
-            said.append(f"with {words}, {ahead}-norm is significantly better at its best learning rate ({numbers})")
-    gone = [name for name, line in lines.items() if any(row.failed for found in line.values() for row in found)]
-    told = sentence(said).replace("with no warm-up", "without warm-up")
-    return f"{told} Some runs of {len(gone)} arms diverged." if gone else told
+            winner = "pre" if difference.mean > 0 else "post"
+            clauses.append(f"with {warmup}, {winner}-norm is significantly better at its best learning rate ({numbers})")
+    partly_diverged = [name for name, line in lines.items() if any(row.failure for group in line.values() for row in group)]
+    joined = join_clauses(clauses).replace("with no warm-up", "without warm-up")
+    return f"{joined} Some runs of {len(partly_diverged)} arms diverged." if partly_diverged else joined
 
 
 EXPERIMENT = Experiment(
@@ -85,6 +93,6 @@ EXPERIMENT = Experiment(
     "three seeds.",
     limits=f"{DEPTH} layers are few: post-norm without warm-up is known to fail with more of them and with higher learning "
     "rates, and clipping keeps some runs from diverging. That it works here says nothing about 24 layers.",
-    tell=tell,
-    trials=trials,
+    build_result=build_result,
+    jobs=jobs,
 )

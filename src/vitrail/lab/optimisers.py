@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vitrail.lab.base import coarse, recipe, resnet, vit
-from vitrail.lab.experiment import Asked, Experiment, Told, by
-from vitrail.lab.show import best, cell, gap, middle, over, plain
-from vitrail.lab.trial import Row, Trial
-from vitrail.models.settings import ModelConfig
-from vitrail.report.markup import text
-from vitrail.report.page import table
-from vitrail.train.recipe import Optim
+from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult, group_by
+from vitrail.lab.small_recipe import coarse_patch, matched_resnet, small_recipe, small_vit
+from vitrail.lab.summaries import line_plot, mean_score, paired_difference, score_cell, scores_json, select_on_validation
+from vitrail.lab.trials import JobResult, TrainingJob
+from vitrail.models.config import ModelConfig
+from vitrail.plot.markup import escape
+from vitrail.report.html import html_table
+from vitrail.training.recipe import Optim
 
 RATES = {"AdamW": (1e-3, 3e-3, 1e-2), "SGD": (0.03, 0.1, 0.3), "Muon": (0.003, 0.01, 0.03)}
 ARMS = (
@@ -30,71 +30,72 @@ PAPER = {  # Table 7: accuracy after fine-tuning, Adam and SGD of R50x1, then of
 }
 
 
-def optim(kind: str, lr: float) -> Optim:
+def optim_for(kind: str, lr: float) -> Optim:
     if kind == "SGD":
-        return Optim(kind="sgd", lr=lr, weight_decay=1e-4, clip=1.0)
-    plain_ = Optim(lr=lr, weight_decay=0.1, clip=1.0)
-    return plain_ if kind == "AdamW" else replace(plain_, kind="muon", lr=lr / 5, matrix_lr=lr)
+        return Optim(name="sgd", lr=lr, weight_decay=1e-4, grad_clip=1.0)
+    adamw = Optim(lr=lr, weight_decay=0.1, grad_clip=1.0)
+    return adamw if kind == "AdamW" else replace(adamw, name="muon", lr=lr / 5, muon_lr=lr)
 
 
-def trials(asked: Asked) -> list[Trial]:
-    like = vit(asked, patch=coarse(asked))
-    models: dict[str, ModelConfig] = {"ViT": like, "ResNet": resnet(like)}
+def jobs(options: ExperimentOptions) -> list[TrainingJob]:
+    reference = small_vit(options, patch=coarse_patch(options))
+    models: dict[str, ModelConfig] = {"ViT": reference, "ResNet": matched_resnet(reference)}
     return [
-        Trial(
-            {"family": family, "optimiser": kind, "lr": lr, "seed": seed}, recipe(asked, models[family], seed, optim(kind, lr))
+        TrainingJob(
+            {"family": family, "optimiser": kind, "lr": lr, "seed": seed},
+            small_recipe(options, models[family], seed, optim_for(kind, lr)),
         )
-        for seed in asked.seeds
+        for seed in options.seeds
         for family, kind in ARMS
-        for lr in (RATES[kind][1:2] if asked.quick else RATES[kind])
+        for lr in (RATES[kind][1:2] if options.quick else RATES[kind])
     ]
 
 
-def tell(asked: Asked, rows: Sequence[Row]) -> Told:
+def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> ExperimentResult:
     lines = {
-        f"{family}, {kind}": {lr: found for (lr,), found in by(own, "lr").items()}
-        for (family, kind), own in by(rows, "family", "optimiser").items()
+        f"{family}, {kind}": {lr: group for (lr,), group in group_by(own, "lr").items()}
+        for (family, kind), own in group_by(rows, "family", "optimiser").items()
     }
-    chosen = {name: best(line) for name, line in lines.items()}
+    best_lr = {name: select_on_validation(line) for name, line in lines.items()}
     cells = [
-        [text(name), *(f'<span class="soft">{rate:g}:</span> {cell(found)}' for rate, found in line.items()),
-         "" if chosen[name] is None else f"{chosen[name]:g}"]
+        [escape(name), *(f'<span class="soft">{rate:g}:</span> {score_cell(group)}' for rate, group in line.items()),
+         "" if best_lr[name] is None else f"{best_lr[name]:g}"]
         for name, line in lines.items()
     ]  # fmt: skip
-    drawing = over("Test accuracy by learning rate", "learning rate", lines, lambda lr: f"{lr:g}")
-    paper = table(
+    figure = line_plot("Test accuracy by learning rate", "learning rate", lines, lambda lr: f"{lr:g}")
+    paper = html_table(
         ("fine-tuned on", "#R50x1, Adam", "#R50x1, SGD", "#R152x2, Adam", "#R152x2, SGD"),
         [[name, *(f"{value:.2f}%" for value in values)] for name, values in PAPER.items()],
     )
-    numbers = {name: {f"{lr:g}": plain(found) for lr, found in line.items()} for name, line in lines.items()}
-    places = ("low", "middle", "high") if len(cells[0]) == 5 else ("middle",)
-    columns = ("model, optimiser", *(f"#{place} lr" for place in places), "#lr selected on validation")
-    return Told(
-        _answer(lines, chosen),
-        [drawing, table(columns, cells), "<h2>The paper's Table 7</h2>", paper],
-        {"arms": numbers, "best": chosen},
+    numbers = {name: {f"{lr:g}": scores_json(group) for lr, group in line.items()} for name, line in lines.items()}
+    levels = ("low", "middle", "high") if len(cells[0]) == 5 else ("middle",)
+    columns = ("model, optimiser", *(f"#{level} lr" for level in levels), "#lr selected on validation")
+    return ExperimentResult(
+        _summary(lines, best_lr),
+        [figure, html_table(columns, cells), "<h2>The paper's Table 7</h2>", paper],
+        {"arms": numbers, "best": best_lr},
     )
 
 
-def _answer(lines: dict[str, dict[float, list[Row]]], chosen: dict[str, float | None]) -> str:
-    said = []
+def _summary(lines: dict[str, dict[float, list[JobResult]]], best_lr: dict[str, float | None]) -> str:
+    clauses = []
     for family in ("ViT", "ResNet"):
-        at = {
+        by_optimiser = {
             kind: lines[name][lr]
             for kind in RATES
-            if (name := f"{family}, {kind}") in lines and (lr := chosen[name]) is not None
+            if (name := f"{family}, {kind}") in lines and (lr := best_lr[name]) is not None
         }
-        if len(at) < 2:
-            said.append(f"for the {family} too few runs finished")
+        if len(by_optimiser) < 2:
+            clauses.append(f"for the {family} too few runs finished")
             continue
-        first, second, *_ = sorted(at, key=lambda kind: -middle(at[kind]))
-        apart = gap(at[first], at[second])
-        how = "significantly" if apart is not None and apart.clear else "not significantly"
-        said.append(
-            f"for the {family}, {first} reaches {middle(at[first]):.1%}, {how} better than {second} ({middle(at[second]):.1%})"
+        first, second, *_ = sorted(by_optimiser, key=lambda kind: -mean_score(by_optimiser[kind]))
+        difference = paired_difference(by_optimiser[first], by_optimiser[second])
+        adverb = "significantly" if difference is not None and difference.significant else "not significantly"
+        clauses.append(
+            f"for the {family}, {first} reaches {mean_score(by_optimiser[first]):.1%}, {adverb} better than {second} ({mean_score(by_optimiser[second]):.1%})"
         )
-    told = "; ".join(said)
-    return f"At the best learning rate of each, {told}."
+    joined = "; ".join(clauses)
+    return f"At the best learning rate of each, {joined}."
 
 
 EXPERIMENT = Experiment(
@@ -108,6 +109,6 @@ EXPERIMENT = Experiment(
     "blocks, with AdamW at a fifth of its learning rate for the rest, so it is not used for the ResNet.",
     limits="The paper asks which optimiser gives better pre-trained weights after long pre-training; here the question is "
     "which learns faster in a short run. Three learning rates are few, and a best one at the edge may not be the optimum.",
-    tell=tell,
-    trials=trials,
+    build_result=build_result,
+    jobs=jobs,
 )

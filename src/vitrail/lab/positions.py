@@ -7,25 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.loader import evaluation
-from vitrail.data.sources.source import Source, chosen
-from vitrail.evaluate.features import Features, computed, preprocess_of
-from vitrail.evaluate.fewshot import fewshot
-from vitrail.lab.base import recipe, vit
-from vitrail.lab.experiment import Asked, Experiment, Told, by, scores, shown
-from vitrail.lab.show import cell, each, gap, middle, plain
-from vitrail.lab.trial import Row, Trial
+from vitrail.data.loader import build_eval_loader
+from vitrail.data.sources.dataset import Dataset, select_images
+from vitrail.evaluation.fewshot import fewshot_probe
+from vitrail.inference.features import Features, compute_features, require_preprocess
+from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult, format_percent, get_scores, group_by
+from vitrail.lab.small_recipe import small_recipe, small_vit
+from vitrail.lab.summaries import mean_score, paired_difference, score_cell, scores_json, seed_plot
+from vitrail.lab.trials import JobResult, TrainingJob
 from vitrail.models.build import Model
-from vitrail.report.markup import text
-from vitrail.report.page import table
-from vitrail.train.data import opened
+from vitrail.plot.markup import escape
+from vitrail.report.html import html_table
+from vitrail.training.dataset import open_training_data
 from vitrail.weights.load import load
 
 SHOTS, DRAWS = 5, 5
-EACH = 60  # images per class from which the shots are drawn
-NOTHING, DEFAULT = "none", "1-D, stem"
+IMAGES_PER_CLASS = 60  # images per class from which the shots are drawn
+NO_POSITIONS, DEFAULT = "none", "1-D, stem"
 ARMS: dict[str, dict[str, Any]] = {
-    NOTHING: {"position": "none"},
+    NO_POSITIONS: {"position": "none"},
     DEFAULT: {"position": "learned1d"},
     "1-D, every layer": {"position": "learned1d", "position_at": "every-layer"},
     "1-D, shared": {"position": "learned1d", "position_at": "every-layer-shared"},
@@ -38,38 +38,54 @@ ARMS: dict[str, dict[str, Any]] = {
     "rotary": {"position": "rotary"},
 }
 PAPER = {  # Table 8: B/16 pre-trained on JFT, 5-shot linear accuracy on ImageNet
-    NOTHING: 0.61382, DEFAULT: 0.64206, "1-D, every layer": 0.63964, "1-D, shared": 0.64292, "2-D, stem": 0.64001,
+    NO_POSITIONS: 0.61382, DEFAULT: 0.64206, "1-D, every layer": 0.63964, "1-D, shared": 0.64292, "2-D, stem": 0.64001,
     "2-D, every layer": 0.64046, "2-D, shared": 0.64022, "relative": 0.64032,
 }  # fmt: skip
-QUICK = (NOTHING, DEFAULT, "2-D, every layer", "rotary")
+QUICK = (NO_POSITIONS, DEFAULT, "2-D, every layer", "rotary")
 
 
-def trials(asked: Asked) -> list[Trial]:
+def jobs(options: ExperimentOptions) -> list[TrainingJob]:
     return [
-        Trial({"arm": arm, "seed": seed}, recipe(asked, vit(asked, **ARMS[arm]), seed))
-        for seed in asked.seeds
-        for arm in (QUICK if asked.quick else ARMS)
+        TrainingJob({"arm": arm, "seed": seed}, small_recipe(options, small_vit(options, **ARMS[arm]), seed))
+        for seed in options.seeds
+        for arm in (QUICK if options.quick else ARMS)
     ]
 
 
-def measure(run: Path, trial: Trial) -> dict[str, Any]:
+def measure(run: Path, job: TrainingJob) -> dict[str, Any]:
     """Compute the few-shot accuracy: a linear classifier in closed form on features of a few images per class."""
-    model, data = load(run), opened(trial.recipe).data
-    some = np.sort(np.concatenate([np.flatnonzero(data.train.labels == label)[:EACH] for label in range(len(data.names))]))
-    known, asked = _features(model, chosen(data.train, some)), _features(model, data.test)
-    (found,) = fewshot(known, asked, len(data.names), (SHOTS,), DRAWS)
-    return {"fewshot": found.accuracy}
+    model, data = load(run), open_training_data(job.recipe).data
+    indices = np.sort(
+        np.concatenate(
+            [np.flatnonzero(data.train.labels == label)[:IMAGES_PER_CLASS] for label in range(len(data.class_names))]
+        )
+    )
+    train_features, test_features = _embed(model, select_images(data.train, indices)), _embed(model, data.test)
+    (result,) = fewshot_probe(train_features, test_features, len(data.class_names), (SHOTS,), DRAWS)
+    return {"fewshot": result.accuracy}
 
 
-def tell(asked: Asked, rows: Sequence[Row]) -> Told:
-    arms = {name: found for (name,), found in by(rows, "arm").items()}
-    few = {name: [row.measured["fewshot"] for row in found if "fewshot" in row.measured] for name, found in arms.items()}
+def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> ExperimentResult:
+    arms = {name: group for (name,), group in group_by(rows, "arm").items()}
+    fewshot_scores = {
+        name: [row.measurements["fewshot"] for row in group if "fewshot" in row.measurements] for name, group in arms.items()
+    }
     cells = []
-    for number, (name, found) in enumerate(arms.items()):
-        apart = gap(found, arms[NOTHING])
-        ahead = "" if name == NOTHING or apart is None else text(apart.words)
-        said = f"{PAPER[name]:.2%}" if name in PAPER else ""
-        cells.append([str(number), text(name), cell(found), ahead, shown(few[name]), said, _more(found, arms)])
+    for number, (name, group) in enumerate(arms.items()):
+        difference = paired_difference(group, arms[NO_POSITIONS])
+        ahead = "" if name == NO_POSITIONS or difference is None else escape(difference.text)
+        paper_score = f"{PAPER[name]:.2%}" if name in PAPER else ""
+        cells.append(
+            [
+                str(number),
+                escape(name),
+                score_cell(group),
+                ahead,
+                format_percent(fewshot_scores[name]),
+                paper_score,
+                _extra_parameters(group, arms),
+            ]
+        )
     columns = (
         "row",
         "position embedding",
@@ -79,40 +95,46 @@ def tell(asked: Asked, rows: Sequence[Row]) -> Told:
         f"#{SHOTS}-shot in Table 8",
         "#extra parameters",
     )
-    others = {name: found for name, found in arms.items() if name != NOTHING}
-    clear = [name for name, found in others.items() if (apart := gap(found, arms[NOTHING])) and apart.clear and apart.mean > 0]
-    answer = _answer(others, clear)
+    others = {name: group for name, group in arms.items() if name != NO_POSITIONS}
+    significant = [
+        name
+        for name, group in others.items()
+        if (difference := paired_difference(group, arms[NO_POSITIONS])) and difference.significant and difference.mean > 0
+    ]
+    summary = _summary(others, significant)
     numbers = {
-        name: plain(found, fewshot=few[name], paper=PAPER.get(name), parameters=found[0].parameters)
-        for name, found in arms.items()
+        name: scores_json(group, fewshot=fewshot_scores[name], paper=PAPER.get(name), parameters=group[0].parameters)
+        for name, group in arms.items()
     }
-    return Told(answer, [table(columns, cells), each(arms)], {"arms": numbers, "significant": clear})
-
-
-def _answer(others: dict[str, list[Row]], clear: list[str]) -> str:
-    said = f"{len(clear)} of {len(others)} kinds of position embeddings are significantly better than none"
-    if not clear:
-        said = "No kind of position embedding is significantly better than none"
-    means = {name: middle(found) for name, found in others.items() if scores(found)}
-    if not means:
-        return f"{said}."
-    first, last = max(means, key=lambda name: means[name]), min(means, key=lambda name: means[name])
-    each = [stdev(scores(found)) for found in others.values() if len(scores(found)) > 1]
-    chance = f"; the standard deviation between seeds of one kind is {100 * mean(each):.1f}" if each else ""
-    return (
-        f"{said}. They lie within {100 * (means[first] - means[last]):.1f} points of one another, from {last} "
-        f"({means[last]:.1%}) to {first} ({means[first]:.1%}){chance}."
+    return ExperimentResult(
+        summary, [html_table(columns, cells), seed_plot(arms)], {"arms": numbers, "significant": significant}
     )
 
 
-def _features(model: Model, source: Source) -> Features:
-    found = list(computed(model, evaluation(source, preprocess_of(model), 256), None, None))
-    indices = np.concatenate([part.indices for part in found])
-    return Features(np.concatenate([part.values for part in found]), source.labels[indices], indices)
+def _summary(others: dict[str, list[JobResult]], significant: list[str]) -> str:
+    claim = f"{len(significant)} of {len(others)} kinds of position embeddings are significantly better than none"
+    if not significant:
+        claim = "No kind of position embedding is significantly better than none"
+    means = {name: mean_score(group) for name, group in others.items() if get_scores(group)}
+    if not means:
+        return f"{claim}."
+    first, last = max(means, key=lambda name: means[name]), min(means, key=lambda name: means[name])
+    deviations = [stdev(get_scores(group)) for group in others.values() if len(get_scores(group)) > 1]
+    seed_note = f"; the standard deviation between seeds of one kind is {100 * mean(deviations):.1f}" if deviations else ""
+    return (
+        f"{claim}. They lie within {100 * (means[first] - means[last]):.1f} points of one another, from {last} "
+        f"({means[last]:.1%}) to {first} ({means[first]:.1%}){seed_note}."
+    )
 
 
-def _more(found: Sequence[Row], arms: dict[str, list[Row]]) -> str:
-    return f"{found[0].parameters - arms[NOTHING][0].parameters:,}"
+def _embed(model: Model, dataset: Dataset) -> Features:
+    parts = list(compute_features(model, build_eval_loader(dataset, require_preprocess(model), 256), None, None))
+    indices = np.concatenate([part.indices for part in parts])
+    return Features(np.concatenate([part.values for part in parts]), dataset.labels[indices], indices)
+
+
+def _extra_parameters(group: Sequence[JobResult], arms: dict[str, list[JobResult]]) -> str:
+    return f"{group[0].parameters - arms[NO_POSITIONS][0].parameters:,}"
 
 
 EXPERIMENT = Experiment(
@@ -129,8 +151,8 @@ EXPERIMENT = Experiment(
     "positions. All arms share one learning rate, not tuned for each. Short runs disadvantage learned tables, which start "
     "near zero, against sin-cos and rotary, which are fixed from the first step. Each of ten kinds is tested against none at "
     "95 %, so one may seem significant by chance.",
-    tell=tell,
-    trials=trials,
+    build_result=build_result,
+    jobs=jobs,
     measure=measure,
-    looks=2600,
+    measured_images=2600,
 )

@@ -11,139 +11,150 @@ from typing import Any, get_args
 
 import torch
 
-from vitrail.data.loader import evaluation
-from vitrail.lab.base import MUON, STEPS, data_of, patch_of, recipe, seen, vit
-from vitrail.lab.experiment import Asked, Experiment, Told, by, scores, shown
-from vitrail.lab.show import cell, each, gap, middle, plain
-from vitrail.lab.trial import Row, Trial
-from vitrail.models.settings import Pair, Resize, times
+from vitrail.data.loader import build_eval_loader
+from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult, format_percent, get_scores, group_by
+from vitrail.lab.small_recipe import MUON, STEPS, dataset_name, dataset_shape, patch_side, small_recipe, small_vit
+from vitrail.lab.summaries import mean_score, paired_difference, score_cell, scores_json, seed_plot
+from vitrail.lab.trials import JobResult, TrainingJob
+from vitrail.models.config import Pair, PositionResize, format_size
 from vitrail.models.vit import ViT
-from vitrail.report.markup import text
-from vitrail.report.page import table
-from vitrail.tasks.classify import Classify
-from vitrail.train.data import opened
-from vitrail.train.recipe import Recipe
-from vitrail.weights.load import load, untold
+from vitrail.plot.markup import escape
+from vitrail.report.html import html_table
+from vitrail.tasks.classification import ClassificationTask
+from vitrail.training.dataset import open_training_data
+from vitrail.training.recipe import Recipe
+from vitrail.weights.load import load, quiet_loading
 
-SHARE = 224 / 384  # low to full resolution, as in the paper
-RULES: tuple[Resize, ...] = get_args(Resize)
-MODES = {
+LOW_RESOLUTION_RATIO = 224 / 384  # low to full resolution, as in the paper
+INTERPOLATIONS: tuple[PositionResize, ...] = get_args(PositionResize)
+INTERPOLATION_NAMES = {
     "official": "bilinear, corners aligned",
     "timm": "bicubic with antialiasing",
     "huggingface": "bicubic",
     "torchvision": "bicubic, corners aligned",
 }
-BEFORE, SAME, NEW, PAPER = "before", "low resolution", "new table", "official"
-OTHERS = {
-    BEFORE: "initial weights of all others",
-    SAME: "fine-tuned at low resolution",
-    NEW: "reinitialised",
+PRETRAINED, LOW_RESOLUTION, NEW_TABLE, PAPER_INTERPOLATION = "before", "low resolution", "new table", "official"
+OTHER_NAMES = {
+    PRETRAINED: "initial weights of all others",
+    LOW_RESOLUTION: "fine-tuned at low resolution",
+    NEW_TABLE: "reinitialised",
 }
-FINE = replace(MUON, lr=5e-4, matrix_lr=2.5e-3)
+FINETUNE_OPTIM = replace(MUON, lr=5e-4, muon_lr=2.5e-3)
 
 
-def trials(asked: Asked) -> list[Trial]:
-    found = []
-    for seed in asked.seeds:
-        large, small = recipes(asked, seed)
-        before = Trial({"arm": BEFORE, "seed": seed}, small)
-        found += [before, Trial({"arm": SAME, "seed": seed}, _tuned(small), before)]
-        for rule in RULES[:2] if asked.quick else RULES:
-            found.append(Trial({"arm": rule, "seed": seed}, _tuned(recipes(asked, seed, rule)[0]), before))
-        found.append(Trial({"arm": NEW, "seed": seed}, _tuned(large), before, anew="positions."))
-    return found
+def jobs(options: ExperimentOptions) -> list[TrainingJob]:
+    all_jobs = []
+    for seed in options.seeds:
+        large, small = recipes(options, seed)
+        pretrained = TrainingJob({"arm": PRETRAINED, "seed": seed}, small)
+        all_jobs += [pretrained, TrainingJob({"arm": LOW_RESOLUTION, "seed": seed}, _finetuning(small), pretrained)]
+        for rule in INTERPOLATIONS[:2] if options.quick else INTERPOLATIONS:
+            all_jobs.append(TrainingJob({"arm": rule, "seed": seed}, _finetuning(recipes(options, seed, rule)[0]), pretrained))
+        all_jobs.append(
+            TrainingJob({"arm": NEW_TABLE, "seed": seed}, _finetuning(large), pretrained, reinit_prefix="positions.")
+        )
+    return all_jobs
 
 
-def recipes(asked: Asked, seed: int, rule: Resize = "official") -> tuple[Recipe, Recipe]:
+def recipes(options: ExperimentOptions, seed: int, rule: PositionResize = "official") -> tuple[Recipe, Recipe]:
     """Return the recipes at full and at low resolution."""
-    size = seen(data_of(asked)).size
-    side = patch_of(size)
-    low = tuple(max(round(length * SHARE / side), 2) * side for length in size)
-    large, small = (vit(asked, image=image, position="learned1d", resize=rule) for image in (size, (low[0], low[1])))
-    return recipe(asked, large, seed), recipe(asked, small, seed)
+    size = dataset_shape(dataset_name(options)).size
+    side = patch_side(size)
+    low = tuple(max(round(length * LOW_RESOLUTION_RATIO / side), 2) * side for length in size)
+    large, small = (
+        small_vit(options, image=image, position="learned1d", position_resize=rule) for image in (size, (low[0], low[1]))
+    )
+    return small_recipe(options, large, seed), small_recipe(options, small, seed)
 
 
-def _tuned(made: Recipe) -> Recipe:
+def _finetuning(pretraining: Recipe) -> Recipe:
     """Return the fine-tuning recipe: fewer steps at a lower learning rate, keeping the classifier."""
-    return replace(made.lasting(3 * STEPS // 10), keep_head=True, optim=FINE, ema=None)
+    return replace(pretraining.with_steps(3 * STEPS // 10), keep_head=True, optim=FINETUNE_OPTIM, ema_decay=None)
 
 
-def measure(run: Path, trial: Trial) -> dict[str, Any]:
+def measure(run: Path, job: TrainingJob) -> dict[str, Any]:
     """Measure the accuracy of the low-resolution model at full resolution, before fine-tuning."""
-    if trial.of["arm"] != BEFORE:
+    if job.condition["arm"] != PRETRAINED:
         return {}
-    made, data = trial.recipe, opened(trial.recipe).data
-    assert made.model.image == made.preprocess.image
-    large = _large(seen(made.data).size)
-    loader = evaluation(data.test, replace(made.preprocess, image=large), 256)
-    found: dict[str, Any] = {}
-    with untold():
-        for rule in RULES:
-            found[rule] = Classify(len(data.names)).evaluate(load(run, image=large, resize=rule), loader, 0)["top1"]
+    job_recipe, data = job.recipe, open_training_data(job.recipe).data
+    assert job_recipe.model.image == job_recipe.preprocess.image_size
+    large = _full_size(dataset_shape(job_recipe.data).size)
+    loader = build_eval_loader(data.test, replace(job_recipe.preprocess, image=large), 256)
+    accuracies: dict[str, Any] = {}
+    with quiet_loading():
+        for rule in INTERPOLATIONS:
+            accuracies[rule] = ClassificationTask(len(data.class_names)).evaluate(
+                load(run, image=large, resize=rule), loader, 0
+            )["top1"]
         model = load(run, image=large)
     assert isinstance(model, ViT)
-    torch.manual_seed(made.seed)
+    torch.manual_seed(job_recipe.seed)
     for name, weight in model.named_parameters():
         if name.startswith("positions."):
             torch.nn.init.normal_(weight, std=0.02)
-    found[NEW] = Classify(len(data.names)).evaluate(model, loader, 0)["top1"]
-    return {"before_finetuning": found}
+    accuracies[NEW_TABLE] = ClassificationTask(len(data.class_names)).evaluate(model, loader, 0)["top1"]
+    return {"before_finetuning": accuracies}
 
 
-def _large(size: Pair) -> Pair:
-    side = patch_of(size)
+def _full_size(size: Pair) -> Pair:
+    side = patch_side(size)
     return max(round(size[0] / side), 1) * side, max(round(size[1] / side), 1) * side
 
 
-def tell(asked: Asked, rows: Sequence[Row]) -> Told:
-    arms = {name: found for (name,), found in by(rows, "arm").items()}
-    large, small = (made.model.image for made in recipes(asked, 0))
-    once = {
+def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> ExperimentResult:
+    arms = {name: group for (name,), group in group_by(rows, "arm").items()}
+    large, small = (job_recipe.model.image for job_recipe in recipes(options, 0))
+    before_finetuning = {
         name: [
-            row.measured["before_finetuning"][name] for row in arms[BEFORE] if name in row.measured.get("before_finetuning", {})
+            row.measurements["before_finetuning"][name]
+            for row in arms[PRETRAINED]
+            if name in row.measurements.get("before_finetuning", {})
         ]
         for name in arms
     }
     cells = []
-    for number, (name, found) in enumerate(arms.items()):
-        apart = gap(found, arms[NEW])
-        size = small if name in (BEFORE, SAME) else large
-        ahead = "" if name in (NEW, BEFORE) or apart is None else text(apart.words)
-        mode = MODES.get(name) or OTHERS[name]
-        first = shown(once[name]) if once[name] else ""
-        cells.append([str(number), text(name), text(mode), times(size), first, cell(found), ahead])
+    for number, (name, group) in enumerate(arms.items()):
+        difference = paired_difference(group, arms[NEW_TABLE])
+        size = small if name in (PRETRAINED, LOW_RESOLUTION) else large
+        ahead = "" if name in (NEW_TABLE, PRETRAINED) or difference is None else escape(difference.text)
+        mode = INTERPOLATION_NAMES.get(name) or OTHER_NAMES[name]
+        first = format_percent(before_finetuning[name]) if before_finetuning[name] else ""
+        cells.append([str(number), escape(name), escape(mode), format_size(size), first, score_cell(group), ahead])
     columns = ("row", "position table", "method", "#pixels", "#before fine-tuning", "#test", "#minus new table")
-    numbers = {name: plain(found, before_finetuning=once[name]) for name, found in arms.items()}
-    return Told(
-        _answer(arms, once),
-        [table(columns, cells), each(arms)],
+    numbers = {name: scores_json(group, before_finetuning=before_finetuning[name]) for name, group in arms.items()}
+    return ExperimentResult(
+        _summary(arms, before_finetuning),
+        [html_table(columns, cells), seed_plot(arms)],
         {"arms": numbers, "low_resolution": list(small), "full_resolution": list(large)},
     )
 
 
-def _answer(arms: dict[str, list[Row]], once: dict[str, list[float]]) -> str:
+def _summary(arms: dict[str, list[JobResult]], before_finetuning: dict[str, list[float]]) -> str:
     """Compare the paper's interpolation with a new table, so that none is picked for its luck."""
-    rules = {name: middle(found) for name, found in arms.items() if name in RULES and scores(found)}
-    apart, same = gap(arms[PAPER], arms[NEW]), gap(arms[PAPER], arms[SAME])
-    if apart is None or same is None:
+    rules = {name: mean_score(group) for name, group in arms.items() if name in INTERPOLATIONS and get_scores(group)}
+    difference, over_low_resolution = (
+        paired_difference(arms[PAPER_INTERPOLATION], arms[NEW_TABLE]),
+        paired_difference(arms[PAPER_INTERPOLATION], arms[LOW_RESOLUTION]),
+    )
+    if difference is None or over_low_resolution is None:
         return "Too few runs finished: some diverged."
-    ahead = (
+    verdict = (
         "significantly better"
-        if apart.clear and apart.mean > 0
+        if difference.significant and difference.mean > 0
         else "significantly worse"
-        if apart.clear
+        if difference.significant
         else "not significantly different"
     )
-    said = (
-        f"Fine-tuned at full resolution, the paper's interpolation reaches {middle(arms[PAPER]):.1%} and a new table "
-        f"{middle(arms[NEW]):.1%}: it is {ahead} ({apart.words})"
+    claim = (
+        f"Fine-tuned at full resolution, the paper's interpolation reaches {mean_score(arms[PAPER_INTERPOLATION]):.1%} and a new table "
+        f"{mean_score(arms[NEW_TABLE]):.1%}: it is {verdict} ({difference.text})"
     )
-    if once[PAPER] and once[NEW]:
-        said += f"; before fine-tuning, they have {mean(once[PAPER]):.1%} and {mean(once[NEW]):.1%}"
-    within = 100 * (max(rules.values()) - min(rules.values()))
+    if before_finetuning[PAPER_INTERPOLATION] and before_finetuning[NEW_TABLE]:
+        claim += f"; before fine-tuning, they have {mean(before_finetuning[PAPER_INTERPOLATION]):.1%} and {mean(before_finetuning[NEW_TABLE]):.1%}"
+    range_points = 100 * (max(rules.values()) - min(rules.values()))
     return (
-        f"{said}. The {len(rules)} interpolations are within {within:.1f} points of one another; the paper's minus fine-tuning "
-        f"at low resolution is {same.words}{'' if same.clear else ', not significant'}."
+        f"{claim}. The {len(rules)} interpolations are within {range_points:.1f} points of one another; the paper's minus fine-tuning "
+        f"at low resolution is {over_low_resolution.text}{'' if over_low_resolution.significant else ', not significant'}."
     )
 
 
@@ -159,8 +170,8 @@ EXPERIMENT = Experiment(
     "that of a library. A new table is randomly initialised.",
     limits="Pre-training and fine-tuning use the same images and classes; in the paper they do not. From 16 to 49 patches "
     "there is little to interpolate, and a new table of 49 rows is learned quickly.",
-    tell=tell,
-    trials=trials,
+    build_result=build_result,
+    jobs=jobs,
     measure=measure,
-    looks=1500,
+    measured_images=1500,
 )

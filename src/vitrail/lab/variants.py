@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from vitrail.lab.experiment import Asked, Experiment, Told
-from vitrail.lab.show import one_of
-from vitrail.lab.trial import Row
+from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult
+from vitrail.lab.summaries import join_names
+from vitrail.lab.trials import JobResult
+from vitrail.models.config import ViTConfig
 from vitrail.models.cost import cost
-from vitrail.models.settings import ViTConfig
 from vitrail.models.variants import SIZES, variant
-from vitrail.report.markup import text
-from vitrail.report.page import table
+from vitrail.plot.markup import escape
+from vitrail.report.html import html_table
 
 PAPER = {
     "B/16": 86,
@@ -22,37 +22,44 @@ HYBRIDS = ("R26+S/32", "R50+B/16", "R50+L/32")
 IMAGE = 224
 
 
-def tell(asked: Asked, rows: Sequence[Row]) -> Told:
+def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> ExperimentResult:
     cells, numbers = [], {}
     for name in (*NAMES, *HYBRIDS):
-        config, said = variant(name, image=IMAGE), PAPER.get(name)
-        price, body = cost(config), pretrained(name)
+        config, paper_millions = variant(name, image=IMAGE), PAPER.get(name)
+        costs, pretrained_count = cost(config), pretraining_parameters(name)
         assert isinstance(config, ViTConfig)
         cells.append(
-            [text(name), str(config.depth), f"{config.width:,}", f"{config.mlp:,}", str(config.heads), f"{price.tokens:,}",
-             f"{price.parameters:,}", f"{body:,}", "" if said is None else f"{said} M", f"{price.macs / 1e9:.2f} G"]
+            [escape(name), str(config.depth), f"{config.width:,}", f"{config.mlp:,}", str(config.heads), f"{costs.tokens:,}",
+             f"{costs.parameters:,}", f"{pretrained_count:,}", "" if paper_millions is None else f"{paper_millions} M", f"{costs.macs / 1e9:.2f} G"]
         )  # fmt: skip
-        numbers[name] = {"parameters": price.parameters, "pretrained": body, "macs": price.macs, "paper": said}
+        numbers[name] = {
+            "parameters": costs.parameters,
+            "pretrained": pretrained_count,
+            "macs": costs.macs,
+            "paper": paper_millions,
+        }
     columns = ("model", "#layers", "#width", "#MLP", "#heads", "#tokens", "#parameters", "#pre-trained", "#Table 1",
                "#MACs at 224")  # fmt: skip
-    return Told(_answer(), [table(columns, cells)], {"models": numbers, "sizes": list(SIZES)})
+    return ExperimentResult(_summary(), [html_table(columns, cells)], {"models": numbers, "sizes": list(SIZES)})
 
 
-def pretrained(name: str) -> int:
+def pretraining_parameters(name: str) -> int:
     """Count the parameters with the hidden layer of the pre-training head, and without the classifier, whose size varies."""
     return cost(variant(name, image=IMAGE, head="mlp", classes=0)).parameters
 
 
-def _answer() -> str:
-    found = {name: pretrained(name) / 1e6 for name in PAPER}
-    exact = [f"{name} ({found[name]:.1f} M)" for name, said in PAPER.items() if round(found[name]) == said]
-    others = [
-        f"{name} has {found[name]:.1f} M instead of {said} M" for name, said in PAPER.items() if round(found[name]) != said
+def _summary() -> str:
+    millions = {name: pretraining_parameters(name) / 1e6 for name in PAPER}
+    exact = [
+        f"{name} ({millions[name]:.1f} M)" for name, paper_millions in PAPER.items() if round(millions[name]) == paper_millions
     ]
-    answer = (
-        f"Counted with the pre-training head and without the classifier, {one_of(exact) if exact else 'none'} match the table"
-    )
-    return f"{answer}; {', '.join(others)}." if others else f"{answer}."
+    others = [
+        f"{name} has {millions[name]:.1f} M instead of {paper_millions} M"
+        for name, paper_millions in PAPER.items()
+        if round(millions[name]) != paper_millions
+    ]
+    summary = f"Counted with the pre-training head and without the classifier, {join_names(exact) if exact else 'none'} match the table"
+    return f"{summary}; {', '.join(others)}." if others else f"{summary}."
 
 
 EXPERIMENT = Experiment(
@@ -66,6 +73,6 @@ EXPERIMENT = Experiment(
     "L/32.",
     limits="MACs are multiply-adds of matrix products and convolutions for one image; normalisation, activations and the "
     "softmax are left out, as usual.",
-    tell=tell,
+    build_result=build_result,
     data="none",
 )

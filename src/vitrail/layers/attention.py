@@ -8,10 +8,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.layers.initial import dense, fused
-from vitrail.layers.merge import Merging
 from vitrail.layers.position import Rotation, rotate
 from vitrail.layers.tap import Tap
+from vitrail.layers.token_merging import TokenMerger
+from vitrail.layers.weight_init import xavier_fused_linear, xavier_linear
 
 
 class Attention(nn.Module):
@@ -23,24 +23,24 @@ class Attention(nn.Module):
         heads: int,
         *,
         bias: bool = True,
-        norm_epsilon: float | None = None,
+        norm_eps: float | None = None,
         dropout: float = 0.0,
         weights_dropout: float = 0.0,
         relative: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = fused(nn.Linear(width, 3 * width, bias=bias), parts=3)
-        self.out = dense(nn.Linear(width, width))
-        self.norm_q = nn.Identity() if norm_epsilon is None else nn.LayerNorm(width // heads, eps=norm_epsilon)
-        self.norm_k = nn.Identity() if norm_epsilon is None else nn.LayerNorm(width // heads, eps=norm_epsilon)
+        self.qkv = xavier_fused_linear(nn.Linear(width, 3 * width, bias=bias), parts=3)
+        self.out = xavier_linear(nn.Linear(width, width))
+        self.norm_q = nn.Identity() if norm_eps is None else nn.LayerNorm(width // heads, eps=norm_eps)
+        self.norm_k = nn.Identity() if norm_eps is None else nn.LayerNorm(width // heads, eps=norm_eps)
         self.relative = relative
         self.queries, self.keys, self.weights = Tap(), Tap(), Tap()
         self.weights_dropout = weights_dropout
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x: Float[Tensor, "b t d"], rotation: Rotation | None = None, merging: Merging | None = None
+        self, x: Float[Tensor, "b t d"], rotation: Rotation | None = None, merger: TokenMerger | None = None
     ) -> Float[Tensor, "b t d"]:
         q, k, v = (rearrange(part, "b t (h k) -> b h t k", h=self.heads) for part in self.qkv(x).chunk(3, dim=-1))
         q, k = self.norm_q(q), self.norm_k(k)
@@ -49,10 +49,10 @@ class Attention(nn.Module):
         q, k = self.queries(q), self.keys(k)
         scale = q.shape[-1] ** -0.5
         bias = None if self.relative is None else self.relative(q) * scale
-        if merging is not None:  # never combined with relative positions
-            bias = merging.bias(k)
+        if merger is not None:  # never combined with relative positions
+            bias = merger.attention_bias(k)
         dropout = self.weights_dropout if self.training else 0.0
-        if not self.weights.sinks:
+        if not self.weights.recorders:
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
         else:  # the fused kernel never materialises the weights, so compute them explicitly
             scores = q @ k.mT * scale

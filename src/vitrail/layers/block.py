@@ -4,10 +4,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.layers.attention import Attention
-from vitrail.layers.drop import LayerScale, StochasticDepth
-from vitrail.layers.merge import Merging
 from vitrail.layers.mlp import MLP
 from vitrail.layers.position import Rotation
+from vitrail.layers.residual import LayerScale, StochasticDepth
+from vitrail.layers.token_merging import TokenMerger
 
 
 class Block(nn.Module):
@@ -19,24 +19,24 @@ class Block(nn.Module):
         attention: Attention,
         mlp: MLP,
         *,
-        epsilon: float = 1e-6,
+        norm_eps: float = 1e-6,
         layer_scale: float | None = None,
         stochastic_depth: float = 0.0,
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=epsilon)
+        self.norm1 = nn.LayerNorm(width, eps=norm_eps)
         self.attention = attention
         self.scale1 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
-        self.norm2 = nn.LayerNorm(width, eps=epsilon)
+        self.norm2 = nn.LayerNorm(width, eps=norm_eps)
         self.mlp = mlp
         self.scale2 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
         self.drop = StochasticDepth(stochastic_depth)
 
     def forward(
-        self, x: Float[Tensor, "b t d"], rotation: Rotation | None = None, merging: Merging | None = None
+        self, x: Float[Tensor, "b t d"], rotation: Rotation | None = None, merger: TokenMerger | None = None
     ) -> Float[Tensor, "b m d"]:
-        x = x + self.drop(self.scale1(self.attention(self.norm1(x), rotation, merging)))
-        x = x if merging is None else merging(x)
+        x = x + self.drop(self.scale1(self.attention(self.norm1(x), rotation, merger)))
+        x = x if merger is None else merger(x)
         return x + self.drop(self.scale2(self.mlp(self.norm2(x))))
 
 
@@ -44,8 +44,8 @@ class PostNormBlock(Block):
     """Post-norm block: normalise after the addition (Vaswani et al. 2017); the encoder needs no final norm."""
 
     def forward(
-        self, x: Float[Tensor, "b t d"], rotation: Rotation | None = None, merging: Merging | None = None
+        self, x: Float[Tensor, "b t d"], rotation: Rotation | None = None, merger: TokenMerger | None = None
     ) -> Float[Tensor, "b m d"]:
-        x = self.norm1(x + self.drop(self.scale1(self.attention(x, rotation, merging))))
-        x = x if merging is None else merging(x)
+        x = self.norm1(x + self.drop(self.scale1(self.attention(x, rotation, merger))))
+        x = x if merger is None else merger(x)
         return self.norm2(x + self.drop(self.scale2(self.mlp(x))))

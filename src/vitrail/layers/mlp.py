@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.layers.initial import dense
+from vitrail.layers.weight_init import xavier_linear
 
 
 class MLP(nn.Module):
@@ -14,19 +14,21 @@ class MLP(nn.Module):
 
     def __init__(self, width: int, hidden: int, *, gelu: Literal["tanh", "exact"] = "tanh", dropout: float = 0.0) -> None:
         super().__init__()
-        self.up = dense(nn.Linear(width, hidden))
+        self.up = xavier_linear(nn.Linear(width, hidden))
         self.gelu = nn.GELU(approximate="tanh" if gelu == "tanh" else "none")
-        self.down = dense(nn.Linear(hidden, width))
+        self.down = xavier_linear(nn.Linear(hidden, width))
         self.dropout = nn.Dropout(dropout)
         for linear in (self.up, self.down):
             nn.init.normal_(linear.bias, std=1e-6)
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         hidden = self.up(x)
-        hidden = torch.ops.aten.gelu_(hidden, approximate=self.gelu.approximate) if self._unseen() else self.gelu(hidden)
+        hidden = (
+            torch.ops.aten.gelu_(hidden, approximate=self.gelu.approximate) if self._can_gelu_in_place() else self.gelu(hidden)
+        )
         return self.dropout(self.down(self.dropout(hidden)))
 
-    def _unseen(self) -> bool:
+    def _can_gelu_in_place(self) -> bool:
         """Whether the GELU may overwrite its input, because neither a gradient nor a hook reads it. Allocating the widest
         of all tensors costs a large batch up to a fifth of its time."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():

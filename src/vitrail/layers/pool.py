@@ -15,9 +15,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.layers.initial import dense, fused
 from vitrail.layers.mlp import MLP
 from vitrail.layers.tap import Tap
+from vitrail.layers.weight_init import xavier_fused_linear, xavier_linear
 
 
 class ClassPool(nn.Module):
@@ -37,15 +37,15 @@ class AveragePool(nn.Module):
     def forward(self, x: Float[Tensor, "b t d"], sizes: Float[Tensor, "b t"] | None = None) -> Float[Tensor, "b d"]:
         if sizes is None:
             return x[:, self.prefix :].mean(dim=1)
-        share = sizes[:, None, self.prefix :] / sizes[:, None, self.prefix :].sum(dim=-1, keepdim=True)
-        return (share.to(x.dtype) @ x[:, self.prefix :])[:, 0]
+        weights = sizes[:, None, self.prefix :] / sizes[:, None, self.prefix :].sum(dim=-1, keepdim=True)
+        return (weights.to(x.dtype) @ x[:, self.prefix :])[:, 0]
 
 
 class AttentionPool(nn.Module):
     """Attention pooling: one learned query attends to every patch, followed by an MLP."""
 
     def __init__(
-        self, width: int, heads: int, mlp: int, *, prefix: int, epsilon: float, gelu: Literal["tanh", "exact"] = "tanh"
+        self, width: int, heads: int, mlp: int, *, prefix: int, norm_eps: float, gelu: Literal["tanh", "exact"] = "tanh"
     ) -> None:
         super().__init__()
         self.heads = heads
@@ -53,11 +53,11 @@ class AttentionPool(nn.Module):
         self.probe = nn.Parameter(torch.empty(width))
         bound = math.sqrt(6 / (1 + width))  # Xavier-uniform of a 1 x d matrix
         nn.init.uniform_(self.probe, -bound, bound)
-        self.q = dense(nn.Linear(width, width))
-        self.kv = fused(nn.Linear(width, 2 * width), parts=2)
-        self.out = dense(nn.Linear(width, width))
+        self.q = xavier_linear(nn.Linear(width, width))
+        self.kv = xavier_fused_linear(nn.Linear(width, 2 * width), parts=2)
+        self.out = xavier_linear(nn.Linear(width, width))
         self.weights = Tap()
-        self.norm = nn.LayerNorm(width, eps=epsilon)
+        self.norm = nn.LayerNorm(width, eps=norm_eps)
         self.mlp = MLP(width, mlp, gelu=gelu)
 
     def forward(self, x: Float[Tensor, "b t d"], sizes: Float[Tensor, "b t"] | None = None) -> Float[Tensor, "b d"]:
@@ -66,7 +66,7 @@ class AttentionPool(nn.Module):
         probe = repeat(self.probe, "d -> b 1 d", b=patches.shape[0])
         q = rearrange(self.q(probe), "b q (h k) -> b h q k", h=self.heads)
         k, v = rearrange(self.kv(patches), "b t (kv h k) -> kv b h t k", kv=2, h=self.heads)
-        if not self.weights.sinks:
+        if not self.weights.recorders:
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         else:
             scores = q @ k.mT * q.shape[-1] ** -0.5

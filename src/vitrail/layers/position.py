@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Grid = tuple[int, int]
-Places = Int[Tensor, "b m"]  # raster indices of the patches kept in each image
+PatchIndices = Int[Tensor, "b m"]  # raster indices of the patches kept in each image
 Rotation = tuple[Float[Tensor, "... t k"], Float[Tensor, "... t k"]]  # cosines and sines
-Resize = Literal["official", "timm", "huggingface", "torchvision"]
+PositionResize = Literal["official", "timm", "huggingface", "torchvision"]
 
 
 class Learned1d(nn.Module):
@@ -36,9 +36,9 @@ class Learned2d(nn.Module):
     def __init__(self, grid: Grid, width: int, *, join: Literal["concatenate", "add"] = "concatenate") -> None:
         super().__init__()
         self.join = join
-        each = width // 2 if join == "concatenate" else width
-        self.columns = nn.Parameter(torch.empty(grid[1], each))
-        self.rows = nn.Parameter(torch.empty(grid[0], each))
+        part_width = width // 2 if join == "concatenate" else width
+        self.columns = nn.Parameter(torch.empty(grid[1], part_width))
+        self.rows = nn.Parameter(torch.empty(grid[0], part_width))
         for table in (self.columns, self.rows):
             nn.init.normal_(table, std=0.02)
 
@@ -48,7 +48,7 @@ class Learned2d(nn.Module):
         return torch.cat([x, y], dim=-1) if self.join == "concatenate" else x + y
 
 
-class Fixed(nn.Module):
+class FixedTable(nn.Module):
     """A fixed position table: computed, not learned, and not saved."""
 
     weight: Tensor
@@ -63,23 +63,23 @@ class Fixed(nn.Module):
 
 def sincos1d(grid: Grid, width: int) -> Float[Tensor, "rows columns d"]:
     """Sine-cosine table along the raster (Vaswani et al. 2017): sines on even channels, cosines on odd ones."""
-    place = torch.arange(grid[0] * grid[1], dtype=torch.float64, device="cpu")
-    angle = torch.outer(place, _frequencies(width // 2, 10_000.0))
+    index = torch.arange(grid[0] * grid[1], dtype=torch.float64, device="cpu")
+    angle = torch.outer(index, _frequencies(width // 2, 10_000.0))
     both = rearrange(torch.stack([angle.sin(), angle.cos()]), "two n f -> n (f two)")
     return rearrange(both, "(h w) d -> h w d", h=grid[0]).float()
 
 
-def sincos2d(grid: Grid, width: int, spelling: Literal["big_vision", "mae", "moco"]) -> Float[Tensor, "rows columns d"]:
+def sincos2d(grid: Grid, width: int, convention: Literal["big_vision", "mae", "moco"]) -> Float[Tensor, "rows columns d"]:
     """2-D sine-cosine table: the column on one half of the channels, the row on the other.
 
     big_vision's frequencies include the lowest one, MAE's and MoCo-v3's stop one step before; MoCo-v3 puts rows first.
     """
     count = width // 4
-    frequencies = _frequencies(count, 10_000.0, last=count - 1 if spelling == "big_vision" else count)
+    frequencies = _frequencies(count, 10_000.0, last=count - 1 if convention == "big_vision" else count)
     rows, columns = (torch.outer(torch.arange(side, dtype=torch.float64, device="cpu"), frequencies) for side in grid)
     y = repeat(torch.cat([rows.sin(), rows.cos()], dim=-1), "h d -> h w d", w=grid[1])
     x = repeat(torch.cat([columns.sin(), columns.cos()], dim=-1), "w d -> h w d", h=grid[0])
-    return torch.cat([y, x] if spelling == "moco" else [x, y], dim=-1).float()
+    return torch.cat([y, x] if convention == "moco" else [x, y], dim=-1).float()
 
 
 def _frequencies(count: int, slowest: float, last: int | None = None) -> Float[Tensor, " f"]:
@@ -87,39 +87,41 @@ def _frequencies(count: int, slowest: float, last: int | None = None) -> Float[T
     return slowest ** -(torch.arange(count, dtype=torch.float64, device="cpu") / (count if last is None else last))
 
 
-class AddPosition(nn.Module):
+class PositionEmbedding(nn.Module):
     """Add a position table to the tokens, resized to the grid of the images.
 
     The first ``prefix_positions`` of the ``prefix`` tokens have learned rows of their own, independent of the grid.
     """
 
-    def __init__(self, table: nn.Module, width: int, *, prefix: int, covered: int, resize: Resize) -> None:
+    def __init__(self, table: nn.Module, width: int, *, prefix: int, prefix_positions: int, resize: PositionResize) -> None:
         super().__init__()
-        if isinstance(table, Fixed):
-            covered = 0  # a fixed table has no learned rows
+        if isinstance(table, FixedTable):
+            prefix_positions = 0  # a fixed table has no learned rows
         self.table = table
-        self.resize: Resize = resize
-        self.bare = prefix - covered
-        self.prefix = nn.Parameter(torch.empty(covered, width)) if covered else None
+        self.resize: PositionResize = resize
+        self.unpositioned = prefix - prefix_positions
+        self.prefix = nn.Parameter(torch.empty(prefix_positions, width)) if prefix_positions else None
         if self.prefix is not None:
             nn.init.normal_(self.prefix, std=0.02)
 
-    def forward(self, x: Float[Tensor, "b t d"], grid: Grid, places: Places | None = None) -> Float[Tensor, "b t d"]:
-        patches = rearrange(self.at(grid), "h w d -> (h w) d")
+    def forward(
+        self, x: Float[Tensor, "b t d"], grid: Grid, patch_indices: PatchIndices | None = None
+    ) -> Float[Tensor, "b t d"]:
+        patches = rearrange(self.table_at(grid), "h w d -> (h w) d")
         before: list[Tensor] = [] if self.prefix is None else [self.prefix]
-        if self.bare:
-            before.append(patches.new_zeros(self.bare, patches.shape[-1]))
-        if places is None:
+        if self.unpositioned:
+            before.append(patches.new_zeros(self.unpositioned, patches.shape[-1]))
+        if patch_indices is None:
             return x + (torch.cat([*before, patches]) if before else patches)
         rows = [repeat(row, "t d -> b t d", b=x.shape[0]) for row in before]
-        return x + torch.cat([*rows, patches[places]], dim=1)
+        return x + torch.cat([*rows, patches[patch_indices]], dim=1)
 
-    def at(self, grid: Grid) -> Float[Tensor, "rows columns d"]:
+    def table_at(self, grid: Grid) -> Float[Tensor, "rows columns d"]:
         """Return the table resized to this grid."""
         return resize_table(self.table(), grid, self.resize)
 
 
-def resize_table(table: Float[Tensor, "rows columns d"], grid: Grid, how: Resize) -> Float[Tensor, "h w d"]:
+def resize_table(table: Float[Tensor, "rows columns d"], grid: Grid, rule: PositionResize) -> Float[Tensor, "h w d"]:
     """Interpolate a table in 2-D by the rule of the library it comes from; unchanged if the grid is the same.
 
     Every rule is linear and separable, so it is a product with one small matrix for rows and one for columns. The matrices
@@ -127,13 +129,13 @@ def resize_table(table: Float[Tensor, "rows columns d"], grid: Grid, how: Resize
     """
     if table.shape[:2] == grid:
         return table
-    matrix = _matrix.__wrapped__ if torch.compiler.is_compiling() else _matrix
-    rows, columns = (matrix(old, new, how, table.device) for old, new in zip(table.shape[:2], grid, strict=True))
+    matrix = _resize_matrix.__wrapped__ if torch.compiler.is_compiling() else _resize_matrix
+    rows, columns = (matrix(old, new, rule, table.device) for old, new in zip(table.shape[:2], grid, strict=True))
     return einsum(rows, columns, table.float(), "h r, w c, r c d -> h w d").to(table.dtype)
 
 
 @lru_cache(maxsize=64)
-def _matrix(old: int, new: int, how: Resize, device: torch.device) -> Float[Tensor, "new old"]:
+def _resize_matrix(old: int, new: int, rule: PositionResize, device: torch.device) -> Float[Tensor, "new old"]:
     """Interpolation matrix, from resizing the unit vectors. An ordinary tensor even if first computed in inference mode.
 
     The unit vectors form one image: torch's antialiased resize is wrong for an image one pixel wide.
@@ -147,7 +149,7 @@ def _matrix(old: int, new: int, how: Resize, device: torch.device) -> Float[Tens
             "timm": {"mode": "bicubic", "antialias": True},
             "huggingface": {"mode": "bicubic", "align_corners": False},
             "torchvision": {"mode": "bicubic", "align_corners": True},
-        }[how]
+        }[rule]
         return F.interpolate(units[None, None], (new, old), **options)[0, 0]
 
 
@@ -171,7 +173,7 @@ class RelativeKeys(nn.Module):
         shifted = logits[..., tokens - 1 : -1].unflatten(-1, (tokens, 2 * tokens - 2))
         return shifted[..., :tokens]
 
-    def of(self, head: int, query: int) -> Float[Tensor, "t k"]:
+    def row(self, head: int, query: int) -> Float[Tensor, "t k"]:
         """Return the relative keys of one query in one head, a row per token."""
         tokens = (self.keys.shape[1] + 1) // 2
         return self.keys[head, tokens - 1 - query : 2 * tokens - 1 - query]
@@ -190,24 +192,26 @@ class Rotary(nn.Module):
         self.head_width = head_width
         self.prefix = prefix
 
-    def forward(self, grid: Grid, device: torch.device, places: Places | None = None) -> Rotation:
-        angle = self.angles(grid, device, places)
+    def forward(self, grid: Grid, device: torch.device, patch_indices: PatchIndices | None = None) -> Rotation:
+        angle = self.angles(grid, device, patch_indices)
         return angle.cos(), angle.sin()
 
-    def angles(self, grid: Grid, device: torch.device, places: Places | None = None) -> Float[Tensor, "... t k"]:
+    def angles(self, grid: Grid, device: torch.device, patch_indices: PatchIndices | None = None) -> Float[Tensor, "... t k"]:
         """Return the rotation angles of each token, equal for the two channels of a pair."""
-        rows, columns = (self._angles(*sides, device) for sides in zip(grid, self.grid, strict=True))
+        rows, columns = (self._axis_angles(*sides, device) for sides in zip(grid, self.grid, strict=True))
         y = repeat(rows, "h f -> (h w) f", w=grid[1])
         x = repeat(columns, "w f -> (h w) f", h=grid[0])
         angle = repeat(torch.cat([y, x], dim=-1), "n f -> n (f two)", two=2)
-        angle = angle if places is None else rearrange(angle[places], "b m f -> b 1 m f")  # the same in every head
+        angle = (
+            angle if patch_indices is None else rearrange(angle[patch_indices], "b m f -> b 1 m f")
+        )  # the same in every head
         return F.pad(angle, (0, 0, self.prefix, 0))
 
-    def _angles(self, side: int, made_for: int, device: torch.device) -> Float[Tensor, "n f"]:
+    def _axis_angles(self, side: int, base_side: int, device: torch.device) -> Float[Tensor, "n f"]:
         count = self.head_width // 4
         frequencies = 100 ** -(torch.arange(count, device=device) / count)
         centre = torch.arange(side, device=device) + 0.5
-        return torch.outer(centre * (made_for / side) - 0.5, frequencies)
+        return torch.outer(centre * (base_side / side) - 0.5, frequencies)
 
 
 def rotate(x: Float[Tensor, "b h t k"], rotation: Rotation) -> Float[Tensor, "b h t k"]:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
 
-from vitrail.errors import VitrailError, suggestion
+from vitrail.errors import VitrailError, did_you_mean
 
 
 class Tap(nn.Module):
@@ -17,36 +17,36 @@ class Tap(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sinks: list[Callable[[Tensor], None]] = []  # empty: not recording
+        self.recorders: list[Callable[[Tensor], None]] = []  # empty: not recording
 
     def forward(self, x: Tensor) -> Tensor:
-        for sink in self.sinks:
-            sink(x)
+        for recorder in self.recorders:
+            recorder(x)
         return x
 
 
-def watched(module: nn.Module) -> bool:
+def is_recording(module: nn.Module) -> bool:
     """Whether any tap in the module is recording."""
-    return any(tap.sinks for tap in module.modules() if isinstance(tap, Tap))
+    return any(tap.recorders for tap in module.modules() if isinstance(tap, Tap))
 
 
 @contextmanager
-def unwatched(module: nn.Module) -> Iterator[None]:
+def pause_recording(module: nn.Module) -> Iterator[None]:
     """Pause recording: a recomputed forward pass must take the same path, and is not recorded twice."""
     taps = [tap for tap in module.modules() if isinstance(tap, Tap)]
-    before = [tap.sinks for tap in taps]
+    saved = [tap.recorders for tap in taps]
     try:
         for tap in taps:
-            tap.sinks = []
+            tap.recorders = []
         yield
     finally:
-        for tap, sinks in zip(taps, before, strict=True):
-            tap.sinks = sinks
+        for tap, recorders in zip(taps, saved, strict=True):
+            tap.recorders = recorders
 
 
 @contextmanager
-def recording(
-    model: nn.Module, *patterns: str, keep: Callable[[Tensor], Tensor] = lambda x: x
+def record_activations(
+    model: nn.Module, *patterns: str, transform: Callable[[Tensor], Tensor] = lambda x: x
 ) -> Iterator[dict[str, list[Tensor]]]:
     """Record the inputs of the matching taps, by name, one entry per forward pass.
 
@@ -58,28 +58,28 @@ def recording(
             "record_activations needs the name of a tap, got none; try record_activations(model, 'attention.weights')"
         )
     taps = {name: module for name, module in model.named_modules() if isinstance(module, Tap)}
-    chosen = {name: tap for pattern in patterns for name, tap in _matching(pattern, taps).items()}
-    seen: dict[str, list[Tensor]] = {name: [] for name in taps if name in chosen}
-    sinks = {name: _sink(kept, keep) for name, kept in seen.items()}
+    selected = {name: tap for pattern in patterns for name, tap in _match_taps(pattern, taps).items()}
+    activations: dict[str, list[Tensor]] = {name: [] for name in taps if name in selected}
+    recorders = {name: _make_recorder(values, transform) for name, values in activations.items()}
     try:
-        for name, sink in sinks.items():
-            taps[name].sinks.append(sink)
-        yield seen
+        for name, recorder in recorders.items():
+            taps[name].recorders.append(recorder)
+        yield activations
     finally:
-        for name, sink in sinks.items():
-            taps[name].sinks.remove(sink)
+        for name, recorder in recorders.items():
+            taps[name].recorders.remove(recorder)
 
 
-def _matching(pattern: str, taps: dict[str, Tap]) -> dict[str, Tap]:
-    found = {name: tap for name, tap in taps.items() if fnmatchcase(f".{name}", f"*.{pattern}")}
-    if not found:
+def _match_taps(pattern: str, taps: dict[str, Tap]) -> dict[str, Tap]:
+    matches = {name: tap for name, tap in taps.items() if fnmatchcase(f".{name}", f"*.{pattern}")}
+    if not matches:
         names = ", ".join(taps) or "none"
-        raise VitrailError(f"no tap matches {pattern!r}{suggestion(pattern, taps)}; the model has: {names}")
-    return found
+        raise VitrailError(f"no tap matches {pattern!r}{did_you_mean(pattern, taps)}; the model has: {names}")
+    return matches
 
 
-def _sink(kept: list[Tensor], keep: Callable[[Tensor], Tensor]) -> Callable[[Tensor], None]:
-    def sink(x: Tensor) -> None:
-        kept.append(keep(x))
+def _make_recorder(values: list[Tensor], transform: Callable[[Tensor], Tensor]) -> Callable[[Tensor], None]:
+    def record(x: Tensor) -> None:
+        values.append(transform(x))
 
-    return sink
+    return record

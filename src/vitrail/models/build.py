@@ -5,32 +5,32 @@ from typing import Any
 import torch
 
 from vitrail.errors import VitrailError
+from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.resnet import ResNet
-from vitrail.models.settings import ModelConfig, ViTConfig
 from vitrail.models.variants import variant
 from vitrail.models.vit import ViT
 
 Model = ViT | ResNet
 
 
-def build(what: ModelConfig | str, *, device: torch.device | str = "cpu", **changes: Any) -> Model:
+def build(config_or_name: ModelConfig | str, *, device: torch.device | str = "cpu", **changes: Any) -> Model:
     """Build a model: ``build(config)`` or ``build("B/16", image=(224, 448), pool="gap")``; device "meta" allocates nothing."""
-    if isinstance(what, str):
-        config = variant(what, **changes)
+    if isinstance(config_or_name, str):
+        config = variant(config_or_name, **changes)
     elif changes:
         raise VitrailError(f"changes go with a name; use dataclasses.replace(config, {next(iter(changes))}=...) instead")
     else:
-        config = what
+        config = config_or_name
     with torch.device(device):
-        model = _module(config)
+        model = _build_module(config)
     return model.to(device)  # fixed position tables are always computed on the CPU
 
 
-def skeleton(config: ModelConfig) -> Model:
+def build_on_meta(config: ModelConfig) -> Model:
     """Build a model on the meta device, its weights to be assigned later; fixed position tables are materialised."""
     with torch.device("meta"):
-        return _module(config)
+        return _build_module(config)
 
 
-def _module(config: ModelConfig) -> Model:
+def _build_module(config: ModelConfig) -> Model:
     return ViT(config) if isinstance(config, ViTConfig) else ResNet(config)

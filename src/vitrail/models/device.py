@@ -7,15 +7,17 @@ import torch
 from vitrail.errors import VitrailError
 
 
-def place() -> tuple[int, int]:
+def rank_and_world_size() -> tuple[int, int]:
     """Return rank and world size from the environment that ``torchrun`` or another launcher sets."""
-    rank, ranks = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    if not (rank.isdecimal() and ranks.isdecimal() and int(rank) < int(ranks)):
-        raise VitrailError(f"RANK must be a number from 0 to WORLD_SIZE - 1, got {rank[:20]!r} of {ranks[:20]!r}; use torchrun")
-    return int(rank), int(ranks)
+    rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
+        raise VitrailError(
+            f"RANK must be a number from 0 to WORLD_SIZE - 1, got {rank[:20]!r} of {world_size[:20]!r}; use torchrun"
+        )
+    return int(rank), int(world_size)
 
 
-def device(name: str) -> torch.device:
+def select_device(name: str) -> torch.device:
     """Return the named device, or the best available for "auto"; under ``torchrun`` each process of a node uses its own GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"

@@ -8,98 +8,102 @@ import math
 from itertools import pairwise
 from typing import Literal
 
-from vitrail.augment.policy import policy
-from vitrail.data.preprocess import official
+from vitrail.augment.policy import get_policy
+from vitrail.data.preprocess import official_preprocess
 from vitrail.models.variants import variant
-from vitrail.recipes.given import Given, periods, warm_up
-from vitrail.train.recipe import Optim, Recipe, Schedule
+from vitrail.recipes.context import RecipeContext, capped_warmup, interval
+from vitrail.training.recipe import Optim, Recipe, Schedule
 
-WARM_UP, BATCH = 10_000, 4096
-FINE_TUNING = ((4_000, 500), (50_000, 10_000), (1_281_167, 20_000))  # images and steps: Pets and Flowers, CIFAR, ImageNet
-JFT = {"B": (8e-4, 7), "L/32": (6e-4, 7), "L": (4e-4, 7), "H": (3e-4, 14)}  # lr and epochs by model
+WARMUP_STEPS, BATCH_SIZE = 10_000, 4096
+FINETUNE_STEPS = ((4_000, 500), (50_000, 10_000), (1_281_167, 20_000))  # images and steps: Pets and Flowers, CIFAR, ImageNet
+JFT_SETTINGS = {"B": (8e-4, 7), "L/32": (6e-4, 7), "L": (4e-4, 7), "H": (3e-4, 14)}  # lr and epochs by model
 
 
-def paper_imagenet(given: Given) -> Recipe:
+def paper_imagenet(context: RecipeContext) -> Recipe:
     """``vitrail train DIR --recipe paper-imagenet``: 300 epochs at lr 3e-3 and weight decay 0.3, gradients clipped at 1.
 
     B/16 at 384 pixels: 77.91 % on ImageNet (table 5; the paper's, not reproduced).
     """
-    return _pretrain(given, "paper-imagenet", epochs=300, lr=3e-3, decay=0.3, dropout=0.1, kind="cosine", clip=1.0)
+    return _pretrain(
+        context, "paper-imagenet", epochs=300, lr=3e-3, weight_decay=0.3, dropout=0.1, kind="cosine", grad_clip=1.0
+    )
 
 
-def paper_imagenet21k(given: Given) -> Recipe:
+def paper_imagenet21k(context: RecipeContext) -> Recipe:
     """``vitrail train DIR --recipe paper-imagenet21k``: 90 epochs at lr 1e-3 and weight decay 0.03.
 
     L/16, fine-tuned: 85.30 % on ImageNet (table 2; the paper's, not reproduced).
     """
-    return _pretrain(given, "paper-imagenet21k", epochs=90, lr=1e-3, decay=0.03, dropout=0.1, kind="linear", clip=None)
+    return _pretrain(
+        context, "paper-imagenet21k", epochs=90, lr=1e-3, weight_decay=0.03, dropout=0.1, kind="linear", grad_clip=None
+    )
 
 
-def paper_jft(given: Given) -> Recipe:
+def paper_jft(context: RecipeContext) -> Recipe:
     """``vitrail train DIR --recipe paper-jft --model H/14``: 7 or 14 epochs at weight decay 0.1.
 
     H/14, fine-tuned: 88.55 % on ImageNet (table 2; the paper's, not reproduced).
     """
-    name = given.model or "B/16"
-    lr, epochs = JFT.get(name) or JFT.get(name.split("/")[0]) or JFT["B"]
-    return _pretrain(given, "paper-jft", epochs=epochs, lr=lr, decay=0.1, dropout=0.0, kind="linear", clip=None)
+    name = context.model or "B/16"
+    lr, epochs = JFT_SETTINGS.get(name) or JFT_SETTINGS.get(name.split("/")[0]) or JFT_SETTINGS["B"]
+    return _pretrain(context, "paper-jft", epochs=epochs, lr=lr, weight_decay=0.1, dropout=0.0, kind="linear", grad_clip=None)
 
 
-def paper_finetune(given: Given) -> Recipe:
+def paper_finetune(context: RecipeContext) -> Recipe:
     """``vitrail finetune WEIGHTS DIR``: SGD with momentum, batch 512, cosine, no weight decay, clipped at 1, at 384 pixels.
 
     Table 4 and the official code: 20,000 steps for ImageNet, 10,000 for CIFAR, 500 for datasets of a few thousand;
     interpolated in between. Of the learning rates {1e-3, 3e-3, 1e-2, 3e-2} the paper takes the best on validation; here 1e-2.
     L/16, from ImageNet-21k: 85.30 % on ImageNet (table 2; the paper's, not reproduced).
     """
-    batch, steps = given.batch(512), _between(given.pictures)
+    batch_size, steps = context.capped_batch(512), _interpolate_steps(context.num_images)
     return Recipe(
         name="paper-finetune",
-        data=given.data,
-        **given.begin((384, 384)),
+        data=context.data,
+        **context.init_fields((384, 384)),
         steps=steps,
-        batch=batch,
-        augment=policy("none"),
-        optim=Optim(kind="sgd", lr=0.01, momentum=0.9, clip=1.0),
-        schedule=Schedule("cosine", warmup=warm_up(500, steps)),
-        evaluate=periods(steps),
-        checkpoint=periods(steps),
+        batch_size=batch_size,
+        augment=get_policy("none"),
+        optim=Optim(name="sgd", lr=0.01, momentum=0.9, grad_clip=1.0),
+        schedule=Schedule("cosine", warmup_steps=capped_warmup(500, steps)),
+        eval_every=interval(steps),
+        checkpoint_every=interval(steps),
     )
 
 
-def _between(pictures: int) -> int:
+def _interpolate_steps(num_images: int) -> int:
     """Interpolate the steps of fine-tuning between the paper's datasets, log-log linearly."""
-    for (few, least), (many, most) in pairwise(FINE_TUNING):
-        if pictures <= many:
-            share = max(math.log(pictures / few) / math.log(many / few), 0.0)
-            return round(least * (most / least) ** share)
-    return FINE_TUNING[-1][1]
+    for (lower_images, lower_steps), (upper_images, upper_steps) in pairwise(FINETUNE_STEPS):
+        if num_images <= upper_images:
+            fraction = max(math.log(num_images / lower_images) / math.log(upper_images / lower_images), 0.0)
+            return round(lower_steps * (upper_steps / lower_steps) ** fraction)
+    return FINETUNE_STEPS[-1][1]
 
 
 def _pretrain(
-    given: Given,
+    context: RecipeContext,
     name: str,
     *,
     epochs: float,
     lr: float,
-    decay: float,
+    weight_decay: float,
     dropout: float,
     kind: Literal["cosine", "linear"],
-    clip: float | None,
+    grad_clip: float | None,
 ) -> Recipe:
-    image, batch = given.image or (224, 224), given.batch(BATCH)
-    steps = given.steps(epochs, batch)
-    model = variant(given.model or "B/16", image=image, classes=given.classes, head="mlp", dropout=dropout)
+    image, batch_size = context.image or (224, 224), context.capped_batch(BATCH_SIZE)
+    steps = context.num_steps(epochs, batch_size)
+    model = variant(context.model or "B/16", image=image, classes=context.classes, head="mlp", dropout=dropout)
     return Recipe(
         name=name,
-        data=given.data,
+        data=context.data,
         model=model,
-        preprocess=official(image),
+        preprocess=official_preprocess(image),
         steps=steps,
-        batch=batch,
-        augment=policy("none"),
-        optim=Optim(lr=lr, weight_decay=decay, clip=clip),
-        schedule=Schedule(kind, warmup=warm_up(WARM_UP, steps)),
-        evaluate=periods(steps),
-        checkpoint=periods(steps, 50),
+        batch_size=batch_size,
+        augment=get_policy("none"),
+        optim=Optim(lr=lr, weight_decay=weight_decay, grad_clip=grad_clip),
+        schedule=Schedule(kind, warmup_steps=capped_warmup(WARMUP_STEPS, steps)),
+        eval_every=interval(steps),
+        checkpoint_every=interval(steps, 50),
     )

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from vitrail.augment.policy import policy
+from vitrail.augment.policy import get_policy
 from vitrail.data.preprocess import Preprocess
-from vitrail.models.settings import ViTConfig
-from vitrail.recipes.given import Given, periods, warm_up
-from vitrail.train.recipe import Optim, Recipe, Schedule
+from vitrail.models.config import ViTConfig
+from vitrail.recipes.context import RecipeContext, capped_warmup, interval
+from vitrail.training.recipe import Optim, Recipe, Schedule
 
 
-def small(given: Given) -> Recipe:
+def small(context: RecipeContext) -> Recipe:
     """A narrow ViT with small patches, average pooling and fixed positions (Beyer et al. 2022); Muon, crops from 0.3 of the
     image and a little Mixup, EMA weights, 60 epochs.
 
@@ -17,33 +17,36 @@ def small(given: Given) -> Recipe:
     minutes on one core). A linear probe on pretrained weights has 90.6 % there, so if there are such weights,
     ``vitrail finetune`` is the better choice. ``docs/log.md`` has what was tried.
     """
-    model, preprocess = small_model(given)
-    batch = given.batch(128)
-    steps = min(max(given.steps(60, batch), 1000), 50_000)
+    model, preprocess = small_model(context)
+    batch_size = context.capped_batch(128)
+    steps = min(max(context.num_steps(60, batch_size), 1000), 50_000)
     return Recipe(
         name="small",
-        data=given.data,
+        data=context.data,
         model=model,
         preprocess=preprocess,
         steps=steps,
-        batch=batch,
-        augment=policy("none", area=(0.3, 1.0), mixup=0.2),
-        optim=Optim(kind="muon", lr=2e-3, matrix_lr=0.01, weight_decay=0.05, clip=1.0),
-        schedule=Schedule("cosine", warmup=warm_up(500, steps)),
-        ema=0.998,
-        evaluate=periods(steps),
-        checkpoint=periods(steps),
+        batch_size=batch_size,
+        augment=get_policy("none", crop_scale=(0.3, 1.0), mixup=0.2),
+        optim=Optim(name="muon", lr=2e-3, muon_lr=0.01, weight_decay=0.05, grad_clip=1.0),
+        schedule=Schedule("cosine", warmup_steps=capped_warmup(500, steps)),
+        ema_decay=0.998,
+        eval_every=interval(steps),
+        checkpoint_every=interval(steps),
     )
 
 
-def small_model(given: Given, **changes: Any) -> tuple[ViTConfig, Preprocess]:
+def small_model(context: RecipeContext, **changes: Any) -> tuple[ViTConfig, Preprocess]:
     """Return model and preprocessing: small images at their native size, in patches of 4 x 4 or 8 x 8; others at 96 x 96."""
-    wished = given.image or (given.size if given.size and max(given.size) <= 64 else (96, 96))
-    side = 4 if max(wished) <= 48 else 8
-    image = given.image or (max(round(wished[0] / side), 1) * side, max(round(wished[1] / side), 1) * side)
-    plain: dict[str, Any] = {"position": "sincos2d", "pool": "gap", "gelu": "exact"}
+    size = context.image or (context.native_size if context.native_size and max(context.native_size) <= 64 else (96, 96))
+    patch_size = 4 if max(size) <= 48 else 8
+    image = context.image or (
+        max(round(size[0] / patch_size), 1) * patch_size,
+        max(round(size[1] / patch_size), 1) * patch_size,
+    )
+    defaults: dict[str, Any] = {"position": "sincos2d", "pool": "gap", "gelu": "exact"}
     model = ViTConfig(
-        width=192, depth=6, mlp=384, heads=3, patch=(side, side), image=image, channels=given.channels, classes=given.classes,
-        **(plain | changes),
+        width=192, depth=6, mlp=384, heads=3, patch=(patch_size, patch_size), image=image, channels=context.channels, classes=context.classes,
+        **(defaults | changes),
     )  # fmt: skip
-    return model, Preprocess(image, crop=0.9, mean=(0.5,) * given.channels, std=(0.5,) * given.channels)
+    return model, Preprocess(image, crop_pct=0.9, mean=(0.5,) * context.channels, std=(0.5,) * context.channels)

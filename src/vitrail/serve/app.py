@@ -1,4 +1,4 @@
-"""The FastAPI application: state, pages and error handlers. The routes for images are in ``work``."""
+"""The FastAPI application: state, pages and error handlers. The routes for images are in ``routes``."""
 
 import asyncio
 import logging
@@ -15,133 +15,153 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from vitrail.errors import printable
-from vitrail.export.engine import Engine
+from vitrail.inference.predictor import Predictor
 from vitrail.serve.batcher import Batcher
-from vitrail.serve.door import LEFT, WORK, Door, House, as_json, refused
+from vitrail.serve.config import ServeConfig
+from vitrail.serve.errors import RequestError, not_ready
 from vitrail.serve.metrics import Metrics
-from vitrail.serve.page import docs_page, front_page
-from vitrail.serve.schema import State, failures, success
-from vitrail.serve.settings import Serving
-from vitrail.serve.trouble import Trouble, resting
-from vitrail.serve.work import add_work
+from vitrail.serve.middleware import (
+    CLIENT_CLOSED_REQUEST,
+    IMAGE_PATHS,
+    AdmissionMiddleware,
+    ServerState,
+    error_response,
+    json_response,
+)
+from vitrail.serve.pages import docs_page, front_page
+from vitrail.serve.routes import add_routes
+from vitrail.serve.schema import StatusResponse, error_responses, success_response
 
 log = logging.getLogger("vitrail.serve")
-SILENT: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)  # no telemetry
-HTML = {
+NO_TELEMETRY: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)  # no telemetry
+HTML_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src blob:; form-action 'none'; frame-ancestors 'none'"
 }
 
 
-def make_app(
-    open_engine: Callable[[], Engine],
-    how: Serving | None = None,
+def create_serve_app(
+    open_engine: Callable[[], Predictor],
+    config: ServeConfig | None = None,
     source: str = "a model",
-    opened: Callable[[], None] = lambda: None,
+    on_loaded: Callable[[], None] = lambda: None,
 ) -> FastAPI:
-    """Build the application; ``opened`` is called once the engine has loaded or failed."""
-    how, metrics = how or Serving(), Metrics()
-    batcher = Batcher(open_engine, how, metrics)
-    house = House(how, batcher, metrics, Path(source).name or source)
+    """Build the application; ``on_loaded`` is called once the engine has loaded or failed."""
+    config, metrics = config or ServeConfig(), Metrics()
+    batcher = Batcher(open_engine, config, metrics)
+    server_state = ServerState(config, batcher, metrics, Path(source).name or source)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        batcher.start(opened)
+        batcher.start(on_loaded)
         yield
         await asyncio.to_thread(batcher.close)
 
     app = FastAPI(
-        title="Vitrail", version=version("vitrail"), lifespan=lifespan, docs_url=None, redoc_url=None, telemetry=SILENT
+        title="Vitrail", version=version("vitrail"), lifespan=lifespan, docs_url=None, redoc_url=None, telemetry=NO_TELEMETRY
     )
-    app.state.house = house
-    app.add_middleware(Door, house=house)
-    _gauges(house)
-    _handlers(app, house)
-    add_work(app, house)
-    _state(app, house)
-    _describe(app, how.token is not None)
+    app.state.server_state = server_state
+    app.add_middleware(AdmissionMiddleware, server_state=server_state)
+    _add_gauges(server_state)
+    _add_error_handlers(app, server_state)
+    add_routes(app, server_state)
+    _add_status_routes(app, server_state)
+    _customise_openapi(app, config.token is not None)
     return app
 
 
-def _state(app: FastAPI, house: House) -> None:
-    state: dict[str, Any] = {"response_class": Response}
+def _add_status_routes(app: FastAPI, server_state: ServerState) -> None:
+    route_options: dict[str, Any] = {"response_class": Response}
 
-    @app.get("/healthz", responses={**success(State, "The server is alive."), **failures(503)}, **state)
+    @app.get(
+        "/healthz",
+        responses={**success_response(StatusResponse, "The server is alive."), **error_responses(503)},
+        **route_options,
+    )
     async def healthz() -> Response:
         """Liveness: the process runs and its compute thread is alive."""
-        alive = house.batcher.alive()
+        alive = server_state.batcher.is_alive()
         return (
-            as_json({"status": "alive"})
+            json_response({"status": "alive"})
             if alive
-            else refused(Trouble(503, "the compute thread has died", "dead"), house.metrics)
+            else error_response(RequestError(503, "the compute thread has died", "dead"), server_state.metrics)
         )
 
-    @app.get("/readyz", responses={**success(State, "The server accepts images."), **failures(503)}, **state)
+    @app.get(
+        "/readyz",
+        responses={**success_response(StatusResponse, "The server accepts images."), **error_responses(503)},
+        **route_options,
+    )
     async def readyz() -> Response:
         """Readiness: the server accepts images, not while it loads its model or shuts down."""
-        if house.draining or house.batcher.engine is None:
-            what = "draining" if house.draining else "loading its model"
-            return as_json({"error": resting(what).sentence}, 503, {"Retry-After": "1"})
-        return as_json({"status": "ready"})
+        if server_state.draining or server_state.batcher.engine is None:
+            status = "draining" if server_state.draining else "loading its model"
+            return json_response({"error": not_ready(status).message}, 503, {"Retry-After": "1"})
+        return json_response({"status": "ready"})
 
-    text: dict[int | str, dict[str, Any]] = {
+    text_response: dict[int | str, dict[str, Any]] = {
         200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus text format."}
     }
-    guarded = failures(401) if house.how.token else {}
+    auth_failures = error_responses(401) if server_state.config.token else {}
 
-    @app.get("/metrics", responses={**text, **guarded}, **state)
+    @app.get("/metrics", responses={**text_response, **auth_failures}, **route_options)
     async def metrics() -> Response:
         """Metrics in the Prometheus text format."""
-        return Response(house.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(server_state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/", include_in_schema=False)
     async def front() -> Response:
-        engine = house.batcher.engine if house.how.token is None else None  # without a token, nothing about the model is shown
-        return Response(front_page(engine, house.source, house.how), 200, HTML, "text/html")
+        engine = (
+            server_state.batcher.engine if server_state.config.token is None else None
+        )  # without a token, nothing about the model is shown
+        return Response(front_page(engine, server_state.source, server_state.config), 200, HTML_HEADERS, "text/html")
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return Response(docs_page(app.openapi()), 200, HTML, "text/html")
+        return Response(docs_page(app.openapi()), 200, HTML_HEADERS, "text/html")
 
 
-def _gauges(house: House) -> None:
-    batcher = house.batcher
-    house.metrics.gauges = {
-        "vitrail_images_in_flight": ("Images being decoded, queued or computed.", lambda: batcher.inside),
-        "vitrail_queue_length": ("Decoded images that wait for a batch.", lambda: batcher.waiting),
-        "vitrail_body_bytes": ("Bytes of request bodies in memory.", lambda: batcher.bytes),
-        "vitrail_ready": ("Whether the server accepts images.", lambda: batcher.engine is not None and not house.draining),
+def _add_gauges(server_state: ServerState) -> None:
+    batcher = server_state.batcher
+    server_state.metrics.gauges = {
+        "vitrail_images_in_flight": ("Images being decoded, queued or computed.", lambda: batcher.in_flight),
+        "vitrail_queue_length": ("Decoded images that wait for a batch.", lambda: batcher.queue_length),
+        "vitrail_body_bytes": ("Bytes of request bodies in memory.", lambda: batcher.body_bytes),
+        "vitrail_ready": (
+            "Whether the server accepts images.",
+            lambda: batcher.engine is not None and not server_state.draining,
+        ),
     }
 
 
-def _handlers(app: FastAPI, house: House) -> None:
+def _add_error_handlers(app: FastAPI, server_state: ServerState) -> None:
     """Give every error the same JSON shape."""
 
-    @app.exception_handler(Trouble)
-    async def trouble(_: Request, error: Trouble) -> Response:
-        return refused(error, house.metrics)
+    @app.exception_handler(RequestError)
+    async def request_error(_: Request, error: RequestError) -> Response:
+        return error_response(error, server_state.metrics)
 
     @app.exception_handler(ClientDisconnect)
-    async def left(_: Request, __: ClientDisconnect) -> Response:
-        return Response(status_code=LEFT)
+    async def client_disconnected(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        sentence = f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}, got {str(first.get('input'))[:80]!r}"
-        return as_json({"error": printable(sentence)}, 422)
+        message = f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}, got {str(first.get('input'))[:80]!r}"
+        return json_response({"error": printable(message)}, 422)
 
     @app.exception_handler(HTTPException)
-    async def unknown(_: Request, error: HTTPException) -> Response:
-        return as_json({"error": f"{error.detail.lower()}; see /docs"}, error.status_code, dict(error.headers or {}))
+    async def http_error(_: Request, error: HTTPException) -> Response:
+        return json_response({"error": f"{error.detail.lower()}; see /docs"}, error.status_code, dict(error.headers or {}))
 
     @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
+    async def internal_error(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return as_json({"error": "internal server error; see the server's log"}, 500)
+        return json_response({"error": "internal server error; see the server's log"}, 500)
 
 
-def _describe(app: FastAPI, token: bool) -> None:
+def _customise_openapi(app: FastAPI, token: bool) -> None:
     """Correct the OpenAPI schema: without FastAPI's own error models, and with bearer authentication if there is a token."""
 
     def openapi() -> dict[str, Any]:
@@ -151,7 +171,7 @@ def _describe(app: FastAPI, token: bool) -> None:
                 schema["components"]["schemas"].pop(name, None)
             if token:
                 schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-                for path in (*WORK, "/metrics"):
+                for path in (*IMAGE_PATHS, "/metrics"):
                     next(iter(schema["paths"][path].values()))["security"] = [{"token": []}]
             app.openapi_schema = schema
         return app.openapi_schema

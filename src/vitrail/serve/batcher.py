@@ -1,6 +1,6 @@
 """Dynamic batching: images are decoded by several threads, wait in a bounded queue and are computed in batches by one.
 
-A batch starts when it is full, when no other image is being decoded, or when its first image has waited ``max_delay``.
+A batch starts when it is full, when no other image is being decoded, or when its first image has waited ``max_batch_delay``.
 Expired images, and those whose client has disconnected, are never computed. A failed batch is retried image by image, so
 that a bad image fails alone.
 """
@@ -20,225 +20,231 @@ import numpy as np
 from numpy import ndarray
 from starlette.requests import ClientDisconnect
 
+from vitrail.data.cpu_cores import available_cores
 from vitrail.data.decode import decode
-from vitrail.data.prepare import fitted
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.threads import cores
+from vitrail.data.transforms import resize_and_crop
 from vitrail.errors import VitrailError
-from vitrail.export.engine import Engine
+from vitrail.inference.predictor import Predictor
+from vitrail.serve.config import ServeConfig
+from vitrail.serve.errors import RequestError, deadline_exceeded, not_ready, queue_full
 from vitrail.serve.metrics import Metrics
-from vitrail.serve.settings import Serving
-from vitrail.serve.trouble import Trouble, full, late, resting
 
-Job = Callable[[Engine, ndarray], Any]  # computed for one image alone, instead of its logits
+Job = Callable[[Predictor, ndarray], Any]  # computed for one image alone, instead of its logits
 log = logging.getLogger("vitrail.serve")
-BROKEN = "the model failed on this image; see the server's log"
+MODEL_FAILED_MESSAGE = "the model failed on this image; see the server's log"
 
 
 @dataclass(eq=False)
-class Visit:
+class QueuedImage:
     """An image in flight. Its future resolves to logits, a job's result or a Trouble; cancelled if the client disconnects."""
 
     future: "asyncio.Future[Any]"
-    entered: float
-    ahead: int  # images in flight on arrival, including itself
+    arrived_at: float
+    queue_position: int  # images in flight on arrival, including itself
     job: Job | None
     pixels: ndarray | None = None
-    queued: float = 0.0
-    taken: bool = False
+    queued_at: float = 0.0
+    started: bool = False
 
 
 class Batcher:
     """Bounded queue and compute thread, which loads the engine; before that, and after ``close``, nothing is accepted."""
 
-    def __init__(self, open_engine: Callable[[], Engine], how: Serving, metrics: Metrics) -> None:
-        self.how, self.metrics = how, metrics
-        self.engine: Engine | None = None
+    def __init__(self, open_engine: Callable[[], Predictor], config: ServeConfig, metrics: Metrics) -> None:
+        self.config, self.metrics = config, metrics
+        self.engine: Predictor | None = None
         self.error: BaseException | None = None  # why the engine could not be loaded
         self.closing = False
-        self.inside = self.coming = self.bytes = 0  # images in flight; of these, not yet decoded; bytes of request bodies
-        self.pace = 0.0  # recent seconds per image
-        self._open = open_engine
-        self._waiting: deque[Visit] = deque()
+        self.in_flight = self.decoding = self.body_bytes = (
+            0  # images in flight; of these, not yet decoded; bytes of request bodies
+        )
+        self.seconds_per_image = 0.0  # recent seconds per image
+        self._open_engine = open_engine
+        self._queue: deque[QueuedImage] = deque()
         self._lock = Condition()
 
-    def start(self, opened: Callable[[], None]) -> None:
-        """Start the threads; ``opened`` is called on the running loop once the engine has loaded or failed."""
-        self._loop, self._opened, self.closing = asyncio.get_running_loop(), opened, False
-        self._decoders = ThreadPoolExecutor(self.how.decoders or cores(), "vitrail-decoder")
-        self._thread = Thread(target=self._work, name="vitrail-engine", daemon=True)
+    def start(self, on_loaded: Callable[[], None]) -> None:
+        """Start the threads; ``on_loaded`` is called on the running loop once the engine has loaded or failed."""
+        self._loop, self._on_loaded, self.closing = asyncio.get_running_loop(), on_loaded, False
+        self._decode_pool = ThreadPoolExecutor(self.config.decode_workers or available_cores(), "vitrail-decoder")
+        self._thread = Thread(target=self._run, name="vitrail-engine", daemon=True)
         self._thread.start()
 
     @property
-    def waiting(self) -> int:
-        return len(self._waiting)
+    def queue_length(self) -> int:
+        return len(self._queue)
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._thread.is_alive() or self.closing
 
-    def check(self, count: int = 1) -> None:
+    def check_admission(self, count: int = 1) -> None:
         """Refuse images that exceed the queue, or would miss the deadline at the recent throughput."""
         if self.closing or self.engine is None:
-            raise resting("draining" if self.closing else "loading its model")
-        wait = self.inside * self.pace
-        if self.inside + count > self.how.queue or (self.inside and wait + count * self.pace > self.how.deadline):
-            raise full(wait)
+            raise not_ready("draining" if self.closing else "loading its model")
+        wait = self.in_flight * self.seconds_per_image
+        if self.in_flight + count > self.config.max_queue or (
+            self.in_flight and wait + count * self.seconds_per_image > self.config.request_timeout
+        ):
+            raise queue_full(wait)
 
-    def hold(self, size: int) -> None:
+    def reserve_bytes(self, size: int) -> None:
         """Reserve memory for request bodies; a negative size releases it."""
         with self._lock:
-            if size > 0 and self.bytes + size > self.how.max_bodies:
-                raise Trouble(503, "the server has no memory for more requests; try again later", "memory", 1.0)
-            self.bytes += size
+            if size > 0 and self.body_bytes + size > self.config.max_total_body:
+                raise RequestError(503, "the server has no memory for more requests; try again later", "memory", 1.0)
+            self.body_bytes += size
 
-    def enter(self, pictures: Sequence[bytes], job: Job | None = None) -> list[Visit]:
+    def submit(self, contents: Sequence[bytes], job: Job | None = None) -> list[QueuedImage]:
         """Queue all images of a request or none. Their bytes must be reserved, and are released once decoded."""
-        now, made = time.monotonic(), []
+        now, images = time.monotonic(), []
         with self._lock:
-            self.check(len(pictures))
-            for _ in pictures:
-                self.inside += 1
-                self.coming += 1
-                made.append(Visit(self._loop.create_future(), now, self.inside, job))
-        for visit, content in zip(made, pictures, strict=True):
-            self._decoders.submit(self._decode, visit, content)
-        return made
+            self.check_admission(len(contents))
+            for _ in contents:
+                self.in_flight += 1
+                self.decoding += 1
+                images.append(QueuedImage(self._loop.create_future(), now, self.in_flight, job))
+        for image, content in zip(images, contents, strict=True):
+            self._decode_pool.submit(self._decode, image, content)
+        return images
 
-    async def answered(self, visits: Sequence[Visit]) -> list[Any]:
+    async def wait(self, images: Sequence[QueuedImage]) -> list[Any]:
         """Wait for the outcomes. Images not started by the deadline fail; those being computed are waited for."""
-        futures = [visit.future for visit in visits]
-        left = visits[0].entered + self.how.deadline - time.monotonic()
-        _, pending = await asyncio.wait(futures, timeout=max(left, 0))
-        for visit in visits:
-            if not visit.taken and not visit.future.done():
-                visit.future.set_result(late())
+        futures = [image.future for image in images]
+        remaining = images[0].arrived_at + self.config.request_timeout - time.monotonic()
+        _, pending = await asyncio.wait(futures, timeout=max(remaining, 0))
+        for image in images:
+            if not image.started and not image.future.done():
+                image.future.set_result(deadline_exceeded())
         if pending:
-            _, stuck = await asyncio.wait(futures, timeout=self.how.deadline)
-            for future in stuck:
-                future.set_result(late())
+            _, unfinished = await asyncio.wait(futures, timeout=self.config.request_timeout)
+            for future in unfinished:
+                future.set_result(deadline_exceeded())
         if any(future.cancelled() for future in futures):
             raise ClientDisconnect
         return [future.result() for future in futures]
 
-    def close(self, patience: float = 5.0) -> None:
+    def close(self, timeout: float = 5.0) -> None:
         """Compute the images in flight, then stop the threads."""
         with self._lock:
             self.closing = True
             self._lock.notify_all()
-        self._thread.join(patience)
-        self._decoders.shutdown(wait=False, cancel_futures=True)
+        self._thread.join(timeout)
+        self._decode_pool.shutdown(wait=False, cancel_futures=True)
 
-    def _decode(self, visit: Visit, content: bytes) -> None:
-        outcome: Trouble | None = None
-        if visit.future.done() or self.engine is None:
-            outcome = late()
+    def _decode(self, image: QueuedImage, content: bytes) -> None:
+        outcome: RequestError | None = None
+        if image.future.done() or self.engine is None:
+            outcome = deadline_exceeded()
         else:
-            made = _seen(content, self.engine.preprocess, self.how.max_pixels)
-            visit.pixels, outcome = (None, made) if isinstance(made, Trouble) else (made, None)
+            result = _preprocess(content, self.engine.preprocess, self.config.max_pixels)
+            image.pixels, outcome = (None, result) if isinstance(result, RequestError) else (result, None)
         size, content = len(content), b""
         with self._lock:
-            self.bytes -= size
-            self.coming -= 1
+            self.body_bytes -= size
+            self.decoding -= 1
             if outcome is None:
-                visit.queued = time.monotonic()
-                self._waiting.append(visit)
+                image.queued_at = time.monotonic()
+                self._queue.append(image)
             self._lock.notify()
         if outcome is not None:
-            self._settle([(visit, outcome)])
+            self._resolve([(image, outcome)])
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
-            self.engine = self.engine or self._warm(self._open())
+            self.engine = self.engine or self._warm_up(self._open_engine())
         except BaseException as error:
             self.error = error
         with suppress(RuntimeError):  # the loop is closed: stopped while loading
-            self._loop.call_soon_threadsafe(self._opened)
-        while self.engine is not None and (batch := self._next()):
+            self._loop.call_soon_threadsafe(self._on_loaded)
+        while self.engine is not None and (batch := self._next_batch()):
             start = time.monotonic()
-            for visit in batch:
-                visit.taken = True
+            for image in batch:
+                image.started = True
             self._compute(self.engine, batch)
-            self.metrics.batch(len(batch), time.monotonic() - start)
+            self.metrics.count_batch(len(batch), time.monotonic() - start)
 
-    def _warm(self, engine: Engine) -> Engine:
+    def _warm_up(self, engine: Predictor) -> Predictor:
         """Run the engine once, so that no client waits for compilation or allocation, and time it."""
-        if not engine.labels:
-            raise VitrailError(f"{engine.model} has no classifier (classes=0); train one first: vitrail finetune RUN DATA")
-        grey = np.full((self.how.max_batch, *engine.preprocess.image, len(engine.preprocess.mean)), 128, np.uint8)
-        engine.logits(grey[:1])
+        if not engine.class_names:
+            raise VitrailError(f"{engine.source} has no classifier (classes=0); train one first: vitrail finetune RUN DATA")
+        blank = np.full((self.config.max_batch, *engine.preprocess.image_size, len(engine.preprocess.mean)), 128, np.uint8)
+        engine.logits(blank[:1])
         start = time.monotonic()
-        engine.logits(grey)
-        self.pace = (time.monotonic() - start) / len(grey)
+        engine.logits(blank)
+        self.seconds_per_image = (time.monotonic() - start) / len(blank)
         return engine
 
-    def _next(self) -> list[Visit]:
+    def _next_batch(self) -> list[QueuedImage]:
         """Return the next batch in order of arrival; empty once the batcher is closed and drained."""
         with self._lock:
             while True:
-                self._drop_the_dead()
-                if not self._waiting:
-                    if self.closing and not self.coming:
+                self._drop_expired()
+                if not self._queue:
+                    if self.closing and not self.decoding:
                         return []
                     self._lock.wait()
                     continue
-                first = self._waiting[0]
+                first = self._queue[0]
                 if first.job is not None:
-                    return [self._waiting.popleft()]
-                left = first.queued + self.how.max_delay - time.monotonic()
-                if len(self._waiting) >= self.how.max_batch or not self.coming or left <= 0:
+                    return [self._queue.popleft()]
+                remaining = first.queued_at + self.config.max_batch_delay - time.monotonic()
+                if len(self._queue) >= self.config.max_batch or not self.decoding or remaining <= 0:
                     break
-                self._lock.wait(left)
-            batch: list[Visit] = []
-            while self._waiting and len(batch) < self.how.max_batch and self._waiting[0].job is None:
-                batch.append(self._waiting.popleft())
+                self._lock.wait(remaining)
+            batch: list[QueuedImage] = []
+            while self._queue and len(batch) < self.config.max_batch and self._queue[0].job is None:
+                batch.append(self._queue.popleft())
             return batch
 
-    def _drop_the_dead(self) -> None:
-        too_old = time.monotonic() - self.how.deadline
-        while self._waiting and (self._waiting[0].future.done() or self._waiting[0].entered <= too_old):
-            self._settle([(self._waiting.popleft(), late())])
+    def _drop_expired(self) -> None:
+        oldest_arrival = time.monotonic() - self.config.request_timeout
+        while self._queue and (self._queue[0].future.done() or self._queue[0].arrived_at <= oldest_arrival):
+            self._resolve([(self._queue.popleft(), deadline_exceeded())])
 
-    def _compute(self, engine: Engine, batch: list[Visit]) -> None:
+    def _compute(self, engine: Predictor, batch: list[QueuedImage]) -> None:
         try:
-            job, pixels = batch[0].job, [visit.pixels for visit in batch if visit.pixels is not None]
+            job, pixels = batch[0].job, [image.pixels for image in batch if image.pixels is not None]
             outcomes = list(engine.logits(np.stack(pixels))) if job is None else [job(engine, pixels[0])]
             assert len(outcomes) == len(batch)
-        except Trouble as trouble:
-            outcomes = [trouble]
+        except RequestError as error:
+            outcomes = [error]
         except Exception:
             if len(batch) > 1:
-                for visit in batch:
-                    self._compute(engine, [visit])
+                for image in batch:
+                    self._compute(engine, [image])
                 return
             log.exception("the model failed on an image")
-            outcomes = [Trouble(500, BROKEN, "failed", picture=True)]
+            outcomes = [RequestError(500, MODEL_FAILED_MESSAGE, "failed", is_image_error=True)]
         now = time.monotonic()
-        fresh = min((now - visit.entered) / visit.ahead for visit in batch)
-        self.pace += 0.3 * (fresh - self.pace)
-        self._settle(list(zip(batch, outcomes, strict=True)))
+        measured = min((now - image.arrived_at) / image.queue_position for image in batch)
+        self.seconds_per_image += 0.3 * (measured - self.seconds_per_image)
+        self._resolve(list(zip(batch, outcomes, strict=True)))
 
-    def _settle(self, settled: list[tuple[Visit, Any]]) -> None:
+    def _resolve(self, results: list[tuple[QueuedImage, Any]]) -> None:
         with self._lock:
-            self.inside -= len(settled)
+            self.in_flight -= len(results)
         with suppress(RuntimeError):  # the loop is closed, and its waiters with it
-            self._loop.call_soon_threadsafe(_tell, settled)
+            self._loop.call_soon_threadsafe(_set_results, results)
 
 
-def _tell(settled: list[tuple[Visit, Any]]) -> None:
-    for visit, outcome in settled:
-        visit.pixels = None
-        if not visit.future.done():
-            visit.future.set_result(outcome)
+def _set_results(results: list[tuple[QueuedImage, Any]]) -> None:
+    for image, outcome in results:
+        image.pixels = None
+        if not image.future.done():
+            image.future.set_result(outcome)
 
 
-def _seen(content: bytes, how: Preprocess, largest: int) -> ndarray | Trouble:
+def _preprocess(content: bytes, preprocess: Preprocess, max_pixels: int) -> ndarray | RequestError:
     """Return the preprocessed image, or the error."""
     try:
-        return fitted(decode(content, largest=largest), how)
+        return resize_and_crop(decode(content, max_pixels=max_pixels), preprocess)
     except VitrailError as error:
-        return Trouble(422, str(error), "invalid", picture=True)
+        return RequestError(422, str(error), "invalid", is_image_error=True)
     except MemoryError:
-        return Trouble(503, "there is not enough memory to decode the image; try again later", "full", 1.0, picture=True)
+        return RequestError(
+            503, "there is not enough memory to decode the image; try again later", "full", 1.0, is_image_error=True
+        )
     except Exception:
         log.exception("an image could not be preprocessed")
-        return Trouble(500, "the image could not be preprocessed; see the server's log", "failed", picture=True)
+        return RequestError(500, "the image could not be preprocessed; see the server's log", "failed", is_image_error=True)

@@ -5,21 +5,21 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 
-class Guess(BaseModel):
+class LabelProbability(BaseModel):
     label: str
     probability: float = Field(ge=0, le=1)
 
 
-class Answered(BaseModel):
+class ImagePrediction(BaseModel):
     """An image and its most probable classes, most probable first."""
 
     file: str
     label: str
     probability: float = Field(ge=0, le=1)
-    top: list[Guess]
+    top: list[LabelProbability]
 
 
-class Unanswered(BaseModel):
+class ImageError(BaseModel):
     """An image that failed, and the status it would have had as a single image."""
 
     file: str
@@ -27,14 +27,14 @@ class Unanswered(BaseModel):
     status: int
 
 
-class Predicted(BaseModel):
+class PredictResponse(BaseModel):
     """Predictions in the order of the images in the request."""
 
     model: str
-    predictions: list[Answered | Unanswered]
+    predictions: list[ImagePrediction | ImageError]
 
 
-class Map(BaseModel):
+class SaliencyMap(BaseModel):
     """Saliency of each patch, row by row from the top left; never negative."""
 
     file: str
@@ -45,19 +45,19 @@ class Map(BaseModel):
     map: list[list[float]]
 
 
-class Explained(BaseModel):
+class ExplainResponse(BaseModel):
     model: str
-    explanations: list[Map | Unanswered]
+    explanations: list[SaliencyMap | ImageError]
 
 
-class Failed(BaseModel):
+class ErrorResponse(BaseModel):
     """Error message, and the error of each image if all failed."""
 
     error: str
-    images: list[Unanswered] | None = None
+    images: list[ImageError] | None = None
 
 
-class State(BaseModel):
+class StatusResponse(BaseModel):
     status: str
 
 
@@ -77,7 +77,7 @@ BODY: dict[str, Any] = {
     },
 }
 
-WORDS = {
+STATUS_DESCRIPTIONS = {
     200: "The result of each image.",
     400: "No image, or a malformed multipart form.",
     401: "The token is missing or wrong.",
@@ -92,10 +92,12 @@ WORDS = {
 }
 
 
-def success(model: type[BaseModel], words: str = WORDS[200], **more: Any) -> dict[int | str, dict[str, Any]]:
-    return {200: {"model": model, "description": words, **more}}
+def success_response(
+    model: type[BaseModel], description: str = STATUS_DESCRIPTIONS[200], **extra: Any
+) -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": model, "description": description, **extra}}
 
 
-def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the error responses in FastAPI's form."""
-    return {status: {"model": Failed, "description": WORDS[status]} for status in statuses}
+    return {status: {"model": ErrorResponse, "description": STATUS_DESCRIPTIONS[status]} for status in statuses}

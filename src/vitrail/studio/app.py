@@ -17,274 +17,296 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
-from vitrail.config import read
-from vitrail.data.decode import LARGEST
+from vitrail.config import parse_value
+from vitrail.data.decode import MAX_IMAGE_PIXELS
 from vitrail.errors import VitrailError, printable
-from vitrail.studio.desk import Desk, Which
-from vitrail.studio.door import Door, as_json, refused
-from vitrail.studio.history import follow, told
-from vitrail.studio.plans import planned
-from vitrail.studio.shelf import GONE, GivenUp
-from vitrail.studio.uploads import UPLOAD
+from vitrail.studio.cost_calculator import cost_of
+from vitrail.studio.middleware import AccessMiddleware, as_error_response, as_json_response
+from vitrail.studio.model_store import CANCEL_EVENT, Cancelled
+from vitrail.studio.run_log import run_summary, stream_events
+from vitrail.studio.service import ModelRef, StudioService
+from vitrail.studio.uploads import MAX_UPLOAD_BYTES
 
-log = logging.getLogger("vitrail.studio")
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-QUESTION = 2**20  # bytes of a JSON request
-Answer = Callable[["Studio", Request], Awaitable[Response]]
+logger = logging.getLogger("vitrail.studio")
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+MAX_JSON_BYTES = 2**20  # bytes of a JSON request
+Handler = Callable[["Studio", Request], Awaitable[Response]]
 
 
-class Studio:
+class StudioState:
     """State that the routes share. ``ending``: the server is shutting down, and event streams end."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk, self.ending = desk, False
-        self.waiting: set[Event] = set()  # of running requests: once set, the work stops at its next forward pass
-        self.turn = asyncio.Lock()  # one computation at a time; a waiting request can still be cancelled
+    def __init__(self, service: StudioService) -> None:
+        self.service, self.shutting_down = service, False
+        self.cancel_events: set[Event] = set()  # of running requests: once set, the work stops at its next forward pass
+        self.compute_lock = asyncio.Lock()  # one computation at a time; a waiting request can still be cancelled
 
-    def end(self) -> None:
-        self.ending = True
-        for gone in list(self.waiting):
-            gone.set()
+    def shut_down(self) -> None:
+        self.shutting_down = True
+        for cancel_event in list(self.cancel_events):
+            cancel_event.set()
 
-    async def computed(self, request: Request, work: Callable[[], Any]) -> Any:
+    async def run_cancellable(self, request: Request, work: Callable[[], Any]) -> Any:
         """Run work in a thread, and cancel it if the client disconnects."""
-        async with self.turn:
+        async with self.compute_lock:
             if await request.is_disconnected():
                 raise ClientDisconnect
-            gone = Event()
-            self.waiting.add(gone)
-            watching = asyncio.create_task(_watch(request, gone))
-            before = GONE.set(gone)
+            cancel_event = Event()
+            self.cancel_events.add(cancel_event)
+            watcher = asyncio.create_task(_watch_disconnect(request, cancel_event))
+            context_token = CANCEL_EVENT.set(cancel_event)
             try:
                 return await asyncio.to_thread(work)
             finally:
-                gone.set()
-                self.waiting.discard(gone)
-                GONE.reset(before)
-                watching.cancel()
+                cancel_event.set()
+                self.cancel_events.discard(cancel_event)
+                CANCEL_EVENT.reset(context_token)
+                watcher.cancel()
 
 
-async def _watch(request: Request, gone: Event) -> None:
+async def _watch_disconnect(request: Request, cancel_event: Event) -> None:
     while not await request.is_disconnected():
         await asyncio.sleep(0.1)
-    gone.set()
+    cancel_event.set()
 
 
-def make_app(desk: Desk, token: str) -> Starlette:
-    studio = Studio(desk)
+def create_studio_app(service: StudioService, token: str) -> Starlette:
+    studio = StudioState(service)
 
     async def page(request: Request) -> Response:
-        known = pages().get(request.path_params.get("name", "index.html"))  # looked up in the list, never a path
-        if known is None:
-            return refused(404, "the studio has no such page; open the address that it printed")
-        return Response(known.read_bytes(), media_type=KINDS["." + known.name.rpartition(".")[2]])
+        file = static_files().get(request.path_params.get("name", "index.html"))  # looked up in the list, never a path
+        if file is None:
+            return as_error_response(404, "the studio has no such page; open the address that it printed")
+        return Response(file.read_bytes(), media_type=MEDIA_TYPES["." + file.name.rpartition(".")[2]])
 
-    asked = [Route(f"/api/{name}", _answering(studio, answer), methods=[method]) for name, (method, answer) in API.items()]
-    inside = [*asked, Route("/", page), Route("/{name}", page)]
-    outside = [Route(f"/{token}", lambda _: RedirectResponse(f"/{token}/")), Mount(f"/{token}", routes=inside)]
-    app = Starlette(routes=outside, middleware=[Middleware(Door, token=token)])
+    api_routes = [
+        Route(f"/api/{name}", _with_error_responses(studio, handler), methods=[method])
+        for name, (method, handler) in API.items()
+    ]
+    routes = [*api_routes, Route("/", page), Route("/{name}", page)]
+    mounts = [Route(f"/{token}", lambda _: RedirectResponse(f"/{token}/")), Mount(f"/{token}", routes=routes)]
+    app = Starlette(routes=mounts, middleware=[Middleware(AccessMiddleware, token=token)])
     app.state.studio = studio
     return app
 
 
-def pages() -> dict[str, Traversable]:
+def static_files() -> dict[str, Traversable]:
     """Return the static files of the package by name."""
-    return {page.name: page for page in (files("vitrail.studio") / "static").iterdir() if page.name[0] != "."}
+    return {file.name: file for file in (files("vitrail.studio") / "static").iterdir() if file.name[0] != "."}
 
 
-def _answering(studio: Studio, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+def _with_error_responses(studio: StudioState, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     """Turn every exception into an error response of one sentence."""
 
-    @wraps(answer)
-    async def answering(request: Request) -> Response:
+    @wraps(handler)
+    async def wrapped(request: Request) -> Response:
         try:
-            return await answer(studio, request)
+            return await handler(studio, request)
         except VitrailError as error:
-            gone = request.query_params.get("image", "").startswith("upload-") and "uploaded to an earlier" in str(error)
-            return refused(410 if gone else 422, str(error))
-        except (ClientDisconnect, GivenUp):
+            upload_missing = request.query_params.get("image", "").startswith("upload-") and "uploaded to an earlier" in str(
+                error
+            )
+            return as_error_response(410 if upload_missing else 422, str(error))
+        except (ClientDisconnect, Cancelled):
             return Response(status_code=499)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "allocate" not in str(error):
-                return _mistake(request)
-            return refused(507, "there is not enough memory for this; try a smaller image or model")
+                return _internal_error(request)
+            return as_error_response(507, "there is not enough memory for this; try a smaller image or model")
         except OSError as error:
-            return refused(422, f"a file of the model or the dataset cannot be read: {error.strerror or type(error).__name__}")
+            return as_error_response(
+                422, f"a file of the model or the dataset cannot be read: {error.strerror or type(error).__name__}"
+            )
         except Exception:
-            return _mistake(request)
+            return _internal_error(request)
 
-    return answering
+    return wrapped
 
 
-def _mistake(request: Request) -> Response:
+def _internal_error(request: Request) -> Response:
     """Log the current exception, and return a short error response."""
-    log.exception("the studio failed to answer %s", request.url.path.rpartition("/")[2])
-    return refused(500, "internal error of the studio, see its terminal for details; try another image or model")
+    logger.exception("the studio failed to answer %s", request.url.path.rpartition("/")[2])
+    return as_error_response(500, "internal error of the studio, see its terminal for details; try another image or model")
 
 
-async def _studio(studio: Studio, request: Request) -> Response:
-    own = {
+async def _studio(studio: StudioState, request: Request) -> Response:
+    server_info = {
         "version": version("vitrail"),
-        "limits": {"bytes": UPLOAD, "pixels": LARGEST},
-        "modules": sorted(name.removesuffix(".js") for name in pages() if name.endswith(".js")),
+        "limits": {"bytes": MAX_UPLOAD_BYTES, "pixels": MAX_IMAGE_PIXELS},
+        "modules": sorted(name.removesuffix(".js") for name in static_files() if name.endswith(".js")),
     }
-    return as_json(own | await studio.computed(request, studio.desk.facts))
+    return as_json_response(server_info | await studio.run_cancellable(request, studio.service.info))
 
 
-async def _albums(studio: Studio, request: Request) -> Response:
+async def _datasets(studio: StudioState, request: Request) -> Response:
     """List the datasets, while one is still loading."""
-    return as_json(await asyncio.to_thread(studio.desk.album.albums))
+    return as_json_response(await asyncio.to_thread(studio.service.library.list_datasets))
 
 
-async def _pictures(studio: Studio, request: Request) -> Response:
-    album, split = _word(request, "dataset"), _word(request, "split")
-    start, count = _number(request, "start", 0), _number(request, "count", 24)
-    return as_json(await asyncio.to_thread(studio.desk.album.page, album, split, start, count))
+async def _list_images(studio: StudioState, request: Request) -> Response:
+    dataset, split = _text_param(request, "dataset"), _text_param(request, "split")
+    start, count = _int_param(request, "start", 0), _int_param(request, "count", 24)
+    return as_json_response(await asyncio.to_thread(studio.service.library.page, dataset, split, start, count))
 
 
-async def _picture(studio: Studio, request: Request) -> Response:
-    id, size = _word(request, "image"), _number(request, "size", 256)
-    made = await asyncio.to_thread(studio.desk.album.thumbnail, id, size)
-    return Response(made, media_type="image/png")
+async def _image(studio: StudioState, request: Request) -> Response:
+    id, size = _text_param(request, "image"), _int_param(request, "size", 256)
+    png = await asyncio.to_thread(studio.service.library.thumbnail, id, size)
+    return Response(png, media_type="image/png")
 
 
-async def _upload(studio: Studio, request: Request) -> Response:
-    content = await _body(request, UPLOAD, "an image")
+async def _upload(studio: StudioState, request: Request) -> Response:
+    content = await _read_body(request, MAX_UPLOAD_BYTES, "an image")
     name = request.query_params.get("name", "image")
-    return as_json(await asyncio.to_thread(studio.desk.album.upload, name, content))
+    return as_json_response(await asyncio.to_thread(studio.service.library.upload, name, content))
 
 
-async def _trace(studio: Studio, request: Request) -> Response:
-    which, picture, target = _which(request), _word(request, "image"), _maybe(request, "class")
-    return _binary(await studio.computed(request, lambda: studio.desk.trace(which, picture, target)))
+async def _trace(studio: StudioState, request: Request) -> Response:
+    model_ref, image, target = _model_ref(request), _text_param(request, "image"), _optional_int_param(request, "class")
+    return _binary_response(await studio.run_cancellable(request, lambda: studio.service.trace(model_ref, image, target)))
 
 
-async def _rows(studio: Studio, request: Request) -> Response:
-    which, picture, query = _which(request), _word(request, "image"), _number(request, "query")
-    return _binary(await studio.computed(request, lambda: studio.desk.rows(which, picture, query)))
+async def _attention_rows(studio: StudioState, request: Request) -> Response:
+    model_ref, image, query = _model_ref(request), _text_param(request, "image"), _int_param(request, "query")
+    return _binary_response(
+        await studio.run_cancellable(request, lambda: studio.service.attention_rows(model_ref, image, query))
+    )
 
 
-async def _flow(studio: Studio, request: Request) -> Response:
-    which, picture, target = _which(request), _word(request, "image"), _maybe(request, "class")
-    method = _word(request, "method")
-    return _binary(await studio.computed(request, lambda: studio.desk.flow(which, picture, target, method)))
+async def _saliency(studio: StudioState, request: Request) -> Response:
+    model_ref, image, target = _model_ref(request), _text_param(request, "image"), _optional_int_param(request, "class")
+    method = _text_param(request, "method")
+    return _binary_response(
+        await studio.run_cancellable(request, lambda: studio.service.saliency(model_ref, image, target, method))
+    )
 
 
-async def _pair(studio: Studio, request: Request) -> Response:
-    which, picture = _which(request), _word(request, "image")
-    layer, head, query, key = (_number(request, name) for name in ("layer", "head", "query", "key"))
-    return as_json(await studio.computed(request, lambda: studio.desk.pair(which, picture, layer, head, query, key)))
+async def _attention_pair(studio: StudioState, request: Request) -> Response:
+    model_ref, image = _model_ref(request), _text_param(request, "image")
+    layer, head, query, key = (_int_param(request, name) for name in ("layer", "head", "query", "key"))
+    return as_json_response(
+        await studio.run_cancellable(request, lambda: studio.service.attention_pair(model_ref, image, layer, head, query, key))
+    )
 
 
-async def _ablate(studio: Studio, request: Request) -> Response:
-    body = await _body(request, QUESTION, "a request")
+async def _ablate(studio: StudioState, request: Request) -> Response:
+    body = await _read_body(request, MAX_JSON_BYTES, "a request")
     try:
-        asked = loads(body or b"{}")
+        parsed = loads(body or b"{}")
     except (ValueError, RecursionError):
         raise VitrailError("the request is not JSON; send {model, image, patches, mode}") from None
-    plain: dict[str, Any] = asked if isinstance(asked, dict) else {}
-    which = read(plain.get("model"), str, "model"), read(plain.get("step"), int | None, "step")
-    picture, seed = read(plain.get("image"), str, "image"), read(plain.get("seed", 0), int, "seed")
-    patches, how = read(plain.get("patches"), tuple[int, ...], "patches"), read(plain.get("mode", "mask"), str, "mode")
-    target = read(plain.get("class"), int | None, "class")
-    return as_json(await studio.computed(request, lambda: studio.desk.ablate(which, picture, patches, how, seed, target)))
+    fields: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
+    model_ref = parse_value(fields.get("model"), str, "model"), parse_value(fields.get("step"), int | None, "step")
+    image, seed = parse_value(fields.get("image"), str, "image"), parse_value(fields.get("seed", 0), int, "seed")
+    patches, mode = (
+        parse_value(fields.get("patches"), tuple[int, ...], "patches"),
+        parse_value(fields.get("mode", "mask"), str, "mode"),
+    )
+    target = parse_value(fields.get("class"), int | None, "class")
+    return as_json_response(
+        await studio.run_cancellable(request, lambda: studio.service.ablate(model_ref, image, patches, mode, seed, target))
+    )
 
 
-async def _model(studio: Studio, request: Request) -> Response:
-    which = _which(request)
-    return _binary(await studio.computed(request, lambda: studio.desk.about(which)))
+async def _model(studio: StudioState, request: Request) -> Response:
+    model_ref = _model_ref(request)
+    return _binary_response(await studio.run_cancellable(request, lambda: studio.service.model_view(model_ref)))
 
 
-async def _cost(studio: Studio, request: Request) -> Response:
+async def _cost(studio: StudioState, request: Request) -> Response:
     like = request.query_params.get("like")
-    config = await asyncio.to_thread(studio.desk.shelf.config, like) if like else None
-    return as_json(await asyncio.to_thread(planned, dict(request.query_params), config))
+    config = await asyncio.to_thread(studio.service.store.config, like) if like else None
+    return as_json_response(await asyncio.to_thread(cost_of, dict(request.query_params), config))
 
 
-async def _run(studio: Studio, request: Request) -> Response:
-    run = studio.desk.answers(_word(request, "model")).run
-    return as_json(await asyncio.to_thread(told, run))
+async def _run(studio: StudioState, request: Request) -> Response:
+    run = studio.service.predictions(_text_param(request, "model")).run
+    return as_json_response(await asyncio.to_thread(run_summary, run))
 
 
-async def _events(studio: Studio, request: Request) -> Response:
+async def _events(studio: StudioState, request: Request) -> Response:
     """Stream server-sent events until the run is finished, the page is closed or the studio ends."""
-    run, after = studio.desk.answers(_word(request, "model")).run, _number(request, "after", -1)
+    run, after = studio.service.predictions(_text_param(request, "model")).run, _int_param(request, "after", -1)
 
     async def events() -> AsyncIterator[str]:
-        async for kind, data in follow(run, after, lambda: studio.ending):
+        async for kind, data in stream_events(run, after, lambda: studio.shutting_down):
             yield f"event: {kind}\ndata: {dumps(data, allow_nan=False)}\n\n" if kind else ":\n\n"
 
     return StreamingResponse(events(), media_type="text/event-stream")
 
 
-async def _confusion(studio: Studio, request: Request) -> Response:
-    return as_json(await asyncio.to_thread(studio.desk.answers(_word(request, "model")).confusion))
+async def _confusion(studio: StudioState, request: Request) -> Response:
+    return as_json_response(await asyncio.to_thread(studio.service.predictions(_text_param(request, "model")).confusion))
 
 
-async def _confused(studio: Studio, request: Request) -> Response:
-    answers, true, said = studio.desk.answers(_word(request, "model")), _number(request, "true"), _number(request, "predicted")
-    return as_json(await asyncio.to_thread(answers.confused, true, said))
+async def _confused_images(studio: StudioState, request: Request) -> Response:
+    predictions, true, predicted = (
+        studio.service.predictions(_text_param(request, "model")),
+        _int_param(request, "true"),
+        _int_param(request, "predicted"),
+    )
+    return as_json_response(await asyncio.to_thread(predictions.confused_images, true, predicted))
 
 
-async def _worst(studio: Studio, request: Request) -> Response:
-    return as_json(await asyncio.to_thread(studio.desk.answers(_word(request, "model")).worst))
+async def _highest_loss(studio: StudioState, request: Request) -> Response:
+    return as_json_response(await asyncio.to_thread(studio.service.predictions(_text_param(request, "model")).highest_loss))
 
 
-API: dict[str, tuple[str, Answer]] = {
+API: dict[str, tuple[str, Handler]] = {
     "studio": ("GET", _studio),
-    "datasets": ("GET", _albums),
-    "images": ("GET", _pictures),
-    "image": ("GET", _picture),
+    "datasets": ("GET", _datasets),
+    "images": ("GET", _list_images),
+    "image": ("GET", _image),
     "upload": ("POST", _upload),
     "trace": ("GET", _trace),
-    "attention-rows": ("GET", _rows),
-    "saliency": ("GET", _flow),
-    "attention-pair": ("GET", _pair),
+    "attention-rows": ("GET", _attention_rows),
+    "saliency": ("GET", _saliency),
+    "attention-pair": ("GET", _attention_pair),
     "ablate": ("POST", _ablate),
     "model": ("GET", _model),
     "cost": ("GET", _cost),
     "run": ("GET", _run),
     "events": ("GET", _events),
     "confusion": ("GET", _confusion),
-    "confused-images": ("GET", _confused),
-    "highest-loss": ("GET", _worst),
+    "confused-images": ("GET", _confused_images),
+    "highest-loss": ("GET", _highest_loss),
 }
 
 
-def _binary(content: bytes) -> Response:
+def _binary_response(content: bytes) -> Response:
     return Response(content, media_type="application/octet-stream")
 
 
-def _which(request: Request) -> Which:
-    return _word(request, "model"), _maybe(request, "step")
+def _model_ref(request: Request) -> ModelRef:
+    return _text_param(request, "model"), _optional_int_param(request, "step")
 
 
-def _word(request: Request, name: str) -> str:
+def _text_param(request: Request, name: str) -> str:
     value = request.query_params.get(name)
     if not value:
         raise VitrailError(f"the request has no {name}; add {name}=...")
     return value
 
 
-def _maybe(request: Request, name: str) -> int | None:
-    return _number(request, name) if request.query_params.get(name) else None
+def _optional_int_param(request: Request, name: str) -> int | None:
+    return _int_param(request, name) if request.query_params.get(name) else None
 
 
-def _number(request: Request, name: str, otherwise: int | None = None) -> int:
+def _int_param(request: Request, name: str, default: int | None = None) -> int:
     text = request.query_params.get(name)
-    if text is None and otherwise is not None:
-        return otherwise
+    if text is None and default is not None:
+        return default
     if text is None or not text.removeprefix("-").isdecimal() or not text.isascii() or len(text) > 12:
         raise VitrailError(f"{name} must be an integer, got {printable((text or 'nothing')[:20])!r}; try {name}=0")
     return int(text)
 
 
-async def _body(request: Request, most: int, what: str) -> bytes:
+async def _read_body(request: Request, max_bytes: int, what: str) -> bytes:
     """Read the body, but no more than is allowed."""
-    pieces, length = [], 0
-    async for piece in request.stream():
-        length += len(piece)
-        if length > most:
-            raise VitrailError(f"{what} may have at most {most / 2**20:g} MiB, got more; make it smaller")
-        pieces.append(piece)
-    return b"".join(pieces)
+    chunks, length = [], 0
+    async for chunk in request.stream():
+        length += len(chunk)
+        if length > max_bytes:
+            raise VitrailError(f"{what} may have at most {max_bytes / 2**20:g} MiB, got more; make it smaller")
+        chunks.append(chunk)
+    return b"".join(chunks)

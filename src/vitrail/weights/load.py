@@ -10,44 +10,51 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vitrail.config import read as read_as
+from vitrail.config import parse_value as read_as
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.preprocess import vit as vit_preprocess
+from vitrail.data.preprocess import vit_preprocess as vit_preprocess
 from vitrail.errors import VitrailError
-from vitrail.layers.position import Resize
-from vitrail.models.build import Model, skeleton
-from vitrail.models.settings import ModelConfig, Pair
+from vitrail.layers.position import PositionResize
+from vitrail.models.build import Model, build_on_meta
+from vitrail.models.config import ModelConfig, Pair
 from vitrail.weights import hub
+from vitrail.weights.adapt import adapt
 from vitrail.weights.convert import huggingface, official, timm, torchvision
-from vitrail.weights.convert.detect import Found, Wishes
-from vitrail.weights.convert.link import read as read_links
-from vitrail.weights.files import Loose, held, read_file
-from vitrail.weights.folder import WEIGHTS, best_of, is_model, read_config, read_facts, training_facts
-from vitrail.weights.resize import adapt
+from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
+from vitrail.weights.convert.tensor_map import import_tensors as read_links
+from vitrail.weights.model_folder import (
+    WEIGHTS_FILE,
+    is_model_folder,
+    read_config,
+    read_metadata,
+    resolve_run,
+    training_metadata,
+)
+from vitrail.weights.read_file import RawCheckpoint, own_copy, read_file
 
-FORMATS = (official, timm, huggingface, torchvision)
-log = logging.getLogger("vitrail")
+CONVERTERS = (official, timm, huggingface, torchvision)
+logger = logging.getLogger("vitrail")
 
 
 @dataclass(frozen=True)
-class Report:
+class LoadReport:
     """How a checkpoint's tensors were used."""
 
     origin: str
     matched: int  # tensors of the model that have the file's values unchanged
     resized: tuple[str, ...] = ()
     new: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()  # in the file, not in the model
+    unused: tuple[str, ...] = ()  # in the file, not in the model
     assumed: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        said = [f"read {self.origin} weights: {self.matched} tensors unchanged"]
+        lines = [f"read {self.origin} weights: {self.matched} tensors unchanged"]
         for title, items in (("assumed", self.assumed), ("resized", self.resized), ("new", self.new)):
-            said += [f"{title} {item}" for item in items]
-        if self.left:
-            more = f" and {len(self.left) - 6} more" if len(self.left) > 6 else ""
-            said.append(f"not used: {', '.join(self.left[:6])}{more}")
-        return said
+            lines += [f"{title} {item}" for item in items]
+        if self.unused:
+            more = f" and {len(self.unused) - 6} more" if len(self.unused) > 6 else ""
+            lines.append(f"not used: {', '.join(self.unused[:6])}{more}")
+        return lines
 
 
 @torch.inference_mode(False)  # what is loaded for inference may be trained later
@@ -55,7 +62,7 @@ def load(
     source: str | Path,
     image: int | Pair | None = None,
     classes: int | None = None,
-    resize: Resize | Literal["origin"] = "origin",
+    resize: PositionResize | Literal["origin"] = "origin",
     grid: Pair | None = None,
     heads: int | None = None,
     gelu: Literal["tanh", "exact"] | None = None,
@@ -69,78 +76,84 @@ def load(
     ``image``, ``patch``, ``channels`` and ``classes`` change the model; ``grid``, ``heads``, ``gelu`` and ``pool`` supply what
     a file does not record. What was assumed, resized, new or not used is logged and kept in ``model.report``.
     """
-    read_as(resize, Resize | Literal["origin"], "resize")
-    wishes = Wishes(read_as(grid, Pair | None, "grid"), read_as(heads, int | None, "heads"), gelu, pool)
-    found = find(source, wishes)
-    model = skeleton(found.config)
-    match(str(source), model, found.state)
+    read_as(resize, PositionResize | Literal["origin"], "resize")
+    overrides = Overrides(read_as(grid, Pair | None, "grid"), read_as(heads, int | None, "heads"), gelu, pool)
+    checkpoint = read_checkpoint(source, overrides)
+    model = build_on_meta(checkpoint.config)
+    check_shapes(str(source), model, checkpoint.state)
     config, state, changes = adapt(
-        found.config,
-        found.state,
+        checkpoint.config,
+        checkpoint.state,
         image=read_as(image, Pair | None, "image"),
         patch=read_as(patch, Pair | None, "patch"),
         channels=read_as(channels, int | None, "channels"),
         classes=read_as(classes, int | None, "classes"),
         rule=None if resize == "origin" else resize,
     )
-    matched = sum(tensor is found.state.get(name) for name, tensor in state.items())
-    if config != found.config:
-        model = skeleton(config)
-    found.state.clear()
+    matched = sum(tensor is checkpoint.state.get(name) for name, tensor in state.items())
+    if config != checkpoint.config:
+        model = build_on_meta(config)
+    checkpoint.state.clear()
     for name in state:
-        state[name] = held(state[name])  # one at a time, so that the memory of each original is freed at once
+        state[name] = own_copy(state[name])  # one at a time, so that the memory of each original is freed at once
     model.load_state_dict(state, assign=True)
-    model.preprocess = preprocessing(found, config)
-    model.labels = found.labels if found.labels and len(found.labels) == config.classes else None
-    model.facts = _facts(found, config)
-    report = model.report = Report(
-        found.origin,
+    model.preprocess = adapt_preprocess(checkpoint, config)
+    model.class_names = (
+        checkpoint.class_names if checkpoint.class_names and len(checkpoint.class_names) == config.classes else None
+    )
+    model.metadata = _valid_metadata(checkpoint, config)
+    report = model.load_report = LoadReport(
+        checkpoint.origin,
         matched,
         tuple(changes.resized),
         tuple(changes.new),
-        (*found.left, *changes.left),
-        tuple(found.assumed),
+        (*checkpoint.unused, *changes.unused),
+        tuple(checkpoint.assumed),
     )
     for line in report.lines()[1:]:
-        log.warning("%s: %s", source, line)
+        logger.warning("%s: %s", source, line)
     return model.eval()
 
 
-def _facts(found: Found, config: ModelConfig) -> dict[str, Any]:
+def _valid_metadata(checkpoint: ConvertedCheckpoint, config: ModelConfig) -> dict[str, Any]:
     """Return the metadata that still holds: a changed model has other metrics; at another size its recipe and dataset hold."""
-    if config == found.config:
-        return found.facts
-    if config.classes != found.config.classes or config.channels != found.config.channels:
+    if config == checkpoint.config:
+        return checkpoint.metadata
+    if config.classes != checkpoint.config.classes or config.channels != checkpoint.config.channels:
         return {}
-    return {name: value for name, value in found.facts.items() if name in ("recipe", "dataset")}
+    return {name: value for name, value in checkpoint.metadata.items() if name in ("recipe", "dataset")}
 
 
 @contextmanager
-def untold() -> Iterator[None]:
+def quiet_loading() -> Iterator[None]:
     """Suppress the log messages of loading, for callers that report them in another way."""
-    before = log.level
-    log.setLevel(logging.ERROR)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        log.setLevel(before)
+        logger.setLevel(before)
 
 
-def find(source: str | Path, wishes: Wishes | None = None) -> Found:
+def read_checkpoint(source: str | Path, overrides: Overrides | None = None) -> ConvertedCheckpoint:
     """Read the model of a file, with our tensor names, changed in nothing but the precision."""
-    with guarded(source):
-        path = place(source)
-        return sound(own(path, wishes or Wishes()) if is_model(path) else found_in(read_file(path), path, wishes or Wishes()))
+    with wrap_read_errors(source):
+        path = resolve_source(source)
+        return check_finite_weights(
+            read_own(path, overrides or Overrides())
+            if is_model_folder(path)
+            else convert_foreign(read_file(path), path, overrides or Overrides())
+        )
 
 
-def place(source: str | Path) -> Path:
+def resolve_source(source: str | Path) -> Path:
     """Return the path of the weights: for a run its best ones, for a file in a model folder the folder."""
-    path = best_of(hub.fetch(str(source)) if str(source).startswith("hf:") else Path(source).expanduser())
-    return path.parent if path.name == WEIGHTS and is_model(path.parent) else path
+    path = resolve_run(hub.fetch(str(source)) if str(source).startswith("hf:") else Path(source).expanduser())
+    return path.parent if path.name == WEIGHTS_FILE and is_model_folder(path.parent) else path
 
 
 @contextmanager
-def guarded(source: str | Path) -> Iterator[None]:
+def wrap_read_errors(source: str | Path) -> Iterator[None]:
     """Turn any error while reading an untrusted file into a VitrailError."""
     try:
         yield
@@ -151,70 +164,74 @@ def guarded(source: str | Path) -> Iterator[None]:
         raise VitrailError(f"{source} cannot be read: {reason[0] if reason else type(error).__name__}") from error
 
 
-def found_in(loose: Loose, path: Path, wishes: Wishes) -> Found:
+def convert_foreign(raw: RawCheckpoint, path: Path, overrides: Overrides) -> ConvertedCheckpoint:
     """Convert another library's tensors to a model of ours."""
-    for converter in FORMATS:
-        if converter.matches(loose.tensors):
-            empty = [name for name, tensor in loose.tensors.items() if not tensor.numel()]
+    for converter in CONVERTERS:
+        if converter.matches(raw.tensors):
+            empty = [name for name, tensor in raw.tensors.items() if not tensor.numel()]
             if empty:
                 raise VitrailError(f"{path} is damaged: {empty[0]} is empty")
-            found = _noted(converter, loose, wishes) or converter.find(
-                loose.tensors, {**loose.side, "wrapper": loose.wrapper}, wishes
+            checkpoint = _from_metadata(converter, raw, overrides) or converter.find(
+                raw.tensors, {**raw.sidecar, "wrapper": raw.wrapper}, overrides
             )
-            chosen = [f"the weights under {loose.wrapper!r}"] if loose.wrapper and loose.left else []
-            return replace(found, left=[*loose.left, *found.left], assumed=[*chosen, *found.assumed])
-    if "embed.project.weight" in loose.tensors or "stages.0.0.conv1.weight" in loose.tensors:
+            wrapper_note = [f"the weights under {raw.wrapper!r}"] if raw.wrapper and raw.unused else []
+            return replace(checkpoint, left=[*raw.unused, *checkpoint.unused], assumed=[*wrapper_note, *checkpoint.assumed])
+    if "embed.project.weight" in raw.tensors or "stages.0.0.conv1.weight" in raw.tensors:
         raise VitrailError(f"{path} has our tensor names, but the vitrail.json with the model's config is not next to it")
-    some = ", ".join(list(loose.tensors)[:3]) or "nothing"
-    raise VitrailError(f"{path} has the tensor names of no known Vision Transformer: {some} ...")
+    first_names = ", ".join(list(raw.tensors)[:3]) or "nothing"
+    raise VitrailError(f"{path} has the tensor names of no known Vision Transformer: {first_names} ...")
 
 
-def own(path: Path, wishes: Wishes) -> Found:
+def read_own(path: Path, overrides: Overrides) -> ConvertedCheckpoint:
     """Read the model of a Vitrail folder."""
-    config, facts = read_config(path), read_facts(path)
-    _refuse_contradiction(config, wishes)
-    return Found("vitrail", config, read_file(path).tensors, [], [], *travelling(facts))
+    config, metadata = read_config(path), read_metadata(path)
+    _check_overrides(config, overrides)
+    return ConvertedCheckpoint("vitrail", config, read_file(path).tensors, [], [], *parse_metadata(metadata))
 
 
-def _noted(converter: Any, loose: Loose, wishes: Wishes) -> Found | None:
+def _from_metadata(converter: Any, raw: RawCheckpoint, overrides: Overrides) -> ConvertedCheckpoint | None:
     """Read a file by the metadata that our own ``save`` wrote into it; return None if it has none."""
-    if "model" not in loose.note:
+    if "model" not in raw.vitrail_metadata:
         return None
-    config = read_as(loose.note["model"], ModelConfig, "model")
-    _refuse_contradiction(config, wishes)
-    state, left = read_links(converter.links(config), loose.tensors)
-    return Found(converter.__name__.rpartition(".")[2], config, state, left, [], *travelling(loose.note))
+    config = read_as(raw.vitrail_metadata["model"], ModelConfig, "model")
+    _check_overrides(config, overrides)
+    state, unused = read_links(converter.links(config), raw.tensors)
+    return ConvertedCheckpoint(
+        converter.__name__.rpartition(".")[2], config, state, unused, [], *parse_metadata(raw.vitrail_metadata)
+    )
 
 
-def _refuse_contradiction(config: ModelConfig, wishes: Wishes) -> None:
-    for name, wish in vars(wishes).items():
-        said = getattr(config, name, None)
-        if wish is not None and wish != said:
-            raise VitrailError(f"the file records {name}={said}, got {name}={wish}; leave {name} out")
+def _check_overrides(config: ModelConfig, overrides: Overrides) -> None:
+    for name, override in vars(overrides).items():
+        recorded = getattr(config, name, None)
+        if override is not None and override != recorded:
+            raise VitrailError(f"the file records {name}={recorded}, got {name}={override}; leave {name} out")
 
 
-def travelling(facts: dict[str, Any]) -> tuple[Preprocess | None, tuple[str, ...] | None, dict[str, Any]]:
+def parse_metadata(metadata: dict[str, Any]) -> tuple[Preprocess | None, tuple[str, ...] | None, dict[str, Any]]:
     """Parse what is stored with the weights: preprocessing, class names, training metadata."""
-    preprocess = read_as(facts.get("preprocess"), Preprocess | None, "preprocess")
-    return preprocess, read_as(facts.get("class_names"), tuple[str, ...] | None, "class_names"), training_facts(facts)
+    preprocess = read_as(metadata.get("preprocess"), Preprocess | None, "preprocess")
+    return preprocess, read_as(metadata.get("class_names"), tuple[str, ...] | None, "class_names"), training_metadata(metadata)
 
 
-def sound(found: Found) -> Found:
-    return replace(found, state={name: _sound(name, tensor) for name, tensor in found.state.items()})
+def check_finite_weights(checkpoint: ConvertedCheckpoint) -> ConvertedCheckpoint:
+    return replace(checkpoint, state={name: _finite_float32(name, tensor) for name, tensor in checkpoint.state.items()})
 
 
-def _sound(name: str, tensor: Tensor) -> Tensor:
+def _finite_float32(name: str, tensor: Tensor) -> Tensor:
     """Return the tensor in float32; refuse values that are not finite."""
     if not tensor.is_floating_point():
         raise VitrailError(f"{name} is in {str(tensor.dtype).removeprefix('torch.')}; weights must be floating-point")
     tensor = tensor.float()
     if not torch.isfinite(tensor).all():
-        bad = int((~torch.isfinite(tensor)).sum())
-        raise VitrailError(f"the file is damaged: {name} has {bad} of {tensor.numel()} values that are not finite (NaN/Inf)")
+        non_finite = int((~torch.isfinite(tensor)).sum())
+        raise VitrailError(
+            f"the file is damaged: {name} has {non_finite} of {tensor.numel()} values that are not finite (NaN/Inf)"
+        )
     return tensor
 
 
-def match(source: str, model: nn.Module, state: dict[str, Tensor]) -> None:
+def check_shapes(source: str, model: nn.Module, state: dict[str, Tensor]) -> None:
     """Refuse weights whose names or shapes are not exactly the model's."""
     expected = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     problems = [f"{name} is missing" for name in expected if name not in state]
@@ -229,7 +246,7 @@ def match(source: str, model: nn.Module, state: dict[str, Tensor]) -> None:
         raise VitrailError(f"the weights in {source} do not fit their config: {', '.join(problems[:5])}{more}")
 
 
-def preprocessing(found: Found, config: ModelConfig) -> Preprocess:
+def adapt_preprocess(checkpoint: ConvertedCheckpoint, config: ModelConfig) -> Preprocess:
     """Return the preprocessing the model was trained with, at its present image size and channels."""
-    known = found.preprocess or vit_preprocess(found.config.image, found.config.channels)
-    return replace(known.with_channels(config.channels), image=config.image)
+    preprocess = checkpoint.preprocess or vit_preprocess(checkpoint.config.image, checkpoint.config.channels)
+    return replace(preprocess.with_channels(config.channels), image_size=config.image)

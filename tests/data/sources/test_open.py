@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.pictures import classes, encoded
-from vitrail.data.packing import write_pack
-from vitrail.data.sources.open import pictures
+from tests.data.images import image_bytes, write_class_folders
+from vitrail.data.pack_writer import write_pack
+from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
 
 
@@ -18,35 +18,35 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 
 def test_fashion_is_built_in_with_a_validation_split() -> None:
-    data = pictures("fashion")
-    assert [len(source) for source in data.splits.values()] == [9000, 1000, 2000]
+    data = open_dataset("fashion")
+    assert [len(dataset) for dataset in data.splits.values()] == [9000, 1000, 2000]
     assert np.bincount(data.validation.labels).tolist() == [100] * 10
-    assert pictures("fashion").fingerprint == data.fingerprint
+    assert open_dataset("fashion").fingerprint == data.fingerprint
 
 
 def test_panes_takes_options_after_its_name() -> None:
-    data = pictures("panes:count=50,size=32x48,seed=3")
-    assert [len(source) for source in data.splits.values()] == [50, 10, 10]
-    assert np.asarray(data.train.content(0)).shape == (32, 48, 3)
-    assert data.fingerprint != pictures("panes:count=50,size=32x48,seed=4").fingerprint
+    data = open_dataset("panes:train_size=50,size=32x48,seed=3")
+    assert [len(dataset) for dataset in data.splits.values()] == [50, 10, 10]
+    assert np.asarray(data.train.read(0)).shape == (32, 48, 3)
+    assert data.fingerprint != open_dataset("panes:train_size=50,size=32x48,seed=4").fingerprint
 
 
 def test_every_kind_of_dataset_has_the_same_images(tmp_path: Path) -> None:
-    root = classes(tmp_path / "data" / "train", {"a": 6, "b": 5}).parent
-    classes(root / "val", {"a": 2, "b": 2}, first=30)
-    folder = pictures(root)
+    root = write_class_folders(tmp_path / "data" / "train", {"a": 6, "b": 5}).parent
+    write_class_folders(root / "val", {"a": 2, "b": 2}, first=30)
+    folder = open_dataset(root)
     rows = ["path,label,split"]
-    for split, source in (("train", folder.train), ("val", folder.validation)):
-        for index, label in enumerate(source.labels.tolist()):
-            rows.append(f"{Path(source.where(index)).relative_to(tmp_path)},{source.names[label]},{split}")
+    for split, dataset in (("train", folder.train), ("val", folder.validation)):
+        for index, label in enumerate(dataset.labels.tolist()):
+            rows.append(f"{Path(dataset.describe(index)).relative_to(tmp_path)},{dataset.class_names[label]},{split}")
     (tmp_path / "list.csv").write_text("\n".join(rows))
-    write_pack(tmp_path / "kept.pack", {"train": folder.train, "validation": folder.validation}, keep="jpeg")
-    for other in (pictures(tmp_path / "list.csv"), pictures(str(tmp_path / "kept.pack"))):
-        assert other.names == folder.names
+    write_pack(tmp_path / "kept.pack", {"train": folder.train, "validation": folder.validation}, store="jpeg")
+    for other in (open_dataset(tmp_path / "list.csv"), open_dataset(str(tmp_path / "kept.pack"))):
+        assert other.class_names == folder.class_names
         for split in ("train", "validation"):
             ours, theirs = folder.splits[split], other.splits[split]
             assert np.array_equal(ours.labels, theirs.labels)
-            assert [ours.content(index) for index in range(len(ours))] == [theirs.content(i) for i in range(len(theirs))]
+            assert [ours.read(index) for index in range(len(ours))] == [theirs.read(i) for i in range(len(theirs))]
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_every_kind_of_dataset_has_the_same_images(tmp_path: Path) -> None:
         ("", "no dataset is named; try a folder, or 'fashion'"),
         ("panes:sze=32", "no field is named 'sze'; did you mean 'size'"),
         ("panes:size=8", "size must be at least 16 pixels"),
-        ("panes:count=-5", "count must be from 1 to"),
+        ("panes:train_size=-5", "train_size must be from 1 to"),
         ("cifar10", "cifar10 is not on this machine yet; `vitrail data download cifar10` downloads it"),
     ],
 )
 def test_an_unknown_name_is_refused_with_suggestions(name: str, sentence: str) -> None:
     with pytest.raises(VitrailError, match=sentence):
-        pictures(name)
+        open_dataset(name)
 
 
 @pytest.mark.parametrize(
@@ -74,33 +74,33 @@ def test_an_unknown_name_is_refused_with_suggestions(name: str, sentence: str) -
 def test_a_file_that_is_not_a_dataset_is_refused(name: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"PK")
     with pytest.raises(VitrailError, match=sentence):
-        pictures(tmp_path / name)
+        open_dataset(tmp_path / name)
 
 
 def test_the_fingerprint_changes_with_labels_and_files_but_not_with_the_folder(tmp_path: Path) -> None:
-    root = classes(tmp_path / "one", {"a": 6, "b": 6})
-    before = pictures(root).fingerprint
+    root = write_class_folders(tmp_path / "one", {"a": 6, "b": 6})
+    before = open_dataset(root).fingerprint
     shutil.copytree(root, tmp_path / "two")
-    assert pictures(tmp_path / "two").fingerprint == before
+    assert open_dataset(tmp_path / "two").fingerprint == before
     (root / "a" / "0.jpg").rename(root / "b" / "9.jpg")
-    assert pictures(root).fingerprint != before
+    assert open_dataset(root).fingerprint != before
 
 
 def test_too_few_classes_or_images_are_reported(tmp_path: Path) -> None:
-    classes(tmp_path / "one", {"only": 5})
-    assert "there is a single class, 'only': nothing to classify" in pictures(tmp_path / "one").notes
-    classes(tmp_path / "rare", {"a": 5, "b": 1})
-    assert "only one training image in 'b'" in pictures(tmp_path / "rare").notes
+    write_class_folders(tmp_path / "one", {"only": 5})
+    assert "there is a single class, 'only': nothing to classify" in open_dataset(tmp_path / "one").notes
+    write_class_folders(tmp_path / "rare", {"a": 5, "b": 1})
+    assert "only one training image in 'b'" in open_dataset(tmp_path / "rare").notes
 
 
 def test_a_tar_next_to_class_folders_is_ignored(tmp_path: Path) -> None:
-    classes(tmp_path, {"a": 3, "b": 3})
-    (tmp_path / "all.tar").write_bytes(encoded(1))
-    assert pictures(tmp_path).names == ("a", "b")
+    write_class_folders(tmp_path, {"a": 3, "b": 3})
+    (tmp_path / "all.tar").write_bytes(image_bytes(1))
+    assert open_dataset(tmp_path).class_names == ("a", "b")
 
 
 def test_a_folder_with_the_name_of_a_dataset_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    classes(tmp_path / "fashion", {"a": 3, "b": 3})
+    write_class_folders(tmp_path / "fashion", {"a": 3, "b": 3})
     monkeypatch.chdir(tmp_path)
-    assert any("write ./fashion to use the folder" in note for note in pictures("fashion").notes)
-    assert pictures("./fashion").names == ("a", "b")
+    assert any("write ./fashion to use the folder" in note for note in open_dataset("fashion").notes)
+    assert open_dataset("./fashion").class_names == ("a", "b")

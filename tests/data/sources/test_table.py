@@ -12,44 +12,44 @@ import pytest
 from PIL import Image
 
 from vitrail.data.sources import parquet as parquets
-from vitrail.data.sources.source import Source
+from vitrail.data.sources.dataset import Dataset
 from vitrail.data.sources.table import read_table
 from vitrail.errors import VitrailError
 
 ROWS = [("a.png", "cat", "train"), ("b/ä c.png", "dog", "val"), ("b/d.png", "cat", "test"), ("e.png", "bird", "Training")]
 
 
-def picture(number: int) -> bytes:
+def image_bytes(number: int) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(np.full((3, 5, 3), number, np.uint8)).save(stream, "PNG")
     return stream.getvalue()
 
 
-def pictures(folder: Path) -> list[bytes]:
+def write_images(folder: Path) -> list[bytes]:
     contents = []
     for number, (path, _, _) in enumerate(ROWS):
         (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_bytes(picture(number))
-        contents.append(picture(number))
+        (folder / path).write_bytes(image_bytes(number))
+        contents.append(image_bytes(number))
     return contents
 
 
-def written(path: Path, text: str, encoding: str = "utf-8") -> Path:
+def write_text(path: Path, text: str, encoding: str = "utf-8") -> Path:
     path.write_bytes(text.encode(encoding))
     return path
 
 
-def refusal(path: Path, **wishes: str) -> str:
+def error_message(path: Path, **columns: str) -> str:
     with pytest.raises(VitrailError) as caught:
-        read_table(path, **wishes)
+        read_table(path, **columns)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def seen(sources: dict[str, Source]) -> dict[str, list[tuple[bytes, str]]]:
+def contents_by_split(splits: dict[str, Dataset]) -> dict[str, list[tuple[bytes, str]]]:
     return {
-        split: [(bytes(source.content(index)), source.names[source.labels[index]]) for index in range(len(source))]
-        for split, source in sources.items()
+        split: [(bytes(dataset.read(index)), dataset.class_names[dataset.labels[index]]) for index in range(len(dataset))]
+        for split, dataset in splits.items()
     }
 
 
@@ -60,53 +60,55 @@ def seen(sources: dict[str, Source]) -> dict[str, list[tuple[bytes, str]]]:
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize(("name", "between"), [("t.csv", ","), ("t.csv", ";"), ("t.tsv", "\t"), ("t.csv", ", ")])
 def test_every_dialect_of_a_table_reads_the_same(name: str, between: str, newline: str, encoding: str, tmp_path: Path) -> None:
-    contents = pictures(tmp_path)
+    contents = write_images(tmp_path)
     lines = [between.join(("Path", "LABEL", "split")), *(between.join(row) for row in ROWS), ""]
-    sources = read_table(written(tmp_path / name, newline.join(lines), encoding))
-    assert list(sources) == ["train", "validation", "test"]
-    assert all(source.names == ("bird", "cat", "dog") for source in sources.values())
-    assert all(source.labels.dtype == np.int64 for source in sources.values())
-    assert seen(sources) == {
+    splits = read_table(write_text(tmp_path / name, newline.join(lines), encoding))
+    assert list(splits) == ["train", "validation", "test"]
+    assert all(dataset.class_names == ("bird", "cat", "dog") for dataset in splits.values())
+    assert all(dataset.labels.dtype == np.int64 for dataset in splits.values())
+    assert contents_by_split(splits) == {
         "train": [(contents[0], "cat"), (contents[3], "bird")],
         "validation": [(contents[1], "dog")],
         "test": [(contents[2], "cat")],
     }
-    assert sources["validation"].where(0) == str(tmp_path / "b" / "ä c.png")
+    assert splits["validation"].describe(0) == str(tmp_path / "b" / "ä c.png")
 
 
 def test_numbers_are_sorted_by_value_and_a_table_without_splits_is_one_dataset(tmp_path: Path) -> None:
-    sources = read_table(written(tmp_path / "t.csv", "label,file\n10,a\n9,b\n2,c\n10,d\n"))
-    assert list(sources) == [""]
-    assert sources[""].names == ("2", "9", "10")
-    assert sources[""].labels.tolist() == [2, 1, 0, 2]
+    splits = read_table(write_text(tmp_path / "t.csv", "label,file\n10,a\n9,b\n2,c\n10,d\n"))
+    assert list(splits) == [""]
+    assert splits[""].class_names == ("2", "9", "10")
+    assert splits[""].labels.tolist() == [2, 1, 0, 2]
 
 
 def test_paths_may_be_absolute_leave_the_folder_and_contain_commas(tmp_path: Path) -> None:
-    pictures(tmp_path)
+    write_images(tmp_path)
     (tmp_path / "tables").mkdir()
     (tmp_path / "x, y.png").write_bytes(b"xy")
     rows = f'image,y\n{tmp_path / "a.png"},1\n../e.png,2\n"../x, y.png",2\n'
-    source = read_table(written(tmp_path / "tables" / "t.csv", rows))[""]
-    assert [source.content(index) for index in range(3)] == [picture(0), picture(3), b"xy"]
+    dataset = read_table(write_text(tmp_path / "tables" / "t.csv", rows))[""]
+    assert [dataset.read(index) for index in range(3)] == [image_bytes(0), image_bytes(3), b"xy"]
 
 
 def test_unusual_columns_can_be_named(tmp_path: Path) -> None:
-    path = written(tmp_path / "t.csv", "where,what,label,part\na,cat,1,train\nb,dog,2,dev\n")
-    sources = read_table(path, image="where", label="what", split="Part")
-    assert {split: source.names for split, source in sources.items()} == dict.fromkeys(("train", "validation"), ("cat", "dog"))
-    assert "has no column 'wher' for the image paths; it has where, what, label, part; did you mean 'where'?" in refusal(
+    path = write_text(tmp_path / "t.csv", "where,what,label,part\na,cat,1,train\nb,dog,2,dev\n")
+    splits = read_table(path, image="where", label="what", split="Part")
+    assert {split: dataset.class_names for split, dataset in splits.items()} == dict.fromkeys(
+        ("train", "validation"), ("cat", "dog")
+    )
+    assert "has no column 'wher' for the image paths; it has where, what, label, part; did you mean 'where'?" in error_message(
         path, image="wher"
     )
-    sentence = refusal(path)
+    sentence = error_message(path)
     assert "has no column for the image paths, only where, what, label, part; rename one to any of path, file," in sentence
 
 
 def test_a_column_of_other_values_under_a_splits_name_is_ignored(tmp_path: Path) -> None:
-    path = written(tmp_path / "t.csv", "path,label,fold\na,x,0\nb,y,1\n")
+    path = write_text(tmp_path / "t.csv", "path,label,fold\na,x,0\nb,y,1\n")
     assert list(read_table(path)) == [""]
-    assert "line 2: the split must be train, validation or test, got '0'" in refusal(path, split="fold")
-    path = written(tmp_path / "t.csv", "path,label,set\na,x,train\nb,y,tset\n")
-    assert "line 3: the split must be train, validation or test, got 'tset'" in refusal(path)
+    assert "line 2: the split must be train, validation or test, got '0'" in error_message(path, split="fold")
+    path = write_text(tmp_path / "t.csv", "path,label,set\na,x,train\nb,y,tset\n")
+    assert "line 3: the split must be train, validation or test, got 'tset'" in error_message(path)
 
 
 @pytest.mark.parametrize(
@@ -123,21 +125,21 @@ def test_a_column_of_other_values_under_a_splits_name_is_ignored(tmp_path: Path)
     ],
 )
 def test_what_is_missing_is_named(text: str, sentence: str, tmp_path: Path) -> None:
-    assert sentence in refusal(written(tmp_path / "t.csv", text))
+    assert sentence in error_message(write_text(tmp_path / "t.csv", text))
 
 
 def test_a_table_of_another_encoding_or_none_is_refused(tmp_path: Path) -> None:
-    assert "is not UTF-8 text" in refusal(written(tmp_path / "t.csv", "path,label\nä.png,x\n", "latin-1"))
-    assert "is not a file; a table is a .csv, .tsv or .parquet file" in refusal(tmp_path / "gone.csv")
-    assert "is not a file" in refusal(tmp_path)
+    assert "is not UTF-8 text" in error_message(write_text(tmp_path / "t.csv", "path,label\nä.png,x\n", "latin-1"))
+    assert "is not a file; a table is a .csv, .tsv or .parquet file" in error_message(tmp_path / "gone.csv")
+    assert "is not a file" in error_message(tmp_path)
 
 
 def test_a_missing_image_fails_alone(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"here")
-    source = read_table(written(tmp_path / "t.csv", "path,label\na,x\nb,y\n"))[""]
-    assert source.content(0) == b"here"
+    dataset = read_table(write_text(tmp_path / "t.csv", "path,label\na,x\nb,y\n"))[""]
+    assert dataset.read(0) == b"here"
     with pytest.raises(OSError, match="b"):
-        source.content(1)
+        dataset.read(1)
 
 
 # Parquet -------------------------------------------------------------------------------------------------------------
@@ -150,58 +152,58 @@ def parquet(path: Path, columns: dict[str, Any], **options: Any) -> Path:
 
 
 def test_parquet_and_csv_read_the_same(tmp_path: Path) -> None:
-    pictures(tmp_path)
-    comma = written(tmp_path / "t.csv", "\n".join(["path,label,split", *(",".join(row) for row in ROWS)]))
+    write_images(tmp_path)
+    comma = write_text(tmp_path / "t.csv", "\n".join(["path,label,split", *(",".join(row) for row in ROWS)]))
     columns = dict(zip(("path", "label", "split"), map(list, zip(*ROWS, strict=True)), strict=True))
-    assert seen(read_table(parquet(tmp_path / "t.parquet", columns))) == seen(read_table(comma))
+    assert contents_by_split(read_table(parquet(tmp_path / "t.parquet", columns))) == contents_by_split(read_table(comma))
 
 
 @pytest.mark.parametrize("kind", ["plain", "pair"])
 def test_images_inside_the_file_come_out_as_they_went_in(kind: str, tmp_path: Path) -> None:
-    contents = [picture(number) for number in range(11)]
+    contents = [image_bytes(number) for number in range(11)]
     cells = contents if kind == "plain" else [{"bytes": content, "path": "x.png"} for content in contents]
     columns = {"img": cells, "path": ["gone"] * 11, "label": [number % 3 + 8 for number in range(11)]}
-    source = read_table(parquet(tmp_path / "t.parquet", columns, row_group_size=2))[""]
-    assert source.names == ("8", "9", "10")
-    assert source.labels.tolist() == [number % 3 for number in range(11)]
+    dataset = read_table(parquet(tmp_path / "t.parquet", columns, row_group_size=2))[""]
+    assert dataset.class_names == ("8", "9", "10")
+    assert dataset.labels.tolist() == [number % 3 for number in range(11)]
     order = [7, 0, 10, 3, 3, 9, 1, 2, 8, 4, 6, 5]
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(source.content, order)) == [contents[number] for number in order]
-    again = pickle.loads(pickle.dumps(source))  # as for another process
+        assert list(pool.map(dataset.read, order)) == [contents[number] for number in order]
+    again = pickle.loads(pickle.dumps(dataset))  # as for another process
     assert again.content(9) == contents[9]
-    assert source.where(9) == f"row 10 of {tmp_path / 't.parquet'}"
+    assert dataset.describe(9) == f"row 10 of {tmp_path / 't.parquet'}"
 
 
 def test_a_pair_without_bytes_is_read_from_its_path_and_one_without_either_fails_alone(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(picture(3))
+    (tmp_path / "a.png").write_bytes(image_bytes(3))
     cells = [{"bytes": None, "path": "a.png"}, {"bytes": None, "path": None}, {"bytes": b"x", "path": None}]
-    source = read_table(parquet(tmp_path / "t.parquet", {"image": cells, "label": ["x", "y", "y"]}))[""]
-    assert source.content(0) == picture(3)
-    assert source.content(2) == b"x"
+    dataset = read_table(parquet(tmp_path / "t.parquet", {"image": cells, "label": ["x", "y", "y"]}))[""]
+    assert dataset.read(0) == image_bytes(3)
+    assert dataset.read(2) == b"x"
     with pytest.raises(VitrailError, match=r"row 2 of .* has no image"):
-        source.content(1)
+        dataset.read(1)
 
 
 @pytest.mark.parity
 def test_class_names_written_by_hugging_faces_library_keep_their_order(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["zebra", "ant", "cow"])})
-    rows = {"image": [{"bytes": picture(number), "path": None} for number in range(4)], "label": [2, 0, 2, 0]}
+    rows = {"image": [{"bytes": image_bytes(number), "path": None} for number in range(4)], "label": [2, 0, 2, 0]}
     datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "t.parquet")
-    source = read_table(tmp_path / "t.parquet")[""]
-    assert source.names == ("zebra", "ant", "cow")
-    assert source.labels.tolist() == [2, 0, 2, 0]
-    assert [source.content(number) for number in range(4)] == [picture(number) for number in range(4)]
+    dataset = read_table(tmp_path / "t.parquet")[""]
+    assert dataset.class_names == ("zebra", "ant", "cow")
+    assert dataset.labels.tolist() == [2, 0, 2, 0]
+    assert [dataset.read(number) for number in range(4)] == [image_bytes(number) for number in range(4)]
 
 
 def test_integers_stay_integers_and_missing_values_are_named(tmp_path: Path) -> None:
     columns = {"path": ["a", "b", "c"], "label": [2.0, 10.0, 2.0]}
-    assert read_table(parquet(tmp_path / "t.parquet", columns))[""].names == ("2", "10")
+    assert read_table(parquet(tmp_path / "t.parquet", columns))[""].class_names == ("2", "10")
     columns = {"path": ["a", "b", "c"], "label": [1, None, 1]}
-    assert "row 2: the label is empty" in refusal(parquet(tmp_path / "t.parquet", columns))
+    assert "row 2: the label is empty" in error_message(parquet(tmp_path / "t.parquet", columns))
     columns = {"path": ["a", "b", "c"], "label": [[1], [2], [3]]}
-    assert "the column label of" in refusal(parquet(tmp_path / "t.parquet", columns))
-    assert "has no rows" in refusal(parquet(tmp_path / "t.parquet", {"path": [], "label": []}))
+    assert "the column label of" in error_message(parquet(tmp_path / "t.parquet", columns))
+    assert "has no rows" in error_message(parquet(tmp_path / "t.parquet", {"path": [], "label": []}))
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "empty", "middle"])
@@ -212,34 +214,34 @@ def test_a_damaged_parquet_file_is_named(damage: str, tmp_path: Path) -> None:
     ends = {"cut": whole[:-9], "garbage": b"no parquet" * 30, "empty": b"", "middle": whole[:9] + b"\xff" * 4000 + whole[4009:]}
     path.write_bytes(ends[damage])
     if damage == "middle":
-        source = read_table(path)[""]
+        dataset = read_table(path)[""]
         with pytest.raises(VitrailError, match=r"row group 0 of .* cannot be read"):
-            source.content(1)
-        assert source.content(5) == cells[5]
+            dataset.read(1)
+        assert dataset.read(5) == cells[5]
     else:
-        assert "is not a readable Parquet file" in refusal(path)
+        assert "is not a readable Parquet file" in error_message(path)
 
 
 def test_a_file_that_changes_after_it_was_opened_is_noticed(tmp_path: Path) -> None:
     path = parquet(tmp_path / "t.parquet", {"image": [b"1", b"2", b"3"], "label": list("xyz")}, row_group_size=1)
-    source = read_table(path)[""]
-    assert source.content(0) == b"1"
+    dataset = read_table(path)[""]
+    assert dataset.read(0) == b"1"
     parquet(path, {"image": [b"22", b"1", b"33"], "label": list("zyx")}, row_group_size=1)
     with pytest.raises(VitrailError, match="has changed since it was opened"):
-        source.content(1)
+        dataset.read(1)
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(tmp_path / "t.parquet", "anything")
+    path = write_text(tmp_path / "t.parquet", "anything")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    assert refusal(path) == "a Parquet table needs pyarrow: pip install 'vitrail[datasets]'"
+    assert error_message(path) == "a Parquet table needs pyarrow: pip install 'vitrail[datasets]'"
 
 
 def test_a_row_group_too_large_to_cache_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquets, "LARGEST_GROUP", 1000)
+    monkeypatch.setattr(parquets, "MAX_ROW_GROUP_BYTES", 1000)
     columns, plain = (
         {"image": [b"x" * 900, b"y" * 900], "label": ["a", "b"]},
         {"use_dictionary": False, "write_statistics": False},
     )
-    assert "rewrite it with row_group_size=1000" in refusal(parquet(tmp_path / "t.parquet", columns, **plain))
+    assert "rewrite it with row_group_size=1000" in error_message(parquet(tmp_path / "t.parquet", columns, **plain))
     assert len(read_table(parquet(tmp_path / "t.parquet", columns, row_group_size=1, **plain))[""]) == 2

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.weights.hostile.damage import make
+from tests.weights.hostile.damage import save_small
 
 
 @pytest.fixture
 def official(tmp_path: Path) -> Path:
-    return make("official", tmp_path)
+    return save_small("official", tmp_path)

@@ -15,23 +15,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.small import vit
+from tests.small_models import small_vit
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
-from vitrail.weights.checkpoint import save
-from vitrail.weights.convert.detect import Origin
+from vitrail.weights.convert.inspect import Origin
 from vitrail.weights.load import load
+from vitrail.weights.save import save
 
 ROOT = Path(__file__).parents[3]
 
 
-SMALL: dict[str, Any] = {"depth": 1, "patch": (5, 5), "image": (10, 10)}
+SMALL_CONFIG: dict[str, Any] = {"depth": 1, "patch": (5, 5), "image": (10, 10)}
 
 
 IMAGES = torch.randn(2, 3, 10, 10)
 
 
-ENOUGH = 1_000  # megabytes of peak memory, of which importing torch takes a quarter
+MAX_MEGABYTES = 1_000  # megabytes of peak memory, of which importing torch takes a quarter
 
 
 FILES: dict[Origin, str] = {
@@ -43,38 +43,38 @@ FILES: dict[Origin, str] = {
 }
 
 
-def refused(source: str | Path, **overrides: Any) -> str:
+def refusal_message(source: str | Path, **overrides: Any) -> str:
     """Return the message with which a source was refused."""
     with pytest.raises(VitrailError) as caught:
         load(source, **overrides)
-    assert _is_sentence(str(caught.value)), str(caught.value)[:2000]
+    assert _is_clear_message(str(caught.value)), str(caught.value)[:2000]
     return str(caught.value)
 
 
-def verdict(source: str | Path, **overrides: Any) -> str:
+def load_outcome(source: str | Path, **overrides: Any) -> str:
     """Return ``loaded``, ``refused``, or what else happened."""
     try:
         load(source, **overrides)
     except VitrailError as error:
-        return "refused" if _is_sentence(str(error)) else f"not a clear message: {str(error)[:200]!r}"
+        return "refused" if _is_clear_message(str(error)) else f"not a clear message: {str(error)[:200]!r}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "loaded"
 
 
-def _is_sentence(text: str) -> bool:
+def _is_clear_message(text: str) -> bool:
     return text.isprintable() and len(text) < 1000
 
 
-def make(format: Origin, folder: Path, **changes: Any) -> Path:
+def save_small(format: Origin, folder: Path, **changes: Any) -> Path:
     gelu = "exact" if format in ("timm", "torchvision") else "tanh"
-    model = vit(**{**SMALL, "gelu": gelu, **changes})
-    model.preprocess = Preprocess((10, 10), crop=0.5)
-    model.labels = ("ant", "bee", "cat", "dog", "elk")
+    model = small_vit(**{**SMALL_CONFIG, "gelu": gelu, **changes})
+    model.preprocess = Preprocess((10, 10), crop_pct=0.5)
+    model.class_names = ("ant", "bee", "cat", "dog", "elk")
     return save(model, folder / FILES[format], format=format)
 
 
-def read(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
     match path.suffix:
         case ".npz":
             with np.load(path) as file:
@@ -87,7 +87,7 @@ def read(path: Path) -> dict[str, Tensor]:
     return load_file(path / "model.safetensors")
 
 
-def write(path: Path, tensors: dict[str, Tensor]) -> Path:
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> Path:
     match path.suffix:
         case ".npz":
             arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
@@ -107,12 +107,12 @@ def write_arrays(path: Path, arrays: dict[str, bytes], compression: int = zipfil
     return path
 
 
-def npy(array: Any, **header: Any) -> bytes:
+def npy_bytes(array: Any, **header: Any) -> bytes:
     """Return an array's bytes with a header that may be wrong."""
     stream = io.BytesIO()
     order = array.flags.f_contiguous and not array.flags.c_contiguous
-    honest = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": order, "shape": array.shape}
-    np.lib.format.write_array_header_1_0(stream, {**honest, **header})
+    correct = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": order, "shape": array.shape}
+    np.lib.format.write_array_header_1_0(stream, {**correct, **header})
     return stream.getvalue() + array.tobytes("A")
 
 
@@ -126,15 +126,15 @@ def edit_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-class Evil:
+class Exploit:
     """An object that creates a folder when it is unpickled."""
 
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def __reduce__(self) -> tuple[Callable[..., None], tuple[str]]:
-        return os.mkdir, (str(self.mark),)
+        return os.mkdir, (str(self.folder),)
 
 
-def arrays_of(path: Path) -> dict[str, Any]:
-    return {name: tensor.numpy() for name, tensor in read(path).items()}
+def read_arrays(path: Path) -> dict[str, Any]:
+    return {name: tensor.numpy() for name, tensor in read_tensors(path).items()}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.hub_server import without_a_hub
-from tests.weights.hostile.damage import ROOT, refused
+from tests.cli.fake_hub import unreachable_hub
+from tests.weights.hostile.damage import ROOT, refusal_message
 
 
 @pytest.mark.parametrize("kind", ["closed", "silent"])
@@ -16,7 +16,7 @@ def test_an_unresponsive_hub_times_out_soon(kind: str, tmp_path: Path) -> None:
         "from vitrail.errors import VitrailError; from vitrail.weights.load import load\n"
         "try:\n    load('hf:owner/name')\nexcept VitrailError as error:\n    print(error)"
     )
-    with without_a_hub(kind, tmp_path) as environment:
+    with unreachable_hub(kind, tmp_path) as environment:
         done = subprocess.run(
             [sys.executable, "-c", script],
             capture_output=True,
@@ -49,7 +49,7 @@ def test_an_unresponsive_hub_times_out_soon(kind: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_malformed_repository_name_is_refused(name: str) -> None:
-    assert "a model on the hub must be written hf:owner/name, got" in refused(f"hf:{name}")
+    assert "a model on the hub must be written hf:owner/name, got" in refusal_message(f"hf:{name}")
 
 
 SOURCES = ["", ".", "gone.npz", "gone", "x" * 5000, "a\0b.pth", "/dev/null", "\ud800.npz"]
@@ -58,4 +58,4 @@ SOURCES = ["", ".", "gone.npz", "gone", "x" * 5000, "a\0b.pth", "/dev/null", "\u
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: ascii(source)[:20])
 def test_a_source_that_is_not_a_model_is_refused(source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    refused(source)
+    refusal_message(source)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from tests.weights.hostile.damage import IMAGES, Evil, make, read, refused, verdict, write
+from tests.weights.hostile.damage import IMAGES, Exploit, load_outcome, read_tensors, refusal_message, save_small, write_tensors
 from vitrail.weights.load import load
 
 PICKLES: dict[str, Callable[[Any, Path], object]] = {
@@ -26,38 +26,38 @@ PICKLES: dict[str, Callable[[Any, Path], object]] = {
 @pytest.mark.parametrize("suffix", [".pth", ".pt", ".bin", ".ckpt", ".tar", ".safetensors", ".npz"])
 @pytest.mark.parametrize("kind", PICKLES)
 def test_no_pickle_is_executed_whatever_its_name(kind: str, suffix: str, tmp_path: Path) -> None:
-    mark = tmp_path / "executed"
-    for content in (Evil(mark), {"cls_token": torch.zeros(3), "epoch": Evil(mark)}):
+    executed = tmp_path / "executed"
+    for content in (Exploit(executed), {"cls_token": torch.zeros(3), "epoch": Exploit(executed)}):
         path = tmp_path / f"weights{suffix}"
         PICKLES[kind](content, path)
-        assert str(path) in refused(path)
-        assert not mark.exists()
+        assert str(path) in refusal_message(path)
+        assert not executed.exists()
 
 
 @pytest.mark.parametrize("kind", ["torch", "legacy torch"])
 def test_the_message_names_what_the_pickle_would_call(kind: str, tmp_path: Path) -> None:
-    PICKLES[kind]({"model": Evil(tmp_path / "executed")}, tmp_path / "weights.pth")
-    assert f"would execute code when read ({os.name}.mkdir), which is never done" in refused(tmp_path / "weights.pth")
+    PICKLES[kind]({"model": Exploit(tmp_path / "executed")}, tmp_path / "weights.pth")
+    assert f"would execute code when read ({os.name}.mkdir), which is never done" in refusal_message(tmp_path / "weights.pth")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
 def test_no_pickle_in_a_folder_is_executed(name: str, tmp_path: Path) -> None:
-    folder = make("huggingface", tmp_path)
+    folder = save_small("huggingface", tmp_path)
     (folder / "model.safetensors").unlink()
-    torch.save(Evil(tmp_path / "executed"), folder / name)
-    assert name in refused(folder)
+    torch.save(Exploit(tmp_path / "executed"), folder / name)
+    assert name in refusal_message(folder)
     assert not (tmp_path / "executed").exists()
 
 
 def test_no_pickle_in_our_own_folder_is_executed(tmp_path: Path) -> None:
-    folder = make("vitrail", tmp_path)
-    torch.save(Evil(tmp_path / "executed"), folder / "model.safetensors")
-    refused(folder)
+    folder = save_small("vitrail", tmp_path)
+    torch.save(Exploit(tmp_path / "executed"), folder / "model.safetensors")
+    refusal_message(folder)
     assert not (tmp_path / "executed").exists()
 
 
 def test_a_legacy_torch_file_is_read(tmp_path: Path) -> None:
-    path = make("torchvision", tmp_path)
+    path = save_small("torchvision", tmp_path)
     logits = load(path)(IMAGES)
     torch.save(torch.load(path), path, _use_new_zipfile_serialization=False)
     assert_close(load(path)(IMAGES), logits, rtol=0, atol=0)
@@ -67,7 +67,7 @@ def test_a_pickle_without_tensors_is_refused(tmp_path: Path) -> None:
     contents: list[Any] = [None, 7, "weights", [torch.zeros(2)], torch.zeros(2), {}, {"epoch": 3}, {"model": {}}]
     for content in contents:
         torch.save(content, tmp_path / "weights.pth")
-        assert "tensors by name" in refused(tmp_path / "weights.pth")
+        assert "tensors by name" in refusal_message(tmp_path / "weights.pth")
 
 
 UNUSUAL: dict[str, Callable[[Tensor], Tensor]] = {
@@ -81,15 +81,15 @@ UNUSUAL: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.filterwarnings("ignore:.*quantize")
 @pytest.mark.parametrize("kind", UNUSUAL)
 def test_tensors_that_are_not_plain_are_refused_by_name(kind: str, tmp_path: Path) -> None:
-    path = make("torchvision", tmp_path)
-    tensors = read(path)
+    path = save_small("torchvision", tmp_path)
+    tensors = read_tensors(path)
     tensors["heads.head.weight"] = UNUSUAL[kind](tensors["heads.head.weight"])
     torch.save(tensors, path)
-    assert "head" in refused(path)
+    assert "head" in refusal_message(path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64])
 def test_unusual_dtypes_are_read_or_refused(dtype: torch.dtype, tmp_path: Path) -> None:
-    path = make("timm", tmp_path)
-    write(path, {name: tensor.to(dtype) for name, tensor in read(path).items()})
-    assert verdict(path) in ("loaded", "refused")
+    path = save_small("timm", tmp_path)
+    write_tensors(path, {name: tensor.to(dtype) for name, tensor in read_tensors(path).items()})
+    assert load_outcome(path) in ("loaded", "refused")

@@ -9,34 +9,34 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from vitrail.data.sources.source import Progress
+from vitrail.data.sources.dataset import Progress
 from vitrail.errors import VitrailError
 
-PATIENCE = 8.0  # seconds without a response
-PIECE = 2**20  # bytes read at a time
+TIMEOUT_SECONDS = 8.0  # seconds without a response
+CHUNK_BYTES = 2**20  # bytes read at a time
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemoteFile:
     """A file on a server, with its size and checksum."""
 
-    address: str
+    url: str
     size: int
     sha256: str
-    unpacked: str = ""  # SHA-256 of a .gz's content; Debian's package compresses it differently
+    unpacked_sha256: str = ""  # SHA-256 of a .gz's content; Debian's package compresses it differently
 
     @property
     def name(self) -> str:
-        return self.address.rsplit("/", 1)[1]
+        return self.url.rsplit("/", 1)[1]
 
 
-def fetch(file: Remote, folder: Path, command: str, package: str = "", progress: Progress | None = None) -> bool:
+def download_file(file: RemoteFile, folder: Path, command: str, package: str = "", progress: Progress | None = None) -> bool:
     """Download the file unless it is there, and verify it; return whether it was downloaded. ``command`` and the system's
     ``package`` are for the message that says what to do without a network."""
-    place, part = folder / file.name, folder / f"{file.name}.part"
-    if place.is_file():
-        if _sha256(place) != file.sha256:
-            raise VitrailError(f"{place} is not the published file (its SHA-256 differs); delete it to download it again")
+    target, part = folder / file.name, folder / f"{file.name}.part"
+    if target.is_file():
+        if _sha256(target) != file.sha256:
+            raise VitrailError(f"{target} is not the published file (its SHA-256 differs); delete it to download it again")
         return False
     if part.is_file() and part.stat().st_size > file.size:
         part.unlink()
@@ -44,60 +44,60 @@ def fetch(file: Remote, folder: Path, command: str, package: str = "", progress:
         _download(file, part, progress)
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
-        otherwise = f", or apt install {package}" if package else ""
+        alternative = f", or apt install {package}" if package else ""
         raise VitrailError(
-            f"{file.address} cannot be downloaded ({str(reason) or type(error).__name__}); try again later{otherwise}, or put "
-            f"the file at {place} by hand and run `{command}` again"
+            f"{file.url} cannot be downloaded ({str(reason) or type(error).__name__}); try again later{alternative}, or put "
+            f"the file at {target} by hand and run `{command}` again"
         ) from None
     if part.stat().st_size < file.size:
         raise VitrailError(
-            f"{file.address} was interrupted at {part.stat().st_size:,} of {file.size:,} bytes; run it again to resume"
+            f"{file.url} was interrupted at {part.stat().st_size:,} of {file.size:,} bytes; run it again to resume"
         )
     if _sha256(part) != file.sha256:
         part.unlink()
         raise VitrailError(
-            f"what {file.address} sent is not the published file (its SHA-256 differs); it was deleted, try again later"
+            f"what {file.url} sent is not the published file (its SHA-256 differs); it was deleted, try again later"
         )
-    part.replace(place)
+    part.replace(target)
     return True
 
 
-def _download(file: Remote, part: Path, progress: Progress | None) -> None:
+def _download(file: RemoteFile, part: Path, progress: Progress | None) -> None:
     """Download to ``part``, resuming an earlier download if the server supports ranges."""
     done = part.stat().st_size if part.is_file() else 0
     if done == file.size:
         return
-    with _answer(Request(file.address, headers={"Range": f"bytes={done}-"} if done else {})) as answer:
-        if not (answer.status == 206 and str(answer.headers["Content-Range"]).startswith(f"bytes {done}-")):
+    with _open_url(Request(file.url, headers={"Range": f"bytes={done}-"} if done else {})) as response:
+        if not (response.status == 206 and str(response.headers["Content-Range"]).startswith(f"bytes {done}-")):
             done = 0
         with open(part, "ab" if done else "wb") as out:
-            while done <= file.size and (piece := answer.read(PIECE)):
-                out.write(piece)
-                done += len(piece)
+            while done <= file.size and (chunk := response.read(CHUNK_BYTES)):
+                out.write(chunk)
+                done += len(chunk)
                 if progress:
                     progress(f"downloading {file.name}", min(done, file.size), file.size)
 
 
-def _answer(request: Request) -> Any:
+def _open_url(request: Request) -> Any:
     """Open the URL in a thread, because name resolution has no timeout."""
-    answers: list[Any] = []
+    results: list[Any] = []
 
-    def ask() -> None:
+    def send() -> None:
         try:
-            answers.append(urlopen(request, timeout=PATIENCE))
+            results.append(urlopen(request, timeout=TIMEOUT_SECONDS))
         except Exception as error:  # raised below, in the waiting thread
-            answers.append(error)
+            results.append(error)
 
-    asking = Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(PATIENCE + 1)
-    if not answers:
+    thread = Thread(target=send, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_SECONDS + 1)
+    if not results:
         raise TimeoutError("no response")
-    if isinstance(answers[0], Exception):
-        if isinstance(answers[0], HTTPError):
-            answers[0].close()
-        raise answers[0]
-    return answers[0]
+    if isinstance(results[0], Exception):
+        if isinstance(results[0], HTTPError):
+            results[0].close()
+        raise results[0]
+    return results[0]
 
 
 def _sha256(path: Path) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy import ndarray
 
-from vitrail.data.sources.source import Source, chosen
+from vitrail.data.sources.dataset import Dataset, select_images
 
-SPLITS = {
+SPLIT_ALIASES = {
     "train": "train",
     "training": "train",
     "val": "validation",
@@ -20,36 +20,36 @@ SPLITS = {
 }
 
 
-def split_name(word: str) -> str | None:
+def canonical_split(word: str) -> str | None:
     """Return ``train``, ``validation`` or ``test`` for any of its usual names; None for anything else."""
-    return SPLITS.get(word.strip().lower())
+    return SPLIT_ALIASES.get(word.strip().lower())
 
 
-def by_name(values: Sequence[str]) -> tuple[ndarray, tuple[str, ...]]:
+def encode_labels(values: Sequence[str]) -> tuple[ndarray, tuple[str, ...]]:
     """Encode class names as labels; return the labels and the sorted names."""
-    names = natural(set(values))
-    number = {name: index for index, name in enumerate(names)}
-    return np.array([number[value] for value in values], dtype=np.int64), names
+    class_names = natural_sorted(set(values))
+    number = {name: index for index, name in enumerate(class_names)}
+    return np.array([number[value] for value in values], dtype=np.int64), class_names
 
 
-def unique(names: Sequence[str]) -> tuple[str, ...]:
+def deduplicate(names: Sequence[str]) -> tuple[str, ...]:
     """Make class names unique: of ImageNet's two cranes, the second becomes crane (2)."""
-    met: dict[str, int] = {}
-    made = []
+    counts: dict[str, int] = {}
+    unique_names = []
     for name in names:
-        met[name] = met.get(name, 0) + 1
-        made.append(name if met[name] == 1 else f"{name} ({met[name]})")
-    return tuple(made)
+        counts[name] = counts.get(name, 0) + 1
+        unique_names.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
+    return tuple(unique_names)
 
 
-def by_split(source: Source, splits: Sequence[str]) -> dict[str, Source]:
+def group_by_split(dataset: Dataset, splits: Sequence[str]) -> dict[str, Dataset]:
     """Group a dataset by the split of each image."""
-    where = np.array(splits)
-    found = [name for name in ("train", "validation", "test", "") if name in set(splits)]
-    return {name: chosen(source, np.flatnonzero(where == name)) for name in found}
+    split_of = np.array(splits)
+    present = [name for name in ("train", "validation", "test", "") if name in set(splits)]
+    return {name: select_images(dataset, np.flatnonzero(split_of == name)) for name in present}
 
 
-def natural(names: Iterable[str]) -> tuple[str, ...]:
+def natural_sorted(names: Iterable[str]) -> tuple[str, ...]:
     """Sort names with numbers by their value: 2 before 10."""
 
     def key(name: str) -> list[tuple[bool, int, str]]:

@@ -22,7 +22,7 @@ const FIELDS = {
 };
 const FIELD_NAMES = [...Object.keys(FIELDS), "pool"];
 const POOLS = [["cls", "class token"], ["gap", "mean of patches"], ["map", "attention (MAP)"]];
-const COSTS = { macs: "MACs", parameters: "parameters", training: "memory while training", inference: "memory at inference" };
+const COSTS = { macs: "MACs", parameters: "parameters", saved_bytes: "memory while training", peak_bytes: "memory at inference" };
 const VARIANTS = ["Ti", "S", "B", "L", "H"].flatMap((size) => [8, 14, 16, 32].map((patch) => `${size}/${patch}`));
 
 export default {
@@ -160,8 +160,8 @@ function build(section, store) {
     keepFocus(costFigure.body, () => costFigure.body.replaceChildren(costBars(stages, selected)));
     costFigure.caption(`Select a stage here or in the diagram. ${{ macs: "MACs are multiply-accumulates of matrix products for one image.", parameters: "The blocks hold "
       + "nearly all; the number of tokens hardly matters, since all tokens share the weights.",
-      training: "Float32 activations of the whole batch that are saved for the backward pass, without activation checkpointing.",
-        inference: "Peak memory while a stage is computed; the maximum over stages counts, not the sum." }[costKey()]}`);
+      saved_bytes: "Float32 activations of the whole batch that are saved for the backward pass, without activation checkpointing.",
+        peak_bytes: "Peak memory while a stage is computed; the maximum over stages counts, not the sum." }[costKey()]}`);
   }
 
   function costKey() {
@@ -175,9 +175,9 @@ function build(section, store) {
   function drawTotals() {
     const { parameters, macs, memory, tokens, batch } = cost, of = batch > 1 ? `, batch of ${batch.toLocaleString("en")}` : "";
     const shownTotals = [["Parameters", formatSI(parameters), `exactly ${parameters.toLocaleString("en")}`], ["MACs", formatSI(macs), "multiply-accumulates per image"],
-      ["Tokens", tokens.toLocaleString("en"), `a grid of ${cost.grid.join(" x ")}${cost.config.prefix ? ` and ${cost.config.prefix}` : ""}`],
+      ["Tokens", tokens.toLocaleString("en"), `${cost.grid.join(" x ")} patches${cost.config.prefix ? ` and ${plural(cost.config.prefix, "prefix token")}` : ""}`],
       ["Weights", formatBytes(memory.weights), "float32"], ["Inference", formatBytes(memory.inference), `activations${of}`],
-        ["Training", formatBytes(memory.training), `activations${of}`], ["Adam", formatBytes(memory.adam), "gradients and two moments"]];
+        ["Training", formatBytes(memory.training), `activations${of}`], ["Adam", formatBytes(memory.grads_and_moments), "gradients and two moments"]];
     totals.replaceChildren(...shownTotals.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", {}, value), el("dd", { class: "soft" }, note))));
   }
 
@@ -188,7 +188,7 @@ function build(section, store) {
       el("button", { type: "button", "aria-pressed": String(stage.key === selected), onclick: () => selectStage(stage.key), data: { stage: stage.key } },
         el("span", { class: "name" }, stage.label), el("span", { class: "track", "aria-hidden": "true" },
           el("span", { class: "fill", style: { width: `${maximum ? (100 * stage[of]) / maximum : 0}%` } })),
-        el("span", { class: "value" }, of === "inference" ? large(stage[of]) : `${large(stage[of])} · ${percent(all ? stage[of] / all : 0, 1)}`)))));
+        el("span", { class: "value" }, of === "peak_bytes" ? large(stage[of]) : `${large(stage[of])} · ${percent(all ? stage[of] / all : 0, 1)}`)))));
   }
 
   function python() {
@@ -202,9 +202,9 @@ function groupStages({ stages }) {
   const result = new Map();
   for (const stage of stages) {
     const key = stage.name.startsWith("block") ? "blocks" : /^(image|patches|tokens|norm|pool|pre-logits|head)/.exec(stage.name)?.[0] ?? "stem";
-    const one = result.get(key) ?? { key, stages: 0, parameters: 0, macs: 0, inference: 0, training: 0 };
-    for (const name of ["parameters", "macs", "training"]) one[name] += stage[name];
-    one.inference = Math.max(one.inference, stage.inference);
+    const one = result.get(key) ?? { key, stages: 0, parameters: 0, macs: 0, peak_bytes: 0, saved_bytes: 0 };
+    for (const name of ["parameters", "macs", "saved_bytes"]) one[name] += stage[name];
+    one.peak_bytes = Math.max(one.peak_bytes, stage.peak_bytes);
     one.stages += 1;
     one.label = key === "blocks" ? `${one.stages} block${one.stages > 1 ? "s" : ""}` : key === "stem" ? "stem (ResNet)" : stage.name;
     result.set(key, one);
@@ -214,7 +214,7 @@ function groupStages({ stages }) {
 
 function captionText({ config, tokens, grid, batch, norm }) {
   const scores = batch * config.heads * tokens ** 2;
-  return `${plural(grid[0] * grid[1], "patch", "patches")} of ${formatSize(config.patch)}${config.prefix ? ` and ${config.prefix} prefix tokens give` : " give"} ${tokens} tokens. The attention scores `
+  return `${plural(grid[0] * grid[1], "patch", "patches")} of size ${formatSize(config.patch)}${config.prefix ? ` and ${plural(config.prefix, "prefix token")} give` : " give"} ${tokens} tokens. The attention scores `
     + `of one layer are ${formatSI(scores)} values and grow quadratically with the number of tokens; `
     + `everything else grows linearly. The matrix products of attention are ${percent((2 * tokens) / (2 * tokens + 4 * config.width + 2 * config.mlp), 0)} of a `
       + `block's MACs here. The dashed lines are the residual stream: each branch only adds to it${norm === "post" ? ", and a norm is applied to the sum" : ""}.`;

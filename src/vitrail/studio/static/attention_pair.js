@@ -68,10 +68,10 @@ export class AttentionPair {
 
   #python() {
     const { layer, head, query, key } = this.pair ?? this.params ?? { layer: 0, head: 0, query: 0, key: 0 };
-    return this.store.python(`with torch.no_grad(), vitrail.recording(model, "blocks.${layer}.attention.queries", "blocks.${layer}.attention.keys") as activations:`,
+    return this.store.python(`with torch.no_grad(), vitrail.record_activations(model, "blocks.${layer}.attention.queries", "blocks.${layer}.attention.keys") as activations:`,
       "    model(images)",
       `q = activations["blocks.${layer}.attention.queries"][0][0, ${head}, ${query}]`, `k = activations["blocks.${layer}.attention.keys"][0][0, ${head}]`,
-      this.pair?.position_offset ? `scores = (k @ q + model.blocks[${layer}].attention.relative.of(${head}, ${query}) @ q) * q.shape[0] ** -0.5` : "scores = k @ q * q.shape[0] ** -0.5",
+      this.pair?.position_offset ? `scores = (k @ q + model.blocks[${layer}].attention.relative.row(${head}, ${query}) @ q) * q.shape[0] ** -0.5` : "scores = k @ q * q.shape[0] ** -0.5",
       `print(q @ k[${key}], scores[${key}], scores.max(), (scores - scores.max()).exp().sum(), scores.softmax(dim=0)[${key}])`,
       `weight = vitrail.explain.attention(model, images, layers=[${layer}], heads=[${head}], queries=[${query}])[0, 0, 0, 0, ${key}]`, "print(weight)");
   }

@@ -42,11 +42,11 @@ export function faithfulnessCurves(responses, label, width) {
     chart({ ...shared, title: `Probability of ${label} while patches are added`, x: "patches added, %", lines: lines("insertion") })];
 }
 
-// A warning if the model predicts the class for an empty image, too: then the areas mean little.
+// A warning if the class stays probable for an empty image: then the areas mean little.
 function emptyImageWarning({ deletion: { data: deletion_ }, insertion: { data: insertion_ } }, label) {
   const full = deletion_[0], grey = deletion_.at(-1), [blurred] = insertion_;
   if (Math.max(grey, blurred) <= full / 2) return [];
-  return [el("p", { class: "label" }, `The model predicts ${label} for an empty image, too (grey: ${percent(grey)}, blurred: ${percent(blurred)}, `
+  return [el("p", { class: "label" }, `The probability of ${label} stays high for an empty image (grey: ${percent(grey)}, blurred: ${percent(blurred)}, `
     + `full image: ${percent(full)}), so these areas mean little here.`)];
 }
 

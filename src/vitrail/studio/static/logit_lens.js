@@ -152,7 +152,7 @@ class LensPart {
 
   #python(at = null) {
     const how = this.store.trace.meta.sigmoid ? "sigmoid()" : "softmax(dim=-1)";
-    return this.store.python("logits = vitrail.explain.lens(model, images)[:, 0]  # before the first layer, then after each", `probabilities = logits.double().${how}`,
+    return this.store.python("logits = vitrail.explain.logit_lens(model, images)[:, 0]  # before the first layer, then after each", `probabilities = logits.double().${how}`,
       at === null ? `print(probabilities[:, [${this.lens.leading}]])  # ${this.lens.leading.map((classIndex) => this.store.label(classIndex)).join(", ").replace(/\s+/g, " ")}` : `print(probabilities[${at}].topk(${Math.min(OTHER_CLASSES, this.lens.meta.classes)}))`,
       ...(at === null ? ["print(probabilities.max(dim=1))  # the top class of each state"] : []));
   }

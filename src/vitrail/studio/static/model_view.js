@@ -38,7 +38,7 @@ function build(section, store) {
     { name, title, caption, level: 2, python, numbers: () => views?.map((view) => ({ model: view.name, ...numbers(view) })) }); };
   add(section, "position-similarity", "Similarity of position embeddings", "", () => snippets("similarity = vitrail.explain.position_similarity(model)  # (y x v u)"),
     ({ arrays }) => ({ position_similarity: arrays.position_similarity }));
-  add(section, "filters", "Patch embedding filters", "", () => snippets("components = vitrail.explain.filters(model)  # (n c p q)"),
+  add(section, "filters", "Patch embedding filters", "", () => snippets("components = vitrail.explain.patch_filters(model)  # (n c p q)"),
     ({ arrays }) => ({ filters: arrays.filters }));
   section.append(headFigures);
   add(headFigures, "attention-distance", "Mean attention distance", "", () => snippets(`distance = ${statisticsCode(state.get("distance") === "renormalised" ? "renormalised" : "distance")}`,
@@ -154,7 +154,7 @@ function build(section, store) {
     const kind = (available[0] ?? views[0]).meta.position;
     figures["position-similarity"].caption(`${POSITIONS[kind] ?? "One position vector per patch, learned or fixed, is added to the patch embeddings. "}`
       + ` Each tile belongs to one position and shows its cosine similarity with all others: lighter is more similar. Similar neighbours, rows and columns `
-        + `mean that the model has learned the 2D layout of the image. Scale from ${formatNumber(low)} to 1.`);
+        + `reflect the 2D layout of the image. Scale from ${formatNumber(low)} to 1.`);
   }
 
   // The token of the image for a patch of these tiles; if the grids of two models differ, the one at the same location.
@@ -191,7 +191,7 @@ function build(section, store) {
       + `${key === "distance" ? "As in the authors' code, the class token and registers are left out and the remaining weights are not renormalised, so a "
         + "head that attends to the class token has a short distance."
         : "The weights on patches are renormalised to sum to one: how far a head attends among the "
-          + "patches."} Large distances in the first layers are something a convolution cannot do.`);
+          + "patches."} Large distances in the first layers are impossible for a convolution.`);
     figures["attention-entropy"].caption(`${on}Each dot is a head: 0 means attention to a single token, the dashed line uniform attention. Heads with high entropy in the first layers average `
       + `over the image; low entropy in later layers means focused attention.`);
   }
@@ -219,7 +219,7 @@ function build(section, store) {
       if (images) {
         for (const one of meta.measured_on?.imports ?? store.trace?.meta.image.imports ?? []) imports.add(one);
         if (!meta.measured_on) lines.push(`# the figure was measured on ${meta.images} images; here on one`);
-        lines.push(`images = vitrail.prepare(model, ${meta.measured_on?.python ?? `[${store.trace?.meta.image.python ?? '"image.jpg"'}]`})`);
+        lines.push(`images = vitrail.preprocess(model, ${meta.measured_on?.python ?? `[${store.trace?.meta.image.python ?? '"image.jpg"'}]`})`);
       }
       lines.push(line);
     }
@@ -227,7 +227,7 @@ function build(section, store) {
   }
 
   function statisticsCode(field) {
-    return `vitrail.explain.heads(model, [images]).${field}`;
+    return `vitrail.explain.head_statistics(model, [images]).${field}`;
   }
 }
 

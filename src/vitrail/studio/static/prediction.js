@@ -330,7 +330,7 @@ function python(store, selected) {
   const mode = state.get("mode") in MODE_NAMES ? state.get("mode") : "mask", activation = store.trace?.meta.sigmoid ? "sigmoid()" : "softmax(-1)";
   return store.python(`patches = [${pythonList(selected)}]`,
     `before = vitrail.explain.ablate(model, images, []).${activation}`,
-    `after = vitrail.explain.ablate(model, images, patches, how="${mode}", seed=${Math.max(0, Math.round(state.number("seed", 0)))}).${activation}`,
+    `after = vitrail.explain.ablate(model, images, patches, mode="${mode}", seed=${Math.max(0, Math.round(state.number("seed", 0)))}).${activation}`,
     `print(100 * (after - before)[0, ${store.trace?.meta.target ?? 0}])  # percentage points`);
 }
 

@@ -258,7 +258,7 @@ class SaliencyPart {
     if (target === null) return this.store.python(...map, "print(maps[0])");
     return this.store.python(`classes = torch.tensor([${target}])  # ${oneLine(this.store.label(target))}`, ...map,
       "faith = vitrail.explain.faithfulness(model, images, maps, classes)",
-      "print(maps[0], faith.deletion[0], faith.insertion[0])", "print(faith.deleted, faith.inserted)  # areas under the curves");
+      "print(maps[0], faith.deletion_curve[0], faith.insertion_curve[0])", "print(faith.deletion_auc, faith.insertion_auc)  # areas under the curves");
   }
 
   #pythonAll() {
@@ -267,7 +267,7 @@ class SaliencyPart {
       `classes = torch.tensor([${target}])  # ${oneLine(this.store.label(target))}`,
       `maps = {name: vitrail.explain.saliency(model, images, name, classes) for name in ${JSON.stringify(methods)}}`,
       `maps["random"], maps["edges"] = random_map(images, model.grid(images)), edge_map(images, model.grid(images))`,
-      "for name, heat in maps.items():", "    faith = vitrail.explain.faithfulness(model, images, heat, classes)", "    print(name, faith.deleted.item(), faith.inserted.item())");
+      "for name, heat in maps.items():", "    faith = vitrail.explain.faithfulness(model, images, heat, classes)", "    print(name, faith.deletion_auc.item(), faith.insertion_auc.item())");
   }
 
   #numbers() {

@@ -176,7 +176,7 @@ class Store {
     const { python } = this.model, image = this.trace?.meta.image;
     const step = state.get("step");
     return ["import torch", "import vitrail", ...(image?.imports ?? []), "", `model = ${step === null ? python : this.model.python_at_step.replace("STEP", step)}`,
-      `images = vitrail.prepare(model, [${image?.python ?? '"image.jpg"'}])`, "", ...lines].join("\n");
+      `images = vitrail.preprocess(model, [${image?.python ?? '"image.jpg"'}])`, "", ...lines].join("\n");
   }
 }
 

@@ -74,7 +74,7 @@ function normsAt({ meta: { tokens }, arrays }, count) {
 function sequenceFigure(section, store) {
   const fig = figure(section, {
     name: "tokens", title: "Token sequence", level: 2,
-    python: () => store.python("with torch.no_grad():", "    tokens = model.prepended(model.patches(images))[0]",
+    python: () => store.python("with torch.no_grad():", "    tokens = model.add_prefix_tokens(model.embed_patches(images))[0]",
       "print(tokens.shape)  # tokens × width, before position embeddings"),
     numbers: () => ({ tokens: Array.from({ length: store.trace.meta.tokens }, (_, token) => store.tokenName(token)) }),
   });
@@ -183,10 +183,10 @@ function capitalise(text) {
 function positionFigure(section, store) {
   const fig = figure(section, {
     name: "position-norms", title: "Adding position embeddings", level: 2,
-    python: () => store.python("with torch.no_grad():", "    embedded = model.patches(images)[0].norm(dim=-1)",
+    python: () => store.python("with torch.no_grad():", "    embedded = model.embed_patches(images)[0].norm(dim=-1)",
       ...(store.trace.arrays.position_norms ? [`    zeros = torch.zeros(1, ${store.trace.meta.tokens}, ${tracedModel(store).config.width})`,
         "    positions = model.positions[0](zeros, model.grid(images))[0].norm(dim=-1)"] : []),
-      "tokens = vitrail.explain.norms(model, images)[0, 0]"),
+      "tokens = vitrail.explain.token_norms(model, images)[0, 0]"),
     numbers: () => ({ patch_norms: store.trace.arrays.patch_norms.data, position_norms: store.trace.arrays.position_norms?.data ?? null, tokens: normsAt(store.trace, 0) }),
   });
   const [before, added, after] = ["Norm of the patch embeddings", "Norm of the position embeddings", "Norm of the tokens"].map((title) => normMap(store, title));
@@ -225,7 +225,7 @@ function positionCaption(position, arrays) {
 function layerFigure(parent, store) {
   const fig = figure(parent, {
     name: "token-norms", title: "Token norms", level: 2,
-    python: () => store.python("norms = vitrail.explain.norms(model, images)[:, 0]  # states × tokens",
+    python: () => store.python("norms = vitrail.explain.token_norms(model, images)[:, 0]  # states × tokens",
       `print(norms[${selectedState(store)}])  # ${stateName(selectedState(store), store.trace.meta.depth)}`),
     numbers: () => ({ state: selectedState(store), depth: store.trace.meta.depth, norms: normsAt(store.trace, selectedState(store)) }),
   });
@@ -272,7 +272,7 @@ function largestNorms(store, values) {
 function depthFigure(parent, store) {
   const fig = figure(parent, {
     name: "token-norms-over-depth", title: "Token norms over depth", level: 2,
-    python: () => store.python("norms = vitrail.explain.norms(model, images)[:, 0]  # states × tokens", `patches = norms[:, ${store.trace.meta.prefix}:]`,
+    python: () => store.python("norms = vitrail.explain.token_norms(model, images)[:, 0]  # states × tokens", `patches = norms[:, ${store.trace.meta.prefix}:]`,
       "print(patches.quantile(0.5, dim=1), patches.amax(1))",
       ...(store.activeToken === null ? [] : [`print(norms[:, ${store.activeToken}])  # ${store.tokenName(store.activeToken)}`])),
     numbers: () => Object.fromEntries(lines(store).map((line) => [line.name, line.points.map(([, length]) => length)])),

@@ -1,0 +1,155 @@
+"""Crops and flips: drawn for many images at once, applied to images, masks and boxes (Szegedy et al. 2015).
+
+A crop is top, left, height, width in pixels of the image. n images h high and w wide of c channels, new size H by W;
+k boxes, each left, top, right, bottom.
+"""
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int, Num, UInt8
+from numpy import ndarray
+from torch import Tensor
+from torch.nn import functional as F
+
+ATTEMPTS = 10
+CROP_SLOTS = 2 * ATTEMPTS + 2
+
+
+def draw_random_resized_crop(
+    u: Float[ndarray, "n slots"], sizes: Int[ndarray, "n 2"], scale: tuple[float, float], ratio: tuple[float, float]
+) -> Int[ndarray, "n 4"]:
+    """Draw a crop by its fraction of the image area and its aspect ratio (width / height): the first of ten tries that fits.
+
+    If none fits, take the largest centre crop within the aspect ratios.
+    """
+    high, wide = sizes[:, :1].astype(float), sizes[:, 1:].astype(float)
+    tries = u[:, : 2 * ATTEMPTS].reshape(-1, 2, ATTEMPTS)
+    pixels = high * wide * (scale[0] + (scale[1] - scale[0]) * tries[:, 0])
+    low, top = math.log(ratio[0]), math.log(ratio[1])
+    aspect = np.exp(low + (top - low) * tries[:, 1])
+    heights, widths = np.rint(np.sqrt(pixels / aspect)), np.rint(np.sqrt(pixels * aspect))
+    fits = (heights > 0) & (widths > 0) & (heights <= high) & (widths <= wide)
+    first = fits.argmax(1)
+    row = np.arange(len(u))
+    crop_size = np.stack([heights[row, first], widths[row, first]], 1)
+    any_fits = fits[row, first]
+    position = u[:, 2 * ATTEMPTS :]
+    if not any_fits.all():
+        crop_size = np.where(any_fits[:, None], crop_size, _centre_crop_size(sizes, ratio))
+        position = np.where(any_fits[:, None], position, 0.5)
+    # floor of a number below spare + 1, so all positions are equally likely; the centre is rounded as in torchvision
+    spare = sizes - crop_size
+    corner = np.where(any_fits[:, None], np.floor(position * (spare + 1)), spare // 2)
+    return np.concatenate([corner, crop_size], 1).astype(np.int64)
+
+
+def _centre_crop_size(sizes: ndarray, ratio: tuple[float, float]) -> ndarray:
+    high, wide = sizes[:, 0], sizes[:, 1]
+    narrower, wider = wide / high < ratio[0], wide / high > ratio[1]
+    heights = np.where(narrower, np.maximum(np.rint(wide / ratio[0]), 1), high)
+    widths = np.where(wider, np.maximum(np.rint(high * ratio[1]), 1), wide)
+    return np.stack([np.minimum(heights, high), np.minimum(widths, wide)], 1)
+
+
+def draw_padded_crop(u: Float[ndarray, "n slots"], size: tuple[int, int], pad: int) -> Int[ndarray, "n 4"]:
+    """Draw a crop of the full size from an image padded with ``pad`` black pixels; the corner may lie outside the image."""
+    corner = np.floor(u[:, :2] * (2 * pad + 1)) - pad
+    return np.concatenate([corner, np.broadcast_to(size, (len(u), 2))], 1).astype(np.int64)
+
+
+def padded_crop(
+    images: UInt8[ndarray, "n h w c"], crops: Int[ndarray, "n 4"], flips: ndarray, pad: int
+) -> UInt8[ndarray, "n h w c"]:
+    """Apply the crops of ``draw_padded_crop`` and the flips; pixels are moved, never interpolated."""
+    count, high, wide, channels = images.shape
+    padded = np.zeros((count, high + 2 * pad, wide + 2 * pad, channels), np.uint8)
+    padded[:, pad : pad + high, pad : pad + wide] = images
+    cropped = np.empty_like(images)
+    for row, (top, left, _, _), flipped in zip(range(count), (crops + pad).tolist(), flips.tolist(), strict=True):
+        part = padded[row, top : top + high, left : left + wide]
+        cropped[row] = part[:, ::-1] if flipped else part
+    return cropped
+
+
+def crop_resize(
+    pixels: UInt8[ndarray, "h w c"], crop: tuple[int, int, int, int], size: tuple[int, int], flip: bool, interpolation: str
+) -> UInt8[Tensor, "c H W"]:
+    """Crop, resize with antialiasing and flip one image. torch's uint8 kernel is a vectorised form of Pillow's."""
+    top, left, high, wide = crop
+    part = pixels[top : top + high, left : left + wide]
+    part = part if part.flags.writeable else part.copy()  # torch requires writeable memory, Pillow's is read-only
+    planes = rearrange(torch.from_numpy(part), "h w c -> 1 c h w")
+    if (high, wide) != size:
+        planes = F.interpolate(planes, size, mode=interpolation, antialias=True)
+    return planes[0].flip(2) if flip else planes[0]
+
+
+def crop_resize_batch(
+    images: UInt8[ndarray, "n h w c"], crops: Int[ndarray, "n 4"], flips: ndarray, size: tuple[int, int], interpolation: str
+) -> Float[Tensor, "n c H W"]:
+    """Crop, resize and flip many small images at once: the filter as one matrix for rows and one for columns.
+
+    The values are from 0 to 255, not rounded to integers.
+    """
+    rows = _resize_matrices(size[0], images.shape[1], interpolation)[_interval_index(crops[:, 0], crops[:, 2], images.shape[1])]
+    columns = _resize_matrices(size[1], images.shape[2], interpolation)[
+        _interval_index(crops[:, 1], crops[:, 3], images.shape[2])
+    ]
+    columns[flips] = columns[flips].flip(1)
+    planes = rearrange(torch.from_numpy(images), "n h w c -> n c h w").float()
+    return (rows[:, None] @ planes @ columns[:, None].mT).clamp_(0, 255)
+
+
+def _interval_index(start: ndarray, length: ndarray, side: int) -> ndarray:
+    """Return the index of an interval among all intervals of a side, those of length 1 first."""
+    shorter = length - 1
+    return shorter * side - shorter * (shorter - 1) // 2 + start
+
+
+@lru_cache(maxsize=8)
+def _resize_matrices(new: int, old: int, interpolation: str) -> Float[Tensor, "parts new old"]:
+    """Return the resize matrix of every interval of a side; pixels outside the interval have weight 0."""
+    length = np.repeat(np.arange(1, old + 1), np.arange(old, 0, -1))[:, None, None]
+    start = np.concatenate([np.arange(old + 1 - size) for size in range(1, old + 1)])[:, None, None]
+    pixels = np.arange(old)
+    centre = (np.arange(new)[:, None] + 0.5) * (length / new) + start
+    distance = np.abs(pixels + 0.5 - centre) / np.maximum(length / new, 1)  # downsampling averages over what a new pixel covers
+    weight = np.maximum(1 - distance, 0) if interpolation == "bilinear" else _cubic(distance)
+    weight = weight * ((pixels >= start) & (pixels < start + length))
+    return torch.from_numpy((weight / weight.sum(2, keepdims=True)).astype(np.float32))
+
+
+def _cubic(x: ndarray) -> ndarray:
+    """Evaluate the cubic kernel of Keys (1981) with a = -1/2, as in Pillow."""
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return np.where(x < 1, near, np.where(x < 2, far, 0))
+
+
+def crop_mask(
+    mask: Num[ndarray, "h w"], crop: tuple[int, int, int, int], size: tuple[int, int], flip: bool
+) -> Num[ndarray, "H W"]:
+    """Crop, resize and flip a class mask with nearest-neighbour sampling."""
+    top, left, high, wide = crop
+    rows = top + ((np.arange(size[0]) + 0.5) * high / size[0]).astype(int)
+    columns = left + ((np.arange(size[1]) + 0.5) * wide / size[1]).astype(int)
+    inside = (rows >= 0) & (rows < mask.shape[0]), (columns >= 0) & (columns < mask.shape[1])
+    part = mask[np.clip(rows, 0, mask.shape[0] - 1)][:, np.clip(columns, 0, mask.shape[1] - 1)]
+    part = part * (inside[0][:, None] & inside[1]).astype(mask.dtype)  # the black border is background
+    return part[:, ::-1] if flip else part
+
+
+def crop_boxes(
+    boxes: Float[ndarray, "k 4"], crop: tuple[int, int, int, int], size: tuple[int, int], flip: bool
+) -> Float[ndarray, "k 4"]:
+    """Crop, resize and flip boxes, clipped to the crop; a box outside it has no area."""
+    top, left, high, wide = crop
+    scale = np.array([size[1] / wide, size[0] / high] * 2)
+    cropped = np.clip((boxes - [left, top, left, top]) * scale, 0, [size[1], size[0]] * 2)
+    if flip:
+        cropped[:, [0, 2]] = size[1] - cropped[:, [2, 0]]
+    return cropped.astype(boxes.dtype)

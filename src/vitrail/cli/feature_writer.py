@@ -1,0 +1,93 @@
+"""Write the features, files, labels and splits of images as Parquet or as NumPy's ``.npz``."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitrail.errors import VitrailError
+
+if TYPE_CHECKING:
+    from vitrail.data.sources.dataset import Dataset
+    from vitrail.inference.features import FeatureBatch
+
+WriteFeatures = Callable[[str, "Source", "Rows"], None]
+FEATURE_SUFFIXES = (".parquet", ".npz")
+
+
+def feature_writer(
+    path: Path, ending: str, names: Sequence[str], width: Callable[[], int]
+) -> AbstractContextManager[WriteFeatures]:
+    """Return a writer of feature rows; ``names`` are the classes, ``width`` the feature size that an empty table needs."""
+    return _parquet_writer(path, width) if ending == ".parquet" else _npz_writer(path, names, width)
+
+
+@contextmanager
+def _parquet_writer(path: Path, width: Callable[[], int]) -> Iterator[WriteFeatures]:
+    """Write one row group per batch, keeping none in memory."""
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow.parquet  # type: ignore[import-untyped]
+    except ImportError:
+        raise VitrailError("a Parquet file needs pyarrow: pip install 'vitrail[datasets]'; or write an .npz") from None
+    import numpy as np
+
+    from vitrail.data.sources.dataset import label_name
+
+    writers: list[Any] = []
+
+    def write(files: list[str], labels: list[str | None], splits: list[str], values: Any) -> None:
+        columns = {
+            "file": pyarrow.array(files, pyarrow.string()),
+            "label": pyarrow.array(labels, pyarrow.string()),
+            "split": pyarrow.array(splits, pyarrow.string()),
+            "features": pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.reshape(-1)), values.shape[1]),
+        }
+        group = pyarrow.table(columns)
+        if not writers:
+            writers.append(pyarrow.parquet.ParquetWriter(path, group.schema))
+        writers[0].write_table(group)
+
+    def write_rows(split: str, source: "Dataset", rows: "FeatureBatch") -> None:
+        numbers = rows.indices.tolist()
+        labels = [_valid_utf8(label_name(source, number)) or None for number in numbers]
+        write([_valid_utf8(source.describe(number)) for number in numbers], labels, [split] * len(numbers), rows.values)
+
+    try:
+        yield write_rows
+        if not writers:
+            write([], [], [], np.zeros((0, width()), np.float32))
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+@contextmanager
+def _npz_writer(path: Path, names: Sequence[str], width: Callable[[], int]) -> Iterator[WriteFeatures]:
+    """Write arrays of numbers and text without pickle, all at the end, since an array's file begins with its length."""
+    import numpy as np
+
+    batches: list[tuple[str, list[str], Any, Any]] = []
+
+    def write_rows(split: str, source: "Dataset", rows: "FeatureBatch") -> None:
+        files = [source.describe(number) for number in rows.indices.tolist()]
+        batches.append((split, files, source.labels[rows.indices], rows.values))
+
+    yield write_rows
+    if not batches:
+        batches.append(("", [], np.zeros(0, np.int64), np.zeros((0, width()), np.float32)))
+    with open(path, "wb") as file:
+        np.savez(
+            file,
+            allow_pickle=False,
+            features=np.concatenate([values for *_, values in batches]),
+            files=np.array([name for _, files, *_ in batches for name in files], str),
+            labels=np.concatenate([labels for _, _, labels, _ in batches]),
+            splits=np.array([split for split, files, *_ in batches for _ in files], str),
+            names=np.array(names, str),
+        )
+
+
+def _valid_utf8(name: str) -> str:
+    """Return valid UTF-8, as Parquet requires; other characters become a question mark."""
+    return name.encode("utf-8", "replace").decode()

@@ -1,0 +1,202 @@
+"""``vitrail robustness``: accuracy under common corruptions, for one model or several side by side."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
+from vitrail.cli.evaluate import numbered_progress
+from vitrail.cli.options import BatchOption, JsonOption, RunsAndDataArgument, SplitOption, check_output_file, parse_size
+from vitrail.cli.run_recipe import DeviceOption, WorkersOption
+from vitrail.errors import VitrailError, printable
+
+if TYPE_CHECKING:
+    from vitrail.evaluation.robustness import RobustnessResult
+    from vitrail.evaluation.robustness_comparison import RobustnessDifference
+
+
+def robustness(
+    runs_and_data: RunsAndDataArgument,
+    split: SplitOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", rich_help_panel="Output", help="Write an HTML page with plots and sample images."),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, rich_help_panel="Data", help="Number of images, sampled from the split; default: all."
+        ),
+    ] = None,
+    grid: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROWSxCOLUMNS",
+            rich_help_panel="Corruptions",
+            help="Grid of the cells that are dropped and shuffled; default: the first model's patches.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(rich_help_panel="Corruptions", help="Random seed of the corruptions and of the sample of --limit.")
+    ] = 0,
+    batch: BatchOption = 64,
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Evaluate robustness to noise, blur, low contrast, JPEG compression, and dropped or shuffled patches."""
+    *runs, data = runs_and_data
+    if not runs:
+        raise VitrailError(
+            f"robustness needs a model and a dataset, got {data!r} alone; try `vitrail robustness {data} fashion`"
+        )
+    cells = None if grid is None else parse_size(grid, "--grid")
+    if out is not None:
+        check_output_file(out, "--out", data, (".html",))
+
+    from vitrail.evaluation.leakage import open_like_training
+    from vitrail.evaluation.robustness import evaluate_robustness
+    from vitrail.evaluation.robustness_comparison import check_models, common_grid, comparability_notes, compare_robustness
+    from vitrail.inference.predict import require_classifier
+    from vitrail.models.device import select_device as select_device
+    from vitrail.weights.load import load
+
+    target_device, names, results = select_device(device), _short_names(runs), []
+    with progress_bars() as on_progress:
+        models = [load(run) for run in runs]
+        for model in models:
+            require_classifier(model)  # raises before any data is read
+        source = open_like_training(data, models[0], on_progress)
+        shared = cells or common_grid(models)
+        check_models(models, source, split, shared)
+        for number, model in enumerate(models, 1):
+            numbered_progress = numbered_progress(on_progress, number, len(runs))
+            results.append(
+                evaluate_robustness(
+                    model.to(target_device), source, split, shared, limit, batch, workers, seed, numbered_progress
+                )
+            )
+    results_by_name, differences_by_model = (
+        dict(zip(names, results, strict=True)),
+        [compare_robustness(results[0], other) for other in results[1:]],
+    )
+    notes = [
+        f"{name}: {note}" for name, result in results_by_name.items() for note in result.notes if note not in results[0].notes
+    ]
+    notes += comparability_notes(dict(zip(names, models, strict=True)), shared)
+    if out is not None:
+        _write_page(out, results_by_name, notes)
+    if json:
+        print_json(_results_json(runs, results, differences_by_model, [*results[0].notes, *notes], out))
+        return
+    _print_results(results_by_name, differences_by_model, notes)
+    if out is not None:
+        typer.echo(f"page: {out}")
+
+
+def _short_names(runs: list[str]) -> list[str]:
+    """Return short unique names: without the common parent folders, numbered if a model is named twice."""
+    parts = [run.rstrip("/").split("/") for run in runs]
+    common = 0
+    while len({tuple(path[: common + 1]) for path in parts}) == 1 and all(len(path) > common + 1 for path in parts):
+        common += 1
+    short = ["/".join(path[common:]) for path in parts] if len(runs) > 1 else runs
+    return [name if name not in short[:index] else f"{name} ({index + 1})" for index, name in enumerate(short)]
+
+
+def _write_page(out: Path, results_by_name: "dict[str, RobustnessResult]", notes: list[str]) -> None:
+    from vitrail.report.html import atomic_write
+    from vitrail.report.robustness_page import robustness_page
+
+    atomic_write(out, robustness_page(results_by_name, notes).encode("utf-8", "replace"))
+
+
+def _results_json(
+    runs: list[str],
+    results: "list[RobustnessResult]",
+    differences: "list[dict[str, RobustnessDifference]]",
+    notes: list[str],
+    out: Path | None,
+) -> dict[str, Any]:
+    first = results[0]
+    return {
+        "data": first.dataset,
+        "split": first.split,
+        "images": len(first.indices),
+        "unreadable_images": first.unreadable_images,
+        "grid": first.grid,
+        "models": [{"model": run, **_model_json(result)} for run, result in zip(runs, results, strict=True)],
+        "paired": [
+            {"first": runs[0], "other": run, **{name: asdict(result) for name, result in by_corruption.items()}}
+            for run, by_corruption in zip(runs[1:], differences, strict=True)
+        ],
+        "notes": notes,
+        "page": None if out is None else str(out),
+    }
+
+
+def _model_json(result: "RobustnessResult") -> dict[str, Any]:
+    return {
+        "clean": result.clean,
+        "mean": result.mean,
+        "retained": result.retained,
+        "interval": {name: result.scores[name].interval for name in ("clean", "all")},
+        "corruptions": {
+            corruption.name: {
+                "severities": list(range(1, len(corruption.strengths) + 1)),
+                "strengths": corruption.strengths,
+                "unit": corruption.unit,
+                **{name: value for name, value in vars(result.scores[corruption.name]).items() if name != "title"},
+            }
+            for corruption in result.corruptions
+        },
+    }
+
+
+def _print_results(
+    results_by_name: "dict[str, RobustnessResult]", differences: "list[dict[str, RobustnessDifference]]", notes: list[str]
+) -> None:
+    from vitrail.evaluation.corruptions import MAX_SEVERITIES
+
+    screen, first = make_console(), next(iter(results_by_name.values()))
+    screen.print(
+        f"{printable(first.dataset)}, {first.split}: {len(first.indices):,} images, cells of {first.grid[0]}x{first.grid[1]}"
+        + (f"; {first.unreadable_images:,} left out as unreadable" if first.unreadable_images else ""),
+        soft_wrap=True,
+    )
+    for note in (*first.notes, *notes):
+        screen.print(f"  {printable(note)}", soft_wrap=True)
+    severities = [str(number) for number in range(1, MAX_SEVERITIES + 1)]
+    model_column, interval_column, difference_column = (
+        (["model"], [], ["#difference"]) if differences else ([], ["#95 % CI"], [])
+    )
+    sheet = make_table(
+        "corruption",
+        *model_column,
+        *(f"#{severity}" for severity in severities),
+        "#mean",
+        *interval_column,
+        "#retained",
+        *difference_column,
+    )
+    for name in first.scores:
+        for number, (model, result) in enumerate(results_by_name.items()):
+            score = result.scores[name]
+            cells = [f"{right:.1%}" for right in score.top1] + [""] * (len(severities) - len(score.top1))
+            low, high = score.interval
+            own = [printable(model)] if differences else []
+            rest = [f"{score.mean:.1%}"] if differences else [f"{score.mean:.1%}", f"{low:.1%} to {high:.1%}"]
+            rest.append("" if name == "clean" else f"{score.retained:.1%}")
+            rest += [_format_difference(differences[number - 1][name]) if number else ""] if differences else []
+            add_row(sheet, "" if number else score.title, *own, *cells, *rest)
+    screen.print(sheet)
+    screen.print("retained: mean accuracy as a fraction of the accuracy on clean images", soft_wrap=True)
+    if differences:
+        screen.print("difference: mean minus that of the first model, in percentage points, with its 95 % CI", soft_wrap=True)
+
+
+def _format_difference(difference: "RobustnessDifference") -> str:
+    low, high = difference.interval
+    return f"{100 * difference.difference:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"

@@ -1,0 +1,128 @@
+"""Console output of a training run: a summary, then a progress bar on a terminal or plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from vitrail.cli.console import format_bytes, format_duration, format_si
+
+if TYPE_CHECKING:
+    from vitrail.training.recipe import Recipe
+
+LOG_INTERVAL = 5.0  # seconds between two lines if stderr is not a terminal
+
+
+def format_score(name: str, value: float) -> str:
+    """Format a score: a loss as a number, everything else as a percentage."""
+    return f"{value:.4f}" if name in ("loss", "ece") else f"{value:.2%}"
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Raise instead of ending the process, as rich would."""
+        raise BrokenPipeError
+
+
+class ProgressDisplay:
+    """Progress display of a training run; implements the training loop's callback protocol."""
+
+    def __init__(self, recipe: "Recipe", quiet: bool) -> None:
+        self.recipe, self.quiet, self.wants_eta = recipe, quiet, not quiet
+        self.progress: Callable[[str, int, int | None], None] | None = None
+        self.score_text, self.selected_on = "", "validation"
+        self.last_message_at = 0.0
+        self.started_at: tuple[float, int] | None = None
+        self.bar: Any = None
+        self.task: Any = None
+        self.setup_tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> "ProgressDisplay":
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        live = sys.stderr.isatty() and not self.quiet
+        description = TextColumn("{task.description}")
+        columns = (TextColumn("{task.fields[what]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), description)
+        self.bar = Progress(*columns, console=_Console(stderr=True, markup=False), transient=True, disable=not live)
+        self.bar.start()
+        self.progress = self._on_setup_progress if live else None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._ignore_closed_output():
+            self.bar.stop()
+
+    def _on_setup_progress(self, name: str, done: int, total: int | None) -> None:
+        """Show progress of the work before the first step, such as reading the dataset."""
+        if name not in self.setup_tasks:
+            self.setup_tasks[name] = self.bar.add_task("", total=total, what=name)
+        self.bar.update(self.setup_tasks[name], completed=done, total=total)
+
+    def on_start(self, recipe: "Recipe", data: Any, model: Any, state: Any, eta_seconds: float | None) -> None:
+        from vitrail.models.cost import cost
+
+        for task in self.setup_tasks.values():
+            self.bar.remove_task(task)
+        self.setup_tasks.clear()
+        self.selected_on = "validation" if len(data.validation) else "train"
+        self.recipe = recipe  # its steps and learning rate may have been measured since
+        self.task = self.bar.add_task("", total=recipe.steps, completed=state.step, what="step")
+        costs = cost(model, state.micro or recipe.batch_size)
+        epochs = recipe.steps * recipe.batch_size / max(len(data.train), 1)
+        counts = ", ".join(f"{len(part):,} {split}" for split, part in data.splits.items())
+        classes = "without labels" if recipe.masking else f"{len(data.names)} classes"
+        self.on_message(f"data      {data.name}: {counts}; {classes}")
+        for note in data.notes:
+            self.on_message(f"          {note}")
+        cost_text = f"{format_si(costs.macs, 'MACs')} per image, about {format_bytes(costs.memory.training)} of memory to train"
+        self.on_message(f"model     {costs.parameters:,} parameters, {cost_text}")
+        if recipe.masking:
+            extra = sum(weight.numel() for weight in state.model.parameters()) - costs.parameters
+            self.on_message(
+                f"          {extra:,} more parameters predict the masked patches; they are dropped after pre-training"
+            )
+        duration_text = f"{recipe.steps:,} steps of {recipe.batch_size} images, {epochs:.1f} epochs"
+        self.on_message(f"recipe    {recipe.name}: {duration_text}, {recipe.optim.name}, lr {recipe.optim.lr:g}")
+        if state.micro is not None and state.micro < recipe.batch_size:
+            self.on_message(f"          micro-batches of {state.micro} images, to fit into memory")
+        if eta_seconds is not None:
+            self.on_message(f"time      about {format_duration(eta_seconds)} remaining")
+
+    def on_step(self, step: int, metrics: dict[str, float]) -> None:
+        now = time.perf_counter()
+        self.started_at = self.started_at or (now, step)  # the first step is warm-up
+        done = step - self.started_at[1]
+        speed = f"  {done * self.recipe.batch_size / (now - self.started_at[0]):,.0f} images/s" if done else ""
+        accuracy = f"  {metrics['accuracy']:.1%}" if "accuracy" in metrics else ""
+        text = f"loss {metrics['loss']:.3f}{accuracy}{speed}{self.score_text}"
+        self.bar.update(self.task, completed=step, description=text)
+        if self.bar.disable and not self.quiet and now - self.last_message_at > LOG_INTERVAL:
+            self.last_message_at = now
+            self.on_message(f"step {step:,} of {self.recipe.steps:,}  {text}")
+
+    def on_evaluate(self, step: int, scores: dict[str, float], is_best: bool) -> None:
+        primary = "top1" if "top1" in scores else "loss"
+        self.score_text = f"  {self.selected_on} {format_score(primary, scores[primary])}"
+        label = "" if primary == "top1" else f"{primary} "
+        others = "".join(
+            f", {name} {format_score(name, scores[name])}" for name in ("loss", "knn") if name in scores and name != primary
+        )
+        self.on_message(
+            f"step {step:,}: {self.selected_on} {label}{format_score(primary, scores[primary])}{others}{' (best)' if is_best else ''}"
+        )
+
+    def on_message(self, message: str) -> None:
+        if not self.quiet:
+            with self._ignore_closed_output():
+                self.bar.console.print(message, soft_wrap=True, highlight=False)
+
+    @contextmanager
+    def _ignore_closed_output(self) -> Iterator[None]:
+        """Silence the output, but do not end the run, if the terminal or the pipe was closed."""
+        try:
+            yield
+        except OSError:
+            self.quiet = True

@@ -1,0 +1,294 @@
+"""Batch transforms: from the images of a dataset to a model's input, for evaluation or augmented. n images, c channels.
+
+All randomness is drawn from (seed, epoch, index), so the result is a pure function of those and of the image file.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from einops import rearrange, repeat
+from jaxtyping import Float, Int
+from numpy import ndarray
+from PIL import Image
+from torch import Tensor
+
+from vitrail.augment.counter_rng import random_bits, uniforms
+from vitrail.augment.crop import (
+    CROP_SLOTS,
+    crop_resize,
+    crop_resize_batch,
+    draw_padded_crop,
+    draw_random_resized_crop,
+    padded_crop,
+)
+from vitrail.augment.policy import Policy
+from vitrail.augment.randaugment import (
+    JITTER_SLOTS,
+    OPERATION_SLOTS,
+    apply_operation,
+    colour_jitter,
+    draw_colour_jitter,
+    draw_randaugment,
+)
+from vitrail.augment.random_erasing import ERASE_SLOTS, draw_erase, erase
+from vitrail.data.decode import ImageSize, decode_array, to_pil
+from vitrail.data.pack_reader import PackedDataset
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.dataset import ArrayDataset, Dataset, Subset
+from vitrail.data.sources.panes.dataset import PanesDataset
+from vitrail.data.transforms import normalise, resize_and_crop
+from vitrail.errors import VitrailError
+
+# First random slot of each operation. Slots do not overlap, so switching one on does not change another.
+CROP_OFFSET, FLIP_OFFSET, ERASE_OFFSET, JITTER_OFFSET, RANDAUGMENT_OFFSET, NOISE_OFFSET = 0, 100, 200, 300, 400, 1000
+MAX_BATCHED_SIDE = 64  # pixels per side up to which a whole batch at once is faster than image by image
+
+
+@dataclass(frozen=True)
+class TransformedBatch:
+    """The readable images, in order; ``readable`` marks them among the indices, ``read_errors`` says why others failed."""
+
+    images: Float[Tensor, "n c height width"]
+    readable: ndarray
+    read_errors: dict[int, str]
+
+
+@runtime_checkable
+class BatchTransform(Protocol):
+    """Reads and transforms the images of a batch."""
+
+    @property
+    def preprocess(self) -> Preprocess: ...
+
+    def __call__(self, dataset: Dataset, epochs: ndarray, indices: ndarray) -> TransformedBatch: ...
+
+
+@dataclass(frozen=True)
+class EvalTransform:
+    """Preprocessing for evaluation, equal to the pixel to preprocessing each image alone."""
+
+    preprocess: Preprocess
+
+    def __call__(self, dataset: Dataset, epochs: Int[ndarray, " n"], indices: Int[ndarray, " n"]) -> TransformedBatch:
+        preprocess = self.preprocess
+        stack = (
+            _array_rows(dataset, indices)
+            if _array_shape(dataset) == (*preprocess.image_size, len(preprocess.mean)) and preprocess.crop_pct == 1
+            else None
+        )
+        if stack is not None:
+            images = rearrange(torch.from_numpy(stack), "n h w c -> n c h w").to(
+                torch.float32, memory_format=torch.contiguous_format
+            )
+            return TransformedBatch(normalise(images, preprocess), np.ones(len(indices), bool), {})
+        return _transform_images(
+            dataset, indices, preprocess, lambda _, content: _to_chw(resize_and_crop(to_pil(content), preprocess))
+        )
+
+
+@dataclass(frozen=True)
+class TrainTransform:
+    """Preprocessing for training, with an augmentation policy."""
+
+    preprocess: Preprocess
+    policy: Policy
+    seed: int = 0
+
+    def __call__(self, dataset: Dataset, epochs: Int[ndarray, " n"], indices: Int[ndarray, " n"]) -> TransformedBatch:
+        transformed = self._transform_batched(dataset, epochs, indices) or self._transform_each(dataset, epochs, indices)
+        policy = self.policy
+        if policy.erase_prob:
+            rows = epochs[transformed.readable], indices[transformed.readable]
+            boxes = draw_erase(
+                uniforms(self.seed, *rows, ERASE_SLOTS, ERASE_OFFSET), policy.erase_prob, policy.erase_scale, policy.erase_ratio,
+                self.preprocess.image_size,
+            )  # fmt: skip
+            erase(transformed.images, boxes, random_bits(self.seed, *rows, NOISE_OFFSET)[:, 0] if policy.erase_noise else None)
+        return transformed
+
+    def _transform_batched(self, dataset: Dataset, epochs: ndarray, indices: ndarray) -> TransformedBatch | None:
+        """Transform small arrays of one size as a batch; None if the dataset or policy does not allow it."""
+        policy, preprocess = self.policy, self.preprocess
+        shape = _array_shape(dataset)
+        if (
+            shape is None
+            or max(*shape[:2], *preprocess.image_size) > MAX_BATCHED_SIDE
+            or shape[2] != len(preprocess.mean)
+            or policy.randaug_layers
+            or self._jitters
+        ):
+            return None
+        if policy.crop != "random-resized" and (shape[:2] != preprocess.image_size or preprocess.crop_pct < 1):
+            return None
+        stack = _array_rows(dataset, indices)
+        u, flips = uniforms(self.seed, epochs, indices, CROP_SLOTS, CROP_OFFSET), self._flips(epochs, indices)
+        if policy.crop == "random-resized":
+            sizes = np.broadcast_to(np.array(stack.shape[1:3]), (len(stack), 2))
+            crops = draw_random_resized_crop(u, sizes, policy.crop_scale, policy.crop_ratio)
+            images = crop_resize_batch(stack, crops, flips, preprocess.image_size, policy.interpolation)
+        else:
+            pad = policy.pad if policy.crop == "pad" else 0
+            shifted = padded_crop(stack, draw_padded_crop(u, preprocess.image_size, pad), flips, pad)
+            images = rearrange(torch.from_numpy(shifted), "n h w c -> n c h w").to(
+                torch.float32, memory_format=torch.contiguous_format
+            )
+        return TransformedBatch(normalise(images, preprocess), np.ones(len(indices), bool), {})
+
+    def _transform_each(self, dataset: Dataset, epochs: ndarray, indices: ndarray) -> TransformedBatch:
+        policy = self.policy
+        key = self.seed, epochs, indices
+        crop, flips = self._crop_function(dataset, epochs, indices), self._flips(epochs, indices)
+        operations = draw_randaugment(
+            uniforms(*key, OPERATION_SLOTS * policy.randaug_layers, RANDAUGMENT_OFFSET),
+            policy.randaug_layers,
+            policy.randaug_magnitude,
+        )
+        factors, orders = draw_colour_jitter(
+            uniforms(*key, JITTER_SLOTS, JITTER_OFFSET), policy.brightness, policy.contrast, policy.saturation, policy.hue
+        )
+
+        def transform(row: int, content: bytes | ndarray) -> Tensor:
+            chw = self._crop_and_flip(content, partial(crop, row), bool(flips[row]))
+            if not (policy.randaug_layers or self._jitters):
+                return chw
+            image = to_pil(rearrange(chw, "c h w -> h w c").contiguous().numpy())
+            for operation, strength, centre in zip(
+                operations.indices[row], operations.strengths[row], operations.centres[row], strict=True
+            ):
+                image = apply_operation(image, operations.names[operation], float(strength), centre)
+            if self._jitters:
+                image = colour_jitter(image, factors[row], orders[row])
+            return _to_chw(np.array(image).reshape(*self.preprocess.image, -1))
+
+        return _transform_images(dataset, indices, self.preprocess, transform)
+
+    @property
+    def _jitters(self) -> bool:
+        policy = self.policy
+        return max(policy.brightness, policy.contrast, policy.saturation, policy.hue) > 0
+
+    def _flips(self, epochs: ndarray, indices: ndarray) -> ndarray:
+        return uniforms(self.seed, epochs, indices, 1, FLIP_OFFSET)[:, 0] < self.policy.hflip
+
+    def _crop_function(
+        self, dataset: Dataset, epochs: ndarray, indices: ndarray
+    ) -> Callable[[int, ImageSize], tuple[int, int, int, int]]:
+        """Return a function from (row, image size) to the crop; all crops are drawn at once if the dataset knows the sizes."""
+        policy, size = self.policy, self.preprocess.image_size
+        u = uniforms(self.seed, epochs, indices, CROP_SLOTS, CROP_OFFSET)
+        if policy.crop != "random-resized":
+            drawn: ndarray | None = draw_padded_crop(u, size, policy.pad if policy.crop == "pad" else 0)
+        else:
+            sizes = image_sizes(dataset, indices)
+            drawn = None if sizes is None else draw_random_resized_crop(u, sizes, policy.crop_scale, policy.crop_ratio)
+
+        def crop(row: int, image_size: ImageSize) -> tuple[int, int, int, int]:
+            drawn_crop = drawn[row] if drawn is not None else None
+            if drawn_crop is None:
+                drawn_crop = draw_random_resized_crop(
+                    u[row : row + 1], np.array([image_size]), policy.crop_scale, policy.crop_ratio
+                )[0]
+            top, left, height, width = drawn_crop.tolist()
+            return top, left, height, width
+
+        return crop
+
+    def _crop_and_flip(
+        self, content: bytes | ndarray, crop: Callable[[ImageSize], tuple[int, int, int, int]], flip: bool
+    ) -> Tensor:
+        policy, preprocess = self.policy, self.preprocess
+        if policy.crop == "random-resized":
+            image, box = _decode_for_crop(content, crop, preprocess)
+            return crop_resize(
+                _with_channels(image, len(preprocess.mean)), box, preprocess.image_size, flip, policy.interpolation
+            )
+        pad = policy.pad if policy.crop == "pad" else 0
+        resized = resize_and_crop(to_pil(content), preprocess)
+        return _to_chw(padded_crop(resized[None], np.array([crop(preprocess.image_size)]), np.array([flip]), pad)[0])
+
+
+def _decode_for_crop(
+    content: bytes | ndarray, crop: Callable[[ImageSize], tuple[int, int, int, int]], preprocess: Preprocess
+) -> tuple[ndarray, tuple[int, int, int, int]]:
+    """Return pixels and crop box. The crop is drawn at full size; a JPEG is decoded at no higher resolution than it needs."""
+    if isinstance(content, ndarray):
+        return content, crop((content.shape[0], content.shape[1]))
+    drawn: list[tuple[int, ...]] = []
+
+    def min_size(size: ImageSize) -> ImageSize:
+        drawn.append((*size, *crop(size)))
+        *_, height, width = drawn[0]
+        return -(-size[0] * preprocess.image_size[0] // height), -(-size[1] * preprocess.image_size[1] // width)
+
+    image = decode_array(content, min_size=min_size)
+    full_height, full_width, top, left, height, width = drawn[0]
+    y_scale, x_scale = image.shape[0] / full_height, image.shape[1] / full_width
+    if y_scale == x_scale == 1:
+        return image, (top, left, height, width)
+    new_top, new_left = round(top * y_scale), round(left * x_scale)
+    return image, (
+        new_top,
+        new_left,
+        max(round((top + height) * y_scale) - new_top, 1),
+        max(round((left + width) * x_scale) - new_left, 1),
+    )
+
+
+def image_sizes(dataset: Dataset, indices: ndarray) -> Int[ndarray, "n 2"] | None:
+    """Return heights and widths if the dataset knows them without reading the images, else None."""
+    if isinstance(dataset, Subset):
+        return image_sizes(dataset.dataset, dataset.indices[indices])
+    if isinstance(dataset, ArrayDataset | PanesDataset):
+        size = dataset.images.shape[1:3] if isinstance(dataset, ArrayDataset) else dataset.size
+        return np.broadcast_to(np.array(size), (len(indices), 2))
+    return dataset.shapes[indices, :2] if isinstance(dataset, PackedDataset) and dataset.shapes is not None else None
+
+
+def _array_shape(dataset: Dataset) -> tuple[int, int, int] | None:
+    """Return h w c of an in-memory array dataset, else None."""
+    if isinstance(dataset, Subset):
+        return _array_shape(dataset.dataset)
+    if not isinstance(dataset, ArrayDataset):
+        return None
+    _, height, width, channels = dataset.images.shape
+    return height, width, channels
+
+
+def _array_rows(dataset: Dataset, indices: ndarray) -> ndarray:
+    """Return rows (n h w c) of an in-memory array dataset."""
+    if isinstance(dataset, Subset):
+        return _array_rows(dataset.dataset, dataset.indices[indices])
+    assert isinstance(dataset, ArrayDataset)
+    return dataset.images[indices]
+
+
+def _transform_images(
+    dataset: Dataset, indices: ndarray, preprocess: Preprocess, transform: Callable[[int, bytes | ndarray], Tensor]
+) -> TransformedBatch:
+    images = torch.empty(len(indices), len(preprocess.mean), *preprocess.image_size)
+    readable, read_errors, filled = np.zeros(len(indices), bool), {}, 0
+    for row, index in enumerate(indices.tolist()):
+        try:
+            normalise(images[filled].copy_(transform(row, dataset.read(index))), preprocess)
+        except (OSError, VitrailError) as error:
+            read_errors[index] = f"{dataset.describe(index)}: {str(error).removeprefix('the image ')}"
+            continue
+        readable[row] = True
+        filled += 1
+    return TransformedBatch(images[:filled], readable, read_errors)
+
+
+def _with_channels(image: ndarray, channels: int) -> ndarray:
+    if image.shape[2] == channels:
+        return image
+    if image.shape[2] == 1:
+        return repeat(image, "h w 1 -> h w c", c=channels)
+    return np.asarray(Image.fromarray(image).convert("L"))[..., None]
+
+
+def _to_chw(image: ndarray) -> Tensor:
+    return rearrange(torch.from_numpy(image), "h w c -> c h w")

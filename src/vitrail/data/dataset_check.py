@@ -1,0 +1,180 @@
+"""Dataset check: unreadable images, duplicates, leaks between splits, class balance. Nothing is ever changed or deleted.
+
+Every image is read and decoded once; the results are cached, so a second check takes no time.
+"""
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy import ndarray
+
+from vitrail.data.image_index import HASH_BYTES, ImageIndex, index_images
+from vitrail.data.sources.dataset import (
+    MAX_BAD_FRACTION,
+    Dataset,
+    DatasetSplits,
+    Progress,
+    Subset,
+    label_name,
+    max_bad_images,
+    select_images,
+)
+from vitrail.errors import VitrailError
+
+
+@dataclass(frozen=True)
+class UnusableImage:
+    """An image that cannot be used."""
+
+    location: str
+    reason: str
+    split: str
+
+
+@dataclass(frozen=True)
+class DuplicateGroup:
+    """Images with equal pixels, each with its split and class."""
+
+    locations: tuple[str, ...]
+    splits: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DatasetReport:
+    """Result of a dataset check. ``data`` is the dataset without the images that cannot be used."""
+
+    data: DatasetSplits
+    num_images: int
+    bad: tuple[UnusableImage, ...]
+    leaks: tuple[DuplicateGroup, ...]  # the same image in two splits
+    conflicts: tuple[DuplicateGroup, ...]  # the same image under two labels
+    duplicates: tuple[DuplicateGroup, ...]  # the same image twice in one split
+    classes: dict[str, dict[str, int]]  # class name: split: usable images
+    sizes: dict[str, tuple[int, int, int]]  # height and width: minimum, median, maximum
+    image_formats: dict[str, int]  # format and mode: images
+    notes: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not (self.bad or self.leaks or self.conflicts)
+
+
+def check_dataset(data: DatasetSplits, progress: Progress | None = None, workers: int | None = None) -> DatasetReport:
+    """Check every image of every split."""
+    indexes = _index_splits(data, progress, workers)
+    bad = [
+        UnusableImage(dataset.describe(int(index)), str(indexes[split].errors[index]), split)
+        for split, dataset in data.splits.items()
+        for index in indexes[split].bad
+    ]
+    usable_splits = {
+        split: select_images(dataset, np.flatnonzero(indexes[split].errors == "")) for split, dataset in data.splits.items()
+    }
+    usable_indexes = {split: indexes[split].select(np.flatnonzero(indexes[split].errors == "")) for split in indexes}
+    leaks, conflicts, duplicates = _find_duplicates(usable_splits, usable_indexes)
+    return DatasetReport(
+        DatasetSplits(
+            data.name,
+            usable_splits["train"],
+            usable_splits["validation"],
+            usable_splits["test"],
+            _content_fingerprint(usable_splits, usable_indexes),
+            data.notes,
+        ),
+        sum(map(len, data.splits.values())),
+        tuple(bad),
+        tuple(leaks),
+        tuple(conflicts),
+        tuple(duplicates),
+        _class_counts(usable_splits),
+        _size_quantiles(usable_indexes),
+        dict(sum((Counter(rows.image_formats.tolist()) for rows in usable_indexes.values()), Counter[str]()).most_common()),
+        data.notes,
+    )
+
+
+def _index_splits(data: DatasetSplits, progress: Progress | None, workers: int | None) -> dict[str, ImageIndex]:
+    """Index the splits; those that are subsets of one dataset are indexed together."""
+    by_dataset: dict[int, ImageIndex] = {}
+    indexes = {}
+    for split, dataset in data.splits.items():
+        full = dataset.dataset if isinstance(dataset, Subset) else dataset
+        if id(full) not in by_dataset:
+            by_dataset[id(full)] = index_images(full, progress, workers)
+        indexes[split] = by_dataset[id(full)].select(dataset.indices) if isinstance(dataset, Subset) else by_dataset[id(full)]
+    return indexes
+
+
+def drop_unusable(
+    data: DatasetSplits, progress: Progress | None = None, max_bad_fraction: float = MAX_BAD_FRACTION
+) -> DatasetReport:
+    """Check before training and drop the unusable images; raise if there are too many."""
+    report = check_dataset(data, progress)
+    if len(report.bad) > max_bad_images(max_bad_fraction, report.num_images):
+        first = report.bad[0]
+        raise VitrailError(
+            f"{len(report.bad)} of {report.num_images} images cannot be used, more than the tolerated fraction of "
+            f"{max_bad_fraction:g}, first {first.location}, which {first.reason}; `vitrail data check {data.name}` lists them all"
+        )
+    return report
+
+
+def _find_duplicates(
+    splits: dict[str, Dataset], indexes: dict[str, ImageIndex]
+) -> tuple[list[DuplicateGroup], list[DuplicateGroup], list[DuplicateGroup]]:
+    keys = np.concatenate([table.pixel_keys() for table in indexes.values()])
+    split_numbers = np.concatenate([np.full(len(dataset), number) for number, dataset in enumerate(splits.values())])
+    index = np.concatenate([np.arange(len(dataset)) for dataset in splits.values()])
+    names, datasets = tuple(splits), tuple(splits.values())
+    leaks, conflicts, duplicates = [], [], []
+    for group in _group_equal(keys):
+        members = [(datasets[split_numbers[item]], names[split_numbers[item]], int(index[item])) for item in group]
+        duplicates_of_one = DuplicateGroup(
+            tuple(dataset.describe(position) for dataset, _, position in members),
+            tuple(split for _, split, _ in members),
+            tuple(label_name(dataset, position) for dataset, _, position in members),
+        )
+        if len(set(duplicates_of_one.splits)) > 1:
+            leaks.append(duplicates_of_one)
+        if len(set(duplicates_of_one.classes)) > 1:
+            conflicts.append(duplicates_of_one)
+        if len(set(duplicates_of_one.splits)) == 1 and len(set(duplicates_of_one.classes)) == 1:
+            duplicates.append(duplicates_of_one)
+    return leaks, conflicts, duplicates
+
+
+def _group_equal(keys: ndarray) -> list[ndarray]:
+    """Return the positions of every key that occurs more than once, a group per key."""
+    _, inverse, count = np.unique(keys, return_inverse=True, return_counts=True)
+    repeated = np.flatnonzero(count[inverse] > 1)
+    order = repeated[np.argsort(inverse[repeated], kind="stable")]
+    return np.split(order, np.flatnonzero(np.diff(inverse[order])) + 1) if len(order) else []
+
+
+def _class_counts(splits: dict[str, Dataset]) -> dict[str, dict[str, int]]:
+    names = next(iter(splits.values())).class_names
+    counts = {
+        split: np.bincount(dataset.labels[dataset.labels >= 0], minlength=len(names)) for split, dataset in splits.items()
+    }
+    return {name: {split: int(counts[split][label]) for split in splits} for label, name in enumerate(names)}
+
+
+def _size_quantiles(indexes: dict[str, ImageIndex]) -> dict[str, tuple[int, int, int]]:
+    sizes = np.concatenate([table.sizes for table in indexes.values()])
+    if not len(sizes):
+        return {}
+    minimum, median, maximum = (np.quantile(sizes, quantile, axis=0, method="nearest").tolist() for quantile in (0, 0.5, 1))
+    return {side: (minimum[axis], median[axis], maximum[axis]) for axis, side in enumerate(("height", "width"))}
+
+
+def _content_fingerprint(splits: dict[str, Dataset], indexes: dict[str, ImageIndex]) -> str:
+    """Hash contents, labels and splits, independently of file names and order."""
+    digest = hashlib.sha256(repr(next(iter(splits.values())).class_names).encode())
+    for split, dataset in splits.items():
+        lines = np.concatenate([indexes[split].file_hashes, dataset.labels[:, None].astype("<i8").view(np.uint8)], axis=1)
+        ordered = np.sort(np.ascontiguousarray(lines).view(f"V{HASH_BYTES + 8}").reshape(-1))
+        digest.update(split.encode() + ordered.tobytes())
+    return digest.hexdigest()

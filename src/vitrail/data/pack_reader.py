@@ -1,0 +1,146 @@
+"""Pack: a dataset in one memory-mapped file, decoded and resized once, then read without decoding.
+
+The file is a safetensors file, so any tool can read it: for every split ``labels`` and either ``pixels`` (n h w c, if all have
+one size) or ``bytes`` with ``starts`` and ``shapes``, or ``files`` (the original JPEGs) with ``starts``. Its metadata has the
+class names, the provenance of the images and a SHA-256 of header and data.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from vitrail.data import cache
+from vitrail.data.sources.dataset import ArrayDataset, Dataset, Progress
+from vitrail.errors import VitrailError
+
+FORMAT, VERSION = "vitrail-pack", "1"
+MAX_HEADER_BYTES = 2**26
+DTYPES: dict[str, Any] = {"U8": np.dtype("u1"), "I64": np.dtype("<i8")}
+
+
+@dataclass(frozen=True)
+class PackedDataset:
+    """Images of many sizes in one buffer: decoded pixels with their shapes, or the original files."""
+
+    buffer: ndarray
+    starts: ndarray  # n + 1
+    shapes: ndarray | None  # n 3; None: still encoded
+    labels: ndarray
+    class_names: tuple[str, ...]
+    origin: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def describe(self, index: int) -> str:
+        return f"image {index} of {self.origin}"
+
+    def read(self, index: int) -> bytes | ndarray:
+        item = self.buffer[self.starts[index] : self.starts[index + 1]]
+        return item.tobytes() if self.shapes is None else item.reshape(self.shapes[index])
+
+
+def is_pack(path: Path) -> bool:
+    """Tell a pack by its first bytes, so that it can have any name."""
+    try:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            return 0 < length <= MAX_HEADER_BYTES and f'"{FORMAT}"'.encode() in file.read(200)
+    except OSError:
+        return False
+
+
+def read_pack(path: Path, progress: Progress | None = None) -> tuple[dict[str, Dataset], dict[str, Any]]:
+    """Return the memory-mapped splits and the provenance. The checksum is verified the first time on a machine."""
+    length = path.stat().st_size
+    try:
+        with open(path, "rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(header_bytes)) if header_bytes <= min(MAX_HEADER_BYTES, length) else {}
+        metadata = header.pop("__metadata__")
+        if metadata["format"] != FORMAT:
+            raise ValueError(metadata["format"])
+        if metadata["version"] != VERSION:
+            raise VitrailError(f"{path} is a pack of version {metadata['version']}, not {VERSION}; rebuild the pack")
+        class_names = tuple(str(name) for name in json.loads(metadata["names"]))
+        provenance = json.loads(metadata["provenance"])
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except VitrailError:
+        raise
+    except Exception as error:
+        raise VitrailError(f"{path} is not a readable pack ({type(error).__name__}); rebuild it") from None
+    if length != 8 + header_bytes + end:
+        raise VitrailError(
+            f"{path} is truncated or too long: {length:,} bytes instead of {8 + header_bytes + end:,}; rebuild it"
+        )
+    _verify(path, 8 + header_bytes, metadata, header, progress)
+    try:
+        # "c" (copy on write): torch wants writable memory; nothing is ever written to the file
+        mapped = np.memmap(path, np.uint8, "c", offset=8 + header_bytes, shape=(end,)) if end else np.zeros(0, np.uint8)
+        data = np.asarray(mapped)  # a plain array over the same memory: slicing a memmap is slow
+        splits = dict.fromkeys(name.rsplit(".", 1)[0] for name in header)
+        return {split: _open_split(data, header, split, class_names, f"{path} ({split})") for split in splits}, provenance
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise VitrailError(f"{path} is inconsistent ({error}); rebuild it") from None
+
+
+def _verify(path: Path, data_start: int, metadata: dict[str, Any], header: dict[str, Any], progress: Progress | None) -> None:
+    status, expected = path.stat(), metadata.pop("sha256", None)
+    stamp = np.array([status.st_size, status.st_mtime_ns], np.int64)
+    key = f"{path.resolve()} {pack_checksum('', metadata, header)} {expected}"
+    cached = cache.load_cached("pack", key)
+    if cached is not None and np.array_equal(cached.get("stamp", ()), stamp):
+        return
+    digest, done = hashlib.sha256(), data_start
+    with open(path, "rb") as file:
+        file.seek(data_start)
+        while chunk := file.read(2**24):
+            digest.update(chunk)
+            done += len(chunk)
+            if progress:
+                progress("verifying checksum", done, status.st_size)
+    if pack_checksum(digest.hexdigest(), metadata, header) != expected:
+        raise VitrailError(f"{path} is damaged: its checksum does not match; rebuild it")
+    cache.store_cached("pack", key, {"stamp": stamp})
+
+
+def pack_checksum(data: str, metadata: dict[str, Any], header: dict[str, Any]) -> str:
+    """Compute the checksum of a pack, from the hash of its data and everything else in the header."""
+    return hashlib.sha256(json.dumps([data, metadata, header], sort_keys=True).encode()).hexdigest()
+
+
+def _open_split(data: ndarray, header: dict[str, Any], split: str, class_names: tuple[str, ...], origin: str) -> Dataset:
+    def array(name: str) -> ndarray:
+        entry = header[f"{split}.{name}"]
+        begin, end = entry["data_offsets"]
+        if not 0 <= begin <= end <= len(data):
+            raise ValueError(f"{split}.{name} lies outside the file")
+        return data[begin:end].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+
+    if split not in ("train", "validation", "test"):
+        raise ValueError(f"{split} is not a split")
+    labels = array("labels").astype(np.int64)
+    if labels.ndim != 1:
+        raise ValueError(f"{split} has labels of shape {labels.shape}")
+    if len(labels) and not -1 <= labels.min() <= labels.max() < max(len(class_names), 1):
+        raise ValueError(f"{split} has labels without a class name")
+    if f"{split}.pixels" in header:
+        images = array("pixels")
+        if images.ndim != 4 or len(images) != len(labels) or images.shape[3] not in (1, 3):
+            raise ValueError(f"{split} has pixels of shape {images.shape} for {len(labels)} labels")
+        return ArrayDataset(images, labels, class_names, origin)
+    key = "bytes" if f"{split}.bytes" in header else "files"
+    buffer, starts = array(key), array("starts").astype(np.int64)
+    shapes = array("shapes").astype(np.int64) if key == "bytes" else None
+    if len(starts) != len(labels) + 1 or starts[0] != 0 or starts[-1] != len(buffer) or (np.diff(starts) < 0).any():
+        raise ValueError(f"{split} has inconsistent starts")
+    if shapes is not None:
+        consistent = shapes.shape == (len(labels), 3) and (shapes > 0).all() and np.isin(shapes[:, 2], (1, 3)).all()
+        if not consistent or (shapes.prod(1) != np.diff(starts)).any():
+            raise ValueError(f"{split} has inconsistent shapes")
+    return PackedDataset(buffer, starts, shapes, labels, class_names, origin)

@@ -1,0 +1,177 @@
+"""Write any dataset as a pack: every image decoded and resized once, in threads. ``pack_reader.py`` describes the format."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy import ndarray
+from PIL import Image
+
+from vitrail.data.cpu_cores import available_cores
+from vitrail.data.decode import decode, to_pil
+from vitrail.data.pack_reader import FORMAT, VERSION, pack_checksum
+from vitrail.data.sources.dataset import Dataset, Progress
+from vitrail.errors import VitrailError
+
+CHUNK = 64  # images decoded at a time
+
+
+@dataclass
+class PackReport:
+    """Summary of a written pack."""
+
+    path: Path
+    counts: dict[str, int] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)  # images that could not be used, with the reason
+    bytes: int = 0
+    sha256: str = ""
+
+
+def write_pack(
+    path: Path,
+    splits: dict[str, Dataset],
+    *,
+    size: int | tuple[int, int] | None = None,
+    store: str = "pixels",
+    provenance: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> PackReport:
+    """Write a pack, whole or not at all. ``size``: maximum length of the short side, or one height and width for all (resized
+    to cover, centre-cropped), or None: as is. ``store``: ``pixels``, or ``jpeg`` for the files' bytes."""
+    if store not in ("pixels", "jpeg"):
+        raise VitrailError(f"store must be 'pixels' or 'jpeg', got {store!r}")
+    if size is not None and np.min(size) < 1:
+        raise VitrailError(f"size must be at least 1, got {size}; try size=256")
+    if path.exists() and not path.is_file():
+        raise VitrailError(f"{path} exists and is not a file; name another")
+    if store == "jpeg" and any(len(part) and isinstance(part.read(0), ndarray) for part in splits.values()):
+        raise VitrailError("store='jpeg' needs image files, and these images have none; try store='pixels'")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    report = PackReport(path)
+    try:
+        with open(partial, "wb") as file:
+            _write(file, report, splits, size, store, provenance or {}, progress, workers)
+            file.flush()
+            os.fsync(file.fileno())
+        if not sum(report.counts.values()):
+            first = f"; the first one: {report.skipped[0]}" if report.skipped else ""
+            raise VitrailError(f"nothing could be packed: no image can be used{first}")
+        report.bytes = partial.stat().st_size
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return report
+
+
+def _write(
+    file: BinaryIO,
+    report: PackReport,
+    splits: dict[str, Dataset],
+    size: int | tuple[int, int] | None,
+    store: str,
+    provenance: dict[str, Any],
+    progress: Progress | None,
+    workers: int | None,
+) -> None:
+    class_names = next(iter(splits.values())).class_names
+    metadata = {"format": FORMAT, "version": VERSION, "names": json.dumps(class_names), "provenance": json.dumps(provenance)}
+    header_bytes = len(json.dumps({"__metadata__": metadata})) + 600 * max(len(splits), 1) + 200
+    header_bytes += -header_bytes % 4096
+    file.write(bytes(8 + header_bytes))
+    digest, entries, end = hashlib.sha256(), {}, 0
+
+    def append(name: str, content: bytes, dtype: str, shape: list[int]) -> None:
+        nonlocal end
+        file.write(content)
+        digest.update(content)
+        begin, end = end, end + len(content)
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+    total, done = sum(map(len, splits.values())), 0
+    for split, dataset in splits.items():
+        labels, shapes, starts, begin = [], [], [0], end
+        for index, item in _encode_images(dataset, size, store, workers):
+            done += 1
+            if progress and (done % CHUNK == 0 or done == total):
+                progress("packing", done, total)
+            if isinstance(item, str):
+                report.skipped.append(item)
+                continue
+            content = item if isinstance(item, bytes) else np.ascontiguousarray(item).tobytes()
+            append("", content, "U8", [])
+            starts.append(starts[-1] + len(content))
+            labels.append(int(dataset.labels[index]))
+            shapes.append(item.shape if isinstance(item, ndarray) else (0, 0, 0))
+        entries.pop("", None)
+        report.counts[split] = len(labels)
+        uniform = store == "pixels" and len(set(shapes)) <= 1
+        array_shape = [len(labels), *(shapes[0] if shapes else (1, 1, 3))] if uniform else [starts[-1]]
+        name = "pixels" if uniform else "files" if store == "jpeg" else "bytes"
+        entries[f"{split}.{name}"] = {"dtype": "U8", "shape": array_shape, "data_offsets": [begin, end]}
+        append(f"{split}.pad", bytes(-end % 8), "U8", [-end % 8])  # aligns the int64 arrays that follow
+        append(f"{split}.labels", np.array(labels, "<i8").tobytes(), "I64", [len(labels)])
+        if not uniform:
+            append(f"{split}.starts", np.array(starts, "<i8").tobytes(), "I64", [len(starts)])
+        if name == "bytes":
+            append(f"{split}.shapes", np.array(shapes, "<i8").tobytes(), "I64", [len(shapes), 3])
+    report.sha256 = pack_checksum(digest.hexdigest(), metadata, entries)
+    header = json.dumps({"__metadata__": {**metadata, "sha256": report.sha256}, **entries}).encode()
+    assert len(header) <= header_bytes, "the space reserved for the header is too small"
+    file.seek(0)
+    file.write(header_bytes.to_bytes(8, "little") + header.ljust(header_bytes))
+
+
+def _encode_images(
+    dataset: Dataset, size: int | tuple[int, int] | None, store: str, workers: int | None
+) -> Iterator[tuple[int, bytes | ndarray | str]]:
+    """Yield every image as it will be stored, or a sentence that says why it cannot be."""
+
+    def encode(index: int) -> tuple[int, bytes | ndarray | str]:
+        try:
+            return index, _encode_image(dataset.read(index), size, store)
+        except (OSError, VitrailError) as error:
+            return index, f"{dataset.describe(index)} {str(error).removeprefix('the image ')}"
+
+    with ThreadPoolExecutor(workers or available_cores()) as pool:
+        for start in range(0, len(dataset), CHUNK):
+            yield from pool.map(encode, range(start, min(start + CHUNK, len(dataset))))
+
+
+def _encode_image(content: bytes | ndarray, size: int | tuple[int, int] | None, store: str) -> bytes | ndarray:
+    if store == "jpeg":
+        if isinstance(content, ndarray):
+            raise VitrailError("has no file whose bytes could be stored; store its pixels")
+        decode(content)  # only decodable files are stored
+        return content
+    if isinstance(content, ndarray):
+        if content.shape[2] not in (1, 3):
+            raise VitrailError(f"has {content.shape[2]} channels, and a pack stores 1 or 3")
+        return content if size is None else _resize(to_pil(content), size, content.shape[2])
+    return _resize(decode(content, min_size=(size, size) if isinstance(size, int) else size), size, 3)
+
+
+def _resize(image: Image.Image, size: int | tuple[int, int] | None, channels: int) -> ndarray:
+    if isinstance(size, int):
+        scale = size / min(image.size)
+        if scale < 1:
+            new_size = max(size, round(image.width * scale)), max(size, round(image.height * scale))
+            image = image.resize(new_size, Image.Resampling.BICUBIC)
+    elif size is not None and size != (image.height, image.width):
+        image = _resize_to_cover(image, size)
+    return np.asarray(image).reshape(image.height, image.width, channels)
+
+
+def _resize_to_cover(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Resize the largest centre crop of this aspect ratio to this size."""
+    height, width = size
+    crop_width = min(image.width, image.height * width / height)
+    crop_height = min(image.height, image.width * height / width)
+    left, top = (image.width - crop_width) / 2, (image.height - crop_height) / 2
+    return image.resize((width, height), Image.Resampling.BICUBIC, box=(left, top, left + crop_width, top + crop_height))

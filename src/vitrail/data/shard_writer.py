@@ -1,0 +1,216 @@
+"""Write any dataset as tar shards that webdataset reads: ``train-000000.tar`` ..., with ``classes.txt`` next to them.
+
+A sample is ``KEY.jpg`` (the file's own bytes, with the extension of its format; pixels become PNG) and ``KEY.cls``, its class
+index; the key is its index in the split. Images are shuffled, so that every shard mixes the classes. The same images, size and
+seed give the same bytes. The folder appears whole, and an interrupted job is resumed (``resumable_folder.py``).
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from numpy import ndarray
+
+from vitrail.augment.counter_rng import permutation
+from vitrail.data.cpu_cores import available_cores
+from vitrail.data.decode import image_format, to_pil
+from vitrail.data.resumable_folder import ResumableFolder, resumable_folder, write_synced
+from vitrail.data.sources.dataset import MAX_BAD_FRACTION, Dataset, Progress, max_bad_images
+from vitrail.data.sources.fingerprint import fingerprint
+from vitrail.data.sources.tar_shards import CLASS_FILES, MAX_CLASSES, parse_class_names
+from vitrail.data.tar_writer import TarWriter
+from vitrail.errors import VitrailError
+
+CHUNK = 64  # images read at a time
+FORMAT_EXTENSIONS = {"JPEG": "jpg", "PNG": "png", "GIF": "gif", "WEBP": "webp", "TIFF": "tiff", "BMP": "bmp", "PPM": "ppm"}
+SHARD_STREAM = 2**32  # in place of an epoch, so that no training epoch has the same order
+
+
+@dataclass
+class ShardReport:
+    """Summary of the written shards, and the saved progress of an interrupted job."""
+
+    counts: dict[str, int] = field(default_factory=dict)  # images by split
+    shards: dict[str, list[int]] = field(default_factory=dict)  # bytes of each shard, by split
+    skipped: list[str] = field(default_factory=list)  # images that could not be used, with the reason
+    processed: dict[str, int] = field(default_factory=dict)  # images processed by split, skipped ones included
+    resumed_shards: int = 0  # shards written before the job was resumed
+
+    @property
+    def bytes(self) -> int:
+        return sum(map(sum, self.shards.values()))
+
+
+def write_shards(
+    out: Path,
+    splits: dict[str, Dataset],
+    *,
+    shard_size: int = 10**9,
+    seed: int = 0,
+    labelled: bool = True,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> ShardReport:
+    """Write shards of at most ``shard_size`` bytes, unless a single image has more. If not ``labelled`` and some images have no
+    label, no labels are written."""
+    if shard_size < 1:
+        raise VitrailError(f"shard_size must be at least 1 byte, got {shard_size}; try shard_size=10**9")
+    labels = _has_labels(splits, labelled)
+    classes = _encode_class_names(next(iter(splits.values())).class_names) if labels else b""
+    job = json.dumps([fingerprint(*splits.values()), list(splits), shard_size, seed, labels])
+    with resumable_folder(out, job) as output:
+        report = _resume(output)
+        max_bad = max_bad_images(MAX_BAD_FRACTION, sum(map(len, splits.values())))
+        for number, (split, dataset) in enumerate(splits.items()):
+            order = permutation(seed, SHARD_STREAM + number, len(dataset))
+            _write_split(output, report, split, dataset, order, shard_size, labels, max_bad, progress, workers)
+        if not sum(report.counts.values()):
+            output.discard()
+            first = f"; the first one: {report.skipped[0]}" if report.skipped else ""
+            raise VitrailError(f"nothing could be written: no image can be used{first}")
+        if classes:
+            write_synced(output.partial / CLASS_FILES[0], classes)
+        for split, sizes in report.shards.items():
+            for number in range(len(sizes)):
+                _shard_path(output, split, number).replace(output.partial / f"{split}-{number:06d}.tar")
+        output.finish()
+    return report
+
+
+def _has_labels(splits: dict[str, Dataset], needed: bool) -> bool:
+    unlabelled = {split: np.flatnonzero(dataset.labels < 0) for split, dataset in splits.items()}
+    num_unlabelled = sum(map(len, unlabelled.values()))
+    if needed and 0 < num_unlabelled < sum(map(len, splits.values())):
+        split = next(split for split in unlabelled if len(unlabelled[split]))
+        raise VitrailError(
+            f"{num_unlabelled:,} images have no label but others have, first {splits[split].describe(int(unlabelled[split][0]))}; "
+            "label them, or write them all without labels (--unlabelled)"
+        )
+    return not num_unlabelled
+
+
+def _encode_class_names(names: tuple[str, ...]) -> bytes:
+    """Encode the class names, one per line."""
+    if len(names) > MAX_CLASSES:
+        raise VitrailError(f"shards can have at most {MAX_CLASSES:,} classes, got {len(names):,}; use fewer")
+    invalid = next((name for name in names if not _is_one_line(name)), None)
+    if invalid is not None:
+        raise VitrailError(f"the class {invalid!r} cannot be a line of {CLASS_FILES[0]}; give it another name")
+    return "".join(f"{name}\n" for name in names).encode()
+
+
+def _is_one_line(name: str) -> bool:
+    try:
+        return "\r" not in name and parse_class_names(f"{name}\n".encode().decode("utf-8-sig")) == (name,)
+    except UnicodeEncodeError:  # a folder name that is not text
+        return False
+
+
+def _resume(output: ResumableFolder) -> ShardReport:
+    """Load the progress. Shards have temporary names until all are written, so that an incomplete set is never read."""
+    done = output.load_progress()
+    report = ShardReport(**done or {})
+    if done is None:
+        output.save_progress(asdict(report))
+    for split, sizes in report.shards.items():
+        for number, expected in enumerate(sizes):
+            path = _shard_path(output, split, number)
+            if not path.is_file() or path.stat().st_size != expected:
+                raise VitrailError(f"{path} is not what was written there; delete {output.partial} and restart")
+    report.resumed_shards = sum(map(len, report.shards.values()))
+    return report
+
+
+def _shard_path(output: ResumableFolder, split: str, number: int) -> Path:
+    """Return the shard's path: its final name if the job was interrupted while renaming, else its temporary one."""
+    final = output.partial / f"{split}-{number:06d}.tar"
+    return final if final.exists() else final.with_suffix(".part")
+
+
+def _write_split(
+    output: ResumableFolder,
+    report: ShardReport,
+    split: str,
+    dataset: Dataset,
+    order: ndarray,
+    shard_size: int,
+    labelled: bool,
+    max_bad: float,
+    progress: Progress | None,
+    workers: int | None,
+) -> None:
+    """Write one split. Progress is saved after each shard, up to the image that did not fit into it."""
+    for count in (report.counts, report.processed):
+        count.setdefault(split, 0)
+    sizes, tar = report.shards.setdefault(split, []), None
+    try:
+        for index, item in _read_images(dataset, order[report.processed[split] :], workers):
+            if isinstance(item, str):
+                report.skipped.append(item)
+                if len(report.skipped) > max_bad:
+                    _raise_too_many_bad(output, report)
+            else:
+                label = int(dataset.labels[index]) if labelled else None
+                if tar is not None and not tar.fits(item[1], label, shard_size):
+                    sizes.append(tar.close())
+                    output.save_progress(asdict(report))
+                    tar = None
+                tar = tar or TarWriter(output.partial / f"{split}-{len(sizes):06d}.part")
+                tar.add(f"{index:09d}", *item, label)
+                report.counts[split] += 1
+            report.processed[split] += 1
+            if progress and (report.processed[split] % CHUNK == 0 or report.processed[split] == len(dataset)):
+                progress(f"writing {split}", report.processed[split], len(dataset))
+        if tar is not None:
+            sizes.append(tar.close())
+        output.save_progress(asdict(report))
+    finally:
+        if tar is not None:
+            tar.file.close()
+
+
+def _raise_too_many_bad(output: ResumableFolder, report: ShardReport) -> NoReturn:
+    """Raise because of too many unusable images. Written shards stay: the disk or network may be at fault, and be repaired."""
+    if not any(report.shards.values()):
+        output.discard()
+    raise VitrailError(
+        f"{len(report.skipped):,} images cannot be used, more than the tolerated fraction of {MAX_BAD_FRACTION:g}, the last one: "
+        f"{report.skipped[-1]}; `vitrail data check` lists them all"
+    )
+
+
+def _read_images(dataset: Dataset, order: ndarray, workers: int | None) -> Iterator[tuple[int, tuple[str, bytes] | str]]:
+    """Yield every image's file extension and bytes, or a sentence that says why it cannot be used."""
+
+    def read(index: int) -> tuple[int, tuple[str, bytes] | str]:
+        try:
+            return index, _encode(dataset.read(index))
+        except MemoryError:  # transient
+            raise
+        except Exception as error:  # a damaged header can fail its decoder in any way
+            return index, _explain_error(dataset.describe(index), error)
+
+    with ThreadPoolExecutor(workers or available_cores()) as pool:
+        for start in range(0, len(order), CHUNK):
+            yield from pool.map(read, order[start : start + CHUNK].tolist())
+
+
+def _explain_error(description: str, error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{description} cannot be read: {error.strerror or error}"
+    if isinstance(error, VitrailError):
+        return str(error) if description in str(error) else f"{description} {error}"
+    return f"{description} cannot be decoded: {error or type(error).__name__}"
+
+
+def _encode(content: bytes | ndarray) -> tuple[str, bytes]:
+    if isinstance(content, bytes):
+        return FORMAT_EXTENSIONS[image_format(content).split()[0]], content
+    stream = io.BytesIO()
+    to_pil(content).save(stream, "PNG")
+    return "png", stream.getvalue()

@@ -1,0 +1,203 @@
+"""Tar shards as webdataset writes them, with random access: each tar is indexed once, then any image is one seek away.
+
+Members that share a key (the path up to the first dot of its base name) are a sample: an image, and its label in ``.cls`` (a
+number or a name) or ``.json`` (``{"label": ...}``). Nothing is ever unpacked. Each image's CRC-32 is stored in the index and
+verified whenever it is read, so a shard that is damaged or replaced later is noticed. The split is part of the file name
+(``imagenet1k-train-0000.tar``) or of the folder's (``train/0000.tar``).
+"""
+
+import glob
+import itertools
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy import ndarray
+
+from vitrail.data.sources.dataset import MAX_FILE_BYTES, Dataset, Progress, select_images
+from vitrail.data.sources.labels import canonical_split, deduplicate, encode_labels
+from vitrail.data.sources.tar_index import PackedStrings, TarIndex, index_tar
+from vitrail.errors import VitrailError
+
+CLASS_FILES = ("classes.txt", "classnames.txt")  # next to the shards: one name per line, for labels that are numbers
+MAX_SHARDS = 100_000
+MAX_CLASSES = 100_000  # larger numbers are taken as names
+
+
+def read_shards(
+    location: str | Path | Sequence[str | Path], *, classes: Path | None = None, progress: Progress | None = None
+) -> dict[str, Dataset]:
+    """Return the splits of tar files, a folder of them or a pattern such as ``shards-{000..009}.tar`` or ``a/*.tar``.
+
+    ``classes``: a file with one class name per line; by default ``classes.txt`` next to the shards, if there is one.
+    """
+    paths = _paths(location)
+    total, done, indexes = sum(path.stat().st_size for path in paths), 0, []
+    for path in paths:
+        tick = partial(_report_progress, progress, done, total)
+        indexes.append(index_tar(path, tick))
+        done += path.stat().st_size
+        tick(path.stat().st_size)
+    splits = _shard_splits(paths)
+    if "" in splits and any(splits):
+        with_split, without_split = (
+            next(path for path, split in zip(paths, splits, strict=True) if split),
+            paths[splits.index("")],
+        )
+        raise VitrailError(
+            f"{with_split.name} names its split and {without_split.name} does not; name all shards train-, val- or test-, or none"
+        )
+    return _build_splits(location, paths, indexes, splits, classes)
+
+
+def _report_progress(progress: Progress | None, before: int, total: int, in_shard: int) -> None:
+    if progress:
+        progress("indexing", before + in_shard, total)
+
+
+@dataclass(frozen=True)
+class TarDataset:
+    """Images in tar files."""
+
+    paths: tuple[Path, ...]
+    shard_indices: ndarray  # index of the shard of each image
+    keys: PackedStrings
+    offsets: ndarray
+    sizes: ndarray
+    checksums: ndarray
+    labels: ndarray
+    class_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def describe(self, index: int) -> str:
+        return f"{self.keys[index]} in {self.paths[self.shard_indices[index]]}"
+
+    def read(self, index: int) -> bytes:
+        size = int(self.sizes[index])
+        if size > MAX_FILE_BYTES:
+            raise VitrailError(f"{self.describe(index)} is not an image: it has {size:,} bytes")
+        with open(self.paths[self.shard_indices[index]], "rb") as file:
+            # opened for each read: safe in threads, forks and pickles, and thousands of shards keep no file open
+            file.seek(int(self.offsets[index]))
+            content = file.read(size)
+        if zlib.crc32(content) != self.checksums[index]:
+            raise VitrailError(
+                f"{self.describe(index)} is not what was indexed: the shard was damaged or replaced; download it again or restart"
+            )
+        return content
+
+
+def _paths(location: str | Path | Sequence[str | Path]) -> list[Path]:
+    patterns = [location] if isinstance(location, str | Path) else list(location)
+    paths = [path for pattern in patterns for path in _expand_location(str(pattern))]
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        several = f"{len(missing)} of {len(paths)} shards are missing, first" if len(paths) > 1 else "there is no shard"
+        raise VitrailError(
+            f"{several} {missing[0]}; name tar files, a folder of them or a pattern such as shards-{{000..009}}.tar"
+        )
+    return list(dict.fromkeys(paths))
+
+
+def _expand_location(name: str) -> list[Path]:
+    if Path(name).is_dir():
+        paths = [path for path in sorted(Path(name).rglob("*.tar")) if not path.name.startswith(".")]
+    elif Path(name).exists():
+        return [Path(name)]
+    else:
+        expanded = list(itertools.islice(_expand_braces(name), MAX_SHARDS + 1))
+        if len(expanded) > MAX_SHARDS:
+            raise VitrailError(f"{name} stands for more than {MAX_SHARDS:,} shards; name fewer")
+        paths = [
+            Path(path)
+            for pattern in expanded
+            for path in (sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern])
+        ]
+    if not paths:
+        raise VitrailError(
+            f"{name} has no .tar files; name tar files, a folder of them or a pattern such as shards-{{000..009}}.tar"
+        )
+    return paths
+
+
+def _expand_braces(name: str) -> Iterator[str]:
+    """Expand braces as a shell does: {000..009} and {a,b}."""
+    match = re.search(r"\{(?:(\d{1,9})\.\.(\d{1,9})|([^{}]*,[^{}]*))\}", name, re.ASCII)
+    if not match:
+        yield name
+        return
+    first, last, alternatives = match.groups()
+    if alternatives is None:
+        num_digits = max(len(first), len(last)) if first.startswith("0") or last.startswith("0") else 0
+        step = 1 if int(first) <= int(last) else -1
+        words: Iterator[str] = (f"{number:0{num_digits}d}" for number in range(int(first), int(last) + step, step))
+    else:
+        words = iter(alternatives.split(","))
+    for word in words:
+        yield from _expand_braces(name[: match.start()] + word + name[match.end() :])
+
+
+def _shard_splits(paths: list[Path]) -> list[str]:
+    """Return the split of each shard, from the words of its file name, else from its folder's name if the folders differ."""
+    splits = []
+    for path in paths:
+        words = [split for word in re.split(r"[^a-z]+", path.name.split(".")[0].lower()) if (split := canonical_split(word))]
+        splits.append(words[-1] if words else "")
+    folders = [path.absolute().parent.name for path in paths]
+    return [canonical_split(name) or "" for name in folders] if not any(splits) and len(set(folders)) > 1 else splits
+
+
+def _build_splits(
+    location: object, paths: list[Path], indexes: list[TarIndex], splits: list[str], classes: Path | None
+) -> dict[str, Dataset]:
+    keys = PackedStrings(np.concatenate([index.keys.buffer for index in indexes]))
+    if not len(keys):
+        raise VitrailError(f"{location} has no images; a sample is an image (KEY.jpg) and its label (KEY.cls)")
+    texts = [label for index in indexes for label in index.labels]
+    shard_indices = np.repeat(np.arange(len(paths), dtype=np.int32), [len(index.keys) for index in indexes])
+    if "" in texts and any(texts):
+        unlabelled = texts.index("")
+        raise VitrailError(
+            f"{keys[unlabelled]} in {paths[shard_indices[unlabelled]]} has no label but others have; add {keys[unlabelled]}.cls"
+        )
+    labels, class_names = _encode_texts(texts, classes or _find_class_file(paths))
+    entries = np.concatenate([index.entries for index in indexes])
+    dataset = TarDataset(tuple(paths), shard_indices, keys, entries[:, 0], entries[:, 1], entries[:, 2], labels, class_names)
+    nonempty = {splits[shard] for shard, index in enumerate(indexes) if len(index.keys)}
+    present = [name for name in ("train", "validation", "test", "") if name in nonempty]
+    return {
+        name: select_images(dataset, np.flatnonzero(np.array([split == name for split in splits])[shard_indices]))
+        for name in present
+    }
+
+
+def _find_class_file(paths: list[Path]) -> Path | None:
+    folders = dict.fromkeys(folder for path in paths for folder in (path.absolute().parent, path.absolute().parent.parent))
+    return next((folder / name for folder in folders for name in CLASS_FILES if (folder / name).is_file()), None)
+
+
+def _encode_texts(texts: list[str], classes: Path | None) -> tuple[ndarray, tuple[str, ...]]:
+    """Encode labels: a number is its own label, so that it means the same in every shard; names are sorted."""
+    if not any(texts):
+        return np.full(len(texts), -1, dtype=np.int64), ()
+    if not all(re.fullmatch(r"\d{1,6}", text, re.ASCII) and int(text) < MAX_CLASSES for text in set(texts)):
+        return encode_labels(texts)
+    labels: ndarray = np.fromiter(map(int, texts), np.int64, len(texts))
+    if classes is None:
+        return labels, tuple(str(number) for number in range(int(labels.max()) + 1))
+    names = parse_class_names(classes.read_text(encoding="utf-8-sig"))
+    if labels.max() >= len(names):
+        raise VitrailError(f"{classes} must name {labels.max() + 1} classes, one per line, got {len(names)} lines")
+    return labels, names
+
+
+def parse_class_names(text: str) -> tuple[str, ...]:
+    """Parse class names, one per line."""
+    lines = text.split("\n")
+    return deduplicate([line.strip() for line in (lines[:-1] if lines[-1].strip() == "" else lines)])

@@ -1,0 +1,83 @@
+"""Confidence intervals by the percentile bootstrap (Efron 1979), and McNemar's exact test of two models on the same images.
+
+Images are resampled with replacement; the interval holds the middle 95 % of the scores. The resamples follow from a fixed seed
+and the number of images alone: the same command gives the same intervals, and two models on the same images get the same
+resamples, so that the differences of their scores are paired. b images, r resamples, c columns.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy import ndarray
+from torch import Tensor
+
+from vitrail.evaluation.calibration import NUM_BINS, assign_bins
+from vitrail.tasks.classification import per_image_scores
+
+NUM_RESAMPLES = 1000
+CONFIDENCE_LEVEL = 0.95
+RESAMPLE_CHUNK_NUMEL = 2**21  # random indices drawn at a time
+METRIC_NAMES = ("top1", "top5", "nll", "ece")
+
+
+def bootstrap_scores(
+    logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], resamples: int = NUM_RESAMPLES
+) -> dict[str, ndarray]:
+    """Return every score of each resample. All are sums over images (ECE: one per bin), so one product gives them all."""
+    per_image = per_image_scores(logits, labels)
+    confidence, correct, bin_index = assign_bins(logits, labels)
+    gaps = torch.zeros(len(labels), NUM_BINS, dtype=torch.float64)
+    gaps[torch.arange(len(labels)), bin_index] = confidence - correct
+    table = torch.cat([torch.stack([per_image["top1"], per_image["top5"], per_image["loss"]], dim=1), gaps], dim=1)
+    means = bootstrap_means(table.numpy(), resamples)
+    return dict(zip(METRIC_NAMES, (*means[:, :3].T, np.abs(means[:, 3:]).sum(1)), strict=True))
+
+
+def bootstrap_means(table: Float[ndarray, "b c"], resamples: int = NUM_RESAMPLES, seed: int = 0) -> Float[ndarray, "r c"]:
+    """Return the mean of every column over each resample of the images."""
+    num_images = len(table)
+    generator, chunk = np.random.default_rng(seed), max(RESAMPLE_CHUNK_NUMEL // num_images, 1)
+    means = []
+    for start in range(0, resamples, chunk):
+        count_now = min(chunk, resamples - start)
+        picked = generator.integers(0, num_images, (count_now, num_images)) + num_images * np.arange(count_now)[:, None]
+        means.append(
+            np.bincount(picked.ravel(), minlength=count_now * num_images).reshape(count_now, num_images) @ table / num_images
+        )
+    return np.concatenate(means)
+
+
+def percentile_interval(samples: Float[ndarray, " r"]) -> tuple[float, float]:
+    low, high = np.quantile(samples, [(1 - CONFIDENCE_LEVEL) / 2, (1 + CONFIDENCE_LEVEL) / 2])
+    return float(low), float(high)
+
+
+def score_intervals(
+    logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], samples: Mapping[str, ndarray]
+) -> dict[str, tuple[float, float]]:
+    intervals_by_name = {name: percentile_interval(values) for name, values in samples.items()}
+    for name in ("top1", "top5") if logits.shape[1] > 5 else ("top1",):  # with five classes, top-5 is always right
+        intervals_by_name[name] = proportion_interval(samples[name], len(labels))
+    return intervals_by_name
+
+
+def proportion_interval(samples: Float[ndarray, " r"], num_images: int) -> tuple[float, float]:
+    """Return the interval of a proportion; if it is 0 or 1, where all resamples agree, the exact binomial bound."""
+    low, high = percentile_interval(samples)
+    bound = ((1 - CONFIDENCE_LEVEL) / 2) ** (1 / num_images)
+    if low == high == 1:
+        return bound, 1.0
+    return (0.0, 1 - bound) if low == high == 0 else (low, high)
+
+
+def mcnemar(only_first: int, only_other: int) -> float:
+    """Return the p-value of McNemar's exact test, from the images that only one of the two models has right."""
+    differing = only_first + only_other
+    counts = torch.arange(min(only_first, only_other) + 1, dtype=torch.float64)
+    if not differing:
+        return 1.0
+    log_binomials = math.lgamma(differing + 1) - torch.lgamma(counts + 1) - torch.lgamma(differing - counts + 1)
+    return min(1.0, 2 * math.exp(torch.logsumexp(log_binomials, 0).item() - differing * math.log(2)))

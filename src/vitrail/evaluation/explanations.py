@@ -1,0 +1,151 @@
+"""Explanations of single images: the prediction, a saliency map per method, the attention of every head, and the logit lens.
+
+l layers, s states between them, h heads, k classes, t tokens, c channels, y and x the grid of patches.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitrail.errors import VitrailError
+from vitrail.explain.attention import as_vit, attention, check_indices, eval_mode, pooled_attention
+from vitrail.explain.gradient import logit_lens
+from vitrail.explain.head_statistics import token_norms
+from vitrail.explain.probabilities import class_probabilities
+from vitrail.explain.saliency import CLASS_AGNOSTIC_METHODS, SALIENCY_METHODS, saliency
+from vitrail.inference.features import require_preprocess
+from vitrail.inference.inputs import ImageLike, ImageList, as_image_list
+from vitrail.inference.preprocess_images import preprocess_subset
+from vitrail.layers.position import Grid
+from vitrail.models.build import Model
+from vitrail.models.vit import ViT
+
+POOL_QUERY = "pool"  # the query is what the classifier reads
+
+
+@dataclass(frozen=True)
+class AttentionSelection:
+    """Layers, heads and query tokens whose attention is returned; None: all layers and heads, and the pooled tokens as query.
+
+    A token is given by the row and column of its patch, ``3,5``, or it is ``class``, ``register0``, ``register1`` and so on.
+    """
+
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+    queries: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Explanation of one image. ``attention_rows`` is keyed by query token."""
+
+    file: str
+    image: Float[Tensor, "c height width"]  # preprocessed
+    grid: Grid
+    logits: Float[Tensor, " k"]
+    probabilities: Float[Tensor, " k"]
+    target: int | None  # the class that is explained; None without a head
+    saliency_maps: dict[str, Float[Tensor, "y x"]]
+    layers: list[int]  # layers of the rows
+    head_indices: list[int]  # indices of the heads
+    attention_rows: dict[str, Float[Tensor, "l h t"]]
+    logit_lens: Float[Tensor, "s k"]  # class probabilities before the first block and after each
+    token_norms: Float[Tensor, "s t"]
+
+
+def explain_images(
+    model: Model,
+    images: Sequence[ImageLike],
+    methods: Sequence[str] | None = None,
+    target: int | None = None,
+    attention_selection: AttentionSelection | None = None,
+) -> Iterator[Explanation]:
+    """Explain images one by one. ``target``: the class to explain; None: the predicted one. An empty ``methods`` gives no maps.
+
+    A model without a head has no classes: there are attention-based maps only, and neither logits nor logit lens.
+    """
+    vit, selection = as_vit(model), attention_selection or AttentionSelection()
+    headless = not vit.config.classes
+    selected_methods = tuple(CLASS_AGNOSTIC_METHODS if headless else SALIENCY_METHODS) if methods is None else methods
+    class_specific = [name for name in selected_methods if name not in CLASS_AGNOSTIC_METHODS]
+    if headless and (class_specific or target is not None):
+        raise VitrailError(
+            f"{class_specific[0] if class_specific else '--class'} needs a class, and a model without a head (classes=0) has none; "
+            f"try {' or '.join(CLASS_AGNOSTIC_METHODS)}, or add a head: vitrail finetune RUN DATA"
+        )
+    layers = check_indices("layers", selection.layers, len(vit.blocks))
+    heads = check_indices("heads", selection.heads, vit.config.heads)
+    source = ImageList(as_image_list(images))
+    for index in range(len(source)):
+        batch = preprocess_subset(vit, source, [index])
+        with torch.no_grad(), eval_mode(vit):
+            output = vit(batch)[0]
+        if not output.isfinite().all():
+            raise VitrailError(
+                f"the model's output for {source.describe(index)} is not finite (NaN/Inf); its weights may be damaged"
+            )
+        logits = output[:0] if headless else output
+        target_class = target if target is not None or headless else int(logits.argmax())
+        target_tensor = None if target_class is None else torch.tensor([target_class], device=batch.device)
+        yield Explanation(
+            file=source.describe(index),
+            image=batch[0].cpu(),
+            grid=vit.grid(batch),
+            logits=logits.cpu(),
+            probabilities=class_probabilities(vit, logits).cpu(),
+            target=target_class,
+            saliency_maps={name: saliency(vit, batch, name, target_tensor)[0].cpu() for name in selected_methods},
+            layers=layers,
+            head_indices=heads,
+            attention_rows=_attention_rows(vit, batch, layers, heads, selection.queries),
+            logit_lens=torch.zeros(len(vit.blocks) + 1, 0)
+            if headless
+            else class_probabilities(vit, logit_lens(vit, batch)[:, 0]).cpu(),
+            token_norms=token_norms(vit, batch)[:, 0].cpu(),
+        )
+
+
+def check_queries(model: Model, selection: AttentionSelection) -> None:
+    """Raise an error if a query token does not exist, before any computation."""
+    vit, preprocess = as_vit(model), require_preprocess(model)
+    for name in selection.queries or ():
+        token_index(
+            vit,
+            name,
+            (preprocess.image_size[0] // vit.config.patch_stride[0], preprocess.image_size[1] // vit.config.patch_stride[1]),
+        )
+
+
+def token_index(vit: ViT, name: str, grid: Grid) -> int:
+    """Return the index of the token with this name."""
+    config, (rows, columns) = vit.config, grid
+    patch, register = re.fullmatch(r"(\d{1,6}),(\d{1,6})", name), re.fullmatch(r"register(\d{1,6})", name)
+    if name == "class" and config.has_class_token:
+        return 0
+    if register and int(register[1]) < config.registers:
+        return int(config.has_class_token) + int(register[1])
+    if patch and int(patch[1]) < rows and int(patch[2]) < columns:
+        return config.prefix_tokens + int(patch[1]) * columns + int(patch[2])
+    others = [
+        *(["class"] if config.has_class_token else []),
+        *([f"register0 to register{config.registers - 1}"] if config.registers else []),
+    ]
+    more = f", or {' or '.join(others)}" if others else ""
+    raise VitrailError(
+        f"a query must be ROW,COLUMN of a patch, from 0,0 to {rows - 1},{columns - 1}{more}; got {name[:40]!r}, "
+        f"try {rows // 2},{columns // 2}"
+    )
+
+
+def _attention_rows(
+    vit: ViT, images: Tensor, layers: list[int], heads: list[int], queries: tuple[str, ...] | None
+) -> dict[str, Float[Tensor, "l h t"]]:
+    if queries is None:
+        return {POOL_QUERY: pooled_attention(vit, images, layers, heads)[:, 0].cpu()}
+    tokens = [token_index(vit, name, vit.grid(images)) for name in queries]
+    weights = attention(vit, images, layers, heads, tokens)[:, 0].cpu()
+    return {name: weights[:, :, position] for position, name in enumerate(queries)}

@@ -1,0 +1,97 @@
+"""Selection of the split to evaluate, and matching of the dataset's classes with the model's: by name, never by number."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy import ndarray
+
+from vitrail.data.sources.dataset import Dataset, DatasetSplits, select_images
+from vitrail.errors import VitrailError, did_you_mean
+from vitrail.models.build import Model
+
+SPLITS = ("test", "validation", "train", "all")
+
+
+@dataclass(frozen=True)
+class ConcatDataset:
+    """Concatenation of datasets."""
+
+    parts: Sequence[Dataset]
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.parts[0].class_names
+
+    @cached_property
+    def labels(self) -> ndarray:
+        return np.concatenate([part.labels for part in self.parts])
+
+    @cached_property
+    def _ends(self) -> ndarray:
+        return np.cumsum([len(part) for part in self.parts])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def describe(self, index: int) -> str:
+        part, inside = self._locate(index)
+        return part.describe(inside)
+
+    def read(self, index: int) -> bytes | ndarray:
+        part, inside = self._locate(index)
+        return part.read(inside)
+
+    def _locate(self, index: int) -> tuple[Dataset, int]:
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        part = self.parts[number]
+        return part, index - int(self._ends[number]) + len(part)
+
+
+def select_split(data: DatasetSplits, split: str | None) -> tuple[str, Dataset]:
+    """Return the given split, else test, else validation, else all; only its labelled images."""
+    if split is not None and split not in SPLITS:
+        raise VitrailError(f"split must be {', '.join(SPLITS)}, got {split!r}{did_you_mean(split, SPLITS)}")
+    for name in (split,) if split else ("test", "validation", "all"):
+        source = ConcatDataset([part for part in data.splits.values() if len(part)]) if name == "all" else data.splits[name]
+        if len(source) and (labelled := np.flatnonzero(source.labels >= 0)).size:
+            return name, select_images(source, labelled)
+    sizes = ", ".join(f"{len(part):,} {name}" for name, part in data.splits.items())
+    raise VitrailError(f"{data.name} has no labelled images to evaluate{f' in {split}' if split else ''}; it has {sizes}")
+
+
+def get_class_names(model: Model) -> tuple[str, ...]:
+    """Return the model's class names; without any, the class indices as strings."""
+    return model.class_names or tuple(str(number) for number in range(model.config.classes))
+
+
+def match_classes(source: Dataset, model: Model, data: str) -> ndarray:
+    """Return the model's class for each of the dataset's, -1 for those without images."""
+    indices_by_name: dict[str, list[int]] = {}
+    for number, name in enumerate(get_class_names(model)):
+        indices_by_name.setdefault(name, []).append(number)
+    mapping = np.full(len(source.class_names), -1)
+    used = np.unique(source.labels).tolist()
+    unknown = [source.class_names[label] for label in used if source.class_names[label] not in indices_by_name]
+    if unknown:
+        raise VitrailError(_unknown_classes_message(unknown, len(used), list(indices_by_name), data, model.class_names is None))
+    for label in used:
+        name = source.class_names[label]
+        if len(indices_by_name[name]) > 1:
+            duplicates = " and ".join(map(str, indices_by_name[name]))
+            raise VitrailError(
+                f"classes {duplicates} of the model are both named {name!r}, so {data} cannot be matched with them"
+            )
+        mapping[label] = indices_by_name[name][0]
+    return mapping
+
+
+def _unknown_classes_message(unknown: list[str], used: int, known: list[str], data: str, unnamed: bool) -> str:
+    listed = f"{', '.join(map(repr, unknown[:3]))}{f' and {len(unknown) - 3} more' if len(unknown) > 3 else ''}"
+    message = (
+        f"{len(unknown)} of the {used} classes of {data} {'is' if len(unknown) == 1 else 'are'} unknown to the model: {listed}"
+    )
+    if unnamed:
+        return f"{message}; its file names none: set model.class_names and vitrail.save it, or name the folders 0 to {len(known) - 1}"
+    return f"{message}; it knows {', '.join(map(repr, known[:4]))}{' ...' if len(known) > 4 else ''}{did_you_mean(unknown[0], known)}"

@@ -1,0 +1,64 @@
+"""Train/test leakage: which splits the model was trained with, and warnings about scores on data that it has seen."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from vitrail.data.sources.content_split import SplitFractions
+from vitrail.data.sources.dataset import DatasetSplits, Progress
+from vitrail.data.sources.open import open_dataset, training_notes
+from vitrail.models.build import Model
+
+
+def open_like_training(data: str | Path, model: Model, progress: Progress | None = None) -> DatasetSplits:
+    """Open a dataset with the validation and test fractions of the model's training, so that the splits are the same."""
+    return open_dataset(data, split_fractions=_training_fractions(model), progress=progress)
+
+
+def dataset_notes(data: DatasetSplits) -> list[str]:
+    """Return the notes on a dataset that matter outside training."""
+    return [note for note in data.notes if note not in training_notes(data.train)]
+
+
+def leakage_warnings(model: Model, data: DatasetSplits, split: str, is_default_split: bool = False) -> list[str]:
+    """Return warnings if the model was trained or selected on these images, whose scores would be optimistic."""
+    training_fractions = _training_fractions(model)
+    fractions = data.split_fractions or training_fractions
+    if not _was_trained_on(model, data):
+        is_partial = is_default_split and data.split_fractions is not None and getattr(fractions, split, 0) > 0
+        return [f"the model was not trained on it, so more than its {split} can be evaluated: split all"] if is_partial else []
+    differs = fractions.validation != training_fractions.validation or (
+        fractions.test > 0 and fractions.test != training_fractions.test
+    )  # splits than in training
+    if split == "test" and not (differs and fractions.test > 0):
+        return []
+    selected_on = split == "validation" and not differs
+    reason = "its weights were selected on" if selected_on else "the model was trained on"
+    return [f"{reason} images that are among these, so the scores are optimistic"]
+
+
+def path_hash(path: str) -> str:
+    """Return a hash of a folder's path, by which an exported file recognises its dataset without revealing the path."""
+    return hashlib.sha256(os.path.abspath(path).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def _was_trained_on(model: Model, data: DatasetSplits) -> bool:
+    """Return whether the model was trained on this dataset: by name, or because both names lead to the same path."""
+    trained: Any = model.metadata.get("dataset", {})
+    name = str(trained.get("name", ""))
+    if "path_hash" in trained:  # an exported file has only the last part of the name, which is not unique
+        return trained["path_hash"] in (path_hash(data.name), path_hash(os.path.realpath(data.name)))
+    return name == data.name or (os.path.exists(name) and os.path.exists(data.name) and os.path.samefile(name, data.name))
+
+
+def _training_fractions(model: Model) -> SplitFractions:
+    """Return the validation and test fractions of the model's training."""
+    recipe = model.metadata.get("recipe", {})
+    return SplitFractions(
+        **{
+            name: recipe[key]
+            for name, key in (("validation", "val_fraction"), ("test", "test_fraction"))
+            if isinstance(recipe.get(key), float | int)
+        }
+    )

@@ -1,0 +1,215 @@
+"""``vitrail.evaluate_robustness``: how much of its accuracy a model keeps when its images are corrupted.
+
+A corruption acts on the image as the model's own preprocessing crops and resizes it, before it is normalised. Each image is
+read once and corrupted in memory, batch by batch. b images, r bootstrap resamples, c columns: clean, then one corruption after
+the other, mild to severe.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from numpy import ndarray
+from torch import Tensor
+
+from vitrail.augment.counter_rng import permutation
+from vitrail.data.loader import build_eval_loader
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress, select_images
+from vitrail.data.transforms import normalise
+from vitrail.errors import VitrailError
+from vitrail.evaluation.bootstrap import bootstrap_means, proportion_interval
+from vitrail.evaluation.classification import check_predictions
+from vitrail.evaluation.corruption_ops import GridSize
+from vitrail.evaluation.corruptions import Corruption, check_grid, corruption_suite
+from vitrail.evaluation.label_matching import match_classes, select_split
+from vitrail.evaluation.leakage import dataset_notes, leakage_warnings, open_like_training
+from vitrail.inference.predict import require_classifier
+from vitrail.models.build import Model
+from vitrail.models.config import ViTConfig
+from vitrail.tasks.classification import per_image_scores
+from vitrail.weights.load import load
+
+DEFAULT_BATCH_SIZE = 64
+DEFAULT_GRID = (8, 8)  # cells, if no model has patches
+CLEAN, ALL = "clean", "all"
+
+
+@dataclass(frozen=True)
+class CorruptionScore:
+    """Accuracy under one corruption, mild to severe; ``retained`` is the mean as a fraction of the clean accuracy."""
+
+    title: str
+    top1: tuple[float, ...]  # empty without severities
+    mean: float
+    interval: tuple[float, float]  # 95 %, of the mean
+    retained: float
+
+
+@dataclass(frozen=True)
+class RobustnessResult:
+    """Robustness of a model: scores ``clean``, by corruption, and ``all``, the unweighted mean over the corruptions."""
+
+    dataset: str
+    split: str
+    grid: GridSize
+    corruptions: tuple[Corruption, ...]
+    scores: dict[str, CorruptionScore]
+    bootstrap: dict[str, ndarray]  # bootstrap means of each score
+    correct: Bool[ndarray, "b c"]
+    indices: Int[ndarray, " b"]  # indices of the images in the split
+    example_images: UInt8[Tensor, "c channels h w"]  # the first image in every column
+    unreadable_images: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def clean(self) -> float:
+        return self.scores[CLEAN].mean
+
+    @property
+    def mean(self) -> float:
+        return self.scores[ALL].mean
+
+    @property
+    def retained(self) -> float:
+        return self.scores[ALL].retained
+
+
+def evaluate_robustness(
+    model: Model | str | Path,
+    data: DatasetSplits | str | Path,
+    split: str | None = None,
+    grid: GridSize | None = None,
+    limit: int | None = None,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    workers: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> RobustnessResult:
+    """Evaluate the accuracy under every corruption in every severity, on a split as ``evaluate`` selects it.
+
+    ``grid``: rows and columns of the cells that are dropped and shuffled; None: the model's patches. ``limit``: number of
+    images, drawn from the whole split. The same seed corrupts an image in the same way for every model.
+    """
+    model = load(model) if isinstance(model, str | Path) else model
+    preprocess, grid = require_classifier(model), grid or model_grid(model)
+    check_grid(grid, preprocess.image_size)
+    data = data if isinstance(data, DatasetSplits) else open_like_training(data, model, progress)
+    split, labelled = select_split(data, split)
+    indices = sample_indices(len(labelled), limit, seed)
+    runner = _Runner(model, preprocess, corruption_suite(grid), seed, progress)
+    was_training = model.training
+    model.eval()
+    try:
+        outcomes = runner.run(select_images(labelled, indices), indices, split, data.name, batch_size, workers)
+    finally:
+        model.train(was_training)
+    return _summarise(outcomes, runner.corruptions, data, split, grid, tuple(leakage_warnings(model, data, split)))
+
+
+def model_grid(model: Model) -> GridSize:
+    """Return the model's patch grid, so that whole patches are dropped and shuffled."""
+    return model.config.grid if isinstance(model.config, ViTConfig) else DEFAULT_GRID
+
+
+def sample_indices(num_images: int, limit: int | None, seed: int) -> Int[ndarray, " m"]:
+    """Return a sorted sample of indices; a larger sample includes a smaller one."""
+    if limit is not None and limit < 1:
+        raise VitrailError(f"limit must be at least 1, got {limit}; try limit=1000")
+    if limit is None or limit >= num_images:
+        return np.arange(num_images)
+    return np.sort(permutation(seed, 0, num_images)[:limit])
+
+
+@dataclass(frozen=True)
+class _Outcomes:
+    correct: Bool[ndarray, "b c"]
+    indices: Int[ndarray, " b"]
+    example_images: UInt8[Tensor, "c channels h w"]
+    unreadable_images: int
+
+
+@dataclass(frozen=True)
+class _Runner:
+    """A model with the settings to run it."""
+
+    model: Model
+    preprocess: Preprocess
+    corruptions: tuple[Corruption, ...]
+    seed: int
+    progress: Progress | None
+
+    def run(self, source: Dataset, sampled: ndarray, split: str, data: str, batch_size: int, workers: int | None) -> _Outcomes:
+        classes = torch.from_numpy(match_classes(source, self.model, data))
+        loader = build_eval_loader(source, _without_normalisation(self.preprocess), batch_size)
+        clean_logits, indices, correct = [torch.zeros(0, self.model.config.classes)], [torch.zeros(0, dtype=torch.int64)], []
+        example = torch.zeros(0, dtype=torch.uint8)
+        report, done = self.progress or (lambda what, done, of: None), 0
+        for batch in loader.batches(workers=workers):
+            if not batch.labels.shape[0]:  # none could be read
+                continue
+            pixels, labels, keys = batch.images.byte(), classes[batch.labels], sampled[batch.indices.numpy()]
+            logits_by_version = [self._logits(version) for version in self._corrupted_versions(pixels, keys)]
+            correct.append(
+                np.stack([(per_image_scores(logits, labels)["top1"] > 0).numpy() for logits in logits_by_version], axis=1)
+            )
+            clean_logits.append(logits_by_version[0])
+            indices.append(batch.indices)
+            example = example if len(example) else torch.cat(list(self._corrupted_versions(pixels[:1], keys[:1])))
+            done += batch.labels.shape[0]
+            report(f"corrupting {split}", done, len(source))
+        check_predictions(torch.cat(clean_logits), torch.cat(indices), source, data)
+        return _Outcomes(np.concatenate(correct), sampled[torch.cat(indices).numpy()], example, len(loader.read_errors))
+
+    def _corrupted_versions(self, images: UInt8[Tensor, "b channels h w"], keys: Int[ndarray, " b"]) -> Iterator[Tensor]:
+        yield images
+        for kind in self.corruptions:
+            yield from kind.iter_severities(images, keys, self.seed)
+
+    @torch.inference_mode()
+    def _logits(self, images: UInt8[Tensor, "b channels h w"]) -> Float[Tensor, "b k"]:
+        device = next(self.model.parameters()).device
+        return self.model(normalise(images.float(), self.preprocess).to(device)).float().cpu()
+
+
+def _without_normalisation(preprocess: Preprocess) -> Preprocess:
+    """Return the preprocessing without normalisation: values 0 ... 255, as in the image."""
+    channels = len(preprocess.mean)
+    return replace(preprocess, mean=(0.0,) * channels, std=(1 / 255,) * channels)
+
+
+def _summarise(
+    outcomes: _Outcomes,
+    corruptions: tuple[Corruption, ...],
+    data: DatasetSplits,
+    split: str,
+    grid: GridSize,
+    notes: tuple[str, ...],
+) -> RobustnessResult:
+    ends = np.cumsum([1, *(len(kind.strengths) for kind in corruptions)])
+    parts = [outcomes.correct[:, start:end] for start, end in pairwise(ends)]
+    per_corruption = np.stack(
+        [part.mean(1) for part in parts], axis=1
+    )  # fraction of the severities at which each image is right
+    resampled = bootstrap_means(
+        np.concatenate([outcomes.correct[:, :1], per_corruption, per_corruption.mean(1, keepdims=True)], axis=1)
+    ).T
+    means = [outcomes.correct[:, 0].mean().item(), *(part.mean().item() for part in parts)]
+    means.append(sum(means[1:]) / len(parts))
+    names = [(CLEAN, "None"), *((kind.name, kind.title) for kind in corruptions), (ALL, "Mean of all")]
+    curves: list[tuple[float, ...]] = [(), *(tuple(part.mean(0).tolist()) for part in parts), ()]
+    scores = {
+        name: CorruptionScore(
+            title, top1, mean, proportion_interval(values, len(outcomes.correct)), mean / means[0] if means[0] else math.nan
+        )
+        for (name, title), top1, mean, values in zip(names, curves, means, resampled, strict=True)
+    }
+    return RobustnessResult(
+        data.name, split, grid, corruptions, scores, dict(zip(scores, resampled, strict=True)), outcomes.correct, outcomes.indices, outcomes.example_images,
+        outcomes.unreadable_images, (*dataset_notes(data), *notes),
+    )  # fmt: skip

@@ -1,0 +1,75 @@
+"""Learned embeddings: similarity of position embeddings, and the filters of the patch embedding
+(Dosovitskiy et al. 2021, figure 7, left and middle).
+
+y, x one position in the grid and v, u another; d width, n filters, c channels, p and q the two sides of a patch.
+"""
+
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.errors import VitrailError
+from vitrail.explain.attention import as_vit
+from vitrail.layers.position import RelativeKeys
+from vitrail.models.vit import ViT
+
+NUM_COMPONENTS = 28  # as in the paper
+
+
+@torch.no_grad()
+def position_similarity(model: nn.Module, layer: int = 0) -> Float[Tensor, "y x v u"]:
+    """Return the cosine between any two positions.
+
+    For a table it is between its rows. Rotary has none: it rotates queries and keys, and the mean cosine of the angles between
+    two positions is what is left of a product of equal vectors. Relative positions belong to a layer: a position is
+    represented there by the keys of all heads that a query meets from it.
+    """
+    vit = as_vit(model)
+    rows, columns = vit.config.grid
+    vectors = F.normalize(_position_vectors(vit, layer).float(), dim=-1)
+    return rearrange(vectors @ vectors.mT, "(y x) (v u) -> y x v u", y=rows, v=rows, x=columns)
+
+
+@torch.no_grad()
+def patch_filters(model: nn.Module, count: int = NUM_COMPONENTS) -> Float[Tensor, "n c p q"]:
+    """Return the first principal components of the embedding's kernels, each from 0 to 1, grey where it is zero.
+
+    A hybrid's patches are single positions of the stem's output; its filters are the kernels of its first convolution.
+    """
+    vit = as_vit(model)
+    first: Any = vit.embed.project if vit.config.stem is None else vit.stem.conv
+    kernels: Tensor = first.weight
+    flat = kernels.float().flatten(1)
+    flat = flat - flat.mean(dim=0)
+    _, _, components = torch.linalg.svd(flat, full_matrices=False)
+    components_shown = components[:count]
+    components_shown = (
+        components_shown * components_shown.gather(1, components_shown.abs().argmax(dim=1, keepdim=True)).sign()
+    )  # the sign of a component is arbitrary
+    scaled = 0.5 + 0.5 * components_shown / components_shown.abs().amax(dim=1, keepdim=True)
+    return scaled.unflatten(1, tuple(kernels.shape[1:]))
+
+
+def _position_vectors(vit: ViT, layer: int) -> Float[Tensor, "n d"]:
+    grid, prefix = vit.config.grid, vit.config.prefix_tokens
+    match vit.config.position:
+        case "none":
+            raise VitrailError("the model has no positions (position='none'), so there is nothing to compare")
+        case "rotary":
+            assert vit.rotary is not None
+            cosine, sine = vit.rotary(grid, next(vit.parameters()).device)
+            return torch.cat([cosine, sine], dim=-1)[prefix:]
+        case "relative":
+            if not 0 <= layer < len(vit.blocks):
+                raise VitrailError(f"layer must be from 0 to {len(vit.blocks) - 1}, got {layer}; try layer=0")
+            keys = vit.blocks[layer].attention.relative  # type: ignore[union-attr]
+            assert isinstance(keys, RelativeKeys)
+            heads, tokens = vit.config.heads, vit.config.tokens
+            rows = [torch.cat([keys.row(head, query)[prefix:].flatten() for head in range(heads)]) for query in range(tokens)]
+            return torch.stack(rows[prefix:])
+    table = vit.positions[0].table_at(grid)  # type: ignore[operator]
+    return rearrange(table, "y x d -> (y x) d")

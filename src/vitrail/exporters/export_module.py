@@ -1,0 +1,149 @@
+"""The module that is exported: uint8 images to logits and probabilities, with position tables resized to dynamic image sizes.
+
+A position table is resized by a product with one small matrix per axis (``layers/position.py``). Here the matrices are
+written as arithmetic on the size, so that the graph needs no resize operator, and all backends agree.
+b images, c channels, n positions of the new grid, o of the old one, d width.
+"""
+
+from dataclasses import replace
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from vitrail.data.transforms import scale_and_shift
+from vitrail.errors import VitrailError
+from vitrail.exporters.dynamic_stem import with_dynamic_padding
+from vitrail.inference.features import require_preprocess
+from vitrail.inference.predictor import trained_with_sigmoid
+from vitrail.layers.position import Grid, PatchIndices, PositionEmbedding, PositionResize
+from vitrail.models.build import Model, build_on_meta
+from vitrail.models.config import ViTConfig
+from vitrail.models.resnet_stem import ResNetStem
+from vitrail.models.vit import ViT
+
+
+class ExportModule(nn.Module):
+    """Maps uint8 images to logits and probabilities, or without a classifier to features."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        for name, value in zip(("scale", "shift"), scale_and_shift(require_preprocess(model)), strict=True):
+            self.register_buffer(name, value.clone())
+        self.model = model
+        self.sigmoid = trained_with_sigmoid(model.metadata)
+
+    def forward(self, images: UInt8[Tensor, "b height width c"]) -> tuple[Float[Tensor, "b k"], ...]:
+        normalised = rearrange(images, "b h w c -> b c h w").float() * self.scale - self.shift
+        logits = self.model(normalised)
+        if not self.model.config.classes:
+            return (logits,)
+        return logits, logits.sigmoid() if self.sigmoid else logits.softmax(dim=1)
+
+
+def with_dynamic_positions(model: Model) -> Model:
+    """Return a model of the same weights for any image size that the patches divide, traceable by ``torch.export``."""
+    config = model.config
+    if not isinstance(config, ViTConfig):
+        return model
+    if config.position == "relative":
+        raise VitrailError(
+            "relative positions are offsets on one fixed grid, so the image size cannot be dynamic; leave --dynamic out"
+        )
+    if type(model) is not ViT:
+        raise VitrailError("a model with speedups has one fixed image size; leave --dynamic out, or the speedups")
+    flexible_model = to_flexible(model)
+    assert isinstance(flexible_model, ViT)
+    flexible_model.positions = nn.ModuleList(
+        _DynamicPositionEmbedding(embedding)
+        for embedding in flexible_model.positions
+        if isinstance(embedding, PositionEmbedding)
+    )
+    if isinstance(flexible_model.stem, ResNetStem):
+        flexible_model.add_module("stem", with_dynamic_padding(flexible_model.stem))
+    return flexible_model
+
+
+def to_flexible(model: Model) -> Model:
+    """Return a model of the same weights for any image size that the patches divide."""
+    if not isinstance(model.config, ViTConfig):
+        return model
+    flexible_model = build_on_meta(replace(model.config, flexible=True))
+    flexible_model.load_state_dict(model.state_dict(), assign=True)
+    flexible_model.preprocess, flexible_model.class_names, flexible_model.metadata = (
+        model.preprocess,
+        model.class_names,
+        model.metadata,
+    )
+    return flexible_model.eval()
+
+
+class _DynamicPositionEmbedding(nn.Module):
+    """``AddPosition`` for an image size that is known only when the graph runs."""
+
+    def __init__(self, embedding: PositionEmbedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, x: Float[Tensor, "b t d"], grid: Grid, kept: PatchIndices | None = None) -> Float[Tensor, "b t d"]:
+        assert kept is None
+        table = self.embedding.table()
+        rows, columns = (
+            interpolation_matrix(old, new, self.embedding.resize) for old, new in zip(table.shape[:2], grid, strict=True)
+        )
+        resized_columns = columns @ table.float()  # old rows, new columns, d
+        patches = (rows @ resized_columns.flatten(1)).unflatten(1, (columns.shape[0], table.shape[2])).flatten(0, 1)
+        rows_to_add: list[Tensor] = [] if self.embedding.prefix is None else [self.embedding.prefix]
+        if self.embedding.unpositioned:
+            rows_to_add.append(patches.new_zeros(self.embedding.unpositioned, table.shape[2]))
+        return x + torch.cat([*rows_to_add, patches])
+
+
+def interpolation_matrix(old: int, new: int, rule: PositionResize) -> Float[Tensor, "n o"]:
+    """Return the matrix that interpolates ``old`` values to ``new`` positions; ``new`` may be symbolic."""
+    position, step = torch.arange(new).float(), old / torch.full((1,), new).float()
+    if rule == "official":
+        return _linear_weights(position * _align_corners_step(old, new), old)
+    if rule == "timm":
+        return _antialiased_cubic_weights((position + 0.5) * step, step.clamp(min=1), old)
+    return _cubic_weights(
+        position * _align_corners_step(old, new) if rule == "torchvision" else (position + 0.5) * step - 0.5, old
+    )
+
+
+def _align_corners_step(old: int, new: int) -> Float[Tensor, " 1"]:
+    """Return the step of align-corners interpolation; a single position is the first one."""
+    return (old - 1) / (torch.full((1,), new).float() - 1).clamp(min=1)
+
+
+def _linear_weights(positions: Float[Tensor, " n"], old: int) -> Float[Tensor, "n o"]:
+    """Return the weights of linear interpolation between two neighbours."""
+    return (1 - (positions[:, None] - torch.arange(old)).abs()).clamp(min=0)
+
+
+def _antialiased_cubic_weights(centres: Float[Tensor, " n"], width: Float[Tensor, " 1"], old: int) -> Float[Tensor, "n o"]:
+    """Return the weights of Keys' cubic with a = -1/2, widened when downsampling and truncated at the border."""
+    weights = _keys_kernel((torch.arange(old) + 0.5 - centres[:, None]).abs() / width, -0.5)
+    return weights / weights.sum(dim=1, keepdim=True)
+
+
+def _cubic_weights(positions: Float[Tensor, " n"], old: int) -> Float[Tensor, "n o"]:
+    """Return the weights of Keys' cubic with a = -3/4 over four neighbours, with the border value repeated."""
+    first, fraction = positions.floor(), positions - positions.floor()
+    weights = torch.zeros(1, old)
+    for offset in (-1, 0, 1, 2):
+        neighbour = (first + offset).clamp(0, old - 1)
+        hit = (neighbour[:, None] == torch.arange(old)).float()
+        weights = weights + hit * _keys_kernel((fraction - offset).abs(), -0.75)[:, None]
+    return weights
+
+
+def _keys_kernel(x: Float[Tensor, "*n"], a: float) -> Float[Tensor, "*n"]:
+    """Compute Keys' (1981) cubic convolution kernel, zero from 2 on."""
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return torch.where(x <= 1, near, torch.where(x < 2, far, torch.zeros_like(x)))

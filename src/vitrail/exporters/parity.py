@@ -1,0 +1,122 @@
+"""Compare an exported file with its model on the same images. n images, c channels, k classes."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float32, UInt8
+from numpy import ndarray
+
+from vitrail.data.sources.dataset import Progress
+from vitrail.errors import VitrailError
+from vitrail.exporters.export_module import to_flexible
+from vitrail.exporters.sample_images import SampleImages
+from vitrail.inference.predictor import Predictor, TorchPredictor
+from vitrail.models.build import Model
+
+LOGIT_TOLERANCE = 1e-3  # of the largest logit: float rounding stays a hundred times below, a wrong weight far above
+BATCH_SIZE = 8
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """The difference between the file's predictions and the model's."""
+
+    num_images: int
+    image_source: str  # which images
+    real_images: bool
+    max_difference: float  # the largest, of any logit
+    max_logit: float  # the largest absolute logit
+    agreement: float  # fraction of images with the same top-1 prediction; for features, their mean cosine similarity
+    torch_top1: float | None = None  # on the images with known labels
+    file_top1: float | None = None
+    other_sizes_difference: float | None = None  # the largest difference at other image sizes, if the file accepts them
+    features: bool = False  # the model has no classifier, so its features were compared
+
+    @property
+    def relative_difference(self) -> float:
+        return max(self.max_difference, self.other_sizes_difference or 0.0) / max(self.max_logit, 1e-12)
+
+    @property
+    def accuracy_drop(self) -> float:
+        """Accuracy lost; without labels, the fraction of changed top-1 predictions; for features, 1 - mean cosine."""
+        if self.torch_top1 is None or self.file_top1 is None:
+            return 1 - self.agreement
+        return self.torch_top1 - self.file_top1
+
+
+def compare_with_model(
+    model: Model, predictor: Predictor, samples: SampleImages, dynamic: bool = False, progress: Progress | None = None
+) -> ParityReport:
+    """Run both on the same images and report the differences; the caller decides whether they are acceptable."""
+    reference = TorchPredictor(model)
+    expected = batched_logits(reference, samples.images, progress, "running torch")
+    if not np.isfinite(expected).all():
+        raise VitrailError("the model's logits are not finite (NaN/Inf) on some images; its weights are damaged")
+    logits = batched_logits(predictor, samples.images, progress, "running the exported file")
+    if logits.shape != expected.shape:
+        raise VitrailError(f"the file has {logits.shape[1]} outputs per image, the model {expected.shape[1]}")
+    single_difference = np.abs(predictor.logits(samples.images[:1]) - expected[:1]).max()  # also as a batch of one
+    report = ParityReport(
+        len(expected), samples.description, samples.is_real, float(max(np.abs(logits - expected).max(), single_difference)), float(np.abs(expected).max()),
+        compute_agreement(logits, expected, features=not model.config.classes), features=not model.config.classes,
+    )  # fmt: skip
+    labelled = samples.labels >= 0
+    if labelled.any() and model.config.classes:
+        accuracies = [float((scores.argmax(1) == samples.labels)[labelled].mean()) for scores in (expected, logits)]
+        report = replace(report, torch_top1=accuracies[0], file_top1=accuracies[1])
+    return replace(report, other_sizes=_other_sizes_difference(model, predictor, samples)) if dynamic else report
+
+
+def require_parity(report: ParityReport, name: str, tolerance: float) -> None:
+    """Refuse a file whose logits differ from the model's by more than the tolerance."""
+    if not report.relative_difference <= tolerance:  # also refuses NaN
+        raise VitrailError(
+            f"the logits of {name} differ from the model's by {report.relative_difference:.2g} of the largest logit on {report.image_source}, where "
+            f"{tolerance:g} is allowed, so it was removed; try another --to, or a larger --tolerance"
+        )
+
+
+def require_accuracy(report: ParityReport, name: str, max_drop: float) -> None:
+    """Refuse a quantised file that loses more accuracy than allowed."""
+    if not report.accuracy_drop <= max_drop + 1e-9 or not np.isfinite(report.max_difference):
+        unit = " of feature cosine similarity" if report.features else ""
+        raise VitrailError(
+            f"{name} loses {100 * report.accuracy_drop:.2f} points{unit} on {report.image_source}, where {100 * max_drop:g} are allowed, "
+            "so it was removed; try a larger --max-drop, or --to onnx"
+        )
+
+
+def compute_agreement(logits: Float32[ndarray, "n k"], expected: Float32[ndarray, "n k"], features: bool) -> float:
+    """Return the fraction of equal top-1 predictions; for features, the mean cosine similarity."""
+    if not features:
+        return float((logits.argmax(1) == expected.argmax(1)).mean())
+    logits, expected = logits.astype(np.float64), expected.astype(np.float64)
+    norms = np.linalg.norm(logits, axis=1) * np.linalg.norm(expected, axis=1)
+    return float(((logits * expected).sum(axis=1) / np.maximum(norms, 1e-12)).mean())
+
+
+def batched_logits(
+    predictor: Predictor, images: UInt8[ndarray, "n height width c"], progress: Progress | None = None, description: str = ""
+) -> Float32[ndarray, "n k"]:
+    batches = []
+    for start in range(0, images.shape[0], BATCH_SIZE):
+        batches.append(predictor.logits(images[start : start + BATCH_SIZE]))
+        if progress is not None:
+            progress(description, min(start + BATCH_SIZE, images.shape[0]), images.shape[0])
+    return np.concatenate(batches)
+
+
+def _other_sizes_difference(model: Model, predictor: Predictor, samples: SampleImages) -> float:
+    """Return the largest difference from the model at one smaller and one larger image size, neither square."""
+    reference = TorchPredictor(to_flexible(model))
+    (height, width), (stride_y, stride_x) = model.config.image, getattr(model.config, "patch_stride", (32, 32))
+    worst = 0.0
+    for size in ((height + stride_y, width + 2 * stride_x), (max(stride_y, height - stride_y), width + stride_x)):
+        images = _tile(samples.images[:2], size)
+        worst = max(worst, float(np.abs(predictor.logits(images) - reference.logits(images)).max()))
+    return worst
+
+
+def _tile(images: UInt8[ndarray, "b h w c"], size: tuple[int, int]) -> UInt8[ndarray, "b height width c"]:
+    repeats = [1, *(-(-new // old) for new, old in zip(size, images.shape[1:3], strict=True)), 1]
+    return np.tile(images, repeats)[:, : size[0], : size[1]]

@@ -1,0 +1,80 @@
+"""The metadata inside an exported file: the content of a model folder's ``vitrail.json``, without local paths."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Any
+
+from vitrail.config import parse_value as read_as
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import VitrailError
+from vitrail.evaluation.leakage import path_hash
+from vitrail.inference.features import require_preprocess
+from vitrail.models.build import Model
+from vitrail.models.config import ModelConfig
+from vitrail.weights.load import parse_metadata
+from vitrail.weights.model_folder import FORMAT_VERSION
+from vitrail.weights.save import model_metadata
+
+EXPORT_METADATA_KEY = "vitrail"  # the key in ONNX's metadata, and the name of the extra file in a program
+
+
+@dataclass(frozen=True)
+class ExportMetadata:
+    """The metadata of an exported file."""
+
+    config: ModelConfig
+    preprocess: Preprocess
+    class_names: tuple[str, ...] | None
+    training: dict[str, Any]  # of its training
+    export: dict[str, Any]  # how it was exported
+
+    @property
+    def output_name(self) -> str:
+        return output_name_of(self.config)
+
+
+def output_name_of(config: ModelConfig) -> str:
+    """Return the name of the first output: logits, or features without a classifier."""
+    return "logits" if config.classes else "features"
+
+
+def dump_metadata(model: Model, **options: Any) -> str:
+    """Serialise a model's metadata; the same model gives the same text on every machine."""
+    require_preprocess(model)  # refuse a model without: the file would be useless
+    metadata = model_metadata(model, model.config, {}) | {name: _strip_paths(value) for name, value in model.metadata.items()}
+    dataset_name = model.metadata.get("dataset", {}).get("name", "")
+    if os.path.isabs(dataset_name):
+        metadata["dataset"]["path_hash"] = path_hash(dataset_name)  # so that evaluating the file on it gives a warning
+    return json.dumps({**metadata, "export": options}, sort_keys=True, allow_nan=False)
+
+
+def parse_export_metadata(text: str, source: str) -> ExportMetadata:
+    try:
+        metadata = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise VitrailError(f"the metadata of {source} cannot be read: {error}") from None
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT_VERSION:
+        raise VitrailError(f"{source} has a format that this version of Vitrail cannot read; export the model again")
+    config: ModelConfig = read_as(metadata.get("model"), ModelConfig, "model")
+    preprocess, class_names, training = parse_metadata(metadata)
+    if preprocess is None:
+        raise VitrailError(f"{source} does not record its preprocessing; export the model again")
+    if class_names is not None and len(class_names) != config.classes:
+        raise VitrailError(
+            f"{source} must name all {config.classes} classes, got {len(class_names)} names; export the model again"
+        )
+    export = metadata.get("export")
+    return ExportMetadata(config, preprocess, class_names, training, export if isinstance(export, dict) else {})
+
+
+def _strip_paths(value: Any) -> Any:
+    """Replace absolute and home paths by their last component."""
+    if isinstance(value, dict):
+        return {name: _strip_paths(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strip_paths(item) for item in value]
+    if isinstance(value, str) and (value.startswith(("/", "~")) or PureWindowsPath(value).is_absolute()):
+        return PureWindowsPath(value).name if "\\" in value else PurePosixPath(value).name
+    return value

@@ -1,0 +1,46 @@
+"""``vitrail.preprocess``: images as a model takes them, preprocessed as in its own evaluation. b images, c channels."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from vitrail.data.batch_transforms import EvalTransform
+from vitrail.data.decode import to_pil
+from vitrail.errors import VitrailError
+from vitrail.inference.features import require_preprocess
+from vitrail.inference.inputs import ImageLike, ImageList, as_image_list
+from vitrail.models.build import Model
+
+
+def preprocess(model: Model, images: Iterable[ImageLike]) -> Float[Tensor, "b c height width"]:
+    """Preprocess files, bytes, PIL images or arrays (h w c or h w, uint8), in their order.
+
+    Resized, cropped and normalised, on the model's device and in its precision: what ``model(images)`` and ``vitrail.explain``
+    take. Unlike in ``vitrail.predict``, a bad image is an error.
+    """
+    source = ImageList(as_image_list(images))
+    if not len(source):
+        raise VitrailError("there are no images to preprocess; name at least one")
+    return preprocess_subset(model, source, range(len(source)))
+
+
+def preprocess_subset(model: Model, source: ImageList, indices: Sequence[int]) -> Float[Tensor, "b c height width"]:
+    """Preprocess some of the images; the first bad one raises an error that names it."""
+    transformed = EvalTransform(require_preprocess(model))(source, np.zeros(len(indices), np.int64), np.array(indices))
+    for index, problem in transformed.read_errors.items():
+        where = source.describe(index)
+        name = where if where == f"image {index}" else f"the image {where}"
+        raise VitrailError(f"{name} {problem.removeprefix(f'{where}: ')}; try another one")
+    weight = next(model.parameters())
+    return transformed.images.to(weight.device, weight.dtype)
+
+
+def load_image(image: ImageLike) -> Image.Image:
+    """Return an image upright and in full, before it is resized."""
+    try:
+        return to_pil(ImageList(as_image_list([image])).read(0))
+    except (OSError, VitrailError) as error:
+        raise VitrailError(f"the image {str(error).removeprefix('the image ')}; try another one") from None

@@ -1,0 +1,154 @@
+"""Summaries of results: table cells, plots, and differences between arms with their significance."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from vitrail.lab.experiment import format_percent, get_scores, mean_and_ci
+from vitrail.lab.trials import JobResult
+from vitrail.plot.canvas import Figure
+from vitrail.plot.line_chart import line_chart
+
+
+@dataclass(frozen=True)
+class SeedDifference:
+    """Mean difference of two arms, paired by seed, with the half-width of Student's 95 % interval."""
+
+    mean: float
+    ci_half_width: float | None
+
+    @property
+    def significant(self) -> bool:
+        return self.ci_half_width is not None and abs(self.mean) > self.ci_half_width
+
+    @property
+    def text(self) -> str:
+        interval = "" if self.ci_half_width is None else f" ± {100 * self.ci_half_width:.1f}"
+        return f"{round(100 * self.mean, 1) + 0.0:+.1f}{interval} points"  # + 0.0: no minus before a zero
+
+
+def paired_difference(ours: Iterable[JobResult], theirs: Iterable[JobResult]) -> SeedDifference | None:
+    """Return the difference over the seeds that both arms have, or None if they share none."""
+    differences = _differences_by_seed(ours, theirs).values()
+    return SeedDifference(*mean_and_ci(differences)) if differences else None
+
+
+def difference_of_differences(
+    before: tuple[Iterable[JobResult], Iterable[JobResult]], after: tuple[Iterable[JobResult], Iterable[JobResult]]
+) -> SeedDifference | None:
+    """Return by how much the difference of two arms has changed, paired by seed."""
+    first, last = _differences_by_seed(*before), _differences_by_seed(*after)
+    changes = [last[seed] - first[seed] for seed in first if seed in last]
+    return SeedDifference(*mean_and_ci(changes)) if changes else None
+
+
+def _differences_by_seed(ours: Iterable[JobResult], theirs: Iterable[JobResult]) -> dict[Any, float]:
+    own, other = (
+        {row.condition.get("seed"): row.scores["test"]["top1"] for row in rows if "test" in row.scores}
+        for rows in (ours, theirs)
+    )
+    return {seed: float(own[seed]) - float(other[seed]) for seed in own if seed in other}
+
+
+def mean_score(rows: Iterable[JobResult], name: str = "top1", split: str = "test") -> float:
+    """Return the mean score of the finished runs, or NaN."""
+    values = get_scores(rows, name, split)
+    return mean(values) if values else math.nan
+
+
+def score_cell(rows: Sequence[JobResult], name: str = "top1", split: str = "test") -> str:
+    """Format the mean score in percent, with the number of diverged runs."""
+    diverged = sum(row.failure is not None for row in rows)
+    if diverged == len(rows):
+        return '<span class="bad">diverged</span>'
+    return format_percent(get_scores(rows, name, split)) + (
+        f' <span class="bad">{diverged} of {len(rows)} diverged</span>' if diverged else ""
+    )
+
+
+def line_plot(
+    title: str,
+    x_label: str,
+    lines: Mapping[str, Mapping[float, Sequence[JobResult]]],
+    format_x: Callable[[float], str],
+    dashed: Sequence[str] = (),
+    y_label: str = "test accuracy",
+) -> Figure:
+    """Plot mean scores over a logarithmic axis, with intervals on hover."""
+    x_values = sorted({x_value for line in lines.values() for x_value in line})
+    points = {name: [(math.log10(x), mean_score(rows)) for x, rows in sorted(line.items())] for name, line in lines.items()}
+    finite = {name: [point for point in line if math.isfinite(point[1])] for name, line in points.items()}
+    finite = {name: line for name, line in finite.items() if line}  # of what has diverged everywhere the table tells
+    captions = {
+        name: [("", f"{name}, {format_x(x)}: {_mean_text(rows)}") for x, rows in sorted(line.items()) if get_scores(rows)]
+        for name, line in lines.items()
+    }
+    x_ticks = {math.log10(x_value): format_x(x_value) for x_value in _spaced_ticks(x_values)}
+    return line_chart(title, y_label, x_label, finite, percent=True, captions=captions, x_ticks=x_ticks, dashed=dashed)
+
+
+def seed_plot(arms: Mapping[str, Sequence[JobResult]]) -> Figure:
+    """Plot every score, by the row of a table numbered from 0."""
+    dots = [
+        (
+            float(row_index),
+            row.scores["test"]["top1"],
+            f"{name}, seed {row.condition['seed']}: {row.scores['test']['top1']:.1%}",
+        )
+        for row_index, (name, group) in enumerate(arms.items())
+        for row in group
+        if "test" in row.scores
+    ]
+    title = "Test accuracy, one dot per seed"
+    return line_chart(title, "accuracy", "row of the table", percent=True, columns=len(arms), dots=dots)
+
+
+def scores_json(rows: Sequence[JobResult], **more: Any) -> dict[str, Any]:
+    """Return the scores of each seed, and the failures, as JSON."""
+    values = get_scores(rows)
+    return {
+        **more,
+        "test": values,
+        "mean": mean(values) if values else None,
+        "validation": get_scores(rows, split="validation"),
+        "failed": [row.failure for row in rows if row.failure],
+        "steps": rows[0].steps if rows else 0,
+    }
+
+
+def select_on_validation(lines: Mapping[Any, Sequence[JobResult]]) -> Any:
+    """Select a setting, such as a learning rate, on validation, of those with the fewest diverged runs; None if all have
+    diverged."""
+    by_key = {key: get_scores(rows, split="validation") for key, rows in lines.items()}
+    max_finished = max(map(len, by_key.values()), default=0)
+    return (
+        max((key for key in by_key if len(by_key[key]) == max_finished), key=lambda key: mean(by_key[key]))
+        if max_finished
+        else None
+    )
+
+
+def join_clauses(clauses: Sequence[str]) -> str:
+    joined = "; ".join(clauses)
+    return f"{joined[0].upper()}{joined[1:]}."
+
+
+def join_names(names: Sequence[str]) -> str:
+    return "".join(names) if len(names) < 2 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _mean_text(rows: Sequence[JobResult]) -> str:
+    centre, half_width = mean_and_ci(get_scores(rows))
+    return f"{centre:.1%}" if half_width is None else f"{centre:.1%} ± {100 * half_width:.1f}"
+
+
+def _spaced_ticks(values: Sequence[float], min_gap: float = 0.1) -> list[float]:
+    """Return the values whose tick labels do not overlap."""
+    span = math.log10(values[-1] / values[0]) if len(values) > 1 else 1.0
+    spaced: list[float] = []
+    for value in values:
+        if not spaced or math.log10(value / spaced[-1]) >= min_gap * span:
+            spaced.append(value)
+    return spaced

@@ -1,0 +1,34 @@
+"""Patch embedding: an image as a sequence of patches (Dosovitskiy et al. 2021, equation 1).
+
+b batch, c channels, p and q the two sides of a patch, n patches, d width.
+"""
+
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.layers.weight_init import lecun_normal_
+
+
+class PatchEmbed(nn.Module):
+    """Flatten every patch and multiply by E."""
+
+    def __init__(self, channels: int, width: int, patch: tuple[int, int]) -> None:
+        super().__init__()
+        self.project = PatchConv2d(channels, width, kernel_size=patch, stride=patch)
+        lecun_normal_(self.project.weight)
+        assert self.project.bias is not None
+        nn.init.zeros_(self.project.bias)
+
+    def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n d"]:
+        return self.project(images)
+
+
+class PatchConv2d(nn.Conv2d):
+    """Convolution with stride equal to kernel, computed as a matrix product so that tokens are contiguous in memory."""
+
+    def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n d"]:
+        p, q = self.kernel_size
+        flat = rearrange(images, "b c (y p) (x q) -> b (y x) (c p q)", p=p, q=q)
+        return F.linear(flat, rearrange(self.weight, "d c p q -> d (c p q)"), self.bias)

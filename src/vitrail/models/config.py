@@ -1,0 +1,318 @@
+"""Model configs, complete and checked before anything is built. Torch-free.
+
+Frozen, in the vocabulary of the papers; an invalid configuration is rejected with a value that would work.
+"""
+
+from dataclasses import dataclass
+from math import lcm, prod
+from typing import Any, Literal
+
+from vitrail.config import validate
+from vitrail.errors import VitrailError
+
+Pair = tuple[int, int]
+Standardise = Literal["std", "variance"]
+Position = Literal[
+    "none",
+    "learned1d",
+    "learned2d",  # a column and a row table of half the width, concatenated (the paper)
+    "learned2d-sum",  # a column and a row table of the full width, added
+    "sincos1d",
+    "sincos2d",  # big_vision's convention
+    "sincos2d-mae",
+    "sincos2d-moco",
+    "relative",
+    "rotary",
+]
+PositionAt = Literal["input", "every-layer", "every-layer-shared"]
+PositionResize = Literal["official", "timm", "huggingface", "torchvision"]
+
+
+@dataclass(frozen=True)
+class StemConfig:
+    """The partial ResNet before a hybrid's patches: a root of stride 4, then stages; all but the first halve the size."""
+
+    stages: tuple[int, ...] = ()
+    width: int = 64
+    standardise: Standardise = "std"  # how kernels are divided: by std + epsilon (official) or sqrt(variance + epsilon) (timm)
+    standardise_eps: float = 1e-5
+    norm_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        validate(self)
+        _at_least(self, "stem.", stages=1)
+        _check_stages("stem.stages", self.stages)
+        _at_most(self, "stem.", width=2**12)
+        _check_groups("stem.width", self.width)
+        _check_positive("stem.", standardise_eps=self.standardise_eps, norm_eps=self.norm_eps)
+
+    @property
+    def stride(self) -> int:
+        return 4 << max(0, len(self.stages) - 1)
+
+    @property
+    def channels(self) -> int:
+        return 4 * self.width << len(self.stages) - 1 if self.stages else self.width
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """A Vision Transformer, or a hybrid when it has a stem."""
+
+    width: int
+    depth: int
+    mlp: int
+    heads: int
+    patch: Pair  # in pixels of the image, or of the stem's output
+    image: Pair = (224, 224)  # height, width
+    channels: int = 3
+    classes: int = 1000  # 0: no classifier, the model returns its representation
+    stem: StemConfig | None = None
+    position: Position = "learned1d"
+    position_at: PositionAt = "input"
+    position_prefix: Literal["none", "cls", "all"] = (
+        "cls"  # prefix tokens with a learned row: big_vision, official, timm with registers
+    )
+    position_resize: PositionResize = "timm"  # the library whose rule resizes the position table to another grid
+    position_grid: Pair | None = None  # grid of a sin-cos table or rotary; None: the model's own
+    flexible: bool = False  # accept images of any size that the patches divide
+    pool: Literal["cls", "gap", "map"] = "cls"
+    class_token: bool | None = None  # None: only if the pool reads it
+    registers: int = 0
+    head: Literal["linear", "mlp"] = "linear"  # mlp: the pre-training head, one hidden layer with tanh
+    head_hidden: int | None = None  # width of the hidden layer; None: the model's width
+    norm: Literal["pre", "post"] = "pre"
+    final_norm: Literal["tokens", "pooled"] = (
+        "tokens"  # the last norm: on every token, or on the pooled vector (timm's fc_norm)
+    )
+    norm_eps: float = 1e-6
+    gelu: Literal["tanh", "exact"] = "tanh"
+    qkv_bias: bool = True
+    qk_norm: bool = False
+    layer_scale: float | None = None  # initial scale of each branch; None: no scale
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    stochastic_depth: float = 0.0  # rate of the last block; earlier ones rise to it linearly
+    family: Literal["vit"] = "vit"
+
+    def __post_init__(self) -> None:
+        validate(self)
+        _at_least(
+            self,
+            width=1,
+            depth=1,
+            mlp=1,
+            heads=1,
+            patch=1,
+            channels=1,
+            classes=0,
+            registers=0,
+            head_hidden=1,
+            position_grid=1,
+        )
+        _at_most(self, width=2**16, depth=2**12, mlp=2**18, patch=2**12, image=2**17, channels=2**12, classes=2**24)
+        _at_most(self, registers=2**12, head_hidden=2**18, position_grid=2**12)
+        _check_rates(self)
+        _check_heads(self)
+        check_image_size(self, self.image)
+        _check_position(self)
+        if self.norm == "post" and self.final_norm == "pooled":
+            raise VitrailError("norm='post' has no last norm to move, got final_norm='pooled'; try final_norm='tokens'")
+        if self.pool == "cls" and self.class_token is False:
+            raise VitrailError("pool='cls' reads the class token, got class_token=False; try pool='gap'")
+
+    @property
+    def patch_stride(self) -> Pair:
+        """Pixels from one patch to the next, down and right."""
+        stem_stride = self.stem.stride if self.stem else 1
+        return self.patch[0] * stem_stride, self.patch[1] * stem_stride
+
+    @property
+    def grid(self) -> Pair:
+        return self.image[0] // self.patch_stride[0], self.image[1] // self.patch_stride[1]
+
+    @property
+    def patches(self) -> int:
+        return prod(self.grid)
+
+    @property
+    def has_class_token(self) -> bool:
+        return self.pool == "cls" if self.class_token is None else self.class_token
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Number of tokens before the patches: the class token, then the registers."""
+        return self.has_class_token + self.registers
+
+    @property
+    def tokens(self) -> int:
+        return self.prefix_tokens + self.patches
+
+    @property
+    def prefix_positions(self) -> int:
+        """Number of prefix tokens with a row of their own in a learned position table."""
+        return {"none": 0, "cls": int(self.has_class_token), "all": self.prefix_tokens}[self.position_prefix]
+
+    @property
+    def layers_with_position(self) -> tuple[int | None, ...]:
+        """Index of the position table added to the input of each layer, or None."""
+        if self.position in ("none", "relative", "rotary"):
+            return (None,) * self.depth
+        if self.position_at == "input":
+            return (0, *(None,) * (self.depth - 1))
+        shared = self.position_at == "every-layer-shared" or self.position.startswith("sincos")  # fixed tables are equal
+        return (0,) * self.depth if shared else tuple(range(self.depth))
+
+
+@dataclass(frozen=True)
+class ResNetConfig:
+    """A BiT ResNet (Kolesnikov et al. 2020): pre-activation, standardised convolutions, group norm."""
+
+    stages: tuple[int, ...]
+    width: int = 64  # of the root: 64 times the factor in the name
+    image: Pair = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+    standardise: Standardise = "variance"
+    standardise_eps: float = 1e-8
+    norm_eps: float = 1e-5
+    family: Literal["resnet"] = "resnet"
+
+    def __post_init__(self) -> None:
+        validate(self)
+        _at_least(self, stages=1, image=1, channels=1, classes=0)
+        if not self.stages:
+            raise VitrailError("stages must name at least one stage, got none; try stages=3,4,6,3")
+        _check_stages("stages", self.stages)
+        _at_most(self, width=2**12, image=2**17, channels=2**12, classes=2**24)
+        _check_groups("width", self.width)
+        _check_positive(standardise_eps=self.standardise_eps, norm_eps=self.norm_eps)
+
+
+ModelConfig = ViTConfig | ResNetConfig
+
+
+def check_image_size(config: ViTConfig, image: Pair) -> None:
+    """Reject an image size that the patches do not divide, naming the nearest valid one."""
+    if any(side < 1 or side % step for side, step in zip(image, config.patch_stride, strict=True)):
+        nearest = tuple(_nearest_multiple(side, step) for side, step in zip(image, config.patch_stride, strict=True))
+        raise VitrailError(
+            f"image must be a multiple of {'the stride' if config.stem else 'patch'} {format_size(config.patch_stride)}, "
+            f"got image={format_size(image)}; try image={format_size(nearest)}"
+        )
+
+
+def check_images(shape: tuple[int, ...], channels: int) -> None:
+    """Reject a shape that is not a batch of images with this number of channels."""
+    if len(shape) != 4:
+        hint = "; try images[None]" if len(shape) == 3 else ""
+        raise VitrailError(f"images must be (batch, channels, height, width), got {shape}{hint}")
+    if shape[1] != channels:
+        raise VitrailError(f"images must have {channels} channels, got {shape[1]}")
+
+
+def format_size(pair: tuple[int, ...]) -> str:
+    return "x".join(map(str, pair))
+
+
+def _at_most(settings: Any, prefix: str = "", **limits: int) -> None:
+    """Reject values beyond any use, so that an untrusted file cannot exhaust the memory."""
+    for name, limit in limits.items():
+        value = getattr(settings, name)
+        if value is not None and any(item > limit for item in (value if isinstance(value, tuple) else (value,))):
+            raise VitrailError(f"{prefix}{name} must be at most {limit:,}, got {str(value)[:40]}; try {prefix}{name}={limit}")
+
+
+def _at_least(settings: Any, prefix: str = "", **limits: int) -> None:
+    for name, limit in limits.items():
+        value = getattr(settings, name)
+        items = value if isinstance(value, tuple) else (value,)
+        if value is not None and any(item < limit for item in items):
+            valid = ",".join(str(max(limit, item)) for item in items)
+            got = ",".join(map(str, items))
+            raise VitrailError(f"{prefix}{name} must be at least {limit}, got {got}; try {prefix}{name}={valid}")
+
+
+def _nearest_multiple(value: int, of: int) -> int:
+    return max(of, round(value / of) * of)
+
+
+def _check_stages(name: str, stages: tuple[int, ...]) -> None:
+    if len(stages) > 6 or max(stages, default=0) > 1000:
+        raise VitrailError(f"{name} must be at most 6 stages of 1000 units, got {str(stages)[:40]}; try {name}=3,4,6,3")
+
+
+def _check_groups(name: str, width: int) -> None:
+    if width < 1 or width % 32:
+        raise VitrailError(
+            f"{name} must be a multiple of the 32 groups of a norm, got {width}; try {_nearest_multiple(width, 32)}"
+        )
+
+
+def _check_positive(prefix: str = "", **values: float) -> None:
+    for name, value in values.items():
+        if value <= 0:
+            raise VitrailError(f"{prefix}{name} must be above 0, got {value}; try {prefix}{name}=1e-6")
+
+
+def _check_rates(config: ViTConfig) -> None:
+    for name in ("dropout", "attention_dropout", "stochastic_depth"):
+        if not 0 <= getattr(config, name) < 1:
+            raise VitrailError(f"{name} must be at least 0 and below 1, got {getattr(config, name)}; try {name}=0.1")
+    _check_positive(norm_eps=config.norm_eps)
+
+
+def _check_heads(config: ViTConfig) -> None:
+    if config.width % config.heads:
+        raise VitrailError(
+            f"width must be a multiple of heads, got width={config.width}, heads={config.heads}; "
+            f"try width={_nearest_multiple(config.width, config.heads)} or heads={_nearest_heads(config, 1)}"
+        )
+    if config.position == "rotary" and config.width // config.heads % 4:
+        raise VitrailError(
+            f"rotary rotates pairs along both axes, so the width of a head must be a multiple of 4, "
+            f"got {config.width}/{config.heads} = {config.width // config.heads}; try {_rotary_advice(config)}"
+        )
+
+
+def _nearest_heads(config: ViTConfig, unit: int) -> int | None:
+    options = [heads for heads in range(1, config.width + 1) if config.width % (heads * unit) == 0]
+    return min(options, key=lambda heads: abs(heads - config.heads), default=None)
+
+
+def _rotary_advice(config: ViTConfig) -> str:
+    heads = _nearest_heads(config, 4)
+    return f"heads={heads}" if heads else f"width={_nearest_multiple(config.width, 4 * config.heads)}"
+
+
+def _check_position(config: ViTConfig) -> None:
+    kind = config.position
+    if config.position_grid is not None and kind != "rotary" and not kind.startswith("sincos"):
+        raise VitrailError(f"position_grid goes with sin-cos tables and rotary, got position={kind!r}; try position_grid=none")
+    unit = {"learned2d": 2, "sincos1d": 2, "sincos2d": 4, "sincos2d-mae": 4, "sincos2d-moco": 4}.get(kind, 1)
+    minimum = 8 if kind == "sincos2d" else unit  # big_vision's frequencies need two steps
+    if config.width % unit or config.width < minimum:
+        valid = max(_nearest_multiple(config.width, lcm(unit, config.heads)), lcm(minimum, config.heads))
+        raise VitrailError(
+            f"position={kind!r} needs a width that is a multiple of {unit} and at least {minimum}, "
+            f"got width={config.width}; try width={valid}"
+        )
+    grid = config.position_grid or config.grid
+    if kind.startswith("sincos") and prod(grid) * config.width > 2**26:
+        raise VitrailError(
+            f"a {kind} table of {format_size(grid)} positions is larger than any model needs; try a larger patch"
+        )
+    if config.position_at != "input" and kind in ("none", "relative", "rotary"):
+        raise VitrailError(
+            f"position={kind!r} adds no table to the tokens, got position_at={config.position_at!r}; try position_at='input'"
+        )
+    if kind == "relative" and config.tokens < 2:
+        raise VitrailError(
+            f"position='relative' needs at least two tokens, got one patch of {format_size(config.patch_stride)} "
+            f"in image={format_size(config.image)}; try image={format_size((2 * config.image[0], 2 * config.image[1]))}"
+        )
+    if kind == "relative" and config.flexible:
+        raise VitrailError(
+            "position='relative' counts offsets along one fixed raster, so it cannot take another size; "
+            "try flexible=False, or position='rotary'"
+        )

@@ -1,0 +1,60 @@
+"""Counter for one stage of a model: parameters, MACs, saved and peak activations. Torch-free."""
+
+from dataclasses import dataclass
+from math import prod
+
+FLOAT_BYTES = 4  # bytes
+NORM_GROUPS = 32
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Cost of one stage between image and logits."""
+
+    name: str
+    shape: tuple[int, ...]  # of the output
+    parameters: int
+    macs: int
+    peak_bytes: int  # peak bytes during the forward pass
+    saved_bytes: int  # bytes saved for the backward pass
+
+
+@dataclass
+class OpCounter:
+    """Counter for one stage: floats per image, and floats that do not grow with the batch."""
+
+    parameters: int = 0
+    macs: int = 0
+    saved_floats: int = 0
+    saved_floats_fixed: int = 0
+    peak_floats: int = 0
+    peak_floats_fixed: int = 0
+
+    def linear(self, rows: int, inputs: int, outputs: int, bias: bool = True) -> None:
+        self.parameters += outputs * (inputs + bias)
+        self.macs += rows * inputs * outputs
+
+    def norm(self, rows: int, width: int) -> None:
+        """Count a layer norm, which saves its input and two statistics per row."""
+        self.parameters += 2 * width
+        self.saved_floats += rows * (width + 2)
+
+    def conv(self, inputs: int, outputs: int, kernel: int, out: tuple[int, int]) -> None:
+        """Count a standardised convolution, which saves its kernels centred and standardised."""
+        weights = inputs * outputs * kernel**2
+        self.parameters += weights
+        self.macs += weights * prod(out)
+        self.saved_floats_fixed += 2 * weights
+        self.peak_floats_fixed = max(self.peak_floats_fixed, 2 * weights)
+
+    def group_norm(self, channels: int, side: tuple[int, int]) -> None:
+        self.parameters += 2 * channels
+        self.saved_floats += channels * prod(side) + 2 * NORM_GROUPS
+
+    def update_peak(self, *floats: int) -> None:
+        self.peak_floats = max(self.peak_floats, *floats)
+
+    def to_stage(self, name: str, batch: int, *shape: int) -> Stage:
+        peak_bytes = FLOAT_BYTES * (batch * self.peak_floats + self.peak_floats_fixed)
+        saved_bytes = FLOAT_BYTES * (batch * self.saved_floats + self.saved_floats_fixed)
+        return Stage(name, (batch, *shape), self.parameters, self.macs, peak_bytes, saved_bytes)

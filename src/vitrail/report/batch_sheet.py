@@ -1,0 +1,75 @@
+"""A preprocessed and augmented batch of a dataset as a contact sheet."""
+
+from dataclasses import dataclass
+
+from PIL import Image
+
+from vitrail.augment.policy import Policy
+from vitrail.data.loader import Batch, Loader, build_eval_loader, build_train_loader
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.dataset import Dataset, DatasetSplits
+from vitrail.errors import VitrailError
+from vitrail.report.contact_sheet import contact_sheet, denormalise
+
+DEFAULT_IMAGE_SIZE = (224, 224)
+
+
+@dataclass(frozen=True)
+class BatchSheet:
+    sheet: Image.Image
+    indices: list[int]
+    labels: list[str]
+    image_size: tuple[int, int]
+
+
+def draw_batch(
+    data: DatasetSplits, split: str, policy: Policy, image_size: tuple[int, int] | None, batch_size: int, step: int, seed: int
+) -> BatchSheet:
+    """Draw a batch: train images augmented as in training, validation and test images as in evaluation."""
+    source = data.splits[split]
+    if not len(source):
+        available = [name for name, part in data.splits.items() if len(part)]
+        raise VitrailError(f"{data.name} has no {split} split; try --split {available[0] if available else 'train'}")
+    loader = _build_loader(source, split, policy, image_size, batch_size, seed)
+    batch = loader.batch(step)
+    preprocess = loader.transform.preprocess
+    labels = _captions(source, batch)
+    return BatchSheet(
+        contact_sheet(denormalise(batch.images, preprocess.mean, preprocess.std), labels),
+        batch.indices.tolist(),
+        labels,
+        preprocess.image_size,
+    )
+
+
+def _build_loader(
+    source: Dataset, split: str, policy: Policy, image_size: tuple[int, int] | None, batch_size: int, seed: int
+) -> Loader:
+    """Build a loader without a model to set the image size: small images keep theirs, others get the default."""
+    first = source.read(0)
+    channels = 1 if not isinstance(first, bytes) and first.shape[2] == 1 else 3
+    native_size = (
+        (first.shape[0], first.shape[1]) if not isinstance(first, bytes) and max(first.shape[:2]) <= 96 else DEFAULT_IMAGE_SIZE
+    )
+    preprocess = Preprocess(image_size or native_size, mean=(0.5,) * channels, std=(0.5,) * channels)
+    return (
+        build_train_loader(source, preprocess, batch_size, policy, seed)
+        if split == "train"
+        else build_eval_loader(source, preprocess, batch_size)
+    )
+
+
+def _captions(source: Dataset, batch: Batch) -> list[str]:
+    def class_name(label: int) -> str:
+        return source.class_names[label] if 0 <= label < len(source.class_names) else ""
+
+    if batch.mixed_labels is None or batch.lam is None:
+        return [class_name(label) for label in batch.labels.tolist()]
+    mixes = zip(batch.labels.tolist(), batch.mixed_labels.tolist(), batch.lam.tolist(), strict=True)
+    return [_mixed_caption(class_name(own), class_name(other), lam) for own, other, lam in mixes]
+
+
+def _mixed_caption(own: str, other: str, lam: float) -> str:
+    """Return the caption of a mixed image, the larger part first; a part below half a percent is left out."""
+    (larger, first), (smaller, second) = sorted([(lam, own), (1 - lam, other)], reverse=True)
+    return first if smaller < 0.005 or first == second else f"{larger:.0%} {first}, {smaller:.0%} {second}"

@@ -1,0 +1,73 @@
+"""Contact sheets: a grid of captioned images. n images, c channels."""
+
+import base64
+import io
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from vitrail.data.decode import to_pil
+from vitrail.errors import printable
+from vitrail.plot.canvas import MAX_NEAREST_SIDE
+
+GAP, CAPTION_HEIGHT = 8, 16
+INK, PAPER = (40, 40, 46), (250, 249, 246)
+
+
+def contact_sheet(
+    images: Sequence[Image.Image], captions: Sequence[str], *, columns: int | None = None, side: int = 128
+) -> Image.Image:
+    """Arrange images in rows, each within a square of this side; small ones are enlarged pixel by pixel."""
+    columns = columns or max(1, min(len(images), math.ceil(math.sqrt(len(images) * 1.6))))
+    rows = -(-len(images) // columns)
+    cell = side + GAP, side + CAPTION_HEIGHT + GAP
+    page = Image.new("RGB", (columns * cell[0] + GAP, rows * cell[1] + GAP), PAPER)
+    pen, font = ImageDraw.Draw(page), ImageFont.load_default(11)
+    for number, (image, caption) in enumerate(zip(images, captions, strict=True)):
+        left, top = GAP + number % columns * cell[0], GAP + number // columns * cell[1]
+        resized = _fit(image.convert("RGB"), side)
+        page.paste(resized, (left + (side - resized.width) // 2, top + (side - resized.height) // 2))
+        pen.text((left, top + side + 2), _truncate(caption, font, side), INK, font)
+    return page
+
+
+def _fit(image: Image.Image, side: int) -> Image.Image:
+    scale = side / max(image.size)
+    if max(image.size) <= MAX_NEAREST_SIDE and scale >= 2:
+        scale, resampling = float(int(scale)), Image.Resampling.NEAREST
+    else:
+        resampling = Image.Resampling.BICUBIC
+    return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), resampling)
+
+
+def _truncate(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, max_width: int) -> str:
+    text = printable(text)
+    while text and font.getlength(text) > max_width:
+        text = text[:-2].rstrip("…") + "…" if len(text) > 2 else ""
+    return text
+
+
+def denormalise(images: Float[Tensor, "n c h w"], mean: Sequence[float], std: Sequence[float]) -> list[Image.Image]:
+    """Invert the normalisation: return the images behind a model's input."""
+    scale, shift = torch.tensor(std)[:, None, None], torch.tensor(mean)[:, None, None]
+    values = ((images * scale + shift) * 255).round().clamp(0, 255).byte()
+    return [to_pil(np.ascontiguousarray(one.permute(1, 2, 0).numpy())) for one in values]
+
+
+def encode_image(image: Image.Image, extension: str) -> bytes:
+    """Encode an image as JPEG or PNG, by its file extension."""
+    stream = io.BytesIO()
+    image.save(stream, "JPEG" if extension.lower() in (".jpg", ".jpeg") else "PNG")
+    return stream.getvalue()
+
+
+def data_uri(image: Image.Image, *, lossless: bool = False) -> str:
+    """Return an image as a data URI, inlined in a page."""
+    stream = io.BytesIO()
+    image.save(stream, "WEBP", quality=90, lossless=lossless)
+    return f"data:image/webp;base64,{base64.b64encode(stream.getvalue()).decode()}"

@@ -1,0 +1,124 @@
+"""Page of ``vitrail data check``: the content of a dataset and its problems."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from PIL import Image
+
+from vitrail.augment.counter_rng import permutation
+from vitrail.data.dataset_check import DatasetReport, DuplicateGroup
+from vitrail.data.decode import decode, to_pil
+from vitrail.data.sources.dataset import Dataset, label_name
+from vitrail.plot.markup import escape
+from vitrail.report.contact_sheet import contact_sheet, data_uri
+from vitrail.report.html import html_page, html_table
+
+MAX_ROWS = 500
+MAX_CLASSES = 200
+MAX_SAMPLES = 60
+
+
+def dataset_page(report: DatasetReport) -> str:
+    return html_page(f"Data check of {report.data.name}", _sections(report))
+
+
+def sample_sheet(dataset: Dataset, max_images: int = MAX_SAMPLES) -> Image.Image | None:
+    """Draw random images of every class, ordered by class."""
+    images, captions = [], []
+    for index in balanced_sample(dataset.labels, max_images).tolist():
+        content = dataset.read(index)
+        images.append(decode(content, min_size=(128, 128)) if isinstance(content, bytes) else to_pil(content))
+        captions.append(label_name(dataset, index))
+    return contact_sheet(images, captions, columns=10) if images else None
+
+
+def balanced_sample(labels: np.ndarray, count: int) -> np.ndarray:
+    """Return random indices, one of each class, then a second of each ..., ordered by class."""
+    order = permutation(0, 0, len(labels))
+    selected = order[np.argsort(_occurrences(labels[order]), kind="stable")[:count]]
+    return selected[np.argsort(labels[selected], kind="stable")]
+
+
+def _occurrences(labels: np.ndarray) -> np.ndarray:
+    """Return how many equal labels precede each label."""
+    order = np.argsort(labels, kind="stable")
+    occurrence = np.empty(len(labels), np.int64)
+    occurrence[order] = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
+    return occurrence
+
+
+def _sections(report: DatasetReport) -> Iterator[str]:
+    data = report.data
+    sizes = ", ".join(f"{len(source):,} {split}" for split, source in data.splits.items())
+    yield f"<h1>{escape(data.name)}</h1>"
+    fingerprint = f"fingerprint <code>{data.fingerprint[:16]}</code>"
+    yield f'<p class="soft">{len(data.class_names):,} classes; usable images: {sizes}; {fingerprint}</p>'
+    yield from _summary(report)
+    if report.notes:
+        yield "<h2>Notes</h2><ul>" + "".join(f"<li>{escape(note)}</li>" for note in report.notes) + "</ul>"
+    samples = sample_sheet(next((part for part in data.splits.values() if len(part)), data.train))
+    if samples is not None:
+        yield f'<h2>Images</h2><img alt="Random images of each class" src="{data_uri(samples)}">'
+    yield from _class_balance(report)
+    yield from _sizes_and_formats(report)
+    if report.bad:
+        rows = [(escape(item.location), escape(item.reason), item.split) for item in report.bad[:MAX_ROWS]]
+        yield f"<h2>Unusable images ({len(report.bad):,})</h2>" + html_table(("file", "reason", "split"), rows)
+    yield from _duplicates("The same image in two splits", report.leaks)
+    yield from _duplicates("The same image with two labels", report.conflicts)
+    yield from _duplicates("Duplicate images", report.duplicates)
+
+
+def _summary(report: DatasetReport) -> Iterator[str]:
+    if report.ok:
+        yield '<p class="good">Every image is usable; none is in two splits or has two labels.</p>'
+        return
+    problems = [
+        f"{len(items):,} {plural if len(items) > 1 else singular}"
+        for items, singular, plural in (
+            (report.bad, "image is unusable", "images are unusable"),
+            (report.leaks, "image is in two splits", "images are in two splits"),
+            (report.conflicts, "image has two labels", "images have two labels"),
+        )
+        if items
+    ]
+    yield f'<p class="bad">{escape("; ".join(problems))}.</p>'
+
+
+def _class_balance(report: DatasetReport) -> Iterator[str]:
+    largest = max((max(counts.values()) for counts in report.classes.values()), default=0)
+    rows = [
+        (
+            escape(name),
+            *(f"{counts[split]:,}" for split in counts),
+            f'<span class="bar" style="width:{counts["train"] / max(largest, 1) * 12:.2f}rem"></span>',
+        )
+        for name, counts in list(report.classes.items())[:MAX_CLASSES]
+    ]
+    more = len(report.classes) - len(rows)
+    yield "<h2>Classes</h2>" + html_table(("class", "#train", "#validation", "#test", "train"), rows)
+    if more > 0:
+        yield f'<p class="soft">and {more:,} more classes</p>'
+
+
+def _sizes_and_formats(report: DatasetReport) -> Iterator[str]:
+    if report.sizes:
+        rows = [(side, *(f"{value:,}" for value in values)) for side, values in report.sizes.items()]
+        yield "<h2>Sizes</h2>" + html_table(("side", "#minimum", "#median", "#maximum"), rows)
+    if report.image_formats:
+        yield "<h2>Formats</h2>" + html_table(
+            ("format and mode", "#images"), [(escape(k), f"{n:,}") for k, n in report.image_formats.items()]
+        )
+
+
+def _duplicates(title: str, groups: tuple[DuplicateGroup, ...]) -> Iterator[str]:
+    if groups:
+        rows = [
+            (
+                "<br>".join(escape(where) for where in group.locations),
+                "<br>".join(group.splits),
+                "<br>".join(escape(name) for name in group.classes),
+            )
+            for group in groups[:MAX_ROWS]
+        ]
+        yield f"<h2>{escape(title)} ({len(groups):,})</h2>" + html_table(("files", "split", "class"), rows)

@@ -1,0 +1,91 @@
+"""Folder that is pushed to the hub: weights, metadata without local paths, and a model card. No checkpoints."""
+
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.errors import VitrailError
+from vitrail.models.build import Model
+from vitrail.models.masked_autoencoders import MaskedModel
+from vitrail.report.model_card import model_card
+from vitrail.report.model_card_yaml import CardFormat
+from vitrail.weights.load import load, resolve_source
+from vitrail.weights.load_masked import load_masked
+from vitrail.weights.model_folder import DECODER_FILE, is_model_folder
+from vitrail.weights.save import model_metadata, save
+
+RUN_PARTS = ("best", "last", "model.safetensors")  # inside a run, whose name precedes them
+
+
+@dataclass(frozen=True)
+class HubFolder:
+    """A folder ready to be pushed, its files with sizes in bytes, and the settings that were assumed."""
+
+    folder: Path
+    files: dict[str, int]
+    assumed: tuple[str, ...] = ()
+
+
+def build_hub_folder(
+    source: str, folder: Path, name: str, license: str | None = None, format: CardFormat = "vitrail"
+) -> HubFolder:
+    """Build the hub folder of a run, model folder or weight file as ``owner/name``, whole or not at all."""
+    if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license):
+        raise VitrailError(
+            f"--license must be one of the hub's licence identifiers, got {license!r}; try apache-2.0, mit or cc-by-4.0"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise VitrailError(f"{folder} exists and is not empty, so nothing is written into it; choose another path")
+    model = _load_with_decoder(source)
+    encoder = model.encoder if isinstance(model, MaskedModel) else model
+    metadata = {key: strip_paths(value) for key, value in encoder.metadata.items()}
+    assumed = encoder.load_report.assumed
+    text = model_card(model_metadata(model, model.config, metadata), name, license, format, _num_images(source), assumed)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name[:100]}.") as temporary:
+            new_folder = save(model, Path(temporary) / "model", format=format, metadata=metadata)
+            (new_folder / "README.md").write_text(text, encoding="utf-8")
+            if folder.exists():
+                folder.rmdir()
+            shutil.move(new_folder, folder)
+    except OSError as error:
+        raise VitrailError(f"{folder} cannot be written: {error}") from None
+    return HubFolder(folder, {file.name: file.stat().st_size for file in sorted(folder.iterdir())}, assumed)
+
+
+def strip_paths(value: Any) -> Any:
+    """Strip local paths from metadata: of every path the last component is left."""
+    if isinstance(value, dict):
+        return {name: strip_paths(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [strip_paths(inner) for inner in value]
+    if not isinstance(value, str) or value.startswith("hf:"):
+        return value
+    names = [name for name in re.split(r"[/\\]+", value) if name not in ("", ".", "..", "~")]
+    while len(names) > 1 and names[-1] in RUN_PARTS:
+        names.pop()
+    return names[-1] if names else ""
+
+
+def _load_with_decoder(source: str) -> Model | MaskedModel:
+    """Load a model, with its pre-training decoder where there is one."""
+    path = resolve_source(source)
+    return load_masked(source) if is_model_folder(path) and (path / DECODER_FILE).is_file() else load(source)
+
+
+def _num_images(source: str) -> dict[str, int]:
+    """Return how many images a finished run was evaluated on, by split."""
+    from vitrail.training.run import Run
+
+    run = Run(Path(source).expanduser())
+    result = None if source.startswith("hf:") else run.result()
+    if result is None or not (run.folder / "predictions.npz").is_file():
+        return {}
+    with np.load(run.folder / "predictions.npz", allow_pickle=False) as file:
+        return {result["reported_on"]: len(file["labels"])} if "labels" in file.files else {}

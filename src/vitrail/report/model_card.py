@@ -1,0 +1,207 @@
+"""Model card: the README.md of a model on the Hugging Face hub, written from the model's metadata. Torch-free.
+
+Its header is for programs, the rest for people: architecture, usage, evaluation, preprocessing, training, limitations. What is
+not recorded is not made up.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import sqrt
+from typing import Any
+
+from vitrail.config import parse_value
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import printable
+from vitrail.models.config import ModelConfig, ResNetConfig, format_size
+from vitrail.models.cost import cost
+from vitrail.report.model_card_yaml import METRIC_NAMES, CardFormat, is_worth_listing, reported_split, section, yaml_header
+
+MAX_LISTED_CLASSES = 100  # class names listed
+NORMAL_QUANTILE = 1.96  # normal quantile of a 95 % interval
+UNSCALED_METRICS = ("loss", "ece")  # the others are fractions, shown in percent
+
+
+def model_card(
+    metadata: Mapping[str, Any],
+    name: str,
+    license: str | None = None,
+    format: CardFormat = "vitrail",
+    num_images: Mapping[str, int] | None = None,
+    assumed: Sequence[str] = (),
+) -> str:
+    """Return the card of the model ``owner/name`` from its metadata, the content of ``vitrail.json``.
+
+    ``num_images``: size of each evaluated split, where known. ``assumed``: settings that the weight file did not record.
+    """
+    config: ModelConfig = parse_value(metadata.get("model"), ModelConfig, "model")
+    parts = [
+        yaml_header(metadata, config, name, license, format),
+        f"# {name.rpartition('/')[2]}\n\n{_description(metadata, config)}",
+        f"## Usage\n\n{_usage(config, name, format)}",
+        f"## Evaluation\n\n{_evaluation(metadata, config, num_images or {})}",
+        f"## Preprocessing\n\n{_preprocessing(metadata, format)}",
+        *([f"## Classes\n\n{_class_names(metadata, config)}"] if config.classes else []),
+        f"## Training\n\n{_training(metadata)}",
+        "## Limitations\n\n" + "\n".join(f"- {line}" for line in _limitations(metadata, config, assumed)),
+        _footer(metadata),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def wilson_interval(proportion: float, count: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a proportion measured on ``count`` images."""
+    centre = proportion + NORMAL_QUANTILE**2 / (2 * count)
+    half_width = NORMAL_QUANTILE * sqrt(proportion * (1 - proportion) / count + NORMAL_QUANTILE**2 / (4 * count**2))
+    return (centre - half_width) / (1 + NORMAL_QUANTILE**2 / count), (centre + half_width) / (1 + NORMAL_QUANTILE**2 / count)
+
+
+def _description(metadata: Mapping[str, Any], config: ModelConfig) -> str:
+    costs = cost(config)
+    if isinstance(config, ResNetConfig):
+        architecture = "A ResNet"
+    else:
+        kind = "A hybrid of ResNet and Vision Transformer" if config.stem else "A Vision Transformer"
+        depth = _plural(config.depth, "block")
+        architecture = (
+            f"{kind} with {depth}, width {config.width}, {config.heads} heads and patches of {format_size(config.patch)}"
+        )
+    colours = {1: "grey", 3: "colour"}.get(config.channels, f"{config.channels}-channel")
+    size = f"{costs.parameters:,} parameters, {costs.macs:,} multiply-adds per image"
+    lines = [f"{architecture}, for {colours} images of {format_size(config.image)} pixels: {size}."]
+    if config.classes:
+        lines.append(f"It classifies images into {config.classes:,} classes.")
+    else:
+        lines.append("It has no classifier: it extracts features from images, and is a starting point for fine-tuning.")
+    if metadata.get("masking"):
+        lines.append(f"It was pre-trained without labels, with {metadata['masking']['method']}.")
+    return " ".join(lines)
+
+
+def _usage(config: ModelConfig, name: str, format: CardFormat) -> str:
+    if config.classes:
+        python = f'model = vitrail.load("hf:{name}")\nprint(vitrail.predict(model, ["image.jpg"]))'
+        shell = f"vitrail predict hf:{name} image.jpg"
+    else:
+        python = f'model = vitrail.load("hf:{name}")\nfeatures = vitrail.embed(model, ["image.jpg"]).values'
+        shell = f"vitrail finetune hf:{name} DATA\nvitrail probe hf:{name} DATA"
+    text = f"```python\nimport vitrail\n\n{python}\n```\n\n```sh\n{shell}\n```"
+    if format == "huggingface" and config.classes:
+        pipe = f'classify = pipeline("image-classification", "{name}")\nprint(classify("image.jpg"))'
+        text += f"\n\nOr without Vitrail:\n\n```python\nfrom transformers import pipeline\n\n{pipe}\n```"
+    return text
+
+
+def _evaluation(metadata: Mapping[str, Any], config: ModelConfig, num_images: Mapping[str, int]) -> str:
+    metrics = section(metadata, "metrics")
+    splits = [split for split in ("test", "validation", "train") if isinstance(metrics.get(split), dict) and metrics[split]]
+    if not splits:
+        return "These weights come without metrics. Evaluate them on your own images before use."
+    rows = ["| split | metric | value |", "|---|---|---|"]
+    for split in splits:
+        split_name = f"{split}, {num_images[split]:,} images" if split in num_images else split
+        for key, value in metrics[split].items():
+            if is_worth_listing(key, metrics[split], metadata):
+                rows.append(
+                    f"| {split_name} | {METRIC_NAMES.get(key, key)} | {_format_metric(key, value, num_images.get(split))} |"
+                )
+    notes = {
+        "test": "The test images were evaluated once, after the weights had been selected.",
+        "validation": "The weights were selected on validation, whose metrics are therefore optimistic.",
+        "train": "The model was trained on the train images: accuracy on them says nothing about new images.",
+    }
+    if not config.classes:
+        notes = {"": "The loss is over masked patches only, and can only be compared between runs with the same target."}
+    return "\n".join(rows) + "\n\n" + " ".join(notes[split] for split in notes if split in ("", *splits))
+
+
+def _format_metric(key: str, value: float, count: int | None) -> str:
+    if key in UNSCALED_METRICS:
+        return f"{value:.4f}"
+    if not count or key not in ("top1", "top5"):
+        return f"{value:.2%}"
+    low, high = wilson_interval(value, count)
+    return f"{value:.2%} (95 % interval {low:.1%} to {high:.1%})"
+
+
+def _preprocessing(metadata: Mapping[str, Any], format: CardFormat) -> str:
+    preprocess: Preprocess | None = parse_value(metadata.get("preprocess"), Preprocess | None, "preprocess")
+    if preprocess is None:
+        return "Not recorded; Vitrail assumes the default of this architecture."
+    resized = "resized without keeping the aspect ratio to" if preprocess.squash else "resized to cover"
+    crop = "" if preprocess.resize_to == preprocess.image_size else f", centre-cropped to {format_size(preprocess.image_size)}"
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in (preprocess.mean, preprocess.std))
+    file_name = "`vitrail.json`" if format == "vitrail" else "`preprocessor_config.json`"
+    return (
+        f"Images are {resized} {format_size(preprocess.resize_to)} pixels ({preprocess.interpolation}){crop}; values from 0 to 1 are normalised with "
+        f"mean {mean} and standard deviation {std}. Programs read this from {file_name}."
+    )
+
+
+def _class_names(metadata: Mapping[str, Any], config: ModelConfig) -> str:
+    names = metadata.get("class_names")
+    if not names:
+        return f"{config.classes:,} classes whose names are not recorded: predictions are class indices, from 0."
+    more = f" and {len(names) - MAX_LISTED_CLASSES:,} more" if len(names) > MAX_LISTED_CLASSES else ""
+    return ", ".join(_code(name) for name in names[:MAX_LISTED_CLASSES]) + more
+
+
+def _training(metadata: Mapping[str, Any]) -> str:
+    recipe, dataset = section(metadata, "recipe"), section(metadata, "dataset")
+    if not recipe:
+        return "Not recorded."
+    optim, schedule, metrics = section(recipe, "optim"), section(recipe, "schedule"), section(metadata, "metrics")
+    step_note = f"; these weights are of step {metrics['step']:,}" if isinstance(metrics.get("step"), int) else ""
+    matrices = f" (matrices {optim.get('muon_lr')})" if optim.get("name") == "muon" else ""
+    rows = {
+        "dataset": f"{_code(dataset.get('name', 'unknown'))}, fingerprint `{str(dataset.get('fingerprint', 'unknown'))[:16]}`",
+        "initial weights": _code(recipe["init_from"]) if recipe.get("init_from") else "random",
+        "recipe": _code(recipe.get("name", "unknown")),
+        "steps": f"{recipe.get('steps', 0):,} of {recipe.get('batch_size', 0):,} images{step_note}",
+        "optimiser": f"{optim.get('name')}, learning rate {optim.get('lr')}{matrices}, decay {optim.get('weight_decay')}",
+        "schedule": f"{schedule.get('kind')}, {_plural(schedule.get('warmup_steps', 0), 'step')} of warmup",
+        "loss": f"{section(recipe, 'masking').get('target', recipe.get('loss'))}, label smoothing {recipe.get('label_smoothing')}",
+        "EMA decay": recipe.get("ema_decay") or "none",
+        "seed": recipe.get("seed"),
+    }
+    if recipe.get("masking"):
+        rows["loss"] = f"{recipe['masking']['target']} of the masked patches, {recipe['masking']['share']:.0%} of an image"
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def _limitations(metadata: Mapping[str, Any], config: ModelConfig, assumed: Sequence[str]) -> Iterator[str]:
+    if assumed:
+        settings = "; ".join(_without_hint(item) for item in assumed)
+        yield f"The weight file does not record everything; these settings were assumed: {printable(settings)}."
+    if config.classes:
+        sigmoid = section(metadata, "recipe").get("loss") == "sigmoid"
+        outcome = "may be given any of them" if sigmoid else "is still given one of them"
+        yield f"It knows only its {config.classes:,} classes: an image of anything else {outcome}, perhaps with high confidence."
+    else:
+        yield "It predicts nothing by itself; how useful its features are for a task has to be measured on that task."
+    if reported_split(metadata):
+        yield "The metrics hold for images like those of the evaluation; other cameras, locations and times were not evaluated."
+    yield "Fairness across groups and robustness to noise, blur and weather are not recorded."
+    if config.classes and not any(
+        "ece" in values for values in section(metadata, "metrics").values() if isinstance(values, dict)
+    ):
+        yield "Its calibration is not recorded: of predictions with 90 % confidence fewer than nine in ten may be correct."
+    yield "It inherits the biases of its training data, which is not part of this repository."
+
+
+def _footer(metadata: Mapping[str, Any]) -> str:
+    versions = section(metadata, "versions")
+    return f"Written by Vitrail {versions.get('vitrail', '')} from the metadata stored with the weights."
+
+
+def _without_hint(assumed: str) -> str:
+    """Drop the hint how to override an assumption when loading."""
+    return re.sub(r"(; )?[\w.]+=? overrides it", "", assumed).replace(" ()", "")
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _code(text: Any) -> str:
+    """Return a name as inline code that can break neither its code span nor its table cell."""
+    return f"`{printable(str(text)).replace('`', chr(39)).replace('|', '/')}`"

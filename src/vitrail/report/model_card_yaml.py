@@ -1,0 +1,70 @@
+"""YAML header of a model card, read by the Hugging Face hub. Torch-free."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from vitrail.errors import printable
+from vitrail.models.config import ModelConfig, ResNetConfig
+
+CardFormat = Literal["vitrail", "huggingface"]
+METRIC_NAMES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "knn": "20-NN accuracy", "ece": "calibration error (ECE)"}
+
+
+def yaml_header(metadata: Mapping[str, Any], config: ModelConfig, name: str, license: str | None, format: CardFormat) -> str:
+    """Return the header; every value is JSON, so that no name can break the YAML."""
+    recipe, dataset = section(metadata, "recipe"), section(metadata, "dataset")
+    task = "image-classification" if config.classes else "image-feature-extraction"
+    method = [metadata["masking"]["method"], "self-supervised"] if metadata.get("masking") else []
+    family = "resnet" if isinstance(config, ResNetConfig) else "vision-transformer"
+    header: dict[str, Any] = {
+        "library_name": "vitrail" if format == "vitrail" else "transformers",
+        "pipeline_tag": task,
+        "tags": ["vitrail", family, *method],
+    }
+    if license:
+        header["license"] = license
+    if str(dataset.get("name", "")).startswith("hf:"):
+        header["datasets"] = [dataset["name"].removeprefix("hf:")]
+    if str(recipe.get("init_from", "")).startswith("hf:"):
+        header["base_model"] = recipe["init_from"].removeprefix("hf:")
+    split = reported_split(metadata)
+    if config.classes and split and "top1" in metadata["metrics"][split]:
+        header["metrics"] = ["accuracy"]
+        header["model-index"] = [_model_index(metadata, name, split)]
+    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in header.items()]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _model_index(metadata: Mapping[str, Any], name: str, split: str) -> dict[str, Any]:
+    """Return the metrics as the hub lists them."""
+    dataset_name = str(section(metadata, "dataset").get("name", "unknown"))
+    values = metadata["metrics"][split]
+    metrics = [
+        {"type": "accuracy", "name": METRIC_NAMES[key], "value": values[key]}
+        for key in ("top1", "top5")
+        if is_worth_listing(key, values, metadata)
+    ]
+    dataset = {
+        "name": printable(dataset_name),
+        "type": dataset_name.removeprefix("hf:") if dataset_name.startswith("hf:") else "imagefolder",
+    }
+    results = [{"task": {"type": "image-classification"}, "dataset": {**dataset, "split": split}, "metrics": metrics}]
+    return {"name": name.rpartition("/")[2], "results": results}
+
+
+def is_worth_listing(key: str, values: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
+    """Whether a metric is worth listing: with five classes or fewer top-5 accuracy is always 100 %."""
+    is_number = isinstance(values.get(key), int | float) and not isinstance(values.get(key), bool)
+    return is_number and not (key == "top5" and metadata["model"].get("classes", 0) <= 5)
+
+
+def reported_split(metadata: Mapping[str, Any]) -> str | None:
+    """Return the split whose metrics say most about new images."""
+    metrics = section(metadata, "metrics")
+    return next((split for split in ("test", "validation") if isinstance(metrics.get(split), dict) and metrics[split]), None)
+
+
+def section(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = metadata.get(name)
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,155 @@
+"""Robustness page: accuracy of models under image corruptions. v versions of an image."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
+
+from vitrail.data.decode import to_pil
+from vitrail.evaluation.corruptions import MAX_SEVERITIES, Corruption
+from vitrail.evaluation.robustness import ALL, CLEAN, RobustnessResult
+from vitrail.evaluation.robustness_comparison import RobustnessDifference, compare_robustness
+from vitrail.plot.html_line_chart import LEFT, RIGHT, WIDTH, legend_html, line_chart_html
+from vitrail.plot.markup import escape
+from vitrail.report.contact_sheet import data_uri
+from vitrail.report.html import html_page, html_table
+
+EXAMPLE_SIDE = 112  # pixels of an example image
+STYLE = f"""<style>
+.strip {{ display: grid; grid-template-columns: repeat({MAX_SEVERITIES + 1}, minmax(0, 1fr)); text-align: center;
+          margin: 0 {RIGHT / WIDTH:.2%} 0 {LEFT / WIDTH:.2%}; }}
+.strip div, .unit {{ font-size: .72rem; color: var(--soft); line-height: 1.25; padding: 0 2px; }}
+.strip img {{ display: block; width: 100%; margin-bottom: 2px; }} .pixels img {{ image-rendering: pixelated; }}
+th, td {{ overflow-wrap: break-word; }} .panels {{ gap: 1.8rem 2rem; }}
+.unit {{ text-align: right; margin: 2px {RIGHT / WIDTH:.2%} 0 0; }}
+</style>"""
+
+
+def robustness_page(results: Mapping[str, RobustnessResult], notes: Sequence[str] = ()) -> str:
+    """Build the page. ``results``: by model name; the first model is the one that the others are compared with."""
+    return html_page("Robustness", _sections(results, notes))
+
+
+def _sections(results: Mapping[str, RobustnessResult], notes: Sequence[str]) -> Iterator[str]:
+    first = next(iter(results.values()))
+    rows, columns = first.grid
+    yield STYLE + "<h1>Robustness</h1>"
+    yield (
+        f'<p class="soft">{escape(first.dataset)}, {first.split}: {len(first.indices):,} images'
+        + (f"; {first.unreadable_images:,} unreadable" if first.unreadable_images else "")
+        + f"; {rows}×{columns} cells</p>"
+    )
+    yield from (f'<p class="soft">{escape(note)}</p>' for note in (*first.notes, *notes))
+    yield _summary_table(results)
+    yield "<h2>Accuracy by severity</h2>"
+    yield f"<p>{legend_html(results)}</p>"
+    yield (
+        "<p>Severity 0 is the original image. Every model is evaluated on the same corrupted images; below each panel is one "
+        "of them.</p>"
+    )
+    yield '<div class="figures panels">'
+    version = 1
+    for corruption in first.corruptions:
+        yield _panel(corruption, results, _examples(first.example_images, version, len(corruption.strengths)))
+        version += len(corruption.strengths)
+    yield "</div>"
+    yield "<h2>Table</h2>" + _results_table(results)
+    yield from _method(first)
+
+
+def _summary_table(results: Mapping[str, RobustnessResult]) -> str:
+    columns = ("model", "#clean accuracy", "#95 % interval", "#mean corrupted accuracy", "#95 % interval", "#retained")
+    rows = []
+    for name, result in results.items():
+        clean, mean = result.scores[CLEAN], result.scores[ALL]
+        intervals = _format_interval(clean.interval), _format_interval(mean.interval)
+        rows.append((escape(name), f"{clean.mean:.1%}", intervals[0], f"{mean.mean:.1%}", intervals[1], f"{mean.retained:.1%}"))
+    return html_table(columns, rows)
+
+
+def _panel(corruption: Corruption, results: Mapping[str, RobustnessResult], examples: Sequence[Image.Image]) -> str:
+    lines = {
+        model: [
+            (0.0, result.clean),
+            *((float(severity), accuracy) for severity, accuracy in enumerate(result.scores[corruption.name].top1, 1)),
+        ]
+        for model, result in results.items()
+    }
+    chart = line_chart_html(corruption.title, lines, percent=True, columns=MAX_SEVERITIES + 1, y_range=(0.0, 1.0), legend=False)
+    captions = ["original", *corruption.captions]
+    small = max(examples[0].size) <= EXAMPLE_SIDE
+    cells = "".join(
+        f'<div><img alt="{escape(corruption.title)}" src="{data_uri(image, lossless=small)}">{escape(caption)}</div>'
+        for image, caption in zip(examples, captions, strict=True)
+    )
+    unit = f'<div class="unit">{escape(corruption.unit)}</div>'
+    return f'<div>{chart}<div class="strip{" pixels" if small else ""}">{cells}</div>{unit}</div>'
+
+
+def _examples(versions: UInt8[Tensor, "v c h w"], first: int, count: int) -> list[Image.Image]:
+    """Return the original image, then its versions under one corruption."""
+    selected = versions[[0, *range(first, first + count)]]
+    images = [to_pil(np.ascontiguousarray(one.permute(1, 2, 0).numpy())) for one in selected]
+    scale = 2 * EXAMPLE_SIDE / max(images[0].size)  # sharp on a high-resolution screen, and no larger
+    if scale >= 1:
+        return images
+    size = (max(1, round(images[0].width * scale)), max(1, round(images[0].height * scale)))
+    return [one.resize(size, Image.Resampling.LANCZOS) for one in images]
+
+
+def _results_table(results: Mapping[str, RobustnessResult]) -> str:
+    first = next(iter(results.values()))
+    comparisons, several = [compare_robustness(first, each) for each in results.values()], len(results) > 1
+    columns = [
+        "corruption",
+        "model",
+        *(f"#{severity}" for severity in range(1, MAX_SEVERITIES + 1)),
+        "#mean",
+        "#95 % interval",
+        "#retained",
+    ]
+    columns += ["#difference in points", "#95 % interval"] if several else []
+    rows = []
+    for name in first.scores:
+        for number, ((model, result), by_corruption) in enumerate(zip(results.items(), comparisons, strict=True)):
+            score = result.scores[name]
+            title = "" if number else f"<b>{escape(score.title)}</b>"
+            cells = [f"{accuracy:.1%}" for accuracy in score.top1] + [""] * (MAX_SEVERITIES - len(score.top1))
+            retained = "" if name == CLEAN else f"{score.retained:.1%}"
+            row = [title, escape(model), *cells, f"{score.mean:.1%}", _format_interval(score.interval), retained]
+            rows.append(row + (_difference_cells(by_corruption[name] if number else None) if several else []))
+    return html_table(columns, rows)
+
+
+def _difference_cells(difference: RobustnessDifference | None) -> list[str]:
+    """Return the difference and its interval, coloured if significant."""
+    if difference is None:
+        return ["", ""]
+    low, high = difference.interval
+    css_class = "good" if low > 0 else "bad" if high < 0 else "soft"
+    return [f'<span class="{css_class}">{100 * difference.difference:+.1f}</span>', f"{100 * low:+.1f} to {100 * high:+.1f}"]
+
+
+def _format_interval(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.1%} to {interval[1]:.1%}"
+
+
+def _method(first: RobustnessResult) -> Iterator[str]:
+    yield "<h2>Corruptions</h2>"
+    yield (
+        "<p>Noise, blur, contrast and JPEG are those of ImageNet-C (Hendrycks and Dietterich 2019) at its five severities, "
+        "applied to the image after the model's own resizing and cropping. Blur radii are in pixels of a 224-pixel image and "
+        "scale with the image size; noise is per pixel and JPEG blocks are eight pixels wide, so both are harsher on small "
+        "images.</p>"
+    )
+    yield (
+        f"<p>The image is divided into {first.grid[0]}×{first.grid[1]} cells. Dropped cells and the occluding block are black, "
+        "the same for every model; shuffling permutes whole cells, or squares of several (Naseer et al. 2021).</p>"
+    )
+    yield (
+        "<p>Retained: mean corrupted accuracy as a fraction of clean accuracy; random guessing retains some, too. Difference: "
+        f"the mean minus that of the first model, on the same {len(first.indices):,} images. Intervals are bootstrap intervals "
+        "over images; they do not cover the variation between training runs.</p>"
+    )

@@ -1,0 +1,116 @@
+"""HTML pages: a form to try the model, and the API documentation. They fetch nothing from outside."""
+
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+from vitrail.inference.predictor import Predictor
+from vitrail.serve.config import MEBIBYTE, ServeConfig
+
+HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Vitrail</title><style>
+:root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}
+code,pre{font:14px/1.5 ui-monospace,monospace}pre{white-space:pre-wrap;padding:.6rem;border:1px solid #8886;border-radius:4px}
+pre,#out{overflow-wrap:anywhere}table{border-collapse:collapse}td{padding:.15rem .8rem .15rem 0;vertical-align:top}
+button,input{font:inherit;max-width:100%}#out img{display:block;max-width:100%;max-height:28rem;margin-top:1rem}
+h2{margin:3rem 0 0}h2 code{font-size:1.3rem;font-weight:600}h3{font-size:1rem;margin:1rem 0 .2rem}
+.fixed td:first-child,#out td+td{white-space:nowrap}#out td+td{text-align:right}#out p{margin:0}
+</style>"""
+SCRIPT = """<script>
+const form=document.forms[0],out=document.querySelector("#out"),pre=document.querySelector("pre");
+pre.textContent=pre.textContent.replaceAll("http://HOST",location.origin);
+function add(kind,words){const made=document.createElement(kind);made.textContent=words;out.append(made);return made}
+form.addEventListener("submit",async event=>{
+  event.preventDefault();out.textContent="...";
+  const body=new FormData();for(const file of form.files.files)body.append("files",file);
+  const headers=form.token&&form.token.value?{Authorization:"Bearer "+form.token.value}:{};
+  try{
+    const answer=await fetch("/predict",{method:"POST",body,headers}),said=await answer.json();
+    const rows=said.predictions||said.images;out.textContent=rows?"":said.error;
+    for(const one of rows||[]){
+      add("h3",one.file);if(one.error){add("p",one.error);continue}
+      const table=add("table","");for(const guess of one.top){const line=table.insertRow();
+        line.insertCell().textContent=guess.label;line.insertCell().textContent=(100*guess.probability).toFixed(2)+" %"}}
+    if(form.explain.checked&&form.files.files.length===1&&answer.ok){
+      const file=form.files.files[0],map=await fetch("/explain",{method:"POST",body:file,
+        headers:{...headers,Accept:"image/png","Content-Type":file.type||"application/octet-stream"}});
+      if(map.ok){const image=add("img","");image.src=URL.createObjectURL(await map.blob());image.alt="saliency map"
+        }else add("p",(await map.json()).error)}
+  }catch(error){out.textContent=error}
+});
+</script>"""
+
+
+def front_page(engine: Predictor | None, source: str, config: ServeConfig) -> str:
+    """Return the page with the model's name and a form to classify images."""
+    description = "A Vision Transformer that classifies images."
+    if engine is not None:
+        description = f"{source}: {len(engine.class_names):,} classes, served with {engine.backend}."
+    token = "<p><label>Token <input type=password name=token></label>" if config.token else ""
+    auth_option = '-H "Authorization: Bearer TOKEN" ' if config.token else ""
+    pixels = f"{config.max_pixels / 1e6:,.3g} million" if config.max_pixels >= 1e6 else f"{config.max_pixels:,}"
+    limits = f"Up to {config.max_body / MEBIBYTE:,.3g} MiB per request and {pixels} pixels per image."
+    return f"""{HEAD}<h1>Vitrail</h1><p>{escape(description)}
+<form>{token}<p><input type=file name=files accept="image/*" multiple required>
+<p><label><input type=checkbox name=explain> show a saliency map</label><p><button>Predict</button></form>
+<div id=out></div><p>{limits} From a program:
+<pre>curl {auth_option}--data-binary @cat.jpg -H "Content-Type: image/jpeg" http://HOST/predict
+
+curl {auth_option}-F files=@cat.jpg -F files=@dog.jpg http://HOST/predict</pre>
+<p><a href="/docs">API documentation</a>, <a href="/openapi.json">OpenAPI schema</a>.{SCRIPT}"""
+
+
+def docs_page(schema: dict[str, Any]) -> str:
+    """Return the OpenAPI schema as plain HTML."""
+    links = "<a href='/'>Try an image</a>, or get the OpenAPI schema: <a href='/openapi.json'>openapi.json</a>."
+    return f"{HEAD}<h1>Vitrail</h1><p>{links}" + "".join(_operation_sections(schema))
+
+
+def _operation_sections(schema: dict[str, Any]) -> Iterator[str]:
+    schemas = schema["components"]["schemas"]
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            yield f"<h2><code>{method.upper()} {escape(path)}</code></h2>"
+            yield "".join(f"<p>{escape(part.replace('``', ''))}" for part in operation.get("description", "").split("\n\n"))
+            parameters = [
+                (f"?{item['name']}=", _type_name(item["schema"], schemas), item.get("description", ""))
+                for item in operation.get("parameters", ())
+            ]
+            parameters += [("body", kind, "") for kind in operation.get("requestBody", {}).get("content", ())]
+            yield _table("Request", parameters)
+            yield _table(
+                "Responses",
+                [(status, _content_types(item), item["description"]) for status, item in operation["responses"].items()],
+            )
+    yield "<h2>Schemas</h2>"
+    for name, shape in schemas.items():
+        if "enum" in shape:  # listed with its parameter
+            continue
+        rows = [(field, _type_name(item), item.get("description", "")) for field, item in shape.get("properties", {}).items()]
+        yield f"<h3 id='{escape(name)}'>{escape(name)}</h3><p>{escape(shape.get('description', ''))}{_table('', rows)}"
+
+
+def _table(title: str, rows: list[tuple[str, str, str]]) -> str:
+    cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return (f"<h3>{title}</h3>" if title else "") + f"<table class=fixed>{cells}</table>" if rows else ""
+
+
+def _content_types(answer: dict[str, Any]) -> str:
+    return ", ".join(
+        _type_name(item["schema"]) if kind.endswith("json") else kind for kind, item in answer.get("content", {}).items()
+    )
+
+
+def _type_name(schema: dict[str, Any], schemas: dict[str, Any] | None = None) -> str:
+    """Return the type of a schema: integer, PredictResponse, list of ImageError ...; for an enum in ``schemas``, its values."""
+    if "$ref" in schema:
+        name = str(schema["$ref"]).rsplit("/", 1)[-1]
+        shape = (schemas or {}).get(name, {})
+        return _type_name(shape) if "enum" in shape else name
+    if "anyOf" in schema:
+        return " or ".join(_type_name(item) for item in schema["anyOf"] if item.get("type") != "null")
+    if "enum" in schema:
+        return ", ".join(map(str, schema["enum"]))
+    if schema.get("type") == "array":
+        return f"list of {_type_name(schema['items'])}"
+    return str(schema.get("type", "anything"))

@@ -1,0 +1,127 @@
+"""Routes ``POST /predict`` and ``POST /explain``: read the images, submit them to the batcher, write the response."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request, Response
+from starlette.requests import ClientDisconnect
+
+from vitrail.errors import printable
+from vitrail.explain.saliency import SALIENCY_METHODS
+from vitrail.inference.predictor import Predictor
+from vitrail.serve.batcher import Job, QueuedImage
+from vitrail.serve.errors import RequestError, not_ready
+from vitrail.serve.middleware import ServerState, error_response, json_response
+from vitrail.serve.request_body import read_images
+from vitrail.serve.responses import prediction_json, saliency_job, saliency_overlay
+from vitrail.serve.schema import BODY, ExplainResponse, PredictResponse, error_responses, success_response
+
+SaliencyMethod = StrEnum("Method", {name: name for name in SALIENCY_METHODS})  # type: ignore[misc]  # members from SALIENCY_METHODS
+DEFAULT_METHOD = SaliencyMethod("rollout")
+TopParameter = Annotated[int | None, Query(ge=1, le=100_000, description="Number of labels per image.")]
+
+
+def add_routes(app: FastAPI, server_state: ServerState) -> None:
+    statuses = (400, 408, 413, 415, 422, 500, 503, 504) + ((401,) if server_state.config.token else ())
+    route_options: dict[str, Any] = {"openapi_extra": {"requestBody": BODY}, "response_class": Response}
+
+    @app.post("/predict", responses={**success_response(PredictResponse), **error_responses(*statuses)}, **route_options)
+    async def predict(request: Request, top: TopParameter = None) -> Response:
+        """Classify images: one as the body, or any number as files of a multipart form.
+
+        200 if at least one image succeeded; the others have an error each. If all failed, the status is that of the first.
+        """
+        names, outcomes = await _run_images(server_state, request)
+        engine = _require_engine(server_state)
+        count = top or server_state.config.top_k
+        return _respond(
+            server_state,
+            names,
+            outcomes,
+            "predictions",
+            lambda row: prediction_json(row, engine.class_names, count, engine.sigmoid),
+        )
+
+    png_or_json = success_response(ExplainResponse, content={"image/png": {"schema": {"type": "string", "format": "binary"}}})
+
+    @app.post("/explain", responses={**png_or_json, **error_responses(*statuses, 501)}, **route_options)
+    async def explain(
+        request: Request,
+        method: Annotated[SaliencyMethod, Query(description="Saliency method.")] = DEFAULT_METHOD,
+        target: Annotated[
+            str | None, Query(alias="class", description="Class to explain; default: the predicted class.")
+        ] = None,
+    ) -> Response:
+        """Compute saliency maps; with ``Accept: image/png`` and a single image, drawn over the model's input."""
+        job = saliency_job(_require_engine(server_state), str(method), target)
+        names, outcomes = await _run_images(server_state, request, job)
+        if "image/png" in request.headers.get("accept", "") and len(outcomes) == 1 and isinstance(outcomes[0], dict):
+            server_state.metrics.count_images("predicted")
+            drawing = await asyncio.to_thread(saliency_overlay, outcomes[0]["pixels"], outcomes[0]["map"])
+            return Response(drawing, media_type="image/png")
+        return _respond(server_state, names, outcomes, "explanations", _saliency_json)
+
+
+async def _run_images(server_state: ServerState, request: Request, job: Job | None = None) -> tuple[list[str], list[Any]]:
+    """Return the file names and outcomes; if the client disconnects, its images are dropped."""
+    batcher = server_state.batcher
+    uploads = await read_images(request, batcher)
+    names = [upload.name for upload in uploads]
+    try:
+        images = batcher.submit([upload.content for upload in uploads], job)
+    except RequestError:
+        batcher.reserve_bytes(-sum(len(upload.content) for upload in uploads))
+        raise
+    del uploads  # so that their bytes are freed once decoded
+    disconnected = asyncio.ensure_future(_wait_for_disconnect(request))
+    disconnected.add_done_callback(lambda task: None if task.cancelled() else _cancel_images(images))
+    try:
+        return names, await batcher.wait(images)
+    except ClientDisconnect:
+        server_state.metrics.count_images("disconnected", len(images))
+        raise
+    finally:
+        disconnected.cancel()
+        _cancel_images(images)
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _cancel_images(images: Sequence[QueuedImage]) -> None:
+    for image in images:
+        image.future.cancel()
+
+
+def _respond(
+    server_state: ServerState, names: Sequence[str], outcomes: Sequence[Any], key: str, to_json: Callable[[Any], dict[str, Any]]
+) -> Response:
+    """Return 200 if any image succeeded, else the status of the first error."""
+    rows, first = list[dict[str, Any]](), None
+    for name, outcome in zip(names, outcomes, strict=True):
+        try:
+            if isinstance(outcome, RequestError):
+                raise outcome
+            rows.append({"file": name, **to_json(outcome)})
+            server_state.metrics.count_images("predicted")
+        except RequestError as error:
+            first = first or error
+            rows.append({"file": name, "error": error.message, "status": error.status})
+            server_state.metrics.count_images(error.reason if error.reason in server_state.metrics.images else "failed")
+    if first is not None and all("error" in row for row in rows):
+        return error_response(first, server_state.metrics, rows)
+    return json_response({"model": printable(server_state.source), key: rows})
+
+
+def _saliency_json(outcome: dict[str, Any]) -> dict[str, Any]:
+    return {**{name: value for name, value in outcome.items() if name != "pixels"}, "map": outcome["map"].tolist()}
+
+
+def _require_engine(server_state: ServerState) -> Predictor:
+    if server_state.batcher.engine is None:
+        raise not_ready("loading its model")
+    return server_state.batcher.engine

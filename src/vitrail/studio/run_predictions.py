@@ -1,0 +1,150 @@
+"""Predictions of a finished run: the confusion matrix, and the images behind it. b images, k classes."""
+
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from numpy import ndarray
+
+from vitrail.errors import VitrailError
+from vitrail.evaluation.per_class import confusion_matrix
+from vitrail.studio.image_library import MAX_PAGE_SIZE, ImageLibrary
+from vitrail.studio.run_log import last_logged_step, to_json_value
+from vitrail.tasks.classification import per_image_scores
+from vitrail.training.run import Run
+from vitrail.weights.model_folder import is_model_folder, read_metadata
+
+MAX_MATRIX_CLASSES = 100  # rows of a matrix
+NUM_HIGHEST_LOSS = 24
+
+
+@dataclass(frozen=True)
+class PredictionTable:
+    """Per image: index in the split, label, predicted class, its probability, and the loss."""
+
+    split: str
+    class_names: tuple[str, ...]
+    fingerprint: str | None  # of the dataset
+    indices: ndarray
+    labels: ndarray
+    predicted: ndarray
+    probabilities: ndarray
+    losses: ndarray
+
+
+class RunPredictions:
+    """The predictions in ``predictions.npz`` of a run, cached; the images are those of a dataset of the library."""
+
+    def __init__(self, run: Run, library: ImageLibrary, dataset_index: int) -> None:
+        self.run, self.library, self.dataset_index = run, library, dataset_index
+        self._lock = Lock()
+        self._cached: tuple[tuple[int, int], PredictionTable] | None = None  # with the file's mtime and size
+
+    def confusion(self) -> dict[str, Any]:
+        """Return the confusion matrix: true classes in rows, predicted ones in columns. With very many classes, only the most
+        confused; ``class_indices`` has the class of each row."""
+        table = self._load_table()
+        count = len(table.class_names)
+        full = confusion_matrix(torch.from_numpy(table.predicted), torch.from_numpy(table.labels), count).numpy()
+        classes = np.arange(count)
+        if count > MAX_MATRIX_CLASSES:
+            num_errors = full.sum(0) + full.sum(1) - 2 * full.diagonal()
+            classes = np.sort(np.argsort(-num_errors, kind="stable")[:MAX_MATRIX_CLASSES])
+        return {
+            "split": table.split,
+            "class_names": [table.class_names[index] for index in classes],
+            "class_indices": classes.tolist(),
+            "matrix": full[np.ix_(classes, classes)].tolist(),
+            "total": len(table.labels),
+        }
+
+    def confused_images(self, true: int, predicted: int) -> dict[str, Any]:
+        """Return the images of a cell of the matrix, most confident first."""
+        table = self._load_table()
+        for name, index in (("true", true), ("predicted", predicted)):
+            if not 0 <= index < len(table.class_names):
+                raise VitrailError(f"{name} must be a class index from 0 to {len(table.class_names) - 1}, got {index}")
+        rows = np.flatnonzero((table.labels == true) & (table.predicted == predicted))
+        order = rows[np.argsort(-table.probabilities[rows], kind="stable")]
+        return {"total": len(rows), "images": self._describe_images(table, order[:MAX_PAGE_SIZE])}
+
+    def highest_loss(self) -> dict[str, Any]:
+        """Return the images with the highest losses."""
+        table = self._load_table()
+        order = np.argsort(-table.losses, kind="stable")[:NUM_HIGHEST_LOSS]
+        rows = self._describe_images(table, order)
+        return {
+            "images": [
+                {**row, "loss": to_json_value(float(table.losses[position]))} for row, position in zip(rows, order, strict=True)
+            ]
+        }
+
+    def _describe_images(self, table: PredictionTable, rows: ndarray) -> list[dict[str, Any]]:
+        self._check_images(table)
+        return [
+            {
+                **self.library.describe(self.library.image_id(self.dataset_index, table.split, int(table.indices[row]))),
+                "predicted": table.class_names[table.predicted[row]],
+                "probability": to_json_value(float(table.probabilities[row])),
+            }
+            for row in rows
+        ]
+
+    def _check_images(self, table: PredictionTable) -> None:
+        """Raise if the indices no longer refer to the same images."""
+        data = self.library.get_dataset(self.dataset_index)
+        labels = data.splits[table.split].labels
+        same = table.indices.max(initial=-1) < len(labels) and bool((labels[table.indices] == table.labels).all())
+        if not same or table.fingerprint not in (None, data.fingerprint):
+            raise VitrailError(
+                f"the images of {data.name} are not those that {self.run.folder.name} was evaluated on, so none "
+                "can be shown; restore them, or train again"
+            )
+
+    def _load_table(self) -> PredictionTable:
+        path = self.run.folder / "predictions.npz"
+        with self._lock:
+            if self.run.result() is None or not path.is_file():
+                raise VitrailError(self._missing_reason())
+            version = path.stat().st_mtime_ns, path.stat().st_size
+            if self._cached is None or self._cached[0] != version:
+                self._cached = version, _read_predictions(self.run)
+            return self._cached[1]
+
+    def _missing_reason(self) -> str:
+        """Explain why there are no predictions."""
+        recipe, name = self.run.recipe(), self.run.folder.name
+        if recipe.masking is not None:
+            return f"{name} trains without labels, so it has no confusion matrix; `vitrail finetune` trains a classifier on it"
+        if self.run.result() is None:
+            progress = f"step {last_logged_step(self.run):,} of {recipe.steps:,}"
+            return f"the predictions of {name} are saved when it is finished; it is at {progress}"
+        return f"{name} has no predictions.npz; `vitrail train --recipe-from` trains a run that has"
+
+
+def _read_predictions(run: Run) -> PredictionTable:
+    recipe, split = run.recipe(), str((run.result() or {})["reported_on"])
+    try:
+        # opened here, since numpy would leave a damaged file open
+        with open(run.folder / "predictions.npz", "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            logits, labels, indices = (torch.from_numpy(arrays[name]) for name in ("logits", "labels", "indices"))
+    except Exception as error:  # a damaged file can raise any exception
+        raise VitrailError(f"predictions.npz of {run.folder.name} cannot be read: {error}; train the run again") from None
+    predicted = logits.argmax(1)
+    probabilities = logits.double().sigmoid() if recipe.loss == "sigmoid" else logits.double().softmax(1)
+    metadata = read_metadata(run.folder / "best") if is_model_folder(run.folder / "best") else {}
+    class_names = metadata.get("class_names") or []
+    if len(class_names) != logits.shape[1]:
+        class_names = [str(index) for index in range(logits.shape[1])]
+    return PredictionTable(
+        split,
+        tuple(class_names),
+        metadata.get("dataset", {}).get("fingerprint"),
+        indices.numpy(),
+        labels.numpy(),
+        predicted.numpy(),
+        probabilities.gather(1, predicted[:, None])[:, 0].numpy(),
+        per_image_scores(logits, labels)["loss"].numpy(),
+    )

@@ -1,0 +1,206 @@
+"""Responses to the requests of the page, computed once and cached.
+
+A model is identified by its id and step, an image by its id: nothing that comes from the page is a path.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Lock
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.errors import VitrailError
+from vitrail.explain.saliency import SALIENCY_METHODS
+from vitrail.inference.preprocess_images import preprocess
+from vitrail.models.build import Model
+from vitrail.plot.colormap import colormap as ramp
+from vitrail.studio.attention_pair import attention_pair
+from vitrail.studio.binary_format import encode_arrays
+from vitrail.studio.forward_trace import attention_rows, trace_image
+from vitrail.studio.image_library import ImageLibrary
+from vitrail.studio.model_store import ModelStore
+from vitrail.studio.model_view import model_view
+from vitrail.studio.run_predictions import RunPredictions
+from vitrail.studio.saliency_view import BASELINES, ablation_effect, saliency_with_curves
+
+MAX_CACHED_BYTES = 2**27  # bytes of cached responses
+NUM_STATISTICS_IMAGES = 16  # images for head statistics
+DATASET_TIMEOUT = 5.0  # seconds to wait for a dataset that is being opened; then a sample is shown
+METHOD_ORDER = ("rollout", "gradient_rollout", "relevance")  # shown first; the others follow
+
+ModelRef = tuple[str, int | None]  # a model's id and step
+
+
+class ByteLRUCache:
+    """LRU cache of responses, limited by total bytes."""
+
+    def __init__(self, max_bytes: int = MAX_CACHED_BYTES) -> None:
+        self.max_bytes, self.num_bytes = max_bytes, 0
+        self._responses: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: tuple[Any, ...], compute: Callable[[], bytes]) -> bytes:
+        with self._lock:
+            if key in self._responses:
+                self._responses.move_to_end(key)
+                return self._responses[key]
+        response = compute()
+        with self._lock:
+            self.num_bytes += len(response) - len(self._responses.pop(key, b""))
+            self._responses[key] = response
+            while self.num_bytes > self.max_bytes and len(self._responses) > 1:
+                _, evicted = self._responses.popitem(last=False)
+                self.num_bytes -= len(evicted)
+        return response
+
+
+class StudioService:
+    def __init__(self, store: ModelStore, library: ImageLibrary) -> None:
+        self.store, self.library, self.cache = store, library, ByteLRUCache()
+        self._preprocessed: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()  # the last preprocessed images
+        self._predictions: dict[str, RunPredictions] = {}
+        for model in store.models.values():
+            if model.run is not None:
+                self._predictions[model.id] = RunPredictions(model.run, library, library.add_dataset(model.run.recipe()))
+
+    def info(self) -> dict[str, Any]:
+        return {
+            "colormap": ramp().tolist(),
+            "methods": [*METHOD_ORDER, *(name for name in SALIENCY_METHODS if name not in METHOD_ORDER), *BASELINES],
+            "models": self._models(),
+            "datasets": self.library.list_datasets(),
+            "first_image": self.first_image(),
+        }
+
+    def _models(self) -> list[dict[str, Any]]:
+        """Describe all models that can be read; one whose folder is gone is skipped."""
+        described, failure = [], VitrailError("the studio has no model")
+        for id in self.store.models:
+            try:
+                described.append(self.store.describe(id))
+            except VitrailError as error:
+                failure = error
+        if not described:
+            raise failure
+        return described
+
+    def first_image(self) -> str:
+        """Return the id of the first image to show: from the first model's dataset, else from any other, else a sample."""
+        for index in self._dataset_indices(next(iter(self.store.models))):
+            try:
+                return self._first_images(index, DATASET_TIMEOUT)[0]
+            except VitrailError:  # shown by the page in the list of datasets
+                continue
+        return "sample-0"
+
+    def _dataset_indices(self, id: str) -> list[int]:
+        """Return the dataset indices for a model: its own, then those that can be opened."""
+        own = [self._predictions[id].dataset_index] if id in self._predictions else []
+        others = [
+            int(dataset["id"][1:])
+            for dataset in self.library.list_datasets()
+            if dataset["id"][0] == "d" and "error" not in dataset
+        ]
+        return [*own, *others]
+
+    def trace(self, model_ref: ModelRef, image: str, target: int | None) -> bytes:
+        def compute() -> bytes:
+            content = self.library.read(image)
+            with self.store.acquire(*model_ref) as model:
+                metadata, arrays = trace_image(model, content, target)
+            metadata["image"] |= self.library.describe(image) | self.library.python_code(image)
+            return encode_arrays({**metadata, "model": model_ref[0], "step": model_ref[1]}, arrays)
+
+        return self.cache.get(("trace", *self._versioned(model_ref), image, target), compute)
+
+    def attention_rows(self, model_ref: ModelRef, image: str, query: int) -> bytes:
+        return self._compute_for_image(
+            ("rows", query), model_ref, image, lambda model, images: encode_arrays(*attention_rows(model, images, query))
+        )
+
+    def saliency(self, model_ref: ModelRef, image: str, target: int | None, method: str) -> bytes:
+        return self._compute_for_image(
+            ("flow", method, target),
+            model_ref,
+            image,
+            lambda model, images: encode_arrays(*saliency_with_curves(model, images, method, target)),
+        )
+
+    def attention_pair(self, model_ref: ModelRef, image: str, layer: int, head: int, query: int, key: int) -> dict[str, Any]:
+        with self.store.acquire(*model_ref) as model:
+            return attention_pair(model, self._preprocess(model, model_ref, image), layer, head, query, key)
+
+    def ablate(
+        self, model_ref: ModelRef, image: str, patches: Sequence[int], mode: str, seed: int, target: int | None
+    ) -> dict[str, Any]:
+        with self.store.acquire(*model_ref) as model:
+            return ablation_effect(model, self._preprocess(model, model_ref, image), patches, mode, seed, target)
+
+    def model_view(self, model_ref: ModelRef) -> bytes:
+        """Return the model view; head statistics use images of the model's own dataset if possible, else the samples."""
+
+        def compute() -> bytes:
+            image_ids = self._statistics_images(model_ref[0])
+            contents = [self.library.read(image_id) for image_id in image_ids]
+            with self.store.acquire(*model_ref) as model:
+                metadata, arrays = model_view(model, [preprocess(model, [content]) for content in contents])
+            return encode_arrays({**metadata, "measured_on": self._describe_images(image_ids)}, arrays)
+
+        return self.cache.get(("about", *self._versioned(model_ref)), compute)
+
+    def predictions(self, id: str) -> RunPredictions:
+        model = self.store.find(id)
+        if id not in self._predictions:
+            raise VitrailError(
+                f"{model.name} is not a run: it has neither curves nor predictions; try vitrail studio runs/NAME"
+            )
+        return self._predictions[id]
+
+    def _statistics_images(self, id: str) -> list[str]:
+        for index in self._dataset_indices(id):
+            with suppress(VitrailError):  # its dataset may be gone
+                return self._first_images(index)
+        return [row["id"] for row in self.library.page("samples", "all", 0, NUM_STATISTICS_IMAGES)["images"]]
+
+    def _describe_images(self, image_ids: list[str]) -> dict[str, Any]:
+        """Describe the images that heads are measured on, as text and as Python."""
+        first = self.library.python_code(image_ids[0])
+        source, method, _ = first["python"].rpartition(".read(")
+        text = f"the first {len(image_ids)} images of {self.library.describe_source(image_ids[0])}"
+        expression = (
+            f"[part.read(at) for part in [{source}] for at in range({len(image_ids)})]" if method else f"[{first['python']}]"
+        )
+        return {"text": text, "python": expression, "imports": first["imports"]}
+
+    def _first_images(self, index: int, timeout: float | None = None) -> list[str]:
+        """Return the first images of a dataset, from the test or validation split if it has one."""
+        splits = self.library.get_dataset(index, timeout).splits
+        split = next((name for name in ("test", "validation", "train") if len(splits[name])), None)
+        if split is None:
+            raise VitrailError(f"{self.library.get_dataset(index).name} has no images; try another dataset")
+        return [
+            self.library.image_id(index, split, position) for position in range(min(NUM_STATISTICS_IMAGES, len(splits[split])))
+        ]
+
+    def _compute_for_image(
+        self, name: tuple[Any, ...], model_ref: ModelRef, image: str, compute: Callable[[Model, Tensor], bytes]
+    ) -> bytes:
+        def compute_response() -> bytes:
+            with self.store.acquire(*model_ref) as model:
+                return compute(model, self._preprocess(model, model_ref, image))
+
+        return self.cache.get((*name, *self._versioned(model_ref), image), compute_response)
+
+    def _preprocess(self, model: Model, model_ref: ModelRef, image: str) -> Tensor:
+        """Preprocess an image, cached. Called only while a model is acquired, so by one thread at a time."""
+        key = (*self._versioned(model_ref), image)
+        if key not in self._preprocessed:
+            self._preprocessed[key] = preprocess(model, [self.library.read(image)])
+            while len(self._preprocessed) > 4:
+                self._preprocessed.popitem(last=False)
+        return self._preprocessed[key]
+
+    def _versioned(self, model_ref: ModelRef) -> tuple[Any, ...]:
+        return (*model_ref, self.store.version(*model_ref))

@@ -1,0 +1,196 @@
+"""Checkpoints of a run: ``checkpoints/step-N/`` with every tensor, the scalars and a manifest of hashes. No pickle.
+
+Written under a temporary name, synced, then renamed: a checkpoint is whole or not at all. One that was damaged later is
+detected by its hash, and the one before it is used. A single process writes one file. Several write a file each during
+training, with ``torch.distributed.checkpoint`` and its safetensors storage; any world size reads either.
+"""
+
+import hashlib
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitrail.errors import VitrailError
+from vitrail.training.process_group import SINGLE_PROCESS, ProcessGroup
+from vitrail.weights.save import fsync_path
+
+TENSORS_FILE, SCALARS_FILE, MANIFEST_FILE = "state.safetensors", "state.json", "manifest.json"
+LoadTargets = Callable[[dict[str, tuple[int, ...]]], dict[str, Tensor]]  # from names and shapes to the tensors to load into
+
+
+@dataclass
+class Checkpointer:
+    """Writes one checkpoint at a time, and keeps the last ``keep``."""
+
+    folder: Path
+    keep: int
+    group: ProcessGroup = SINGLE_PROCESS
+    pending: "Future[None] | None" = None
+
+    def save(self, step: int, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
+        """Write a checkpoint: synchronously in a single process, asynchronously in several."""
+        self.wait()
+        if self.group.world_size == 1:
+            write_checkpoint(self.folder, step, tensors, scalars, self.keep)
+        else:
+            self.pending = self._start(step, tensors, scalars)
+
+    def raise_if_failed(self) -> None:
+        """Raise the error of an asynchronous write that has failed."""
+        if self.pending is not None and self.pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.result()
+
+    def _start(self, step: int, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> "Future[None]":
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+        from torch.distributed.checkpoint.state_dict_saver import async_save
+
+        partial = self.folder / f".step-{step}.part"
+        if self.group.is_main:
+            _make_empty(partial)
+        self.group.barrier()  # for the folder
+        storage = HuggingFaceStorageWriter(str(partial), save_distributed=True)
+        detached = {name: value.detach() for name, value in tensors.items()}
+        saving: Any = async_save(detached, storage_writer=storage, process_group=self.group.checkpoint_group)
+        pool = ThreadPoolExecutor(1, "vitrail-checkpoint")
+        try:
+            return pool.submit(self._finish, saving, partial, step, scalars)
+        finally:
+            pool.shutdown(wait=False)
+
+    def _finish(self, saving: "Future[Any]", partial: Path, step: int, scalars: dict[str, Any]) -> None:
+        """Rename the checkpoint, on rank 0, when all ranks have written their part."""
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        try:
+            saving.result()
+            if self.group.is_main:
+                _publish(partial, self.folder / f"step-{step}", scalars)
+                _prune(self.folder, self.keep)
+        except CheckpointException as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            rank, (cause, _) = next(iter(error.failures.items()))
+            raise OSError(f"rank {rank} cannot write the checkpoint of step {step}: {_one_line(cause)}") from None
+        except Exception as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise _as_os_error(error) from None
+
+
+def write_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], scalars: dict[str, Any], keep: int) -> Path:
+    """Write a checkpoint from a single process, whole or not at all, and keep the last ``keep``."""
+    target, partial = folder / f"step-{step}", folder / f".step-{step}.part"
+    try:
+        _make_empty(partial)
+        save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, partial / TENSORS_FILE)
+        _publish(partial, target, scalars)
+    except Exception as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise _as_os_error(error) from None
+    _prune(folder, keep)
+    return target
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """List the checkpoints of a folder, newest first."""
+    paths = [path for path in folder.glob("step-*") if path.name[5:].isdecimal()]
+    return sorted(paths, key=lambda path: int(path.name[5:]), reverse=True)
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A valid checkpoint, and a message for each newer one that is damaged."""
+
+    path: Path
+    damaged: tuple[str, ...] = ()
+
+    @property
+    def scalars(self) -> dict[str, Any]:
+        values: dict[str, Any] = json.loads((self.path / SCALARS_FILE).read_text())
+        return values
+
+
+def find_valid_checkpoint(folder: Path) -> CheckpointRef | None:
+    """Find the newest valid checkpoint. Return None if there is none at all."""
+    damaged: list[str] = []
+    for path in list_checkpoints(folder):
+        try:
+            manifest = json.loads((path / MANIFEST_FILE).read_text())
+            if SCALARS_FILE not in manifest or len(manifest) < 2:
+                raise VitrailError("its manifest is incomplete")
+            for name, expected in manifest.items():
+                if expected != _hash(path / Path(name).name):
+                    raise VitrailError(f"the hash of {name} is not the one in its manifest")
+            json.loads((path / SCALARS_FILE).read_text())
+            return CheckpointRef(path, tuple(damaged))
+        except (OSError, ValueError, AttributeError, TypeError, VitrailError) as error:
+            damaged.append(f"{path} is damaged ({error}), so the one before it is used")
+    if damaged:
+        raise VitrailError(f"no checkpoint in {folder} is valid: {damaged[0]}; delete the folder to start over")
+    return None
+
+
+def load_tensors(path: Path, targets: LoadTargets, group: ProcessGroup = SINGLE_PROCESS) -> None:
+    """Load every tensor into its target, of a sharded one this rank's shard, however it was sharded when written."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = HuggingFaceStorageReader(str(path))
+    shapes = {name: tuple(metadata.size) for name, metadata in reader.read_metadata().state_dict_metadata.items()}  # type: ignore[union-attr]
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of a single process, as intended
+            load(targets(shapes), storage_reader=reader, no_dist=group.world_size == 1)
+    except CheckpointException as error:
+        _, (cause, _) = next(iter(error.failures.items()))
+        raise VitrailError(f"{path} cannot be read into this model: {_one_line(cause)}") from None
+
+
+def _make_empty(partial: Path) -> None:
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+
+
+def _publish(partial: Path, target: Path, scalars: dict[str, Any]) -> None:
+    """Add scalars and manifest, sync everything to disk, then rename."""
+    (partial / SCALARS_FILE).write_text(json.dumps(scalars, indent=2, allow_nan=False) + "\n")
+    names = sorted(path.name for path in partial.iterdir())
+    (partial / MANIFEST_FILE).write_text(json.dumps({name: _hash(partial / name) for name in names}, indent=2) + "\n")
+    for name in (*names, MANIFEST_FILE):
+        fsync_path(partial / name)
+    fsync_path(partial)
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+    fsync_path(target.parent)
+
+
+def _prune(folder: Path, keep: int) -> None:
+    """Delete old checkpoints, and partial ones of a process that was killed."""
+    for old in (*list_checkpoints(folder)[keep:], *folder.glob(".step-*.part")):
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _as_os_error(error: Exception) -> Exception:
+    """Turn safetensors' own error of a full disk into an OSError."""
+    return error if isinstance(error, OSError | VitrailError) else OSError(f"the checkpoint cannot be written: {error}")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,118 @@
+"""Infer a model's config from the tensors of a checkpoint, and record what had to be assumed."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn
+
+from torch import Tensor
+
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import VitrailError
+from vitrail.models.config import ModelConfig, Pair, format_size
+from vitrail.models.variants import SIZES
+
+Origin = Literal["vitrail", "official", "timm", "huggingface", "torchvision"]
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Settings given by the caller that the file does not record."""
+
+    grid: Pair | None = None
+    heads: int | None = None
+    gelu: Literal["tanh", "exact"] | None = None
+    pool: Literal["cls", "gap", "map"] | None = None
+
+
+@dataclass(frozen=True)
+class ConvertedCheckpoint:
+    """The model of a checkpoint file, with our tensor names."""
+
+    origin: Origin
+    config: ModelConfig
+    state: dict[str, Tensor]
+    unused: list[str]  # tensors of the file that the model does not have
+    assumed: list[str] = field(default_factory=list)  # what the file does not record, and how to override it
+    preprocess: Preprocess | None = None
+    class_names: tuple[str, ...] | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)  # training metadata
+
+
+def count_layers(names: Iterable[str], prefix: str, separator: str = ".") -> int:
+    """Count the numbered layers after a prefix."""
+    numbers = {name[len(prefix) :].split(separator)[0] for name in names if name.startswith(prefix)}
+    return len({number for number in numbers if number.isdecimal()})
+
+
+def infer_heads(
+    width: int, depth: int, mlp: int, overrides: Overrides, assumed: list[str], heads_in_file: int | None = None
+) -> int:
+    if overrides.heads is not None:
+        return overrides.heads
+    if heads_in_file is not None:
+        return heads_in_file
+    published = [size.heads for size in SIZES.values() if (size.width, size.depth, size.mlp) == (width, depth, mlp)]
+    guess = published[0] if published else max(1, width // 64)
+    reason = "as in the published size" if published else "64 channels per head, the usual"
+    assumed.append(f"{guess} heads ({reason}; heads= overrides it)")
+    return guess
+
+
+def infer_gelu(default: Literal["tanh", "exact"], overrides: Overrides, assumed: list[str]) -> Literal["tanh", "exact"]:
+    if overrides.gelu is not None:
+        return overrides.gelu
+    assumed.append(f"GELU in its {default} form (the origin's; gelu= overrides it)")
+    return default
+
+
+def infer_grid(
+    rows: int, prefix_counts: Iterable[int], overrides: Overrides, assumed: list[str], recorded: Pair | None = None
+) -> tuple[Pair, int]:
+    """Infer the grid of a position table from its number of rows, and how many of them belong to prefix tokens.
+
+    ``before`` are the possible numbers of those. The caller's grid or config.json's comes first, else a square is assumed.
+    """
+    prefix_options = list(prefix_counts)
+    grid = overrides.grid or recorded
+    if grid is not None:
+        for prefix in prefix_options:
+            if math.prod(grid) == rows - prefix:
+                return grid, prefix
+        raise VitrailError(
+            f"a grid of {format_size(grid)} does not fit a position table of {rows} rows; "
+            f"grids that do: {_grids_with(rows - prefix_options[0])}"
+        )
+    for prefix in prefix_options:
+        side = math.isqrt(max(0, rows - prefix))
+        if side and side * side == rows - prefix:
+            assumed.append(f"a square grid of {side}x{side} (grid= overrides it)")
+            return (side, side), prefix
+    raise VitrailError(
+        f"the position table has {rows} rows, which is not a square grid; give it, for example "
+        f"grid={_grids_with(rows - prefix_options[0]).split(' or ')[0]}"
+    )
+
+
+def _grids_with(cells: int) -> str:
+    sides = [height for height in range(1, math.isqrt(max(0, cells)) + 1) if cells % height == 0]
+    pairs = [
+        pair for height in reversed(sides) for pair in dict.fromkeys([(height, cells // height), (cells // height, height)])
+    ]
+    return " or ".join(format_size(pair) for pair in pairs[:4]) or "none"
+
+
+def require_shape(file: Mapping[str, Tensor], name: str, axes: int) -> tuple[int, ...]:
+    """Return the shape of a tensor; refuse a file without it or with another number of axes."""
+    if name not in file:
+        raise VitrailError(f"the file lacks {name}")
+    if file[name].ndim != axes:
+        raise VitrailError(f"{name} must have {axes} axes, got {list(file[name].shape)}")
+    return tuple(file[name].shape)
+
+
+def unsupported(reason: str, format: str, instead: str) -> NoReturn:
+    vitrail_hint = (
+        "" if "vitrail" in instead or ".safetensors" in instead else ", or format='vitrail', which can hold everything"
+    )
+    raise VitrailError(f"the {format} format cannot hold {reason}; {instead}{vitrail_hint}")

@@ -1,0 +1,68 @@
+"""A model on disk: a folder with ``model.safetensors`` and its metadata ``vitrail.json``. Torch-free."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vitrail.config import parse_value
+from vitrail.errors import VitrailError
+from vitrail.models.config import ModelConfig
+
+WEIGHTS_FILE = "model.safetensors"
+METADATA_FILE = "vitrail.json"
+DECODER_FILE = "decoder.safetensors"  # of a model that was pre-trained with one
+FORMAT_VERSION = 1
+TRAINING_KEYS = ("recipe", "dataset", "metrics")  # optional training metadata, each a JSON object
+MAX_JSON_BYTES = 16 * 2**20
+
+
+def is_model_folder(path: Path) -> bool:
+    try:
+        return (path / METADATA_FILE).is_file()
+    except OSError:  # the name is too long for a file
+        return False
+
+
+def resolve_run(path: Path) -> Path:
+    """Return the best weights of a run, which is recognised by its recipe; any other path is returned unchanged."""
+    if not path.is_dir() or is_model_folder(path) or not (path / "recipe.json").is_file():
+        return path
+    if not is_model_folder(path / "best"):
+        raise VitrailError(f"{path} is a run that has no weights yet; they are saved at its first evaluation")
+    return path / "best"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object from an untrusted file."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise VitrailError(f"{path} has {path.stat().st_size:,} bytes, too many for metadata")
+        content = json.loads(path.read_bytes())
+    except VitrailError:
+        raise
+    except (ValueError, RecursionError, OSError) as error:
+        raise VitrailError(f"{path} cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise VitrailError(f"{path} must hold an object, got {type(content).__name__}")
+    return content
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    if not is_model_folder(path):
+        raise VitrailError(f"{path} is not a model folder: it has no {METADATA_FILE}")
+    metadata = read_json(path / METADATA_FILE)
+    if metadata.get("format") != FORMAT_VERSION:
+        raise VitrailError(
+            f"{path / METADATA_FILE} has format {metadata.get('format')!r}, this version of Vitrail reads format {FORMAT_VERSION}"
+        )
+    return metadata
+
+
+def training_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return the training part of the metadata: recipe, dataset and metrics, as far as they are recorded."""
+    return {name: metadata[name] for name in TRAINING_KEYS if isinstance(metadata.get(name), dict)}
+
+
+def read_config(path: Path) -> ModelConfig:
+    config: ModelConfig = parse_value(read_metadata(path).get("model"), ModelConfig, "model")
+    return config

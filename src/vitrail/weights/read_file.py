@@ -1,0 +1,254 @@
+"""Read checkpoint files as plain tensors. Nothing in them is executed, and no file can claim more memory than its own size.
+
+.npz is read array by array with its headers checked first, .pth with ``weights_only``, .safetensors memory-mapped.
+"""
+
+import argparse
+import json
+import math
+import os
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from vitrail.errors import VitrailError
+from vitrail.weights.model_folder import read_json
+
+WRAPPER_KEYS = ("model", "state_dict", "teacher", "student", "model_state_dict", "module", "params", "ema", "model_ema", "net")
+MODULE_PREFIXES = (
+    "module.",
+    "backbone.",
+    "model.",
+    "_orig_mod.",
+    "encoder_q.",
+    "base_encoder.",
+    "timm_model.",
+    "net.",
+    "visual.trunk.",
+)
+METADATA_KEY = "vitrail"  # the key of our metadata in a safetensors header; an .npz has it in its comment
+
+
+@dataclass(frozen=True)
+class RawCheckpoint:
+    """Tensors by name, with the metadata found in the file and next to it."""
+
+    tensors: dict[str, Tensor]
+    sidecar: dict[str, Any] = field(default_factory=dict)
+    vitrail_metadata: dict[str, Any] = field(default_factory=dict)  # the metadata that our own ``save`` wrote
+    wrapper: str | None = None  # the key under which the weights were nested
+    unused: list[str] = field(default_factory=list)  # other entries of the file
+
+
+def read_file(path: Path) -> RawCheckpoint:
+    """Read a file of any supported format, or a folder of Hugging Face or timm."""
+    if path.is_dir():
+        return _read_folder(path)
+    if not path.is_file():
+        raise VitrailError(f"{path} does not exist; name a run, a model folder, a file of weights or hf:owner/name")
+    return replace(_read_tensors(path), side=_read_sidecars(path.parent) if path.stem in ("model", "pytorch_model") else {})
+
+
+def _read_folder(path: Path) -> RawCheckpoint:
+    sidecar = _read_sidecars(path)
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (path / f"{name}.index.json").is_file():
+            return RawCheckpoint(_read_shards(path, path / f"{name}.index.json"), sidecar)
+        if (path / name).is_file():
+            return replace(_read_tensors(path / name), side=sidecar)
+    raise VitrailError(f"{path} contains no weights: no model.safetensors, no pytorch_model.bin")
+
+
+def _read_sidecars(folder: Path) -> dict[str, Any]:
+    sidecar = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (folder / name).is_file():
+            content = read_json(folder / name)
+            return sidecar | {"preprocessor": content.get("image_processor", content)}
+    return sidecar
+
+
+def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise VitrailError(f"{index} must have a weight_map of file names")
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(set(weight_map.values())):
+        if Path(name).name != name or name in ("", ".", ".."):
+            raise VitrailError(f"{index} points outside its folder: {name!r}")
+        if not (folder / name).is_file():
+            raise VitrailError(f"{folder} lacks the shard {name}")
+        tensors |= _read_tensors(folder / name).tensors
+    missing = [name for name in weight_map if name not in tensors]
+    if missing:
+        raise VitrailError(f"the shards of {folder} lack {', '.join(missing[:4])}")
+    return tensors
+
+
+def _read_tensors(path: Path) -> RawCheckpoint:
+    try:
+        match path.suffix.lower():
+            case ".npz":
+                return _read_npz(path)
+            case ".safetensors":
+                return _read_safetensors(path)
+            case ".pth" | ".pt" | ".bin" | ".ckpt" | ".tar":
+                return _read_pth(path)
+    except VitrailError:
+        raise
+    except Exception as error:  # a damaged file can fail its reader in any way
+        reason = str(error).strip().splitlines()
+        raise VitrailError(f"{path} cannot be read: {reason[0] if reason else type(error).__name__}") from None
+    if path.suffix.lower() in (".onnx", ".pt2"):
+        raise VitrailError(f"{path} is an exported file, which can only predict; name the run it was exported from")
+    raise VitrailError(f"{path} has an unknown format; supported are .npz, .safetensors, .pth, and folders")
+
+
+def own_copy(tensor: Tensor) -> Tensor:
+    """Copy a tensor: a mapped file may be overwritten, and its alignment changes the last bits of sums."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _read_safetensors(path: Path) -> RawCheckpoint:
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+        return RawCheckpoint(
+            _strip_prefixes(tensors, str(path)), vitrail_metadata=_parse_metadata((file.metadata() or {}).get(METADATA_KEY, ""))
+        )
+
+
+def _parse_metadata(text: str) -> dict[str, Any]:
+    """Parse the metadata that ``save`` wrote; other comments are ignored."""
+    if not text.startswith('{"format"'):
+        return {}
+    try:
+        return dict(json.loads(text))
+    except (ValueError, RecursionError):
+        raise VitrailError("the metadata stored with the weights is damaged") from None
+
+
+def _read_npz(path: Path) -> RawCheckpoint:
+    tensors: dict[str, Tensor] = {}
+    unused: list[str] = []
+    _check_unpacked_size(path)
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            if entry.is_dir():
+                continue
+            try:
+                with archive.open(entry) as stream:
+                    array = _read_npy(stream, entry.file_size, f"{entry.filename} in {path}")
+                    stream.read()  # to the end, so that the checksum is verified
+            except VitrailError:
+                raise
+            except Exception as error:  # every codec has its own exceptions
+                raise VitrailError(f"{entry.filename} in {path} cannot be read: {error}") from None
+            name = entry.filename.removesuffix(".npy")
+            if array is None:
+                unused.append(name)
+            else:
+                tensors[name] = array
+        return RawCheckpoint(tensors, unused=unused, vitrail_metadata=_parse_metadata(archive.comment.decode(errors="replace")))
+
+
+def _check_unpacked_size(path: Path) -> None:
+    """Refuse an archive that unpacks to many times its size: weights hardly compress."""
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+    with path.open("rb") as file:
+        file.seek(-min(path.stat().st_size, 2**16 + 22), os.SEEK_END)
+        directory_end = file.read().rpartition(b"PK\x05\x06")[2]  # sixteen bytes, the length of a comment, the comment
+    if len(directory_end) < 18 + int.from_bytes(directory_end[16:18], "little"):
+        raise VitrailError(f"{path} cannot be read: its end is missing")
+    if unpacked > 20 * path.stat().st_size + 2**20:
+        raise VitrailError(
+            f"{path} would unpack to {unpacked:,} bytes, {unpacked // path.stat().st_size} times its size; refused"
+        )
+
+
+def _read_npy(stream: Any, size: int, description: str) -> Tensor | None:
+    """Read one array after checking its header against the number of bytes; return None if it is not numeric."""
+    version = np.lib.format.read_magic(stream)
+    header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    if header is None:
+        raise VitrailError(f"{description} has an array of format {version}")
+    shape, fortran, dtype = header(stream)
+    if dtype.hasobject:
+        raise VitrailError(f"{description} contains Python objects, which are never unpickled")
+    expected, available = math.prod(shape) * dtype.itemsize, size - stream.tell()
+    if min(shape, default=0) < 0 or expected != available:
+        raise VitrailError(f"{description} claims {expected:,} bytes and has {available:,}")
+    bfloat16 = dtype.kind == "V" and dtype.itemsize == 2  # how numpy spells it
+    if not bfloat16 and (dtype.kind not in "fiub" or dtype.itemsize > 8):
+        return None
+    array = np.frombuffer(bytearray(stream.read(expected)), dtype="<i2" if bfloat16 else dtype)
+    array = array.reshape(shape, order="F" if fortran else "C")
+    native = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("=")))
+    return torch.from_numpy(native).view(torch.bfloat16) if bfloat16 else torch.from_numpy(native)
+
+
+def _read_pth(path: Path) -> RawCheckpoint:
+    zipped = zipfile.is_zipfile(path)
+    if zipped:
+        _check_unpacked_size(path)
+    try:
+        # Training scripts store their options in a Namespace, which only holds attributes. Warnings concern old pickle formats.
+        with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except pickle.UnpicklingError as error:
+        match = re.search(r"GLOBAL (\S+)", str(error))
+        if match is None:
+            raise VitrailError(f"{path} cannot be read: it is not a torch file that contains only tensors") from None
+        raise VitrailError(f"{path} would execute code when read ({match[1]}), which is never done") from None
+    return _unwrap(content, str(path))
+
+
+def _unwrap(content: Any, description: str) -> RawCheckpoint:
+    """Take the weights out of what training scripts save around them; the names of the other entries are kept."""
+    wrapper, unused = None, []
+    for _ in range(8):  # wrappers are not nested deeper, but may contain themselves
+        if not isinstance(content, Mapping):
+            break
+        nested = [name for name in WRAPPER_KEYS if isinstance(content.get(name), Mapping)]
+        if not nested:
+            break
+        wrapper = nested[0]
+        unused += [
+            str(name)
+            for name, value in content.items()
+            if name != wrapper and isinstance(value, Mapping | Tensor) and len(value)
+        ]
+        content = content[wrapper]
+    if not isinstance(content, Mapping):
+        raise VitrailError(f"{description} contains a {type(content).__name__}, not tensors by name")
+    tensors = {str(name): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
+    if not tensors:
+        raise VitrailError(f"{description} contains no tensors by name")
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise VitrailError(f"{description} must hold plain tensors, got {name} as a sparse, quantised or meta one")
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise VitrailError(f"{description} claims more values for {name} than it contains")
+    return RawCheckpoint(_strip_prefixes(tensors, description), wrapper=wrapper, unused=unused)
+
+
+def _strip_prefixes(tensors: dict[str, Tensor], description: str) -> dict[str, Tensor]:
+    """Remove the prefix that wrapping a module adds to the names of its tensors."""
+    while prefix := next((p for p in MODULE_PREFIXES if sum(name.startswith(p) for name in tensors) > len(tensors) / 2), None):
+        stripped = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+        if len(stripped) < len(tensors):
+            raise VitrailError(
+                f"{description} has the same names with and without the prefix {prefix!r}; it is ambiguous which to use"
+            )
+        tensors = stripped
+    return tensors

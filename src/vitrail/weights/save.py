@@ -1,0 +1,296 @@
+"""``vitrail.save``: write a model folder, or a file in another library's format, whole or not at all.
+
+The only pickle written is torch's own, for .pth."""
+
+import ctypes
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitrail.config import parse_value as read_as
+from vitrail.config import to_dict
+from vitrail.errors import VitrailError
+from vitrail.models.build import Model
+from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig, format_size
+from vitrail.models.masked_autoencoders import MAE, MaskedModel
+from vitrail.models.vit import ViT
+from vitrail.weights.convert import huggingface, inspect, mae, official, timm, torchvision
+from vitrail.weights.convert.inspect import Origin, Overrides, unsupported
+from vitrail.weights.convert.tensor_map import export_tensors
+from vitrail.weights.model_folder import DECODER_FILE, FORMAT_VERSION, METADATA_FILE, TRAINING_KEYS, WEIGHTS_FILE
+from vitrail.weights.read_file import METADATA_KEY
+
+MODEL_FILES = {WEIGHTS_FILE, METADATA_FILE, DECODER_FILE, "config.json", "preprocessor_config.json"}
+FORMAT_SUFFIXES: dict[str, tuple[str, ...]] = {
+    "official": (".npz",),
+    "timm": (".safetensors", ".pth"),
+    "torchvision": (".pth", ".safetensors"),
+}
+
+
+def save(
+    model: Model | MaskedModel, path: str | Path, format: Origin = "vitrail", metadata: Mapping[str, Any] | None = None
+) -> Path:
+    """Write a model folder, or the same weights in the official, timm, huggingface or torchvision format.
+
+    A model that was pre-trained with a decoder is written with it: in our folder next to the encoder; an MAE also in the
+    published format or as Hugging Face's ViTMAE.
+    What a format cannot represent exactly is refused. An existing model of that name is replaced. ``facts`` is the training
+    metadata ``recipe``, ``dataset``, ``metrics``; it describes these weights, so a loaded model's is not saved by default.
+    """
+    read_as(format, Origin, "format")
+    training = _check_metadata(metadata or {})
+    model = getattr(model, "_orig_mod", model)  # a compiled model is saved as the module it was compiled from
+    if any(weight.is_meta for weight in model.parameters()):
+        raise VitrailError("the model is on the meta device, so it has no weights to save; build it on the cpu")
+    path = Path(path).expanduser().resolve()
+    match format:
+        case "vitrail":
+            return _write_atomically(path, lambda temporary: _write_model_folder(model, temporary, training))
+        case "huggingface":
+            return _write_atomically(path, lambda temporary: _write_huggingface(model, temporary, training))
+    if path.suffix not in FORMAT_SUFFIXES[format]:
+        raise VitrailError(f"a file in the {format} format ends in {' or '.join(FORMAT_SUFFIXES[format])}, got {path.name!r}")
+    config, tensors = _converted(model, format)
+    if path.suffix == ".pth":
+        _check_pth(config, format)
+    is_published_mae = isinstance(model, MaskedModel) and path.suffix == ".pth"
+    content = {"model": tensors} if is_published_mae else tensors
+    return _write_atomically(
+        path, lambda temporary: _write_file(content, temporary, path.suffix, model_metadata(model, config, training))
+    )
+
+
+def _check_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Check that the training metadata consists of JSON objects."""
+    for name, value in metadata.items():
+        try:
+            json.dumps(value, allow_nan=False)
+            valid = name in TRAINING_KEYS and isinstance(value, Mapping)
+        except (TypeError, ValueError):
+            valid = False
+        if not valid:
+            raise VitrailError(f"metadata must be JSON objects named {', '.join(TRAINING_KEYS)}, got {name}={str(value)[:40]}")
+    return dict(metadata)
+
+
+def model_metadata(model: Model | MaskedModel, config: ModelConfig, training: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of ``vitrail.json``: everything that the tensors do not record."""
+    grid = {"grid": list(config.grid)} if isinstance(config, ViTConfig) else {}
+    masking = {"masking": to_dict(model.masking)} if isinstance(model, MaskedModel) else {}
+    encoder = _encoder(model)
+    return {
+        "format": FORMAT_VERSION,
+        "model": to_dict(config),
+        **grid,
+        **masking,
+        "preprocess": to_dict(encoder.preprocess),
+        "class_names": to_dict(encoder.class_names),
+        **training,
+        "versions": {"vitrail": version("vitrail"), "torch": torch.__version__},
+    }
+
+
+def _check_pth(config: ModelConfig, format: str) -> None:
+    """Refuse a model whose config a reader would infer wrongly, since a .pth of tensors holds no metadata.
+
+    The number of heads is the exception: these formats never record it, and every reader has to be given it.
+    """
+    if not isinstance(config, ViTConfig):
+        return
+    prefix_counts = dict.fromkeys((config.prefix_tokens, int(config.has_class_token), 0))
+    try:
+        inferred = inspect.infer_grid(config.patches + config.prefix_positions, prefix_counts, Overrides(), [])
+    except VitrailError:  # not square: the reader will ask for it
+        inferred = config.grid, config.prefix_positions
+    if inferred != (config.grid, config.prefix_positions):
+        unsupported(
+            f"a grid of {format_size(config.grid)} in a .pth, which would be read as {format_size(inferred[0])}",
+            format,
+            "use .safetensors",
+        )
+    if config.has_class_token and (config.pool == "gap") != (config.final_norm == "pooled"):
+        unsupported("this pooling with a class token in a .pth, which would be read as another", format, "use .safetensors")
+
+
+def _encoder(model: Model | MaskedModel) -> Model:
+    return model.encoder if isinstance(model, MaskedModel) else model
+
+
+def _write_model_folder(model: Model | MaskedModel, folder: Path, training: dict[str, Any]) -> None:
+    folder.mkdir(parents=True)
+    save_file({name: weight.contiguous() for name, weight in _encoder(model).state_dict().items()}, folder / WEIGHTS_FILE)
+    if isinstance(model, MaskedModel):
+        save_file({name: weight.contiguous() for name, weight in model.decoder_state_dict().items()}, folder / DECODER_FILE)
+    (folder / METADATA_FILE).write_text(json.dumps(model_metadata(model, model.config, training), indent=2) + "\n")
+
+
+def _write_huggingface(model: Model | MaskedModel, folder: Path, training: dict[str, Any]) -> None:
+    config, tensors = _converted(model, "huggingface")
+    folder.mkdir(parents=True)
+    metadata = {}
+    if (
+        isinstance(model, MaskedModel) and model.config.pool != "cls"
+    ):  # their MAE does not pool, so its config.json cannot record it
+        metadata = {METADATA_KEY: json.dumps(model_metadata(model, config, training))}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", **metadata})
+    if isinstance(model, MaskedModel):
+        sidecars = {
+            "config.json": mae.config_file(model.config, model.masking),
+            **huggingface.preprocessor_file(model.encoder.preprocess),
+        }
+    else:
+        sidecars = huggingface.sidecar_files(config, model.preprocess, model.class_names)
+    for name, content in sidecars.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _converted(model: Model | MaskedModel, format: Origin) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Return the config and the tensors in another library's names and layout."""
+    converter: Any = {"official": official, "timm": timm, "huggingface": huggingface, "torchvision": torchvision}[format]
+    if not isinstance(model, MaskedModel):
+        config, state = _with_learned_positions(model, format)
+        converter.check(config)
+        return config, export_tensors(converter.links(config), state)
+    mae.check_decoder_supported(model.config, model.masking, format)
+    encoder_config, state = _with_learned_positions(model.encoder, format)
+    assert isinstance(model, MAE)
+    assert isinstance(encoder_config, ViTConfig)
+    encoder_config, state = mae.with_decoder(model, encoder_config, state)
+    layout: mae.DecoderLayout = "timm" if format == "timm" else "huggingface"
+    return encoder_config, export_tensors(
+        [*converter.links(encoder_config), *mae.decoder_maps(encoder_config, model.masking, layout)], state
+    )
+
+
+def _write_file(tensors: dict[str, Any], path: Path, suffix: str, metadata: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    match suffix:
+        case ".npz":
+            with path.open("wb") as file:
+                np.savez(file, **{name: tensor.float().cpu().numpy() for name, tensor in tensors.items()})
+            with zipfile.ZipFile(path, "a") as archive:
+                archive.comment = _npz_comment(metadata)
+        case ".pth":
+            torch.save(tensors, path)
+        case ".safetensors":
+            save_file(tensors, path, metadata={"format": "pt", METADATA_KEY: json.dumps(metadata)})
+
+
+def _npz_comment(metadata: dict[str, Any]) -> bytes:
+    """Return the metadata for a zip comment, which holds 64 KiB: without the class names if they are too many."""
+    encoded = json.dumps(metadata).encode()
+    return encoded if len(encoded) < 2**16 else json.dumps(metadata | {"class_names": None}).encode()
+
+
+def _with_learned_positions(model: Model, format: str) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Return config and weights with the position table that every library has: one learned row per position.
+
+    A sin-cos or 2-D table added at the input is replaced by its values, which changes no logit.
+    """
+    state = {name: weight.detach() for name, weight in model.state_dict().items()}
+    if isinstance(model.config, ResNetConfig) or (model.config.position == "learned1d" and model.config.position_at == "input"):
+        return model.config, state
+    assert isinstance(model, ViT)
+    config = model.config
+    if config.position in ("none", "relative", "rotary") or config.position_at != "input":
+        kind = (
+            config.position if config.position_at == "input" else f"{config.position} at {config.position_at.replace('-', ' ')}"
+        )
+        unsupported(f"position embeddings of type {kind}", format, "use format='vitrail'")
+    positions: Any = model.positions[0]
+    state = {name: weight for name, weight in state.items() if not name.startswith("positions.")}
+    with torch.no_grad():
+        state["positions.0.table.weight"] = positions.table_at(config.grid).clone()
+    if config.prefix_positions:
+        rows = torch.zeros(config.prefix_positions, config.width) if positions.prefix is None else positions.prefix.detach()
+        state["positions.0.prefix"] = rows
+    return replace(config, position="learned1d", position_grid=None), state
+
+
+def _write_atomically(path: Path, write_to: Callable[[Path], None]) -> Path:
+    """Write under a temporary name, sync, then rename: what has the final name is always complete."""
+    try:
+        existing = {file.name for file in path.iterdir()} if path.is_dir() else set()
+        if existing and not (existing <= MODEL_FILES and existing & {WEIGHTS_FILE, METADATA_FILE}):
+            raise VitrailError(
+                f"{path} exists and contains files other than a model's, so it is not overwritten; choose another name"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.", suffix=".new", dir=path.parent))
+    except OSError as error:
+        raise VitrailError(f"{path} cannot be written: {error}") from error
+    temporary = folder / "model"
+    try:
+        write_to(temporary)
+        (folder / "usual").touch()
+        files = list(temporary.iterdir()) if temporary.is_dir() else [temporary]
+        for file in files:
+            file.chmod((folder / "usual").stat().st_mode)  # safetensors makes files that only the owner can read
+        for file in [*files, temporary]:
+            fsync_path(file)
+        _replace_path(temporary, path)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise VitrailError(f"{path} cannot be written: {str(error).splitlines()[0]}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return path
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file or folder to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _replace_path(temporary: Path, path: Path) -> None:
+    """Replace a file atomically, and a folder too where the system can exchange two names.
+
+    Elsewhere the old folder is renamed first, and renamed back if the new one cannot take its name.
+    """
+    if not _try_rename(temporary, path) and not _exchange_names(temporary, path):
+        old = temporary.with_name("old")
+        path.rename(old)
+        try:
+            temporary.rename(path)
+        except OSError:
+            old.rename(path)
+            raise
+    fsync_path(path.parent)
+
+
+def _try_rename(temporary: Path, path: Path) -> bool:
+    """Rename, and return False if a folder with content has that name, which may also appear at the last moment."""
+    try:
+        temporary.replace(path)
+    except OSError:
+        if path.is_dir():
+            return False
+        raise
+    return True
+
+
+def _exchange_names(first: Path, second: Path) -> bool:
+    """Exchange two names by Linux's renameat2 with RENAME_EXCHANGE; return whether it succeeded."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    at_fdcwd = -100  # AT_FDCWD
+    return bool(renameat2(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), 2) == 0)

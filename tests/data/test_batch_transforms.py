@@ -1,0 +1,143 @@
+"""An augmented image is the drawn operations applied in order, each drawn from random numbers of its own."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.testing import assert_close
+
+from tests.data.images import make_image
+from vitrail.augment.counter_rng import random_bits, uniforms
+from vitrail.augment.crop import CROP_SLOTS, crop_resize, draw_random_resized_crop
+from vitrail.augment.mixup import MIX_SLOTS
+from vitrail.augment.policy import Policy, get_policy
+from vitrail.augment.randaugment import (
+    JITTER_SLOTS,
+    OPERATION_SLOTS,
+    apply_operation,
+    colour_jitter,
+    draw_colour_jitter,
+    draw_randaugment,
+)
+from vitrail.augment.random_erasing import ERASE_SLOTS, draw_erase, erase
+from vitrail.data import batch_transforms
+from vitrail.data.batch_transforms import (
+    CROP_OFFSET,
+    ERASE_OFFSET,
+    FLIP_OFFSET,
+    JITTER_OFFSET,
+    NOISE_OFFSET,
+    RANDAUGMENT_OFFSET,
+    TrainTransform,
+)
+from vitrail.data.loader import MIX_OFFSET, build_train_loader
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.dataset import ArrayDataset
+from vitrail.data.transforms import normalise
+
+PREPROCESS = Preprocess((40, 30), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+SEED, EPOCH = 3, 5
+
+
+def make_dataset() -> ArrayDataset:
+    images = np.stack([np.asarray(make_image(number, (80, 70))) for number in range(6)])
+    return ArrayDataset(images, np.arange(6), tuple("abcdef"))
+
+
+def apply_by_hand(index: int, how: Policy) -> torch.Tensor:
+    """Apply by hand: crop, flip, RandAugment, jitter, normalise, erase."""
+    key = SEED, np.array([EPOCH]), np.array([index])
+    crop = draw_random_resized_crop(
+        uniforms(*key, CROP_SLOTS, CROP_OFFSET), np.array([[80, 70]]), how.crop_scale, how.crop_ratio
+    )[0].tolist()
+    flip = bool(uniforms(*key, 1, FLIP_OFFSET)[0, 0] < how.hflip)
+    cropped = crop_resize(make_dataset().images[index], tuple(crop), PREPROCESS.image_size, flip, how.interpolation)
+    image = Image.fromarray(cropped.permute(1, 2, 0).contiguous().numpy())
+    drawn = draw_randaugment(
+        uniforms(*key, OPERATION_SLOTS * how.randaug_layers, RANDAUGMENT_OFFSET), how.randaug_layers, how.randaug_magnitude
+    )
+    for chosen, strength, centre in zip(drawn.indices[0], drawn.strengths[0], drawn.centres[0], strict=True):
+        image = apply_operation(image, drawn.names[chosen], float(strength), centre)
+    amounts = how.brightness, how.contrast, how.saturation, how.hue
+    factors, orders = draw_colour_jitter(uniforms(*key, JITTER_SLOTS, JITTER_OFFSET), *amounts)
+    image = colour_jitter(image, factors[0], orders[0])
+    normalised = normalise(torch.from_numpy(np.array(image)).permute(2, 0, 1).float(), PREPROCESS)[None]
+    boxes = draw_erase(
+        uniforms(*key, ERASE_SLOTS, ERASE_OFFSET), how.erase_prob, how.erase_scale, how.erase_ratio, PREPROCESS.image_size
+    )
+    return erase(normalised, boxes, random_bits(*key, NOISE_OFFSET)[:, 0] if how.erase_noise else None)[0]
+
+
+ALL_OPERATIONS = get_policy(
+    "none", randaug_layers=2, brightness=0.4, contrast=0.3, saturation=0.5, hue=0.2, erase_prob=0.7, erase_noise=True
+)
+
+
+@pytest.mark.parametrize(
+    "how", [get_policy("none"), get_policy("strong1", mixup=0.0), ALL_OPERATIONS], ids=["crop", "randaugment", "all"]
+)
+def test_a_policy_is_its_operations_in_order(how: Policy) -> None:
+    indices = np.arange(6)
+    seen = TrainTransform(PREPROCESS, how, SEED)(make_dataset(), np.full(6, EPOCH), indices)
+    assert torch.equal(seen.images, torch.stack([apply_by_hand(index, how) for index in indices.tolist()]))
+
+
+CHANGES: list[dict[str, object]] = [
+    {"hflip": 1.0},
+    {"randaug_layers": 1},
+    {"brightness": 0.5},
+    {"hue": 0.5},
+    {"erase_prob": 1.0},
+    {"interpolation": "bicubic"},
+    {"crop_scale": (0.1, 0.2)},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_every_field_makes_a_difference(change: dict[str, object]) -> None:
+    rows = np.full(6, EPOCH), np.arange(6)
+    plain = TrainTransform(PREPROCESS, get_policy("none", hflip=0.0), SEED)(make_dataset(), *rows)
+    changed = TrainTransform(PREPROCESS, get_policy("none", **{"hflip": 0.0, **change}), SEED)(make_dataset(), *rows)
+    assert not torch.equal(plain.images, changed.images)
+
+
+def test_a_flip_is_the_mirror_image_of_the_same_crop() -> None:
+    rows = np.full(6, EPOCH), np.arange(6)
+    never, always = (
+        TrainTransform(PREPROCESS, get_policy("none", hflip=share), SEED)(make_dataset(), *rows).images for share in (0.0, 1.0)
+    )
+    assert_close(always, never.flip(3), rtol=0, atol=0)
+
+
+def test_no_two_operations_read_the_same_number() -> None:
+    layers = 100
+    ranges = {
+        "crop": range(CROP_OFFSET, CROP_OFFSET + CROP_SLOTS),
+        "flip": range(FLIP_OFFSET, FLIP_OFFSET + 1),
+        "erase": range(ERASE_OFFSET, ERASE_OFFSET + ERASE_SLOTS),
+        "jitter": range(JITTER_OFFSET, JITTER_OFFSET + JITTER_SLOTS),
+        "operations": range(RANDAUGMENT_OFFSET, RANDAUGMENT_OFFSET + OPERATION_SLOTS * layers),
+        "noise": range(NOISE_OFFSET, NOISE_OFFSET + 1),
+        "mix": range(MIX_OFFSET, MIX_OFFSET + MIX_SLOTS),
+    }
+    slots = [slot for one in ranges.values() for slot in one]
+    assert len(slots) == len(set(slots))
+
+
+def test_flips_and_crops_are_independent() -> None:
+    key = 0, np.zeros(20_000, np.int64), np.arange(20_000)
+    flips = uniforms(*key, 1, FLIP_OFFSET)[:, 0] < 0.5
+    crops = draw_random_resized_crop(
+        uniforms(*key, CROP_SLOTS, CROP_OFFSET), np.full((20_000, 2), 100), (0.08, 1.0), (0.75, 4 / 3)
+    )
+    for column in range(4):
+        assert abs(np.corrcoef(flips, crops[:, column])[0, 1]) < 0.03
+
+
+def test_wide_small_arrays_take_no_excessive_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_transforms, "crop_resize_batch", None)  # its filter table would take gigabytes
+    images = np.zeros((4, 16, 200, 3), np.uint8)
+    loader = build_train_loader(
+        ArrayDataset(images, np.zeros(4, np.int64), ("a",)), Preprocess((16, 200)), 4, get_policy("none")
+    )
+    assert loader.batch(0).images.shape == (4, 3, 16, 200)

@@ -1,0 +1,239 @@
+"""``vitrail.evaluation``: a run's own scores are reproduced, classes matched by name, views averaged, models paired."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.data import pictures as drawn
+from tests.reference_libraries import reference_library
+from tests.small_models import small_vit
+from tests.training.small_run import recipe
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.content_split import SplitFractions
+from vitrail.data.sources.dataset import ArrayDataset, DatasetSplits
+from vitrail.data.sources.open import open_dataset
+from vitrail.data.transforms import preprocess_image
+from vitrail.errors import VitrailError
+from vitrail.evaluation.calibration import compute_reliability, fit_temperature
+from vitrail.evaluation.classification import Evaluation, compare_paired, evaluate
+from vitrail.evaluation.tta import TTAModel, five_crop, without_crop
+from vitrail.inference.predict import predict
+from vitrail.models.build import Model
+from vitrail.tasks.classification import mean_scores
+from vitrail.training.loop import Hardware, fit
+
+LABELS = ("ant", "bee", "cat", "dog", "elk")
+
+
+def random_model(seed: int = 0, **changes: Any) -> Model:
+    torch.manual_seed(seed)
+    made = small_vit(**changes)
+    torch.nn.init.normal_(made.get_parameter("head.weight"))
+    made.preprocess, made.class_names = Preprocess((12, 15)), LABELS
+    return made
+
+
+def image_folder(root: Path, *names: str, each: int = 4) -> Path:
+    """Create test and validation images of these classes, and one training image."""
+    drawn.write_class_folders(root / "test", dict.fromkeys(names, each))
+    drawn.write_class_folders(root / "validation", dict.fromkeys(names, each), 100)
+    drawn.write_class_folders(root / "train", {names[0]: 1}, 200)
+    return root
+
+
+def test_a_runs_own_scores_are_reproduced(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for shares in ({}, {"validation": 0.3, "test": 0.2}):
+        drawn.write_class_folders(tmp_path / "flat", {"ant": 17, "bee": 11})
+        flat = {**shares, "data": str(tmp_path / "flat"), "model": replace(recipe().model, classes=2)}
+        settings = recipe(steps=4, **(flat if shares else {}))
+        result = fit(settings, run, Hardware("cpu", 1, 0))
+        found = evaluate(run, settings.data)
+        assert {"top1": found.top1, "top5": found.top5, "loss": found.nll} == result["test"]
+        with np.load(run / "predictions.npz") as kept:
+            assert_close(found.predictions.logits, torch.from_numpy(kept["logits"]))
+            assert np.array_equal(found.predictions.indices.numpy(), kept["indices"])
+        run = tmp_path / "other"
+
+
+def test_classes_are_matched_by_name_whatever_their_order_and_number(tmp_path: Path) -> None:
+    """Two routes: every image is also predicted alone, and compared by class name."""
+    data = image_folder(tmp_path, "elk", "bee", "cat")
+    files = sorted((data / "test").rglob("*.jpg"))
+    for labels in (LABELS, LABELS[::-1]):
+        seen = random_model()
+        seen.class_names = labels
+        found = evaluate(seen, data)
+        right = [said.label == file.parent.name for said, file in zip(predict(seen, files), files, strict=True)]
+        assert found.top1 == pytest.approx(np.mean(right))
+        assert [labels[label] for label in found.predictions.labels.tolist()] == sorted(file.parent.name for file in files)
+        assert found.per_class.support.tolist() == [4 if name in ("elk", "bee", "cat") else 0 for name in labels]
+        assert found.split == "test"
+
+
+def test_the_temperature_is_fitted_on_validation_alone(tmp_path: Path) -> None:
+    data = image_folder(tmp_path, "ant", "bee", "cat", each=9)
+    found, fitted = evaluate(random_model(1), data), evaluate(random_model(1), data, "validation")
+    assert fitted.temperature_scaling is None
+    assert found.temperature_scaling is not None
+    assert found.temperature_scaling.temperature == fit_temperature(fitted.predictions.logits, fitted.predictions.labels)
+    cooled = found.predictions.logits.double() / found.temperature_scaling.temperature
+    assert found.temperature_scaling.nll == mean_scores(cooled, found.predictions.labels)["loss"]
+    assert found.temperature_scaling.ece == compute_reliability(cooled, found.predictions.labels).ece
+    assert found.temperature_scaling.num_fit_images == 27
+
+
+def test_splits_are_test_else_validation_else_all(tmp_path: Path) -> None:
+    data = open_dataset(image_folder(tmp_path, "ant", "bee"))
+    counts = {
+        split: len(evaluate(random_model(), data, split).predictions.labels) for split in ("test", "validation", "train", "all")
+    }
+    assert counts == {"test": 8, "validation": 8, "train": 1, "all": 17}
+    without = replace(data, test=ArrayDataset(np.zeros((0, 1, 1, 3), np.uint8), np.zeros(0, np.int64), data.class_names))
+    assert evaluate(random_model(), without).split == "validation"
+    assert evaluate(random_model(), replace(without, validation=without.test)).split == "all"
+    with pytest.raises(VitrailError, match="has no labelled images to evaluate in test; it has 1 train, 8 validation, 0 test"):
+        evaluate(random_model(), without, "test")
+    with pytest.raises(VitrailError, match="did you mean 'validation'"):
+        evaluate(random_model(), data, "valid")
+
+
+def test_notes_that_matter_to_training_alone_are_left_out(tmp_path: Path) -> None:
+    drawn.write_class_folders(tmp_path / "new" / "test", {"ant": 4, "bee": 3})
+    data = open_dataset(tmp_path / "new")
+    assert any("no training images" in note for note in data.notes)
+    assert not any("train" in note for note in evaluate(random_model(), data).notes)
+    alone = open_dataset(image_folder(tmp_path / "rare", "ant", "bee"))
+    assert any("only one training image" in note for note in alone.notes)
+    assert not any("to learn from" in note for note in evaluate(random_model(), alone).notes)
+
+
+def model_trained_on(data: Path, **fractions: float) -> Model:
+    made = random_model()
+    made.metadata = {"dataset": {"name": str(data)}, "recipe": fractions}
+    return made
+
+
+def test_a_split_that_overlaps_the_training_images_gives_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    drawn.write_class_folders(Path("flat"), {"ant": 17, "bee": 11})
+    shared = open_dataset("flat", split_fractions=SplitFractions(0.3, 0.2))
+    learned = "the model was trained on images that are among these"
+
+    def told(one: Model, split: str | None = None, data: DatasetSplits = shared) -> str:
+        return " ".join(evaluate(one, data, split).notes)
+
+    assert learned not in told(model_trained_on(Path("flat"), val_fraction=0.3, test_fraction=0.2))
+    assert "selected on" in told(model_trained_on(Path("flat"), val_fraction=0.3, test_fraction=0.2), "validation")
+    for split in (None, "validation", "all"):
+        assert learned in told(model_trained_on(Path("flat"), val_fraction=0.1, test_fraction=0.2), split)
+    assert learned in told(
+        model_trained_on(tmp_path / "flat", val_fraction=0.3, test_fraction=0.1)
+    )  # the same path by another name
+    drawn.write_class_folders(Path("given/test"), {"ant": 4, "bee": 3})
+    drawn.write_class_folders(Path("given/train"), {"ant": 9, "bee": 8}, 50)
+    given = open_dataset("given", split_fractions=SplitFractions(0.3, 0.2))
+    assert learned not in told(
+        model_trained_on(Path("given"), val_fraction=0.1, test_fraction=0.1), data=given
+    )  # its test split is given, not split off
+
+
+def test_of_a_new_dataset_more_than_a_split_can_be_evaluated(tmp_path: Path) -> None:
+    drawn.write_class_folders(tmp_path / "flat", {"ant": 17, "bee": 11})
+    hint = "the model was not trained on it, so more than its test can be evaluated: split all"
+    assert hint in evaluate(random_model(), tmp_path / "flat").notes
+    assert hint not in evaluate(random_model(), tmp_path / "flat", "test").notes
+    assert hint not in evaluate(model_trained_on(tmp_path / "flat"), tmp_path / "flat").notes
+    assert hint not in evaluate(random_model(), image_folder(tmp_path / "parts", "ant", "bee")).notes
+
+
+def test_an_unusable_validation_split_only_costs_the_temperature(tmp_path: Path) -> None:
+    data = image_folder(tmp_path, "ant", "bee", each=9)
+    expected = evaluate(random_model(), data)
+    drawn.write_class_folders(data / "validation", {"zebra": 3})
+    found = evaluate(random_model(), data)
+    assert (found.top1, found.temperature_scaling) == (expected.top1, None)
+    assert "no temperature is fitted, as validation cannot be used: 1 of the 3 classes" in found.notes[-1]
+
+
+def test_all_is_the_concatenation_of_its_splits(tmp_path: Path) -> None:
+    data = open_dataset(image_folder(tmp_path, "ant", "bee"))
+    parts = [evaluate(random_model(), data, split).predictions.logits for split in ("train", "validation", "test")]
+    assert_close(evaluate(random_model(), data, "all").predictions.logits, torch.cat(parts))
+
+
+def test_images_without_a_label_do_not_count(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (9, 12, 15, 3), np.uint8)
+    labels = np.array([0, 1, -1, 1, 0, -1, 1, 1, 0])
+    source = ArrayDataset(images, labels, ("cat", "ant"))
+    data = DatasetSplits("x", source, source, source, "")
+    known = labels >= 0
+    clean = ArrayDataset(images[known], labels[known], ("cat", "ant"))
+    assert evaluate(random_model(), data).top1 == evaluate(random_model(), DatasetSplits("x", clean, clean, clean, "")).top1
+
+
+def test_a_model_with_nan_logits_has_no_score(tmp_path: Path) -> None:
+    broken = random_model()
+    broken.get_parameter("head.bias").data[2] = torch.nan
+    with pytest.raises(VitrailError, match=r"the model's logits are not finite for 8 of 8 images, first .*0.jpg"):
+        evaluate(broken, image_folder(tmp_path, "ant", "bee"))
+
+
+@pytest.mark.parity
+def test_views_are_averaged_as_probabilities() -> None:
+    seen, images = random_model(), torch.randn(3, 3, 12, 15)
+    with torch.inference_mode():
+        expected = (seen(images).softmax(1) + seen(images.flip(-1)).softmax(1)) / 2
+        assert_close(TTAModel(seen, "flip")(images).softmax(1).float(), expected)
+        large = torch.randn(3, 3, 17, 19)
+        views = torch.stack([seen(view).softmax(1) for view in peer_crops(large)])
+        assert_close(TTAModel(seen, "crops")(large).softmax(1).float(), views.mean(0))
+
+
+def peer_crops(images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    functions: Any = reference_library("torchvision.transforms.v2.functional")
+    crops: tuple[torch.Tensor, ...] = functions.ten_crop(images, [12, 15])
+    return crops
+
+
+def test_flip_tta_is_invariant_to_flipping(tmp_path: Path) -> None:
+    seen, images = TTAModel(random_model(), "flip"), torch.randn(3, 3, 12, 15)
+    with torch.inference_mode():
+        assert_close(seen(images), seen(images.flip(-1)))
+
+
+def test_the_centre_crop_is_what_the_model_gets_without_tta() -> None:
+    how = Preprocess((16, 24), crop_pct=0.8)
+    larger = without_crop(how)
+    assert larger.image_size == (20, 30)
+    photo = drawn.make_image(3, (61, 47))
+    assert_close(five_crop(preprocess_image(photo, larger)[None], (16, 24))[0][0], preprocess_image(photo, how))
+    assert without_crop(Preprocess((28, 28))).image_size == (32, 32)
+
+
+def test_views_go_through_the_whole_evaluation(tmp_path: Path) -> None:
+    data, seen = image_folder(tmp_path, "ant", "bee"), random_model()
+    found: dict[str | None, Evaluation] = {tta: evaluate(seen, data, tta=tta) for tta in (None, "flip", "crops")}
+    assert len({each.nll for each in found.values()}) == 3
+    assert not seen.training
+    assert "enlarged before cropping" in found["crops"].notes[-1]
+
+
+def test_a_model_does_not_differ_from_itself_and_differences_have_a_sign(tmp_path: Path) -> None:
+    data = open_dataset(image_folder(tmp_path, *LABELS, each=12))
+    first, other = (evaluate(random_model(seed), data) for seed in (1, 2))
+    same = compare_paired(first, first)
+    assert (same.p, same.only_first, same.only_other) == (1, 0, 0)
+    assert all(ends == (0, 0) for ends in same.intervals.values())
+    there, back = compare_paired(first, other), compare_paired(other, first)
+    assert there.p == back.p
+    assert there.difference["top1"] == other.top1 - first.top1 == pytest.approx((there.only_other - there.only_first) / 60)
+    for name, (low, high) in there.intervals.items():
+        assert back.intervals[name] == pytest.approx((-high, -low), abs=1e-12)
+    with pytest.raises(VitrailError, match="not the same images"):
+        compare_paired(first, evaluate(random_model(), data, "train"))

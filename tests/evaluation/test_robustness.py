@@ -1,0 +1,183 @@
+"""``vitrail.evaluate_robustness``: the clean score is that of ``evaluate``, a model without positions ignores shuffled patches,
+and every model gets the same images.
+"""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy import ndarray
+from torch import Tensor
+from torch.testing import assert_close
+
+from tests.data.images import write_class_folders
+from tests.evaluation.test_classification import LABELS, image_folder, random_model
+from tests.small_models import small_vit
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.dataset import ArrayDataset, DatasetSplits
+from vitrail.data.sources.open import open_dataset
+from vitrail.data.transforms import normalise
+from vitrail.errors import VitrailError
+from vitrail.evaluation.classification import evaluate
+from vitrail.evaluation.corruptions import corruption_suite
+from vitrail.evaluation.robustness import RobustnessResult, evaluate_robustness, sample_indices
+from vitrail.evaluation.robustness_comparison import common_grid, comparability_notes, compare_robustness
+from vitrail.models.build import Model, build
+from vitrail.models.config import ResNetConfig
+
+NAMES = ["noise", "blur", "contrast", "jpeg", "drop", "occlude", "shuffle"]
+
+
+def resnet(image: tuple[int, int] = (12, 15)) -> Model:
+    torch.manual_seed(0)
+    made = build(ResNetConfig(stages=(1,), width=32, image=image, classes=5)).eval()
+    torch.nn.init.normal_(made.get_parameter("head.weight"))
+    made.preprocess, made.class_names = Preprocess(image), LABELS
+    return made
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DatasetSplits:
+    return open_dataset(image_folder(tmp_path, *LABELS[:4], each=9))
+
+
+def test_the_clean_score_is_that_of_evaluate_and_the_others_follow_from_correctness(data: DatasetSplits) -> None:
+    seen = random_model(1)
+    found, plain = evaluate_robustness(seen, data, batch_size=7), evaluate(seen, data)
+    assert list(found.scores) == ["clean", *NAMES, "all"]
+    assert (found.clean, found.split, len(found.correct)) == (plain.top1, "test", 36)
+    assert found.scores["clean"].interval == plain.intervals["top1"]
+    assert np.array_equal(found.correct[:, 0], (plain.predictions.predicted == plain.predictions.labels).numpy())
+    place = 1
+    for kind in found.corruptions:
+        score, width = found.scores[kind.name], len(kind.strengths)
+        part = found.correct[:, place : place + width]
+        assert score.top1 == pytest.approx(part.mean(0).tolist())
+        assert score.mean == pytest.approx(part.mean())
+        assert score.retained == pytest.approx(part.mean() / plain.top1)
+        assert score.interval[0] <= score.mean <= score.interval[1]
+        place += width
+    assert place == found.correct.shape[1] == len(found.example_images)
+    assert found.mean == pytest.approx(np.mean([found.scores[name].mean for name in NAMES]))
+
+
+def correct_one_by_one(seen: Model, data: DatasetSplits, seed: int) -> ndarray:
+    """Evaluate every image alone, through the public functions."""
+    how = seen.preprocess
+    assert how is not None
+    plain = Preprocess(how.image_size, how.crop_pct, how.squash, how.interpolation, (0.0,) * 3, (1 / 255,) * 3)
+    from vitrail.data.loader import build_eval_loader
+
+    rows = []
+    for number, batch in enumerate(build_eval_loader(data.test, plain, 1).batches(workers=0)):
+        image, label = batch.images.byte(), LABELS.index(data.class_names[int(batch.labels)])
+        versions = [image]
+        for kind in corruption_suite((2, 3)):
+            versions += [
+                kind.at_severity(severity, image, np.array([number]), seed) for severity in range(1, len(kind.strengths) + 1)
+            ]
+        with torch.inference_mode():
+            rows.append([seen(normalise(one.float(), how)).argmax().item() == label for one in versions])
+    return np.array(rows)
+
+
+def test_two_routes_to_one_number_whatever_the_batch(data: DatasetSplits) -> None:
+    expected = correct_one_by_one(random_model(2), data, 5)
+    for batch, workers in ((5, 0), (36, 2)):
+        assert np.array_equal(
+            evaluate_robustness(random_model(2), data, batch_size=batch, workers=workers, seed=5).correct, expected
+        )
+
+
+def test_a_bag_of_patches_is_invariant_to_shuffling(data: DatasetSplits) -> None:
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (6, 3, 12, 15), dtype=torch.uint8)
+    kind = corruption_suite((2, 3))[-1]
+    mixed = kind.at_severity(1, images, np.arange(6))
+    answers: dict[str, tuple[Tensor, Tensor]] = {}
+    for position in ("none", "learned1d"):
+        seen, how = small_vit(position=position), Preprocess((12, 15))
+        with torch.inference_mode():
+            answers[position] = seen(normalise(images.float(), how)), seen(normalise(mixed.float(), how))
+    assert_close(*answers["none"], rtol=1e-4, atol=1e-4)
+    assert (answers["learned1d"][0] - answers["learned1d"][1]).abs().max() > 0.01
+    bag = evaluate_robustness(random_model(position="none"), data)
+    assert bag.scores["shuffle"].top1 == (bag.clean,)
+
+
+def test_every_model_gets_the_same_corrupted_images_in_its_own_normalisation(data: DatasetSplits) -> None:
+    first, other = random_model(1), resnet()
+    other.preprocess = Preprocess((12, 15), mean=(0.1, 0.2, 0.3), std=(0.2, 0.3, 0.4))
+    shown = []
+    for each in (first, other):
+        how, seen = each.preprocess, list[Tensor]()
+        assert how is not None
+        each.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0].clone()))
+        evaluate_robustness(each, data, grid=(2, 3))
+        mean, std = (torch.tensor(values)[:, None, None] for values in (how.mean, how.std))
+        shown.append([((images * std + mean) * 255).round() for images in seen])
+    assert len(shown[0]) == 1 + 6 * 5 + 1
+    assert all(torch.equal(one, two) for one, two in zip(*shown, strict=True))
+
+
+def test_a_limit_is_an_unbiased_sample_and_a_larger_one_includes_the_smaller(data: DatasetSplits) -> None:
+    whole, some = evaluate_robustness(random_model(1), data), evaluate_robustness(random_model(1), data, limit=11)
+    assert len(some.indices) == 11
+    assert np.array_equal(some.correct, whole.correct[some.indices])  # an image is corrupted in the same way in both
+    assert set(sample_indices(1000, 50, 3)) < set(sample_indices(1000, 300, 3)) < set(range(1000))
+    assert abs(sample_indices(1000, 300, 3).mean() - 499.5) < 60
+    assert np.array_equal(sample_indices(20, 99, 0), np.arange(20))
+    with pytest.raises(VitrailError, match="limit must be at least 1, got 0"):
+        evaluate_robustness(random_model(), data, limit=0)
+
+
+def test_cells_are_the_first_transformers_patches_or_eight_by_eight() -> None:
+    assert common_grid([resnet(), random_model(), small_vit(image=(24, 15))]) == (2, 3)
+    assert common_grid([resnet((28, 28))]) == (8, 8)
+    assert comparability_notes({"a": random_model(), "b": resnet()}, (2, 3)) == []
+    other = small_vit(image=(24, 15))
+    other.preprocess = Preprocess((24, 15))
+    notes = comparability_notes({"a": random_model(), "b": other, "c": resnet((13, 15))}, (2, 3))
+    assert notes[0] == "cells are 2x3; the patches of b are 4x3"
+    assert "take images of 12x15 and 24x15 and 13x15" in notes[1]
+    assert notes[2] == "2x3 cells do not divide 13x15 pixels, so cells differ by a pixel"
+
+
+def test_models_of_other_sizes_can_be_compared(data: DatasetSplits) -> None:
+    small, large = evaluate_robustness(random_model(1), data), evaluate_robustness(resnet((26, 31)), data, grid=(2, 3))
+    gaps = compare_robustness(small, large)
+    assert gaps["noise"].difference == pytest.approx(large.scores["noise"].mean - small.scores["noise"].mean)
+    assert gaps["all"].interval[0] <= gaps["all"].difference <= gaps["all"].interval[1]
+    assert all(gap.difference == 0 and gap.interval == (0, 0) for gap in compare_robustness(small, small).values())
+    with pytest.raises(VitrailError, match="not the same images"):
+        compare_robustness(small, evaluate_robustness(random_model(1), data, limit=5))
+
+
+def test_training_mode_is_restored_and_retained_accuracy_needs_a_clean_one(data: DatasetSplits) -> None:
+    seen = random_model(1).train()
+    found: RobustnessResult = evaluate_robustness(
+        seen, replace(data, test=ArrayDataset(np.zeros((3, 12, 15, 3), np.uint8), np.zeros(3, np.int64), ("ant",)))
+    )
+    assert seen.training
+    assert found.clean in (0, 1)
+    assert math.isnan(found.retained) == (found.clean == 0)
+
+
+def test_errors_are_those_of_evaluate(data: DatasetSplits, tmp_path: Path) -> None:
+    broken = random_model()
+    broken.get_parameter("head.bias").data[2] = torch.nan
+    for function in (evaluate, evaluate_robustness):
+        with pytest.raises(VitrailError, match=r"the model's logits are not finite for 36 of 36 images"):
+            function(broken, data)
+        with pytest.raises(VitrailError, match="did you mean 'validation'"):
+            function(random_model(), data, "valid")
+        with pytest.raises(VitrailError, match="has no classifier"):
+            function(small_vit(classes=0), data)
+    with pytest.raises(VitrailError, match="got 99x3 for images of 12x15"):
+        evaluate_robustness(random_model(), data, grid=(99, 3))
+    strange = write_class_folders(tmp_path / "strange", {"yak": 3, "ant": 4})
+    with pytest.raises(VitrailError, match="unknown to the model: 'yak'"):
+        evaluate_robustness(random_model(), strange, "all")

@@ -1,0 +1,114 @@
+"""Every recipe is complete, survives JSON, and has the numbers of its paper."""
+
+import inspect
+from dataclasses import replace
+
+import pytest
+
+from vitrail.config import from_json, override, to_json
+from vitrail.errors import VitrailError
+from vitrail.models.config import ViTConfig
+from vitrail.models.masking_config import Masking
+from vitrail.recipes.context import RecipeContext
+from vitrail.recipes.registry import RECIPES, SSL_METHODS, get_recipe
+from vitrail.training.recipe import Recipe
+
+IMAGENET = RecipeContext("imagenet", 1_281_167, 1000, None, 3)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "context", [RecipeContext(), IMAGENET, RecipeContext("tiny", 40, 2, None, 3)], ids=["fashion", "imagenet", "tiny"]
+)
+def test_every_recipe_can_be_built_for_any_dataset_and_survives_json(name: str, context: RecipeContext) -> None:
+    made = get_recipe(name, context)
+    assert from_json(Recipe, to_json(made)) == made
+    assert made.data == context.data
+    assert made.model.classes == (0 if made.masking else context.classes)
+    assert (made.masking is not None) == (name in SSL_METHODS)
+    assert made.batch_size <= max(context.num_images // 10, 1)
+    assert inspect.getdoc(RECIPES[name]) or inspect.getmodule(RECIPES[name])
+
+
+def test_the_papers_numbers_of_self_supervised_recipes() -> None:
+    made = {name: get_recipe(name, replace(IMAGENET, model="B/16")) for name in SSL_METHODS}
+    paper, mae, simmim = made["masked-patch"], made["mae"], made["simmim"]
+    assert (paper.optim.lr, paper.batch_size, paper.schedule.kind, paper.optim.betas) == (2e-4, 4096, "cosine", (0.9, 0.999))
+    assert paper.masking == Masking("masked-patch", 0.5, "mean-colour")
+    assert (mae.optim.lr, mae.optim.betas, mae.optim.weight_decay, mae.batch_size) == (2.4e-3, (0.9, 0.95), 0.05, 4096)
+    assert mae.masking == Masking("mae", 0.75, "pixels", True, 1, 512, 8, 16)
+    assert isinstance(mae.model, ViTConfig)
+    assert (mae.model.position, mae.model.has_class_token, mae.augment.crop_scale) == ("sincos2d-mae", True, (0.2, 1.0))
+    assert simmim.masking == Masking("simmim", 0.6, mask_unit=2)
+    assert (simmim.optim.lr, simmim.optim.grad_clip, simmim.batch_size, simmim.augment.crop_scale) == (
+        4e-4,
+        5.0,
+        2048,
+        (0.67, 1.0),
+    )
+
+
+def test_the_papers_numbers() -> None:
+    made = get_recipe("paper-imagenet", IMAGENET)
+    assert (made.steps, made.batch_size, made.schedule.warmup_steps, made.schedule.kind) == (93835, 4096, 9383, "cosine")
+    assert (made.optim.lr, made.optim.weight_decay, made.optim.grad_clip, made.optim.betas) == (3e-3, 0.3, 1.0, (0.9, 0.999))
+    assert isinstance(made.model, ViTConfig)
+    assert (made.model.dropout, made.model.head) == (0.1, "mlp")
+    jft = get_recipe("paper-jft", RecipeContext("jft", 303_000_000, 18_291, None, 3, model="H/14"))
+    assert (jft.optim.lr, jft.optim.weight_decay, jft.schedule.kind, jft.schedule.warmup_steps) == (3e-4, 0.1, "linear", 10_000)
+    assert jft.steps == round(14 * 303_000_000 / 4096)
+    wide = get_recipe("paper-jft", RecipeContext("jft", 303_000_000, 18_291, None, 3, model="L/32"))
+    assert wide.optim.lr == 6e-4
+    tuned = get_recipe("paper-finetune", IMAGENET)
+    assert (tuned.optim.name, tuned.optim.momentum, tuned.batch_size, tuned.steps, tuned.preprocess.image_size) == (
+        "sgd", 0.9, 512, 20_000, (384, 384),
+    )  # fmt: skip
+    better = get_recipe("plain", IMAGENET)
+    assert (better.batch_size, better.optim.weight_decay, better.optim.independent_weight_decay) == (1024, 1e-4, True)
+    assert (better.augment.randaug_layers, better.augment.randaug_magnitude, better.augment.mixup, better.label_smoothing) == (
+        2,
+        10.0,
+        0.2,
+        0.0,
+    )
+    assert isinstance(better.model, ViTConfig)
+    assert (better.model.position, better.model.pool, better.model.stochastic_depth) == ("sincos2d", "gap", 0.0)
+
+
+def test_a_typo_is_answered_with_the_nearest() -> None:
+    with pytest.raises(VitrailError, match="no recipe is named 'plian'; did you mean 'plain'"):
+        get_recipe("plian", RecipeContext())
+    with pytest.raises(VitrailError, match=r"no field is named 'optim.lrr'; did you mean 'optim.lr'"):
+        override(get_recipe("demo", RecipeContext()), ["optim.lrr=1"])
+    assert override(get_recipe("demo", RecipeContext()), ["optim.lr=0.5", "augment.mixup=0.1"]).optim.lr == 0.5
+
+
+def test_model_and_image_size_are_applied_or_refused() -> None:
+    made = get_recipe("plain", RecipeContext(model="R50+B/16", image=(64, 96)))
+    assert isinstance(made.model, ViTConfig)
+    assert (made.model.image, made.model.width, made.model.stem is not None) == ((64, 96), 768, True)
+    assert get_recipe("small", RecipeContext(image=(48, 48))).model.image == (48, 48)
+    for name in ("demo", "small"):
+        with pytest.raises(VitrailError, match=f"{name} has its own model and takes no --model, got B/16"):
+            get_recipe(name, RecipeContext(model="B/16"))
+    with pytest.raises(VitrailError, match="demo takes images at their native size and no --image"):
+        get_recipe("demo", RecipeContext(image=(56, 56)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("steps=0", "steps must be at least 1, got 0"),
+        ("optim.betas=0.9,1", "optim.betas must be from 0 to below 1"),
+        ("ema_decay=1", "ema_decay must be from 0 to below 1"),
+        ("schedule.warmup_steps=10000", "must fit into"),
+        ("model.image=56", "model and preprocess must agree on the image"),
+        ("optim.lr=0", "optim.lr must be above 0"),
+        ("optim.name=adamm", "did you mean 'adamw'"),
+        ("optim.name=sgd optim.nesterov=true optim.momentum=0", "optim.nesterov looks ahead along the momentum"),
+        ("optim.name=sgd optim.independent_weight_decay=true", "optim.independent_weight_decay needs decoupled weight decay"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(change: str, message: str) -> None:
+    with pytest.raises(VitrailError, match=message):
+        override(get_recipe("demo", RecipeContext()), change.split())

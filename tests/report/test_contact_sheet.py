@@ -1,0 +1,60 @@
+"""Contact sheets show every image in its cell, and normalisation is inverted exactly."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitrail.data.preprocess import Preprocess, imagenet_preprocess
+from vitrail.data.sources.builtin import load_fashion
+from vitrail.data.transforms import preprocess_image
+from vitrail.plot.markup import escape
+from vitrail.report.contact_sheet import CAPTION_HEIGHT, GAP, contact_sheet, denormalise
+from vitrail.report.dataset_page import balanced_sample, sample_sheet
+from vitrail.report.html import html_page, html_table
+
+
+def test_a_sheet_has_every_image_in_its_cell() -> None:
+    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (9, 9, 9), (200, 100, 50)]
+    made = np.asarray(contact_sheet([Image.new("RGB", (8, 8), colour) for colour in colours], ["x"] * 5, columns=2, side=40))
+    cell = 40 + GAP, 40 + CAPTION_HEIGHT + GAP
+    for number, colour in enumerate(colours):
+        middle = GAP + number // 2 * cell[1] + 20, GAP + number % 2 * cell[0] + 20
+        assert made[middle].tolist() == list(colour)
+
+
+def test_captions_are_truncated_and_printable() -> None:
+    grey = [Image.new("L", (8, 8))] * 2
+    long = np.asarray(contact_sheet(grey, ["\x1b[31m" + "w" * 500, ""], columns=2, side=64))
+    written = (long != long[0, 0]).any(2)[GAP + 64 : GAP + 64 + CAPTION_HEIGHT]
+    assert written[:, : GAP + 64].any()
+    assert not written[:, GAP + 64 :].any()  # nothing reaches below the next image
+
+
+@pytest.mark.parametrize("how", [imagenet_preprocess((9, 7)), Preprocess((9, 7), mean=(0.4,), std=(0.3,))])
+def test_a_preprocessed_image_is_denormalised_exactly(how: Preprocess) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
+    how = Preprocess(how.image_size, mean=how.mean, std=how.std)
+    picture = Image.fromarray(values)
+    (back,) = denormalise(preprocess_image(picture, how)[None], how.mean, how.std)
+    assert np.array_equal(np.asarray(back), np.asarray(picture if len(how.mean) == 3 else picture.convert("L")))
+    assert torch.equal(preprocess_image(back, how), preprocess_image(picture, how))
+
+
+def test_the_contact_sheet_shows_every_class_once_before_any_twice() -> None:
+    shown = sample_sheet(load_fashion("test"), max_images=20)
+    assert shown is not None
+    assert shown.width == 10 * (128 + GAP) + GAP
+    assert shown.height == 2 * (128 + CAPTION_HEIGHT + GAP) + GAP
+    labels = load_fashion("test").labels[balanced_sample(load_fashion("test").labels, 20)]
+    assert np.bincount(labels).tolist() == [2] * 10
+    assert sorted(labels.tolist()) == labels.tolist()
+
+
+def test_a_page_escapes_text() -> None:
+    made = html_page("<a> & b", [html_table(("name", "#n"), [(escape("<script>x</script>\x00"), "1")])])
+    assert "<script" not in made
+    assert "&lt;a&gt; &amp; b" in made
+    assert '<td class="number">1</td>' in made
+    assert "\x00" not in made
+    assert "default-src 'none'" in made

@@ -1,0 +1,155 @@
+"""A model card states the metadata of the model, in a form that the hub's own parser reads, and nothing else."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.small_models import small_vit
+from vitrail.data.preprocess import Preprocess
+from vitrail.models.masked_autoencoders import build_masked_model
+from vitrail.models.masking_config import Masking
+from vitrail.report.hub_folder import strip_paths
+from vitrail.report.model_card import model_card, wilson_interval
+from vitrail.weights.save import model_metadata
+
+METRICS = {"step": 5, "validation": {"top1": 0.75, "loss": 0.5}, "test": {"top1": 0.5, "top5": 0.9, "loss": 1.25}}
+RECIPE: dict[str, Any] = {
+    "name": "small",
+    "data": "hf:me/data",
+    "start": "hf:other/start",
+    "steps": 1234,
+    "batch": 32,
+    "loss": "softmax",
+    "smoothing": 0.1,
+    "optim": {"kind": "muon", "lr": 0.002, "weight_decay": 0.05},
+    "schedule": {"kind": "cosine", "warmup": 50},
+    "seed": 3,
+}
+
+
+def build_metadata(class_names: tuple[str, ...] | None = None, **more: Any) -> dict[str, Any]:
+    model = small_vit(classes=7)
+    model.preprocess = Preprocess(model.config.image, crop_pct=0.8, mean=(0.1, 0.2, 0.3))
+    model.class_names = class_names
+    return model_metadata(model, model.config, more)
+
+
+def header(text: str) -> dict[str, Any]:
+    """Return the header as parsed by the hub's own client."""
+    pytest.importorskip("huggingface_hub")
+    from huggingface_hub import ModelCard
+
+    data: Any = ModelCard(text).data
+    return dict(data.to_dict())
+
+
+def test_the_header_is_what_the_hub_reads() -> None:
+    whole = build_metadata(recipe=RECIPE, dataset={"name": "hf:me/data", "fingerprint": "f" * 64}, metrics=METRICS)
+    found = header(model_card(whole, "me/mine", "apache-2.0"))
+    assert found["license"] == "apache-2.0"
+    assert found["library_name"] == "vitrail"
+    assert found["pipeline_tag"] == "image-classification"
+    assert found["datasets"] == ["me/data"]
+    assert found["base_model"] == "other/start"
+    (entry,) = found["model-index"]
+    (result,) = entry["results"]
+    assert result["dataset"] == {"name": "hf:me/data", "type": "me/data", "split": "test"}
+    assert [(metric["name"], metric["value"]) for metric in result["metrics"]] == [
+        ("top-1 accuracy", 0.5),
+        ("top-5 accuracy", 0.9),
+    ]
+
+
+def test_a_name_cannot_break_the_header_or_the_page() -> None:
+    evil = 'x"\n---\nlicense: mit\n# <b> `|` \x1b[31m: \u2028'
+    whole = build_metadata(
+        (evil, *"abcdef"), recipe={**RECIPE, "data": evil}, dataset={"name": evil, "fingerprint": "f"}, metrics=METRICS
+    )
+    text = model_card(whole, "me/mine")
+    assert "license" not in header(text)
+    assert text.count("\n---\n") == 1
+    assert "\x1b" not in text
+    assert re.search(r"^# <b>", text, re.MULTILINE) is None
+
+
+def test_every_metric_is_listed_with_its_split() -> None:
+    text = model_card(build_metadata(metrics=METRICS), "me/mine", num_images={"test": 200})
+    low, high = wilson_interval(0.5, 200)
+    assert f"| test, 200 images | top-1 accuracy | 50.00% (95 % interval {low:.1%} to {high:.1%}) |" in text
+    assert "| validation | top-1 accuracy | 75.00% |" in text
+    assert "| test, 200 images | loss | 1.2500 |" in text
+    assert "optimistic" in text
+
+
+def test_what_is_not_recorded_is_not_made_up() -> None:
+    """A weight file without metadata."""
+    text = model_card(build_metadata(), "me/mine")
+    assert "These weights come without metrics" in text
+    assert "## Training\n\nNot recorded." in text
+    assert "whose names are not recorded" in text
+    told = ("3 heads (as published; heads= overrides it)", "a grid of 2x3 (grid= overrides it)")
+    assert "these settings were assumed: 3 heads (as published); a grid of 2x3." in model_card(
+        build_metadata(), "me/mine", assumed=told
+    )
+    assert "assumed" not in text
+    assert "model-index" not in header(text)
+    assert "license" not in header(text)
+    only = model_card(build_metadata(metrics={"step": 1, "train": {"top1": 1.0}}), "me/mine")
+    assert "says nothing about new images" in only
+    assert "model-index" not in header(only)
+
+
+def test_a_model_without_classes_is_described_as_a_feature_extractor() -> None:
+    model = build_masked_model(small_vit(classes=0), Masking("masked-patch", target="mean-colour"))
+    text = model_card(
+        model_metadata(model, model.config, {"metrics": {"step": 3, "validation": {"loss": 2.5, "knn": 0.25}}}), "me/mine"
+    )
+    found = header(text)
+    assert found["pipeline_tag"] == "image-feature-extraction"
+    assert set(found["tags"]) >= {"self-supervised", "masked-patch"}
+    assert "vitrail finetune hf:me/mine DATA" in text
+    assert "| validation | 20-NN accuracy | 25.00% |" in text
+    assert "## Classes" not in text
+
+
+def test_its_python_snippets_compile_and_its_commands_exist() -> None:
+    from tests.cli.commands import COMMANDS
+
+    for format in ("vitrail", "huggingface"):
+        text = model_card(build_metadata(), "me/mine", format=format)
+        for snippet in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            compile(snippet, "card", "exec")
+        for line in re.findall(r"^vitrail (\w+)", text, re.MULTILINE):
+            assert line in COMMANDS
+
+
+def test_top_5_accuracy_of_five_classes_is_not_listed() -> None:
+    model = small_vit(classes=4)
+    text = model_card(model_metadata(model, model.config, {"metrics": METRICS}), "me/mine")
+    assert "top-5" not in text
+
+
+def test_wilson_interval_matches_published_values() -> None:
+    """Newcombe 1998, Table I: 81 of 263, and 0 of 20."""
+    assert wilson_interval(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert wilson_interval(0.0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("path", "left"),
+    [
+        ("/home/me/photos", "photos"),
+        ("photos/", "photos"),
+        ("../deep/er.csv", "er.csv"),
+        ("C:\\Users\\me\\photos", "photos"),
+        ("runs/mine/best/model.safetensors", "mine"),
+        ("best", "best"),
+        ("~", ""),
+        ("fashion", "fashion"),
+        ("panes:train_size=100,size=16", "panes:train_size=100,size=16"),
+        ("hf:owner/name", "hf:owner/name"),
+    ],
+)
+def test_of_a_path_the_last_component_is_left(path: str, left: str) -> None:
+    assert strip_paths({"a": [path, 3, None, {"b": path}]}) == {"a": [left, 3, None, {"b": left}]}

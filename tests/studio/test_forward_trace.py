@@ -1,0 +1,416 @@
+"""The numbers of the page are those of ``vitrail.explain``, for every kind of model."""
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.testing import assert_close
+
+import vitrail
+from tests.data.images import image_bytes, make_image
+from tests.small_models import small_vit
+from vitrail import explain
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import vit_preprocess as usual
+from vitrail.errors import VitrailError
+from vitrail.explain.ablate import ABLATION_MODES
+from vitrail.explain.probabilities import class_probabilities
+from vitrail.explain.saliency import SALIENCY_METHODS
+from vitrail.models.build import Model, build
+from vitrail.models.config import ViTConfig
+from vitrail.models.speedups import speed_up
+from vitrail.models.variants import variant
+from vitrail.models.vit import ViT
+from vitrail.studio import trace as room
+from vitrail.studio.attention_pair import attention_pair
+from vitrail.studio.forward_trace import attention_rows, trace_image
+from vitrail.studio.model_view import model_view
+from vitrail.studio.saliency_view import BASELINES, ablation_effect, saliency_with_curves
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"pool": "gap"},
+    {"pool": "gap", "class_token": True, "registers": 1, "final_norm": "pooled"},
+    {"pool": "map", "registers": 2},
+    {"registers": 2, "position_prefix": "all"},
+    {"image": (32, 48), "patch": (8, 16)},
+    {"norm": "post"},
+    {"qk_norm": True, "layer_scale": 0.1},
+    {"position": "relative"},
+    {"position": "rotary"},
+    {"position": "none"},
+    {"position": "learned2d", "position_at": "every-layer"},
+    {"position": "sincos2d-mae"},
+    {"channels": 1},
+    {"classes": 0},
+    {"classes": 0, "pool": "map"},
+    {"classes": 1},
+    {"classes": 120},
+    {"hybrid": True},
+    {"merge_tokens": 2},
+    {"merge_tokens": 2, "drop_patches": 0.3, "position": "rotary", "pool": "gap"},
+]
+
+
+def make_model(**changes: Any) -> ViT:
+    """Build a model with preprocessing and class names; ``hybrid``, ``merge`` and ``drop`` are more kinds of it."""
+    speedups = {name: changes.pop(name) for name in ("merge_tokens", "drop_patches") if name in changes}
+    model: Model
+    if changes.pop("hybrid", False):
+        model = build(variant("R+Ti/16", image=(64, 96), classes=3, depth=2)).eval()
+    else:
+        model = small_vit(**({"image": (30, 35)} if speedups else {}), **changes)
+    config = model.config
+    assert isinstance(config, ViTConfig)
+    model.preprocess = usual(config.image, config.channels)
+    model.class_names = tuple(f"name {number}" for number in range(config.classes)) or None
+    model = speed_up(model, **speedups)
+    assert isinstance(model, ViT)
+    return model
+
+
+def images_of(model: ViT) -> Tensor:
+    return vitrail.preprocess(model, [image_bytes(3)])
+
+
+def assert_same(actual: np.ndarray, expected: Tensor, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    assert actual.dtype == np.float32
+    assert actual.flags.c_contiguous
+    assert_close(torch.from_numpy(actual), expected.float(), rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_every_array_is_that_of_explain(changes: dict[str, Any]) -> None:
+    model = make_model(**changes)
+    facts, arrays = trace_image(model, image_bytes(3))
+    images, vectors, classes = images_of(model), model.config.width, model.config.classes
+    prefix, grid = model.config.prefix_tokens, model.grid(images)
+    with torch.no_grad():
+        answer = model(images)[0, :classes] if classes else torch.zeros(0)
+        patches = model.embed_patches(images)[0]
+    assert facts["tokens"] == prefix + grid[0] * grid[1] == arrays["attention"].shape[2]
+    assert facts["grid"] == list(grid)
+    assert_same(arrays["logits"], answer)
+    assert_same(arrays["probabilities"], class_probabilities(model, answer))
+    assert_same(arrays["attention"], explain.attention(model, images)[:, 0])
+    assert_same(arrays["pooled_attention"], explain.pooled_attention(model, images)[:, 0])
+    assert_same(arrays["pooling_weights"], explain.reading(model, images)[0])
+    assert_same(arrays["token_norms"], explain.norms(model, images)[:, 0])
+    assert_same(arrays["patch_norms"], patches.norm(dim=-1))
+    shown = arrays["lens_classes"]
+    assert shown.dtype == np.int32
+    if classes:
+        assert_same(
+            arrays["lens"], class_probabilities(model, explain.lens(model, images)[:, 0])[:, torch.from_numpy(shown).long()]
+        )
+    assert arrays["lens"].shape == (model.config.depth + 1, len(shown))
+    if model.config.layers_with_position[0] is None:
+        assert "position_norms" not in arrays
+    elif "merge_tokens" not in changes:
+        entering = model.add_prefix_tokens(patches[None])
+        seen: list[Tensor] = []
+        hook = model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        with torch.no_grad():
+            model(images)
+        hook.remove()
+        assert entering.shape[2] == vectors
+        assert_same(arrays["position_norms"], (seen[0] - entering)[0].norm(dim=-1), rtol=1e-4, atol=1e-5)
+    json.dumps(facts, allow_nan=False)
+    assert all(np.isfinite(values).all() for values in arrays.values())
+
+
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_the_metadata_are_those_of_the_model_and_its_prediction(changes: dict[str, Any]) -> None:
+    model = make_model(**changes)
+    facts, arrays = trace_image(model, image_bytes(3))
+    predicted = vitrail.predict(model, [image_bytes(3)], top_k=10)[0].top if model.config.classes else ()
+    assert [one["label"] for one in facts["top"]] == [guess.label for guess in predicted]
+    assert [one["probability"] for one in facts["top"]] == pytest.approx([guess.probability for guess in predicted])
+    assert facts["target"] == (int(arrays["logits"].argmax()) if model.config.classes else None)
+    assert all(model.class_names is not None and model.class_names[one["class"]] == one["label"] for one in facts["top"])
+    config = model.config
+    assert facts["prefix"] == config.prefix_tokens
+    for name in ("registers", "depth", "heads", "pool", "classes"):
+        assert facts[name] == getattr(config, name)
+    assert (facts["class_token"], facts["full_attention"], facts["sigmoid"]) == (config.has_class_token, True, False)
+    assert facts["scale"] == pytest.approx((config.width / config.heads) ** -0.5)
+    assert facts["image"] == {"width": 20, "height": 24}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_pixels_are_what_becomes_the_models_input(channels: int) -> None:
+    model = make_model(channels=channels)
+    how = model.preprocess
+    assert how is not None
+    _, arrays = trace_image(model, image_bytes(3))
+    assert arrays["pixels"].dtype == np.uint8
+    assert arrays["pixels"].shape == (12, 15, channels)
+    mean, std = (torch.tensor(values)[:, None, None] for values in (how.mean, how.std))
+    images = (torch.from_numpy(arrays["pixels"]).permute(2, 0, 1) / 255 - mean) / std
+    assert_close(images_of(model)[0], images, rtol=1e-5, atol=1e-6)
+
+
+def test_the_crop_of_the_original_is_what_the_model_sees() -> None:
+    model = make_model(image=(24, 30))
+    model.preprocess = Preprocess((24, 30), crop_pct=0.5, interpolation="bilinear", mean=(0.1, 0.2, 0.3))
+    facts, arrays = trace_image(model, make_image(1, (96, 150)))
+    seen = facts["preprocess"]
+    assert (seen["resized"], seen["mean"], seen["interpolation"], seen["squash"]) == (
+        [75, 48],
+        [0.1, 0.2, 0.3],
+        "bilinear",
+        False,
+    )
+    left, top, right, bottom = seen["box"]
+    assert (left, top, right, bottom) == (44, 24, 104, 72)  # a margin of 22.5 pixels falls on an even one
+    part = make_image(1, (96, 150)).crop((44, 24, 104, 72)).resize((30, 24), Image.Resampling.BILINEAR)
+    assert np.abs(np.asarray(part).astype(int) - arrays["pixels"])[2:-2, 2:-2].max() <= 2
+
+
+def test_bytes_arrays_and_pil_images_give_equal_traces() -> None:
+    model, content = make_model(), image_bytes(3, format="PNG")
+    for one in (np.asarray(make_image(3)), make_image(3)):
+        facts, arrays = trace_image(model, one)
+        other, more = trace_image(model, content)
+        assert facts == other
+        assert all(np.array_equal(arrays[name], more[name]) for name in arrays)
+
+
+def test_with_many_classes_the_lens_has_the_top_ones_of_every_state_and_the_target() -> None:
+    model = make_model(classes=120)
+    chances = class_probabilities(model, explain.lens(model, images_of(model))[:, 0])
+    last = int(chances.amax(dim=0).argmin())
+    facts, arrays = trace_image(model, image_bytes(3), last)
+    first = {number for row in chances.argsort(dim=1, descending=True)[:, :5].tolist() for number in row}
+    assert facts["target"] == last
+    assert last not in first
+    assert arrays["lens_classes"].tolist() == sorted({*first, last})
+    order = chances.argsort(dim=1, descending=True)
+    assert facts["ranks"] == [1 + row.index(last) for row in order.tolist()], "its rank among all of them"
+
+
+@pytest.mark.parametrize("changes", [{}, {"pool": "gap"}, {"pool": "map"}], ids=str)
+def test_large_attention_is_sent_row_by_row(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(**changes)
+    before, arrays = trace_image(model, image_bytes(3))
+    monkeypatch.setattr(room, "MAX_ATTENTION_BYTES", arrays["attention"].nbytes - 1)
+    after, fewer = trace_image(model, image_bytes(3))
+    assert (before["full_attention"], after["full_attention"]) == (True, False)
+    assert "attention" not in fewer
+    assert_same(fewer["pooled_attention"], torch.from_numpy(arrays["pooled_attention"]))
+    for query in (0, 4):
+        facts, asked = attention_rows(model, images_of(model), query)
+        assert facts == {"query": query}
+        assert_same(asked["rows"], torch.from_numpy(arrays["attention"][:, :, query]))
+
+
+@pytest.mark.parametrize("changes", KINDS, ids=str)
+def test_the_breakdown_of_a_pair_gives_the_weight_of_attention(changes: dict[str, Any]) -> None:
+    model = make_model(**changes)
+    images = images_of(model)
+    weights = explain.attention(model, images)[:, 0]
+    there = weights.sum(dim=(0, 1, 3)) > 0  # dropped patches have none
+    layers, heads, count, _ = weights.shape
+    last = int(there.nonzero()[-1])
+    for layer, head, query, key in [(0, 0, 0, 1), (layers - 1, heads - 1, last, 0), (1, 1, 1, last), (1, 2, last, last)]:
+        if not there[query] or not there[key]:
+            with pytest.raises(VitrailError, match="drops the patch of"):
+                attention_pair(model, images, layer, head, query, key)
+            continue
+        found = attention_pair(model, images, layer, head, query, key)
+        assert found["weight"] == pytest.approx(weights[layer, head, query, key].item(), abs=1e-6)
+        assert found["weight"] == pytest.approx(np.exp(found["score"] - found["max_score"]) / found["exp_sum"])
+        assert found["score"] == pytest.approx((found["product"] + found["position_offset"]) * found["scale"])
+        assert found["product"] == pytest.approx(np.dot(found["q"], found["k"]))
+        assert (found["position_offset"] != 0) == (model.config.position == "relative")
+        assert len(found["q"]) == len(found["k"]) == model.config.width // heads
+        json.dumps(found, allow_nan=False)
+    assert count == model.config.tokens
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [(method, {}) for method in (*SALIENCY_METHODS, *BASELINES)]
+    + [
+        (method, changes)
+        for method in ("rollout", "relevance")
+        for changes in ({"pool": "gap", "registers": 1}, {"image": (32, 48), "patch": (8, 16)}, {"merge_tokens": 2})
+    ],
+    ids=str,
+)
+def test_a_map_and_its_curves_are_those_of_explain(method: str, changes: dict[str, Any]) -> None:
+    model = make_model(**changes)
+    images, which = images_of(model), torch.tensor([2])
+    facts, arrays = saliency_with_curves(model, images, method, 2)
+    grid = model.grid(images)
+    wanted = explain.saliency(model, images, method, which) if method in SALIENCY_METHODS else BASELINES[method](images, grid)
+    curves = explain.faithfulness(model, images, wanted, which)
+    assert_same(arrays["map"], wanted[0], rtol=1e-5, atol=1e-7)
+    assert_same(arrays["deletion"], curves.deletion_curve[0])
+    assert_same(arrays["insertion"], curves.insertion_curve[0])
+    assert facts == {
+        "method": method,
+        "target": 2,
+        "deletion_auc": pytest.approx(curves.deletion_auc.item()),
+        "insertion_auc": pytest.approx(curves.insertion_auc.item()),
+    }
+    assert saliency_with_curves(model, images, method)[0]["target"] == int(model(images).argmax())
+
+
+def test_without_a_head_there_are_maps_by_attention_and_no_curves() -> None:
+    model = make_model(classes=0)
+    facts, arrays = saliency_with_curves(model, images_of(model), "rollout")
+    assert list(arrays) == ["map"]
+    assert facts == {"method": "rollout", "target": None, "deletion_auc": None, "insertion_auc": None}
+    with pytest.raises(VitrailError, match="relevance needs a class"):
+        saliency_with_curves(model, images_of(model), "relevance")
+    with pytest.raises(VitrailError, match="predicts no class"):
+        saliency_with_curves(model, images_of(model), "rollout", 1)
+    with pytest.raises(VitrailError, match="predicts no class"):
+        ablation_effect(model, images_of(model), [1], "mask")
+    with pytest.raises(VitrailError, match="predicts no class"):
+        trace_image(model, image_bytes(3), 0)
+
+
+@pytest.mark.parametrize("how", ABLATION_MODES)
+def test_the_prediction_without_patches_is_that_of_ablate(how: str) -> None:
+    model = make_model(registers=1, classes=12)
+    images, patches = images_of(model), [0, 2, 3]
+    facts = ablation_effect(model, images, patches, how, seed=4)
+    with torch.no_grad():
+        before = class_probabilities(model, model(images)[0])
+    after = class_probabilities(model, explain.ablate(model, images, patches, how, seed=4)[0])
+    assert [one["class"] for one in facts["top"]] == torch.maximum(before, after).argsort(descending=True)[:10].tolist()
+    for one in facts["top"]:
+        assert one["before"] == pytest.approx(before[one["class"]].item())
+        assert one["after"] == pytest.approx(after[one["class"]].item())
+        assert one["label"] == f"name {one['class']}"
+    assert facts["prediction"]["class"] == int(after.argmax())
+    assert facts["prediction"]["probability"] == pytest.approx(after.max().item())
+    assert facts["changed"] == (int(before.argmax()) != int(after.argmax()))
+    assert facts["tokens"] == (5 if how == "drop" else 8)
+    assert (facts["permutation"] is not None) == (how == "shuffle")
+    assert how != "shuffle" or sorted(facts["permutation"]) == list(range(6))
+    json.dumps(facts, allow_nan=False)
+
+
+@pytest.mark.parametrize("changes", [kind for kind in KINDS if "classes" not in kind], ids=str)
+def test_the_model_view_is_that_of_explain(changes: dict[str, Any]) -> None:
+    model = make_model(**changes)
+    batches = [vitrail.preprocess(model, [image_bytes(1), image_bytes(2)]), images_of(model)]
+    facts, arrays = model_view(model, batches)
+    found = explain.heads(model, iter(batches))
+    assert_same(arrays["filters"], explain.filters(model))
+    for name, values in (("distance", found.distance), ("renormalised", found.renormalised), ("entropy", found.entropy)):
+        assert_same(arrays[name], values)
+    assert_same(arrays["head_similarity"], found.similarity)
+    if model.config.position == "none":
+        assert "position_similarity" not in arrays
+    else:
+        assert_same(arrays["position_similarity"], explain.position_similarity(model))
+    assert facts == {
+        "position": model.config.position,
+        "filters_of": "stem" if "hybrid" in changes else "patch",
+        "images": 3,
+        "stride": list(model.config.patch_stride),
+    }
+    assert sorted(model_view(model, [])[1]) == sorted({"filters", "position_similarity"} & set(arrays))
+
+
+def test_a_model_of_the_sigmoid_loss_has_sigmoid_probabilities() -> None:
+    model = make_model()
+    model.metadata = {"recipe": {"loss": "sigmoid"}}
+    facts, arrays = trace_image(model, image_bytes(3))
+    assert facts["sigmoid"] is True
+    assert_same(arrays["probabilities"], torch.from_numpy(arrays["logits"]).sigmoid())
+
+
+def test_in_half_precision_the_arrays_have_dtypes_of_the_browser() -> None:
+    _, arrays = trace_image(make_model().bfloat16(), image_bytes(3))
+    assert {str(values.dtype) for values in arrays.values()} == {"float32", "uint8", "int32"}
+
+
+def test_a_flexible_model_is_traced_at_its_preprocessing_size() -> None:
+    model = make_model(flexible=True)
+    model.preprocess = usual((18, 20))
+    facts, arrays = trace_image(model, image_bytes(3))
+    assert (facts["grid"], facts["tokens"], arrays["attention"].shape) == ([3, 4], 13, (4, 3, 13, 13))
+    assert arrays["position_norms"].shape == (13,)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 5000), (3000, 2)])
+def test_images_of_one_pixel_or_extreme_aspect_ratio_are_traced(size: tuple[int, int]) -> None:
+    facts, _ = trace_image(make_model(), make_image(1, size))
+    left, top, right, bottom = facts["preprocess"]["box"]
+    assert facts["image"] == {"width": size[1], "height": size[0]}
+    assert 0 <= left < right <= size[1] + 1e-6
+    assert 0 <= top < bottom <= size[0] + 1e-6
+
+
+def test_an_image_that_is_too_large_or_damaged_is_refused() -> None:
+    stream = io.BytesIO()
+    Image.new("1", (10000, 10000)).save(stream, "PNG")
+    with pytest.raises(VitrailError, match=r"^the image has .*67,108,864 .*allowed; try another one$"):
+        trace_image(make_model(), stream.getvalue())
+    with pytest.raises(VitrailError, match=r"^the image cannot be decoded: it is none of JPEG"):
+        trace_image(make_model(), b"<html>")
+
+
+def test_nan_is_an_error_and_never_reaches_the_page() -> None:
+    model = make_model()
+    images = images_of(model)
+    for weight in model.blocks[2].parameters():
+        weight.data.fill_(float("nan"))
+    with pytest.raises(VitrailError, match=r"not finite .*check the model's weights"):
+        trace_image(model, image_bytes(3))
+    with pytest.raises(VitrailError, match="not finite"):
+        trace_image(make_model_without_head(model), image_bytes(3))
+    for ask in (
+        lambda: attention_rows(model, images, 0),
+        lambda: saliency_with_curves(model, images, "rollout"),
+        lambda: attention_pair(model, images, 3, 0, 0, 1),
+        lambda: ablation_effect(model, images, [0], "mask"),
+        lambda: model_view(model, [images]),
+    ):
+        with pytest.raises(VitrailError, match="not finite"):
+            ask()
+
+
+def make_model_without_head(model: ViT) -> ViT:
+    bare = make_model(classes=0)
+    weights = {name: weight for name, weight in model.state_dict().items() if not name.startswith("head.")}
+    bare.load_state_dict(weights)
+    return bare
+
+
+def test_an_invalid_argument_is_refused_with_the_valid_range() -> None:
+    model = make_model()
+    images = images_of(model)
+    for ask, words in (
+        (lambda: trace_image(model, image_bytes(3), 5), "class must be an index from 0 to 4, got 5"),
+        (lambda: trace_image(model, image_bytes(3), -1), "class must be an index from 0 to 4, got -1"),
+        (lambda: attention_rows(model, images, 7), "query must be an index from 0 to 6, got 7"),
+        (lambda: attention_pair(model, images, 4, 0, 0, 0), "layer must be an index from 0 to 3, got 4"),
+        (lambda: attention_pair(model, images, 0, 3, 0, 0), "head must be an index from 0 to 2, got 3"),
+        (lambda: attention_pair(model, images, 0, 0, 7, 0), "query must be an index from 0 to 6, got 7"),
+        (lambda: attention_pair(model, images, 0, 0, 0, -1), "key must be an index from 0 to 6, got -1"),
+        (lambda: saliency_with_curves(model, images, "rolout"), "no method 'rolout'.*rollout"),
+        (lambda: saliency_with_curves(model, images, "rollout", 5), "class must be an index from 0 to 4, got 5"),
+        (lambda: ablation_effect(model, images, [1], "burn"), "by mask, shuffle or drop, got 'burn'"),
+        (lambda: ablation_effect(model, images, [6], "mask"), "patches must be .* from 0 to 5, got 6"),
+        (lambda: ablation_effect(model, images, list(range(6)), "drop"), "all 6 patches cannot be dropped"),
+    ):
+        with pytest.raises(VitrailError, match=words):
+            ask()
+
+
+def test_a_resnet_has_no_trace() -> None:
+    model = build(variant("R50x1", image=64, classes=3))
+    model.preprocess = usual((64, 64))
+    with pytest.raises(VitrailError, match="a ResNet has no attention"):
+        trace_image(model, image_bytes(3))

@@ -1,0 +1,171 @@
+"""Model folders: what was saved is what is loaded, and nothing half-written is ever visible."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.small_models import small_config, small_vit
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import VitrailError
+from vitrail.models.build import build
+from vitrail.models.config import ResNetConfig, StemConfig
+from vitrail.weights import save
+from vitrail.weights.load import load
+from vitrail.weights.save import save
+
+IMAGES = torch.randn(2, 3, 12, 15)
+
+
+@pytest.mark.parametrize("position", ["learned1d", "sincos2d", "rotary", "relative"])
+def test_what_was_saved_is_what_is_loaded(position: str, tmp_path: Path) -> None:
+    model = small_vit(position=position, registers=2, layer_scale=0.1)
+    loaded = load(save(model, tmp_path / "new" / "mine"))
+    assert loaded.config == model.config
+    assert not loaded.training
+    assert_close(loaded(IMAGES), model(IMAGES), rtol=0, atol=0)
+    assert sorted(os.listdir(tmp_path / "new" / "mine")) == ["model.safetensors", "vitrail.json"]
+    assert json.loads((tmp_path / "new" / "mine" / "vitrail.json").read_text())["grid"] == [2, 3]
+
+
+def test_hybrids_and_resnets_are_saved_too(tmp_path: Path) -> None:
+    hybrid = build(small_config(stem=StemConfig(stages=(1,)), patch=(2, 1), image=(16, 12))).eval()
+    resnet = build(ResNetConfig(stages=(1, 1), width=32, image=(32, 32), classes=3)).eval()
+    for model in (hybrid, resnet):
+        for weight in model.parameters():
+            weight.data.add_(0.1 * torch.randn_like(weight))
+        images = torch.randn(1, 3, *model.config.image)
+        assert_close(load(save(model, tmp_path / "mine"))(images), model(images), rtol=0, atol=0)
+
+
+def test_a_loaded_model_can_be_trained_without_touching_its_file(tmp_path: Path) -> None:
+    loaded = load(save(small_vit(), tmp_path / "mine"))
+    before = (tmp_path / "mine" / "model.safetensors").read_bytes()
+    optimiser = torch.optim.SGD(loaded.parameters(), lr=0.1)
+    first = loaded(IMAGES)
+    first.square().sum().backward()
+    optimiser.step()
+    assert (loaded(IMAGES) - first).abs().max() > 0
+    assert (tmp_path / "mine" / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.compile
+def test_a_compiled_model_is_saved_as_its_original(tmp_path: Path) -> None:
+    model = small_vit()
+    save(torch.compile(model, backend="eager"), tmp_path / "mine")  # type: ignore[arg-type]
+    assert_close(load(tmp_path / "mine")(IMAGES), model(IMAGES), rtol=0, atol=0)
+
+
+def test_a_model_without_weights_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match="it has no weights to save"):
+        save(build(small_config(), device="meta"), tmp_path / "mine")
+
+
+def test_preprocessing_and_class_names_are_saved(tmp_path: Path) -> None:
+    model = small_vit()
+    model.preprocess = Preprocess((12, 15), crop_pct=0.8, interpolation="lanczos", mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0))
+    model.class_names = ("cat", "dog", "owl", "eel", "ant")
+    loaded = load(save(model, tmp_path / "mine"))
+    assert (loaded.preprocess, loaded.class_names) == (model.preprocess, model.class_names)
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    save(small_vit(), tmp_path / "step-7")
+    (tmp_path / "best").symlink_to("step-7")
+    newer = small_vit(depth=1)
+    save(newer, tmp_path / "best")
+    assert (tmp_path / "best").is_symlink()
+    assert load(tmp_path / "step-7").config == newer.config
+
+
+def test_where_names_cannot_be_exchanged_the_old_folder_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save, "_exchange_names", lambda one, two: False)
+    save(small_vit(), tmp_path / "mine")
+    newer = small_vit(depth=1)
+    save(newer, tmp_path / "mine")
+    assert load(tmp_path / "mine").config == newer.config
+    assert os.listdir(tmp_path) == ["mine"]
+
+
+def test_saving_again_replaces_the_older_one_and_leaves_nothing_else(tmp_path: Path) -> None:
+    save(small_vit(), tmp_path / "mine")
+    newer = small_vit(depth=1)
+    save(newer, tmp_path / "mine")
+    assert load(tmp_path / "mine").config == newer.config
+    assert os.listdir(tmp_path) == ["mine"]
+
+
+def test_a_folder_with_other_files_is_not_overwritten(tmp_path: Path) -> None:
+    save(small_vit(), tmp_path / "mine")
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    with pytest.raises(VitrailError, match="contains files other than a model's, so it is not overwritten"):
+        save(small_vit(), tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.tex").exists()
+
+
+def test_a_full_disk_leaves_the_older_model_intact(tmp_path: Path) -> None:
+    """Simulated by a limit on file size in a separate process."""
+    older = small_vit()
+    save(older, tmp_path / "mine")
+
+    def limit_file_size() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+    script = (
+        "import signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "from tests.small_models import small_vit; from vitrail.weights.save import save\n"
+        "from vitrail.errors import VitrailError\n"
+        "try:\n    save(small_vit(depth=2), sys.argv[1])\n"
+        "except VitrailError as error:\n    print(error); sys.exit(2)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "mine"],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=limit_file_size,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 2, done.stderr
+    assert "cannot be written" in done.stdout
+    assert_close(load(tmp_path / "mine")(IMAGES), older(IMAGES), rtol=0, atol=0)
+    assert os.listdir(tmp_path) == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("vitrail.json", None, "has our tensor names, but the vitrail.json with the model's config is not next to it"),
+        ("vitrail.json", b"{", "cannot be read"),
+        ("vitrail.json", b"\xff\xfe", "cannot be read"),
+        ("vitrail.json", b"[]", "must hold an object, got list"),
+        ("vitrail.json", b'{"format": 9}', "has format 9"),
+        ("vitrail.json", b'{"format": 1}', "model must be a ViTConfig or a ResNetConfig, got None"),
+        ("vitrail.json", b'{"format": 1, "model": {"family": "vit", "width": 24}}', "the field 'model.depth' is missing"),
+        ("model.safetensors", None, "contains no weights"),
+        ("model.safetensors", b"", "cannot be read"),
+        ("model.safetensors", b"\xff" * 100, "cannot be read"),
+        ("model.safetensors", b"\x80\x04\x95pickle", "cannot be read"),
+    ],
+)
+def test_a_broken_folder_is_refused_with_a_clear_message(
+    file: str, content: bytes | None, message: str, tmp_path: Path
+) -> None:
+    folder = save(small_vit(), tmp_path / "mine")
+    (folder / file).unlink() if content is None else (folder / file).write_bytes(content)
+    with pytest.raises(VitrailError, match=message):
+        load(folder)
+
+
+def test_weights_that_do_not_fit_are_listed(tmp_path: Path) -> None:
+    folder = save(small_vit(), tmp_path / "mine")
+    other = save(small_vit(classes=7, depth=3), tmp_path / "other")
+    (other / "model.safetensors").rename(folder / "model.safetensors")
+    with pytest.raises(VitrailError, match=r"do not fit their config: blocks.3.\S+ is missing, .* and \d+ more"):
+        load(folder)
