@@ -121,7 +121,6 @@ def _normalise(images: Tensor) -> Tensor:
 if __name__ == "__main__":
     start = time.perf_counter()
     result = hardness(progress=True)
-    print(
-        f"chance {1 / len(PANES_CLASSES):.1%}, linear {result.linear:.1%}, ViT {result.vit:.1%}, shuffled {result.shuffled:.1%}"
-    )  # noqa: T201
+    chance = 1 / len(PANES_CLASSES)
+    print(f"chance {chance:.1%}, linear {result.linear:.1%}, ViT {result.vit:.1%}, shuffled {result.shuffled:.1%}")  # noqa: T201
     print(f"{time.perf_counter() - start:.0f} s")  # noqa: T201

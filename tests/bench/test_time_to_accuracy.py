@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from tests.reference_libraries import reference_library
-from vitrail.bench import recipe as bench
+from vitrail.bench import time_to_accuracy as bench
 from vitrail.bench.time_to_accuracy import PEER_LRS, TimeToAccuracy, benchmark_time_to_accuracy
 from vitrail.cli.main import run
 from vitrail.recipes.context import RecipeContext

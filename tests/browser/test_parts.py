@@ -111,7 +111,7 @@ def test_a_patch_has_its_pixels_index_row_and_column(page: Page, studio: Running
 
 def test_token_norms_are_those_of_explain(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
     open_at(page, studio, "tokens")
-    known = vitrail.explain.norms(model, images)[:, 0]
+    known = vitrail.explain.token_norms(model, images)[:, 0]
     found = download_numbers(page, "position-norms")
     assert_close(found["patch_norms"], model.embed_patches(images)[0].norm(dim=-1))
     assert_close(found["tokens"], known[0])
@@ -198,7 +198,7 @@ def test_another_class_is_explained(page: Page, studio: RunningStudio, model: Vi
 
 def test_the_logit_lens_is_that_of_explain(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
     open_at(page, studio, "lens")
-    known = vitrail.explain.lens(model, images)[:, 0].softmax(-1)
+    known = vitrail.explain.logit_lens(model, images)[:, 0].softmax(-1)
     found = download_numbers(page, "lens-depth")
     assert_close(found["probabilities"], known[:, found["classes"]])
     rows = download_numbers(page, "lens-table")
@@ -227,9 +227,9 @@ def test_the_model_has_its_positions_filters_and_heads(page: Page, studio: Runni
     (found,) = download_numbers(page, "position-similarity")
     assert_close(found["position_similarity"]["data"], vitrail.explain.position_similarity(model).ravel())
     (found,) = download_numbers(page, "filters")
-    assert_close(found["filters"]["data"], vitrail.explain.filters(model).ravel(), 1e-4)
+    assert_close(found["filters"]["data"], vitrail.explain.patch_filters(model).ravel(), 1e-4)
     test = vitrail.open_dataset("fashion").test
-    known = vitrail.explain.heads(model, [vitrail.preprocess(model, [test.read(number)]) for number in range(16)])
+    known = vitrail.explain.head_statistics(model, [vitrail.preprocess(model, [test.read(number)]) for number in range(16)])
     (found,) = download_numbers(page, "attention-distance")
     assert_close(found["distance"]["data"], known.distance.ravel(), 1e-4)
     (found,) = download_numbers(page, "attention-entropy")
@@ -244,14 +244,14 @@ def test_two_checkpoints_are_compared_and_the_slider_selects_them(page: Page, st
     wait_until_idle(page)
     one, other = download_numbers(page, "filters")
     assert one["model"] != other["model"]
-    assert_close(other["filters"]["data"], vitrail.explain.filters(vitrail.model_at(run, 3)).ravel(), 1e-4)
+    assert_close(other["filters"]["data"], vitrail.explain.patch_filters(vitrail.load_checkpoint(run, 3)).ravel(), 1e-4)
     slider = page.get_by_label("Checkpoint")
     slider.focus()
     slider.press("Home")
     page.wait_for_url("**step=3**")
     wait_until_idle(page)
     found = download_numbers(page, "filters")[0]
-    assert_close(found["filters"]["data"], vitrail.explain.filters(vitrail.model_at(run, 3)).ravel(), 1e-4)
+    assert_close(found["filters"]["data"], vitrail.explain.patch_filters(vitrail.load_checkpoint(run, 3)).ravel(), 1e-4)
 
 
 def test_the_architecture_and_cost_follow_the_fields(page: Page, studio: RunningStudio, model: ViT) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from tests.data import pictures as drawn
+from tests.data import images as sample_images
 from tests.small_models import small_vit
 from vitrail.data.preprocess import Preprocess
 from vitrail.weights.save import save
@@ -20,4 +20,4 @@ def save_models_and_dataset(root: Path) -> None:
     bare.preprocess = Preprocess((12, 15))
     save(bare, root / "bare")
     for split, count, first in (("train", 7, 0), ("val", 4, 100), ("test", 3, 200)):
-        drawn.write_class_folders(root / "set" / split, {"ant": count, "bee": count + 1, "cat": count}, first)
+        sample_images.write_class_folders(root / "set" / split, {"ant": count, "bee": count + 1, "cat": count}, first)

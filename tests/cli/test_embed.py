@@ -9,7 +9,7 @@ import pytest
 
 import vitrail
 from tests.cli.probe_data import save_models_and_dataset
-from tests.data import pictures as drawn
+from tests.data import images as sample_images
 from vitrail.cli.main import run
 from vitrail.inference.features import embed
 
@@ -60,7 +60,7 @@ def test_rows_are_written_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_labels_are_not_needed_and_a_bad_image_is_left_out(out: str, tmp_path: Path, capsys: Capture) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     for number in range(40):
-        drawn.write_image(tmp_path / "loose" / f"{number}.png", number)
+        sample_images.write_image(tmp_path / "loose" / f"{number}.png", number)
     (tmp_path / "loose" / "7.png").write_bytes(b"")
     (tmp_path / "loose" / "notes.txt").touch()
     assert run(["embed", "bare", "loose", out]) == 0
@@ -87,7 +87,7 @@ def test_labels_are_not_needed_and_a_bad_image_is_left_out(out: str, tmp_path: P
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path, capsys: Capture) -> None:
-    drawn.write_class_folders(tmp_path / "only" / "test", {"ant": 3, "bee": 4})
+    sample_images.write_class_folders(tmp_path / "only" / "test", {"ant": 3, "bee": 4})
     (tmp_path / "folder.npz").mkdir()
     (tmp_path / "weights.npz").touch()
     before = sorted(tmp_path.iterdir())

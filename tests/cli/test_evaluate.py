@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.data import pictures as drawn
+from tests.data import images as sample_images
 from tests.evaluation.test_classification import LABELS, image_folder, random_model
 from tests.small_models import small_vit
 from vitrail.cli.main import run
@@ -116,7 +116,7 @@ def test_a_bad_image_is_left_out_and_counted_and_too_many_stop_the_evaluation(ca
 
 
 def test_the_split_of_a_plain_folder_is_noted(capsys: Capture) -> None:
-    drawn.write_class_folders(Path("flat"), {"ant": 9, "cat": 7})
+    sample_images.write_class_folders(Path("flat"), {"ant": 9, "cat": 7})
     answer = evaluate_json(capsys, "one", "flat")
     assert (answer["split"], answer["images"]) == ("test", 2)
     assert any("no splits given" in note for note in answer["notes"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data import pictures as drawn
+from tests.data import images as sample_images
 from tests.small_models import small_vit
 from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
@@ -34,7 +34,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model.preprocess = Preprocess((12, 15))
         save(model, tmp_path / name)
     for number in range(NUM_IMAGES):
-        drawn.write_image(tmp_path / "in" / f"{number:02}.png", number)
+        sample_images.write_image(tmp_path / "in" / f"{number:02}.png", number)
     (tmp_path / "in" / "07.png").write_bytes(b"")
 
 
@@ -111,7 +111,7 @@ def test_a_folder_belongs_to_one_command(tmp_path: Path, capsys: Capture) -> Non
     assert "started with top 5 instead of 2" in refused("predict", "model", *command, "--top", "2")
     assert "started with drop_patches 0.0 instead of 0.5" in refused("predict", "model", *command, "--drop-patches", "0.5")
     assert "started with command predict instead of embed" in refused("embed", "model", "in", "parts")
-    drawn.write_image(tmp_path / "in" / "99.png", 99)
+    sample_images.write_image(tmp_path / "in" / "99.png", 99)
     assert "started with other data and with images 41 instead of 42" in refused("predict", "model", *command)
     assert file_stamps("parts") == before
 
@@ -121,7 +121,7 @@ def test_features_of_all_splits_are_those_of_one_file(format: str, tmp_path: Pat
     """Parts cross the boundaries of splits; one has no readable image, and is a table without rows."""
     parquet = pytest.importorskip("pyarrow.parquet")
     for split, count, first in (("train", 7, 0), ("val", 4, 100), ("test", 3, 200)):
-        drawn.write_class_folders(tmp_path / "set" / split, {"ant": count, "bee": count + 1}, first)
+        sample_images.write_class_folders(tmp_path / "set" / split, {"ant": count, "bee": count + 1}, first)
     (tmp_path / "set" / "train" / "ant" / "3.jpg").write_bytes(b"none")
     assert run(["embed", "model", "set", f"rows.{format}", "--batch", "1"]) == 0
     command = ["embed", "model", "set", "parts", "--format", format, "--batch", "1"]
@@ -215,7 +215,7 @@ def processes_by_rank(launcher: int) -> dict[int, int]:
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc to find the process of a rank")
 def test_after_a_process_is_killed_another_world_size_resumes(tmp_path: Path, capsys: Capture) -> None:
     for number in range(160):  # large ones, so that there is time to kill it
-        drawn.write_image(tmp_path / "many" / f"{number:03}.png", number, (503, 401))
+        sample_images.write_image(tmp_path / "many" / f"{number:03}.png", number, (503, 401))
     command = ["embed", "bare", "many", "parts", "--rows-per-file", "4", "--batch", "2", "--workers", "0"]
     with launch(2, *command) as process:
         while process.poll() is None and not (len(file_stamps("parts")) and os.listdir("parts/_manifests")):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.data import pictures as drawn
+from tests.data import images as sample_images
 from tests.small_models import small_vit
 from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
@@ -37,7 +37,7 @@ def _a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run" / "recipe.json").write_text("{}")
     save(model, tmp_path / "run" / "best")
     for number, name in enumerate(("a.jpg", "b.png", "deep/c.jpg")):
-        drawn.write_image(tmp_path / "in" / name, number)
+        sample_images.write_image(tmp_path / "in" / name, number)
 
 
 def read_csv(text: str | bytes) -> list[dict[str, str]]:
@@ -109,7 +109,7 @@ def test_every_file_name_is_exact_in_the_csv(tmp_path: Path, capsysbinary: Bytes
     odd = ["a b.png", "a,b.png", 'a"b.png', "a\nb.png", "a\rb.png", " .png", "=1+1.png", "ü日本.png", os.fsdecode(b"a\xff.png")]
     for name in odd:
         with open(tmp_path / "in" / name, "wb") as file:  # Pillow would not take every name
-            file.write(drawn.image_bytes(5, format="PNG"))
+            file.write(sample_images.image_bytes(5, format="PNG"))
     command = ["predict", "run", *(f"in/{name}" for name in odd), "--top", "2"]
     assert run([*command, "--csv"]) == 0
     printed = capsysbinary.readouterr().out
@@ -127,7 +127,7 @@ def test_every_file_name_is_exact_in_the_csv(tmp_path: Path, capsysbinary: Bytes
 def test_folders_are_walked_like_datasets(tmp_path: Path, capsys: Capture) -> None:
     inside = tmp_path / "in"
     for junk in (".hidden.jpg", "notes.txt", "Thumbs.db", ".git/x.jpg"):
-        drawn.write_image(inside / junk, 1)
+        sample_images.write_image(inside / junk, 1)
     (inside / "loop").symlink_to(inside)
     assert predicted_files(capsys, "in") == ["in/a.jpg", "in/b.png", "in/deep/c.jpg"]
     (inside / "self.jpg").symlink_to("self.jpg")
@@ -160,14 +160,14 @@ def test_patterns_are_expanded_where_the_shell_did_not(
 
 
 def test_a_file_with_a_star_in_its_name_is_that_file(tmp_path: Path, capsys: Capture) -> None:
-    drawn.write_image(tmp_path / "in" / "[a]*.jpg", 4)
+    sample_images.write_image(tmp_path / "in" / "[a]*.jpg", 4)
     assert predicted_files(capsys, "in/[a]*.jpg") == ["in/[a]*.jpg"]
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\0"])
 def test_names_are_read_from_stdin(end: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Bytes) -> None:
     odd = b"in/a\xff [1].jpg"
-    (tmp_path / os.fsdecode(odd)).write_bytes(drawn.image_bytes(5))
+    (tmp_path / os.fsdecode(odd)).write_bytes(sample_images.image_bytes(5))
     names = [b"in/b.png", odd, b"in/deep"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(end.join([*names, b"", b""]))))
     assert predicted_files(capsysbinary, "in/a.jpg", "-") == ["in/a.jpg", "in/b.png", os.fsdecode(odd), "in/deep/c.jpg"]

@@ -32,7 +32,7 @@ def test_a_summary_a_table_a_report_and_weights_for_finetune_and_probe(method: s
     assert f"recipe    {method}: 6 steps of 8 images" in shown.err
     assert "without labels" in shown.err
     with safe_open(tmp_path / "runs" / method / "best" / "decoder.safetensors", framework="pt") as file:
-        more = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118  not a dict
+        more = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118 - not a dict
     assert f"{more:,} more parameters predict the masked patches" in shown.err
     assert "knn" in shown.err
     assert "test loss" in shown.out

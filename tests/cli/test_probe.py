@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.cli.probe_data import save_models_and_dataset
-from tests.data import pictures as drawn
+from tests.data import images as sample_images
 from vitrail.cli.main import run
 from vitrail.data.sources.dataset import ArrayDataset, Subset, empty_dataset
 from vitrail.data.sources.open import open_dataset
@@ -102,7 +102,7 @@ def test_a_missing_dataset_of_a_suite_is_reported_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr("vitrail.evaluation.probe.embed", lambda *_: pytest.fail("began"))
-    drawn.write_class_folders(tmp_path / "one", {"ant": 12})
+    sample_images.write_class_folders(tmp_path / "one", {"ant": 12})
     for missing, sentence in (("gone", "gone of s.toml: there is no"), ("one", "one of s.toml: one has a single class")):
         (tmp_path / "s.toml").write_text(f'[[data]]\nsource = "set"\n[[data]]\nsource = "{missing}"')
         assert run(["probe", "model", "--suite", "s.toml"]) == 2
@@ -110,7 +110,7 @@ def test_a_missing_dataset_of_a_suite_is_reported_before_the_work(
 
 
 def test_a_model_is_probed_on_the_test_split_of_its_training(tmp_path: Path) -> None:
-    drawn.write_class_folders(tmp_path / "flat", {"ant": 20, "bee": 20})
+    sample_images.write_class_folders(tmp_path / "flat", {"ant": 20, "bee": 20})
     one = load("model")
     one.metadata = {"recipe": {"val_fraction": 0.05, "test_fraction": 0.3}}
     found = probe(one, "flat", ("knn",))
@@ -158,10 +158,10 @@ def test_the_mean_covers_the_columns_of_every_row() -> None:
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path, capsys: Capture) -> None:
-    drawn.write_class_folders(tmp_path / "flat", {"ant": 12})
-    drawn.write_class_folders(tmp_path / "untaught" / "test", {"ant": 3, "bee": 4})
+    sample_images.write_class_folders(tmp_path / "flat", {"ant": 12})
+    sample_images.write_class_folders(tmp_path / "untaught" / "test", {"ant": 3, "bee": 4})
     for number in range(12):
-        drawn.write_image(tmp_path / "loose" / f"{number}.png", number)
+        sample_images.write_image(tmp_path / "loose" / f"{number}.png", number)
     for name, text in {
         "bad": "[[data",
         "empty": "",

@@ -10,7 +10,7 @@ from PIL import Image
 
 import vitrail
 from tests.cli.probe_data import save_models_and_dataset
-from tests.data import pictures as drawn
+from tests.data import images as sample_images
 from vitrail.cli.main import run
 from vitrail.inference.features import embed
 
@@ -61,7 +61,7 @@ def test_a_table_and_a_contact_sheet(capsys: Capture) -> None:
 
 def test_there_are_at_most_as_many_hits_as_images(tmp_path: Path, capsys: Capture) -> None:
     for number in range(5):
-        drawn.write_image(tmp_path / "loose" / f"{number}.png", number)
+        sample_images.write_image(tmp_path / "loose" / f"{number}.png", number)
     found = search_hits(capsys, "model", "loose", "loose/3.png", "--top", "50")
     assert len(found) == 5
     assert found[0]["file"].endswith("loose/3.png")
@@ -83,7 +83,7 @@ def test_there_are_at_most_as_many_hits_as_images(tmp_path: Path, capsys: Captur
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path, capsys: Capture) -> None:
-    drawn.write_image(tmp_path / "q.png", 9)
+    sample_images.write_image(tmp_path / "q.png", 9)
     (tmp_path / "empty.jpg").touch()
     assert run(["search", *arguments]) == 2
     shown = capsys.readouterr()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.data import pictures as drawn
+from tests.data import images as sample_images
 from tests.reference_libraries import reference_library
 from tests.small_models import small_vit
 from tests.training.small_run import recipe
@@ -40,16 +40,16 @@ def random_model(seed: int = 0, **changes: Any) -> Model:
 
 def image_folder(root: Path, *names: str, each: int = 4) -> Path:
     """Create test and validation images of these classes, and one training image."""
-    drawn.write_class_folders(root / "test", dict.fromkeys(names, each))
-    drawn.write_class_folders(root / "validation", dict.fromkeys(names, each), 100)
-    drawn.write_class_folders(root / "train", {names[0]: 1}, 200)
+    sample_images.write_class_folders(root / "test", dict.fromkeys(names, each))
+    sample_images.write_class_folders(root / "validation", dict.fromkeys(names, each), 100)
+    sample_images.write_class_folders(root / "train", {names[0]: 1}, 200)
     return root
 
 
 def test_a_runs_own_scores_are_reproduced(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for shares in ({}, {"validation": 0.3, "test": 0.2}):
-        drawn.write_class_folders(tmp_path / "flat", {"ant": 17, "bee": 11})
+        sample_images.write_class_folders(tmp_path / "flat", {"ant": 17, "bee": 11})
         flat = {**shares, "data": str(tmp_path / "flat"), "model": replace(recipe().model, classes=2)}
         settings = recipe(steps=4, **(flat if shares else {}))
         result = fit(settings, run, Hardware("cpu", 1, 0))
@@ -104,7 +104,7 @@ def test_splits_are_test_else_validation_else_all(tmp_path: Path) -> None:
 
 
 def test_notes_that_matter_to_training_alone_are_left_out(tmp_path: Path) -> None:
-    drawn.write_class_folders(tmp_path / "new" / "test", {"ant": 4, "bee": 3})
+    sample_images.write_class_folders(tmp_path / "new" / "test", {"ant": 4, "bee": 3})
     data = open_dataset(tmp_path / "new")
     assert any("no training images" in note for note in data.notes)
     assert not any("train" in note for note in evaluate(random_model(), data).notes)
@@ -121,7 +121,7 @@ def model_trained_on(data: Path, **fractions: float) -> Model:
 
 def test_a_split_that_overlaps_the_training_images_gives_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    drawn.write_class_folders(Path("flat"), {"ant": 17, "bee": 11})
+    sample_images.write_class_folders(Path("flat"), {"ant": 17, "bee": 11})
     shared = open_dataset("flat", split_fractions=SplitFractions(0.3, 0.2))
     learned = "the model was trained on images that are among these"
 
@@ -135,8 +135,8 @@ def test_a_split_that_overlaps_the_training_images_gives_a_warning(tmp_path: Pat
     assert learned in told(
         model_trained_on(tmp_path / "flat", val_fraction=0.3, test_fraction=0.1)
     )  # the same path by another name
-    drawn.write_class_folders(Path("given/test"), {"ant": 4, "bee": 3})
-    drawn.write_class_folders(Path("given/train"), {"ant": 9, "bee": 8}, 50)
+    sample_images.write_class_folders(Path("given/test"), {"ant": 4, "bee": 3})
+    sample_images.write_class_folders(Path("given/train"), {"ant": 9, "bee": 8}, 50)
     given = open_dataset("given", split_fractions=SplitFractions(0.3, 0.2))
     assert learned not in told(
         model_trained_on(Path("given"), val_fraction=0.1, test_fraction=0.1), data=given
@@ -144,7 +144,7 @@ def test_a_split_that_overlaps_the_training_images_gives_a_warning(tmp_path: Pat
 
 
 def test_of_a_new_dataset_more_than_a_split_can_be_evaluated(tmp_path: Path) -> None:
-    drawn.write_class_folders(tmp_path / "flat", {"ant": 17, "bee": 11})
+    sample_images.write_class_folders(tmp_path / "flat", {"ant": 17, "bee": 11})
     hint = "the model was not trained on it, so more than its test can be evaluated: split all"
     assert hint in evaluate(random_model(), tmp_path / "flat").notes
     assert hint not in evaluate(random_model(), tmp_path / "flat", "test").notes
@@ -155,7 +155,7 @@ def test_of_a_new_dataset_more_than_a_split_can_be_evaluated(tmp_path: Path) -> 
 def test_an_unusable_validation_split_only_costs_the_temperature(tmp_path: Path) -> None:
     data = image_folder(tmp_path, "ant", "bee", each=9)
     expected = evaluate(random_model(), data)
-    drawn.write_class_folders(data / "validation", {"zebra": 3})
+    sample_images.write_class_folders(data / "validation", {"zebra": 3})
     found = evaluate(random_model(), data)
     assert (found.top1, found.temperature_scaling) == (expected.top1, None)
     assert "no temperature is fitted, as validation cannot be used: 1 of the 3 classes" in found.notes[-1]
@@ -211,7 +211,7 @@ def test_the_centre_crop_is_what_the_model_gets_without_tta() -> None:
     how = Preprocess((16, 24), crop_pct=0.8)
     larger = without_crop(how)
     assert larger.image_size == (20, 30)
-    photo = drawn.make_image(3, (61, 47))
+    photo = sample_images.make_image(3, (61, 47))
     assert_close(five_crop(preprocess_image(photo, larger)[None], (16, 24))[0][0], preprocess_image(photo, how))
     assert without_crop(Preprocess((28, 28))).image_size == (32, 32)
 

@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 import vitrail
-from tests.data import pictures as drawn
+from tests.data import images as sample_images
 from tests.small_models import small_vit
 from vitrail.data.decode import decode
 from vitrail.data.pack_writer import write_pack
@@ -49,7 +49,7 @@ def forward_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def folder(tmp_path: Path, bad: bool = False) -> Path:
     root = tmp_path / "set"
     for split, first in (("train", 0), ("val", 20), ("test", 40)):
-        drawn.write_class_folders(root / split, {"ant": 5, "bee": 6}, first)
+        sample_images.write_class_folders(root / split, {"ant": 5, "bee": 6}, first)
     if bad:
         (root / "train" / "ant" / "2.jpg").write_bytes(b"no image")
     return root
@@ -104,7 +104,7 @@ def test_features_are_recomputed_if_anything_they_depend_on_has_changed(tmp_path
     assert (num_passes(), num_passes()) == (1, 0)
     one.preprocess = Preprocess((12, 15), crop_pct=0.9)
     assert (num_passes(), num_passes()) == (1, 0)
-    drawn.write_image(root / "train" / "ant" / "0.jpg", 77)  # the same name
+    sample_images.write_image(root / "train" / "ant" / "0.jpg", 77)  # the same name
     assert (num_passes(), num_passes()) == (1, 0)
     data = replace(data, train=data.validation)
     assert (num_passes(), num_passes()) == (1, 0)
@@ -162,7 +162,7 @@ def test_very_large_features_are_not_cached(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_files_bytes_and_arrays_can_be_embedded(tmp_path: Path) -> None:
-    path = drawn.write_image(tmp_path / "a.png", 3)
+    path = sample_images.write_image(tmp_path / "a.png", 3)
     found = vitrail.embed(model(), [path, path.read_bytes(), np.asarray(decode(path))])
     assert found.labels.tolist() == [-1, -1, -1]
     assert_close(found.values[1:], found.values[[0, 0]])

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import vitrail
-from tests.data import pictures as drawn
+from tests.data import images as sample_images
 from tests.small_models import small_vit
 from tests.training.small_run import recipe
 from vitrail.data.decode import decode
@@ -51,7 +51,7 @@ def probabilities(row: Prediction) -> dict[str, float]:
 
 
 def save_images(folder: Path, count: int) -> list[Path]:
-    return [drawn.write_image(folder / f"{number}.jpg", number, (30 + number, 24)) for number in range(count)]
+    return [sample_images.write_image(folder / f"{number}.jpg", number, (30 + number, 24)) for number in range(count)]
 
 
 def test_predictions_are_those_of_a_manual_forward_pass(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_with_the_sigmoid_loss_each_class_has_an_independent_probability(tmp_pat
 def test_predictions_are_those_of_the_training_loops_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two routes to one number: the logits that a run saved of its test images, and the run's predictions for those files."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-    folder = drawn.write_class_folders(tmp_path / "data", {"ant": 23, "bee": 21, "cat": 26})
+    folder = sample_images.write_class_folders(tmp_path / "data", {"ant": 23, "bee": 21, "cat": 26})
     settings = recipe(data=str(folder), model=replace(recipe().model, classes=3), steps=4, eval_every=2)
     fit(settings, tmp_path / "run")
     test = open_dataset(str(folder)).test
@@ -123,7 +123,7 @@ def rotated_exif() -> Image.Exif:
     return exif
 
 
-PLAIN = drawn.make_image(3, (31, 24))
+PLAIN = sample_images.make_image(3, (31, 24))
 INPUTS = {
     "plain": encode(PLAIN),
     "one pixel": encode(Image.new("RGB", (1, 1), "red")),

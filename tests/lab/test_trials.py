@@ -19,8 +19,7 @@ from vitrail.augment.policy import get_policy
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
-from vitrail.lab import time_budget
-from vitrail.lab import trial as trials
+from vitrail.lab import time_budget, trials
 from vitrail.lab.experiment import mean_and_ci
 from vitrail.lab.time_budget import fit_to_budget
 from vitrail.lab.trials import JobResult, TrainingJob, cached_result, run_jobs

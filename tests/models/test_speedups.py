@@ -202,7 +202,8 @@ def test_a_shallow_copy_can_replace_its_modules_alone() -> None:
         ({"merge_tokens": 3, "merge_every": 0}, "merge_every must be at least 1 layer, got 0"),
         (
             {"merg": 1},
-            "there is no speed-up 'merg', there are compile, merge_tokens, merge_every, drop_patches, image; did you mean 'merge_tokens'?",
+            "there is no speed-up 'merg', there are compile, merge_tokens, merge_every, drop_patches, image; "
+            "did you mean 'merge_tokens'?",
         ),
         ({"image": 48}, "the model takes images of 30x35, got image=48x48; load it with vitrail.load"),
     ],

@@ -244,7 +244,7 @@ class T4Group(ProcessGroup):
 def test_a_plan_chooses_the_strategy_that_the_run_would(name: str) -> None:
     settings = recipe(variant(name), 64)
     made = make_plan(settings, Cluster(1, 4, get_accelerator("T4")))
-    assert made.strategy == choose_strategy("auto", settings.model, torch.device("cpu"), T4Group(ranks=4))
+    assert made.strategy == choose_strategy("auto", settings.model, torch.device("cpu"), T4Group(world_size=4))
     assert make_plan(replace(settings, parallel="fsdp"), Cluster(1, 4, get_accelerator("T4"))).strategy == "fsdp"
 
 

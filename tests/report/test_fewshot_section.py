@@ -8,7 +8,7 @@ from tests.evaluation.test_classification import random_model
 from vitrail.data.sources.open import open_dataset
 from vitrail.evaluation.probe import probe
 from vitrail.inference import features
-from vitrail.report import fewshot as module
+from vitrail.report import fewshot_section as module
 from vitrail.report.fewshot_section import fewshot_accuracies, fewshot_section
 from vitrail.weights.save import save
 

@@ -71,7 +71,7 @@ class BlockedBatcher:
 @asynccontextmanager
 async def blocked_batcher(**settings: Any) -> AsyncIterator[BlockedBatcher]:
     gate = Gate()
-    engine = FakePredictor(on_batch=gate)
+    engine = FakePredictor(before=gate)
     async with run_batcher(engine, **settings) as batcher:
         first = submit(batcher, WHITE)
         await asyncio.to_thread(gate.reached.wait, TIMEOUT)
@@ -141,7 +141,7 @@ def test_the_queue_is_bounded_and_refuses_all_of_a_request_or_none() -> None:
 def test_an_image_that_would_miss_its_deadline_at_the_recent_throughput_is_refused_unless_the_queue_is_empty() -> None:
     async def run() -> None:
         gate = Gate()
-        async with run_batcher(FakePredictor(on_batch=gate), max_batch=1, max_queue=99, request_timeout=30.0) as batcher:
+        async with run_batcher(FakePredictor(before=gate), max_batch=1, max_queue=99, request_timeout=30.0) as batcher:
             batcher.seconds_per_image = 20.0
             first = submit(batcher, WHITE)
             with pytest.raises(RequestError) as refused:
@@ -187,7 +187,7 @@ def test_images_of_a_disconnected_client_are_never_computed() -> None:
 def test_closing_computes_the_images_in_flight_and_accepts_no_more() -> None:
     async def run() -> None:
         gate = Gate()
-        async with run_batcher(FakePredictor(on_batch=gate), max_batch=2) as batcher:
+        async with run_batcher(FakePredictor(before=gate), max_batch=2) as batcher:
             visits = submit(batcher, WHITE, 1, 2, 3)
             await asyncio.to_thread(gate.reached.wait, TIMEOUT)
             closed = asyncio.ensure_future(asyncio.to_thread(batcher.close, TIMEOUT))

@@ -49,7 +49,7 @@ def test_the_default_model_is_shown_while_it_trains_and_resumed_the_next_time(
         run = Run(Path(source))
         assert run.folder.is_relative_to(tmp_path)
         assert checkpoint_steps(run)
-        assert vitrail.model_at(source, checkpoint_steps(run)[-1]).config.classes == 10
+        assert vitrail.load_checkpoint(source, checkpoint_steps(run)[-1]).config.classes == 10
     assert run.result() is None  # it was stopped, and with it its process
     last = checkpoint_steps(run)[-1]
     with default_model(

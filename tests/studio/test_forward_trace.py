@@ -26,7 +26,7 @@ from vitrail.models.config import ViTConfig
 from vitrail.models.speedups import speed_up
 from vitrail.models.variants import variant
 from vitrail.models.vit import ViT
-from vitrail.studio import trace as room
+from vitrail.studio import forward_trace as room
 from vitrail.studio.attention_pair import attention_pair
 from vitrail.studio.forward_trace import attention_rows, trace_image
 from vitrail.studio.model_view import model_view
@@ -99,14 +99,15 @@ def test_every_array_is_that_of_explain(changes: dict[str, Any]) -> None:
     assert_same(arrays["probabilities"], class_probabilities(model, answer))
     assert_same(arrays["attention"], explain.attention(model, images)[:, 0])
     assert_same(arrays["pooled_attention"], explain.pooled_attention(model, images)[:, 0])
-    assert_same(arrays["pooling_weights"], explain.reading(model, images)[0])
-    assert_same(arrays["token_norms"], explain.norms(model, images)[:, 0])
+    assert_same(arrays["pooling_weights"], explain.pooling_weights(model, images)[0])
+    assert_same(arrays["token_norms"], explain.token_norms(model, images)[:, 0])
     assert_same(arrays["patch_norms"], patches.norm(dim=-1))
     shown = arrays["lens_classes"]
     assert shown.dtype == np.int32
     if classes:
         assert_same(
-            arrays["lens"], class_probabilities(model, explain.lens(model, images)[:, 0])[:, torch.from_numpy(shown).long()]
+            arrays["lens"],
+            class_probabilities(model, explain.logit_lens(model, images)[:, 0])[:, torch.from_numpy(shown).long()],
         )
     assert arrays["lens"].shape == (model.config.depth + 1, len(shown))
     if model.config.layers_with_position[0] is None:
@@ -183,7 +184,7 @@ def test_bytes_arrays_and_pil_images_give_equal_traces() -> None:
 
 def test_with_many_classes_the_lens_has_the_top_ones_of_every_state_and_the_target() -> None:
     model = make_model(classes=120)
-    chances = class_probabilities(model, explain.lens(model, images_of(model))[:, 0])
+    chances = class_probabilities(model, explain.logit_lens(model, images_of(model))[:, 0])
     last = int(chances.amax(dim=0).argmin())
     facts, arrays = trace_image(model, image_bytes(3), last)
     first = {number for row in chances.argsort(dim=1, descending=True)[:, :5].tolist() for number in row}
@@ -304,8 +305,8 @@ def test_the_model_view_is_that_of_explain(changes: dict[str, Any]) -> None:
     model = make_model(**changes)
     batches = [vitrail.preprocess(model, [image_bytes(1), image_bytes(2)]), images_of(model)]
     facts, arrays = model_view(model, batches)
-    found = explain.heads(model, iter(batches))
-    assert_same(arrays["filters"], explain.filters(model))
+    found = explain.head_statistics(model, iter(batches))
+    assert_same(arrays["filters"], explain.patch_filters(model))
     for name, values in (("distance", found.distance), ("renormalised", found.renormalised), ("entropy", found.entropy)):
         assert_same(arrays[name], values)
     assert_same(arrays["head_similarity"], found.similarity)

@@ -17,9 +17,7 @@ from vitrail.data.sources.dataset import DatasetSplits, Progress
 from vitrail.data.sources.open import open_dataset
 from vitrail.data.sources.panes.dataset import PANES_CLASSES, build_panes
 from vitrail.errors import VitrailError
-from vitrail.studio import album as image_library
-from vitrail.studio import opening as lazy_dataset
-from vitrail.studio import uploads
+from vitrail.studio import image_library, lazy_dataset, uploads
 from vitrail.studio.image_library import ImageLibrary
 from vitrail.studio.sample_images import NUM_SAMPLES
 from vitrail.training.dataset import open_training_data
@@ -222,7 +220,7 @@ def test_equal_datasets_with_equal_splits_are_stored_once(folder: Path) -> None:
     library = ImageLibrary()
     first = library.add_dataset(split_recipe(folder))
     assert library.add_dataset(replace(split_recipe(folder), steps=99, name="another")) == first
-    assert library.add_dataset(replace(split_recipe(folder), test=0.1)) == first + 1
+    assert library.add_dataset(replace(split_recipe(folder), test_fraction=0.1)) == first + 1
     assert library.add_dataset("fashion") == first + 2 == library.add_dataset("fashion")
 
 
@@ -257,7 +255,7 @@ def test_the_python_of_an_image_returns_that_image(tmp_path: Path, folder: Path)
 def test_if_a_run_left_out_unlabelled_images_the_python_is_the_title(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fewer(recipe: Recipe, progress: Progress) -> DatasetReport:
         checked = open_training_data(recipe)
-        return replace(checked, pictures=checked.num_images + 1)
+        return replace(checked, num_images=checked.num_images + 1)
 
     monkeypatch.setattr(lazy_dataset, "open_training_data", fewer)
     library = ImageLibrary([split_recipe(folder)])
@@ -297,9 +295,10 @@ def test_a_failing_dataset_does_not_affect_others(monkeypatch: pytest.MonkeyPatc
 
 def test_several_threads_get_equal_results(folder: Path) -> None:
     library, found = ImageLibrary([split_recipe(folder)]), list[object]()
-    ask = lambda: found.append(
-        (library.list_datasets(), library.thumbnail("sample-3", 32), library.thumbnail("d0-train-2", 32))
-    )  # noqa: E731
+
+    def ask() -> None:
+        found.append((library.list_datasets(), library.thumbnail("sample-3", 32), library.thumbnail("d0-train-2", 32)))
+
     threads = [threading.Thread(target=ask) for _ in range(6)]
     for thread in threads:
         thread.start()

@@ -20,7 +20,7 @@ from vitrail.errors import VitrailError
 from vitrail.models.build import Model
 from vitrail.models.config import ViTConfig
 from vitrail.models.masking_config import Masking
-from vitrail.training import load_checkpoint
+from vitrail.training import load_checkpoint as module
 from vitrail.training.checkpoint import LoadTargets, load_tensors
 from vitrail.training.load_checkpoint import checkpoint_steps, load_checkpoint
 from vitrail.training.loop import Hardware, fit
@@ -112,7 +112,7 @@ def test_only_the_needed_tensors_are_read(copy: Run, monkeypatch: pytest.MonkeyP
 
         load_tensors(path, targets)
 
-    monkeypatch.setattr(load_checkpoint, "load_tensors", record_names)
+    monkeypatch.setattr(module, "load_tensors", record_names)
     load_checkpoint(copy, 8)
     with safe_open(copy.checkpoints / "step-8" / "state.safetensors", "pt") as file:
         assert sorted(read) == sorted(name for name in file.keys() if name.startswith("ema."))  # noqa: SIM118
@@ -143,7 +143,7 @@ def test_weights_that_are_no_numbers_are_a_sentence(copy: Run) -> None:
 def test_a_deleted_checkpoint_is_an_error_in_one_sentence(copy: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(VitrailError, match="has no checkpoint of step 7; try 8, the nearest one"):
         load_checkpoint(copy, 7)
-    monkeypatch.setattr(load_checkpoint, "load_tensors", lambda path, load_targets: shutil.rmtree(path))
+    monkeypatch.setattr(module, "load_tensors", lambda path, load_targets: shutil.rmtree(path))
     with pytest.raises(
         VitrailError, match="step 8 was deleted while it was read, to make room for newer ones; try 4, the nearest"
     ):

@@ -152,7 +152,7 @@ def test_minutes_and_the_range_test_work_without_labels(tmp_path: Path, monkeypa
     assert result["steps"] == Run(tmp_path / "run").recipe().steps == 20  # 22 without the overhead of an evaluation
     assert overheads[0] > 0
     assert measured[0].step > 0
-    assert measured[0].picture > 0
+    assert measured[0].image > 0
 
 
 def test_the_decoder_is_trained_like_the_encoder() -> None:

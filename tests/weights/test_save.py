@@ -16,7 +16,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.build import build
 from vitrail.models.config import ResNetConfig, StemConfig
-from vitrail.weights import save
+from vitrail.weights import save as save_module
 from vitrail.weights.load import load
 from vitrail.weights.save import save
 
@@ -85,7 +85,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
 
 
 def test_where_names_cannot_be_exchanged_the_old_folder_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save, "_exchange_names", lambda one, two: False)
+    monkeypatch.setattr(save_module, "_exchange_names", lambda one, two: False)
     save(small_vit(), tmp_path / "mine")
     newer = small_vit(depth=1)
     save(newer, tmp_path / "mine")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from vitrail.bench import fbgemm
 from vitrail.bench.interleaved_timing import best_of_interleaved
 from vitrail.bench.reference_models import INFERENCE_LIBRARIES, reference_models
-from vitrail.data.preprocess import vit_preprocess as vit_preprocess
+from vitrail.data.preprocess import vit_preprocess
 from vitrail.data.sources.dataset import Progress
 from vitrail.errors import VitrailError
 from vitrail.exporters.onnx import to_onnx
@@ -125,9 +125,12 @@ def benchmark_inference(
             contestants: dict[str, Callable[[], int]] = {
                 name: _make_turn(run_batch, batch) for name, run_batch in {**paths.run_batch, **peers}.items()
             }
+            title = f"{size}, batch {batch}"
             rates = best_of_interleaved(
-                {**contestants, "peak": _matrix_product}, rounds, lambda _, done, of: report(f"{size}, batch {batch}", done, of)
-            )  # noqa: B023
+                {**contestants, "peak": _matrix_product},
+                rounds,
+                lambda _, done, of, title=title: report(title, done, of),  # type: ignore[misc]
+            )
             peak = max(peak, 2 * GEMM_SIZE**3 * rates.pop("peak"))
             rows.append(_make_row(size, batch, rates, tuple(peers), cost(model.config).macs))
     rows = [_as_fraction_of(row, peak) for row in rows]

@@ -52,7 +52,7 @@ def benchmark_pretrain(
     mae = recipes["mae"]
     assert mae.masking is not None
     assert isinstance(mae.model, ViTConfig)
-    all_visible = replace(mae, masking=replace(mae.masking, share=1.5 / mae.model.patches))  # one is masked
+    all_visible = replace(mae, masking=replace(mae.masking, mask_ratio=1.5 / mae.model.patches))  # one is masked
     contestants = {
         name: _build_step(settings, batch_size) for name, settings in {**recipes, MAE_ALL_VISIBLE: all_visible}.items()
     }

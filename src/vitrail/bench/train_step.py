@@ -112,7 +112,7 @@ def benchmark_train_step(
 def _build_own_steps(name: str, shape: BenchmarkShape, batch: Batch, compiled: bool) -> dict[str, Callable[[], int]]:
     demo = get_recipe("demo", RecipeContext())
     channels = shape.model.channels
-    preprocess = replace(demo.preprocess, image=shape.model.image, mean=(0.5,) * channels, std=(0.5,) * channels)
+    preprocess = replace(demo.preprocess, image_size=shape.model.image, mean=(0.5,) * channels, std=(0.5,) * channels)
     plain = replace(
         demo,
         model=shape.model,

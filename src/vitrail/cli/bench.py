@@ -326,8 +326,7 @@ def inference(
     """Benchmark every inference path against timm, transformers, torchvision and vit-pytorch."""
     from dataclasses import asdict
 
-    from vitrail.bench.inference import BATCH_SIZES, MODEL_SIZES, OUR_PATHS
-    from vitrail.bench.inference import benchmark_inference as benchmark_inference
+    from vitrail.bench.inference import BATCH_SIZES, MODEL_SIZES, OUR_PATHS, benchmark_inference
 
     with progress_bars() as on_progress:
         sizes, batches = tuple(size or MODEL_SIZES), tuple(batch or BATCH_SIZES)

@@ -2,13 +2,16 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json, progress_bars
 from vitrail.cli.options import JsonOption, check_output_file, parse_size
 from vitrail.errors import VitrailError, printable
+
+if TYPE_CHECKING:
+    from vitrail.data.dataset_check import DatasetReport
 
 data = typer.Typer(name="data", help="Check, show, pack, shard and download datasets.", no_args_is_help=True)
 
@@ -39,7 +42,7 @@ def check(
     json: JsonOption = False,
 ) -> None:
     """Check a dataset for unreadable images, duplicates, leakage and label conflicts; exit code 1 if there are any."""
-    from vitrail.data.dataset_check import check_dataset as check_dataset
+    from vitrail.data.dataset_check import check_dataset
     from vitrail.data.sources.open import open_dataset
 
     if page is not None:
@@ -250,7 +253,7 @@ def download(
 ) -> None:
     """Download a public dataset and verify its checksum, or take it from its Debian package."""
     from vitrail.data import cache
-    from vitrail.data.sources.known_datasets import download_dataset as download_dataset
+    from vitrail.data.sources.known_datasets import download_dataset
 
     if name is None:
         _list_datasets(json)
@@ -280,7 +283,7 @@ def _list_datasets(json: bool) -> None:
     typer.echo(f"`vitrail data download NAME` downloads one; {' and '.join(BUILT_IN)} are always available")
 
 
-def _report_json(report: "DatasetReport", page: Path | None) -> dict[str, object]:  # type: ignore[name-defined]  # noqa: F821
+def _report_json(report: "DatasetReport", page: Path | None) -> dict[str, object]:
     return {
         "ok": report.ok,
         "data": report.data.name,
@@ -299,7 +302,7 @@ def _report_json(report: "DatasetReport", page: Path | None) -> dict[str, object
     }
 
 
-def _print_report(report: "DatasetReport", page: Path | None) -> None:  # type: ignore[name-defined]  # noqa: F821
+def _print_report(report: "DatasetReport", page: Path | None) -> None:
     screen = make_console()
     classes = make_table("class", "#train", "#validation", "#test", title=f"{report.data.name}: {report.pictures:,} images")
     for name, counts in list(report.classes.items())[: 3 * MAX_PRINTED_ROWS]:

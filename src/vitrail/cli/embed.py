@@ -55,7 +55,7 @@ def embed(
     folder = writes_part_files(out, FEATURE_SUFFIXES, "OUT", rows_per_file)
     _check_output(weights, source, out, folder, format)
 
-    from vitrail.models.device import select_device as select_device
+    from vitrail.models.device import select_device
     from vitrail.weights.load import load
 
     if folder:

@@ -44,7 +44,7 @@ def evaluate(
     from vitrail.evaluation.classification import compare_paired, evaluate
     from vitrail.evaluation.leakage import open_like_training
     from vitrail.inference.exported_model import load_any_model
-    from vitrail.models.device import select_device as select_device
+    from vitrail.models.device import select_device
 
     target_device, results = select_device(device), []
     speedups = select_speedups(compile, merge_tokens, drop_patches, image, target_device.type)
@@ -54,8 +54,8 @@ def evaluate(
         for run, model in zip(runs, models, strict=True):
             _check_model(run if len(runs) > 1 else "", model, source, split)
         for number, model in enumerate(models, 1):
-            numbered_progress = numbered_progress(on_progress, number, len(runs))
-            results.append(evaluate(model.to(target_device), source, split, tta, batch, workers, numbered_progress))
+            on_model_progress = numbered_progress(on_progress, number, len(runs))
+            results.append(evaluate(model.to(target_device), source, split, tta, batch, workers, on_model_progress))
             model.cpu()
     pairs = [compare_paired(results[0], other) for other in results[1:]]
     if json:

@@ -101,8 +101,8 @@ def explain(
 
     from vitrail.evaluation.explanations import AttentionSelection, check_queries, explain_images
     from vitrail.explain.attention import as_vit
-    from vitrail.explain.head_statistics import head_statistics as head_statistics
-    from vitrail.models.device import select_device as select_device
+    from vitrail.explain.head_statistics import head_statistics
+    from vitrail.models.device import select_device
     from vitrail.report.explanation_page import write_explanation_page
     from vitrail.weights.load import load
 

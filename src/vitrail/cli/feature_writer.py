@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vitrail.data.sources.dataset import Dataset
     from vitrail.inference.features import FeatureBatch
 
-WriteFeatures = Callable[[str, "Source", "Rows"], None]
+WriteFeatures = Callable[[str, "Dataset", "FeatureBatch"], None]
 FEATURE_SUFFIXES = (".parquet", ".npz")
 
 

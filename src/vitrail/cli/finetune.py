@@ -78,7 +78,7 @@ def finetune(
     from dataclasses import replace
 
     from vitrail.config import override
-    from vitrail.recipes.registry import get_recipe as get_recipe
+    from vitrail.recipes.registry import get_recipe
 
     model = _load_weights(weights, parse_size(image, "--image") if image else None, recipe, out)
     trainable_overrides = _trainable_overrides(trainable, model.config)

@@ -133,7 +133,8 @@ def print_cost(screen: "Console", name: str, total: Cost) -> None:
     screen.print(format_si(total.macs, "MACs"), style="bold", end="")
     screen.print(f" per image, grid {total.grid[0]} × {total.grid[1]}{tokens}")
     screen.print(
-        f"memory in float32, B = {batch}: weights {format_bytes(memory.weights)}; inference {format_bytes(memory.inference)} more; "
+        f"memory in float32, B = {batch}: weights {format_bytes(memory.weights)}; inference "
+        f"{format_bytes(memory.inference)} more; "
         f"training with Adam {format_bytes(memory.grads_and_moments + memory.training)} more"
     )
 

@@ -89,8 +89,7 @@ def plan(
 ) -> None:
     """Plan a training run on a cluster: memory per GPU, the micro-batch that fits, days and cost."""
     from vitrail.planning.accelerators import get_accelerator
-    from vitrail.planning.plan import DEFAULT_MFU, Cluster
-    from vitrail.planning.plan import make_plan as make_plan
+    from vitrail.planning.plan import DEFAULT_MFU, Cluster, make_plan
 
     cluster = Cluster(nodes, gpus_per_node, get_accelerator(gpu), DEFAULT_MFU if mfu is None else mfu, price_per_gpu_hour)
     selected = override(_recipe(recipe, model, image, images, classes), settings or [])
@@ -103,8 +102,7 @@ def plan(
 
 def _recipe(name: str, model: str | None, image: str | None, images: int | None, classes: int | None) -> "Recipe":
     from vitrail.recipes.context import RecipeContext
-    from vitrail.recipes.registry import RECIPES
-    from vitrail.recipes.registry import get_recipe as get_recipe
+    from vitrail.recipes.registry import RECIPES, get_recipe
 
     if name not in RECIPES and _exists(name):
         if any(option is not None for option in (model, image, images, classes)):
@@ -199,7 +197,8 @@ def _print_plan(plan: "Plan") -> None:
         )
         + f"; O {costs.non_block:,} outside the blocks, B {costs.largest_block:,} in the largest block; R {world_size} ranks; "
         f"b micro-batch size; c {2 if recipe.precision == 'bfloat16' else 4} bytes per number; "
-        f"A {format_bytes(costs.bytes_per_image)} activations per image, W {format_bytes(costs.workspace_per_image)} workspace per image"
+        f"A {format_bytes(costs.bytes_per_image)} activations per image, W "
+        f"{format_bytes(costs.workspace_per_image)} workspace per image"
     )
     screen.print()
     for strategy_plan in plan.strategies:
@@ -208,7 +207,8 @@ def _print_plan(plan: "Plan") -> None:
     screen.print(f"{format_si(costs.flops, 'FLOPs')} per image = {_flops_formula(plan)}")
     screen.print(
         f"{plan.total_flops / 1e18:,.4g} exaFLOPs = that x {recipe.batch_size:,} images x {recipe.steps:,} steps\n"
-        f"{plan.seconds_per_step:,.3g} s per step = FLOPs x {recipe.batch_size:,} / ({world_size} x {plan.peak_flops / TERA:,.4g} TFLOP/s of {gpu} in "
+        f"{plan.seconds_per_step:,.3g} s per step = FLOPs x {recipe.batch_size:,} / ({world_size} x "
+        f"{plan.peak_flops / TERA:,.4g} TFLOP/s of {gpu} in "
         f"{recipe.precision} x {cluster.mfu:g} MFU)"
     )
     screen.print(f"{_format_days(plan.days)}, {_format_gpu_hours(plan)} GPU-hours", style="bold", end="")
@@ -301,7 +301,8 @@ def _notes(plan: "Plan") -> list[str]:
         notes.append(f"to make it fit: {', '.join([*others, *checkpointing, *micro_batch, 'a smaller --model or --image'])}")
     if recipe.precision == "float32" and gpu.bfloat16_flops is not None and gpu.bfloat16_flops > gpu.float32_flops:
         notes.append(
-            f"in bfloat16 (--set precision=bfloat16) {gpu.name}'s peak is {gpu.bfloat16_flops / gpu.float32_flops:.3g} times as high"
+            f"in bfloat16 (--set precision=bfloat16) {gpu.name}'s peak is "
+            f"{gpu.bfloat16_flops / gpu.float32_flops:.3g} times as high"
         )
     notes.append(
         "the MFU is an assumption: by Table 2's core-days, the paper's H/14 reached 0.32 of a TPU's peak, its L/16 at most "

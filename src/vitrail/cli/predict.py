@@ -81,7 +81,7 @@ def predict(
 
     from vitrail.inference.exported_model import load_any_model
     from vitrail.inference.predict import Prediction, iter_predictions
-    from vitrail.models.device import select_device as select_device
+    from vitrail.models.device import select_device
 
     target_device = select_device(device)
     model = load_any_model(run, select_speedups(compile, merge_tokens, drop_patches, image, target_device.type)).to(
@@ -113,7 +113,7 @@ def _open_parts(
     run: str, model: "Model", names: list[str], out: Path, rows_per_file: int | None, options: dict[str, Any]
 ) -> "PartFiles":
     """Open a folder of part files for the predictions of this model on these files."""
-    from vitrail.inference.exported_model import EXPORTED_SUFFIXES as EXPORTED_SUFFIXES
+    from vitrail.inference.exported_model import EXPORTED_SUFFIXES
     from vitrail.inference.model_hash import file_hash, model_hash
     from vitrail.inference.predict import require_classifier
 
@@ -158,7 +158,8 @@ def _write_parts(
         print_json(summary)
     else:
         typer.echo(
-            f"{_format_counts(done.num_images, done.num_bad)}, in {parts.num_parts:,} {'part' if parts.num_parts == 1 else 'parts'}: {parts.folder}"
+            f"{_format_counts(done.num_images, done.num_bad)}, in {parts.num_parts:,} "
+            f"{'part' if parts.num_parts == 1 else 'parts'}: {parts.folder}"
         )
     if done.num_bad and parts.world_size == 1:  # torchrun would take it for a failure and end the other ranks
         raise typer.Exit(1)

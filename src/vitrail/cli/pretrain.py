@@ -55,8 +55,7 @@ def pretrain(
 ) -> None:
     """Pre-train a model without labels by predicting masked patches."""
     from vitrail.config import override
-    from vitrail.recipes.registry import SSL_METHODS
-    from vitrail.recipes.registry import get_recipe as get_recipe
+    from vitrail.recipes.registry import SSL_METHODS, get_recipe
 
     if method not in SSL_METHODS:
         raise VitrailError(f"--method must be {', '.join(SSL_METHODS)}, got {method!r}{did_you_mean(method, SSL_METHODS)}")

@@ -48,7 +48,7 @@ def probe(
 
     from vitrail.evaluation.probe import PROTOCOLS, SuiteEntry, check_protocols, load_suite
     from vitrail.evaluation.probe import probe as run_probe
-    from vitrail.models.device import select_device as select_device
+    from vitrail.models.device import select_device
     from vitrail.weights.load import load
 
     protocols = check_protocols(protocol or PROTOCOLS)

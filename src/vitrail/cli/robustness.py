@@ -60,7 +60,7 @@ def robustness(
     from vitrail.evaluation.robustness import evaluate_robustness
     from vitrail.evaluation.robustness_comparison import check_models, common_grid, comparability_notes, compare_robustness
     from vitrail.inference.predict import require_classifier
-    from vitrail.models.device import select_device as select_device
+    from vitrail.models.device import select_device
     from vitrail.weights.load import load
 
     target_device, names, results = select_device(device), _short_names(runs), []
@@ -72,10 +72,10 @@ def robustness(
         shared = cells or common_grid(models)
         check_models(models, source, split, shared)
         for number, model in enumerate(models, 1):
-            numbered_progress = numbered_progress(on_progress, number, len(runs))
+            on_model_progress = numbered_progress(on_progress, number, len(runs))
             results.append(
                 evaluate_robustness(
-                    model.to(target_device), source, split, shared, limit, batch, workers, seed, numbered_progress
+                    model.to(target_device), source, split, shared, limit, batch, workers, seed, on_model_progress
                 )
             )
     results_by_name, differences_by_model = (

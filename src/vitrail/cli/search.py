@@ -46,7 +46,7 @@ def search(
         _check_contact_sheet(contact_sheet_path, source, query, top)
 
     from vitrail.inference.search import search as search_images
-    from vitrail.models.device import select_device as select_device
+    from vitrail.models.device import select_device
     from vitrail.weights.load import load
 
     with progress_bars() as on_progress:
@@ -87,8 +87,7 @@ def _check_contact_sheet(path: Path, source: str, query: Path, top: int) -> None
 
 def _draw_contact_sheet(path: Path, query: Path, splits: "dict[str, Dataset]", hits: "list[SearchHit]") -> None:
     from vitrail.data.decode import decode, to_pil
-    from vitrail.report.contact_sheet import contact_sheet as contact_sheet
-    from vitrail.report.contact_sheet import encode_image
+    from vitrail.report.contact_sheet import contact_sheet, encode_image
     from vitrail.report.html import atomic_write
 
     images = [to_pil(splits[hit.split].read(hit.index)) for hit in hits]

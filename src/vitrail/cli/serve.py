@@ -117,7 +117,7 @@ def serve(
         _check_extra()
 
         from vitrail.inference.predictor import load_predictor
-        from vitrail.models.device import select_device as select_device
+        from vitrail.models.device import select_device
         from vitrail.serve.server import run_server
 
         speedups = select_speedups(compile, merge_tokens, drop_patches, image, select_device(device).type)
@@ -155,5 +155,6 @@ def _print_ready(started: "Started", token: str | None, json: bool) -> None:
     else:
         token_note = ", token required" if token else ""
         typer.echo(
-            f"{started.url}  {engine.source} with {engine.backend}, {len(engine.class_names):,} classes{token_note}; stop with Ctrl-C"
+            f"{started.url}  {engine.source} with {engine.backend}, {len(engine.class_names):,} "
+            f"classes{token_note}; stop with Ctrl-C"
         )

@@ -59,7 +59,8 @@ def studio(
         len(token) < MIN_TOKEN_LENGTH or not (token.isascii() and token.replace("-", "").replace("_", "").isalnum())
     ):
         raise VitrailError(
-            f"--token must be at least {MIN_TOKEN_LENGTH} letters, digits, - or _, got {len(token)}; try {secrets.token_urlsafe(MIN_TOKEN_LENGTH)}"
+            f"--token must be at least {MIN_TOKEN_LENGTH} letters, digits, - or _, got {len(token)}; try "
+            f"{secrets.token_urlsafe(MIN_TOKEN_LENGTH)}"
         )
     from vitrail.serve.sockets import bind_socket
 

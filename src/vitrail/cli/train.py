@@ -61,8 +61,7 @@ def train(
 ) -> None:
     """Train a Vision Transformer on your images, or without an argument on the embedded ones in a few minutes."""
     from vitrail.config import override
-    from vitrail.recipes.registry import SSL_METHODS
-    from vitrail.recipes.registry import get_recipe as get_recipe
+    from vitrail.recipes.registry import SSL_METHODS, get_recipe
 
     if recipe in SSL_METHODS:
         raise VitrailError(f"{recipe} trains without labels; try vitrail pretrain {data or 'fashion'} --method {recipe}")

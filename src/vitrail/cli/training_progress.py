@@ -111,7 +111,8 @@ class ProgressDisplay:
             f", {name} {format_score(name, scores[name])}" for name in ("loss", "knn") if name in scores and name != primary
         )
         self.on_message(
-            f"step {step:,}: {self.selected_on} {label}{format_score(primary, scores[primary])}{others}{' (best)' if is_best else ''}"
+            f"step {step:,}: {self.selected_on} "
+            f"{label}{format_score(primary, scores[primary])}{others}{' (best)' if is_best else ''}"
         )
 
     def on_message(self, message: str) -> None:

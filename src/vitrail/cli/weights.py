@@ -160,7 +160,8 @@ def verify(
     else:
         match_text = {None: "no published model to compare with", verdict.parameters: "as published"}
         typer.echo(
-            f"{verdict.variant}: {verdict.parameters:,} parameters, {match_text.get(verdict.published_parameters, f'published {verdict.published_parameters}')}"
+            f"{verdict.variant}: {verdict.parameters:,} parameters, "
+            f"{match_text.get(verdict.published_parameters, f'published {verdict.published_parameters}')}"
         )
         for item in verdict.assumed:
             typer.echo(f"assumed {item}")
@@ -168,7 +169,8 @@ def verify(
             typer.echo("no reference for the logits: name a second checkpoint, or install the library it came from")
         else:
             typer.echo(
-                f"logits against {verdict.reference}: max difference {verdict.difference:.2e}, tolerance {verdict.tolerance:.0e}"
+                f"logits against {verdict.reference}: max difference {verdict.difference:.2e}, tolerance "
+                f"{verdict.tolerance:.0e}"
             )
     if not verdict.ok:
         raise typer.Exit(1)

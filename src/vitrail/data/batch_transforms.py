@@ -162,7 +162,7 @@ class TrainTransform:
                 image = apply_operation(image, operations.names[operation], float(strength), centre)
             if self._jitters:
                 image = colour_jitter(image, factors[row], orders[row])
-            return _to_chw(np.array(image).reshape(*self.preprocess.image, -1))
+            return _to_chw(np.array(image).reshape(*self.preprocess.image_size, -1))
 
         return _transform_images(dataset, indices, self.preprocess, transform)
 

@@ -117,7 +117,8 @@ def drop_unusable(
         first = report.bad[0]
         raise VitrailError(
             f"{len(report.bad)} of {report.num_images} images cannot be used, more than the tolerated fraction of "
-            f"{max_bad_fraction:g}, first {first.location}, which {first.reason}; `vitrail data check {data.name}` lists them all"
+            f"{max_bad_fraction:g}, first {first.location}, which {first.reason}; `vitrail data check "
+            f"{data.name}` lists them all"
         )
     return report
 

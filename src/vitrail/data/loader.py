@@ -99,7 +99,8 @@ class Loader:
                 self.read_errors[index] = error
             if len(self.read_errors) > max_bad_images(self.max_bad_fraction, len(self.dataset)):
                 raise VitrailError(
-                    f"{len(self.read_errors)} of {len(self.dataset)} images cannot be used, more than the tolerated fraction of "
+                    f"{len(self.read_errors)} of {len(self.dataset)} images cannot be used, more than the "
+                    "tolerated fraction of "
                     f"{self.max_bad_fraction:g}, the last one {next(iter(read_errors.values()))}; "
                     "`vitrail data check` lists them all"
                 )
@@ -192,7 +193,8 @@ def build_train_loader(
         raise VitrailError(f"shuffle_window must be at least 1, got {shuffle_window}; try shuffle_window={100 * batch_size}")
     if batch_size % world_size:
         raise VitrailError(
-            f"batch_size must be a multiple of the world size {world_size}, got {batch_size}; try batch_size={-(-batch_size // world_size) * world_size}"
+            f"batch_size must be a multiple of the world size {world_size}, got {batch_size}; try "
+            f"batch_size={-(-batch_size // world_size) * world_size}"
         )
     mix_policy = policy if policy.mixup or policy.cutmix else None
     transform = TrainTransform(preprocess, policy, seed)

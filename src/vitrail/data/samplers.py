@@ -117,7 +117,7 @@ def _shard_of_images(dataset: Dataset) -> ndarray | None:
     """Return the index of the shard or row group of each image; None if there are none."""
     match dataset:
         case Subset():
-            shards = _shard_of_images(dataset.whole)
+            shards = _shard_of_images(dataset.dataset)
             return None if shards is None else shards[dataset.indices]
         case TarDataset():
             return dataset.shard_indices

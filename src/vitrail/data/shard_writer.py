@@ -88,7 +88,8 @@ def _has_labels(splits: dict[str, Dataset], needed: bool) -> bool:
     if needed and 0 < num_unlabelled < sum(map(len, splits.values())):
         split = next(split for split in unlabelled if len(unlabelled[split]))
         raise VitrailError(
-            f"{num_unlabelled:,} images have no label but others have, first {splits[split].describe(int(unlabelled[split][0]))}; "
+            f"{num_unlabelled:,} images have no label but others have, first "
+            f"{splits[split].describe(int(unlabelled[split][0]))}; "
             "label them, or write them all without labels (--unlabelled)"
         )
     return not num_unlabelled
@@ -179,7 +180,8 @@ def _raise_too_many_bad(output: ResumableFolder, report: ShardReport) -> NoRetur
     if not any(report.shards.values()):
         output.discard()
     raise VitrailError(
-        f"{len(report.skipped):,} images cannot be used, more than the tolerated fraction of {MAX_BAD_FRACTION:g}, the last one: "
+        f"{len(report.skipped):,} images cannot be used, more than the tolerated fraction of "
+        f"{MAX_BAD_FRACTION:g}, the last one: "
         f"{report.skipped[-1]}; `vitrail data check` lists them all"
     )
 

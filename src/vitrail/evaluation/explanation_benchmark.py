@@ -114,7 +114,8 @@ def verdict(scores: Sequence[MethodScore]) -> str:
         return f"{scores[0].num_images} images are too few for a verdict; use at least {MIN_IMAGES}, better 100."
     if not significant:
         return (
-            f"None of {join_words(insignificant)} is significantly better than a random map and an edge detector here: no map is faithful."
+            f"None of {join_words(insignificant)} is significantly better than a random map and an edge "
+            "detector here: no map is faithful."
             if insignificant
             else ""
         )

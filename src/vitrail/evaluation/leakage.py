@@ -1,6 +1,5 @@
 """Train/test leakage: which splits the model was trained with, and warnings about scores on data that it has seen."""
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress
 from vitrail.data.sources.open import open_dataset, training_notes
+from vitrail.inference.export_metadata import path_hash
 from vitrail.models.build import Model
 
 
@@ -36,11 +36,6 @@ def leakage_warnings(model: Model, data: DatasetSplits, split: str, is_default_s
     selected_on = split == "validation" and not differs
     reason = "its weights were selected on" if selected_on else "the model was trained on"
     return [f"{reason} images that are among these, so the scores are optimistic"]
-
-
-def path_hash(path: str) -> str:
-    """Return a hash of a folder's path, by which an exported file recognises its dataset without revealing the path."""
-    return hashlib.sha256(os.path.abspath(path).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _was_trained_on(model: Model, data: DatasetSplits) -> bool:

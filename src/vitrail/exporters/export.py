@@ -1,4 +1,4 @@
-"""``vitrail.ship``: write a model as a file that runs without Vitrail, kept only if its predictions match the model's."""
+"""``vitrail.export``: write a model as a file that runs without Vitrail, kept only if its predictions match the model's."""
 
 import math
 import os
@@ -12,17 +12,18 @@ from typing import Any, Literal
 
 import torch
 
-from vitrail.config import parse_value as read_as
+from vitrail.config import parse_value
 from vitrail.data.sources.dataset import Progress
 from vitrail.errors import VitrailError
 from vitrail.exporters.onnx import write_onnx
 from vitrail.exporters.parity import LOGIT_TOLERANCE, ParityReport, compare_with_model, require_accuracy, require_parity
 from vitrail.exporters.quantise import Activations, QuantisationReport, quantise
 from vitrail.exporters.sample_images import SampleImages, load_sample_images
-from vitrail.exporters.torch_export import ProgramPredictor, write_program
+from vitrail.exporters.torch_export import write_program
 from vitrail.inference.exported_model import ExportedResNet, ExportedViT
 from vitrail.inference.onnx_predictor import OnnxPredictor
 from vitrail.inference.predictor import Predictor
+from vitrail.inference.program_predictor import ProgramPredictor
 from vitrail.models.build import Model
 from vitrail.weights.load import load
 from vitrail.weights.save import fsync_path
@@ -74,7 +75,7 @@ def export(
     the only split; the others measure the accuracy lost, at most ``max_drop``, which replaces ``tolerance``. Without a
     classifier, the loss is 1 - cosine similarity between the file's features and the model's.
     """
-    read_as(to, ExportFormat, "to")
+    parse_value(to, ExportFormat, "to")
     out = check_output(Path(out).expanduser(), to)
     if not 0 < tolerance < math.inf:
         raise VitrailError(f"tolerance must be a number above 0, got {tolerance:g}; try {LOGIT_TOLERANCE:g}")
@@ -109,7 +110,9 @@ def export(
         model, out, to, write_int8, samples, lambda reports: require_accuracy(reports, out.name, max_drop), False, progress
     )
     return replace(
-        result, quantised=reports[0], calibrated=f"{len(calibration_samples.images):,} of {calibration_samples.description}"
+        result,
+        quantisation=reports[0],
+        calibrated_on=f"{len(calibration_samples.images):,} of {calibration_samples.description}",
     )
 
 

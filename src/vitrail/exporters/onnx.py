@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from vitrail.errors import VitrailError
-from vitrail.exporters.trace_program import first_line, suppress_warnings, trace_program
+from vitrail.exporters.trace_program import trace_program
 from vitrail.inference.export_metadata import EXPORT_METADATA_KEY, dump_metadata, output_name_of
 from vitrail.inference.onnx_predictor import INPUT_NAME, import_onnxruntime
+from vitrail.inference.program_predictor import first_line, suppress_warnings
 from vitrail.models.build import Model
 
 MAX_WEIGHT_BYTES = 2**31 - 2**24  # what protobuf can hold, minus space for the graph

@@ -64,14 +64,15 @@ def compare_with_model(
     if labelled.any() and model.config.classes:
         accuracies = [float((scores.argmax(1) == samples.labels)[labelled].mean()) for scores in (expected, logits)]
         report = replace(report, torch_top1=accuracies[0], file_top1=accuracies[1])
-    return replace(report, other_sizes=_other_sizes_difference(model, predictor, samples)) if dynamic else report
+    return replace(report, other_sizes_difference=_other_sizes_difference(model, predictor, samples)) if dynamic else report
 
 
 def require_parity(report: ParityReport, name: str, tolerance: float) -> None:
     """Refuse a file whose logits differ from the model's by more than the tolerance."""
     if not report.relative_difference <= tolerance:  # also refuses NaN
         raise VitrailError(
-            f"the logits of {name} differ from the model's by {report.relative_difference:.2g} of the largest logit on {report.image_source}, where "
+            f"the logits of {name} differ from the model's by {report.relative_difference:.2g} of the largest "
+            f"logit on {report.image_source}, where "
             f"{tolerance:g} is allowed, so it was removed; try another --to, or a larger --tolerance"
         )
 
@@ -81,7 +82,8 @@ def require_accuracy(report: ParityReport, name: str, max_drop: float) -> None:
     if not report.accuracy_drop <= max_drop + 1e-9 or not np.isfinite(report.max_difference):
         unit = " of feature cosine similarity" if report.features else ""
         raise VitrailError(
-            f"{name} loses {100 * report.accuracy_drop:.2f} points{unit} on {report.image_source}, where {100 * max_drop:g} are allowed, "
+            f"{name} loses {100 * report.accuracy_drop:.2f} points{unit} on {report.image_source}, where "
+            f"{100 * max_drop:g} are allowed, "
             "so it was removed; try a larger --max-drop, or --to onnx"
         )
 

@@ -1,19 +1,14 @@
-"""Write a model as a ``torch.export`` program, which torch runs without Vitrail at any batch size, and run it."""
+"""Write a model as a ``torch.export`` program, which torch runs without Vitrail at any batch size."""
 
 import io
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float32, UInt8
-from numpy import ndarray
 
-from vitrail.errors import VitrailError
-from vitrail.exporters.trace_program import first_line, suppress_warnings, trace_program
-from vitrail.inference.export_metadata import EXPORT_METADATA_KEY, dump_metadata, parse_export_metadata
-from vitrail.inference.onnx_predictor import check_image_shape
-from vitrail.inference.predictor import class_names_or_indices, to_tensor, trained_with_sigmoid
-from vitrail.inference.program_allowlist import check_allowlist
+from vitrail.exporters.trace_program import trace_program
+from vitrail.inference.export_metadata import EXPORT_METADATA_KEY, dump_metadata
+from vitrail.inference.program_predictor import suppress_warnings
 from vitrail.models.build import Model
 
 
@@ -24,38 +19,3 @@ def write_program(model: Model, path: Path, dynamic: bool = False, **options: An
     with suppress_warnings():
         torch.export.save(program, buffer, extra_files={EXPORT_METADATA_KEY: metadata})
     path.write_bytes(buffer.getbuffer())
-
-
-class ProgramPredictor:
-    """Predictor that runs a ``torch.export`` program.
-
-    The whole file is in memory; one that might do more than compute is refused before torch reads it.
-    """
-
-    backend = "program"
-
-    def __init__(self, source: str | Path, threads: int | None = None) -> None:
-        self.source = str(source)
-        path, extra_files = Path(source).expanduser(), {EXPORT_METADATA_KEY: ""}
-        if not path.is_file():
-            raise VitrailError(f"{source} does not exist; `vitrail export RUN --to program` writes such a file")
-        content = path.read_bytes()
-        check_allowlist(content, str(source))
-        try:
-            with suppress_warnings():
-                self._run = torch.export.load(io.BytesIO(content), extra_files=extra_files).module()
-        except Exception as error:  # a damaged file can fail its reader in any way
-            raise VitrailError(f"{source} is damaged: {first_line(error)}") from None
-        if threads is not None:
-            torch.set_num_threads(threads)
-        self.metadata = parse_export_metadata(extra_files[EXPORT_METADATA_KEY], str(source))
-        self.preprocess = self.metadata.preprocess
-        self.class_names = class_names_or_indices(self.metadata.class_names, self.metadata.config.classes)
-        self.sigmoid = trained_with_sigmoid(self.metadata.training)
-        height_and_width = [None, None] if self.metadata.export.get("dynamic") else [*self.metadata.preprocess.image_size]
-        self._size = [*height_and_width, self.metadata.config.channels]
-
-    @torch.inference_mode()
-    def logits(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b k"]:
-        check_image_shape(images, self._size, self.metadata)
-        return self._run(to_tensor(images))[0].numpy()

@@ -1,8 +1,5 @@
 """Trace a model by ``torch.export`` with a dynamic batch size and, optionally, dynamic height and width."""
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,6 +7,7 @@ from torch.export import Dim, ExportedProgram
 
 from vitrail.errors import VitrailError
 from vitrail.exporters.export_module import ExportModule, with_dynamic_positions
+from vitrail.inference.program_predictor import first_line, suppress_warnings
 from vitrail.models.build import Model
 from vitrail.models.config import ViTConfig
 
@@ -41,15 +39,3 @@ def _dynamic_shapes(model: Model, dynamic: bool) -> dict[int, Any]:
     elif dynamic:
         sizes |= {1: Dim("height", min=MIN_RESNET_SIDE), 2: Dim("width", min=MIN_RESNET_SIDE)}
     return sizes
-
-
-@contextmanager
-def suppress_warnings() -> Iterator[None]:
-    """Suppress torch's warnings about deprecated classes that its own exporter uses."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
-        yield
-
-
-def first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]

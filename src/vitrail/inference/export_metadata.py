@@ -1,15 +1,15 @@
 """The metadata inside an exported file: the content of a model folder's ``vitrail.json``, without local paths."""
 
+import hashlib
 import json
 import os
 from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-from vitrail.config import parse_value as read_as
+from vitrail.config import parse_value
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
-from vitrail.evaluation.leakage import path_hash
 from vitrail.inference.features import require_preprocess
 from vitrail.models.build import Model
 from vitrail.models.config import ModelConfig
@@ -35,6 +35,11 @@ class ExportMetadata:
         return output_name_of(self.config)
 
 
+def path_hash(path: str) -> str:
+    """Return a hash of a folder's path, by which an exported file recognises its dataset without revealing the path."""
+    return hashlib.sha256(os.path.abspath(path).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
 def output_name_of(config: ModelConfig) -> str:
     """Return the name of the first output: logits, or features without a classifier."""
     return "logits" if config.classes else "features"
@@ -57,7 +62,7 @@ def parse_export_metadata(text: str, source: str) -> ExportMetadata:
         raise VitrailError(f"the metadata of {source} cannot be read: {error}") from None
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT_VERSION:
         raise VitrailError(f"{source} has a format that this version of Vitrail cannot read; export the model again")
-    config: ModelConfig = read_as(metadata.get("model"), ModelConfig, "model")
+    config: ModelConfig = parse_value(metadata.get("model"), ModelConfig, "model")
     preprocess, class_names, training = parse_metadata(metadata)
     if preprocess is None:
         raise VitrailError(f"{source} does not record its preprocessing; export the model again")

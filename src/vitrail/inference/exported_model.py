@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transforms import scale_and_shift
 from vitrail.errors import VitrailError
-from vitrail.exporters.torch_export import ProgramPredictor
 from vitrail.inference.onnx_predictor import OnnxPredictor
 from vitrail.inference.predictor import load_predictor, speedup_fixed_message
+from vitrail.inference.program_predictor import ProgramPredictor
 from vitrail.models.build import Model
 from vitrail.models.config import ViTConfig
 from vitrail.models.resnet import ResNet

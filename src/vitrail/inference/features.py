@@ -183,7 +183,7 @@ def _dataset_key(source: Dataset) -> bytes:
     digest = hashlib.sha256(type(source).__name__.encode())
     match source:
         case Subset():
-            digest.update(_dataset_key(source.whole) + source.indices.astype(np.int64).tobytes())
+            digest.update(_dataset_key(source.dataset) + source.indices.astype(np.int64).tobytes())
         case ImageFileDataset():
             for path in source.paths:
                 digest.update(_file_key(source.root.absolute() / path))

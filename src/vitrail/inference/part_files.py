@@ -135,7 +135,8 @@ class PartFiles:
     def check_bad_fraction(self, num_bad: int) -> None:
         if num_bad > max_bad_images(self.max_bad_fraction, self.num_images):
             raise VitrailError(
-                f"{num_bad:,} of {self.num_images:,} images cannot be used, more than the tolerated fraction of {self.max_bad_fraction:g}; "
+                f"{num_bad:,} of {self.num_images:,} images cannot be used, more than the tolerated fraction of "
+                f"{self.max_bad_fraction:g}; "
                 f"{self.folder / '_manifests'} and `vitrail data check` list them"
             )
 

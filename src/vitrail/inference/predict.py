@@ -73,7 +73,7 @@ def iter_predictions(
     preprocess = require_classifier(model)
     loader = build_eval_loader(source, preprocess, batch_size)
     transform = _CollectErrors(loader.transform)
-    return _predict_batches(model, replace(loader, view=transform), source, transform.read_errors, top_k, workers)
+    return _predict_batches(model, replace(loader, transform=transform), source, transform.read_errors, top_k, workers)
 
 
 @dataclass(frozen=True)

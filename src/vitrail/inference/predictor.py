@@ -79,8 +79,8 @@ def load_predictor(
     if backend != "auto" and (backend == "onnxruntime") != (suffix == ".onnx"):
         required = "onnxruntime" if suffix == ".onnx" else "torch"
         raise VitrailError(f"{source} must be run by {required}, got {backend}; leave the engine out")
-    from vitrail.exporters.torch_export import ProgramPredictor
     from vitrail.inference.onnx_predictor import OnnxPredictor
+    from vitrail.inference.program_predictor import ProgramPredictor
 
     return OnnxPredictor(source, threads) if suffix == ".onnx" else ProgramPredictor(source, threads)
 

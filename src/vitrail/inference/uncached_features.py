@@ -15,5 +15,7 @@ def iter_uncached_features(
     model: Model, source: Dataset, batch_size: int, workers: int | None, read_errors: dict[int, str]
 ) -> Iterator[FeatureBatch]:
     """Yield features batch by batch; ``read_errors`` is filled on the way."""
-    loader = replace(build_eval_loader(source, require_preprocess(model), batch_size), tolerated=1.0, problems=read_errors)
+    loader = replace(
+        build_eval_loader(source, require_preprocess(model), batch_size), max_bad_fraction=1.0, read_errors=read_errors
+    )
     yield from compute_features(model, loader, workers, None)

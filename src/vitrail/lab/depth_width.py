@@ -84,8 +84,10 @@ def _summary(base: list[JobResult], groups: dict[tuple[Any, ...], list[JobResult
     group, difference = larger[winner]
     adverb = "significantly" if difference.significant and difference.mean > 0 else "not significantly"
     return (
-        f"Of the {len(larger)} models larger than the base ({mean_score(base):.1%} on test), {winner} is the best on validation, "
-        f"and on test {adverb} better than the base: {difference.text} at {group[0].macs / base[0].macs:.1f} times the compute; "
+        f"Of the {len(larger)} models larger than the base ({mean_score(base):.1%} on test), {winner} is the "
+        "best on validation, "
+        f"and on test {adverb} better than the base: {difference.text} at {group[0].macs / base[0].macs:.1f} "
+        "times the compute; "
         f"{worst} is the worst, {larger[worst][1].text}. In brackets: depth, width, MLP, patch."
     )
 

@@ -92,7 +92,8 @@ def _summary(lines: dict[str, dict[float, list[JobResult]]], best_lr: dict[str, 
         difference = paired_difference(by_optimiser[first], by_optimiser[second])
         adverb = "significantly" if difference is not None and difference.significant else "not significantly"
         clauses.append(
-            f"for the {family}, {first} reaches {mean_score(by_optimiser[first]):.1%}, {adverb} better than {second} ({mean_score(by_optimiser[second]):.1%})"
+            f"for the {family}, {first} reaches {mean_score(by_optimiser[first]):.1%}, {adverb} better than "
+            f"{second} ({mean_score(by_optimiser[second]):.1%})"
         )
     joined = "; ".join(clauses)
     return f"At the best learning rate of each, {joined}."

@@ -103,7 +103,8 @@ def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> Exper
     double = max(differences_by_dtype["float64"][name] for name in (UNFOLD, EINOPS, VITRAIL))
     summary = (
         f"All implementations give the same {GRID**2} x {WIDTH} numbers, up to {single:.0e} of the largest in single precision "
-        f"and {double:.0e} in double. With the rows of E in the wrong order, the difference is {differences_by_dtype['float64'][WRONG_ORDER]:.0%}."
+        f"and {double:.0e} in double. With the rows of E in the wrong order, the difference is "
+        f"{differences_by_dtype['float64'][WRONG_ORDER]:.0%}."
     )
     (image,) = denormalise(images, preprocess.mean, preprocess.std)
     figure = _patch_figure(image, images[0], weight, bias)

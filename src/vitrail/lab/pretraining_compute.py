@@ -181,8 +181,10 @@ def _mismatch_notes(counts: Sequence[CountedRow], mismatches: Sequence[CountedRo
             )
             expected = other.paper_row.exaflops / epoch_ratio
             yield (
-                f"<p>Our count of {escape(_row_name(count.paper_row))} differs by {count.relative_difference:+.1%}, that of {escape(_row_name(other.paper_row))} by "
-                f"{other.relative_difference:+.1%}: in the paper the second has {compute_ratio:.2f} times the compute of the first, but {epoch_ratio:g} "
+                f"<p>Our count of {escape(_row_name(count.paper_row))} differs by "
+                f"{count.relative_difference:+.1%}, that of {escape(_row_name(other.paper_row))} by "
+                f"{other.relative_difference:+.1%}: in the paper the second has {compute_ratio:.2f} times the "
+                f"compute of the first, but {epoch_ratio:g} "
                 f"times its epochs. Scaled from the second row the first would be {expected:,.0f}, from which ours differs by "
                 f"{count.exaflops / expected - 1:+.1%}; so the printed number includes more than the epochs.</p>"
             )

@@ -79,7 +79,7 @@ def measure(run: Path, job: TrainingJob) -> dict[str, Any]:
     job_recipe, data = job.recipe, open_training_data(job.recipe).data
     assert job_recipe.model.image == job_recipe.preprocess.image_size
     large = _full_size(dataset_shape(job_recipe.data).size)
-    loader = build_eval_loader(data.test, replace(job_recipe.preprocess, image=large), 256)
+    loader = build_eval_loader(data.test, replace(job_recipe.preprocess, image_size=large), 256)
     accuracies: dict[str, Any] = {}
     with quiet_loading():
         for rule in INTERPOLATIONS:
@@ -146,14 +146,16 @@ def _summary(arms: dict[str, list[JobResult]], before_finetuning: dict[str, list
         else "not significantly different"
     )
     claim = (
-        f"Fine-tuned at full resolution, the paper's interpolation reaches {mean_score(arms[PAPER_INTERPOLATION]):.1%} and a new table "
+        f"Fine-tuned at full resolution, the paper's interpolation reaches "
+        f"{mean_score(arms[PAPER_INTERPOLATION]):.1%} and a new table "
         f"{mean_score(arms[NEW_TABLE]):.1%}: it is {verdict} ({difference.text})"
     )
     if before_finetuning[PAPER_INTERPOLATION] and before_finetuning[NEW_TABLE]:
         claim += f"; before fine-tuning, they have {mean(before_finetuning[PAPER_INTERPOLATION]):.1%} and {mean(before_finetuning[NEW_TABLE]):.1%}"
     range_points = 100 * (max(rules.values()) - min(rules.values()))
     return (
-        f"{claim}. The {len(rules)} interpolations are within {range_points:.1f} points of one another; the paper's minus fine-tuning "
+        f"{claim}. The {len(rules)} interpolations are within {range_points:.1f} points of one another; the "
+        "paper's minus fine-tuning "
         f"at low resolution is {over_low_resolution.text}{'' if over_low_resolution.significant else ', not significant'}."
     )
 

@@ -155,8 +155,10 @@ def _summary(arms: dict[tuple[str, int, str], list[JobResult]]) -> str:
         by_arm = {name: group for (question, count, name), group in arms.items() if (question, count) == (FEW_LABELS, labels)}
         better, better_than_longer = (_better_methods(by_arm, baseline) for baseline in (SCRATCH, SCRATCH_LONGER))
         clauses.append(
-            f"with {labels:,} labels {join_names(better) or 'no method'} {'are' if len(better) > 1 else 'is'} significantly better than "
-            f"training from scratch ({mean_score(by_arm[SCRATCH]):.1%}), and {join_names(better_than_longer) or 'none'} than training from scratch for "
+            f"with {labels:,} labels {join_names(better) or 'no method'} {'are' if len(better) > 1 else 'is'} "
+            "significantly better than "
+            f"training from scratch ({mean_score(by_arm[SCRATCH]):.1%}), and "
+            f"{join_names(better_than_longer) or 'none'} than training from scratch for "
             f"the steps of both stages ({mean_score(by_arm[SCRATCH_LONGER]):.1%})"
         )
     for labels in dict.fromkeys(labels for question, labels, _ in arms if question == PAPER_ORDER):

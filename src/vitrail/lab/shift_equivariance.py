@@ -138,8 +138,10 @@ def _summary(lines: dict[str, ShiftCurve]) -> str:
     half = {name: line.mean_at("trained", "pooled", STRIDE // 2) for name, line in lines.items()}
     return (
         f"For a shift by a whole patch of {STRIDE} pixels, the cosine of the shifted feature maps is {patch[VIT]:.2f} for the "
-        f"ViT (1 is exactly equivariant), {patch[VIT_NO_POSITIONS]:.2f} without positions, {patch[RESNET]:.2f} for the ResNet, and "
-        f"{patch[RESNET + CIRCULAR]:.2f} with circular padding. For a shift by half a patch the cosine of the pooled features is "
+        f"ViT (1 is exactly equivariant), {patch[VIT_NO_POSITIONS]:.2f} without positions, {patch[RESNET]:.2f} "
+        "for the ResNet, and "
+        f"{patch[RESNET + CIRCULAR]:.2f} with circular padding. For a shift by half a patch the cosine of the "
+        "pooled features is "
         f"{half[VIT]:.2f} for the ViT, {half[VIT_NO_POSITIONS]:.2f} without positions, and {half[RESNET]:.2f} for the ResNet."
     )
 

@@ -33,7 +33,7 @@ from vitrail.weights.save import save
 
 NOT_FINITE_MESSAGE = "not JSON compliant"  # ``json``'s message for NaN and infinity
 POLL_SECONDS = 2.0  # seconds, while other processes train all remaining jobs
-Measure = Callable[[Path, "Trial"], dict[str, Any]]
+Measure = Callable[[Path, "TrainingJob"], dict[str, Any]]
 
 
 @dataclass(frozen=True)

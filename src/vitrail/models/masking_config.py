@@ -115,5 +115,6 @@ def check_mask_unit(masking: Masking, grid: Pair) -> None:
     if any(side % masking.mask_unit for side in grid):
         largest = max(unit for unit in range(1, masking.mask_unit + 1) if not any(side % unit for side in grid))
         raise VitrailError(
-            f"masking.mask_unit must divide the {format_size(grid)} patches, got {masking.mask_unit}; try masking.mask_unit={largest}"
+            f"masking.mask_unit must divide the {format_size(grid)} patches, got {masking.mask_unit}; try "
+            f"masking.mask_unit={largest}"
         )

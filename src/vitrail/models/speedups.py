@@ -33,7 +33,8 @@ class Speedups:
         validate(self)
         if isinstance(self.merge_tokens, int) and self.merge_tokens < 0:
             raise VitrailError(
-                f"merge_tokens must be at least 0 tokens per layer, got {self.merge_tokens}; try merge_tokens=8 or merge_tokens='1.5x'"
+                f"merge_tokens must be at least 0 tokens per layer, got {self.merge_tokens}; try merge_tokens=8 "
+                "or merge_tokens='1.5x'"
             )
         if self.merge_every < 1:
             raise VitrailError(f"merge_every must be at least 1 layer, got {self.merge_every}; try merge_every=3")
@@ -52,7 +53,8 @@ class Speedups:
         match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)x", self.merge_tokens)
         if match is None or not 1 <= float(match[1]) <= MAX_SPEEDUP:
             raise VitrailError(
-                f"merge_tokens must be tokens per layer or a speed-up such as 1.5x, got {self.merge_tokens[:20]!r}; try 8 or 1.5x"
+                f"merge_tokens must be tokens per layer or a speed-up such as 1.5x, got "
+                f"{self.merge_tokens[:20]!r}; try 8 or 1.5x"
             )
         return float(match[1])
 

@@ -213,7 +213,8 @@ def _first_trained_stage(recipe: Recipe, stages: tuple[Stage, ...]) -> int:
     depth = recipe.model.depth if isinstance(recipe.model, ViTConfig) else 0
     if not 1 <= optim.trainable_blocks <= depth:
         raise VitrailError(
-            f"optim.trainable_blocks must be from 1 to {depth}, the model's blocks, got {optim.trainable_blocks}; try optim.trainable=all"
+            f"optim.trainable_blocks must be from 1 to {depth}, the model's blocks, got "
+            f"{optim.trainable_blocks}; try optim.trainable=all"
         )
     return names.index(f"block {depth - optim.trainable_blocks + 1}")
 

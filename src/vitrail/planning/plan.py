@@ -74,7 +74,8 @@ class Cluster:
             raise VitrailError(f"--mfu must be above 0 and at most 1, got {self.mfu:g}; try {DEFAULT_MFU}")
         if self.price_per_gpu_hour is not None and not 0 <= self.price_per_gpu_hour < math.inf:
             raise VitrailError(
-                f"--price-per-gpu-hour must be dollars, 0 or above, got {self.price_per_gpu_hour:g}; try {self.gpu.price_per_hour:g}"
+                f"--price-per-gpu-hour must be dollars, 0 or above, got {self.price_per_gpu_hour:g}; try "
+                f"{self.gpu.price_per_hour:g}"
             )
 
     @property
@@ -126,7 +127,8 @@ def make_plan(recipe: Recipe, cluster: Cluster) -> Plan:
     if recipe.batch_size % world_size:
         nearest = -(-recipe.batch_size // world_size) * world_size
         raise VitrailError(
-            f"batch_size must be a multiple of the world size {world_size}, got {recipe.batch_size}; try --set batch_size={nearest}"
+            f"batch_size must be a multiple of the world size {world_size}, got {recipe.batch_size}; try --set "
+            f"batch_size={nearest}"
         )
     if recipe.batch_size * recipe.steps > MAX_IMAGES:
         raise VitrailError(

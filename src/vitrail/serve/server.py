@@ -88,7 +88,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, server_state: ServerState) -> None:
         super().__init__(config)
-        self.server_state = server_state
+        self.app_state = server_state
         self.all_answered = True
 
     @contextmanager
@@ -103,7 +103,7 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             os._exit(128 + sig)
-        self.server_state.draining = self.should_exit = True
+        self.app_state.draining = self.should_exit = True
 
     async def _wait_tasks_to_complete(self) -> None:
         self.all_answered = False

@@ -30,7 +30,7 @@ from vitrail.studio.uploads import MAX_UPLOAD_BYTES
 logger = logging.getLogger("vitrail.studio")
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 MAX_JSON_BYTES = 2**20  # bytes of a JSON request
-Handler = Callable[["Studio", Request], Awaitable[Response]]
+Handler = Callable[["StudioState", Request], Awaitable[Response]]
 
 
 class StudioState:

@@ -121,7 +121,7 @@ def check_finite_arrays(arrays: NamedArrays) -> NamedArrays:
 
 
 def _normalise(vit: ViT, pixels: UInt8[ndarray, "height width c"], preprocess: Preprocess) -> Float[Tensor, "1 c height width"]:
-    """Normalise the pixels, bit for bit as ``vitrail.prepare`` does."""
+    """Normalise the pixels, bit for bit as ``vitrail.preprocess`` does."""
     planes = rearrange(torch.from_numpy(pixels), "h w c -> 1 c h w").to(torch.float32, memory_format=torch.contiguous_format)
     weight = next(vit.parameters())
     return normalise(planes, preprocess).to(weight.device, weight.dtype)

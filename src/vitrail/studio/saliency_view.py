@@ -106,7 +106,8 @@ def _saliency_without_head(vit: ViT, images: Float[Tensor, "1 c height width"], 
     """Return a map of a model without a head: by attention only, and without curves."""
     if method not in (*CLASS_AGNOSTIC_METHODS, *BASELINES):
         raise VitrailError(
-            f"{method} needs a class, and a model without a head (classes=0) predicts none; try {' or '.join(CLASS_AGNOSTIC_METHODS)}"
+            f"{method} needs a class, and a model without a head (classes=0) predicts none; try "
+            f"{' or '.join(CLASS_AGNOSTIC_METHODS)}"
         )
     arrays = check_finite_arrays({"map": to_float32_array(_compute_map(vit, images, method, None)[0])})
     return {"method": method, "target": None, "deletion_auc": None, "insertion_auc": None}, arrays

@@ -49,7 +49,8 @@ def load_checkpoint(run: Run | str | Path, step: int) -> Model:
     except Exception as error:  # a damaged file can raise anything
         if not path.is_dir():
             raise VitrailError(
-                f"the checkpoint of step {step} was deleted while it was read, to make room for newer ones{_suggest_step(run, step)}"
+                f"the checkpoint of step {step} was deleted while it was read, to make room for newer "
+                f"ones{_suggest_step(run, step)}"
             ) from None
         reason = str(error).strip().splitlines()
         raise VitrailError(

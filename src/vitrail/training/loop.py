@@ -250,7 +250,8 @@ class Trainer:
                         f"{self.run.folder} was started on other images or labels; use another folder for this dataset"
                     )
                 self.callback.on_message(
-                    f"{name} was {scalars.get(name)} when the run was started and is {current}: resuming, perhaps not bit for bit"
+                    f"{name} was {scalars.get(name)} when the run was started and is {current}: resuming, "
+                    "perhaps not bit for bit"
                 )
         load_tensors(checkpoint.path, self.state.load_targets, self.group)
         self.state.restore(scalars)

@@ -129,7 +129,8 @@ class Recipe:
         _check_fraction(self, "", "label_smoothing", "ema_decay", "max_bad_fraction", "val_fraction", "test_fraction")
         if self.schedule.warmup_steps + self.schedule.cooldown_steps > self.steps:
             raise VitrailError(
-                f"schedule.warmup_steps and cooldown_steps must fit into {self.steps} steps, got {self.schedule.warmup_steps} and "
+                f"schedule.warmup_steps and cooldown_steps must fit into {self.steps} steps, got "
+                f"{self.schedule.warmup_steps} and "
                 f"{self.schedule.cooldown_steps}; try schedule.warmup_steps={self.steps // 10}"
             )
         if self.model.image != self.preprocess.image_size or self.model.channels != len(self.preprocess.mean):

@@ -51,7 +51,7 @@ def compute_reconstructions(
     They are spread over the dataset, since folders are sorted by class.
     """
     subset = Subset(dataset, _evenly_spaced(len(dataset), NUM_RECONSTRUCTIONS))
-    batch = replace(build_eval_loader(subset, preprocess, NUM_RECONSTRUCTIONS), tolerated=1.0).batch(0)
+    batch = replace(build_eval_loader(subset, preprocess, NUM_RECONSTRUCTIONS), max_bad_fraction=1.0).batch(0)
     if not len(batch.labels):
         return {}
     return {
@@ -79,7 +79,7 @@ def _evenly_spaced(count: int, max_count: int) -> ndarray:
 def _features(model: MaskedModel, dataset: Dataset, workers: int) -> Features | None:
     """Compute features; None if no image can be read, which the training loop reports."""
     assert model.encoder.preprocess is not None
-    loader = replace(build_eval_loader(dataset, model.encoder.preprocess, BATCH_SIZE), tolerated=1.0)
+    loader = replace(build_eval_loader(dataset, model.encoder.preprocess, BATCH_SIZE), max_bad_fraction=1.0)
     was_training = model.training
     model.eval()
     try:

@@ -10,9 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vitrail.config import parse_value as read_as
-from vitrail.data.preprocess import Preprocess
-from vitrail.data.preprocess import vit_preprocess as vit_preprocess
+from vitrail.config import parse_value
+from vitrail.data.preprocess import Preprocess, vit_preprocess
 from vitrail.errors import VitrailError
 from vitrail.layers.position import PositionResize
 from vitrail.models.build import Model, build_on_meta
@@ -76,18 +75,18 @@ def load(
     ``image``, ``patch``, ``channels`` and ``classes`` change the model; ``grid``, ``heads``, ``gelu`` and ``pool`` supply what
     a file does not record. What was assumed, resized, new or not used is logged and kept in ``model.report``.
     """
-    read_as(resize, PositionResize | Literal["origin"], "resize")
-    overrides = Overrides(read_as(grid, Pair | None, "grid"), read_as(heads, int | None, "heads"), gelu, pool)
+    parse_value(resize, PositionResize | Literal["origin"], "resize")
+    overrides = Overrides(parse_value(grid, Pair | None, "grid"), parse_value(heads, int | None, "heads"), gelu, pool)
     checkpoint = read_checkpoint(source, overrides)
     model = build_on_meta(checkpoint.config)
     check_shapes(str(source), model, checkpoint.state)
     config, state, changes = adapt(
         checkpoint.config,
         checkpoint.state,
-        image=read_as(image, Pair | None, "image"),
-        patch=read_as(patch, Pair | None, "patch"),
-        channels=read_as(channels, int | None, "channels"),
-        classes=read_as(classes, int | None, "classes"),
+        image=parse_value(image, Pair | None, "image"),
+        patch=parse_value(patch, Pair | None, "patch"),
+        channels=parse_value(channels, int | None, "channels"),
+        classes=parse_value(classes, int | None, "classes"),
         rule=None if resize == "origin" else resize,
     )
     matched = sum(tensor is checkpoint.state.get(name) for name, tensor in state.items())
@@ -193,7 +192,7 @@ def _from_metadata(converter: Any, raw: RawCheckpoint, overrides: Overrides) -> 
     """Read a file by the metadata that our own ``save`` wrote into it; return None if it has none."""
     if "model" not in raw.vitrail_metadata:
         return None
-    config = read_as(raw.vitrail_metadata["model"], ModelConfig, "model")
+    config = parse_value(raw.vitrail_metadata["model"], ModelConfig, "model")
     _check_overrides(config, overrides)
     state, unused = read_links(converter.links(config), raw.tensors)
     return ConvertedCheckpoint(
@@ -210,8 +209,12 @@ def _check_overrides(config: ModelConfig, overrides: Overrides) -> None:
 
 def parse_metadata(metadata: dict[str, Any]) -> tuple[Preprocess | None, tuple[str, ...] | None, dict[str, Any]]:
     """Parse what is stored with the weights: preprocessing, class names, training metadata."""
-    preprocess = read_as(metadata.get("preprocess"), Preprocess | None, "preprocess")
-    return preprocess, read_as(metadata.get("class_names"), tuple[str, ...] | None, "class_names"), training_metadata(metadata)
+    preprocess = parse_value(metadata.get("preprocess"), Preprocess | None, "preprocess")
+    return (
+        preprocess,
+        parse_value(metadata.get("class_names"), tuple[str, ...] | None, "class_names"),
+        training_metadata(metadata),
+    )
 
 
 def check_finite_weights(checkpoint: ConvertedCheckpoint) -> ConvertedCheckpoint:

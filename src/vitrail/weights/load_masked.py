@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitrail.config import parse_value as read_as
+from vitrail.config import parse_value
 from vitrail.errors import VitrailError
 from vitrail.models.config import Pair, format_size
 from vitrail.models.masked_autoencoders import MaskedModel, build_masked_model
@@ -50,7 +50,7 @@ def load_masked(
     ``grid``, ``heads``, ``gelu``, ``decoder_heads``, ``share`` and ``normalise`` supply what a file does not record. What was
     assumed is logged and kept in ``model.encoder.report``, next to ``model.encoder.preprocess`` and ``model.encoder.facts``.
     """
-    overrides = Overrides(read_as(grid, Pair | None, "grid"), read_as(heads, int | None, "heads"), gelu)
+    overrides = Overrides(parse_value(grid, Pair | None, "grid"), parse_value(heads, int | None, "heads"), gelu)
     model = load_with_decoder(source, overrides, MAEOverrides(decoder_heads, mask_ratio, norm_pix_target))
     if model is None:
         raise VitrailError(
@@ -122,13 +122,13 @@ def _convert_foreign(path: Path, overrides: Overrides, mae_overrides: MAEOverrid
     decoder, unused = mae.convert_decoder(tensors, config, masking)
     config, state = mae.detect_sincos_table(config, checkpoint.state)
     still_unused = [name for name in checkpoint.unused if name in unused or name in raw.unused]
-    checkpoint = replace(checkpoint, config=config, state=state, left=still_unused, assumed=[*checkpoint.assumed, *assumed])
+    checkpoint = replace(checkpoint, config=config, state=state, unused=still_unused, assumed=[*checkpoint.assumed, *assumed])
     return _with_decoder(checkpoint, decoder), masking
 
 
 def _parse_masking(value: Any, mae_overrides: MAEOverrides, depth: int) -> Masking:
     """Parse the masking config that we stored, and check it against the tensors before a decoder is built."""
-    masking: Masking = read_as(value, Masking, "masking")
+    masking: Masking = parse_value(value, Masking, "masking")
     mae_overrides.check(masking)
     if masking.method == "mae" and masking.decoder_depth != depth:
         raise VitrailError(f"masking.decoder_depth must be {depth}, as many as the blocks, got {masking.decoder_depth}")

@@ -53,7 +53,8 @@ def read_metadata(path: Path) -> dict[str, Any]:
     metadata = read_json(path / METADATA_FILE)
     if metadata.get("format") != FORMAT_VERSION:
         raise VitrailError(
-            f"{path / METADATA_FILE} has format {metadata.get('format')!r}, this version of Vitrail reads format {FORMAT_VERSION}"
+            f"{path / METADATA_FILE} has format {metadata.get('format')!r}, this version of Vitrail reads "
+            f"format {FORMAT_VERSION}"
         )
     return metadata
 

@@ -56,7 +56,7 @@ def read_file(path: Path) -> RawCheckpoint:
         return _read_folder(path)
     if not path.is_file():
         raise VitrailError(f"{path} does not exist; name a run, a model folder, a file of weights or hf:owner/name")
-    return replace(_read_tensors(path), side=_read_sidecars(path.parent) if path.stem in ("model", "pytorch_model") else {})
+    return replace(_read_tensors(path), sidecar=_read_sidecars(path.parent) if path.stem in ("model", "pytorch_model") else {})
 
 
 def _read_folder(path: Path) -> RawCheckpoint:
@@ -65,7 +65,7 @@ def _read_folder(path: Path) -> RawCheckpoint:
         if (path / f"{name}.index.json").is_file():
             return RawCheckpoint(_read_shards(path, path / f"{name}.index.json"), sidecar)
         if (path / name).is_file():
-            return replace(_read_tensors(path / name), side=sidecar)
+            return replace(_read_tensors(path / name), sidecar=sidecar)
     raise VitrailError(f"{path} contains no weights: no model.safetensors, no pytorch_model.bin")
 
 
@@ -121,7 +121,7 @@ def own_copy(tensor: Tensor) -> Tensor:
 
 def _read_safetensors(path: Path) -> RawCheckpoint:
     with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         return RawCheckpoint(
             _strip_prefixes(tensors, str(path)), vitrail_metadata=_parse_metadata((file.metadata() or {}).get(METADATA_KEY, ""))
         )

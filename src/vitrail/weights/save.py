@@ -20,8 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.config import parse_value as read_as
-from vitrail.config import to_dict
+from vitrail.config import parse_value, to_dict
 from vitrail.errors import VitrailError
 from vitrail.models.build import Model
 from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig, format_size
@@ -51,7 +50,7 @@ def save(
     What a format cannot represent exactly is refused. An existing model of that name is replaced. ``facts`` is the training
     metadata ``recipe``, ``dataset``, ``metrics``; it describes these weights, so a loaded model's is not saved by default.
     """
-    read_as(format, Origin, "format")
+    parse_value(format, Origin, "format")
     training = _check_metadata(metadata or {})
     model = getattr(model, "_orig_mod", model)  # a compiled model is saved as the module it was compiled from
     if any(weight.is_meta for weight in model.parameters()):

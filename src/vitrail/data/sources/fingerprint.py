@@ -19,7 +19,7 @@ def dataset_key(dataset: Dataset) -> bytes:
     """Return bytes that identify the images: file names, shard checksums, table stamps, array samples, or a formula."""
     match dataset:
         case Subset():
-            return dataset_key(dataset.whole) + dataset.indices.astype(np.int64).tobytes()
+            return dataset_key(dataset.dataset) + dataset.indices.astype(np.int64).tobytes()
         case ImageFileDataset():
             return "\0".join(str(Path(path)) for path in dataset.paths).encode(errors="surrogateescape")
         case ArrayDataset():

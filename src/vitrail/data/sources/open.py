@@ -90,7 +90,8 @@ def _read_splits(name: str, progress: Progress | None) -> SplitsAndNotes:
     if any(letter in name for letter in "{*?"):
         return read_shards(name, progress=progress), []
     raise VitrailError(
-        f"there is no {name!r}{did_you_mean(name, DATASET_NAMES)}; name a folder of images, a .csv, a .tar, a pack, hf:owner/name or "
+        f"there is no {name!r}{did_you_mean(name, DATASET_NAMES)}; name a folder of images, a .csv, a .tar, a "
+        "pack, hf:owner/name or "
         f"one of {', '.join(DATASET_NAMES)}"
     )
 

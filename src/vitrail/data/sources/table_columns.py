@@ -31,7 +31,8 @@ def find_column(
     by_lower = {column.strip().lower(): column for column in reversed(columns)}
     if requested is not None and requested.strip().lower() not in by_lower:
         raise VitrailError(
-            f"{path} has no column {requested!r} for the {purpose}; it has {', '.join(columns)}{did_you_mean(requested, columns)}"
+            f"{path} has no column {requested!r} for the {purpose}; it has "
+            f"{', '.join(columns)}{did_you_mean(requested, columns)}"
         )
     return next(
         (by_lower[name] for name in ([requested.strip().lower()] if requested else usual_names) if name in by_lower), None

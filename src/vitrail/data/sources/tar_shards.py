@@ -49,7 +49,8 @@ def read_shards(
             paths[splits.index("")],
         )
         raise VitrailError(
-            f"{with_split.name} names its split and {without_split.name} does not; name all shards train-, val- or test-, or none"
+            f"{with_split.name} names its split and {without_split.name} does not; name all shards train-, val- "
+            "or test-, or none"
         )
     return _build_splits(location, paths, indexes, splits, classes)
 
@@ -88,7 +89,8 @@ class TarDataset:
             content = file.read(size)
         if zlib.crc32(content) != self.checksums[index]:
             raise VitrailError(
-                f"{self.describe(index)} is not what was indexed: the shard was damaged or replaced; download it again or restart"
+                f"{self.describe(index)} is not what was indexed: the shard was damaged or replaced; download "
+                "it again or restart"
             )
         return content
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from vitrail.config import parse_value as read_as
+from vitrail.config import parse_value
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.config import ModelConfig, ViTConfig
@@ -200,12 +200,12 @@ def _old_name(name: str) -> str:
 
 
 def _pair(value: Any, name: str) -> tuple[int, int]:
-    pair: tuple[int, int] = read_as([value, value] if isinstance(value, int) else value, tuple[int, int], name)
+    pair: tuple[int, int] = parse_value([value, value] if isinstance(value, int) else value, tuple[int, int], name)
     return pair
 
 
 def _number(sidecar: Mapping[str, Any], name: str, value_type: type) -> Any:
-    return read_as(sidecar[name], value_type, f"{name} in config.json") if name in sidecar else None
+    return parse_value(sidecar[name], value_type, f"{name} in config.json") if name in sidecar else None
 
 
 def _hidden(file: Mapping[str, Tensor], width: int) -> int | None:
@@ -252,7 +252,7 @@ def _preprocess(sidecar: Mapping[str, Any], config: ViTConfig, assumed: list[str
     )
     if fields.get("do_resize", True) is not True or fields.get("resample", 2) not in RESAMPLE_FILTERS:
         raise VitrailError("preprocessor_config.json must resize images by nearest, lanczos, bilinear or bicubic")
-    edge = read_as(
+    edge = parse_value(
         next((sidecar for sidecar in (shortest_edge, height) if sidecar is not None), config.image[0]),
         int,
         "size in preprocessor_config.json",
@@ -261,7 +261,7 @@ def _preprocess(sidecar: Mapping[str, Any], config: ViTConfig, assumed: list[str
         raise VitrailError(f"size in preprocessor_config.json must be at least the model's {config.image[0]}, got {edge}")
     crop = config.image[0] / edge if crops else 1.0
     scale = (
-        255 * read_as(fields.get("rescale_factor", 1 / 255), float, "rescale_factor")
+        255 * parse_value(fields.get("rescale_factor", 1 / 255), float, "rescale_factor")
         if fields.get("do_rescale", True)
         else 255.0
     )
@@ -288,5 +288,5 @@ def _preprocess(sidecar: Mapping[str, Any], config: ViTConfig, assumed: list[str
 
 def _values(fields: Mapping[str, Any], name: str, default: float) -> tuple[float, ...]:
     value = fields.get(name, default)
-    values: tuple[float, ...] = read_as(value if isinstance(value, list) else [value], tuple[float, ...], name)
+    values: tuple[float, ...] = parse_value(value if isinstance(value, list) else [value], tuple[float, ...], name)
     return values

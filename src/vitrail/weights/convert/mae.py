@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from vitrail.config import parse_value as read_as
+from vitrail.config import parse_value
 from vitrail.errors import VitrailError
 from vitrail.layers.position import sincos2d
 from vitrail.models.config import ViTConfig
@@ -189,7 +189,7 @@ def _recorded_or_default(
 ) -> Any:
     override, theirs = getattr(overrides, name), CONFIG_KEYS[name]
     if theirs in sidecar:
-        recorded = read_as(sidecar[theirs], value_type, f"{theirs} in config.json")
+        recorded = parse_value(sidecar[theirs], value_type, f"{theirs} in config.json")
         _check_equal(name, override, recorded)
         return recorded
     if override is None:
@@ -199,7 +199,7 @@ def _recorded_or_default(
             "norm_pix_target": "pixel targets normalised",
         }
         assumed.append(f"{descriptions[name]} (as in the published models; {name}= overrides it)")
-    return PUBLISHED_DEFAULTS[name] if override is None else read_as(override, value_type, name)
+    return PUBLISHED_DEFAULTS[name] if override is None else parse_value(override, value_type, name)
 
 
 def _check_equal(name: str, override: Any, recorded: Any) -> None:

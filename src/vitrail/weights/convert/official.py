@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from vitrail.data.preprocess import official_preprocess as official_preprocess
+from vitrail.data.preprocess import official_preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.config import ModelConfig, StemConfig, ViTConfig
 from vitrail.weights.convert import inspect
@@ -28,7 +28,7 @@ class LayerNames(NamedTuple):
 
 RELEASED = LayerNames("MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3", "Transformer/posembed_input/pos_embedding")
 LINEN = LayerNames("MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0", "Transformer/posembed_input/pos_embedding")
-BIG_VISION = LINEN._replace(table="pos_embedding")
+BIG_VISION = LINEN._replace(position_table="pos_embedding")
 
 
 def matches(names: Mapping[str, Tensor]) -> bool:

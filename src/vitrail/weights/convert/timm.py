@@ -292,7 +292,8 @@ def _preprocess(
     )  # DeiT, DINO and MAE use ImageNet's mean and std
     preprocess = imagenet_preprocess(config.image) if trained_elsewhere else vit_preprocess(config.image)
     assumed.append(
-        f"images resized to {preprocess.resize_to[0]}, cropped, with mean {preprocess.mean[0]} and std {preprocess.std[0]} of the first channel "
+        f"images resized to {preprocess.resize_to[0]}, cropped, with mean {preprocess.mean[0]} and std "
+        f"{preprocess.std[0]} of the first channel "
         f"(model.preprocess overrides it)"
     )
     return preprocess.with_channels(config.channels)
