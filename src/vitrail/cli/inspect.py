@@ -145,7 +145,7 @@ def _format_shape(stage: Stage) -> str:
 
 def _group_stages(stages: tuple[Stage, ...]) -> list[list[Stage]]:
     """Group consecutive stages of equal shape and cost into one row."""
-    key = lambda stage: (stage.name.split()[0], stage.shape, stage.parameters, stage.macs, stage.training)  # noqa: E731
+    key = lambda stage: (stage.name.split()[0], stage.shape, stage.parameters, stage.macs, stage.saved_bytes)  # noqa: E731
     return [list(group) for _, group in groupby(stages, key=key)]
 
 
