@@ -288,7 +288,7 @@ def _report_json(report: "DatasetReport", page: Path | None) -> dict[str, object
         "ok": report.ok,
         "data": report.data.name,
         "fingerprint": report.data.fingerprint,
-        "images": report.pictures,
+        "images": report.num_images,
         "splits": {split: len(source) for split, source in report.data.splits.items()},
         "bad": [vars(item) for item in report.bad],
         "leaks": [vars(item) for item in report.leaks],
@@ -296,7 +296,7 @@ def _report_json(report: "DatasetReport", page: Path | None) -> dict[str, object
         "duplicates": [vars(item) for item in report.duplicates],
         "classes": report.classes,
         "sizes": report.sizes,
-        "formats": report.kinds,
+        "formats": report.image_formats,
         "notes": report.notes,
         "page": None if page is None else str(page),
     }
@@ -304,7 +304,7 @@ def _report_json(report: "DatasetReport", page: Path | None) -> dict[str, object
 
 def _print_report(report: "DatasetReport", page: Path | None) -> None:
     screen = make_console()
-    classes = make_table("class", "#train", "#validation", "#test", title=f"{report.data.name}: {report.pictures:,} images")
+    classes = make_table("class", "#train", "#validation", "#test", title=f"{report.data.name}: {report.num_images:,} images")
     for name, counts in list(report.classes.items())[: 3 * MAX_PRINTED_ROWS]:
         add_row(classes, printable(name), *(f"{counts[split]:,}" for split in ("train", "validation", "test")))
     if len(report.classes) > 3 * MAX_PRINTED_ROWS:
@@ -313,8 +313,8 @@ def _print_report(report: "DatasetReport", page: Path | None) -> None:
     screen.print(classes)
     for side, (least, median, most) in report.sizes.items():
         screen.print(f"{side}: {least:,} to {most:,}, median {median:,}")
-    if report.kinds:
-        screen.print("formats: " + ", ".join(f"{count:,} {kind}" for kind, count in report.kinds.items()))
+    if report.image_formats:
+        screen.print("formats: " + ", ".join(f"{count:,} {kind}" for kind, count in report.image_formats.items()))
     for note in report.notes:
         screen.print(printable(f"note: {note}"), soft_wrap=True)
     for title, groups in (
@@ -325,12 +325,12 @@ def _print_report(report: "DatasetReport", page: Path | None) -> None:
         if groups:
             screen.print(f"\nthe same image {title}: {len(groups):,}")
             for group in groups[:MAX_PRINTED_ROWS]:
-                copies = " = ".join(group.where[:4]) + (" ..." if len(group.where) > 4 else "")
+                copies = " = ".join(group.locations[:4]) + (" ..." if len(group.locations) > 4 else "")
                 screen.print(printable(f"  {copies}"), soft_wrap=True)
     if report.bad:
         screen.print(f"\nunreadable images: {len(report.bad):,}")
         for item in report.bad[:MAX_PRINTED_ROWS]:
-            screen.print(printable(f"  {item.where} {item.reason}"), soft_wrap=True)
+            screen.print(printable(f"  {item.location} {item.reason}"), soft_wrap=True)
     more = max(len(report.bad), len(report.leaks), len(report.conflicts), len(report.duplicates)) > MAX_PRINTED_ROWS
     if more:
         screen.print("--json lists them all")

@@ -45,7 +45,7 @@ class ProgressDisplay:
 
         live = sys.stderr.isatty() and not self.quiet
         description = TextColumn("{task.description}")
-        columns = (TextColumn("{task.fields[what]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), description)
+        columns = (TextColumn("{task.fields[task_name]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), description)
         self.bar = Progress(*columns, console=_Console(stderr=True, markup=False), transient=True, disable=not live)
         self.bar.start()
         self.progress = self._on_setup_progress if live else None
@@ -58,7 +58,7 @@ class ProgressDisplay:
     def _on_setup_progress(self, name: str, done: int, total: int | None) -> None:
         """Show progress of the work before the first step, such as reading the dataset."""
         if name not in self.setup_tasks:
-            self.setup_tasks[name] = self.bar.add_task("", total=total, what=name)
+            self.setup_tasks[name] = self.bar.add_task("", total=total, task_name=name)
         self.bar.update(self.setup_tasks[name], completed=done, total=total)
 
     def on_start(self, recipe: "Recipe", data: Any, model: Any, state: Any, eta_seconds: float | None) -> None:
@@ -69,11 +69,11 @@ class ProgressDisplay:
         self.setup_tasks.clear()
         self.selected_on = "validation" if len(data.validation) else "train"
         self.recipe = recipe  # its steps and learning rate may have been measured since
-        self.task = self.bar.add_task("", total=recipe.steps, completed=state.step, what="step")
-        costs = cost(model, state.micro or recipe.batch_size)
+        self.task = self.bar.add_task("", total=recipe.steps, completed=state.step, task_name="step")
+        costs = cost(model, state.micro_batch_size or recipe.batch_size)
         epochs = recipe.steps * recipe.batch_size / max(len(data.train), 1)
         counts = ", ".join(f"{len(part):,} {split}" for split, part in data.splits.items())
-        classes = "without labels" if recipe.masking else f"{len(data.names)} classes"
+        classes = "without labels" if recipe.masking else f"{len(data.class_names)} classes"
         self.on_message(f"data      {data.name}: {counts}; {classes}")
         for note in data.notes:
             self.on_message(f"          {note}")
@@ -86,8 +86,8 @@ class ProgressDisplay:
             )
         duration_text = f"{recipe.steps:,} steps of {recipe.batch_size} images, {epochs:.1f} epochs"
         self.on_message(f"recipe    {recipe.name}: {duration_text}, {recipe.optim.name}, lr {recipe.optim.lr:g}")
-        if state.micro is not None and state.micro < recipe.batch_size:
-            self.on_message(f"          micro-batches of {state.micro} images, to fit into memory")
+        if state.micro_batch_size is not None and state.micro_batch_size < recipe.batch_size:
+            self.on_message(f"          micro-batches of {state.micro_batch_size} images, to fit into memory")
         if eta_seconds is not None:
             self.on_message(f"time      about {format_duration(eta_seconds)} remaining")
 

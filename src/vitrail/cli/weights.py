@@ -198,7 +198,7 @@ def _save_with_decoder(masked: Any, out: Path, format: str) -> str | None:
     from vitrail.weights.save import save
 
     try:
-        save(masked, out, format=format, metadata=masked.encoder.facts)  # type: ignore[arg-type]
+        save(masked, out, format=format, metadata=masked.encoder.metadata)  # type: ignore[arg-type]
     except VitrailError as error:
         return str(error)
     return None
