@@ -98,7 +98,7 @@ def export(
     from vitrail.inference.exported_model import load_any_model
 
     with progress_bars() as on_progress:
-        speedup_metadata = {} if merge_tokens is None else {"merge": merge_tokens}
+        speedup_metadata = {} if merge_tokens is None else {"merge_tokens": merge_tokens}
         model = load_any_model(run, _speedups(merge_tokens))
         result = export(
             model,

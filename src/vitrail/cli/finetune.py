@@ -100,7 +100,7 @@ def _load_weights(weights: str, image: "Pair | None", recipe: str, out: Path | N
         if out is not None and (out / "recipe.json").is_file():
             hint = f"{out} resumes without it: vitrail train --recipe-from {out}/recipe.json --out {out}"
         raise VitrailError(f"{weights} does not exist; {hint}")
-    with quiet_loading():  # _tell prints the report
+    with quiet_loading():  # _print_init prints the report
         model = load(weights, image=image)
         return load(weights, image=_paper_image_size(model.config)) if recipe == PAPER_RECIPE and image is None else model
 
@@ -114,7 +114,7 @@ def _exists(path: str) -> bool:
 
 def _paper_image_size(config: "ModelConfig") -> "Pair":
     """Return 384 pixels, or the nearest multiple of the patch size."""
-    high, wide = getattr(config, "stride", (1, 1))
+    high, wide = getattr(config, "patch_stride", (1, 1))
     return max(round(PAPER_SIZE / high), 1) * high, max(round(PAPER_SIZE / wide), 1) * wide
 
 
