@@ -110,7 +110,7 @@ def _result_json(result: "Evaluation") -> dict[str, Any]:
         "ece": result.ece,
         "interval": result.intervals,
         "macro": result.per_class.macro_average(),
-        "calibrated": asdict(result.temperature_scaling) if result.temperature_scaling else None,
+        "temperature_scaling": asdict(result.temperature_scaling) if result.temperature_scaling else None,
         "classes": [_class_json(result, number) for number in present],
         "confusion": matrix,
         "confused": [
