@@ -111,9 +111,8 @@ def _add_status_routes(app: FastAPI, server_state: ServerState) -> None:
 
     @app.get("/", include_in_schema=False)
     async def front() -> Response:
-        engine = (
-            server_state.batcher.engine if server_state.config.token is None else None
-        )  # without a token, nothing about the model is shown
+        # Nothing about the model is shown if a token is required.
+        engine = server_state.batcher.engine if server_state.config.token is None else None
         return Response(front_page(engine, server_state.source, server_state.config), 200, HTML_HEADERS, "text/html")
 
     @app.get("/docs", include_in_schema=False)

@@ -37,7 +37,7 @@ MODEL_FAILED_MESSAGE = "the model failed on this image; see the server's log"
 
 @dataclass(eq=False)
 class QueuedImage:
-    """An image in flight. Its future resolves to logits, a job's result or a Trouble; cancelled if the client disconnects."""
+    """An image in flight; its future resolves to logits, a job's result or a RequestError. A disconnect cancels it."""
 
     future: "asyncio.Future[Any]"
     arrived_at: float
@@ -56,9 +56,7 @@ class Batcher:
         self.engine: Predictor | None = None
         self.error: BaseException | None = None  # why the engine could not be loaded
         self.closing = False
-        self.in_flight = self.decoding = self.body_bytes = (
-            0  # images in flight; of these, not yet decoded; bytes of request bodies
-        )
+        self.in_flight = self.decoding = self.body_bytes = 0  # images; of these, not yet decoded; bytes of request bodies
         self.seconds_per_image = 0.0  # recent seconds per image
         self._open_engine = open_engine
         self._queue: deque[QueuedImage] = deque()

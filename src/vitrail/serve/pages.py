@@ -19,19 +19,19 @@ h2{margin:3rem 0 0}h2 code{font-size:1.3rem;font-weight:600}h3{font-size:1rem;ma
 SCRIPT = """<script>
 const form=document.forms[0],out=document.querySelector("#out"),pre=document.querySelector("pre");
 pre.textContent=pre.textContent.replaceAll("http://HOST",location.origin);
-function add(kind,words){const made=document.createElement(kind);made.textContent=words;out.append(made);return made}
+function add(tag,text){const element=document.createElement(tag);element.textContent=text;out.append(element);return element}
 form.addEventListener("submit",async event=>{
   event.preventDefault();out.textContent="...";
   const body=new FormData();for(const file of form.files.files)body.append("files",file);
   const headers=form.token&&form.token.value?{Authorization:"Bearer "+form.token.value}:{};
   try{
-    const answer=await fetch("/predict",{method:"POST",body,headers}),said=await answer.json();
-    const rows=said.predictions||said.images;out.textContent=rows?"":said.error;
-    for(const one of rows||[]){
-      add("h3",one.file);if(one.error){add("p",one.error);continue}
-      const table=add("table","");for(const guess of one.top){const line=table.insertRow();
-        line.insertCell().textContent=guess.label;line.insertCell().textContent=(100*guess.probability).toFixed(2)+" %"}}
-    if(form.explain.checked&&form.files.files.length===1&&answer.ok){
+    const response=await fetch("/predict",{method:"POST",body,headers}),result=await response.json();
+    const rows=result.predictions||result.images;out.textContent=rows?"":result.error;
+    for(const row of rows||[]){
+      add("h3",row.file);if(row.error){add("p",row.error);continue}
+      const table=add("table","");for(const entry of row.top){const line=table.insertRow();
+        line.insertCell().textContent=entry.label;line.insertCell().textContent=(100*entry.probability).toFixed(2)+" %"}}
+    if(form.explain.checked&&form.files.files.length===1&&response.ok){
       const file=form.files.files[0],map=await fetch("/explain",{method:"POST",body:file,
         headers:{...headers,Accept:"image/png","Content-Type":file.type||"application/octet-stream"}});
       if(map.ok){const image=add("img","");image.src=URL.createObjectURL(await map.blob());image.alt="saliency map"

@@ -39,9 +39,7 @@ async def read_images(request: Request, batcher: Batcher) -> list[UploadedImage]
     if declared.isdecimal() and int(declared) > config.max_body:
         raise _too_large_error(config.max_body)
     if declared.isdecimal():
-        batcher.reserve_bytes(
-            int(declared)
-        )  # a check only: bytes are reserved as they arrive, so that a false header costs nothing
+        batcher.reserve_bytes(int(declared))  # a check only: bytes are reserved as they arrive, so a false header costs nothing
         batcher.reserve_bytes(-int(declared))
     reserved = 0
     try:

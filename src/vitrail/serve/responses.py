@@ -33,9 +33,8 @@ def prediction_json(logits: Float32[ndarray, " k"], labels: Sequence[str], top_k
     logits64 = logits.astype(np.float64)
     order = np.argsort(-logits64, kind="stable")[:top_k]
     exponentials = np.exp(logits64 - logits64.max())
-    probabilities = (
-        0.5 + 0.5 * np.tanh(logits64 / 2) if sigmoid else exponentials / exponentials.sum()
-    )  # a sigmoid that cannot overflow
+    # tanh gives a sigmoid that cannot overflow
+    probabilities = 0.5 + 0.5 * np.tanh(logits64 / 2) if sigmoid else exponentials / exponentials.sum()
     rows = [{"label": labels[index], "probability": float(probabilities[index])} for index in order]
     return {**rows[0], "top": rows}
 
@@ -54,9 +53,8 @@ def saliency_job(engine: Predictor, method: str, target: str | None) -> Job:
         planes = rearrange(torch.from_numpy(pixels), "h w c -> 1 c h w").float().contiguous()
         images = normalise(planes, engine.preprocess).to(weight.device, weight.dtype)
         try:
-            values = saliency(model, images, method, None if method in CLASS_AGNOSTIC_METHODS else torch.tensor([class_index]))[
-                0
-            ]
+            targets = None if method in CLASS_AGNOSTIC_METHODS else torch.tensor([class_index])
+            values = saliency(model, images, method, targets)[0]
         except VitrailError as error:  # a ResNet has no patches
             raise RequestError(501, str(error), "type") from None
         grid = values.detach().float().cpu().numpy()

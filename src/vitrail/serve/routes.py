@@ -18,7 +18,7 @@ from vitrail.serve.request_body import read_images
 from vitrail.serve.responses import prediction_json, saliency_job, saliency_overlay
 from vitrail.serve.schema import BODY, ExplainResponse, PredictResponse, error_responses, success_response
 
-SaliencyMethod = StrEnum("Method", {name: name for name in SALIENCY_METHODS})  # type: ignore[misc]  # members from SALIENCY_METHODS
+SaliencyMethod = StrEnum("SaliencyMethod", {name: name for name in SALIENCY_METHODS})  # type: ignore[misc]  # members from SALIENCY_METHODS
 DEFAULT_METHOD = SaliencyMethod("rollout")
 TopParameter = Annotated[int | None, Query(ge=1, le=100_000, description="Number of labels per image.")]
 
