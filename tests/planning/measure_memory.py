@@ -1,6 +1,6 @@
 """Measure the peak memory of a training step, by tracking every tensor's storage from allocation to release.
 
-``torchrun -m tests.planning.measure_memory`` measures the ranks of DDP and FSDP2, and prints it.
+``torchrun -m tests.planning.measure_memory`` measures the ranks of DDP and FSDP2, and prints their memory.
 """
 
 import json
@@ -33,7 +33,7 @@ CASES = [(NARROW, "ddp", None), (NARROW, "ddp", 2), (NARROW, "fsdp", None), (NAR
 
 def recipe(model: ModelConfig, images: int, **changes: Any) -> Recipe:
     fields: dict[str, Any] = {
-        "name": "weighed", "model": model, "steps": 9, "batch_size": images, "augment": get_policy("none"),
+        "name": "measured", "model": model, "steps": 9, "batch_size": images, "augment": get_policy("none"),
         "preprocess": Preprocess(model.image, mean=(0.5,) * model.channels, std=(0.5,) * model.channels),
         "optim": Optim(grad_clip=1.0), "schedule": Schedule("constant"),
     }  # fmt: skip

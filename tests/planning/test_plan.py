@@ -87,15 +87,8 @@ def test_in_one_micro_batch_gradients_appear_as_activations_are_freed(model: Mod
 @cache
 def measured_ranks() -> list[dict[str, Any]]:
     """Measured in two processes over gloo."""
-    line = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "-m",
-        "tests.planning.measure_memory",
-    ]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    line = [*launcher, "-m", "tests.planning.measure_memory"]
     done = subprocess.run(line, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     measured: list[dict[str, Any]] = json.loads(done.stdout)
@@ -138,13 +131,13 @@ def test_ranks_use_no_more_memory_than_estimated() -> None:
 def test_flops_are_those_of_table_6(model: str, epochs: int, exaflops: int) -> None:
     settings = by_name("paper-jft", RecipeContext("JFT", 303_000_000, 18_291, None, 3, model=model))
     settings = replace(settings, steps=round(epochs * 303_000_000 / settings.batch_size))
-    made = make_plan(settings, Cluster(64, 8, get_accelerator("TPUv3-core")))
-    assert made.total_flops / 1e18 == pytest.approx(exaflops, rel=0.03)
+    plan = make_plan(settings, Cluster(64, 8, get_accelerator("TPUv3-core")))
+    assert plan.total_flops / 1e18 == pytest.approx(exaflops, rel=0.03)
 
 
 def test_table_2_implies_an_mfu_of_a_third_in_every_row() -> None:
     """H/14 0.32, L/16 0.43, L/16 on ImageNet-21k 0.39: plausible, and no two differ by more than a factor of 1.4. Of H/14 the
-    epochs are known; of the two that Table 3 has for L/16, the shorter ones would not agree with it."""
+    epochs are published; of the two that Table 3 has for L/16, the shorter ones would not agree with it."""
     mfus = [paper_mfu(row, get_accelerator("TPUv3-core")) for row in PAPER_RUNS]
     assert [round(mfu, 2) for mfu in mfus] == [0.32, 0.43, 0.39]
     assert max(mfus) / min(mfus) < 1.4
@@ -161,10 +154,10 @@ def test_a_plan_reproduces_the_papers_core_days(row: Any) -> None:
     """Within 40 % at the assumed MFU."""
     gpu = get_accelerator("TPUv3-core")
     name, classes = ("paper-jft", 18_291) if row.data.startswith("JFT") else ("paper-imagenet21k", 21_843)
-    settings = by_name(name, RecipeContext(row.data, row.pictures, classes, None, 3, model=row.model))
-    settings = replace(settings, steps=round(row.epochs * row.pictures / settings.batch_size))
-    made = make_plan(settings, Cluster(64, 8, gpu))
-    assert 1 / 1.4 < made.gpu_hours / 24 / row.core_days < 1.4
+    settings = by_name(name, RecipeContext(row.data, row.num_images, classes, None, 3, model=row.model))
+    settings = replace(settings, steps=round(row.epochs * row.num_images / settings.batch_size))
+    plan = make_plan(settings, Cluster(64, 8, gpu))
+    assert 1 / 1.4 < plan.gpu_hours / 24 / row.core_days < 1.4
 
 
 def test_what_fits_fits_and_one_more_does_not() -> None:
@@ -172,32 +165,31 @@ def test_what_fits_fits_and_one_more_does_not() -> None:
         settings = recipe(variant("B/16"), 4096, **changes)
         costs, budget = compute_model_costs(settings), 20e9
         for strategy in ("single", "ddp", "fsdp"):
-            for pieces in (1, 2):
-                count = max_micro_batch(settings, costs, strategy, 4, budget, pieces)
-                totals = [estimate_memory(settings, costs, strategy, 4, b, pieces).total for b in (count, count + 1)]
+            for micro_batches in (1, 2):
+                count = max_micro_batch(settings, costs, strategy, 4, budget, micro_batches)
+                totals = [estimate_memory(settings, costs, strategy, 4, b, micro_batches).total for b in (count, count + 1)]
                 assert totals[0] <= budget < totals[1]
     assert max_micro_batch(settings, costs, "single", 1, 1e9) == 0  # weights and optimiser state alone need more
 
 
 def test_a_batch_is_computed_in_equal_micro_batches_that_fit() -> None:
-    made = make_plan(by_name("paper-jft", replace(IMAGENET, model="H/14")), Cluster(2, 8, get_accelerator("A100")))
-    for fit in made.strategies:
+    plan = make_plan(by_name("paper-jft", replace(IMAGENET, model="H/14")), Cluster(2, 8, get_accelerator("A100")))
+    for fit in plan.strategies:
         assert fit.fits
-        assert fit.memory.total <= made.memory_budget
-        assert (fit.micro_batches - 1) * fit.micro_batch_size < made.per_rank_batch <= fit.micro_batches * fit.micro_batch_size
-        assert fit.max_images < made.per_rank_batch
-    assert made.strategies[0].micro_batch_size < made.strategies[1].micro_batch_size  # the weights are sharded
+        assert fit.memory.total <= plan.memory_budget
+        assert (fit.micro_batches - 1) * fit.micro_batch_size < plan.per_rank_batch <= fit.micro_batches * fit.micro_batch_size
+        assert fit.max_images < plan.per_rank_batch
+    assert plan.strategies[0].micro_batch_size < plan.strategies[1].micro_batch_size  # the weights are sharded
 
 
 def test_twice_the_nodes_take_half_the_days_at_the_same_cost() -> None:
     settings, gpu = by_name("plain", IMAGENET), get_accelerator("A100")
-    one, two = (make_plan(settings, Cluster(hosts, 8, gpu, price_per_gpu_hour=3.0)) for hosts in (1, 2))
+    one, two = (make_plan(settings, Cluster(nodes, 8, gpu, price_per_gpu_hour=3.0)) for nodes in (1, 2))
     assert one.days == pytest.approx(2 * two.days)
     assert one.cost == pytest.approx(two.cost) == pytest.approx(3 * one.days * 24 * 8)
     assert make_plan(settings, Cluster(1, 8, gpu, 0.7)).days == pytest.approx(one.days / 2)
-    assert one.days == pytest.approx(
-        6 * 4.608e9 * 90 * 1_281_167 / (8 * 19.5e12 * DEFAULT_MFU) / 86_400, rel=0.01
-    )  # by hand, of S/16's 4.608 GMACs
+    # by hand, of S/16's 4.608 GMACs
+    assert one.days == pytest.approx(6 * 4.608e9 * 90 * 1_281_167 / (8 * 19.5e12 * DEFAULT_MFU) / 86_400, rel=0.01)
 
 
 def test_activation_checkpointing_costs_a_third_more_time_and_saves_most_of_the_memory() -> None:
@@ -243,16 +235,16 @@ class T4Group(ProcessGroup):
 @pytest.mark.parametrize("name", ["S/16", "L/16", "g/14", "e/14"])
 def test_a_plan_chooses_the_strategy_that_the_run_would(name: str) -> None:
     settings = recipe(variant(name), 64)
-    made = make_plan(settings, Cluster(1, 4, get_accelerator("T4")))
-    assert made.strategy == choose_strategy("auto", settings.model, torch.device("cpu"), T4Group(world_size=4))
+    plan = make_plan(settings, Cluster(1, 4, get_accelerator("T4")))
+    assert plan.strategy == choose_strategy("auto", settings.model, torch.device("cpu"), T4Group(world_size=4))
     assert make_plan(replace(settings, parallel="fsdp"), Cluster(1, 4, get_accelerator("T4"))).strategy == "fsdp"
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_planned(name: str) -> None:
-    made = make_plan(by_name(name, RecipeContext() if name == "demo" else IMAGENET), Cluster(1, 8, get_accelerator("H100")))
-    assert made.strategy_plan.fits
-    assert made.days > 0
+    plan = make_plan(by_name(name, RecipeContext() if name == "demo" else IMAGENET), Cluster(1, 8, get_accelerator("H100")))
+    assert plan.strategy_plan.fits
+    assert plan.days > 0
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ def recipe(**changes: object) -> Recipe:
     )  # fmt: skip
     fields: dict[str, object] = {
         "name": "tiny", "model": model, "preprocess": Preprocess((16, 16)), "data": "panes:train_size=200,size=16", "steps": 12,
-        "batch_size": 10, "augment": get_policy("none", mixup=0.4), "optim": Optim(name="muon", weight_decay=0.1, grad_clip=1.0), "ema_decay": 0.9,
+        "batch_size": 10, "augment": get_policy("none", mixup=0.4), "ema_decay": 0.9,
+        "optim": Optim(name="muon", weight_decay=0.1, grad_clip=1.0),
         "schedule": Schedule(warmup_steps=3), "eval_every": 4, "checkpoint_every": 3, "seed": 5,
     }  # fmt: skip
     return Recipe(**{**fields, **changes})  # type: ignore[arg-type]

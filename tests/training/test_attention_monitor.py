@@ -12,9 +12,9 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.panes.dataset import build_panes
 from vitrail.explain.head_statistics import head_statistics
 from vitrail.models.build import build
-from vitrail.models.variants import variant
+from vitrail.models.config import ResNetConfig
 from vitrail.report.run_page import run_page
-from vitrail.training import attention_monitor as room
+from vitrail.training import attention_monitor as module
 from vitrail.training.attention_monitor import compute_attention_stats
 from vitrail.training.loop import fit
 from vitrail.training.run import Run
@@ -39,10 +39,10 @@ def test_fewer_images_are_used_if_attention_weights_are_large(monkeypatch: pytes
         batch_sizes.extend(images.shape[0] for images in batches)  # type: ignore[attr-defined]
         return head_statistics(small_vit(), [torch.randn(1, 3, 12, 15)])
 
-    monkeypatch.setattr(room, "head_statistics", count_images)
-    monkeypatch.setattr(room, "MAX_ATTENTION_BYTES", 4 * 3 * 49 * 5)
+    monkeypatch.setattr(module, "head_statistics", count_images)
+    monkeypatch.setattr(module, "MAX_ATTENTION_BYTES", 4 * 3 * 49 * 5)
     compute_attention_stats(small_vit(), build_panes("validation", 50, (24, 30)), PREPROCESS)
-    monkeypatch.setattr(room, "MAX_ATTENTION_BYTES", 1)
+    monkeypatch.setattr(module, "MAX_ATTENTION_BYTES", 1)
     compute_attention_stats(small_vit(), build_panes("validation", 50, (24, 30)), PREPROCESS)
     assert batch_sizes == [5, 1]
 
@@ -60,9 +60,5 @@ def test_a_run_logs_it_with_every_evaluation(tmp_path: Path) -> None:
 
 
 def test_a_resnet_has_no_attention_statistics() -> None:
-    assert (
-        compute_attention_stats(
-            build(variant("R50x1", image=32, classes=3)), build_panes("validation", 5, (32, 32)), Preprocess((32, 32))
-        )
-        is None
-    )
+    model = build(ResNetConfig(stages=(1, 1), width=32, image=(32, 32), classes=3))
+    assert compute_attention_stats(model, build_panes("validation", 5, (32, 32)), Preprocess((32, 32))) is None

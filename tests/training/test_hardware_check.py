@@ -96,12 +96,8 @@ def train(out: Path, setting: str, environment: dict[str, str]) -> "subprocess.C
 def test_a_cpu_that_would_kill_the_process_is_refused_in_one_sentence(tmp_path: Path) -> None:
     """On affected machines: without the environment variable that the tests are run with."""
     bare = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
-    if (
-        subprocess.run(
-            [sys.executable, "-c", hardware_check.BFLOAT16_PROBE], env=bare, capture_output=True, check=False
-        ).returncode
-        == 0
-    ):
+    probe = [sys.executable, "-c", hardware_check.BFLOAT16_PROBE]
+    if subprocess.run(probe, env=bare, capture_output=True, check=False).returncode == 0:
         pytest.skip("this CPU supports what it reports")
     refused = train(tmp_path / "run", "precision=bfloat16", bare)
     assert refused.returncode == 2, refused.stderr

@@ -8,6 +8,7 @@ from torch.testing import assert_close
 from tests.small_models import small_vit
 from vitrail.errors import VitrailError
 from vitrail.models.build import build
+from vitrail.models.config import ResNetConfig
 from vitrail.training.ema import EMA
 from vitrail.training.muon import Muon, newton_schulz
 from vitrail.training.optim import build_optimisers, freeze, has_weight_decay, locate_param, set_lr
@@ -167,7 +168,9 @@ def test_groups_of_equally_many_weights_stay_separate() -> None:
 
 def test_layer_decay_needs_blocks() -> None:
     with pytest.raises(VitrailError, match=r"optim.layer_decay is from block to block, and this model has no blocks"):
-        build_optimisers(build("R50x1", image=32, classes=3), Optim(name="sgd", layer_decay=0.75))
+        build_optimisers(
+            build(ResNetConfig(stages=(1, 1), width=32, image=(32, 32), classes=3)), Optim(name="sgd", layer_decay=0.75)
+        )
 
 
 def test_ema_is_its_formula() -> None:

@@ -71,25 +71,17 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one(at: int, uninterrupted
     for ours, theirs in zip(decoders(tmp_path / "run"), decoders(reference), strict=True):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    mine, other = Run(tmp_path / "run").load_reconstructions(), Run(reference).load_reconstructions()
-    assert list(mine) == list(other) == [4, 8, 12]
-    assert all(np.array_equal(mine[step][name], other[step][name]) for step in mine for name in mine[step])
+    resumed, whole = Run(tmp_path / "run").load_reconstructions(), Run(reference).load_reconstructions()
+    assert list(resumed) == list(whole) == [4, 8, 12]
+    assert all(np.array_equal(resumed[step][name], whole[step][name]) for step in resumed for name in resumed[step])
 
 
 def test_a_run_that_is_killed_resumes_bit_for_bit(uninterrupted: tuple[str, Path], tmp_path: Path) -> None:
     method, reference = uninterrupted
     (tmp_path / "recipe.json").write_text(to_json(ssl_recipe(method)))
-    command = [
-        sys.executable,
-        "-m",
-        "vitrail",
-        "train",
-        "--recipe-from",
-        str(tmp_path / "recipe.json"),
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    process = subprocess.Popen([*command, "--workers", "1"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    arguments = ["--recipe-from", str(tmp_path / "recipe.json"), "--out", str(tmp_path / "run"), "--workers", "1"]
+    command = [sys.executable, "-m", "vitrail", "train", *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None and not list((tmp_path / "run").glob("checkpoints/step-*")):
         time.sleep(0.01)
@@ -112,8 +104,8 @@ def test_an_encoder_is_saved_with_its_decoder(uninterrupted: tuple[str, Path]) -
     assert result is not None
     assert set(result["test"]) == ({"loss", "accuracy"} if method == "masked-patch" else {"loss"})
     evaluations = [line["validation"] for line in Run(folder).log_rows() if "validation" in line]
-    assert result["best"]["loss"] == min(evaluation_row["loss"] for evaluation_row in evaluations)
-    assert all(0 <= evaluation_row["knn"] <= 1 for evaluation_row in evaluations)
+    assert result["best"]["loss"] == min(row["loss"] for row in evaluations)
+    assert all(0 <= row["knn"] <= 1 for row in evaluations)
 
 
 def test_the_pretrained_encoder_can_be_fine_tuned(uninterrupted: tuple[str, Path], tmp_path: Path) -> None:
@@ -199,9 +191,8 @@ def test_without_validation_no_image_is_its_own_neighbour(monkeypatch: pytest.Mo
     assert accuracy is not None
     assert accuracy < 0.4
     same = replace(source)
-    assert (
-        knn_accuracy(build_encoder(), source, same, 0) == 1.0
-    )  # another dataset may have the same images; leaks are reported elsewhere
+    # another dataset may have the same images; leaks are reported elsewhere
+    assert knn_accuracy(build_encoder(), source, same, 0) == 1.0
 
 
 def test_knn_accuracy_is_none_if_it_would_mean_nothing() -> None:

@@ -35,9 +35,8 @@ def logged(folder: Path) -> dict[str, list[tuple[int, Any]]]:
     for line in Run(folder).log_rows():
         group, metrics = ("validation", line["validation"]) if "validation" in line else ("train", line)
         for name in metrics.keys() - {"step"}:
-            by_tag.setdefault(f"{group}/{name}", []).append(
-                (line["step"], pytest.approx(metrics[name]))
-            )  # TensorBoard stores float32
+            value = pytest.approx(metrics[name])  # TensorBoard stores float32
+            by_tag.setdefault(f"{group}/{name}", []).append((line["step"], value))
     return by_tag
 
 
@@ -145,12 +144,8 @@ def test_the_option_writes_events_and_a_missing_extra_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = ("steps=2", "schedule.warmup_steps=0", "model.width=24", "model.depth=1")
-    command = [
-        "train",
-        "panes:train_size=100,size=16",
-        "--tensorboard",
-        *(word for each in settings for word in ("--set", each)),
-    ]
+    changes = [word for each in settings for word in ("--set", each)]
+    command = ["train", "panes:train_size=100,size=16", "--tensorboard", *changes]
     assert run([*command, "--out", "run"]) == 0
     assert scalars(tmp_path / "run") == logged(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)

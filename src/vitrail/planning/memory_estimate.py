@@ -24,7 +24,7 @@ R; micro-batch size b; c bytes per number in compute, 4 in float32 and 2 in bflo
 
 FSDP2 keeps what is outside of blocks gathered from its first use on, and two blocks, since the next is prefetched while one is
 computed; a block's gradient exists whole, in c bytes and in the 4 that are sent. Between micro-batches DDP does not
-communicate, and accumulates beside its buckets; FSDP2 reduces and scatters the gradients of each. DDP's buckets are the
+communicate, and accumulates outside of its buckets; FSDP2 reduces and scatters the gradients of each. DDP's buckets are the
 gradients themselves. In one process and one micro-batch gradients appear as activations are freed, so the total is an upper
 bound there.
 
@@ -50,7 +50,7 @@ Strategy = Literal["single", "ddp", "fsdp"]
 
 @dataclass(frozen=True)
 class MemoryBreakdown:
-    """Bytes that one rank holds, by purpose."""
+    """Memory of one rank in bytes, by purpose."""
 
     weights: int
     gradients: int
@@ -229,9 +229,8 @@ def _bytes_per_image(recipe: Recipe, one: Stage, two: Stage) -> int:
     if "block " not in one.name:
         return size
     _, tokens, width = one.shape
-    full = (
-        FLOAT_BYTES * tokens * (2 * (width + 2) + _num_heads(recipe, one))
-    )  # both norms' inputs and statistics, and the softmax's
+    # both norms' inputs and statistics, and the softmax's
+    full = FLOAT_BYTES * tokens * (2 * (width + 2) + _num_heads(recipe, one))
     return full + (size - full) * BFLOAT16_BYTES // FLOAT_BYTES
 
 

@@ -10,9 +10,8 @@ import sys
 from vitrail.errors import VitrailError
 from vitrail.training.recipe import Recipe
 
-AMX_WORKAROUND = (
-    "ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16"  # oneDNN reads it at the first product, so it must be set before the command
-)
+# oneDNN reads it at the first product, so it must be set before the command
+AMX_WORKAROUND = "ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16"
 BFLOAT16_PROBE = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
 
 

@@ -1,4 +1,4 @@
-"""Load the model from a checkpoint of a run, also during training: what ``vitrail.load(run)`` would have given at that step.
+"""Load the model from a checkpoint of a run, also during training: what ``vitrail.load(run)`` would have loaded at that step.
 
 Only the weights are read, or the EMA weights if there are any, since those are evaluated and saved. Hashes are not verified:
 they cover the optimiser state too, which would have to be read for nothing else.

@@ -13,11 +13,8 @@ from torch import Tensor
 
 from vitrail.training.parallel import full_tensor, shard_like, to_local
 
-NEWTON_SCHULZ_COEFFICIENTS = (
-    3.4445,
-    -4.7750,
-    2.0315,
-)  # the authors' coefficients: singular values are near 1 after five iterations
+# the authors' coefficients: singular values are near 1 after five iterations
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 
 

@@ -84,9 +84,8 @@ def _shard(model: nn.Module, bfloat16: bool) -> None:
     """Shard block by block. What autocast computes in float32, norms and all outside of blocks, is communicated in float32."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes a second to import
 
-    mixed_precision = MixedPrecisionPolicy(
-        torch.bfloat16, torch.float32, cast_forward_inputs=False
-    )  # gradients are reduced in float32
+    # gradients are reduced in float32
+    mixed_precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     full_precision: list[nn.Module] = [
         part for block in blocks for part in block.modules() if isinstance(part, nn.LayerNorm | LayerScale)

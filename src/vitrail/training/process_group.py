@@ -28,7 +28,7 @@ TIMEOUT_VARIABLE = "VITRAIL_TIMEOUT"  # environment variable: seconds that a ran
 DEFAULT_TIMEOUT = 600
 POLL_SECONDS = 0.02  # seconds between two polls of the store
 SLOW_TIMEOUT = timedelta(days=7)  # for a rank that reads a million images while the others wait
-PR_SET_PDEATHSIG = 1  # Linux's PR_SET_PDEATHSIG
+PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process receives when its parent exits
 COMM_FAILURE_MESSAGES = ("gloo", "Gloo", "Connection closed by peer", "Timed out waiting", "TCPStore")
 
 
@@ -38,7 +38,7 @@ class PeerLost(OSError):
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The processes of a run, as seen from one of them."""
+    """The processes of a run, from the view of one of them."""
 
     rank: int = 0
     world_size: int = 1
@@ -224,7 +224,7 @@ def _timeout_seconds() -> float:
 
 
 def _terminate_with_parent() -> None:
-    """Receive SIGTERM when the launcher is killed, instead of running on unseen. Linux only."""
+    """Receive SIGTERM when the launcher is killed, instead of running on unnoticed. Linux only."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -17,11 +17,8 @@ from vitrail.errors import VitrailError
 from vitrail.training.recipe import Recipe
 from vitrail.weights.model_folder import read_json
 
-EXECUTION_FIELDS: dict[str, Any] = {
-    "parallel": "auto",
-    "activation_checkpointing": False,
-    "micro_batch_size": None,
-}  # may change when resuming
+# fields of a recipe that may change when resuming
+EXECUTION_FIELDS: dict[str, Any] = {"parallel": "auto", "activation_checkpointing": False, "micro_batch_size": None}
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,7 @@ class RunLocked(VitrailError):
 
 
 class ReadOnlyRun(Run):
-    """The run as seen by the other ranks, which write nothing."""
+    """The run on ranks other than 0, which write nothing."""
 
     def save_result(self, result: dict[str, Any]) -> None: ...
 
@@ -135,7 +132,7 @@ def read_recipe(path: Path) -> Recipe:
     try:
         return parse_value(fields, Recipe, "")
     except VitrailError as error:
-        raise VitrailError(f"{path} holds no recipe: {error}") from None
+        raise VitrailError(f"{path} is not a recipe: {error}") from None
 
 
 @contextmanager

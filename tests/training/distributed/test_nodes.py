@@ -35,8 +35,8 @@ def network_link() -> Iterator[None]:
         pytest.skip("network namespaces need root and iproute2")
     first, second = NODES
     try:
-        made = ip("link", "add", "vitrail0", "type", "veth", "peer", "name", "vitrail1")
-        assert made
+        created = ip("link", "add", "vitrail0", "type", "veth", "peer", "name", "vitrail1")
+        assert created
         for name, end in ((first, "vitrail0"), (second, "vitrail1")):
             assert ip("link", "set", end, "netns", name)
             assert ip("-n", name, "addr", "add", f"{NODES[name]}/24", "dev", end)
@@ -50,9 +50,9 @@ def network_link() -> Iterator[None]:
 
 def start_node(number: int, *arguments: object) -> "subprocess.Popen[str]":
     name, address = list(NODES.items())[number]
-    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={NODES['vitrail-a']}:29641", "--rdzv-id=hosts"]
-    meeting += [f"--rdzv-conf=is_host={int(number == 0)}", f"--local-addr={address}", "--max-restarts=3"]
-    start = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", *meeting, "-m", "vitrail"]
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={NODES['vitrail-a']}:29641", "--rdzv-id=vitrail"]
+    rendezvous += [f"--rdzv-conf=is_host={int(number == 0)}", f"--local-addr={address}", "--max-restarts=3"]
+    start = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", *rendezvous, "-m", "vitrail"]
     return subprocess.Popen(
         ["ip", "netns", "exec", name, *start, *map(str, arguments)],
         stdout=subprocess.DEVNULL,
@@ -76,17 +76,17 @@ def test_a_node_that_is_lost_comes_back_and_the_run_is_the_same_run(tmp_path: Pa
     fit(settings, tmp_path / "single", Hardware(workers=1))
     file, run = write_recipe(settings, tmp_path), tmp_path / "run"
     call = ("train", "--recipe-from", file, "--out", run, "--set", "parallel=fsdp")
-    hosts = [start_node(number, *call) for number in range(2)]
+    nodes = [start_node(number, *call) for number in range(2)]
     try:
-        wait_until(lambda: list_checkpoints(run / "checkpoints"), hosts[0])
-        for pid in (hosts[1].pid, *workers(hosts[1].pid)):  # a power failure: the launcher first, then its processes
+        wait_until(lambda: list_checkpoints(run / "checkpoints"), nodes[0])
+        for pid in (nodes[1].pid, *workers(nodes[1].pid)):  # a power failure: the launcher first, then its processes
             os.kill(pid, signal.SIGKILL)
-        hosts[1].communicate()
-        hosts[1] = start_node(1, *call)
-        outputs = [each.communicate(timeout=240)[1] for each in hosts]
-        assert [each.returncode for each in hosts] == [0, 0], "\n----\n".join(output[-2500:] for output in outputs)
+        nodes[1].communicate()
+        nodes[1] = start_node(1, *call)
+        outputs = [each.communicate(timeout=240)[1] for each in nodes]
+        assert [each.returncode for each in nodes] == [0, 0], "\n----\n".join(output[-2500:] for output in outputs)
     finally:
-        for each in hosts:
+        for each in nodes:
             end(each)
     assert "resumed from step" in outputs[0]
     ours, theirs = steps(tmp_path / "single"), steps(run)

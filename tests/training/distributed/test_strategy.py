@@ -16,7 +16,7 @@ def test_models_that_do_not_fit_are_sharded(
     parallel: Parallel, free: int | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ProcessGroup, "free_memory", lambda self, where: free)
-    monkeypatch.setattr(ProcessGroup, "gather", lambda self, *values: [list(values)] * self.ranks)  # the same on all ranks
+    monkeypatch.setattr(ProcessGroup, "gather", lambda self, *values: [list(values)] * self.world_size)  # the same on all ranks
     assert choose_strategy(parallel, variant("L/16"), torch.device("cpu"), ProcessGroup(1, 2)) == expected
 
 

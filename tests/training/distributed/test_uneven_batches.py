@@ -32,21 +32,21 @@ def train_uneven(group: ProcessGroup, parallel: str, micro: int | None, kind: st
     state = create_state(build_test_model(settings).train(), settings, group)
     metrics = []
     for parts in IMAGES_PER_RANK:
-        mine = (0, sum(parts)) if group.world_size == 1 else (sum(parts[: group.rank]), sum(parts[: group.rank + 1]))
-        metrics.append(train_step(state, ClassificationTask(10), batch_slice(*mine), settings))
+        bounds = (0, sum(parts)) if group.world_size == 1 else (sum(parts[: group.rank]), sum(parts[: group.rank + 1]))
+        metrics.append(train_step(state, ClassificationTask(10), batch_slice(*bounds), settings))
     return [*metrics, {"images": state.images, "step": state.step}]
 
 
 @pytest.mark.parametrize("micro", [None, 2])
 def test_images_that_are_missing_on_a_rank_do_not_count(micro: int | None, tmp_path: Path) -> None:
     (tmp_path / "go.py").write_text("from tests.training.distributed.test_uneven_batches import main; main()")
-    line = command(2, tmp_path / "found", micro or 0, script=str(tmp_path / "go.py"))
+    line = command(2, tmp_path / "metrics", micro or 0, script=str(tmp_path / "go.py"))
     root = str(Path(__file__).parents[3])
     done = subprocess.run(line, capture_output=True, text=True, env=environment(PYTHONPATH=root), timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     for parallel, kind in STRATEGIES:
         expected = train_uneven(ProcessGroup(), "auto", micro, kind)
-        metrics = json.loads((tmp_path / f"found-{parallel}-{kind}").read_text())
+        metrics = json.loads((tmp_path / f"metrics-{parallel}-{kind}").read_text())
         for step, (ours, theirs) in enumerate(zip(expected, metrics, strict=True)):
             assert theirs == pytest.approx(ours, rel=1e-4, abs=1e-6), (parallel, kind, step)
 

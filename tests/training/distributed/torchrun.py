@@ -39,24 +39,24 @@ def write_recipe(settings: Recipe, folder: Path) -> Path:
 
 def command(ranks: int, *arguments: object, restarts: int = 0, script: str | None = None) -> list[str]:
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--max-restarts={restarts}"]
-    what = ["-m", "vitrail"] if script is None else [script]
-    return [*start, f"--nproc-per-node={ranks}", *what, *map(str, arguments)]
+    program = ["-m", "vitrail"] if script is None else [script]
+    return [*start, f"--nproc-per-node={ranks}", *program, *map(str, arguments)]
 
 
 def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "VITRAIL_TIMEOUT": TIMEOUT, **more}
 
 
-def torchrun(ranks: int, *arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
+def torchrun(ranks: int, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run ``torchrun`` to its end."""
-    line = command(ranks, *arguments, **how)
+    line = command(ranks, *arguments, **options)
     return subprocess.run(line, capture_output=True, text=True, env=environment(), timeout=SECONDS, check=False)
 
 
 @contextmanager
-def start_torchrun(ranks: int, *arguments: object, **how: Any) -> Iterator["subprocess.Popen[str]"]:
+def start_torchrun(ranks: int, *arguments: object, **options: Any) -> Iterator["subprocess.Popen[str]"]:
     """Run ``torchrun`` in the background; afterwards none of its processes is left."""
-    line = command(ranks, *arguments, **how)
+    line = command(ranks, *arguments, **options)
     with subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True
     ) as process:
