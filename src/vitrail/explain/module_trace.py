@@ -44,7 +44,7 @@ def trace_modules(
         records.append(record)
         calls.append((record, module))
         if output.requires_grad:
-            hooks.append(output.register_hook(lambda gradient: setattr(record, "gradient", gradient.float().norm().item())))
+            hooks.append(output.register_hook(lambda gradient: setattr(record, "grad_norm", gradient.float().norm().item())))
 
     hooks += [
         module.register_forward_hook(lambda module, inputs, output, name=name: record_output(name, module, inputs, output))
@@ -53,22 +53,20 @@ def trace_modules(
     ]
     model.zero_grad(set_to_none=True)
     settable: Any = model
-    checkpointing, settable.checkpointing = (
-        getattr(model, "activation_checkpointing", False),
-        False,
-    )  # so that each module is run once
+    was_checkpointing = getattr(model, "activation_checkpointing", False)
+    settable.activation_checkpointing = False  # so that each module is run once
     try:
         output = model(images)
         loss = output.square().mean() if labels is None else F.cross_entropy(output, labels)
         if loss.requires_grad:
             loss.backward()
     finally:
-        settable.checkpointing = checkpointing
+        settable.activation_checkpointing = was_checkpointing
         for hook in hooks:
             hook.remove()
-    for row, module in calls:
+    for record, module in calls:
         gradients = [weight.grad.norm() for weight in module.parameters(recurse=False) if weight.grad is not None]
-        row.param_grad_norm = torch.stack(gradients).norm().item() if gradients else None
+        record.param_grad_norm = torch.stack(gradients).norm().item() if gradients else None
     return records
 
 
