@@ -177,14 +177,14 @@ def as_vit(model: nn.Module) -> ViT:
 def eval_mode(model: ViT) -> Iterator[None]:
     """Switch dropout and activation checkpointing off, and restore the previous mode afterwards."""
     settable: Any = model
-    was_training, was_checkpointing = model.training, settable.checkpointing
+    was_training, was_checkpointing = model.training, settable.activation_checkpointing
     model.eval()
-    settable.checkpointing = False
+    settable.activation_checkpointing = False
     try:
         yield
     finally:
         model.train(was_training)
-        settable.checkpointing = was_checkpointing
+        settable.activation_checkpointing = was_checkpointing
 
 
 def check_indices(name: str, indices: IndexSelection, size: int) -> list[int]:
