@@ -53,7 +53,7 @@ def main(folder: str = "runs/robustness", fraction: str = "1") -> None:
                 "fashion",
                 "--out",
                 str(root / "robust.html"),
-                "--batch",
+                "--batch-size",
                 "250",
             ]
         )

@@ -11,7 +11,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.mark.slow
 def test_two_processes_are_compared_with_one_of_two_threads(capsys: Capture) -> None:
-    assert run(["bench", "scaling", "--batch", "2", "--rounds", "1", "--json"]) == 0
+    assert run(["bench", "scaling", "--batch-size", "2", "--rounds", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["images_per_second"]) == {"single", "ddp", "fsdp"}
     for name in ("ddp", "fsdp"):
@@ -20,7 +20,7 @@ def test_two_processes_are_compared_with_one_of_two_threads(capsys: Capture) -> 
 
 
 def test_an_indivisible_batch_and_an_unknown_model_are_refused(capsys: Capture) -> None:
-    assert run(["bench", "scaling", "--batch", "3"]) == 2
+    assert run(["bench", "scaling", "--batch-size", "3"]) == 2
     assert "batch must be a multiple of the 2 processes, got 3; try 4" in capsys.readouterr().err
     assert run(["bench", "scaling", "--model", "Ti/17"]) == 2
     assert "image must be a multiple of patch 17x17" in capsys.readouterr().err

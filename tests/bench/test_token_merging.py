@@ -62,7 +62,7 @@ def test_the_command_prints_draws_and_writes_json(capsys: pytest.CaptureFixture[
         "0,1",
         "--drop-patches",
         "none",
-        "--image",
+        "--image-size",
         "none",
         "--rounds",
         "1",
@@ -86,7 +86,7 @@ def test_the_command_prints_draws_and_writes_json(capsys: pytest.CaptureFixture[
         (["--r", "a"], "--r must be comma-separated numbers, got 'a'; try --r 4,8"),
         (["--r", "1.5"], "--r must be whole numbers"),
         (["--drop-patches", "2"], "drop_patches must be a fraction"),
-        (["--image", "13"], "image must be a multiple of patch"),
+        (["--image-size", "13"], "image must be a multiple of patch"),
         (["--out", "curve.jpg"], "--out must end in .svg or .png"),
     ],
 )

@@ -96,7 +96,7 @@ def test_the_page_is_self_contained_and_runs_nothing(folder: Path, tmp_path: Pat
 @pytest.mark.parametrize("augment", ["none", "strong2", "textbook", "eval"])
 def test_show_draws_the_batch_the_model_will_see(augment: str, folder: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "batch.png"
-    options = ["--out", str(out), "--augment", augment, "--image", "32", "--batch", "6", "--json"]
+    options = ["--out", str(out), "--augment", augment, "--image-size", "32", "--batch-size", "6", "--json"]
     assert run(["data", "show", str(folder), *options]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert len(answer["indices"]) == len(answer["labels"]) == 6
@@ -112,8 +112,8 @@ def test_show_draws_the_batch_the_model_will_see(augment: str, folder: Path, tmp
 
 def test_show_takes_settings_and_the_other_splits(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     out = ["--out", str(tmp_path / "b.png")]
-    assert run(["data", "show", str(folder), *out, "--set", "augment.mixup=0.5", "--batch", "4", "--image", "24x32"]) == 0
-    assert run(["data", "show", "fashion", *out, "--split", "test", "--batch", "4"]) == 0
+    assert run(["data", "show", str(folder), *out, "--set", "augment.mixup=0.5", "--batch-size", "4", "--image-size", "24x32"]) == 0
+    assert run(["data", "show", "fashion", *out, "--split", "test", "--batch-size", "4"]) == 0
     assert "drew batch 0 of fashion (test, 4 images)" in capsys.readouterr().out
     assert run(["data", "show", str(folder), *out, "--split", "test"]) == 2
     assert "has no test split; try --split train" in capsys.readouterr().err
@@ -168,7 +168,7 @@ def test_names_cannot_steer_the_terminal(tmp_path: Path, capsys: Capture) -> Non
 
 
 def test_a_full_disk_keeps_the_old_image_and_page(folder: Path, tmp_path: Path) -> None:
-    for name, command in (("b.png", ["show", "--batch", "4", "--out"]), ("c.html", ["check", "--page"])):
+    for name, command in (("b.png", ["show", "--batch-size", "4", "--out"]), ("c.html", ["check", "--page"])):
         target = tmp_path / name
         target.write_bytes(b"old")
         done = subprocess.run(
@@ -186,7 +186,7 @@ def test_a_full_disk_keeps_the_old_image_and_page(folder: Path, tmp_path: Path) 
 FULL_DISK_SCRIPT = """
 import resource, signal, sys
 from vitrail.cli.main import run
-import vitrail.report.batch, vitrail.report.data
+import vitrail.report.batch_sheet, vitrail.report.dataset_page
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 sys.exit(run(sys.argv[1:]))
@@ -221,11 +221,11 @@ def test_without_a_home_there_is_no_cache_and_no_traceback(
         (["show", "fashion", "--augment", "strng2"], "did you mean 'strong2'"),
         (["show", "fashion", "--set", "mxup=1"], "no field is named 'mxup'; did you mean 'mixup'"),
         (["show", "fashion", "--split", "all"], "--split must be train, validation or test, got 'all'"),
-        (["show", "fashion", "--image", "x"], "--image must be a number or HEIGHTxWIDTH"),
-        (["show", "fashion", "--batch", "0"], "--batch must be from 1 to 1000"),
+        (["show", "fashion", "--image-size", "x"], "--image-size must be a number or HEIGHTxWIDTH"),
+        (["show", "fashion", "--batch-size", "0"], "--batch-size must be from 1 to 1000"),
         (["show", "fashion", "--split", "test", "--step", "1000"], "step must be from 0 to 83, got 1000"),
         (["show", "fashion", "--out", "x.xyz"], "x.xyz"),
-        (["show", "fashion", "--batch", "300000"], "--batch must be from 1 to 1000"),
+        (["show", "fashion", "--batch-size", "300000"], "--batch-size must be from 1 to 1000"),
         (["show", "fashion", "--step", "10000000000000000000"], "step must be from 0 to"),
         (["show", "fashion", "--out", "missing/x.png"], "--out must be a file in a folder that exists"),
         (["check", "fashion", "--page", "x.txt"], "--page must end in .html"),
@@ -279,7 +279,7 @@ def test_bench_data_has_its_keys(capsys: Capture, folder: Path) -> None:
     assert {"files_ratio", "pack_ratio", "small_ratio", "peers"} <= set(answer)
     assert all(answer[key] > 0 for key in ("files_ratio", "pack_ratio", "small_ratio"))
     assert set(answer["peers"]["torchvision"]) == {"files", "small", "small_random_resized"}
-    assert answer["pictures"] == 32
+    assert answer["num_images"] == 32
     assert run(["bench", "data", "--data", str(folder / "train"), "--count", "32", "--rounds", "1"]) == 0
     assert "small_random_resized" in capsys.readouterr().out
     assert run(["bench", "data", "--data", str(folder / "nowhere")]) == 2

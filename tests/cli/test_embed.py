@@ -25,7 +25,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_npz_and_a_parquet_hold_what_the_function_returns(capsys: Capture) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    assert run(["embed", "model", "set", "rows.parquet", "--batch", "4"]) == 0
+    assert run(["embed", "model", "set", "rows.parquet", "--batch-size", "4"]) == 0
     assert capsys.readouterr().out == "22 train, 13 validation, 10 test, 24 features each: rows.parquet\n"
     assert run(["embed", "model", "set", "rows.npz", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -52,7 +52,7 @@ def test_an_npz_and_a_parquet_hold_what_the_function_returns(capsys: Capture) ->
 
 def test_rows_are_written_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    assert run(["embed", "model", "set", "rows.parquet", "--batch", "4", "--split", "train"]) == 0
+    assert run(["embed", "model", "set", "rows.parquet", "--batch-size", "4", "--split", "train"]) == 0
     assert parquet.ParquetFile("rows.parquet").num_row_groups == 6  # 22 images in batches of four
 
 

@@ -44,18 +44,18 @@ def test_json_has_the_values_of_the_function(capsys: Capture) -> None:
     assert len(matrix) == len(answer["classes"])
     assert [sum(row) for row in matrix] == [row["images"] for row in answer["classes"]]
     assert sum(row["count"] for row in answer["confused"]) == 24 - sum(matrix[index][index] for index in range(len(matrix)))
-    assert sum(answer["reliability"]["pictures"]) == 24
-    assert answer["calibrated"]["fitted_on"] == 24
+    assert sum(answer["reliability"]["counts"]) == 24
+    assert answer["temperature_scaling"]["num_fit_images"] == 24
 
 
 def test_options_reach_the_function(capsys: Capture) -> None:
-    plain = evaluate_json(capsys, "one", "data", "--batch", "3", "--workers", "0", "--device", "cpu")
+    plain = evaluate_json(capsys, "one", "data", "--batch-size", "3", "--workers", "0", "--device", "cpu")
     for tta in ("flip", "crops"):
         answer = evaluate_json(capsys, "one", "data", "--tta", tta)
         assert (answer["tta"], answer["nll"]) == (tta, evaluate("one", "data", tta=tta).nll)
         assert answer["nll"] != plain["nll"]
     assert evaluate_json(capsys, "one", "data", "--split", "all")["images"] == 24 + 24 + 1
-    assert evaluate_json(capsys, "one", "data", "--split", "validation")["calibrated"] is None
+    assert evaluate_json(capsys, "one", "data", "--split", "validation")["temperature_scaling"] is None
 
 
 def test_several_are_compared_with_the_first(capsys: Capture) -> None:
@@ -136,7 +136,7 @@ def test_the_split_of_a_plain_folder_is_noted(capsys: Capture) -> None:
         (["headless", "data"], "the model has no classifier"),
         (["one", "data", "--split", "dev"], "--split"),
         (["one", "data", "--tta", "spin"], "--tta"),
-        (["one", "data", "--batch", "0"], "--batch"),
+        (["one", "data", "--batch-size", "0"], "--batch-size"),
         (["one", "data", "--device", "warp"], "the device 'warp' cannot be used"),
     ],
 )

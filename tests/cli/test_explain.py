@@ -153,7 +153,7 @@ def test_faithfulness_takes_data_of_other_channels_and_prints_json(capsys: Captu
     assert run(["explain", "mine", "c.png", "--faithfulness", "fashion", "--limit", "2", "--method", "rollout", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["faithfulness"]
     assert [row["method"] for row in rows] == ["random", "edges", "rollout"]
-    assert all(row["pointing"] is None and len(row["deletion_curve"]) == 17 for row in rows)
+    assert all(row["pointing_game"] is None and len(row["deletion_curve"]) == 17 for row in rows)
 
 
 def test_small_thin_and_grey_images_have_a_page_too(capsys: Capture) -> None:

@@ -65,13 +65,13 @@ def test_nothing_is_written_but_the_file(exported: tuple[Path, dict[str, Any], s
 @pytest.mark.compile
 def test_json_reports_the_export(exported: tuple[Path, dict[str, Any], set[str]]) -> None:
     output = exported[1]
-    assert (output["out"], output["to"], output["engine"]) == ("mine.onnx", "onnx", "onnxruntime")
-    found = output["checked"]
-    assert (found["pictures"], found["what"], found["real"]) == (20, "test of fashion", True)
-    assert found["relative"] < 1e-5
-    assert found["agreement"] == 1
-    assert found["torch_top1"] == found["file_top1"]
-    assert output["bytes"] == (exported[0] / "here" / "mine.onnx").stat().st_size
+    assert (output["out"], output["format"], output["backend"]) == ("mine.onnx", "onnx", "onnxruntime")
+    parity = output["parity"]
+    assert (parity["num_images"], parity["image_source"], parity["real_images"]) == (20, "test of fashion", True)
+    assert parity["relative_difference"] < 1e-5
+    assert parity["agreement"] == 1
+    assert parity["torch_top1"] == parity["file_top1"]
+    assert output["file_bytes"] == (exported[0] / "here" / "mine.onnx").stat().st_size
 
 
 @pytest.mark.compile
@@ -114,8 +114,8 @@ def test_int8_export_reports_its_layers(
     words = ["export", str(exported[0] / "mine"), "--to", "int8", "--out", str(tmp_path / "a.onnx"), "--max-drop", "20", *QUICK]
     assert run([*words, "--calibration", "16", "--json"]) == 0
     output = json.loads(capsys.readouterr().out)
-    assert output["quantised"]["layers"] == len(output["quantised"]["sensitivity"]) == 8
-    assert output["quantised"]["drop"] <= 0.2
+    assert output["quantisation"]["num_layers"] == len(output["quantisation"]["sensitivity"]) == 8
+    assert output["quantisation"]["accuracy_drop"] <= 0.2
     assert run(["predict", str(tmp_path / "a.onnx"), str(Path(__file__).parents[2] / "docs" / "pictures"), "--json"]) == 0
 
 

@@ -55,7 +55,7 @@ def weights(folder: str) -> dict[str, torch.Tensor]:
 
 
 def test_a_new_head_the_models_own_preprocessing_and_a_complete_recipe(capsys: Capture) -> None:
-    assert run(command("--image", "18x20", "--out", "tuned")) == 0
+    assert run(command("--image-size", "18x20", "--out", "tuned")) == 0
     shown = capsys.readouterr()
     assert "init      mine: vitrail weights with a new head for 10 classes" in shown.err
     assert "resized positions.0.table.weight: 2x3 to 3x4" in shown.err
@@ -186,7 +186,7 @@ def test_the_score_is_beside_the_weights_and_inspect_tells_it(capsys: Capture) -
         (["B/16", PANES], "B/16 does not exist"),
         (["hf:nobody", PANES], "a model on the hub must be written hf:owner/name"),
         (["mine", "nowhere"], "there is no 'nowhere'; name a folder of images"),
-        (["mine", PANES, "--image", "13"], "image must be a multiple of patch 6x5, got image=13x13; try image=12x15"),
+        (["mine", PANES, "--image-size", "13"], "image must be a multiple of patch 6x5, got image=13x13; try image=12x15"),
         (["mine", PANES, "--trainable", "last:5"], "the model has 4 blocks, got --trainable last:5; try --trainable last:2"),
         (["mine", PANES, "--trainable", "tail"], "--trainable must be all, head or last:N, got 'tail'; try --trainable last:2"),
         (["mine", PANES, "--recipe", "demo"], "demo trains from scratch, without weights; try --recipe finetune"),

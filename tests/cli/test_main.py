@@ -19,22 +19,22 @@ from vitrail.weights.save import save
 MISTAKES = [
     (["inspect"], "Missing argument 'RUN_OR_NAME'"),
     (["inspekt"], "Did you mean 'inspect'"),
-    (["inspect", "B/16", "--imge", "3"], "--image"),
+    (["inspect", "B/16", "--imge", "3"], "--image-size"),
     (["inspect", "b/16"], "did you mean 'B'?"),
     (
-        ["inspect", "B/16", "--image", "big"],
-        "--image must be a number or HEIGHTxWIDTH, got 'big'; try --image 224 or --image 224x448",
+        ["inspect", "B/16", "--image-size", "big"],
+        "--image-size must be a number or HEIGHTxWIDTH, got 'big'; try --image-size 224 or --image-size 224x448",
     ),
-    (["inspect", "B/16", "--image", "1x2x3"], "--image must be a number or HEIGHTxWIDTH"),
-    (["inspect", "B/16", "--image", "225"], "try image=224x224"),
-    (["inspect", "B/16", "--batch", "0"], "batch must be at least 1, got 0; try batch=1"),
-    (["inspect", "B/16", "--batch", "many"], "Invalid value for '--batch': Input should be a valid integer"),
+    (["inspect", "B/16", "--image-size", "1x2x3"], "--image-size must be a number or HEIGHTxWIDTH"),
+    (["inspect", "B/16", "--image-size", "225"], "try image=224x224"),
+    (["inspect", "B/16", "--batch-size", "0"], "batch must be at least 1, got 0; try batch=1"),
+    (["inspect", "B/16", "--batch-size", "many"], "Invalid value for '--batch-size': Input should be a valid integer"),
     (["inspect", "B/16", "--classes", "-1"], "classes must be at least 0"),
     (["inspect", "B/16", "--set", "model.dept=3"], "did you mean 'model.depth'?"),
     (["inspect", "B/16", "--set", "depth=3"], "did you mean 'model.depth'?"),
     (["inspect", "x" * 5000], "no model is named"),
-    (["inspect", "B/16", "--image", "9" * 5000], "--image must be a number"),
-    (["inspect", "R50x1", "--set", "model.width=32", "--image", "1", "--trace"], "the traced pass failed"),
+    (["inspect", "B/16", "--image-size", "9" * 5000], "--image-size must be a number"),
+    (["inspect", "R50x1", "--set", "model.width=32", "--image-size", "1", "--trace"], "the traced pass failed"),
     (["inspect", "no/such/folder"], "no model is named 'no/such/folder'"),
 ]
 
@@ -62,7 +62,7 @@ def test_inspect_is_right_for_every_variant(name: str, capsys: pytest.CaptureFix
 
 
 def test_inspect_prints_the_shapes_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect", "B/16", "--classes", "10", "--batch", "4"]) == 0
+    assert run(["inspect", "B/16", "--classes", "10", "--batch-size", "4"]) == 0
     shown = capsys.readouterr().out
     shapes = re.findall(r"\(B[\d, ]+\)", shown)
     assert list(dict.fromkeys(shapes)) == ["(B, 3, 224, 224)", "(B, 196, 768)", "(B, 197, 768)", "(B, 768)", "(B, 10)"]
@@ -70,7 +70,7 @@ def test_inspect_prints_the_shapes_of_the_paper(capsys: pytest.CaptureFixture[st
 
 
 def test_options_reach_the_model(capsys: pytest.CaptureFixture[str]) -> None:
-    changes = ["--image", "48x96", "--classes", "0", "--set", "model.depth=2", "--set", "model.pool=gap"]
+    changes = ["--image-size", "48x96", "--classes", "0", "--set", "model.depth=2", "--set", "model.pool=gap"]
     assert run(["inspect", "S/16", *changes, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["grid"], answer["tokens"]) == ([3, 6], 18)
@@ -82,22 +82,22 @@ def test_a_folder_is_inspected_and_traced(tmp_path: Path, capsys: pytest.Capture
     save(model, tmp_path / "mine")
     assert run(["inspect", str(tmp_path / "mine"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == sum(weight.numel() for weight in model.parameters())
-    assert run(["inspect", str(tmp_path / "mine"), "--trace", "--json", "--batch", "3"]) == 0
+    assert run(["inspect", str(tmp_path / "mine"), "--trace", "--json", "--batch-size", "3"]) == 0
     rows = json.loads(capsys.readouterr().out)["trace"]
     assert rows[0]["shape"] == [3, 6, 24]
     assert rows[-1]["name"] == "head"
-    assert run(["inspect", str(tmp_path / "mine"), "--image", "48"]) == 2
+    assert run(["inspect", str(tmp_path / "mine"), "--image-size", "48"]) == 2
     assert "need a variant such as B/16" in capsys.readouterr().err
     assert run(["inspect", str(tmp_path)]) == 2
     assert "no vitrail.json" in capsys.readouterr().err
 
 
 def test_the_trace_of_a_new_model_randomises_its_zero_head_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect", "mu/16", "--image", "32", "--trace"]) == 0
+    assert run(["inspect", "mu/16", "--image-size", "32", "--trace"]) == 0
     shown = capsys.readouterr().out
     assert "its head is zero-initialised" in shown
     assert re.search(r"blocks.0.attention.qkv +Linear +\(1, 5, 96\)", shown)
-    assert run(["inspect", "R50x1", "--image", "32", "--set", "model.stages=1", "--classes", "0", "--trace"]) == 0
+    assert run(["inspect", "R50x1", "--image-size", "32", "--set", "model.stages=1", "--classes", "0", "--trace"]) == 0
     assert "mean squared output" in capsys.readouterr().out
 
 
@@ -110,7 +110,7 @@ def test_the_module_is_the_command_and_has_a_version() -> None:
     done = run_process("--version")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"vitrail \d+\.\d+\.\d+\n", done.stdout)
-    assert run_process("inspect", "B/99", "--image", "224").returncode == 2
+    assert run_process("inspect", "B/99", "--image-size", "224").returncode == 2
 
 
 @pytest.mark.parametrize("command", COMMANDS)

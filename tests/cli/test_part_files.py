@@ -65,8 +65,8 @@ def launch(ranks: int, *arguments: str) -> "subprocess.Popen[str]":
 
 
 def test_part_files_equal_one_file_and_a_rerun_does_nothing(capsys: Capture) -> None:
-    assert run(["predict", "model", "in", "--out", "rows.jsonl", "--batch", "4"]) == 1
-    assert run(["predict", "model", "in", "--out", "parts", "--batch", "4", "--rows-per-file", "8"]) == 1
+    assert run(["predict", "model", "in", "--out", "rows.jsonl", "--batch-size", "4"]) == 1
+    assert run(["predict", "model", "in", "--out", "parts", "--batch-size", "4", "--rows-per-file", "8"]) == 1
     line = "41 images, 1 with an error, in 6 parts: parts\n"
     assert capsys.readouterr().out == f"41 images, 1 with an error: rows.jsonl\n{line}"
     assert join_parts("parts") == Path("rows.jsonl").read_bytes()
@@ -123,8 +123,8 @@ def test_features_of_all_splits_are_those_of_one_file(format: str, tmp_path: Pat
     for split, count, first in (("train", 7, 0), ("val", 4, 100), ("test", 3, 200)):
         sample_images.write_class_folders(tmp_path / "set" / split, {"ant": count, "bee": count + 1}, first)
     (tmp_path / "set" / "train" / "ant" / "3.jpg").write_bytes(b"none")
-    assert run(["embed", "model", "set", f"rows.{format}", "--batch", "1"]) == 0
-    command = ["embed", "model", "set", "parts", "--format", format, "--batch", "1"]
+    assert run(["embed", "model", "set", f"rows.{format}", "--batch-size", "1"]) == 0
+    command = ["embed", "model", "set", "parts", "--format", format, "--batch-size", "1"]
     assert run([*command, "--rows-per-file", "4"]) == 0
     assert capsys.readouterr().out.endswith("30 images, 1 unreadable, in 8 parts: parts\n")
     assert run(["embed", "bare", "set", "ones", "--format", format, "--rows-per-file", "1", "--json"]) == 0
@@ -216,7 +216,7 @@ def processes_by_rank(launcher: int) -> dict[int, int]:
 def test_after_a_process_is_killed_another_world_size_resumes(tmp_path: Path, capsys: Capture) -> None:
     for number in range(160):  # large ones, so that there is time to kill it
         sample_images.write_image(tmp_path / "many" / f"{number:03}.png", number, (503, 401))
-    command = ["embed", "bare", "many", "parts", "--rows-per-file", "4", "--batch", "2", "--workers", "0"]
+    command = ["embed", "bare", "many", "parts", "--rows-per-file", "4", "--batch-size", "2", "--workers", "0"]
     with launch(2, *command) as process:
         while process.poll() is None and not (len(file_stamps("parts")) and os.listdir("parts/_manifests")):
             time.sleep(0.01)
@@ -233,7 +233,7 @@ def test_after_a_process_is_killed_another_world_size_resumes(tmp_path: Path, ca
     assert "160 images, in 40 parts: parts\n" in output
     assert {name: stamp for name, stamp in file_stamps("parts").items() if name in before} == before
     assert os.listdir("parts/_in_progress") == []
-    assert run(["embed", "bare", "many", "rows.npz", "--batch", "2"]) == 0
+    assert run(["embed", "bare", "many", "rows.npz", "--batch-size", "2"]) == 0
     expected, found = load_arrays(Path("rows.npz")), load_arrays(*sorted(Path("parts").glob("*.npz")))
     assert len(set(found["files"].tolist())) == 160
     assert all(np.array_equal(expected[name], found[name]) for name in expected)

@@ -53,16 +53,16 @@ def evaluate_formula(formula: str, names: dict[str, float]) -> float:
 def test_the_formulae_give_the_printed_numbers(words: tuple[str, ...], capsys: Capture) -> None:
     found = plan_json(capsys, *words)
     model = found["model"]
-    for way in found["strategies"].values():
+    for strategy in found["strategies"].values():
         names = {
-            "P": model["parameters"], "T": model["trainable"], "M": model["muon_parameters"], "S": model["largest_muon_group"], "O": model["non_block"],
-            "B": model["largest_block"], "A": model["bytes_per_image"], "W": model["workspace_per_image"], "b": way["micro_batch_size"],
-            "R": found["world_size"], "c": 2 if found["precision"] == "bfloat16" else 4,
+            "P": model["parameters"], "T": model["trainable"], "M": model["muon_parameters"], "S": model["largest_muon_group"],
+            "O": model["non_block"], "B": model["largest_block"], "A": model["bytes_per_image"],
+            "W": model["workspace_per_image"], "b": strategy["micro_batch_size"], "R": found["world_size"], "c": 2 if found["precision"] == "bfloat16" else 4,
         }  # fmt: skip
         for name in TERMS:
-            assert way[name] == pytest.approx(evaluate_formula(way["formulae"][name], names), abs=1), name
-        assert way["total"] == MemoryBreakdown(**{name: way[name] for name in TERMS}).total
-        assert way["fits"] == (way["total"] <= found["memory_budget"])
+            assert strategy[name] == pytest.approx(evaluate_formula(strategy["formulae"][name], names), abs=1), name
+        assert strategy["total"] == MemoryBreakdown(**{name: strategy[name] for name in TERMS}).total
+        assert strategy["fits"] == (strategy["total"] <= found["memory_budget"])
     seconds = model["flops"] * found["batch_size"] / (found["world_size"] * found["peak"] * found["mfu"])
     assert found["seconds_per_step"] == pytest.approx(seconds)
     assert found["days"] == pytest.approx(seconds * found["steps"] / 86_400)
@@ -74,7 +74,7 @@ def test_the_table_says_what_to_set_and_what_is_not_modelled(capsys: Capture) ->
     shown = capsys.readouterr().out
     for words in (
         "FSDP2 fits",
-        "--set micro=",
+        "--set micro_batch_size=",
         "4 T / R",
         "exaFLOPs",
         "GPU-hours",
@@ -96,7 +96,7 @@ def test_the_papers_dataset_is_the_default_and_others_can_be_given(capsys: Captu
     jft, imagenet = plan_json(capsys, "paper-jft", "--model", "H/14"), plan_json(capsys, "paper-imagenet")
     assert jft["flops"] / 1e18 == pytest.approx(4262, rel=0.01)  # Table 6
     assert imagenet["steps"] == round(300 * 1_281_167 / 4096)
-    mine = plan_json(capsys, "plain", "--images", "50000", "--classes", "100", "--image", "96", "--model", "Ti/16")
+    mine = plan_json(capsys, "plain", "--images", "50000", "--classes", "100", "--image-size", "96", "--model", "Ti/16")
     assert mine["steps"] == round(90 * 50_000 / 1024)
     assert plan_json(capsys, "plain")["model"]["parameters"] > mine["model"]["parameters"]
 

@@ -92,7 +92,7 @@ def test_csv_jsonl_and_json_have_the_values_of_the_function(tmp_path: Path, caps
 def test_a_bad_file_is_a_row_with_an_error_and_the_exit_code_is_1(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "in" / "aa.jpg").write_bytes(b"")
     Image.new("1", (10_000, 10_000)).save(tmp_path / "in" / "bomb.png", optimize=True)
-    assert run(["predict", "run", "in", "gone.jpg", "--csv", "--batch", "2"]) == 1
+    assert run(["predict", "run", "in", "gone.jpg", "--csv", "--batch-size", "2"]) == 1
     shown = capsys.readouterr()
     rows = {row["file"]: row for row in read_csv(shown.out)}
     assert list(rows) == ["in/a.jpg", "in/aa.jpg", "in/b.png", "in/bomb.png", "in/deep/c.jpg", "gone.jpg"]
@@ -197,7 +197,7 @@ def test_a_label_with_a_lone_surrogate_is_written(capsysbinary: Bytes) -> None:
         (["run", "in", "--csv", "--out", "rows.csv"], "name one of them"),
         (["run", "in", "--jsonl", "--json"], "name one of them"),
         (["run", "in", "--top", "0"], "--top"),
-        (["run", "in", "--batch", "0"], "--batch"),
+        (["run", "in", "--batch-size", "0"], "--batch-size"),
         (["run", "in", "--device", "warp"], "the device 'warp' cannot be used"),
     ],
 )
@@ -226,7 +226,7 @@ def test_rows_are_streamed_and_a_closed_pipe_is_no_error(tmp_path: Path) -> None
     with (
         open(write_names(tmp_path, 3000)) as names,
         subprocess.Popen(
-            [*COMMAND, "run", "-", "--csv", "--batch", "4"], stdin=names, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [*COMMAND, "run", "-", "--csv", "--batch-size", "4"], stdin=names, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process,
     ):
         assert process.stdout is not None
@@ -252,7 +252,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     before = {path.name for path in tmp_path.iterdir()} | {"names"}
     with (
         open(write_names(tmp_path, 20_000)) as names,
-        subprocess.Popen([*COMMAND, "run", "-", "--out", "rows.csv", "--batch", "1"], stdin=names) as process,
+        subprocess.Popen([*COMMAND, "run", "-", "--out", "rows.csv", "--batch-size", "1"], stdin=names) as process,
     ):
         while process.poll() is None and not any(path.stat().st_size for path in tmp_path.glob(".rows.csv*")):
             time.sleep(0.02)

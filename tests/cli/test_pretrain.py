@@ -11,8 +11,8 @@ from vitrail.cli.main import run
 
 Capture = pytest.CaptureFixture[str]
 SETTINGS = (
-    "model.width=12", "model.mlp=24", "model.depth=1", "model.patch=4", "steps=6", "batch_size=8", "eval_every=3", "checkpoint_every=2",
-    "schedule.warmup_steps=1",
+    "model.width=12", "model.mlp=24", "model.depth=1", "model.patch=4", "steps=6", "batch_size=8", "eval_every=3",
+    "checkpoint_every=2", "schedule.warmup_steps=1",
 )  # fmt: skip
 TINY = [*(part for setting in SETTINGS for part in ("--set", setting)), "--workers", "0"]
 DECODER = [part for setting in ("masking.decoder_width=12", "masking.decoder_heads=1") for part in ("--set", setting)]
@@ -63,7 +63,7 @@ def test_json_is_one_object(capsys: Capture) -> None:
 def test_a_folder_may_have_images_at_any_depth(tmp_path: Path, capsys: Capture) -> None:
     for number in range(30):
         write_image(tmp_path / "mine" / ("deep/er" if number % 2 else ".") / f"{number}.jpg", number)
-    assert run(["pretrain", "mine", "--method", "simmim", *TINY, "--set", "batch_size=3", "--image", "16", "--out", "one"]) == 0
+    assert run(["pretrain", "mine", "--method", "simmim", *TINY, "--set", "batch_size=3", "--image-size", "16", "--out", "one"]) == 0
     assert "22 train, 4 validation, 4 test" in capsys.readouterr().err
 
 

@@ -42,8 +42,8 @@ def test_the_command_has_the_values_of_the_function(capsys: Capture) -> None:
     assert [few["shots"] for few in found["fewshot"]] == [1, 5, 10, 25]
     assert list(found["knn"]) == ["10", "20"]
     assert 0 <= found["linear"]["accuracy"] <= 1
-    assert (found["on"], found["classes"]) == ("test", 3)
-    assert found["pictures"] == {"train": 22, "validation": 13, "test": 10}
+    assert (found["eval_split"], found["classes"]) == ("test", 3)
+    assert found["num_images"] == {"train": 22, "validation": 13, "test": 10}
     assert run(["probe", "model", "set"]) == 0
     shown = capsys.readouterr().out
     for few in found["fewshot"]:
@@ -55,22 +55,22 @@ def test_the_command_has_the_values_of_the_function(capsys: Capture) -> None:
 def test_a_protocol_alone_needs_only_what_it_reads(capsys: Capture) -> None:
     found = probe_json(capsys, "bare", "set", "--protocol", "knn")
     assert (found["fewshot"], found["linear"]) == (None, None)
-    assert found["pictures"] == {"train": 22, "test": 10}  # and not validation
+    assert found["num_images"] == {"train": 22, "test": 10}  # and not validation
 
 
 def test_without_a_test_split_validation_is_reported_with_a_note(tmp_path: Path, capsys: Capture) -> None:
     for file in (tmp_path / "set" / "test").rglob("*.jpg"):
         file.unlink()
     found = probe_json(capsys, "model", "set")
-    assert found["on"] == "validation"
+    assert found["eval_split"] == "validation"
     assert "on which the linear probe's penalty was selected too" in found["notes"][0]
-    assert found["linear"]["accuracy"] == max(one["accuracy"] for one in found["linear"]["tried"])
+    assert found["linear"]["accuracy"] == max(one["accuracy"] for one in found["linear"]["penalty_results"])
 
 
 def test_bad_images_are_left_out_and_counted(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "set" / "train" / "bee" / "1.jpg").write_bytes(b"none")
     found = probe_json(capsys, "model", "set")
-    assert (found["left_out"], found["pictures"]["train"]) == (1, 21)
+    assert (found["unreadable_images"], found["num_images"]["train"]) == (1, 21)
     assert run(["probe", "model", "set"]) == 0
     assert "1 unreadable" in capsys.readouterr().out
 

@@ -57,7 +57,7 @@ def test_json_has_the_values_of_the_function(capsys: Capture) -> None:
 
 
 def test_options_reach_the_function(capsys: Capture) -> None:
-    plain = robustness_json(capsys, "one", "data", "--batch", "4", "--workers", "0", "--device", "cpu")
+    plain = robustness_json(capsys, "one", "data", "--batch-size", "4", "--workers", "0", "--device", "cpu")
     assert robustness_json(capsys, "one", "data", "--split", "all")["images"] == 31
     assert robustness_json(capsys, "one", "data", "--limit", "7")["images"] == 7
     assert robustness_json(capsys, "one", "data", "--grid", "4x5")["models"][0]["corruptions"]["shuffle"]["strengths"] == [20]
@@ -101,7 +101,7 @@ def test_models_get_short_unique_names(capsys: Capture) -> None:
             "3 of the 3 classes of data are unknown to the model: 'ant', 'bee', 'elk'; it knows 'a', 'b'",
         ),
         (["one", "data", "--split", "dev"], "--split"),
-        (["one", "data", "--batch", "0"], "--batch"),
+        (["one", "data", "--batch-size", "0"], "--batch-size"),
         (["one", "data", "--limit", "0"], "--limit"),
         (["one", "data", "--grid", "many"], "--grid must be a number or HEIGHTxWIDTH"),
         (["one", "data", "--grid", "40"], "got 40x40 for images of 12x15; try 12x15"),

@@ -33,7 +33,7 @@ def search_hits(capsys: Capture, *arguments: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("batch", ["3", "64"])
 def test_the_order_is_that_of_all_cosines(batch: str, capsys: Capture) -> None:
     query = "set/val/bee/2.jpg"
-    found = search_hits(capsys, "model", "set", query, "--top", "8", "--batch", batch)
+    found = search_hits(capsys, "model", "set", query, "--top", "8", "--batch-size", batch)
     rows = []
     features = embed("model", [query]).values[0]
     for split, source in vitrail.open_dataset("set").splits.items():

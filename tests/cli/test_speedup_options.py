@@ -54,7 +54,7 @@ def test_predict_resizes_images_to_the_given_size(capsys: Capture) -> None:
     larger = load("one", image=(24, 30))
     assert larger.metadata == {"recipe": {"loss": "sigmoid"}}
     (expected,) = predict(larger, [name])
-    (found,) = run_json(capsys, "predict", "one", name, "--image", "24x30")["predictions"]
+    (found,) = run_json(capsys, "predict", "one", name, "--image-size", "24x30")["predictions"]
     assert found["probability"] == expected.probability
     (plain,) = run_json(capsys, "predict", "one", name)["predictions"]
     assert plain["probability"] != expected.probability
@@ -75,8 +75,8 @@ def test_predict_resizes_images_to_the_given_size(capsys: Capture) -> None:
         (["--merge-tokens", "90x"], "times as fast, got merge_tokens=90x; try a lower speed"),
         (["--merge-tokens", "-1"], "merge_tokens must be tokens per layer or a speed-up such as 1.5x, got '-1'"),
         (["--drop-patches", "1"], "drop_patches must be a fraction from 0 to below 1, got 1; try drop_patches=0.25"),
-        (["--image", "7"], "image must be a multiple of patch"),
-        (["--image", "big"], "--image must be a number or HEIGHTxWIDTH"),
+        (["--image-size", "7"], "image must be a multiple of patch"),
+        (["--image-size", "big"], "--image-size must be a number or HEIGHTxWIDTH"),
     ],
 )
 def test_a_mistake_is_one_sentence(words: list[str], sentence: str, capsys: Capture) -> None:

@@ -53,7 +53,7 @@ def test_convert_reports_and_verify_agrees(tmp_path: Path, capsys: Capture) -> N
 
 def test_convert_can_change_the_model(tmp_path: Path) -> None:
     out = tmp_path / "other"
-    options = ["--image", "48x64", "--classes", "3", "--channels", "1", "--resize", "timm"]
+    options = ["--image-size", "48x64", "--classes", "3", "--channels", "1", "--resize", "timm"]
     assert run(["weights", "convert", str(GOLDEN), str(out), *options]) == 0
     model = load(out)
     assert (model.config.image, model.config.classes, model.config.channels) == ((48, 64), 3, 1)

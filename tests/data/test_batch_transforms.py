@@ -56,8 +56,8 @@ def apply_by_hand(index: int, how: Policy) -> torch.Tensor:
     drawn = draw_randaugment(
         uniforms(*key, OPERATION_SLOTS * how.randaug_layers, RANDAUGMENT_OFFSET), how.randaug_layers, how.randaug_magnitude
     )
-    for chosen, strength, centre in zip(drawn.indices[0], drawn.strengths[0], drawn.centres[0], strict=True):
-        image = apply_operation(image, drawn.names[chosen], float(strength), centre)
+    for operation, strength, centre in zip(drawn.indices[0], drawn.strengths[0], drawn.centres[0], strict=True):
+        image = apply_operation(image, drawn.names[operation], float(strength), centre)
     amounts = how.brightness, how.contrast, how.saturation, how.hue
     factors, orders = draw_colour_jitter(uniforms(*key, JITTER_SLOTS, JITTER_OFFSET), *amounts)
     image = colour_jitter(image, factors[0], orders[0])
@@ -78,8 +78,8 @@ ALL_OPERATIONS = get_policy(
 )
 def test_a_policy_is_its_operations_in_order(how: Policy) -> None:
     indices = np.arange(6)
-    seen = TrainTransform(PREPROCESS, how, SEED)(make_dataset(), np.full(6, EPOCH), indices)
-    assert torch.equal(seen.images, torch.stack([apply_by_hand(index, how) for index in indices.tolist()]))
+    transformed = TrainTransform(PREPROCESS, how, SEED)(make_dataset(), np.full(6, EPOCH), indices)
+    assert torch.equal(transformed.images, torch.stack([apply_by_hand(index, how) for index in indices.tolist()]))
 
 
 CHANGES: list[dict[str, object]] = [
@@ -104,7 +104,8 @@ def test_every_field_makes_a_difference(change: dict[str, object]) -> None:
 def test_a_flip_is_the_mirror_image_of_the_same_crop() -> None:
     rows = np.full(6, EPOCH), np.arange(6)
     never, always = (
-        TrainTransform(PREPROCESS, get_policy("none", hflip=share), SEED)(make_dataset(), *rows).images for share in (0.0, 1.0)
+        TrainTransform(PREPROCESS, get_policy("none", hflip=probability), SEED)(make_dataset(), *rows).images
+        for probability in (0.0, 1.0)
     )
     assert_close(always, never.flip(3), rtol=0, atol=0)
 

@@ -130,9 +130,9 @@ def test_what_was_read_before_an_interruption_is_cached(tmp_path: Path, monkeypa
 
     with pytest.raises(KeyboardInterrupt):
         check_dataset(data, stop)
-    seen: list[int | None] = []
-    check_dataset(data, lambda what, done, total: seen.append(total))
-    assert seen[0] == 48 - 24
+    totals: list[int | None] = []
+    check_dataset(data, lambda what, done, total: totals.append(total))
+    assert totals[0] == 48 - 24
 
 
 @pytest.mark.parametrize("layout", ["train and test", "a folder a class", "csv", "tar"])
@@ -221,8 +221,8 @@ def test_bad_images_are_not_split_off_to_validation(tmp_path: Path) -> None:
 
 def test_a_copy_in_another_format_is_a_duplicate(tmp_path: Path) -> None:
     write_splits(tmp_path)
-    with Image.open(tmp_path / "train" / "a" / "2.jpg") as shown:
-        shown.save(tmp_path / "val" / "a" / "other.png")
+    with Image.open(tmp_path / "train" / "a" / "2.jpg") as image:
+        image.save(tmp_path / "val" / "a" / "other.png")
     (leak,) = check_dataset(open_dataset(tmp_path)).leaks
     assert {Path(where).name for where in leak.locations} == {"2.jpg", "other.png"}
 

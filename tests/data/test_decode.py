@@ -111,8 +111,8 @@ def test_an_image_is_rotated_upright_by_its_exif_orientation(orientation: int) -
 def test_the_first_of_several_frames_or_pages_is_read(format: str) -> None:
     red, blue = Image.new("RGB", (4, 3), "red"), Image.new("RGB", (4, 3), "blue")
     options: dict[str, Any] = {"lossless": True} if format == "WEBP" else {}
-    shown = decoded_pixels(encoded(red, format, save_all=True, append_images=[blue], **options))
-    assert (shown == [255, 0, 0]).all()
+    pixels = decoded_pixels(encoded(red, format, save_all=True, append_images=[blue], **options))
+    assert (pixels == [255, 0, 0]).all()
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 20_000), (20_000, 1)])
@@ -136,10 +136,10 @@ def photograph(height: int, width: int) -> Image.Image:
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize("subsampling", [0, 2])
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.3, 0.1])
+@pytest.mark.parametrize("scale", [1.0, 0.5, 0.3, 0.1])
 @pytest.mark.parametrize("orientation", [1, 3, 6])
 def test_simplejpeg_and_pillow_give_the_same_pixels(
-    mode: str, subsampling: int, share: float, orientation: int, monkeypatch: pytest.MonkeyPatch
+    mode: str, subsampling: int, scale: float, orientation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -147,18 +147,18 @@ def test_simplejpeg_and_pillow_give_the_same_pixels(
     content = encoded(photograph(403, 301).convert(mode), "JPEG", exif=exif, **options)
     requested_sizes = []
 
-    def least(size: tuple[int, int]) -> tuple[int, int]:
+    def min_size(size: tuple[int, int]) -> tuple[int, int]:
         requested_sizes.append(size)
-        return int(size[0] * share), int(size[1] * share)
+        return int(size[0] * scale), int(size[1] * scale)
 
-    fast = decoding.decode_array(content, min_size=least)
+    fast = decoding.decode_array(content, min_size=min_size)
     monkeypatch.setattr(decoding, "simplejpeg", None)
-    plain = decoding.decode_array(content, min_size=least)
+    plain = decoding.decode_array(content, min_size=min_size)
     assert np.array_equal(fast, plain)
     assert requested_sizes == [(301, 403) if orientation == 6 else (403, 301)] * 2
-    assert fast.shape[0] >= int(requested_sizes[0][0] * share)
-    assert fast.shape[1] >= int(requested_sizes[0][1] * share)
-    assert (fast.shape[0] < requested_sizes[0][0]) == (share <= 0.5)
+    assert fast.shape[0] >= int(requested_sizes[0][0] * scale)
+    assert fast.shape[1] >= int(requested_sizes[0][1] * scale)
+    assert (fast.shape[0] < requested_sizes[0][0]) == (scale <= 0.5)
 
 
 def test_a_phone_image_with_several_frames_is_rotated_too() -> None:
@@ -173,8 +173,8 @@ def test_decoding_in_threads_leaves_the_warning_filters_unchanged() -> None:
     before = list(warnings.filters)
     odd = encoded(photograph(90, 70), "PNG")
     with ThreadPoolExecutor(8) as pool:
-        shown = list(pool.map(decoding.decode_array, [odd, JPEG] * 100))
-    assert all(np.array_equal(picture, shown[0]) for picture in shown[::2])
+        decoded = list(pool.map(decoding.decode_array, [odd, JPEG] * 100))
+    assert all(np.array_equal(pixels, decoded[0]) for pixels in decoded[::2])
     assert warnings.filters == before
 
 

@@ -67,10 +67,10 @@ def test_another_seed_or_epoch_gives_another_order_and_augmentation(files: Datas
 
 def test_training_loses_no_image_and_has_no_short_batch(files: Dataset) -> None:
     loader = build_train_loader(files, PREPROCESS, 5, get_policy("eval"))
-    seen = torch.cat([batch.indices for batch in loader.batches(0, 23, workers=0)])
-    assert len(seen) == 5 * 23
+    indices = torch.cat([batch.indices for batch in loader.batches(0, 23, workers=0)])
+    assert len(indices) == 5 * 23
     for epoch in range(5):
-        assert sorted(seen[23 * epoch : 23 * (epoch + 1)].tolist()) == list(range(23))
+        assert sorted(indices[23 * epoch : 23 * (epoch + 1)].tolist()) == list(range(23))
 
 
 def test_evaluation_reads_every_image_once_and_the_last_batch_may_be_short(files: Dataset) -> None:
@@ -115,8 +115,8 @@ def test_ranks_together_read_the_global_batch(ranks: int, name: str, files: Data
 def test_ranks_evaluate_every_image_exactly_once(files: Dataset) -> None:
     parts = [list(build_eval_loader(files, PREPROCESS, 10, rank=rank, world_size=4).batches(workers=0)) for rank in range(4)]
     assert {len(batches) for batches in parts} == {3}  # equally many steps, for collective operations
-    seen = torch.cat([batch.indices for batches in parts for batch in batches])
-    assert sorted(seen.tolist()) == list(range(23))
+    indices = torch.cat([batch.indices for batches in parts for batch in batches])
+    assert sorted(indices.tolist()) == list(range(23))
     with pytest.raises(VitrailError, match="rank must be from 0 to 3 of 4, got 4"):
         build_eval_loader(files, PREPROCESS, 10, rank=4, world_size=4)
 
@@ -126,17 +126,17 @@ def test_mixed_images_are_a_blend_of_two_and_so_are_their_labels(files: Dataset)
     mixed = build_train_loader(files, PREPROCESS, 10, get_policy("none", mixup=0.8), seed=2).batch(3)
     assert mixed.lam is not None
     assert mixed.mixed_labels is not None
-    share = mixed.lam[:, None, None, None]
-    assert_close(mixed.images, plain.images * share + plain.images.roll(1, 0) * (1 - share), rtol=0, atol=1e-6)
+    lam = mixed.lam[:, None, None, None]
+    assert_close(mixed.images, plain.images * lam + plain.images.roll(1, 0) * (1 - lam), rtol=0, atol=1e-6)
     assert torch.equal(mixed.mixed_labels, plain.labels.roll(1))
     assert_close(soft_targets(mixed.labels, mixed.mixed_labels, mixed.lam, 3).sum(1), torch.ones(10))
 
 
-@pytest.mark.parametrize("share", [1.0, 0.8])
+@pytest.mark.parametrize("crop_pct", [1.0, 0.8])
 @pytest.mark.parametrize("crop", ["random-resized", "pad", "none"])
-def test_a_batch_of_small_images_equals_each_one_alone(crop: str, share: float) -> None:
+def test_a_batch_of_small_images_equals_each_one_alone(crop: str, crop_pct: float) -> None:
     """The path for small arrays and the general path draw the same and agree up to rounding of a byte."""
-    how, grey = get_policy("none", crop=crop), Preprocess((28, 28), crop_pct=share, mean=(0.5,), std=(0.5,))
+    how, grey = get_policy("none", crop=crop), Preprocess((28, 28), crop_pct=crop_pct, mean=(0.5,), std=(0.5,))
     together = build_train_loader(small_arrays(), grey, 64, how, seed=5).batch(1)
     alone = build_train_loader(GenericDataset(small_arrays()), grey, 64, how, seed=5).batch(1)
     assert torch.equal(together.indices, alone.indices)
@@ -214,9 +214,9 @@ def test_images_that_become_unreadable_are_skipped_named_once_and_counted(
     assert len(batch.labels) == len(batch.images) == 38
     assert len(loader.read_errors) == 2
     assert sorted(Path(record.getMessage().split(": ")[1]).name for record in caplog.records) == ["3.jpg", "5.jpg"]
-    kept = torch.isin(whole.indices, batch.indices)
-    assert torch.equal(batch.images, whole.images[kept])  # nothing else changed
-    assert torch.equal(batch.labels, whole.labels[kept])
+    readable = torch.isin(whole.indices, batch.indices)
+    assert torch.equal(batch.images, whole.images[readable])  # nothing else changed
+    assert torch.equal(batch.labels, whole.labels[readable])
 
 
 def test_an_image_whose_mix_partner_is_unreadable_is_not_mixed(tmp_path: Path) -> None:
@@ -251,9 +251,9 @@ def test_training_without_augmentation_equals_evaluation(files: Dataset) -> None
         (small_arrays(), vit_preprocess((28, 28), 1)),
         (small_arrays(), GREY_PREPROCESS),
     ):
-        seen = build_train_loader(dataset, how, 20, get_policy("eval")).batch(0)
-        whole = torch.cat([batch.images for batch in build_eval_loader(dataset, how, 50).batches(workers=0)])
-        assert torch.equal(seen.images, whole[seen.indices])
+        batch = build_train_loader(dataset, how, 20, get_policy("eval")).batch(0)
+        whole = torch.cat([part.images for part in build_eval_loader(dataset, how, 50).batches(workers=0)])
+        assert torch.equal(batch.images, whole[batch.indices])
 
 
 def test_an_error_in_a_thread_leaves_torchs_threads_alone(files: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,11 +264,11 @@ def test_an_error_in_a_thread_leaves_torchs_threads_alone(files: Dataset, monkey
     try:
         with pytest.raises(TypeError):
             list(loader.batches(0, 3, workers=2))
-        seen: list[int] = []
-        late = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        counts: list[int] = []
+        late = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
         late.start()
         late.join()
-        assert seen == [2]
+        assert counts == [2]
     finally:
         torch.set_num_threads(before)
 
@@ -281,11 +281,11 @@ def test_threads_end_with_the_iteration_and_leave_torchs_threads_alone(files: Da
     batches.close()  # type: ignore[attr-defined]
     assert threading.active_count() == started
     assert torch.get_num_threads() == before
-    seen: list[int] = []
-    late = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    counts: list[int] = []
+    late = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
     late.start()
     late.join()
-    assert seen == [before]
+    assert counts == [before]
 
 
 @pytest.mark.parametrize(
@@ -355,9 +355,9 @@ def rows(images: Tensor) -> list[bytes]:
 
 
 def test_no_two_epochs_augment_an_image_the_same_way(files: Dataset) -> None:
-    seen = [
+    images = [
         row
         for batch in build_train_loader(files, PREPROCESS, 23, get_policy("none")).batches(0, 6, workers=0)
         for row in rows(batch.images)
     ]
-    assert len(set(seen)) == len(seen)
+    assert len(set(images)) == len(images)

@@ -57,8 +57,8 @@ def test_every_image_is_read_once_per_epoch_in_a_new_order(window: int | None, b
     for dataset in (shards, array_dataset(TOTAL), Subset(shards, np.arange(0, TOTAL, 2))):
         order = build_shuffled_sampler(dataset, batch, 5, window)
         orders = [epoch_indices(order, number, len(dataset), batch).tolist() for number in range(3)]
-        assert all(sorted(seen) == list(range(len(dataset))) for seen in orders)
-        assert len({tuple(seen) for seen in orders}) == 3
+        assert all(sorted(indices) == list(range(len(dataset))) for indices in orders)
+        assert len({tuple(indices) for indices in orders}) == 3
         other = epoch_indices(build_shuffled_sampler(dataset, batch, 6, window), 0, len(dataset), batch).tolist()
         assert other != orders[0]
 
@@ -74,8 +74,8 @@ def test_ranks_and_threads_have_the_same_order_and_resuming_continues_it(ranks: 
     ]
     for first, workers in ((0, 0), (7, 2)):
         parts = [loader.batches(first, 12, workers=workers) for loader in loaders]
-        seen = [torch.cat([part.indices for part in step]).tolist() for step in zip(*parts, strict=True)]
-        assert seen == expected[first:]
+        batches = [torch.cat([part.indices for part in step]).tolist() for step in zip(*parts, strict=True)]
+        assert batches == expected[first:]
     assert sorted(np.concatenate(expected)[:TOTAL].tolist()) == list(range(TOTAL))
 
 
@@ -83,8 +83,8 @@ def test_ranks_and_threads_have_the_same_order_and_resuming_continues_it(ranks: 
 def test_a_window_touches_few_shards_and_each_shard_is_finished_before_later_ones(window: int, shards: Dataset) -> None:
     assert isinstance(shards, TarDataset)
     batch = 4
-    seen = epoch_indices(build_shuffled_sampler(shards, batch, 1, window), 4, TOTAL, batch)
-    shard_of_images = shards.shard_indices[seen]
+    indices = epoch_indices(build_shuffled_sampler(shards, batch, 1, window), 4, TOTAL, batch)
+    shard_of_images = shards.shard_indices[indices]
     shortest = np.sort(LENGTHS)
     max_shards = int(np.searchsorted(np.cumsum(shortest), window)) + 2  # at most so many shards fit into a window
     assert (
@@ -103,7 +103,7 @@ def test_a_window_is_reshuffled_every_epoch(shards: Dataset) -> None:
     order = build_shuffled_sampler(shards, 5, 0, 16)
     one, two = (epoch_indices(order, number, TOTAL, 5) for number in (0, 1))
     assert isinstance(shards, TarDataset)
-    first, second = (list(dict.fromkeys(shards.shard_indices[seen].tolist())) for seen in (one, two))
+    first, second = (list(dict.fromkeys(shards.shard_indices[indices].tolist())) for indices in (one, two))
     assert first != second  # the shards too
     assert np.any(np.diff(one[:16]) < 0)
 
@@ -116,10 +116,10 @@ def test_a_window_of_the_whole_dataset_is_a_full_shuffle(shards: Dataset) -> Non
 def test_without_shards_a_window_is_made_of_many_short_runs() -> None:
     """A folder is sorted by class, and a batch should have many classes."""
     order = build_shuffled_sampler(array_dataset(10_000), 64, 0, 640)
-    seen = epoch_indices(order, 0, 10_000, 64)
-    assert sorted(seen.tolist()) == list(range(10_000))
+    indices = epoch_indices(order, 0, 10_000, 64)
+    assert sorted(indices.tolist()) == list(range(10_000))
     for start in range(0, 10_000 - 640, 640):
-        window = np.sort(seen[start : start + 640])
+        window = np.sort(indices[start : start + 640])
         assert RUNS_PER_WINDOW // 2 <= 1 + np.count_nonzero(np.diff(window) > 1) <= RUNS_PER_WINDOW + 1
 
 
@@ -129,10 +129,10 @@ def test_a_single_tar_is_split_into_runs_and_a_subset_knows_its_shards(shards: D
     order = build_shuffled_sampler(inside, 2, 0, 6)
     assert isinstance(order, WindowedSampler)
     assert len(order.run_starts) == len(inside)
-    kept = np.flatnonzero(np.arange(TOTAL) % 5 != 0)  # as after a dataset check
-    order = build_shuffled_sampler(Subset(Subset(shards, kept), np.arange(len(kept))), 2, 0, 6)
+    usable = np.flatnonzero(np.arange(TOTAL) % 5 != 0)  # as after a dataset check
+    order = build_shuffled_sampler(Subset(Subset(shards, usable), np.arange(len(usable))), 2, 0, 6)
     assert isinstance(order, WindowedSampler)
-    assert np.array_equal(order.run_starts, np.flatnonzero(np.diff(shards.shard_indices[kept], prepend=-1)))
+    assert np.array_equal(order.run_starts, np.flatnonzero(np.diff(shards.shard_indices[usable], prepend=-1)))
 
 
 def test_row_groups_of_a_parquet_file_are_runs(tmp_path: Path) -> None:

@@ -80,9 +80,8 @@ def test_images_labels_names_and_splits_come_back_and_the_bytes_are_the_files_ow
         ours, theirs = ([bytes(one.read(index)) for index in range(len(one))] for one in (part, after.splits[split]))
         assert sorted(ours) == sorted(theirs)
         assert ours != theirs  # but in another order
-    assert (
-        check_dataset(after).data.fingerprint == check_dataset(before).data.fingerprint
-    )  # hash of contents, labels and splits
+    # hash of contents, labels and splits
+    assert check_dataset(after).data.fingerprint == check_dataset(before).data.fingerprint
     endings = {name.rpartition(".")[2] for path in (tmp_path / "out").glob("*.tar") for name in member_names(path)}
     assert endings == {"jpg", "png", "webp", "gif", "tiff", "bmp", "ppm", "cls"}
 
@@ -200,10 +199,10 @@ def test_unreadable_images_are_skipped_and_named_and_too_many_are_refused(
 ) -> None:
     (folder / "ant" / "0.jpg").write_text("<html>")
     assert run(["data", "shard", str(folder), str(tmp_path / "out")]) == 0
-    shown = capsys.readouterr().out
-    assert "skipped" in shown
-    assert "ant/0.jpg cannot be decoded: it is none of JPEG" in shown
-    assert "1 skipped" in shown
+    output = capsys.readouterr().out
+    assert "skipped" in output
+    assert "ant/0.jpg cannot be decoded: it is none of JPEG" in output
+    assert "1 skipped" in output
     for number in range(1, 8):
         (folder / "ant" / f"{number}.jpg").write_text("")
     assert run(["data", "shard", str(folder), str(tmp_path / "more")]) == 2
@@ -219,11 +218,11 @@ from pathlib import Path
 from vitrail.data import shard_writer
 from vitrail.data.sources.open import open_dataset
 shard_writer.CHUNK = 1
-def look(what, done, total):
+def kill_at(what, done, total):
     if what == "writing train" and done == int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
 splits = {split: part for split, part in open_dataset(sys.argv[1]).splits.items() if len(part)}
-shard_writer.write_shards(Path(sys.argv[2]), splits, shard_size=9_000, progress=look)
+shard_writer.write_shards(Path(sys.argv[2]), splits, shard_size=9_000, progress=kill_at)
 """
 
 
@@ -322,9 +321,9 @@ def test_a_truncated_shard_is_noticed(folder: Path, tmp_path: Path, capsys: Capt
 @pytest.mark.parametrize("word", ["1XB", "0", "-3", "1e9", "", "0.0001", "5_000", "1GiBB", "GB", "٣MB"])
 def test_an_invalid_size_is_one_sentence(word: str, tmp_path: Path, capsys: Capture) -> None:
     assert run(["data", "shard", "fashion", str(tmp_path / "out"), f"--shard-size={word}"]) == 2
-    shown = capsys.readouterr().err
-    assert f"--shard-size must be a number of bytes such as 1GB, 500MB or 64KiB, got {word!r}; try --shard-size 1GB" in shown
-    assert shown.count("\n") == 1
+    message = capsys.readouterr().err
+    assert f"--shard-size must be a number of bytes such as 1GB, 500MB or 64KiB, got {word!r}; try --shard-size 1GB" in message
+    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -353,9 +352,9 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_work(
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     assert run(["data", "shard", str(folder), str(tmp_path / out)]) == 2
-    shown = capsys.readouterr().err
-    assert sentence in shown
-    assert shown.count("\n") == 1
+    message = capsys.readouterr().err
+    assert sentence in message
+    assert message.count("\n") == 1
 
 
 def test_an_empty_folder_or_a_link_to_one_is_written_to(folder: Path, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_images_that_are_not_pixels_and_features_are_refused(grey: tuple[ViT, Pa
         model.state_dict()
     with pytest.raises(VitrailError, match="is an exported file, which cannot be sped up"):
         load_any_model(grey[1], Speedups(merge_tokens=1))
-    for speedup in ({"merge": 1}, {"drop": 0.5}, {"compile": True}):
+    for speedup in ({"merge_tokens": 1}, {"drop_patches": 0.5}, {"compile": True}):
         with pytest.raises(VitrailError, match="is an exported file, which cannot be sped up"):
             speed_up(model, **speedup)
 

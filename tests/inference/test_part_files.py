@@ -15,7 +15,7 @@ from vitrail.inference.model_hash import model_hash
 from vitrail.inference.part_files import PartDraft, PartFiles, PartManifest, choose_part_size
 from vitrail.models.device import rank_and_world_size, select_device
 
-REQUEST = {"weights": "a" * 64, "top": 5}
+REQUEST = {"weights": "a" * 64, "top_k": 5}
 
 
 def start_parts(folder: Path, rank: int = 0, ranks: int = 1, num_images: int = 23, part: int = 4) -> PartFiles:
@@ -29,12 +29,12 @@ def write_rows(parts: PartFiles, part: int, draft: PartDraft) -> None:
 
 
 def write_pending(parts: PartFiles) -> list[int]:
-    made = []
+    written = []
     for part in parts.pending():
         with parts.write_part(part) as draft:
             write_rows(parts, part, draft)
-        made.append(part)
-    return made
+        written.append(part)
+    return written
 
 
 def read_all_rows(folder: Path) -> list[int]:
@@ -73,8 +73,8 @@ def test_workers_at_any_speed_write_every_part_once_and_one_of_them_reports(seed
     while workers:
         (worker,) = rng.choices(workers, speeds[: len(workers)])
         if not worker.step():
-            found = worker.parts.finalise()
-            reports += found is not None and found[1]
+            finalised = worker.parts.finalise()
+            reports += finalised is not None and finalised[1]
             workers.remove(worker)
     assert read_all_rows(tmp_path / "out") == list(range(num_images))
     assert reports == 1
@@ -120,8 +120,8 @@ def test_the_unfinished_part_of_a_killed_worker_is_written_by_any_other(ranks: i
     first = (tmp_path / "out" / "part-000001.txt").stat()
     (tmp_path / "out" / "_in_progress" / "_parts-1-0123456789ab").touch()
     workers = [start_parts(tmp_path / "out", rank, ranks) for rank in range(ranks)]
-    made = [part for parts in workers for part in write_pending(parts)]
-    assert sorted(made) == [0, 2, 3, 4, 5]
+    written = [part for parts in workers for part in write_pending(parts)]
+    assert sorted(written) == [0, 2, 3, 4, 5]
     assert read_all_rows(tmp_path / "out") == list(range(23))
     after = (tmp_path / "out" / "part-000001.txt").stat()  # read, but not rewritten
     assert (after.st_ino, after.st_mtime_ns, after.st_size) == (first.st_ino, first.st_mtime_ns, first.st_size)
@@ -134,17 +134,17 @@ def test_of_two_workers_on_the_same_part_one_stays_and_neither_fails(tmp_path: P
     with one.write_part(2) as first, two.write_part(2) as second:
         write_rows(one, 2, first)
         second.path.write_text("8\n9\n10\n11.0\n")  # as another GPU may compute it
-    kept = (tmp_path / "out" / "part-000002.txt").read_text()
-    assert kept == "8\n9\n10\n11.0\n"  # the inner one ends first
-    assert one.manifest(2) == PartManifest(4, 0, len(kept))
+    text = (tmp_path / "out" / "part-000002.txt").read_text()
+    assert text == "8\n9\n10\n11.0\n"  # the inner one ends first
+    assert one.manifest(2) == PartManifest(4, 0, len(text))
 
 
 def test_a_part_that_is_truncated_or_has_no_manifest_is_rewritten(tmp_path: Path) -> None:
     parts = start_parts(tmp_path / "out")
     assert write_pending(parts) == [0, 1, 2, 3, 4, 5]
-    found = parts.finalise()
-    assert found is not None
-    assert found[1]
+    finalised = parts.finalise()
+    assert finalised is not None
+    assert finalised[1]
     assert write_pending(start_parts(tmp_path / "out")) == []
     parts.part_path(1).write_text(parts.part_path(1).read_text()[:-1])
     (tmp_path / "out" / "_manifests" / "000002.json").unlink()
@@ -169,8 +169,8 @@ def test_a_folder_is_for_one_request(tmp_path: Path) -> None:
     start_parts(tmp_path / "out")
     for changes, sentence in (
         ({"weights": "b" * 64}, "was started with other weights; name another folder"),
-        ({"top": 3}, "was started with top 5 instead of 3; name"),
-        ({"drop": 0.5}, "was started with drop None instead of 0.5; name"),
+        ({"top_k": 3}, "was started with top_k 5 instead of 3; name"),
+        ({"drop_patches": 0.5}, "was started with drop_patches None instead of 0.5; name"),
     ):
         with pytest.raises(VitrailError, match=sentence):
             PartFiles(tmp_path / "out", ".txt", 23, 4).start({**REQUEST, **changes})
@@ -213,23 +213,23 @@ def test_models_that_predict_differently_have_different_hashes() -> None:
     model = small_vit()
     first = model_hash(model)
     assert model_hash(model) == first
-    seen = {first}
+    hashes = {first}
     model.preprocess = Preprocess((12, 15))
-    seen.add(model_hash(model))
+    hashes.add(model_hash(model))
     model.class_names = ("a", "b", "c", "d", "e")
-    seen.add(model_hash(model))
+    hashes.add(model_hash(model))
     next(iter(model.head.parameters())).data[0] += 1e-6
-    seen.add(model_hash(model))
+    hashes.add(model_hash(model))
     model.metadata["recipe"] = {"loss": "sigmoid"}
-    seen.add(model_hash(model))
-    assert len(seen) == 5
+    hashes.add(model_hash(model))
+    assert len(hashes) == 5
 
 
 def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+    devices: list[Any] = []
 
     def empty(size: int, device: str) -> Any:
-        asked.append(device)
+        devices.append(device)
         raise RuntimeError("none here")
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -240,7 +240,7 @@ def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("auto", "cuda", "cuda:1", "cpu"):
             with pytest.raises(VitrailError, match="cannot be used"):
                 select_device(name)
-    assert asked == ["cuda", "cuda", "cuda:1", "cpu", "cuda:3", "cuda:3", "cuda:1", "cpu"]
+    assert devices == ["cuda", "cuda", "cuda:1", "cpu", "cuda:3", "cuda:3", "cuda:1", "cpu"]
 
 
 @pytest.mark.parametrize(("rank", "ranks"), [("2", "2"), ("-1", "2"), ("one", "2"), ("0", "two")])

@@ -14,8 +14,7 @@ from tests.small_models import small_vit
 from vitrail.data.decode import decode
 from vitrail.data.loader import build_eval_loader
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.transforms import crop_window, resize_and_crop
-from vitrail.data.transforms import preprocess_image as made
+from vitrail.data.transforms import crop_window, preprocess_image, resize_and_crop
 from vitrail.errors import VitrailError
 from vitrail.inference.inputs import ImageLike, ImageList
 from vitrail.inference.preprocess_images import load_image
@@ -24,49 +23,49 @@ from vitrail.models.vit import ViT
 PREPROCESS = Preprocess((12, 15), crop_pct=0.8, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 
 
-def model() -> ViT:
-    made = small_vit()
-    made.preprocess = PREPROCESS
-    return made
+def make_model() -> ViT:
+    model = small_vit()
+    model.preprocess = PREPROCESS
+    return model
 
 
 def test_images_are_those_of_the_evaluation_loader(tmp_path: Path) -> None:
-    pictures: list[ImageLike] = [
+    inputs: list[ImageLike] = [
         write_image(tmp_path / "a.jpg", 1),
         image_bytes(2),
         make_image(3),
         np.asarray(make_image(4)),
         str(write_image(tmp_path / "b.png", 5)),
     ]
-    batch = next(iter(build_eval_loader(ImageList(pictures), PREPROCESS, 5).batches(workers=0)))
-    images = vitrail.preprocess(model(), pictures)
+    batch = next(iter(build_eval_loader(ImageList(inputs), PREPROCESS, 5).batches(workers=0)))
+    images = vitrail.preprocess(make_model(), inputs)
     assert torch.equal(images, batch.images)
-    assert torch.equal(images[1], made(decode(image_bytes(2)), PREPROCESS))
+    assert torch.equal(images[1], preprocess_image(decode(image_bytes(2)), PREPROCESS))
 
 
 def test_images_are_in_the_precision_of_the_model() -> None:
-    assert vitrail.preprocess(model().bfloat16(), [make_image(1)]).dtype == torch.bfloat16
+    assert vitrail.preprocess(make_model().bfloat16(), [make_image(1)]).dtype == torch.bfloat16
 
 
 def test_an_array_of_four_axes_is_a_list_of_images() -> None:
     stack = np.stack([np.asarray(make_image(number)) for number in range(3)])
     assert torch.equal(
-        vitrail.preprocess(model(), stack), vitrail.preprocess(model(), [make_image(number) for number in range(3)])
+        vitrail.preprocess(make_model(), stack), vitrail.preprocess(make_model(), [make_image(number) for number in range(3)])
     )
 
 
 def test_a_bad_image_is_named_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "page.jpg").write_text("<html>")
     with pytest.raises(VitrailError, match=r"^the image .*page.jpg cannot be decoded: .*; try another one$"):
-        vitrail.preprocess(model(), [make_image(1), tmp_path / "page.jpg"])
+        vitrail.preprocess(make_model(), [make_image(1), tmp_path / "page.jpg"])
     with pytest.raises(VitrailError, match=r"^image 1 is an array of float64, 4 x 5; it must be uint8"):
-        vitrail.preprocess(model(), [make_image(1), np.zeros((4, 5))])
+        vitrail.preprocess(make_model(), [make_image(1), np.zeros((4, 5))])
     with pytest.raises(VitrailError, match=r"nowhere.jpg cannot be read: No such file"):
-        vitrail.preprocess(model(), [tmp_path / "nowhere.jpg"])
+        vitrail.preprocess(make_model(), [tmp_path / "nowhere.jpg"])
     with pytest.raises(VitrailError, match="there are no images to preprocess"):
-        vitrail.preprocess(model(), [])
+        vitrail.preprocess(make_model(), [])
     with pytest.raises(VitrailError, match="got one str; put it in square brackets"):
-        vitrail.preprocess(model(), "cat.jpg")
+        vitrail.preprocess(make_model(), "cat.jpg")
     with pytest.raises(VitrailError, match="has no preprocessing config"):
         vitrail.preprocess(small_vit(), [make_image(1)])
 
@@ -86,12 +85,12 @@ def test_an_image_is_loaded_upright_and_whole_or_not_at_all() -> None:
 @pytest.mark.parametrize("size", [(150, 90), (90, 150), (64, 64), (12, 15), (7, 40)])
 def test_the_crop_window_is_the_part_of_the_image_that_is_used(size: tuple[int, int], squash: bool) -> None:
     """An image whose red is its column and whose green is its row shows where its pixels come from."""
-    how = Preprocess((12, 18), crop_pct=0.75, squash=squash, interpolation="bilinear")
+    preprocess = Preprocess((12, 18), crop_pct=0.75, squash=squash, interpolation="bilinear")
     rows, columns = np.mgrid[: size[0], : size[1]].astype(np.uint8)
-    resized, (left, top, right, bottom) = crop_window((size[1], size[0]), how)
-    seen = resize_and_crop(Image.fromarray(np.stack([columns, rows, rows], axis=-1)), how).astype(float)
+    resized, (left, top, right, bottom) = crop_window((size[1], size[0]), preprocess)
+    cropped = resize_and_crop(Image.fromarray(np.stack([columns, rows, rows], axis=-1)), preprocess).astype(float)
     across, down = size[1] / resized[0], size[0] / resized[1]
-    inner = seen[4:-4, 4:-4]  # at the border a filter lacks pixels
+    inner = cropped[4:-4, 4:-4]  # at the border a filter lacks pixels
     x = left + (np.arange(18) + 0.5) * across - 0.5
     y = top + (np.arange(12) + 0.5) * down - 0.5
     assert np.abs(inner[..., 0] - x[4:-4]).max() <= 1.01

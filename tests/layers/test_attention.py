@@ -67,6 +67,6 @@ def test_attention_dropout_has_the_same_rate_on_both_paths() -> None:
     fused = attend(x)
     with record_activations(attend, "weights"):
         explicit = attend(x)
-    for kept in (fused, explicit):
-        assert_close(kept.mean(), torch.tensor(1.0), rtol=0, atol=0.02)
-        assert_close(kept.var(), torch.tensor(0.25 / 0.75 / T), rtol=0.1, atol=0)
+    for output in (fused, explicit):
+        assert_close(output.mean(), torch.tensor(1.0), rtol=0, atol=0.02)
+        assert_close(output.var(), torch.tensor(0.25 / 0.75 / T), rtol=0.1, atol=0)

@@ -11,9 +11,9 @@ def test_an_image_is_dropped_whole_and_the_mean_is_unchanged() -> None:
     drop = StochasticDepth(0.3).train()
     x = torch.ones(20_000, 2, 3)
     y = drop(x)
-    kept = y[:, 0, 0] > 0
-    assert_close(y, torch.where(kept[:, None, None], x / 0.7, torch.zeros(())))
-    assert_close(kept.float().mean(), torch.tensor(0.7), rtol=0, atol=0.015)
+    unchanged = y[:, 0, 0] > 0
+    assert_close(y, torch.where(unchanged[:, None, None], x / 0.7, torch.zeros(())))
+    assert_close(unchanged.float().mean(), torch.tensor(0.7), rtol=0, atol=0.015)
     assert drop.eval()(x) is x
 
 

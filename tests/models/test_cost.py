@@ -135,22 +135,22 @@ class PeakMemory(TorchDispatchMode):
     def __init__(self, model: nn.Module, images: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         allocated = [images, *model.parameters(), *model.buffers()]
-        self.known = {tensor.untyped_storage()._cdata for tensor in allocated}
+        self.tracked = {tensor.untyped_storage()._cdata for tensor in allocated}
         self.current = self.peak = images.nbytes
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self.known:
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self.tracked:
                 storage = tensor.untyped_storage()
-                self.known.add(storage._cdata)
+                self.tracked.add(storage._cdata)
                 self.current += storage.nbytes()
                 self.peak = max(self.peak, self.current)
                 weakref.finalize(storage, self.release, storage._cdata, storage.nbytes())
         return out
 
     def release(self, key: int, size: int) -> None:
-        self.known.discard(key)
+        self.tracked.discard(key)
         self.current -= size
 
 

@@ -1,4 +1,4 @@
-"""Masked patches: masking many, where, what the encoder gets of them, and what predicts them."""
+"""Masked patches: how many, where, what the encoder gets of them, and what predicts them."""
 
 from dataclasses import replace
 from typing import Any

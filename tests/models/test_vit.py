@@ -112,10 +112,8 @@ def test_weights_start_as_in_the_official_code() -> None:
         assert not w[f"blocks.{block}.attention.qkv.bias"].any()
         assert not w[f"blocks.{block}.attention.out.bias"].any()
         assert (w[f"blocks.{block}.norm1.weight"] == 1).all()
-    for name, fan_in in (
-        ("embed.project.weight", 3 * 16 * 16),
-        ("head.0.weight", d),
-    ):  # LeCun, truncated at two standard deviations
+    # LeCun, truncated at two standard deviations
+    for name, fan_in in (("embed.project.weight", 3 * 16 * 16), ("head.0.weight", d)):
         assert_normal(w[name], fan_in**-0.5)
         assert w[name].abs().max() <= 2 * fan_in**-0.5 / 0.8796 + 1e-6
     assert_normal(w["positions.0.table.weight"], 0.02)

@@ -89,7 +89,7 @@ def test_their_mae_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path:
     assert isinstance(ours, MAE)
     assert ours.config.position == ("sincos2d-mae" if options.get("table", True) else "learned1d")
     assert [item.split()[0] for item in ours.encoder.load_report.assumed] == ["images"]
-    assert not ours.encoder.load_report.left
+    assert not ours.encoder.load_report.unused
     images, noise = torch.randn(7, ours.config.channels, 30, 30), torch.rand(7, 25)
     save(ours, tmp_path / "ours", format="huggingface")
     back: Any = import_module("transformers").ViTMAEForPreTraining.from_pretrained(tmp_path / "ours").eval()

@@ -143,7 +143,7 @@ def test_a_text_tower_is_reported_as_unused(tmp_path: Path) -> None:
     file = {f"params/img/{name}": array for name, array in load_arrays(GOLDEN / "token.weights.npz").items()}
     others = {"params/t": np.ones(1, np.float32), "params/txt/head/kernel": np.ones((2, 2), np.float32)}
     np.savez(tmp_path / "lit.npz", **file, **others)  # type: ignore[arg-type]
-    assert load(tmp_path / "lit.npz").load_report.left == ("params/t", "params/txt/head/kernel")
+    assert load(tmp_path / "lit.npz").load_report.unused == ("params/t", "params/txt/head/kernel")
 
 
 def test_a_hybrid_survives_a_round_trip(tmp_path: Path) -> None:

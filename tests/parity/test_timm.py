@@ -101,9 +101,8 @@ def test_published_shapes(name: str, side: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"img_size": side} if side == 98 else {}
     theirs = randomise_weights(timm.create_model(name, num_classes=10, **options), scale=0.02)
     save_file(theirs.state_dict(), tmp_path / "theirs.safetensors")
-    ours = load(
-        tmp_path / "theirs.safetensors", image=side, heads=16 if "gap" in name else None
-    )  # width 48 per head, which no file says
+    heads = 16 if "gap" in name else None  # width 48 per head, which no file contains
+    ours = load(tmp_path / "theirs.safetensors", image=side, heads=heads)
     if side == 384:
         larger = timm.create_model(name, num_classes=10, img_size=384).eval()
         larger.load_state_dict(
@@ -142,7 +141,7 @@ def test_a_dino_head_is_reported_as_unused(tmp_path: Path) -> None:
     }
     torch.save({"teacher": state}, tmp_path / "dino.pth")
     model = load(tmp_path / "dino.pth", heads=3)
-    assert model.load_report.left == ("head.mlp.0.weight", "head.last_layer.weight")
+    assert model.load_report.unused == ("head.mlp.0.weight", "head.last_layer.weight")
 
 
 @pytest.mark.parametrize("factor", [1, 2])
@@ -179,7 +178,7 @@ def test_a_config_file_supplies_what_the_weights_do_not(tmp_path: Path) -> None:
     """A folder as timm pushes it to the hub: not square, averaged, its own preprocessing and labels."""
     theirs = make_reference(img_size=(24, 40), patch_size=(6, 5), class_token=True, global_pool="avg", fc_norm=False)
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
-    known = {
+    pretrained_cfg = {
         "input_size": [3, 24, 40],
         "crop_pct": 0.8,
         "crop_mode": "squash",
@@ -187,14 +186,14 @@ def test_a_config_file_supplies_what_the_weights_do_not(tmp_path: Path) -> None:
         "mean": [0.1, 0.2, 0.3],
         "std": [1, 1, 1],
     }
-    side = {
+    config = {
         "architecture": "vit",
         "global_pool": "avg",
-        "pretrained_cfg": known,
+        "pretrained_cfg": pretrained_cfg,
         "model_args": {"num_heads": 3},
         "label_names": list("abcde"),
     }
-    (tmp_path / "config.json").write_text(json.dumps(side))
+    (tmp_path / "config.json").write_text(json.dumps(config))
     ours = load(tmp_path)
     assert isinstance(ours.config, ViTConfig)
     assert (ours.config.grid, ours.config.pool, ours.config.heads) == ((4, 8), "gap", 3)
@@ -229,7 +228,7 @@ def test_names_of_dinov2_and_deit_3(tmp_path: Path) -> None:
     images = torch.randn(2, 3, 24, 24)
     with torch.inference_mode():
         assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
-    assert ours.load_report.left == ("mask_token",)
+    assert ours.load_report.unused == ("mask_token",)
 
 
 @pytest.mark.parametrize(

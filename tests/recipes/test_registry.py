@@ -91,7 +91,7 @@ def test_model_and_image_size_are_applied_or_refused() -> None:
     for name in ("demo", "small"):
         with pytest.raises(VitrailError, match=f"{name} has its own model and takes no --model, got B/16"):
             get_recipe(name, RecipeContext(model="B/16"))
-    with pytest.raises(VitrailError, match="demo takes images at their native size and no --image"):
+    with pytest.raises(VitrailError, match="demo takes images at their native size and no --image-size"):
         get_recipe("demo", RecipeContext(image=(56, 56)))
 
 

@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 
 from tests.small_models import small_vit
+from vitrail.config import to_dict
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.masked_autoencoders import build_masked_model
 from vitrail.models.masking_config import Masking
+from vitrail.recipes.context import RecipeContext
+from vitrail.recipes.registry import get_recipe
 from vitrail.report.hub_folder import strip_paths
 from vitrail.report.model_card import model_card, wilson_interval
 from vitrail.weights.save import model_metadata
@@ -17,13 +20,13 @@ METRICS = {"step": 5, "validation": {"top1": 0.75, "loss": 0.5}, "test": {"top1"
 RECIPE: dict[str, Any] = {
     "name": "small",
     "data": "hf:me/data",
-    "start": "hf:other/start",
+    "init_from": "hf:other/start",
     "steps": 1234,
-    "batch": 32,
+    "batch_size": 32,
     "loss": "softmax",
-    "smoothing": 0.1,
-    "optim": {"kind": "muon", "lr": 0.002, "weight_decay": 0.05},
-    "schedule": {"kind": "cosine", "warmup": 50},
+    "label_smoothing": 0.1,
+    "optim": {"name": "muon", "lr": 0.002, "weight_decay": 0.05},
+    "schedule": {"kind": "cosine", "warmup_steps": 50},
     "seed": 3,
 }
 
@@ -88,10 +91,9 @@ def test_what_is_not_recorded_is_not_made_up() -> None:
     assert "These weights come without metrics" in text
     assert "## Training\n\nNot recorded." in text
     assert "whose names are not recorded" in text
-    told = ("3 heads (as published; heads= overrides it)", "a grid of 2x3 (grid= overrides it)")
-    assert "these settings were assumed: 3 heads (as published); a grid of 2x3." in model_card(
-        build_metadata(), "me/mine", assumed=told
-    )
+    assumed = ("3 heads (as published; heads= overrides it)", "a grid of 2x3 (grid= overrides it)")
+    with_assumptions = model_card(build_metadata(), "me/mine", assumed=assumed)
+    assert "these settings were assumed: 3 heads (as published); a grid of 2x3." in with_assumptions
     assert "assumed" not in text
     assert "model-index" not in header(text)
     assert "license" not in header(text)
@@ -111,6 +113,20 @@ def test_a_model_without_classes_is_described_as_a_feature_extractor() -> None:
     assert "vitrail finetune hf:me/mine DATA" in text
     assert "| validation | 20-NN accuracy | 25.00% |" in text
     assert "## Classes" not in text
+
+
+@pytest.mark.parametrize("method", [None, "mae"])
+def test_the_training_table_is_filled_from_a_recipe(method: str | None) -> None:
+    recipe = get_recipe(method or "small", RecipeContext())
+    whole = build_metadata(recipe=to_dict(recipe), dataset={"name": "fashion", "fingerprint": "f" * 64})
+    table = model_card(whole, "me/mine").partition("## Training")[2].partition("##")[0]
+    assert "None" not in table
+    assert "unknown" not in table
+    assert f"| {recipe.steps:,} of {recipe.batch_size:,} images |" in table
+    assert f"{recipe.optim.name}, learning rate {recipe.optim.lr}" in table
+    assert f"{recipe.schedule.kind}, {recipe.schedule.warmup_steps:,} steps of warmup" in table
+    loss = f"label smoothing {recipe.label_smoothing}" if method is None else "pixels of the masked patches, 75% of an image"
+    assert loss in table
 
 
 def test_its_python_snippets_compile_and_its_commands_exist() -> None:

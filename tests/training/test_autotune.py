@@ -11,10 +11,10 @@ from tests.training.small_run import deterministic_recipe, recipe
 from tests.training.test_loop import same
 from vitrail.config import from_json
 from vitrail.errors import VitrailError
-from vitrail.training.autotune import RANGE_TEST_STEPS, AutoTune, StepTiming, steps_for_minutes
+from vitrail.training.autotune import RANGE_TEST_STEPS, AutoTune, StepTiming, recipe_for_minutes
 from vitrail.training.callbacks import NullCallback
 from vitrail.training.loop import Hardware, fit
-from vitrail.training.recipe import Optim, Recipe, Schedule
+from vitrail.training.recipe import Optim, Recipe, Schedule, override_recipe
 
 
 class MessageRecorder(NullCallback):
@@ -66,11 +66,25 @@ def test_a_recipe_with_more_steps_scales_its_schedule_and_intervals() -> None:
 
 def test_minutes_become_as_many_steps_as_fit() -> None:
     settings, timing = deterministic_recipe(steps=100, eval_every=20), StepTiming(step=0.2, image=0.01)
-    steps = steps_for_minutes(2, settings, timing, num_val=300, num_test=100)
-    longer = settings.with_steps(steps)
-    assert 0.9 * 120 < timing.duration(longer, steps, 300, 100) <= 120
-    with pytest.raises(VitrailError, match=r"only 0 steps of this recipe fit into 0.1 minutes here; try --time-budget"):
-        steps_for_minutes(0.1, settings, timing, 300, 100)
+    longer = recipe_for_minutes(2, settings, timing, num_val=300, num_test=100)
+    assert longer == settings.with_steps(longer.steps)
+    assert 0.9 * 120 < timing.duration(longer, longer.steps, 300, 100) <= 120
+    measured = recipe_for_minutes(2, settings, timing, 300, 100, elapsed=60)  # measuring took half of the budget
+    assert 0.85 * 60 < timing.duration(measured, measured.steps, 300, 100) <= 60
+
+
+@pytest.mark.parametrize("minutes", [0.001, 0.1, 0.2, 0.5, 1])
+def test_a_budget_of_any_size_trains_and_evaluates_at_the_end(minutes: float) -> None:
+    settings, timing = deterministic_recipe(steps=1000, eval_every=50), StepTiming(step=0.5, image=0.01, overhead=0.5)
+    shortened = recipe_for_minutes(minutes, settings, timing, num_val=300, num_test=100)
+    seconds = timing.duration(shortened, shortened.steps, 300, 100)
+    assert shortened.steps >= 1
+    assert shortened.steps == 1 or 0.75 * 60 * minutes < seconds <= 60 * minutes
+    evaluations = -(-shortened.steps // shortened.eval_every)
+    assert (evaluations - 1) * 3.5 <= 0.2 * 60 * minutes  # evaluations during training take at most a fifth of the time
+
+
+def test_minutes_must_be_positive_and_finite() -> None:
     for minutes in (-3, 0, math.inf, math.nan):
         with pytest.raises(VitrailError, match=r"minutes must be above 0 and finite, got .*; try 5"):
             AutoTune(minutes=minutes)
@@ -80,9 +94,9 @@ def test_a_run_with_a_time_budget_records_its_steps_in_its_recipe_and_resumes_wi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "vitrail.training.loop.measure_timing", lambda *_: StepTiming(step=0.1, image=0.001)
+        "vitrail.training.loop.measure_timing", lambda *_: StepTiming(step=1.0, image=0.001)
     )  # however busy the machine is
-    autotune, callback = AutoTune(minutes=0.1), MessageRecorder()
+    autotune, callback = AutoTune(minutes=1), MessageRecorder()
     settings = deterministic_recipe(steps=30, eval_every=10, checkpoint_every=10)
     with pytest.raises(KeyboardInterrupt):
         fit(settings, tmp_path / "run", Hardware(workers=0), InterruptsAfterCheckpoint(tmp_path / "run"), autotune)
@@ -94,6 +108,36 @@ def test_a_run_with_a_time_budget_records_its_steps_in_its_recipe_and_resumes_wi
     assert callback.eta_seconds > 0
     fit(saved, tmp_path / "again", Hardware(workers=0))  # the recipe alone reproduces the run bit for bit
     assert same(tmp_path / "run", tmp_path / "again")
+
+
+def test_a_machine_slower_than_measured_still_stops_on_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitrail.training.loop.measure_timing", lambda *_: StepTiming(step=1e-5, image=0.0))
+    callback = MessageRecorder()
+    result = fit(
+        deterministic_recipe(steps=10, eval_every=5), tmp_path / "run", Hardware(workers=0), callback, AutoTune(minutes=0.03)
+    )
+    planned = saved_recipe(tmp_path / "run").steps
+    assert planned > 10_000
+    assert 0 < result["steps"] < planned
+    assert any(f"the time budget ends at step {result['steps']:,} of {planned:,}" in message for message in callback.messages)
+    assert result["best"]["step"] == result["steps"]  # evaluated where it stopped
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
+def test_a_shortened_run_evaluates_and_saves_at_most_every_tenth_step() -> None:
+    base = recipe(steps=1000, eval_every=50, checkpoint_every=20)
+    assert (base.with_steps(23).eval_every, base.with_steps(23).checkpoint_every) == (10, 10)
+    assert (base.with_steps(4).eval_every, base.with_steps(4).checkpoint_every) == (4, 4)
+
+
+def test_fewer_steps_shorten_the_warm_up_with_a_note() -> None:
+    base = recipe(steps=200, schedule=Schedule("rsqrt", warmup_steps=100, cooldown_steps=40))
+    shortened, notes = override_recipe(base, ["steps=20"])
+    assert (shortened.steps, shortened.schedule.warmup_steps, shortened.schedule.cooldown_steps) == (20, 2, 10)
+    assert notes == ["the warm-up is shortened from 100 to 2 steps, to fit 20 steps"]
+    assert override_recipe(base, ["steps=150"]) == (replace(base, steps=150), [])
+    with pytest.raises(VitrailError, match=r"schedule.warmup_steps and cooldown_steps must fit into 20 steps"):
+        override_recipe(base, ["steps=20", "schedule.warmup_steps=30"])
 
 
 def test_finding_the_learning_rate_changes_nothing_else(tmp_path: Path) -> None:

@@ -110,9 +110,8 @@ def test_training_metadata_is_saved_with_the_weights(tmp_path: Path) -> None:
     loaded = load(save(model, tmp_path / "mine", metadata=metadata))
     assert loaded.metadata == metadata
     assert {"recipe", "dataset", "metrics"} <= set(json.loads((tmp_path / "mine" / "vitrail.json").read_text()))
-    assert (
-        load(save(loaded, tmp_path / "again")).metadata == {}
-    )  # only the caller knows whether it still describes these weights
+    # Only the caller knows whether it still describes these weights.
+    assert load(save(loaded, tmp_path / "again")).metadata == {}
     assert load(tmp_path / "mine", classes=7).metadata == {}  # another head has other metrics
     converted = save(small_vit(gelu="exact"), tmp_path / "mine.safetensors", format="timm", metadata=metadata)
     assert load(converted).metadata == metadata

@@ -145,7 +145,7 @@ def test_other_classes_give_a_zero_head_and_are_reported(tmp_path: Path) -> None
     assert other.class_names is None
     assert other.config.head == "linear"
     assert other.load_report.new == ("head.weight: zeros for 7 classes", "head.bias: zeros")
-    assert set(other.load_report.left) == {"head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias"}
+    assert set(other.load_report.unused) == {"head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias"}
     assert save_and_load(tmp_path, model, classes=5).class_names == model.class_names
 
 
@@ -227,7 +227,7 @@ def test_a_training_scripts_options_are_ignored_and_other_entries_reported(tmp_p
     content = {"teacher": state, "student": state, "args": argparse.Namespace(lr=0.1), "epoch": 3}
     torch.save(content, tmp_path / "dino.pth")
     loaded = load(tmp_path / "dino.pth", heads=3)
-    assert loaded.load_report.left == ("student",)
+    assert loaded.load_report.unused == ("student",)
     assert "the weights under 'teacher'" in loaded.load_report.assumed
     assert loaded.preprocess is not None
     assert loaded.preprocess.mean[0] == 0.485

@@ -58,7 +58,7 @@ def assert_equal(one: MaskedModel, other: MaskedModel) -> None:
     assert_close(other(images, noise)[0], one(images, noise)[0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("how", METHODS, ids=lambda how: f"{how.method} {how.target}")
+@pytest.mark.parametrize("masking", METHODS, ids=lambda masking: f"{masking.method} {masking.target}")
 @pytest.mark.parametrize("position", ["sincos2d-mae", "learned1d", "rotary"])
 def test_what_was_saved_is_what_is_loaded(masking: Masking, position: str, tmp_path: Path) -> None:
     model = build_masked(masking, position=position, registers=2, width=24, heads=2 if position == "rotary" else 3)
@@ -116,9 +116,9 @@ def test_a_full_disk_leaves_the_older_one_intact(tmp_path: Path) -> None:
     save(older, tmp_path / "mine")
     script = (
         "import signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "from tests.weights.test_load_masked import made, MAE; from vitrail.weights.save import save\n"
+        "from tests.weights.test_load_masked import build_masked; from vitrail.weights.save import save\n"
         "from vitrail.errors import VitrailError\n"
-        "try:\n    save(made(depth=1), sys.argv[1])\n"
+        "try:\n    save(build_masked(depth=1), sys.argv[1])\n"
         "except VitrailError as error:\n    print(error); sys.exit(2)"
     )
     done = subprocess.run(

@@ -80,11 +80,11 @@ def test_a_published_file_is_read_to_the_bit(wrapped: bool, tmp_path: Path) -> N
     assumed = " | ".join(loaded.encoder.load_report.assumed)
     for part in ("16 heads in the decoder (as in the published models; decoder_heads= overrides it)", "75 %", "normalised"):
         assert part in assumed
-    assert not loaded.encoder.load_report.left
+    assert not loaded.encoder.load_report.unused
     encoder = load(tmp_path / "mae.pth")
     images = torch.randn(2, 3, 15, 15)
     assert_close(encoder(images), model.encoder(images), rtol=0, atol=1e-5)
-    assert all("decoder" in name or name == "mask_token" for name in encoder.load_report.left)
+    assert all("decoder" in name or name == "mask_token" for name in encoder.load_report.unused)
 
 
 def test_the_published_encoders_are_read(tmp_path: Path) -> None:
@@ -125,10 +125,10 @@ def test_a_safetensors_file_records_what_the_published_layout_does_not(changes: 
         load_masked(tmp_path / "mae.safetensors", decoder_heads=2)
 
 
-@pytest.mark.parametrize("covers", ["none", "cls"])
+@pytest.mark.parametrize("position_prefix", ["none", "cls"])
 @pytest.mark.parametrize("position", ["learned1d", "learned2d", "sincos2d"])
-def test_other_tables_are_written_as_their_values(position: str, covers: str, tmp_path: Path) -> None:
-    model = build_masked(position=position, position_prefix=covers)
+def test_other_tables_are_written_as_their_values(position: str, position_prefix: str, tmp_path: Path) -> None:
+    model = build_masked(position=position, position_prefix=position_prefix)
     loaded = load_masked(save(model, tmp_path / "mae.safetensors", format="timm"))
     assert (loaded.config.position, loaded.config.position_prefix) == ("learned1d", "cls")
     noise, images = torch.rand(2, 18), torch.randn(2, 3, 12, 12)
@@ -272,12 +272,12 @@ def test_what_a_format_cannot_hold_is_refused(format: Any, changes: dict[str, An
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("how", OTHER_METHODS, ids=lambda how: f"{how.method} {how.target}")
+@pytest.mark.parametrize("masking", OTHER_METHODS, ids=lambda masking: f"{masking.method} {masking.target}")
 @pytest.mark.parametrize("format", ["timm", "huggingface", "official", "torchvision"])
-def test_other_methods_cannot_be_saved_in_other_formats(how: Masking, format: Any, tmp_path: Path) -> None:
+def test_other_methods_cannot_be_saved_in_other_formats(masking: Masking, format: Any, tmp_path: Path) -> None:
     suffix = {"timm": ".pth", "huggingface": "", "official": ".npz", "torchvision": ".pth"}[format]
-    with pytest.raises(VitrailError, match=f"cannot hold the prediction head of {how.method}; save model.encoder alone"):
-        save(build_masked(how), tmp_path / f"mine{suffix}", format=format)
+    with pytest.raises(VitrailError, match=f"cannot hold the prediction head of {masking.method}; save model.encoder alone"):
+        save(build_masked(masking), tmp_path / f"mine{suffix}", format=format)
 
 
 def test_a_grid_that_a_pth_cannot_record_is_refused(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_converting_keeps_the_decoder(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_converting_reports_why_the_decoder_is_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(build_square(), tmp_path / "own")
-    answer = run_convert(capsys, tmp_path / "own", tmp_path / "larger", "--image", "30")
+    answer = run_convert(capsys, tmp_path / "own", tmp_path / "larger", "--image-size", "30")
     assert (answer["decoder"], answer["without"]) == (False, "the model was changed by the conversion")
     assert load(tmp_path / "larger").config.image == (30, 30)
     save(build_masked(OTHER_METHODS[0]), tmp_path / "simmim")
@@ -334,4 +334,4 @@ def test_heads_of_a_missing_decoder_are_refused(tmp_path: Path, capsys: pytest.C
     save(small_vit(), tmp_path / "own")
     assert run(["weights", "convert", str(tmp_path / "own"), str(tmp_path / "out"), "--decoder-heads", "3"]) == 2
     assert "has none; leave it out" in capsys.readouterr().err
-    assert "decoder" not in run_convert(capsys, tmp_path / "own", tmp_path / "out")["left"]
+    assert "decoder" not in run_convert(capsys, tmp_path / "own", tmp_path / "out")["unused"]

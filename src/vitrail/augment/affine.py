@@ -63,10 +63,8 @@ def warp_mask(mask: Image.Image, affine: Affine) -> Image.Image:
 def warp_boxes(boxes: Float[ndarray, "k 4"], affine: Affine, width: int, height: int) -> Float[ndarray, "k 4"]:
     """Return the axis-aligned boxes around the warped corners, clipped to the image; a box outside it has no area."""
     x, y = boxes[:, [0, 2, 2, 0]] - affine.c, boxes[:, [1, 1, 3, 3]] - affine.f
-    determinant = affine.a * affine.e - affine.b * affine.d  # determinant
-    x, y = (
-        (affine.e * x - affine.b * y) / determinant,
-        (affine.a * y - affine.d * x) / determinant,
-    )  # corners move by the inverse of the matrix
+    determinant = affine.a * affine.e - affine.b * affine.d
+    # corners move by the inverse of the matrix
+    x, y = (affine.e * x - affine.b * y) / determinant, (affine.a * y - affine.d * x) / determinant
     warped = np.stack([x.min(1), y.min(1), x.max(1), y.max(1)], axis=1)
     return np.clip(warped, 0, np.array([width, height, width, height])).astype(boxes.dtype)

@@ -11,7 +11,7 @@ GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniforms(seed: int, epoch: int | ndarray, index: int | ndarray, slots: int, first_slot: int = 0) -> ndarray:
-    """Draw float64 numbers from [0, 1): (slots,) for one sample, (n, slots) for n samples, starting at slot ``first``."""
+    """Draw float64 numbers from [0, 1): (slots,) for one sample, (n, slots) for n samples, starting at ``first_slot``."""
     return (random_bits(seed, epoch, index, np.arange(first_slot, first_slot + slots)) >> np.uint64(11)) * 2.0**-53
 
 

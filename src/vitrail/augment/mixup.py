@@ -16,9 +16,7 @@ from torch.nn.functional import one_hot
 
 ATTEMPTS = 24  # at an acceptance rate of 1/2, the lowest up to Beta(3, 3), one draw in 17 million accepts none
 MIX_SLOTS = 4 + 2 * ATTEMPTS
-BLEND_CHUNK_NUMEL = (
-    2**18
-)  # values blended at a time: a few images fit into the cache; a whole batch does not and takes twice as long
+BLEND_CHUNK_NUMEL = 2**18  # values blended at a time: a few images fit into the cache; a whole batch takes twice as long
 
 
 @dataclass(frozen=True)

@@ -152,17 +152,17 @@ def shift_hue(image: Image.Image, turns: float) -> Image.Image:
 
 
 COLOUR_OPERATIONS: Mapping[str, Callable[[Image.Image, float], Image.Image]] = {
-    "Identity": lambda picture, _: picture,
-    "AutoContrast": lambda picture, _: ImageOps.autocontrast(picture),
-    "Equalize": lambda picture, _: ImageOps.equalize(picture),
-    "Invert": lambda picture, _: ImageChops.invert(picture),
+    "Identity": lambda image, _: image,
+    "AutoContrast": lambda image, _: ImageOps.autocontrast(image),
+    "Equalize": lambda image, _: ImageOps.equalize(image),
+    "Invert": lambda image, _: ImageChops.invert(image),
     "Posterize": posterise,
-    "Solarize": lambda picture, threshold: ImageOps.solarize(picture, threshold),  # type: ignore[arg-type]  # any number works
+    "Solarize": lambda image, threshold: ImageOps.solarize(image, threshold),  # type: ignore[arg-type]  # any number works
     "SolarizeAdd": solarise_add,
-    "Color": lambda picture, factor: ImageEnhance.Color(picture).enhance(factor),
-    "Contrast": lambda picture, factor: ImageEnhance.Contrast(picture).enhance(factor),
-    "Brightness": lambda picture, factor: ImageEnhance.Brightness(picture).enhance(factor),
-    "Sharpness": lambda picture, factor: ImageEnhance.Sharpness(picture).enhance(factor),
+    "Color": lambda image, factor: ImageEnhance.Color(image).enhance(factor),
+    "Contrast": lambda image, factor: ImageEnhance.Contrast(image).enhance(factor),
+    "Brightness": lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
+    "Sharpness": lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
 }
 JITTER_OPERATIONS = (COLOUR_OPERATIONS["Brightness"], COLOUR_OPERATIONS["Contrast"], COLOUR_OPERATIONS["Color"], shift_hue)
 NEUTRAL_FACTORS = (1.0, 1.0, 1.0, 0.0)  # the neutral value of each adjustment

@@ -196,13 +196,13 @@ def explain(
     make_console().print(sheet)
 
 
-@bench.command(epilog="Example: vitrail bench pretrain --model B/16 --batch 8")
+@bench.command(epilog="Example: vitrail bench pretrain --model B/16 --batch-size 8")
 def pretrain(
     model: Annotated[
         str, typer.Option(metavar="NAME", rich_help_panel="Model", help="Encoder variant, at 224 pixels.")
     ] = "B/16",
     rounds: RoundsOption = 5,
-    batch: Annotated[int, typer.Option(min=1, rich_help_panel="Model", help="Number of images per step.")] = 8,
+    batch: Annotated[int, typer.Option("--batch-size", min=1, rich_help_panel="Model", help="Number of images per step.")] = 8,
     mae_only: Annotated[
         bool,
         typer.Option(
@@ -234,7 +234,9 @@ def scaling(
     model: Annotated[
         str, typer.Option(metavar="NAME", rich_help_panel="Model", help="Model variant, at 224 pixels.")
     ] = "Ti/16",
-    batch: Annotated[int, typer.Option(min=2, rich_help_panel="Model", help="Global batch size, over all processes.")] = 32,
+    batch: Annotated[
+        int, typer.Option("--batch-size", min=2, rich_help_panel="Model", help="Global batch size, over all processes.")
+    ] = 32,
     rounds: RoundsOption = 5,
     json: JsonOption = False,
 ) -> None:
@@ -286,7 +288,8 @@ def serve(
     if json:
         print_json(vars(speed))
         return
-    title = f"{speed.engine}, {speed.clients} clients, batches of {speed.mean_batch_size:.1f} of {speed.max_batch_size}, best of {speed.rounds}"
+    batches = f"batches of {speed.mean_batch_size:.1f} of {speed.max_batch_size}"
+    title = f"{speed.engine}, {speed.clients} clients, {batches}, best of {speed.rounds}"
     sheet = make_table("path", "#images per second", "#ratio", "#p50", "#p99", title=title)
     times = (f"{1000 * value:,.0f} ms" for value in (speed.p50, speed.p99))
     add_row(sheet, "served", f"{speed.served:,.1f}", f"{speed.ratio:.2f}", *times)
@@ -298,7 +301,7 @@ def serve(
         )
 
 
-@bench.command(epilog="Example: vitrail bench inference --size Ti/16 --batch 8")
+@bench.command(epilog="Example: vitrail bench inference --size Ti/16 --batch-size 8")
 def inference(
     size: Annotated[
         list[str] | None,
@@ -306,7 +309,9 @@ def inference(
     ] = None,
     batch: Annotated[
         list[int] | None,
-        typer.Option(min=1, rich_help_panel="Model", help="Number of images per batch; repeatable, default: 1 and 8."),
+        typer.Option(
+            "--batch-size", min=1, rich_help_panel="Model", help="Number of images per batch; repeatable, default: 1 and 8."
+        ),
     ] = None,
     rounds: RoundsOption = 30,
     compiled: Annotated[
@@ -368,7 +373,10 @@ def token_merging(
     image: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZES", rich_help_panel="Model", help="Smaller image sizes, such as 192,160, or none; default: three."
+            "--image-size",
+            metavar="SIZES",
+            rich_help_panel="Model",
+            help="Smaller image sizes, such as 192,160, or none; default: three.",
         ),
     ] = None,
     batch: BatchOption = 8,
@@ -387,7 +395,9 @@ def token_merging(
     fractions = _parse_numbers("--drop-patches", drop_patches, "0.1,0.2")
     if any(count != int(count) for count in counts):
         raise VitrailError(f"--r must be whole numbers, got {r[:40]!r}; try --r 4,8")
-    sizes = None if image is None else [] if image == "none" else [parse_size(word, "--image") for word in image.split(",")]
+    sizes = (
+        None if image is None else [] if image == "none" else [parse_size(word, "--image-size") for word in image.split(",")]
+    )
 
     from dataclasses import asdict
 

@@ -78,9 +78,13 @@ def show(
     ] = "none",
     image: Annotated[
         str | None,
-        typer.Option(metavar="H[xW]", rich_help_panel="Data", help="Height and width of the model's input in pixels."),
+        typer.Option(
+            "--image-size", metavar="H[xW]", rich_help_panel="Data", help="Height and width of the model's input in pixels."
+        ),
     ] = None,
-    batch: Annotated[int, typer.Option(metavar="B", rich_help_panel="Data", help="Number of images in the batch.")] = 24,
+    batch: Annotated[
+        int, typer.Option("--batch-size", metavar="B", rich_help_panel="Data", help="Number of images in the batch.")
+    ] = 24,
     step: Annotated[int, typer.Option(metavar="N", rich_help_panel="Data", help="Index of the batch in training.")] = 0,
     seed: Annotated[
         int, typer.Option(rich_help_panel="Data", help="Random seed of the sample order and the augmentation.")
@@ -113,14 +117,14 @@ def show(
         raise VitrailError(f"--split must be train, validation or test, got {split!r}")
     check_output_file(out, "--out", source, (".png", ".jpg"))
     if not 1 <= batch <= MAX_BATCH_IMAGES:
-        raise VitrailError(f"--batch must be from 1 to {MAX_BATCH_IMAGES} to be drawn, got {batch}; try --batch 24")
+        raise VitrailError(f"--batch-size must be from 1 to {MAX_BATCH_IMAGES} to be drawn, got {batch}; try --batch-size 24")
     augmentation = override(get_policy(augment), [item.removeprefix("augment.") for item in settings or []])
     with progress_bars() as on_progress:
         dataset = drop_unusable(
             open_dataset(source, progress=on_progress), on_progress
         ).data  # the images that training will read
         batch_sheet = draw_batch(
-            dataset, split, augmentation, parse_size(image, "--image") if image else None, batch, step, seed
+            dataset, split, augmentation, parse_size(image, "--image-size") if image else None, batch, step, seed
         )
     atomic_write(out, encode_image(batch_sheet.sheet, out.suffix))
     if json:

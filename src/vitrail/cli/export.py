@@ -139,7 +139,11 @@ def _speedups(merge_tokens: str | None) -> Any:
 
 def _result_json(result: "ExportResult") -> dict[str, Any]:
     parity = result.parity
-    return {**asdict(result), "out": str(result.out), "parity": {**asdict(parity), "relative_difference": parity.relative_difference}}
+    return {
+        **asdict(result),
+        "out": str(result.out),
+        "parity": {**asdict(parity), "relative_difference": parity.relative_difference},
+    }
 
 
 def _print_result(result: "ExportResult") -> None:

@@ -1,6 +1,6 @@
 """``vitrail finetune``: fine-tune weights of any origin on your classes.
 
-Images have the size that the weights were trained at unless ``--image`` says otherwise: a laptop can bear that cost, and
+Images have the size that the weights were trained at unless ``--image-size`` says otherwise: a laptop can bear that cost, and
 the position embedding stays as it is. The paper's 384 pixels are three times the work of 224; ``--recipe paper-finetune``
 takes them.
 """
@@ -13,17 +13,28 @@ import typer
 
 from vitrail.cli.options import JsonOption, parse_size
 from vitrail.cli.run_recipe import (
+    AugmentOption,
+    BatchSizeOption,
+    CompileOption,
     DeviceOption,
+    EpochsOption,
     FindLrOption,
+    LrOption,
     MinutesOption,
     OutOption,
     OverridesOption,
+    PrecisionOption,
     PrintRecipeOption,
+    RecipeOptions,
+    ResumeOption,
     RunOptions,
+    SeedOption,
     TensorboardOption,
     ThreadsOption,
+    WeightDecayOption,
     WorkersOption,
     recipe_context,
+    resume_recipe,
     run_recipe,
 )
 from vitrail.errors import VitrailError
@@ -38,20 +49,22 @@ PAPER_RECIPE, PAPER_SIZE = "paper-finetune", 384
 
 def finetune(
     weights: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="WEIGHTS", help="Weights to start from: a run, a model folder, .npz, .safetensors, .pth, or hf:owner/name."
         ),
-    ],
-    data: Annotated[str, typer.Argument(metavar="DATA", help="Image folder or any other labelled dataset.")],
+    ] = None,
+    data: Annotated[str | None, typer.Argument(metavar="DATA", help="Image folder or any other labelled dataset.")] = None,
     image: Annotated[
         str | None,
         typer.Option(
+            "--image-size",
             metavar="H[xW]",
             rich_help_panel="Data",
             help="Height and width of the input images in pixels; default: the size the weights were trained at.",
         ),
     ] = None,
+    augment: AugmentOption = None,
     trainable: Annotated[
         str,
         typer.Option(
@@ -63,24 +76,45 @@ def finetune(
     recipe: Annotated[
         str, typer.Option(rich_help_panel="Optimisation", help="Recipe to train with: finetune or paper-finetune.")
     ] = "finetune",
+    epochs: EpochsOption = None,
+    batch_size: BatchSizeOption = None,
+    lr: LrOption = None,
+    weight_decay: WeightDecayOption = None,
+    minutes: MinutesOption = None,
+    find_lr: FindLrOption = False,
     overrides: OverridesOption = None,
     out: OutOption = None,
+    resume: ResumeOption = None,
     print_recipe: PrintRecipeOption = False,
+    seed: SeedOption = None,
+    precision: PrecisionOption = None,
+    compile: CompileOption = False,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
     workers: WorkersOption = None,
-    minutes: MinutesOption = None,
-    find_lr: FindLrOption = False,
     tensorboard: TensorboardOption = False,
     json: JsonOption = False,
 ) -> None:
     """Fine-tune pre-trained weights on the classes of your images."""
     from dataclasses import replace
 
-    from vitrail.config import override
     from vitrail.recipes.registry import get_recipe
 
-    model = _load_weights(weights, parse_size(image, "--image") if image else None, recipe, out)
+    if epochs is not None and minutes is not None:
+        raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
+    options = RunOptions(out, print_recipe, device, threads, workers, json, tensorboard, minutes, find_lr)
+    fields = RecipeOptions(overrides, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment)
+    notes: list[str] = []
+    if resume is not None:
+        selected, options = resume_recipe(resume, options, weights=weights, data=data, image_size=image, augment=augment)
+        run_recipe(fields.apply(selected, None, notes), options, notes)
+        return
+    if weights is None or data is None:
+        raise VitrailError(
+            "finetune needs weights and a dataset; try vitrail finetune hf:google/vit-base-patch16-224 photos, "
+            "with any published ViT file, model folder or run of yours as the weights"
+        )
+    model = _load_weights(weights, parse_size(image, "--image-size") if image else None, recipe, out)
     trainable_overrides = _trainable_overrides(trainable, model.config)
     context = recipe_context(data, None, None)
     selected = get_recipe(recipe, replace(context, init_weights=_init_weights(weights, model)))
@@ -88,8 +122,8 @@ def finetune(
         raise VitrailError(f"{recipe} trains from scratch, without weights; try --recipe finetune")
     if not json:
         _print_init(weights, model, selected.keep_head, context.classes)
-    options = RunOptions(out, print_recipe, device, threads, workers, json, tensorboard, minutes, find_lr)
-    run_recipe(override(selected, [*trainable_overrides, *(overrides or [])]), options)
+    fields = replace(fields, overrides=[*trainable_overrides, *(overrides or [])])
+    run_recipe(fields.apply(selected, context.num_images, notes), options, notes)
 
 
 def _load_weights(weights: str, image: "Pair | None", recipe: str, out: Path | None) -> "Model":
@@ -97,6 +131,8 @@ def _load_weights(weights: str, image: "Pair | None", recipe: str, out: Path | N
 
     if not weights.startswith("hf:") and not _exists(weights):
         hint = "WEIGHTS is a run, a model folder, an .npz, .safetensors or .pth file, or hf:owner/name"
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", weights) and not Path(weights).parent.is_dir():
+            hint = f"if it is a model on the Hugging Face hub, write hf:{weights}"
         if out is not None and (out / "recipe.json").is_file():
             hint = f"{out} resumes without it: vitrail train --recipe-from {out}/recipe.json --out {out}"
         raise VitrailError(f"{weights} does not exist; {hint}")

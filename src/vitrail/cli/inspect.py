@@ -30,12 +30,14 @@ def inspect(
     ],
     image: Annotated[
         str | None,
-        typer.Option(metavar="H[xW]", rich_help_panel="Model", help="Height and width of the input images in pixels."),
+        typer.Option(
+            "--image-size", metavar="H[xW]", rich_help_panel="Model", help="Height and width of the input images in pixels."
+        ),
     ] = None,
     classes: Annotated[
         int | None, typer.Option(rich_help_panel="Model", help="Number of classes; 0 for a model without a head.")
     ] = None,
-    batch: Annotated[int, typer.Option(rich_help_panel="Run", help="Number of images per batch.")] = 1,
+    batch: Annotated[int, typer.Option("--batch-size", rich_help_panel="Run", help="Number of images per batch.")] = 1,
     settings: SettingsOption = None,
     trace: Annotated[
         bool,
@@ -46,7 +48,7 @@ def inspect(
     json: JsonOption = False,
 ) -> None:
     """Show the shapes, parameters, MACs and memory of a model, layer by layer."""
-    changes: dict[str, Any] = {} if image is None else {"image": parse_size(image, "--image")}
+    changes: dict[str, Any] = {} if image is None else {"image": parse_size(image, "--image-size")}
     changes |= {} if classes is None else {"classes": classes}
     config = _config(model, changes, settings or [])
     total = cost(config, batch)
@@ -62,7 +64,9 @@ def inspect(
 def _config(model: str, changes: dict[str, Any], settings: list[str]) -> ModelConfig:
     if (folder := _folder(model)) is not None:
         if changes or settings:
-            raise VitrailError(f"{model} has a fixed configuration; --image, --classes and --set need a variant such as B/16")
+            raise VitrailError(
+                f"{model} has a fixed configuration; --image-size, --classes and --set need a variant such as B/16"
+            )
         return read_config(folder)
     try:
         kind, values = parse_name(model)
@@ -167,7 +171,7 @@ def _print_trace(name: str, config: ModelConfig, batch: int, json: bool) -> None
         raise
     except (RuntimeError, ValueError) as error:
         raise VitrailError(
-            f"the traced pass failed: {str(error).strip().splitlines()[0]}; a smaller --batch needs less memory"
+            f"the traced pass failed: {str(error).strip().splitlines()[0]}; a smaller --batch-size needs less memory"
         ) from None
     if json:
         print_json({"trace": [vars(row) for row in rows]})

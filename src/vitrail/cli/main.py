@@ -37,7 +37,7 @@ from vitrail.errors import VitrailError
 NON_MAIN_DELAY = 2.0  # seconds that the other ranks leave rank 0 to report an error
 
 app = typer.Typer(name="vitrail", no_args_is_help=True, pretty_exceptions_enable=False)
-app.command(epilog="Example: vitrail inspect B/16 --image 384")(inspect)
+app.command(epilog="Example: vitrail inspect B/16 --image-size 384")(inspect)
 app.command(epilog="Example: vitrail plan paper-jft --model L/16 --nodes 4 --gpu H100")(plan)
 app.command(epilog="Example: vitrail train photos --minutes 30 --out runs/photos")(train)
 app.command(epilog="Example: vitrail pretrain photos --method mae --out runs/mae")(pretrain)

@@ -30,7 +30,9 @@ SplitOption = Annotated[
     ),
 ]
 
-BatchOption = Annotated[int, typer.Option(metavar="B", min=1, rich_help_panel="Run", help="Number of images per batch.")]
+BatchOption = Annotated[
+    int, typer.Option("--batch-size", metavar="B", min=1, rich_help_panel="Run", help="Number of images per batch.")
+]
 
 
 def parse_size(text: str, option: str) -> tuple[int, int]:

@@ -73,8 +73,9 @@ def finish_parts(parts: "PartFiles", num_written: int) -> "PartManifest | None":
     finished = parts.finalise()
     if finished is None:
         if parts.rank == 0:
-            progress_text = f"{sum(parts.manifest(part) is not None for part in range(parts.num_parts)):,} of {parts.num_parts:,} parts so far"
-            typer.echo(f"{progress_text}; if no other process is writing the rest, rerun the command: {parts.folder}", err=True)
+            num_complete = sum(parts.manifest(part) is not None for part in range(parts.num_parts))
+            rerun = f"if no other process is writing the rest, rerun the command: {parts.folder}"
+            typer.echo(f"{num_complete:,} of {parts.num_parts:,} parts so far; {rerun}", err=True)
         return None
     done, is_first = finished
     return done if is_first or (parts.rank == 0 and not num_written) else None

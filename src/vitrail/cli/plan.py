@@ -31,11 +31,14 @@ MAX_IMAGES = 10**12  # images, far beyond any dataset
 IMAGENET = (1_281_167, 1_000)
 PAPER_DATASETS = {"paper-imagenet21k": (14_197_122, 21_843), "paper-jft": (303_000_000, 18_291)}  # images and classes
 STRATEGY_TITLES = {"single": "one process", "ddp": "DDP", "fsdp": "FSDP2"}
-TOTAL_FORMULA = "weights + gradients + optimizer_state + ema + max(compute_copies + accumulated_grads + activations + workspace, optimizer_workspace, eval_weights)"
+TOTAL_FORMULA = (
+    "weights + gradients + optimizer_state + ema + "
+    "max(compute_copies + accumulated_grads + activations + workspace, optimizer_workspace, eval_weights)"
+)
 MEMORY_TITLES = {
     "weights": "weights", "gradients": "gradients", "optimizer_state": "optimiser state", "ema": "EMA weights",
-    "compute_copies": "+ compute copies of weights", "accumulated_grads": "+ accumulated gradients", "activations": "+ activations",
-    "workspace": "+ workspace", "optimizer_workspace": "or optimiser workspace", "eval_weights": "or evaluation weights",
+    "compute_copies": "+ compute copies of weights", "accumulated_grads": "+ accumulated gradients",
+    "activations": "+ activations", "workspace": "+ workspace", "optimizer_workspace": "or optimiser workspace", "eval_weights": "or evaluation weights",
 }  # fmt: skip
 
 
@@ -117,7 +120,7 @@ def _recipe(name: str, model: str | None, image: str | None, images: int | None,
         num_images=context.num_images if images is None else images,
         classes=context.classes if classes is None else classes,
         model=model,
-        image=None if image is None else parse_size(image, "--image"),
+        image=None if image is None else parse_size(image, "--image-size"),
     )
     return get_recipe(name, wanted)
 
@@ -167,15 +170,18 @@ def _plan_json(plan: "Plan") -> dict[str, Any]:
     cluster, recipe = plan.cluster, plan.recipe
     strategies = {
         strategy_plan.strategy: {
-            "max_micro_batch": strategy_plan.max_images, "micro_batch_size": strategy_plan.micro_batch_size, "micro_batches": strategy_plan.micro_batches, "fits": strategy_plan.fits,
-            **vars(strategy_plan.memory), "total": strategy_plan.memory.total, "formulae": _memory_formulae(plan, strategy_plan.strategy),
+            "max_micro_batch": strategy_plan.max_images, "micro_batch_size": strategy_plan.micro_batch_size,
+            "micro_batches": strategy_plan.micro_batches, "fits": strategy_plan.fits,
+            **vars(strategy_plan.memory), "total": strategy_plan.memory.total,
+            "formulae": _memory_formulae(plan, strategy_plan.strategy),
         }
         for strategy_plan in plan.strategies
     }  # fmt: skip
     return {
         "recipe": recipe.name, "precision": recipe.precision, "steps": recipe.steps, "batch_size": recipe.batch_size,
-        "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node, "world_size": cluster.world_size, "gpu": vars(cluster.gpu),
-        "memory_budget": plan.memory_budget, "per_rank_batch": plan.per_rank_batch, "model": {**vars(plan.costs), "flops": plan.costs.flops},
+        "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node, "world_size": cluster.world_size,
+        "gpu": vars(cluster.gpu), "memory_budget": plan.memory_budget, "per_rank_batch": plan.per_rank_batch,
+        "model": {**vars(plan.costs), "flops": plan.costs.flops},
         "strategies": strategies, "strategy": plan.strategy, "flops": plan.total_flops, "peak": plan.peak_flops,
         "mfu": cluster.mfu, "seconds_per_step": plan.seconds_per_step, "days": plan.days, "gpu_hours": plan.gpu_hours,
         "price_per_gpu_hour": cluster.gpu_hour_price, "cost": plan.cost,
@@ -258,17 +264,17 @@ def _format_micro_batches(number: int) -> str:
 
 
 def _format_fit(strategy_plan: "StrategyPlan", plan: "Plan") -> str:
-    name, budget = (
-        STRATEGY_TITLES[strategy_plan.strategy],
-        f"{format_bytes(plan.memory_budget)}, 0.9 of {plan.cluster.gpu.name}'s memory",
-    )
+    name, micro_batch = STRATEGY_TITLES[strategy_plan.strategy], strategy_plan.micro_batch_size
+    budget = f"{format_bytes(plan.memory_budget)}, 0.9 of {plan.cluster.gpu.name}'s memory"
     if not strategy_plan.fits:
-        images = "one image" if strategy_plan.micro_batch_size == 1 else f"{strategy_plan.micro_batch_size:,} images"
-        return f"{name} does not fit: {format_bytes(strategy_plan.memory.total)} with {images} per micro-batch, and the budget is {budget}"
+        images = "one image" if micro_batch == 1 else f"{micro_batch:,} images"
+        total = format_bytes(strategy_plan.memory.total)
+        return f"{name} does not fit: {total} with {images} per micro-batch, and the budget is {budget}"
     batch = f"{plan.per_rank_batch:,} images, {'the batch' if strategy_plan.strategy == 'single' else 'the per-rank batch'}"
     if strategy_plan.micro_batches == 1:
         return f"{name} fits: {batch}, in one micro-batch; {strategy_plan.max_images:,} would fit into {budget}"
-    return f"{name} fits: {batch}, in {strategy_plan.micro_batches} micro-batches (--set micro_batch_size={strategy_plan.micro_batch_size}) into {budget}"
+    setting = f"(--set micro_batch_size={micro_batch})"
+    return f"{name} fits: {batch}, in {strategy_plan.micro_batches} micro-batches {setting} into {budget}"
 
 
 def _flops_formula(plan: "Plan") -> str:
@@ -298,7 +304,9 @@ def _notes(plan: "Plan") -> list[str]:
             [] if recipe.activation_checkpointing or recipe.model.family != "vit" else ["--set activation_checkpointing=true"]
         )
         micro_batch = [] if recipe.micro_batch_size in (None, 1) else ["--set micro_batch_size=1"]
-        notes.append(f"to make it fit: {', '.join([*others, *checkpointing, *micro_batch, 'a smaller --model or --image'])}")
+        notes.append(
+            f"to make it fit: {', '.join([*others, *checkpointing, *micro_batch, 'a smaller --model or --image-size'])}"
+        )
     if recipe.precision == "float32" and gpu.bfloat16_flops is not None and gpu.bfloat16_flops > gpu.float32_flops:
         notes.append(
             f"in bfloat16 (--set precision=bfloat16) {gpu.name}'s peak is "

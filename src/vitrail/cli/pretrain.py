@@ -6,26 +6,40 @@ import typer
 
 from vitrail.cli.options import JsonOption, parse_size
 from vitrail.cli.run_recipe import (
+    AugmentOption,
+    BatchSizeOption,
+    CompileOption,
     DeviceOption,
+    EpochsOption,
     FindLrOption,
     InputSizeOption,
+    LrOption,
     MinutesOption,
     OutOption,
     OverridesOption,
+    PrecisionOption,
     PrintRecipeOption,
+    RecipeOptions,
+    ResumeOption,
     RunOptions,
+    SeedOption,
     TensorboardOption,
     ThreadsOption,
+    WeightDecayOption,
     WorkersOption,
     recipe_context,
+    resume_recipe,
     run_recipe,
 )
 from vitrail.errors import VitrailError, did_you_mean
 
 
 def pretrain(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="Folder with images at any depth, or any other dataset.")],
+    data: Annotated[
+        str | None, typer.Argument(metavar="DATA", help="Folder with images at any depth, or any other dataset.")
+    ] = None,
     image: InputSizeOption = None,
+    augment: AugmentOption = None,
     model: Annotated[
         str | None,
         typer.Option(metavar="NAME", rich_help_panel="Model", help="Encoder variant, such as B/16, with its paper's settings."),
@@ -42,24 +56,45 @@ def pretrain(
             help="Prediction target of masked-patch: mean-colour (default), downsampled or pixels.",
         ),
     ] = None,
+    epochs: EpochsOption = None,
+    batch_size: BatchSizeOption = None,
+    lr: LrOption = None,
+    weight_decay: WeightDecayOption = None,
+    minutes: MinutesOption = None,
+    find_lr: FindLrOption = False,
     overrides: OverridesOption = None,
     out: OutOption = None,
+    resume: ResumeOption = None,
     print_recipe: PrintRecipeOption = False,
+    seed: SeedOption = None,
+    precision: PrecisionOption = None,
+    compile: CompileOption = False,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
     workers: WorkersOption = None,
-    minutes: MinutesOption = None,
-    find_lr: FindLrOption = False,
     tensorboard: TensorboardOption = False,
     json: JsonOption = False,
 ) -> None:
     """Pre-train a model without labels by predicting masked patches."""
-    from vitrail.config import override
     from vitrail.recipes.registry import SSL_METHODS, get_recipe
 
     if method not in SSL_METHODS:
         raise VitrailError(f"--method must be {', '.join(SSL_METHODS)}, got {method!r}{did_you_mean(method, SSL_METHODS)}")
-    selected = get_recipe(method, recipe_context(data, model, parse_size(image, "--image") if image else None, labelled=False))
+    if epochs is not None and minutes is not None:
+        raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
     options = RunOptions(out, print_recipe, device, threads, workers, json, tensorboard, minutes, find_lr)
     target_overrides = [] if target is None else [f"masking.target={target}"]
-    run_recipe(override(selected, [*target_overrides, *(overrides or [])]), options)
+    fields = RecipeOptions(
+        [*target_overrides, *(overrides or [])], epochs, batch_size, lr, weight_decay, seed, precision, compile, augment
+    )
+    notes: list[str] = []
+    if resume is not None:
+        selected, options = resume_recipe(
+            resume, options, data=data, model=model, image_size=image, target=target, augment=augment
+        )
+        run_recipe(fields.apply(selected, None, notes), options, notes)
+        return
+    if data is None:
+        raise VitrailError("pretrain needs a dataset, such as a folder of images; try vitrail pretrain photos --method mae")
+    context = recipe_context(data, model, parse_size(image, "--image-size") if image else None, labelled=False)
+    run_recipe(fields.apply(get_recipe(method, context), context.num_images, notes), options, notes)

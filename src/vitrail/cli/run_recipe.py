@@ -1,11 +1,11 @@
 """Options, run folder and final table that the commands running a recipe share."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 InputSizeOption = Annotated[
     str | None,
-    typer.Option("--image", metavar="H[xW]", rich_help_panel="Data", help="Height and width of the input images in pixels."),
+    typer.Option(
+        "--image-size", metavar="H[xW]", rich_help_panel="Data", help="Height and width of the input images in pixels."
+    ),
 ]
 OverridesOption = Annotated[
     list[str] | None,
@@ -30,6 +32,37 @@ OverridesOption = Annotated[
         rich_help_panel="Optimisation",
         help="Override a field of the recipe, such as steps=1000 or optim.lr=1e-3; repeatable.",
     ),
+]
+EpochsOption = Annotated[
+    float | None,
+    typer.Option(metavar="N", rich_help_panel="Optimisation", help="Number of passes over the training images; sets steps."),
+]
+BatchSizeOption = Annotated[
+    int | None, typer.Option(metavar="B", rich_help_panel="Optimisation", help="Number of images per step; sets batch_size.")
+]
+LrOption = Annotated[
+    float | None, typer.Option("--lr", metavar="LR", rich_help_panel="Optimisation", help="Peak learning rate; sets optim.lr.")
+]
+WeightDecayOption = Annotated[
+    float | None, typer.Option(metavar="WD", rich_help_panel="Optimisation", help="Weight decay; sets optim.weight_decay.")
+]
+AugmentOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", rich_help_panel="Data", help="Augmentation policy, such as none, light1, medium1 or pad."),
+]
+SeedOption = Annotated[
+    int | None, typer.Option(metavar="N", rich_help_panel="Run", help="Seed of weights, order and augmentation; sets seed.")
+]
+PrecisionOption = Annotated[
+    Literal["float32", "bfloat16"] | None,
+    typer.Option(rich_help_panel="Run", help="Number format of the computation; sets precision."),
+]
+CompileOption = Annotated[
+    bool, typer.Option("--compile", rich_help_panel="Run", help="Compile the model with torch.compile; sets compile.")
+]
+ResumeOption = Annotated[
+    Path | None,
+    typer.Option(metavar="RUN", rich_help_panel="Run", help="Run folder to resume, with the recipe and dataset it has."),
 ]
 OutOption = Annotated[
     Path | None,
@@ -73,7 +106,81 @@ class RunOptions:
     find_lr: bool = False
 
 
-def run_recipe(recipe: "Recipe", options: RunOptions) -> None:
+@dataclass(frozen=True)
+class RecipeOptions:
+    """Options that set a field of the recipe under the name that people type first; ``--set`` reaches the same fields."""
+
+    overrides: list[str] | None = None
+    epochs: float | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    weight_decay: float | None = None
+    seed: int | None = None
+    precision: str | None = None
+    compile: bool = False
+    augment: str | None = None
+
+    def apply(self, recipe: "Recipe", num_images: int | None, notes: list[str] | None = None) -> "Recipe":
+        """Return the recipe with these options; ``num_images`` to train on turn epochs into steps."""
+        from dataclasses import replace
+
+        from vitrail.augment.policy import get_policy
+        from vitrail.training.recipe import override_recipe
+
+        if self.augment is not None:
+            recipe = replace(recipe, augment=get_policy(self.augment))
+        recipe, new_notes = override_recipe(recipe, [*self._assignments(), *(self.overrides or [])])
+        if notes is not None:
+            notes += new_notes
+        if self.epochs is None:
+            return recipe
+        if not 0 < self.epochs < 1e9:
+            raise VitrailError(f"--epochs must be above 0, got {self.epochs:g}; try --epochs 10")
+        if num_images is None:
+            num_images = recipe_context(recipe.data, None, None, labelled=recipe.masking is None).num_images
+        return recipe.with_steps(max(round(self.epochs * num_images / recipe.batch_size), 1))
+
+    def _assignments(self) -> list[str]:
+        """Return the options as assignments; one that ``--set`` assigns as well is an error."""
+        fields = {
+            "--batch-size": ("batch_size", self.batch_size),
+            "--lr": ("optim.lr", self.lr),
+            "--weight-decay": ("optim.weight_decay", self.weight_decay),
+            "--seed": ("seed", self.seed),
+            "--precision": ("precision", self.precision),
+            "--compile": ("compile", "true" if self.compile else None),
+            "--epochs": ("steps", self.epochs),
+            "--augment": ("augment", self.augment),
+        }
+        assigned = {text.partition("=")[0].strip() for text in self.overrides or []}
+        given = {option: field for option, (field, value) in fields.items() if value is not None}
+        for option, field in given.items():
+            if field in assigned:
+                raise VitrailError(f"{option} and --set {field} set the same field; leave one of them out")
+        return [f"{fields[option][0]}={fields[option][1]}" for option in given if option not in ("--epochs", "--augment")]
+
+
+def resume_recipe(run: Path, options: "RunOptions", **others: object) -> tuple["Recipe", "RunOptions"]:
+    """Return the recipe of the run that ``--resume`` names and options that resume it; nothing else may be set."""
+    from dataclasses import replace
+
+    from vitrail.training.run import read_recipe
+
+    set_too = [
+        f"--{name.replace('_', '-')}" if name not in ("data", "weights") else name.upper()
+        for name, value in others.items()
+        if value
+    ]
+    if options.out is not None:
+        set_too.append("--out")
+    if set_too:
+        raise VitrailError(f"--resume continues {run} with its own recipe and dataset; leave out {' and '.join(set_too)}")
+    if not (run / "recipe.json").is_file():
+        raise VitrailError(f"--resume must be a run folder with a recipe.json, got {run}; a run is resumed by its folder")
+    return read_recipe(run / "recipe.json"), replace(options, out=run)
+
+
+def run_recipe(recipe: "Recipe", options: RunOptions, notes: Sequence[str] = ()) -> None:
     """Print the recipe, or run it and print the result."""
     from vitrail.config import to_json
 
@@ -88,6 +195,9 @@ def run_recipe(recipe: "Recipe", options: RunOptions) -> None:
 
     if options.out is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
         raise VitrailError("a run that torchrun may restart needs a named folder to resume from; try --out runs/mine")
+    if not options.json and os.environ.get("RANK", "0") == "0":
+        for note in notes:
+            typer.echo(f"note      {note}", err=True)
     with process_group() as group:
         result = _fit_and_report(recipe, options, group)
     if not group.is_main:
@@ -188,6 +298,8 @@ def _print_result(result: dict[str, Any]) -> None:
     sheet = make_table("metric", "#value")
     for name, value in result[split].items():
         add_row(sheet, f"{split} {name}", format_score(name, value))
+        if name == "top1" and "majority_class" in result:
+            add_row(sheet, "always predicting the largest class", format_score("top1", result["majority_class"]))
     selected_on = result.get("selected_on", "validation")  # missing in older runs
     for name, value in result["best"].items():
         if name != "step":

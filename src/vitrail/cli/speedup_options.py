@@ -34,7 +34,9 @@ DropPatchesOption = Annotated[
 ]
 ImageSizeOption = Annotated[
     str | None,
-    typer.Option(metavar="S|HxW", rich_help_panel="Model", help="Resize images to another input size, such as 160."),
+    typer.Option(
+        "--image-size", metavar="S|HxW", rich_help_panel="Model", help="Resize images to another input size, such as 160."
+    ),
 ]
 
 
@@ -55,7 +57,7 @@ def select_speedups(
     from vitrail.models.speedups import Speedups
 
     speedups = Speedups(
-        compile, *parse_merge_tokens(merge_tokens), drop_patches, None if image is None else parse_size(image, "--image")
+        compile, *parse_merge_tokens(merge_tokens), drop_patches, None if image is None else parse_size(image, "--image-size")
     )
     if compile:
         from vitrail.training.hardware_check import compiler_fault

@@ -45,7 +45,13 @@ class ProgressDisplay:
 
         live = sys.stderr.isatty() and not self.quiet
         description = TextColumn("{task.description}")
-        columns = (TextColumn("{task.fields[task_name]}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), description)
+        columns = (
+            TextColumn("{task.fields[task_name]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            description,
+        )
         self.bar = Progress(*columns, console=_Console(stderr=True, markup=False), transient=True, disable=not live)
         self.bar.start()
         self.progress = self._on_setup_progress if live else None

@@ -73,7 +73,9 @@ def convert(
     ] = "vitrail",
     image: Annotated[
         str | None,
-        typer.Option(metavar="H[xW]", rich_help_panel="Model", help="New image size; the position embedding is resized."),
+        typer.Option(
+            "--image-size", metavar="H[xW]", rich_help_panel="Model", help="New image size; the position embedding is resized."
+        ),
     ] = None,
     patch: Annotated[
         str | None,
@@ -108,7 +110,7 @@ def convert(
     from vitrail.weights.save import save
 
     sizes: dict[str, Any] = {
-        "image": parse_size(image, "--image") if image else None,
+        "image": parse_size(image, "--image-size") if image else None,
         "patch": parse_size(patch, "--patch") if patch else None,
     }
     overrides = _overrides(grid, heads, gelu, pool)

@@ -103,10 +103,8 @@ class TrainTransform:
         policy = self.policy
         if policy.erase_prob:
             rows = epochs[transformed.readable], indices[transformed.readable]
-            boxes = draw_erase(
-                uniforms(self.seed, *rows, ERASE_SLOTS, ERASE_OFFSET), policy.erase_prob, policy.erase_scale, policy.erase_ratio,
-                self.preprocess.image_size,
-            )  # fmt: skip
+            u = uniforms(self.seed, *rows, ERASE_SLOTS, ERASE_OFFSET)
+            boxes = draw_erase(u, policy.erase_prob, policy.erase_scale, policy.erase_ratio, self.preprocess.image_size)
             erase(transformed.images, boxes, random_bits(self.seed, *rows, NOISE_OFFSET)[:, 0] if policy.erase_noise else None)
         return transformed
 

@@ -102,7 +102,7 @@ class Loader:
                     f"{len(self.read_errors)} of {len(self.dataset)} images cannot be used, more than the "
                     "tolerated fraction of "
                     f"{self.max_bad_fraction:g}, the last one {next(iter(read_errors.values()))}; "
-                    "`vitrail data check` lists them all"
+                    "`vitrail data check` lists them all, --set max_bad_fraction=0.2 tolerates more"
                 )
 
     def _with_labels(self, images: Tensor, indices: ndarray) -> Batch:
@@ -126,9 +126,10 @@ class Loader:
             policy.mix_per_sample,
             self.transform.preprocess.image_size,
         )
-        own, partners = (np.arange(1, len(positions)), np.arange(len(positions) - 1)) if self.world_size > 1 else (
-            np.arange(size), np.roll(np.arange(size), 1)
-        )  # fmt: skip
+        if self.world_size > 1:
+            own, partners = np.arange(1, len(positions)), np.arange(len(positions) - 1)
+        else:
+            own, partners = np.arange(size), np.roll(np.arange(size), 1)
         return self._blend(transformed.images, transformed.readable, indices[positions], mix, own, partners)
 
     def _blend(self, images: Tensor, readable: ndarray, indices: ndarray, mix: Mix, own: ndarray, partners: ndarray) -> Batch:

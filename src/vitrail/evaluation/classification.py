@@ -1,4 +1,4 @@
-"""``vitrail.evaluation``: accuracy, loss and calibration of a classifier with confidence intervals, and paired comparison.
+"""``vitrail.evaluate``: accuracy, loss and calibration of a classifier with confidence intervals, and paired comparison.
 
 The images go through the model's own preprocessing and the same evaluation that training uses. b images, k classes.
 """
@@ -48,7 +48,7 @@ class TemperatureScaling:
     """Scores after temperature scaling, the temperature fitted on validation."""
 
     temperature: float
-    num_fit_images: int  # images
+    num_fit_images: int
     nll: float
     ece: float
 
@@ -121,9 +121,21 @@ def summarise_predictions(
     mean_metrics, resampled = mean_scores(logits, labels), bootstrap_scores(logits, labels)
     bins = compute_reliability(logits, labels)
     return Evaluation(
-        data, split, class_names, split_predictions, mean_metrics["top1"], mean_metrics["top5"], mean_metrics["loss"], bins.ece, score_intervals(logits, labels, resampled),
-        resampled, per_class_metrics(split_predictions.predicted, labels, logits.shape[1]), bins, scaling, notes,
-    )  # fmt: skip
+        dataset=data,
+        split=split,
+        class_names=class_names,
+        predictions=split_predictions,
+        top1=mean_metrics["top1"],
+        top5=mean_metrics["top5"],
+        nll=mean_metrics["loss"],
+        ece=bins.ece,
+        intervals=score_intervals(logits, labels, resampled),
+        bootstrap=resampled,
+        per_class=per_class_metrics(split_predictions.predicted, labels, logits.shape[1]),
+        reliability=bins,
+        temperature_scaling=scaling,
+        notes=notes,
+    )
 
 
 @dataclass(frozen=True)
@@ -163,7 +175,7 @@ class _Runner:
         network: nn.Module = model if self.tta is None else TTAModel(model, self.tta)
         loader = build_eval_loader(source, without_crop(preprocess) if self.tta == "crops" else preprocess, self.batch_size)
         total = len(source)
-        report = self.progress or (lambda what, done, of: None)
+        report = self.progress or (lambda description, done, total: None)
         logits, labels, indices = run_model(
             network, loader, self.workers, lambda done: report(f"evaluating {split}", done, total)
         )

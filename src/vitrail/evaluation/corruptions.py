@@ -32,12 +32,11 @@ from vitrail.evaluation.corruption_ops import (
 )
 
 FRACTIONS = (0.1, 0.3, 0.5, 0.7, 0.9)
-MAX_SEVERITIES = 5  # severities
+MAX_SEVERITIES = 5
 
 ApplyAtStrength = Callable[[float], UInt8[Tensor, "n c h w"]]
-PrepareCorruption = Callable[
-    [UInt8[Tensor, "n c h w"], Int[ndarray, " n"], int], ApplyAtStrength
-]  # images, their indices, the seed
+# Of images, their indices and the seed.
+PrepareCorruption = Callable[[UInt8[Tensor, "n c h w"], Int[ndarray, " n"], int], ApplyAtStrength]
 
 
 @dataclass(frozen=True)
@@ -64,18 +63,17 @@ class Corruption:
 def corruption_suite(grid: GridSize) -> tuple[Corruption, ...]:
     """Return all corruptions, with the cells of this grid. A grid of one cell has no shuffling."""
     shuffle_sizes = {float(math.prod(cells)): cells for cells in shuffle_grids(grid)}
+    shuffle_captions = tuple(f"{rows}×{columns}" for rows, columns in shuffle_sizes.values())
+    shuffle = partial(_prepare_shuffle, shuffle_sizes)
     corruptions = (
         _with_captions("noise", "Noise", "std, as a fraction of white", (0.08, 0.12, 0.18, 0.26, 0.38), _prepare_noise),
-        _with_captions("blur", "Blur", "std, in pixels of 224", (1.0, 2.0, 3.0, 4.0, 6.0), lambda x, *_: partial(gaussian_blur, x)),
-        _with_captions("contrast", "Contrast", "fraction kept", (0.4, 0.3, 0.2, 0.1, 0.05), lambda x, *_: partial(reduce_contrast, x)),
-        _with_captions("jpeg", "JPEG", "quality", (25.0, 18.0, 15.0, 10.0, 7.0), lambda x, *_: lambda quality: jpeg_compress(x, int(quality))),
+        _with_captions("blur", "Blur", "std, in pixels of 224", (1.0, 2.0, 3.0, 4.0, 6.0), _prepare_blur),
+        _with_captions("contrast", "Contrast", "fraction kept", (0.4, 0.3, 0.2, 0.1, 0.05), _prepare_contrast),
+        _with_captions("jpeg", "JPEG", "quality", (25.0, 18.0, 15.0, 10.0, 7.0), _prepare_jpeg),
         _with_captions("drop", "Patch drop", "fraction of the cells", FRACTIONS, partial(_prepare_drop, grid)),
         _with_captions("occlude", "Occlusion", "fraction of the area", FRACTIONS, _prepare_occlusion),
-        Corruption(
-            "shuffle", "Shuffle", "cells", tuple(shuffle_sizes), tuple(f"{rows}×{columns}" for rows, columns in shuffle_sizes.values()),
-            partial(_prepare_shuffle, shuffle_sizes),
-        ),
-    )  # fmt: skip
+        Corruption("shuffle", "Shuffle", "cells", tuple(shuffle_sizes), shuffle_captions, shuffle),
+    )
     return tuple(each for each in corruptions if each.strengths)
 
 
@@ -105,6 +103,18 @@ def _with_captions(name: str, title: str, unit: str, strengths: tuple[float, ...
 
 def _prepare_noise(images: Tensor, indices: ndarray, seed: int) -> ApplyAtStrength:
     return partial(add_noise, images, draw_noise(seed, indices, images.shape[1:]))
+
+
+def _prepare_blur(images: Tensor, indices: ndarray, seed: int) -> ApplyAtStrength:
+    return partial(gaussian_blur, images)
+
+
+def _prepare_contrast(images: Tensor, indices: ndarray, seed: int) -> ApplyAtStrength:
+    return partial(reduce_contrast, images)
+
+
+def _prepare_jpeg(images: Tensor, indices: ndarray, seed: int) -> ApplyAtStrength:
+    return lambda quality: jpeg_compress(images, int(quality))
 
 
 def _prepare_drop(grid: GridSize, images: Tensor, indices: ndarray, seed: int) -> ApplyAtStrength:

@@ -1,4 +1,4 @@
-"""Benchmark of explanation methods on a model: deletion and insertion on any images, and the object's mask where it is known.
+"""Benchmark of explanation methods on a model: deletion and insertion on any images, object masks if there are some.
 
 The predicted class is explained. A random map and an edge detector are rows of the same table, and a method beats both
 only if its paired difference is more than two standard errors. b images, m metrics, s steps, y and x the grid of patches.
@@ -121,7 +121,8 @@ def verdict(scores: Sequence[MethodScore]) -> str:
         )
     findings = "; ".join(f"{row.method} on {join_words(row.better_on)}" for row in significant)
     rest = f"; {join_words(insignificant)} on none" if insignificant else ""
-    return f"Most faithful: {significant[0].method}. Significantly better than a random map and an edge detector: {findings}{rest}."
+    best = significant[0].method
+    return f"Most faithful: {best}. Significantly better than a random map and an edge detector: {findings}{rest}."
 
 
 def join_words(words: Sequence[str]) -> str:
@@ -144,11 +145,11 @@ def object_masks(source: Dataset, indices: Sequence[int], preprocess: Preprocess
     """Return the object's fraction of every preprocessed pixel, or None if the dataset has no masks."""
     positions = [int(index) for index in indices]
     while isinstance(source, Subset):
-        positions = [int(source.indices[place]) for place in positions]
+        positions = [int(source.indices[position]) for position in positions]
         source = source.dataset
     if not isinstance(source, PanesDataset):
         return None
-    masks = np.stack([255 * source.scene(place).mask for place in positions])[..., None]
+    masks = np.stack([255 * source.scene(position).mask for position in positions])[..., None]
     plain = Preprocess(preprocess.image_size, preprocess.crop_pct, preprocess.squash, preprocess.interpolation, (0.0,), (1.0,))
     transformed = EvalTransform(plain)(
         ArrayDataset(masks, np.zeros(len(masks), np.int64), ("",)), np.zeros(len(masks), np.int64), np.arange(len(masks))

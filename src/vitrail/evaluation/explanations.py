@@ -74,9 +74,8 @@ def explain_images(
     class_specific = [name for name in selected_methods if name not in CLASS_AGNOSTIC_METHODS]
     if headless and (class_specific or target is not None):
         raise VitrailError(
-            f"{class_specific[0] if class_specific else '--class'} needs a class, and a model without a head "
-            "(classes=0) has none; "
-            f"try {' or '.join(CLASS_AGNOSTIC_METHODS)}, or add a head: vitrail finetune RUN DATA"
+            f"{class_specific[0] if class_specific else '--class'} needs a class, and a model without a head (classes=0) has "
+            f"none; try {' or '.join(CLASS_AGNOSTIC_METHODS)}, or add a head: vitrail finetune RUN DATA"
         )
     layers = check_indices("layers", selection.layers, len(vit.blocks))
     heads = check_indices("heads", selection.heads, vit.config.heads)

@@ -50,7 +50,7 @@ class ConcatDataset:
 
 
 def select_split(data: DatasetSplits, split: str | None) -> tuple[str, Dataset]:
-    """Return the given split, else test, else validation, else all; only its labelled images."""
+    """Return the named split, else test, else validation, else all; only its labelled images."""
     if split is not None and split not in SPLITS:
         raise VitrailError(f"split must be {', '.join(SPLITS)}, got {split!r}{did_you_mean(split, SPLITS)}")
     for name in (split,) if split else ("test", "validation", "all"):
@@ -87,11 +87,13 @@ def match_classes(source: Dataset, model: Model, data: str) -> ndarray:
     return mapping
 
 
-def _unknown_classes_message(unknown: list[str], used: int, known: list[str], data: str, unnamed: bool) -> str:
+def _unknown_classes_message(unknown: list[str], used: int, names: list[str], data: str, unnamed: bool) -> str:
     listed = f"{', '.join(map(repr, unknown[:3]))}{f' and {len(unknown) - 3} more' if len(unknown) > 3 else ''}"
     message = (
         f"{len(unknown)} of the {used} classes of {data} {'is' if len(unknown) == 1 else 'are'} unknown to the model: {listed}"
     )
     if unnamed:
-        return f"{message}; its file names none: set model.class_names and vitrail.save it, or name the folders 0 to {len(known) - 1}"
-    return f"{message}; it knows {', '.join(map(repr, known[:4]))}{' ...' if len(known) > 4 else ''}{did_you_mean(unknown[0], known)}"
+        remedy = f"set model.class_names and vitrail.save it, or name the folders 0 to {len(names) - 1}"
+        return f"{message}; its file names none: {remedy}"
+    first_names = f"{', '.join(map(repr, names[:4]))}{' ...' if len(names) > 4 else ''}"
+    return f"{message}; it knows {first_names}{did_you_mean(unknown[0], names)}"

@@ -1,4 +1,4 @@
-"""Train/test leakage: which splits the model was trained with, and warnings about scores on data that it has seen."""
+"""Train/test leakage: which splits the model was trained with, and warnings about scores on data that it was trained on."""
 
 import os
 from pathlib import Path
@@ -28,9 +28,10 @@ def leakage_warnings(model: Model, data: DatasetSplits, split: str, is_default_s
     if not _was_trained_on(model, data):
         is_partial = is_default_split and data.split_fractions is not None and getattr(fractions, split, 0) > 0
         return [f"the model was not trained on it, so more than its {split} can be evaluated: split all"] if is_partial else []
+    # Whether the splits differ from those of the training.
     differs = fractions.validation != training_fractions.validation or (
         fractions.test > 0 and fractions.test != training_fractions.test
-    )  # splits than in training
+    )
     if split == "test" and not (differs and fractions.test > 0):
         return []
     selected_on = split == "validation" and not differs

@@ -17,7 +17,7 @@ class PerClassMetrics:
 
     support: Int[Tensor, " k"]  # images of the class
     predicted: Int[Tensor, " k"]  # images predicted as it
-    true_positives: Int[Tensor, " k"]  # true positives
+    true_positives: Int[Tensor, " k"]  # images of the class predicted as it
 
     @property
     def precision(self) -> Float[Tensor, " k"]:

@@ -32,7 +32,7 @@ class ProbeResult:
     eval_split: str
     classes: int
     num_images: dict[str, int]  # by split
-    unreadable_images: int  # images
+    unreadable_images: int
     notes: tuple[str, ...]
     fewshot: tuple[FewShotResult, ...] | None = None
     knn: dict[int, float] | None = None
@@ -128,8 +128,9 @@ def mean_metrics(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 def check_protocols(protocols: Sequence[str]) -> tuple[str, ...]:
     for name in protocols:
         if name not in PROTOCOLS:
-            known = ", ".join(PROTOCOLS)
-            raise VitrailError(f"there is no protocol {name!r}{did_you_mean(name, PROTOCOLS)}; choose from {known}")
+            raise VitrailError(
+                f"there is no protocol {name!r}{did_you_mean(name, PROTOCOLS)}; choose from {', '.join(PROTOCOLS)}"
+            )
     return tuple(name for name in PROTOCOLS if name in protocols)
 
 
@@ -188,4 +189,4 @@ def _short_class_notes(results: tuple[FewShotResult, ...] | None, classes: int) 
 
 
 def _with_split_name(progress: Progress | None, split: str) -> Progress | None:
-    return None if progress is None else lambda what, done, total: progress(f"{what} of {split}", done, total)
+    return None if progress is None else lambda description, done, total: progress(f"{description} of {split}", done, total)

@@ -149,7 +149,7 @@ class _Runner:
         loader = build_eval_loader(source, _without_normalisation(self.preprocess), batch_size)
         clean_logits, indices, correct = [torch.zeros(0, self.model.config.classes)], [torch.zeros(0, dtype=torch.int64)], []
         example = torch.zeros(0, dtype=torch.uint8)
-        report, done = self.progress or (lambda what, done, of: None), 0
+        report, done = self.progress or (lambda description, done, total: None), 0
         for batch in loader.batches(workers=workers):
             if not batch.labels.shape[0]:  # none could be read
                 continue
@@ -193,9 +193,7 @@ def _summarise(
 ) -> RobustnessResult:
     ends = np.cumsum([1, *(len(kind.strengths) for kind in corruptions)])
     parts = [outcomes.correct[:, start:end] for start, end in pairwise(ends)]
-    per_corruption = np.stack(
-        [part.mean(1) for part in parts], axis=1
-    )  # fraction of the severities at which each image is right
+    per_corruption = np.stack([part.mean(1) for part in parts], axis=1)  # fraction of the severities at which each is right
     resampled = bootstrap_means(
         np.concatenate([outcomes.correct[:, :1], per_corruption, per_corruption.mean(1, keepdims=True)], axis=1)
     ).T
@@ -210,6 +208,15 @@ def _summarise(
         for (name, title), top1, mean, values in zip(names, curves, means, resampled, strict=True)
     }
     return RobustnessResult(
-        data.name, split, grid, corruptions, scores, dict(zip(scores, resampled, strict=True)), outcomes.correct, outcomes.indices, outcomes.example_images,
-        outcomes.unreadable_images, (*dataset_notes(data), *notes),
-    )  # fmt: skip
+        dataset=data.name,
+        split=split,
+        grid=grid,
+        corruptions=corruptions,
+        scores=scores,
+        bootstrap=dict(zip(scores, resampled, strict=True)),
+        correct=outcomes.correct,
+        indices=outcomes.indices,
+        example_images=outcomes.example_images,
+        unreadable_images=outcomes.unreadable_images,
+        notes=(*dataset_notes(data), *notes),
+    )

@@ -41,8 +41,8 @@ def ablate(
     ablated = sorted(set(check_indices("patches", patches, count))) if len(patches) else []
     if mode not in ABLATION_MODES:
         raise VitrailError(
-            f"patches are ablated by {', '.join(ABLATION_MODES[:-1])} or {ABLATION_MODES[-1]}, got "
-            f"{mode[:40]!r}; try how='mask'"
+            f"patches are ablated by {', '.join(ABLATION_MODES[:-1])} or {ABLATION_MODES[-1]}, got {mode[:40]!r}; "
+            "try mode='mask'"
         )
     with eval_mode(vit):
         if not ablated:

@@ -46,11 +46,10 @@ def patch_filters(model: nn.Module, count: int = NUM_COMPONENTS) -> Float[Tensor
     flat = kernels.float().flatten(1)
     flat = flat - flat.mean(dim=0)
     _, _, components = torch.linalg.svd(flat, full_matrices=False)
-    components_shown = components[:count]
-    components_shown = (
-        components_shown * components_shown.gather(1, components_shown.abs().argmax(dim=1, keepdim=True)).sign()
-    )  # the sign of a component is arbitrary
-    scaled = 0.5 + 0.5 * components_shown / components_shown.abs().amax(dim=1, keepdim=True)
+    components = components[:count]
+    largest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))
+    components = components * largest.sign()  # the sign of a component is arbitrary
+    scaled = 0.5 + 0.5 * components / components.abs().amax(dim=1, keepdim=True)
     return scaled.unflatten(1, tuple(kernels.shape[1:]))
 
 

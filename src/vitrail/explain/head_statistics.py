@@ -31,7 +31,7 @@ class HeadStatistics:
 
 @torch.no_grad()
 def head_statistics(model: nn.Module, batches: Iterable[Float[Tensor, "b c height width"]]) -> HeadStatistics:
-    """Compute the statistics over any number of images: one batch is held at a time, and its weights are summed up at once."""
+    """Compute the statistics over any number of images: one batch is in memory at a time, its weights are summed at once."""
     vit = as_vit(model)
     total: list[Tensor] = []
     num_images = 0

@@ -14,7 +14,7 @@ from vitrail.models.resnet_stem import ResNetStem
 
 
 def with_dynamic_padding(stem: ResNetStem) -> nn.Module:
-    """Return a stem equivalent to ``Root`` with fixed padding; its convolutions are replaced in place."""
+    """Return a stem equivalent to ``ResNetStem`` with fixed padding; its convolutions are replaced in place."""
     for module in [*stem.modules()]:
         for name, conv in [*module.named_children()]:
             if isinstance(conv, StdConv2d):

@@ -33,7 +33,7 @@ FILE_SUFFIXES = {"onnx": ".onnx", "int8": ".onnx", "program": ".pt2"}
 PREDICTORS: dict[str, Callable[[Path], Predictor]] = {"onnx": OnnxPredictor, "int8": OnnxPredictor, "program": ProgramPredictor}
 WRITERS: dict[str, Callable[..., None]] = {"onnx": write_onnx, "program": write_program}
 Requirement = Callable[[ParityReport], None]
-CALIBRATION_IMAGES = 128  # images
+CALIBRATION_IMAGES = 128
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ExportResult:
     backend: str
     file_bytes: int
     weight_bytes: int  # bytes of the model's weights
-    write_seconds: float  # to write it
+    write_seconds: float
     parity: ParityReport
     quantisation: QuantisationReport | None = None
     calibrated_on: str | None = None  # int8 only: which images the scales were calibrated on
@@ -87,7 +87,7 @@ def export(
     samples = load_sample_images(model, data, images, progress, "evaluate" if to == "int8" else None)
     if to != "int8":
         write = WRITERS[to]
-        require: Requirement = lambda reports: require_parity(reports, out.name, tolerance)  # noqa: E731
+        require: Requirement = lambda report: require_parity(report, out.name, tolerance)  # noqa: E731
         return write_and_verify(
             model,
             out,
@@ -107,7 +107,7 @@ def export(
         )
 
     result = write_and_verify(
-        model, out, to, write_int8, samples, lambda reports: require_accuracy(reports, out.name, max_drop), False, progress
+        model, out, to, write_int8, samples, lambda report: require_accuracy(report, out.name, max_drop), False, progress
     )
     return replace(
         result,

@@ -83,14 +83,16 @@ def to_flexible(model: Model) -> Model:
 
 
 class _DynamicPositionEmbedding(nn.Module):
-    """``AddPosition`` for an image size that is known only when the graph runs."""
+    """``PositionEmbedding`` for an image size that is known only when the graph runs."""
 
     def __init__(self, embedding: PositionEmbedding) -> None:
         super().__init__()
         self.embedding = embedding
 
-    def forward(self, x: Float[Tensor, "b t d"], grid: Grid, kept: PatchIndices | None = None) -> Float[Tensor, "b t d"]:
-        assert kept is None
+    def forward(
+        self, x: Float[Tensor, "b t d"], grid: Grid, patch_indices: PatchIndices | None = None
+    ) -> Float[Tensor, "b t d"]:
+        assert patch_indices is None
         table = self.embedding.table()
         rows, columns = (
             interpolation_matrix(old, new, self.embedding.resize) for old, new in zip(table.shape[:2], grid, strict=True)

@@ -22,7 +22,7 @@ MAX_WEIGHT_BYTES = 2**31 - 2**24  # what protobuf can hold, minus space for the 
 
 
 def write_onnx(model: Model, path: Path, dynamic: bool = False, **options: Any) -> None:
-    """Write an ONNX file; ``dynamic`` leaves height and width open, ``export`` is recorded in the file's metadata."""
+    """Write an ONNX file; ``dynamic`` leaves height and width open, ``options`` are recorded in the file's metadata."""
     import_onnxruntime()  # fails early if it is not installed
     save_onnx(to_onnx(model, dynamic), model, path, to="onnx", dynamic=dynamic, **options)
 

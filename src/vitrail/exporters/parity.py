@@ -57,9 +57,14 @@ def compare_with_model(
         raise VitrailError(f"the file has {logits.shape[1]} outputs per image, the model {expected.shape[1]}")
     single_difference = np.abs(predictor.logits(samples.images[:1]) - expected[:1]).max()  # also as a batch of one
     report = ParityReport(
-        len(expected), samples.description, samples.is_real, float(max(np.abs(logits - expected).max(), single_difference)), float(np.abs(expected).max()),
-        compute_agreement(logits, expected, features=not model.config.classes), features=not model.config.classes,
-    )  # fmt: skip
+        num_images=len(expected),
+        image_source=samples.description,
+        real_images=samples.is_real,
+        max_difference=float(max(np.abs(logits - expected).max(), single_difference)),
+        max_logit=float(np.abs(expected).max()),
+        agreement=compute_agreement(logits, expected, features=not model.config.classes),
+        features=not model.config.classes,
+    )
     labelled = samples.labels >= 0
     if labelled.any() and model.config.classes:
         accuracies = [float((scores.argmax(1) == samples.labels)[labelled].mean()) for scores in (expected, logits)]
@@ -71,9 +76,9 @@ def require_parity(report: ParityReport, name: str, tolerance: float) -> None:
     """Refuse a file whose logits differ from the model's by more than the tolerance."""
     if not report.relative_difference <= tolerance:  # also refuses NaN
         raise VitrailError(
-            f"the logits of {name} differ from the model's by {report.relative_difference:.2g} of the largest "
-            f"logit on {report.image_source}, where "
-            f"{tolerance:g} is allowed, so it was removed; try another --to, or a larger --tolerance"
+            f"the logits of {name} differ from the model's by {report.relative_difference:.2g} of the largest logit "
+            f"on {report.image_source}, where {tolerance:g} is allowed, so it was removed; "
+            "try another --to, or a larger --tolerance"
         )
 
 
@@ -83,8 +88,7 @@ def require_accuracy(report: ParityReport, name: str, max_drop: float) -> None:
         unit = " of feature cosine similarity" if report.features else ""
         raise VitrailError(
             f"{name} loses {100 * report.accuracy_drop:.2f} points{unit} on {report.image_source}, where "
-            f"{100 * max_drop:g} are allowed, "
-            "so it was removed; try a larger --max-drop, or --to onnx"
+            f"{100 * max_drop:g} are allowed, so it was removed; try a larger --max-drop, or --to onnx"
         )
 
 

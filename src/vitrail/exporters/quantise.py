@@ -44,7 +44,7 @@ class QuantisationReport:
     num_layers: int
     sensitivity: dict[str, float]  # squared error of the logits with this layer alone in int8, relative to their variance
     float_layers: tuple[str, ...]  # not quantised
-    accuracy_drop: float  # on the evaluation images, as in ``Checked.drop``
+    accuracy_drop: float  # on the evaluation images, as in ``ParityReport.accuracy_drop``
 
 
 def quantise(

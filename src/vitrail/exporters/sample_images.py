@@ -1,4 +1,4 @@
-"""Images to verify or calibrate an exported file on: the given ones, else the model's own dataset, else synthetic ones.
+"""Images to verify or calibrate an exported file on: the caller's, else the model's own dataset, else synthetic ones.
 
 n images, c channels.
 """
@@ -84,7 +84,7 @@ def _from_dataset(model: Model, name: str, count: int, progress: Progress | None
         if progress is not None:
             progress("reading images", number, len(indices))
     if not images:
-        raise VitrailError(f"no image of {name} can be read; `vitrail data check {name}` tells why")
+        raise VitrailError(f"no image of {name} can be read; `vitrail data check {name}` gives the reasons")
     labels = source.labels[read_indices]
     return SampleImages(np.stack(images), np.where(labels < 0, -1, classes[labels]), f"{split} of {name}")
 

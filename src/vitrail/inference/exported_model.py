@@ -21,8 +21,7 @@ from vitrail.inference.program_predictor import ProgramPredictor
 from vitrail.models.build import Model
 from vitrail.models.config import ViTConfig
 from vitrail.models.resnet import ResNet
-from vitrail.models.speedups import Speedups
-from vitrail.models.speedups import speed_up as quickened
+from vitrail.models.speedups import Speedups, speed_up
 from vitrail.models.vit import ViT
 from vitrail.weights.load import load
 
@@ -37,7 +36,7 @@ def load_any_model(source: str | Path, speedups: Speedups | None = None) -> Mode
         return ExportedViT(predictor) if isinstance(predictor.metadata.config, ViTConfig) else ExportedResNet(predictor)
     if speedups is None:
         return load(source)
-    return quickened(load(source, image=speedups.image), speedups)
+    return speed_up(load(source, image=speedups.image), speedups)
 
 
 class _ExportedModel(nn.Module):
@@ -48,9 +47,7 @@ class _ExportedModel(nn.Module):
         self.class_names, self.metadata = predictor.metadata.class_names, predictor.metadata.training
         self.load_report: Any = None
         self.predictor = predictor
-        self.device_anchor = nn.Parameter(
-            torch.empty(0), requires_grad=False
-        )  # empty; its device is where callers put the images
+        self.device_anchor = nn.Parameter(torch.empty(0), requires_grad=False)  # callers move images to its device
         self.eval()
 
     def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b k"]:

@@ -35,9 +35,8 @@ class OnnxPredictor:
         self.class_names = class_names_or_indices(self.metadata.class_names, self.metadata.config.classes)
         self.sigmoid = trained_with_sigmoid(self.metadata.training)
         self._input_shape = self._session.multi_threaded.get_inputs()[0].shape[1:]  # a name where the size is dynamic
-        self._images_per_run = (
-            1 if self.metadata.export.get("activations") == "dynamic" else IMAGES_PER_RUN
-        )  # else logits would depend on the batch
+        # With dynamic activation scales, logits would depend on the rest of the batch.
+        self._images_per_run = 1 if self.metadata.export.get("activations") == "dynamic" else IMAGES_PER_RUN
 
     def logits(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b k"]:
         check_image_shape(images, self._input_shape, self.metadata)
@@ -112,7 +111,7 @@ def check_image_shape(images: ndarray, expected: list[Any], metadata: ExportMeta
             raise VitrailError(
                 f"the {name} of images must be {required}, got {actual}; preprocess them as the file's metadata says"
             )
-    stride = getattr(metadata.config, "stride", (1, 1))
+    stride = getattr(metadata.config, "patch_stride", (1, 1))
     if any(side % step or not side for side, step in zip(images.shape[1:3], stride, strict=True)):
         raise VitrailError(
             f"the size of images must be a multiple of {format_size(stride)}, got {format_size(images.shape[1:3])}"

@@ -77,8 +77,8 @@ class PartFiles:
         """Return the manifest of a complete part, or None."""
         try:
             content = json.loads(self._manifest_path(part).read_bytes())
-            found = PartManifest(**{**content, "problems": tuple(content["problems"])})
-            return found if self.part_path(part).stat().st_size == found.num_bytes else None
+            manifest = PartManifest(**{**content, "problems": tuple(content["problems"])})
+            return manifest if self.part_path(part).stat().st_size == manifest.num_bytes else None
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
@@ -118,15 +118,15 @@ class PartFiles:
     def finalise(self) -> tuple[PartManifest, bool] | None:
         """Return the manifest of all parts if all are complete, and whether this process is the first to find it."""
         manifests = [self.manifest(part) for part in range(self.num_parts)]
-        complete = [note for note in manifests if note is not None]
+        complete = [manifest for manifest in manifests if manifest is not None]
         if len(complete) < len(manifests):
             return None
-        num_bad, num_bytes = sum(note.num_bad for note in complete), sum(note.num_bytes for note in complete)
+        num_bad, num_bytes = sum(part.num_bad for part in complete), sum(part.num_bytes for part in complete)
         done = PartManifest(
-            self.num_images, num_bad, num_bytes, tuple(problem for note in complete for problem in note.problems)
+            self.num_images, num_bad, num_bytes, tuple(problem for part in complete for problem in part.problems)
         )
         self.check_bad_fraction(done.num_bad)
-        parts = [{"file": self.part_path(part).name, **asdict(note)} for part, note in enumerate(complete)]
+        parts = [{"file": self.part_path(part).name, **asdict(manifest)} for part, manifest in enumerate(complete)]
         content = {"num_images": done.num_images, "num_bad": done.num_bad, "num_bytes": done.num_bytes, "parts": parts}
         is_first = self._write_json(self.folder / "_done.json", content, exclusive=True)
         self._remove_drafts()
@@ -136,16 +136,13 @@ class PartFiles:
         if num_bad > max_bad_images(self.max_bad_fraction, self.num_images):
             raise VitrailError(
                 f"{num_bad:,} of {self.num_images:,} images cannot be used, more than the tolerated fraction of "
-                f"{self.max_bad_fraction:g}; "
-                f"{self.folder / '_manifests'} and `vitrail data check` list them"
+                f"{self.max_bad_fraction:g}; {self.folder / '_manifests'} and `vitrail data check` list them"
             )
 
     def start(self, request: dict[str, Any]) -> None:
         """Create the folder, or resume it if the request is the same."""
-        request_path, request = (
-            self.folder / "_parts.json",
-            {"format": FORMAT, **request, "part_size": self.part_size, "ending": self.suffix},
-        )
+        request_path = self.folder / "_parts.json"
+        request = {"format": FORMAT, **request, "part_size": self.part_size, "suffix": self.suffix}
         _create_folder(self.folder, request_path)
         for name in ("_in_progress", "_manifests"):
             (self.folder / name).mkdir(exist_ok=True)

@@ -68,7 +68,7 @@ def iter_predictions(
     """Yield predictions while the next images are read; errors other than bad images are raised at once."""
     source = ImageList(as_image_list(images))
     if top_k < 1:
-        raise VitrailError(f"top must be at least 1, got {top_k}; try top=5")
+        raise VitrailError(f"top_k must be at least 1, got {top_k}; try top_k=5")
     model = load(model) if isinstance(model, str | Path) else model
     preprocess = require_classifier(model)
     loader = build_eval_loader(source, preprocess, batch_size)

@@ -18,9 +18,8 @@ from vitrail.data.transforms import normalise
 from vitrail.errors import VitrailError
 from vitrail.inference.features import require_preprocess
 from vitrail.models.build import Model
-from vitrail.models.device import select_device as chosen
-from vitrail.models.speedups import Speedups
-from vitrail.models.speedups import speed_up as quickened
+from vitrail.models.device import select_device
+from vitrail.models.speedups import Speedups, speed_up
 from vitrail.weights.load import load
 
 Backend = Literal["auto", "torch", "onnxruntime"]
@@ -65,7 +64,7 @@ def load_predictor(
 ) -> Predictor:
     """Load a predictor: for an exported file (.onnx, .pt2) the backend it needs, for anything ``vitrail.load`` reads torch.
 
-    ``threads`` is the number of CPU threads of one call; ``faster`` and ``device`` apply to torch only.
+    ``threads`` is the number of CPU threads of one call; ``speedups`` and ``device`` apply to torch only.
     """
     suffix = Path(source).suffix.lower()
     if threads is not None and threads < 1:
@@ -78,7 +77,7 @@ def load_predictor(
         raise VitrailError(speedup_fixed_message(source))
     if backend != "auto" and (backend == "onnxruntime") != (suffix == ".onnx"):
         required = "onnxruntime" if suffix == ".onnx" else "torch"
-        raise VitrailError(f"{source} must be run by {required}, got {backend}; leave the engine out")
+        raise VitrailError(f"{source} must be run by {required}, got {backend}; leave the backend out")
     from vitrail.inference.onnx_predictor import OnnxPredictor
     from vitrail.inference.program_predictor import ProgramPredictor
 
@@ -128,5 +127,5 @@ def _load_torch(source: str | Path, threads: int | None, speedups: Speedups | No
         torch.set_num_threads(threads)
     model = load(source, image=None if speedups is None else speedups.image)
     if speedups is not None:
-        model = quickened(model, speedups)
-    return TorchPredictor(model.to(chosen(device)), str(source))
+        model = speed_up(model, speedups)
+    return TorchPredictor(model.to(select_device(device)), str(source))

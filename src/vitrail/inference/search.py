@@ -1,6 +1,6 @@
 """Image search: the images of a dataset most similar to a query, by the cosine of a model's features.
 
-Never more than a tile of similarities is in memory. n known images, m queries, d features, k neighbours.
+Never more than a tile of similarities is in memory. n images searched, m queries, d features, k neighbours.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from vitrail.inference.features import DEFAULT_BATCH_SIZE, forward_features, ite
 from vitrail.inference.inputs import ImageList
 from vitrail.models.build import Model
 
-SIMILARITY_TILE = 1024, 16384  # query and known rows whose similarities are computed at once: 64 MiB
+SIMILARITY_TILE = 1024, 16384  # query and candidate rows whose similarities are computed at once: 64 MiB
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ def _embed_query(model: Model, query: str | Path) -> np.ndarray:
 def top_k_cosine(
     queries: Float[ndarray, "m d"], candidates: Float[ndarray, "n d"], k: int, tile: tuple[int, int] = SIMILARITY_TILE
 ) -> tuple[Float[Tensor, "m k"], Int[Tensor, "m k"]]:
-    """Return cosine and index of the most similar known rows, the most similar first."""
+    """Return cosine and index of the most similar candidates, the most similar first."""
     tiles = [
         _top_k_tiled(_unit_rows(queries[at : at + tile[0]]), candidates, k, tile[1]) for at in range(0, len(queries), tile[0])
     ]
-    return torch.cat([alike for alike, _ in tiles]), torch.cat([indices for _, indices in tiles])
+    return torch.cat([similarity for similarity, _ in tiles]), torch.cat([indices for _, indices in tiles])
 
 
 def _top_k_tiled(queries: Tensor, candidates: ndarray, k: int, step: int) -> tuple[Tensor, Tensor]:

@@ -202,9 +202,8 @@ class Rotary(nn.Module):
         y = repeat(rows, "h f -> (h w) f", w=grid[1])
         x = repeat(columns, "w f -> (h w) f", h=grid[0])
         angle = repeat(torch.cat([y, x], dim=-1), "n f -> n (f two)", two=2)
-        angle = (
-            angle if patch_indices is None else rearrange(angle[patch_indices], "b m f -> b 1 m f")
-        )  # the same in every head
+        if patch_indices is not None:
+            angle = rearrange(angle[patch_indices], "b m f -> b 1 m f")  # the same in every head
         return F.pad(angle, (0, 0, self.prefix, 0))
 
     def _axis_angles(self, side: int, base_side: int, device: torch.device) -> Float[Tensor, "n f"]:

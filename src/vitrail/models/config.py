@@ -70,9 +70,8 @@ class ViTConfig:
     stem: StemConfig | None = None
     position: Position = "learned1d"
     position_at: PositionAt = "input"
-    position_prefix: Literal["none", "cls", "all"] = (
-        "cls"  # prefix tokens with a learned row: big_vision, official, timm with registers
-    )
+    # prefix tokens with a learned row of their own: none (big_vision), cls (official), all (timm with registers)
+    position_prefix: Literal["none", "cls", "all"] = "cls"
     position_resize: PositionResize = "timm"  # the library whose rule resizes the position table to another grid
     position_grid: Pair | None = None  # grid of a sin-cos table or rotary; None: the model's own
     flexible: bool = False  # accept images of any size that the patches divide
@@ -82,9 +81,8 @@ class ViTConfig:
     head: Literal["linear", "mlp"] = "linear"  # mlp: the pre-training head, one hidden layer with tanh
     head_hidden: int | None = None  # width of the hidden layer; None: the model's width
     norm: Literal["pre", "post"] = "pre"
-    final_norm: Literal["tokens", "pooled"] = (
-        "tokens"  # the last norm: on every token, or on the pooled vector (timm's fc_norm)
-    )
+    # the last norm: on every token, or on the pooled vector (timm's fc_norm)
+    final_norm: Literal["tokens", "pooled"] = "tokens"
     norm_eps: float = 1e-6
     gelu: Literal["tanh", "exact"] = "tanh"
     qkv_bias: bool = True

@@ -126,9 +126,8 @@ def _block(c: ViTConfig, layer: int) -> OpCounter:
         counter.parameters += d if c.layer_scale is not None else 0
     counter.saved_floats += t * m * (3 if c.dropout else 2)
     counter.saved_floats += 2 if c.stochastic_depth and layer else 0  # one factor per branch
-    counter.update_peak(
-        t * d * (3 + (c.norm == "pre")) + t * m
-    )  # the caller still holds the block's input, and GELU is in place
+    # the caller still holds the block's input, and GELU is in place
+    counter.update_peak(t * d * (3 + (c.norm == "pre")) + t * m)
     return counter
 
 
@@ -157,10 +156,8 @@ def _attention(c: ViTConfig, counter: OpCounter) -> None:
 def _pool(c: ViTConfig) -> OpCounter:
     d = c.width
     is_saved = _has_head(c) or c.final_norm == "pooled"  # by a layer that saves its input
-    if c.pool == "cls":
-        return OpCounter(
-            saved_floats=is_saved * c.tokens * d, peak_floats=c.tokens * d
-        )  # a view, so the head saves every token
+    if c.pool == "cls":  # a view, so the head saves every token
+        return OpCounter(saved_floats=is_saved * c.tokens * d, peak_floats=c.tokens * d)
     if c.pool == "gap":
         return OpCounter(saved_floats=is_saved * d, peak_floats=(c.tokens + 1) * d)
     n = c.patches

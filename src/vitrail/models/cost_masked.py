@@ -12,7 +12,7 @@ from vitrail.models.masking_config import Masking, check_masking
 
 
 def masked_cost(model: ModelConfig, masking: Masking, batch: int = 1) -> Cost:
-    """Compute the cost like ``cost``: MACs for one image, shapes and memory for the batch; discarded parts are the decoder."""
+    """Compute the cost like ``cost``: MACs for one image, shapes and memory for the batch. Decoder stages are named so."""
     config = check_masking(masking, model)
     full = cost(config, batch)
     stages = (*_encoder_stages(config, masking, full, batch), *_decoder_stages(config, masking, batch))
@@ -45,9 +45,8 @@ def _decoder_stages(config: ViTConfig, masking: Masking, batch: int) -> list[Sta
         position="none", class_token=config.has_class_token, registers=config.registers, pool="gap",
     )  # fmt: skip
     blocks = [stage for stage in cost(decoder, batch).stages if stage.name.startswith("block ")]
-    last = OpCounter(
-        parameters=2 * width, saved_floats=config.tokens * width + 2 * num_masked
-    )  # the norm saves all tokens, for a view of some
+    # the norm saves all tokens, for a view of some
+    last = OpCounter(parameters=2 * width, saved_floats=config.tokens * width + 2 * num_masked)
     return [
         embed.to_stage("decoder embed", batch, config.tokens, width),
         *(replace(stage, name=f"decoder {stage.name}") for stage in blocks),

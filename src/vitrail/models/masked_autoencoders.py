@@ -111,10 +111,7 @@ class MAE(MaskedModel):
         grid = self.encoder.grid(images)
         order = lowest_k(noise, noise.shape[1])
         num_visible = prod(grid) - self.masking.num_masked(grid)
-        visible, masked = (
-            order[:, :num_visible],
-            order[:, num_visible:],
-        )  # the lowest noise stays visible, as in the authors' code
+        visible, masked = order[:, :num_visible], order[:, num_visible:]  # the lowest noise is visible, as the authors have it
         encoded = self.encoder.encode(gather_patches(self.encoder.embed_patches(images), visible), grid, visible)
         return self.decoder(encoded, visible, masked, grid), masked
 

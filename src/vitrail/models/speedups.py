@@ -47,7 +47,7 @@ class Speedups:
 
     @property
     def target_speedup(self) -> float | None:
-        """The speed-up asked of merging; None if a number of tokens is given."""
+        """The speed-up that merging should reach; None if ``merge_tokens`` is a number of tokens."""
         if isinstance(self.merge_tokens, int):
             return None
         match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)x", self.merge_tokens)

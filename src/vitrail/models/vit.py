@@ -124,9 +124,8 @@ class ViT(nn.Module):
         return size[0] // self.config.patch_stride[0], size[1] // self.config.patch_stride[1]
 
     def _run_block(self, block: nn.Module, x: Float[Tensor, "b t d"], rotation: Rotation | None) -> Float[Tensor, "b t d"]:
-        if (
-            self.activation_checkpointing and torch.is_grad_enabled() and not is_recording(block)
-        ):  # recorded values are stored anyway
+        # recorded values are stored anyway
+        if self.activation_checkpointing and torch.is_grad_enabled() and not is_recording(block):
             options: dict[str, Any] = (
                 {} if torch.compiler.is_compiling() else {"context_fn": lambda: (nullcontext(), pause_recording(block))}
             )

@@ -105,8 +105,8 @@ def _laptop_recipe(context: RecipeContext, masking: Masking, **changes: Any) -> 
 
 
 def _recipe(
-    context: RecipeContext, masking: Masking, model: ModelConfig, preprocess: Preprocess, steps: int, batch_size: int, optim: Optim,
-    crop_scale: tuple[float, float], warmup_steps: int, every: int,
+    context: RecipeContext, masking: Masking, model: ModelConfig, preprocess: Preprocess, steps: int, batch_size: int,
+    optim: Optim, crop_scale: tuple[float, float], warmup_steps: int, every: int,
 ) -> Recipe:  # fmt: skip
     return Recipe(
         name=masking.method,

@@ -40,7 +40,7 @@ def get_recipe(name: str, context: RecipeContext) -> Recipe:
     if context.model is not None and not _is_variant(built.model, context.model):
         raise VitrailError(f"{name} has its own model and takes no --model, got {context.model}; try --recipe plain")
     if context.image is not None and built.model.image != context.image:
-        raise VitrailError(f"{name} takes images at their native size and no --image; try --recipe small")
+        raise VitrailError(f"{name} takes images at their native size and no --image-size; try --recipe small")
     return built
 
 

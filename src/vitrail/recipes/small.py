@@ -4,7 +4,9 @@ from typing import Any
 
 from vitrail.augment.policy import get_policy
 from vitrail.data.preprocess import Preprocess
-from vitrail.models.config import ViTConfig
+from vitrail.errors import VitrailError
+from vitrail.models.config import Pair, ViTConfig
+from vitrail.models.variants import parse_name, variant
 from vitrail.recipes.context import RecipeContext, capped_warmup, interval
 from vitrail.training.recipe import Optim, Recipe, Schedule
 
@@ -37,16 +39,37 @@ def small(context: RecipeContext) -> Recipe:
 
 
 def small_model(context: RecipeContext, **changes: Any) -> tuple[ViTConfig, Preprocess]:
-    """Return model and preprocessing: small images at their native size, in patches of 4 x 4 or 8 x 8; others at 96 x 96."""
-    size = context.image or (context.native_size if context.native_size and max(context.native_size) <= 64 else (96, 96))
-    patch_size = 4 if max(size) <= 48 else 8
-    image = context.image or (
-        max(round(size[0] / patch_size), 1) * patch_size,
-        max(round(size[1] / patch_size), 1) * patch_size,
-    )
-    defaults: dict[str, Any] = {"position": "sincos2d", "pool": "gap", "gelu": "exact"}
-    model = ViTConfig(
-        width=192, depth=6, mlp=384, heads=3, patch=(patch_size, patch_size), image=image, channels=context.channels, classes=context.classes,
-        **(defaults | changes),
-    )  # fmt: skip
-    return model, Preprocess(image, crop_pct=0.9, mean=(0.5,) * context.channels, std=(0.5,) * context.channels)
+    """Return model and preprocessing: the variant that is named, or a narrow ViT for images at 96 x 96.
+
+    Small images keep their native size. A named variant has its own patches, and 224 x 224 images unless they are small.
+    """
+    native_size = context.native_size if context.native_size and max(context.native_size) <= 64 else None
+    changes = {
+        "position": "sincos2d",
+        "pool": "gap",
+        "gelu": "exact",
+        "channels": context.channels,
+        "classes": context.classes,
+    } | changes
+    if context.model is not None:
+        kind, named = parse_name(context.model)
+        if kind is not ViTConfig:
+            raise VitrailError(f"the small recipe trains a ViT, got --model {context.model}; try --recipe resnet")
+        stride = (32, 32) if "stem" in named else named["patch"]
+        image = context.image or _nearest_multiple(native_size or (224, 224), stride)
+        built = variant(context.model, image=image, **changes)
+        assert isinstance(built, ViTConfig)
+        return built, _preprocess(image, context.channels)
+    size = context.image or native_size or (96, 96)
+    side = 4 if max(size) <= 48 else 8
+    image = context.image or _nearest_multiple(size, (side, side))
+    shape: dict[str, Any] = {"width": 192, "depth": 6, "mlp": 384, "heads": 3, "patch": (side, side), "image": image}
+    return ViTConfig(**(shape | changes)), _preprocess(image, context.channels)
+
+
+def _nearest_multiple(size: Pair, patch: Pair) -> Pair:
+    return max(round(size[0] / patch[0]), 1) * patch[0], max(round(size[1] / patch[1]), 1) * patch[1]
+
+
+def _preprocess(image: Pair, channels: int) -> Preprocess:
+    return Preprocess(image, crop_pct=0.9, mean=(0.5,) * channels, std=(0.5,) * channels)

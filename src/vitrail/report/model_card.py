@@ -165,7 +165,7 @@ def _training(metadata: Mapping[str, Any]) -> str:
         "seed": recipe.get("seed"),
     }
     if recipe.get("masking"):
-        rows["loss"] = f"{recipe['masking']['target']} of the masked patches, {recipe['masking']['share']:.0%} of an image"
+        rows["loss"] = f"{recipe['masking']['target']} of the masked patches, {recipe['masking']['mask_ratio']:.0%} of an image"
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 

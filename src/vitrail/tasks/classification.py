@@ -89,9 +89,8 @@ def per_image_scores(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) ->
     Of equal logits the first counts; NaN is never correct.
     """
     true_logit, classes = logits.gather(1, labels[:, None]), logits.shape[1]
-    ranked_below = (logits < true_logit) | (
-        (logits == true_logit) & (torch.arange(classes) >= labels[:, None])
-    )  # the class itself included
+    later_tie = (logits == true_logit) & (torch.arange(classes) >= labels[:, None])  # includes the class itself
+    ranked_below = (logits < true_logit) | later_tie
     rank = classes - ranked_below.sum(1)
     return {
         "top1": (rank == 0).double(),

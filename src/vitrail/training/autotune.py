@@ -20,13 +20,11 @@ from vitrail.training.state import TrainState
 from vitrail.training.step import train_step
 
 WARMUP_STEPS, TIMED_SECONDS, MAX_TIMED_STEPS = 2, 3.0, 30  # warm-up steps, then at most so many timed seconds and steps
-MIN_STEPS = 20  # steps of the shortest run
+FEW_STEPS = 100  # fewer steps teach a model next to nothing
 BUDGET_FRACTION = 0.95  # fraction of the time budget that is planned
-RANGE_TEST_STEPS, RANGE_TEST_DECADES, DECADES_BELOW = (
-    100,
-    5,
-    3,
-)  # steps of a range test, the decades it covers, and how many are below the recipe's lr
+EVAL_FRACTION = 0.2  # fraction of the time budget for evaluations during training
+RANGE_TEST_STEPS = 100
+RANGE_TEST_DECADES, DECADES_BELOW = 5, 3  # decades of learning rates, and how many of them are below the recipe's
 DIVERGENCE_FACTOR = 4.0  # times the lowest loss: the range test has diverged
 LOSS_SMOOTHING = 0.9
 
@@ -45,7 +43,7 @@ class AutoTune:
     def apply_saved(self, recipe: Recipe, saved: Recipe) -> Recipe:
         """Apply the values that were tuned when the run was started, to resume it."""
         if self.minutes is not None:
-            recipe = recipe.with_steps(saved.steps)
+            recipe = replace(recipe.with_steps(saved.steps), eval_every=saved.eval_every)
         if self.find_lr:
             recipe = with_lr(recipe, saved.optim.lr)
         return recipe
@@ -93,34 +91,40 @@ def measure_timing(
     """Time a few steps and one evaluated batch. All ranks stop together."""
     state = new_state()
     state.model.train()
-    start, timed_steps = 0.0, 0
-    for index, batch in enumerate(train_loader.batches(0, WARMUP_STEPS + MAX_TIMED_STEPS, workers)):
-        if index == WARMUP_STEPS:
-            start = time.perf_counter()
-        train_step(state, task, batch, recipe)
-        timed_steps = index + 1 - WARMUP_STEPS
-        if timed_steps > 0 and state.group.any_rank(time.perf_counter() - start > TIMED_SECONDS):
-            break
-    step = (time.perf_counter() - start) / max(timed_steps, 1)
-    model = state.eval_model if eval_model is None else eval_model(state)
-    task.evaluate(model, eval_loader, workers, state.group.all_gather_rows)  # a warm-up
+    seconds: list[float] = []
     start = time.perf_counter()
-    task.evaluate(model, eval_loader, workers, state.group.all_gather_rows)
-    return StepTiming(step, (time.perf_counter() - start) / max(len(eval_loader.dataset), 1))
+    for batch in train_loader.batches(0, WARMUP_STEPS + MAX_TIMED_STEPS, workers):
+        train_step(state, task, batch, recipe)
+        seconds.append(time.perf_counter() - start - sum(seconds))
+        if len(seconds) > 1 and state.group.any_rank(sum(seconds) > TIMED_SECONDS):
+            break
+    timed = seconds[min(WARMUP_STEPS, len(seconds) - 1) :]
+    model = state.eval_model if eval_model is None else eval_model(state)
+    eval_seconds = math.inf
+    for _ in range(2):  # the first is a warm-up, unless it takes long
+        start = time.perf_counter()
+        task.evaluate(model, eval_loader, workers, state.group.all_gather_rows)
+        eval_seconds = min(eval_seconds, time.perf_counter() - start)
+        if state.group.any_rank(eval_seconds > TIMED_SECONDS):
+            break
+    return StepTiming(sum(timed) / max(len(timed), 1), eval_seconds / max(len(eval_loader.dataset), 1))
 
 
-def steps_for_minutes(minutes: float, recipe: Recipe, timing: StepTiming, num_val: int, num_test: int) -> int:
-    """Return the largest number of steps that fits, with as many evaluations as the recipe has."""
-    evaluations = -(-recipe.steps // recipe.eval_every)
-    eval_seconds = timing.eval_duration(evaluations, num_val, num_test)
-    steps = int((BUDGET_FRACTION * 60 * minutes - eval_seconds) / timing.step)
-    if steps < MIN_STEPS:
-        min_minutes = (MIN_STEPS * timing.step + eval_seconds) / (60 * BUDGET_FRACTION)
-        raise VitrailError(
-            f"only {max(steps, 0)} steps of this recipe fit into {minutes:g} minutes here; "
-            f"try --time-budget {math.ceil(10 * min_minutes) / 10:g}, or a smaller --model or --image"
-        )
-    return steps
+def recipe_for_minutes(
+    minutes: float, recipe: Recipe, timing: StepTiming, num_val: int, num_test: int, elapsed: float = 0.0
+) -> Recipe:
+    """Return the recipe with as many steps as fit, at least one, and no more evaluations than the time allows.
+
+    ``elapsed`` seconds of the budget are used up already.
+    """
+    one_evaluation = timing.eval_duration(1, num_val, 0)
+    available = BUDGET_FRACTION * 60 * minutes - elapsed - timing.eval_duration(1, num_val, num_test)
+    more_evaluations = -(-recipe.steps // recipe.eval_every) - 1
+    if one_evaluation > 0:
+        more_evaluations = min(more_evaluations, int(EVAL_FRACTION * max(available, 0.0) / one_evaluation))
+    steps = max(int((available - more_evaluations * one_evaluation) / timing.step), 1)
+    shortened = recipe.with_steps(steps)
+    return replace(shortened, eval_every=max(shortened.eval_every, -(-steps // (more_evaluations + 1))))
 
 
 def lr_range_test(

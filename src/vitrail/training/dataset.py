@@ -7,7 +7,7 @@ import numpy as np
 
 from vitrail.data.dataset_check import DatasetReport, DuplicateGroup, drop_unusable
 from vitrail.data.sources.content_split import SplitFractions
-from vitrail.data.sources.dataset import DatasetSplits, Progress, select_images
+from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress, select_images
 from vitrail.data.sources.open import open_dataset
 from vitrail.training.recipe import Recipe
 
@@ -47,3 +47,9 @@ def _drop_unlabelled(data: DatasetSplits) -> DatasetSplits:
     train, validation, test = (select_images(part, np.flatnonzero(part.labels >= 0)) for part in data.splits.values())
     notes = tuple(f"{count:,} of {name} have no label and are skipped" for name, count in unlabelled.items() if count)
     return replace(data, train=train, validation=validation, test=test, notes=(*data.notes, *notes))
+
+
+def majority_accuracy(train: Dataset, split: Dataset) -> float:
+    """Return the accuracy on a split of always predicting the most frequent class of the training images."""
+    labels = train.labels[train.labels >= 0]
+    return float((split.labels == np.bincount(labels).argmax()).mean()) if len(labels) and len(split) else 0.0

@@ -17,11 +17,19 @@ from vitrail.data.loader import Batch, Loader, build_train_loader
 from vitrail.data.sources.dataset import Subset
 from vitrail.errors import VitrailError
 from vitrail.models.device import select_device
-from vitrail.training.autotune import AutoTune, StepTiming, lr_range_test, measure_timing, steps_for_minutes, with_lr
+from vitrail.training.autotune import (
+    FEW_STEPS,
+    AutoTune,
+    StepTiming,
+    lr_range_test,
+    measure_timing,
+    recipe_for_minutes,
+    with_lr,
+)
 from vitrail.training.build import build_model, build_task, get_encoder, reload_model
 from vitrail.training.callbacks import Callback, NullCallback
 from vitrail.training.checkpoint import Checkpointer, CheckpointRef, find_valid_checkpoint, list_checkpoints, load_tensors
-from vitrail.training.dataset import data_warnings, open_training_data
+from vitrail.training.dataset import data_warnings, majority_accuracy, open_training_data
 from vitrail.training.evaluator import EVAL_BATCH_SIZE, Evaluator
 from vitrail.training.hardware_check import check_hardware
 from vitrail.training.memory import fit_micro_batch
@@ -62,6 +70,7 @@ def fit(
 def _fit(
     recipe: Recipe, folder: Path, hardware: Hardware, callback: Callback, autotune: AutoTune, group: ProcessGroup
 ) -> dict[str, Any]:
+    start = time.monotonic()
     run = Run(folder) if group.is_main else ReadOnlyRun(folder)
     callback = callback if group.is_main else NullCallback()
     with lock_run(run) if group.is_main else nullcontext():
@@ -83,7 +92,7 @@ def _fit(
             callback.on_message(warning)
         trainer = Trainer(recipe, run, hardware, callback, report, group)
         if saved_recipe is None:
-            trainer.autotune(autotune)
+            trainer.autotune(autotune, start)
             run.record_recipe(trainer.recipe)
         return trainer.fit()
 
@@ -108,9 +117,10 @@ class Trainer:
         self.evaluator = Evaluator(recipe, self.data, self.task, group, self.device, _num_workers(hardware.workers))
         self.loader = self._train_loader()
         self.timing: StepTiming | None = None
+        self.deadline: float | None = None  # of training, by ``time.monotonic``
 
-    def autotune(self, options: AutoTune) -> None:
-        """Measure what was left open, on weights that are discarded, and fix it in the recipe."""
+    def autotune(self, options: AutoTune, start: float) -> None:
+        """Measure what was left open, on weights that are discarded, and fix it in the recipe. ``start``: when it began."""
         evaluator, workers = self.evaluator, self.evaluator.workers
         if options.find_lr:
             lr_test = lr_range_test(
@@ -131,13 +141,20 @@ class Trainer:
         slowest = self.group.gather(measured.step, measured.image, evaluator.overhead_seconds(evaluator.eval_model(self.state)))
         self.timing = StepTiming(*map(max, zip(*slowest, strict=True)))
         if options.minutes is not None:
-            steps = steps_for_minutes(
-                options.minutes, self.recipe, self.timing, len(evaluator.selection_set), len(self.data.test)
-            )
-            self.callback.on_message(
-                f"{steps:,} steps fit into {options.minutes:g} minutes; the recipe has {self.recipe.steps:,}"
-            )
-            self.recipe = self.recipe.with_steps(steps)
+            self._fit_to_minutes(options.minutes, self.timing, start)
+
+    def _fit_to_minutes(self, minutes: float, timing: StepTiming, start: float) -> None:
+        """Set the steps that fit into the budget, and the deadline that leaves time for the final evaluation."""
+        num_val, num_test = len(self.evaluator.selection_set), len(self.data.test)
+        elapsed = self.group.all_max(time.monotonic() - start)
+        shortened = recipe_for_minutes(minutes, self.recipe, timing, num_val, num_test, elapsed)
+        self.callback.on_message(
+            f"{shortened.steps:,} steps fit into {minutes:g} minutes; the recipe has {self.recipe.steps:,}"
+        )
+        if shortened.steps < min(FEW_STEPS, self.recipe.steps):
+            self.callback.on_message("          expect little of so few steps; a smaller --model or --image-size trains faster")
+        self.recipe = shortened
+        self.deadline = start + 60 * minutes - timing.eval_duration(1, num_val, num_test)
 
     def fit(self) -> dict[str, Any]:
         self.state = self._create_state()
@@ -176,18 +193,28 @@ class Trainer:
                         f"the batch did not fit into memory: now micro-batches of {self.state.micro_batch_size} images"
                     )
                 self._log_step(metrics, skipped_in_a_row, batch)
-                if self._is_due(self.recipe.eval_every):
+                out_of_time = self._out_of_time()
+                if self._is_due(self.recipe.eval_every) or out_of_time:
                     self._evaluate()
                 stop_signal = int(self.group.all_max(stop.signal or 0))  # whichever rank received it
-                if self._is_due(self.recipe.checkpoint_every) or stop_signal or self._early_stop:
+                if self._is_due(self.recipe.checkpoint_every) or stop_signal or self._early_stop or out_of_time:
                     self._save_checkpoint()
                 self.checkpointer.raise_if_failed()
                 if stop_signal:
                     self._flush_checkpoint()
                     raise TrainingStopped(128 + stop_signal, f"stopped at step {self.state.step}")
-                if self._early_stop:
+                if self._early_stop or out_of_time:
                     break
             self._flush_checkpoint()
+
+    def _out_of_time(self) -> bool:
+        """Whether the time budget ends here, before the planned steps: the machine became slower than it was measured."""
+        if self.deadline is None or self.state.step == self.recipe.steps:
+            return False
+        if not self.group.any_rank(time.monotonic() > self.deadline):
+            return False
+        self.callback.on_message(f"the time budget ends at step {self.state.step:,} of {self.recipe.steps:,}")
+        return True
 
     def _flush_checkpoint(self) -> None:
         """Wait until the last checkpoint is complete: the launcher ends all ranks when the first one exits."""
@@ -204,14 +231,15 @@ class Trainer:
         recipe = self.recipe
         return build_train_loader(
             self.data.train, recipe.preprocess, recipe.batch_size, recipe.augment, recipe.seed,
-            rank=self.group.rank, world_size=self.group.world_size, max_bad_fraction=recipe.max_bad_fraction, shuffle_window=recipe.shuffle_window,
+            rank=self.group.rank, world_size=self.group.world_size, max_bad_fraction=recipe.max_bad_fraction,
+            shuffle_window=recipe.shuffle_window,
         )  # fmt: skip
 
     def _create_state(self) -> TrainState:
         """Create the initial state of the recipe, on the device."""
         with self.group.local_main_first():
             self.model = build_model(self.recipe, self.data, bool(list_checkpoints(self.run.checkpoints))).to(self.device)
-        get_encoder(self.model).checkpointing = self.recipe.activation_checkpointing  # type: ignore[assignment]
+        get_encoder(self.model).activation_checkpointing = self.recipe.activation_checkpointing  # type: ignore[assignment]
         parallel = choose_strategy(self.recipe.parallel, self.model.config, self.device, self.group)
         state = create_state(self.model, replace(self.recipe, parallel=parallel), self.group)
         per_rank_batch = self.recipe.batch_size // self.group.world_size
@@ -348,6 +376,7 @@ class Trainer:
             "run": str(self.run.folder),
             "reported_on": split,
             split: {name: value for name, value in scores.items() if isinstance(value, float)},
+            **({} if self.recipe.masking else {"majority_class": majority_accuracy(self.data.train, self.data.splits[split])}),
             "selected_on": "validation" if len(self.data.validation) else "train",
             "best": {"step": self.state.best_step, self.task.primary_metric: self.state.best},
             "steps": self.state.step,

@@ -24,8 +24,7 @@ def fit_micro_batch(config: ModelConfig, batch: int, free: int | None, shards: i
     if training_bytes(cost(config, count), shards) > MEMORY_FRACTION * free:
         raise VitrailError(
             f"training on one image takes about {training_bytes(cost(config), shards) / 2**30:.1f} GiB and "
-            f"{free / 2**30:.1f} GiB are "
-            "free; try a smaller --model or --image"
+            f"{free / 2**30:.1f} GiB are free; try a smaller --model or --image-size"
         )
     return count
 

@@ -3,15 +3,18 @@
 Steps count updates of the weights; the batch size is that of one update, over all devices and micro-batches.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from vitrail.augment.policy import Policy
-from vitrail.config import validate
+from vitrail.config import override, validate
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.config import ModelConfig
 from vitrail.models.masking_config import Masking, check_masking
+
+MIN_INTERVAL = 10  # steps between two evaluations or checkpoints of a shortened run
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ class Recipe:
 
     def with_steps(self, steps: int) -> "Recipe":
         """Return the recipe with another number of steps: warm-up, intervals and the EMA horizon scale with it."""
-        ratio = steps / self.steps
+        ratio, shortest = steps / self.steps, min(MIN_INTERVAL, steps)
         schedule = self.schedule
         return replace(
             self,
@@ -158,9 +161,23 @@ class Recipe:
                 rsqrt_timescale=max(int(schedule.rsqrt_timescale * ratio), 1),
             ),
             ema_decay=None if self.ema_decay is None else max(1 - (1 - self.ema_decay) / ratio, 0.0),
-            eval_every=-(-self.eval_every * steps // self.steps),  # never more evaluations than before
-            checkpoint_every=max(int(self.checkpoint_every * ratio), 1),
+            eval_every=max(-(-self.eval_every * steps // self.steps), shortest),  # never more evaluations than before
+            checkpoint_every=max(int(self.checkpoint_every * ratio), shortest),
         )
+
+
+def override_recipe(recipe: Recipe, assignments: Sequence[str]) -> tuple[Recipe, list[str]]:
+    """Return the recipe with overrides such as ``steps=12``, and a note if its warm-up had to be shortened to fit the steps."""
+    assigned = {assignment.partition("=")[0].strip() for assignment in assignments}
+    schedule, notes = recipe.schedule, list[str]()
+    if "steps" in assigned and not assigned & {"schedule.warmup_steps", "schedule.cooldown_steps"}:
+        without = replace(recipe, schedule=replace(schedule, warmup_steps=0, cooldown_steps=0))
+        steps = override(without, assignments).steps
+        if schedule.warmup_steps + schedule.cooldown_steps > steps:
+            warmup, cooldown = min(schedule.warmup_steps, steps // 10), min(schedule.cooldown_steps, steps // 2)
+            notes = [f"the warm-up is shortened from {schedule.warmup_steps:,} to {warmup:,} steps, to fit {steps:,} steps"]
+            schedule = replace(schedule, warmup_steps=warmup, cooldown_steps=cooldown)
+    return override(replace(recipe, schedule=schedule), assignments), notes
 
 
 def _check_positive(settings: object, prefix: str, *names: str) -> None:

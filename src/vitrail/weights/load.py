@@ -20,7 +20,7 @@ from vitrail.weights import hub
 from vitrail.weights.adapt import adapt
 from vitrail.weights.convert import huggingface, official, timm, torchvision
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
-from vitrail.weights.convert.tensor_map import import_tensors as read_links
+from vitrail.weights.convert.tensor_map import import_tensors
 from vitrail.weights.model_folder import (
     WEIGHTS_FILE,
     is_model_folder,
@@ -73,7 +73,7 @@ def load(
     Hugging Face or timm, or ``hf:owner/name``.
 
     ``image``, ``patch``, ``channels`` and ``classes`` change the model; ``grid``, ``heads``, ``gelu`` and ``pool`` supply what
-    a file does not record. What was assumed, resized, new or not used is logged and kept in ``model.report``.
+    a file does not record. What was assumed, resized, new or not used is logged and recorded in ``model.load_report``.
     """
     parse_value(resize, PositionResize | Literal["origin"], "resize")
     overrides = Overrides(parse_value(grid, Pair | None, "grid"), parse_value(heads, int | None, "heads"), gelu, pool)
@@ -170,11 +170,11 @@ def convert_foreign(raw: RawCheckpoint, path: Path, overrides: Overrides) -> Con
             empty = [name for name, tensor in raw.tensors.items() if not tensor.numel()]
             if empty:
                 raise VitrailError(f"{path} is damaged: {empty[0]} is empty")
-            checkpoint = _from_metadata(converter, raw, overrides) or converter.find(
+            checkpoint = _from_metadata(converter, raw, overrides) or converter.convert_checkpoint(
                 raw.tensors, {**raw.sidecar, "wrapper": raw.wrapper}, overrides
             )
             wrapper_note = [f"the weights under {raw.wrapper!r}"] if raw.wrapper and raw.unused else []
-            return replace(checkpoint, left=[*raw.unused, *checkpoint.unused], assumed=[*wrapper_note, *checkpoint.assumed])
+            return replace(checkpoint, unused=[*raw.unused, *checkpoint.unused], assumed=[*wrapper_note, *checkpoint.assumed])
     if "embed.project.weight" in raw.tensors or "stages.0.0.conv1.weight" in raw.tensors:
         raise VitrailError(f"{path} has our tensor names, but the vitrail.json with the model's config is not next to it")
     first_names = ", ".join(list(raw.tensors)[:3]) or "nothing"
@@ -194,7 +194,7 @@ def _from_metadata(converter: Any, raw: RawCheckpoint, overrides: Overrides) -> 
         return None
     config = parse_value(raw.vitrail_metadata["model"], ModelConfig, "model")
     _check_overrides(config, overrides)
-    state, unused = read_links(converter.links(config), raw.tensors)
+    state, unused = import_tensors(converter.tensor_maps(config), raw.tensors)
     return ConvertedCheckpoint(
         converter.__name__.rpartition(".")[2], config, state, unused, [], *parse_metadata(raw.vitrail_metadata)
     )

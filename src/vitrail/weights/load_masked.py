@@ -31,7 +31,7 @@ from vitrail.weights.model_folder import DECODER_FILE, is_model_folder, read_met
 from vitrail.weights.read_file import own_copy, read_file
 
 MAX_TABLE_NUMEL = 2**26  # of a position table, which is computed and so not limited by the size of the file
-MaskedCheckpoint = tuple[ConvertedCheckpoint, Masking]  # the state has the names of a Masked
+MaskedCheckpoint = tuple[ConvertedCheckpoint, Masking]  # the state has the names of a MaskedModel
 
 
 @torch.inference_mode(False)  # what is loaded may be trained
@@ -47,8 +47,9 @@ def load_masked(
     """Load a model folder or run of ``vitrail pretrain``, a published MAE file with its decoder (.pth, .safetensors), a
     folder of Hugging Face's ViTMAE, or ``hf:owner/name``.
 
-    ``grid``, ``heads``, ``gelu``, ``decoder_heads``, ``share`` and ``normalise`` supply what a file does not record. What was
-    assumed is logged and kept in ``model.encoder.report``, next to ``model.encoder.preprocess`` and ``model.encoder.facts``.
+    ``grid``, ``heads``, ``gelu``, ``decoder_heads``, ``mask_ratio`` and ``norm_pix_target`` supply what a file does not
+    record. What was assumed is logged and recorded in ``model.encoder.load_report``, next to ``model.encoder.preprocess``
+    and ``model.encoder.metadata``.
     """
     overrides = Overrides(parse_value(grid, Pair | None, "grid"), parse_value(heads, int | None, "heads"), gelu)
     model = load_with_decoder(source, overrides, MAEOverrides(decoder_heads, mask_ratio, norm_pix_target))

@@ -47,8 +47,8 @@ def save(
 
     A model that was pre-trained with a decoder is written with it: in our folder next to the encoder; an MAE also in the
     published format or as Hugging Face's ViTMAE.
-    What a format cannot represent exactly is refused. An existing model of that name is replaced. ``facts`` is the training
-    metadata ``recipe``, ``dataset``, ``metrics``; it describes these weights, so a loaded model's is not saved by default.
+    What a format cannot represent exactly is refused. An existing model of that name is replaced. ``metadata`` is about the
+    training: ``recipe``, ``dataset``, ``metrics``; it describes these weights, so a loaded model's is not saved by default.
     """
     parse_value(format, Origin, "format")
     training = _check_metadata(metadata or {})
@@ -141,9 +141,7 @@ def _write_huggingface(model: Model | MaskedModel, folder: Path, training: dict[
     config, tensors = _converted(model, "huggingface")
     folder.mkdir(parents=True)
     metadata = {}
-    if (
-        isinstance(model, MaskedModel) and model.config.pool != "cls"
-    ):  # their MAE does not pool, so its config.json cannot record it
+    if isinstance(model, MaskedModel) and model.config.pool != "cls":  # their MAE does not pool, so config.json has no field
         metadata = {METADATA_KEY: json.dumps(model_metadata(model, config, training))}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", **metadata})
     if isinstance(model, MaskedModel):
@@ -162,8 +160,8 @@ def _converted(model: Model | MaskedModel, format: Origin) -> tuple[ModelConfig,
     converter: Any = {"official": official, "timm": timm, "huggingface": huggingface, "torchvision": torchvision}[format]
     if not isinstance(model, MaskedModel):
         config, state = _with_learned_positions(model, format)
-        converter.check(config)
-        return config, export_tensors(converter.links(config), state)
+        converter.check_supported(config)
+        return config, export_tensors(converter.tensor_maps(config), state)
     mae.check_decoder_supported(model.config, model.masking, format)
     encoder_config, state = _with_learned_positions(model.encoder, format)
     assert isinstance(model, MAE)
@@ -171,7 +169,7 @@ def _converted(model: Model | MaskedModel, format: Origin) -> tuple[ModelConfig,
     encoder_config, state = mae.with_decoder(model, encoder_config, state)
     layout: mae.DecoderLayout = "timm" if format == "timm" else "huggingface"
     return encoder_config, export_tensors(
-        [*converter.links(encoder_config), *mae.decoder_maps(encoder_config, model.masking, layout)], state
+        [*converter.tensor_maps(encoder_config), *mae.decoder_maps(encoder_config, model.masking, layout)], state
     )
 
 

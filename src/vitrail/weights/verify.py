@@ -29,9 +29,7 @@ class VerifyResult:
 
     variant: str  # of the nearest published model
     parameters: int
-    published_parameters: (
-        int | None
-    )  # of that model at this image size and these classes; None: there is no such published model
+    published_parameters: int | None  # at this image size and these classes; None: there is no such published model
     reference: str | None  # None: nothing to compare with
     difference: float | None
     tolerance: float
@@ -224,7 +222,7 @@ def _build_timm(model: Model, path: Path) -> nn.Module:
 
 def _used_tensors(model: Model, path: Path) -> dict[str, Tensor]:
     """Return the file's tensors except those reported as unused; all of them must match the other library's model."""
-    return {name: tensor for name, tensor in read_file(path).tensors.items() if name not in model.load_report.left}
+    return {name: tensor for name, tensor in read_file(path).tensors.items() if name not in model.load_report.unused}
 
 
 def _load_strict(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:

@@ -67,10 +67,10 @@ def test_one_content_under_two_labels_is_in_one_split() -> None:
     assert sum(map(len, sets)) == len(set.union(*sets)) == 60
 
 
-@pytest.mark.parametrize("shares", [(0.5, 0.4), (0.9, 0.0), (0.0, 0.9), (0.3, 0.3)])
+@pytest.mark.parametrize("fractions", [(0.5, 0.4), (0.9, 0.0), (0.0, 0.9), (0.3, 0.3)])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
-def test_some_training_data_is_always_left(shares: tuple[float, float], size: int) -> None:
-    assert len(split_by_content_hash(keys(size), np.zeros(size, np.int64), SplitFractions(*shares))["train"]) >= 1
+def test_some_training_data_is_always_left(fractions: tuple[float, float], size: int) -> None:
+    assert len(split_by_content_hash(keys(size), np.zeros(size, np.int64), SplitFractions(*fractions))["train"]) >= 1
 
 
 def test_an_added_image_moves_few_others(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_given_splits_are_not_split_further(tmp_path: Path) -> None:
     assert [len(dataset) for dataset in none.splits.values()] == [30, 0, 4]
 
 
-@pytest.mark.parametrize("shares", [(0.5, 0.5), (-0.1, 0.1), (0.0, 1.0)])
-def test_fractions_that_leave_no_training_data_are_refused(shares: tuple[float, float]) -> None:
+@pytest.mark.parametrize("fractions", [(0.5, 0.5), (-0.1, 0.1), (0.0, 1.0)])
+def test_fractions_that_leave_no_training_data_are_refused(fractions: tuple[float, float]) -> None:
     with pytest.raises(VitrailError, match=r"must leave some training data, got .*; try 0.1 and 0.1"):
-        SplitFractions(*shares)
+        SplitFractions(*fractions)

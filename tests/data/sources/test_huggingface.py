@@ -99,17 +99,15 @@ def test_the_library_decodes_the_same_pixels(tmp_path: Path) -> None:
 def test_labels_without_declared_names_are_sorted(
     kind: Any, labels: list[Any], numbers: list[int], names: tuple[str, ...], tmp_path: Path
 ) -> None:
-    found = datasets.DatasetDict(
-        {"train": make_rows(range(2), labels[:2], kind), "test": make_rows(range(1), labels[2:], kind)}
-    )
-    splits = read_hf_dataset(save_dataset(tmp_path / "set", found))
+    rows = datasets.DatasetDict({"train": make_rows(range(2), labels[:2], kind), "test": make_rows(range(1), labels[2:], kind)})
+    splits = read_hf_dataset(save_dataset(tmp_path / "set", rows))
     assert [*splits["train"].labels, *splits["test"].labels] == numbers
     assert splits["train"].class_names == splits["test"].class_names == names
 
 
 def test_a_changed_row_order_is_preserved(tmp_path: Path) -> None:
-    found = make_rows(range(6), [0, 1, 2, 0, 1, 2], CLASSES).select([5, 0, 3])
-    dataset = read_hf_dataset(save_dataset(tmp_path / "set", found))[""]
+    rows = make_rows(range(6), [0, 1, 2, 0, 1, 2], CLASSES).select([5, 0, 3])
+    dataset = read_hf_dataset(save_dataset(tmp_path / "set", rows))[""]
     assert [dataset.read(index) for index in range(3)] == [image_bytes(5), image_bytes(0), image_bytes(3)]
     assert dataset.labels.tolist() == [2, 0, 0]
 
@@ -118,8 +116,8 @@ def test_an_image_that_is_only_a_path_is_read_from_there(tmp_path: Path) -> None
     (tmp_path / "a.png").write_bytes(image_bytes(5))
     cells = [str(tmp_path / "a.png"), str(tmp_path / "gone.png"), None]
     features = datasets.Features({"image": datasets.Image(), "label": CLASSES})
-    found = datasets.Dataset.from_dict({"image": cells, "label": [0, 1, 2]}, features=features)
-    dataset = _build_datasets(datasets, "memory", {"": found}, None, None)[""]  # a saved dataset has the bytes embedded
+    rows = datasets.Dataset.from_dict({"image": cells, "label": [0, 1, 2]}, features=features)
+    dataset = _build_datasets(datasets, "memory", {"": rows}, None, None)[""]  # a saved dataset has the bytes embedded
     assert dataset.read(0) == image_bytes(5)
     with pytest.raises(FileNotFoundError):
         dataset.read(1)
@@ -196,7 +194,7 @@ def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
 def run_read_hub(tmp_path: Path, endpoint: str, **more: str) -> str:
     script = (
         "from vitrail.errors import VitrailError; from vitrail.data.sources.huggingface import read_hf_dataset\n"
-        "try:\n    found = read_hf_dataset('hf:owner/name')\n    print({split: len(one) for split, one in found.items()})\n"
+        "try:\n    splits = read_hf_dataset('hf:owner/name')\n    print({split: len(one) for split, one in splits.items()})\n"
         "except VitrailError as error:\n    print(error)"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
@@ -231,11 +229,11 @@ def test_without_a_network_the_cache_serves(tmp_path: Path) -> None:
         for number, name in enumerate(("cat", "dog")):
             (tmp_path / "files" / split / name / "a.png").write_bytes(image_bytes(number))
     home = tmp_path / "home" / "datasets"
-    found = datasets.load_dataset("imagefolder", data_dir=str(tmp_path / "files"), cache_dir=str(tmp_path / "made"))
+    rows = datasets.load_dataset("imagefolder", data_dir=str(tmp_path / "files"), cache_dir=str(tmp_path / "made"))
     (version,) = (tmp_path / "made" / "imagefolder").glob("*/0.0.0")
     target = home / "owner___name" / "default"
     target.mkdir(parents=True)
-    del found
+    del rows
     built = next(path for path in version.iterdir() if path.is_dir())
     for path in built.glob("imagefolder-*.arrow"):
         path.rename(path.with_name(path.name.replace("imagefolder", "name")))

@@ -140,12 +140,12 @@ def test_a_file_name_that_is_not_utf8_is_listed(tmp_path: Path) -> None:
 def test_listing_reports_progress_and_ends_with_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrail.data.sources.scan_folder.FILES_PER_REPORT", 2)
     write_class_folders(tmp_path, {"a": 5, "b": 2})
-    seen: list[tuple[str, int, int | None]] = []
-    listing = scan_folder(tmp_path, lambda *tick: seen.append(tick))
+    ticks: list[tuple[str, int, int | None]] = []
+    listing = scan_folder(tmp_path, lambda *tick: ticks.append(tick))
     assert len(listing.paths) == 7
-    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
-    assert len(seen) > 2
-    assert seen[-1] == ("listing", 7, 7)
+    assert [done for _, done, _ in ticks] == sorted(done for _, done, _ in ticks)
+    assert len(ticks) > 2
+    assert ticks[-1] == ("listing", 7, 7)
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_without_labels_every_image_below_a_folder_is_read(tmp_path: Path) -> No
 
 
 def test_without_labels_a_split_needs_no_classes(tmp_path: Path) -> None:
-    for number, name in enumerate(("train/0.jpg", "train/1.jpg", "train/cat/2.jpg", "val/3.jpg", "beside/4.jpg")):
+    for number, name in enumerate(("train/0.jpg", "train/1.jpg", "train/cat/2.jpg", "val/3.jpg", "elsewhere/4.jpg")):
         write_image(tmp_path / name, number)
     parts, _ = read_unlabelled_folder(tmp_path)
     assert {split: len(part) for split, part in parts.items()} == {"train": 4, "validation": 1}

@@ -63,8 +63,8 @@ def archive(folder: str, members: dict[str, bytes]) -> bytes:
 def records(labels: np.ndarray, pixels: np.ndarray) -> bytes:
     """Write the records another way than they are read: image by image, channel by channel."""
     return b"".join(
-        bytes(label) + b"".join(picture[:, :, channel].tobytes() for channel in range(3))
-        for label, picture in zip(labels, pixels, strict=True)
+        bytes(label) + b"".join(image[:, :, channel].tobytes() for channel in range(3))
+        for label, image in zip(labels, pixels, strict=True)
     )
 
 
@@ -143,18 +143,18 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerSt
         Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
         state.address = f"http://127.0.0.1:{httpd.server_address[1]}"
         monkeypatch.setattr(
-            module, "KNOWN_DATASETS", {name: with_server_urls(known, state) for name, known in KNOWN_DATASETS.items()}
+            module, "KNOWN_DATASETS", {name: with_server_urls(dataset, state) for name, dataset in KNOWN_DATASETS.items()}
         )
         yield state
         httpd.shutdown()
 
 
-def with_server_urls(known: KnownDataset, state: ServerState) -> KnownDataset:
+def with_server_urls(dataset: KnownDataset, state: ServerState) -> KnownDataset:
     files = []
-    for file in known.files:
+    for file in dataset.files:
         content = state.files[file.name]
         files.append(RemoteFile(f"{state.address}/{file.name}", len(content), hashlib.sha256(content).hexdigest()))
-    return replace(known, files=tuple(files), system_folder=None)
+    return replace(dataset, files=tuple(files), system_folder=None)
 
 
 # Downloads -----------------------------------------------------------------------------------------------------------
@@ -162,8 +162,8 @@ def with_server_urls(known: KnownDataset, state: ServerState) -> KnownDataset:
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_cifar_is_read_as_it_was_written(name: str, server: ServerState, tmp_path: Path) -> None:
-    seen: list[tuple[str, int, int | None]] = []
-    path = download_dataset(name, tmp_path / "sets", lambda *tick: seen.append(tick))
+    ticks: list[tuple[str, int, int | None]] = []
+    path = download_dataset(name, tmp_path / "sets", lambda *tick: ticks.append(tick))
     splits, provenance = read_pack(path)
     assert list(splits) == ["train", "test"]
     assert splits["train"].class_names == tuple(f"name {number}" for number in range(7))
@@ -173,7 +173,7 @@ def test_cifar_is_read_as_it_was_written(name: str, server: ServerState, tmp_pat
     assert provenance["dataset"] == name
     assert [item.name for item in (tmp_path / "sets").iterdir()] == [f"{name}.pack"]
     file = module.KNOWN_DATASETS[name].files[0]
-    assert (f"downloading {file.name}", file.size, file.size) in seen
+    assert (f"downloading {file.name}", file.size, file.size) in ticks
     assert download_dataset(name, tmp_path / "sets") == path
     assert len(server.requests) == 1  # not downloaded twice
 
@@ -209,10 +209,10 @@ SYSTEM_FOLDER = KNOWN_DATASETS["fashion-mnist"].system_folder
 def test_debians_package_is_the_published_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its gzip headers lack the files' names and times; with these restored, every file is the published one bit for bit."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-    known = KNOWN_DATASETS["fashion-mnist"]
-    assert known.system_folder
-    for file in known.files:
-        content = (known.system_folder / file.name).read_bytes()
+    dataset = KNOWN_DATASETS["fashion-mnist"]
+    assert dataset.system_folder
+    for file in dataset.files:
+        content = (dataset.system_folder / file.name).read_bytes()
         made = 1504176606 if file.name.startswith("train") else 1504176627  # 31 August 2017
         published = (
             b"\x1f\x8b\x08\x08" + made.to_bytes(4, "little") + b"\0\x03" + file.name[:-3].encode() + b"\0" + content[10:]
@@ -222,9 +222,9 @@ def test_debians_package_is_the_published_dataset(tmp_path: Path, monkeypatch: p
     splits, _ = read_pack(download_dataset("fashion-mnist", tmp_path))
     assert {split: len(dataset) for split, dataset in splits.items()} == {"train": 60_000, "test": 10_000}
     part = load_fashion("test")
-    chosen = np.sort(np.concatenate([np.flatnonzero(splits["test"].labels == label)[:200] for label in range(10)]))
-    assert (splits["test"].labels[chosen] == part.labels).all()
-    assert all((np.asarray(splits["test"].read(int(chosen[index]))) == part.read(index)).all() for index in range(0, 2000, 99))
+    indices = np.sort(np.concatenate([np.flatnonzero(splits["test"].labels == label)[:200] for label in range(10)]))
+    assert (splits["test"].labels[indices] == part.labels).all()
+    assert all((np.asarray(splits["test"].read(int(indices[index]))) == part.read(index)).all() for index in range(0, 2000, 99))
 
 
 # Faults --------------------------------------------------------------------------------------------------------------
@@ -271,13 +271,13 @@ def test_a_file_with_another_checksum_is_never_opened(
 
 
 def test_a_file_put_in_place_by_hand_is_used_and_kept(server: ServerState, tmp_path: Path) -> None:
-    place = tmp_path / "cifar-10-binary.tar.gz"
-    place.write_bytes(b"something else")
-    assert f"{place} is not the published file (its SHA-256 differs); delete it" in error_message("cifar10", tmp_path)
-    assert place.read_bytes() == b"something else"
-    place.write_bytes(server.files[place.name])
+    archive = tmp_path / "cifar-10-binary.tar.gz"
+    archive.write_bytes(b"something else")
+    assert f"{archive} is not the published file (its SHA-256 differs); delete it" in error_message("cifar10", tmp_path)
+    assert archive.read_bytes() == b"something else"
+    archive.write_bytes(server.files[archive.name])
     download_dataset("cifar10", tmp_path)
-    assert place.is_file()
+    assert archive.is_file()
     assert server.requests == []
 
 
@@ -294,9 +294,9 @@ def test_without_a_network_the_path_for_the_file_is_named(
         host = hosts.get(kind, f"http://127.0.0.1:{port}")
         if kind == "not found":
             server.files.clear()
-        for name, known in KNOWN_DATASETS.items():
-            files = tuple(replace(file, url=f"{host}/{file.name}") for file in known.files)
-            monkeypatch.setitem(module.KNOWN_DATASETS, name, replace(known, files=files, system_folder=None))
+        for name, dataset in KNOWN_DATASETS.items():
+            files = tuple(replace(file, url=f"{host}/{file.name}") for file in dataset.files)
+            monkeypatch.setitem(module.KNOWN_DATASETS, name, replace(dataset, files=files, system_folder=None))
             sentence, file = error_message(name, tmp_path), files[0]
             assert sentence.startswith(f"{file.url} cannot be downloaded (")
             assert sentence.endswith(

@@ -29,8 +29,8 @@ def test_the_dataset_never_changes_silently() -> None:
     digest = hashlib.sha256()
     for index in range(40):
         for size in ((64, 64), (16, 31)):
-            found = draw_scene(2026, index, size)
-            for part in (found.pixels, found.mask, found.instances, found.boxes, found.kinds):
+            scene = draw_scene(2026, index, size)
+            for part in (scene.pixels, scene.mask, scene.instances, scene.boxes, scene.kinds):
                 digest.update(np.ascontiguousarray(part, dtype="<i8" if part.dtype.itemsize == 8 else np.uint8).tobytes())
     assert digest.hexdigest() == "ba201a3acd4217b127d944cfe6247c7369d0607939c805ceaf44ee2300ee8274"
 
@@ -64,19 +64,19 @@ def test_splits_and_seeds_share_no_image() -> None:
 
 
 def test_boxes_are_the_extents_of_the_visible_parts() -> None:
-    for found in draw_scenes(60):
-        assert sorted(set(found.instances.ravel()) - {0}) == list(range(1, len(found.kinds) + 1))
-        for number, (left, top, right, bottom) in enumerate(found.boxes, 1):
-            rows, columns = np.nonzero(found.instances == number)
+    for scene in draw_scenes(60):
+        assert sorted(set(scene.instances.ravel()) - {0}) == list(range(1, len(scene.kinds) + 1))
+        for number, (left, top, right, bottom) in enumerate(scene.boxes, 1):
+            rows, columns = np.nonzero(scene.instances == number)
             assert (left, top, right, bottom) == (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
 
 
 def test_the_mask_is_the_one_object_whose_kind_is_the_label() -> None:
-    for found in draw_scenes(60):
-        figures = np.flatnonzero(found.kinds < len(PANES_CLASSES))
-        assert found.kinds[figures].tolist() == [found.label]
-        assert ((found.instances == figures[0] + 1) == (found.mask == 1)).all()
-        assert found.kinds.max() < len(OBJECT_KINDS)
+    for scene in draw_scenes(60):
+        figures = np.flatnonzero(scene.kinds < len(PANES_CLASSES))
+        assert scene.kinds[figures].tolist() == [scene.label]
+        assert ((scene.instances == figures[0] + 1) == (scene.mask == 1)).all()
+        assert scene.kinds.max() < len(OBJECT_KINDS)
 
 
 def test_every_figure_has_five_panes_and_differs_from_the_others_and_their_mirror_images() -> None:
@@ -86,27 +86,27 @@ def test_every_figure_has_five_panes_and_differs_from_the_others_and_their_mirro
 
 
 def test_figures_are_occluded_but_never_leave_the_image() -> None:
-    found = draw_scenes(200)
-    assert all(1 <= len(one.kinds) <= 4 for one in found)
-    areas = np.array([one.mask.mean() * SIZE[1] / SIZE[0] for one in found])
+    scenes = draw_scenes(200)
+    assert all(1 <= len(scene.kinds) <= 4 for scene in scenes)
+    areas = np.array([scene.mask.mean() * SIZE[1] / SIZE[0] for scene in scenes])
     assert areas.min() > 0.12
     assert areas.max() < 0.36
 
 
 def test_painting_only_the_window_of_an_object_paints_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = draw_scenes(40)
+    scenes = draw_scenes(40)
     monkeypatch.setattr(draw, "_touched_window", lambda h, w, short, lattice: (slice(0, h), slice(0, w)))
-    for near, everywhere in zip(found, draw_scenes(40), strict=True):
+    for near, everywhere in zip(scenes, draw_scenes(40), strict=True):
         assert (near.pixels == everywhere.pixels).all()
         assert (near.instances == everywhere.instances).all()
 
 
 @pytest.mark.parametrize("size", [(16, 16), (17, 40), (90, 33), (64, 64)])
 def test_any_size_is_drawn_with_its_ground_truth(size: tuple[int, int]) -> None:
-    for found in draw_scenes(10, size=size):
-        assert found.pixels.shape == (*size, 3)
-        assert found.mask.shape == found.instances.shape == size
-        assert found.mask.any()
+    for scene in draw_scenes(10, size=size):
+        assert scene.pixels.shape == (*size, 3)
+        assert scene.mask.shape == scene.instances.shape == size
+        assert scene.mask.any()
 
 
 def test_a_scene_is_the_same_at_two_sizes() -> None:
@@ -121,9 +121,9 @@ def test_a_scene_is_the_same_at_two_sizes() -> None:
 
 def test_an_image_and_its_negative_are_equally_likely_so_every_class_has_the_same_flat_mean() -> None:
     """The mean is within five standard errors of grey, for the figure's pixels and the others: no first-order cue."""
-    found = draw_scenes(800, size=(16, 16))
+    scenes = draw_scenes(800, size=(16, 16))
     for part in (0, 1):
-        means = np.array([one.pixels[one.mask == part].mean() for one in found])
+        means = np.array([scene.pixels[scene.mask == part].mean() for scene in scenes])
         assert abs(means.mean() - 127.5) < 5 * means.std() / len(means) ** 0.5
 
 
@@ -150,7 +150,7 @@ def test_invalid_arguments_are_refused() -> None:
 
 @pytest.mark.slow
 def test_it_is_hard_for_a_linear_model_easy_for_a_small_vit_and_the_arrangement_decides() -> None:
-    found = hardness()
-    assert found.linear < 1 / len(PANES_CLASSES) + 0.1
-    assert found.vit > 0.9
-    assert found.shuffled < found.vit - 0.2
+    accuracies = hardness()
+    assert accuracies.linear < 1 / len(PANES_CLASSES) + 0.1
+    assert accuracies.vit > 0.9
+    assert accuracies.shuffled < accuracies.vit - 0.2

@@ -263,7 +263,7 @@ def test_an_image_that_changes_after_indexing_is_noticed_and_the_others_are_read
 def test_the_index_is_cached_and_a_damaged_one_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tar(tmp_path / "x.tar", samples(3))
     first = read_shards(path)[""]
-    (kept,) = (tmp_path / "cache").rglob("*.npz")
+    (cache_file,) = (tmp_path / "cache").rglob("*.npz")
     monkeypatch.setattr("vitrail.data.sources.tar_index._walk_tar", None)  # would fail
     second = read_shards(path)[""]
     assert (contents(first), first.labels.tolist(), first.describe(2)) == (
@@ -273,9 +273,9 @@ def test_the_index_is_cached_and_a_damaged_one_is_ignored(tmp_path: Path, monkey
     )
     monkeypatch.undo()
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-    good = kept.read_bytes()
+    good = cache_file.read_bytes()
     for damage in (b"", good[:100], good[:-30], b"no index", good.replace(b"labels", b"lapels")):
-        kept.write_bytes(damage)
+        cache_file.write_bytes(damage)
         assert contents(read_shards(path)[""]) == contents(first)
     write_tar(path, samples(4, 2))
     assert contents(read_shards(path)[""]) == [image_bytes(number) for number in range(2, 6)]
@@ -284,12 +284,12 @@ def test_the_index_is_cached_and_a_damaged_one_is_ignored(tmp_path: Path, monkey
 def test_progress_counts_bytes_and_ends_at_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [write_tar(tmp_path / f"{shard}.tar", samples(3, shard * 3)) for shard in range(2)]
     monkeypatch.setattr("vitrail.data.sources.tar_index.SAMPLES_PER_REPORT", 2)
-    seen: list[tuple[str, int, int | None]] = []
-    read_shards(paths, progress=lambda *tick: seen.append(tick))
+    ticks: list[tuple[str, int, int | None]] = []
+    read_shards(paths, progress=lambda *tick: ticks.append(tick))
     total = sum(path.stat().st_size for path in paths)
-    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
-    assert seen[-1] == ("indexing", total, total)
-    assert len(seen) == 4
+    assert [done for _, done, _ in ticks] == sorted(done for _, done, _ in ticks)
+    assert ticks[-1] == ("indexing", total, total)
+    assert len(ticks) == 4
 
 
 # Hostile tars --------------------------------------------------------------------------------------------------------

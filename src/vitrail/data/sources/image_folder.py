@@ -88,9 +88,8 @@ def _group_by_split(paths: Sequence[str]) -> dict[str, list[str]]:
     """Group paths by split. A folder named train is a split if it has subfolders with images; else it may be a class."""
     tops = {path.split("/", 1)[0] for path in paths if path.count("/") >= 2}
     split_folders = {top for top in tops if top.lower() in SPLIT_ALIASES}
-    if any(
-        SPLIT_ALIASES[top.lower()] == "train" for top in split_folders
-    ):  # then images directly in val belong to it, if misplaced
+    # with a train folder, images directly in val belong to it, if misplaced
+    if any(SPLIT_ALIASES[top.lower()] == "train" for top in split_folders):
         split_folders |= {top for path in paths if (top := path.split("/", 1)[0]).lower() in SPLIT_ALIASES and "/" in path}
     only_splits = all(path.split("/", 1)[0] in split_folders for path in paths if "/" in path)
     if not any(SPLIT_ALIASES[top.lower()] == "train" for top in split_folders) and not (split_folders and only_splits):

@@ -61,20 +61,20 @@ def download_dataset(name: str, folder: Path | None = None, progress: Progress |
         raise VitrailError(
             f"the datasets to download are {', '.join(KNOWN_DATASETS)}, got {name!r}{did_you_mean(name, KNOWN_DATASETS)}"
         )
-    folder, known = folder or cache.cache_folder() / "datasets", KNOWN_DATASETS[name]
+    folder, dataset = folder or cache.cache_folder() / "datasets", KNOWN_DATASETS[name]
     folder.mkdir(parents=True, exist_ok=True)
     target = pack_path(name, folder)
     if _is_complete(target, progress):
         return target
     source_folder, downloaded = folder, list[Path]()
-    if known.system_folder and all((known.system_folder / file.name).is_file() for file in known.files):
-        source_folder = known.system_folder
+    if dataset.system_folder and all((dataset.system_folder / file.name).is_file() for file in dataset.files):
+        source_folder = dataset.system_folder
     else:
         command = f"vitrail data download {name}"
-        new_files = [file for file in known.files if download_file(file, folder, command, known.system_package, progress)]
+        new_files = [file for file in dataset.files if download_file(file, folder, command, dataset.system_package, progress)]
         downloaded = [folder / file.name for file in new_files]
-    provenance = {"dataset": name, "files": {file.url: file.sha256 for file in known.files}}
-    write_pack(target, known.load(source_folder, known.files), provenance=provenance, progress=progress)
+    provenance = {"dataset": name, "files": {file.url: file.sha256 for file in dataset.files}}
+    write_pack(target, dataset.load(source_folder, dataset.files), provenance=provenance, progress=progress)
     for path in downloaded:  # files put there by hand stay
         path.unlink()
     return target

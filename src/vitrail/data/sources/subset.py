@@ -1,4 +1,4 @@
-"""Subsets of a dataset: fewer training images, fewer held-out images, some of the classes. ``fashion:train_size=500,classes=0-4``.
+"""Subsets of a dataset: fewer training or held-out images, some of the classes. ``fashion:train_size=500,classes=0-4``.
 
 Validation and test are the same for every training size, and a smaller training set is part of a larger one, so that results
 can be compared. n images.

@@ -130,9 +130,8 @@ def _members(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, str, 
         is_extended = info.type in EXTENDED_HEADER_TYPES
         length = int(extended["size"]) if "size" in extended and not is_extended else info.size
         start = offset = offset + TAR_BLOCK
-        if (
-            is_extended or info.isreg() or info.type not in tarfile.SUPPORTED_TYPES
-        ):  # links, folders and devices have no content
+        # links, folders and devices have no content
+        if is_extended or info.isreg() or info.type not in tarfile.SUPPORTED_TYPES:
             offset += -(-length // TAR_BLOCK) * TAR_BLOCK
         if length < 0 or offset > size:
             raise VitrailError(f"{path} is truncated at byte {size:,}, inside {info.name}; download it again")

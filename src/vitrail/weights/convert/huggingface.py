@@ -128,7 +128,7 @@ def sidecar_files(
     """Return ``config.json`` and ``preprocessor_config.json``, which transformers builds model and image processor from."""
     assert isinstance(c, ViTConfig)
     if class_names and len(class_names) != c.classes:
-        raise VitrailError(f"model.labels must name all {c.classes} classes, got {len(class_names)} names")
+        raise VitrailError(f"model.class_names must name all {c.classes} classes, got {len(class_names)} names")
     names = class_names or tuple(f"LABEL_{index}" for index in range(c.classes))
     config = {
         "architectures": ["ViTForImageClassification"],
@@ -163,7 +163,7 @@ def preprocessor_file(preprocess: Preprocess | None) -> dict[str, dict[str, Any]
         return {}
     resized, is_square = preprocess.resize_to, preprocess.image_size[0] == preprocess.image_size[1]
     if replace(preprocess, crop_pct=preprocess.image_size[0] / resized[0]).resize_to != resized:
-        unsupported(f"a resize to {resized} with unequal crop ratios", "huggingface", "set model.preprocess with crop=1.0")
+        unsupported(f"a resize to {resized} with unequal crop ratios", "huggingface", "set model.preprocess with crop_pct=1.0")
     if not is_square and not preprocess.squash:
         unsupported(
             "a resize that keeps the aspect ratio for images that are not square",
@@ -253,7 +253,7 @@ def _preprocess(sidecar: Mapping[str, Any], config: ViTConfig, assumed: list[str
     if fields.get("do_resize", True) is not True or fields.get("resample", 2) not in RESAMPLE_FILTERS:
         raise VitrailError("preprocessor_config.json must resize images by nearest, lanczos, bilinear or bicubic")
     edge = parse_value(
-        next((sidecar for sidecar in (shortest_edge, height) if sidecar is not None), config.image[0]),
+        next((side for side in (shortest_edge, height) if side is not None), config.image[0]),
         int,
         "size in preprocessor_config.json",
     )

@@ -71,7 +71,7 @@ def infer_grid(
 ) -> tuple[Pair, int]:
     """Infer the grid of a position table from its number of rows, and how many of them belong to prefix tokens.
 
-    ``before`` are the possible numbers of those. The caller's grid or config.json's comes first, else a square is assumed.
+    ``prefix_counts`` are the possible numbers of those. The caller's or config.json's grid comes first, else a square one.
     """
     prefix_options = list(prefix_counts)
     grid = overrides.grid or recorded

@@ -19,19 +19,15 @@ from vitrail.models.masked_autoencoders import MAE
 from vitrail.models.masking_config import Masking
 from vitrail.weights.convert import huggingface, inspect, timm
 from vitrail.weights.convert.inspect import unsupported
-from vitrail.weights.convert.tensor_map import TensorMap, affine, permute, position_table
-from vitrail.weights.convert.tensor_map import import_tensors as read_links
+from vitrail.weights.convert.tensor_map import TensorMap, affine, import_tensors, permute, position_table
 
 DecoderLayout = Literal["timm", "huggingface"]
 PREFIXES: dict[DecoderLayout, str] = {"timm": "", "huggingface": "decoder."}
 BLOCK_PREFIXES: dict[DecoderLayout, str] = {"timm": "decoder_blocks", "huggingface": "decoder.decoder_layers"}
 MLP_UP: dict[DecoderLayout, str] = {"timm": "mlp.fc1", "huggingface": "intermediate.dense"}
 NON_BLOCK_LAYERS = {"decoder_embed": "decoder.embed", "decoder_norm": "decoder.norm", "decoder_pred": "decoder.predict"}
-PUBLISHED_DEFAULTS: dict[str, Any] = {
-    "decoder_heads": 16,
-    "mask_ratio": 0.75,
-    "norm_pix_target": True,
-}  # of the released models, whose files do not record it
+# Of the released models, whose files do not record it.
+PUBLISHED_DEFAULTS: dict[str, Any] = {"decoder_heads": 16, "mask_ratio": 0.75, "norm_pix_target": True}
 CONFIG_KEYS = {"decoder_heads": "decoder_num_attention_heads", "mask_ratio": "mask_ratio", "norm_pix_target": "norm_pix_loss"}
 SINCOS_TOLERANCE = 1e-6  # between the sines of two libraries
 
@@ -85,7 +81,7 @@ def convert_decoder(file: Mapping[str, Tensor], config: ViTConfig, masking: Mask
     """Convert the decoder's tensors to our names; also return the names not used."""
     layout = decoder_layout(file)
     assert layout is not None
-    state, unused = read_links(decoder_maps(config, masking, layout), file)
+    state, unused = import_tensors(decoder_maps(config, masking, layout), file)
     unknown = [name for name in unused if re.search(r"decoder|mask_token", name)]
     if unknown:
         raise VitrailError(

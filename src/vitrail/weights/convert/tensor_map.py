@@ -74,7 +74,7 @@ def affine(theirs: str, ours: str, bias: bool = True) -> list[TensorMap]:
 
 
 def permute(theirs: str, ours: str, pattern: str, **sizes: int) -> TensorMap:
-    """Map one tensor with its axes rearranged: ``moved(a, b, "d o -> o d")``."""
+    """Map one tensor with its axes rearranged: ``permute(a, b, "d o -> o d")``."""
     their_axes, our_axes = pattern.split("->")
     return _single(
         theirs,

@@ -285,16 +285,12 @@ def _preprocess(
             mean=tuple(float(value) for value in pretrained_cfg["mean"]),
             std=tuple(float(value) for value in pretrained_cfg["std"]),
         )
-    trained_elsewhere = sidecar.get("wrapper") in (
-        "model",
-        "teacher",
-        "student",
-    )  # DeiT, DINO and MAE use ImageNet's mean and std
+    # DeiT, DINO and MAE use ImageNet's mean and std
+    trained_elsewhere = sidecar.get("wrapper") in ("model", "teacher", "student")
     preprocess = imagenet_preprocess(config.image) if trained_elsewhere else vit_preprocess(config.image)
     assumed.append(
         f"images resized to {preprocess.resize_to[0]}, cropped, with mean {preprocess.mean[0]} and std "
-        f"{preprocess.std[0]} of the first channel "
-        f"(model.preprocess overrides it)"
+        f"{preprocess.std[0]} of the first channel (model.preprocess overrides it)"
     )
     return preprocess.with_channels(config.channels)
 

@@ -31,11 +31,9 @@ OBJECT_SHAPES = [
     np.array([[letter == "#" for letter in row] for row in shape]) for shape in (*FIGURES.values(), *OTHER_SHAPES.values())
 ]
 
-MAX_LAYERS, NUM_PARAMETERS, CELLS = (
-    6,
-    13,
-    8,
-)  # window, figure, shards and up to three others; parameters of each; its panes down and across
+MAX_LAYERS = 6  # window, figure, shards and up to three others
+NUM_PARAMETERS = 13  # of each layer
+CELLS = 8  # panes of a layer down and across
 NUM_UNIFORMS = MAX_LAYERS * (NUM_PARAMETERS + CELLS * CELLS)
 
 Pair = tuple[float, float]
