@@ -1,8 +1,8 @@
 """Run a page of the docs: its snippets and commands one after the other, in one process and one folder.
 
 Pages show what people would type. Three things make that quick enough for a test: training commands are cut to a few steps
-of a small model, fewer ``panes`` are drawn, and the checkpoints that pages name are stand-ins: small, but with the layout of
-the published files and for images of their size.
+of a small model, fewer ``panes`` are drawn, and the checkpoints that pages name, also on the hub, are stand-ins: small, but
+with the layout of the published files and for images of their size.
 """
 
 import re
@@ -23,7 +23,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FEW_STEPS = ["--set", "steps=2", "--set", "schedule.warmup_steps=0"]
 SMALL_MODEL = ["--set", "model.depth=2", "--set", "model.width=48", "--set", "model.mlp=96"]
 SHORTENED = {"train": [*FEW_STEPS, *SMALL_MODEL], "pretrain": [*FEW_STEPS, *SMALL_MODEL], "finetune": FEW_STEPS}
-FEWER_IMAGES = {"panes": "panes:train_size=200"}
+HUB_MODEL = "google/vit-base-patch16-224"
+REPLACED = {"panes": "panes:train_size=200", f"hf:{HUB_MODEL}": Path(HUB_MODEL).name}  # fewer images; no download
 FASHION_CLASSES = {"bag": 8, "boot": 9, "shirt": 6, "trousers": 1}  # class indices in fashion
 
 
@@ -62,7 +63,7 @@ def run_page(page: Path) -> None:
 
 def shorten(words: list[str]) -> list[str]:
     """Shorten a command that takes minutes to seconds."""
-    words = [FEWER_IMAGES.get(word, word) for word in words]
+    words = [REPLACED.get(word, word) for word in words]
     if words[0] not in SHORTENED or "--print-recipe" in words:
         return words
     if "--minutes" in words:
@@ -84,9 +85,10 @@ def prepare_folder(folder: Path) -> None:
         assert run(shorten(words)) == 0
     save_stand_in(folder / "vit_small_patch16_224.safetensors", "timm", "exact")
     save_stand_in(folder / "ViT-B_16.npz", "official", "tanh")
+    save_stand_in(folder / Path(HUB_MODEL).name, "huggingface", "exact")
 
 
-def save_stand_in(file: Path, origin: Literal["timm", "official"], gelu: str) -> None:
+def save_stand_in(file: Path, origin: Literal["timm", "official", "huggingface"], gelu: str) -> None:
     model = vitrail.build("mu/16", gelu=gelu, position_resize=origin)
     nn.init.normal_(model.get_parameter("head.weight"))  # new heads are zero, and any two models would predict the same
     vitrail.save(model, file, format=origin)
