@@ -21,7 +21,7 @@ from vitrail.data.sources.dataset import Progress
 from vitrail.errors import VitrailError
 from vitrail.studio.run_log import is_training, last_logged_step
 from vitrail.training.load_checkpoint import checkpoint_steps
-from vitrail.training.run import Run
+from vitrail.training.run import LOCKED_MESSAGE, Run
 from vitrail.weights.model_folder import is_model_folder
 
 DEFAULT_OVERRIDES = (
@@ -40,7 +40,7 @@ def default_model(
     show_progress: Callable[[], AbstractContextManager[Progress]],
     overrides: Sequence[str] = DEFAULT_OVERRIDES,
 ) -> Iterator[list[str]]:
-    """Yield the sources, or a default run that trains meanwhile; ``waiting`` shows the progress to its first checkpoint."""
+    """Yield the sources, or a default run that trains meanwhile; ``show_progress`` displays the progress to its first checkpoint."""
     if sources:
         yield list(sources)
         return
@@ -110,7 +110,7 @@ def _wait_for_checkpoint(run: Run, child: "subprocess.Popen[bytes]", error_outpu
         if child.poll() is not None:
             error_output.seek(0)
             error_text = error_output.read().decode(errors="replace").strip()
-            if "another process is at work" not in error_text:  # another studio already trains it
+            if LOCKED_MESSAGE not in error_text:  # another studio already trains it
                 reason = error_text.splitlines()[-1] if error_text else f"its process ended with {child.returncode}"
                 raise VitrailError(f"the default model could not be trained: {reason}; name a run or weights instead")
         if time.monotonic() > deadline:

@@ -19,6 +19,7 @@ from vitrail.weights.model_folder import read_json
 
 # fields of a recipe that may change when resuming
 EXECUTION_FIELDS: dict[str, Any] = {"parallel": "auto", "activation_checkpointing": False, "micro_batch_size": None}
+LOCKED_MESSAGE = "another process is training in"
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def lock_run(run: Run) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunLocked(f"another process is training in {run.folder}; wait for it, or name another folder") from None
+            raise RunLocked(f"{LOCKED_MESSAGE} {run.folder}; wait for it, or name another folder") from None
         try:
             yield
         except (FileNotFoundError, VitrailError):
