@@ -112,7 +112,8 @@ def test_show_draws_the_batch_the_model_will_see(augment: str, folder: Path, tmp
 
 def test_show_takes_settings_and_the_other_splits(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     out = ["--out", str(tmp_path / "b.png")]
-    assert run(["data", "show", str(folder), *out, "--set", "augment.mixup=0.5", "--batch-size", "4", "--image-size", "24x32"]) == 0
+    options = ["--set", "augment.mixup=0.5", "--batch-size", "4", "--image-size", "24x32"]
+    assert run(["data", "show", str(folder), *out, *options]) == 0
     assert run(["data", "show", "fashion", *out, "--split", "test", "--batch-size", "4"]) == 0
     assert "drew batch 0 of fashion (test, 4 images)" in capsys.readouterr().out
     assert run(["data", "show", str(folder), *out, "--split", "test"]) == 2

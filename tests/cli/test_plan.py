@@ -57,7 +57,8 @@ def test_the_formulae_give_the_printed_numbers(words: tuple[str, ...], capsys: C
         names = {
             "P": model["parameters"], "T": model["trainable"], "M": model["muon_parameters"], "S": model["largest_muon_group"],
             "O": model["non_block"], "B": model["largest_block"], "A": model["bytes_per_image"],
-            "W": model["workspace_per_image"], "b": strategy["micro_batch_size"], "R": found["world_size"], "c": 2 if found["precision"] == "bfloat16" else 4,
+            "W": model["workspace_per_image"], "b": strategy["micro_batch_size"], "R": found["world_size"],
+            "c": 2 if found["precision"] == "bfloat16" else 4,
         }  # fmt: skip
         for name in TERMS:
             assert strategy[name] == pytest.approx(evaluate_formula(strategy["formulae"][name], names), abs=1), name

@@ -38,7 +38,8 @@ TOTAL_FORMULA = (
 MEMORY_TITLES = {
     "weights": "weights", "gradients": "gradients", "optimizer_state": "optimiser state", "ema": "EMA weights",
     "compute_copies": "+ compute copies of weights", "accumulated_grads": "+ accumulated gradients",
-    "activations": "+ activations", "workspace": "+ workspace", "optimizer_workspace": "or optimiser workspace", "eval_weights": "or evaluation weights",
+    "activations": "+ activations", "workspace": "+ workspace",
+    "optimizer_workspace": "or optimiser workspace", "eval_weights": "or evaluation weights",
 }  # fmt: skip
 
 
