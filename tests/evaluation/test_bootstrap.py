@@ -19,9 +19,9 @@ def test_the_interval_covers_the_truth_about_95_times_of_100() -> None:
     covered = np.zeros(2)
     for _ in range(600):
         table = np.stack([generator.random(400) < 0.8, generator.exponential(1.5, 400)], axis=1).astype(float)
-        drawn = bootstrap_means(table, 300)
+        resampled = bootstrap_means(table, 300)
         for column, truth in enumerate((0.8, 1.5)):
-            low, high = percentile_interval(drawn[:, column])
+            low, high = percentile_interval(resampled[:, column])
             covered[column] += low <= truth <= high
     assert np.all(covered / 600 > 0.925)
     assert np.all(covered / 600 < 0.975)
@@ -30,17 +30,17 @@ def test_the_interval_covers_the_truth_about_95_times_of_100() -> None:
 def test_the_scores_of_a_resample_are_the_scores_of_its_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two routes to the same numbers: select the images and score them; and however many are drawn at a time."""
     logits, labels = random_logits(53, 7)
-    drawn = bootstrap_scores(logits, labels, 9)
+    resampled = bootstrap_scores(logits, labels, 9)
     picked = np.random.default_rng(0).integers(0, 53, (9, 53))
     for number, rows in enumerate(torch.from_numpy(picked)):
         expected = mean_scores(logits[rows], labels[rows])
-        assert drawn["top1"][number] == pytest.approx(expected["top1"], abs=1e-14)
-        assert drawn["top5"][number] == pytest.approx(expected["top5"], abs=1e-14)
-        assert drawn["nll"][number] == pytest.approx(expected["loss"], abs=1e-12)
-        assert drawn["ece"][number] == pytest.approx(guo_error(logits[rows], labels[rows]), abs=1e-13)
+        assert resampled["top1"][number] == pytest.approx(expected["top1"], abs=1e-14)
+        assert resampled["top5"][number] == pytest.approx(expected["top5"], abs=1e-14)
+        assert resampled["nll"][number] == pytest.approx(expected["loss"], abs=1e-12)
+        assert resampled["ece"][number] == pytest.approx(guo_error(logits[rows], labels[rows]), abs=1e-13)
     monkeypatch.setattr(bootstrap, "RESAMPLE_CHUNK_NUMEL", 100)
     for name, values in bootstrap_scores(logits, labels, 9).items():
-        assert_allclose(values, drawn[name], rtol=1e-12)
+        assert_allclose(values, resampled[name], rtol=1e-12)
 
 
 def test_the_interval_shrinks_with_the_root_of_the_images() -> None:
@@ -56,9 +56,9 @@ def test_if_every_image_is_right_the_interval_is_the_exact_one() -> None:
     stats = reference_library("scipy.stats")
     right, labels = torch.eye(7) * 3, torch.arange(7)
     for logits, hits in ((right, 7), (-right, 0)):
-        found = score_intervals(logits, labels, bootstrap_scores(logits, labels))
+        intervals = score_intervals(logits, labels, bootstrap_scores(logits, labels))
         exact = stats.binomtest(hits, 7).proportion_ci(method="exact")
-        assert found["top1"] == pytest.approx((exact.low, exact.high), abs=1e-12)
+        assert intervals["top1"] == pytest.approx((exact.low, exact.high), abs=1e-12)
     few = score_intervals(right[:5, :5], labels[:5], bootstrap_scores(right[:5, :5], labels[:5]))
     assert few["top5"] == (1, 1)  # always right with five classes
 

@@ -40,10 +40,10 @@ def sample_labels(num_images: int, classes: int, true_temperature: float, seed: 
 def test_the_error_is_guos_and_torchmetrics(num_images: int, classes: int) -> None:
     metrics: Any = reference_library("torchmetrics.functional.classification")
     logits, labels = random_logits(num_images, classes)
-    found = compute_reliability(logits, labels).ece
-    assert found == pytest.approx(guo_error(logits, labels), abs=1e-14)
+    ece = compute_reliability(logits, labels).ece
+    assert ece == pytest.approx(guo_error(logits, labels), abs=1e-14)
     theirs = metrics.multiclass_calibration_error(logits, labels, num_classes=classes, n_bins=15, norm="l1")
-    assert found == pytest.approx(theirs.item(), abs=1e-6)
+    assert ece == pytest.approx(theirs.item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("classes", [3, 5, 15])
@@ -67,12 +67,12 @@ def test_the_bins_hold_every_image_once_and_average_to_the_accuracy() -> None:
 @pytest.mark.parametrize("true_temperature", [0.3, 1.0, 2.5])
 def test_a_known_temperature_is_recovered_and_calibrates(true_temperature: float) -> None:
     logits, labels = sample_labels(20_000, 6, true_temperature)
-    found = fit_temperature(logits, labels)
-    assert found == pytest.approx(true_temperature, rel=0.03)
-    fresh, shown = sample_labels(20_000, 6, true_temperature, seed=2)
-    assert compute_reliability(fresh / found, shown).ece < 0.01
+    temperature = fit_temperature(logits, labels)
+    assert temperature == pytest.approx(true_temperature, rel=0.03)
+    fresh_logits, fresh_labels = sample_labels(20_000, 6, true_temperature, seed=2)
+    assert compute_reliability(fresh_logits / temperature, fresh_labels).ece < 0.01
     if true_temperature != 1:
-        assert compute_reliability(fresh, shown).ece > 0.05
+        assert compute_reliability(fresh_logits, fresh_labels).ece > 0.05
 
 
 @pytest.mark.parametrize(("num_images", "classes"), [(503, 7), (211, 2), (64, 12)])

@@ -1,4 +1,4 @@
-"""``vitrail.evaluation``: a run's own scores are reproduced, classes matched by name, views averaged, models paired."""
+"""``vitrail.evaluate``: a run's own scores are reproduced, classes matched by name, views averaged, models paired."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,10 +32,10 @@ LABELS = ("ant", "bee", "cat", "dog", "elk")
 
 def random_model(seed: int = 0, **changes: Any) -> Model:
     torch.manual_seed(seed)
-    made = small_vit(**changes)
-    torch.nn.init.normal_(made.get_parameter("head.weight"))
-    made.preprocess, made.class_names = Preprocess((12, 15)), LABELS
-    return made
+    model = small_vit(**changes)
+    torch.nn.init.normal_(model.get_parameter("head.weight"))
+    model.preprocess, model.class_names = Preprocess((12, 15)), LABELS
+    return model
 
 
 def image_folder(root: Path, *names: str, each: int = 4) -> Path:
@@ -48,16 +48,16 @@ def image_folder(root: Path, *names: str, each: int = 4) -> Path:
 
 def test_a_runs_own_scores_are_reproduced(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    for shares in ({}, {"validation": 0.3, "test": 0.2}):
+    for fractions in ({}, {"val_fraction": 0.3, "test_fraction": 0.2}):
         sample_images.write_class_folders(tmp_path / "flat", {"ant": 17, "bee": 11})
-        flat = {**shares, "data": str(tmp_path / "flat"), "model": replace(recipe().model, classes=2)}
-        settings = recipe(steps=4, **(flat if shares else {}))
+        flat = {**fractions, "data": str(tmp_path / "flat"), "model": replace(recipe().model, classes=2)}
+        settings = recipe(steps=4, **(flat if fractions else {}))
         result = fit(settings, run, Hardware("cpu", 1, 0))
-        found = evaluate(run, settings.data)
-        assert {"top1": found.top1, "top5": found.top5, "loss": found.nll} == result["test"]
-        with np.load(run / "predictions.npz") as kept:
-            assert_close(found.predictions.logits, torch.from_numpy(kept["logits"]))
-            assert np.array_equal(found.predictions.indices.numpy(), kept["indices"])
+        evaluation = evaluate(run, settings.data)
+        assert {"top1": evaluation.top1, "top5": evaluation.top5, "loss": evaluation.nll} == result["test"]
+        with np.load(run / "predictions.npz") as arrays:
+            assert_close(evaluation.predictions.logits, torch.from_numpy(arrays["logits"]))
+            assert np.array_equal(evaluation.predictions.indices.numpy(), arrays["indices"])
         run = tmp_path / "other"
 
 
@@ -66,26 +66,26 @@ def test_classes_are_matched_by_name_whatever_their_order_and_number(tmp_path: P
     data = image_folder(tmp_path, "elk", "bee", "cat")
     files = sorted((data / "test").rglob("*.jpg"))
     for labels in (LABELS, LABELS[::-1]):
-        seen = random_model()
-        seen.class_names = labels
-        found = evaluate(seen, data)
-        right = [said.label == file.parent.name for said, file in zip(predict(seen, files), files, strict=True)]
-        assert found.top1 == pytest.approx(np.mean(right))
-        assert [labels[label] for label in found.predictions.labels.tolist()] == sorted(file.parent.name for file in files)
-        assert found.per_class.support.tolist() == [4 if name in ("elk", "bee", "cat") else 0 for name in labels]
-        assert found.split == "test"
+        model = random_model()
+        model.class_names = labels
+        evaluation = evaluate(model, data)
+        right = [prediction.label == file.parent.name for prediction, file in zip(predict(model, files), files, strict=True)]
+        assert evaluation.top1 == pytest.approx(np.mean(right))
+        assert [labels[label] for label in evaluation.predictions.labels.tolist()] == sorted(file.parent.name for file in files)
+        assert evaluation.per_class.support.tolist() == [4 if name in ("elk", "bee", "cat") else 0 for name in labels]
+        assert evaluation.split == "test"
 
 
 def test_the_temperature_is_fitted_on_validation_alone(tmp_path: Path) -> None:
     data = image_folder(tmp_path, "ant", "bee", "cat", each=9)
-    found, fitted = evaluate(random_model(1), data), evaluate(random_model(1), data, "validation")
+    evaluation, fitted = evaluate(random_model(1), data), evaluate(random_model(1), data, "validation")
     assert fitted.temperature_scaling is None
-    assert found.temperature_scaling is not None
-    assert found.temperature_scaling.temperature == fit_temperature(fitted.predictions.logits, fitted.predictions.labels)
-    cooled = found.predictions.logits.double() / found.temperature_scaling.temperature
-    assert found.temperature_scaling.nll == mean_scores(cooled, found.predictions.labels)["loss"]
-    assert found.temperature_scaling.ece == compute_reliability(cooled, found.predictions.labels).ece
-    assert found.temperature_scaling.num_fit_images == 27
+    assert evaluation.temperature_scaling is not None
+    assert evaluation.temperature_scaling.temperature == fit_temperature(fitted.predictions.logits, fitted.predictions.labels)
+    scaled = evaluation.predictions.logits.double() / evaluation.temperature_scaling.temperature
+    assert evaluation.temperature_scaling.nll == mean_scores(scaled, evaluation.predictions.labels)["loss"]
+    assert evaluation.temperature_scaling.ece == compute_reliability(scaled, evaluation.predictions.labels).ece
+    assert evaluation.temperature_scaling.num_fit_images == 27
 
 
 def test_splits_are_test_else_validation_else_all(tmp_path: Path) -> None:
@@ -110,37 +110,35 @@ def test_notes_that_matter_to_training_alone_are_left_out(tmp_path: Path) -> Non
     assert not any("train" in note for note in evaluate(random_model(), data).notes)
     alone = open_dataset(image_folder(tmp_path / "rare", "ant", "bee"))
     assert any("only one training image" in note for note in alone.notes)
-    assert not any("to learn from" in note for note in evaluate(random_model(), alone).notes)
+    assert not any("only one training image" in note for note in evaluate(random_model(), alone).notes)
 
 
 def model_trained_on(data: Path, **fractions: float) -> Model:
-    made = random_model()
-    made.metadata = {"dataset": {"name": str(data)}, "recipe": fractions}
-    return made
+    model = random_model()
+    model.metadata = {"dataset": {"name": str(data)}, "recipe": fractions}
+    return model
 
 
 def test_a_split_that_overlaps_the_training_images_gives_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     sample_images.write_class_folders(Path("flat"), {"ant": 17, "bee": 11})
     shared = open_dataset("flat", split_fractions=SplitFractions(0.3, 0.2))
-    learned = "the model was trained on images that are among these"
+    warning = "the model was trained on images that are among these"
 
-    def told(one: Model, split: str | None = None, data: DatasetSplits = shared) -> str:
-        return " ".join(evaluate(one, data, split).notes)
+    def notes_of(model: Model, split: str | None = None, data: DatasetSplits = shared) -> str:
+        return " ".join(evaluate(model, data, split).notes)
 
-    assert learned not in told(model_trained_on(Path("flat"), val_fraction=0.3, test_fraction=0.2))
-    assert "selected on" in told(model_trained_on(Path("flat"), val_fraction=0.3, test_fraction=0.2), "validation")
+    assert warning not in notes_of(model_trained_on(Path("flat"), val_fraction=0.3, test_fraction=0.2))
+    assert "selected on" in notes_of(model_trained_on(Path("flat"), val_fraction=0.3, test_fraction=0.2), "validation")
     for split in (None, "validation", "all"):
-        assert learned in told(model_trained_on(Path("flat"), val_fraction=0.1, test_fraction=0.2), split)
-    assert learned in told(
-        model_trained_on(tmp_path / "flat", val_fraction=0.3, test_fraction=0.1)
-    )  # the same path by another name
-    sample_images.write_class_folders(Path("given/test"), {"ant": 4, "bee": 3})
-    sample_images.write_class_folders(Path("given/train"), {"ant": 9, "bee": 8}, 50)
-    given = open_dataset("given", split_fractions=SplitFractions(0.3, 0.2))
-    assert learned not in told(
-        model_trained_on(Path("given"), val_fraction=0.1, test_fraction=0.1), data=given
-    )  # its test split is given, not split off
+        assert warning in notes_of(model_trained_on(Path("flat"), val_fraction=0.1, test_fraction=0.2), split)
+    same = model_trained_on(tmp_path / "flat", val_fraction=0.3, test_fraction=0.1)  # the same path by another name
+    assert warning in notes_of(same)
+    sample_images.write_class_folders(Path("folders/test"), {"ant": 4, "bee": 3})
+    sample_images.write_class_folders(Path("folders/train"), {"ant": 9, "bee": 8}, 50)
+    folders = open_dataset("folders", split_fractions=SplitFractions(0.3, 0.2))
+    # Its test split has a folder, it is not split off.
+    assert warning not in notes_of(model_trained_on(Path("folders"), val_fraction=0.1, test_fraction=0.1), data=folders)
 
 
 def test_of_a_new_dataset_more_than_a_split_can_be_evaluated(tmp_path: Path) -> None:
@@ -156,9 +154,9 @@ def test_an_unusable_validation_split_only_costs_the_temperature(tmp_path: Path)
     data = image_folder(tmp_path, "ant", "bee", each=9)
     expected = evaluate(random_model(), data)
     sample_images.write_class_folders(data / "validation", {"zebra": 3})
-    found = evaluate(random_model(), data)
-    assert (found.top1, found.temperature_scaling) == (expected.top1, None)
-    assert "no temperature is fitted, as validation cannot be used: 1 of the 3 classes" in found.notes[-1]
+    evaluation = evaluate(random_model(), data)
+    assert (evaluation.top1, evaluation.temperature_scaling) == (expected.top1, None)
+    assert "no temperature is fitted, as validation cannot be used: 1 of the 3 classes" in evaluation.notes[-1]
 
 
 def test_all_is_the_concatenation_of_its_splits(tmp_path: Path) -> None:
@@ -172,8 +170,8 @@ def test_images_without_a_label_do_not_count(tmp_path: Path) -> None:
     labels = np.array([0, 1, -1, 1, 0, -1, 1, 1, 0])
     source = ArrayDataset(images, labels, ("cat", "ant"))
     data = DatasetSplits("x", source, source, source, "")
-    known = labels >= 0
-    clean = ArrayDataset(images[known], labels[known], ("cat", "ant"))
+    labelled = labels >= 0
+    clean = ArrayDataset(images[labelled], labels[labelled], ("cat", "ant"))
     assert evaluate(random_model(), data).top1 == evaluate(random_model(), DatasetSplits("x", clean, clean, clean, "")).top1
 
 
@@ -186,13 +184,13 @@ def test_a_model_with_nan_logits_has_no_score(tmp_path: Path) -> None:
 
 @pytest.mark.parity
 def test_views_are_averaged_as_probabilities() -> None:
-    seen, images = random_model(), torch.randn(3, 3, 12, 15)
+    model, images = random_model(), torch.randn(3, 3, 12, 15)
     with torch.inference_mode():
-        expected = (seen(images).softmax(1) + seen(images.flip(-1)).softmax(1)) / 2
-        assert_close(TTAModel(seen, "flip")(images).softmax(1).float(), expected)
+        expected = (model(images).softmax(1) + model(images.flip(-1)).softmax(1)) / 2
+        assert_close(TTAModel(model, "flip")(images).softmax(1).float(), expected)
         large = torch.randn(3, 3, 17, 19)
-        views = torch.stack([seen(view).softmax(1) for view in peer_crops(large)])
-        assert_close(TTAModel(seen, "crops")(large).softmax(1).float(), views.mean(0))
+        views = torch.stack([model(view).softmax(1) for view in peer_crops(large)])
+        assert_close(TTAModel(model, "crops")(large).softmax(1).float(), views.mean(0))
 
 
 def peer_crops(images: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -202,26 +200,26 @@ def peer_crops(images: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def test_flip_tta_is_invariant_to_flipping(tmp_path: Path) -> None:
-    seen, images = TTAModel(random_model(), "flip"), torch.randn(3, 3, 12, 15)
+    model, images = TTAModel(random_model(), "flip"), torch.randn(3, 3, 12, 15)
     with torch.inference_mode():
-        assert_close(seen(images), seen(images.flip(-1)))
+        assert_close(model(images), model(images.flip(-1)))
 
 
 def test_the_centre_crop_is_what_the_model_gets_without_tta() -> None:
-    how = Preprocess((16, 24), crop_pct=0.8)
-    larger = without_crop(how)
+    preprocess = Preprocess((16, 24), crop_pct=0.8)
+    larger = without_crop(preprocess)
     assert larger.image_size == (20, 30)
     photo = sample_images.make_image(3, (61, 47))
-    assert_close(five_crop(preprocess_image(photo, larger)[None], (16, 24))[0][0], preprocess_image(photo, how))
+    assert_close(five_crop(preprocess_image(photo, larger)[None], (16, 24))[0][0], preprocess_image(photo, preprocess))
     assert without_crop(Preprocess((28, 28))).image_size == (32, 32)
 
 
 def test_views_go_through_the_whole_evaluation(tmp_path: Path) -> None:
-    data, seen = image_folder(tmp_path, "ant", "bee"), random_model()
-    found: dict[str | None, Evaluation] = {tta: evaluate(seen, data, tta=tta) for tta in (None, "flip", "crops")}
-    assert len({each.nll for each in found.values()}) == 3
-    assert not seen.training
-    assert "enlarged before cropping" in found["crops"].notes[-1]
+    data, model = image_folder(tmp_path, "ant", "bee"), random_model()
+    evaluation: dict[str | None, Evaluation] = {tta: evaluate(model, data, tta=tta) for tta in (None, "flip", "crops")}
+    assert len({each.nll for each in evaluation.values()}) == 3
+    assert not model.training
+    assert "enlarged before cropping" in evaluation["crops"].notes[-1]
 
 
 def test_a_model_does_not_differ_from_itself_and_differences_have_a_sign(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ ALL = {each.name: each for each in corruption_suite(GRID)}
 
 
 def random_images(count: int, mode: str = "RGB", size: tuple[int, int] = SIZE) -> Tensor:
-    made = [np.asarray(make_image(number, size, mode)).reshape(*size, -1) for number in range(count)]
-    return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).contiguous()
+    arrays = [np.asarray(make_image(number, size, mode)).reshape(*size, -1) for number in range(count)]
+    return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).contiguous()
 
 
 def image_indices(count: int) -> ndarray:
@@ -49,15 +49,15 @@ def image_indices(count: int) -> ndarray:
 @pytest.mark.parametrize("kind", ALL.values(), ids=ALL)
 def test_severity_0_changes_nothing_and_the_others_return_bytes_of_the_same_shape(kind: Corruption, mode: str) -> None:
     before = random_images(3, mode)
-    kept = before.clone()
+    original = before.clone()
     assert torch.equal(kind.at_severity(0, before, image_indices(3)), before)
-    made = list(kind.iter_severities(before, image_indices(3), 0))
-    assert len(made) == len(kind.captions) == len(kind.strengths)
-    for severity, after in enumerate(made, 1):
+    versions = list(kind.iter_severities(before, image_indices(3), 0))
+    assert len(versions) == len(kind.captions) == len(kind.strengths)
+    for severity, after in enumerate(versions, 1):
         assert (after.shape, after.dtype) == (before.shape, torch.uint8)
         assert torch.equal(after, kind.at_severity(severity, before, image_indices(3)))
-    assert not torch.equal(made[-1], before)
-    assert torch.equal(before, kept)
+    assert not torch.equal(versions[-1], before)
+    assert torch.equal(before, original)
 
 
 @pytest.mark.parametrize("kind", ALL.values(), ids=ALL)
@@ -77,17 +77,17 @@ def test_an_image_depends_on_the_seed_and_not_on_its_batch(kind: Corruption) -> 
 @pytest.mark.parametrize("name", ["noise", "blur", "contrast", "jpeg", "drop", "occlude"])
 def test_a_higher_severity_is_more_of_the_same(name: str) -> None:
     before = random_images(8, size=(48, 44))
-    gaps = [(after.double() - before).square().mean() for after in ALL[name].iter_severities(before, image_indices(8), 0)]
-    assert all(lower < higher for lower, higher in pairwise(gaps))
+    errors = [(after.double() - before).square().mean() for after in ALL[name].iter_severities(before, image_indices(8), 0)]
+    assert all(lower < higher for lower, higher in pairwise(errors))
 
 
 def test_noise_has_its_standard_deviation_and_is_clipped() -> None:
     grey = torch.full((2, 3, 200, 190), 128, dtype=torch.uint8)
     drawn = draw_noise(0, image_indices(2), grey.shape[1:])
     for deviation in (0.02, 0.08, 0.12):
-        gap = (add_noise(grey, drawn, deviation).double() - 128) / 255
-        assert gap.std().item() == pytest.approx(deviation, rel=0.01)
-        assert abs(gap.mean().item()) < 0.001
+        noise = (add_noise(grey, drawn, deviation).double() - 128) / 255
+        assert noise.std().item() == pytest.approx(deviation, rel=0.01)
+        assert abs(noise.mean().item()) < 0.001
     assert_close(
         add_noise(grey * 0, drawn, 0.1).double().mean() / 255,
         torch.tensor(0.1 / (2 * np.pi) ** 0.5).double(),
@@ -103,8 +103,8 @@ def test_blur_is_scipys_and_shrinks_with_the_image(size: tuple[int, int]) -> Non
     for deviation in (1.0, 3.0, 6.0, 40.0):
         sigma = deviation * min(size) / 224
         expected = ndimage.gaussian_filter(before.double().numpy(), (0, 0, sigma, sigma), mode="nearest")
-        made = gaussian_blur(before, deviation).numpy()
-        assert np.abs(made - expected).max() < 0.501
+        blurred = gaussian_blur(before, deviation).numpy()
+        assert np.abs(blurred - expected).max() < 0.501
     assert torch.equal(gaussian_blur(before, 0.0), before)
 
 
@@ -165,8 +165,8 @@ def test_a_shuffle_moves_whole_cells_and_loses_none() -> None:
     order = draw_permutations(3, SHUFFLE_STREAM, image_indices(5), 12)
     after = shuffle_cells(before, order, GRID)
     for one in range(5):
-        for place, source in enumerate(order[one].tolist()):
-            to, of = ((cell // 4 * 8, cell % 4 * 5) for cell in (place, source))
+        for target, source in enumerate(order[one].tolist()):
+            to, of = ((cell // 4 * 8, cell % 4 * 5) for cell in (target, source))
             assert torch.equal(
                 after[one, :, to[0] : to[0] + 8, to[1] : to[1] + 5], before[one, :, of[0] : of[0] + 8, of[1] : of[1] + 5]
             )
@@ -183,8 +183,8 @@ def test_cells_that_do_not_divide_the_image_are_stretched_by_a_pixel() -> None:
     order = draw_permutations(1, SHUFFLE_STREAM, image_indices(1), 12)
     after = shuffle_cells(before, order, GRID)
     rows, columns = cell_edges(25, 3).tolist(), cell_edges(23, 4).tolist()
-    for place, source in enumerate(order[0].tolist()):
-        to = after[0, 0, rows[place // 4] : rows[place // 4 + 1], columns[place % 4] : columns[place % 4 + 1]]
+    for target, source in enumerate(order[0].tolist()):
+        to = after[0, 0, rows[target // 4] : rows[target // 4 + 1], columns[target % 4] : columns[target % 4 + 1]]
         of = before[0, 0, rows[source // 4] : rows[source // 4 + 1], columns[source % 4] : columns[source % 4 + 1]]
         assert set(to.flatten().tolist()) <= set(of.flatten().tolist())
 
@@ -197,7 +197,7 @@ def test_orders_are_permutations_and_differ_for_another_number_of_cells() -> Non
 
 
 @pytest.mark.parametrize(
-    ("grid", "cuts"),
+    ("grid", "expected"),
     [
         ((4, 4), [(2, 2), (4, 4)]),
         ((14, 14), [(2, 2), (7, 7), (14, 14)]),
@@ -208,9 +208,9 @@ def test_orders_are_permutations_and_differ_for_another_number_of_cells() -> Non
         ((1, 1), []),
     ],
 )
-def test_shuffles_go_from_coarse_to_the_grid_in_whole_cells(grid: tuple[int, int], cuts: list[tuple[int, int]]) -> None:
-    assert shuffle_grids(grid) == cuts
-    assert ("shuffle" in [each.name for each in corruption_suite(grid)]) == bool(cuts)
+def test_shuffles_go_from_coarse_to_the_grid_in_whole_cells(grid: tuple[int, int], expected: list[tuple[int, int]]) -> None:
+    assert shuffle_grids(grid) == expected
+    assert ("shuffle" in [each.name for each in corruption_suite(grid)]) == bool(expected)
 
 
 def test_cells_smaller_than_a_pixel_are_refused() -> None:

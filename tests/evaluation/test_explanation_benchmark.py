@@ -44,13 +44,13 @@ def test_the_map_of_the_known_evidence_beats_a_random_map(monkeypatch: pytest.Mo
         return values
 
     monkeypatch.setitem(SALIENCY_METHODS, "oracle", oracle)
-    found = {row.method: row for row in benchmark_explanations(model, bright_patches(), ["oracle"], batch_size=4, workers=0)}
-    assert list(found) == ["random", "edges", "oracle"]
-    assert found["oracle"].deletion.mean < found["random"].deletion.mean - 3 * found["random"].deletion.error
-    assert found["oracle"].insertion.mean > found["random"].insertion.mean
-    assert found["oracle"].pointing_game is None
-    assert found["oracle"].mass_on_object is None
-    for row in found.values():
+    rows = {row.method: row for row in benchmark_explanations(model, bright_patches(), ["oracle"], batch_size=4, workers=0)}
+    assert list(rows) == ["random", "edges", "oracle"]
+    assert rows["oracle"].deletion.mean < rows["random"].deletion.mean - 3 * rows["random"].deletion.error
+    assert rows["oracle"].insertion.mean > rows["random"].insertion.mean
+    assert rows["oracle"].pointing_game is None
+    assert rows["oracle"].mass_on_object is None
+    for row in rows.values():
         for score, curve in ((row.deletion, row.deletion_curve), (row.insertion, row.insertion_curve)):
             assert score.mean == pytest.approx(auc(torch.tensor([curve])).item(), abs=1e-6)
 
@@ -59,13 +59,13 @@ def test_significantly_better_methods_are_listed_and_the_best_comes_first(monkey
     model = OnePatch(small_vit().config).eval()
     model.preprocess = PREPROCESS
 
-    def place(y: int, x: int) -> Any:
+    def constant_map(y: int, x: int) -> Any:
         values = torch.zeros(2, 3)
         values[y, x] = 1
         return lambda _, images, __: values.expand(images.shape[0], 2, 3)
 
-    monkeypatch.setitem(SALIENCY_METHODS, "oracle", place(1, 2))
-    monkeypatch.setitem(SALIENCY_METHODS, "wrong", place(0, 0))
+    monkeypatch.setitem(SALIENCY_METHODS, "oracle", constant_map(1, 2))
+    monkeypatch.setitem(SALIENCY_METHODS, "wrong", constant_map(0, 0))
     rows = benchmark_explanations(model, bright_patches(30), ["wrong", "oracle"], batch_size=8, workers=0)
     better = {row.method: row.better_on for row in rows}
     assert "deletion" in better["oracle"]

@@ -22,12 +22,12 @@ def cosines(queries: Features, candidates: Features) -> Any:
 
 @pytest.mark.parametrize("tile", TILES)
 def test_nearest_is_what_sorting_everything_finds(tile: tuple[int, int]) -> None:
-    known, asked = gaussian_features(83), gaussian_features(29, seed=1)
-    alike, indices = top_k_cosine(asked.values, known.values, 9, tile)
-    every = cosines(asked, known)
+    train, queries = gaussian_features(83), gaussian_features(29, seed=1)
+    similarity, indices = top_k_cosine(queries.values, train.values, 9, tile)
+    every = cosines(queries, train)
     order = np.argsort(-every, axis=1)[:, :9]
     assert np.array_equal(indices.numpy(), order)
-    np.testing.assert_allclose(alike.numpy(), np.take_along_axis(every, order, axis=1), atol=1e-6)
+    np.testing.assert_allclose(similarity.numpy(), np.take_along_axis(every, order, axis=1), atol=1e-6)
 
 
 @pytest.mark.parametrize("tile", TILES)

@@ -47,34 +47,37 @@ def test_the_penalty_is_selected_on_validation_and_not_on_test() -> None:
         gaussian_features(70, width=23, seed=1),
         gaussian_features(90, width=23, seed=2),
     )
-    found = linear_probe(train, validation, test, 5)
-    best = max(found.penalty_results, key=lambda one: (one.accuracy, -one.loss))
-    assert found.penalty == best.penalty
-    assert len({one.accuracy for one in found.penalty_results}) > 2
+    result = linear_probe(train, validation, test, 5)
+    best = max(result.penalty_results, key=lambda one: (one.accuracy, -one.loss))
+    assert result.penalty == best.penalty
+    assert len({one.accuracy for one in result.penalty_results}) > 2
     other = Features(test.values[::-1].copy(), test.labels, test.indices)
-    assert linear_probe(train, validation, other, 5).penalty_results == found.penalty_results
+    assert linear_probe(train, validation, other, 5).penalty_results == result.penalty_results
 
 
 def test_it_is_fitted_on_train_and_validation_for_test_and_on_train_alone_without_one() -> None:
     train, validation, test = gaussian_features(40), gaussian_features(35, seed=1), gaussian_features(90, seed=2)
-    found, alone = linear_probe(train, validation, test, 5), linear_probe(train, validation, None, 5)
+    result, alone = linear_probe(train, validation, test, 5), linear_probe(train, validation, None, 5)
     assert alone.accuracy == max(one.accuracy for one in alone.penalty_results)
     mean = train.values.mean(axis=0)
     deviation = (train.values - mean).std()
     x = torch.from_numpy((np.concatenate([train.values, validation.values]) - mean) / deviation)
     y = torch.from_numpy(np.concatenate([train.labels, validation.labels]))
-    weight = fit_logistic(x, y, found.penalty, torch.zeros(8, 5))
-    answers = linear_logits(torch.from_numpy((test.values - mean) / deviation), weight).argmax(1)
-    assert found.accuracy == float((answers.numpy() == test.labels).mean())
+    weight = fit_logistic(x, y, result.penalty, torch.zeros(8, 5))
+    predicted = linear_logits(torch.from_numpy((test.values - mean) / deviation), weight).argmax(1)
+    assert result.accuracy == float((predicted.numpy() == test.labels).mean())
 
 
 def test_the_scale_of_features_does_not_matter() -> None:
     train, validation, test = (gaussian_features(count, seed=seed) for seed, count in enumerate((60, 35, 45)))
 
-    def moved(part: Features) -> Features:
+    def rescale(part: Features) -> Features:
         return Features(part.values * np.float32(64) + 32, part.labels, part.indices)
 
-    found, other = linear_probe(train, validation, test, 5), linear_probe(moved(train), moved(validation), moved(test), 5)
-    assert (found.accuracy, found.penalty) == (other.accuracy, other.penalty)
+    result, other = (
+        linear_probe(train, validation, test, 5),
+        linear_probe(rescale(train), rescale(validation), rescale(test), 5),
+    )
+    assert (result.accuracy, result.penalty) == (other.accuracy, other.penalty)
     flat = Features(np.ones_like(train.values), train.labels, train.indices)
     assert linear_probe(flat, flat, flat, 5).accuracy == pytest.approx(1 / 5)

@@ -30,16 +30,16 @@ def random_logits(num_images: int, classes: int, coarse: bool = False) -> tuple[
 def test_scores_are_scikit_learns(num_images: int, classes: int, coarse: bool) -> None:
     metrics: Any = reference_library("sklearn.metrics")
     logits, labels = random_logits(num_images, classes, coarse)
-    found, every = mean_scores(logits, labels), list(range(classes))
-    assert found["top1"] == pytest.approx(metrics.accuracy_score(labels, logits.argmax(1)), abs=1e-15)
+    scores, every = mean_scores(logits, labels), list(range(classes))
+    assert scores["top1"] == pytest.approx(metrics.accuracy_score(labels, logits.argmax(1)), abs=1e-15)
     probabilities = logits.double().softmax(1).numpy()
-    assert found["loss"] == pytest.approx(metrics.log_loss(labels, probabilities, labels=every), rel=1e-12)
+    assert scores["loss"] == pytest.approx(metrics.log_loss(labels, probabilities, labels=every), rel=1e-12)
     if classes > 5:
         # of equal scores theirs takes the last class, so it gets the classes in reverse
         top5 = metrics.top_k_accuracy_score(classes - 1 - labels, logits.numpy()[:, ::-1], k=5, labels=every)
-        assert found["top5"] == pytest.approx(top5, abs=1e-15)
+        assert scores["top5"] == pytest.approx(top5, abs=1e-15)
     else:
-        assert found["top5"] == 1
+        assert scores["top5"] == 1
 
 
 @pytest.mark.parity
@@ -47,10 +47,10 @@ def test_scores_are_scikit_learns(num_images: int, classes: int, coarse: bool) -
 def test_scores_are_torchmetrics(num_images: int, classes: int) -> None:
     metrics: Any = reference_library("torchmetrics.functional.classification")
     logits, labels = random_logits(num_images, classes)
-    found = mean_scores(logits, labels)
+    scores = mean_scores(logits, labels)
     for name, k in (("top1", 1), ("top5", min(5, classes))):
         theirs = metrics.multiclass_accuracy(logits, labels, num_classes=classes, top_k=k, average="micro")
-        assert found[name] == pytest.approx(theirs.item(), abs=1e-6)
+        assert scores[name] == pytest.approx(theirs.item(), abs=1e-6)
     theirs = metrics.multiclass_f1_score(logits, labels, num_classes=classes, average=None)
     assert_close(per_class_metrics(logits.argmax(1), labels, classes).f1.float(), theirs)
 
@@ -62,13 +62,13 @@ def test_per_class_and_macro_metrics_are_scikit_learns(num_images: int, classes:
     metrics: Any = reference_library("sklearn.metrics")
     logits, labels = random_logits(num_images, classes, coarse)
     predicted, every = logits.argmax(1), list(range(classes))
-    found = per_class_metrics(predicted, labels, classes)
+    result = per_class_metrics(predicted, labels, classes)
     theirs = metrics.precision_recall_fscore_support(labels, predicted, labels=every, zero_division=0)
-    for ours, expected in zip((found.precision, found.recall, found.f1, found.support), theirs, strict=True):
+    for ours, expected in zip((result.precision, result.recall, result.f1, result.support), theirs, strict=True):
         assert_close(ours.double(), torch.from_numpy(expected).double(), rtol=0, atol=1e-15)
-    there = sorted(set(labels.tolist()))
-    *means, _ = metrics.precision_recall_fscore_support(labels, predicted, labels=there, average="macro", zero_division=0)
-    assert list(found.macro_average().values()) == pytest.approx(means, abs=1e-15)
+    present = sorted(set(labels.tolist()))
+    *means, _ = metrics.precision_recall_fscore_support(labels, predicted, labels=present, average="macro", zero_division=0)
+    assert list(result.macro_average().values()) == pytest.approx(means, abs=1e-15)
     theirs = metrics.confusion_matrix(labels, predicted, labels=every)
     assert np.array_equal(confusion_matrix(predicted, labels, classes).numpy(), theirs)
 
@@ -92,13 +92,13 @@ def test_of_equal_logits_the_first_counts_and_nan_is_wrong() -> None:
     assert per_image_scores(equal, torch.arange(7))["top5"].tolist() == [1, 1, 1, 1, 1, 0, 0]
     for classes in (3, 7):
         broken = torch.full((classes, classes), torch.nan)
-        found = per_image_scores(broken, torch.arange(classes))
-        assert found["top1"].sum() == found["top5"].sum() == 0
+        scores = per_image_scores(broken, torch.arange(classes))
+        assert scores["top1"].sum() == scores["top5"].sum() == 0
 
 
 def test_scores_do_not_depend_on_the_order_of_images_or_classes() -> None:
     logits, labels = random_logits(64, 12)
     expected = mean_scores(logits, labels)
     rows, columns = torch.randperm(64), torch.randperm(12)
-    moved = mean_scores(logits[rows][:, columns], columns.argsort()[labels[rows]])
-    assert moved == pytest.approx(expected, rel=1e-14)
+    permuted = mean_scores(logits[rows][:, columns], columns.argsort()[labels[rows]])
+    assert permuted == pytest.approx(expected, rel=1e-14)

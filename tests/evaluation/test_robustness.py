@@ -33,10 +33,10 @@ NAMES = ["noise", "blur", "contrast", "jpeg", "drop", "occlude", "shuffle"]
 
 def resnet(image: tuple[int, int] = (12, 15)) -> Model:
     torch.manual_seed(0)
-    made = build(ResNetConfig(stages=(1,), width=32, image=image, classes=5)).eval()
-    torch.nn.init.normal_(made.get_parameter("head.weight"))
-    made.preprocess, made.class_names = Preprocess(image), LABELS
-    return made
+    model = build(ResNetConfig(stages=(1,), width=32, image=image, classes=5)).eval()
+    torch.nn.init.normal_(model.get_parameter("head.weight"))
+    model.preprocess, model.class_names = Preprocess(image), LABELS
+    return model
 
 
 @pytest.fixture
@@ -45,30 +45,32 @@ def data(tmp_path: Path) -> DatasetSplits:
 
 
 def test_the_clean_score_is_that_of_evaluate_and_the_others_follow_from_correctness(data: DatasetSplits) -> None:
-    seen = random_model(1)
-    found, plain = evaluate_robustness(seen, data, batch_size=7), evaluate(seen, data)
-    assert list(found.scores) == ["clean", *NAMES, "all"]
-    assert (found.clean, found.split, len(found.correct)) == (plain.top1, "test", 36)
-    assert found.scores["clean"].interval == plain.intervals["top1"]
-    assert np.array_equal(found.correct[:, 0], (plain.predictions.predicted == plain.predictions.labels).numpy())
-    place = 1
-    for kind in found.corruptions:
-        score, width = found.scores[kind.name], len(kind.strengths)
-        part = found.correct[:, place : place + width]
+    model = random_model(1)
+    result, plain = evaluate_robustness(model, data, batch_size=7), evaluate(model, data)
+    assert list(result.scores) == ["clean", *NAMES, "all"]
+    assert (result.clean, result.split, len(result.correct)) == (plain.top1, "test", 36)
+    assert result.scores["clean"].interval == plain.intervals["top1"]
+    assert np.array_equal(result.correct[:, 0], (plain.predictions.predicted == plain.predictions.labels).numpy())
+    start = 1
+    for kind in result.corruptions:
+        score, width = result.scores[kind.name], len(kind.strengths)
+        part = result.correct[:, start : start + width]
         assert score.top1 == pytest.approx(part.mean(0).tolist())
         assert score.mean == pytest.approx(part.mean())
         assert score.retained == pytest.approx(part.mean() / plain.top1)
         assert score.interval[0] <= score.mean <= score.interval[1]
-        place += width
-    assert place == found.correct.shape[1] == len(found.example_images)
-    assert found.mean == pytest.approx(np.mean([found.scores[name].mean for name in NAMES]))
+        start += width
+    assert start == result.correct.shape[1] == len(result.example_images)
+    assert result.mean == pytest.approx(np.mean([result.scores[name].mean for name in NAMES]))
 
 
-def correct_one_by_one(seen: Model, data: DatasetSplits, seed: int) -> ndarray:
+def correct_one_by_one(model: Model, data: DatasetSplits, seed: int) -> ndarray:
     """Evaluate every image alone, through the public functions."""
-    how = seen.preprocess
-    assert how is not None
-    plain = Preprocess(how.image_size, how.crop_pct, how.squash, how.interpolation, (0.0,) * 3, (1 / 255,) * 3)
+    preprocess = model.preprocess
+    assert preprocess is not None
+    plain = Preprocess(
+        preprocess.image_size, preprocess.crop_pct, preprocess.squash, preprocess.interpolation, (0.0,) * 3, (1 / 255,) * 3
+    )
     from vitrail.data.loader import build_eval_loader
 
     rows = []
@@ -80,7 +82,7 @@ def correct_one_by_one(seen: Model, data: DatasetSplits, seed: int) -> ndarray:
                 kind.at_severity(severity, image, np.array([number]), seed) for severity in range(1, len(kind.strengths) + 1)
             ]
         with torch.inference_mode():
-            rows.append([seen(normalise(one.float(), how)).argmax().item() == label for one in versions])
+            rows.append([model(normalise(one.float(), preprocess)).argmax().item() == label for one in versions])
     return np.array(rows)
 
 
@@ -96,14 +98,14 @@ def test_a_bag_of_patches_is_invariant_to_shuffling(data: DatasetSplits) -> None
     torch.manual_seed(0)
     images = torch.randint(0, 256, (6, 3, 12, 15), dtype=torch.uint8)
     kind = corruption_suite((2, 3))[-1]
-    mixed = kind.at_severity(1, images, np.arange(6))
-    answers: dict[str, tuple[Tensor, Tensor]] = {}
+    shuffled = kind.at_severity(1, images, np.arange(6))
+    logits: dict[str, tuple[Tensor, Tensor]] = {}
     for position in ("none", "learned1d"):
-        seen, how = small_vit(position=position), Preprocess((12, 15))
+        model, preprocess = small_vit(position=position), Preprocess((12, 15))
         with torch.inference_mode():
-            answers[position] = seen(normalise(images.float(), how)), seen(normalise(mixed.float(), how))
-    assert_close(*answers["none"], rtol=1e-4, atol=1e-4)
-    assert (answers["learned1d"][0] - answers["learned1d"][1]).abs().max() > 0.01
+            logits[position] = model(normalise(images.float(), preprocess)), model(normalise(shuffled.float(), preprocess))
+    assert_close(*logits["none"], rtol=1e-4, atol=1e-4)
+    assert (logits["learned1d"][0] - logits["learned1d"][1]).abs().max() > 0.01
     bag = evaluate_robustness(random_model(position="none"), data)
     assert bag.scores["shuffle"].top1 == (bag.clean,)
 
@@ -111,22 +113,22 @@ def test_a_bag_of_patches_is_invariant_to_shuffling(data: DatasetSplits) -> None
 def test_every_model_gets_the_same_corrupted_images_in_its_own_normalisation(data: DatasetSplits) -> None:
     first, other = random_model(1), resnet()
     other.preprocess = Preprocess((12, 15), mean=(0.1, 0.2, 0.3), std=(0.2, 0.3, 0.4))
-    shown = []
+    images_by_model = []
     for each in (first, other):
-        how, seen = each.preprocess, list[Tensor]()
-        assert how is not None
-        each.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0].clone()))
+        preprocess, recorded = each.preprocess, list[Tensor]()
+        assert preprocess is not None
+        each.register_forward_pre_hook(lambda _, inputs, recorded=recorded: recorded.append(inputs[0].clone()))
         evaluate_robustness(each, data, grid=(2, 3))
-        mean, std = (torch.tensor(values)[:, None, None] for values in (how.mean, how.std))
-        shown.append([((images * std + mean) * 255).round() for images in seen])
-    assert len(shown[0]) == 1 + 6 * 5 + 1
-    assert all(torch.equal(one, two) for one, two in zip(*shown, strict=True))
+        mean, std = (torch.tensor(values)[:, None, None] for values in (preprocess.mean, preprocess.std))
+        images_by_model.append([((images * std + mean) * 255).round() for images in recorded])
+    assert len(images_by_model[0]) == 1 + 6 * 5 + 1
+    assert all(torch.equal(one, two) for one, two in zip(*images_by_model, strict=True))
 
 
 def test_a_limit_is_an_unbiased_sample_and_a_larger_one_includes_the_smaller(data: DatasetSplits) -> None:
-    whole, some = evaluate_robustness(random_model(1), data), evaluate_robustness(random_model(1), data, limit=11)
-    assert len(some.indices) == 11
-    assert np.array_equal(some.correct, whole.correct[some.indices])  # an image is corrupted in the same way in both
+    whole, sample = evaluate_robustness(random_model(1), data), evaluate_robustness(random_model(1), data, limit=11)
+    assert len(sample.indices) == 11
+    assert np.array_equal(sample.correct, whole.correct[sample.indices])  # an image is corrupted in the same way in both
     assert set(sample_indices(1000, 50, 3)) < set(sample_indices(1000, 300, 3)) < set(range(1000))
     assert abs(sample_indices(1000, 300, 3).mean() - 499.5) < 60
     assert np.array_equal(sample_indices(20, 99, 0), np.arange(20))
@@ -148,22 +150,22 @@ def test_cells_are_the_first_transformers_patches_or_eight_by_eight() -> None:
 
 def test_models_of_other_sizes_can_be_compared(data: DatasetSplits) -> None:
     small, large = evaluate_robustness(random_model(1), data), evaluate_robustness(resnet((26, 31)), data, grid=(2, 3))
-    gaps = compare_robustness(small, large)
-    assert gaps["noise"].difference == pytest.approx(large.scores["noise"].mean - small.scores["noise"].mean)
-    assert gaps["all"].interval[0] <= gaps["all"].difference <= gaps["all"].interval[1]
-    assert all(gap.difference == 0 and gap.interval == (0, 0) for gap in compare_robustness(small, small).values())
+    differences = compare_robustness(small, large)
+    assert differences["noise"].difference == pytest.approx(large.scores["noise"].mean - small.scores["noise"].mean)
+    assert differences["all"].interval[0] <= differences["all"].difference <= differences["all"].interval[1]
+    assert all(each.difference == 0 and each.interval == (0, 0) for each in compare_robustness(small, small).values())
     with pytest.raises(VitrailError, match="not the same images"):
         compare_robustness(small, evaluate_robustness(random_model(1), data, limit=5))
 
 
 def test_training_mode_is_restored_and_retained_accuracy_needs_a_clean_one(data: DatasetSplits) -> None:
-    seen = random_model(1).train()
-    found: RobustnessResult = evaluate_robustness(
-        seen, replace(data, test=ArrayDataset(np.zeros((3, 12, 15, 3), np.uint8), np.zeros(3, np.int64), ("ant",)))
+    model = random_model(1).train()
+    result: RobustnessResult = evaluate_robustness(
+        model, replace(data, test=ArrayDataset(np.zeros((3, 12, 15, 3), np.uint8), np.zeros(3, np.int64), ("ant",)))
     )
-    assert seen.training
-    assert found.clean in (0, 1)
-    assert math.isnan(found.retained) == (found.clean == 0)
+    assert model.training
+    assert result.clean in (0, 1)
+    assert math.isnan(result.retained) == (result.clean == 0)
 
 
 def test_errors_are_those_of_evaluate(data: DatasetSplits, tmp_path: Path) -> None:

@@ -35,12 +35,12 @@ def random_images(count: int = 2) -> torch.Tensor:
     return torch.randn(count, 3, 12, 15)
 
 
-@pytest.mark.parametrize("how", ABLATION_MODES)
+@pytest.mark.parametrize("mode", ABLATION_MODES)
 @pytest.mark.parametrize("changes", KINDS, ids=str)
-def test_without_any_patch_the_logits_are_the_models_bit_for_bit(changes: dict[str, Any], how: str) -> None:
+def test_without_any_patch_the_logits_are_the_models_bit_for_bit(changes: dict[str, Any], mode: str) -> None:
     model, images = small_vit(**changes), random_images()
     with torch.no_grad():
-        assert torch.equal(ablate(model, images, [], how), model(images))
+        assert torch.equal(ablate(model, images, [], mode), model(images))
 
 
 @pytest.mark.parametrize("changes", DROPPABLE, ids=str)
@@ -50,17 +50,17 @@ def test_dropped_patches_have_no_effect_and_the_others_keep_their_positions(chan
     where = torch.tensor([*range(model.config.prefix_tokens), *(model.config.prefix_tokens + patch for patch in left)])
     with torch.no_grad():
         x = model.add_prefix_tokens(model.embed_patches(images))[:, where]
-        turned = None if model.rotary is None else tuple(values[where] for values in model.rotary((2, 3), x.device))
+        rotation = None if model.rotary is None else tuple(values[where] for values in model.rotary((2, 3), x.device))
         for table, block in zip(model.config.layers_with_position, model.blocks, strict=True):
             if table is not None:
                 x = x + model.positions[table](torch.zeros(1, model.config.tokens, 24), (2, 3))[:, where]
-            x = block(x, turned)
-        answer = model.head(model.pooled_norm(model.pool(model.norm(x))))
-    assert_close(ablate(model, images, [1, 2, 4], "drop"), answer, rtol=1e-5, atol=1e-5)
+            x = block(x, rotation)
+        expected = model.head(model.pooled_norm(model.pool(model.norm(x))))
+    assert_close(ablate(model, images, [1, 2, 4], "drop"), expected, rtol=1e-5, atol=1e-5)
     other = images.clone()
     other[:, :, :6, 5:15] = 7.0  # patches 1 and 2
     other[:, :, 6:, 5:10] = -3.0  # patch 4
-    assert_close(ablate(model, other, [1, 2, 4], "drop"), answer, rtol=1e-5, atol=1e-5)
+    assert_close(ablate(model, other, [1, 2, 4], "drop"), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
@@ -68,11 +68,13 @@ def test_masked_patches_are_those_of_the_deletion_curve(changes: dict[str, Any])
     model, images, first = small_vit(**changes), random_images(), [4, 1, 2, 0, 5, 3]
     rank = torch.zeros(6)
     rank[first] = torch.arange(6.0, 0.0, -1.0)
-    which = torch.tensor([1, 4])
-    curve = faithfulness(model, images, rank.view(1, 2, 3).expand(2, -1, -1), which, steps=6).deletion_curve
+    classes = torch.tensor([1, 4])
+    curve = faithfulness(model, images, rank.view(1, 2, 3).expand(2, -1, -1), classes, steps=6).deletion_curve
     for step in range(7):
-        found = class_probabilities(model, ablate(model, images, first[:step])).gather(1, which[:, None])[:, 0].float()
-        assert_close(found, curve[:, step])
+        probabilities = (
+            class_probabilities(model, ablate(model, images, first[:step])).gather(1, classes[:, None])[:, 0].float()
+        )
+        assert_close(probabilities, curve[:, step])
 
 
 @pytest.mark.parametrize("pool", ["cls", "gap", "map"])
@@ -85,8 +87,8 @@ def test_a_model_without_positions_is_invariant_to_shuffled_patches(pool: str) -
 def test_shuffled_patches_lie_where_the_permutation_says() -> None:
     model, images = small_vit(), random_images()
     moved = images.clone()
-    for place, patch in enumerate(shuffle_permutation([0, 2, 4, 5], 6, seed=5)):
-        (y, x), (v, u) = divmod(place, 3), divmod(patch, 3)
+    for position, patch in enumerate(shuffle_permutation([0, 2, 4, 5], 6, seed=5)):
+        (y, x), (v, u) = divmod(position, 3), divmod(patch, 3)
         moved[:, :, 6 * y : 6 * y + 6, 5 * x : 5 * x + 5] = images[:, :, 6 * v : 6 * v + 6, 5 * u : 5 * u + 5]
     with torch.no_grad():
         assert torch.equal(ablate(model, images, [5, 0, 2, 4], "shuffle", seed=5), model(moved))
@@ -94,11 +96,11 @@ def test_shuffled_patches_lie_where_the_permutation_says() -> None:
 
 def test_a_permutation_is_drawn_from_its_seed_and_moves_every_chosen_patch() -> None:
     assert all(shuffle_permutation([1, 4, 6, 7], 9, seed) == shuffle_permutation([7, 6, 4, 1, 1], 9, seed) for seed in range(5))
-    drawn = [shuffle_permutation([1, 4, 6, 7], 9, seed) for seed in range(50)]
-    assert len({tuple(found) for found in drawn}) == 6  # as many cycles as there are through four
-    for found in drawn:
-        assert sorted(found) == list(range(9))
-        assert [place for place in range(9) if found[place] == place] == [0, 2, 3, 5, 8]
+    permutations = [shuffle_permutation([1, 4, 6, 7], 9, seed) for seed in range(50)]
+    assert len({tuple(permutation) for permutation in permutations}) == 6  # as many cycles as there are through four
+    for permutation in permutations:
+        assert sorted(permutation) == list(range(9))
+        assert [position for position in range(9) if permutation[position] == position] == [0, 2, 3, 5, 8]
     assert shuffle_permutation([3], 5) == shuffle_permutation([], 5) == list(range(5))
 
 
@@ -114,10 +116,10 @@ def test_a_hybrids_patches_cover_a_stride_of_pixels() -> None:
 def test_patches_can_be_dropped_with_token_merging_and_not_with_patch_dropping() -> None:
     plain, images = small_vit(image=(30, 35)), torch.randn(2, 3, 30, 35)
     left = [patch for patch in range(35) if patch not in (3, 20)]
-    places = torch.tensor(left).expand(2, -1)
+    kept_indices = torch.tensor(left).expand(2, -1)
     merging = reduced_vit(plain, merge_tokens=2)
     with torch.no_grad():
-        by_hand = merging.head(merging.encode_and_pool(merging.embed_patches(images)[:, left], (5, 7), places))
+        by_hand = merging.head(merging.encode_and_pool(merging.embed_patches(images)[:, left], (5, 7), kept_indices))
     assert_close(ablate(merging, images, [3, 20], "drop"), by_hand)
     with pytest.raises(VitrailError, match="drops patches by itself; mask or shuffle"):
         ablate(reduced_vit(plain, drop_patches=0.2), images, [3], "drop")
@@ -138,7 +140,7 @@ def test_errors_are_one_sentence() -> None:
 
 def test_training_mode_is_restored() -> None:
     model, images = small_vit(dropout=0.5), random_images()
-    answer = ablate(model, images, [2], "drop")
+    expected = ablate(model, images, [2], "drop")
     model.train()
-    assert torch.equal(ablate(model, images, [2], "drop"), answer)
+    assert torch.equal(ablate(model, images, [2], "drop"), expected)
     assert model.training

@@ -33,9 +33,9 @@ KINDS: list[dict[str, Any]] = [
 
 
 def recorded_attention(model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad(), record_activations(model, "blocks.*.attention.weights") as seen:
+    with torch.no_grad(), record_activations(model, "blocks.*.attention.weights") as recorded:
         model(images)
-    return torch.stack([weights for (weights,) in seen.values()])
+    return torch.stack([weights for (weights,) in recorded.values()])
 
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
@@ -51,12 +51,11 @@ def test_the_requested_rows_are_what_the_model_used(changes: dict[str, Any]) -> 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 def test_the_chunk_size_does_not_matter(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = small_vit(**changes), torch.randn(2, 3, 12, 15)
-    every, read = attention(model, images), pooled_attention(model, images)
-    monkeypatch.setattr(
-        sys.modules["vitrail.explain.attention"], "ROOM", 100
-    )  # two rows of two images, three heads, seven tokens
+    every, pooled = attention(model, images), pooled_attention(model, images)
+    # two rows of two images, three heads, seven tokens
+    monkeypatch.setattr(sys.modules["vitrail.explain.attention"], "ATTENTION_CHUNK_NUMEL", 100)
     assert_close(attention(model, images), every)
-    assert_close(pooled_attention(model, images), read)
+    assert_close(pooled_attention(model, images), pooled)
     assert_close(attention(model, images, queries=[5, 0, 5, 1, 2], layers=[2, 2]), every[[2, 2]][..., [5, 0, 5, 1, 2], :])
 
 
@@ -70,21 +69,21 @@ def test_pooled_attention_is_the_rows_weighted_as_they_are_pooled(changes: dict[
 
 def test_only_the_requested_rows_are_computed_and_the_fused_kernel_stays_on(monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = small_vit(), torch.randn(2, 3, 12, 15)
-    fused, made = torch.nn.functional.scaled_dot_product_attention, []
+    fused, calls = torch.nn.functional.scaled_dot_product_attention, []
     softmax = torch.Tensor.softmax
 
-    def count(*arguments: Any, **options: Any) -> torch.Tensor:
-        made.append("fused")
+    def record_fused(*arguments: Any, **options: Any) -> torch.Tensor:
+        calls.append("fused")
         return fused(*arguments, **options)
 
-    def note(self: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
-        made.append(str(tuple(self.shape)))
+    def record_softmax(self: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        calls.append(str(tuple(self.shape)))
         return softmax(self, *arguments, **options)
 
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", count)
-    monkeypatch.setattr(torch.Tensor, "softmax", note)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", record_fused)
+    monkeypatch.setattr(torch.Tensor, "softmax", record_softmax)
     attention(model, images, layers=[2], heads=[1], queries=[0, 4])
-    assert made == ["fused", "fused", "(2, 1, 2, 7)", "fused", "fused"]
+    assert calls == ["fused", "fused", "(2, 1, 2, 7)", "fused", "fused"]
 
 
 @pytest.mark.slow
@@ -95,8 +94,8 @@ import torch
 from tests.peak_memory import peak_bytes
 from vitrail.explain import attention
 from vitrail.models.build import build
-found = attention(build("B/16", image=1024, classes=5).eval(), torch.randn(1, 3, 1024, 1024), queries=[0])
-assert found.shape == (12, 1, 12, 1, 4097)
+weights = attention(build("B/16", image=1024, classes=5).eval(), torch.randn(1, 3, 1024, 1024), queries=[0])
+assert weights.shape == (12, 1, 12, 1, 4097)
 print(peak_bytes())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -123,11 +122,11 @@ def test_training_mode_is_restored_and_dropout_is_off() -> None:
 @pytest.mark.parametrize(("pool", "prefix"), [("cls", 1), ("gap", 0), ("map", 0)])
 def test_pooling_weights_sum_to_one_and_lie_on_the_grid(pool: Any, prefix: int) -> None:
     model, images = small_vit(pool=pool), torch.randn(2, 3, 12, 15)
-    share = pooling_weights(model, images)
-    assert share.shape == (2, prefix + 6)
-    assert_close(share.sum(-1), torch.ones(2))
-    places = torch.arange(2.0 * (prefix + 6)).view(2, -1)
-    grid = to_grid(model, images, places)
+    weights = pooling_weights(model, images)
+    assert weights.shape == (2, prefix + 6)
+    assert_close(weights.sum(-1), torch.ones(2))
+    token_indices = torch.arange(2.0 * (prefix + 6)).view(2, -1)
+    grid = to_grid(model, images, token_indices)
     assert grid.shape == (2, 2, 3)
     assert grid[0, 0, 0] == prefix
     assert grid[0, 1, 0] == prefix + 3
@@ -148,10 +147,10 @@ def test_transformers_has_the_same_weights(tmp_path: Path) -> None:
         torch.randn(2, 3, 10, 15),
     )
     save(ours, tmp_path / "theirs", format="huggingface")
-    made = theirs.ViTForImageClassification.from_pretrained(tmp_path / "theirs", attn_implementation="eager").eval()
+    reference = theirs.ViTForImageClassification.from_pretrained(tmp_path / "theirs", attn_implementation="eager").eval()
     with torch.no_grad():
-        seen = made(images, output_attentions=True).attentions
-    assert_close(attention(ours, images), torch.stack(seen), rtol=0, atol=1e-6)
+        recorded = reference(images, output_attentions=True).attentions
+    assert_close(attention(ours, images), torch.stack(recorded), rtol=0, atol=1e-6)
 
 
 def test_errors_are_one_sentence() -> None:

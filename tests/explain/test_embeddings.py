@@ -60,14 +60,14 @@ def test_without_positions_there_is_nothing_to_compare() -> None:
 
 def test_filters_are_principal_components_of_the_kernels() -> None:
     model: Any = small_vit(width=48, heads=3)
-    found = patch_filters(model, 5)
-    assert found.shape == (5, 3, 6, 5)
-    assert found.amin() >= 0
-    assert found.flatten(1).amax(1).eq(1).all()  # the largest value of each is positive
+    filters = patch_filters(model, 5)
+    assert filters.shape == (5, 3, 6, 5)
+    assert filters.amin() >= 0
+    assert filters.flatten(1).amax(1).eq(1).all()  # the largest value of each is positive
     kernels = model.embed.project.weight.detach().flatten(1)
     values, vectors = torch.linalg.eigh(torch.cov(kernels.T))
     for number in range(5):
-        ours, theirs = found[number].flatten() - 0.5, vectors[:, -1 - number]
+        ours, theirs = filters[number].flatten() - 0.5, vectors[:, -1 - number]
         assert abs(F.cosine_similarity(ours, theirs, dim=0).item()) == pytest.approx(1, abs=1e-3)
     assert values[-1] >= values[-5]
 

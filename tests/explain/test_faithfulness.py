@@ -64,9 +64,9 @@ def test_the_ends_of_the_curves_do_not_depend_on_the_map(changes: dict[str, Any]
     model, images = small_vit(**changes), torch.randn(3, 3, 12, 15)
     one, other = (faithfulness(model, images, torch.rand(3, 2, 3), steps=3) for _ in range(2))
     whole = model(images).softmax(1).amax(1)
-    for found in (one, other):
-        assert_close(found.deletion_curve[:, 0], whole)
-        assert_close(found.insertion_curve[:, -1], whole)
+    for result in (one, other):
+        assert_close(result.deletion_curve[:, 0], whole)
+        assert_close(result.insertion_curve[:, -1], whole)
     assert_close(one.deletion_curve[:, -1], other.deletion_curve[:, -1])
     assert_close(one.insertion_curve[:, 0], other.insertion_curve[:, 0])
 
@@ -74,8 +74,8 @@ def test_the_ends_of_the_curves_do_not_depend_on_the_map(changes: dict[str, Any]
 def test_a_model_of_the_sigmoid_loss_has_independent_probabilities() -> None:
     model, images = small_vit(), torch.randn(3, 3, 12, 15)
     model.metadata = {"recipe": {"loss": "sigmoid"}}
-    found = faithfulness(model, images, torch.rand(3, 2, 3), steps=2)
-    assert_close(found.deletion_curve[:, 0], model(images).sigmoid().amax(1))
+    result = faithfulness(model, images, torch.rand(3, 2, 3), steps=2)
+    assert_close(result.deletion_curve[:, 0], model(images).sigmoid().amax(1))
 
 
 def test_zero_steps_are_refused() -> None:

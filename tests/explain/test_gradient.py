@@ -32,22 +32,22 @@ def gradient_weighted_by_hand(model: ViT, images: torch.Tensor, classes: list[in
     """Return the positive part of weights times gradient, mean over heads, each gradient by finite differences of the logit."""
     model = model.double()
     images = images.double()
-    attend = model.blocks[0].attention
-    with record_activations(model, "blocks.0.attention.weights") as seen:
+    attention = model.blocks[0].attention
+    with record_activations(model, "blocks.0.attention.weights") as recorded:
         model(images)
-    (weights,) = seen["blocks.0.attention.weights"]
+    (weights,) = recorded["blocks.0.attention.weights"]
     mixing = torch.zeros_like(weights)
     step = 1e-6
-    for place in torch.cartesian_prod(*(torch.arange(size) for size in weights.shape)).tolist():
-        found = []
+    for index in torch.cartesian_prod(*(torch.arange(size) for size in weights.shape)).tolist():
+        logits = []
         for sign in (1, -1):
             shifted = weights.detach().clone()
-            shifted[tuple(place)] += sign * step
-            attend.weights.forward = lambda _, fixed=shifted: fixed  # type: ignore[union-attr]
+            shifted[tuple(index)] += sign * step
+            attention.weights.forward = lambda _, fixed=shifted: fixed  # type: ignore[union-attr]
             with torch.no_grad(), record_activations(model, "blocks.0.attention.weights"):
-                found.append(model(images)[place[0], classes[place[0]]])
-        mixing[tuple(place)] = (found[0] - found[1]) / (2 * step)
-    del attend.weights.forward  # type: ignore[union-attr]
+                logits.append(model(images)[index[0], classes[index[0]]])
+        mixing[tuple(index)] = (logits[0] - logits[1]) / (2 * step)
+    del attention.weights.forward  # type: ignore[union-attr]
     return (weights.detach() * mixing).relu().mean(1)
 
 
@@ -87,12 +87,12 @@ def test_many_layers_are_the_papers_product(changes: dict[str, Any]) -> None:
         grown = (eye + mixing) @ grown
         rows = (eye + mixing).sum(-1, keepdim=True)
         rolled, straight = (eye + mixing) / rows @ rolled, eye / rows @ straight
-    read = pooling_weights(model, images) if last is None else last
+    pooling = pooling_weights(model, images) if last is None else last
     without = eye if last is None else torch.zeros_like(eye)
     patches = slice(model.config.prefix_tokens, None)
-    for found, whole, rest in ((relevance, grown, without), (gradient_rollout, rolled, straight * without)):
-        expected = (read[:, None] @ (whole - rest))[:, 0, patches]
-        assert_close(found(model, images, classes).flatten(1), expected, rtol=1e-3, atol=1e-6)
+    for method, whole, identity in ((relevance, grown, without), (gradient_rollout, rolled, straight * without)):
+        expected = (pooling[:, None] @ (whole - identity))[:, 0, patches]
+        assert_close(method(model, images, classes).flatten(1), expected, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
@@ -124,14 +124,14 @@ def test_the_default_class_is_the_predicted_one_also_for_a_frozen_model(method: 
 def test_gradcam_by_hand() -> None:
     """On a model whose logit is linear in the input of the last attention, the gradient is known."""
     model, images = small_vit(), torch.randn(2, 3, 12, 15)
-    seen: list[torch.Tensor] = []
+    recorded: list[torch.Tensor] = []
     block: Any = model.blocks[2]
     with torch.enable_grad():
-        handle = block.attention.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        handle = block.attention.register_forward_pre_hook(lambda _, inputs: recorded.append(inputs[0]))
         logits = model(images)
         handle.remove()
-        (slope,) = torch.autograd.grad(logits[0, 3] + logits[1, 1], seen[0])
-    expected = torch.stack([(slope[b, 1:].mean(0) * seen[0][b, 1:]).sum(-1).relu() for b in range(2)])
+        (gradient,) = torch.autograd.grad(logits[0, 3] + logits[1, 1], recorded[0])
+    expected = torch.stack([(gradient[b, 1:].mean(0) * recorded[0][b, 1:]).sum(-1).relu() for b in range(2)])
     assert_close(gradcam(model, images, torch.tensor([3, 1]), layer=2).flatten(1), expected)
 
 
@@ -166,17 +166,17 @@ def test_contributions_add_up_to_the_difference_from_grey(options: dict[str, Any
     with torch.no_grad():
         logits, grey = model(images), model(torch.zeros_like(images))
     expected = (logits - grey).gather(1, classes[:, None])[:, 0]
-    off = [
+    errors = [
         (signed_integrated_gradients(model, images, classes, steps).sum(1) - expected).abs().max().item() for steps in (4, 256)
     ]
-    assert off[1] < 1e-2 * expected.abs().max().item() + 1e-4
-    assert off[1] <= off[0]
+    assert errors[1] < 1e-2 * expected.abs().max().item() + 1e-4
+    assert errors[1] <= errors[0]
 
 
 def test_a_grey_patch_contributes_nothing() -> None:
     model, images = small_vit(pool="gap"), torch.randn(2, 3, 12, 15)
     images[1, :, :6, 5:10] = 0.0  # the second patch
-    found = signed_integrated_gradients(model, images, torch.tensor([3, 1]))
-    assert_close(found[1, 1].item(), 0.0)
-    assert (found[0] != 0).all()
-    assert_close(integrated_gradients(model, images, torch.tensor([3, 1])).flatten(1), found.relu())
+    contributions = signed_integrated_gradients(model, images, torch.tensor([3, 1]))
+    assert_close(contributions[1, 1].item(), 0.0)
+    assert (contributions[0] != 0).all()
+    assert_close(integrated_gradients(model, images, torch.tensor([3, 1])).flatten(1), contributions.relu())

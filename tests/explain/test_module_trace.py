@@ -67,9 +67,9 @@ def test_a_frozen_model_has_no_gradients() -> None:
 def test_a_zero_head_stops_every_gradient_until_it_is_randomised() -> None:
     model = build("mu/16", image=32, classes=5)
     images = torch.randn(2, 3, 32, 32)
-    asleep = {row.name: row for row in trace_modules(model, images, LABELS)}
-    assert asleep["blocks.0"].grad_norm == 0
+    before = {row.name: row for row in trace_modules(model, images, LABELS)}
+    assert before["blocks.0"].grad_norm == 0
     assert randomise_zero_head(model)
     assert not randomise_zero_head(model)
-    awake = {row.name: row for row in trace_modules(model, images, LABELS)}
-    assert awake["blocks.0"].grad_norm
+    after = {row.name: row for row in trace_modules(model, images, LABELS)}
+    assert after["blocks.0"].grad_norm

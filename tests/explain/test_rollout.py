@@ -45,13 +45,13 @@ def test_the_smallest_weights_of_each_image_are_discarded() -> None:
     model, images = small_vit(depth=1), torch.randn(2, 3, 12, 15)
     (weights,) = attention(model, images)
     mixing = weights.mean(1)
-    kept = rollout(model, images, discard=0.5)
-    for image, rows in zip(mixing, kept, strict=True):
+    result = rollout(model, images, discard=0.5)
+    for image, rows in zip(mixing, result, strict=True):
         off = rows - torch.diag(rows.diag())
         smallest = image.flatten().sort().values[: int(0.5 * 49)]
-        gone = (image <= smallest[-1]).fill_diagonal_(False)
-        assert (off[gone] == 0).all()
-        assert (off[~gone & ~torch.eye(7, dtype=torch.bool)] > 0).all()
+        discarded = (image <= smallest[-1]).fill_diagonal_(False)
+        assert (off[discarded] == 0).all()
+        assert (off[~discarded & ~torch.eye(7, dtype=torch.bool)] > 0).all()
 
 
 def test_discarding_everything_is_refused() -> None:

@@ -19,11 +19,11 @@ from vitrail.models.variants import variant
 @pytest.mark.parametrize("changes", [{}, {"pool": "gap"}, {"pool": "map", "registers": 2}, {"norm": "post"}], ids=str)
 def test_every_model_has_every_map(method: str, changes: dict[str, Any]) -> None:
     model, images = small_vit(**changes), torch.randn(3, 3, 12, 15)
-    found = saliency(model, images, method)
-    assert found.shape == (3, 2, 3)
-    assert (found >= 0).all()
-    assert_close(saliency(model, images[2:], method), found[2:])
-    assert not found.requires_grad
+    maps = saliency(model, images, method)
+    assert maps.shape == (3, 2, 3)
+    assert (maps >= 0).all()
+    assert_close(saliency(model, images[2:], method), maps[2:])
+    assert not maps.requires_grad
 
 
 def test_with_a_class_token_attention_and_rollout_are_its_rows() -> None:

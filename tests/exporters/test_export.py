@@ -13,8 +13,7 @@ from PIL import Image
 from tests.exporters.small import exportable_vit, random_images
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
-from vitrail.exporters.export import ExportResult, export, write_and_verify
-from vitrail.exporters.export import to_cpu_float32 as made_ready
+from vitrail.exporters.export import ExportResult, export, to_cpu_float32, write_and_verify
 from vitrail.exporters.onnx import write_onnx
 from vitrail.exporters.parity import ParityReport, require_parity
 from vitrail.exporters.sample_images import SampleImages, load_sample_images
@@ -34,7 +33,7 @@ def model() -> ViT:
 @pytest.fixture(scope="module")
 def file(model: ViT, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """Export the model correctly and return the file's content."""
-    path = tmp_path_factory.mktemp("ship") / "good.onnx"
+    path = tmp_path_factory.mktemp("export") / "good.onnx"
     report = export(model, path).parity
     assert report.relative_difference < 1e-5
     assert report.agreement == 1
@@ -131,8 +130,11 @@ def test_a_full_disk_is_a_clear_error_and_leaves_no_file(tmp_path: Path) -> None
     )
     done = subprocess.run(
         [sys.executable, "-c", script, "export", tmp_path / "model", "--out", tmp_path / "out" / "x.onnx"],
-        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 2, done.stderr
     assert "x.onnx cannot be written: File too large" in done.stderr
     assert "Traceback" not in done.stderr
@@ -151,7 +153,7 @@ def test_the_models_own_dataset_is_used_if_available() -> None:
     assert (samples.labels == -1).all()
 
 
-def test_given_images_must_exist() -> None:
+def test_a_named_dataset_must_exist() -> None:
     with pytest.raises(VitrailError, match="there is no '/nowhere'"):
         load_sample_images(exportable_vit(), "/nowhere")
 
@@ -231,9 +233,9 @@ def test_a_read_only_folder_is_reported_before_and_after_writing(
 
 def test_a_model_in_training_is_not_changed_and_one_without_weights_refused(tmp_path: Path) -> None:
     with pytest.raises(VitrailError, match="on the meta device"):
-        made_ready(build("Ti/16", device="meta"))
+        to_cpu_float32(build("Ti/16", device="meta"))
     model = exportable_vit().train().half()
-    prepared = made_ready(model)
+    prepared = to_cpu_float32(model)
     assert not prepared.training
     assert model.training
     assert next(model.parameters()).element_size() == 2

@@ -34,12 +34,12 @@ POSITIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("how", RULES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("old", [1, 2, 3, 7, 14])
-def test_the_matrices_interpolate_as_the_model_does(how: PositionResize, old: int) -> None:
+def test_the_matrices_interpolate_as_the_model_does(rule: PositionResize, old: int) -> None:
     table = torch.eye(old)[:, None].expand(old, 5, old).contiguous()  # each unit vector, the same in five columns
     for new in (1, 2, 3, 5, 8, 14, 31):
-        assert_close(interpolation_matrix(old, new, how), resize_table(table, (new, 5), how)[:, 2], rtol=0, atol=5e-6)
+        assert_close(interpolation_matrix(old, new, rule), resize_table(table, (new, 5), rule)[:, 2], rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("options", POSITIONS, ids=str)

@@ -150,7 +150,6 @@ def test_the_torch_predictor_normalises_pixels_as_the_model_expects(tmp_path: Pa
     images = normalise(torch.from_numpy(random_images(3)).permute(0, 3, 1, 2).float().contiguous(), model.preprocess)
     with torch.inference_mode():
         assert_close(predictor.logits(random_images(3)), model(images).numpy(), rtol=0, atol=0)
-    assert_close(
-        predictor.logits(random_images(3))[:1], TorchPredictor(model).logits(random_images(3)[:1]), rtol=0, atol=1e-6
-    )  # another batch size
+    other_batch_size = TorchPredictor(model).logits(random_images(3)[:1])
+    assert_close(predictor.logits(random_images(3))[:1], other_batch_size, rtol=0, atol=1e-6)
     assert (predictor.backend, predictor.source, predictor.sigmoid) == ("torch", str(tmp_path / "run"), False)

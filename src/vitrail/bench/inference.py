@@ -250,7 +250,7 @@ def _make_row(size: str, batch_size: int, rates: dict[str, float], peers: tuple[
 
 
 def _as_fraction_of(row: InferenceRow, peak: float) -> InferenceRow:
-    return InferenceRow(**{**vars(row), "gemm_share": round(row.gemm_fraction / peak, 3)})
+    return InferenceRow(**{**vars(row), "gemm_fraction": round(row.gemm_fraction / peak, 3)})
 
 
 def _chunks(images: UInt8[ndarray, "n height width c"]) -> Iterator[ndarray]:

@@ -119,7 +119,8 @@ def verdict(scores: Sequence[MethodScore]) -> str:
             if insignificant
             else ""
         )
-    findings = "; ".join(f"{row.method} on {join_words(row.better_on)}" for row in significant)
+    metrics = {row.method: [name.replace("_", " ") for name in row.better_on] for row in significant}
+    findings = "; ".join(f"{method} on {join_words(names)}" for method, names in metrics.items())
     rest = f"; {join_words(insignificant)} on none" if insignificant else ""
     best = significant[0].method
     return f"Most faithful: {best}. Significantly better than a random map and an edge detector: {findings}{rest}."

@@ -23,17 +23,9 @@ from vitrail.weights.load import load
 from vitrail.weights.save import save
 
 ROOT = Path(__file__).parents[3]
-
-
 SMALL_CONFIG: dict[str, Any] = {"depth": 1, "patch": (5, 5), "image": (10, 10)}
-
-
 IMAGES = torch.randn(2, 3, 10, 10)
-
-
-MAX_MEGABYTES = 1_000  # megabytes of peak memory, of which importing torch takes a quarter
-
-
+MAX_MEGABYTES = 1_000  # of peak memory, of which importing torch takes a quarter
 FILES: dict[Origin, str] = {
     "official": "official.npz",
     "timm": "timm.safetensors",

@@ -174,8 +174,6 @@ def test_metadata_that_is_deep_or_huge_is_refused(tmp_path: Path) -> None:
 
 
 NONSENSE: list[Any] = [None, True, -1, 0, 1.5, 10**30, 10**400, float("nan"), float("inf"), "", "many", "a\nb", [], [[]], {}]
-
-
 NONSENSE += [[-1, -1], [0, 0], [0, 0, 0], ["a", "b", "c"], [None, None, None], [10**400] * 3, {"a": {}}, "x" * 10_000]
 
 
@@ -228,7 +226,7 @@ def test_any_nonsense_in_any_field_is_ignored_or_refused(format: Origin, name: s
     for path in _leaves(content):
         for value in NONSENSE:
             if path[-1] in ("depth", "width") and value in (10**30, 10**400):
-                continue  # tested in test_bombs.py, in a process with limits
+                continue  # tested in test_memory_bombs.py, in a process with limits
             (file / name).write_text(json.dumps(_replaced(content, path, value)))
             if (outcome := load_outcome(file)) not in ("loaded", "refused"):
                 wrong[f"{'.'.join(path)} = {str(value)[:30]}"] = outcome[:100]

@@ -39,13 +39,13 @@ for path in sys.argv[1:]:
         resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30))
         try:
             load(path)
-            said = "loaded"
+            outcome = "loaded"
         except VitrailError as error:
-            said = f"refused: {error}"
+            outcome = f"refused: {error}"
         except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
-        found = {"path": path, "said": said[:1000], "megabytes": peak_bytes() >> 20}
-        os.write(1, (json.dumps(found) + "\\n").encode())
+            outcome = f"{type(error).__name__}: {error}"
+        result = {"path": path, "outcome": outcome[:1000], "megabytes": peak_bytes() >> 20}
+        os.write(1, (json.dumps(result) + "\\n").encode())
         os._exit(0)
     os.waitpid(child, 0)
 """
@@ -169,7 +169,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
         check=True,
         cwd=ROOT,
     )
-    outcomes: dict[str, dict[str, Any]] = {name: {"said": "nothing"} for name in BOMBS}
+    outcomes: dict[str, dict[str, Any]] = {name: {"outcome": "nothing"} for name in BOMBS}
     for line in map(json.loads, done.stdout.splitlines()):
         outcomes[Path(line["path"]).name] |= line
     return outcomes
@@ -178,5 +178,5 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_is_refused_in_little_memory_and_time(bomb: str, outcomes: dict[str, dict[str, Any]]) -> None:
     outcome = outcomes[bomb]
-    assert outcome["said"].startswith("refused: "), outcome
+    assert outcome["outcome"].startswith("refused: "), outcome
     assert outcome["megabytes"] < MAX_MEGABYTES, outcome
