@@ -61,7 +61,7 @@ def boot_image() -> Image.Image:
 
 def tokens_figure() -> Image.Image:
     """Draw equation 1: the image, its patches in a sequence, and the class token before them."""
-    image, side, gap, left, top = boot_image(), 34, 6, 250, 62
+    image, side, gap, left, top = boot_image(), 34, 6, 280, 62
     shapes: list[Shape] = [Text((0, 12), "an image of 28 x 28 pixels, split into 4 x 4 patches", colour="ink")]
     shapes += [translate_shape(shape, 0, 22) for shape in patch_grid(image, (4, 4), side=168).shapes]
     shapes += [
@@ -184,7 +184,12 @@ def side_by_side(*figures: Figure) -> Image.Image:
     return joined
 
 
-RASTERS = {"panes.png": panes_sheet, "tokens.png": tokens_figure, "looks.png": attention_figure, "places.png": positions_figure}
+RASTERS = {
+    "panes.png": panes_sheet,
+    "tokens.png": tokens_figure,
+    "attention.png": attention_figure,
+    "positions.png": positions_figure,
+}
 VECTORS = {"inspect.svg": inspect_svg, "block.svg": block_figure}
 
 if __name__ == "__main__":

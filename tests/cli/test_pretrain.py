@@ -63,7 +63,8 @@ def test_json_is_one_object(capsys: Capture) -> None:
 def test_a_folder_may_have_images_at_any_depth(tmp_path: Path, capsys: Capture) -> None:
     for number in range(30):
         write_image(tmp_path / "mine" / ("deep/er" if number % 2 else ".") / f"{number}.jpg", number)
-    assert run(["pretrain", "mine", "--method", "simmim", *TINY, "--set", "batch_size=3", "--image-size", "16", "--out", "one"]) == 0
+    options = ["--method", "simmim", *TINY, "--set", "batch_size=3", "--image-size", "16", "--out", "one"]
+    assert run(["pretrain", "mine", *options]) == 0
     assert "22 train, 4 validation, 4 test" in capsys.readouterr().err
 
 

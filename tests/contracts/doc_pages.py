@@ -53,6 +53,8 @@ def commands(block: Block) -> list[str]:
 def run_page(page: Path) -> None:
     """Run a page in the current folder; a traceback names the page's own line."""
     names: dict[str, Any] = {"__name__": "__main__"}
+    if page.parent == ROOT:  # the README's commands use the files of the how-to guides
+        prepare_folder(Path())
     for block in code_blocks(page):
         if block.language == "python":
             exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)
@@ -66,8 +68,8 @@ def shorten(words: list[str]) -> list[str]:
     words = [REPLACED.get(word, word) for word in words]
     if words[0] not in SHORTENED or "--print-recipe" in words:
         return words
-    if "--minutes" in words:
-        index = words.index("--minutes")
+    for option in {"--minutes", "--epochs"} & {*words}:
+        index = words.index(option)
         words = words[:index] + words[index + 2 :]
     return [*words, *SHORTENED[words[0]]]
 

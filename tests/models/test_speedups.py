@@ -201,8 +201,8 @@ def test_a_shallow_copy_can_replace_its_modules_alone() -> None:
         ({"drop_patches": float("nan")}, "drop_patches must be"),
         ({"merge_tokens": 3, "merge_every": 0}, "merge_every must be at least 1 layer, got 0"),
         (
-            {"merg": 1},
-            "there is no speed-up 'merg', there are compile, merge_tokens, merge_every, drop_patches, image; "
+            {"merge_token": 1},
+            "there is no speed-up 'merge_token', there are compile, merge_tokens, merge_every, drop_patches, image; "
             "did you mean 'merge_tokens'?",
         ),
         ({"image": 48}, "the model takes images of 30x35, got image=48x48; load it with vitrail.load"),
@@ -218,7 +218,7 @@ def test_models_without_tokens_to_merge_are_rejected() -> None:
     with pytest.raises(VitrailError, match=r"relative positions count .* position='rotary'"):
         speed_up(larger_vit(position="relative"), merge_tokens=2)
     with pytest.raises(VitrailError, match="a ResNet has no tokens to merge"):
-        speed_up(build("R50x1", image=32, classes=3), drop_patches=0.5)
+        speed_up(build("R50x1", stages=(1,), image=32, classes=3), drop_patches=0.5)
     with pytest.raises(VitrailError, match=r"speed_up needs a model, got 'runs/mine'; try vitrail\.load on it first"):
         speed_up("runs/mine", merge_tokens=2)  # type: ignore[arg-type]
     assert Speedups(image=(30, 35)) == replace(Speedups(), image=(30, 35))

@@ -43,8 +43,8 @@ def send_load(host: str, port: int, requests: Sequence[bytes], clients: int, sec
     result = LoadResult()
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         start = time.perf_counter()
-        for number in range(clients):
-            client = _Client(stack.enter_context(socket.create_connection((host, port), timeout=RESPONSE_TIMEOUT)), number)
+        for index in range(clients):
+            client = _Client(stack.enter_context(socket.create_connection((host, port), timeout=RESPONSE_TIMEOUT)), index)
             client.socket.setblocking(False)
             client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             selector.register(client.socket, selectors.EVENT_READ, client)
@@ -54,18 +54,19 @@ def send_load(host: str, port: int, requests: Sequence[bytes], clients: int, sec
             events = selector.select(RESPONSE_TIMEOUT)
             if not events:
                 raise VitrailError(f"the server has not responded for {RESPONSE_TIMEOUT:g} seconds; check its log")
-            for key, what in events:
-                if what & selectors.EVENT_WRITE:
-                    _send_more(key.data, selector)
-                elif status := _read_response(key.data):
+            for key, event in events:
+                client = key.data
+                if event & selectors.EVENT_WRITE:
+                    _send_more(client, selector)
+                elif status := _read_response(client):
                     now = time.perf_counter()
                     if status == 200:
-                        result.seconds.append(now - key.data.start)
+                        result.seconds.append(now - client.start)
                     else:
                         result.other_statuses[status] = result.other_statuses.get(status, 0) + 1
                     if now - start < seconds:
-                        key.data.number += clients
-                        _send(key.data, requests, selector)
+                        client.request_index += clients
+                        _send(client, requests, selector)
                     else:
                         busy -= 1
         result.elapsed = time.perf_counter() - start

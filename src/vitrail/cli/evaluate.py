@@ -42,7 +42,7 @@ def evaluate(
         raise VitrailError(f"evaluate needs a model and a dataset, got {data!r} alone; try `vitrail evaluate {data} fashion`")
 
     from vitrail.evaluation.classification import compare_paired, evaluate
-    from vitrail.evaluation.leakage import open_like_training
+    from vitrail.evaluation.leakage import open_for_evaluation
     from vitrail.inference.exported_model import load_any_model
     from vitrail.models.device import select_device
 
@@ -50,7 +50,7 @@ def evaluate(
     speedups = select_speedups(compile, merge_tokens, drop_patches, image, target_device.type)
     models = [load_any_model(run, speedups) for run in runs]  # all of them, so that a wrong name is reported before the work
     with progress_bars() as on_progress:
-        source = open_like_training(data, models[0], on_progress)
+        source = open_for_evaluation(data, models[0], on_progress)
         for run, model in zip(runs, models, strict=True):
             _check_model(run if len(runs) > 1 else "", model, source, split)
         for number, model in enumerate(models, 1):

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 def inspect(
     model: Annotated[
         str,
-        typer.Argument(metavar="RUN_OR_NAME", help="Run, model folder, or the name of a variant: B/16, R50+B/16, R50x1 ..."),
+        typer.Argument(
+            metavar="RUN_OR_NAME", help="Run, model folder, weight file, hf:owner/name, or a variant: B/16, R50+B/16, R50x1."
+        ),
     ],
     image: Annotated[
         str | None,
@@ -68,15 +70,19 @@ def _config(model: str, changes: dict[str, Any], settings: list[str]) -> ModelCo
                 f"{model} has a fixed configuration; --image-size, --classes and --set need a variant such as B/16"
             )
         return read_config(folder)
-    try:
-        kind, values = parse_name(model)
-    except VitrailError:
-        if _exists(Path(model)):
-            raise VitrailError(
-                f"{model} is not a model folder: it has no vitrail.json; variants are named B/16 or R50x1"
-            ) from None
-        raise
+    if model.startswith("hf:") or _exists(Path(model)):
+        return _checkpoint_config(model, changes, settings)
+    kind, values = parse_name(model)
     return build_config(kind, {**values, **changes}, settings, prefix="model.")
+
+
+def _checkpoint_config(source: str, changes: dict[str, Any], settings: list[str]) -> ModelConfig:
+    """Return the configuration of the model in a weight file, at another image size or number of classes if given."""
+    from vitrail.weights.load import load
+
+    if settings:
+        raise VitrailError(f"{source} has a fixed configuration; --set needs a variant such as B/16")
+    return load(source, **changes).config
 
 
 def _folder(model: str) -> Path | None:

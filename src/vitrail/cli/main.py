@@ -1,11 +1,13 @@
 """The ``vitrail`` command: runs a subcommand and turns every user error into one sentence and an exit code."""
 
 import io
+import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Annotated
 
@@ -69,7 +71,8 @@ def run(arguments: Sequence[str]) -> int:
     """Return the exit code: 0 for success, 2 for bad input, 1 for a lack of memory or an I/O error, 130 when interrupted."""
     _replace_unencodable()
     try:
-        code = app(args=list(arguments), prog_name="vitrail", standalone_mode=False)
+        with _verbosity(arguments):
+            code = app(args=_without_verbosity(arguments), prog_name="vitrail", standalone_mode=False)
         sys.stdout.flush()
     except typer.Exit as stop:
         return stop.exit_code
@@ -88,6 +91,28 @@ def run(arguments: Sequence[str]) -> int:
         _discard_output()
         return _print_error(str(error), 1)
     return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _verbosity(arguments: Sequence[str]) -> Iterator[None]:
+    """Log what loading assumes in one line; with --verbose every item, with --quiet nothing."""
+    logger, handler = logging.getLogger("vitrail"), logging.StreamHandler()
+    level = logging.INFO if "--verbose" in arguments else logging.ERROR if "--quiet" in arguments else None
+    before = logger.level
+    if level is not None:
+        logger.setLevel(level)
+    if level == logging.INFO:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)
+
+
+def _without_verbosity(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments without the two flags, which every command takes at any position."""
+    return [argument for argument in arguments if argument not in ("--quiet", "--verbose")]
 
 
 def _replace_unencodable() -> None:
@@ -124,6 +149,10 @@ def _print_version(requested: bool) -> None:
 def vitrail(
     _: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    __: Annotated[bool, typer.Option("--quiet", help="With any command: do not print what loading a model assumed.")] = False,
+    ___: Annotated[
+        bool, typer.Option("--verbose", help="With any command: list everything that loading a model assumed or changed.")
     ] = False,
 ) -> None:
     """The Vision Transformer, end to end and transparent."""

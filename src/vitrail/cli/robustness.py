@@ -56,7 +56,7 @@ def robustness(
     if out is not None:
         check_output_file(out, "--out", data, (".html",))
 
-    from vitrail.evaluation.leakage import open_like_training
+    from vitrail.evaluation.leakage import open_for_evaluation
     from vitrail.evaluation.robustness import evaluate_robustness
     from vitrail.evaluation.robustness_comparison import check_models, common_grid, comparability_notes, compare_robustness
     from vitrail.inference.predict import require_classifier
@@ -68,7 +68,7 @@ def robustness(
         models = [load(run) for run in runs]
         for model in models:
             require_classifier(model)  # raises before any data is read
-        source = open_like_training(data, models[0], on_progress)
+        source = open_for_evaluation(data, models[0], on_progress)
         shared = cells or common_grid(models)
         check_models(models, source, split, shared)
         for number, model in enumerate(models, 1):

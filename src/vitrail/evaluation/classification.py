@@ -17,7 +17,7 @@ from vitrail.errors import VitrailError
 from vitrail.evaluation.bootstrap import bootstrap_scores, mcnemar, percentile_interval, score_intervals
 from vitrail.evaluation.calibration import MAX_TEMPERATURE, Reliability, compute_reliability, fit_temperature
 from vitrail.evaluation.label_matching import get_class_names, match_classes, select_split
-from vitrail.evaluation.leakage import dataset_notes, leakage_warnings, open_like_training
+from vitrail.evaluation.leakage import dataset_notes, leakage_warnings, open_for_evaluation
 from vitrail.evaluation.per_class import PerClassMetrics, per_class_metrics
 from vitrail.evaluation.tta import TTAMode, TTAModel, without_crop
 from vitrail.inference.predict import require_classifier
@@ -89,7 +89,7 @@ def evaluate(
     """
     model = load(model) if isinstance(model, str | Path) else model
     require_classifier(model)  # fails before anything is read
-    data = data if isinstance(data, DatasetSplits) else open_like_training(data, model, progress)
+    data = data if isinstance(data, DatasetSplits) else open_for_evaluation(data, model, progress)
     is_default_split = split is None
     split, source = select_split(data, split)
     runner = _Runner(model, tta, batch_size, workers, progress)

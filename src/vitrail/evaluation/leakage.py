@@ -1,12 +1,14 @@
 """Train/test leakage: which splits the model was trained with, and warnings about scores on data that it was trained on."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vitrail.data.sources.content_split import SplitFractions
-from vitrail.data.sources.dataset import DatasetSplits, Progress
-from vitrail.data.sources.open import open_dataset, training_notes
+from vitrail.data.sources.dataset import DatasetSplits, Progress, empty_dataset
+from vitrail.data.sources.open import NO_SPLITS_NOTE, open_dataset, training_notes
+from vitrail.evaluation.label_matching import ConcatDataset
 from vitrail.inference.export_metadata import path_hash
 from vitrail.models.build import Model
 
@@ -14,6 +16,19 @@ from vitrail.models.build import Model
 def open_like_training(data: str | Path, model: Model, progress: Progress | None = None) -> DatasetSplits:
     """Open a dataset with the validation and test fractions of the model's training, so that the splits are the same."""
     return open_dataset(data, split_fractions=_training_fractions(model), progress=progress)
+
+
+def open_for_evaluation(data: str | Path, model: Model, progress: Progress | None = None) -> DatasetSplits:
+    """Open a dataset to evaluate a model on; one without splits of its own, new to the model, is evaluated as a whole."""
+    if _was_trained_on(model, str(data)):
+        return open_like_training(data, model, progress)
+    opened = open_dataset(data, progress=progress)
+    if opened.split_fractions is None or not opened.split_fractions.test:
+        return opened
+    nothing = empty_dataset(opened.class_names)
+    everything = ConcatDataset([split for split in opened.splits.values() if len(split)])
+    notes = tuple(note for note in opened.notes if not note.startswith(NO_SPLITS_NOTE))
+    return replace(opened, train=everything, validation=nothing, test=nothing, notes=notes, split_fractions=None)
 
 
 def dataset_notes(data: DatasetSplits) -> list[str]:
@@ -25,7 +40,7 @@ def leakage_warnings(model: Model, data: DatasetSplits, split: str, is_default_s
     """Return warnings if the model was trained or selected on these images, whose scores would be optimistic."""
     training_fractions = _training_fractions(model)
     fractions = data.split_fractions or training_fractions
-    if not _was_trained_on(model, data):
+    if not _was_trained_on(model, data.name):
         is_partial = is_default_split and data.split_fractions is not None and getattr(fractions, split, 0) > 0
         return [f"the model was not trained on it, so more than its {split} can be evaluated: split all"] if is_partial else []
     # Whether the splits differ from those of the training.
@@ -39,13 +54,13 @@ def leakage_warnings(model: Model, data: DatasetSplits, split: str, is_default_s
     return [f"{reason} images that are among these, so the scores are optimistic"]
 
 
-def _was_trained_on(model: Model, data: DatasetSplits) -> bool:
+def _was_trained_on(model: Model, data_name: str) -> bool:
     """Return whether the model was trained on this dataset: by name, or because both names lead to the same path."""
     trained: Any = model.metadata.get("dataset", {})
     name = str(trained.get("name", ""))
     if "path_hash" in trained:  # an exported file has only the last part of the name, which is not unique
-        return trained["path_hash"] in (path_hash(data.name), path_hash(os.path.realpath(data.name)))
-    return name == data.name or (os.path.exists(name) and os.path.exists(data.name) and os.path.samefile(name, data.name))
+        return trained["path_hash"] in (path_hash(data_name), path_hash(os.path.realpath(data_name)))
+    return name == data_name or (os.path.exists(name) and os.path.exists(data_name) and os.path.samefile(name, data_name))
 
 
 def _training_fractions(model: Model) -> SplitFractions:

@@ -28,7 +28,7 @@ from vitrail.evaluation.classification import check_predictions
 from vitrail.evaluation.corruption_ops import GridSize
 from vitrail.evaluation.corruptions import Corruption, check_grid, corruption_suite
 from vitrail.evaluation.label_matching import match_classes, select_split
-from vitrail.evaluation.leakage import dataset_notes, leakage_warnings, open_like_training
+from vitrail.evaluation.leakage import dataset_notes, leakage_warnings, open_for_evaluation
 from vitrail.inference.predict import require_classifier
 from vitrail.models.build import Model
 from vitrail.models.config import ViTConfig
@@ -99,7 +99,7 @@ def evaluate_robustness(
     model = load(model) if isinstance(model, str | Path) else model
     preprocess, grid = require_classifier(model), grid or model_grid(model)
     check_grid(grid, preprocess.image_size)
-    data = data if isinstance(data, DatasetSplits) else open_like_training(data, model, progress)
+    data = data if isinstance(data, DatasetSplits) else open_for_evaluation(data, model, progress)
     split, labelled = select_split(data, split)
     indices = sample_indices(len(labelled), limit, seed)
     runner = _Runner(model, preprocess, corruption_suite(grid), seed, progress)

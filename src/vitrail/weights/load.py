@@ -1,6 +1,7 @@
 """``vitrail.load``: load a Vision Transformer checkpoint of any common format, with a report on its tensors."""
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -54,6 +55,29 @@ class LoadReport:
             more = f" and {len(self.unused) - 6} more" if len(self.unused) > 6 else ""
             lines.append(f"not used: {', '.join(self.unused[:6])}{more}")
         return lines
+
+    def log(self, source: str) -> None:
+        """Log one line on what was assumed or changed; at level INFO, a line for each item."""
+        first, *items = self.lines()
+        if logger.isEnabledFor(logging.INFO):
+            for line in (first, *items):
+                logger.info("%s: %s", source, line)
+        elif items:
+            logger.warning("%s: %s", source, self.summary())
+
+    def summary(self) -> str:
+        """Return one sentence on what was assumed, resized, new or not used, without the reasons."""
+        parts = []
+        for title, items in (
+            ("assumed", self.assumed),
+            ("resized", self.resized),
+            ("new", self.new),
+            ("not used", self.unused),
+        ):
+            if items:
+                short = [re.sub(r" \(.*\)$", "", item) for item in items[:6]]
+                parts.append(f"{title} {', '.join(short)}{' ...' if len(items) > 6 else ''}")
+        return "; ".join(parts)
 
 
 @torch.inference_mode(False)  # what is loaded for inference may be trained later
@@ -109,8 +133,7 @@ def load(
         (*checkpoint.unused, *changes.unused),
         tuple(checkpoint.assumed),
     )
-    for line in report.lines()[1:]:
-        logger.warning("%s: %s", source, line)
+    report.log(str(source))
     return model.eval()
 
 

@@ -22,7 +22,6 @@ from vitrail.weights.load import (
     check_finite_weights,
     check_shapes,
     convert_foreign,
-    logger,
     read_own,
     resolve_source,
     wrap_read_errors,
@@ -58,8 +57,7 @@ def load_masked(
             f"{source} is an encoder without a decoder, which vitrail.load reads; try a run or folder of `vitrail pretrain`, "
             "a full MAE file, or a folder of Hugging Face's ViTMAE"
         )
-    for line in model.encoder.load_report.lines()[1:]:
-        logger.warning("%s: %s", source, line)
+    model.encoder.load_report.log(str(source))
     return model
 
 

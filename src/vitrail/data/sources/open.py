@@ -29,6 +29,7 @@ from vitrail.data.sources.tar_shards import read_shards
 from vitrail.errors import VitrailError, did_you_mean
 
 DATASET_NAMES = (*BUILT_IN, *KNOWN_DATASETS)
+NO_SPLITS_NOTE = "no splits given"
 SplitsAndNotes = tuple[dict[str, Dataset], list[str]]  # splits, notes
 
 
@@ -187,7 +188,7 @@ def _complete_splits(
     if "" in completed:
         used_fractions = split_fractions
         completed |= _split_by_content(completed.pop(""), used_fractions, progress)
-        notes = [*notes, f"no splits given; split by content: {_format_counts(completed)}"]
+        notes = [*notes, f"{NO_SPLITS_NOTE}; split by content: {_format_counts(completed)}"]
     elif "train" in completed and "validation" not in completed and split_fractions.validation > 0:
         used_fractions = SplitFractions(split_fractions.validation, 0.0)
         completed |= _split_by_content(completed["train"], used_fractions, progress)
