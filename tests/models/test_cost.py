@@ -23,6 +23,7 @@ NAMES = [
     *("R+Ti/16", "R26+S/32", "R26+B/32", "R50+B/16", "R50+L/32"),
     *("R50x1", "R50x2", "R101x1", "R152x1", "R152x2", "R152x4", "R200x3"),
 ]
+QUICK = ("mu/16", "Ti/16", "S/8", "M/14", "B/16", "L/32", "H/14", "R+Ti/16", "R26+S/32", "R50x1", "R50x2")
 CHANGES: list[dict[str, Any]] = [
     {},
     {"pool": "gap"},
@@ -78,28 +79,27 @@ def describe_changes(settings: ModelConfig) -> str:
     )
 
 
-def count_macs(settings: ModelConfig) -> int:
-    """Count MACs on the meta device, where the fused kernel is counted too."""
+def count_macs_and_parameters(settings: ModelConfig) -> tuple[int, int]:
+    """Count on the meta device, where the fused kernel is counted too."""
+    model = build(settings, device="meta").eval()
     with FlopCounterMode(display=False) as counter:
-        build(settings, device="meta").eval()(torch.empty(1, settings.channels, *settings.image, device="meta"))
-    return counter.get_total_flops() // 2
+        model(torch.empty(1, settings.channels, *settings.image, device="meta"))
+    return counter.get_total_flops() // 2, sum(weight.numel() for weight in model.parameters())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in NAMES])
 def test_macs_and_parameters_of_every_variant(name: str) -> None:
     patch = int(name.partition("/")[2] or 1)
     settings = variant(name, image=16 * patch if name.partition("/")[0] in SIZES else 224)
     total = cost(settings)
-    assert total.macs == count_macs(settings)
-    assert total.parameters == sum(weight.numel() for weight in build(settings, device="meta").parameters())
+    assert (total.macs, total.parameters) == count_macs_and_parameters(settings)
 
 
 @pytest.mark.parametrize("settings", SMALL, ids=describe_changes)
 def test_macs_parameters_and_shapes_of_every_option(settings: ModelConfig) -> None:
     total = cost(settings, batch=2)
     model = build(settings)
-    assert total.macs == count_macs(settings)
-    assert total.parameters == sum(weight.numel() for weight in model.parameters())
+    assert (total.macs, total.parameters) == count_macs_and_parameters(settings)
     images = torch.zeros(2, settings.channels, *settings.image)
     assert total.stages[0].shape == images.shape
     assert total.stages[-1].shape == model(images).shape
@@ -121,7 +121,11 @@ def test_training_memory_is_what_autograd_saves(settings: ModelConfig) -> None:
     assert cost(settings, batch=2).memory.training == sum(saved.untyped_storage().nbytes() for saved in saved_storages.values())
 
 
-@pytest.mark.parametrize("settings", [*SMALL, variant("Ti/16"), variant("R26+S/32")], ids=describe_changes)
+@pytest.mark.parametrize(
+    "settings",
+    [*SMALL, variant("Ti/16"), pytest.param(variant("R26+S/32"), marks=pytest.mark.thorough)],
+    ids=describe_changes,
+)
 def test_inference_memory_is_the_peak(settings: ModelConfig) -> None:
     model, images = build(settings).eval(), torch.randn(2, settings.channels, *settings.image)
     with torch.inference_mode(), PeakMemory(model, images) as memory:

@@ -135,7 +135,7 @@ def test_their_processor_settings_are_read_correctly(settings: dict[str, Any], t
     assert (theirs - preprocess_image(image, model.preprocess)).abs().max() < 0.04
 
 
-@pytest.mark.parametrize("name", ["Ti/16", "B/32"])
+@pytest.mark.parametrize("name", ["Ti/16", pytest.param("B/32", marks=pytest.mark.thorough)])
 def test_full_sizes(name: str, tmp_path: Path) -> None:
     transformers = reference_library("transformers")
     size = variant(name)

@@ -88,11 +88,11 @@ def test_a_resized_position_table_is_timms(options: dict[str, Any], size: Any, t
     [
         ("vit_tiny_patch16_224", 224),
         ("vit_tiny_patch16_224", 384),
-        ("vit_base_patch32_224", 224),
+        pytest.param("vit_base_patch32_224", 224, marks=pytest.mark.thorough),
         ("vit_tiny_r_s16_p8_224", 224),
-        ("vit_small_r26_s32_224", 224),
-        ("vit_base_r50_s16_224", 224),
-        ("vit_base_patch16_gap_224", 224),
+        pytest.param("vit_small_r26_s32_224", 224, marks=pytest.mark.thorough),
+        pytest.param("vit_base_r50_s16_224", 224, marks=pytest.mark.thorough),
+        pytest.param("vit_base_patch16_gap_224", 224, marks=pytest.mark.thorough),
         ("vit_small_patch14_reg4_dinov2", 98),
     ],
 )

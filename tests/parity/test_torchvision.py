@@ -69,6 +69,7 @@ def test_names_from_before_torchvision_0_13_are_read(tmp_path: Path) -> None:
         assert_close(load(tmp_path / "older.pth", heads=3)(images), theirs(images), rtol=0, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_full_size_model(tmp_path: Path) -> None:
     torchvision = reference_library("torchvision")
     theirs = randomise_weights(torchvision.models.vit_b_32(num_classes=10), scale=0.02)
