@@ -86,9 +86,17 @@ def _change_run(page: Page) -> None:
 
 
 CHANGES: dict[str, Callable[[Page], None]] = {
-    "image": _change_image, "patches": _change_patches, "tokens": _change_tokens, "attention": _change_attention, "saliency": _change_saliency, "lens": _change_lens,
-    "prediction": _change_prediction, "model": _change_model, "architecture": _change_architecture, "run": _change_run,
-}  # fmt: skip
+    "image": _change_image,
+    "patches": _change_patches,
+    "tokens": _change_tokens,
+    "attention": _change_attention,
+    "saliency": _change_saliency,
+    "lens": _change_lens,
+    "prediction": _change_prediction,
+    "model": _change_model,
+    "architecture": _change_architecture,
+    "run": _change_run,
+}
 
 
 def _new_page(browser: Browser) -> Page:

@@ -16,7 +16,7 @@ from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
 from vitrail.explain.embeddings import position_similarity
 from vitrail.explain.head_statistics import attention_distance
-from vitrail.lab.attention_figures import GIVEN_CHECKPOINT, HYBRID, SHORT, SLOW, VIT, build_result, jobs
+from vitrail.lab.attention_figures import CHECKPOINT, HYBRID, SHORT, SLOW, VIT, build_result, jobs
 from vitrail.lab.experiment import ExperimentOptions
 from vitrail.lab.model_snapshot import ModelSnapshot, evenly_spaced_indices, snapshot_from_json, take_snapshot
 from vitrail.lab.trials import JobResult
@@ -105,12 +105,12 @@ def test_a_given_checkpoint_is_inspected_as_well(tmp_path: Path, capsys: pytest.
     words = ["lab", "inside", "--quick", "--data", DATA, "--out", str(tmp_path)]
     assert run([*words, "--weights", str(tmp_path / "given"), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert list(result["models"]) == [VIT, HYBRID, GIVEN_CHECKPOINT]
-    assert result["models"][GIVEN_CHECKPOINT]["width"] == 15
-    assert GIVEN_CHECKPOINT in result["summary"]
+    assert list(result["models"]) == [VIT, HYBRID, CHECKPOINT]
+    assert result["models"][CHECKPOINT]["width"] == 15
+    assert CHECKPOINT in result["summary"]
     page = (tmp_path / "inside-quick" / "index.html").read_text()
-    assert f"Position similarity: {GIVEN_CHECKPOINT}" in page
-    assert f"Rollout: {GIVEN_CHECKPOINT}" in page
+    assert f"Position similarity: {CHECKPOINT}" in page
+    assert f"Rollout: {CHECKPOINT}" in page
     assert "--weights given</code>" in page
     assert (result["weights"], str(tmp_path) in page) == ("given", False)
 

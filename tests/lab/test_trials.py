@@ -36,9 +36,10 @@ import json, sys
 from pathlib import Path
 from tests.lab.test_trials import make_job
 from vitrail.lab.trials import run_jobs
-result = []
-run_jobs(Path(sys.argv[1]), [make_job(**each) for each in json.loads(sys.argv[2])], progress=lambda what, at, of: result.append(what))
-print(sum(what.startswith("steps") for what in result))
+stages = []
+jobs = [make_job(**arguments) for arguments in json.loads(sys.argv[2])]
+run_jobs(Path(sys.argv[1]), jobs, progress=lambda stage, done, total: stages.append(stage))
+print(sum(stage.startswith("steps") for stage in stages))
 """
 
 

@@ -58,7 +58,7 @@ def benchmark_data(
 
 
 def _run_benchmark(workdir: Path, folder: Path | None, count: int, rounds: int, progress: Progress | None) -> DataSpeed:
-    image_folder = _create_image_folder(workdir / "pictures", folder, count, progress)
+    image_folder = _create_image_folder(workdir / "images", folder, count, progress)
     files = next(iter(read_image_folder(image_folder)[0].values()))
     write_pack(workdir / "pack", {"train": files}, size=256)
     packed = read_pack(workdir / "pack")[0]["train"]
@@ -93,10 +93,10 @@ def _run_benchmark(workdir: Path, folder: Path | None, count: int, rounds: int, 
 
 
 def _epoch_of_loader(loader: Loader, num_images: int) -> Callable[[], int]:
-    batch = loader.batch(0).labels.shape[0]
+    batch_size = loader.batch(0).labels.shape[0]
 
     def work() -> int:
-        return sum(batch_.labels.shape[0] for batch_ in loader.batches(0, max(num_images // batch, 1), workers=0))
+        return sum(batch.labels.shape[0] for batch in loader.batches(0, max(num_images // batch_size, 1), workers=0))
 
     return work
 

@@ -115,18 +115,18 @@ def _start_processes(model: str, batch_size: int, world_size: int, parallel: str
 
 def _run_process(model: str, batch_size: int, parallel: Parallel) -> None:
     """Run one of the processes: a line in, a step, a line out."""
-    settings = _benchmark_recipe(model, batch_size, parallel)
+    recipe = _benchmark_recipe(model, batch_size, parallel)
     with process_group() as group:
         torch.manual_seed(0)
-        state, task = create_state(build(settings.model), settings, group), ClassificationTask(settings.model.classes)
+        state, task = create_state(build(recipe.model), recipe, group), ClassificationTask(recipe.model.classes)
         state.model.train()
         count = batch_size // group.world_size
-        images = torch.randn(count, 3, *settings.model.image)
+        images = torch.randn(count, 3, *recipe.model.image)
         own_batch = Batch(images, torch.arange(count), torch.arange(count))
         for _ in sys.stdin:
-            state.step = settings.schedule.warmup_steps  # where the learning rate is not zero
+            state.step = recipe.schedule.warmup_steps  # where the learning rate is not zero
             start = time.perf_counter()
-            train_step(state, task, own_batch, settings)
+            train_step(state, task, own_batch, recipe)
             print(json.dumps(time.perf_counter() - start), flush=True)  # noqa: T201
 
 

@@ -114,13 +114,13 @@ def benchmark_finetune(
 def seconds_to_reach(bar: float, runs: list[FinetuneRun]) -> float | None:
     """Return the seconds after which the mean of the runs first reaches the bar on test."""
     for points in zip(*(run.curve for run in runs), strict=True):
-        if mean(look.test for look in points) >= bar:
+        if mean(point.test for point in points) >= bar:
             return points[0].seconds
     return None
 
 
 def best_on_validation(curve: list[CurvePoint]) -> CurvePoint:
-    return max(curve, key=lambda look: look.validation)
+    return max(curve, key=lambda point: point.validation)
 
 
 def _recipe(weights: str, data: DatasetSplits) -> Recipe:
@@ -130,12 +130,10 @@ def _recipe(weights: str, data: DatasetSplits) -> Recipe:
     if not isinstance(model.config, ViTConfig) or model.config.stem:
         raise VitrailError("bench finetune compares plain Vision Transformers; name weights of one, such as a Ti/16's")
     assert model.preprocess is not None
-    start = InitWeights(weights, weights_hash(weights), model.config, model.preprocess, model.class_names)
-    return finetune(
-        RecipeContext(
-            data.name, len(data.train), len(data.class_names), None, 3, class_names=tuple(data.class_names), init_weights=start
-        )
-    )
+    init_weights = InitWeights(weights, weights_hash(weights), model.config, model.preprocess, model.class_names)
+    names = tuple(data.class_names)
+    context = RecipeContext(data.name, len(data.train), len(names), None, 3, class_names=names, init_weights=init_weights)
+    return finetune(context)
 
 
 def _init_model(recipe: Recipe) -> Model:

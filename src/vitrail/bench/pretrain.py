@@ -53,26 +53,24 @@ def benchmark_pretrain(
     assert mae.masking is not None
     assert isinstance(mae.model, ViTConfig)
     all_visible = replace(mae, masking=replace(mae.masking, mask_ratio=1.5 / mae.model.patches))  # one is masked
-    contestants = {
-        name: _build_step(settings, batch_size) for name, settings in {**recipes, MAE_ALL_VISIBLE: all_visible}.items()
-    }
+    contestants = {name: _build_step(recipe, batch_size) for name, recipe in {**recipes, MAE_ALL_VISIBLE: all_visible}.items()}
     peer = _build_transformers_step(mae, batch_size) if others else None
     speeds = best_of_interleaved(contestants if peer is None else {**contestants, TRANSFORMERS_MAE: peer}, rounds, progress)
     ratio = None if peer is None else round(speeds["mae"] / speeds[TRANSFORMERS_MAE], 3)
     return PretrainSpeed(round(speeds["mae"] / speeds[MAE_ALL_VISIBLE], 3), ratio, speeds, torch.get_num_threads(), rounds)
 
 
-def _build_step(settings: Recipe, count: int) -> Callable[[], int]:
-    assert settings.masking is not None
-    encoder = build(settings.model)
+def _build_step(recipe: Recipe, count: int) -> Callable[[], int]:
+    assert recipe.masking is not None
+    encoder = build(recipe.model)
     assert isinstance(encoder, ViT)
-    plain = replace(settings, optim=Optim(weight_decay=WEIGHT_DECAY))
-    state = create_state(build_masked_model(encoder, settings.masking), plain)
-    task = MaskedImageTask(settings.masking, encoder.config.patch, settings.preprocess)
+    plain = replace(recipe, optim=Optim(weight_decay=WEIGHT_DECAY))
+    state = create_state(build_masked_model(encoder, recipe.masking), plain)
+    task = MaskedImageTask(recipe.masking, encoder.config.patch, recipe.preprocess)
     batch = Batch(torch.randn(count, 3, *encoder.config.image), torch.zeros(count, dtype=torch.long), torch.arange(count))
 
     def step() -> int:
-        state.step = settings.schedule.warmup_steps  # where the learning rate is not zero
+        state.step = recipe.schedule.warmup_steps  # where the learning rate is not zero
         train_step(state, task, batch, plain)
         return count
 
@@ -80,13 +78,13 @@ def _build_step(settings: Recipe, count: int) -> Callable[[], int]:
     return step
 
 
-def _build_transformers_step(settings: Recipe, count: int) -> Callable[[], int] | None:
+def _build_transformers_step(recipe: Recipe, count: int) -> Callable[[], int] | None:
     declare_torchvision_operators()
     try:
         from transformers import ViTMAEConfig, ViTMAEForPreTraining
     except ImportError:
         return None
-    config, masking = settings.model, settings.masking
+    config, masking = recipe.model, recipe.masking
     assert isinstance(config, ViTConfig)
     assert masking is not None
     make: Any = ViTMAEConfig  # it accepts more arguments than it declares

@@ -79,7 +79,7 @@ def seconds_per_step(
     rounds: int,
     progress: Progress | None,
 ) -> dict[str, float]:
-    """Return the seconds per step of each, including its batches; ``each``: steps per turn."""
+    """Return the seconds per step of each, including its batches."""
 
     def turn(contestant: Contestant) -> Callable[[], int]:
         return lambda: sum(1 for _ in train_steps(contestant, recipe, data, steps_per_turn))

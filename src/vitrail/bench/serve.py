@@ -81,17 +81,28 @@ def benchmark_serve(
         with ThreadPoolExecutor(available_cores()) as decoders:
             offline = _offline(engine, contents, max_batch_size, decoders, turn_seconds)
             best = best_of_interleaved({"offline": offline, "served": served}, rounds, progress)
-        batch = _mean_batch_size(host, port)
+        mean_batch_size = _mean_batch_size(host, port)
     latencies = sorted(latency for result in loads for latency in result.seconds)
     other_statuses: dict[int, int] = {}
     for result in loads:
         for status, count in result.other_statuses.items():
             other_statuses[status] = other_statuses.get(status, 0) + count
     return ServeSpeed(
-        round(best["served"] / best["offline"], 3), best["served"], best["offline"],
-        statistics.median(latencies), latencies[min(len(latencies) - 1, int(0.99 * len(latencies)))], batch, len(latencies), other_statuses,
-        engine.backend, clients, max_batch_size, threads, len(contents), rounds,
-    )  # fmt: skip
+        ratio=round(best["served"] / best["offline"], 3),
+        served=best["served"],
+        offline=best["offline"],
+        p50=statistics.median(latencies),
+        p99=latencies[min(len(latencies) - 1, int(0.99 * len(latencies)))],
+        mean_batch_size=mean_batch_size,
+        num_responses=len(latencies),
+        other_statuses=other_statuses,
+        engine=engine.backend,
+        clients=clients,
+        max_batch_size=max_batch_size,
+        threads=threads,
+        num_images=len(contents),
+        rounds=rounds,
+    )
 
 
 def _offline(
@@ -100,12 +111,12 @@ def _offline(
     """Return a turn of full batches for ``seconds``; two batches are being decoded while one is computed."""
 
     def work() -> int:
-        end, done, at = time.perf_counter() + seconds, 0, 0
+        end, done, submitted = time.perf_counter() + seconds, 0, 0
         pending: list[Future[ndarray]] = []
         while time.perf_counter() < end:
             while len(pending) < 3 * batch_size:
-                pending.append(decoders.submit(_decode_and_fit, contents[at % len(contents)], engine))
-                at += 1
+                pending.append(decoders.submit(_decode_and_fit, contents[submitted % len(contents)], engine))
+                submitted += 1
             engine.logits(np.stack([one.result() for one in pending[:batch_size]]))
             del pending[:batch_size]
             done += batch_size
@@ -138,19 +149,8 @@ def _load_images(folder: Path | None) -> list[bytes]:
 
 @contextmanager
 def _start_server(run: str, kind: str, batch_size: int, queue: int, threads: int | None) -> Iterator[tuple[str, int]]:
-    options = [
-        "--port",
-        "0",
-        "--json",
-        "--engine",
-        kind,
-        "--max-batch",
-        str(batch_size),
-        "--max-queue",
-        str(queue),
-        "--request-timeout",
-        "60",
-    ]
+    options = ["--port", "0", "--json", "--request-timeout", "60"]
+    options += ["--engine", kind, "--max-batch", str(batch_size), "--max-queue", str(queue)]
     options += ["--threads", str(threads)] if threads else []
     command = [sys.executable, "-m", "vitrail", "serve", run, *options]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -30,7 +30,7 @@ from vitrail.recipes.demo import demo
 from vitrail.training.recipe import Recipe
 
 PEER_LRS = (5e-4, 1e-3, 2e-3)
-STEP_FRACTIONS = tuple(Fraction(share) for share in ("1/4", "1/3", "1/2", "2/3", "1"))  # of the demo's steps
+STEP_FRACTIONS = tuple(Fraction(fraction) for fraction in ("1/4", "1/3", "1/2", "2/3", "1"))  # of the demo's steps
 STEPS_PER_TURN = 20  # steps per turn
 
 

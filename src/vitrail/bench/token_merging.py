@@ -1,7 +1,7 @@
 """``vitrail bench token-merging``: accuracy against speed, by merging tokens, by dropping patches, by smaller images.
 
-Accuracy is that of ``vitrail.evaluation`` on the dataset. Speed is that of the model alone on one batch, as a ratio to the plain
-model, timed interleaved with it in one process, best of several.
+Accuracy is that of ``vitrail.evaluation`` on the dataset. Speed is that of the model alone on one batch, as a ratio to the
+plain model, timed interleaved with it in one process, best of several.
 """
 
 from collections.abc import Callable, Sequence
@@ -138,10 +138,10 @@ def describe_row(row: TokenMergingRow) -> str:
 def _measure_speeds(
     models: dict[tuple[str, float], Model], batch_size: int, rounds: int, progress: Progress | None
 ) -> dict[tuple[str, float], float]:
-    contestants = {f"{way} {value}": _contestant(model, batch_size) for (way, value), model in models.items()}
+    contestants = {f"{speedup} {value}": _contestant(model, batch_size) for (speedup, value), model in models.items()}
     best_of_interleaved(contestants, 1)  # warm-up
     best = best_of_interleaved(contestants, rounds, progress)
-    return {(way, value): best[f"{way} {value}"] for way, value in models}
+    return {(speedup, value): best[f"{speedup} {value}"] for speedup, value in models}
 
 
 def _contestant(model: Model, batch_size: int) -> Callable[[], int]:

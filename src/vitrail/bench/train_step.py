@@ -129,15 +129,15 @@ def _build_own_steps(name: str, shape: BenchmarkShape, batch: Batch, compiled: b
     return steps
 
 
-def _build_step(settings: Recipe, batch: Batch) -> Callable[[], int]:
-    state, task = create_state(build(settings.model), settings), ClassificationTask(settings.model.classes)
+def _build_step(recipe: Recipe, batch: Batch) -> Callable[[], int]:
+    state, task = create_state(build(recipe.model), recipe), ClassificationTask(recipe.model.classes)
     state.model.train()
-    if settings.compile:
+    if recipe.compile:
         state.model.compile()
 
     def step() -> int:
-        state.step = settings.schedule.warmup_steps  # where the learning rate is not zero
-        train_step(state, task, batch, settings)
+        state.step = recipe.schedule.warmup_steps  # where the learning rate is not zero
+        train_step(state, task, batch, recipe)
         return len(batch.labels)
 
     return step

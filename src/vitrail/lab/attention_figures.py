@@ -27,34 +27,29 @@ from vitrail.report.html import html_table
 from vitrail.training.dataset import open_training_data
 from vitrail.weights.load import load
 
-VIT, HYBRID, SLOW, SHORT, GIVEN_CHECKPOINT = (
-    "ViT",
-    "hybrid",
-    "ViT, half the learning rate",
-    "ViT, half the steps",
-    "given checkpoint",
-)
-QUICK_IMAGES = 8  # images of a quick test of a given checkpoint
+VIT, HYBRID, CHECKPOINT = "ViT", "hybrid", "given checkpoint"
+SLOW, SHORT = "ViT, half the learning rate", "ViT, half the steps"
+QUICK_IMAGES = 8  # images of a quick test of a checkpoint
 SIDE, GAP = 96, 8
 MIN_COSINE_DIFFERENCE = 0.05  # cosine; less is the noise of the initialisation
 
 
 def jobs(options: ExperimentOptions) -> list[TrainingJob]:
     """Return jobs for the paper's model, its hybrid, and other hyperparameters as in Figure 10."""
-    given_model(options)  # a bad checkpoint is an error before anything is trained
+    checkpoint_model(options)  # a bad checkpoint is an error before anything is trained
     model = small_vit(options, position="learned1d", pool="cls")
     slow = replace(MUON, lr=MUON.lr / 2, muon_lr=MUON.muon_lr / 2)
     recipes = {VIT: small_recipe(options, model), HYBRID: small_recipe(options, matched_hybrid(model))}
     if not options.quick:
         recipes |= {SLOW: small_recipe(options, model, optim=slow), SHORT: small_recipe(options, model, steps=STEPS // 2)}
-    return [TrainingJob({"arm": name, "seed": 0}, settings) for name, settings in recipes.items()]
+    return [TrainingJob({"arm": name, "seed": 0}, recipe) for name, recipe in recipes.items()]
 
 
 def measure(run: Path, job: TrainingJob) -> dict[str, Any]:
     return take_snapshot(load(run / "best"), open_training_data(job.recipe).data).to_json_dict()
 
 
-def given_model(options: ExperimentOptions) -> Model | None:
+def checkpoint_model(options: ExperimentOptions) -> Model | None:
     return None if options.weights is None else _load_vit(options.weights)
 
 
@@ -67,10 +62,8 @@ def _load_vit(weights: str) -> Model:
 
 def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> ExperimentResult:
     snapshots = {str(row.condition["arm"]): snapshot_from_json(row.measurements) for row in rows if row.failure is None}
-    if (model := given_model(options)) is not None:
-        snapshots[GIVEN_CHECKPOINT] = take_snapshot(
-            model, open_dataset(options.data), *([QUICK_IMAGES] if options.quick else [])
-        )
+    if (model := checkpoint_model(options)) is not None:
+        snapshots[CHECKPOINT] = take_snapshot(model, open_dataset(options.data), *([QUICK_IMAGES] if options.quick else []))
     parts: list[str | Figure] = [_table(rows, snapshots), "<h2>Mean attention distance (Figures 7, right, and 11)</h2>"]
     parts += [_distance_figure(name, snapshot) for name, snapshot in snapshots.items()]
     parts.append("<h2>Position embedding similarity (Figures 7, middle, and 10)</h2>")
@@ -95,9 +88,7 @@ def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> Exper
 
 def _summary(snapshots: dict[str, ModelSnapshot]) -> str:
     return (
-        " ".join(
-            _description(name, snapshot) for name, snapshot in snapshots.items() if name in (VIT, HYBRID, GIVEN_CHECKPOINT)
-        )
+        " ".join(_description(name, snapshot) for name, snapshot in snapshots.items() if name in (VIT, HYBRID, CHECKPOINT))
         or "No run finished."
     )
 
@@ -151,12 +142,12 @@ def _table(rows: Sequence[JobResult], snapshots: dict[str, ModelSnapshot]) -> st
             for layer in (snapshot.attention_distance[0], snapshot.attention_distance[-1])
         ]
         cells.append([escape(name), score, *ends, *near])
-    words = (
+    caption = (
         "Mean attention distances over heads, with minimum and maximum in brackets. Neighbours, other positions and mirror "
         "images (left and right): mean cosine of their position embeddings; correlation: of the cosine with the negative "
         "distance of two positions."
     )
-    return f"{html_table(columns, cells)}<p class='soft'>{words}</p>"
+    return f"{html_table(columns, cells)}<p class='soft'>{caption}</p>"
 
 
 def _distance_figure(name: str, snapshot: ModelSnapshot) -> Figure:

@@ -24,7 +24,7 @@ TOP1 = (  # ImageNet accuracy of the rows of Table 6: ViTs, ResNets, hybrids
     77.54, 82.12, 80.67, 81.88, 84.97, 85.56, 87.22,
     84.90, 85.58, 85.68, 86.60, 87.12,
 )  # fmt: skip
-PAPER = [(said.paper, said.epochs, said.exaflops, top1) for said, top1 in zip(TABLE, TOP1, strict=True)]
+PAPER = [(row.paper, row.epochs, row.exaflops, top1) for row, top1 in zip(TABLE, TOP1, strict=True)]
 
 
 def jobs(options: ExperimentOptions) -> list[TrainingJob]:
@@ -111,9 +111,9 @@ EXPERIMENT = Experiment(
     scaled="Three sizes of a ViT, 0.05 to 0.7 million parameters, each with a hybrid and a ResNet of about as many "
     "multiply-adds, trained from scratch for the same number of steps on small images; compute is six FLOPs per multiply-add "
     "and image. ViT and hybrid with Muon, the ResNet with SGD, each at one learning rate for all sizes.",
-    limits="The paper's regime is practically unlimited data; here a few thousand images are seen several times, which favours "
-    "the inductive bias of convolutions. Compute spans a factor of ten, the paper's one of eighty. Multiply-adds are not "
-    "seconds: small convolutions take longer for as many.",
+    limits="The paper's regime is practically unlimited data; here a few thousand images are used for several epochs, "
+    "which favours the inductive bias of convolutions. Compute spans a factor of ten, the paper's one of eighty. "
+    "Multiply-adds are not seconds: small convolutions take longer for as many.",
     build_result=build_result,
     jobs=jobs,
 )

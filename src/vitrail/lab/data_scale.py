@@ -143,16 +143,15 @@ def crossings(ours: ResultsBySize, theirs: ResultsBySize) -> list[tuple[float, f
 def _chance_note(ours: ResultsBySize, theirs: ResultsBySize, *counts: float) -> str:
     """Return a caveat unless the differences at these sizes are significant."""
     differences = [paired_difference(ours[count], theirs[count]) for count in counts]
-    return (
-        "" if all(difference is not None and difference.significant for difference in differences) else ", which may be chance"
-    )
+    significant = all(difference is not None and difference.significant for difference in differences)
+    return "" if significant else ", which may be chance"
 
 
 def _change_note(change: SeedDifference | None) -> str:
     """Describe the change of the difference with data, which is what the paper's claim is about."""
-    return (
-        "" if change is None else f"; a change of {change.text}, {'significant' if change.significant else 'not significant'}"
-    )
+    if change is None:
+        return ""
+    return f"; a change of {change.text}, {'significant' if change.significant else 'not significant'}"
 
 
 def _summary(lines: dict[str, ResultsBySize], crossing_points: dict[str, list[tuple[float, float]]]) -> str:
@@ -191,7 +190,7 @@ EXPERIMENT = Experiment(
     "Table 5). On random subsets of JFT of 9, 30 and 90 million images ResNets are better on the smaller ones and saturate "
     "sooner (Figure 4; Dosovitskiy et al. 2021, 4.3).",
     scaled="A ViT with 0.2 million parameters, and a hybrid and a ResNet of as many multiply-adds, trained from scratch on "
-    "four subsets of one dataset, geometrically spaced. All runs draw the same number of images, so smaller subsets are seen "
+    "four subsets of one dataset, geometrically spaced. All runs draw the same number of images, so smaller subsets are used "
     "for more epochs; the weights are the best on validation. ViT and hybrid with Muon, the ResNet with SGD, at learning rates "
     "tuned neither for each size nor for the hybrid. The three seeds share the images of a subset, so ± does not cover the "
     "choice of images.",

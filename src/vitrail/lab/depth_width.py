@@ -17,10 +17,10 @@ BASE_NAME = "base"
 
 def arms(size: Pair) -> dict[str, list[dict[str, Any]]]:
     """Return the models by changed dimension; patches are a half, a quarter and a seventh or eighth of the image wide."""
-    coarse, middle_, fine = ((14, 14), (7, 7), (4, 4)) if size == (28, 28) else tuple(
+    coarse, medium, fine = ((14, 14), (7, 7), (4, 4)) if size == (28, 28) else tuple(
         (max(size[0] // part, 1), max(size[1] // part, 1)) for part in (2, 4, 8)
     )  # fmt: skip
-    base = {**BASE, "patch": middle_}
+    base = {**BASE, "patch": medium}
     return {
         BASE_NAME: [base],
         "depth": [{**base, "depth": depth} for depth in (1, 2, 8)],
@@ -29,7 +29,7 @@ def arms(size: Pair) -> dict[str, list[dict[str, Any]]]:
         "patch": [{**base, "patch": patch} for patch in (coarse, fine)],
         "all": [
             {"depth": 2, "width": 48, "mlp": 96, "patch": coarse},
-            {"depth": 6, "width": 80, "mlp": 160, "patch": middle_},
+            {"depth": 6, "width": 80, "mlp": 160, "patch": medium},
         ],
     }
 
@@ -84,11 +84,10 @@ def _summary(base: list[JobResult], groups: dict[tuple[Any, ...], list[JobResult
     group, difference = larger[winner]
     adverb = "significantly" if difference.significant and difference.mean > 0 else "not significantly"
     return (
-        f"Of the {len(larger)} models larger than the base ({mean_score(base):.1%} on test), {winner} is the "
-        "best on validation, "
-        f"and on test {adverb} better than the base: {difference.text} at {group[0].macs / base[0].macs:.1f} "
-        "times the compute; "
-        f"{worst} is the worst, {larger[worst][1].text}. In brackets: depth, width, MLP, patch."
+        f"Of the {len(larger)} models larger than the base ({mean_score(base):.1%} on test), {winner} is the best on "
+        f"validation, and on test {adverb} better than the base: {difference.text} at "
+        f"{group[0].macs / base[0].macs:.1f} times the compute; {worst} is the worst, {larger[worst][1].text}. In brackets: "
+        "depth, width, MLP, patch."
     )
 
 

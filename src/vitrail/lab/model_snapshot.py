@@ -99,16 +99,14 @@ def take_snapshot(model: Model, data: DatasetSplits, count: int = MEASURED_IMAGE
     batches = list(_batches(vit, source, evenly_spaced_indices(len(source), count)))
     if not batches:
         raise VitrailError(f"{data.name} has no readable image; try --data fashion")
-    preprocess, drawn_batch = (
-        require_preprocess(vit),
-        next(_batches(vit, source, evenly_spaced_indices(len(source), DRAWN_IMAGES)), batches[0][:DRAWN_IMAGES]),
-    )
-    pictures = denormalise(drawn_batch.cpu().float(), preprocess.mean, preprocess.std)
+    preprocess = require_preprocess(vit)
+    drawn_batch = next(_batches(vit, source, evenly_spaced_indices(len(source), DRAWN_IMAGES)), batches[0][:DRAWN_IMAGES])
+    drawn_images = denormalise(drawn_batch.cpu().float(), preprocess.mean, preprocess.std)
     return ModelSnapshot(
         attention_distance=head_statistics(vit, iter(batches)).distance.cpu().float().numpy(),
         filters=patch_filters(vit).cpu().float().numpy(),
         rollout=saliency(vit, drawn_batch, "rollout").cpu().float().numpy(),
-        images=np.stack([np.asarray(picture.convert("RGB")) for picture in pictures]),
+        images=np.stack([np.asarray(image.convert("RGB")) for image in drawn_images]),
         position_similarity=None if vit.config.position == "none" else position_similarity(vit).cpu().float().numpy(),
         width=vit.config.image[1],
     )

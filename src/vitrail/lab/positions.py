@@ -147,7 +147,7 @@ EXPERIMENT = Experiment(
     scaled="A ViT with 0.2 million parameters instead of B/16, a few thousand small images instead of 303 million, three "
     "seeds. Test accuracy is that of the trained classifier; the few-shot task has the classes of the training and not those "
     "of another dataset, so its accuracy is close.",
-    limits="With 49 patches instead of 196, and images that are all upright and centred, little has to be known about "
+    limits="With 49 patches instead of 196, and images that are all upright and centred, there is little to learn about "
     "positions. All arms share one learning rate, not tuned for each. Short runs disadvantage learned tables, which start "
     "near zero, against sin-cos and rotary, which are fixed from the first step. Each of ten kinds is tested against none at "
     "95 %, so one may seem significant by chance.",

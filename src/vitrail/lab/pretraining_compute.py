@@ -122,9 +122,8 @@ def _padded_taps(image: Side, kernel: int, stride: int, symmetric: bool) -> int:
 
 def _inner_taps(side: int, kernel: int, stride: int, symmetric: bool) -> int:
     out = -(-side // stride)
-    before = (
-        kernel // 2 if symmetric else max((out - 1) * stride + kernel - side, 0) // 2
-    )  # TensorFlow's SAME padding is asymmetric
+    same_padding = max((out - 1) * stride + kernel - side, 0) // 2  # TensorFlow's SAME, which is asymmetric
+    before = kernel // 2 if symmetric else same_padding
     return sum(0 <= position * stride - before + tap < side for position in range(out) for tap in range(kernel))
 
 
@@ -133,7 +132,7 @@ def _halved(side: Side) -> Side:
 
 
 def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> ExperimentResult:
-    counts = [count_row(said) for said in TABLE]
+    counts = [count_row(paper_row) for paper_row in TABLE]
     mismatches = [count for count in counts if abs(count.relative_difference) > TOLERANCE]
     largest = max(abs(count.relative_difference) for count in counts if count not in mismatches)
     summary = f"Our count reproduces {len(counts) - len(mismatches)} of {len(counts)} rows of Table 6 to within {largest:.1%}"
@@ -144,11 +143,17 @@ def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> Exper
     )
     numbers = [
         {
-            "model": count.paper_row.model, "epochs": count.paper_row.epochs, "macs": count.macs, "padding_macs": count.padding_macs,
-            "exaflops": count.exaflops_with_padding, "without_padding": count.exaflops, "paper": count.paper_row.exaflops, "relative_difference": count.relative_difference,
+            "model": count.paper_row.model,
+            "epochs": count.paper_row.epochs,
+            "macs": count.macs,
+            "padding_macs": count.padding_macs,
+            "exaflops": count.exaflops_with_padding,
+            "without_padding": count.exaflops,
+            "paper": count.paper_row.exaflops,
+            "relative_difference": count.relative_difference,
         }
         for count in counts
-    ]  # fmt: skip
+    ]
     return ExperimentResult(
         summary,
         [_table(counts), *_mismatch_notes(counts, mismatches), _difference_figure(counts)],
@@ -160,13 +165,21 @@ def _table(counts: Sequence[CountedRow]) -> str:
     columns = ("row", "model", "#epochs", "#GMACs", "#exaFLOPs, all products", "#without padding", "#paper", "#difference", "")
     cells = []
     for row, count in enumerate(counts):
-        matches = abs(count.relative_difference) <= TOLERANCE
+        matches, paper_row = abs(count.relative_difference) <= TOLERANCE, count.paper_row
+        padded = count.exaflops_with_padding
         cells.append(
-            [str(row), escape(count.paper_row.paper), str(count.paper_row.epochs), f"{count.macs / 1e9:,.2f}",
-             f'{count.exaflops_with_padding:,.1f} <span class="soft">{count.exaflops_with_padding / count.paper_row.exaflops - 1:+.1%}</span>', f"{count.exaflops:,.1f}",
-             f"{count.paper_row.exaflops:,.0f}", f"{count.relative_difference:+.1%}",
-             f'<span class="{"good" if matches else "bad"}">{"matches" if matches else "does not match"}</span>']
-        )  # fmt: skip
+            [
+                str(row),
+                escape(paper_row.paper),
+                str(paper_row.epochs),
+                f"{count.macs / 1e9:,.2f}",
+                f'{padded:,.1f} <span class="soft">{padded / paper_row.exaflops - 1:+.1%}</span>',
+                f"{count.exaflops:,.1f}",
+                f"{paper_row.exaflops:,.0f}",
+                f"{count.relative_difference:+.1%}",
+                f'<span class="{"good" if matches else "bad"}">{"matches" if matches else "does not match"}</span>',
+            ]
+        )
     return html_table(columns, cells)
 
 
@@ -175,17 +188,15 @@ def _mismatch_notes(counts: Sequence[CountedRow], mismatches: Sequence[CountedRo
     for count in mismatches:
         twins = [other for other in counts if other.paper_row.model == count.paper_row.model and other is not count]
         for other in twins:
-            compute_ratio, epoch_ratio = (
-                other.paper_row.exaflops / count.paper_row.exaflops,
-                other.paper_row.epochs / count.paper_row.epochs,
-            )
+            compute_ratio = other.paper_row.exaflops / count.paper_row.exaflops
+            epoch_ratio = other.paper_row.epochs / count.paper_row.epochs
             expected = other.paper_row.exaflops / epoch_ratio
             yield (
                 f"<p>Our count of {escape(_row_name(count.paper_row))} differs by "
                 f"{count.relative_difference:+.1%}, that of {escape(_row_name(other.paper_row))} by "
-                f"{other.relative_difference:+.1%}: in the paper the second has {compute_ratio:.2f} times the "
-                f"compute of the first, but {epoch_ratio:g} "
-                f"times its epochs. Scaled from the second row the first would be {expected:,.0f}, from which ours differs by "
+                f"{other.relative_difference:+.1%}: in the paper the second has {compute_ratio:.2f} times the compute of the "
+                f"first, but {epoch_ratio:g} times its epochs. Scaled from the second row the first would be {expected:,.0f}, "
+                "from which ours differs by "
                 f"{count.exaflops / expected - 1:+.1%}; so the printed number includes more than the epochs.</p>"
             )
 

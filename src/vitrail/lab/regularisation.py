@@ -53,14 +53,18 @@ def jobs(options: ExperimentOptions) -> list[TrainingJob]:
         TrainingJob(
             {"arm": name, "count": count, "seed": seed},
             small_recipe(
-                options, small_vit(options, patch=coarse_patch(options), **ARMS[name].model), seed, evaluations=4,
-                data=dataset_name(options, train_size=count, heldout_size=_heldout_size(options)), augment=get_policy("pad", pad=1, **ARMS[name].augment),
+                options,
+                small_vit(options, patch=coarse_patch(options), **ARMS[name].model),
+                seed,
+                evaluations=4,
+                data=dataset_name(options, train_size=count, heldout_size=_heldout_size(options)),
+                augment=get_policy("pad", pad=1, **ARMS[name].augment),
             ),
         )
         for seed in options.seeds
         for count in subset_sizes(options)
         for name in (QUICK if options.quick else ARMS)
-    ]  # fmt: skip
+    ]
 
 
 def _heldout_size(options: ExperimentOptions) -> int | None:
@@ -100,14 +104,14 @@ def _summary(groups: dict[tuple[Any, ...], list[JobResult]], names: list[str], c
         hurts = [
             name for name, difference in differences.items() if difference and difference.significant and difference.mean < 0
         ]
-        words = [
+        effects = [
             f"{join_names(group)} significantly {verb}{'s' if len(group) == 1 else ''}"
             for group, verb in ((helps, "help"), (hurts, "hurt"))
             if group
         ]
         baseline_score = mean_score(groups[BASELINE, count])
         clauses.append(
-            f"with {count:,} images (baseline {baseline_score:.1%}), {' and '.join(words) or 'none has a significant effect'}"
+            f"with {count:,} images (baseline {baseline_score:.1%}), {' and '.join(effects) or 'none has a significant effect'}"
         )
     return join_clauses(clauses)
 

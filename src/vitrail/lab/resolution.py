@@ -146,17 +146,17 @@ def _summary(arms: dict[str, list[JobResult]], before_finetuning: dict[str, list
         else "not significantly different"
     )
     claim = (
-        f"Fine-tuned at full resolution, the paper's interpolation reaches "
-        f"{mean_score(arms[PAPER_INTERPOLATION]):.1%} and a new table "
-        f"{mean_score(arms[NEW_TABLE]):.1%}: it is {verdict} ({difference.text})"
+        f"Fine-tuned at full resolution, the paper's interpolation reaches {mean_score(arms[PAPER_INTERPOLATION]):.1%} "
+        f"and a new table {mean_score(arms[NEW_TABLE]):.1%}: it is {verdict} ({difference.text})"
     )
     if before_finetuning[PAPER_INTERPOLATION] and before_finetuning[NEW_TABLE]:
-        claim += f"; before fine-tuning, they have {mean(before_finetuning[PAPER_INTERPOLATION]):.1%} and {mean(before_finetuning[NEW_TABLE]):.1%}"
+        interpolated, reinitialised = (mean(before_finetuning[name]) for name in (PAPER_INTERPOLATION, NEW_TABLE))
+        claim += f"; before fine-tuning, they have {interpolated:.1%} and {reinitialised:.1%}"
+    significance = "" if over_low_resolution.significant else ", not significant"
     range_points = 100 * (max(rules.values()) - min(rules.values()))
     return (
-        f"{claim}. The {len(rules)} interpolations are within {range_points:.1f} points of one another; the "
-        "paper's minus fine-tuning "
-        f"at low resolution is {over_low_resolution.text}{'' if over_low_resolution.significant else ', not significant'}."
+        f"{claim}. The {len(rules)} interpolations are within {range_points:.1f} points of one another; "
+        f"the paper's minus fine-tuning at low resolution is {over_low_resolution.text}{significance}."
     )
 
 

@@ -64,7 +64,8 @@ def run_experiment(
         jobs = fit_to_budget(folder, jobs, minutes, machine, progress, experiment.measured_images)
     rows: Sequence[JobResult] = run_jobs(folder, jobs, experiment.measure, machine, progress, fingerprint) if jobs else ()
     result = experiment.build_result(options, rows)
-    head = f'<p class="soft"><code>{escape(reproduction_command(experiment, options, minutes))}</code>{_dataset_note(experiment, options, jobs)}</p>'
+    command = escape(reproduction_command(experiment, options, minutes))
+    head = f'<p class="soft"><code>{command}</code>{_dataset_note(experiment, options, jobs)}</p>'
     _write_page(folder, experiment, options, result, [head, *_time_notes(rows, None if options.quick else minutes)])
     return result
 

@@ -88,25 +88,22 @@ def _question_jobs(options: ExperimentOptions, question: str) -> Iterator[Traini
                 for lr in RATES[-1:] if options.quick else RATES:
                     steps = PRETRAIN + FINETUNE if name == SCRATCH_LONGER else FINETUNE
                     finetuning = small_recipe(
-                        options, small_vit(options, classes=num_classes), seed, replace(ADAMW, lr=lr), steps, data=data, ema_decay=None,
+                        options,
+                        small_vit(options, classes=num_classes),
+                        seed,
+                        replace(ADAMW, lr=lr),
+                        steps,
+                        data=data,
+                        ema_decay=None,
                         batch_size=min(64, labels),
-                    )  # fmt: skip
-                    condition = {
-                        "question": question,
-                        "stage": "fine-tuning",
-                        "start": name,
-                        "labels": labels,
-                        "lr": lr,
-                        "seed": seed,
-                    }
-                    yield TrainingJob(condition, finetuning, prerequisite)
+                    )
+                    condition = {"question": question, "stage": "fine-tuning", "start": name, "labels": labels}
+                    yield TrainingJob({**condition, "lr": lr, "seed": seed}, finetuning, prerequisite)
 
 
 def _pretraining_recipe(options: ExperimentOptions, classes: int, data: str, **changes: Any) -> Recipe:
-    pretraining = small_recipe(
-        options, small_vit(options, classes=classes), 0, replace(ADAMW, lr=1e-3, weight_decay=0.05), PRETRAIN, data=data, ema_decay=None,
-        **changes,
-    )  # fmt: skip
+    model, optim = small_vit(options, classes=classes), replace(ADAMW, lr=1e-3, weight_decay=0.05)
+    pretraining = small_recipe(options, model, 0, optim, PRETRAIN, data=data, ema_decay=None, **changes)
     return pretraining if options.quick else replace(pretraining, batch_size=BATCH)
 
 
@@ -155,17 +152,16 @@ def _summary(arms: dict[tuple[str, int, str], list[JobResult]]) -> str:
         by_arm = {name: group for (question, count, name), group in arms.items() if (question, count) == (FEW_LABELS, labels)}
         better, better_than_longer = (_better_methods(by_arm, baseline) for baseline in (SCRATCH, SCRATCH_LONGER))
         clauses.append(
-            f"with {labels:,} labels {join_names(better) or 'no method'} {'are' if len(better) > 1 else 'is'} "
-            "significantly better than "
-            f"training from scratch ({mean_score(by_arm[SCRATCH]):.1%}), and "
-            f"{join_names(better_than_longer) or 'none'} than training from scratch for "
-            f"the steps of both stages ({mean_score(by_arm[SCRATCH_LONGER]):.1%})"
+            f"with {labels:,} labels {join_names(better) or 'no method'} {'are' if len(better) > 1 else 'is'} significantly "
+            f"better than training from scratch ({mean_score(by_arm[SCRATCH]):.1%}), and "
+            f"{join_names(better_than_longer) or 'none'} than training from scratch for the steps of both stages "
+            f"({mean_score(by_arm[SCRATCH_LONGER]):.1%})"
         )
     for labels in dict.fromkeys(labels for question, labels, _ in arms if question == PAPER_ORDER):
         means = [mean_score(arms[PAPER_ORDER, labels, name]) for name in ARMS_IN_ORDER]
         steps = [
-            paired_difference(arms[PAPER_ORDER, labels, better_than_longer], arms[PAPER_ORDER, labels, less])
-            for less, better_than_longer in pairwise(ARMS_IN_ORDER)
+            paired_difference(arms[PAPER_ORDER, labels, better_arm], arms[PAPER_ORDER, labels, worse_arm])
+            for worse_arm, better_arm in pairwise(ARMS_IN_ORDER)
         ]
         all_significant = all(step is not None and step.significant for step in steps)
         order = "the paper's order" if means[0] < means[1] < means[2] else "another order than the paper's"

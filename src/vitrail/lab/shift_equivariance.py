@@ -23,7 +23,7 @@ from vitrail.lab.experiment import (
     mean_and_ci,
 )
 from vitrail.lab.feature_shift import SHIFTS, STRIDE, measure_shifts, with_circular_padding
-from vitrail.lab.model_snapshot import evenly_spaced_indices as spread_over
+from vitrail.lab.model_snapshot import evenly_spaced_indices
 from vitrail.lab.small_recipe import MUON, SGD, closest_compute, small_recipe, small_vit
 from vitrail.lab.trials import JobResult, TrainingJob
 from vitrail.models.config import ModelConfig, ResNetConfig
@@ -61,7 +61,7 @@ def jobs(options: ExperimentOptions) -> list[TrainingJob]:
 def models(options: ExperimentOptions) -> dict[str, ModelConfig]:
     """Return the models, with equal numbers of positions and about equal multiply-adds."""
     with_positions, without_positions = (
-        small_vit(options, patch=(STRIDE, STRIDE), position=how) for how in ("learned1d", "none")
+        small_vit(options, patch=(STRIDE, STRIDE), position=position) for position in ("learned1d", "none")
     )
     image, channels, classes = with_positions.image, with_positions.channels, with_positions.classes
     candidates = [
@@ -75,7 +75,7 @@ def models(options: ExperimentOptions) -> dict[str, ModelConfig]:
 def measure(run: Path, job: TrainingJob) -> dict[str, Any]:
     data = open_training_data(job.recipe).data
     source = data.test if len(data.test) else data.validation
-    indices = spread_over(len(source), MEASURED_IMAGES)
+    indices = evenly_spaced_indices(len(source), MEASURED_IMAGES)
     images = EvalTransform(job.recipe.preprocess)(source, np.zeros_like(indices), indices).images
     built = {"trained": load(run / "best"), "untrained": build_model(job.recipe, data, resumed=False)}
     measurements = {"": {state: measure_shifts(model, images) for state, model in built.items()}}
@@ -138,11 +138,10 @@ def _summary(lines: dict[str, ShiftCurve]) -> str:
     half = {name: line.mean_at("trained", "pooled", STRIDE // 2) for name, line in lines.items()}
     return (
         f"For a shift by a whole patch of {STRIDE} pixels, the cosine of the shifted feature maps is {patch[VIT]:.2f} for the "
-        f"ViT (1 is exactly equivariant), {patch[VIT_NO_POSITIONS]:.2f} without positions, {patch[RESNET]:.2f} "
-        "for the ResNet, and "
-        f"{patch[RESNET + CIRCULAR]:.2f} with circular padding. For a shift by half a patch the cosine of the "
-        "pooled features is "
-        f"{half[VIT]:.2f} for the ViT, {half[VIT_NO_POSITIONS]:.2f} without positions, and {half[RESNET]:.2f} for the ResNet."
+        f"ViT (1 is exactly equivariant), {patch[VIT_NO_POSITIONS]:.2f} without positions, {patch[RESNET]:.2f} for the "
+        f"ResNet, and {patch[RESNET + CIRCULAR]:.2f} with circular padding. For a shift by half a patch the cosine of the "
+        f"pooled features is {half[VIT]:.2f} for the ViT, {half[VIT_NO_POSITIONS]:.2f} without positions, and "
+        f"{half[RESNET]:.2f} for the ResNet."
     )
 
 

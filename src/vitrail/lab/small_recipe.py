@@ -166,14 +166,25 @@ def small_recipe(
 ) -> Recipe:
     """Build the recipe: one-pixel shifts and flips, a tenth of the steps as warm-up, EMA weights."""
     defaults: dict[str, Any] = {
-        "data": dataset_name(options), "batch_size": QUICK_BATCH if options.quick else BATCH, "augment": get_policy("pad", pad=1),
-        "schedule": Schedule(warmup_steps=steps // 10), "ema_decay": 1 - 4 / steps,
-    }  # fmt: skip
+        "data": dataset_name(options),
+        "batch_size": QUICK_BATCH if options.quick else BATCH,
+        "augment": get_policy("pad", pad=1),
+        "schedule": Schedule(warmup_steps=steps // 10),
+        "ema_decay": 1 - 4 / steps,
+    }
     channels, eval_every = model.channels, steps if options.quick else -(-steps // evaluations)
     return Recipe(
-        name="lab", model=model, preprocess=Preprocess(model.image, mean=(0.5,) * channels, std=(0.5,) * channels),
-        steps=steps, optim=optim, seed=seed, eval_every=eval_every, checkpoint_every=eval_every, keep_checkpoints=1, **{**defaults, **changes},
-    )  # fmt: skip
+        name="lab",
+        model=model,
+        preprocess=Preprocess(model.image, mean=(0.5,) * channels, std=(0.5,) * channels),
+        steps=steps,
+        optim=optim,
+        seed=seed,
+        eval_every=eval_every,
+        checkpoint_every=eval_every,
+        keep_checkpoints=1,
+        **{**defaults, **changes},
+    )
 
 
 def supports_subsets(data: str) -> bool:

@@ -80,7 +80,7 @@ def line_plot(
     x_values = sorted({x_value for line in lines.values() for x_value in line})
     points = {name: [(math.log10(x), mean_score(rows)) for x, rows in sorted(line.items())] for name, line in lines.items()}
     finite = {name: [point for point in line if math.isfinite(point[1])] for name, line in points.items()}
-    finite = {name: line for name, line in finite.items() if line}  # of what has diverged everywhere the table tells
+    finite = {name: line for name, line in finite.items() if line}  # the table lists those that diverged everywhere
     captions = {
         name: [("", f"{name}, {format_x(x)}: {_mean_text(rows)}") for x, rows in sorted(line.items()) if get_scores(rows)]
         for name, line in lines.items()

@@ -28,7 +28,7 @@ from vitrail.training.build import build_model, build_task
 from vitrail.training.dataset import open_training_data
 from vitrail.training.loop import Hardware
 from vitrail.training.recipe import Recipe
-from vitrail.training.ssl_monitor import knn_seconds as neighbours
+from vitrail.training.ssl_monitor import knn_seconds
 from vitrail.training.state import create_state
 from vitrail.training.step import train_step
 
@@ -53,9 +53,8 @@ def fit_to_budget(
         path = folder / "plan.json"
         factors = _read_plan(path)
         if plan_key not in factors:
-            factors[plan_key] = _step_factor(
-                with_prerequisites(jobs), minutes, machine or Hardware(), progress, measured_images
-            )
+            all_jobs, hardware = with_prerequisites(jobs), machine or Hardware()
+            factors[plan_key] = _step_factor(all_jobs, minutes, hardware, progress, measured_images)
             atomic_write(path, (json.dumps(factors, indent=1) + "\n").encode())
     return [job.with_scaled_steps(factors[plan_key]) for job in jobs]
 
@@ -100,10 +99,8 @@ def _step_factor(
     factor = (BUDGET_FRACTION * 60 * minutes - overhead) / total
     shortest = min(job.recipe.steps for job in jobs)
     if shortest * factor < MIN_STEPS:
-        min_minutes, steps_allowed = (
-            (MIN_STEPS * total / shortest + overhead) / (BUDGET_FRACTION * 60),
-            max(int(shortest * factor), 0),
-        )
+        min_minutes = (MIN_STEPS * total / shortest + overhead) / (BUDGET_FRACTION * 60)
+        steps_allowed = max(int(shortest * factor), 0)
         raise VitrailError(
             f"{minutes:g} minutes allow {steps_allowed} steps of the shortest of {len(jobs)} training runs here; "
             f"try --minutes {math.ceil(min_minutes)}, or --quick for a quick test"
@@ -134,7 +131,7 @@ def measure_seconds(recipe: Recipe, machine: Hardware, measured_images: int = 0)
         step_start = time.perf_counter()
         task.evaluate(state.eval_model, build_eval_loader(subset, recipe.preprocess, recipe.batch_size), workers)
     per_image = (time.perf_counter() - step_start) / len(subset)
-    knn = neighbours(model, data.train, validation, workers) if isinstance(model, MaskedModel) else 0.0
+    knn = knn_seconds(model, data.train, validation, workers) if isinstance(model, MaskedModel) else 0.0
     evaluations = -(-recipe.steps // recipe.eval_every)
     return step, setup + StepTiming(step, per_image, knn).eval_duration(
         evaluations, len(validation), len(data.test) + measured_images

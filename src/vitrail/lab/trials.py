@@ -147,14 +147,9 @@ def _run_job(
         return True
     run, recipe = folder / "runs" / job.key, job.recipe
     costs, start = cost(recipe.model), time.monotonic()
+    provenance = _provenance(fingerprint)
     row = JobResult(
-        job.condition,
-        job.key,
-        recipe.steps,
-        recipe.batch_size,
-        costs.parameters,
-        costs.macs,
-        provenance=_provenance(fingerprint),
+        job.condition, job.key, recipe.steps, recipe.batch_size, costs.parameters, costs.macs, provenance=provenance
     )
     try:
         result = fit(_job_recipe(folder, job, machine), run, machine, _JobProgress(job, jobs, progress))
@@ -180,11 +175,9 @@ def _provenance(fingerprint: str | None) -> dict[str, str]:
 
 def _job_recipe(folder: Path, job: TrainingJob, machine: Hardware | None) -> Recipe:
     recipe = replace(job.recipe, name="lab")
-    return (
-        replace(recipe, init_from=str(_initial_weights(folder, job, job.init_from, machine).resolve()))
-        if job.init_from
-        else recipe
-    )
+    if job.init_from is None:
+        return recipe
+    return replace(recipe, init_from=str(_initial_weights(folder, job, job.init_from, machine).resolve()))
 
 
 def _initial_weights(folder: Path, job: TrainingJob, prerequisite: TrainingJob, machine: Hardware | None) -> Path:
@@ -197,9 +190,9 @@ def _initial_weights(folder: Path, job: TrainingJob, prerequisite: TrainingJob, 
     run = folder / "runs" / prerequisite.key
     if Run(run).result() is None:  # the run of a saved result may be deleted, or be in progress
         fit(_job_recipe(folder, prerequisite, machine), run, machine)
-    return (
-        run / "best" if job.reinit_prefix is None else _reinitialised(run / "best", job, folder / "initial_weights" / job.key)
-    )
+    if job.reinit_prefix is None:
+        return run / "best"
+    return _reinitialised(run / "best", job, folder / "initial_weights" / job.key)
 
 
 def _reinitialised(weights: Path, job: TrainingJob, folder: Path) -> Path:

@@ -11,12 +11,8 @@ from vitrail.models.variants import SIZES, variant
 from vitrail.plot.markup import escape
 from vitrail.report.html import html_table
 
-PAPER = {
-    "B/16": 86,
-    "L/16": 307,
-    "L/32": 307,
-    "H/14": 632,
-}  # millions, by Table 1, which does not state the patch size of Large
+# millions, by Table 1, which does not state the patch size of Large
+PAPER = {"B/16": 86, "L/16": 307, "L/32": 307, "H/14": 632}
 NAMES = ("Ti/16", "S/32", "S/16", "B/32", "B/16", "L/32", "L/16", "H/14")
 HYBRIDS = ("R26+S/32", "R50+B/16", "R50+L/32")
 IMAGE = 224
@@ -30,7 +26,8 @@ def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> Exper
         assert isinstance(config, ViTConfig)
         cells.append(
             [escape(name), str(config.depth), f"{config.width:,}", f"{config.mlp:,}", str(config.heads), f"{costs.tokens:,}",
-             f"{costs.parameters:,}", f"{pretrained_count:,}", "" if paper_millions is None else f"{paper_millions} M", f"{costs.macs / 1e9:.2f} G"]
+             f"{costs.parameters:,}", f"{pretrained_count:,}", "" if paper_millions is None else f"{paper_millions} M",
+             f"{costs.macs / 1e9:.2f} G"]
         )  # fmt: skip
         numbers[name] = {
             "parameters": costs.parameters,
@@ -58,7 +55,8 @@ def _summary() -> str:
         for name, paper_millions in PAPER.items()
         if round(millions[name]) != paper_millions
     ]
-    summary = f"Counted with the pre-training head and without the classifier, {join_names(exact) if exact else 'none'} match the table"
+    matching = join_names(exact) if exact else "none"
+    summary = f"Counted with the pre-training head and without the classifier, {matching} match the table"
     return f"{summary}; {', '.join(others)}." if others else f"{summary}."
 
 

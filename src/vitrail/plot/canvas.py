@@ -86,8 +86,9 @@ class Figure:
         if standalone:
             width, height = self.framed_size
             style, font = f'width="{width}" height="{height}"', ' font-family="system-ui,sans-serif"'
+            title = _shape_to_svg(self._title_text, standalone)
             content = (
-                f'<rect width="{width}" height="{height}" fill="{COLOURS["paper"]}"/>{_shape_to_svg(self._title_text, standalone)}'
+                f'<rect width="{width}" height="{height}" fill="{COLOURS["paper"]}"/>{title}'
                 f'<g transform="translate({MARGIN} {MARGIN + TITLE_HEIGHT})">{content}</g>'
             )
         return (
@@ -101,10 +102,8 @@ class Figure:
         for shape in self.shapes:
             _draw_shape(page, shape, resolution)
         if standalone:
-            inner, page = (
-                page,
-                Image.new("RGB", (self.framed_size[0] * resolution, self.framed_size[1] * resolution), COLOURS["paper"]),
-            )
+            inner, (width, height) = page, self.framed_size
+            page = Image.new("RGB", (width * resolution, height * resolution), COLOURS["paper"])
             page.paste(inner, (MARGIN * resolution, (MARGIN + TITLE_HEIGHT) * resolution))
             _draw_shape(page, self._title_text, resolution)
         return page.reduce(SUPERSAMPLING)

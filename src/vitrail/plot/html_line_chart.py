@@ -69,7 +69,8 @@ def legend_html(names: Iterable[str]) -> str:
     """Return the legend; dashed lines have a hollow marker."""
     markers = zip(cycle(product(DASHES, LINE_COLOURS)), names, strict=False)
     return " ".join(  # a marker and its name stay on one line
-        f'<span style="white-space:nowrap"><span style="color:{colour}">&#{9633 if dash else 9632};</span> {escape(name)}</span>'
+        f'<span style="white-space:nowrap"><span style="color:{colour}">&#{9633 if dash else 9632};</span> '
+        f"{escape(name)}</span>"
         for (dash, colour), name in markers
     )
 

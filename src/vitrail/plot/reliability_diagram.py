@@ -27,8 +27,8 @@ def reliability_diagram(title: str, reliability: Reliability) -> str:
             opacity, bar_height = 0.25 + 0.75 * (count / max_count) ** 0.5, max(HEIGHT - BOTTOM - y, 1.0)
             tooltip = f"{count:,} images, confidence {confidence:.1%}, accuracy {accuracy:.1%}"
             parts.append(
-                f'<rect x="{x + 1:.1f}" y="{HEIGHT - BOTTOM - bar_height:.1f}" width="{width / bins - 2:.1f}" height="{bar_height:.1f}" '
-                f'fill="var(--bar)" fill-opacity="{opacity:.2f}"><title>{tooltip}</title></rect>'
+                f'<rect x="{x + 1:.1f}" y="{HEIGHT - BOTTOM - bar_height:.1f}" width="{width / bins - 2:.1f}" '
+                f'height="{bar_height:.1f}" fill="var(--bar)" fill-opacity="{opacity:.2f}"><title>{tooltip}</title></rect>'
             )
             x, y = to_pixels(confidence, accuracy)
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="var(--mark)"/>')

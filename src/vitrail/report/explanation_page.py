@@ -68,11 +68,8 @@ def _image_section(explanation: Explanation, name: str, vit: ViT, write_file: Wr
     ]
     maps = [write_figure(patch_grid(image, explanation.grid, "image and patches", queries), f"{name}-patches", write_file)]
     for method, values in explanation.saliency_maps.items():
-        maps.append(
-            write_figure(
-                overlay(image, values.float().numpy(), METHOD_TITLES.get(method, method)), f"{name}-{method}", write_file
-            )
-        )
+        figure = overlay(image, values.float().numpy(), METHOD_TITLES.get(method, method))
+        maps.append(write_figure(figure, f"{name}-{method}", write_file))
     write_file(f"{name}.npz", _to_npz(_arrays(explanation)))
     prediction, lens = (
         _prediction(explanation, explanation.target, name, vit, write_file)
@@ -96,10 +93,10 @@ def _prediction(explanation: Explanation, target: int, name: str, vit: ViT, writ
     best = explanation.probabilities.argsort(descending=True)[:5].tolist()
     top = ", ".join(f"{escape(names[number])} {explanation.probabilities[number]:.1%}" for number in best)
     explains = f" The class-specific maps explain <b>{escape(names[target])}</b>." if explanation.saliency_maps else ""
-    figures = f"{_lens_table(explanation, target, names)}{write_figure(_lens_chart(explanation, target, names, best), f'{name}-lens', write_file)}"
+    chart = write_figure(_lens_chart(explanation, target, names, best), f"{name}-lens", write_file)
     return f"Prediction: {top}.{explains}", [
         "<h3>Logit lens: the classifier applied after each layer</h3>",
-        f'<div class="figures">{figures}</div>',
+        f'<div class="figures">{_lens_table(explanation, target, names)}{chart}</div>',
     ]
 
 
@@ -138,16 +135,8 @@ def _lens_chart(explanation: Explanation, target: int, names: Sequence[str], bes
         number: names[number] if names.count(names[number]) == 1 else f"{names[number]} ({number})" for number in selected
     }
     lines = {unique[number]: list(enumerate(explanation.logit_lens[:, number].tolist())) for number in selected}
-    x_label = "blocks"
-    return line_chart(
-        "Class probabilities by layer",
-        "probability",
-        x_label,
-        lines,
-        columns=len(explanation.logit_lens),
-        y_min=0,
-        percent=True,
-    )
+    title, columns = "Class probabilities by layer", len(explanation.logit_lens)
+    return line_chart(title, "probability", "blocks", lines, columns=columns, y_min=0, percent=True)
 
 
 def _token_norms(explanation: Explanation, name: str, vit: ViT, write_file: WriteFile) -> list[str]:

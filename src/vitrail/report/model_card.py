@@ -151,6 +151,7 @@ def _training(metadata: Mapping[str, Any]) -> str:
     if not recipe:
         return "Not recorded."
     optim, schedule, metrics = section(recipe, "optim"), section(recipe, "schedule"), section(metadata, "metrics")
+    masking = section(recipe, "masking")
     step_note = f"; these weights are of step {metrics['step']:,}" if isinstance(metrics.get("step"), int) else ""
     matrices = f" (matrices {optim.get('muon_lr')})" if optim.get("name") == "muon" else ""
     rows = {
@@ -160,12 +161,12 @@ def _training(metadata: Mapping[str, Any]) -> str:
         "steps": f"{recipe.get('steps', 0):,} of {recipe.get('batch_size', 0):,} images{step_note}",
         "optimiser": f"{optim.get('name')}, learning rate {optim.get('lr')}{matrices}, decay {optim.get('weight_decay')}",
         "schedule": f"{schedule.get('kind')}, {_plural(schedule.get('warmup_steps', 0), 'step')} of warmup",
-        "loss": f"{section(recipe, 'masking').get('target', recipe.get('loss'))}, label smoothing {recipe.get('label_smoothing')}",
+        "loss": f"{recipe.get('loss')}, label smoothing {recipe.get('label_smoothing')}",
         "EMA decay": recipe.get("ema_decay") or "none",
         "seed": recipe.get("seed"),
     }
-    if recipe.get("masking"):
-        rows["loss"] = f"{recipe['masking']['target']} of the masked patches, {recipe['masking']['mask_ratio']:.0%} of an image"
+    if masking:
+        rows["loss"] = f"{masking['target']} of the masked patches, {masking['mask_ratio']:.0%} of an image"
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
@@ -176,7 +177,7 @@ def _limitations(metadata: Mapping[str, Any], config: ModelConfig, assumed: Sequ
     if config.classes:
         sigmoid = section(metadata, "recipe").get("loss") == "sigmoid"
         outcome = "may be given any of them" if sigmoid else "is still given one of them"
-        yield f"It knows only its {config.classes:,} classes: an image of anything else {outcome}, perhaps with high confidence."
+        yield f"It has only its {config.classes:,} classes: an image of anything else {outcome}, perhaps with high confidence."
     else:
         yield "It predicts nothing by itself; how useful its features are for a task has to be measured on that task."
     if reported_split(metadata):

@@ -75,9 +75,8 @@ def _training_curves(run: Run, result: dict[str, Any], lines: list[dict[str, Any
     steps, selected_on = [line for line in lines if "loss" in line], _selected_on(result)
     evaluations = [line for line in lines if "validation" in line]
     yield line_chart_html("Loss", {"training": _points(steps, "loss"), selected_on: _validation_points(evaluations, "loss")})
-    accuracy = _validation_points(evaluations, "top1") or _validation_points(
-        evaluations, "accuracy"
-    )  # over classes, or over quantised colours
+    # over classes, or over quantised colours
+    accuracy = _validation_points(evaluations, "top1") or _validation_points(evaluations, "accuracy")
     yield line_chart_html("Accuracy", {"training": _points(steps, "accuracy"), selected_on: accuracy}, percent=True)
     yield line_chart_html("k-NN accuracy", {f"k = {NUM_NEIGHBOURS}": _validation_points(evaluations, "knn")}, percent=True)
     yield line_chart_html("Learning rate", {"lr": _points(steps, "lr")})
@@ -151,9 +150,8 @@ def _evaluation(dataset: Dataset, evaluation: Evaluation) -> Iterator[str]:
     confused_rows = [(escape(names[true]), escape(names[other]), f"{count:,}") for true, other, count in pairs]
     if confused_rows:
         yield "<h2>Most confused classes</h2>" + html_table(("true class", "predicted class", "#images"), confused_rows)
-    worst = per_image_scores(predictions.logits, predictions.labels)["loss"].argsort(descending=True, stable=True)[
-        :NUM_HIGHEST_LOSSES
-    ]
+    losses = per_image_scores(predictions.logits, predictions.labels)["loss"]
+    worst = losses.argsort(descending=True, stable=True)[:NUM_HIGHEST_LOSSES]
     images = [to_pil(dataset.read(int(predictions.indices[row]))) for row in worst]
     captions = [_caption(names[predictions.labels[row]], names[predictions.predicted[row]]) for row in worst]
     sheet_uri = data_uri(contact_sheet(images, captions, columns=8))

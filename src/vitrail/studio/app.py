@@ -1,4 +1,4 @@
-"""The studio as an ASGI application: the page, its modules, and the API routes. The work is done by the ``desk``."""
+"""The studio as an ASGI application: the page, its modules, and the API routes. ``service`` does the work."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ Handler = Callable[["StudioState", Request], Awaitable[Response]]
 
 
 class StudioState:
-    """State that the routes share. ``ending``: the server is shutting down, and event streams end."""
+    """State that the routes share. ``shutting_down``: event streams end."""
 
     def __init__(self, service: StudioService) -> None:
         self.service, self.shutting_down = service, False
@@ -103,10 +103,9 @@ def _with_error_responses(studio: StudioState, handler: Handler) -> Callable[[Re
         try:
             return await handler(studio, request)
         except VitrailError as error:
-            upload_missing = request.query_params.get("image", "").startswith("upload-") and "uploaded to an earlier" in str(
-                error
-            )
-            return as_error_response(410 if upload_missing else 422, str(error))
+            is_upload = request.query_params.get("image", "").startswith("upload-")
+            is_gone = is_upload and "uploaded to an earlier" in str(error)
+            return as_error_response(410 if is_gone else 422, str(error))
         except (ClientDisconnect, Cancelled):
             return Response(status_code=499)
         except (MemoryError, RuntimeError) as error:
@@ -198,10 +197,8 @@ async def _ablate(studio: StudioState, request: Request) -> Response:
     fields: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
     model_ref = parse_value(fields.get("model"), str, "model"), parse_value(fields.get("step"), int | None, "step")
     image, seed = parse_value(fields.get("image"), str, "image"), parse_value(fields.get("seed", 0), int, "seed")
-    patches, mode = (
-        parse_value(fields.get("patches"), tuple[int, ...], "patches"),
-        parse_value(fields.get("mode", "mask"), str, "mode"),
-    )
+    patches = parse_value(fields.get("patches"), tuple[int, ...], "patches")
+    mode = parse_value(fields.get("mode", "mask"), str, "mode")
     target = parse_value(fields.get("class"), int | None, "class")
     return as_json_response(
         await studio.run_cancellable(request, lambda: studio.service.ablate(model_ref, image, patches, mode, seed, target))
@@ -240,11 +237,8 @@ async def _confusion(studio: StudioState, request: Request) -> Response:
 
 
 async def _confused_images(studio: StudioState, request: Request) -> Response:
-    predictions, true, predicted = (
-        studio.service.predictions(_text_param(request, "model")),
-        _int_param(request, "true"),
-        _int_param(request, "predicted"),
-    )
+    predictions = studio.service.predictions(_text_param(request, "model"))
+    true, predicted = _int_param(request, "true"), _int_param(request, "predicted")
     return as_json_response(await asyncio.to_thread(predictions.confused_images, true, predicted))
 
 

@@ -65,12 +65,8 @@ def _queries_and_keys(
         vit.features(images)
     q, k = (activations[name][0][:, head].double() for name in names)
     if membership:
-        q, k, exists = (
-            copy_to_patches(q, membership[layer]),
-            copy_to_patches(k, membership[layer]),
-            membership[layer][0].sum(dim=0) > 0,
-        )
-        return q[0], k[0], exists
+        q, k = copy_to_patches(q, membership[layer]), copy_to_patches(k, membership[layer])
+        return q[0], k[0], membership[layer][0].sum(dim=0) > 0
     return q[0], k[0], torch.ones(q.shape[1], dtype=torch.bool, device=q.device)
 
 

@@ -16,7 +16,7 @@ FIELD_LIMITS = {"depth": 400, "batch": 2**16}  # limits of what the page draws
 
 
 def cost_of(fields: Mapping[str, str], base: ViTConfig | None = None) -> dict[str, Any]:
-    """Return the cost of a configuration: fields as text, plus ``name`` and ``batch``; the rest is as in ``like``, or B/16."""
+    """Return the cost of a configuration: fields as text, plus ``name`` and ``batch``; the rest is as in ``base``, or B/16."""
     config = _named_config(fields["name"]) if "name" in fields else base or _named_config(DEFAULT_VARIANT)
     changes = [f"{name}={fields[name]}" for name in CONFIG_FIELDS if name in fields]
     for name, limit in FIELD_LIMITS.items():

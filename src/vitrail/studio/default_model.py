@@ -40,7 +40,7 @@ def default_model(
     show_progress: Callable[[], AbstractContextManager[Progress]],
     overrides: Sequence[str] = DEFAULT_OVERRIDES,
 ) -> Iterator[list[str]]:
-    """Yield the sources, or a default run that trains meanwhile; ``show_progress`` displays the progress to its first checkpoint."""
+    """Yield the sources, or a default run that trains meanwhile; ``show_progress`` shows how far its first checkpoint is."""
     if sources:
         yield list(sources)
         return

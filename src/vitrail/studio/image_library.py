@@ -150,7 +150,7 @@ class ImageLibrary:
             ids = self._uploads.ids()
             return ids[start : start + count], len(ids)
         if dataset == "samples" and split == "all":
-            return [f"sample-{match}" for match in range(NUM_SAMPLES)][start : start + count], NUM_SAMPLES
+            return [f"sample-{index}" for index in range(NUM_SAMPLES)][start : start + count], NUM_SAMPLES
         match = re.fullmatch(r"d(\d{1,3})", dataset, re.ASCII)
         if match is None:
             names = "samples, uploads" if not self._datasets else "samples, uploads, d0"

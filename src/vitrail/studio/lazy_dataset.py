@@ -49,7 +49,7 @@ class LazyDataset:
     def start(self) -> None:
         with self._lock:
             if self._thread is None:
-                self._thread = Thread(target=self._open, name="vitrail-opening", daemon=True)
+                self._thread = Thread(target=self._open, name="vitrail-dataset", daemon=True)
                 self._thread.start()
 
     def wait(self, timeout: float | None = None) -> DatasetSplits:
@@ -77,9 +77,8 @@ class LazyDataset:
                 report = open_training_data(self.name_or_recipe, self._on_progress)
                 self._dataset, self._python = report.data, _recipe_code(self.name_or_recipe, report)
         except Exception as error:  # a dataset can raise any exception, which must not stop the studio
-            self._error = (
-                str(error) if isinstance(error, VitrailError) else f"{self.title} cannot be opened: {_first_line(error)}"
-            )
+            own_error = isinstance(error, VitrailError)
+            self._error = str(error) if own_error else f"{self.title} cannot be opened: {_first_line(error)}"
         finally:
             self._done.set()
 
@@ -93,10 +92,8 @@ def _open_by_name(name: str, progress: Progress) -> tuple[DatasetSplits, _Python
         return open_dataset(name, progress=progress), (f"vitrail.open_dataset({name!r})", ())
     except VitrailError as error:
         try:
-            return open_dataset(name, labelled=False, progress=progress), (
-                f"vitrail.open_dataset({name!r}, labelled=False)",
-                (),
-            )
+            expression = f"vitrail.open_dataset({name!r}, labelled=False)"
+            return open_dataset(name, labelled=False, progress=progress), (expression, ())
         except VitrailError:
             raise error from None
 
@@ -105,7 +102,8 @@ def _recipe_code(recipe: Recipe, report: DatasetReport) -> _PythonCode | None:
     """Return Python for the same images at the same indices, or None if images without a label were left out."""
     imports = ["from vitrail.data.sources.content_split import SplitFractions"]
     labelled = "" if recipe.masking is None else ", labelled=False"
-    expression = f"vitrail.open_dataset({recipe.data!r}, split_fractions=SplitFractions({recipe.val_fraction}, {recipe.test_fraction}){labelled})"
+    fractions = f"SplitFractions({recipe.val_fraction}, {recipe.test_fraction})"
+    expression = f"vitrail.open_dataset({recipe.data!r}, split_fractions={fractions}{labelled})"
     if report.bad:
         expression, imports = (
             f"check_dataset({expression}).data",

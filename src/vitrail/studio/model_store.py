@@ -51,11 +51,11 @@ class Cancelled(Exception):
     """The client has disconnected, so the computation is cancelled."""
 
 
-CANCEL_EVENT: ContextVar[Event | None] = ContextVar("GONE", default=None)  # set when the client disconnects
+CANCEL_EVENT: ContextVar[Event | None] = ContextVar("CANCEL_EVENT", default=None)  # set when the client disconnects
 
 
 class ModelStore:
-    """Store of loaded models. ``labels`` are class names for weights that have none."""
+    """Store of loaded models. ``class_names`` are for weights that have none."""
 
     def __init__(self, sources: Sequence[str], class_names: Sequence[str] = ()) -> None:
         models = [_stored_model(f"m{index}", source) for index, source in enumerate(sources)]
@@ -91,7 +91,7 @@ class ModelStore:
                 hook.remove()
 
     def version(self, id: str, step: int | None) -> int:
-        """Changes when what ``using`` would give has changed: a run that trains finds better weights."""
+        """Return a number that changes with the weights of ``acquire``: a run that trains finds better ones."""
         model = self.find(id)
         if step is not None or model.run is None:
             return 0
@@ -114,9 +114,7 @@ class ModelStore:
         with self.acquire(stored.id) as model:
             vit = as_vit(model)
             config, class_names, preprocess = vit.config, vit.class_names, vit.preprocess
-            patch_channels = vit.embed.project.weight.shape[
-                1
-            ]  # input channels of the patch embedding: a hybrid's stem has many
+            patch_channels = vit.embed.project.weight.shape[1]  # a hybrid's stem has many
             num_parameters = sum(weight.numel() for weight in vit.parameters())
         fields = to_dict(config)
         return {

@@ -36,7 +36,7 @@ BASELINES = {"random": random_map, "edges": edge_map}  # maps that do not use th
 def saliency_with_curves(
     model: Model, images: Float[Tensor, "1 c height width"], method: str, target: int | None = None
 ) -> tuple[Metadata, NamedArrays]:
-    """Return a map by one of ``METHODS`` or ``BASELINES``, and its deletion and insertion curves."""
+    """Return a map by one of ``SALIENCY_METHODS`` or ``BASELINES``, and its deletion and insertion curves."""
     vit = as_vit(model)
     methods = [*SALIENCY_METHODS, *BASELINES]
     if method not in methods:

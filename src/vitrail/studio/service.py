@@ -15,7 +15,7 @@ from vitrail.errors import VitrailError
 from vitrail.explain.saliency import SALIENCY_METHODS
 from vitrail.inference.preprocess_images import preprocess
 from vitrail.models.build import Model
-from vitrail.plot.colormap import colormap as ramp
+from vitrail.plot.colormap import colormap
 from vitrail.studio.attention_pair import attention_pair
 from vitrail.studio.binary_format import encode_arrays
 from vitrail.studio.forward_trace import attention_rows, trace_image
@@ -67,7 +67,7 @@ class StudioService:
 
     def info(self) -> dict[str, Any]:
         return {
-            "colormap": ramp().tolist(),
+            "colormap": colormap().tolist(),
             "methods": [*METHOD_ORDER, *(name for name in SALIENCY_METHODS if name not in METHOD_ORDER), *BASELINES],
             "models": self._models(),
             "datasets": self.library.list_datasets(),
@@ -117,12 +117,15 @@ class StudioService:
 
     def attention_rows(self, model_ref: ModelRef, image: str, query: int) -> bytes:
         return self._compute_for_image(
-            ("rows", query), model_ref, image, lambda model, images: encode_arrays(*attention_rows(model, images, query))
+            ("attention_rows", query),
+            model_ref,
+            image,
+            lambda model, images: encode_arrays(*attention_rows(model, images, query)),
         )
 
     def saliency(self, model_ref: ModelRef, image: str, target: int | None, method: str) -> bytes:
         return self._compute_for_image(
-            ("flow", method, target),
+            ("saliency", method, target),
             model_ref,
             image,
             lambda model, images: encode_arrays(*saliency_with_curves(model, images, method, target)),
@@ -148,7 +151,7 @@ class StudioService:
                 metadata, arrays = model_view(model, [preprocess(model, [content]) for content in contents])
             return encode_arrays({**metadata, "measured_on": self._describe_images(image_ids)}, arrays)
 
-        return self.cache.get(("about", *self._versioned(model_ref)), compute)
+        return self.cache.get(("model_view", *self._versioned(model_ref)), compute)
 
     def predictions(self, id: str) -> RunPredictions:
         model = self.store.find(id)
@@ -170,7 +173,9 @@ class StudioService:
         source, method, _ = first["python"].rpartition(".read(")
         text = f"the first {len(image_ids)} images of {self.library.describe_source(image_ids[0])}"
         expression = (
-            f"[part.read(at) for part in [{source}] for at in range({len(image_ids)})]" if method else f"[{first['python']}]"
+            f"[split.read(index) for split in [{source}] for index in range({len(image_ids)})]"
+            if method
+            else f"[{first['python']}]"
         )
         return {"text": text, "python": expression, "imports": first["imports"]}
 
