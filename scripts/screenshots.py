@@ -10,7 +10,7 @@ import argparse
 import io
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="run folder of the demo")
     parser.add_argument("--out", type=Path, default=FIGURES_FOLDER)
     arguments = parser.parse_args()
-    with browser_page(1000, 700) as page:
+    with browser_page(1000, 770) as page:
         save_png(report_screenshot(page, arguments.run), arguments.out / "report.png")
         save_png(explanation_screenshot(page, arguments.run), arguments.out / "explanation.png")
     with browser_page(1280, 860) as page:
@@ -56,18 +56,18 @@ def report_screenshot(page: Page, run_folder: Path) -> bytes:
 def explanation_screenshot(page: Page, run_folder: Path) -> bytes:
     """Explain the sneaker and capture the page."""
     pixels = np.asarray(vitrail.open_dataset("fashion").test.read(IMAGE_INDEX))
-    with tempfile.TemporaryDirectory() as folder:
-        file, out = Path(folder) / "sneaker.png", Path(folder) / "explained"
-        Image.fromarray(pixels[..., 0]).save(file)
-        assert run(["explain", str(run_folder), str(file), "--out", str(out)]) == 0
-        page.goto((out / "index.html").as_uri())
+    model = str(run_folder.resolve())
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):  # the page shows the file as it was named
+        Image.fromarray(pixels[..., 0]).save("sneaker.png")
+        assert run(["explain", model, "sneaker.png"]) == 0
+        page.goto(Path("explained/index.html").resolve().as_uri())
         return page.screenshot()
 
 
 def studio_screenshot(page: Page, run_folder: Path) -> bytes:
     with run_studio([run_folder.resolve()], threads=None) as studio:
         page.goto(
-            studio.link(part="attention", theme="light", image=f"d0-test-{IMAGE_INDEX}", query=18, layer=2, head=1),
+            studio.link(part="attention", theme="light", image=f"d0-test-{IMAGE_INDEX}", query=6, layer=2, head=1),
             timeout=TIMEOUT_MS,
         )
         page.wait_for_selector("body[data-ready=true]", timeout=TIMEOUT_MS)

@@ -1,9 +1,8 @@
 """Latency and memory of the studio: selecting an image until it is explained, and redrawing all heads for another patch.
 
     python -m scripts.studio WEIGHTS DATA [--images 200]
-    python -m scripts.studio RUN DATA --screenshot docs/pictures/studio.png
 
-A real browser clicks through real images, or takes the README's screenshot. Needs Chromium and Playwright, as the tests do.
+A real browser clicks through real images. Needs Chromium and Playwright, as the tests do.
 """
 
 import argparse
@@ -24,11 +23,7 @@ def main() -> None:
     parser.add_argument("weights")
     parser.add_argument("data")
     parser.add_argument("--images", type=int, default=200)
-    parser.add_argument("--screenshot", metavar="OUT")
     arguments = parser.parse_args()
-    if arguments.screenshot:
-        _screenshot(arguments.weights, arguments.data, arguments.screenshot)
-        return
     with run_studio([arguments.weights], "--data", arguments.data, threads=None) as studio, sync_playwright() as player:
         browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 720})
@@ -51,17 +46,6 @@ def main() -> None:
     }
     json.dump(summary, sys.stdout, indent=2)
     sys.stdout.write("\n")
-
-
-def _screenshot(run: str, data: str, out: str) -> None:
-    with run_studio([run], "--data", data, threads=None) as studio, sync_playwright() as player:
-        browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 860})
-        page.goto(studio.link(part="attention", theme="light", image="d0-test-21", query=18, layer=2, head=1))
-        page.wait_for_selector("body[data-ready=true]", timeout=TIMEOUT_MS)
-        page.wait_for_load_state("networkidle")
-        page.screenshot(path=out)
-        browser.close()
 
 
 def _time_image(page: Page, number: int) -> float:
