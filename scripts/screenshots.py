@@ -2,8 +2,8 @@
 
     python -m scripts.screenshots runs/demo
 
-``make demo`` trains ``runs/demo`` on the embedded fashion images. The three PNG files go to ``docs/pictures``, reduced to a palette of
-colours since they are part of the repository. Needs Chromium and Playwright, as the browser tests do.
+``make demo`` trains ``runs/demo`` on the embedded fashion images. The three PNG files go to ``docs/pictures``, with a palette
+of colours to keep the repository small. Needs Chromium and Playwright, as the browser tests do.
 """
 
 import argparse
