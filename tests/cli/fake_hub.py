@@ -49,19 +49,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.requests.append(f"GET {self.path}")
         if "/resolve/" in self.path:
             return self._file()
-        known = re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)(/revision/\w+|/tree/\w+)?(\?.*)?", self.path)
-        if known is None or known[1] not in self.hub.files:
+        match = re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)(/revision/\w+|/tree/\w+)?(\?.*)?", self.path)
+        if match is None or match[1] not in self.hub.files:
             return self._answer(404, {"error": "Repository not found"})
-        files = self.hub.files[known[1]]
-        if known[2] and known[2].startswith("/tree"):
+        files = self.hub.files[match[1]]
+        if match[2] and match[2].startswith("/tree"):
             rows = [{"type": "file", "path": name, "size": len(one), "oid": _oid(one)} for name, one in files.items()]
             return self._answer(200, rows)
         return self._answer(
             200,
             {
-                "id": known[1],
+                "id": match[1],
                 "sha": COMMIT,
-                "private": self.hub.private[known[1]],
+                "private": self.hub.private[match[1]],
                 "siblings": [{"rfilename": name} for name in files],
             },
         )

@@ -84,10 +84,10 @@ def test_an_error_of_one_of_several_models_is_reported_before_the_work_with_its_
 
 
 def test_a_leakage_warning_of_another_model_than_the_first_is_shown(capsys: Capture) -> None:
-    taught = random_model(2)
-    save(taught, "taught", metadata={"dataset": {"name": "data"}, "recipe": {}})
-    assert run(["evaluate", "one", "taught", "data", "--split", "validation"]) == 0
-    assert "taught: its weights were selected on images that are among these" in capsys.readouterr().out
+    trained = random_model(2)
+    save(trained, "trained", metadata={"dataset": {"name": "data"}, "recipe": {}})
+    assert run(["evaluate", "one", "trained", "data", "--split", "validation"]) == 0
+    assert "trained: its weights were selected on images that are among these" in capsys.readouterr().out
 
 
 def test_tables_for_people(capsys: Capture) -> None:

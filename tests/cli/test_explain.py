@@ -38,11 +38,11 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_page_with_every_method_and_its_numbers(capsys: Capture) -> None:
-    assert run(["explain", "mine", "a b.png", "c.png", "--out", "seen", "--json"]) == 0
+    assert run(["explain", "mine", "a b.png", "c.png", "--out", "page", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [one["file"] for one in answer["images"]] == ["a b.png", "c.png"]
     assert set(answer["images"][0]["maps"]) == set(SALIENCY_METHODS)
-    assert all(Path("seen", name).is_file() for name in answer["files"])
+    assert all(Path("page", name).is_file() for name in answer["files"])
     assert answer["files"][-1] == "index.html"
     drawings = {
         "positions",
@@ -53,17 +53,17 @@ def test_a_page_with_every_method_and_its_numbers(capsys: Capture) -> None:
         *(f"00-a_b-{name}" for name in (*SALIENCY_METHODS, *PER_IMAGE)),
     }
     assert {f"{name}.{ending}" for name in drawings for ending in ("png", "svg")} <= set(answer["files"])
-    with np.load("seen/01-c.npz", allow_pickle=False) as numbers:
+    with np.load("page/01-c.npz", allow_pickle=False) as numbers:
         assert np.allclose(numbers["rollout"], answer["images"][1]["maps"]["rollout"])
         assert np.allclose(numbers["norms"], answer["images"][1]["token_norms"])
         assert numbers["heads"].shape == (1, 4, 3, 7)
         assert numbers["queries"].tolist() == ["pool"]
         assert numbers["lens"].shape == (5, 5)
-    with np.load("seen/model.npz", allow_pickle=False) as numbers:
+    with np.load("page/model.npz", allow_pickle=False) as numbers:
         assert numbers["positions"].shape == (2, 3, 2, 3)
         for name in ("distance", "renormalised", "entropy", "similarity"):
             assert np.allclose(numbers[name], answer["heads"][name])
-    page = Path("seen/index.html").read_text()
+    page = Path("page/index.html").read_text()
     assert page.count("<svg ") == 5 + 2 * len((*SALIENCY_METHODS, *PER_IMAGE))  # every drawing is also in the page
     assert "<dog>" not in page
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
@@ -71,7 +71,7 @@ def test_a_page_with_every_method_and_its_numbers(capsys: Capture) -> None:
 
 def test_attention_of_the_requested_layers_heads_and_queries_only(capsys: Capture) -> None:
     options = ["--layers", "2,-1", "--heads", "0-1", "--query", "1,2", "--query", "class", "--method", "none"]
-    assert run(["explain", "mine", "c.png", "--out", "seen", "--json", *options]) == 0
+    assert run(["explain", "mine", "c.png", "--out", "page", "--json", *options]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["images"][0]["maps"] == {}
     assert {"00-c-heads-1-2.png", "00-c-heads-class.svg"} <= set(answer["files"])
@@ -79,7 +79,7 @@ def test_attention_of_the_requested_layers_heads_and_queries_only(capsys: Captur
     assert model.preprocess is not None
     image = preprocess_image(Image.open("c.png"), model.preprocess)[None]
     expected = attention(model, image, [2, 3], [0, 1], [6, 0])[:, 0].numpy()
-    with np.load("seen/00-c.npz", allow_pickle=False) as numbers:
+    with np.load("page/00-c.npz", allow_pickle=False) as numbers:
         assert numbers["queries"].tolist() == ["1,2", "class"]
         assert numbers["layers"].tolist() == [2, 3]
         assert numbers["head_numbers"].tolist() == [0, 1]
@@ -103,11 +103,11 @@ def test_every_kind_of_model_has_a_page(changes: dict[str, Any], capsys: Capture
     model.preprocess = Preprocess((12, 15), mean=(0.5,) * channels, std=(0.5,) * channels)
     save(model, "other")
     token = ["--query", "register1", "--query", "1,0"] if "registers" in changes else []
-    assert run(["explain", "other", "c.png", "--out", "seen", "--json", *token]) == 0
+    assert run(["explain", "other", "c.png", "--out", "page", "--json", *token]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert ("positions.svg" in answer["files"]) == (changes.get("position") != "none")
     if token:
-        with np.load("seen/00-c.npz") as numbers:
+        with np.load("page/00-c.npz") as numbers:
             assert np.allclose(numbers["heads"].sum(-1), 1)
 
 
@@ -117,7 +117,7 @@ def test_probabilities_are_those_of_predict_also_after_the_sigmoid_loss(capsys: 
     save(model, "sigmoid")
     reloaded = load("sigmoid")
     (expected,) = predict(reloaded, ["c.png"])
-    assert run(["explain", "sigmoid", "c.png", "--method", "rollout", "--out", "seen", "--json"]) == 0
+    assert run(["explain", "sigmoid", "c.png", "--method", "rollout", "--out", "page", "--json"]) == 0
     (one,) = json.loads(capsys.readouterr().out)["images"]
     assert one["label"] == expected.label
     assert one["probability"] == pytest.approx(expected.probability, abs=1e-6)
@@ -127,9 +127,9 @@ def test_probabilities_are_those_of_predict_also_after_the_sigmoid_loss(capsys: 
 def test_the_maps_are_those_of_the_requested_class(capsys: Capture) -> None:
     model = load("mine")
     for name, number in (("cow", 2), ("4", 4)):
-        assert run(["explain", "mine", "c.png", "--class", name, "--method", "relevance", "--out", "seen", "--json"]) == 0
+        assert run(["explain", "mine", "c.png", "--class", name, "--method", "relevance", "--out", "page", "--json"]) == 0
         (one,) = json.loads(capsys.readouterr().out)["images"]
-        with np.load("seen/00-c.npz") as numbers:
+        with np.load("page/00-c.npz") as numbers:
             assert numbers["target"] == number
         assert model.preprocess is not None
         image = preprocess_image(Image.open("c.png"), model.preprocess)[None]
@@ -212,18 +212,18 @@ def test_a_model_without_a_head_shows_its_attention(capsys: Capture) -> None:
     encoder = small_vit(classes=0)
     encoder.preprocess = Preprocess((12, 15))
     save(encoder, "encoder")
-    assert run(["explain", "encoder", "c.png", "--out", "seen", "--json"]) == 0
+    assert run(["explain", "encoder", "c.png", "--out", "page", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     (one,) = answer["images"]
     assert set(one["maps"]) == {"attention", "rollout"}
     assert one["label"] is one["explained"] is one["logit_lens"] is None
-    with np.load("seen/00-c.npz", allow_pickle=False) as numbers:
+    with np.load("page/00-c.npz", allow_pickle=False) as numbers:
         assert numbers["logits"].shape == (0,)
         assert numbers["target"] == -1
-    page = Path("seen/index.html").read_text()
+    page = Path("page/index.html").read_text()
     assert "The model has no classifier" in page
     assert "Logit lens" not in page
-    assert run(["explain", "encoder", "c.png", "--out", "seen"]) == 0
+    assert run(["explain", "encoder", "c.png", "--out", "page"]) == 0
     capsys.readouterr()
     for words, output in ((["--method", "relevance"], "needs a class"), (["--class", "ant"], "has no classes")):
         assert run(["explain", "encoder", "c.png", *words]) == 2

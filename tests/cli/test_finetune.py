@@ -158,7 +158,7 @@ def test_changed_weights_are_refused(capsys: Capture) -> None:
     assert "started with another recipe: init_sha256 was" in capsys.readouterr().err
 
 
-def test_the_score_is_beside_the_weights_and_inspect_tells_it(capsys: Capture) -> None:
+def test_the_metrics_are_saved_with_the_weights_and_inspect_prints_them(capsys: Capture) -> None:
     assert run(command("--out", "tuned", "--json")) == 0
     result = json.loads(capsys.readouterr().out)
     best, last = load("tuned/best").metadata, load("tuned/last").metadata

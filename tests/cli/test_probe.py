@@ -146,7 +146,7 @@ def test_the_mean_covers_the_columns_of_every_row() -> None:
         (["model", "nowhere"], "there is no 'nowhere'"),
         (["nothing", "set"], "nothing does not exist"),
         (["model", "flat"], "has a single class"),
-        (["model", "untaught"], "no labelled training images"),
+        (["model", "unlabelled-train"], "no labelled training images"),
         (["model", "loose"], "has 12 images but no class folders"),
         (["model", "--suite", "gone.toml"], "cannot be read: No such file"),
         (["model", "--suite", "bad.toml"], "is not valid TOML"),
@@ -159,7 +159,7 @@ def test_the_mean_covers_the_columns_of_every_row() -> None:
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path, capsys: Capture) -> None:
     sample_images.write_class_folders(tmp_path / "flat", {"ant": 12})
-    sample_images.write_class_folders(tmp_path / "untaught" / "test", {"ant": 3, "bee": 4})
+    sample_images.write_class_folders(tmp_path / "unlabelled-train" / "test", {"ant": 3, "bee": 4})
     for number in range(12):
         sample_images.write_image(tmp_path / "loose" / f"{number}.png", number)
     for name, text in {
@@ -179,7 +179,7 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not REAL.is_dir(), reason="no real weights beside the project")
+@pytest.mark.skipif(not REAL.is_dir(), reason="no real weights next to the project")
 def test_on_real_photographs_it_is_as_good_as_scikit_learn_on_timms_features() -> None:
     found = probe(load(REAL / "vit_tiny_patch16_224.safetensors"), REAL / "clothing", ("linear",))
     assert found.linear is not None

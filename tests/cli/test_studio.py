@@ -78,12 +78,12 @@ def test_the_page_opens_in_a_browser_that_blocks(model: Path, monkeypatch: pytes
     opened: SimpleQueue[tuple[str, bool]] = SimpleQueue()
     answers = Event()
 
-    def listen(app: object, place: object, ready: Callable[[], None]) -> None:
-        ready()
+    def run_studio_server(app: object, listener: object, on_ready: Callable[[], None]) -> None:
+        on_ready()
         answers.set()
 
     monkeypatch.setattr("webbrowser.open", lambda url: opened.put((url, answers.wait(10))))
-    monkeypatch.setattr("vitrail.studio.server.run_studio_server", listen)
+    monkeypatch.setattr("vitrail.studio.server.run_studio_server", run_studio_server)
     assert run(["studio", str(model), "--token", TOKEN]) == 0
     url, answered = opened.get(timeout=30)
     assert url.endswith(f"/{TOKEN}/")

@@ -26,8 +26,8 @@ class FakePredictor:
     preprocess = Preprocess((4, 6), squash=True, interpolation="nearest")
     class_names = tuple(map(str, range(COLOURS)))
 
-    def __init__(self, seconds: float = 0.0, before: Callable[[ndarray], None] = lambda images: None) -> None:
-        self.seconds, self.on_batch = seconds, before
+    def __init__(self, seconds: float = 0.0, on_batch: Callable[[ndarray], None] = lambda images: None) -> None:
+        self.seconds, self.on_batch = seconds, on_batch
         self.batch_sizes: list[int] = []
 
     def logits(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b k"]:
@@ -62,13 +62,13 @@ def multipart_form(*parts: tuple[str, bytes], boundary: str = "xXx", field: str 
 
 
 def main(seconds: float, settings: dict[str, object]) -> None:
-    def tell(ready: Started) -> None:
-        sys.stdout.write(json.dumps({"url": ready.url}) + "\n")
+    def print_url(started: Started) -> None:
+        sys.stdout.write(json.dumps({"url": started.url}) + "\n")
         sys.stdout.flush()
 
-    with bind_socket("127.0.0.1", 0) as place:
-        clean = run_server(lambda: FakePredictor(seconds), ServeConfig(**settings), place, "colours", tell)  # type: ignore[arg-type]
-    sys.exit(0 if clean else 1)
+    with bind_socket("127.0.0.1", 0) as listener:
+        all_answered = run_server(lambda: FakePredictor(seconds), ServeConfig(**settings), listener, "colours", print_url)  # type: ignore[arg-type]
+    sys.exit(0 if all_answered else 1)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ class BlockedBatcher:
 @asynccontextmanager
 async def blocked_batcher(**settings: Any) -> AsyncIterator[BlockedBatcher]:
     gate = Gate()
-    engine = FakePredictor(before=gate)
+    engine = FakePredictor(on_batch=gate)
     async with run_batcher(engine, **settings) as batcher:
         first = submit(batcher, WHITE)
         await asyncio.to_thread(gate.reached.wait, TIMEOUT)
@@ -81,11 +81,10 @@ async def blocked_batcher(**settings: Any) -> AsyncIterator[BlockedBatcher]:
 def test_results_come_in_order_and_belong_to_their_images() -> None:
     async def run() -> None:
         async with run_batcher(FakePredictor(), max_batch=5, max_queue=512) as batcher:
-            visits = [submit(batcher, *range(first, first + 3)) for first in range(1, 301, 3)]
-            for number, group in enumerate(visits):
-                assert [predicted_label(one) for one in await batcher.wait(group)] == [
-                    3 * number + index for index in (1, 2, 3)
-                ]
+            requests = [submit(batcher, *range(first, first + 3)) for first in range(1, 301, 3)]
+            for number, images in enumerate(requests):
+                labels = [predicted_label(outcome) for outcome in await batcher.wait(images)]
+                assert labels == [3 * number + index for index in (1, 2, 3)]
             assert (batcher.in_flight, batcher.decoding, batcher.body_bytes, batcher.queue_length) == (0, 0, 0, 0)
 
     asyncio.run(run())
@@ -99,7 +98,10 @@ def test_images_that_wait_during_a_batch_form_the_next_batch() -> None:
             others = submit(context.batcher, *range(1, 8))
             await wait_until(lambda: context.batcher.queue_length == 7)
             context.unblock()
-            assert [predicted_label(one) for one in await context.batcher.wait(context.first + others)] == [WHITE, *range(1, 8)]
+            assert [predicted_label(outcome) for outcome in await context.batcher.wait(context.first + others)] == [
+                WHITE,
+                *range(1, 8),
+            ]
             assert context.engine.batch_sizes == [1, 4, 3]
 
     asyncio.run(run())
@@ -132,8 +134,14 @@ def test_the_queue_is_bounded_and_refuses_all_of_a_request_or_none() -> None:
             assert (refused.value.status, refused.value.reason) == (503, "full")
             others += submit(context.batcher, 6)
             context.unblock()
-            assert [predicted_label(one) for one in await context.batcher.wait(context.first + others)] == [WHITE, 1, 2, 3, 6]
-            assert [predicted_label(one) for one in await context.batcher.wait(submit(context.batcher, 4, 5))] == [4, 5]
+            assert [predicted_label(outcome) for outcome in await context.batcher.wait(context.first + others)] == [
+                WHITE,
+                1,
+                2,
+                3,
+                6,
+            ]
+            assert [predicted_label(outcome) for outcome in await context.batcher.wait(submit(context.batcher, 4, 5))] == [4, 5]
 
     asyncio.run(run())
 
@@ -141,7 +149,7 @@ def test_the_queue_is_bounded_and_refuses_all_of_a_request_or_none() -> None:
 def test_an_image_that_would_miss_its_deadline_at_the_recent_throughput_is_refused_unless_the_queue_is_empty() -> None:
     async def run() -> None:
         gate = Gate()
-        async with run_batcher(FakePredictor(before=gate), max_batch=1, max_queue=99, request_timeout=30.0) as batcher:
+        async with run_batcher(FakePredictor(on_batch=gate), max_batch=1, max_queue=99, request_timeout=30.0) as batcher:
             batcher.seconds_per_image = 20.0
             first = submit(batcher, WHITE)
             with pytest.raises(RequestError) as refused:
@@ -173,11 +181,11 @@ def test_expired_images_fail_and_are_never_computed() -> None:
 def test_images_of_a_disconnected_client_are_never_computed() -> None:
     async def run() -> None:
         async with blocked_batcher(max_batch=1) as context:
-            for visit in submit(context.batcher, 1, 2):
-                visit.future.cancel()
+            for image in submit(context.batcher, 1, 2):
+                image.future.cancel()
             last = submit(context.batcher, 3)
             context.unblock()
-            assert [predicted_label(one) for one in await context.batcher.wait(context.first + last)] == [WHITE, 3]
+            assert [predicted_label(outcome) for outcome in await context.batcher.wait(context.first + last)] == [WHITE, 3]
             await wait_until(lambda: context.batcher.in_flight == 0)
             assert context.engine.batch_sizes == [1, 1]
 
@@ -187,8 +195,8 @@ def test_images_of_a_disconnected_client_are_never_computed() -> None:
 def test_closing_computes_the_images_in_flight_and_accepts_no_more() -> None:
     async def run() -> None:
         gate = Gate()
-        async with run_batcher(FakePredictor(before=gate), max_batch=2) as batcher:
-            visits = submit(batcher, WHITE, 1, 2, 3)
+        async with run_batcher(FakePredictor(on_batch=gate), max_batch=2) as batcher:
+            images = submit(batcher, WHITE, 1, 2, 3)
             await asyncio.to_thread(gate.reached.wait, TIMEOUT)
             closed = asyncio.ensure_future(asyncio.to_thread(batcher.close, TIMEOUT))
             await wait_until(lambda: batcher.closing)
@@ -196,7 +204,7 @@ def test_closing_computes_the_images_in_flight_and_accepts_no_more() -> None:
                 batcher.check_admission()
             gate.open.set()
             await closed
-            assert [predicted_label(one) for one in await batcher.wait(visits)] == [WHITE, 1, 2, 3]
+            assert [predicted_label(outcome) for outcome in await batcher.wait(images)] == [WHITE, 1, 2, 3]
 
     asyncio.run(run())
 
@@ -233,10 +241,10 @@ def test_a_predictor_that_fails_to_load_is_reported_and_nothing_is_accepted() ->
 def test_a_job_gets_one_image_at_a_time() -> None:
     async def run() -> None:
         async with run_batcher(FakePredictor()) as batcher:
-            images = [coloured_image(9), coloured_image(18)]
-            batcher.reserve_bytes(sum(map(len, images)))
-            visits = batcher.submit(images, lambda engine, pixels: (engine.backend, *pixels.shape))
-            assert await batcher.wait(visits) == [("fake", 4, 6, 3)] * 2
+            contents = [coloured_image(9), coloured_image(18)]
+            batcher.reserve_bytes(sum(map(len, contents)))
+            images = batcher.submit(contents, lambda engine, pixels: (engine.backend, *pixels.shape))
+            assert await batcher.wait(images) == [("fake", 4, 6, 3)] * 2
 
     asyncio.run(run())
 

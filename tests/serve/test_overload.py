@@ -1,4 +1,4 @@
-"""More clients than the queue holds, over sockets: the surplus is refused at once, and nobody else is affected."""
+"""More clients than the queue holds, over sockets: the surplus is refused at once, and no other client is affected."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ def test_under_overload_the_surplus_is_refused_at_once_and_accepted_requests_are
         before, predicted_before = server.memory_bytes(), server.metric('vitrail_requests_total{path="/predict",status="200"}')
         responses = [
             one for _ in range(2) for one in asyncio.run(send_all(server.port, (700, 500)))
-        ]  # 700 MB, if all were kept
+        ]  # 700 MB, if all stayed in memory
         statuses = Counter(one.status for one in responses)
         assert set(statuses) == {200, 503}
         assert sum(statuses.values()) == 2 * CLIENTS * REQUESTS_PER_CLIENT

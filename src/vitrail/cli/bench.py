@@ -351,8 +351,8 @@ def inference(
     screen.print(sheet)
     if result.accuracy:
         accuracy_table = make_table("path", "#top-1", "#same prediction", title="Ti/16 on the given dataset")
-        for name, kept in result.accuracy.items():
-            add_row(accuracy_table, name, "" if kept.top1 is None else f"{kept.top1:.1%}", f"{kept.agreement:.1%}")
+        for name, scores in result.accuracy.items():
+            add_row(accuracy_table, name, "" if scores.top1 is None else f"{scores.top1:.1%}", f"{scores.agreement:.1%}")
         screen.print(accuracy_table)
 
 
@@ -396,7 +396,7 @@ def token_merging(
     if any(count != int(count) for count in counts):
         raise VitrailError(f"--r must be whole numbers, got {r[:40]!r}; try --r 4,8")
     sizes = (
-        None if image is None else [] if image == "none" else [parse_size(word, "--image-size") for word in image.split(",")]
+        None if image is None else [] if image == "none" else [parse_size(size, "--image-size") for size in image.split(",")]
     )
 
     from dataclasses import asdict

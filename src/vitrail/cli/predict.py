@@ -72,7 +72,7 @@ def predict(
     folder = writes_part_files(out, PREDICTION_SUFFIXES, "--out", rows_per_file)
     kind = _output_format(run, csv, jsonl, out, json, folder)
     if "-" in files and os.environ.get("WORLD_SIZE", "1") != "1":
-        raise VitrailError("several processes cannot share stdin; name folders or patterns in place of -")
+        raise VitrailError("several processes cannot share stdin; name folders or patterns instead of -")
     with main_rank_progress() as on_progress:
         names = list(expand_paths(files, on_progress))
     if not names:

@@ -18,18 +18,20 @@ CheckpointArgument = Annotated[
 ]
 GridOption = Annotated[
     str | None,
-    typer.Option(metavar="HxW", rich_help_panel="Source", help="Grid of the position embedding, if the file does not tell."),
+    typer.Option(
+        metavar="HxW", rich_help_panel="Source", help="Grid of the position embedding, if the file does not record it."
+    ),
 ]
 HeadsOption = Annotated[
-    int | None, typer.Option(rich_help_panel="Source", help="Number of attention heads, if the file does not tell.")
+    int | None, typer.Option(rich_help_panel="Source", help="Number of attention heads, if the file does not record it.")
 ]
 PoolOption = Annotated[
     str | None,
-    typer.Option(metavar="cls|gap|map", rich_help_panel="Source", help="Pooling, if the file does not tell."),
+    typer.Option(metavar="cls|gap|map", rich_help_panel="Source", help="Pooling, if the file does not record it."),
 ]
 GeluOption = Annotated[
     str | None,
-    typer.Option(metavar="tanh|exact", rich_help_panel="Source", help="GELU approximation, if the file does not tell."),
+    typer.Option(metavar="tanh|exact", rich_help_panel="Source", help="GELU approximation, if the file does not record it."),
 ]
 
 
@@ -98,7 +100,7 @@ def convert(
     pool: PoolOption = None,
     decoder_heads: Annotated[
         int | None,
-        typer.Option(rich_help_panel="Source", help="Number of heads of the MAE decoder, if the file does not tell."),
+        typer.Option(rich_help_panel="Source", help="Number of heads of the MAE decoder, if the file does not record it."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
