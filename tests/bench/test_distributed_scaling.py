@@ -12,11 +12,11 @@ Capture = pytest.CaptureFixture[str]
 @pytest.mark.slow
 def test_two_processes_are_compared_with_one_of_two_threads(capsys: Capture) -> None:
     assert run(["bench", "scaling", "--batch-size", "2", "--rounds", "1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert set(found["images_per_second"]) == {"single", "ddp", "fsdp"}
+    result = json.loads(capsys.readouterr().out)
+    assert set(result["images_per_second"]) == {"single", "ddp", "fsdp"}
     for name in ("ddp", "fsdp"):
-        ratio = found["images_per_second"][name] / found["images_per_second"]["single"]
-        assert found[f"{name}_efficiency"] == pytest.approx(ratio, rel=0.05)
+        ratio = result["images_per_second"][name] / result["images_per_second"]["single"]
+        assert result[f"{name}_efficiency"] == pytest.approx(ratio, rel=0.05)
 
 
 def test_an_indivisible_batch_and_an_unknown_model_are_refused(capsys: Capture) -> None:

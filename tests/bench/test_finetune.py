@@ -42,8 +42,8 @@ def test_the_peer_starts_where_ours_does() -> None:
 
 
 def test_the_first_evaluation_that_is_best_on_validation_is_selected() -> None:
-    looks = [CurvePoint(1, 1.0, 0.5, 0.9), CurvePoint(2, 2.0, 0.7, 0.4), CurvePoint(3, 3.0, 0.7, 0.8)]
-    assert best_on_validation(looks) is looks[1]  # whatever the test accuracy
+    curve = [CurvePoint(1, 1.0, 0.5, 0.9), CurvePoint(2, 2.0, 0.7, 0.4), CurvePoint(3, 3.0, 0.7, 0.8)]
+    assert best_on_validation(curve) is curve[1]  # whatever the test accuracy
 
 
 @pytest.mark.parametrize(("bar", "seconds"), [(0.3, 10.0), (0.6, 20.0), (0.75, 30.0), (0.9, None)])
@@ -55,16 +55,16 @@ def test_the_mean_of_the_seeds_reaches_the_bar_or_does_not(bar: float, seconds: 
 def test_it_runs_for_real_and_its_numbers_follow_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     reference_library("timm")
     monkeypatch.setattr(bench, "STEPS_PER_TURN", 1)
-    heard: set[str] = set()
-    speed = benchmark_finetune("mine", PANES, 2, steps=6, rounds=1, progress=lambda what, done, total: heard.add(what))
-    assert {"measuring", "ours, seed 0", "timm, seed 1"} <= heard
+    stages: set[str] = set()
+    speed = benchmark_finetune("mine", PANES, 2, steps=6, rounds=1, progress=lambda what, done, total: stages.add(what))
+    assert {"measuring", "ours, seed 0", "timm, seed 1"} <= stages
     assert speed.accuracy == mean(each.test for each in speed.ours)
     assert speed.peer_accuracy == mean(each.test for each in speed.peer)
-    assert [look.step for look in speed.ours[0].curve] == [1, 2, 3, 4, 5, 6]
+    assert [point.step for point in speed.ours[0].curve] == [1, 2, 3, 4, 5, 6]
     for name, runs in (("ours", speed.ours), ("peer", speed.peer)):
         cost = speed.seconds_per_step[name]
         for one in runs:
-            assert all(look.seconds == pytest.approx(look.step * cost) for look in one.curve)
+            assert all(point.seconds == pytest.approx(point.step * cost) for point in one.curve)
             assert abs(one.curve[-1].seconds - speed.peer_seconds) <= cost  # the same time, to the step
             assert (one.validation, one.test) == (best_on_validation(one.curve).validation, best_on_validation(one.curve).test)
     assert speed.ours[0].curve != speed.ours[1].curve  # another seed

@@ -30,15 +30,15 @@ def test_every_path_predicts_and_its_accuracy_is_reported() -> None:
     model, images = exportable_vit(depth=3), random_images(24)
     labels = TorchPredictor(model).logits(images).argmax(1)
     labels[:6] = (labels[:6] + 1) % 5  # a quarter is wrong
-    tried = SampleImages(images, labels, "noise")
-    paths = InferencePaths(model, tried, merge=(1, 1), compile=False)
+    samples = SampleImages(images, labels, "noise")
+    paths = InferencePaths(model, samples, merge=(1, 1), compile=False)
     assert set(paths.run_batch) == {EAGER, MERGED, ONNX, INT8, MERGED_INT8} | ({FBGEMM} if fbgemm.is_available() else set())
     for ask in paths.run_batch.values():
         ask(3)
-    kept = paths.accuracy_kept(tried)
-    assert kept[EAGER].top1 == kept[ONNX].top1 == 0.75
-    assert kept[EAGER].agreement == kept[ONNX].agreement == 1
-    assert all(kept[path].agreement >= 0.9 for path in (INT8, FBGEMM) if path in kept)
+    accuracy = paths.accuracy_kept(samples)
+    assert accuracy[EAGER].top1 == accuracy[ONNX].top1 == 0.75
+    assert accuracy[EAGER].agreement == accuracy[ONNX].agreement == 1
+    assert all(accuracy[path].agreement >= 0.9 for path in (INT8, FBGEMM) if path in accuracy)
 
 
 @pytest.mark.skipif(not fbgemm.is_available(), reason="this processor has no fbgemm")

@@ -49,11 +49,11 @@ def test_a_shorter_run_is_the_same_recipe_scaled_in_time() -> None:
 def test_it_runs_and_its_numbers_are_consistent(monkeypatch: pytest.MonkeyPatch) -> None:
     reference_library("timm")
     monkeypatch.setattr(bench, "STEPS_PER_TURN", 2)
-    heard: set[str] = set()
-    speed = benchmark_time_to_accuracy(steps=4, rounds=1, progress=lambda what, done, total: heard.add(what))
+    stages: set[str] = set()
+    speed = benchmark_time_to_accuracy(steps=4, rounds=1, progress=lambda what, done, total: stages.add(what))
     assert is_consistent(speed)
     assert [each.steps for each in speed.ours][:1] == [1]
-    assert {"measuring", "timm, lr 0.001", "ours, 1 steps"} <= heard
+    assert {"measuring", "timm, lr 0.001", "ours, 1 steps"} <= stages
 
 
 @pytest.mark.parametrize(

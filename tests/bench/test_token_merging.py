@@ -24,16 +24,16 @@ def _a_model_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_speedup_has_the_accuracy_of_the_evaluation() -> None:
-    found = benchmark_token_merging("one", "data", (0, 1, 2), (0.5,), None, batch_size=3, rounds=1)
+    result = benchmark_token_merging("one", "data", (0, 1, 2), (0.5,), None, batch_size=3, rounds=1)
     plain = load("one")
-    assert [(row.speedup, row.value) for row in found.rows[:4]] == [("merge", 0), ("merge", 1), ("merge", 2), ("drop", 0.5)]
-    assert found.rows[0].speed == found.rows[0].agreement == found.rows[0].macs_ratio == 1
-    assert found.rows[2].top1 == evaluate(speed_up(plain, merge_tokens=2), "data").top1
-    assert found.rows[3].top1 == evaluate(speed_up(plain, drop_patches=0.5), "data").top1
-    assert found.rows[2].macs_ratio > found.rows[1].macs_ratio > 1
-    assert found.rows[4].top1 == evaluate(load("one", image=(6, 10)), "data").top1
-    for row in found.rows:
-        assert row.top1 == pytest.approx(row.num_correct / found.num_images)
+    assert [(row.speedup, row.value) for row in result.rows[:4]] == [("merge", 0), ("merge", 1), ("merge", 2), ("drop", 0.5)]
+    assert result.rows[0].speed == result.rows[0].agreement == result.rows[0].macs_ratio == 1
+    assert result.rows[2].top1 == evaluate(speed_up(plain, merge_tokens=2), "data").top1
+    assert result.rows[3].top1 == evaluate(speed_up(plain, drop_patches=0.5), "data").top1
+    assert result.rows[2].macs_ratio > result.rows[1].macs_ratio > 1
+    assert result.rows[4].top1 == evaluate(load("one", image=(6, 10)), "data").top1
+    for row in result.rows:
+        assert row.top1 == pytest.approx(row.num_correct / result.num_images)
         assert row.images_per_second > 0
 
 
@@ -44,16 +44,16 @@ def test_smaller_sizes_are_whole_patches_and_each_comes_once() -> None:
 
 
 def test_the_curve_has_a_line_per_method_and_a_dot_per_row() -> None:
-    found = benchmark_token_merging("one", "data", (0, 1, 2), (0.5,), (), batch_size=3, rounds=1)
-    drawn = plot_curve(found).to_svg()
+    result = benchmark_token_merging("one", "data", (0, 1, 2), (0.5,), (), batch_size=3, rounds=1)
+    drawn = plot_curve(result).to_svg()
     assert "merged tokens" in drawn
     assert "smaller images" not in drawn
-    assert drawn.count("<circle") == len(found.rows)
-    assert all(f">{words}</text>" in drawn for words in ("plain", "1", "2", "50%"))
+    assert drawn.count("<circle") == len(result.rows)
+    assert all(f">{label}</text>" in drawn for label in ("plain", "1", "2", "50%"))
 
 
 def test_the_command_prints_draws_and_writes_json(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
+    arguments = [
         "bench",
         "token-merging",
         "one",
@@ -67,21 +67,21 @@ def test_the_command_prints_draws_and_writes_json(capsys: pytest.CaptureFixture[
         "--rounds",
         "1",
     ]
-    assert run([*words, "--out", "curve.png"]) == 0
+    assert run([*arguments, "--out", "curve.png"]) == 0
     output = capsys.readouterr().out
     assert "merged tokens" in output
     assert "curve: curve.png" in output
     with Image.open("curve.png") as image:
         assert image.size[0] > 500
-    assert run([*words, "--out", "curve.svg", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert [row["value"] for row in answer["rows"]] == [0, 1]
-    assert answer["out"] == "curve.svg"
+    assert run([*arguments, "--out", "curve.svg", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [row["value"] for row in content["rows"]] == [0, 1]
+    assert content["out"] == "curve.svg"
     assert Path("curve.svg").read_text().startswith("<svg")
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "sentence"),
     [
         (["--r", "a"], "--r must be comma-separated numbers, got 'a'; try --r 4,8"),
         (["--r", "1.5"], "--r must be whole numbers"),
@@ -90,6 +90,6 @@ def test_the_command_prints_draws_and_writes_json(capsys: pytest.CaptureFixture[
         (["--out", "curve.jpg"], "--out must end in .svg or .png"),
     ],
 )
-def test_errors_are_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", "token-merging", "one", "data", *words]) == 2
+def test_errors_are_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "token-merging", "one", "data", *arguments]) == 2
     assert sentence in capsys.readouterr().err

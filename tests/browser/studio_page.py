@@ -79,7 +79,9 @@ class WatchedPage:
         )
         self.page.on("requestfinished", lambda request: self.pending_requests.discard(request))
         self.page.on("requestfailed", lambda request: self.pending_requests.discard(request))
-        self.page.on("console", lambda said: self.errors.append(said.text) if said.type in ("error", "warning") else None)
+        self.page.on(
+            "console", lambda message: self.errors.append(message.text) if message.type in ("error", "warning") else None
+        )
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.requested_urls.append(request.url))
         return self
@@ -89,7 +91,9 @@ class WatchedPage:
         if error is None:
             strangers = [url for url in self.requested_urls if urlsplit(url).scheme not in ("blob", "data", "file")]
             assert {urlsplit(url).hostname for url in strangers} <= {self.allowed_host}, strangers
-            assert not [said for said in self.errors if not any(part in said for part in self.expected_errors)], self.errors
+            assert not [message for message in self.errors if not any(part in message for part in self.expected_errors)], (
+                self.errors
+            )
 
 
 WATCHED_PAGES: dict[Page, WatchedPage] = {}

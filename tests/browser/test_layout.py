@@ -26,8 +26,8 @@ MAX_TAB_STOPS = 150  # Tab stops in one part
 def violations(page: Page, where: str | None, **options: object) -> list[tuple[str, list[str]]]:
     """Return the violated axe rules and their elements."""
     axe = Axe("0") if page.evaluate("'axe' in window") else Axe()  # inject its script only once per page
-    found = axe.run(page, context=where, options={"resultTypes": ["violations"], **options}).response["violations"]
-    return [(rule["id"], [str(node["target"]) for node in rule["nodes"]][:5]) for rule in found]
+    violated = axe.run(page, context=where, options={"resultTypes": ["violations"], **options}).response["violations"]
+    return [(rule["id"], [str(node["target"]) for node in rule["nodes"]][:5]) for rule in violated]
 
 
 def axe_context(part: str) -> str | None:
@@ -37,15 +37,15 @@ def axe_context(part: str) -> str | None:
 
 def test_axe_finds_nothing_in_any_part(page: Page, studio: RunningStudio) -> None:
     open_page(page, studio.link(theme="light"))
-    found = {}
+    violations_by_part = {}
     for part in PARTS:
         open_part(page, part)
-        found[part, "light"] = violations(page, axe_context(part))
+        violations_by_part[part, "light"] = violations(page, axe_context(part))
         page.select_option("#top label[data-key=theme] select", "dark")
         page.wait_for_timeout(50)
-        found[part, "dark"] = violations(page, axe_context(part), runOnly=["color-contrast"])
+        violations_by_part[part, "dark"] = violations(page, axe_context(part), runOnly=["color-contrast"])
         page.select_option("#top label[data-key=theme] select", "light")
-    assert not {where: what for where, what in found.items() if what}
+    assert not {where: what for where, what in violations_by_part.items() if what}
 
 
 def test_axe_finds_nothing_on_a_phone(browser: Browser, studio: RunningStudio) -> None:
@@ -54,17 +54,17 @@ def test_axe_finds_nothing_on_a_phone(browser: Browser, studio: RunningStudio) -
     page.set_default_timeout(TIMEOUT_MS)
     with WatchedPage(page):
         open_page(page, studio.link(theme="light"))
-        found = {}
+        violations_by_part = {}
         for part in PARTS:
             open_part(page, part)
-            found[part] = violations(page, axe_context(part))
-        assert not {where: what for where, what in found.items() if what}
+            violations_by_part[part] = violations(page, axe_context(part))
+        assert not {where: what for where, what in violations_by_part.items() if what}
     page.close()
 
 
 def test_no_part_makes_the_page_scroll_sideways(page: Page, studio: RunningStudio) -> None:
     open_page(page, studio.link())
-    found = {}
+    too_wide = {}
     for part in PARTS:
         open_part(page, part)
         for name, (width, height) in VIEWPORTS.items():
@@ -72,9 +72,9 @@ def test_no_part_makes_the_page_scroll_sideways(page: Page, studio: RunningStudi
             page.wait_for_timeout(60)  # parts are resized in the next frame
             wide = page.evaluate("document.documentElement.scrollWidth")
             if wide > width:
-                found[part, name] = wide
+                too_wide[part, name] = wide
         page.set_viewport_size({"width": VIEWPORTS["laptop"][0], "height": VIEWPORTS["laptop"][1]})
-    assert not found
+    assert not too_wide
 
 
 def focused_part(page: Page) -> str:
@@ -117,7 +117,7 @@ def test_the_keyboard_moves_over_the_navigation_and_opens_parts(page: Page, stud
 
 def test_every_tab_stop_is_visible_and_nothing_traps_the_focus(page: Page, studio: RunningStudio) -> None:
     open_page(page, studio.link())
-    found = {}
+    invisible = {}
     for part in PARTS:
         open_part(page, part)
         page.focus("#panel")
@@ -129,24 +129,24 @@ def test_every_tab_stop_is_visible_and_nothing_traps_the_focus(page: Page, studi
                 break
             stops.append(stop)
         assert 0 < len(stops) < MAX_TAB_STOPS, (part, stops[-1:])
-        found[part] = [stop["what"] for stop in stops if not stop["lit"]]
-    assert not {part: what for part, what in found.items() if what}
+        invisible[part] = [stop["what"] for stop in stops if not stop["lit"]]
+    assert not {part: what for part, what in invisible.items() if what}
 
 
 def test_the_patch_grid_takes_arrow_keys_and_announces(page: Page, studio: RunningStudio) -> None:
     open_page(page, studio.link(part="attention"))
     wait_until_idle(page)
     page.focus("#side .patch-grid")
-    spoken = []
+    announcements = []
     for key in ("ArrowDown", "ArrowDown", "ArrowRight", "ArrowUp"):
         before = page.evaluate("document.querySelector('.attention-grid canvas').toDataURL()")
         page.keyboard.press(key)
         page.wait_for_function(
             "(before) => document.querySelector('.attention-grid canvas').toDataURL() !== before", arg=before
         )
-        spoken.append(page.text_content("#side .patch-grid [aria-live]"))
-    places = ((0, 0), (1, 0), (1, 1), (0, 1))  # of a grid of four columns
-    assert spoken == [f"patch {4 * row + column} (row {row}, column {column})" for row, column in places]
+        announcements.append(page.text_content("#side .patch-grid [aria-live]"))
+    positions = ((0, 0), (1, 0), (1, 1), (0, 1))  # of a grid of four columns
+    assert announcements == [f"patch {4 * row + column} (row {row}, column {column})" for row, column in positions]
     page.keyboard.press("Enter")
     wait_until_idle(page)
     assert "query=2" in page.url  # after the class token
@@ -200,19 +200,19 @@ def test_the_theme_is_in_the_url_and_survives_a_reload(page: Page, studio: Runni
 
 def test_a_link_includes_its_theme(page: Page, studio: RunningStudio) -> None:
     """Everything is drawn in its colours: the labels of the attention grid are drawn on a canvas."""
-    seen = []
+    drawings = []
     for theme in ("light", "dark"):
         open_page(page, studio.link(part="attention", image="sample-1", theme=theme))
         wait_until_idle(page)
-        seen.append(page.eval_on_selector(".attention-grid canvas", "(canvas) => canvas.toDataURL()"))
+        drawings.append(page.eval_on_selector(".attention-grid canvas", "(canvas) => canvas.toDataURL()"))
         page.goto("about:blank")
-    assert seen[0] != seen[1]
+    assert drawings[0] != drawings[1]
     open_page(page, studio.link(part="attention", image="sample-1", theme="light"))
     wait_until_idle(page)
     paste_link(page, page.url.replace("theme=light", "theme=dark"))
     wait_until_idle(page)
     assert page.input_value("#top label[data-key=theme] select") == "dark"
-    assert page.eval_on_selector(".attention-grid canvas", "(canvas) => canvas.toDataURL()") == seen[1]
+    assert page.eval_on_selector(".attention-grid canvas", "(canvas) => canvas.toDataURL()") == drawings[1]
 
 
 def test_on_a_phone_the_page_keeps_its_scroll_position(browser: Browser, studio: RunningStudio) -> None:
@@ -222,10 +222,10 @@ def test_on_a_phone_the_page_keeps_its_scroll_position(browser: Browser, studio:
     with WatchedPage(page):
         open_page(page, studio.link(part="lens", image="sample-1"))
         wait_until_idle(page)
-        place = page.locator("#parts [aria-current]").bounding_box()
-        assert place is not None
-        assert place["x"] > 60, "the previous part is visible"
-        assert place["x"] + place["width"] < width - 60, "and the next one"
+        box = page.locator("#parts [aria-current]").bounding_box()
+        assert box is not None
+        assert box["x"] > 60, "the previous part is visible"
+        assert box["x"] + box["width"] < width - 60, "and the next one"
         page.evaluate("scrollTo(0, 500)")
         paste_link(page, page.url + "&step=6")
         wait_until_idle(page)

@@ -109,7 +109,7 @@ def _new_page(browser: Browser) -> Page:
 @pytest.fixture(scope="module")
 def views(browser: Browser, studio: RunningStudio) -> Iterator[Views]:
     """Change something in every part; each change stays while the next is made."""
-    page, found = _new_page(browser), {}
+    page, views_by_part = _new_page(browser), {}
     with WatchedPage(page):
         open_page(page, studio.link())
         page.focus("#top input[type=range]")
@@ -120,29 +120,29 @@ def views(browser: Browser, studio: RunningStudio) -> Iterator[Views]:
             choose(page)
             view = capture_view(page)
             assert page.url != before, f"the change in {part} is not in the URL"
-            found[part] = page.url, view
-        yield found
+            views_by_part[part] = page.url, view
+        yield views_by_part
     page.close()
 
 
 def test_a_link_reproduces_the_view_in_a_new_page(browser: Browser, views: Views) -> None:
-    found = {}
+    problems = {}
     for part, (url, view) in views.items():
         page = _new_page(browser)
         with WatchedPage(page):
             open_page(page, url)
-            found[part] = view_differences(view, capture_view(page))
+            problems[part] = view_differences(view, capture_view(page))
         page.close()
-    assert not {part: what for part, what in found.items() if what}
+    assert not {part: what for part, what in problems.items() if what}
 
 
 def test_a_link_pasted_into_an_open_page_changes_the_view(page: Page, studio: RunningStudio, views: Views) -> None:
     open_page(page, studio.link(part="lens"))
-    found = {}
+    problems = {}
     for part, (url, view) in reversed(views.items()):
         paste_link(page, url)
-        found[part] = view_differences(view, capture_view(page))
-    assert not {part: what for part, what in found.items() if what}
+        problems[part] = view_differences(view, capture_view(page))
+    assert not {part: what for part, what in problems.items() if what}
     assert sum("main.js" in address for address in WATCHED_PAGES[page].requested_urls) == 1, "the page was reloaded"
 
 
@@ -200,20 +200,20 @@ NONSENSE: list[dict[str, Any]] = [
 ]
 
 
-def _is_sentence(words: str) -> bool:
+def _is_sentence(text: str) -> bool:
     strange = ("undefined", "null", "object Object", "Error:", "Traceback", "\n")
-    return 10 < len(words) < 250 and not any(one in words for one in strange)
+    return 10 < len(text) < 250 and not any(one in text for one in strange)
 
 
 def _page_problems(page: Page) -> list[str]:
     """Return the problems of the page: it must show something sensible, or one error message."""
-    words, found = status_message(page), []
-    if words and not _is_sentence(words):
-        found.append(f"says {words!r}")
+    message, problems = status_message(page), []
+    if message and not _is_sentence(message):
+        problems.append(f"says {message!r}")
     if page.locator("#panel h1 >> visible=true").count() != 1:
-        found.append("shows not one part")
+        problems.append("shows not one part")
     text = page.inner_text("#content")
-    return found + [f"shows {one}: {text}" for one in ("undefined", "NaN", "Infinity", "[object") if one in text]
+    return problems + [f"shows {one}: {text}" for one in ("undefined", "NaN", "Infinity", "[object") if one in text]
 
 
 def test_nonsense_in_the_url_never_breaks_the_page(page: Page, studio: RunningStudio) -> None:

@@ -49,8 +49,10 @@ def download_numbers(page: Page, name: str) -> Any:
     return json.loads(got.value.path().read_text())
 
 
-def assert_close(found: Any, known: Any, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(torch.tensor(found).double(), torch.as_tensor(known).double(), rtol=tolerance, atol=tolerance)
+def assert_close(result: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(
+        torch.tensor(result).double(), torch.as_tensor(expected).double(), rtol=tolerance, atol=tolerance
+    )
 
 
 def patch_centre(page: Page, selector: str, number: int, columns: int = 4, rows: int = 4) -> Position:
@@ -74,11 +76,11 @@ def wait_until(page: Page, script: str, argument: Any = None) -> None:
 
 def test_the_side_panel_has_the_prediction(page: Page, studio: RunningStudio, model: ViT) -> None:
     open_at(page, studio, "image")
-    (known,) = vitrail.predict(model, [vitrail.open_dataset("fashion").test.read(IMAGE_INDEX)])
+    (expected,) = vitrail.predict(model, [vitrail.open_dataset("fashion").test.read(IMAGE_INDEX)])
     names = page.locator("#side .bars .name")
-    assert names.all_inner_texts() == [guess.label for guess in known.top]
-    shares = [float(text.rstrip(" %")) for text in page.locator("#side .bars .value").all_inner_texts()]
-    assert shares == pytest.approx([100 * guess.probability for guess in known.top], abs=0.051)
+    assert names.all_inner_texts() == [guess.label for guess in expected.top]
+    percentages = [float(text.rstrip(" %")) for text in page.locator("#side .bars .value").all_inner_texts()]
+    assert percentages == pytest.approx([100 * guess.probability for guess in expected.top], abs=0.051)
 
 
 def test_an_image_is_selected_and_its_preprocessing_is_shown(page: Page, studio: RunningStudio, images: Tensor) -> None:
@@ -97,13 +99,13 @@ def test_an_image_is_selected_and_its_preprocessing_is_shown(page: Page, studio:
 def test_a_patch_has_its_pixels_index_row_and_column(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
     open_at(page, studio, "patches")
     page.locator(SIDE_GRID).hover(position=patch_centre(page, SIDE_GRID, 6))
-    found = download_numbers(page, "patch")  # the pointer has left the image for the button
+    result = download_numbers(page, "patch")  # the pointer has left the image for the button
     page.locator(SIDE_GRID).click(position=patch_centre(page, SIDE_GRID, 6))
-    found = download_numbers(page, "patch")
-    assert (found["patch"], found["row"], found["column"]) == (6, 1, 2)
+    result = download_numbers(page, "patch")
+    assert (result["patch"], result["row"], result["column"]) == (6, 1, 2)
     pixels = vitrail.open_dataset("fashion").test.read(IMAGE_INDEX)
     assert isinstance(pixels, np.ndarray)
-    assert found["pixels"] == pixels[7:14, 14:21, 0].ravel().tolist()
+    assert result["pixels"] == pixels[7:14, 14:21, 0].ravel().tolist()
     flat = download_numbers(page, "embedding")
     assert_close(flat["flat"], images[0, 0, 7:14, 14:21].ravel())
     assert_close(flat["length"], model.embed_patches(images)[0, 6].norm().item())
@@ -111,18 +113,18 @@ def test_a_patch_has_its_pixels_index_row_and_column(page: Page, studio: Running
 
 def test_token_norms_are_those_of_explain(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
     open_at(page, studio, "tokens")
-    known = vitrail.explain.token_norms(model, images)[:, 0]
-    found = download_numbers(page, "position-norms")
-    assert_close(found["patch_norms"], model.embed_patches(images)[0].norm(dim=-1))
-    assert_close(found["tokens"], known[0])
+    expected = vitrail.explain.token_norms(model, images)[:, 0]
+    result = download_numbers(page, "position-norms")
+    assert_close(result["patch_norms"], model.embed_patches(images)[0].norm(dim=-1))
+    assert_close(result["tokens"], expected[0])
     assert len(download_numbers(page, "tokens")["tokens"]) == 17
     slider = page.locator(".tokens input[type=range]")
     slider.focus()
     slider.press("Home")
     slider.press("ArrowRight")
-    found = download_numbers(page, "token-norms")
-    assert found["state"] == 1
-    assert_close(found["norms"], known[1])
+    result = download_numbers(page, "token-norms")
+    assert result["state"] == 1
+    assert_close(result["norms"], expected[1])
 
 
 def test_every_head_follows_the_active_patch(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
@@ -134,9 +136,9 @@ def test_every_head_follows_the_active_patch(page: Page, studio: RunningStudio, 
     wait_until(page, "before => document.querySelector('[data-figure=attention-grid] canvas').toDataURL() !== before", before)
     assert float(page.evaluate("document.body.dataset.redrawMs")) >= 0
     page.locator(SIDE_GRID).click(position=patch_centre(page, SIDE_GRID, 9))
-    found = download_numbers(page, "attention-grid")
-    assert found["query"] == 10
-    assert_close(found["weights"], vitrail.explain.attention(model, images, queries=[10])[:, 0, :, 0])
+    result = download_numbers(page, "attention-grid")
+    assert result["query"] == 10
+    assert_close(result["weights"], vitrail.explain.attention(model, images, queries=[10])[:, 0, :, 0])
 
 
 def test_the_keyboard_alone_points_at_patches(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
@@ -144,23 +146,23 @@ def test_the_keyboard_alone_points_at_patches(page: Page, studio: RunningStudio,
     page.locator(SIDE_GRID).focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowRight", "Enter"):
         page.keyboard.press(key)
-    found = download_numbers(page, "attention-grid")
-    assert found["query"] == 1 + 4 + 1
-    assert_close(found["weights"], vitrail.explain.attention(model, images, queries=[found["query"]])[:, 0, :, 0])
+    result = download_numbers(page, "attention-grid")
+    assert result["query"] == 1 + 4 + 1
+    assert_close(result["weights"], vitrail.explain.attention(model, images, queries=[result["query"]])[:, 0, :, 0])
 
 
 def test_one_weight_is_computed_from_q_and_k(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
     open_at(page, studio, "attention", layer=1, head=2, query=3, key=7)
-    known = vitrail.explain.attention(model, images, layers=[1], heads=[2], queries=[3])[0, 0, 0, 0]
+    expected = vitrail.explain.attention(model, images, layers=[1], heads=[2], queries=[3])[0, 0, 0, 0]
     head = download_numbers(page, "attention-head")
-    assert_close(head["weights"], known)
-    assert_close(head["entropy"], -(known * known.log()).sum().item(), 1e-4)
+    assert_close(head["weights"], expected)
+    assert_close(head["entropy"], -(expected * expected.log()).sum().item(), 1e-4)
     pair = download_numbers(page, "attention-pair")
     assert_close(pair["product"], float(np.dot(pair["q"], pair["k"])), 1e-4)
     assert pair["scale"] == pytest.approx(8**-0.5)
-    assert_close(np.exp(pair["product"] * pair["scale"] - pair["max_score"]) / pair["exp_sum"], known[7].item())
+    assert_close(np.exp(pair["product"] * pair["scale"] - pair["max_score"]) / pair["exp_sum"], expected[7].item())
     shown = find_figure(page, "attention-pair").inner_text()
-    assert f"{100 * known[7].item():.2f}"[:4] in shown
+    assert f"{100 * expected[7].item():.2f}"[:4] in shown
 
 
 def test_the_saliency_map_and_its_curves_are_those_of_explain(
@@ -168,18 +170,18 @@ def test_the_saliency_map_and_its_curves_are_those_of_explain(
 ) -> None:
     open_at(page, studio, "saliency", method="relevance")
     expect(find_figure(page, "faithfulness-table").get_by_role("row")).to_have_count(9)
-    found = download_numbers(page, "saliency-map")
+    result = download_numbers(page, "saliency-map")
     maps = vitrail.explain.saliency(model, images, "relevance")
-    assert_close(found["map"], maps[0].ravel())
-    known = faithfulness(model, images, maps)
+    assert_close(result["map"], maps[0].ravel())
+    expected = faithfulness(model, images, maps)
     curves = download_numbers(page, "faithfulness-curves")["relevance"]
-    assert_close(curves["deletion"], known.deletion_curve[0])
-    assert_close(curves["insertion"], known.insertion_curve[0])
-    trusted = {row["method"]: row for row in download_numbers(page, "faithfulness-table")}
-    assert set(trusted) == {
+    assert_close(curves["deletion"], expected.deletion_curve[0])
+    assert_close(curves["insertion"], expected.insertion_curve[0])
+    scores_by_method = {row["method"]: row for row in download_numbers(page, "faithfulness-table")}
+    assert set(scores_by_method) == {
         "rollout", "gradient_rollout", "relevance", "attention", "gradcam", "integrated_gradients", "random", "edges"
     }  # fmt: skip
-    assert_close(trusted["relevance"]["deletion_auc"], known.deletion_auc.item())
+    assert_close(scores_by_method["relevance"]["deletion_auc"], expected.deletion_auc.item())
 
 
 def test_another_class_is_explained(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
@@ -198,42 +200,42 @@ def test_another_class_is_explained(page: Page, studio: RunningStudio, model: Vi
 
 def test_the_logit_lens_is_that_of_explain(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
     open_at(page, studio, "lens")
-    known = vitrail.explain.logit_lens(model, images)[:, 0].softmax(-1)
-    found = download_numbers(page, "lens-depth")
-    assert_close(found["probabilities"], known[:, found["classes"]])
+    expected = vitrail.explain.logit_lens(model, images)[:, 0].softmax(-1)
+    result = download_numbers(page, "lens-depth")
+    assert_close(result["probabilities"], expected[:, result["classes"]])
     rows = download_numbers(page, "lens-table")
-    assert [row["class"] for row in rows] == known.argmax(-1).tolist()
+    assert [row["class"] for row in rows] == expected.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("how", ["Mask", "Shuffle", "Drop"])
 def test_removed_patches_change_the_prediction(page: Page, studio: RunningStudio, model: ViT, images: Tensor, how: str) -> None:
     open_at(page, studio, "prediction")
     page.get_by_role("button", name=how, exact=True).click()
-    place = ".prediction .patch-grid"
+    grid = ".prediction .patch-grid"
     for number in (5, 6, 9):
-        page.locator(place).click(position=patch_centre(page, place, number))
+        page.locator(grid).click(position=patch_centre(page, grid, number))
     wait_until_idle(page)
     expect(find_figure(page, "prediction")).to_contain_text("went from")
     wait_until_idle(page)
-    found = download_numbers(page, "prediction")
+    result = download_numbers(page, "prediction")
     kind = {"Mask": "mask", "Shuffle": "shuffle", "Drop": "drop"}[how]
-    known = vitrail.explain.ablate(model, images, [5, 6, 9], kind)[0].softmax(0)
-    assert_close([row["after"] for row in found["top"]], known[[row["class"] for row in found["top"]]])
+    expected = vitrail.explain.ablate(model, images, [5, 6, 9], kind)[0].softmax(0)
+    assert_close([row["after"] for row in result["top"]], expected[[row["class"] for row in result["top"]]])
     page.wait_for_url("**patches=**")
 
 
 def test_the_model_has_its_positions_filters_and_heads(page: Page, studio: RunningStudio, model: ViT) -> None:
     open_at(page, studio, "model")
-    (found,) = download_numbers(page, "position-similarity")
-    assert_close(found["position_similarity"]["data"], vitrail.explain.position_similarity(model).ravel())
-    (found,) = download_numbers(page, "filters")
-    assert_close(found["filters"]["data"], vitrail.explain.patch_filters(model).ravel(), 1e-4)
+    (result,) = download_numbers(page, "position-similarity")
+    assert_close(result["position_similarity"]["data"], vitrail.explain.position_similarity(model).ravel())
+    (result,) = download_numbers(page, "filters")
+    assert_close(result["filters"]["data"], vitrail.explain.patch_filters(model).ravel(), 1e-4)
     test = vitrail.open_dataset("fashion").test
-    known = vitrail.explain.head_statistics(model, [vitrail.preprocess(model, [test.read(number)]) for number in range(16)])
-    (found,) = download_numbers(page, "attention-distance")
-    assert_close(found["distance"]["data"], known.distance.ravel(), 1e-4)
-    (found,) = download_numbers(page, "attention-entropy")
-    assert_close(found["entropy"]["data"], known.entropy.ravel(), 1e-4)
+    expected = vitrail.explain.head_statistics(model, [vitrail.preprocess(model, [test.read(number)]) for number in range(16)])
+    (result,) = download_numbers(page, "attention-distance")
+    assert_close(result["distance"]["data"], expected.distance.ravel(), 1e-4)
+    (result,) = download_numbers(page, "attention-entropy")
+    assert_close(result["entropy"]["data"], expected.entropy.ravel(), 1e-4)
 
 
 def test_two_checkpoints_are_compared_and_the_slider_selects_them(page: Page, studio: RunningStudio, run: Path) -> None:
@@ -250,8 +252,8 @@ def test_two_checkpoints_are_compared_and_the_slider_selects_them(page: Page, st
     slider.press("Home")
     page.wait_for_url("**step=3**")
     wait_until_idle(page)
-    found = download_numbers(page, "filters")[0]
-    assert_close(found["filters"]["data"], vitrail.explain.patch_filters(vitrail.load_checkpoint(run, 3)).ravel(), 1e-4)
+    result = download_numbers(page, "filters")[0]
+    assert_close(result["filters"]["data"], vitrail.explain.patch_filters(vitrail.load_checkpoint(run, 3)).ravel(), 1e-4)
 
 
 def test_the_architecture_and_cost_follow_the_fields(page: Page, studio: RunningStudio, model: ViT) -> None:
@@ -263,13 +265,13 @@ def test_the_architecture_and_cost_follow_the_fields(page: Page, studio: Running
     wait_until_idle(page)
     from dataclasses import replace
 
-    known = vitrail.cost(replace(model.config, depth=5))
-    expect(page.locator(".architecture")).to_contain_text(f"{known.parameters:,}")
-    assert download_numbers(page, "architecture")["macs"] == known.macs
+    expected = vitrail.cost(replace(model.config, depth=5))
+    expect(page.locator(".architecture")).to_contain_text(f"{expected.parameters:,}")
+    assert download_numbers(page, "architecture")["macs"] == expected.macs
     page.get_by_label("Heads").fill("7")
     expect(page.locator(".architecture")).to_contain_text("heads")
     expect(page.locator(".architecture")).to_contain_text("try")  # one sentence, and the last valid drawing stays
-    assert download_numbers(page, "architecture")["macs"] == known.macs
+    assert download_numbers(page, "architecture")["macs"] == expected.macs
 
 
 def test_the_run_has_its_curves_confusion_matrix_and_highest_losses(page: Page, studio: RunningStudio, run: Path) -> None:
@@ -277,18 +279,18 @@ def test_the_run_has_its_curves_confusion_matrix_and_highest_losses(page: Page, 
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     training = next(line for line in download_numbers(page, "run-loss") if line["name"] == "training")
     assert_close([loss for _, loss in training["points"]], [line["loss"] for line in lines if "loss" in line])
-    with np.load(run / "predictions.npz") as kept:
-        logits, labels = kept["logits"], kept["labels"]
+    with np.load(run / "predictions.npz") as file:
+        logits, labels = file["logits"], file["labels"]
     matrix = np.zeros((10, 10), int)
     np.add.at(matrix, (labels, logits.argmax(1)), 1)
-    found = download_numbers(page, "confusion")
-    assert found["matrix"] == matrix.tolist()
-    true, said = np.unravel_index(np.argmax(matrix - np.diag(matrix.diagonal())), matrix.shape)
-    find_figure(page, "confusion").locator(f'td[data-at="{true}-{said}"]').click()
+    result = download_numbers(page, "confusion")
+    assert result["matrix"] == matrix.tolist()
+    true, predicted = np.unravel_index(np.argmax(matrix - np.diag(matrix.diagonal())), matrix.shape)
+    find_figure(page, "confusion").locator(f'td[data-at="{true}-{predicted}"]').click()
     page.wait_for_url("**cell=**")
     wait_until_idle(page)
     behind = find_figure(page, "confusion").locator("button img")
-    assert behind.count() == min(matrix[true, said], 60)
+    assert behind.count() == min(matrix[true, predicted], 60)
     worst = download_numbers(page, "highest-loss")
     losses = torch.nn.functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels), reduction="none")
     assert_close([row["loss"] for row in worst], losses.sort(descending=True).values[:24], 1e-4)
@@ -330,15 +332,15 @@ def test_a_dragged_slider_stays_during_training(page: Page, unfinished_run: Path
     with run_studio([unfinished_run]) as studio:
         open_page(page, studio.link(part="model"))
         wait_until_idle(page)
-        place = page.get_by_label("Checkpoint").bounding_box()
-        assert place is not None
-        middle = place["y"] + place["height"] / 2
-        page.mouse.move(place["x"] + place["width"] - 6, middle)
+        slider = page.get_by_label("Checkpoint").bounding_box()
+        assert slider is not None
+        middle = slider["y"] + slider["height"] / 2
+        page.mouse.move(slider["x"] + slider["width"] - 6, middle)
         page.mouse.down()
-        page.mouse.move(place["x"] + place["width"] / 2, middle)
+        page.mouse.move(slider["x"] + slider["width"] / 2, middle)
         shutil.copytree(run / "checkpoints" / "step-12", unfinished_run / "checkpoints" / "step-12")
         wait_until(page, "() => document.querySelector('.model .controls').textContent.includes('step 12')")
-        page.mouse.move(place["x"] + 4, middle)
+        page.mouse.move(slider["x"] + 4, middle)
         page.mouse.up()
         page.wait_for_url("**step=3**")
         wait_until(page, "() => document.querySelector('#top input[type=range]').max === '4'")
@@ -357,17 +359,17 @@ def test_new_best_weights_are_loaded_without_a_new_checkpoint(page: Page, unfini
 
 def test_log_rows_that_arrive_while_the_curves_load_are_in_them(page: Page, unfinished_run: Path, run: Path) -> None:
     WATCHED_PAGES[page].expected_errors = ("ERR_CONNECTION_REFUSED",)
-    held: list[tuple[Route, APIResponse]] = []
-    page.route("**/api/run?*", lambda route: held.append((route, route.fetch())))
+    pending: list[tuple[Route, APIResponse]] = []
+    page.route("**/api/run?*", lambda route: pending.append((route, route.fetch())))
     with run_studio([unfinished_run]) as studio:
         open_page(page, studio.link(part="run"))
-        while not held:
+        while not pending:
             page.wait_for_timeout(50)
         lines = (run / "log.jsonl").read_text().splitlines()
         with page.expect_request("**/api/trace?**weights_version=**"), open(unfinished_run / "log.jsonl", "a") as log:
             log.writelines(f"{line}\n" for line in lines[6:])
-        route, answer = held[0]
-        route.fulfill(response=answer)
+        route, response = pending[0]
+        route.fulfill(response=response)
         wait_until_idle(page)
         losses = next(line for line in download_numbers(page, "run-loss") if line["name"] == "training")["points"]
         assert [step for step, _ in losses] == list(range(1, 13))

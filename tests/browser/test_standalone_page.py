@@ -40,12 +40,12 @@ FIGURES_SCRIPT = """(names) => names.map((name) => {
 
 def differences(one: list[Any], other: list[Any]) -> list[str]:
     """Return the differences between the same figures of two pages."""
-    found = []
+    problems = []
     for (name, *mine), (_, *theirs) in zip(one, other, strict=True):
         for what, first, second in zip(("text", "canvases", "lines"), mine, theirs, strict=True):
             if first != second:
-                found.append(f"{name}: different {what} {[first, second] if what == 'text' else [len(first), len(second)]}")
-    return found
+                problems.append(f"{name}: different {what} {[first, second] if what == 'text' else [len(first), len(second)]}")
+    return problems
 
 
 def test_a_saved_page_shows_the_same_without_the_studio(

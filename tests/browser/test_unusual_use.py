@@ -77,10 +77,10 @@ def test_a_file_that_is_not_an_image_is_refused_in_one_sentence(page: Page, stud
     before = page.url
     for name, content in INVALID_FILES.items():
         upload_file(page, name, content)
-        words = status_message(page)
-        assert name in words
-        assert 20 < len(words) < 200
-        assert "\n" not in words
+        text = status_message(page)
+        assert name in text
+        assert 20 < len(text) < 200
+        assert "\n" not in text
         assert page.url == before, "the current image stays"
     page.click(".thumbnails button >> nth=3")
     wait_until_idle(page)
@@ -97,7 +97,7 @@ TOP_AND_BOTTOM = """() => {
 
 def test_images_of_any_size_and_orientation_are_shown(page: Page, studio: RunningStudio) -> None:
     open_page(page, studio.link(part="image"))
-    found = {
+    uploads = {
         "one.png": (make_png((1, 1)), "1 × 1 pixels"),
         "long.png": (make_png((900, 2)), "900 × 2 pixels"),
         "turned.png": (rotated_png(), "20 × 30 pixels"),  # upright width and height
@@ -105,12 +105,12 @@ def test_images_of_any_size_and_orientation_are_shown(page: Page, studio: Runnin
         "deep.png": (make_png((31, 30), 40_000, "I;16"), "31 × 30 pixels"),
         "a <b>'\"&%00\n.gif": (make_png((33, 22), 3, "P", format="GIF"), "33 × 22 pixels"),
     }
-    for name, (content, words) in found.items():
+    for name, (content, text) in uploads.items():
         upload_file(page, name, content)
         assert status_message(page) == "", name
         assert "image=upload-" in page.url
-        assert words in page.inner_text("figure[data-figure=preprocessing]"), name
-    upload_file(page, "turned.png", found["turned.png"][0])
+        assert text in page.inner_text("figure[data-figure=preprocessing]"), name
+    upload_file(page, "turned.png", uploads["turned.png"][0])
     pixels = page.evaluate(TOP_AND_BOTTOM)
     assert pixels[0] > pixels[1], "red, which is lighter, is at the top of the upright image"
     for part in PARTS:
@@ -130,12 +130,12 @@ DROP_OR_PASTE = """([kind, name, content]) => {
 
 def test_an_image_selected_during_an_upload_stays(page: Page, studio: RunningStudio) -> None:
     open_page(page, studio.link(part="image", image="sample-1"))
-    held: list[Route] = []
-    page.route("**/api/upload?name=slow.png", lambda route: held.append(route))
+    pending: list[Route] = []
+    page.route("**/api/upload?name=slow.png", lambda route: pending.append(route))
     with page.expect_request("**/api/upload?name=slow.png"):
         page.set_input_files("input[type=file]", {"name": "slow.png", "mimeType": "image/png", "buffer": rotated_png()})
     page.click(".thumbnails button[data-image=sample-3]")
-    held[0].continue_()
+    pending[0].continue_()
     expect(page.locator("#toast")).to_have_text("slow.png was added to the uploads.")
     wait_until_idle(page)
     assert "image=sample-3" in page.url
@@ -167,8 +167,8 @@ def test_every_part_shows_every_kind_of_model(page: Page, zoo: tuple[RunningStud
         page.hover("#side .patch-grid", position={"x": 5, "y": 5})
         wait_until_idle(page, MOMENT_MS)
         assert status_message(page) == "", part
-        words = page.inner_text("#content")
-        assert not [one for one in ("undefined", "NaN", "Infinity", "[object", "null") if one in words], (part, words)
+        text = page.inner_text("#content")
+        assert not [one for one in ("undefined", "NaN", "Infinity", "[object", "null") if one in text], (part, text)
         assert page.locator("#panel figure >> visible=true").count() or part == "run" or not classes, part
     assert page.locator("#panel .run >> text=weights without a run").count() == 1
 
@@ -294,19 +294,19 @@ def test_memory_stays_flat_over_two_hundred_images(tmp_path: Path) -> None:
     """All responses together are some hundred megabytes larger than the cache."""
     path = save_model(tmp_path / "model", image=(56, 60), patch=(4, 4), width=24, depth=4, heads=3)
     drawn = np.random.default_rng(0)
-    answers, held = 0, []
+    num_bytes, resident = 0, []
     with run_studio([path]) as studio:
         for number in range(200):
             stream = BytesIO()
             Image.fromarray(drawn.integers(0, 256, (300, 200, 3), np.uint8)).save(stream, "PNG", compress_level=0)
-            asked = Request(f"{studio.url}api/upload?name={number}.png", stream.getvalue(), method="POST")
-            id = json.load(urlopen(asked))["id"]
-            with urlopen(f"{studio.url}api/trace?model=m0&image={id}") as answer:
-                answers += len(answer.read())
+            request = Request(f"{studio.url}api/upload?name={number}.png", stream.getvalue(), method="POST")
+            id = json.load(urlopen(request))["id"]
+            with urlopen(f"{studio.url}api/trace?model=m0&image={id}") as response:
+                num_bytes += len(response.read())
             if number in (99, 199):
-                held.append(resident_bytes(studio))
+                resident.append(resident_bytes(studio))
             if number == 99:
-                assert answers > MAX_CACHED_BYTES, "the cache is full by now"
-        with urlopen(f"{studio.url}api/images?dataset=uploads&split=all&count=60") as answer:
-            assert json.load(answer)["total"] == MAX_UPLOADS
-    assert abs(held[1] - held[0]) < 40 * 2**20, held
+                assert num_bytes > MAX_CACHED_BYTES, "the cache is full by now"
+        with urlopen(f"{studio.url}api/images?dataset=uploads&split=all&count=60") as response:
+            assert json.load(response)["total"] == MAX_UPLOADS
+    assert abs(resident[1] - resident[0]) < 40 * 2**20, resident

@@ -47,10 +47,10 @@ def rendered(result: ExperimentResult) -> str:
 def test_every_arm_has_the_same_seeds_and_no_job_is_run_twice(name: str) -> None:
     for quick in (False, True):
         options = ExperimentOptions("fashion", quick)
-        trials = list(get_experiment(name).jobs(options))
-        assert len({job.key for job in trials}) == len(trials)
+        jobs = list(get_experiment(name).jobs(options))
+        assert len({job.key for job in jobs}) == len(jobs)
         arms: dict[str, list[int]] = {}
-        for job in trials:
+        for job in jobs:
             if "seed" in job.condition:
                 arm = str({key: value for key, value in job.condition.items() if key != "seed"})
                 arms.setdefault(arm, []).append(job.condition["seed"])
@@ -72,13 +72,13 @@ def test_a_nominal_run_has_200_to_2200_steps_that_a_time_budget_scales(name: str
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_and_the_numbers_name_every_arm(name: str, quick: bool) -> None:
     options = ExperimentOptions("fashion", quick)
-    found = get_experiment(name)
-    trials = list(found.jobs(options))
-    rows = fake_results(trials, lambda of: 0.5 + 0.01 * of.get("seed", 0), **MEASURED)
-    result = found.build_result(options, rows)
+    experiment = get_experiment(name)
+    jobs = list(experiment.jobs(options))
+    rows = fake_results(jobs, lambda condition: 0.5 + 0.01 * condition.get("seed", 0), **MEASURED)
+    result = experiment.build_result(options, rows)
     page, numbers = rendered(result), json.dumps(result.numbers, allow_nan=False)
     assert result.summary.endswith(".")
-    for job in trials:
+    for job in jobs:
         for key, value in job.condition.items():
             if isinstance(value, str) and key not in ("question", "stage"):
                 assert all(escape(word.strip()) in page or word.strip() in page for word in value.split(", ")), value
@@ -91,15 +91,19 @@ def test_the_page_and_the_numbers_name_every_arm(name: str, quick: bool) -> None
 
 @pytest.mark.parametrize("name", NAMES)
 def test_diverged_runs_are_a_result(name: str) -> None:
-    options, found = ExperimentOptions("fashion"), get_experiment(name)
-    trials = list(found.jobs(options))
-    gone = found.build_result(options, fake_results(trials, lambda of: None))
+    options, experiment = ExperimentOptions("fashion"), get_experiment(name)
+    jobs = list(experiment.jobs(options))
+    gone = experiment.build_result(options, fake_results(jobs, lambda condition: None))
     assert "diverged" in rendered(gone)
     json.dumps(gone.numbers, allow_nan=False)
-    arm = next(iter(trials[0].condition.values()))
-    one = found.build_result(options, fake_results(trials, lambda of: None if arm in of.values() else 0.5, **MEASURED))
+    arm = next(iter(jobs[0].condition.values()))
+    one = experiment.build_result(
+        options, fake_results(jobs, lambda condition: None if arm in condition.values() else 0.5, **MEASURED)
+    )
     assert "diverged" in rendered(one)
-    some = found.build_result(options, fake_results(trials, lambda of: None if of.get("seed") == 1 else 0.5, fewshot=0.5))
+    some = experiment.build_result(
+        options, fake_results(jobs, lambda condition: None if condition.get("seed") == 1 else 0.5, fewshot=0.5)
+    )
     assert "1 of 3 diverged" in rendered(some)
     json.dumps(some.numbers, allow_nan=False)
 
@@ -143,8 +147,8 @@ def test_the_shape_of_a_folder_is_that_of_its_first_readable_image(tmp_path: Pat
         (tmp_path / label).mkdir()
         for number in range(8):
             Image.new("RGB", (40, 24 + number % 2), (30 * number, 9, 9)).save(tmp_path / label / f"{number}.png")
-    known = dataset_shape(str(tmp_path))
-    assert (known.size, known.channels, known.classes) in [((24 + odd, 40), 3, 2) for odd in (0, 1)]
+    shape = dataset_shape(str(tmp_path))
+    assert (shape.size, shape.channels, shape.classes) in [((24 + odd, 40), 3, 2) for odd in (0, 1)]
     assert small_vit(ExperimentOptions(str(tmp_path))).image == (24, 40)
     for number in range(8):
         (tmp_path / "apple" / f"{number}.png").write_bytes(b"no image")

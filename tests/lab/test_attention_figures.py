@@ -36,43 +36,43 @@ def make_vit(**changes: object) -> ViT:
 
 
 def test_a_snapshot_equals_the_functions_of_explain(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[torch.Tensor] = []
-    options = make_vit()
+    inputs: list[torch.Tensor] = []
+    model = make_vit()
 
     def rolled(_: ViT, images: torch.Tensor, __: str) -> torch.Tensor:
-        seen.append(images)
+        inputs.append(images)
         return torch.ones(6, 2, 3)
 
     monkeypatch.setattr("vitrail.lab.model_snapshot.saliency", rolled)
-    look = take_snapshot(options, open_dataset(DATA), count=7)
-    assert look.attention_distance.shape == (4, 3)
-    assert look.width == 15
-    assert look.position_similarity is not None
-    assert np.allclose(look.position_similarity, position_similarity(options).numpy())
-    assert len(seen[0]) == len(look.images) == 6
-    few = take_snapshot(options, open_dataset(DATA), count=6)
-    assert np.allclose(few.attention_distance, attention_distance(options, seen[1]).numpy(), atol=1e-4)
+    snapshot = take_snapshot(model, open_dataset(DATA), count=7)
+    assert snapshot.attention_distance.shape == (4, 3)
+    assert snapshot.width == 15
+    assert snapshot.position_similarity is not None
+    assert np.allclose(snapshot.position_similarity, position_similarity(model).numpy())
+    assert len(inputs[0]) == len(snapshot.images) == 6
+    few = take_snapshot(model, open_dataset(DATA), count=6)
+    assert np.allclose(few.attention_distance, attention_distance(model, inputs[1]).numpy(), atol=1e-4)
 
 
 def test_images_are_spread_from_the_first_to_the_last() -> None:
     assert evenly_spaced_indices(10, 4).tolist() == [0, 3, 6, 9]
     assert evenly_spaced_indices(3, 128).tolist() == [0, 1, 2]
     source = open_dataset(DATA).test
-    look = take_snapshot(make_vit(position="none"), open_dataset(DATA), count=len(source))
+    snapshot = take_snapshot(make_vit(position="none"), open_dataset(DATA), count=len(source))
     view = EvalTransform(Preprocess((12, 15)))
     ends = view(source, np.zeros(2, np.int64), np.array([0, len(source) - 1])).images
-    wanted = [np.asarray(picture) for picture in denormalise(ends, (0.5,) * 3, (0.5,) * 3)]
-    assert np.array_equal(look.images[[0, -1]], wanted)
+    expected = [np.asarray(image) for image in denormalise(ends, (0.5,) * 3, (0.5,) * 3)]
+    assert np.array_equal(snapshot.images[[0, -1]], expected)
 
 
 def test_a_saved_snapshot_is_restored() -> None:
     for position in ("sincos2d", "none"):
-        look = take_snapshot(make_vit(width=24, position=position), open_dataset(DATA), count=5)
-        found = snapshot_from_json(json.loads(json.dumps(look.to_json_dict())))
-        assert np.allclose(found.attention_distance, look.attention_distance, atol=1e-2)
-        assert np.array_equal(found.images, look.images)
-        assert (found.position_similarity is None) == (position == "none")
-        assert found.width == look.width
+        snapshot = take_snapshot(make_vit(width=24, position=position), open_dataset(DATA), count=5)
+        restored = snapshot_from_json(json.loads(json.dumps(snapshot.to_json_dict())))
+        assert np.allclose(restored.attention_distance, snapshot.attention_distance, atol=1e-2)
+        assert np.array_equal(restored.images, snapshot.images)
+        assert (restored.position_similarity is None) == (position == "none")
+        assert restored.width == snapshot.width
     with pytest.raises(VitrailError, match="is damaged"):
         snapshot_from_json({"width": 3, "arrays": "bm9uZQ=="})
 
@@ -102,8 +102,8 @@ def test_arms_are_the_paper_s_model_its_hybrid_and_other_hyperparameters() -> No
 
 def test_a_given_checkpoint_is_inspected_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(make_vit(), tmp_path / "given")
-    words = ["lab", "inside", "--quick", "--data", DATA, "--out", str(tmp_path)]
-    assert run([*words, "--weights", str(tmp_path / "given"), "--json"]) == 0
+    arguments = ["lab", "inside", "--quick", "--data", DATA, "--out", str(tmp_path)]
+    assert run([*arguments, "--weights", str(tmp_path / "given"), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert list(result["models"]) == [VIT, HYBRID, CHECKPOINT]
     assert result["models"][CHECKPOINT]["width"] == 15
@@ -127,10 +127,10 @@ def test_a_checkpoint_without_attention_is_refused_before_anything_is_trained(
 
 
 def test_a_diverged_run_is_a_line_of_the_table() -> None:
-    look = ModelSnapshot(
+    snapshot = ModelSnapshot(
         np.ones((4, 3)), np.ones((5, 3, 6, 5)), np.ones((1, 2, 3)), np.zeros((1, 12, 15, 3), np.uint8), None, 15
     )
-    whole = JobResult({"arm": VIT}, "", 1, 1, 1, 1, scores={"test": {"top1": 0.5}}, measurements=look.to_json_dict())
+    whole = JobResult({"arm": VIT}, "", 1, 1, 1, 1, scores={"test": {"top1": 0.5}}, measurements=snapshot.to_json_dict())
     result = build_result(
         ExperimentOptions("fashion"), [whole, JobResult({"arm": HYBRID}, "", 1, 1, 1, 1, failure="it diverged")]
     )
@@ -148,9 +148,11 @@ def test_mirror_similarity_is_of_left_and_right() -> None:
 
     def mirrored(vectors: np.ndarray) -> float:
         maps = np.zeros((plain.rollout.shape[0], *vectors.shape[:2]), np.float32)
-        found = replace(plain, position_similarity=np.einsum("yxd,vud->yxvu", vectors, vectors), rollout=maps).mirror_similarity
-        assert found is not None
-        return found
+        result = replace(
+            plain, position_similarity=np.einsum("yxd,vud->yxvu", vectors, vectors), rollout=maps
+        ).mirror_similarity
+        assert result is not None
+        return result
 
     assert mirrored(table) == pytest.approx(1)
     assert abs(mirrored(table.transpose(1, 0, 2))) < 0.2

@@ -7,7 +7,7 @@ from vitrail.plot.canvas import Figure
 
 
 def test_at_each_size_the_families_have_equal_compute() -> None:
-    groups = group_by(fake_results(jobs(ExperimentOptions("fashion")), lambda of: 0.5), "size")
+    groups = group_by(fake_results(jobs(ExperimentOptions("fashion")), lambda condition: 0.5), "size")
     for (_,), rows in groups.items():
         macs = {row.macs for row in rows}
         assert len({row.condition["family"] for row in rows}) == 3
@@ -18,7 +18,7 @@ def test_at_each_size_the_families_have_equal_compute() -> None:
 
 
 def test_compute_is_six_flops_per_multiply_add_and_image() -> None:
-    (row, *_) = fake_results(jobs(ExperimentOptions("fashion")), lambda of: 0.5)
+    (row, *_) = fake_results(jobs(ExperimentOptions("fashion")), lambda condition: 0.5)
     assert row.flops == 6 * row.macs * row.batch_size * row.steps
 
 
@@ -35,12 +35,16 @@ def test_numbers_of_table_6() -> None:
 def test_every_model_of_the_paper_s_table_is_a_point_of_its_family() -> None:
     options = ExperimentOptions("fashion")
     _, theirs = (
-        part for part in build_result(options, fake_results(jobs(options), lambda of: 0.5)).parts if isinstance(part, Figure)
+        part
+        for part in build_result(options, fake_results(jobs(options), lambda condition: 0.5)).parts
+        if isinstance(part, Figure)
     )
     assert all(f"{name}, {epochs} epochs: {top1:.2f}%" in theirs.to_svg() for name, epochs, _, top1 in PAPER)
 
 
 def test_the_best_family_is_named_for_each_size() -> None:
     options = ExperimentOptions("fashion")
-    answer = build_result(options, fake_results(jobs(options), lambda of: 0.6 if of["family"] == "hybrid" else 0.5)).summary
-    assert answer.count("the hybrid (60.0%) is significantly better than") == 3
+    summary = build_result(
+        options, fake_results(jobs(options), lambda condition: 0.6 if condition["family"] == "hybrid" else 0.5)
+    ).summary
+    assert summary.count("the hybrid (60.0%) is significantly better than") == 3

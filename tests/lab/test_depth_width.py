@@ -9,13 +9,13 @@ from vitrail.models.cost import cost
 
 
 def test_each_arm_changes_its_own_dimension_alone() -> None:
-    found = arms((28, 28))
-    (base,) = found[BASE_NAME]
+    result = arms((28, 28))
+    (base,) = result[BASE_NAME]
     fields = {"depth": "depth", "width": "width", "MLP": "mlp", "patch": "patch"}
     for name, field in fields.items():
-        for changes in found[name]:
+        for changes in result[name]:
             assert [key for key in base if changes[key] != base[key]] == [field]
-    assert all(sum(changes[key] != base[key] for key in base) >= 3 for changes in found["all"])
+    assert all(sum(changes[key] != base[key] for key in base) >= 3 for changes in result["all"])
 
 
 def test_images_of_other_sizes_have_patches_that_divide_them() -> None:
@@ -26,7 +26,9 @@ def test_images_of_other_sizes_have_patches_that_divide_them() -> None:
 
 def test_the_summary_names_the_best_of_the_larger_models() -> None:
     options = ExperimentOptions("fashion")
-    rows = fake_results(jobs(options), lambda of: 0.5 + 0.2 * (of["changed"] == "patch") + 0.01 * of["seed"])
+    rows = fake_results(
+        jobs(options), lambda condition: 0.5 + 0.2 * (condition["changed"] == "patch") + 0.01 * condition["seed"]
+    )
     result = build_result(options, rows)
     assert (
         "patch (4, 64, 128, 4) is the best on validation, and on test significantly better than the base: +20.0 ± 0.0 points"

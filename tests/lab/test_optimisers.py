@@ -8,12 +8,12 @@ from vitrail.lab.optimisers import ARMS, PAPER, RATES, build_result, jobs, optim
 
 
 def test_arms_differ_in_the_optimiser_alone() -> None:
-    found = [job for job in jobs(ExperimentOptions("fashion")) if job.condition["seed"] == 0]
-    assert len(found) == sum(len(RATES[kind]) for _, kind in ARMS)
+    all_jobs = [job for job in jobs(ExperimentOptions("fashion")) if job.condition["seed"] == 0]
+    assert len(all_jobs) == sum(len(RATES[kind]) for _, kind in ARMS)
     for family in ("ViT", "ResNet"):
-        own = {replace(job.recipe, optim=optim_for("SGD", 1.0)) for job in found if job.condition["family"] == family}
+        own = {replace(job.recipe, optim=optim_for("SGD", 1.0)) for job in all_jobs if job.condition["family"] == family}
         assert len(own) == 1
-    assert {job.recipe.optim.name for job in found} == {"adamw", "sgd", "muon"}
+    assert {job.recipe.optim.name for job in all_jobs} == {"adamw", "sgd", "muon"}
 
 
 def test_means_of_table_7_are_those_of_its_rows() -> None:
@@ -25,8 +25,9 @@ def test_means_of_table_7_are_those_of_its_rows() -> None:
 def test_the_best_of_each_family_is_compared_with_the_next() -> None:
     options = ExperimentOptions("fashion")
     rows = fake_results(
-        jobs(options), lambda of: 0.5 + 0.1 * (of["optimiser"] in ("Muon", "SGD")) + 0.1 * (of["optimiser"] == "Muon")
+        jobs(options),
+        lambda condition: 0.5 + 0.1 * (condition["optimiser"] in ("Muon", "SGD")) + 0.1 * (condition["optimiser"] == "Muon"),
     )
-    answer = build_result(options, rows).summary
-    assert "for the ViT, Muon reaches 70.0%, significantly better than SGD (60.0%)" in answer
-    assert "for the ResNet, SGD reaches 60.0%, significantly better than AdamW (50.0%)" in answer
+    summary = build_result(options, rows).summary
+    assert "for the ViT, Muon reaches 70.0%, significantly better than SGD (60.0%)" in summary
+    assert "for the ResNet, SGD reaches 60.0%, significantly better than AdamW (50.0%)" in summary

@@ -21,9 +21,9 @@ from vitrail.plot.canvas import Figure, Text
 @pytest.mark.parametrize("route", [name for name in IMPLEMENTATIONS if name != WRONG_ORDER])
 def test_every_implementation_equals_the_convolution(route: str) -> None:
     images, weight, bias = (torch.randn(*shape, dtype=torch.float64) for shape in ((2, 3, 20, 12), (7, 3, 5, 4), (7,)))
-    found = IMPLEMENTATIONS[route](images, weight, bias)
-    assert found.shape == (2, 4 * 3, 7)
-    assert_close(found, embed_by_convolution(images, weight, bias), rtol=1e-12, atol=1e-12)
+    result = IMPLEMENTATIONS[route](images, weight, bias)
+    assert result.shape == (2, 4 * 3, 7)
+    assert_close(result, embed_by_convolution(images, weight, bias), rtol=1e-12, atol=1e-12)
 
 
 def test_the_order_of_flattening_matters_but_for_a_single_channel() -> None:
@@ -42,9 +42,9 @@ def test_differences_are_relative_to_the_largest_number() -> None:
 
 def test_the_page_has_the_textbook_shapes_and_every_implementation() -> None:
     result = build_result(ExperimentOptions("panes:train_size=20,size=64"), [])
-    words = "".join(part for part in result.parts if isinstance(part, str))
+    text = "".join(part for part in result.parts if isinstance(part, str))
     for shape in ("224 x 224 x 3", "196 of 16 x 16 x 3", "196 x 768", "768 x 768"):
-        assert shape in words
+        assert shape in text
     for kind in DTYPES:
         assert result.numbers["differences"][kind].keys() == IMPLEMENTATIONS.keys()
         assert result.numbers["differences"][kind][CONV2D] == 0

@@ -11,14 +11,14 @@ from vitrail.models.config import ViTConfig
 
 
 def test_arms_differ_in_positions_alone() -> None:
-    found = [job for job in jobs(ExperimentOptions("fashion")) if job.condition["seed"] == 0]
-    plain = next(job.recipe for job in found if job.condition["arm"] == NO_POSITIONS)
-    for job in found:
+    result = [job for job in jobs(ExperimentOptions("fashion")) if job.condition["seed"] == 0]
+    plain = next(job.recipe for job in result if job.condition["arm"] == NO_POSITIONS)
+    for job in result:
         model = job.recipe.model
         assert isinstance(model, ViTConfig)
         same = replace(model, position="none", position_at="input")
         assert replace(job.recipe, model=same) == plain
-    assert len({job.recipe.model for job in found}) == len(ARMS) == len(found)
+    assert len({job.recipe.model for job in result}) == len(ARMS) == len(result)
 
 
 def test_all_kinds_of_table_8_and_later_ones_are_there() -> None:
@@ -36,12 +36,14 @@ def test_numbers_of_table_8() -> None:
 
 def test_the_summary_counts_the_significantly_better() -> None:
     options = ExperimentOptions("fashion")
-    found = jobs(options)
-    ahead = fake_results(found, lambda of: 0.5 + 0.1 * (of["arm"] == "rotary") + 0.001 * of["seed"], fewshot=0.4)
+    all_jobs = jobs(options)
+    ahead = fake_results(
+        all_jobs, lambda condition: 0.5 + 0.1 * (condition["arm"] == "rotary") + 0.001 * condition["seed"], fewshot=0.4
+    )
     result = build_result(options, ahead)
     assert result.numbers["significant"] == ["rotary"]
     assert result.summary.startswith("1 of 10 kinds")
-    assert "No kind" in build_result(options, fake_results(found, lambda of: 0.5)).summary
+    assert "No kind" in build_result(options, fake_results(all_jobs, lambda condition: 0.5)).summary
 
 
 def test_few_shot_accuracy_is_measured_on_a_finished_run(tmp_path: Path) -> None:

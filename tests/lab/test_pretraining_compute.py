@@ -25,28 +25,25 @@ from vitrail.models.variants import variant
 MISMATCHES = {("R50+L/16", 7)}  # in the paper it is not half of fourteen epochs
 
 
-@pytest.mark.parametrize("said", TABLE, ids=lambda said: f"{said.model}-{said.epochs}")
-def test_a_row_of_the_table_is_reproduced_within_three_percent(said: TableRow) -> None:
-    assert (abs(count_row(said).relative_difference) <= TOLERANCE) == ((said.model, said.epochs) not in MISMATCHES)
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.model}-{row.epochs}")
+def test_a_row_of_the_table_is_reproduced_within_three_percent(row: TableRow) -> None:
+    assert (abs(count_row(row).relative_difference) <= TOLERANCE) == ((row.model, row.epochs) not in MISMATCHES)
 
 
-@pytest.mark.parametrize("said", [said for said in TABLE if "+" not in said.model and "x" not in said.model])
-def test_a_transformer_has_no_padding(said: TableRow) -> None:
-    one = count_row(said)
+@pytest.mark.parametrize("row", [row for row in TABLE if "+" not in row.model and "x" not in row.model])
+def test_a_transformer_has_no_padding(row: TableRow) -> None:
+    one = count_row(row)
     assert one.padding_macs == 0
     assert one.exaflops_with_padding == one.exaflops
 
 
 def test_with_padding_every_resnet_is_three_to_five_percent_too_high() -> None:
     off = [
-        one.exaflops_with_padding / one.paper_row.exaflops - 1
-        for said in TABLE
-        if "x" in said.model
-        for one in [count_row(said)]
+        one.exaflops_with_padding / one.paper_row.exaflops - 1 for row in TABLE if "x" in row.model for one in [count_row(row)]
     ]
     assert len(off) == 7
     assert all(0.03 < share < 0.055 for share in off)
-    assert all(abs(count_row(said).relative_difference) < 0.015 for said in TABLE if "x" in said.model)
+    assert all(abs(count_row(row).relative_difference) < 0.015 for row in TABLE if "x" in row.model)
 
 
 @pytest.mark.parametrize(
@@ -59,22 +56,22 @@ def test_with_padding_every_resnet_is_three_to_five_percent_too_high() -> None:
     ids=["resnet", "hybrid", "vit"],
 )
 def test_padded_products_equal_those_missing_in_a_convolution_of_ones(config: ModelConfig) -> None:
-    model, found = build(config), []
+    model, result = build(config), []
 
-    def look(conv: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def count_taps(conv: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(conv, StdConv2d)
         side, kernel, stride = inputs[0].shape[2:], conv.kernel_size[0], conv.stride[0]
         ones = torch.ones(1, 1, *side)
-        given = pad_same(ones, kernel, stride) if conv.pad == "same" else F.pad(ones, (kernel // 2,) * 4)
-        taps = F.conv2d(given, torch.ones(1, 1, kernel, kernel), stride=stride)
-        found.append(conv.in_channels * conv.out_channels * int(taps.numel() * kernel**2 - taps.sum()))
+        padded = pad_same(ones, kernel, stride) if conv.pad == "same" else F.pad(ones, (kernel // 2,) * 4)
+        taps = F.conv2d(padded, torch.ones(1, 1, kernel, kernel), stride=stride)
+        result.append(conv.in_channels * conv.out_channels * int(taps.numel() * kernel**2 - taps.sum()))
 
     for module in model.modules():
         if isinstance(module, StdConv2d):
-            module.register_forward_pre_hook(look)
+            module.register_forward_pre_hook(count_taps)
     model(torch.zeros(1, 3, *config.image))
-    assert padding_macs(config) == sum(found)
-    assert (padding_macs(config) > 0) == bool(found)
+    assert padding_macs(config) == sum(result)
+    assert (padding_macs(config) > 0) == bool(result)
 
 
 def test_an_epoch_costs_as_much_as_a_run_on_as_many_images() -> None:
@@ -87,12 +84,12 @@ def test_the_page_names_every_model_and_the_row_that_does_not_match() -> None:
     result = build_result(ExperimentOptions("none"), [])
     assert f"{len(TABLE) - len(MISMATCHES)} of {len(TABLE)} rows" in result.summary
     assert "R50x1+ViT-L/16 (7 epochs) does not match" in result.summary
-    words = "".join(part for part in result.parts if isinstance(part, str))
-    assert all(said.paper in words for said in TABLE)
-    assert words.count("does not match") == len(MISMATCHES)
-    assert "1.94 times the compute" in words
-    assert [row["model"] for row in result.numbers["rows"]] == [said.model for said in TABLE]
+    html = "".join(part for part in result.parts if isinstance(part, str))
+    assert all(paper_row.paper in html for paper_row in TABLE)
+    assert html.count("does not match") == len(MISMATCHES)
+    assert "1.94 times the compute" in html
+    assert [row["model"] for row in result.numbers["rows"]] == [paper_row.model for paper_row in TABLE]
 
 
 def test_every_model_of_the_table_is_a_variant() -> None:
-    assert all(variant(said.model) for said in TABLE)
+    assert all(variant(row.model) for row in TABLE)

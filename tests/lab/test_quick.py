@@ -18,17 +18,17 @@ def test_a_quick_test_writes_a_page_with_its_numbers(
 ) -> None:
     command = ["lab", name, "--quick", "--out", str(tmp_path), "--device", "cpu"]
     assert run(command) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     folder, chosen = tmp_path / f"{name}-quick", get_experiment(name)
     page, numbers = (folder / "index.html").read_text(), json.loads((folder / "numbers.json").read_text())
-    assert numbers["summary"] in said
+    assert numbers["summary"] in output
     assert numbers["experiment"] == name
     assert numbers["quick"] is True
-    for words in ("In the paper", "Scaled down", "Limitations"):
-        assert words in page
+    for text in ("In the paper", "Scaled down", "Limitations"):
+        assert text in page
     trained = bool(chosen.jobs(ExperimentOptions(chosen.data, quick=True)))
     assert chosen.trains == trained
-    assert [QUICK_NOTE in words for words in (page, said)] == [trained] * 2
+    assert [QUICK_NOTE in text for text in (page, output)] == [trained] * 2
     assert (NO_TRAINING_NOTE in page) == (not trained)
     assert page.index(numbers["summary"][:20].replace("'", "&#x27;")) < page.index("In the paper") < page.index("Scaled down")
     assert f"<code>vitrail lab {name} --quick</code>" in page
@@ -44,6 +44,6 @@ def test_a_quick_test_writes_a_page_with_its_numbers(
 def test_every_experiment_is_described_and_has_distinct_jobs(name: str) -> None:
     chosen = get_experiment(name)
     assert chosen.name == name
-    assert all(len(words) > 20 for words in (chosen.title, chosen.paper, chosen.scaled, chosen.limits))
+    assert all(len(text) > 20 for text in (chosen.title, chosen.paper, chosen.scaled, chosen.limits))
     trials = chosen.jobs(ExperimentOptions(chosen.data, quick=True))
     assert len({each.key for each in trials}) == len(trials)

@@ -11,22 +11,22 @@ from vitrail.models.config import ViTConfig
 
 
 def test_a_single_arm_changes_one_thing_and_the_combined_arm_all() -> None:
-    found = {
+    recipes = {
         job.condition["arm"]: job.recipe
         for job in jobs(ExperimentOptions("fashion"))
         if (job.condition["seed"], job.condition["count"]) == (0, 9000)
     }
-    plain = found[BASELINE]
+    plain = recipes[BASELINE]
     for name in SINGLE:
-        model, augment = found[name].model, found[name].augment
+        model, augment = recipes[name].model, recipes[name].augment
         assert isinstance(model, ViTConfig)
         assert (model == plain.model) != (augment == plain.augment)
-        assert replace(found[name], model=plain.model, augment=plain.augment) == plain
-    together = found[COMBINED].model
+        assert replace(recipes[name], model=plain.model, augment=plain.augment) == plain
+    together = recipes[COMBINED].model
     assert isinstance(together, ViTConfig)
     assert (together.dropout, together.stochastic_depth) == (0.1, 0.1)
     everything = {key: value for arm in SINGLE.values() for key, value in arm.augment.items()}
-    assert found[COMBINED].augment == get_policy("pad", pad=1, **everything)
+    assert recipes[COMBINED].augment == get_policy("pad", pad=1, **everything)
 
 
 def test_the_small_training_set_is_a_ninth_with_the_same_test_images() -> None:
@@ -39,10 +39,13 @@ def test_the_small_training_set_is_a_ninth_with_the_same_test_images() -> None:
 
 def test_the_summary_names_what_helps_and_what_hurts() -> None:
     options = ExperimentOptions("fashion")
-    rows = fake_results(jobs(options), lambda of: 0.5 + 0.1 * (of["arm"] == "dropout 0.1") * (1 if of["count"] == 1000 else -1))
-    result = build_result(options, rows)
-    assert result.summary == (
+    rows = fake_results(
+        jobs(options),
+        lambda condition: 0.5 + 0.1 * (condition["arm"] == "dropout 0.1") * (1 if condition["count"] == 1000 else -1),
+    )
+    recipes = build_result(options, rows)
+    assert recipes.summary == (
         "With 1,000 images (baseline 50.0%), dropout 0.1 significantly helps; "
         "with 9,000 images (baseline 50.0%), dropout 0.1 significantly hurts."
     )
-    assert len(result.numbers["arms"]) == 2 * len(ARMS)
+    assert len(recipes.numbers["arms"]) == 2 * len(ARMS)

@@ -23,18 +23,18 @@ def test_low_to_full_resolution_is_as_224_to_384() -> None:
 
 
 def test_arms_start_from_the_same_weights_and_differ_in_the_table_alone() -> None:
-    found = {job.condition["arm"]: job for job in jobs(ExperimentOptions("fashion")) if job.condition["seed"] == 1}
-    assert set(found) == {PRETRAINED, LOW_RESOLUTION, NEW_TABLE, *INTERPOLATIONS}
-    before = found[PRETRAINED]
+    by_arm = {job.condition["arm"]: job for job in jobs(ExperimentOptions("fashion")) if job.condition["seed"] == 1}
+    assert set(by_arm) == {PRETRAINED, LOW_RESOLUTION, NEW_TABLE, *INTERPOLATIONS}
+    before = by_arm[PRETRAINED]
     assert all(
-        job.init_from is not None and job.init_from.key == before.key for name, job in found.items() if name != PRETRAINED
+        job.init_from is not None and job.init_from.key == before.key for name, job in by_arm.items() if name != PRETRAINED
     )
     for rule in INTERPOLATIONS:
-        model = found[rule].recipe.model
+        model = by_arm[rule].recipe.model
         assert isinstance(model, ViTConfig)
         assert model.position_resize == rule
-        assert replace(found[rule].recipe, model=replace(model, position_resize="official")) == found[NEW_TABLE].recipe
-    assert found["official"].key != found[NEW_TABLE].key
+        assert replace(by_arm[rule].recipe, model=replace(model, position_resize="official")) == by_arm[NEW_TABLE].recipe
+    assert by_arm["official"].key != by_arm[NEW_TABLE].key
 
 
 def test_all_stages_run_and_are_measured(tmp_path: Path) -> None:
@@ -56,7 +56,9 @@ def test_all_stages_run_and_are_measured(tmp_path: Path) -> None:
 
 def test_the_summary_compares_the_paper_s_interpolation_with_a_new_table() -> None:
     options = ExperimentOptions("fashion")
-    rows = fake_results(jobs(options), lambda of: 0.8 - 0.05 * (of["arm"] == NEW_TABLE) + 0.01 * of["seed"])
+    rows = fake_results(
+        jobs(options), lambda condition: 0.8 - 0.05 * (condition["arm"] == NEW_TABLE) + 0.01 * condition["seed"]
+    )
     assert "it is significantly better (+5.0 ± 0.0 points)" in build_result(options, rows).summary
-    level = fake_results(jobs(options), lambda of: 0.8)
+    level = fake_results(jobs(options), lambda condition: 0.8)
     assert "not significantly different" in build_result(options, level).summary

@@ -29,51 +29,50 @@ from vitrail.training.recipe import Schedule
 
 def finetuning_jobs(question: str) -> list[TrainingJob]:
     return [
-        trial
-        for trial in jobs(ExperimentOptions("fashion"))
-        if (trial.condition["question"], trial.condition["stage"]) == (question, "fine-tuning")
+        job
+        for job in jobs(ExperimentOptions("fashion"))
+        if (job.condition["question"], job.condition["stage"]) == (question, "fine-tuning")
     ]
 
 
 @pytest.mark.parametrize("question", [FEW_LABELS, PAPER_ORDER])
 def test_every_arm_gets_the_same_budget_learning_rates_and_draws(question: str) -> None:
-    found = finetuning_jobs(question)
-    starts = {trial.condition["start"]: set() for trial in found}  # type: dict[str, set[str]]
-    for trial in found:
-        assert trial.recipe.steps == (PRETRAIN + FINETUNE if trial.condition["start"] == SCRATCH_LONGER else FINETUNE)
-        starts[trial.condition["start"]].add(
-            TrainingJob({}, replace(trial.recipe, steps=FINETUNE, schedule=Schedule(), eval_every=1, checkpoint_every=1)).key
+    all_jobs = finetuning_jobs(question)
+    starts = {job.condition["start"]: set() for job in all_jobs}  # type: dict[str, set[str]]
+    for job in all_jobs:
+        assert job.recipe.steps == (PRETRAIN + FINETUNE if job.condition["start"] == SCRATCH_LONGER else FINETUNE)
+        starts[job.condition["start"]].add(
+            TrainingJob({}, replace(job.recipe, steps=FINETUNE, schedule=Schedule(), eval_every=1, checkpoint_every=1)).key
         )
     assert set(starts) == (
         {SCRATCH, SCRATCH_LONGER, *METHODS} if question == FEW_LABELS else {SCRATCH, MEAN_COLOUR, SUPERVISED}
     )
     assert len({frozenset(keys) for keys in starts.values()}) == 1
-    assert len(found) == len(starts) * len(LABELS) * len(RATES) * 3
+    assert len(all_jobs) == len(starts) * len(LABELS) * len(RATES) * 3
 
 
 def test_pre_training_comes_first_and_is_run_once_for_all_jobs_that_start_from_it() -> None:
-    found = with_prerequisites(jobs(ExperimentOptions("fashion")))
-    before = [trial for trial in found if trial.condition["stage"] == "pre-training"]
+    all_jobs = with_prerequisites(jobs(ExperimentOptions("fashion")))
+    before = [job for job in all_jobs if job.condition["stage"] == "pre-training"]
     assert len(before) == len(METHODS) + 2
-    for trial in found:
-        if trial.init_from is not None:
-            assert trial.init_from.key in {other.key for other in found[: found.index(trial)]}
+    for job in all_jobs:
+        if job.init_from is not None:
+            assert job.init_from.key in {other.key for other in all_jobs[: all_jobs.index(job)]}
     assert all(
-        (trial.init_from is None) == (trial.condition["start"] in (SCRATCH, SCRATCH_LONGER))
-        for trial in finetuning_jobs(FEW_LABELS)
+        (job.init_from is None) == (job.condition["start"] in (SCRATCH, SCRATCH_LONGER)) for job in finetuning_jobs(FEW_LABELS)
     )
 
 
 def test_classes_for_pre_training_and_for_the_task_are_disjoint() -> None:
-    for trial in finetuning_jobs(PAPER_ORDER):
-        if trial.init_from is not None:
-            assert ("classes=0-4" in trial.init_from.recipe.data, "classes=5-9" in trial.recipe.data) == (True, True)
+    for job in finetuning_jobs(PAPER_ORDER):
+        if job.init_from is not None:
+            assert ("classes=0-4" in job.init_from.recipe.data, "classes=5-9" in job.recipe.data) == (True, True)
     names = open_dataset("fashion").class_names
     assert open_dataset(finetuning_jobs(PAPER_ORDER)[0].recipe.data).class_names == names[5:]
 
 
 def test_a_draw_has_as_many_of_each_class_and_another_seed_has_others() -> None:
-    names = sorted({trial.recipe.data for trial in finetuning_jobs(FEW_LABELS) if trial.condition["labels"] == 100})
+    names = sorted({job.recipe.data for job in finetuning_jobs(FEW_LABELS) if job.condition["labels"] == 100})
     assert len(names) == 3
     draws = [open_dataset(name) for name in names]
     for draw in draws:
@@ -94,26 +93,28 @@ def test_the_paper_s_targets_are_all_there() -> None:
 def test_the_summary_names_what_helps_and_whether_the_order_is_the_paper_s() -> None:
     options = ExperimentOptions("fashion")
     scores = {SCRATCH: 0.5, MEAN_COLOUR: 0.6, SUPERVISED: 0.7}
-    rows = fake_results(jobs(options), lambda of: scores.get(of["start"], 0.5) + 0.01 * of.get("seed", 0))
-    result = build_result(options, rows)
+    rows = fake_results(jobs(options), lambda condition: scores.get(condition["start"], 0.5) + 0.01 * condition.get("seed", 0))
+    all_jobs = build_result(options, rows)
     assert (
         "With 100 labels masked-patch (mean colour) is significantly better than training from scratch (51.0%), and "
-        "masked-patch (mean colour) than training from scratch for the steps of both stages (51.0%)" in result.summary
+        "masked-patch (mean colour) than training from scratch for the steps of both stages (51.0%)" in all_jobs.summary
     )
-    steps = fake_results(jobs(options), lambda of: 0.7 if of["start"] == SCRATCH_LONGER else scores.get(of["start"], 0.5))
+    steps = fake_results(
+        jobs(options), lambda condition: 0.7 if condition["start"] == SCRATCH_LONGER else scores.get(condition["start"], 0.5)
+    )
     assert (
         "(50.0%), and none than training from scratch for the steps of both stages (70.0%)"
         in build_result(options, steps).summary
     )
     assert (
         "1,000 labels: the paper's order (from scratch 51.0%, masked-patch (mean colour) 61.0%, "
-        "supervised on other classes 71.0%)" in result.summary
+        "supervised on other classes 71.0%)" in all_jobs.summary
     )
     assert (
         "another order than the paper's, not all differences significant"
-        in build_result(options, fake_results(jobs(options), lambda of: 0.5)).summary
+        in build_result(options, fake_results(jobs(options), lambda condition: 0.5)).summary
     )
-    arm = next(arm for arm in result.numbers["arms"] if (arm["question"], arm["start"]) == (PAPER_ORDER, SUPERVISED))
+    arm = next(arm for arm in all_jobs.numbers["arms"] if (arm["question"], arm["start"]) == (PAPER_ORDER, SUPERVISED))
     assert arm["mean"] == pytest.approx(0.71)
 
 

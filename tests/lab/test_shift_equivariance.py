@@ -70,15 +70,17 @@ def test_similarity_is_1_without_a_shift_and_0_for_another_image() -> None:
 
 
 def test_every_shift_is_measured() -> None:
-    found = measure_shifts(vit_without_positions(), torch.randn(3, 3, 16, 20))
-    assert {name: len(values) for name, values in found.items()} == dict.fromkeys(("pooled", "map", "consistency"), len(SHIFTS))
-    assert found["consistency"][STRIDE - 1] == 1
+    result = measure_shifts(vit_without_positions(), torch.randn(3, 3, 16, 20))
+    assert {name: len(values) for name, values in result.items()} == dict.fromkeys(
+        ("pooled", "map", "consistency"), len(SHIFTS)
+    )
+    assert result["consistency"][STRIDE - 1] == 1
 
 
 def test_arms_have_equal_positions_and_about_equal_multiply_adds() -> None:
-    found = {name: cost(model) for name, model in models(QUICK).items()}
-    assert len({price.grid for price in found.values()}) == 1
-    assert all(price.macs == pytest.approx(found[VIT].macs, rel=0.1) for price in found.values())
+    result = {name: cost(model) for name, model in models(QUICK).items()}
+    assert len({price.grid for price in result.values()}) == 1
+    assert all(price.macs == pytest.approx(result[VIT].macs, rel=0.1) for price in result.values())
 
 
 def test_arms_differ_in_their_model_alone_and_train_without_shifts() -> None:

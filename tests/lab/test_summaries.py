@@ -17,8 +17,8 @@ from vitrail.lab.trials import JobResult
 
 def make_results(*values: float | None, first: int = 0) -> list[JobResult]:
     return [
-        JobResult({"seed": first + place}, "", 1, 1, 1, 1, scores=_scores(value), failure=None if value else "diverged")
-        for place, value in enumerate(values)
+        JobResult({"seed": first + index}, "", 1, 1, 1, 1, scores=_scores(value), failure=None if value else "diverged")
+        for index, value in enumerate(values)
     ]
 
 
@@ -27,12 +27,12 @@ def _scores(value: float | None) -> dict[str, dict[str, float]]:
 
 
 def test_a_difference_is_paired_with_student_s_interval() -> None:
-    found = paired_difference(make_results(0.62, 0.65, 0.63), make_results(0.6, 0.6, 0.6))
-    assert found is not None
-    assert found.mean == pytest.approx(1 / 30)
-    assert found.ci_half_width == pytest.approx(4.303 * 0.0152753 / 3**0.5, rel=1e-4)
-    assert not found.significant
-    assert found.text == "+3.3 ± 3.8 points"
+    result = paired_difference(make_results(0.62, 0.65, 0.63), make_results(0.6, 0.6, 0.6))
+    assert result is not None
+    assert result.mean == pytest.approx(1 / 30)
+    assert result.ci_half_width == pytest.approx(4.303 * 0.0152753 / 3**0.5, rel=1e-4)
+    assert not result.significant
+    assert result.text == "+3.3 ± 3.8 points"
     level = paired_difference(
         make_results(0.7, 0.8, 0.9), make_results(0.6, 0.7, 0.8)
     )  # seeds differ, but not the paired differences
@@ -61,12 +61,12 @@ def test_a_setting_that_diverges_for_some_seeds_is_not_selected() -> None:
 
 
 def test_a_difference_of_differences_is_paired_by_seed() -> None:
-    found = difference_of_differences(
+    result = difference_of_differences(
         (make_results(0.5, 0.6, 0.7), make_results(0.6, 0.7, 0.8)), (make_results(0.8, 0.8, 0.8), make_results(0.7, 0.7, 0.7))
     )
-    assert found is not None
-    assert found.mean == pytest.approx(0.2)
-    assert found.significant
+    assert result is not None
+    assert result.mean == pytest.approx(0.2)
+    assert result.significant
     assert difference_of_differences((make_results(0.5), make_results(None)), (make_results(0.5), make_results(0.5))) is None
 
 

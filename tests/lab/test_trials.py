@@ -57,8 +57,8 @@ def make_job(arm: str = "plain", **changes: Any) -> TrainingJob:
     return TrainingJob({"arm": arm}, tiny_recipe(**changes))
 
 
-def start_child(folder: Path, *which: dict[str, Any]) -> "subprocess.Popen[str]":
-    arguments = [sys.executable, "-c", CHILD_SCRIPT, str(folder), json.dumps(which)]
+def start_child(folder: Path, *arguments_of_jobs: dict[str, Any]) -> "subprocess.Popen[str]":
+    arguments = [sys.executable, "-c", CHILD_SCRIPT, str(folder), json.dumps(arguments_of_jobs)]
     return subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
@@ -81,12 +81,12 @@ def test_a_key_hashes_what_decides_the_result_and_nothing_else() -> None:
 
 
 def test_a_second_call_trains_nothing_and_returns_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = run_jobs(tmp_path, [make_job(), make_job(seed=1)], measure=lambda run, _: {"there": (run / "best").is_dir()})
-    assert [row.measurements for row in found] == [{"there": True}] * 2
+    rows = run_jobs(tmp_path, [make_job(), make_job(seed=1)], measure=lambda run, _: {"there": (run / "best").is_dir()})
+    assert [row.measurements for row in rows] == [{"there": True}] * 2
     monkeypatch.setattr(trials, "fit", None)
     again = run_jobs(tmp_path, [make_job(seed=1), make_job("name in another experiment")])
-    assert asdict(again[0]) == asdict(found[1])
-    assert again[1] == replace(found[0], condition={"arm": "name in another experiment"})
+    assert asdict(again[0]) == asdict(rows[1])
+    assert again[1] == replace(rows[0], condition={"arm": "name in another experiment"})
 
 
 def test_a_result_counts_its_training_compute(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_killed_run_is_resumed_bit_for_bit(tmp_path: Path) -> None:
     process.communicate()
     assert cached_result(tmp_path / "broken", make_job(**long)) is None
     steps: list[int] = []
-    (resumed,) = run_jobs(tmp_path / "broken", [make_job(**long)], progress=lambda _, at, of: steps.append(at))
+    (resumed,) = run_jobs(tmp_path / "broken", [make_job(**long)], progress=lambda _, done, total: steps.append(done))
     assert 10 < steps[0] < 80
     assert steps[-1] == 80
     (unbroken,) = run_jobs(tmp_path / "whole", [make_job(**long)])
@@ -115,8 +115,8 @@ def test_a_killed_run_is_resumed_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_two_processes_share_a_folder_and_no_step_is_run_twice(tmp_path: Path) -> None:
-    which = [{"seed": seed, "steps": 40} for seed in range(4)]
-    both = [start_child(tmp_path, *which), start_child(tmp_path, *which)]
+    arguments_of_jobs = [{"seed": seed, "steps": 40} for seed in range(4)]
+    both = [start_child(tmp_path, *arguments_of_jobs), start_child(tmp_path, *arguments_of_jobs)]
     counts = [int(process.communicate(timeout=300)[0]) for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert sum(counts) == 4 * 40
@@ -125,35 +125,37 @@ def test_two_processes_share_a_folder_and_no_step_is_run_twice(tmp_path: Path) -
 
 def test_a_time_budget_scales_all_runs_by_one_factor_that_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        time_budget, "measure_seconds", lambda recipe, machine, more: (0.05 * recipe.batch, 0.7 * recipe.batch + more)
+        time_budget,
+        "measure_seconds",
+        lambda recipe, machine, images: (0.05 * recipe.batch_size, 0.7 * recipe.batch_size + images),
     )
-    options = [
+    jobs = [
         make_job(steps=200, schedule=Schedule(warmup_steps=20)),
         make_job(steps=600, batch_size=10),
         make_job(steps=200, seed=1),
     ]
-    found = fit_to_budget(tmp_path, options, 4.0, measured_images=2)
-    factor = found[1].recipe.steps / 600
+    scaled = fit_to_budget(tmp_path, jobs, 4.0, measured_images=2)
+    factor = scaled[1].recipe.steps / 600
     assert factor == pytest.approx(
         (time_budget.BUDGET_FRACTION * 240 - 2 * 3.5 - 7 - 3 * 2) / (0.25 * 200 + 0.5 * 600 + 0.25 * 200), rel=0.01
     )
-    assert [each.recipe.steps for each in found] == [round(factor * 200), round(factor * 600), round(factor * 200)]
-    assert found[0].recipe.schedule.warmup_steps == int(20 * found[0].recipe.steps / 200)
+    assert [each.recipe.steps for each in scaled] == [round(factor * 200), round(factor * 600), round(factor * 200)]
+    assert scaled[0].recipe.schedule.warmup_steps == int(20 * scaled[0].recipe.steps / 200)
 
-    fit_to_budget(tmp_path, options, 8.0)  # other budgets and other jobs are planned separately
-    fit_to_budget(tmp_path, options[:1], 4.0)
+    fit_to_budget(tmp_path, jobs, 8.0)  # other budgets and other jobs are planned separately
+    fit_to_budget(tmp_path, jobs[:1], 4.0)
     monkeypatch.setattr(time_budget, "measure_seconds", None)
-    assert fit_to_budget(tmp_path, options[::-1], 4.0) == found[::-1]
+    assert fit_to_budget(tmp_path, jobs[::-1], 4.0) == scaled[::-1]
 
 
 def test_too_few_minutes_name_how_many_would_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_budget, "measure_seconds", lambda recipe, machine, more: (1.0, 60.0))
-    with pytest.raises(VitrailError, match=r"allow 0 steps.*or --quick") as said:
+    monkeypatch.setattr(time_budget, "measure_seconds", lambda *_: (1.0, 60.0))
+    with pytest.raises(VitrailError, match=r"allow 0 steps.*or --quick") as error:
         fit_to_budget(tmp_path, [make_job(steps=300), make_job(steps=200)], 0.2)
-    enough = re.search(r"try --minutes (\d+)", str(said.value))
+    enough = re.search(r"try --minutes (\d+)", str(error.value))
     assert enough is not None
-    found = fit_to_budget(tmp_path, [make_job(steps=300), make_job(steps=200)], float(enough[1]))
-    assert min(each.recipe.steps for each in found) >= time_budget.MIN_STEPS
+    scaled = fit_to_budget(tmp_path, [make_job(steps=300), make_job(steps=200)], float(enough[1]))
+    assert min(each.recipe.steps for each in scaled) >= time_budget.MIN_STEPS
 
 
 @pytest.mark.parametrize("masking", [None, Masking("masked-patch")])
@@ -162,14 +164,14 @@ def test_evaluations_are_timed_besides_the_steps(masking: Masking | None, monkey
     model = replace(tiny_recipe().model, classes=0 if masking else 10)
     ticks = iter(range(1000))
     monkeypatch.setattr(time_budget, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
-    monkeypatch.setattr(time_budget, "neighbours", lambda *_: 100.0)
-    step, beside = time_budget.measure_seconds(
+    monkeypatch.setattr(time_budget, "knn_seconds", lambda *_: 100.0)
+    step, overhead = time_budget.measure_seconds(
         tiny_recipe(model=model, masking=masking, batch_size=64), Hardware("cpu", workers=0), measured_images=30
     )
     assert step > 0
     validation, test = (len(split) for split in (open_dataset(DATA).validation, open_dataset(DATA).test))
-    look = 1 / validation
-    assert beside == pytest.approx(1 + 2 * (look * validation + (100 if masking else 0)) + look * (test + 30))
+    per_image = 1 / validation
+    assert overhead == pytest.approx(1 + 2 * (per_image * validation + (100 if masking else 0)) + per_image * (test + 30))
 
 
 def test_a_result_belongs_to_its_dataset_and_is_not_reused_for_other_images(tmp_path: Path) -> None:

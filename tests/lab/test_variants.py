@@ -5,7 +5,7 @@ from vitrail.lab.variants import PAPER, build_result, pretraining_parameters
 
 
 def test_the_paper_s_three_are_exact_and_large_has_patches_of_32() -> None:
-    assert {name for name, said in PAPER.items() if round(pretraining_parameters(name) / 1e6) == said} == {
+    assert {name for name, millions in PAPER.items() if round(pretraining_parameters(name) / 1e6) == millions} == {
         "B/16",
         "L/32",
         "H/14",

@@ -88,7 +88,7 @@ def test_ticks_of_small_percentages_differ() -> None:
 def test_a_chart_of_one_value_has_an_axis_around_it() -> None:
     drawing = line_chart("flat", "accuracy", "learning rate", {"a": [(-2.0, 0.25)], "b": [(-2.0, 0.25)]}, percent=True)
     shown = [shape.text for shape in drawing.shapes if isinstance(shape, Text) and shape.text.endswith("%")]
-    assert all(25 <= float(words.rstrip("%")) <= 26 for words in shown)
+    assert all(25 <= float(text.rstrip("%")) <= 26 for text in shown)
     (line, _) = (shape for shape in drawing.shapes if isinstance(shape, Line) and len(shape.points) == 1)
     assert line.points[0][0] == (48 + 520 - 150) / 2
 

@@ -33,10 +33,10 @@ def oklab(rgb: np.ndarray) -> np.ndarray:
 
 
 def test_equal_steps_look_equal_and_get_lighter() -> None:
-    seen = oklab(colormap()[::8].astype(np.float64))
-    steps = np.linalg.norm(np.diff(seen, axis=0), axis=1)
+    colours = oklab(colormap()[::8].astype(np.float64))
+    steps = np.linalg.norm(np.diff(colours, axis=0), axis=1)
     assert steps.std() / steps.mean() < 0.05
-    assert (np.diff(seen[:, 0]) > 0).all()
+    assert (np.diff(colours[:, 0]) > 0).all()
 
 
 def test_values_are_clipped_to_the_colour_map_and_nan_is_dark() -> None:
@@ -68,8 +68,8 @@ def test_the_colour_bar_matches_the_overlay_on_grey() -> None:
     made = np.asarray(
         overlay(Image.new("RGB", (30, 20), (128,) * 3), np.array([[0.0, 1.0]]), side=90).to_image(1, standalone=False)
     )
-    for place, height in ((20, 59), (70, 0)):
-        assert np.abs(made[30, place].astype(int) - made[height, 90 + 12].astype(int)).max() <= 4
+    for column, height in ((20, 59), (70, 0)):
+        assert np.abs(made[30, column].astype(int) - made[height, 90 + 12].astype(int)).max() <= 4
 
 
 def test_lines_lie_between_patches_and_marked_ones_have_a_frame() -> None:
@@ -94,8 +94,8 @@ def test_an_attention_grid_has_a_column_per_layer_and_a_row_per_head() -> None:
     assert made[row + 2 : row + 9, column + 42 : column + 48].min() > 200
     assert made[row + 12 : row + 18, column + 2 : column + 38].max() < 30
     assert made[row + 5, column - 2] > 240  # background between them
-    said = drawing.to_svg()
-    assert all(words in said for words in ("layer 7", "head 6", "<title>layer 7, head 4: 0 to 1</title>"))
+    svg = drawing.to_svg()
+    assert all(text in svg for text in ("layer 7", "head 6", "<title>layer 7, head 4: 0 to 1</title>"))
 
 
 def test_a_large_grid_is_subsampled() -> None:

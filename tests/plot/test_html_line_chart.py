@@ -21,11 +21,11 @@ from vitrail.plot.html_line_chart import (
     ("low", "high"), [(0.0, 0.9), (0.07, 0.93), (2.2, 2.5), (0, 1900), (1e-6, 3e-3), (-4, 4), (0.1, 0.100001)]
 )
 def test_ticks_are_round_and_between_two_and_nine(low: float, high: float) -> None:
-    found = ticks(low, high)
-    assert 2 <= len(found) <= 9
-    gap = found[1] - found[0]
+    result = ticks(low, high)
+    assert 2 <= len(result) <= 9
+    gap = result[1] - result[0]
     assert round(gap / 10 ** math.floor(math.log10(gap * 1.0001)), 3) in (1, 2, 5)
-    assert all(low - gap * 1e-6 <= value <= high + gap * 1e-6 for value in found)
+    assert all(low - gap * 1e-6 <= value <= high + gap * 1e-6 for value in result)
 
 
 def test_a_long_line_is_downsampled_by_means_and_nan_is_dropped() -> None:
@@ -45,9 +45,9 @@ def test_the_line_goes_through_its_points() -> None:
 
 def test_the_last_tick_label_is_not_cut_off() -> None:
     drawn = line_chart_html("Loss", {"a": [(0.0, 0.0), (200_000.0, 1.0)]})
-    places = {shown: float(x) for x, shown in re.findall(r'<text x="([0-9.]+)"[^>]*middle">([^<]*)<', drawn)}
+    positions = {shown: float(x) for x, shown in re.findall(r'<text x="([0-9.]+)"[^>]*middle">([^<]*)<', drawn)}
     letter = 6.2  # pixels wide at 11 pixels, in most fonts
-    assert places["200,000"] + letter * len("200,000") / 2 <= WIDTH
+    assert positions["200,000"] + letter * len("200,000") / 2 <= WIDTH
 
 
 def test_a_flat_line_and_a_short_run_have_sensible_axes() -> None:
@@ -65,7 +65,7 @@ def test_indices_have_a_column_and_a_dot_each_and_colours_do_not_run_out() -> No
     assert drawn.count("<polyline") == 6
     assert drawn.count("<circle") == 12
     assert drawn.count("stroke-dasharray") == 2
-    spots = [float(place) for place in re.findall(r'cx="([\d.]+)"', drawn)[:2]]
+    spots = [float(x_position) for x_position in re.findall(r'cx="([\d.]+)"', drawn)[:2]]
     assert spots[1] - spots[0] == pytest.approx((WIDTH - LEFT - RIGHT) / 3, abs=0.1)
     assert spots[0] == pytest.approx(LEFT + (WIDTH - LEFT - RIGHT) / 6, abs=0.1)
     assert "model 0: 0.0%" in drawn

@@ -35,10 +35,10 @@ def test_captions_are_truncated_and_printable() -> None:
 def test_a_preprocessed_image_is_denormalised_exactly(how: Preprocess) -> None:
     values = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
     how = Preprocess(how.image_size, mean=how.mean, std=how.std)
-    picture = Image.fromarray(values)
-    (back,) = denormalise(preprocess_image(picture, how)[None], how.mean, how.std)
-    assert np.array_equal(np.asarray(back), np.asarray(picture if len(how.mean) == 3 else picture.convert("L")))
-    assert torch.equal(preprocess_image(back, how), preprocess_image(picture, how))
+    image = Image.fromarray(values)
+    (back,) = denormalise(preprocess_image(image, how)[None], how.mean, how.std)
+    assert np.array_equal(np.asarray(back), np.asarray(image if len(how.mean) == 3 else image.convert("L")))
+    assert torch.equal(preprocess_image(back, how), preprocess_image(image, how))
 
 
 def test_the_contact_sheet_shows_every_class_once_before_any_twice() -> None:

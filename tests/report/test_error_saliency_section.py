@@ -27,25 +27,27 @@ def test_the_highest_loss_comes_first_and_correct_predictions_are_left_out(tmp_p
     model = small_vit()
     model.preprocess = Preprocess((12, 15))
     save(model, tmp_path / "best")
-    source, answers = dataset_and_predictions()
-    shots = error_saliency(tmp_path / "best", source, answers, count=20)
-    assert len(shots) == int((answers.predicted != answers.labels).sum())
+    source, predictions = dataset_and_predictions()
+    shots = error_saliency(tmp_path / "best", source, predictions, count=20)
+    assert len(shots) == int((predictions.predicted != predictions.labels).sum())
     assert shots[0][3] == ("b", "d")
     assert shots[0][0].size == (160, 128)
     assert np.asarray(shots[0][1]).any()
     assert not np.array_equal(np.asarray(shots[0][1]), np.asarray(shots[0][2]))
-    page = "".join(error_saliency_section(tmp_path / "best", source, answers))
+    page = "".join(error_saliency_section(tmp_path / "best", source, predictions))
     assert page.count("<figure>") == 3 * min(6, len(shots))
 
 
 def test_a_resnet_a_missing_model_and_a_perfect_one_have_no_section(tmp_path: Path) -> None:
-    source, answers = dataset_and_predictions()
+    source, predictions = dataset_and_predictions()
     resnet = build(variant("R50x1", image=32, classes=5))
     resnet.preprocess = Preprocess((32, 32))
     save(resnet, tmp_path / "convolves")
-    assert list(error_saliency_section(tmp_path / "convolves", source, answers)) == []
-    assert list(error_saliency_section(tmp_path / "gone", source, answers)) == []
-    right = SplitPredictions(torch.nn.functional.one_hot(answers.labels, 5).float(), answers.labels, answers.indices)
+    assert list(error_saliency_section(tmp_path / "convolves", source, predictions)) == []
+    assert list(error_saliency_section(tmp_path / "gone", source, predictions)) == []
+    right = SplitPredictions(
+        torch.nn.functional.one_hot(predictions.labels, 5).float(), predictions.labels, predictions.indices
+    )
     model = small_vit()
     model.preprocess = Preprocess((12, 15))
     save(model, tmp_path / "best")

@@ -22,26 +22,26 @@ def _saved_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_on_all_images_it_equals_the_probe() -> None:
     data = open_dataset("panes:train_size=90,size=16")
-    found = fewshot_accuracies(Path("best"), data, "test", 10**6)
-    assert found == probe(random_model(), data, ("fewshot",)).fewshot
-    assert [one.shots for one in found] == [1, 5, 10, 25]
+    result = fewshot_accuracies(Path("best"), data, "test", 10**6)
+    assert result == probe(random_model(), data, ("fewshot",)).fewshot
+    assert [one.shots for one in result] == [1, 5, 10, 25]
 
 
 def test_it_uses_a_tenth_of_the_images_seen_and_a_few_thousand_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     data = open_dataset("panes:train_size=900,size=16")
-    seen: list[int] = []
+    batch_sizes: list[int] = []
     plain = features.forward_features
-    monkeypatch.setattr(features, "forward_features", lambda m, images: seen.append(len(images)) or plain(m, images))  # type: ignore[func-returns-value]
-    found = fewshot_accuracies(Path("best"), data, "test", 4400)
+    monkeypatch.setattr(features, "forward_features", lambda m, images: batch_sizes.append(len(images)) or plain(m, images))  # type: ignore[func-returns-value]
+    result = fewshot_accuracies(Path("best"), data, "test", 4400)
     classes = len(data.class_names)
     each = 220 // classes
-    assert sum(seen) <= 440
-    assert [one.shots for one in found] == [shots for shots in (1, 5, 10, 25) if 2 * shots <= each]  # draws can differ
-    assert all(one.short_classes == 0 for one in found)
-    seen.clear()
+    assert sum(batch_sizes) <= 440
+    assert [one.shots for one in result] == [shots for shots in (1, 5, 10, 25) if 2 * shots <= each]  # draws can differ
+    assert all(one.short_classes == 0 for one in result)
+    batch_sizes.clear()
     monkeypatch.setattr(module, "MAX_IMAGES", 300)
     fewshot_accuracies(Path("best"), data, "validation", 10**9)
-    assert 0 < sum(seen) <= 300
+    assert 0 < sum(batch_sizes) <= 300
 
 
 def test_a_short_run_a_missing_model_and_a_result_on_train_have_no_section() -> None:

@@ -49,13 +49,13 @@ def header(text: str) -> dict[str, Any]:
 
 def test_the_header_is_what_the_hub_reads() -> None:
     whole = build_metadata(recipe=RECIPE, dataset={"name": "hf:me/data", "fingerprint": "f" * 64}, metrics=METRICS)
-    found = header(model_card(whole, "me/mine", "apache-2.0"))
-    assert found["license"] == "apache-2.0"
-    assert found["library_name"] == "vitrail"
-    assert found["pipeline_tag"] == "image-classification"
-    assert found["datasets"] == ["me/data"]
-    assert found["base_model"] == "other/start"
-    (entry,) = found["model-index"]
+    actual = header(model_card(whole, "me/mine", "apache-2.0"))
+    assert actual["license"] == "apache-2.0"
+    assert actual["library_name"] == "vitrail"
+    assert actual["pipeline_tag"] == "image-classification"
+    assert actual["datasets"] == ["me/data"]
+    assert actual["base_model"] == "other/start"
+    (entry,) = actual["model-index"]
     (result,) = entry["results"]
     assert result["dataset"] == {"name": "hf:me/data", "type": "me/data", "split": "test"}
     assert [(metric["name"], metric["value"]) for metric in result["metrics"]] == [
@@ -107,9 +107,9 @@ def test_a_model_without_classes_is_described_as_a_feature_extractor() -> None:
     text = model_card(
         model_metadata(model, model.config, {"metrics": {"step": 3, "validation": {"loss": 2.5, "knn": 0.25}}}), "me/mine"
     )
-    found = header(text)
-    assert found["pipeline_tag"] == "image-feature-extraction"
-    assert set(found["tags"]) >= {"self-supervised", "masked-patch"}
+    result = header(text)
+    assert result["pipeline_tag"] == "image-feature-extraction"
+    assert set(result["tags"]) >= {"self-supervised", "masked-patch"}
     assert "vitrail finetune hf:me/mine DATA" in text
     assert "| validation | 20-NN accuracy | 25.00% |" in text
     assert "## Classes" not in text

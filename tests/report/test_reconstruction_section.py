@@ -33,11 +33,11 @@ def test_a_sheet_has_a_column_per_image_and_three_rows() -> None:
 
 
 def test_the_text_names_the_target() -> None:
-    said = {
+    by_text = {
         "mean colour": Masking("masked-patch", target="mean-colour"),
         "4 x 4 colours": Masking("masked-patch", target="downsampled"),
         "all its pixels": Masking("simmim"),
         "the true patch's": Masking("mae", norm_pix_target=True),
     }
-    for words, how in said.items():
-        assert words in "".join(reconstruction_section(fake_reconstructions((1,)), how))
+    for text, how in by_text.items():
+        assert text in "".join(reconstruction_section(fake_reconstructions((1,)), how))

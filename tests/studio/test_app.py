@@ -39,23 +39,23 @@ def client(source: Path) -> Iterator[TestClient]:
 
 
 def test_the_page_is_served_with_strict_security_headers(client: TestClient) -> None:
-    answer = client.get(HOME)
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].startswith("text/html")
-    policy = answer.headers["content-security-policy"]
+    response = client.get(HOME)
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/html")
+    policy = response.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
-    assert answer.headers["referrer-policy"] == "no-referrer"
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert "http://" not in answer.text.replace("http://www.w3.org", "")
+    assert response.headers["referrer-policy"] == "no-referrer"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert "http://" not in response.text.replace("http://www.w3.org", "")
     assert client.get(HOME[:-1]).headers["location"] == f"/{TOKEN}/"
 
 
 def test_every_static_file_is_served(client: TestClient) -> None:
     for name in static_files():
-        answer = client.get(HOME + name)
-        assert answer.status_code == 200
-        assert "https://" not in answer.text  # nothing is loaded from elsewhere
+        response = client.get(HOME + name)
+        assert response.status_code == 200
+        assert "https://" not in response.text  # nothing is loaded from elsewhere
     assert {"index.html", "main.js", "style.css"} <= set(static_files())
 
 
@@ -75,19 +75,19 @@ def test_every_static_file_is_served(client: TestClient) -> None:
     ],
 )
 def test_foreign_requests_are_refused(client: TestClient, address: str, headers: dict[str, str]) -> None:
-    answer = client.get(address, headers=headers)
-    assert answer.status_code == 403
-    assert "open" in answer.json()["error"]
-    assert TOKEN not in answer.text
+    response = client.get(address, headers=headers)
+    assert response.status_code == 403
+    assert "open" in response.json()["error"]
+    assert TOKEN not in response.text
 
 
 def test_a_link_on_another_page_opens_the_studio_and_nothing_else(client: TestClient) -> None:
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     assert client.get(HOME, headers=link).status_code == 200
     assert client.get(HOME + "api/studio", headers=link).status_code == 403
-    told = client.get("http://127.0.0.1:1234/wrong/", headers=link)
-    assert told.status_code == 403
-    assert told.headers["content-type"].startswith("text/plain")
+    response = client.get("http://127.0.0.1:1234/wrong/", headers=link)
+    assert response.status_code == 403
+    assert response.headers["content-type"].startswith("text/plain")
 
 
 def test_class_names_are_added_to_weights_that_have_none(tmp_path: Path) -> None:
@@ -108,25 +108,25 @@ def test_requests_through_a_tunnel_are_accepted(client: TestClient, host: str) -
 
 @pytest.mark.parametrize("path", ["../trace.py", "%2e%2e/trace.py", "..%2ftrace.py", "static/main.js", "main.py", "x" * 5000])
 def test_no_path_leaves_the_static_files(client: TestClient, path: str) -> None:
-    answer = client.get(HOME + path)
-    assert answer.status_code in (403, 404) or answer.text == client.get(HOME).text
+    response = client.get(HOME + path)
+    assert response.status_code in (403, 404) or response.text == client.get(HOME).text
 
 
 def test_a_trace_has_the_numbers_of_explain(client: TestClient, source: Path) -> None:
-    answer = client.get(HOME + "api/trace", params={"model": "m0", "image": "sample-1", "class": "3"})
-    facts, arrays = decode_arrays(answer.content)
+    response = client.get(HOME + "api/trace", params={"model": "m0", "image": "sample-1", "class": "3"})
+    facts, arrays = decode_arrays(response.content)
     model = vitrail.load(source)
-    known: dict[str, Any] = {"vitrail": vitrail, "model": model}
-    exec("\n".join(facts["image"]["imports"]), known)
-    images = eval(f"vitrail.preprocess(model, [{facts['image']['python']}])", known)
+    expected: dict[str, Any] = {"vitrail": vitrail, "model": model}
+    exec("\n".join(facts["image"]["imports"]), expected)
+    images = eval(f"vitrail.preprocess(model, [{facts['image']['python']}])", expected)
     torch.testing.assert_close(torch.from_numpy(arrays["attention"].copy()), vitrail.explain.attention(model, images)[:, 0])
     assert facts["target"] == 3
     assert facts["registers"] == 2
-    assert client.get(HOME + "api/trace", params={"model": "m0", "image": "sample-1", "class": "3"}).content == answer.content
+    assert client.get(HOME + "api/trace", params={"model": "m0", "image": "sample-1", "class": "3"}).content == response.content
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "words"),
+    ("path", "status", "text"),
     [
         ("api/trace", 422, "has no model"),
         ("api/trace?model=m0", 422, "has no image"),
@@ -151,15 +151,15 @@ def test_a_trace_has_the_numbers_of_explain(client: TestClient, source: Path) ->
         ("api/cost?like=m9", 422, "no model"),
     ],
 )
-def test_an_invalid_request_gets_one_sentence(client: TestClient, path: str, status: int, words: str) -> None:
-    answer = client.get(HOME + path)
-    assert answer.status_code == status, answer.text
-    assert words in answer.json()["error"]
-    assert "\n" not in answer.json()["error"]
+def test_an_invalid_request_gets_one_sentence(client: TestClient, path: str, status: int, text: str) -> None:
+    response = client.get(HOME + path)
+    assert response.status_code == status, response.text
+    assert text in response.json()["error"]
+    assert "\n" not in response.json()["error"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("request", "text"),
     [
         (b"", "model must be"),
         (b"[]", "model must be"),
@@ -173,29 +173,31 @@ def test_an_invalid_request_gets_one_sentence(client: TestClient, path: str, sta
         (b" " * (2**20 + 1), "1 MiB"),
     ],
 )
-def test_an_invalid_ablation_gets_one_sentence(client: TestClient, asked: Any, words: str) -> None:
-    body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
-    answer = client.post(HOME + "api/ablate", content=body)
-    assert answer.status_code == 422, answer.text
-    assert words in answer.json()["error"]
+def test_an_invalid_ablation_gets_one_sentence(client: TestClient, request: Any, text: str) -> None:
+    body = request if isinstance(request, bytes) else json.dumps(request).encode()
+    response = client.post(HOME + "api/ablate", content=body)
+    assert response.status_code == 422, response.text
+    assert text in response.json()["error"]
 
 
 def test_an_ablation_returns_the_probabilities_of_explain(client: TestClient, source: Path) -> None:
-    asked = {"model": "m0", "image": "sample-2", "patches": [0, 4], "mode": "drop", "seed": 0}
-    found = client.post(HOME + "api/ablate", json=asked).json()
+    request = {"model": "m0", "image": "sample-2", "patches": [0, 4], "mode": "drop", "seed": 0}
+    result = client.post(HOME + "api/ablate", json=request).json()
     model = vitrail.load(source)
     from vitrail.studio.sample_images import Samples
 
     images = vitrail.preprocess(model, [Samples().read(2)])
-    odds = vitrail.explain.ablate(model, images, [0, 4], "drop")[0].softmax(0)
-    assert {row["class"]: row["after"] for row in found["top"]} == pytest.approx(dict(enumerate(odds.tolist())), abs=1e-6)
+    probabilities = vitrail.explain.ablate(model, images, [0, 4], "drop")[0].softmax(0)
+    assert {row["class"]: row["after"] for row in result["top"]} == pytest.approx(
+        dict(enumerate(probabilities.tolist())), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"GIF89a", b"<svg/>", b"\xff\xd8\xff" + b"x" * 100, b"\x89PNG\r\n\x1a\n"])
 def test_a_file_that_is_not_an_image_is_refused(client: TestClient, content: bytes) -> None:
-    answer = client.post(HOME + "api/upload?name=cat.jpg", content=content)
-    assert answer.status_code == 422
-    assert "\n" not in answer.json()["error"]
+    response = client.post(HOME + "api/upload?name=cat.jpg", content=content)
+    assert response.status_code == 422
+    assert "\n" not in response.json()["error"]
 
 
 def test_an_upload_that_is_too_large_is_not_read_to_its_end(client: TestClient) -> None:
@@ -207,9 +209,9 @@ def test_an_upload_that_is_too_large_is_not_read_to_its_end(client: TestClient) 
             sent += 1
             yield bytes(2**20)
 
-    answer = client.post(HOME + "api/upload", content=pieces())
-    assert answer.status_code == 422
-    assert "16 MiB" in answer.json()["error"]
+    response = client.post(HOME + "api/upload", content=pieces())
+    assert response.status_code == 422
+    assert "16 MiB" in response.json()["error"]
 
 
 @pytest.mark.parametrize("name", API)
@@ -225,29 +227,29 @@ def test_an_internal_error_is_one_sentence_on_the_page_and_a_traceback_in_the_te
         raise KeyError("a name that nobody has")
 
     monkeypatch.setattr("vitrail.studio.service.trace_image", mistaken)
-    answer = client.get(HOME + "api/trace?model=m0&image=sample-7")
-    assert answer.status_code == 500
-    assert "see its terminal" in answer.json()["error"]
-    assert answer.headers["x-content-type-options"] == "nosniff"
+    response = client.get(HOME + "api/trace?model=m0&image=sample-7")
+    assert response.status_code == 500
+    assert "see its terminal" in response.json()["error"]
+    assert response.headers["x-content-type-options"] == "nosniff"
     assert "a name that nobody has" in caplog.text
     assert TOKEN not in caplog.text
 
 
 def test_cached_responses_stay_within_their_limit() -> None:
-    kept, asked = ByteLRUCache(max_bytes=100), []
+    cache, request = ByteLRUCache(max_bytes=100), []
 
-    def answer(size: int) -> bytes:
-        asked.append(size)
+    def response(size: int) -> bytes:
+        request.append(size)
         return bytes(size)
 
     for size in (40, 50, 40, 60, 50, 300, 40):
-        assert len(kept.get(("answer", size), lambda size=size: answer(size))) == size  # type: ignore[misc]
-    assert asked == [40, 50, 60, 50, 300, 40]  # 40 was still cached the second time, 50 was evicted for 60
-    assert kept.num_bytes <= 340
+        assert len(cache.get(("answer", size), lambda size=size: response(size))) == size  # type: ignore[misc]
+    assert request == [40, 50, 60, 50, 300, 40]  # 40 was still cached the second time, 50 was evicted for 60
+    assert cache.num_bytes <= 340
 
 
 def test_models_of_equal_names_get_distinct_names(tmp_path: Path) -> None:
-    paths = [save_model(tmp_path / place / "best") for place in ("one", "other")]
+    paths = [save_model(tmp_path / name / "best") for name in ("one", "other")]
     names = [one.name for one in ModelStore([str(path) for path in paths]).models.values()]
     assert names == ["best (m0)", "best (m1)"]
 
@@ -262,11 +264,11 @@ def test_a_cancelled_computation_stops_at_its_next_forward_pass(source: Path) ->
     desk, gone = StudioService(ModelStore([str(source)]), ImageLibrary()), Event()
     gone.set()
 
-    def asked() -> None:
+    def request() -> None:
         CANCEL_EVENT.set(gone)
         desk.saliency(("m0", None), "sample-0", None, "relevance")
 
     with pytest.raises(Cancelled):
-        copy_context().run(asked)
+        copy_context().run(request)
     facts, _ = decode_arrays(desk.saliency(("m0", None), "sample-0", None, "relevance"))  # and the next request is answered
     assert facts["method"] == "relevance"

@@ -35,8 +35,8 @@ def test_every_array_is_aligned(letters: int) -> None:
     content = encode_arrays({"text": "x" * letters}, ARRAYS)
     length = int.from_bytes(content[:4], "little")
     start = -(-(4 + length) // 8) * 8
-    places = json.loads(content[4 : 4 + length])["arrays"]
-    assert all((start + place["offset"]) % 8 == 0 for place in places.values())
+    descriptions = json.loads(content[4 : 4 + length])["arrays"]
+    assert all((start + description["offset"]) % 8 == 0 for description in descriptions.values())
 
 
 def test_values_that_json_cannot_hold_are_refused() -> None:

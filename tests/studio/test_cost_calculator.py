@@ -12,13 +12,13 @@ from vitrail.studio.cost_calculator import cost_of, python_code
 
 
 def test_the_cost_is_that_of_the_configuration() -> None:
-    found = cost_of({"name": "S/16", "depth": "6", "image": "96x160", "batch": "3"})
-    known = vitrail.cost(vitrail.variant("S/16", depth=6, image=(96, 160)), batch=3)
-    assert found["parameters"] == known.parameters
-    assert found["macs"] == known.macs
-    assert found["grid"] == [6, 10]
-    assert [stage["shape"] for stage in found["stages"]] == [list(stage.shape) for stage in known.stages]
-    assert found["memory"]["training"] == known.memory.training
+    result = cost_of({"name": "S/16", "depth": "6", "image": "96x160", "batch": "3"})
+    expected = vitrail.cost(vitrail.variant("S/16", depth=6, image=(96, 160)), batch=3)
+    assert result["parameters"] == expected.parameters
+    assert result["macs"] == expected.macs
+    assert result["grid"] == [6, 10]
+    assert [stage["shape"] for stage in result["stages"]] == [list(stage.shape) for stage in expected.stages]
+    assert result["memory"]["training"] == expected.memory.training
 
 
 @pytest.mark.parametrize(
@@ -34,13 +34,13 @@ def test_the_cost_is_that_of_the_configuration() -> None:
 )
 def test_the_python_builds_this_very_configuration(settings: Any) -> None:
     assert isinstance(settings, ViTConfig)
-    known: dict[str, Any] = {}
-    exec(python_code(settings).partition("\nmodel =")[0], known)
-    assert known["config"] == settings
+    expected: dict[str, Any] = {}
+    exec(python_code(settings).partition("\nmodel =")[0], expected)
+    assert expected["config"] == settings
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("fields", "text"),
     [
         ({"patch": "15"}, "multiple"),
         ({"depth": "1000000000"}, "depth must be a number from 1 to 400"),
@@ -54,6 +54,6 @@ def test_the_python_builds_this_very_configuration(settings: Any) -> None:
         ({"pool": "all"}, "pool must be"),
     ],
 )
-def test_an_invalid_configuration_is_refused(asked: dict[str, str], words: str) -> None:
-    with pytest.raises(VitrailError, match=words):
-        cost_of(asked)
+def test_an_invalid_configuration_is_refused(fields: dict[str, str], text: str) -> None:
+    with pytest.raises(VitrailError, match=text):
+        cost_of(fields)

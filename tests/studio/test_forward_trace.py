@@ -91,12 +91,12 @@ def test_every_array_is_that_of_explain(changes: dict[str, Any]) -> None:
     images, vectors, classes = images_of(model), model.config.width, model.config.classes
     prefix, grid = model.config.prefix_tokens, model.grid(images)
     with torch.no_grad():
-        answer = model(images)[0, :classes] if classes else torch.zeros(0)
+        response = model(images)[0, :classes] if classes else torch.zeros(0)
         patches = model.embed_patches(images)[0]
     assert facts["tokens"] == prefix + grid[0] * grid[1] == arrays["attention"].shape[2]
     assert facts["grid"] == list(grid)
-    assert_same(arrays["logits"], answer)
-    assert_same(arrays["probabilities"], class_probabilities(model, answer))
+    assert_same(arrays["logits"], response)
+    assert_same(arrays["probabilities"], class_probabilities(model, response))
     assert_same(arrays["attention"], explain.attention(model, images)[:, 0])
     assert_same(arrays["pooled_attention"], explain.pooled_attention(model, images)[:, 0])
     assert_same(arrays["pooling_weights"], explain.pooling_weights(model, images)[0])
@@ -114,13 +114,13 @@ def test_every_array_is_that_of_explain(changes: dict[str, Any]) -> None:
         assert "position_norms" not in arrays
     elif "merge_tokens" not in changes:
         entering = model.add_prefix_tokens(patches[None])
-        seen: list[Tensor] = []
-        hook = model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        preprocessing: list[Tensor] = []
+        hook = model.blocks[0].register_forward_pre_hook(lambda _, inputs: preprocessing.append(inputs[0]))
         with torch.no_grad():
             model(images)
         hook.remove()
         assert entering.shape[2] == vectors
-        assert_same(arrays["position_norms"], (seen[0] - entering)[0].norm(dim=-1), rtol=1e-4, atol=1e-5)
+        assert_same(arrays["position_norms"], (preprocessing[0] - entering)[0].norm(dim=-1), rtol=1e-4, atol=1e-5)
     json.dumps(facts, allow_nan=False)
     assert all(np.isfinite(values).all() for values in arrays.values())
 
@@ -160,14 +160,14 @@ def test_the_crop_of_the_original_is_what_the_model_sees() -> None:
     model = make_model(image=(24, 30))
     model.preprocess = Preprocess((24, 30), crop_pct=0.5, interpolation="bilinear", mean=(0.1, 0.2, 0.3))
     facts, arrays = trace_image(model, make_image(1, (96, 150)))
-    seen = facts["preprocess"]
-    assert (seen["resized"], seen["mean"], seen["interpolation"], seen["squash"]) == (
+    preprocessing = facts["preprocess"]
+    assert (preprocessing["resized"], preprocessing["mean"], preprocessing["interpolation"], preprocessing["squash"]) == (
         [75, 48],
         [0.1, 0.2, 0.3],
         "bilinear",
         False,
     )
-    left, top, right, bottom = seen["box"]
+    left, top, right, bottom = preprocessing["box"]
     assert (left, top, right, bottom) == (44, 24, 104, 72)  # a margin of 22.5 pixels falls on an even one
     part = make_image(1, (96, 150)).crop((44, 24, 104, 72)).resize((30, 24), Image.Resampling.BILINEAR)
     assert np.abs(np.asarray(part).astype(int) - arrays["pixels"])[2:-2, 2:-2].max() <= 2
@@ -205,9 +205,9 @@ def test_large_attention_is_sent_row_by_row(changes: dict[str, Any], monkeypatch
     assert "attention" not in fewer
     assert_same(fewer["pooled_attention"], torch.from_numpy(arrays["pooled_attention"]))
     for query in (0, 4):
-        facts, asked = attention_rows(model, images_of(model), query)
+        facts, rows = attention_rows(model, images_of(model), query)
         assert facts == {"query": query}
-        assert_same(asked["rows"], torch.from_numpy(arrays["attention"][:, :, query]))
+        assert_same(rows["rows"], torch.from_numpy(arrays["attention"][:, :, query]))
 
 
 @pytest.mark.parametrize("changes", KINDS, ids=str)
@@ -223,14 +223,14 @@ def test_the_breakdown_of_a_pair_gives_the_weight_of_attention(changes: dict[str
             with pytest.raises(VitrailError, match="drops the patch of"):
                 attention_pair(model, images, layer, head, query, key)
             continue
-        found = attention_pair(model, images, layer, head, query, key)
-        assert found["weight"] == pytest.approx(weights[layer, head, query, key].item(), abs=1e-6)
-        assert found["weight"] == pytest.approx(np.exp(found["score"] - found["max_score"]) / found["exp_sum"])
-        assert found["score"] == pytest.approx((found["product"] + found["position_offset"]) * found["scale"])
-        assert found["product"] == pytest.approx(np.dot(found["q"], found["k"]))
-        assert (found["position_offset"] != 0) == (model.config.position == "relative")
-        assert len(found["q"]) == len(found["k"]) == model.config.width // heads
-        json.dumps(found, allow_nan=False)
+        result = attention_pair(model, images, layer, head, query, key)
+        assert result["weight"] == pytest.approx(weights[layer, head, query, key].item(), abs=1e-6)
+        assert result["weight"] == pytest.approx(np.exp(result["score"] - result["max_score"]) / result["exp_sum"])
+        assert result["score"] == pytest.approx((result["product"] + result["position_offset"]) * result["scale"])
+        assert result["product"] == pytest.approx(np.dot(result["q"], result["k"]))
+        assert (result["position_offset"] != 0) == (model.config.position == "relative")
+        assert len(result["q"]) == len(result["k"]) == model.config.width // heads
+        json.dumps(result, allow_nan=False)
     assert count == model.config.tokens
 
 
@@ -249,9 +249,9 @@ def test_a_map_and_its_curves_are_those_of_explain(method: str, changes: dict[st
     images, which = images_of(model), torch.tensor([2])
     facts, arrays = saliency_with_curves(model, images, method, 2)
     grid = model.grid(images)
-    wanted = explain.saliency(model, images, method, which) if method in SALIENCY_METHODS else BASELINES[method](images, grid)
-    curves = explain.faithfulness(model, images, wanted, which)
-    assert_same(arrays["map"], wanted[0], rtol=1e-5, atol=1e-7)
+    expected = explain.saliency(model, images, method, which) if method in SALIENCY_METHODS else BASELINES[method](images, grid)
+    curves = explain.faithfulness(model, images, expected, which)
+    assert_same(arrays["map"], expected[0], rtol=1e-5, atol=1e-7)
     assert_same(arrays["deletion"], curves.deletion_curve[0])
     assert_same(arrays["insertion"], curves.insertion_curve[0])
     assert facts == {
@@ -305,11 +305,11 @@ def test_the_model_view_is_that_of_explain(changes: dict[str, Any]) -> None:
     model = make_model(**changes)
     batches = [vitrail.preprocess(model, [image_bytes(1), image_bytes(2)]), images_of(model)]
     facts, arrays = model_view(model, batches)
-    found = explain.head_statistics(model, iter(batches))
+    result = explain.head_statistics(model, iter(batches))
     assert_same(arrays["filters"], explain.patch_filters(model))
-    for name, values in (("distance", found.distance), ("renormalised", found.renormalised), ("entropy", found.entropy)):
+    for name, values in (("distance", result.distance), ("renormalised", result.renormalised), ("entropy", result.entropy)):
         assert_same(arrays[name], values)
-    assert_same(arrays["head_similarity"], found.similarity)
+    assert_same(arrays["head_similarity"], result.similarity)
     if model.config.position == "none":
         assert "position_similarity" not in arrays
     else:
@@ -392,7 +392,7 @@ def make_model_without_head(model: ViT) -> ViT:
 def test_an_invalid_argument_is_refused_with_the_valid_range() -> None:
     model = make_model()
     images = images_of(model)
-    for ask, words in (
+    for ask, text in (
         (lambda: trace_image(model, image_bytes(3), 5), "class must be an index from 0 to 4, got 5"),
         (lambda: trace_image(model, image_bytes(3), -1), "class must be an index from 0 to 4, got -1"),
         (lambda: attention_rows(model, images, 7), "query must be an index from 0 to 6, got 7"),
@@ -406,7 +406,7 @@ def test_an_invalid_argument_is_refused_with_the_valid_range() -> None:
         (lambda: ablation_effect(model, images, [6], "mask"), "patches must be .* from 0 to 5, got 6"),
         (lambda: ablation_effect(model, images, list(range(6)), "drop"), "all 6 patches cannot be dropped"),
     ):
-        with pytest.raises(VitrailError, match=words):
+        with pytest.raises(VitrailError, match=text):
             ask()
 
 

@@ -76,11 +76,11 @@ def test_the_images_of_a_recipe_are_those_of_its_run_in_order(library: ImageLibr
     source = open_training_data(split_recipe(folder)).data.splits[split]
     page = library.page("d0", split, 0, 60)
     assert page["total"] == len(source) == len(page["images"])
-    for index, told in enumerate(page["images"]):
-        assert told["id"] == library.image_id(0, split, index) == f"d0-{split}-{index}"
-        assert told["title"] == Path(source.describe(index)).name
-        assert told["label"] == source.class_names[source.labels[index]]
-        assert library.read(told["id"]) == source.read(index)
+    for index, entry in enumerate(page["images"]):
+        assert entry["id"] == library.image_id(0, split, index) == f"d0-{split}-{index}"
+        assert entry["title"] == Path(source.describe(index)).name
+        assert entry["label"] == source.class_names[source.labels[index]]
+        assert library.read(entry["id"]) == source.read(index)
 
 
 def test_pages_follow_each_other(library: ImageLibrary) -> None:
@@ -92,13 +92,13 @@ def test_pages_follow_each_other(library: ImageLibrary) -> None:
 def test_samples_need_no_dataset_and_are_deterministic() -> None:
     one, two = ImageLibrary(), ImageLibrary()
     page = one.page("samples", "all", 0, 60)["images"]
-    assert {told["title"] for told in page} == set(PANES_CLASSES)
-    for told in page:
-        pixels = one.read(told["id"])
+    assert {entry["title"] for entry in page} == set(PANES_CLASSES)
+    for entry in page:
+        pixels = one.read(entry["id"])
         assert isinstance(pixels, np.ndarray)
         assert pixels.shape == (256, 256, 3)
-        assert np.array_equal(pixels, two.read(told["id"]))
-        assert told["label"] == told["title"]
+        assert np.array_equal(pixels, two.read(entry["id"]))
+        assert entry["label"] == entry["title"]
     first = build_panes("test", 1000, (256, 256))
     assert np.array_equal(one.read("sample-0"), first.read(int(np.flatnonzero(first.labels == 0)[0])))
 
@@ -122,14 +122,14 @@ def test_a_thumbnail_keeps_the_aspect_ratio_and_is_never_enlarged(library: Image
 def test_an_upload_is_rotated_by_its_exif_orientation() -> None:
     library, notes = ImageLibrary(), Image.Exif()
     notes[0x0112] = 6
-    told = library.upload("turned.jpg", encode_image(noise(24, 40), "JPEG", exif=notes, quality=95))
-    assert (told["width"], told["height"]) == (24, 40)
-    assert decode_png(library.thumbnail(told["id"], 64)).size == (24, 40)
-    assert to_pil(library.read(told["id"])).size == (24, 40)
+    entry = library.upload("turned.jpg", encode_image(noise(24, 40), "JPEG", exif=notes, quality=95))
+    assert (entry["width"], entry["height"]) == (24, 40)
+    assert decode_png(library.thumbnail(entry["id"], 64)).size == (24, 40)
+    assert to_pil(library.read(entry["id"])).size == (24, 40)
 
 
 @pytest.mark.parametrize(
-    ("given", "title"),
+    ("file_name", "title"),
     [
         ("cat.png", "cat.png"),
         ("/home/me/cat.png", "cat.png"),
@@ -139,8 +139,8 @@ def test_an_upload_is_rotated_by_its_exif_orientation() -> None:
         ("a\x00b\n.png", "a?b?.png"),
     ],
 )
-def test_the_title_of_an_upload_is_the_name_of_its_file_alone(given: str, title: str) -> None:
-    assert ImageLibrary().upload(given, encode_image(noise(5, 7)))["title"] == title
+def test_the_title_of_an_upload_is_the_name_of_its_file_alone(file_name: str, title: str) -> None:
+    assert ImageLibrary().upload(file_name, encode_image(noise(5, 7)))["title"] == title
 
 
 def test_a_long_name_keeps_its_ending() -> None:
@@ -155,9 +155,9 @@ def test_no_title_reveals_a_path(tmp_path: Path) -> None:
     paths = sorted(folder.rglob("*.png"))
     table.write_text("path,label\n" + "".join(f"{path},{path.parent.name}\n" for path in paths))
     library = ImageLibrary([str(table), str(folder)])
-    told = [each for number in range(2) for each in library.page(f"d{number}", "train", 0, 60)["images"]]
-    assert told
-    assert not [each for each in (*told, *library.list_datasets()) if "/" in each["title"]]
+    entry = [each for number in range(2) for each in library.page(f"d{number}", "train", 0, 60)["images"]]
+    assert entry
+    assert not [each for each in (*entry, *library.list_datasets()) if "/" in each["title"]]
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"GIF89a", b"<svg xmlns='http://www.w3.org/2000/svg'/>"])
@@ -201,7 +201,7 @@ def test_an_unknown_id_is_refused(library: ImageLibrary, id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "sentence"),
+    ("arguments", "sentence"),
     [
         (("samples", "test", 0, 5), "samples has no split 'test'"),
         (("other", "test", 0, 5), "there is no dataset 'other'"),
@@ -211,9 +211,9 @@ def test_an_unknown_id_is_refused(library: ImageLibrary, id: str) -> None:
         (("samples", "all", 0, 61), "1 to 60"),
     ],
 )
-def test_an_invalid_page_is_refused(library: ImageLibrary, asked: tuple[str, str, int, int], sentence: str) -> None:
+def test_an_invalid_page_is_refused(library: ImageLibrary, arguments: tuple[str, str, int, int], sentence: str) -> None:
     with pytest.raises(VitrailError, match=sentence):
-        library.page(*asked)
+        library.page(*arguments)
 
 
 def test_equal_datasets_with_equal_splits_are_stored_once(folder: Path) -> None:
@@ -227,11 +227,11 @@ def test_equal_datasets_with_equal_splits_are_stored_once(folder: Path) -> None:
 def test_a_deleted_file_is_an_error(tmp_path: Path) -> None:
     write_noise_images(tmp_path / "birds", classes=2, each=4)
     library = ImageLibrary([str(tmp_path / "birds")])
-    (told,) = library.page("d0", "train", 0, 1)["images"]
+    (entry,) = library.page("d0", "train", 0, 1)["images"]
     for path in (tmp_path / "birds").rglob("*.png"):
         path.unlink()
-    with pytest.raises(VitrailError, match=f"{told['title']} cannot be read"):
-        library.thumbnail(told["id"], 64)
+    with pytest.raises(VitrailError, match=f"{entry['title']} cannot be read"):
+        library.thumbnail(entry["id"], 64)
 
 
 def test_the_python_of_an_image_returns_that_image(tmp_path: Path, folder: Path) -> None:
@@ -245,9 +245,9 @@ def test_the_python_of_an_image_returns_that_image(tmp_path: Path, folder: Path)
     )  # the first with a damaged file
     ids = ["sample-11", "d0-train-13", "d0-test-4", "d1-test-1", "d2-validation-3", "d3-train-2"]
     for id in ids:
-        told, names = library.python_code(id), {"vitrail": vitrail}
-        exec("\n".join(told["imports"]), names)
-        assert np.array_equal(eval(told["python"], names), library.read(id)), told
+        entry, names = library.python_code(id), {"vitrail": vitrail}
+        exec("\n".join(entry["imports"]), names)
+        assert np.array_equal(eval(entry["python"], names), library.read(id)), entry
     upload = library.upload("cat.png", encode_image(noise(5, 7)))["id"]
     assert library.python_code(upload) == {"python": "'cat.png'", "imports": []}
 
@@ -294,15 +294,15 @@ def test_a_failing_dataset_does_not_affect_others(monkeypatch: pytest.MonkeyPatc
 
 
 def test_several_threads_get_equal_results(folder: Path) -> None:
-    library, found = ImageLibrary([split_recipe(folder)]), list[object]()
+    library, result = ImageLibrary([split_recipe(folder)]), list[object]()
 
     def ask() -> None:
-        found.append((library.list_datasets(), library.thumbnail("sample-3", 32), library.thumbnail("d0-train-2", 32)))
+        result.append((library.list_datasets(), library.thumbnail("sample-3", 32), library.thumbnail("d0-train-2", 32)))
 
     threads = [threading.Thread(target=ask) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 6
-    assert all(each == found[0] for each in found)
+    assert len(result) == 6
+    assert all(each == result[0] for each in result)

@@ -77,19 +77,24 @@ def first_events(
 
 
 def test_the_summary_of_a_run_agrees_with_its_files(finished_run: Run) -> None:
-    found = run_summary(finished_run)
-    assert (found["name"], found["folder_name"], found["dataset"], found["total_steps"]) == ("tiny", "mine", recipe().data, 12)
-    assert found["recipe"] == to_dict(recipe())
-    assert found["log_rows"] == finished_run.log_rows()
-    assert found["checkpoint_steps"] == [9, 12]
-    assert found["result"] == {**(finished_run.result() or {}), "run": "mine"}
-    assert not found["training"]
-    assert str(finished_run.folder) not in json.dumps(found, allow_nan=False)
+    result = run_summary(finished_run)
+    assert (result["name"], result["folder_name"], result["dataset"], result["total_steps"]) == (
+        "tiny",
+        "mine",
+        recipe().data,
+        12,
+    )
+    assert result["recipe"] == to_dict(recipe())
+    assert result["log_rows"] == finished_run.log_rows()
+    assert result["checkpoint_steps"] == [9, 12]
+    assert result["result"] == {**(finished_run.result() or {}), "run": "mine"}
+    assert not result["training"]
+    assert str(finished_run.folder) not in json.dumps(result, allow_nan=False)
 
 
 def test_a_run_without_a_log_has_a_summary(started_run: Run) -> None:
-    found = run_summary(started_run)
-    assert (found["log_rows"], found["checkpoint_steps"], found["result"], found["training"]) == ([], [], None, False)
+    result = run_summary(started_run)
+    assert (result["log_rows"], result["checkpoint_steps"], result["result"], result["training"]) == ([], [], None, False)
     with pytest.raises(VitrailError, match="is not a run"):
         run_summary(Run(started_run.folder / "other"))
 
@@ -107,21 +112,21 @@ def test_a_long_log_is_thinned_except_its_ends_and_its_evaluations(started_run: 
         started_run.log({"step": step, "loss": step / 7})
         if step % 50 == 0:
             started_run.log({"step": step, "validation": {"loss": 1.0}})
-    found = read_log_rows(started_run)
-    assert len(found) == MAX_LOG_ROWS
-    assert found[0] == {"step": 1, "loss": 1 / 7}
-    assert found[-1] == {"step": 6000, "validation": {"loss": 1.0}}
-    assert [line["step"] for line in found if "validation" in line] == list(range(50, 6001, 50))
-    steps = [line["step"] for line in found]
+    result = read_log_rows(started_run)
+    assert len(result) == MAX_LOG_ROWS
+    assert result[0] == {"step": 1, "loss": 1 / 7}
+    assert result[-1] == {"step": 6000, "validation": {"loss": 1.0}}
+    assert [line["step"] for line in result if "validation" in line] == list(range(50, 6001, 50))
+    steps = [line["step"] for line in result]
     assert steps == sorted(steps)
     assert max(later - sooner for sooner, later in pairwise(steps)) <= 5  # evenly
 
 
 def test_too_many_evaluations_are_thinned() -> None:
     texts = [b'{"step": %d, "validation": {}}' % step for step in range(5000)]
-    found = thin_log(texts)
-    assert len(found) == MAX_LOG_ROWS
-    assert (found[0], found[-1]) == (texts[0], texts[-1])
+    result = thin_log(texts)
+    assert len(result) == MAX_LOG_ROWS
+    assert (result[0], result[-1]) == (texts[0], texts[-1])
 
 
 def test_nan_and_inf_become_null(started_run: Run) -> None:
@@ -220,8 +225,8 @@ def test_after_a_truncation_the_rows_after_the_step_are_repeated(started_run: Ru
             started_run.truncate_log(3)
             started_run.log({"step": 4, "loss": 2.0})
 
-    found = first_events(started_run, 4, after=2, act=act)
-    assert [(data["step"], data["loss"]) for _, data in found] == [(3, 1.0), (4, 1.0), (3, 1.0), (4, 2.0)]
+    result = first_events(started_run, 4, after=2, act=act)
+    assert [(data["step"], data["loss"]) for _, data in result] == [(3, 1.0), (4, 1.0), (3, 1.0), (4, 2.0)]
 
 
 def test_changed_checkpoints_are_an_event(started_run: Run) -> None:
@@ -252,13 +257,13 @@ def test_a_run_is_training_while_a_process_holds_its_lock_and_checking_does_not_
 
 def test_the_start_and_end_of_training_are_events(started_run: Run) -> None:
     async def listen() -> list[bool]:
-        found: list[bool] = []
+        result: list[bool] = []
         with lock_run(started_run):
-            async for kind, data in stream_events(started_run, -1, lambda: len(found) >= 1, interval=0.01):
-                found.extend([bool(data)] if kind == "training" else [])
-        async for kind, data in stream_events(started_run, -1, lambda: len(found) >= 2, interval=0.01):
-            found.extend([bool(data)] if kind == "training" else [])
-        return found
+            async for kind, data in stream_events(started_run, -1, lambda: len(result) >= 1, interval=0.01):
+                result.extend([bool(data)] if kind == "training" else [])
+        async for kind, data in stream_events(started_run, -1, lambda: len(result) >= 2, interval=0.01):
+            result.extend([bool(data)] if kind == "training" else [])
+        return result
 
     assert asyncio.run(asyncio.wait_for(listen(), 60)) == [True, False]
 

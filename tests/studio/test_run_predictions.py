@@ -47,34 +47,34 @@ def predictions(run: Run, library: ImageLibrary) -> RunPredictions:
 def test_the_matrix_counts_every_image_once_and_agrees_with_the_result(
     run: Run, predictions: RunPredictions, library: ImageLibrary
 ) -> None:
-    found, result = predictions.confusion(), run.result()
+    actual, result = predictions.confusion(), run.result()
     assert result is not None
-    matrix = np.array(found["matrix"])
-    assert (found["split"], found["class_names"]) == ("test", [f"class {label}" for label in range(4)])
-    assert found["class_indices"] == [0, 1, 2, 3]
-    assert matrix.sum() == found["total"] == library.page("d1", "test", 0, 1)["total"]
+    matrix = np.array(actual["matrix"])
+    assert (actual["split"], actual["class_names"]) == ("test", [f"class {label}" for label in range(4)])
+    assert actual["class_indices"] == [0, 1, 2, 3]
+    assert matrix.sum() == actual["total"] == library.page("d1", "test", 0, 1)["total"]
     assert (matrix.sum(1) == np.bincount(library.get_dataset(1).test.labels)).all()
     assert matrix.trace() / matrix.sum() == pytest.approx(result["test"]["top1"])
-    json.dumps(found)
+    json.dumps(actual)
 
 
 def test_the_images_of_a_cell_are_those_with_that_prediction(
     run: Run, predictions: RunPredictions, library: ImageLibrary
 ) -> None:
-    model, seen = load(run.folder), 0
+    model, num_images = load(run.folder), 0
     for true in range(4):
-        for said in range(4):
-            found = predictions.confused_images(true, said)
-            assert found["total"] == len(found["images"]) == predictions.confusion()["matrix"][true][said]
-            contents = [np.asarray(to_pil(library.read(told["id"]))) for told in found["images"]]
-            for told, prediction in zip(found["images"], predict(model, contents, workers=0), strict=True):
-                assert (told["label"], told["predicted"]) == (f"class {true}", f"class {said}")
-                assert prediction.label == told["predicted"]
-                assert prediction.probability == pytest.approx(told["probability"], abs=1e-6)
-                assert library.title(told["id"]) == told["title"]
-            assert found["images"] == sorted(found["images"], key=lambda told: -told["probability"])
-            seen += found["total"]
-    assert seen == predictions.confusion()["total"]
+        for predicted in range(4):
+            result = predictions.confused_images(true, predicted)
+            assert result["total"] == len(result["images"]) == predictions.confusion()["matrix"][true][predicted]
+            contents = [np.asarray(to_pil(library.read(entry["id"]))) for entry in result["images"]]
+            for entry, prediction in zip(result["images"], predict(model, contents, workers=0), strict=True):
+                assert (entry["label"], entry["predicted"]) == (f"class {true}", f"class {predicted}")
+                assert prediction.label == entry["predicted"]
+                assert prediction.probability == pytest.approx(entry["probability"], abs=1e-6)
+                assert library.title(entry["id"]) == entry["title"]
+            assert result["images"] == sorted(result["images"], key=lambda entry: -entry["probability"])
+            num_images += result["total"]
+    assert num_images == predictions.confusion()["total"]
 
 
 def test_the_highest_losses_come_first(run: Run, predictions: RunPredictions) -> None:
@@ -82,39 +82,39 @@ def test_the_highest_losses_come_first(run: Run, predictions: RunPredictions) ->
         logits, labels = torch.from_numpy(file["logits"]), torch.from_numpy(file["labels"])
         indices = file["indices"].tolist()
     losses = torch.nn.functional.cross_entropy(logits.double(), labels, reduction="none")
-    found = predictions.highest_loss()["images"]
-    assert [told["loss"] for told in found] == pytest.approx(losses.sort(descending=True)[0][:24].tolist())
-    for told in found:
-        row = indices.index(int(told["id"].rpartition("-")[2]))
-        assert told["loss"] == pytest.approx(losses[row].item())
-        assert told["label"] == f"class {labels[row]}"
+    result = predictions.highest_loss()["images"]
+    assert [entry["loss"] for entry in result] == pytest.approx(losses.sort(descending=True)[0][:24].tolist())
+    for entry in result:
+        row = indices.index(int(entry["id"].rpartition("-")[2]))
+        assert entry["loss"] == pytest.approx(losses[row].item())
+        assert entry["label"] == f"class {labels[row]}"
 
 
 def test_an_invalid_class_index_is_refused(predictions: RunPredictions) -> None:
-    for true, said in ((-1, 0), (0, 4)):
+    for true, predicted in ((-1, 0), (0, 4)):
         with pytest.raises(VitrailError, match="from 0 to 3"):
-            predictions.confused_images(true, said)
+            predictions.confused_images(true, predicted)
 
 
 def test_a_model_trained_with_the_sigmoid_loss_has_sigmoid_probabilities(
     run: Run, library: ImageLibrary, tmp_path: Path
 ) -> None:
     shutil.copytree(run.folder, tmp_path / "mine")
-    known = json.loads((tmp_path / "mine" / "recipe.json").read_text())
-    (tmp_path / "mine" / "recipe.json").write_text(json.dumps({**known, "loss": "sigmoid"}))
+    expected = json.loads((tmp_path / "mine" / "recipe.json").read_text())
+    (tmp_path / "mine" / "recipe.json").write_text(json.dumps({**expected, "loss": "sigmoid"}))
     with np.load(run.folder / "predictions.npz") as file:
         most = torch.from_numpy(file["logits"]).max(1).values.double().sigmoid()
         indices = file["indices"].tolist()
-    for told in RunPredictions(Run(tmp_path / "mine"), library, 1).highest_loss()["images"]:
-        assert told["probability"] == pytest.approx(most[indices.index(int(told["id"].rpartition("-")[2]))].item())
+    for entry in RunPredictions(Run(tmp_path / "mine"), library, 1).highest_loss()["images"]:
+        assert entry["probability"] == pytest.approx(most[indices.index(int(entry["id"].rpartition("-")[2]))].item())
 
 
 def test_changed_images_are_not_shown(run: Run, tmp_path: Path) -> None:
     other = tmp_path / "birds"
     shutil.copytree(run.recipe().data, other)
     shutil.copytree(run.folder, tmp_path / "mine")
-    known = json.loads((tmp_path / "mine" / "recipe.json").read_text())
-    (tmp_path / "mine" / "recipe.json").write_text(json.dumps({**known, "data": str(other)}))
+    expected = json.loads((tmp_path / "mine" / "recipe.json").read_text())
+    (tmp_path / "mine" / "recipe.json").write_text(json.dumps({**expected, "data": str(other)}))
     moved = Run(tmp_path / "mine")
     before = RunPredictions(moved, ImageLibrary([moved.recipe()]), 0)
     assert before.highest_loss()["images"]  # the same images at another path are the same
@@ -163,13 +163,13 @@ def test_with_very_many_classes_only_the_most_confused_are_shown(run: Run, libra
     (many.folder / "best" / "vitrail.json").write_text(
         json.dumps({**facts, "class_names": [f"kind {k}" for k in range(count)]})
     )
-    found = RunPredictions(many, library, 1).confusion()
-    assert len(found["matrix"]) == len(found["class_names"]) == MAX_MATRIX_CLASSES
-    assert {7, *range(120, 150)} <= set(found["class_indices"])
-    assert found["class_names"] == [f"kind {k}" for k in found["class_indices"]]
-    assert found["total"] == 300
-    seven = found["class_indices"].index(7)
-    assert found["matrix"][found["class_indices"].index(149)][seven] == 2
+    result = RunPredictions(many, library, 1).confusion()
+    assert len(result["matrix"]) == len(result["class_names"]) == MAX_MATRIX_CLASSES
+    assert {7, *range(120, 150)} <= set(result["class_indices"])
+    assert result["class_names"] == [f"kind {k}" for k in result["class_indices"]]
+    assert result["total"] == 300
+    seven = result["class_indices"].index(7)
+    assert result["matrix"][result["class_indices"].index(149)][seven] == 2
 
 
 def test_damaged_predictions_are_an_error_and_new_ones_are_read(run: Run, library: ImageLibrary, tmp_path: Path) -> None:
