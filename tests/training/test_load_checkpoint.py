@@ -46,12 +46,17 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return Run(folder)
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Run:
-    """A run to damage."""
-    folder = tmp_path / "run"
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "short"
     fit(recipe(**FREQUENT, steps=8), folder, Hardware(workers=0))
-    return Run(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(short_run: Path, tmp_path: Path) -> Run:
+    """A run to damage."""
+    return Run(shutil.copytree(short_run, tmp_path / "run"))
 
 
 def assert_same(one: Model, two: Model) -> None:

@@ -88,6 +88,7 @@ def test_a_real_shortage_gives_smaller_micro_batches_and_the_same_weights(tmp_pa
     assert json.loads((newest / "state.json").read_text())["micro_batch_size"] < recipe.batch_size  # saved for a resumed run
 
 
+@pytest.mark.thorough
 def test_if_not_even_one_image_fits_the_error_says_so(tmp_path: Path) -> None:
     wide = replace(LARGE, image=(256, 256))
     output = run_with_memory_limit(

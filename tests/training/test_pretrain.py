@@ -50,6 +50,11 @@ def ssl_recipe(method: str = "mae", **changes: object) -> Recipe:
     return recipe(**{"masking": MASKING[method], "model": model, "augment": get_policy("none"), **changes})
 
 
+ONE_METHOD = pytest.mark.parametrize(
+    "uninterrupted", ["mae", *(pytest.param(method, marks=pytest.mark.thorough) for method in list(MASKING)[1:])], indirect=True
+)
+
+
 @pytest.fixture(scope="module", params=MASKING)
 def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("runs") / request.param
@@ -61,7 +66,7 @@ def decoders(folder: Path) -> list[dict[str, torch.Tensor]]:
     return [load_file(folder / kind / "decoder.safetensors") for kind in ("best", "last")]
 
 
-@pytest.mark.parametrize("at", [2, 7, 11])
+@pytest.mark.parametrize("at", [7, *(pytest.param(at, marks=pytest.mark.thorough) for at in (2, 11))])
 def test_an_interrupted_run_ends_as_the_uninterrupted_one(at: int, uninterrupted: tuple[str, Path], tmp_path: Path) -> None:
     method, reference = uninterrupted
     with pytest.raises(OSError, match="broke"):
@@ -76,6 +81,7 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one(at: int, uninterrupted
     assert all(np.array_equal(resumed[step][name], whole[step][name]) for step in resumed for name in resumed[step])
 
 
+@ONE_METHOD
 def test_a_run_that_is_killed_resumes_bit_for_bit(uninterrupted: tuple[str, Path], tmp_path: Path) -> None:
     method, reference = uninterrupted
     (tmp_path / "recipe.json").write_text(to_json(ssl_recipe(method)))
@@ -108,6 +114,7 @@ def test_an_encoder_is_saved_with_its_decoder(uninterrupted: tuple[str, Path]) -
     assert all(0 <= row["knn"] <= 1 for row in evaluations)
 
 
+@ONE_METHOD
 def test_the_pretrained_encoder_can_be_fine_tuned(uninterrupted: tuple[str, Path], tmp_path: Path) -> None:
     _, folder = uninterrupted
     settings = ssl_recipe(uninterrupted[0])

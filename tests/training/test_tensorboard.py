@@ -65,7 +65,15 @@ def test_events_are_the_log_and_the_recipe(tmp_path: Path) -> None:
     assert to_json(recipe()) in text.tensor_proto.string_val[0].decode()
 
 
-@pytest.mark.parametrize("at", [2, 3, 4, 8], ids=["before a checkpoint", "in one", "after an evaluation", "later"])
+@pytest.mark.parametrize(
+    "at",
+    [
+        pytest.param(2, id="before a checkpoint", marks=pytest.mark.thorough),
+        pytest.param(3, id="in one"),
+        pytest.param(4, id="after an evaluation", marks=pytest.mark.thorough),
+        pytest.param(8, id="later"),
+    ],
+)
 def test_an_interrupted_run_has_every_step_once(at: int, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="broke"):
         train_until(tmp_path, at)
@@ -92,6 +100,7 @@ with TensorBoardCallback(sys.argv[2]) as board:
 """
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_killed_twice_has_every_step_once(tmp_path: Path) -> None:
     settings, folder = tmp_path / "settings.json", tmp_path / "run"
     settings.write_text(to_json(recipe()))
