@@ -11,22 +11,27 @@ PYTEST := OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 $(BIN)/python -m
 # The run-time shape checker does not work with torch.compile, so tests that compile run without it.
 UNCHECKED := --no-shape-checks
 
-.PHONY: demo test test-all docs format clean
+QUICK := not slow and not thorough
+
+.PHONY: demo check test test-rest test-all docs format clean
 
 demo: .venv/installed
 	$(BIN)/vitrail train
 
-test: .venv/installed-dev
+check: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(PYTEST) -m "not compile and not slow"
-	$(PYTEST) $(UNCHECKED) -m "compile and not slow"
 
-test-all: .venv/installed-dev
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
+test: check  # the most telling tests of every feature, in a few minutes
+	$(PYTEST) -m "not compile and $(QUICK)"
+	$(PYTEST) $(UNCHECKED) -m "compile and $(QUICK)"
+
+test-rest: .venv/installed-dev  # what CI runs after `make test`
+	$(PYTEST) -m "thorough and not compile and not slow"
+	$(PYTEST) $(UNCHECKED) -m "thorough and compile and not slow"
+
+test-all: check  # everything, also what takes minutes each
 	$(PYTEST) -m "not compile"
 	$(PYTEST) $(UNCHECKED) -m "compile"
 

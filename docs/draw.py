@@ -1,7 +1,7 @@
 """Draws the figures of the README and of the docs: ``.venv/bin/python docs/draw.py``. Tests check that they are up to date.
 
 The attention of a trained model differs in the last digits between machines, so the numbers of two figures are saved in
-``pictures/tutorial.json``. ``docs/draw.py --train`` recomputes them: the tutorial's model, trained for all 1,900 steps.
+``images/tutorial.json``. ``docs/draw.py --train`` recomputes them: the tutorial's model, trained for all 1,900 steps.
 """
 
 import io
@@ -29,7 +29,7 @@ from vitrail.recipes.context import RecipeContext
 from vitrail.recipes.demo import demo
 from vitrail.report.contact_sheet import contact_sheet
 
-FIGURES_FOLDER = Path(__file__).parent / "pictures"
+FIGURES_FOLDER = Path(__file__).parent / "images"
 TUTORIAL_NUMBERS = FIGURES_FOLDER / "tutorial.json"
 BOOT_INDEX = 28  # the tutorial's image, by its index in fashion's test split
 

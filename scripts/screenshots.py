@@ -21,7 +21,7 @@ import vitrail
 from tests.browser.studio_page import TIMEOUT_MS, find_chromium, run_studio
 from vitrail.cli.main import run
 
-FIGURES_FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
+FIGURES_FOLDER = Path(__file__).parents[1] / "docs" / "images"
 IMAGE_INDEX = 21  # a sneaker, in the test split of fashion
 MAX_BYTES = 150_000
 

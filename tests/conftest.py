@@ -10,7 +10,7 @@ from jaxtyping import install_import_hook
 
 SOURCE = Path(__file__).parents[1] / "src"
 
-MUST_RUN = ("parity", "browser")
+MUST_RUN = ("parity", "browser", "bare")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

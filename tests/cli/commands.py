@@ -18,7 +18,11 @@ def command_names(group: object, before: str = "") -> list[str]:
 COMMANDS = command_names(app)
 
 
+def help_text(command: str) -> str:
+    """Return what ``vitrail COMMAND --help`` prints on a wide terminal."""
+    return CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
+
+
 def options(command: str) -> list[str]:
     """Return the long options that ``vitrail COMMAND --help`` lists."""
-    shown = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
-    return sorted(set(re.findall(r"(--[a-z][a-z-]*)", shown)) - {"--help"})
+    return sorted(set(re.findall(r"(--[a-z][a-z-]*)", help_text(command))) - {"--help"})

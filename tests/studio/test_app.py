@@ -159,7 +159,7 @@ def test_an_invalid_request_gets_one_sentence(client: TestClient, path: str, sta
 
 
 @pytest.mark.parametrize(
-    ("request", "text"),
+    ("content", "text"),
     [
         (b"", "model must be"),
         (b"[]", "model must be"),
@@ -173,8 +173,8 @@ def test_an_invalid_request_gets_one_sentence(client: TestClient, path: str, sta
         (b" " * (2**20 + 1), "1 MiB"),
     ],
 )
-def test_an_invalid_ablation_gets_one_sentence(client: TestClient, request: Any, text: str) -> None:
-    body = request if isinstance(request, bytes) else json.dumps(request).encode()
+def test_an_invalid_ablation_gets_one_sentence(client: TestClient, content: Any, text: str) -> None:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
     response = client.post(HOME + "api/ablate", content=body)
     assert response.status_code == 422, response.text
     assert text in response.json()["error"]

@@ -88,7 +88,7 @@ EXPERIMENT = Experiment(
     title="Equations 2 and 3: pre-norm or post-norm",
     paper="Layer norm is applied before every block and residual connections after it, as in later Transformers (Wang et "
     "al. 2019; Baevski and Auli 2019), and pre-training warms up over 10,000 steps. The paper "
-    "(Dosovitskiy et al. 2021, 3.1 and Table 3) ablates neither, and has no numbers for it.",
+    "(Dosovitskiy et al. 2021, 3.1 and Table 3) ablates neither, so there is nothing to compare with.",
     scaled=f"A ViT with {DEPTH} layers, width 64 and sixteen patches, AdamW with gradient clipping at 1, three learning rates, "
     "three seeds.",
     limits=f"{DEPTH} layers are few: post-norm without warm-up is known to fail with more of them and with higher learning "

@@ -75,7 +75,7 @@ def test_a_saved_dataset_is_read_by_split_undecoded_with_its_own_class_order(
     order = [2, 0, 1, 1, 2]
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(dataset.read, order)) == [image_bytes(4 + number) for number in order]
-    assert pickle.loads(pickle.dumps(dataset)).content(1) == image_bytes(5)
+    assert pickle.loads(pickle.dumps(dataset)).read(1) == image_bytes(5)
     assert dataset.describe(1) == f"row 2 of {folder} (validation)"
 
 

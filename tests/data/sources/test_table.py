@@ -170,7 +170,7 @@ def test_images_inside_the_file_come_out_as_they_went_in(kind: str, tmp_path: Pa
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(dataset.read, order)) == [contents[number] for number in order]
     again = pickle.loads(pickle.dumps(dataset))  # as for another process
-    assert again.content(9) == contents[9]
+    assert again.read(9) == contents[9]
     assert dataset.describe(9) == f"row 10 of {tmp_path / 't.parquet'}"
 
 

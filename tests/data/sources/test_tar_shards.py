@@ -109,7 +109,7 @@ def test_what_webdataset_writes_is_read_in_any_order_by_threads_and_other_proces
     order = [11, 3, 3, 0, 7, 4, 9, 1]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(dataset.read, order)) == [image_bytes(number) for number in order]
-    assert pickle.loads(pickle.dumps(dataset)).content(5) == image_bytes(5)
+    assert pickle.loads(pickle.dumps(dataset)).read(5) == image_bytes(5)
 
 
 def test_a_folder_a_list_a_glob_and_braces_name_the_same_shards(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ export class FaithfulnessTable {
     Object.assign(this, { root: el("table", { class: "faithfulness" }), by: "faithfulness", descending: true, rows: [], selected: null });
   }
 
-  // rows: [{method, meta?, text}]; text says why there are no numbers yet. `full`: all rows are loaded.
+  // rows: [{method, meta?, text}]; text says why there are no values yet. `full`: all rows are loaded.
   draw(rows, selected, full) {
     Object.assign(this, { rows, selected, full });
     const sorted = [...rows].sort((one, other) => this.#compare(one, other));
