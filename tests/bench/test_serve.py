@@ -15,7 +15,7 @@ from vitrail.weights.save import save
 
 
 def test_every_request_of_the_load_has_a_response_that_the_server_counted_too() -> None:
-    with start_fake_server(max_batch=4, queue=4) as server:
+    with start_fake_server(max_batch=4, max_queue=4) as server:
         requests = [build_request(coloured_image(label), "image/png") for label in (1, 2)] + [build_request(b"?", "image/png")]
         done = send_load("127.0.0.1", server.port, requests, 7, 1.0)
         assert set(done.other_statuses) <= {422, 503}

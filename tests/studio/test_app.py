@@ -181,8 +181,8 @@ def test_an_invalid_ablation_gets_one_sentence(client: TestClient, content: Any,
 
 
 def test_an_ablation_returns_the_probabilities_of_explain(client: TestClient, source: Path) -> None:
-    request = {"model": "m0", "image": "sample-2", "patches": [0, 4], "mode": "drop", "seed": 0}
-    result = client.post(HOME + "api/ablate", json=request).json()
+    fields = {"model": "m0", "image": "sample-2", "patches": [0, 4], "mode": "drop", "seed": 0}
+    result = client.post(HOME + "api/ablate", json=fields).json()
     model = vitrail.load(source)
     from vitrail.studio.sample_images import Samples
 
@@ -236,15 +236,15 @@ def test_an_internal_error_is_one_sentence_on_the_page_and_a_traceback_in_the_te
 
 
 def test_cached_responses_stay_within_their_limit() -> None:
-    cache, request = ByteLRUCache(max_bytes=100), []
+    cache, fields = ByteLRUCache(max_bytes=100), []
 
     def response(size: int) -> bytes:
-        request.append(size)
+        fields.append(size)
         return bytes(size)
 
     for size in (40, 50, 40, 60, 50, 300, 40):
         assert len(cache.get(("answer", size), lambda size=size: response(size))) == size  # type: ignore[misc]
-    assert request == [40, 50, 60, 50, 300, 40]  # 40 was still cached the second time, 50 was evicted for 60
+    assert fields == [40, 50, 60, 50, 300, 40]  # 40 was still cached the second time, 50 was evicted for 60
     assert cache.num_bytes <= 340
 
 
@@ -264,11 +264,11 @@ def test_a_cancelled_computation_stops_at_its_next_forward_pass(source: Path) ->
     desk, gone = StudioService(ModelStore([str(source)]), ImageLibrary()), Event()
     gone.set()
 
-    def request() -> None:
+    def fields() -> None:
         CANCEL_EVENT.set(gone)
         desk.saliency(("m0", None), "sample-0", None, "relevance")
 
     with pytest.raises(Cancelled):
-        copy_context().run(request)
+        copy_context().run(fields)
     facts, _ = decode_arrays(desk.saliency(("m0", None), "sample-0", None, "relevance"))  # and the next request is answered
     assert facts["method"] == "relevance"

@@ -1,6 +1,6 @@
 """Binary format of metadata and arrays: a JSON header, then the arrays, which a browser reads as typed arrays without a copy.
 
-Little-endian: four bytes with the header's length, the header, zeros up to a multiple of eight, the arrays, each padded likewise.
+Little-endian: four bytes with the header's length, the header, zeros up to a multiple of eight, arrays padded likewise.
 """
 
 import json
