@@ -2,7 +2,7 @@
 
     python -m scripts.screenshots runs/demo
 
-``make demo`` trains ``runs/demo`` on the embedded fashion images. The three PNG files go to ``docs/pictures``, with a palette
+``make demo`` trains ``runs/demo`` on the embedded fashion images. The three PNG files go to ``docs/images``, with a palette
 of colours to keep the repository small. Needs Chromium and Playwright, as the browser tests do.
 """
 
@@ -50,7 +50,7 @@ def browser_page(width: int, height: int) -> Iterator[Page]:
 
 def report_screenshot(page: Page, run_folder: Path) -> bytes:
     page.goto((run_folder / "report.html").resolve().as_uri())
-    return page.screenshot()
+    return page.screenshot(clip={"x": 0, "y": 0, "width": 1000, "height": 700})  # to the end of a row of figures
 
 
 def explanation_screenshot(page: Page, run_folder: Path) -> bytes:
