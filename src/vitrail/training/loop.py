@@ -180,9 +180,8 @@ class Trainer:
         start, seconds_before, skipped_in_a_row = time.perf_counter(), self.state.seconds, 0
         self.state.model.train()
         last_step = self.state.step if self._early_stop else self.recipe.steps  # it had stopped early when the process ended
-        with handle_stop_signals(
-            ignore_repeats=self.group.world_size > 1
-        ) as stop:  # nothing to save before it, all saved after it
+        # around the steps alone: there is nothing to save before them, and all is saved after them
+        with handle_stop_signals(ignore_repeats=self.group.world_size > 1) as stop:
             for batch in self.loader.batches(self.state.step, last_step, self.workers):
                 micro_batch_size = self.state.micro_batch_size
                 metrics = train_step(self.state, self.task, batch, self.recipe)

@@ -30,9 +30,7 @@ class Optim:
     momentum: float = 0.9  # SGD only
     nesterov: bool = False
     weight_decay: float = 0.0
-    independent_weight_decay: bool = (
-        False  # decay by weight_decay times the schedule (big_vision), not by lr times weight_decay
-    )
+    independent_weight_decay: bool = False  # decay by weight_decay times the schedule (big_vision), not times lr
     grad_clip: float | None = None  # maximum global gradient norm
     layer_decay: float = 1.0  # each block's lr is this times that of the block after it
     head_lr_scale: float = 1.0  # multiplies lr, for the classifier
@@ -110,38 +108,28 @@ class Recipe:
     shuffle_window: int | None = None  # shuffle among so many neighbouring images; None: among all
     eval_every: int = 100  # steps between two evaluations on validation
     checkpoint_every: int = 100  # steps between two checkpoints
-    keep_checkpoints: int = 2  # checkpoints
+    keep_checkpoints: int = 2  # how many of the newest are kept
     early_stop_patience: int | None = None  # evaluations without improvement before stopping early
     max_bad_fraction: float = 0.05  # fraction of the images that may be unusable
 
     def __post_init__(self) -> None:
         validate(self)
-        for name in (
-            "steps",
-            "batch_size",
-            "eval_every",
-            "checkpoint_every",
-            "keep_checkpoints",
-            "micro_batch_size",
-            "early_stop_patience",
-            "shuffle_window",
-        ):
+        counts = ("steps", "batch_size", "eval_every", "checkpoint_every", "keep_checkpoints")
+        for name in (*counts, "micro_batch_size", "early_stop_patience", "shuffle_window"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise VitrailError(f"{name} must be at least 1, got {value}; try {name}=1")
         _check_fraction(self, "", "label_smoothing", "ema_decay", "max_bad_fraction", "val_fraction", "test_fraction")
         if self.schedule.warmup_steps + self.schedule.cooldown_steps > self.steps:
             raise VitrailError(
-                f"schedule.warmup_steps and cooldown_steps must fit into {self.steps} steps, got "
-                f"{self.schedule.warmup_steps} and "
-                f"{self.schedule.cooldown_steps}; try schedule.warmup_steps={self.steps // 10}"
+                f"schedule.warmup_steps and cooldown_steps must fit into {self.steps} steps, got {self.schedule.warmup_steps} "
+                f"and {self.schedule.cooldown_steps}; try schedule.warmup_steps={self.steps // 10}"
             )
         if self.model.image != self.preprocess.image_size or self.model.channels != len(self.preprocess.mean):
             raise VitrailError(
                 f"model and preprocess must agree on the image, got {self.model.image} of {self.model.channels} channels and "
                 f"{self.preprocess.image_size} of {len(self.preprocess.mean)}; change both"
             )
-
         if self.masking is not None:
             check_masking(self.masking, self.model)
             if self.augment.mixup or self.augment.cutmix:
