@@ -115,12 +115,15 @@ def test_a_bad_image_is_left_out_and_counted_and_too_many_stop_the_evaluation(ca
     assert "images cannot be used, more than the tolerated fraction of 0.05" in capsys.readouterr().err
 
 
-def test_the_split_of_a_plain_folder_is_noted(capsys: Capture) -> None:
+def test_a_plain_folder_is_evaluated_as_a_whole_and_that_of_the_training_with_its_split_noted(capsys: Capture) -> None:
     sample_images.write_class_folders(Path("flat"), {"ant": 9, "cat": 7})
     answer = evaluate_json(capsys, "one", "flat")
+    assert (answer["split"], answer["images"]) == ("all", 16)
+    save(random_model(1), "trained", metadata={"dataset": {"name": "flat"}, "recipe": {}})
+    answer = evaluate_json(capsys, "trained", "flat")
     assert (answer["split"], answer["images"]) == ("test", 2)
     assert any("no splits given" in note for note in answer["notes"])
-    assert evaluate_json(capsys, "one", "flat", "--split", "all")["images"] == 16
+    assert evaluate_json(capsys, "trained", "flat", "--split", "all")["images"] == 16
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def doctor(json: JsonOption = False) -> None:
     if json:
         print_json({"ok": _all_working(findings), "findings": [vars(finding) for finding in findings]})
     else:
-        sheet = make_table("check", "state", "found", "remedy")
+        sheet = make_table("check", "state", "detail", "remedy")
         for finding in findings:
             add_row(
                 sheet, finding.name, Text(finding.state, style=STATE_COLOURS[finding.state]), finding.detail, finding.remedy
@@ -66,9 +66,9 @@ def _all_working(findings: list[Finding]) -> bool:
 
 
 def _check_python() -> Finding:
-    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     enough = sys.version_info >= (3, 11)
-    return Finding("python", "ok" if enough else "broken", found, "" if enough else "install Python 3.11 or newer")
+    return Finding("python", "ok" if enough else "broken", detail, "" if enough else "install Python 3.11 or newer")
 
 
 def _requirements() -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -173,9 +173,9 @@ def _check_extras(extras: dict[str, list[str]]) -> list[Finding]:
     findings = []
     for extra, names in extras.items():
         missing = [name for name in names if not _is_installed(name)]
-        found = ", ".join(names) if not missing else f"without {', '.join(missing)}"
+        detail = ", ".join(names) if not missing else f"without {', '.join(missing)}"
         remedy = f"{sys.executable} -m pip install -c constraints.txt 'vitrail[{extra}]'" if missing else ""
-        findings.append(Finding(f"extra {extra}", "absent" if missing else "ok", found, remedy))
+        findings.append(Finding(f"extra {extra}", "absent" if missing else "ok", detail, remedy))
     return findings
 
 
