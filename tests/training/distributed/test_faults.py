@@ -18,6 +18,7 @@ from tests.training.distributed.torchrun import (
     workers,
     write_recipe,
 )
+from vitrail.cli.main import run as run_command
 from vitrail.training.checkpoint import find_valid_checkpoint, list_checkpoints
 from vitrail.training.loop import Hardware, fit
 from vitrail.training.recipe import Recipe
@@ -56,6 +57,7 @@ def test_a_killed_rank_is_restarted_and_the_run_is_the_same_run(single_process: 
     assert_same_run(single_process, run)
 
 
+@pytest.mark.thorough
 def test_without_a_restart_all_end_and_the_next_start_resumes(single_process: Path, tmp_path: Path) -> None:
     file, run = write_recipe(small_recipe(), tmp_path), tmp_path / "run"
     with start_torchrun(2, "train", "--recipe-from", file, "--out", run) as process:
@@ -72,6 +74,7 @@ def test_without_a_restart_all_end_and_the_next_start_resumes(single_process: Pa
     assert_same_run(single_process, run)
 
 
+@pytest.mark.thorough
 def test_if_the_launcher_is_killed_its_processes_save_and_end(single_process: Path, tmp_path: Path) -> None:
     """The store of the rendezvous ends with the launcher."""
     file, run = write_recipe(small_recipe(), tmp_path), tmp_path / "run"
@@ -122,6 +125,7 @@ main()
 """
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_full_on_one_rank_is_named_and_leaves_the_last_checkpoint_whole(
     single_process: Path, tmp_path: Path
 ) -> None:
@@ -136,6 +140,7 @@ def test_a_disk_that_is_full_on_one_rank_is_named_and_leaves_the_last_checkpoint
     assert_same_run(single_process, run)
 
 
+@pytest.mark.thorough
 def test_a_mistake_is_one_sentence_and_not_one_per_rank(tmp_path: Path) -> None:
     file = write_recipe(deterministic_recipe(batch_size=25), tmp_path)
     done = torchrun(2, "train", "--recipe-from", file, "--out", tmp_path / "run")
@@ -144,5 +149,11 @@ def test_a_mistake_is_one_sentence_and_not_one_per_rank(tmp_path: Path) -> None:
         "vitrail: batch_size must be a multiple of the world size 2, got 25; try batch_size=26"
     ]
     assert not lines(tmp_path / "run")
-    done = torchrun(2, "train", "--recipe-from", file, restarts=1)
-    assert "needs a named folder" in done.stderr
+
+
+def test_a_run_that_may_be_restarted_needs_a_named_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
+    assert run_command(["train", "--recipe-from", str(write_recipe(small_recipe(), tmp_path))]) == 2
+    assert "needs a named folder" in capsys.readouterr().err

@@ -37,7 +37,7 @@ def train_uneven(group: ProcessGroup, parallel: str, micro: int | None, kind: st
     return [*metrics, {"images": state.images, "step": state.step}]
 
 
-@pytest.mark.parametrize("micro", [None, 2])
+@pytest.mark.parametrize("micro", [None, pytest.param(2, marks=pytest.mark.thorough)])
 def test_images_that_are_missing_on_a_rank_do_not_count(micro: int | None, tmp_path: Path) -> None:
     (tmp_path / "go.py").write_text("from tests.training.distributed.test_uneven_batches import main; main()")
     line = command(2, tmp_path / "metrics", micro or 0, script=str(tmp_path / "go.py"))

@@ -74,10 +74,15 @@ def test_any_world_size_makes_the_same_run(ranks: int, settings: list[str], sing
     assert (run / "report.html").is_file()
 
 
-def test_a_run_resumed_on_four_then_two_then_one_rank_stays_the_same_run(single_process: Path, tmp_path: Path) -> None:
-    """Sharded by FSDP over four ranks, then over two, then in one process. Each is stopped by SIGTERM."""
+@pytest.mark.parametrize(
+    "sessions", [((2, 13),), pytest.param(((4, 13), (2, 31)), marks=pytest.mark.thorough)], ids=["two, one", "four, two, one"]
+)
+def test_a_run_resumed_on_fewer_ranks_stays_the_same_run(
+    sessions: tuple[tuple[int, int], ...], single_process: Path, tmp_path: Path
+) -> None:
+    """Sharded by FSDP over the ranks of each session, which SIGTERM stops, then continued in one process."""
     file, run = write_recipe(deterministic_recipe(), tmp_path), tmp_path / "run"
-    for ranks, at in ((4, 13), (2, 31)):
+    for ranks, at in sessions:
         call = ("train", "--recipe-from", file, "--out", run, "--set", "parallel=fsdp")
         with start_torchrun(ranks, *call) as process:
             wait_until(lambda at=at: len(steps(run)) >= at, process)  # type: ignore[misc]
@@ -119,7 +124,7 @@ def ssl_recipe(method: str) -> Recipe:
 @pytest.mark.parametrize(
     ("method", "parallel"),
     [
-        ("mae", "ddp"),
+        pytest.param("mae", "ddp", marks=pytest.mark.thorough),
         pytest.param("mae", "fsdp", marks=pytest.mark.slow),
         pytest.param("simmim", "ddp", marks=pytest.mark.slow),
         pytest.param("simmim", "fsdp", marks=pytest.mark.slow),
