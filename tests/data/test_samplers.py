@@ -63,8 +63,8 @@ def test_every_image_is_read_once_per_epoch_in_a_new_order(window: int | None, b
         assert other != orders[0]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("window", [3, 16, 40])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.thorough), 4])
+@pytest.mark.parametrize("window", [3, 16, pytest.param(40, marks=pytest.mark.thorough)])
 def test_ranks_and_threads_have_the_same_order_and_resuming_continues_it(ranks: int, window: int, shards: Dataset) -> None:
     unbroken = build_shuffled_sampler(shards, 8, 2, window)
     expected = [unbroken.batch_indices(step)[1].tolist() for step in range(12)]

@@ -107,7 +107,10 @@ def test_merging_equal_tokens_changes_nothing(pool: Any) -> None:
 
 
 @pytest.mark.parametrize("changes", [kind for kind in CONFIGS if "position_at" not in kind], ids=str)
-@pytest.mark.parametrize(("count", "drop", "every"), [(0, 0.0, 1), (3, 0.0, 1), (100, 0.0, 2), (5, 0.4, 3)])
+@pytest.mark.parametrize(
+    ("count", "drop", "every"),
+    [*(pytest.param(*case, marks=pytest.mark.thorough) for case in ((0, 0.0, 1), (3, 0.0, 1))), (100, 0.0, 2), (5, 0.4, 3)],
+)
 def test_macs_are_counted(changes: dict[str, Any], count: int, drop: float, every: int) -> None:
     """On the meta device, where the fused kernel is counted too. The weighted mean of pooling is not counted."""
     plain = build(small_config(image=LARGER, **changes), device="meta").eval()

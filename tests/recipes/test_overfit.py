@@ -1,7 +1,9 @@
 """Every recipe, with a smaller model and fewer steps, overfits eight images; the rest of it is unchanged."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +27,12 @@ from vitrail.training.step import train_step
 SIZE = (24, 32)
 BATCH = 32  # each of the eight four times, cropped and mixed differently
 STEPS, EVAL_EVERY = 500, 25  # at most, and between two evaluations
+LONG = ("textbook", "augreg", "masked-patch", "mae")  # take most of the steps, or the largest model
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    """Mark the long ones as thorough."""
+    return [pytest.param(name, marks=pytest.mark.thorough if name in LONG else ()) for name in names]
 
 
 def eight_images() -> ArrayDataset:
@@ -73,7 +81,7 @@ def is_learned(scores: dict[str, float]) -> bool:
     return scores["top1"] == 1 and scores["loss"] < math.log(8) / 2  # a uniform prediction has loss log 8
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name not in SSL_METHODS])
+@pytest.mark.parametrize("name", marked(name for name in RECIPES if name not in SSL_METHODS))
 def test_every_recipe_overfits_eight_images(name: str) -> None:
     settings = shrunk(get_recipe(name, RecipeContext("eight", num_images=10 * BATCH, classes=8, native_size=None, channels=3)))
     assert settings.batch_size == BATCH
@@ -82,7 +90,7 @@ def test_every_recipe_overfits_eight_images(name: str) -> None:
     assert state.skipped_steps == 0
 
 
-@pytest.mark.parametrize("name", SSL_METHODS)
+@pytest.mark.parametrize("name", marked(SSL_METHODS))
 def test_every_self_supervised_recipe_learns_to_reconstruct_eight_images(name: str) -> None:
     """Evaluated under other masks and crops than in training, so that the loss cannot be memorised."""
     settings = shrunk(get_recipe(name, RecipeContext("eight", num_images=10 * BATCH, classes=8, native_size=None, channels=3)))

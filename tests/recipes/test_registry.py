@@ -88,9 +88,13 @@ def test_model_and_image_size_are_applied_or_refused() -> None:
     assert isinstance(made.model, ViTConfig)
     assert (made.model.image, made.model.width, made.model.stem is not None) == ((64, 96), 768, True)
     assert get_recipe("small", RecipeContext(image=(48, 48))).model.image == (48, 48)
-    for name in ("demo", "small"):
-        with pytest.raises(VitrailError, match=f"{name} has its own model and takes no --model, got B/16"):
-            get_recipe(name, RecipeContext(model="B/16"))
+    large = get_recipe("small", RecipeContext(model="B/16"))  # of fashion's 28 x 28 pixels, the nearest multiple of 16
+    assert isinstance(large.model, ViTConfig)
+    assert (large.model.width, large.model.patch, large.model.image) == (768, (16, 16), (32, 32))
+    with pytest.raises(VitrailError, match=r"the small recipe trains a ViT, got --model R50x1; try --recipe resnet"):
+        get_recipe("small", RecipeContext(model="R50x1"))
+    with pytest.raises(VitrailError, match="demo has its own model and takes no --model, got B/16"):
+        get_recipe("demo", RecipeContext(model="B/16"))
     with pytest.raises(VitrailError, match="demo takes images at their native size and no --image-size"):
         get_recipe("demo", RecipeContext(image=(56, 56)))
 

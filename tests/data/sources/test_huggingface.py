@@ -211,7 +211,7 @@ def run_read_hub(tmp_path: Path, endpoint: str, **more: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("kind", ["closed", "silent", "off"])
+@pytest.mark.parametrize("kind", ["silent", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("closed", "off"))])
 def test_a_hub_that_does_not_respond_times_out_soon(kind: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"

@@ -127,6 +127,7 @@ def test_an_image_and_its_negative_are_equally_likely_so_every_class_has_the_sam
         assert abs(means.mean() - 127.5) < 5 * means.std() / len(means) ** 0.5
 
 
+@pytest.mark.thorough
 def test_a_linear_classifier_of_pixels_learns_next_to_nothing() -> None:
     train, test = build_panes("train", 2500, (16, 16)), build_panes("test", 1000, (16, 16))
     x, y = (np.stack([part.read(i).ravel() for i in range(len(part))]) / 127.5 - 1 for part in (train, test))
