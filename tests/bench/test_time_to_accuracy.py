@@ -10,6 +10,7 @@ from tests.reference_libraries import reference_library
 from vitrail.bench import time_to_accuracy as bench
 from vitrail.bench.time_to_accuracy import PEER_LRS, TimeToAccuracy, benchmark_time_to_accuracy
 from vitrail.cli.main import run
+from vitrail.data.sources.open import open_dataset
 from vitrail.recipes.context import RecipeContext
 from vitrail.recipes.demo import demo
 from vitrail.training.recipe import Recipe
@@ -49,6 +50,8 @@ def test_a_shorter_run_is_the_same_recipe_scaled_in_time() -> None:
 def test_it_runs_and_its_numbers_are_consistent(monkeypatch: pytest.MonkeyPatch) -> None:
     reference_library("timm")
     monkeypatch.setattr(bench, "STEPS_PER_TURN", 2)
+    small = open_dataset("fashion:train_size=300,heldout_size=100")
+    monkeypatch.setattr(bench, "open_dataset", lambda *_, **__: small)
     stages: set[str] = set()
     speed = benchmark_time_to_accuracy(steps=4, rounds=1, progress=lambda what, done, total: stages.add(what))
     assert is_consistent(speed)

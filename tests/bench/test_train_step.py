@@ -10,8 +10,9 @@ from vitrail.models.cost import cost
 
 
 @pytest.mark.parity
-def test_ours_and_the_peers_take_steps_at_the_demos_shape() -> None:
+def test_ours_and_the_peers_take_steps_at_the_demos_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     reference_library("timm")
+    monkeypatch.setattr("vitrail.bench.train_step.TURN_SECONDS", 0.05)
     speed = benchmark_train_step(rounds=1, names=("demo",))
     assert set(speed.peers["demo"]) == {"timm", "transformers", "vit-pytorch"}
     assert set(speed.ours["demo"]) == {OURS, OWN_RECIPE}

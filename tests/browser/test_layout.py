@@ -48,6 +48,7 @@ def test_axe_finds_nothing_in_any_part(page: Page, studio: RunningStudio) -> Non
     assert not {where: what for where, what in violations_by_part.items() if what}
 
 
+@pytest.mark.thorough
 def test_axe_finds_nothing_on_a_phone(browser: Browser, studio: RunningStudio) -> None:
     width, height = VIEWPORTS["phone"]
     page = browser.new_page(viewport={"width": width, "height": height}, has_touch=True, reduced_motion="reduce")
@@ -115,6 +116,7 @@ def test_the_keyboard_moves_over_the_navigation_and_opens_parts(page: Page, stud
     assert focused_part(page) == PARTS[-2]
 
 
+@pytest.mark.thorough
 def test_every_tab_stop_is_visible_and_nothing_traps_the_focus(page: Page, studio: RunningStudio) -> None:
     open_page(page, studio.link())
     invisible = {}
@@ -198,6 +200,7 @@ def test_the_theme_is_in_the_url_and_survives_a_reload(page: Page, studio: Runni
     assert colours["light"] != colours["dark"]
 
 
+@pytest.mark.thorough
 def test_a_link_includes_its_theme(page: Page, studio: RunningStudio) -> None:
     """Everything is drawn in its colours: the labels of the attention grid are drawn on a canvas."""
     drawings = []
@@ -233,6 +236,7 @@ def test_on_a_phone_the_page_keeps_its_scroll_position(browser: Browser, studio:
     page.close()
 
 
+@pytest.mark.thorough
 def test_a_model_of_fourteen_by_fourteen_patches_shows_its_attention_grid(
     page: Page, zoo: tuple[RunningStudio, list[Path]]
 ) -> None:

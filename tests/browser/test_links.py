@@ -136,6 +136,7 @@ def test_a_link_reproduces_the_view_in_a_new_page(browser: Browser, views: Views
     assert not {part: what for part, what in problems.items() if what}
 
 
+@pytest.mark.thorough
 def test_a_link_pasted_into_an_open_page_changes_the_view(page: Page, studio: RunningStudio, views: Views) -> None:
     open_page(page, studio.link(part="lens"))
     problems = {}
@@ -216,6 +217,7 @@ def _page_problems(page: Page) -> list[str]:
     return problems + [f"shows {one}: {text}" for one in ("undefined", "NaN", "Infinity", "[object") if one in text]
 
 
+@pytest.mark.thorough
 def test_nonsense_in_the_url_never_breaks_the_page(page: Page, studio: RunningStudio) -> None:
     """Neither in a new page nor in an open one; and a valid link repairs it."""
     WATCHED_PAGES[page].expected_errors = (ERROR_RESPONSE,)
@@ -248,6 +250,7 @@ def _download_figure(page: Page, name: str, kind: str) -> bytes:
     return Path(waiting.value.path()).read_bytes()
 
 
+@pytest.mark.thorough
 def test_every_figure_can_be_downloaded(page: Page, studio: RunningStudio) -> None:
     open_page(page, studio.link())
     wrong, count = [], 0

@@ -207,7 +207,9 @@ def test_the_logit_lens_is_that_of_explain(page: Page, studio: RunningStudio, mo
     assert [row["class"] for row in rows] == expected.argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("how", ["Mask", "Shuffle", "Drop"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("Mask", marks=pytest.mark.thorough), pytest.param("Shuffle", marks=pytest.mark.thorough), "Drop"]
+)
 def test_removed_patches_change_the_prediction(page: Page, studio: RunningStudio, model: ViT, images: Tensor, how: str) -> None:
     open_at(page, studio, "prediction")
     page.get_by_role("button", name=how, exact=True).click()
@@ -327,6 +329,7 @@ def test_a_run_is_updated_during_training(page: Page, unfinished_run: Path, run:
         assert [step for step, _ in losses] == list(range(1, 13))
 
 
+@pytest.mark.thorough
 def test_a_dragged_slider_stays_during_training(page: Page, unfinished_run: Path, run: Path) -> None:
     WATCHED_PAGES[page].expected_errors = ("ERR_CONNECTION_REFUSED",)
     with run_studio([unfinished_run]) as studio:
@@ -346,6 +349,7 @@ def test_a_dragged_slider_stays_during_training(page: Page, unfinished_run: Path
         wait_until(page, "() => document.querySelector('#top input[type=range]').max === '4'")
 
 
+@pytest.mark.thorough
 def test_new_best_weights_are_loaded_without_a_new_checkpoint(page: Page, unfinished_run: Path, run: Path) -> None:
     WATCHED_PAGES[page].expected_errors = ("ERR_CONNECTION_REFUSED",)
     evaluation = [line for line in (run / "log.jsonl").read_text().splitlines() if '"validation"' in line][-1]
@@ -357,6 +361,7 @@ def test_new_best_weights_are_loaded_without_a_new_checkpoint(page: Page, unfini
         wait_until_idle(page)
 
 
+@pytest.mark.thorough
 def test_log_rows_that_arrive_while_the_curves_load_are_in_them(page: Page, unfinished_run: Path, run: Path) -> None:
     WATCHED_PAGES[page].expected_errors = ("ERR_CONNECTION_REFUSED",)
     pending: list[tuple[Route, APIResponse]] = []

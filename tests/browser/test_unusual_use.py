@@ -157,7 +157,16 @@ def test_an_image_can_be_dropped_and_pasted_in_any_part(page: Page, studio: Runn
     assert page.url == before
 
 
-@pytest.mark.parametrize("number", range(len(MODEL_CHANGES)), ids=list(MODEL_CHANGES))
+QUICK_MODELS = ("no head, no positions", "hybrid")  # the least usual ones; the others are thorough
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, id=name, marks=() if name in QUICK_MODELS else pytest.mark.thorough)
+        for number, name in enumerate(MODEL_CHANGES)
+    ],
+)
 def test_every_part_shows_every_kind_of_model(page: Page, zoo: tuple[RunningStudio, list[Path]], number: int) -> None:
     studio, _ = zoo
     classes = list(MODEL_CHANGES.values())[number].get("classes", 5)
@@ -188,6 +197,7 @@ def expected_predictions(path: Path, sample: int) -> dict[str, str]:
     return {f"class {number}": f"{100 * probabilities[number].item():.1f} %" for number in best}
 
 
+@pytest.mark.thorough
 def test_two_tabs_do_not_disturb_each_other(browser: Browser, zoo: tuple[RunningStudio, list[Path]]) -> None:
     studio, paths = zoo
     numbers = [list(MODEL_CHANGES).index(name) for name in ("registers, rotary", "map, relative")]
@@ -212,6 +222,7 @@ def test_two_tabs_do_not_disturb_each_other(browser: Browser, zoo: tuple[Running
     context.close()
 
 
+@pytest.mark.thorough
 def test_a_page_outlives_its_studio(page: Page, tmp_path: Path) -> None:
     """It says that the studio was stopped; it works with the next one, and uploads its images again."""
     model = save_model(tmp_path / "model")
@@ -264,6 +275,7 @@ def test_a_missing_image_is_reported_in_every_part(page: Page, studio: RunningSt
     assert shown_predictions(page)
 
 
+@pytest.mark.thorough
 def test_a_run_deleted_while_the_page_is_open_is_reported_in_one_sentence(page: Page, run: Path, tmp_path: Path) -> None:
     WATCHED_PAGES[page].expected_errors = (ERROR_RESPONSE,)
     copy = tmp_path / "gone"

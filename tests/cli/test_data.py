@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.cli.full_disk import full_disk
 from tests.data.images import write_class_folders
 from vitrail.cli.main import run
 from vitrail.data.pack_reader import read_pack
@@ -168,30 +169,17 @@ def test_names_cannot_steer_the_terminal(tmp_path: Path, capsys: Capture) -> Non
     assert "b?c" in shown
 
 
-def test_a_full_disk_keeps_the_old_image_and_page(folder: Path, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_old_image_and_page(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     for name, command in (("b.png", ["show", "--batch-size", "4", "--out"]), ("c.html", ["check", "--page"])):
         target = tmp_path / name
         target.write_bytes(b"old")
-        done = subprocess.run(
-            [sys.executable, "-c", FULL_DISK_SCRIPT, "data", command[0], str(folder), *command[1:], str(target)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 1, done.stderr
-        assert "File too large" in done.stderr
+        with full_disk(2000, monkeypatch):
+            assert run(["data", command[0], str(folder), *command[1:], str(target)]) == 1
+        assert "File too large" in capsys.readouterr().err
         assert target.read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.png", "c.html", "data"]
-
-
-FULL_DISK_SCRIPT = """
-import resource, signal, sys
-from vitrail.cli.main import run
-import vitrail.report.batch_sheet, vitrail.report.dataset_page
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-sys.exit(run(sys.argv[1:]))
-"""
 
 
 @pytest.mark.parametrize("closed", ["stdout", "stderr", "both"])

@@ -1,6 +1,7 @@
 """``vitrail finetune`` from the command line: any weights, new classes, frozen layers, and exact reruns."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,14 +24,38 @@ PANES = "panes:train_size=60,size=16"
 PREPROCESS = Preprocess((12, 15), crop_pct=0.8, interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
 
 
+def save_model(folder: Path) -> None:
+    """Save a model of five classes."""
+    model = small_vit()
+    model.preprocess = PREPROCESS
+    save(model, folder)
+
+
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Save a model of five classes in the current folder."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    model = small_vit()
-    model.preprocess = PREPROCESS
-    save(model, "mine")
+    save_model(tmp_path / "mine")
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with ``mine`` and ``first``, a run that started from it."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("VITRAIL_CACHE", str(folder / "cache"))
+        monkeypatch.chdir(folder)
+        save_model(folder / "mine")
+        assert run(command("--out", "first", "--json")) == 0
+    return folder
+
+
+@pytest.fixture
+def first(finished_run: Path, tmp_path: Path) -> None:
+    """Copy the finished run, and the model that it started from, into the current folder."""
+    for name in ("mine", "first"):
+        shutil.copytree(finished_run / name, tmp_path / name, dirs_exist_ok=True)
 
 
 def command(*changes: str, weights: str = "mine", data: str = PANES, steps: int = 6) -> list[str]:
@@ -68,9 +93,9 @@ def test_a_new_head_the_models_own_preprocessing_and_a_complete_recipe(capsys: C
     recipe = read_recipe("tuned")
     assert (recipe.model, recipe.preprocess, recipe.init_from) == (model.config, model.preprocess, "mine")
     assert recipe.init_sha256 is not None
-    assert run(["train", "--recipe-from", "tuned/recipe.json", "--out", "again", "--workers", "1"]) == 0
+    assert run(["train", "--recipe-from", "tuned/recipe.json", "--out", "again", "--workers", "1", "--json"]) == 0
     assert Path("tuned/log.jsonl").read_text() == Path("again/log.jsonl").read_text()
-    assert all(torch.equal(one, weights("again/last")[name]) for name, one in weights("tuned/last").items())
+    assert all(torch.equal(weight, weights("again/last")[name]) for name, weight in weights("tuned/last").items())
 
 
 def test_the_image_size_is_the_models_own_and_384_in_the_papers_recipe(capsys: Capture) -> None:
@@ -86,14 +111,9 @@ def test_the_image_size_is_the_models_own_and_384_in_the_papers_recipe(capsys: C
 def test_frozen_weights_stay_bit_for_bit_and_have_no_optimizer_state(train: str, moving: Sequence[str]) -> None:
     """No gradient, no weight decay and no optimizer state, also with EMA weights."""
     trained = tuple(moving)
-    assert (
-        run(
-            command(
-                "--trainable", train, "--set", "optim.name=adamw", "--set", "optim.weight_decay=0.5", "--set", "ema_decay=0.5"
-            )
-        )
-        == 0
-    )
+    settings = ("optim.name=adamw", "optim.weight_decay=0.5", "ema_decay=0.5")
+    options = [part for setting in settings for part in ("--set", setting)]
+    assert run(command("--trainable", train, *options, "--json")) == 0
     before, after = weights("mine"), weights("runs/finetune/last")
     for name, weight in after.items():
         if not name.startswith("head."):
@@ -104,9 +124,8 @@ def test_frozen_weights_stay_bit_for_bit_and_have_no_optimizer_state(train: str,
     assert set(moments) == {name for name in after if name.startswith(trained)}
 
 
+@pytest.mark.usefixtures("first")
 def test_the_same_classes_keep_the_head(capsys: Capture) -> None:
-    assert run(command("--out", "first")) == 0
-    capsys.readouterr()
     assert run(command("--set", "optim.lr=1e-9", "--out", "second", weights="first", steps=1)) == 0
     assert "init      first: vitrail weights with their head, since the classes are the same" in capsys.readouterr().err
     assert read_recipe("second").keep_head
@@ -116,8 +135,8 @@ def test_the_same_classes_keep_the_head(capsys: Capture) -> None:
     assert run(["finetune", "first", "panes:train_size=60,size=16", "--print-recipe", "--set", "keep_head=false"]) == 0
 
 
+@pytest.mark.usefixtures("first")
 def test_a_run_its_best_weights_and_a_converted_copy_have_one_hash(capsys: Capture) -> None:
-    assert run(command("--out", "first")) == 0
     assert run(["weights", "convert", "first/best", "copy"]) == 0
     hashes = set()
     for source in ("first", "first/best", "first/best/model.safetensors", "copy"):
@@ -127,41 +146,35 @@ def test_a_run_its_best_weights_and_a_converted_copy_have_one_hash(capsys: Captu
     assert len(hashes) == 1
 
 
-def test_a_run_resumes_without_the_weights_it_started_from(tmp_path: Path, capsys: Capture) -> None:
-    assert run(command("--out", "whole")) == 0
-    recipe = read_recipe("whole")
+@pytest.mark.usefixtures("first")
+def test_a_run_resumes_without_the_weights_it_started_from(capsys: Capture) -> None:
     with pytest.raises(OSError, match="broke"):
-        fit(recipe, "broken", Hardware(workers=0), RaisesAt(5, OSError("broke")))
-    for file in (tmp_path / "mine").iterdir():
-        file.unlink()
-    (tmp_path / "mine").rmdir()
+        fit(read_recipe("first"), "broken", Hardware(workers=0), RaisesAt(5, OSError("broke")))
+    shutil.rmtree("mine")
     assert run(command("--out", "broken")) == 2
     remedy = "broken resumes without it: vitrail train --recipe-from broken/recipe.json --out broken"
     assert remedy in capsys.readouterr().err
-    assert run(remedy.partition("vitrail ")[2].split()) == 0
-    assert Path("whole/log.jsonl").read_text() == Path("broken/log.jsonl").read_text()
-    assert all(torch.equal(one, weights("broken/last")[name]) for name, one in weights("whole/last").items())
+    assert run([*remedy.partition("vitrail ")[2].split(), "--json"]) == 0
+    assert Path("first/log.jsonl").read_text() == Path("broken/log.jsonl").read_text()
+    assert all(torch.equal(weight, weights("broken/last")[name]) for name, weight in weights("first/last").items())
 
 
+@pytest.mark.usefixtures("first")
 def test_changed_weights_are_refused(capsys: Capture) -> None:
-    assert run(command("--out", "first")) == 0
-    other = small_vit()
-    other.preprocess = PREPROCESS
-    save(other, "mine")
-    capsys.readouterr()
+    save_model(Path("mine"))  # the second model of this test, with other random weights
     assert run(["train", "--recipe-from", "first/recipe.json", "--out", "second"]) == 2
     message = capsys.readouterr().err
     assert "mine contains other weights than the recipe was written for" in message
     override = message.strip().rpartition(" ")[2]
-    assert run(["train", "--recipe-from", "first/recipe.json", "--out", "third", "--set", override]) == 0
+    assert run(["train", "--recipe-from", "first/recipe.json", "--out", "third", "--set", override, "--json"]) == 0
     assert run(command("--out", "first")) == 2
     assert "started with another recipe: init_sha256 was" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("first")
 def test_the_metrics_are_saved_with_the_weights_and_inspect_prints_them(capsys: Capture) -> None:
-    assert run(command("--out", "tuned", "--json")) == 0
-    result = json.loads(capsys.readouterr().out)
-    best, last = load("tuned/best").metadata, load("tuned/last").metadata
+    result = json.loads(Path("first/result.json").read_text())
+    best, last = load("first/best").metadata, load("first/last").metadata
     assert best["metrics"] == {
         "step": result["best"]["step"],
         "validation": best["metrics"]["validation"],
@@ -169,13 +182,13 @@ def test_the_metrics_are_saved_with_the_weights_and_inspect_prints_them(capsys: 
     }
     assert best["metrics"]["validation"]["top1"] == result["best"]["top1"]
     assert (last["metrics"]["step"], "test" in last["metrics"]) == (6, False)
-    assert from_json(Recipe, json.dumps(best["recipe"])) == read_recipe("tuned")
+    assert from_json(Recipe, json.dumps(best["recipe"])) == read_recipe("first")
     assert best["dataset"]["name"] == PANES
-    assert run(["inspect", "tuned"]) == 0
+    assert run(["inspect", "first"]) == 0
     assert f"trained with finetune on {PANES}: validation {result['best']['top1']:.2%}, test" in capsys.readouterr().out
-    assert run(["inspect", "tuned/best", "--json"]) == 0
+    assert run(["inspect", "first/best", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"] == best["metrics"]
-    assert run(["weights", "convert", "tuned", "copy"]) == 0
+    assert run(["weights", "convert", "first", "copy"]) == 0
     assert load("copy").metadata == best
 
 

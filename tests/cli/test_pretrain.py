@@ -25,7 +25,9 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("method", ["mae", "simmim", "masked-patch"])
+@pytest.mark.parametrize(
+    "method", ["mae", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("simmim", "masked-patch"))]
+)
 def test_a_summary_a_table_a_report_and_weights_for_finetune_and_probe(method: str, tmp_path: Path, capsys: Capture) -> None:
     assert run(["pretrain", PANES, "--method", method, *TINY, *(DECODER if method == "mae" else [])]) == 0
     shown = capsys.readouterr()
@@ -41,10 +43,8 @@ def test_a_summary_a_table_a_report_and_weights_for_finetune_and_probe(method: s
     assert "k-NN accuracy" in page
     assert page.count('type="radio"') == page.count('src="data:image/webp') == 2  # a sheet for each evaluation
     assert f"vitrail finetune runs/{method} DATA" in page
-    assert (
-        run(["finetune", f"runs/{method}", PANES, "--set", "steps=4", "--set", "schedule.warmup_steps=1", "--out", "tuned"])
-        == 0
-    )
+    few = ["--set", "steps=4", "--set", "schedule.warmup_steps=1", "--batch-size", "8"]
+    assert run(["finetune", f"runs/{method}", PANES, *few, "--out", "tuned"]) == 0
     assert "new head for 10 classes" in capsys.readouterr().err
     assert run(["probe", f"runs/{method}", PANES, "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) >= {"fewshot", "knn", "linear"}
@@ -107,7 +107,7 @@ def test_a_mistake_is_one_sentence(words: list[str], message: str, capsys: Captu
 
 
 def test_a_pretrained_model_without_classes_is_refused_by_evaluate_and_predict(capsys: Capture) -> None:
-    assert run(["pretrain", PANES, "--method", "simmim", *TINY, "--out", "one"]) == 0
+    assert run(["pretrain", PANES, "--method", "simmim", *TINY, "--out", "one", "--json"]) == 0
     capsys.readouterr()
     for words in (["evaluate", "one", PANES], ["predict", "one", "nothing.jpg"], ["robustness", "one", PANES]):
         assert run(words) == 2

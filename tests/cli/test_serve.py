@@ -120,13 +120,10 @@ def test_a_model_without_classes_cannot_be_served(tmp_path: Path, capsys: pytest
     assert "classes=0" in capsys.readouterr().err
 
 
-def test_the_server_prints_its_address_and_stops_with_exit_code_0(tmp_path: Path) -> None:
-    made = small_vit()
-    made.preprocess = Preprocess((12, 15))
-    save(made, tmp_path / "small")
-    with start_server(["-m", "vitrail", "serve", str(tmp_path / "small"), "--port", "0", "--json"]) as server:
-        assert server.url == f"http://127.0.0.1:{server.port}"
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(TIMEOUT) == 0
-        assert server.process.stderr is not None
-        assert server.process.stderr.read() == ""
+def test_the_server_prints_its_address_and_stops_with_exit_code_0(server: ServerProcess) -> None:
+    """The last test, since no other can use the server afterwards."""
+    assert server.url == f"http://127.0.0.1:{server.port}"
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(TIMEOUT) == 0
+    assert server.process.stderr is not None
+    assert server.process.stderr.read() == ""

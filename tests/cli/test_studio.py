@@ -25,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("models") / "mine")
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("kind", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_the_studio_prints_its_address_and_stops_quietly(model: Path, kind: signal.Signals) -> None:
     command = [sys.executable, "-m", "vitrail", "studio", str(model), "--no-browser", "--json"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}

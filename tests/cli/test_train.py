@@ -52,7 +52,7 @@ def test_a_summary_then_a_table_a_model_and_a_report(tmp_path: Path, capsys: Cap
     shots = page.count('class="shots"')  # a misclassified image, with two saliency maps
     assert 0 < shots <= 6
     assert page.count('src="data:image/webp') == 1 + 3 * shots
-    assert run(["train", *TINY]) == 0
+    assert run(["train", *TINY, "--json"]) == 0
     assert (tmp_path / "runs" / "small-2").is_dir()  # a new run never overwrites the first
 
 
@@ -110,7 +110,12 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "out"), [(signal.SIGTERM, 143, "runs/small"), (signal.SIGINT, 130, "run"), (signal.SIGHUP, 129, "run")]
+    ("number", "code", "out"),
+    [
+        (signal.SIGTERM, 143, "runs/small"),
+        pytest.param(signal.SIGINT, 130, "run", marks=pytest.mark.thorough),
+        pytest.param(signal.SIGHUP, 129, "run", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_stopped_run_says_how_to_resume(number: int, code: int, out: str, tmp_path: Path) -> None:
     named = ["--out", out] if out == "run" else []

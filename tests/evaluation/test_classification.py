@@ -141,11 +141,22 @@ def test_a_split_that_overlaps_the_training_images_gives_a_warning(tmp_path: Pat
     assert warning not in notes_of(model_trained_on(Path("folders"), val_fraction=0.1, test_fraction=0.1), data=folders)
 
 
+def test_a_new_folder_without_splits_is_evaluated_as_a_whole(tmp_path: Path) -> None:
+    sample_images.write_class_folders(tmp_path / "flat", {"ant": 17, "bee": 11})
+    new = evaluate(random_model(), tmp_path / "flat")
+    assert (new.split, len(new.predictions.labels)) == ("all", 28)
+    trained = evaluate(model_trained_on(tmp_path / "flat"), tmp_path / "flat")
+    assert trained.split == "test"
+    assert len(trained.predictions.labels) < 28
+
+
 def test_of_a_new_dataset_more_than_a_split_can_be_evaluated(tmp_path: Path) -> None:
     sample_images.write_class_folders(tmp_path / "flat", {"ant": 17, "bee": 11})
     hint = "the model was not trained on it, so more than its test can be evaluated: split all"
-    assert hint in evaluate(random_model(), tmp_path / "flat").notes
-    assert hint not in evaluate(random_model(), tmp_path / "flat", "test").notes
+    split = open_dataset(tmp_path / "flat")
+    assert hint in evaluate(random_model(), split).notes
+    assert hint not in evaluate(random_model(), split, "test").notes
+    assert hint not in evaluate(random_model(), tmp_path / "flat").notes
     assert hint not in evaluate(model_trained_on(tmp_path / "flat"), tmp_path / "flat").notes
     assert hint not in evaluate(random_model(), image_folder(tmp_path / "parts", "ant", "bee")).notes
 

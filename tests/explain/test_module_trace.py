@@ -8,7 +8,7 @@ from tests.small_models import small_vit
 from vitrail.explain.module_trace import randomise_zero_head, trace_modules
 from vitrail.models.build import build
 
-IMAGES, LABELS = torch.randn(2, 3, 12, 15), torch.tensor([1, 4])
+IMAGES, LABELS = torch.randn(2, 3, 12, 15, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 4])
 
 
 def test_statistics_and_gradients_are_those_of_the_pass() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.disk_limit import limit_file_size
 from tests.exporters.small import exportable_vit, random_images
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
@@ -120,7 +121,15 @@ def test_the_weights_may_be_deleted_once_torch_has_loaded_them(tmp_path: Path) -
 
 
 @pytest.mark.compile
-def test_a_full_disk_is_a_clear_error_and_leaves_no_file(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_clear_error_and_leaves_no_file(model: ViT, file: bytes, tmp_path: Path) -> None:
+    with limit_file_size(20_000), pytest.raises(VitrailError, match=r"x\.onnx cannot be written: File too large"):
+        write_and_verify_content(file, model, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.compile
+@pytest.mark.thorough
+def test_a_full_disk_is_a_clear_error_of_the_command(tmp_path: Path) -> None:
     """The operating system refuses to write more than 20 kB."""
     save(exportable_vit(), tmp_path / "model")
     (tmp_path / "out").mkdir()

@@ -32,6 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "post-norm, two tables": {"norm": "post", "position": "learned2d", "position_at": "every-layer"},
     "grey, no classifier": {"channels": 1, "classes": 0, "position": "sincos2d"},
 }
+QUICK = ("rotary, attention pooling", "hybrid, hidden layer")
 RESIZED: dict[str, dict[str, Any]] = {
     "official": {"position_resize": "official", "depth": 1},
     "huggingface": {"position_resize": "huggingface", "registers": 1, "depth": 1},
@@ -105,7 +106,7 @@ def test_a_size_that_the_patches_do_not_divide_is_refused(dynamic_export: tuple[
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.thorough) for kind in KINDS])
 def test_every_kind_of_model_is_exported_exactly(kind: str, tmp_path: Path) -> None:
     model = exportable_vit(**KINDS[kind])
     write_onnx(model, tmp_path / "x.onnx")
@@ -131,6 +132,7 @@ def test_every_kind_of_position_is_resized(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.thorough
 def test_a_hybrid_accepts_any_size_as_onnx_and_as_program(tmp_path: Path) -> None:
     """Three stages: one that keeps the size and two that halve it."""
     model = exportable_vit(stem=StemConfig((1, 2, 1), 32), patch=1, image=(32, 48), depth=1)
@@ -148,7 +150,7 @@ def test_a_hybrid_accepts_any_size_as_onnx_and_as_program(tmp_path: Path) -> Non
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_a_resnet_is_exported_exactly(dynamic: bool, tmp_path: Path) -> None:
     model = build(ResNetConfig((1, 1), width=32, image=(40, 48), classes=5)).eval()
     for weight in model.parameters():

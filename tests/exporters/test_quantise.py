@@ -96,7 +96,7 @@ def quantised_logits(model: Any, images: Tensor) -> ndarray:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("activations", ["static", "dynamic"])
+@pytest.mark.parametrize("activations", ["static", pytest.param("dynamic", marks=pytest.mark.thorough)])
 def test_a_layer_too_sensitive_for_int8_stays_in_float(tmp_path: Path, activations: Literal["static", "dynamic"]) -> None:
     model, images = vit_with_outlier(), random_images(40)
     labels = TorchPredictor(model).logits(images).argmax(1)

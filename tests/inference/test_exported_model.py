@@ -50,7 +50,7 @@ def test_it_predicts_as_the_model_does(grey: tuple[ViT, Path]) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("tta", [None, "flip", "crops"])
+@pytest.mark.parametrize("tta", [None, *(pytest.param(tta, marks=pytest.mark.thorough) for tta in ("flip", "crops"))])
 def test_it_is_evaluated_as_the_model_is(grey: tuple[ViT, Path], tta: None) -> None:
     model, path = grey
     splits = open_dataset("fashion")

@@ -11,8 +11,12 @@ from vitrail.lab.experiment import ExperimentOptions
 from vitrail.lab.registry import NAMES, get_experiment
 from vitrail.lab.runner import NO_TRAINING_NOTE, QUICK_NOTE
 
+QUICK_NAMES = ("variants", "compute", "patches", "norm", "masked")  # without training, with it, and in two stages
 
-@pytest.mark.parametrize("name", NAMES)
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK_NAMES else pytest.mark.thorough) for name in NAMES]
+)
 def test_a_quick_test_writes_a_page_with_its_numbers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

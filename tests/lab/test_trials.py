@@ -96,6 +96,7 @@ def test_a_result_counts_its_training_compute(tmp_path: Path) -> None:
     assert row.seconds > 0
 
 
+@pytest.mark.thorough
 def test_a_killed_run_is_resumed_bit_for_bit(tmp_path: Path) -> None:
     long: dict[str, Any] = {"steps": 80, "checkpoint_every": 10, "eval_every": 80}
     process = start_child(tmp_path / "broken", long)

@@ -21,7 +21,7 @@ def is_refused(server: ServerProcess) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
 def test_accepted_requests_are_answered_before_the_server_exits(number: signal.Signals) -> None:
     with (
         start_fake_server(0.4, max_batch=2) as server,

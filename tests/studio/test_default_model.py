@@ -65,6 +65,7 @@ def test_the_default_model_is_shown_while_it_trains_and_resumed_the_next_time(
     assert len(messages) == 2
 
 
+@pytest.mark.thorough
 def test_a_failed_training_reports_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
     with (

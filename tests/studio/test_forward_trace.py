@@ -15,8 +15,7 @@ import vitrail
 from tests.data.images import image_bytes, make_image
 from tests.small_models import small_vit
 from vitrail import explain
-from vitrail.data.preprocess import Preprocess
-from vitrail.data.preprocess import vit_preprocess as usual
+from vitrail.data.preprocess import Preprocess, vit_preprocess
 from vitrail.errors import VitrailError
 from vitrail.explain.ablate import ABLATION_MODES
 from vitrail.explain.probabilities import class_probabilities
@@ -26,7 +25,7 @@ from vitrail.models.config import ViTConfig
 from vitrail.models.speedups import speed_up
 from vitrail.models.variants import variant
 from vitrail.models.vit import ViT
-from vitrail.studio import forward_trace as room
+from vitrail.studio import forward_trace
 from vitrail.studio.attention_pair import attention_pair
 from vitrail.studio.forward_trace import attention_rows, trace_image
 from vitrail.studio.model_view import model_view
@@ -34,31 +33,34 @@ from vitrail.studio.saliency_view import BASELINES, ablation_effect, saliency_wi
 
 KINDS: list[dict[str, Any]] = [
     {},
+    {"pool": "map", "registers": 2},
+    {"position": "relative"},
+    {"classes": 0},
+    {"hybrid": True},
+    {"merge_tokens": 2, "drop_patches": 0.3, "position": "rotary", "pool": "gap"},
+]
+MORE_KINDS: list[dict[str, Any]] = [
     {"pool": "gap"},
     {"pool": "gap", "class_token": True, "registers": 1, "final_norm": "pooled"},
-    {"pool": "map", "registers": 2},
     {"registers": 2, "position_prefix": "all"},
     {"image": (32, 48), "patch": (8, 16)},
     {"norm": "post"},
     {"qk_norm": True, "layer_scale": 0.1},
-    {"position": "relative"},
     {"position": "rotary"},
     {"position": "none"},
     {"position": "learned2d", "position_at": "every-layer"},
     {"position": "sincos2d-mae"},
     {"channels": 1},
-    {"classes": 0},
     {"classes": 0, "pool": "map"},
     {"classes": 1},
     {"classes": 120},
-    {"hybrid": True},
     {"merge_tokens": 2},
-    {"merge_tokens": 2, "drop_patches": 0.3, "position": "rotary", "pool": "gap"},
 ]
+EVERY_KIND = [*KINDS, *(pytest.param(kind, marks=pytest.mark.thorough) for kind in MORE_KINDS)]
 
 
 def make_model(**changes: Any) -> ViT:
-    """Build a model with preprocessing and class names; ``hybrid``, ``merge`` and ``drop`` are more kinds of it."""
+    """Build a model with preprocessing and class names; ``hybrid`` and speed-ups are more kinds of it."""
     speedups = {name: changes.pop(name) for name in ("merge_tokens", "drop_patches") if name in changes}
     model: Model
     if changes.pop("hybrid", False):
@@ -67,7 +69,7 @@ def make_model(**changes: Any) -> ViT:
         model = small_vit(**({"image": (30, 35)} if speedups else {}), **changes)
     config = model.config
     assert isinstance(config, ViTConfig)
-    model.preprocess = usual(config.image, config.channels)
+    model.preprocess = vit_preprocess(config.image, config.channels)
     model.class_names = tuple(f"name {number}" for number in range(config.classes)) or None
     model = speed_up(model, **speedups)
     assert isinstance(model, ViT)
@@ -84,19 +86,19 @@ def assert_same(actual: np.ndarray, expected: Tensor, rtol: float = 1e-5, atol: 
     assert_close(torch.from_numpy(actual), expected.float(), rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("changes", KINDS, ids=str)
+@pytest.mark.parametrize("changes", EVERY_KIND, ids=str)
 def test_every_array_is_that_of_explain(changes: dict[str, Any]) -> None:
     model = make_model(**changes)
-    facts, arrays = trace_image(model, image_bytes(3))
-    images, vectors, classes = images_of(model), model.config.width, model.config.classes
+    metadata, arrays = trace_image(model, image_bytes(3))
+    images, width, classes = images_of(model), model.config.width, model.config.classes
     prefix, grid = model.config.prefix_tokens, model.grid(images)
     with torch.no_grad():
-        response = model(images)[0, :classes] if classes else torch.zeros(0)
+        logits = model(images)[0, :classes] if classes else torch.zeros(0)
         patches = model.embed_patches(images)[0]
-    assert facts["tokens"] == prefix + grid[0] * grid[1] == arrays["attention"].shape[2]
-    assert facts["grid"] == list(grid)
-    assert_same(arrays["logits"], response)
-    assert_same(arrays["probabilities"], class_probabilities(model, response))
+    assert metadata["tokens"] == prefix + grid[0] * grid[1] == arrays["attention"].shape[2]
+    assert metadata["grid"] == list(grid)
+    assert_same(arrays["logits"], logits)
+    assert_same(arrays["probabilities"], class_probabilities(model, logits))
     assert_same(arrays["attention"], explain.attention(model, images)[:, 0])
     assert_same(arrays["pooled_attention"], explain.pooled_attention(model, images)[:, 0])
     assert_same(arrays["pooling_weights"], explain.pooling_weights(model, images)[0])
@@ -114,44 +116,44 @@ def test_every_array_is_that_of_explain(changes: dict[str, Any]) -> None:
         assert "position_norms" not in arrays
     elif "merge_tokens" not in changes:
         entering = model.add_prefix_tokens(patches[None])
-        preprocessing: list[Tensor] = []
-        hook = model.blocks[0].register_forward_pre_hook(lambda _, inputs: preprocessing.append(inputs[0]))
+        block_inputs: list[Tensor] = []
+        hook = model.blocks[0].register_forward_pre_hook(lambda _, inputs: block_inputs.append(inputs[0]))
         with torch.no_grad():
             model(images)
         hook.remove()
-        assert entering.shape[2] == vectors
-        assert_same(arrays["position_norms"], (preprocessing[0] - entering)[0].norm(dim=-1), rtol=1e-4, atol=1e-5)
-    json.dumps(facts, allow_nan=False)
+        assert entering.shape[2] == width
+        assert_same(arrays["position_norms"], (block_inputs[0] - entering)[0].norm(dim=-1), rtol=1e-4, atol=1e-5)
+    json.dumps(metadata, allow_nan=False)
     assert all(np.isfinite(values).all() for values in arrays.values())
 
 
-@pytest.mark.parametrize("changes", KINDS, ids=str)
+@pytest.mark.parametrize("changes", EVERY_KIND, ids=str)
 def test_the_metadata_are_those_of_the_model_and_its_prediction(changes: dict[str, Any]) -> None:
     model = make_model(**changes)
-    facts, arrays = trace_image(model, image_bytes(3))
+    metadata, arrays = trace_image(model, image_bytes(3))
     predicted = vitrail.predict(model, [image_bytes(3)], top_k=10)[0].top if model.config.classes else ()
-    assert [one["label"] for one in facts["top"]] == [guess.label for guess in predicted]
-    assert [one["probability"] for one in facts["top"]] == pytest.approx([guess.probability for guess in predicted])
-    assert facts["target"] == (int(arrays["logits"].argmax()) if model.config.classes else None)
-    assert all(model.class_names is not None and model.class_names[one["class"]] == one["label"] for one in facts["top"])
+    assert [one["label"] for one in metadata["top"]] == [guess.label for guess in predicted]
+    assert [one["probability"] for one in metadata["top"]] == pytest.approx([guess.probability for guess in predicted])
+    assert metadata["target"] == (int(arrays["logits"].argmax()) if model.config.classes else None)
+    assert all(model.class_names is not None and model.class_names[one["class"]] == one["label"] for one in metadata["top"])
     config = model.config
-    assert facts["prefix"] == config.prefix_tokens
+    assert metadata["prefix"] == config.prefix_tokens
     for name in ("registers", "depth", "heads", "pool", "classes"):
-        assert facts[name] == getattr(config, name)
-    assert (facts["class_token"], facts["full_attention"], facts["sigmoid"]) == (config.has_class_token, True, False)
-    assert facts["scale"] == pytest.approx((config.width / config.heads) ** -0.5)
-    assert facts["image"] == {"width": 20, "height": 24}
+        assert metadata[name] == getattr(config, name)
+    assert (metadata["class_token"], metadata["full_attention"], metadata["sigmoid"]) == (config.has_class_token, True, False)
+    assert metadata["scale"] == pytest.approx((config.width / config.heads) ** -0.5)
+    assert metadata["image"] == {"width": 20, "height": 24}
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_pixels_are_what_becomes_the_models_input(channels: int) -> None:
     model = make_model(channels=channels)
-    how = model.preprocess
-    assert how is not None
+    preprocess = model.preprocess
+    assert preprocess is not None
     _, arrays = trace_image(model, image_bytes(3))
     assert arrays["pixels"].dtype == np.uint8
     assert arrays["pixels"].shape == (12, 15, channels)
-    mean, std = (torch.tensor(values)[:, None, None] for values in (how.mean, how.std))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (preprocess.mean, preprocess.std))
     images = (torch.from_numpy(arrays["pixels"]).permute(2, 0, 1) / 255 - mean) / std
     assert_close(images_of(model)[0], images, rtol=1e-5, atol=1e-6)
 
@@ -159,8 +161,8 @@ def test_the_pixels_are_what_becomes_the_models_input(channels: int) -> None:
 def test_the_crop_of_the_original_is_what_the_model_sees() -> None:
     model = make_model(image=(24, 30))
     model.preprocess = Preprocess((24, 30), crop_pct=0.5, interpolation="bilinear", mean=(0.1, 0.2, 0.3))
-    facts, arrays = trace_image(model, make_image(1, (96, 150)))
-    preprocessing = facts["preprocess"]
+    metadata, arrays = trace_image(model, make_image(1, (96, 150)))
+    preprocessing = metadata["preprocess"]
     assert (preprocessing["resized"], preprocessing["mean"], preprocessing["interpolation"], preprocessing["squash"]) == (
         [75, 48],
         [0.1, 0.2, 0.3],
@@ -176,50 +178,50 @@ def test_the_crop_of_the_original_is_what_the_model_sees() -> None:
 def test_bytes_arrays_and_pil_images_give_equal_traces() -> None:
     model, content = make_model(), image_bytes(3, format="PNG")
     for one in (np.asarray(make_image(3)), make_image(3)):
-        facts, arrays = trace_image(model, one)
+        metadata, arrays = trace_image(model, one)
         other, more = trace_image(model, content)
-        assert facts == other
+        assert metadata == other
         assert all(np.array_equal(arrays[name], more[name]) for name in arrays)
 
 
 def test_with_many_classes_the_lens_has_the_top_ones_of_every_state_and_the_target() -> None:
     model = make_model(classes=120)
-    chances = class_probabilities(model, explain.logit_lens(model, images_of(model))[:, 0])
-    last = int(chances.amax(dim=0).argmin())
-    facts, arrays = trace_image(model, image_bytes(3), last)
-    first = {number for row in chances.argsort(dim=1, descending=True)[:, :5].tolist() for number in row}
-    assert facts["target"] == last
+    probabilities = class_probabilities(model, explain.logit_lens(model, images_of(model))[:, 0])
+    last = int(probabilities.amax(dim=0).argmin())
+    metadata, arrays = trace_image(model, image_bytes(3), last)
+    first = {number for row in probabilities.argsort(dim=1, descending=True)[:, :5].tolist() for number in row}
+    assert metadata["target"] == last
     assert last not in first
     assert arrays["lens_classes"].tolist() == sorted({*first, last})
-    order = chances.argsort(dim=1, descending=True)
-    assert facts["ranks"] == [1 + row.index(last) for row in order.tolist()], "its rank among all of them"
+    order = probabilities.argsort(dim=1, descending=True)
+    assert metadata["ranks"] == [1 + row.index(last) for row in order.tolist()], "its rank among all of them"
 
 
 @pytest.mark.parametrize("changes", [{}, {"pool": "gap"}, {"pool": "map"}], ids=str)
 def test_large_attention_is_sent_row_by_row(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(**changes)
     before, arrays = trace_image(model, image_bytes(3))
-    monkeypatch.setattr(room, "MAX_ATTENTION_BYTES", arrays["attention"].nbytes - 1)
+    monkeypatch.setattr(forward_trace, "MAX_ATTENTION_BYTES", arrays["attention"].nbytes - 1)
     after, fewer = trace_image(model, image_bytes(3))
     assert (before["full_attention"], after["full_attention"]) == (True, False)
     assert "attention" not in fewer
     assert_same(fewer["pooled_attention"], torch.from_numpy(arrays["pooled_attention"]))
     for query in (0, 4):
-        facts, rows = attention_rows(model, images_of(model), query)
-        assert facts == {"query": query}
+        metadata, rows = attention_rows(model, images_of(model), query)
+        assert metadata == {"query": query}
         assert_same(rows["rows"], torch.from_numpy(arrays["attention"][:, :, query]))
 
 
-@pytest.mark.parametrize("changes", KINDS, ids=str)
+@pytest.mark.parametrize("changes", EVERY_KIND, ids=str)
 def test_the_breakdown_of_a_pair_gives_the_weight_of_attention(changes: dict[str, Any]) -> None:
     model = make_model(**changes)
     images = images_of(model)
     weights = explain.attention(model, images)[:, 0]
-    there = weights.sum(dim=(0, 1, 3)) > 0  # dropped patches have none
+    exists = weights.sum(dim=(0, 1, 3)) > 0  # dropped patches have none
     layers, heads, count, _ = weights.shape
-    last = int(there.nonzero()[-1])
+    last = int(exists.nonzero()[-1])
     for layer, head, query, key in [(0, 0, 0, 1), (layers - 1, heads - 1, last, 0), (1, 1, 1, last), (1, 2, last, last)]:
-        if not there[query] or not there[key]:
+        if not exists[query] or not exists[key]:
             with pytest.raises(VitrailError, match="drops the patch of"):
                 attention_pair(model, images, layer, head, query, key)
             continue
@@ -238,7 +240,7 @@ def test_the_breakdown_of_a_pair_gives_the_weight_of_attention(changes: dict[str
     ("method", "changes"),
     [(method, {}) for method in (*SALIENCY_METHODS, *BASELINES)]
     + [
-        (method, changes)
+        pytest.param(method, changes, marks=pytest.mark.thorough)
         for method in ("rollout", "relevance")
         for changes in ({"pool": "gap", "registers": 1}, {"image": (32, 48), "patch": (8, 16)}, {"merge_tokens": 2})
     ],
@@ -246,15 +248,17 @@ def test_the_breakdown_of_a_pair_gives_the_weight_of_attention(changes: dict[str
 )
 def test_a_map_and_its_curves_are_those_of_explain(method: str, changes: dict[str, Any]) -> None:
     model = make_model(**changes)
-    images, which = images_of(model), torch.tensor([2])
-    facts, arrays = saliency_with_curves(model, images, method, 2)
+    images, target = images_of(model), torch.tensor([2])
+    metadata, arrays = saliency_with_curves(model, images, method, 2)
     grid = model.grid(images)
-    expected = explain.saliency(model, images, method, which) if method in SALIENCY_METHODS else BASELINES[method](images, grid)
-    curves = explain.faithfulness(model, images, expected, which)
+    expected = (
+        explain.saliency(model, images, method, target) if method in SALIENCY_METHODS else BASELINES[method](images, grid)
+    )
+    curves = explain.faithfulness(model, images, expected, target)
     assert_same(arrays["map"], expected[0], rtol=1e-5, atol=1e-7)
     assert_same(arrays["deletion"], curves.deletion_curve[0])
     assert_same(arrays["insertion"], curves.insertion_curve[0])
-    assert facts == {
+    assert metadata == {
         "method": method,
         "target": 2,
         "deletion_auc": pytest.approx(curves.deletion_auc.item()),
@@ -265,9 +269,9 @@ def test_a_map_and_its_curves_are_those_of_explain(method: str, changes: dict[st
 
 def test_without_a_head_there_are_maps_by_attention_and_no_curves() -> None:
     model = make_model(classes=0)
-    facts, arrays = saliency_with_curves(model, images_of(model), "rollout")
+    metadata, arrays = saliency_with_curves(model, images_of(model), "rollout")
     assert list(arrays) == ["map"]
-    assert facts == {"method": "rollout", "target": None, "deletion_auc": None, "insertion_auc": None}
+    assert metadata == {"method": "rollout", "target": None, "deletion_auc": None, "insertion_auc": None}
     with pytest.raises(VitrailError, match="relevance needs a class"):
         saliency_with_curves(model, images_of(model), "relevance")
     with pytest.raises(VitrailError, match="predicts no class"):
@@ -278,33 +282,33 @@ def test_without_a_head_there_are_maps_by_attention_and_no_curves() -> None:
         trace_image(model, image_bytes(3), 0)
 
 
-@pytest.mark.parametrize("how", ABLATION_MODES)
-def test_the_prediction_without_patches_is_that_of_ablate(how: str) -> None:
+@pytest.mark.parametrize("mode", ABLATION_MODES)
+def test_the_prediction_without_patches_is_that_of_ablate(mode: str) -> None:
     model = make_model(registers=1, classes=12)
     images, patches = images_of(model), [0, 2, 3]
-    facts = ablation_effect(model, images, patches, how, seed=4)
+    metadata = ablation_effect(model, images, patches, mode, seed=4)
     with torch.no_grad():
         before = class_probabilities(model, model(images)[0])
-    after = class_probabilities(model, explain.ablate(model, images, patches, how, seed=4)[0])
-    assert [one["class"] for one in facts["top"]] == torch.maximum(before, after).argsort(descending=True)[:10].tolist()
-    for one in facts["top"]:
+    after = class_probabilities(model, explain.ablate(model, images, patches, mode, seed=4)[0])
+    assert [one["class"] for one in metadata["top"]] == torch.maximum(before, after).argsort(descending=True)[:10].tolist()
+    for one in metadata["top"]:
         assert one["before"] == pytest.approx(before[one["class"]].item())
         assert one["after"] == pytest.approx(after[one["class"]].item())
         assert one["label"] == f"name {one['class']}"
-    assert facts["prediction"]["class"] == int(after.argmax())
-    assert facts["prediction"]["probability"] == pytest.approx(after.max().item())
-    assert facts["changed"] == (int(before.argmax()) != int(after.argmax()))
-    assert facts["tokens"] == (5 if how == "drop" else 8)
-    assert (facts["permutation"] is not None) == (how == "shuffle")
-    assert how != "shuffle" or sorted(facts["permutation"]) == list(range(6))
-    json.dumps(facts, allow_nan=False)
+    assert metadata["prediction"]["class"] == int(after.argmax())
+    assert metadata["prediction"]["probability"] == pytest.approx(after.max().item())
+    assert metadata["changed"] == (int(before.argmax()) != int(after.argmax()))
+    assert metadata["tokens"] == (5 if mode == "drop" else 8)
+    assert (metadata["permutation"] is not None) == (mode == "shuffle")
+    assert mode != "shuffle" or sorted(metadata["permutation"]) == list(range(6))
+    json.dumps(metadata, allow_nan=False)
 
 
-@pytest.mark.parametrize("changes", [kind for kind in KINDS if "classes" not in kind], ids=str)
+@pytest.mark.parametrize("changes", EVERY_KIND, ids=str)
 def test_the_model_view_is_that_of_explain(changes: dict[str, Any]) -> None:
     model = make_model(**changes)
     batches = [vitrail.preprocess(model, [image_bytes(1), image_bytes(2)]), images_of(model)]
-    facts, arrays = model_view(model, batches)
+    metadata, arrays = model_view(model, batches)
     result = explain.head_statistics(model, iter(batches))
     assert_same(arrays["filters"], explain.patch_filters(model))
     for name, values in (("distance", result.distance), ("renormalised", result.renormalised), ("entropy", result.entropy)):
@@ -314,7 +318,7 @@ def test_the_model_view_is_that_of_explain(changes: dict[str, Any]) -> None:
         assert "position_similarity" not in arrays
     else:
         assert_same(arrays["position_similarity"], explain.position_similarity(model))
-    assert facts == {
+    assert metadata == {
         "position": model.config.position,
         "filters_of": "stem" if "hybrid" in changes else "patch",
         "images": 3,
@@ -326,8 +330,8 @@ def test_the_model_view_is_that_of_explain(changes: dict[str, Any]) -> None:
 def test_a_model_of_the_sigmoid_loss_has_sigmoid_probabilities() -> None:
     model = make_model()
     model.metadata = {"recipe": {"loss": "sigmoid"}}
-    facts, arrays = trace_image(model, image_bytes(3))
-    assert facts["sigmoid"] is True
+    metadata, arrays = trace_image(model, image_bytes(3))
+    assert metadata["sigmoid"] is True
     assert_same(arrays["probabilities"], torch.from_numpy(arrays["logits"]).sigmoid())
 
 
@@ -338,17 +342,17 @@ def test_in_half_precision_the_arrays_have_dtypes_of_the_browser() -> None:
 
 def test_a_flexible_model_is_traced_at_its_preprocessing_size() -> None:
     model = make_model(flexible=True)
-    model.preprocess = usual((18, 20))
-    facts, arrays = trace_image(model, image_bytes(3))
-    assert (facts["grid"], facts["tokens"], arrays["attention"].shape) == ([3, 4], 13, (4, 3, 13, 13))
+    model.preprocess = vit_preprocess((18, 20))
+    metadata, arrays = trace_image(model, image_bytes(3))
+    assert (metadata["grid"], metadata["tokens"], arrays["attention"].shape) == ([3, 4], 13, (4, 3, 13, 13))
     assert arrays["position_norms"].shape == (13,)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 5000), (3000, 2)])
 def test_images_of_one_pixel_or_extreme_aspect_ratio_are_traced(size: tuple[int, int]) -> None:
-    facts, _ = trace_image(make_model(), make_image(1, size))
-    left, top, right, bottom = facts["preprocess"]["box"]
-    assert facts["image"] == {"width": size[1], "height": size[0]}
+    metadata, _ = trace_image(make_model(), make_image(1, size))
+    left, top, right, bottom = metadata["preprocess"]["box"]
+    assert metadata["image"] == {"width": size[1], "height": size[0]}
     assert 0 <= left < right <= size[1] + 1e-6
     assert 0 <= top < bottom <= size[0] + 1e-6
 
@@ -371,7 +375,7 @@ def test_nan_is_an_error_and_never_reaches_the_page() -> None:
         trace_image(model, image_bytes(3))
     with pytest.raises(VitrailError, match="not finite"):
         trace_image(make_model_without_head(model), image_bytes(3))
-    for ask in (
+    for call in (
         lambda: attention_rows(model, images, 0),
         lambda: saliency_with_curves(model, images, "rollout"),
         lambda: attention_pair(model, images, 3, 0, 0, 1),
@@ -379,7 +383,7 @@ def test_nan_is_an_error_and_never_reaches_the_page() -> None:
         lambda: model_view(model, [images]),
     ):
         with pytest.raises(VitrailError, match="not finite"):
-            ask()
+            call()
 
 
 def make_model_without_head(model: ViT) -> ViT:
@@ -392,7 +396,7 @@ def make_model_without_head(model: ViT) -> ViT:
 def test_an_invalid_argument_is_refused_with_the_valid_range() -> None:
     model = make_model()
     images = images_of(model)
-    for ask, text in (
+    for call, text in (
         (lambda: trace_image(model, image_bytes(3), 5), "class must be an index from 0 to 4, got 5"),
         (lambda: trace_image(model, image_bytes(3), -1), "class must be an index from 0 to 4, got -1"),
         (lambda: attention_rows(model, images, 7), "query must be an index from 0 to 6, got 7"),
@@ -407,11 +411,11 @@ def test_an_invalid_argument_is_refused_with_the_valid_range() -> None:
         (lambda: ablation_effect(model, images, list(range(6)), "drop"), "all 6 patches cannot be dropped"),
     ):
         with pytest.raises(VitrailError, match=text):
-            ask()
+            call()
 
 
 def test_a_resnet_has_no_trace() -> None:
     model = build(variant("R50x1", image=64, classes=3))
-    model.preprocess = usual((64, 64))
+    model.preprocess = vit_preprocess((64, 64))
     with pytest.raises(VitrailError, match="a ResNet has no attention"):
         trace_image(model, image_bytes(3))

@@ -4,11 +4,10 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.training.small_run import recipe
-from vitrail.config import to_dict, to_json
+from vitrail.config import to_dict
 from vitrail.errors import VitrailError
 from vitrail.studio import run_log
 from vitrail.studio.run_log import MAX_LOG_ROWS, LogTail, is_training, read_log_rows, run_summary, stream_events, thin_log
@@ -160,20 +159,10 @@ def test_a_finished_run_is_streamed_at_once(finished_run: Run) -> None:
 def test_the_events_during_training_are_the_final_log(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     run.folder.mkdir()
-    process = [
-        sys.executable,
-        "-m",
-        "vitrail",
-        "train",
-        "--recipe-from",
-        str(tmp_path / "recipe.json"),
-        "--out",
-        str(run.folder),
-    ]
-    (tmp_path / "recipe.json").write_text(to_json(recipe()))
-    with subprocess.Popen(process, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as started_run:
-        events = collect_events(run)
-        assert started_run.wait(TIMEOUT) == 0
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(collect_events, run)
+        fit(recipe(), run.folder, Hardware("cpu", 1, 0))
+        events = stream.result(TIMEOUT)
     assert not is_training(run)
     assert [data for event, data in events if event == "log_row"] == run.log_rows()
     assert [data for event, data in events if event == "checkpoint_steps"][-1] == [9, 12]

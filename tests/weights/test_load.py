@@ -351,7 +351,12 @@ def test_other_precisions_become_float32(dtype: torch.dtype, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("format", "name", "ratio"), [("vitrail", "x", 1.25), ("huggingface", "x", 1.5), ("official", "x.npz", 1.75)]
+    ("format", "name", "ratio"),
+    [
+        ("vitrail", "x", 1.25),
+        pytest.param("huggingface", "x", 1.5, marks=pytest.mark.thorough),
+        pytest.param("official", "x.npz", 1.75, marks=pytest.mark.thorough),
+    ],
 )
 def test_loading_takes_little_more_memory_than_the_weights(format: Any, name: str, ratio: float, tmp_path: Path) -> None:
     """An L/16 of four blocks, in a separate process. Formats with separate q, k and v need memory to concatenate them."""

@@ -2,9 +2,6 @@
 
 import json
 import os
-import resource
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ import torch
 from torch.testing import assert_close
 
 import vitrail
+from tests.disk_limit import limit_file_size
 from tests.small_models import small_vit
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
@@ -114,23 +112,8 @@ def test_a_full_disk_leaves_the_older_one_intact(tmp_path: Path) -> None:
     """The encoder still fits on the disk, the decoder does not."""
     older = build_masked()
     save(older, tmp_path / "mine")
-    script = (
-        "import signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "from tests.weights.test_load_masked import build_masked; from vitrail.weights.save import save\n"
-        "from vitrail.errors import VitrailError\n"
-        "try:\n    save(build_masked(depth=1), sys.argv[1])\n"
-        "except VitrailError as error:\n    print(error); sys.exit(2)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, tmp_path / "mine"],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.returncode == 2, done.stderr
-    assert "cannot be written" in done.stdout
+    with limit_file_size(100_000), pytest.raises(VitrailError, match="cannot be written"):
+        save(build_masked(depth=1), tmp_path / "mine")
     assert_equal(older, load_masked(tmp_path / "mine"))
     assert os.listdir(tmp_path) == ["mine"]
 

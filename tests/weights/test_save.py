@@ -2,15 +2,13 @@
 
 import json
 import os
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch.testing import assert_close
 
+from tests.disk_limit import limit_file_size
 from tests.small_models import small_config, small_vit
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
@@ -110,30 +108,10 @@ def test_a_folder_with_other_files_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_older_model_intact(tmp_path: Path) -> None:
-    """Simulated by a limit on file size in a separate process."""
     older = small_vit()
     save(older, tmp_path / "mine")
-
-    def limit_file_size() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-
-    script = (
-        "import signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "from tests.small_models import small_vit; from vitrail.weights.save import save\n"
-        "from vitrail.errors import VitrailError\n"
-        "try:\n    save(small_vit(depth=2), sys.argv[1])\n"
-        "except VitrailError as error:\n    print(error); sys.exit(2)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, tmp_path / "mine"],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=limit_file_size,
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.returncode == 2, done.stderr
-    assert "cannot be written" in done.stdout
+    with limit_file_size(10_000), pytest.raises(VitrailError, match="cannot be written"):
+        save(small_vit(depth=2), tmp_path / "mine")
     assert_close(load(tmp_path / "mine")(IMAGES), older(IMAGES), rtol=0, atol=0)
     assert os.listdir(tmp_path) == ["mine"]
 

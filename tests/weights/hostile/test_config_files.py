@@ -208,9 +208,9 @@ TIMM_CONFIG: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("format", "name"),
     [
-        ("huggingface", "config.json"),
-        ("huggingface", "preprocessor_config.json"),
-        ("timm", "config.json"),
+        pytest.param("huggingface", "config.json", marks=pytest.mark.thorough),
+        pytest.param("huggingface", "preprocessor_config.json", marks=pytest.mark.thorough),
+        pytest.param("timm", "config.json", marks=pytest.mark.thorough),
         ("vitrail", "vitrail.json"),
     ],
 )

@@ -23,6 +23,7 @@ DAMAGED_FILES = [
     "own/vitrail.json",
     "own/model.safetensors",
 ]
+QUICK = ("official.npz", "torchvision.pth", "huggingface/config.json", "own/model.safetensors")  # one of each reader
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,9 @@ def damage(draw: st.DrawFn) -> Callable[[bytes], bytes]:
     return apply
 
 
-@pytest.mark.parametrize("victim", DAMAGED_FILES)
+@pytest.mark.parametrize(
+    "victim", [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in DAMAGED_FILES]
+)
 @settings(max_examples=60, deadline=None)
 @given(damage=damage())
 def test_any_damage_is_handled(victim: str, damage: Callable[[bytes], bytes], originals: Path) -> None:
