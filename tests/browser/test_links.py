@@ -287,6 +287,7 @@ def _download_problems(page: Page, name: str) -> Iterator[str]:
         yield "its JSON is empty"
 
 
+@pytest.mark.thorough
 def test_the_python_of_every_figure_runs_as_it_stands(page: Page, studio: RunningStudio) -> None:
     open_page(page, studio.link(query=3, patches="1-3,5", mode="drop"))
     snippets = {}

@@ -68,7 +68,11 @@ def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 RUNNABLE = [page for page in PAGES if any(block.language == "python" or commands(block) for block in code_blocks(page))]
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [page if page.name == "README.md" else pytest.param(page, marks=pytest.mark.thorough) for page in RUNNABLE],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_every_page_can_be_followed(
     page: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def estimate(measured: dict[str, Any]) -> MemoryBreakdown:
     return estimate_memory(settings, compute_model_costs(settings), measured["parallel"], 2, images, 4 // images)
 
 
+@pytest.mark.thorough
 def test_the_shards_of_two_ranks_are_as_estimated() -> None:
     """To the byte together, and each to a thousandth, since tensors are sharded by rows."""
     for measured in measured_ranks():

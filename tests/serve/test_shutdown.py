@@ -46,6 +46,7 @@ def test_accepted_requests_are_answered_before_the_server_exits(number: signal.S
         assert server.process.stderr.read() == ""
 
 
+@pytest.mark.thorough
 def test_requests_that_exceed_the_shutdown_timeout_are_dropped_and_the_exit_code_is_1() -> None:
     with (
         start_fake_server(30.0, max_batch=1, shutdown_timeout=1.0, request_timeout=90.0, max_queue=5) as server,

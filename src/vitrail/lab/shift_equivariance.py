@@ -89,11 +89,11 @@ def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> Exper
     lines = dict(_curves(arms))
     parts = [
         line_chart(
-            f"Similarity of the {words}, {state}", "cosine", "shift in pixels",
+            f"Similarity of the {features}, {state}", "cosine", "shift in pixels",
             {name: [(float(pixels), line.mean_at(state, kind, pixels)) for pixels in SHIFTS] for name, line in lines.items()},
             y_min=min([0.0, *(line.mean_at(state, kind, pixels) for line in lines.values() for pixels in SHIFTS)]),
         )
-        for kind, words in MEASURES.items()
+        for kind, features in MEASURES.items()
         for state in STATES
     ]  # fmt: skip
     numbers = {

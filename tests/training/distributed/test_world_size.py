@@ -77,6 +77,7 @@ def test_any_world_size_makes_the_same_run(ranks: int, settings: list[str], sing
 @pytest.mark.parametrize(
     "sessions", [((2, 13),), pytest.param(((4, 13), (2, 31)), marks=pytest.mark.thorough)], ids=["two, one", "four, two, one"]
 )
+@pytest.mark.thorough
 def test_a_run_resumed_on_fewer_ranks_stays_the_same_run(
     sessions: tuple[tuple[int, int], ...], single_process: Path, tmp_path: Path
 ) -> None:

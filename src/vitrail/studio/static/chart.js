@@ -94,11 +94,11 @@ function span(values, low, high) {
 
 // Logarithmic ticks: 1, 2 and 5 of every power of ten; over many powers only 1.
 function logTicks(low, high) {
-  const found = [];
+  const values = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) {
-    for (const times of Math.log10(high / low) > 3 ? [1] : [1, 2, 5]) found.push(Number((times * 10 ** power).toPrecision(6)));
+    for (const times of Math.log10(high / low) > 3 ? [1] : [1, 2, 5]) values.push(Number((times * 10 ** power).toPrecision(6)));
   }
-  return found.filter((value) => value >= low * 0.999 && value <= high * 1.001);
+  return values.filter((value) => value >= low * 0.999 && value <= high * 1.001);
 }
 
 // One number format for all ticks of an axis: as many decimals as the finest needs, or scientific notation for all.
@@ -116,7 +116,7 @@ function ticks(low, high, count, integer = false) {
   const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
   let step = [1, 2, 5, 10].map((times) => times * power).find((size) => size >= rough) ?? rough;
   if (integer) step = Math.max(1, Math.round(step));
-  const found = [];
-  for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + step * 1e-6; value += step) found.push(Number(value.toPrecision(12)));
-  return found;
+  const values = [];
+  for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + step * 1e-6; value += step) values.push(Number(value.toPrecision(12)));
+  return values;
 }

@@ -343,22 +343,22 @@ function pythonList(selected) {
 }
 
 export function formatRanges(selected) {
-  const sorted = [...selected].sort((one, other) => one - other), found = [];
+  const sorted = [...selected].sort((one, other) => one - other), ranges = [];
   for (const patch of sorted) {
-    if (found.length && found.at(-1)[1] === patch - 1) found.at(-1)[1] = patch;
-    else found.push([patch, patch]);
+    if (ranges.length && ranges.at(-1)[1] === patch - 1) ranges.at(-1)[1] = patch;
+    else ranges.push([patch, patch]);
   }
-  return found.map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`)).join(",");
+  return ranges.map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`)).join(",");
 }
 
 // Parse the patches of a URL; invalid ones are skipped.
 export function parseRanges(text, patches) {
-  const found = [];
+  const numbers = [];
   for (const one of text.split(",")) {
     const [, from, to] = /^(\d+)(?:-(\d+))?$/.exec(one) ?? [];
-    for (let patch = Number(from); patch <= Math.min(Number(to ?? from), patches - 1); patch += 1) found.push(patch);
+    for (let patch = Number(from); patch <= Math.min(Number(to ?? from), patches - 1); patch += 1) numbers.push(patch);
   }
-  return found;
+  return numbers;
 }
 
 // A random third by seed, the same on every machine (mulberry32).
