@@ -63,6 +63,7 @@ def test_axe_finds_nothing_on_a_phone(browser: Browser, studio: RunningStudio) -
     page.close()
 
 
+@pytest.mark.thorough
 def test_no_part_makes_the_page_scroll_sideways(page: Page, studio: RunningStudio) -> None:
     open_page(page, studio.link())
     too_wide = {}
@@ -95,6 +96,7 @@ def has_visible_focus(page: Page) -> bool:
     return page.evaluate(FOCUS_SCRIPT)["lit"]
 
 
+@pytest.mark.thorough
 def test_the_keyboard_moves_over_the_navigation_and_opens_parts(page: Page, studio: RunningStudio) -> None:
     open_page(page, studio.link(part="image"))
     for _ in range(12):
@@ -159,6 +161,7 @@ def test_the_patch_grid_takes_arrow_keys_and_announces(page: Page, studio: Runni
     assert "query=2" not in page.url, "Enter on the pinned patch unpins it"
 
 
+@pytest.mark.thorough
 def test_the_keyboard_focus_survives_a_checkpoint_a_click_and_a_theme(page: Page, studio: RunningStudio) -> None:
     open_page(page, studio.link(part="lens"))
     box = "#top input[type=range]"
@@ -218,6 +221,7 @@ def test_a_link_includes_its_theme(page: Page, studio: RunningStudio) -> None:
     assert page.eval_on_selector(".attention-grid canvas", "(canvas) => canvas.toDataURL()") == drawings[1]
 
 
+@pytest.mark.thorough
 def test_on_a_phone_the_page_keeps_its_scroll_position(browser: Browser, studio: RunningStudio) -> None:
     width, height = VIEWPORTS["phone"]
     page = browser.new_page(viewport={"width": width, "height": height}, reduced_motion="reduce")

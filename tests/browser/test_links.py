@@ -155,6 +155,7 @@ CHANGE_AND_PASTE = """(hash) => {
 }"""
 
 
+@pytest.mark.thorough
 def test_a_link_pasted_before_a_change_is_written_is_not_lost(page: Page, studio: RunningStudio) -> None:
     """A busy browser fires the event of the link only after the change was due to be written: here, never."""
     page.add_init_script("addEventListener('hashchange', (event) => event.stopImmediatePropagation())")
@@ -166,6 +167,7 @@ def test_a_link_pasted_before_a_change_is_written_is_not_lost(page: Page, studio
     assert "part=tokens" in page.url
 
 
+@pytest.mark.thorough
 def test_back_leaves_a_link_that_has_no_image(page: Page, studio: RunningStudio) -> None:
     """The defaults that the page adds are no history entry, to which Back would return for ever."""
     open_page(page, studio.link(part="lens", image="sample-1"))

@@ -141,6 +141,7 @@ def test_every_head_follows_the_active_patch(page: Page, studio: RunningStudio, 
     assert_close(result["weights"], vitrail.explain.attention(model, images, queries=[10])[:, 0, :, 0])
 
 
+@pytest.mark.thorough
 def test_the_keyboard_alone_points_at_patches(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
     open_at(page, studio, "attention")
     page.locator(SIDE_GRID).focus()
@@ -184,6 +185,7 @@ def test_the_saliency_map_and_its_curves_are_those_of_explain(
     assert_close(scores_by_method["relevance"]["deletion_auc"], expected.deletion_auc.item())
 
 
+@pytest.mark.thorough
 def test_another_class_is_explained(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
     open_at(page, studio, "saliency", method="gradient_rollout")
     page.locator("#side .bars button").nth(2).click()

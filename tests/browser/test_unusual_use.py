@@ -95,6 +95,7 @@ TOP_AND_BOTTOM = """() => {
 }"""
 
 
+@pytest.mark.thorough
 def test_images_of_any_size_and_orientation_are_shown(page: Page, studio: RunningStudio) -> None:
     open_page(page, studio.link(part="image"))
     uploads = {
@@ -128,6 +129,7 @@ DROP_OR_PASTE = """([kind, name, content]) => {
 }"""
 
 
+@pytest.mark.thorough
 def test_an_image_selected_during_an_upload_stays(page: Page, studio: RunningStudio) -> None:
     open_page(page, studio.link(part="image", image="sample-1"))
     pending: list[Route] = []
@@ -141,7 +143,7 @@ def test_an_image_selected_during_an_upload_stays(page: Page, studio: RunningStu
     assert "image=sample-3" in page.url
 
 
-@pytest.mark.parametrize("kind", ["drop", "paste"])
+@pytest.mark.parametrize("kind", ["drop", pytest.param("paste", marks=pytest.mark.thorough)])
 def test_an_image_can_be_dropped_and_pasted_in_any_part(page: Page, studio: RunningStudio, kind: str) -> None:
     WATCHED_PAGES[page].expected_errors = (ERROR_RESPONSE,)
     open_page(page, studio.link(part="attention"))
@@ -157,7 +159,7 @@ def test_an_image_can_be_dropped_and_pasted_in_any_part(page: Page, studio: Runn
     assert page.url == before
 
 
-QUICK_MODELS = ("no head, no positions", "hybrid")  # the least usual ones; the others are thorough
+QUICK_MODELS = ("no head, no positions",)  # the least usual one; the others are thorough
 
 
 @pytest.mark.parametrize(
@@ -260,6 +262,7 @@ def test_a_page_outlives_its_studio(page: Page, tmp_path: Path) -> None:
         assert "restarted" in status_message(page)
 
 
+@pytest.mark.thorough
 def test_a_missing_image_is_reported_in_every_part(page: Page, studio: RunningStudio) -> None:
     WATCHED_PAGES[page].expected_errors = (ERROR_RESPONSE,)
     open_page(page, studio.link(part="lens", image="sample-99"))

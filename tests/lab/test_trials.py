@@ -35,10 +35,11 @@ CHILD_SCRIPT = """
 import json, sys
 from pathlib import Path
 from tests.lab.test_trials import make_job
-from vitrail.lab.trials import run_jobs
+from vitrail.lab import trials
+trials.POLL_SECONDS = 0.05
 stages = []
 jobs = [make_job(**arguments) for arguments in json.loads(sys.argv[2])]
-run_jobs(Path(sys.argv[1]), jobs, progress=lambda stage, done, total: stages.append(stage))
+trials.run_jobs(Path(sys.argv[1]), jobs, progress=lambda stage, done, total: stages.append(stage))
 print(sum(stage.startswith("steps") for stage in stages))
 """
 

@@ -28,6 +28,7 @@ from vitrail.models.masked_autoencoders import MaskedModel, build_masked_model
 from vitrail.models.masking_config import Masking
 from vitrail.models.vit import ViT
 from vitrail.tasks.masked_image import MaskedImageTask
+from vitrail.training import autotune
 from vitrail.training.autotune import AutoTune, StepTiming, measure_timing
 from vitrail.training.loop import Hardware, fit
 from vitrail.training.recipe import Optim, Recipe
@@ -147,6 +148,8 @@ def test_minutes_and_the_range_test_work_without_labels(tmp_path: Path, monkeypa
 
     stopped_clock = SimpleNamespace(monotonic=lambda: 0.0, perf_counter=time.perf_counter)  # measuring takes none of the budget
     monkeypatch.setattr("vitrail.training.loop.time", stopped_clock)
+    monkeypatch.setattr(autotune, "MAX_TIMED_STEPS", 3)
+    monkeypatch.setattr(autotune, "RANGE_TEST_STEPS", 20)
     monkeypatch.setattr("vitrail.training.loop.measure_timing", fixed_timing)
     monkeypatch.setattr("vitrail.training.evaluator.knn_seconds", fixed_overhead)
     settings = ssl_recipe(data="panes:train_size=60,size=16", eval_every=100)

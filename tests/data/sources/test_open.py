@@ -40,8 +40,8 @@ def test_every_kind_of_dataset_has_the_same_images(tmp_path: Path) -> None:
         for index, label in enumerate(dataset.labels.tolist()):
             rows.append(f"{Path(dataset.describe(index)).relative_to(tmp_path)},{dataset.class_names[label]},{split}")
     (tmp_path / "list.csv").write_text("\n".join(rows))
-    write_pack(tmp_path / "kept.pack", {"train": folder.train, "validation": folder.validation}, store="jpeg")
-    for other in (open_dataset(tmp_path / "list.csv"), open_dataset(str(tmp_path / "kept.pack"))):
+    write_pack(tmp_path / "stored.pack", {"train": folder.train, "validation": folder.validation}, store="jpeg")
+    for other in (open_dataset(tmp_path / "list.csv"), open_dataset(str(tmp_path / "stored.pack"))):
         assert other.class_names == folder.class_names
         for split in ("train", "validation"):
             ours, theirs = folder.splits[split], other.splits[split]
