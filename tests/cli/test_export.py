@@ -34,7 +34,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     done = _vitrail(home, here, "export", root / "mine", "--json", *QUICK)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    predicted = _vitrail(home, here, "predict", "mine.onnx", Path(__file__).parents[2] / "docs" / "pictures", "--json")
+    predicted = _vitrail(home, here, "predict", "mine.onnx", Path(__file__).parents[2] / "docs" / "images", "--json")
     assert predicted.returncode == 0, predicted.stderr
     return root, json.loads(done.stdout), _files(root) - before
 
@@ -116,7 +116,7 @@ def test_int8_export_reports_its_layers(
     output = json.loads(capsys.readouterr().out)
     assert output["quantisation"]["num_layers"] == len(output["quantisation"]["sensitivity"]) == 8
     assert output["quantisation"]["accuracy_drop"] <= 0.2
-    assert run(["predict", str(tmp_path / "a.onnx"), str(Path(__file__).parents[2] / "docs" / "pictures"), "--json"]) == 0
+    assert run(["predict", str(tmp_path / "a.onnx"), str(Path(__file__).parents[2] / "docs" / "images"), "--json"]) == 0
 
 
 @pytest.mark.compile
