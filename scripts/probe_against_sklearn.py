@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.data.cpu_cores import available_cores
+from vitrail.system import available_cores
 
 Timing = tuple[float, float, float]  # seconds for features, for the probe, accuracy
 

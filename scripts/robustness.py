@@ -16,8 +16,8 @@ from vitrail.models.config import ResNetConfig
 from vitrail.models.cost import cost
 from vitrail.recipes.context import RecipeContext
 from vitrail.recipes.demo import demo
-from vitrail.training.loop import Hardware, fit
-from vitrail.training.recipe import Optim, Recipe
+from vitrail.recipes.recipe import Optim, Recipe
+from vitrail.training.trainer import Hardware, fit
 
 RESNET = ResNetConfig(stages=(1, 5), width=32, image=(28, 28), channels=1, classes=10)
 OPTIMS = {
@@ -61,7 +61,7 @@ def main(folder: str = "runs/robustness", fraction: str = "1") -> None:
 
 
 def train(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    result = fit(recipe, folder, Hardware("cpu"))
+    result = fit(recipe, folder, hardware=Hardware("cpu")).result
     scores = f"validation {result['best']['top1']:.2%}, test {result['test']['top1']:.2%}"
     log(f"{folder.name}: {recipe.steps} steps, {scores}, {result['seconds']:.0f} s")
     return result

@@ -2,9 +2,14 @@
 
 from typing import Any
 
+from vitrail.data.preprocess import Preprocess
 from vitrail.models.build import build
 from vitrail.models.config import ViTConfig
+from vitrail.models.masking_config import Masking
 from vitrail.models.vit import ViT
+from vitrail.recipes.task_config import Classification, MaskedImage
+from vitrail.tasks.classification import ClassificationTask
+from vitrail.tasks.masked_image import MaskedImageTask
 
 
 def small_config(**changes: Any) -> ViTConfig:
@@ -28,3 +33,14 @@ def small_vit(**changes: Any) -> ViT:
     for weight in model.parameters():
         weight.data.add_(0.1 * weight.data.new_empty(weight.shape).normal_())
     return model.eval()
+
+
+def classification_task(classes: int = 10, **settings: Any) -> ClassificationTask:
+    """Return a classification task for images of any size."""
+    return ClassificationTask(Classification(**settings), small_config(classes=classes), Preprocess((12, 15)))
+
+
+def masked_task(masking: Masking, patch: tuple[int, int], preprocess: Preprocess, seed: int = 0) -> MaskedImageTask:
+    """Return a task for a model with patches of this size, of as many channels as the preprocessing has."""
+    model = small_config(patch=patch, image=preprocess.image_size, channels=len(preprocess.mean), classes=0)
+    return MaskedImageTask(MaskedImage(masking), model, preprocess, seed=seed)

@@ -22,13 +22,25 @@ if TYPE_CHECKING:
     from vitrail.models.cost import cost as cost
     from vitrail.models.speedups import speed_up as speed_up
     from vitrail.models.variants import variant as variant
+    from vitrail.recipes.task_config import TaskConfig as TaskConfig
+    from vitrail.runs import finetune as finetune
+    from vitrail.runs import pretrain as pretrain
+    from vitrail.runs import train as train
+    from vitrail.tasks.task import Task as Task
+    from vitrail.training.callbacks import Callback as Callback
     from vitrail.training.load_checkpoint import load_checkpoint as load_checkpoint
-    from vitrail.training.loop import fit as fit
+    from vitrail.training.trainer import fit as fit
     from vitrail.weights.load import load as load
     from vitrail.weights.load_masked import load_masked as load_masked
     from vitrail.weights.save import save as save
 
 _modules = {
+    "Callback": "training.callbacks",
+    "Task": "tasks.task",
+    "TaskConfig": "recipes.task_config",
+    "finetune": "runs",
+    "pretrain": "runs",
+    "train": "runs",
     "VitrailError": "errors",
     "build": "models.build",
     "cost": "models.cost",
@@ -36,7 +48,7 @@ _modules = {
     "evaluate": "evaluation.classification",
     "evaluate_robustness": "evaluation.robustness",
     "export": "exporters.export",
-    "fit": "training.loop",
+    "fit": "training.trainer",
     "load": "weights.load",
     "load_checkpoint": "training.load_checkpoint",
     "load_masked": "weights.load_masked",

@@ -1,7 +1,8 @@
 """Settings as frozen dataclasses: strict overrides from text, lossless JSON in both directions, types checked on creation.
 
 A field is a bool, int, float, str, ``Literal``, a tuple of those, another settings class, or one of them or ``None``.
-If a field may hold one of several settings classes, their ``Literal`` fields select the class.
+If a field may hold one of several settings classes, their ``Literal`` fields select the class; a class with a method
+``select`` stands for an open set of classes, and selects among them itself.
 """
 
 import json
@@ -67,7 +68,7 @@ def to_dict(value: Any) -> Any:
 
 def parse_value(value: Any, annotation: Any, path: str) -> Any:
     """Convert a plain value to the annotated type, or raise an error that names what ``path`` must be."""
-    for option in union_members(annotation):
+    for option in (annotation.select(value),) if hasattr(annotation, "select") else union_members(annotation):
         matches, parsed = _parse_as(value, option, path)
         if matches:
             return parsed
@@ -80,7 +81,8 @@ def parse_value(value: Any, annotation: Any, path: str) -> Any:
 
 @cache
 def type_hints(cls: Any) -> Mapping[str, Any]:
-    return get_type_hints(cls)
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in fields(cls)}
 
 
 def union_members(annotation: Any) -> tuple[Any, ...]:

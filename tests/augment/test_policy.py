@@ -51,5 +51,5 @@ def test_invalid_values_are_rejected(wrong: dict[str, object], sentence: str) ->
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(VitrailError, match="no augmentation is named 'ligth2'; did you mean 'light2'"):
+    with pytest.raises(VitrailError, match=r"no augmentation is named 'ligth2'; there are .*; did you mean 'light2'"):
         get_policy("ligth2")

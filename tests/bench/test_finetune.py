@@ -51,6 +51,7 @@ def test_the_mean_of_the_seeds_reaches_the_bar_or_does_not(bar: float, seconds: 
     assert seconds_to_reach(bar, [run_with_curve(0.4, 0.5, 0.7), run_with_curve(0.2, 0.7, 0.8)]) == seconds
 
 
+@pytest.mark.thorough
 @pytest.mark.parity
 def test_it_runs_for_real_and_its_numbers_follow_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     reference_library("timm")
@@ -105,4 +106,4 @@ def test_errors_are_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: Captur
 
     monkeypatch.setattr(bench, "timm_vit", missing)
     assert run(["bench", "finetune", "mine", PANES, "--steps", "1", "--rounds", "1"]) == 2
-    assert "bench finetune compares with timm: pip install -c constraints.txt timm" in capsys.readouterr().err
+    assert "bench finetune compares with timm; try pip install -c constraints.txt timm" in capsys.readouterr().err

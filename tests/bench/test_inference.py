@@ -25,6 +25,7 @@ from vitrail.inference.predictor import TorchPredictor
 
 
 @pytest.mark.compile
+@pytest.mark.thorough
 def test_every_path_predicts_and_its_accuracy_is_reported() -> None:
     pytest.importorskip("onnx")
     model, images = exportable_vit(depth=3), random_images(24)

@@ -17,7 +17,7 @@ from vitrail.weights.save import save
 def test_every_request_of_the_load_has_a_response_that_the_server_counted_too() -> None:
     with start_fake_server(max_batch=4, max_queue=4) as server:
         requests = [build_request(coloured_image(label), "image/png") for label in (1, 2)] + [build_request(b"?", "image/png")]
-        done = send_load("127.0.0.1", server.port, requests, 7, 1.0)
+        done = send_load("127.0.0.1", server.port, requests, 7, 0.3)
         assert set(done.other_statuses) <= {422, 503}
         answered = server.metric('vitrail_requests_total{path="/predict",status="200"}')
         assert len(done.seconds) == answered > 0
@@ -25,6 +25,7 @@ def test_every_request_of_the_load_has_a_response_that_the_server_counted_too() 
             assert server.metric(f'vitrail_requests_total{{path="/predict",status="{status}"}}') == count
 
 
+@pytest.mark.thorough
 def test_the_ratio_is_that_of_the_two_speeds(tmp_path: Path) -> None:
     model = small_vit()
     model.preprocess, model.class_names = Preprocess((12, 15)), tuple("abcde")

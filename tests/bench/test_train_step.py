@@ -4,11 +4,13 @@ import pytest
 from torch import nn
 
 from tests.reference_libraries import reference_library
+from tests.tiers import quick_first
 from vitrail.bench.reference_models import reference_models
 from vitrail.bench.train_step import OURS, OWN_RECIPE, benchmark_shapes, benchmark_train_step
 from vitrail.models.cost import cost
 
 
+@pytest.mark.thorough
 @pytest.mark.parity
 def test_ours_and_the_peers_take_steps_at_the_demos_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     reference_library("timm")
@@ -24,7 +26,7 @@ def test_ours_and_the_peers_take_steps_at_the_demos_shape(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("name", ["demo", "small", "s16"])
+@pytest.mark.parametrize("name", quick_first(["demo", "small", "s16"], 2))
 def test_the_peers_models_are_of_our_size(name: str) -> None:
     reference_library("timm")
     shape = benchmark_shapes()[name]

@@ -13,7 +13,7 @@ from vitrail.models.config import StemConfig
 from vitrail.models.vit import ViT
 from vitrail.recipes.context import RecipeContext
 from vitrail.recipes.demo import demo
-from vitrail.training.loop import Hardware, fit
+from vitrail.training.trainer import Hardware, fit
 from vitrail.weights.save import save
 
 MODEL_CHANGES: dict[str, dict[str, Any]] = {  # on 2 x 3 patches, except the last ones
@@ -39,7 +39,7 @@ def train_small_run(folder: Path) -> Path:
     model = ["model.pool=cls", "model.depth=2", "model.width=24", "model.heads=3", "model.mlp=40"]
     steps = ["steps=12", "batch_size=16", "checkpoint_every=3", "eval_every=6", "keep_checkpoints=9", "schedule.warmup_steps=2"]
     recipe = override(demo(context), [*model, *steps])
-    fit(recipe, folder / "small", Hardware("cpu", 1, 0))
+    fit(recipe, folder / "small", hardware=Hardware("cpu", 1, 0))
     return folder / "small"
 
 

@@ -13,7 +13,15 @@ from playwright.sync_api import APIResponse, Locator, Page, Position, Route, exp
 from torch import Tensor
 
 import vitrail
-from tests.browser.studio_page import TIMEOUT_MS, WATCHED_PAGES, RunningStudio, open_page, run_studio, wait_until_idle
+from tests.browser.studio_page import (
+    MOMENT_MS,
+    TIMEOUT_MS,
+    WATCHED_PAGES,
+    RunningStudio,
+    open_page,
+    run_studio,
+    wait_until_idle,
+)
 from vitrail.explain.faithfulness import faithfulness
 from vitrail.models.vit import ViT
 
@@ -35,7 +43,7 @@ def images(model: ViT) -> Tensor:
 
 def open_at(page: Page, studio: RunningStudio, part: str, **state: Any) -> None:
     open_page(page, studio.link(part=part, image=IMAGE_ID, **state))
-    wait_until_idle(page)
+    wait_until_idle(page, MOMENT_MS)
 
 
 def find_figure(page: Page, name: str) -> Locator:
@@ -314,6 +322,7 @@ def unfinished_run(tmp_path: Path, run: Path) -> Path:
     return half
 
 
+@pytest.mark.thorough
 def test_a_run_is_updated_during_training(page: Page, unfinished_run: Path, run: Path) -> None:
     WATCHED_PAGES[page].expected_errors = ("ERR_CONNECTION_REFUSED",)  # the studio ends before the page
     with run_studio([unfinished_run]) as studio:

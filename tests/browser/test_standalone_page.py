@@ -18,6 +18,7 @@ from tests.browser.studio_page import (
     status_message,
     wait_until_idle,
 )
+from tests.tiers import quick_first
 
 pytestmark = pytest.mark.browser
 
@@ -48,15 +49,16 @@ def differences(one: list[Any], other: list[Any]) -> list[str]:
     return problems
 
 
+@pytest.mark.parametrize("parts", quick_first([["attention", "saliency"], [*SAVED_FIGURES]]), ids=["two parts", "all parts"])
 def test_a_saved_page_shows_the_same_without_the_studio(
-    browser: Browser, page: Page, studio: RunningStudio, tmp_path: Path
+    browser: Browser, page: Page, studio: RunningStudio, tmp_path: Path, parts: list[str]
 ) -> None:
     open_page(page, studio.link(query=4, step=6))
     drawn = {}
-    for part, names in SAVED_FIGURES.items():
+    for part in parts:
         open_part(page, part)
         capture_view(page)  # no token is active
-        drawn[part] = page.evaluate(FIGURES_SCRIPT, names)
+        drawn[part] = page.evaluate(FIGURES_SCRIPT, SAVED_FIGURES[part])
     with page.expect_download() as waiting:
         page.click("text=Save this page")
     file = tmp_path / waiting.value.suggested_filename
@@ -76,7 +78,7 @@ def test_a_saved_page_shows_the_same_without_the_studio(
             open_part(copy, part)
             assert status_message(copy) == "", part
             assert copy.locator("#panel h1 >> visible=true").count() == 1
-            if part in SAVED_FIGURES:
+            if part in parts:
                 capture_view(copy)
                 wrong += differences(drawn[part], copy.evaluate(FIGURES_SCRIPT, SAVED_FIGURES[part]))
         assert not wrong

@@ -12,6 +12,7 @@ from PIL import Image
 
 from tests.cli.full_disk import full_disk
 from tests.data.images import write_class_folders
+from tests.tiers import quick_first
 from vitrail.cli.main import run
 from vitrail.data.pack_reader import read_pack
 from vitrail.evaluation.probe import load_suite
@@ -182,7 +183,7 @@ def test_a_full_disk_keeps_the_old_image_and_page(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.png", "c.html", "data"]
 
 
-@pytest.mark.parametrize("closed", ["stdout", "stderr", "both"])
+@pytest.mark.parametrize("closed", quick_first(["both", "stdout", "stderr"]))
 def test_closed_streams_are_no_error(closed: str, folder: Path) -> None:
     ends = {"stdout": ">&-", "stderr": "2>&-", "both": ">&- 2>&-"}[closed]
     command = f"{sys.executable} -m vitrail data check '{folder}' {ends}"
@@ -260,6 +261,7 @@ def test_download_without_a_name_lists_the_datasets_that_the_suites_need(
         assert source in shown
 
 
+@pytest.mark.thorough
 @pytest.mark.parity
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_bench_data_has_its_keys(capsys: Capture, folder: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cli.commands import COMMANDS
+from tests.cli.commands import COMMANDS, help_text
 from tests.reference_numbers import PARAMETERS
 from tests.small_models import small_vit
 from vitrail.cli import doctor
@@ -30,14 +30,18 @@ MISTAKES = [
     (["inspect", "B/16", "--image-size", "1x2x3"], "--image-size must be a number or HEIGHTxWIDTH"),
     (["inspect", "B/16", "--image-size", "225"], "try image=224x224"),
     (["inspect", "B/16", "--batch-size", "0"], "batch must be at least 1, got 0; try batch=1"),
-    (["inspect", "B/16", "--batch-size", "many"], "Invalid value for '--batch-size': Input should be a valid integer"),
+    (["inspect", "B/16", "--batch-size", "many"], "--batch-size must be a whole number, got 'many'"),
+    (["train", "--lr=fast"], "--lr must be a number, got 'fast'"),
+    (["evaluate", "run", "data", "--split", "tset"], "--split must be one of 'test', 'validation', 'train', 'all', got 'tset'"),
+    (["predict", "run", "cat.jpg", "--top", "0"], "--top must be at least 1, got '0'"),
+    (["inspect", "missing.safetensors"], "missing.safetensors does not exist; name a run, a weight file"),
     (["inspect", "B/16", "--classes", "-1"], "classes must be at least 0"),
     (["inspect", "B/16", "--set", "model.dept=3"], "did you mean 'model.depth'?"),
     (["inspect", "B/16", "--set", "depth=3"], "did you mean 'model.depth'?"),
     (["inspect", "x" * 5000], "no model is named"),
     (["inspect", "B/16", "--image-size", "9" * 5000], "--image-size must be a number"),
     (["inspect", "R50x1", "--set", "model.width=32", "--image-size", "1", "--trace"], "the traced pass failed"),
-    (["inspect", "no/such/folder"], "no model is named 'no/such/folder'"),
+    (["inspect", "no/such/folder"], "no/such/folder does not exist; name a run"),
 ]
 
 
@@ -180,6 +184,7 @@ def test_doctor_finds_a_healthy_machine(monkeypatch: pytest.MonkeyPatch, capsys:
     assert {"python", "torch", "devices", "threads", "memory", "disk", "bfloat16", "extra serve", "extra onnx"} <= names
 
 
+@pytest.mark.thorough
 def test_doctor_finds_what_is_broken_and_names_the_remedy(tmp_path: Path) -> None:
     """A broken einops comes first on the path, so that it cannot be imported."""
     (tmp_path / "einops.py").write_text("raise ImportError('cut in half')")
@@ -207,3 +212,9 @@ def test_doctor_finds_what_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "version", lambda name: "2.5.1+cpu")
     assert doctor._check_package("torch", "2.11").detail == "2.5.1+cpu, older than 2.11"
     assert doctor._check_package("torch", "2.5").state == "ok"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_values_and_shows_no_python_types(command: str) -> None:
+    assert "[OPTIONS]" in help_text(command)
+    assert re.findall(r"<(?:bool|int|float|str|path|list)[^>]*>|[{}]|\[\[", help_text(command)) == []

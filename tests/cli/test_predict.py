@@ -222,6 +222,7 @@ def write_names(tmp_path: Path, count: int) -> Path:
     return names
 
 
+@pytest.mark.thorough
 def test_rows_are_streamed_and_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     """More rows than a pipe holds: the first ones are read before the last ones can have been written."""
     with (
@@ -240,7 +241,7 @@ def test_rows_are_streamed_and_a_closed_pipe_is_no_error(tmp_path: Path) -> None
     assert process.returncode in (1, 141)  # depending on which write fails first
 
 
-@pytest.mark.thorough  # the test above closes the pipe of a CSV
+@pytest.mark.thorough
 @pytest.mark.parametrize("option", ["--json", "--top=2"])
 def test_the_reader_may_close_the_pipe(option: str) -> None:
     line = f"{' '.join(COMMAND)} run in {option} | head -n 1"
@@ -248,18 +249,25 @@ def test_the_reader_may_close_the_pipe(option: str) -> None:
     assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
 
 
-def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """Stopped midway; then with too little space for the file."""
+@pytest.mark.thorough
+def test_a_stopped_command_leaves_the_old_file(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("of last time")
     before = {path.name for path in tmp_path.iterdir()} | {"names"}
     with (
         open(write_names(tmp_path, 20_000)) as names,
         subprocess.Popen([*COMMAND, "run", "-", "--out", "rows.csv", "--batch-size", "1"], stdin=names) as process,
     ):
-        while process.poll() is None and not any(path.stat().st_size for path in tmp_path.glob(".rows.csv*")):
+        while process.poll() is None and not any(path.stat().st_size for path in tmp_path.glob(".rows.*")):
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
     assert process.returncode == 143
+    assert (tmp_path / "rows.csv").read_text() == "of last time"
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    (tmp_path / "rows.csv").write_text("of last time")
+    before = {path.name for path in tmp_path.iterdir()}
     with full_disk(2048, monkeypatch):
         assert run(["predict", "run", *["in/a.jpg"] * 100, "--out", "rows.csv"]) == 1
     assert capsys.readouterr().err == "vitrail: [Errno 27] File too large\n"

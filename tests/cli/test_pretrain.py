@@ -15,7 +15,7 @@ SETTINGS = (
     "checkpoint_every=2", "schedule.warmup_steps=1",
 )  # fmt: skip
 TINY = [*(part for setting in SETTINGS for part in ("--set", setting)), "--workers", "0"]
-DECODER = [part for setting in ("masking.decoder_width=12", "masking.decoder_heads=1") for part in ("--set", setting)]
+DECODER = [part for setting in ("task.masking.decoder_width=12", "task.masking.decoder_heads=1") for part in ("--set", setting)]
 PANES = "panes:train_size=100,size=16"
 
 
@@ -57,7 +57,7 @@ def test_json_is_one_object(capsys: Capture) -> None:
     assert message["test"]["loss"] > 0
     assert 0 <= message["test"]["accuracy"] <= 1
     recipe = json.loads(Path("one/recipe.json").read_text())
-    assert recipe["masking"]["target"] == "downsampled"
+    assert recipe["task"]["masking"]["target"] == "downsampled"
 
 
 def test_a_folder_may_have_images_at_any_depth(tmp_path: Path, capsys: Capture) -> None:
@@ -83,7 +83,7 @@ def test_unlabelled_images_can_be_packed_first(tmp_path: Path, capsys: Capture) 
 def test_the_whole_recipe_is_printed(capsys: Capture) -> None:
     assert run(["pretrain", PANES, "--method", "mae", "--model", "B/16", "--print-recipe"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["masking"]["decoder_width"] == 512
+    assert shown["task"]["masking"]["decoder_width"] == 512
     assert shown["optim"]["betas"] == [0.9, 0.95]
 
 
@@ -96,7 +96,7 @@ def test_the_whole_recipe_is_printed(capsys: Capture) -> None:
         (["pretrain", PANES, "--model", "R50x1"], "a ResNet has none"),
         (["pretrain", "nowhere"], "there is no 'nowhere'"),
         (["train", PANES, "--recipe", "mae"], "try vitrail pretrain"),
-        (["pretrain", PANES, "--set", "masking.mask_rati=0.5"], "mask_ratio"),
+        (["pretrain", PANES, "--set", "task.masking.mask_rati=0.5"], "mask_ratio"),
     ],
 )
 def test_a_mistake_is_one_sentence(words: list[str], message: str, capsys: Capture) -> None:

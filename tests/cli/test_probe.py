@@ -115,7 +115,7 @@ def test_a_model_is_probed_on_the_test_split_of_its_training(tmp_path: Path) -> 
     one.metadata = {"recipe": {"val_fraction": 0.05, "test_fraction": 0.3}}
     found = probe(one, "flat", ("knn",))
     assert found.num_images == {"train": 26, "test": 12}
-    assert found.notes == ("no splits given; split by content: 26 train, 2 validation, 12 test",)
+    assert found.notes == ("no splits given; validation and test are split off by content",)
 
 
 def test_a_probe_needs_labels_and_skips_images_without() -> None:
@@ -142,7 +142,7 @@ def test_the_mean_covers_the_columns_of_every_row() -> None:
     [
         (["model"], "name one dataset or one suite"),
         (["model", "set", "--suite", "x.toml"], "name one dataset or one suite"),
-        (["model", "set", "--protocol", "knm"], "there is no protocol 'knm'; did you mean 'knn'?"),
+        (["model", "set", "--protocol", "knm"], "there are fewshot, knn, linear; did you mean 'knn'?"),
         (["model", "nowhere"], "there is no 'nowhere'"),
         (["nothing", "set"], "nothing does not exist"),
         (["model", "flat"], "has a single class"),

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 from tests.cli.fake_hub import FakeHub, running_hub, unreachable_hub
 from tests.small_models import small_vit
+from tests.tiers import quick_first
 from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.masked_autoencoders import build_masked_model
@@ -175,7 +176,7 @@ def test_a_mistake_is_one_sentence(
     assert not Path("o").exists()
 
 
-@pytest.mark.parametrize("kind", ["closed", "silent"])
+@pytest.mark.parametrize("kind", quick_first(["closed", "silent"]))
 def test_without_a_hub_push_fails_soon(kind: str, model: Path, tmp_path: Path) -> None:
     with unreachable_hub(kind, tmp_path) as environment:
         done = subprocess.run(

@@ -94,13 +94,14 @@ def test_augment_chooses_a_policy_and_set_changes_it(capsys: Capture) -> None:
 
 
 def test_fewer_steps_shorten_the_warm_up(tmp_path: Path, capsys: Capture) -> None:
-    assert run(["train", *SMALL, "--set", "steps=12", "--out", "run"]) == 0
-    assert "the warm-up is shortened from 150 to 1 steps, to fit 12 steps" in capsys.readouterr().err
+    assert run(["train", *SMALL, "--set", "steps=12", "--batch-size", "8", "--set", "eval_every=12", "--out", "run"]) == 0
+    assert "the warm-up is shortened from 150 steps to 1, to fit into 12 steps" in capsys.readouterr().err
     assert json.loads((tmp_path / "run" / "recipe.json").read_text())["schedule"]["warmup_steps"] == 1
 
 
 def test_resume_continues_a_run_by_its_folder_alone(tmp_path: Path, capsys: Capture) -> None:
-    assert run(["train", *SMALL, "--set", "steps=3", "--set", "checkpoint_every=2", "--out", "run"]) == 0
+    few = ["panes:train_size=40,size=16", "--batch-size", "8", "--set", "steps=3", "--set", "checkpoint_every=2"]
+    assert run(["train", *few, *SMALL, "--out", "run"]) == 0
     before = (tmp_path / "run" / "log.jsonl").read_text()
     (tmp_path / "run" / "result.json").unlink()
     newest = max((tmp_path / "run" / "checkpoints").iterdir(), key=lambda path: int(path.name.split("-")[1]))
@@ -146,20 +147,15 @@ def test_any_variant_trains_with_the_default_recipe(photos: Path, capsys: Captur
     assert run(["train", "photos", "--model", "R50x1", "--print-recipe"]) == 2
 
 
-def test_training_on_a_folder_names_fine_tuning_and_the_largest_class(photos: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_folder_is_trained_on_and_evaluated(photos: Path, tmp_path: Path, capsys: Capture) -> None:
     assert run(["train", "photos", "--set", "steps=2", *SMALL, "--out", "run"]) == 0
     printed = capsys.readouterr()
     assert "training from scratch on" in printed.err
-    assert "vitrail finetune WEIGHTS photos" in printed.err
+    assert "vitrail finetune hf:google/vit-base-patch16-224 photos" in printed.err
     assert "always predicting the largest class" in printed.out
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["majority_class"] >= 0.5  # three quarters of the images are of one class
-
-
-def test_a_folder_without_splits_is_evaluated_as_a_whole(photos: Path, capsys: Capture) -> None:
-    assert run(["train", "photos", "--set", "steps=2", *SMALL, "--out", "run"]) == 0
-    photos.rename("others")
-    capsys.readouterr()
+    photos.rename("others")  # another folder without splits is evaluated as a whole
     assert run(["evaluate", "run", "others", "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)
     assert (scores["split"], scores["images"]) == ("all", 20)
@@ -194,3 +190,10 @@ def test_inspect_reads_a_weight_file(capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out)["parameters"] == parameters
     assert run(["inspect", "weights.safetensors", "--image-size", "64", "--classes", "5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["grid"] == [4, 4]
+
+
+def test_finetune_says_its_assumptions_in_one_line(photos: Path, capsys: Capture) -> None:
+    save_timm_weights("bare.safetensors")
+    for index, (flags, lines) in enumerate((([], 1), (["--quiet"], 0), (["--verbose"], 5))):
+        assert run(["finetune", "bare.safetensors", "photos", "--set", "steps=1", "--out", f"run{index}", *flags]) == 0
+        assert sum("assumed" in line for line in capsys.readouterr().err.splitlines()) == lines

@@ -11,8 +11,7 @@ from tests.small_models import small_vit
 from vitrail.cli.main import run
 from vitrail.cli.robustness import _short_names
 from vitrail.evaluation.classification import evaluate
-from vitrail.evaluation.robustness import evaluate_robustness
-from vitrail.evaluation.robustness_comparison import compare_robustness
+from vitrail.evaluation.robustness import compare_robustness, evaluate_robustness
 from vitrail.weights.save import save
 
 Capture = pytest.CaptureFixture[str]
@@ -56,6 +55,7 @@ def test_json_has_the_values_of_the_function(capsys: Capture) -> None:
     assert answer["page"] is None
 
 
+@pytest.mark.thorough
 def test_options_reach_the_function(capsys: Capture) -> None:
     plain = robustness_json(capsys, "one", "data", "--batch-size", "4", "--workers", "0", "--device", "cpu")
     assert robustness_json(capsys, "one", "data", "--split", "all")["images"] == 31

@@ -25,7 +25,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("models") / "mine")
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_the_studio_prints_its_address_and_stops_quietly(model: Path, kind: signal.Signals) -> None:
     command = [sys.executable, "-m", "vitrail", "studio", str(model), "--no-browser", "--json"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -68,7 +69,7 @@ def test_a_port_in_use_is_reported_before_the_model_is_loaded(capsys: pytest.Cap
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("vitrail.cli.options.find_spec", lambda name: None)
     assert run(["studio", "nowhere"]) == 2
     assert "pip install 'vitrail[studio]'" in capsys.readouterr().err
 
@@ -83,7 +84,7 @@ def test_the_page_opens_in_a_browser_that_blocks(model: Path, monkeypatch: pytes
         answers.set()
 
     monkeypatch.setattr("webbrowser.open", lambda url: opened.put((url, answers.wait(10))))
-    monkeypatch.setattr("vitrail.studio.server.run_studio_server", run_studio_server)
+    monkeypatch.setattr("vitrail.studio.app.run_studio_server", run_studio_server)
     assert run(["studio", str(model), "--token", TOKEN]) == 0
     url, answered = opened.get(timeout=30)
     assert url.endswith(f"/{TOKEN}/")

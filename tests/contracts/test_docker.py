@@ -111,7 +111,7 @@ def test_the_health_check_tells_a_healthy_server_from_an_unhealthy_one(status: i
 
     with HTTPServer(("127.0.0.1", 0), Answer) as server:
         port = server.server_address[1]
-        thread = Thread(target=server.serve_forever, daemon=True)
+        thread = Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         if status is None:
             server.server_close()
         else:

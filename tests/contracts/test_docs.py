@@ -21,10 +21,10 @@ from vitrail.augment.policy import POLICIES, Policy
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.config import ResNetConfig, StemConfig, ViTConfig
 from vitrail.models.masking_config import Masking
-from vitrail.models.speedups import Speedups
+from vitrail.models.speedup_config import Speedups
 from vitrail.models.variants import SIZES
+from vitrail.recipes.recipe import Optim, Recipe, Schedule
 from vitrail.recipes.registry import RECIPES
-from vitrail.training.recipe import Optim, Recipe, Schedule
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 
@@ -129,7 +129,7 @@ def test_links_lead_somewhere() -> None:
 def test_the_golden_files_are_the_shared_ones() -> None:
     shared = ROOT.parent / "shared" / "golden"
     if not shared.is_dir():
-        pytest.skip("no shared folder beside the project")
+        pytest.skip("there is no shared folder next to the project")
     for file in shared.iterdir():
         assert (ROOT / "tests" / "data" / "golden" / file.name).read_bytes() == file.read_bytes()
 

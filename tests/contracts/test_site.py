@@ -44,6 +44,9 @@ class ParsedPage(HTMLParser):
             self.styles += data
 
 
+pytestmark = pytest.mark.thorough  # building the site takes seconds
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the site as ``make docs`` does: a warning is an error."""

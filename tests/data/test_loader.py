@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.data.images import image_bytes, write_class_folders
+from tests.preprocess_image import preprocess_image
 from vitrail.augment.mixup import soft_targets
 from vitrail.augment.policy import POLICIES, get_policy
 from vitrail.data.decode import decode
@@ -26,7 +27,6 @@ from vitrail.data.sources.builtin import load_fashion
 from vitrail.data.sources.dataset import ArrayDataset, Dataset, Subset
 from vitrail.data.sources.image_folder import read_image_folder
 from vitrail.data.sources.panes.dataset import PanesDataset
-from vitrail.data.transforms import preprocess_image
 from vitrail.errors import VitrailError
 
 PREPROCESS = Preprocess((16, 12))
@@ -44,7 +44,7 @@ def small_arrays(count: int = 100) -> ArrayDataset:
 
 
 def batches_equal(one: Batch, two: Batch) -> bool:
-    pairs = [(getattr(one, name), getattr(two, name)) for name in ("images", "labels", "indices", "mixed_labels", "lam")]
+    pairs = [(getattr(one, name), getattr(two, name)) for name in ("images", "targets", "indices", "mixed_targets", "lam")]
     return all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
 
 
@@ -81,9 +81,9 @@ def test_training_loses_no_image_and_has_no_short_batch(files: Dataset) -> None:
 
 def test_evaluation_reads_every_image_once_and_the_last_batch_may_be_short(files: Dataset) -> None:
     batches = list(build_eval_loader(files, PREPROCESS, 5).batches(workers=2))
-    assert [len(batch.labels) for batch in batches] == [5, 5, 5, 5, 3]
+    assert [len(batch.targets) for batch in batches] == [5, 5, 5, 5, 3]
     assert torch.cat([batch.indices for batch in batches]).tolist() == list(range(23))
-    assert torch.cat([batch.labels for batch in batches]).tolist() == files.labels.tolist()
+    assert torch.cat([batch.targets for batch in batches]).tolist() == files.labels.tolist()
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_ranks_together_read_the_global_batch(ranks: int, name: str, files: Data
         whole = loader(0, 1).batch(step)
         assert torch.equal(torch.cat([part.indices for part in parts]), whole.indices)
         assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
-        if whole.mixed_labels is not None and whole.lam is not None:
+        if whole.mixed_targets is not None and whole.lam is not None:
             assert torch.equal(
-                torch.cat([part.mixed_labels for part in parts if part.mixed_labels is not None]), whole.mixed_labels
+                torch.cat([part.mixed_targets for part in parts if part.mixed_targets is not None]), whole.mixed_targets
             )
             assert torch.equal(torch.cat([part.lam for part in parts if part.lam is not None]), whole.lam)
 
@@ -131,11 +131,11 @@ def test_mixed_images_are_a_blend_of_two_and_so_are_their_labels(files: Dataset)
     plain = build_train_loader(files, PREPROCESS, 10, get_policy("none"), seed=2).batch(3)
     mixed = build_train_loader(files, PREPROCESS, 10, get_policy("none", mixup=0.8), seed=2).batch(3)
     assert mixed.lam is not None
-    assert mixed.mixed_labels is not None
+    assert mixed.mixed_targets is not None
     lam = mixed.lam[:, None, None, None]
     assert_close(mixed.images, plain.images * lam + plain.images.roll(1, 0) * (1 - lam), rtol=0, atol=1e-6)
-    assert torch.equal(mixed.mixed_labels, plain.labels.roll(1))
-    assert_close(soft_targets(mixed.labels, mixed.mixed_labels, mixed.lam, 3).sum(1), torch.ones(10))
+    assert torch.equal(mixed.mixed_targets, plain.targets.roll(1))
+    assert_close(soft_targets(mixed.targets, mixed.mixed_targets, mixed.lam, 3).sum(1), torch.ones(10))
 
 
 @pytest.mark.parametrize("crop_pct", [1.0, 0.8])
@@ -149,8 +149,11 @@ def test_a_batch_of_small_images_equals_each_one_alone(crop: str, crop_pct: floa
     assert_close(together.images, alone.images, rtol=0, atol=1.01 / 127.5 if crop == "random-resized" else 0)
 
 
-class GenericDataset:
+class GenericDataset(Dataset):
     """An array dataset of another type, so that it takes the general path."""
+
+    labels: np.ndarray
+    class_names: tuple[str, ...]
 
     def __init__(self, arrays: ArrayDataset) -> None:
         self.arrays, self.labels, self.class_names = arrays, arrays.labels, arrays.class_names
@@ -171,7 +174,7 @@ def test_a_subset_of_an_array_is_those_rows() -> None:
     batch = build_eval_loader(part, GREY_PREPROCESS, 10).batch(0)
     whole = build_eval_loader(small_arrays(), GREY_PREPROCESS, 100).batch(0)
     assert torch.equal(batch.images, whole.images[indices])
-    assert batch.labels.tolist() == small_arrays().labels[indices].tolist()
+    assert batch.targets.tolist() == small_arrays().labels[indices].tolist()
 
 
 def test_colour_and_grey_are_converted_to_the_models_channels() -> None:
@@ -217,12 +220,12 @@ def test_images_that_become_unreadable_are_skipped_named_once_and_counted(
     with caplog.at_level(logging.WARNING):
         batch = loader.batch(0)
         loader.batch(1)
-    assert len(batch.labels) == len(batch.images) == 38
+    assert len(batch.targets) == len(batch.images) == 38
     assert len(loader.read_errors) == 2
     assert sorted(Path(record.getMessage().split(": ")[1]).name for record in caplog.records) == ["3.jpg", "5.jpg"]
     readable = torch.isin(whole.indices, batch.indices)
     assert torch.equal(batch.images, whole.images[readable])  # nothing else changed
-    assert torch.equal(batch.labels, whole.labels[readable])
+    assert torch.equal(batch.targets, whole.targets[readable])
 
 
 def test_an_image_whose_mix_partner_is_unreadable_is_not_mixed(tmp_path: Path) -> None:
@@ -346,6 +349,7 @@ print(*peaks)
 """
 
 
+@pytest.mark.thorough
 def test_memory_stays_flat_over_an_epoch(tmp_path: Path) -> None:
     write_class_folders(tmp_path, {"a": 200, "b": 200})
     done = subprocess.run(

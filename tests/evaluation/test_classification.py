@@ -10,6 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from tests.data import images as sample_images
+from tests.preprocess_image import preprocess_image
 from tests.reference_libraries import reference_library
 from tests.small_models import small_vit
 from tests.training.small_run import recipe
@@ -17,7 +18,6 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import ArrayDataset, DatasetSplits
 from vitrail.data.sources.open import open_dataset
-from vitrail.data.transforms import preprocess_image
 from vitrail.errors import VitrailError
 from vitrail.evaluation.calibration import compute_reliability, fit_temperature
 from vitrail.evaluation.classification import Evaluation, compare_paired, evaluate
@@ -25,7 +25,7 @@ from vitrail.evaluation.tta import TTAModel, five_crop, without_crop
 from vitrail.inference.predict import predict
 from vitrail.models.build import Model
 from vitrail.tasks.classification import mean_scores
-from vitrail.training.loop import Hardware, fit
+from vitrail.training.trainer import Hardware, fit
 
 LABELS = ("ant", "bee", "cat", "dog", "elk")
 
@@ -52,7 +52,7 @@ def test_a_runs_own_scores_are_reproduced(tmp_path: Path) -> None:
         sample_images.write_class_folders(tmp_path / "flat", {"ant": 17, "bee": 11})
         flat = {**fractions, "data": str(tmp_path / "flat"), "model": replace(recipe().model, classes=2)}
         settings = recipe(steps=4, **(flat if fractions else {}))
-        result = fit(settings, run, Hardware("cpu", 1, 0))
+        result = fit(settings, run, hardware=Hardware("cpu", 1, 0)).result
         evaluation = evaluate(run, settings.data)
         assert {"top1": evaluation.top1, "top5": evaluation.top5, "loss": evaluation.nll} == result["test"]
         with np.load(run / "predictions.npz") as arrays:

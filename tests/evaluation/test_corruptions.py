@@ -14,11 +14,14 @@ from torch.testing import assert_close
 
 from tests.data.images import make_image
 from vitrail.errors import VitrailError
-from vitrail.evaluation.corruption_ops import (
+from vitrail.evaluation.corruptions import (
     DROP_STREAM,
     SHUFFLE_STREAM,
+    Corruption,
     add_noise,
     cell_edges,
+    check_grid,
+    corruption_suite,
     draw_noise,
     draw_permutations,
     draw_positions,
@@ -28,8 +31,8 @@ from vitrail.evaluation.corruption_ops import (
     occlude,
     reduce_contrast,
     shuffle_cells,
+    shuffle_grids,
 )
-from vitrail.evaluation.corruptions import Corruption, check_grid, corruption_suite, shuffle_grids
 
 GRID = (3, 4)
 SIZE = (24, 20)  # 8 x 5 pixels per cell
@@ -47,15 +50,13 @@ def image_indices(count: int) -> ndarray:
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 @pytest.mark.parametrize("kind", ALL.values(), ids=ALL)
-def test_severity_0_changes_nothing_and_the_others_return_bytes_of_the_same_shape(kind: Corruption, mode: str) -> None:
+def test_every_severity_returns_bytes_of_the_same_shape_and_leaves_the_original(kind: Corruption, mode: str) -> None:
     before = random_images(3, mode)
     original = before.clone()
-    assert torch.equal(kind.at_severity(0, before, image_indices(3)), before)
     versions = list(kind.iter_severities(before, image_indices(3), 0))
     assert len(versions) == len(kind.captions) == len(kind.strengths)
-    for severity, after in enumerate(versions, 1):
+    for after in versions:
         assert (after.shape, after.dtype) == (before.shape, torch.uint8)
-        assert torch.equal(after, kind.at_severity(severity, before, image_indices(3)))
     assert not torch.equal(versions[-1], before)
     assert torch.equal(before, original)
 
@@ -63,15 +64,14 @@ def test_severity_0_changes_nothing_and_the_others_return_bytes_of_the_same_shap
 @pytest.mark.parametrize("kind", ALL.values(), ids=ALL)
 def test_an_image_depends_on_the_seed_and_not_on_its_batch(kind: Corruption) -> None:
     whole, keys = random_images(5), image_indices(5)
-    for severity in range(1, len(kind.strengths) + 1):
-        together = kind.at_severity(severity, whole, keys, 7)
-        for row in (4, 1):
-            assert torch.equal(kind.at_severity(severity, whole[row : row + 1], keys[row : row + 1], 7)[0], together[row])
+    together = list(kind.iter_severities(whole, keys, 7))
+    for row in (4, 1):
+        alone = kind.iter_severities(whole[row : row + 1], keys[row : row + 1], 7)
+        assert all(torch.equal(one[0], all_of_them[row]) for one, all_of_them in zip(alone, together, strict=True))
     drawn = kind.name in ("noise", "drop", "occlude", "shuffle")
-    assert torch.equal(kind.at_severity(1, whole, keys, 7), kind.at_severity(1, whole, keys, 8)) != drawn
-    assert (
-        torch.equal(kind.at_severity(1, whole[[0, 0]], keys[:2])[0], kind.at_severity(1, whole[[0, 0]], keys[:2])[1]) != drawn
-    )
+    assert torch.equal(together[0], next(kind.iter_severities(whole, keys, 8))) != drawn
+    one, other = next(kind.iter_severities(whole[[0, 0]], keys[:2], 0))
+    assert torch.equal(one, other) != drawn
 
 
 @pytest.mark.parametrize("name", ["noise", "blur", "contrast", "jpeg", "drop", "occlude"])

@@ -92,6 +92,7 @@ def test_a_model_with_nan_logits_is_an_error() -> None:
         benchmark_explanations(model, bright_patches(), ["rollout"], workers=0)
 
 
+@pytest.mark.thorough
 def test_scores_do_not_depend_on_the_batch_size_but_for_the_random_map() -> None:
     model = small_vit()
     model.preprocess = PREPROCESS

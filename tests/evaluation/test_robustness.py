@@ -23,8 +23,14 @@ from vitrail.data.transforms import normalise
 from vitrail.errors import VitrailError
 from vitrail.evaluation.classification import evaluate
 from vitrail.evaluation.corruptions import corruption_suite
-from vitrail.evaluation.robustness import RobustnessResult, evaluate_robustness, sample_indices
-from vitrail.evaluation.robustness_comparison import common_grid, comparability_notes, compare_robustness
+from vitrail.evaluation.robustness import (
+    RobustnessResult,
+    common_grid,
+    comparability_notes,
+    compare_robustness,
+    evaluate_robustness,
+    sample_indices,
+)
 from vitrail.models.build import Model, build
 from vitrail.models.config import ResNetConfig
 
@@ -75,12 +81,10 @@ def correct_one_by_one(model: Model, data: DatasetSplits, seed: int) -> ndarray:
 
     rows = []
     for number, batch in enumerate(build_eval_loader(data.test, plain, 1).batches(workers=0)):
-        image, label = batch.images.byte(), LABELS.index(data.class_names[int(batch.labels)])
+        image, label = batch.images.byte(), LABELS.index(data.class_names[int(batch.targets)])
         versions = [image]
         for kind in corruption_suite((2, 3)):
-            versions += [
-                kind.at_severity(severity, image, np.array([number]), seed) for severity in range(1, len(kind.strengths) + 1)
-            ]
+            versions += kind.iter_severities(image, np.array([number]), seed)
         with torch.inference_mode():
             rows.append([model(normalise(one.float(), preprocess)).argmax().item() == label for one in versions])
     return np.array(rows)
@@ -100,7 +104,7 @@ def test_a_bag_of_patches_is_invariant_to_shuffling(data: DatasetSplits) -> None
     torch.manual_seed(0)
     images = torch.randint(0, 256, (6, 3, 12, 15), dtype=torch.uint8)
     kind = corruption_suite((2, 3))[-1]
-    shuffled = kind.at_severity(1, images, np.arange(6))
+    shuffled = next(kind.iter_severities(images, np.arange(6), 0))
     logits: dict[str, tuple[Tensor, Tensor]] = {}
     for position in ("none", "learned1d"):
         model, preprocess = small_vit(position=position), Preprocess((12, 15))

@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from tests.small_models import small_vit
+from tests.tiers import quick_first
 from vitrail.errors import VitrailError
 from vitrail.explain.attention import pooling_weights
 from vitrail.explain.gradient import (
@@ -170,7 +171,7 @@ def test_a_model_without_a_head_is_refused() -> None:
         relevance(small_vit(classes=0), torch.randn(1, 3, 12, 15))
 
 
-@pytest.mark.parametrize("options", CHANGES_WITH_MARKS, ids=str)
+@pytest.mark.parametrize("options", quick_first(MODEL_CHANGES), ids=str)
 def test_contributions_add_up_to_the_difference_from_grey(options: dict[str, Any]) -> None:
     """Completeness of integrated gradients; the more steps, the closer."""
     model, images, classes = small_vit(**options), torch.randn(2, 3, 12, 15), torch.tensor([3, 1])

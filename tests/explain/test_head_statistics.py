@@ -14,29 +14,34 @@ from tests.small_models import small_vit
 from vitrail.errors import VitrailError
 from vitrail.explain.attention import attention
 from vitrail.explain.head_statistics import (
+    _cosine,
+    _gram,
     attention_distance,
-    attention_entropy,
-    head_similarity,
     head_statistics,
-    mean_distance,
     patch_distances,
     token_norms,
 )
 from vitrail.models.build import build
 from vitrail.models.variants import variant
+from vitrail.models.vit import ViT
+
+
+def uniform_attention(name: str, **changes: Any) -> ViT:
+    """A model whose tokens attend to all equally."""
+    model = build(variant(name, classes=3, **changes)).eval()
+    assert isinstance(model, ViT)
+    for name, weight in model.named_parameters():
+        if ".attention.qkv." in name:
+            weight.data.zero_()
+    return model
 
 
 def test_uniform_attention_on_14_x_14_patches_has_the_expected_distance() -> None:
-    weights = torch.full((1, 1, 197, 197), 1 / 197)
-    assert mean_distance(weights, (14, 14), (16, 16)).item() == pytest.approx(115.90, abs=5e-3)
-    assert mean_distance(weights, (14, 14), (16, 16), renormalise=True).item() == pytest.approx(116.49, abs=5e-3)
-    assert attention_entropy(weights).item() == pytest.approx(math.log(197), abs=1e-5)
-
-
-def test_self_attention_only_has_distance_zero() -> None:
-    weights = torch.eye(7).expand(2, 3, 7, 7)
-    assert_close(mean_distance(weights, (2, 3), (6, 5)), torch.zeros(2, 3))
-    assert_close(attention_entropy(weights), torch.zeros(2, 3))
+    statistics = head_statistics(uniform_attention("mu/16", image=224), [torch.randn(1, 3, 224, 224)])
+    layers_and_heads = statistics.distance.shape
+    assert_close(statistics.distance, torch.full(layers_and_heads, 115.90), rtol=0, atol=5e-3)
+    assert_close(statistics.renormalised, torch.full(layers_and_heads, 116.49), rtol=0, atol=5e-3)
+    assert_close(statistics.entropy, torch.full(layers_and_heads, math.log(197)), rtol=0, atol=1e-5)
 
 
 def test_distances_between_centres_are_those_of_the_patches() -> None:
@@ -49,15 +54,16 @@ def test_distances_between_centres_are_those_of_the_patches() -> None:
 
 def test_by_hand() -> None:
     """Prefix tokens are neither queries nor keys."""
-    weights = torch.randn(2, 3, 8, 8).softmax(-1)
-    distances = patch_distances((2, 3), (6, 5))
-    expected = sum(weights[1, 2, 2 + i, 2 + j] * distances[i, j] for i in range(6) for j in range(6)) / 6
-    assert_close(mean_distance(weights, (2, 3), (6, 5))[1, 2], expected)
+    model, images = small_vit(pool="gap", registers=2), torch.randn(2, 3, 12, 15)
+    distances, weights = patch_distances((2, 3), (6, 5)), attention(model, images)[3, :, 1]
+    expected = sum(weights[:, 2 + i, 2 + j].mean() * distances[i, j] for i in range(6) for j in range(6)) / 6
+    assert_close(head_statistics(model, [images]).distance[3, 1], expected)
 
 
 def test_equal_heads_have_similarity_one_and_disjoint_heads_zero() -> None:
     one, other = torch.eye(4), torch.eye(4).roll(1, 0)
-    assert_close(head_similarity(torch.stack([one, one, other])[None])[0], torch.tensor([[1.0, 1, 0], [1, 1, 0], [0, 0, 1]]))
+    similarity = _cosine(_gram(torch.stack([one, one, other])[None]))[0]
+    assert_close(similarity, torch.tensor([[1.0, 1, 0], [1, 1, 0], [0, 0, 1]]))
 
 
 @pytest.mark.parametrize("changes", [{}, {"pool": "gap", "registers": 3}, {"norm": "post"}, {"position": "relative"}], ids=str)
@@ -65,10 +71,11 @@ def test_statistics_are_means_over_images_whatever_the_batches(changes: dict[str
     model, images = small_vit(**changes), torch.randn(5, 3, 12, 15)
     whole = head_statistics(model, [images])
     batched = head_statistics(model, iter([images[:2], images[2:]]))
-    weights = attention(model, images)
+    weights, distances = attention(model, images), patch_distances((2, 3), (6, 5))
     for layer in range(4):
-        assert_close(whole.distance[layer], mean_distance(weights[layer], (2, 3), (6, 5)).mean(0))
-        assert_close(whole.entropy[layer], attention_entropy(weights[layer]).mean(0))
+        between_patches = weights[layer][..., -6:, -6:]
+        assert_close(whole.distance[layer], (between_patches * distances).sum(-1).mean((0, 2)))
+        assert_close(whole.entropy[layer], torch.distributions.Categorical(weights[layer]).entropy().mean((0, 2)))
     assert_close(attention_distance(model, images), whole.distance)
     assert_close(attention_distance(model, images, renormalise=True), whole.renormalised)
     for name in ("distance", "renormalised", "entropy", "similarity"):
@@ -105,13 +112,8 @@ def test_no_more_than_one_batch_is_in_memory() -> None:
 
 
 def test_the_distance_of_a_hybrid_with_uniform_attention_follows_from_its_stride() -> None:
-    model: Any = build(variant("R+Ti/16", image=(64, 96), classes=3)).eval()
-    for block in model.blocks:
-        block.attention.qkv.weight.data.zero_()
-        block.attention.qkv.bias.data.zero_()
-    uniform = torch.full((1, 1, 7, 7), 1 / 7)
-    distances = attention_distance(model, torch.randn(1, 3, 64, 96))
-    assert_close(distances, mean_distance(uniform, (2, 3), (32, 32)).expand(12, 3))
+    distances = attention_distance(uniform_attention("R+Ti/16", image=(64, 96)), torch.randn(1, 3, 64, 96))
+    assert_close(distances, (patch_distances((2, 3), (32, 32)) / 7).sum(-1).mean().expand(12, 3))
 
 
 def test_no_images_have_no_mean() -> None:

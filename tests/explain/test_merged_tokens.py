@@ -14,7 +14,8 @@ from vitrail.explain.merged_tokens import track_merging
 from vitrail.explain.rollout import RolloutAccumulator, rollout
 from vitrail.explain.saliency import SALIENCY_METHODS, saliency
 from vitrail.layers.tap import record_activations
-from vitrail.models.token_reduced_vit import TokenReducedViT, compiled_copy
+from vitrail.models.speedups import compiled_copy
+from vitrail.models.token_reduced_vit import TokenReducedViT
 
 
 @pytest.mark.parametrize("changes", CONFIGS, ids=str)

@@ -9,12 +9,14 @@ import pytest
 from numpy.testing import assert_allclose
 
 from tests.exporters.small import CLASS_NAMES, exportable_vit, random_images
+from tests.tiers import quick_only
 from vitrail.config import to_dict
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.exporters.export_module import to_flexible
 from vitrail.exporters.onnx import check_model_size, write_onnx
 from vitrail.exporters.torch_export import write_program
+from vitrail.inference.export_metadata import path_hash
 from vitrail.inference.onnx_predictor import open_session
 from vitrail.inference.predictor import TorchPredictor, load_predictor
 from vitrail.models.build import build
@@ -32,7 +34,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "post-norm, two tables": {"norm": "post", "position": "learned2d", "position_at": "every-layer"},
     "grey, no classifier": {"channels": 1, "classes": 0, "position": "sincos2d"},
 }
-QUICK = ("rotary, attention pooling", "hybrid, hidden layer")
 RESIZED: dict[str, dict[str, Any]] = {
     "official": {"position_resize": "official", "depth": 1},
     "huggingface": {"position_resize": "huggingface", "registers": 1, "depth": 1},
@@ -77,7 +78,7 @@ def test_the_file_has_all_metadata(dynamic_export: tuple[ViT, Path]) -> None:
     assert metadata["model"] == json.loads(json.dumps(to_dict(model.config)))
     assert metadata["metrics"] == model.metadata["metrics"]
     assert set(metadata["versions"]) == {"vitrail", "torch"}
-    assert metadata["dataset"] == {"name": "trees", "fingerprint": "abc"}
+    assert metadata["dataset"] == {"name": "trees", "fingerprint": "abc", "path_hash": path_hash("~/images/trees")}
 
 
 @pytest.mark.compile
@@ -106,7 +107,7 @@ def test_a_size_that_the_patches_do_not_divide_is_refused(dynamic_export: tuple[
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.thorough) for kind in KINDS])
+@pytest.mark.parametrize("kind", quick_only(KINDS, "rotary, attention pooling"))
 def test_every_kind_of_model_is_exported_exactly(kind: str, tmp_path: Path) -> None:
     model = exportable_vit(**KINDS[kind])
     write_onnx(model, tmp_path / "x.onnx")
@@ -150,7 +151,8 @@ def test_a_hybrid_accepts_any_size_as_onnx_and_as_program(tmp_path: Path) -> Non
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.thorough), True])
+@pytest.mark.thorough
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_a_resnet_is_exported_exactly(dynamic: bool, tmp_path: Path) -> None:
     model = build(ResNetConfig((1, 1), width=32, image=(40, 48), classes=5)).eval()
     for weight in model.parameters():
@@ -164,6 +166,7 @@ def test_a_resnet_is_exported_exactly(dynamic: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.thorough
 def test_a_token_merging_model_is_exported_exactly(tmp_path: Path) -> None:
     whole = exportable_vit()
     model = speed_up(whole, merge_tokens=1)

@@ -115,6 +115,7 @@ def test_a_layer_too_sensitive_for_int8_stays_in_float(tmp_path: Path, activatio
 
 
 @pytest.mark.compile
+@pytest.mark.thorough
 def test_the_file_is_smaller_and_uses_standard_operators_only(tmp_path: Path) -> None:
     model = exportable_vit(width=96, heads=3, mlp=384)
     result = export(model, tmp_path / "a.onnx", "int8", max_drop=0.9)
@@ -126,12 +127,17 @@ def test_the_file_is_smaller_and_uses_standard_operators_only(tmp_path: Path) ->
 
 
 @pytest.mark.compile
-def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_a_model_without_linear_layers_is_refused(tmp_path: Path) -> None:
     resnet = build(ResNetConfig(stages=(1, 1), classes=3, image=(32, 32))).eval()
     resnet.preprocess = exportable_vit().preprocess
     images = random_images(2, 32, 32)
     with pytest.raises(VitrailError, match="no linear layers"):
         quantise(resnet, tmp_path / "a.onnx", images, SampleImages(images, UNKNOWN[:2], "noise"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_int8_has_one_image_size(tmp_path: Path) -> None:
     with pytest.raises(VitrailError, match="one fixed image size"):
         export(exportable_vit(), tmp_path / "a.onnx", "int8", dynamic=True)
     assert not list(tmp_path.iterdir())
@@ -146,6 +152,7 @@ def test_a_file_that_loses_too_much_is_refused() -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.thorough
 def test_features_are_compared_by_cosine_similarity(tmp_path: Path) -> None:
     """Without a classifier there is no top-1 prediction to compare."""
     torch.manual_seed(2)

@@ -45,6 +45,7 @@ def test_its_logits_are_the_models_at_any_batch_size(exported: tuple[ViT, Path])
         predictor.logits(random_images(1, 12, 20))
 
 
+@pytest.mark.thorough
 def test_it_runs_without_vitrail(exported: tuple[ViT, Path], tmp_path: Path) -> None:
     model, path = exported
     np.save(tmp_path / "images.npy", random_images(3))

@@ -23,7 +23,8 @@ from vitrail.inference.predict import predict
 from vitrail.inference.predictor import TorchPredictor, load_predictor
 from vitrail.models.build import build
 from vitrail.models.config import ResNetConfig
-from vitrail.models.speedups import Speedups, speed_up
+from vitrail.models.speedup_config import Speedups
+from vitrail.models.speedups import speed_up
 from vitrail.models.vit import ViT
 from vitrail.weights.save import save
 
@@ -127,6 +128,21 @@ def test_it_recognises_its_training_dataset_without_recording_its_path(tmp_path:
         (warning,) = leakage_warnings(model, open_dataset(str(name)), "train")
         assert warning == "the model was trained on images that are among these, so the scores are optimistic"
     assert not leakage_warnings(model, open_dataset(str(tmp_path / "other" / "data")), "train")
+
+
+def test_a_relative_path_is_not_recorded_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image_folder(tmp_path / "mine" / "data", "bee", "elk", each=3)
+    monkeypatch.chdir(tmp_path)
+    model = exportable_vit()
+    model.metadata = {"dataset": {"name": "mine/data", "fingerprint": "abc"}, "recipe": {"init_from": "runs/first/best"}}
+    text = dump_metadata(model)
+    assert "mine/data" not in text
+    model.metadata = parse_export_metadata(text, "x.onnx").training
+    assert model.metadata["recipe"] == {"init_from": "first"}
+    for name in ("mine/data", "./mine/data/", str(tmp_path / "mine" / "data")):
+        assert leakage_warnings(model, open_dataset(name), "train")
+    monkeypatch.chdir(tmp_path / "mine")
+    assert not leakage_warnings(model, open_dataset("data"), "train")
 
 
 def test_onnxruntime_refuses_a_run(tmp_path: Path) -> None:

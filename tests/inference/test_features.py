@@ -11,11 +11,11 @@ from torch.testing import assert_close
 
 import vitrail
 from tests.data import images as sample_images
+from tests.preprocess_image import preprocess_image
 from tests.small_models import small_vit
 from vitrail.data.decode import decode
 from vitrail.data.pack_writer import write_pack
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.transforms import preprocess_image
 from vitrail.errors import VitrailError
 from vitrail.inference import features
 from vitrail.inference.features import embed, iter_features

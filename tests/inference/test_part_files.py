@@ -4,7 +4,6 @@ import json
 import random
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,6 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.inference.model_hash import model_hash
 from vitrail.inference.part_files import PartDraft, PartFiles, PartManifest, choose_part_size
-from vitrail.models.device import rank_and_world_size, select_device
 
 REQUEST = {"weights": "a" * 64, "top_k": 5}
 
@@ -223,29 +221,3 @@ def test_models_that_predict_differently_have_different_hashes() -> None:
     model.metadata["recipe"] = {"loss": "sigmoid"}
     hashes.add(model_hash(model))
     assert len(hashes) == 5
-
-
-def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices: list[Any] = []
-
-    def empty(size: int, device: str) -> Any:
-        devices.append(device)
-        raise RuntimeError("none here")
-
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.empty", empty)
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    for ranks in ("1", "8"):
-        monkeypatch.setenv("WORLD_SIZE", ranks)
-        for name in ("auto", "cuda", "cuda:1", "cpu"):
-            with pytest.raises(VitrailError, match="cannot be used"):
-                select_device(name)
-    assert devices == ["cuda", "cuda", "cuda:1", "cpu", "cuda:3", "cuda:3", "cuda:1", "cpu"]
-
-
-@pytest.mark.parametrize(("rank", "ranks"), [("2", "2"), ("-1", "2"), ("one", "2"), ("0", "two")])
-def test_an_invalid_rank_is_one_sentence(rank: str, ranks: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", ranks)
-    with pytest.raises(VitrailError, match="RANK must be a number from 0 to WORLD_SIZE - 1"):
-        rank_and_world_size()

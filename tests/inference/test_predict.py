@@ -13,16 +13,16 @@ from PIL import Image
 
 import vitrail
 from tests.data import images as sample_images
+from tests.preprocess_image import preprocess_image
 from tests.small_models import small_vit
 from tests.training.small_run import recipe
 from vitrail.data.decode import decode
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.open import open_dataset
-from vitrail.data.transforms import preprocess_image
 from vitrail.errors import VitrailError
 from vitrail.inference.predict import Prediction, iter_predictions, predict
 from vitrail.models.vit import ViT
-from vitrail.training.loop import fit
+from vitrail.training.trainer import fit
 from vitrail.weights.load import load
 from vitrail.weights.save import save
 

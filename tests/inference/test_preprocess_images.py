@@ -10,11 +10,12 @@ from PIL import Image
 
 import vitrail
 from tests.data.images import image_bytes, make_image, write_image
+from tests.preprocess_image import preprocess_image
 from tests.small_models import small_vit
 from vitrail.data.decode import decode
 from vitrail.data.loader import build_eval_loader
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.transforms import crop_window, preprocess_image, resize_and_crop
+from vitrail.data.transforms import crop_window, resize_and_crop
 from vitrail.errors import VitrailError
 from vitrail.inference.inputs import ImageLike, ImageList
 from vitrail.inference.preprocess_images import load_image

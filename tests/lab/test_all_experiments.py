@@ -22,10 +22,9 @@ from vitrail.lab.small_recipe import (
     with_options,
 )
 from vitrail.models.cost import cost
-from vitrail.plot.canvas import Figure
+from vitrail.plot.canvas import Figure, write_figure
 from vitrail.plot.markup import escape
-from vitrail.report.figure_files import write_figure
-from vitrail.training.recipe import Recipe
+from vitrail.recipes.recipe import Recipe
 
 NAMES = (
     "positions", "cls-or-gap", "norm", "depth-width", "resolution", "optimisers", "regularise", "data-scale", "compute-scale",

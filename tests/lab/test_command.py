@@ -26,7 +26,7 @@ def test_without_a_name_the_experiments_are_listed(capsys: pytest.CaptureFixture
         (["shfit"], "did you mean 'shift'?"),
         (["shift", "--minutes", "0"], "--minutes must be above 0, got 0; try --minutes 20"),
         (["shift", "--minutes", "nan"], "--minutes must be above 0, got nan"),
-        (["shift", "--minutes", "soon"], "Invalid value for '--minutes'"),
+        (["shift", "--minutes", "soon"], "--minutes must be a number, got 'soon'"),
         (["shift", "--data", "fashoin"], "did you mean 'fashion'?"),
         (["shift", "--quick", "--data", "fashoin"], "did you mean 'fashion'?"),
         (["shift", "--data", ""], "no dataset is named"),

@@ -10,7 +10,7 @@ import pytest
 from vitrail.lab.experiment import ExperimentOptions
 from vitrail.lab.small_recipe import small_recipe, small_vit
 from vitrail.lab.trials import JobResult, TrainingJob, cached_result, run_jobs, with_prerequisites
-from vitrail.training.recipe import Optim
+from vitrail.recipes.recipe import Optim
 from vitrail.training.run import Run
 
 OPTIONS = ExperimentOptions("panes:train_size=40,heldout_size=10,size=16", quick=True)
@@ -72,7 +72,7 @@ def test_half_retrained_weights_are_finished_first(tmp_path: Path, monkeypatch: 
         raise Ended
 
     with monkeypatch.context() as patch:
-        patch.setattr("vitrail.training.loop.Trainer._result", ended)
+        patch.setattr("vitrail.training.trainer.Trainer._result", ended)
         with pytest.raises(Ended):
             run_jobs(tmp_path, [after])
     assert (tmp_path / "runs" / before.key / "best").is_dir()

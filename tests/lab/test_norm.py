@@ -6,7 +6,7 @@ from tests.lab.fake_results import fake_results
 from vitrail.lab.experiment import ExperimentOptions
 from vitrail.lab.norm import build_result, jobs
 from vitrail.models.config import ViTConfig
-from vitrail.training.recipe import Schedule
+from vitrail.recipes.recipe import Schedule
 
 
 def test_arms_differ_in_norm_and_warm_up_alone() -> None:

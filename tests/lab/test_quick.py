@@ -11,7 +11,7 @@ from vitrail.lab.experiment import ExperimentOptions
 from vitrail.lab.registry import NAMES, get_experiment
 from vitrail.lab.runner import NO_TRAINING_NOTE, QUICK_NOTE
 
-QUICK_NAMES = ("variants", "compute", "patches", "norm", "masked")  # without training, with it, and in two stages
+QUICK_NAMES = ("variants", "compute", "patches", "norm")  # without training and with it
 
 
 @pytest.mark.parametrize(

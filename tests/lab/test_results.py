@@ -45,7 +45,8 @@ def test_every_experiment_with_a_result_has_its_command_and_its_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [pytest.param(line, marks=pytest.mark.thorough if "--weights" in line else ()) for line in LINES]
+    "line",
+    [pytest.param(line, marks=pytest.mark.thorough if "--weights" in line or "--data" in line else ()) for line in LINES],
 )
 def test_the_rows_reproduce_the_results_in_the_docs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, *options = shlex.split(line)

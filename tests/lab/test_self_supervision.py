@@ -24,7 +24,7 @@ from vitrail.lab.self_supervision import (
     jobs,
 )
 from vitrail.lab.trials import TrainingJob, with_prerequisites
-from vitrail.training.recipe import Schedule
+from vitrail.recipes.recipe import Schedule
 
 
 def finetuning_jobs(question: str) -> list[TrainingJob]:

@@ -8,16 +8,23 @@ from torch.testing import assert_close
 
 from tests.small_models import small_vit
 from vitrail.lab.experiment import ExperimentOptions
-from vitrail.lab.feature_shift import (
+from vitrail.lab.shift_equivariance import (
+    CIRCULAR,
+    RESNET,
     SHIFTS,
+    STATES,
     STRIDE,
+    VIT,
+    VIT_NO_POSITIONS,
+    build_result,
     feature_map,
+    jobs,
     map_similarity,
     measure_shifts,
+    models,
     pooled_similarity,
     with_circular_padding,
 )
-from vitrail.lab.shift_equivariance import CIRCULAR, RESNET, STATES, VIT, VIT_NO_POSITIONS, build_result, jobs, models
 from vitrail.lab.trials import JobResult
 from vitrail.models.build import Model, build
 from vitrail.models.config import ResNetConfig

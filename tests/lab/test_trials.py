@@ -26,8 +26,9 @@ from vitrail.lab.trials import JobResult, TrainingJob, cached_result, run_jobs
 from vitrail.models.config import ViTConfig
 from vitrail.models.cost import cost
 from vitrail.models.masking_config import Masking
-from vitrail.training.loop import Hardware
-from vitrail.training.recipe import Optim, Recipe, Schedule
+from vitrail.recipes.recipe import Optim, Recipe, Schedule
+from vitrail.recipes.task_config import Classification, MaskedImage, TaskConfig
+from vitrail.training.trainer import Hardware
 
 DATA = "panes:train_size=60,size=16"
 ROOT = Path(__file__).parents[2]
@@ -116,6 +117,7 @@ def test_a_killed_run_is_resumed_bit_for_bit(tmp_path: Path) -> None:
     assert resumed.scores == unbroken.scores
 
 
+@pytest.mark.thorough
 def test_two_processes_share_a_folder_and_no_step_is_run_twice(tmp_path: Path) -> None:
     arguments_of_jobs = [{"seed": seed, "steps": 40} for seed in range(4)]
     both = [start_child(tmp_path, *arguments_of_jobs), start_child(tmp_path, *arguments_of_jobs)]
@@ -160,20 +162,20 @@ def test_too_few_minutes_name_how_many_would_do(tmp_path: Path, monkeypatch: pyt
     assert min(each.recipe.steps for each in scaled) >= time_budget.MIN_STEPS
 
 
-@pytest.mark.parametrize("masking", [None, Masking("masked-patch")])
-def test_evaluations_are_timed_besides_the_steps(masking: Masking | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("task", [Classification(), MaskedImage(Masking("masked-patch"))])
+def test_evaluations_are_timed_besides_the_steps(task: TaskConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured by a clock that ticks at every reading: one tick for set-up, and one for an evaluation."""
-    model = replace(tiny_recipe().model, classes=0 if masking else 10)
+    model = replace(tiny_recipe().model, classes=10 if task.labelled else 0)
     ticks = iter(range(1000))
     monkeypatch.setattr(time_budget, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
     monkeypatch.setattr(time_budget, "knn_seconds", lambda *_: 100.0)
     step, overhead = time_budget.measure_seconds(
-        tiny_recipe(model=model, masking=masking, batch_size=64), Hardware("cpu", workers=0), measured_images=30
+        tiny_recipe(model=model, task=task, batch_size=64), Hardware("cpu", workers=0), measured_images=30
     )
     assert step > 0
     validation, test = (len(split) for split in (open_dataset(DATA).validation, open_dataset(DATA).test))
     per_image = 1 / validation
-    assert overhead == pytest.approx(1 + 2 * (per_image * validation + (100 if masking else 0)) + per_image * (test + 30))
+    assert overhead == pytest.approx(1 + 2 * (per_image * validation + (0 if task.labelled else 100)) + per_image * (test + 30))
 
 
 def test_a_result_belongs_to_its_dataset_and_is_not_reused_for_other_images(tmp_path: Path) -> None:
@@ -219,7 +221,7 @@ def test_a_user_error_is_not_a_result(tmp_path: Path) -> None:
 
 
 def test_scores_that_are_not_finite_are_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "fit", lambda *_: json.dumps(float("nan"), allow_nan=False))
+    monkeypatch.setattr(trials, "fit", lambda *_, **__: json.dumps(float("nan"), allow_nan=False))
     (row,) = run_jobs(tmp_path, [make_job()])
     assert row.failure == "its scores are not finite (NaN/Inf)"
 

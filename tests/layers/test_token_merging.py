@@ -108,6 +108,15 @@ def test_half_precision_counts_exactly() -> None:
     assert merger.sizes.sum().item() == 601
 
 
-def test_tokens_are_gathered_as_by_torch_gather() -> None:
-    x, rows = torch.randn(3, 7, 4), torch.randint(0, 7, (3, 5))
-    assert torch.equal(gather_tokens(x, rows), x.gather(1, rows[..., None].expand(-1, -1, 4)))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_are_gathered_as_by_torch_gather_and_so_are_gradients(dtype: torch.dtype) -> None:
+    rows = torch.randint(0, 7, (3, 50))  # some of them often
+    x, same = (torch.randn(3, 7, 4, dtype=dtype, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in range(2))
+    gathered, expected = gather_tokens(x, rows), same.gather(1, rows[..., None].expand(-1, -1, 4))
+    assert torch.equal(gathered, expected)
+    gradient = torch.randn_like(gathered)
+    gathered.backward(gradient)
+    expected.backward(gradient)
+    assert x.grad is not None
+    assert same.grad is not None
+    assert torch.equal(x.grad, same.grad)

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from tests.small_models import small_vit
 from vitrail.errors import VitrailError
+from vitrail.layers.token_merging import gather_tokens
 from vitrail.models.masked_autoencoders import (
     MAE,
     MASK_BELOW,
@@ -18,7 +19,6 @@ from vitrail.models.masked_autoencoders import (
     MaskedPatch,
     SimMIM,
     build_masked_model,
-    gather_patches,
 )
 from vitrail.models.masking_config import Masking, check_masking
 from vitrail.models.variants import variant
@@ -63,10 +63,10 @@ def test_an_encoder_given_all_patches_in_another_order_returns_the_same(position
     model = encoder(position=position, width=32, heads=2, **prefix).eval()
     order = torch.stack([torch.randperm(24, generator=torch.Generator().manual_seed(seed)) for seed in range(3)])
     x = model.embed_patches(make_images())
-    straight, shuffled = model.encode(x, (4, 6)), model.encode(gather_patches(x, order), (4, 6), order)
+    straight, shuffled = model.encode(x, (4, 6)), model.encode(gather_tokens(x, order), (4, 6), order)
     before = model.config.prefix_tokens
     assert_close(shuffled[:, :before], straight[:, :before], atol=1e-5, rtol=1e-5)
-    assert_close(shuffled[:, before:], gather_patches(straight[:, before:], order), atol=1e-5, rtol=1e-5)
+    assert_close(shuffled[:, before:], gather_tokens(straight[:, before:], order), atol=1e-5, rtol=1e-5)
 
 
 def test_positions_at_every_layer_follow_the_patches_too() -> None:
@@ -74,7 +74,7 @@ def test_positions_at_every_layer_follow_the_patches_too() -> None:
     order = torch.arange(23, -1, -1).expand(3, -1)
     x = model.embed_patches(make_images())
     assert_close(
-        model.encode(gather_patches(x, order), (4, 6), order)[:, 0], model.encode(x, (4, 6))[:, 0], atol=1e-5, rtol=1e-5
+        model.encode(gather_tokens(x, order), (4, 6), order)[:, 0], model.encode(x, (4, 6))[:, 0], atol=1e-5, rtol=1e-5
     )
 
 
@@ -131,7 +131,7 @@ def test_embeddings_are_corrupted_before_they_get_their_positions() -> None:
     _, indices = model(make_images(), fixed_noise)
     assert isinstance(model, MaskedPatch)
     table = model.encoder.positions[0].table_at((4, 6)).flatten(0, 1)  # type: ignore[operator]
-    assert_close(gather_patches(recorded[0][:, 1:], indices), model.mask + table[indices])
+    assert_close(gather_tokens(recorded[0][:, 1:], indices), model.mask + table[indices])
 
 
 def test_a_patch_predicts_itself_from_its_own_output() -> None:

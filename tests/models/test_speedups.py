@@ -14,8 +14,9 @@ from vitrail.errors import VitrailError
 from vitrail.inference.features import _model_key
 from vitrail.layers.tap import record_activations
 from vitrail.models.build import build
-from vitrail.models.cost_token_merging import merged_macs, merges_for_speedup, num_kept_patches, tokens_per_layer
-from vitrail.models.speedups import Speedups, speed_up
+from vitrail.models.cost.token_merging import merged_macs, merges_for_speedup, num_kept_patches, tokens_per_layer
+from vitrail.models.speedup_config import Speedups
+from vitrail.models.speedups import speed_up
 from vitrail.models.token_reduced_vit import TokenReducedViT, shallow_copy
 from vitrail.models.vit import ViT
 from vitrail.weights.load import load

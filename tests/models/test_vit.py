@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from tests.small_models import small_config, small_vit
+from tests.tiers import quick_first, quick_only
 from vitrail.errors import VitrailError
 from vitrail.layers.tap import record_activations
 from vitrail.models.build import build, build_on_meta
@@ -267,10 +268,10 @@ def test_a_model_in_bfloat16_runs_also_at_another_size(options: dict[str, Any]) 
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("options", [*OPTIONS, {"flexible": True}], ids=str)
+@pytest.mark.parametrize("options", quick_only([*OPTIONS, {"flexible": True}], {}), ids=str)
 def test_it_compiles_to_one_graph(options: dict[str, Any]) -> None:
     torch.compiler.reset()
-    model = small_vit(**options)
+    model = small_vit(**{"depth": 2, **options})
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert_close(compiled(IMAGES), model(IMAGES), rtol=0, atol=1e-5)
     with record_activations(model, "blocks.1.attention.weights") as recorded:
@@ -279,6 +280,7 @@ def test_it_compiles_to_one_graph(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.compile
+@pytest.mark.thorough
 def test_training_compiles_at_several_sizes() -> None:
     torch.compiler.reset()
     model = small_vit(flexible=True).train()
@@ -316,7 +318,7 @@ def test_the_default_compiler_gives_the_same_logits() -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", quick_only(OPTIONS, {}, {"pool": "map", "registers": 2}), ids=str)
 def test_it_exports_with_a_dynamic_batch(options: dict[str, Any]) -> None:
     model = small_vit(**options)
     program = torch.export.export(model, (IMAGES,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},))
@@ -326,7 +328,7 @@ def test_it_exports_with_a_dynamic_batch(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", ["R26+S/32", "R50x1"])
+@pytest.mark.parametrize("name", quick_first(["R50x1", "R26+S/32"]))
 def test_hybrids_and_resnets_compile_and_export(name: str) -> None:
     torch.compiler.reset()
     smaller: dict[str, Any] = {"depth": 1} if "+" in name else {"stages": (1, 2)}

@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.testing import assert_close
 
+from tests.preprocess_image import preprocess_image
 from tests.reference_libraries import randomise_weights, reference_library
 from tests.small_models import small_vit
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.transforms import preprocess_image
 from vitrail.models.config import ViTConfig
 from vitrail.models.variants import variant
 from vitrail.weights.load import load

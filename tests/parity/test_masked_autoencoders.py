@@ -15,13 +15,14 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from tests.reference_libraries import randomise_weights, reference_library
-from tests.small_models import small_vit
+from tests.small_models import masked_task, small_vit
 from vitrail.data.preprocess import Preprocess
 from vitrail.layers.position import sincos2d
-from vitrail.models.masked_autoencoders import MAE, MaskedModel, MaskedPatch, SimMIM, gather_patches
+from vitrail.layers.token_merging import gather_tokens
+from vitrail.models.masked_autoencoders import MAE, MaskedModel, MaskedPatch, SimMIM
 from vitrail.models.masking_config import Masking
 from vitrail.models.vit import ViT
-from vitrail.tasks.masked_image import MaskedImageTask, patchify, quantise_colours
+from vitrail.tasks.masked_image import patchify, quantise_colours
 from vitrail.weights.load import load
 from vitrail.weights.load_masked import load_masked
 from vitrail.weights.save import save
@@ -66,11 +67,11 @@ def _fill_sincos(table: Tensor) -> None:
 def run_task(model: MaskedModel, images: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return loss, predictions and their patch indices, through the task that trains the model."""
     channels = model.config.channels
-    task = MaskedImageTask(
+    task = masked_task(
         model.masking, model.config.patch, Preprocess(model.config.image, mean=(0.5,) * channels, std=(0.5,) * channels)
     )
     predicted, indices = model(images, noise)
-    return task.score(predicted, task.targets(images, indices))[0], predicted, indices
+    return task.score(predicted, task.patch_targets(images, indices))[0], predicted, indices
 
 
 CASES: list[dict[str, Any]] = [
@@ -99,7 +100,7 @@ def test_their_mae_is_ours_and_ours_is_theirs(options: dict[str, Any], tmp_path:
             reference = model(images, noise=noise)
             hidden = torch.zeros(7, 25).scatter(1, indices, 1.0)
             assert_close(hidden, reference.mask, rtol=0, atol=0)
-            assert_close(predicted, gather_patches(reference.logits, indices), rtol=0, atol=1e-5)
+            assert_close(predicted, gather_tokens(reference.logits, indices), rtol=0, atol=1e-5)
             assert_close(loss, reference.loss, rtol=0, atol=1e-5)
     for name, weight in theirs.state_dict().items():
         assert_close(back.state_dict()[name], weight, rtol=0, atol=0)
@@ -127,7 +128,7 @@ def test_an_mae_with_mean_pooling_is_theirs_too(tmp_path: Path) -> None:
     images, noise = torch.randn(3, 2, 30, 30), torch.rand(3, 25)
     with torch.inference_mode():
         predicted, indices = pooled(images, noise)
-        assert_close(predicted, gather_patches(back(images, noise=noise).logits, indices), rtol=0, atol=1e-5)
+        assert_close(predicted, gather_tokens(back(images, noise=noise).logits, indices), rtol=0, atol=1e-5)
 
 
 def test_the_three_naming_schemes_of_their_decoder_are_read_equally(tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ def test_simmim_is_their_masked_image_modelling(unit: int, ratio: float, tmp_pat
         hidden = torch.zeros(5, 36, dtype=torch.bool).scatter(1, indices, True)
         assert hidden.sum() == 5 * (18 if unit == 1 else 27)
         reference = theirs(images, bool_masked_pos=hidden)
-        assert_close(predicted, gather_patches(patchify(reference.reconstruction, (7, 7)), indices), rtol=0, atol=1e-5)
+        assert_close(predicted, gather_tokens(patchify(reference.reconstruction, (7, 7)), indices), rtol=0, atol=1e-5)
         assert_close(loss, reference.loss, rtol=0, atol=1e-5)
 
 

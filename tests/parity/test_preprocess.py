@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
+from tests.preprocess_image import preprocess_image
 from tests.reference_libraries import reference_library
 from vitrail.data.preprocess import Preprocess, imagenet_preprocess, official_preprocess, vit_preprocess
-from vitrail.data.transforms import preprocess_image
 from vitrail.errors import VitrailError
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")]

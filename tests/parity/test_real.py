@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from tests.preprocess_image import preprocess_image
 from vitrail.data.decode import decode
-from vitrail.data.transforms import preprocess_image
 from vitrail.weights.load import load
 from vitrail.weights.verify import verify
 

@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.small_models import classification_task
 from vitrail.augment.policy import get_policy
 from vitrail.data.loader import Batch
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.build import build
 from vitrail.models.config import ModelConfig, ViTConfig
-from vitrail.tasks.classification import ClassificationTask
+from vitrail.recipes.recipe import Optim, Recipe, Schedule
 from vitrail.training.parallel import to_local
 from vitrail.training.process_group import SINGLE_PROCESS, ProcessGroup, process_group
-from vitrail.training.recipe import Optim, Recipe, Schedule
 from vitrail.training.state import TrainState, create_state
 from vitrail.training.step import train_step
 
@@ -47,7 +47,7 @@ def warmed_up_state(settings: Recipe, group: ProcessGroup = SINGLE_PROCESS) -> T
     model.activation_checkpointing = settings.activation_checkpointing
     state = create_state(model, settings, group)
     for _ in range(2):
-        train_step(state, ClassificationTask(settings.model.classes), random_batch(settings, group), settings)
+        train_step(state, classification_task(settings.model.classes), random_batch(settings, group), settings)
     return state
 
 
@@ -71,7 +71,7 @@ def persistent_bytes(state: TrainState) -> dict[str, int]:
 
 def peak_bytes(state: TrainState, settings: Recipe, group: ProcessGroup = SINGLE_PROCESS) -> int:
     """Peak bytes of a step beyond weights, optimiser state and EMA weights, its images included."""
-    batch, task = random_batch(settings, group), ClassificationTask(settings.model.classes)
+    batch, task = random_batch(settings, group), classification_task(settings.model.classes)
     for weight in state.model.parameters():
         weight.grad = None
     with MemoryTracker() as alive:

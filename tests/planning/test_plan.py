@@ -3,34 +3,57 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.planning.measure_memory import CASES, NARROW, WIDE, peak_bytes, persistent_bytes, recipe, warmed_up_state
+from tests.tiers import quick_first
 from tests.training.distributed.torchrun import environment
 from vitrail.errors import VitrailError
 from vitrail.models.config import ModelConfig
+from vitrail.models.cost import cost
 from vitrail.models.variants import variant
-from vitrail.planning.accelerators import ACCELERATORS, get_accelerator
+from vitrail.planning.accelerators import ACCELERATORS, Accelerator, get_accelerator
 from vitrail.planning.memory_estimate import MemoryBreakdown, ModelCosts, compute_model_costs, estimate_memory, max_micro_batch
-from vitrail.planning.plan import DEFAULT_MFU, PAPER_RUNS, Cluster, make_plan, paper_mfu
+from vitrail.planning.plan import DAY, DEFAULT_MFU, Cluster, make_plan
 from vitrail.recipes.context import RecipeContext
+from vitrail.recipes.recipe import Optim, Recipe
 from vitrail.recipes.registry import RECIPES
 from vitrail.recipes.registry import get_recipe as by_name
-from vitrail.training.parallel import choose_strategy
-from vitrail.training.process_group import ProcessGroup
-from vitrail.training.recipe import Optim, Recipe
 
 ROOT = Path(__file__).parents[2]
 IMAGENET = RecipeContext("DATA", 1_281_167, 1000, None, 3)
 TABLE_6 = [("B/32", 7, 55), ("B/16", 7, 224), ("L/32", 7, 196), ("L/16", 7, 783), ("L/16", 14, 1567), ("H/14", 14, 4262)]
 PERSISTENT = ("weights", "gradients", "optimizer_state", "ema")
 MODELS = pytest.mark.parametrize("model", [NARROW, WIDE], ids=["narrow", "wide"])
+
+
+@dataclass(frozen=True)
+class PaperRun:
+    """A row of Dosovitskiy et al. 2021, Table 2: the TPUv3 core-days of its pre-training."""
+
+    model: str
+    data: str
+    num_images: int
+    epochs: int  # of Table 3, which has two for L/16, 7 or 14 and 30 or 90: the longer ones, since they agree with H/14
+    core_days: float
+
+
+PAPER_RUNS = (
+    PaperRun("H/14", "JFT-300M", 303_000_000, 14, 2_500),
+    PaperRun("L/16", "JFT-300M", 303_000_000, 14, 680),
+    PaperRun("L/16", "ImageNet-21k", 14_197_122, 90, 230),
+)
+
+
+def paper_mfu(row: PaperRun, gpu: Accelerator) -> float:
+    """MFU of a run of the paper, from the FLOPs that we count and the core-days that it reports."""
+    flops = 6 * cost(row.model).macs * row.num_images * row.epochs
+    return flops / (row.core_days * DAY * gpu.float32_flops)
 
 
 def peak_beyond_persistent(memory: MemoryBreakdown) -> int:
@@ -58,7 +81,7 @@ def test_weights_gradients_optimiser_state_and_ema_are_the_tensors_to_the_byte(m
 
 
 @MODELS
-@pytest.mark.parametrize("images", [2, 11])
+@pytest.mark.parametrize("images", quick_first([11, 2]))
 @pytest.mark.parametrize(
     "changes",
     [{}, {"activation_checkpointing": True}, {"precision": "bfloat16"}, {"optim": Optim(name="muon"), "ema_decay": 0.9}],
@@ -116,6 +139,7 @@ def test_the_shards_of_two_ranks_are_as_estimated() -> None:
             assert ranks[0] == pytest.approx(getattr(memory, name), rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_ranks_use_no_more_memory_than_estimated() -> None:
     """DDP's buckets were allocated before the measured step. FSDP2 gathers blocks in memory that it reuses, so that less is
     measured: at least the activations, and with two micro-batches whole gradients as well."""
@@ -174,7 +198,7 @@ def test_what_fits_fits_and_one_more_does_not() -> None:
 
 
 def test_a_batch_is_computed_in_equal_micro_batches_that_fit() -> None:
-    plan = make_plan(by_name("paper-jft", replace(IMAGENET, model="H/14")), Cluster(2, 8, get_accelerator("A100")))
+    plan = make_plan(by_name("paper-jft", replace(IMAGENET, model="g/14")), Cluster(2, 8, get_accelerator("A100")))
     for fit in plan.strategies:
         assert fit.fits
         assert fit.memory.total <= plan.memory_budget
@@ -210,8 +234,6 @@ def test_frozen_weights_need_no_gradients_and_no_backward_pass() -> None:
     assert costs[0].trainable > costs[1].trainable > costs[2].trainable == 768 * 1000 + 1000
     assert costs[0].flops > costs[1].flops > costs[2].flops
     assert costs[2].flops == pytest.approx(2 * costs[2].macs, rel=0.01)
-    with pytest.raises(VitrailError, match=r"optim\.trainable_blocks must be from 1 to 12"):
-        compute_model_costs(replace(full, optim=Optim(trainable="blocks", trainable_blocks=13)))
 
 
 def test_many_ranks_of_fsdp_store_little_but_what_they_compute() -> None:
@@ -221,24 +243,6 @@ def test_many_ranks_of_fsdp_store_little_but_what_they_compute() -> None:
     assert sum(getattr(many, name) for name in PERSISTENT) < 0.001 * sum(getattr(few, name) for name in PERSISTENT)
     same = [name for name in asdict(few) if name not in PERSISTENT]
     assert [getattr(few, name) for name in same] == [getattr(many, name) for name in same]
-
-
-class T4Group(ProcessGroup):
-    """A process group whose ranks have the memory of a T4 each."""
-
-    def free_memory(self, device: torch.device) -> int:
-        return get_accelerator("T4").memory
-
-    def any_rank(self, condition: bool) -> bool:
-        return condition
-
-
-@pytest.mark.parametrize("name", ["S/16", "L/16", "g/14", "e/14"])
-def test_a_plan_chooses_the_strategy_that_the_run_would(name: str) -> None:
-    settings = recipe(variant(name), 64)
-    plan = make_plan(settings, Cluster(1, 4, get_accelerator("T4")))
-    assert plan.strategy == choose_strategy("auto", settings.model, torch.device("cpu"), T4Group(world_size=4))
-    assert make_plan(replace(settings, parallel="fsdp"), Cluster(1, 4, get_accelerator("T4"))).strategy == "fsdp"
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -6,7 +6,6 @@ import numpy as np
 from PIL import Image
 
 from vitrail.plot.canvas import MARGIN, Dot, Figure, ImageShape, Line, Text, Tooltip, to_ascii
-from vitrail.plot.line_chart import line_chart
 from vitrail.report.html import html_page
 
 TITLE_BOTTOM = MARGIN + 20
@@ -59,45 +58,7 @@ def test_a_title_is_never_wider_than_its_figure() -> None:
     assert long.framed_size[0] >= 100 * 6
 
 
-def test_dots_of_a_chart_lie_at_their_values() -> None:
-    drawing = line_chart("far", "pixels", "layer", dots=[(0.0, 10.0, "low"), (1.0, 20.0, "high")], columns=2, y_min=0)
-    low, high = (shape for shape in drawing.shapes if isinstance(shape, Dot))
-    ground = 260 - 36
-    assert (ground - low.position[1]) * 2 == ground - high.position[1]
-    assert low.position[0] < high.position[0]
-
-
-def test_lines_of_a_chart_have_names_and_baselines_are_dashed() -> None:
-    lines = {"random": [(0.0, 0.5), (1.0, 0.4)], "rollout": [(0.0, 0.5), (1.0, float("nan"))]}
-    drawing = line_chart("curves", "probability", "fraction", lines, dashed=["random"], percent=True)
-    assert drawing.to_svg().count('stroke-dasharray="5 4"') == 2  # the line, and its legend entry
-    assert ">rollout<" in drawing.to_svg()
-    assert ">50%<" in drawing.to_svg()
-    assert drawing.to_image(1).size == drawing.framed_size
-
-
-def test_ticks_of_small_percentages_differ() -> None:
-    drawn = line_chart(
-        "small", "probability", "layer", {"a": [(0.0, 0.0), (1.0, 4e-4)]}, columns=2, y_min=0, percent=True
-    ).to_svg()
-    assert ">0.02%<" in drawn
-    long = line_chart("long", "probability", "layer", {"x" * 40: [(0.0, 1.0)], "y": [(0.0, 2.0)]}, columns=1).to_svg()
-    assert f">{'x' * 16}…<" in long
-
-
-def test_a_chart_of_one_value_has_an_axis_around_it() -> None:
-    drawing = line_chart("flat", "accuracy", "learning rate", {"a": [(-2.0, 0.25)], "b": [(-2.0, 0.25)]}, percent=True)
-    shown = [shape.text for shape in drawing.shapes if isinstance(shape, Text) and shape.text.endswith("%")]
-    assert all(25 <= float(text.rstrip("%")) <= 26 for text in shown)
-    (line, _) = (shape for shape in drawing.shapes if isinstance(shape, Line) and len(shape.points) == 1)
-    assert line.points[0][0] == (48 + 520 - 150) / 2
-
-
 def test_an_inline_figure_declares_its_width_so_that_a_phone_scrolls_it() -> None:
     assert f"--wide:{example_figure().size[0]}px" in example_figure().to_svg(standalone=False)
     assert "--wide" in html_page("", [])
     assert "--wide" not in example_figure().to_svg()
-
-
-def test_a_chart_without_points_is_empty() -> None:
-    assert line_chart("none", "y", "x", {"a": []}).to_image(1).size[0] > 500

@@ -9,8 +9,8 @@ from vitrail.config import from_json, to_json
 from vitrail.data.preprocess import Preprocess, imagenet_preprocess
 from vitrail.models.config import ModelConfig, ResNetConfig, StemConfig, ViTConfig
 from vitrail.recipes.context import InitWeights, RecipeContext
+from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.registry import get_recipe
-from vitrail.training.recipe import Recipe
 
 RECIPES = ["finetune", "paper-finetune"]
 PREPROCESS = Preprocess((12, 15), crop_pct=0.8, interpolation="lanczos", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))

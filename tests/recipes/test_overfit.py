@@ -14,20 +14,18 @@ from vitrail.data.sources.dataset import ArrayDataset
 from vitrail.data.sources.panes.dataset import PANES_CLASSES, PanesDataset
 from vitrail.models.build import build
 from vitrail.models.config import ModelConfig, ViTConfig
-from vitrail.models.masked_autoencoders import build_masked_model
 from vitrail.models.vit import ViT
 from vitrail.recipes.context import RecipeContext
+from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.registry import RECIPES, SSL_METHODS, get_recipe
-from vitrail.tasks.classification import ClassificationTask
-from vitrail.tasks.masked_image import MaskedImageTask
-from vitrail.training.recipe import Recipe
+from vitrail.tasks.registry import build_task
 from vitrail.training.state import TrainState, create_state
 from vitrail.training.step import train_step
 
 SIZE = (24, 32)
 BATCH = 32  # each of the eight four times, cropped and mixed differently
 STEPS, EVAL_EVERY = 500, 25  # at most, and between two evaluations
-LONG = ("textbook", "augreg", "masked-patch", "mae")  # take most of the steps, or the largest model
+LONG = ("textbook", "augreg", "plain", "paper-imagenet21k", "resnet", *SSL_METHODS)  # take most of the steps, or are large
 
 
 def marked(names: Iterable[str]) -> list[Any]:
@@ -63,7 +61,7 @@ def train_until_learned(settings: Recipe, images: ArrayDataset) -> tuple[TrainSt
     """Train until all eight are learned, or to the end; return the state and the scores on the clean images."""
     torch.manual_seed(settings.seed)
     state = create_state(build(settings.model).train(), settings)
-    task = ClassificationTask(len(images), settings.loss, settings.label_smoothing)
+    task = build_task(settings.task, settings.model, settings.preprocess)
     clean = build_eval_loader(images, settings.preprocess, len(images))
     scores: dict[str, float] = {}
     for batch in build_train_loader(images, settings.preprocess, settings.batch_size, settings.augment, settings.seed).batches(
@@ -94,13 +92,12 @@ def test_every_recipe_overfits_eight_images(name: str) -> None:
 def test_every_self_supervised_recipe_learns_to_reconstruct_eight_images(name: str) -> None:
     """Evaluated under other masks and crops than in training, so that the loss cannot be memorised."""
     settings = shrunk(get_recipe(name, RecipeContext("eight", num_images=10 * BATCH, classes=8, native_size=None, channels=3)))
-    assert settings.masking is not None
     assert isinstance(settings.model, ViTConfig)
+    task = build_task(settings.task, settings.model, settings.preprocess)
     torch.manual_seed(settings.seed)
     encoder = build(settings.model)
     assert isinstance(encoder, ViT)
-    state, images = create_state(build_masked_model(encoder, settings.masking).train(), settings), eight_images()
-    task = MaskedImageTask(settings.masking, settings.model.patch, settings.preprocess)
+    state, images = create_state(task.build_model(encoder).train(), settings), eight_images()
     clean = build_eval_loader(images, settings.preprocess, len(images))
     first = task.evaluate(state.eval_model, clean, workers=0)["loss"]
     for batch in build_train_loader(images, settings.preprocess, settings.batch_size, settings.augment, settings.seed).batches(

@@ -10,8 +10,9 @@ from vitrail.errors import VitrailError
 from vitrail.models.config import ViTConfig
 from vitrail.models.masking_config import Masking
 from vitrail.recipes.context import RecipeContext
+from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.registry import RECIPES, SSL_METHODS, get_recipe
-from vitrail.training.recipe import Recipe
+from vitrail.recipes.task_config import Classification, MaskedImage
 
 IMAGENET = RecipeContext("imagenet", 1_281_167, 1000, None, 3)
 
@@ -24,8 +25,8 @@ def test_every_recipe_can_be_built_for_any_dataset_and_survives_json(name: str, 
     made = get_recipe(name, context)
     assert from_json(Recipe, to_json(made)) == made
     assert made.data == context.data
-    assert made.model.classes == (0 if made.masking else context.classes)
-    assert (made.masking is not None) == (name in SSL_METHODS)
+    assert made.model.classes == (context.classes if made.task.labelled else 0)
+    assert (made.task.name == "masked-image") == (name in SSL_METHODS)
     assert made.batch_size <= max(context.num_images // 10, 1)
     assert inspect.getdoc(RECIPES[name]) or inspect.getmodule(RECIPES[name])
 
@@ -34,12 +35,12 @@ def test_the_papers_numbers_of_self_supervised_recipes() -> None:
     made = {name: get_recipe(name, replace(IMAGENET, model="B/16")) for name in SSL_METHODS}
     paper, mae, simmim = made["masked-patch"], made["mae"], made["simmim"]
     assert (paper.optim.lr, paper.batch_size, paper.schedule.kind, paper.optim.betas) == (2e-4, 4096, "cosine", (0.9, 0.999))
-    assert paper.masking == Masking("masked-patch", 0.5, "mean-colour")
+    assert paper.task == MaskedImage(Masking("masked-patch", 0.5, "mean-colour"))
     assert (mae.optim.lr, mae.optim.betas, mae.optim.weight_decay, mae.batch_size) == (2.4e-3, (0.9, 0.95), 0.05, 4096)
-    assert mae.masking == Masking("mae", 0.75, "pixels", True, 1, 512, 8, 16)
+    assert mae.task == MaskedImage(Masking("mae", 0.75, "pixels", True, 1, 512, 8, 16))
     assert isinstance(mae.model, ViTConfig)
     assert (mae.model.position, mae.model.has_class_token, mae.augment.crop_scale) == ("sincos2d-mae", True, (0.2, 1.0))
-    assert simmim.masking == Masking("simmim", 0.6, mask_unit=2)
+    assert simmim.task == MaskedImage(Masking("simmim", 0.6, mask_unit=2))
     assert (simmim.optim.lr, simmim.optim.grad_clip, simmim.batch_size, simmim.augment.crop_scale) == (
         4e-4,
         5.0,
@@ -65,18 +66,18 @@ def test_the_papers_numbers() -> None:
     )  # fmt: skip
     better = get_recipe("plain", IMAGENET)
     assert (better.batch_size, better.optim.weight_decay, better.optim.independent_weight_decay) == (1024, 1e-4, True)
-    assert (better.augment.randaug_layers, better.augment.randaug_magnitude, better.augment.mixup, better.label_smoothing) == (
+    assert (better.augment.randaug_layers, better.augment.randaug_magnitude, better.augment.mixup, better.task) == (
         2,
         10.0,
         0.2,
-        0.0,
+        Classification(),
     )
     assert isinstance(better.model, ViTConfig)
     assert (better.model.position, better.model.pool, better.model.stochastic_depth) == ("sincos2d", "gap", 0.0)
 
 
 def test_a_typo_is_answered_with_the_nearest() -> None:
-    with pytest.raises(VitrailError, match="no recipe is named 'plian'; did you mean 'plain'"):
+    with pytest.raises(VitrailError, match=r"no recipe is named 'plian'; there are .*; did you mean 'plain'"):
         get_recipe("plian", RecipeContext())
     with pytest.raises(VitrailError, match=r"no field is named 'optim.lrr'; did you mean 'optim.lr'"):
         override(get_recipe("demo", RecipeContext()), ["optim.lrr=1"])
@@ -111,8 +112,16 @@ def test_model_and_image_size_are_applied_or_refused() -> None:
         ("optim.name=adamm", "did you mean 'adamw'"),
         ("optim.name=sgd optim.nesterov=true optim.momentum=0", "optim.nesterov looks ahead along the momentum"),
         ("optim.name=sgd optim.independent_weight_decay=true", "optim.independent_weight_decay needs decoupled weight decay"),
+        ("optim.trainable=blocks optim.trainable_blocks=99", r"optim.trainable_blocks must be from 1 to \d, .* got 99; try 1"),
+        ("optim.trainable=head model.classes=0", "optim.trainable=head trains only the classifier, and this model has none"),
     ],
 )
 def test_what_makes_no_sense_is_refused(change: str, message: str) -> None:
     with pytest.raises(VitrailError, match=message):
         override(get_recipe("demo", RecipeContext()), change.split())
+
+
+def test_blocks_of_a_model_without_any_cannot_be_trained() -> None:
+    resnet = get_recipe("resnet", RecipeContext("DATA", 100, 3, None, 3))
+    with pytest.raises(VitrailError, match=r"this model has none; try optim.trainable=head"):
+        override(resnet, ["optim.trainable=blocks", "optim.trainable_blocks=1"])

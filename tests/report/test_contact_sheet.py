@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.preprocess_image import preprocess_image
 from vitrail.data.preprocess import Preprocess, imagenet_preprocess
 from vitrail.data.sources.builtin import load_fashion
-from vitrail.data.transforms import preprocess_image
 from vitrail.plot.markup import escape
 from vitrail.report.contact_sheet import CAPTION_HEIGHT, GAP, contact_sheet, denormalise
 from vitrail.report.dataset_page import balanced_sample, sample_sheet

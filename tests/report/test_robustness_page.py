@@ -42,7 +42,7 @@ def test_the_page_has_a_panel_per_corruption_and_all_numbers(results: dict[str, 
     reader.feed(made)
     assert reader.open == []
     assert made.count("<svg") == 7
-    assert made.count("<polyline") == 14
+    assert made.count("</title></polyline>") == 14
     assert made.count("data:image/webp;base64,") == 6 * 6 + 2  # shuffling has one severity
     assert not re.search(r'(src|href)="(?!data:)', made)
     assert "runs/<one>" not in made
@@ -56,4 +56,4 @@ def test_the_page_has_a_panel_per_corruption_and_all_numbers(results: dict[str, 
 def test_one_model_has_no_comparison(results: dict[str, RobustnessResult]) -> None:
     made = robustness_page({"one": results["two"]})
     assert "difference in points</th>" not in made
-    assert made.count("<polyline") == 7
+    assert made.count("</title></polyline>") == 7

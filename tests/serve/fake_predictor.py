@@ -12,9 +12,10 @@ from numpy import ndarray
 from PIL import Image
 
 from vitrail.data.preprocess import Preprocess
+from vitrail.serve import server
 from vitrail.serve.config import ServeConfig
 from vitrail.serve.server import Started, run_server
-from vitrail.serve.sockets import bind_socket
+from vitrail.web.sockets import bind_socket
 
 COLOURS = 512
 
@@ -59,6 +60,9 @@ def multipart_form(*parts: tuple[str, bytes], boundary: str = "xXx", field: str 
     head = '--{}\r\nContent-Disposition: form-data; name="{}"; filename="{}"\r\nContent-Type: image/png\r\n\r\n'
     pieces = [head.format(boundary, field, name).encode() + content + b"\r\n" for name, content in parts]
     return b"".join(pieces) + f"--{boundary}--\r\n".encode()
+
+
+server.DISCARD_SECONDS = 1.0  # tests need not wait as long
 
 
 def main(seconds: float, settings: dict[str, object]) -> None:

@@ -77,11 +77,11 @@ import sys, time
 from tests.serve.fake_predictor import FakePredictor
 from vitrail.serve.config import ServeConfig
 from vitrail.serve.server import run_server
-from vitrail.serve.sockets import bind_socket
+from vitrail.web.sockets import bind_socket
 
 def load_slowly():
     print("loading", flush=True)
-    time.sleep(1.5)
+    time.sleep(0.5)
     return FakePredictor()
 
 with bind_socket("127.0.0.1", 0) as listener:

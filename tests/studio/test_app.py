@@ -1,22 +1,24 @@
 """The HTTP routes of the studio: access control, responses, errors. Needs no browser."""
 
+import asyncio
 import json
 from collections.abc import Iterator
-from contextvars import copy_context
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 import torch
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 import vitrail
 from tests.browser.sample_models import save_model
-from vitrail.studio.app import API, create_studio_app, static_files
+from vitrail.studio.app import create_studio_app
 from vitrail.studio.binary_format import decode_arrays
 from vitrail.studio.image_library import ImageLibrary
-from vitrail.studio.model_store import CANCEL_EVENT, Cancelled, ModelStore, validate_models
+from vitrail.studio.model_store import Cancelled, ModelStore, validate_models
+from vitrail.studio.routes import API, StudioState, static_files
 from vitrail.studio.service import ByteLRUCache, StudioService
 
 TOKEN = "a-token-of-enough-letters"
@@ -263,12 +265,32 @@ def test_a_model_without_attention_is_refused_before_the_page_opens(tmp_path: Pa
 def test_a_cancelled_computation_stops_at_its_next_forward_pass(source: Path) -> None:
     desk, gone = StudioService(ModelStore([str(source)]), ImageLibrary()), Event()
     gone.set()
-
-    def fields() -> None:
-        CANCEL_EVENT.set(gone)
-        desk.saliency(("m0", None), "sample-0", None, "relevance")
-
     with pytest.raises(Cancelled):
-        copy_context().run(fields)
+        desk.saliency(("m0", None), "sample-0", None, "relevance", gone)
     facts, _ = decode_arrays(desk.saliency(("m0", None), "sample-0", None, "relevance"))  # and the next request is answered
     assert facts["method"] == "relevance"
+
+
+@pytest.mark.parametrize("kind", ["disconnects", "studio ends"])
+def test_work_is_cancelled_when_its_client_disconnects_or_the_studio_ends(kind: str, source: Path) -> None:
+    async def run() -> bool:
+        studio = StudioState(StudioService(ModelStore([str(source)]), ImageLibrary()))
+        working, disconnected = Event(), asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            await disconnected.wait()
+            return {"type": "http.disconnect"}
+
+        def work(seconds: float, cancel_event: Event) -> bool:
+            working.set()
+            return cancel_event.wait(seconds)
+
+        request = Request({"type": "http", "method": "GET", "headers": []}, receive)
+        task = asyncio.create_task(studio.run_cancellable(request, work, 60.0))
+        await asyncio.to_thread(working.wait)
+        disconnected.set() if kind == "disconnects" else studio.shut_down()
+        cancelled = await task
+        assert studio.cancel_events == set()
+        return bool(cancelled)
+
+    assert asyncio.run(run())

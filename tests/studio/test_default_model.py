@@ -39,6 +39,7 @@ def test_named_models_are_shown_and_nothing_is_trained(tmp_path: Path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_the_default_model_is_shown_while_it_trains_and_resumed_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +83,7 @@ def test_a_default_model_that_another_studio_trains_is_waited_for(tmp_path: Path
         raise AssertionError
     start, command = subprocess.Popen, [sys.executable, "-c", f"import sys; sys.exit({str(refusal.value)!r})"]
     monkeypatch.setattr("vitrail.studio.default_model.subprocess.Popen", lambda _, **options: start(command, **options))
-    monkeypatch.setattr("vitrail.studio.default_model.FIRST_CHECKPOINT_TIMEOUT", 1.0)
+    monkeypatch.setattr("vitrail.studio.default_model.FIRST_CHECKPOINT_TIMEOUT", 0.3)
     with pytest.raises(VitrailError, match="has no checkpoint yet"), default_model([], lambda message: None, no_progress):
         raise AssertionError
 

@@ -17,11 +17,11 @@ from vitrail.data.sources.dataset import DatasetSplits, Progress
 from vitrail.data.sources.open import open_dataset
 from vitrail.data.sources.panes.dataset import PANES_CLASSES, build_panes
 from vitrail.errors import VitrailError
+from vitrail.recipes.recipe import Recipe
 from vitrail.studio import image_library, lazy_dataset, uploads
 from vitrail.studio.image_library import ImageLibrary
 from vitrail.studio.sample_images import NUM_SAMPLES
-from vitrail.training.dataset import open_training_data
-from vitrail.training.recipe import Recipe
+from vitrail.training.dataset import check_training_data, load_training_data
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_the_datasets_are_listed_and_a_missing_one_has_an_error(library: ImageLi
     samples, birds, windows, missing = library.list_datasets()
     assert samples == {"id": "samples", "title": "samples", "splits": [{"name": "all", "count": NUM_SAMPLES}]}
     assert (birds["id"], birds["title"]) == ("d0", "birds")
-    counts = {name: len(part) for name, part in open_training_data(split_recipe(folder)).data.splits.items()}
+    counts = {name: len(part) for name, part in load_training_data(split_recipe(folder)).splits.items()}
     assert {split["name"]: split["count"] for split in birds["splits"]} == counts
     assert sum(counts.values()) == 33  # without the damaged one
     assert windows["title"] == "panes:train_size=40,size=16"
@@ -73,7 +73,7 @@ def test_the_datasets_are_listed_and_a_missing_one_has_an_error(library: ImageLi
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_the_images_of_a_recipe_are_those_of_its_run_in_order(library: ImageLibrary, folder: Path, split: str) -> None:
-    source = open_training_data(split_recipe(folder)).data.splits[split]
+    source = load_training_data(split_recipe(folder)).splits[split]
     page = library.page("d0", split, 0, 60)
     assert page["total"] == len(source) == len(page["images"])
     for index, entry in enumerate(page["images"]):
@@ -253,11 +253,11 @@ def test_the_python_of_an_image_returns_that_image(tmp_path: Path, folder: Path)
 
 
 def test_if_a_run_left_out_unlabelled_images_the_python_is_the_title(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fewer(recipe: Recipe, progress: Progress) -> DatasetReport:
-        checked = open_training_data(recipe)
+    def fewer(data: DatasetSplits, recipe: Recipe, progress: Progress) -> DatasetReport:
+        checked = check_training_data(data, recipe)
         return replace(checked, num_images=checked.num_images + 1)
 
-    monkeypatch.setattr(lazy_dataset, "open_training_data", fewer)
+    monkeypatch.setattr(lazy_dataset, "check_training_data", fewer)
     library = ImageLibrary([split_recipe(folder)])
     assert library.python_code("d0-train-0") == {"python": repr(library.title("d0-train-0")), "imports": []}
 

@@ -18,9 +18,9 @@ from tests.training.small_run import recipe
 from vitrail.config import to_dict
 from vitrail.errors import VitrailError
 from vitrail.studio import run_log
-from vitrail.studio.run_log import MAX_LOG_ROWS, LogTail, is_training, read_log_rows, run_summary, stream_events, thin_log
-from vitrail.training.loop import Hardware, fit
+from vitrail.studio.run_log import MAX_LOG_ROWS, is_training, read_log_rows, run_summary, stream_events, thin_log
 from vitrail.training.run import Run, lock_run
+from vitrail.training.trainer import Hardware, fit
 
 TIMEOUT = 240  # timeout in seconds, for a busy machine
 
@@ -28,7 +28,7 @@ TIMEOUT = 240  # timeout in seconds, for a busy machine
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run(tmp_path_factory.mktemp("runs") / "mine")
-    fit(recipe(), run.folder, Hardware(workers=1))
+    fit(recipe(), run.folder, hardware=Hardware(workers=1))
     return run
 
 
@@ -161,7 +161,7 @@ def test_the_events_during_training_are_the_final_log(tmp_path: Path) -> None:
     run.folder.mkdir()
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(collect_events, run)
-        fit(recipe(), run.folder, Hardware("cpu", 1, 0))
+        fit(recipe(), run.folder, hardware=Hardware("cpu", 1, 0))
         events = stream.result(TIMEOUT)
     assert not is_training(run)
     assert [data for event, data in events if event == "log_row"] == run.log_rows()
@@ -186,23 +186,6 @@ def test_an_incomplete_line_waits_for_its_end(started_run: Run) -> None:
         ("log_row", {"step": 1, "loss": 4.5}),
         ("log_row", {"step": 2, "loss": 3.5}),
     ]
-
-
-def test_only_new_bytes_are_read_and_a_truncated_log_is_read_again(started_run: Run) -> None:
-    for step in range(1, 7):
-        started_run.log({"step": step, "loss": 1.0})
-    tail = LogTail(started_run)
-    assert len(tail.read_new_lines()) == 6
-    assert tail.read_new_lines() == []
-    started_run.log({"step": 7, "loss": 1.0})
-    assert tail.read_new_lines() == [b'{"step": 7, "loss": 1.0}']
-    started_run.truncate_log(4)  # another file, a shorter one
-    assert len(tail.read_new_lines()) == 4
-    started_run.log({"step": 5, "loss": 1.0})
-    assert len(tail.read_new_lines()) == 1
-    with open(started_run.folder / "log.jsonl", "r+") as file:
-        file.truncate(25)  # the same file
-    assert tail.read_new_lines() == [b'{"step": 1, "loss": 1.0}']
 
 
 def test_after_a_truncation_the_rows_after_the_step_are_repeated(started_run: Run) -> None:

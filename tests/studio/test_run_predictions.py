@@ -16,10 +16,11 @@ from vitrail.errors import VitrailError
 from vitrail.inference.predict import predict
 from vitrail.models.config import ViTConfig
 from vitrail.models.masking_config import Masking
+from vitrail.recipes.task_config import MaskedImage
 from vitrail.studio.image_library import ImageLibrary
 from vitrail.studio.run_predictions import MAX_MATRIX_CLASSES, RunPredictions
-from vitrail.training.loop import Hardware, fit
 from vitrail.training.run import Run
+from vitrail.training.trainer import Hardware, fit
 from vitrail.weights.load import load
 
 
@@ -30,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     write_noise_images(folder / "birds", classes=4, each=15)
     (folder / "birds" / "class 0" / "00.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
     base = recipe(data=str(folder / "birds"), test_fraction=0.4, val_fraction=0.1)
-    fit(replace(base, model=replace(base.model, classes=4)), folder / "mine", Hardware(workers=1))
+    fit(replace(base, model=replace(base.model, classes=4)), folder / "mine", hardware=Hardware(workers=1))
     return Run(folder / "mine")
 
 
@@ -101,7 +102,7 @@ def test_a_model_trained_with_the_sigmoid_loss_has_sigmoid_probabilities(
 ) -> None:
     shutil.copytree(run.folder, tmp_path / "mine")
     expected = json.loads((tmp_path / "mine" / "recipe.json").read_text())
-    (tmp_path / "mine" / "recipe.json").write_text(json.dumps({**expected, "loss": "sigmoid"}))
+    (tmp_path / "mine" / "recipe.json").write_text(json.dumps({**expected, "task": {**expected["task"], "loss": "sigmoid"}}))
     with np.load(run.folder / "predictions.npz") as file:
         most = torch.from_numpy(file["logits"]).max(1).values.double().sigmoid()
         indices = file["indices"].tolist()
@@ -147,7 +148,9 @@ def test_a_run_without_labels_says_that_it_has_no_predictions(tmp_path: Path, li
     masking = Masking("mae", 0.75, decoder_width=24, decoder_depth=1, decoder_heads=3)
     run = Run(tmp_path / "mae")
     run.folder.mkdir()
-    run.record_recipe(recipe(masking=masking, model=replace(plain, classes=0, patch=(4, 4)), augment=get_policy("none")))
+    run.record_recipe(
+        recipe(task=MaskedImage(masking), model=replace(plain, classes=0, patch=(4, 4)), augment=get_policy("none"))
+    )
     with pytest.raises(VitrailError, match=r"trains without labels.*vitrail finetune"):
         RunPredictions(run, library, 0).confusion()
 

@@ -1,16 +1,18 @@
 """Losses and scores are their formulas."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.small_models import small_vit
+from tests.small_models import classification_task, small_vit
 from tests.training.small_run import batch, build_test_model, deterministic_recipe
 from vitrail.config import to_json
 from vitrail.data.loader import Batch
-from vitrail.tasks.classification import ClassificationTask, balanced_class_weights, mean_scores
+from vitrail.recipes.task_config import Classification
+from vitrail.tasks.classification import balanced_class_weights, mean_scores
 
 
 def test_losses_are_their_formulas() -> None:
@@ -20,15 +22,15 @@ def test_losses_are_their_formulas() -> None:
     mixed = Batch(torch.randn(4, 3, *model.config.image), order, order, order.roll(1), lam)
     logits = model.eval()(mixed.images)
     target = torch.zeros(4, 10)
-    target[torch.arange(4), mixed.labels] += 0.3
+    target[torch.arange(4), mixed.targets] += 0.3
     target[torch.arange(4), torch.arange(4).roll(1)] += 0.7
     smooth = target * 0.9 + 0.1 / 10
     assert_close(
-        ClassificationTask(10, label_smoothing=0.1).loss(model, mixed)[0], -(smooth * logits.log_softmax(1)).sum(1).mean()
+        classification_task(10, label_smoothing=0.1).loss(model, mixed)[0], -(smooth * logits.log_softmax(1)).sum(1).mean()
     )
     present, absent = torch.nn.functional.logsigmoid(logits), torch.nn.functional.logsigmoid(-logits)
     sigmoid = -(smooth * present + (1 - smooth) * absent).sum(1).mean()
-    assert_close(ClassificationTask(10, "sigmoid", 0.1).loss(model, mixed)[0], sigmoid)
+    assert_close(classification_task(10, loss="sigmoid", label_smoothing=0.1).loss(model, mixed)[0], sigmoid)
 
 
 def test_scores_and_class_weights() -> None:
@@ -42,12 +44,13 @@ def test_scores_and_class_weights() -> None:
 
 
 def test_class_weights_reach_the_loss() -> None:
-    settings = deterministic_recipe(balanced_loss=True)
-    assert json.loads(to_json(settings))["balanced_loss"] is True
+    settings = deterministic_recipe(task=Classification(balanced_loss=True))
+    assert json.loads(to_json(settings))["task"]["balanced_loss"] is True
     model = build_test_model(settings)
     plain, weighted = (
-        ClassificationTask(10, class_weights=weights).loss(model, batch())[0] for weights in (None, torch.arange(10.0))
+        replace(classification_task(10), class_weights=weights).loss(model, batch())[0]
+        for weights in (None, torch.arange(10.0))
     )
-    each = torch.nn.functional.cross_entropy(model(batch().images), batch().labels, reduction="none")
+    each = torch.nn.functional.cross_entropy(model(batch().images), batch().targets, reduction="none")
     assert_close(weighted, (each * torch.arange(8.0)).mean())
     assert_close(plain, each.mean())

@@ -11,7 +11,7 @@ from vitrail.data.loader import Batch
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.build import build
 from vitrail.models.config import ViTConfig
-from vitrail.training.recipe import Optim, Recipe, Schedule
+from vitrail.recipes.recipe import Optim, Recipe, Schedule
 
 
 def recipe(**changes: object) -> Recipe:

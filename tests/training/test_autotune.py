@@ -11,27 +11,27 @@ from tests.training.small_run import deterministic_recipe, recipe
 from tests.training.test_loop import same
 from vitrail.config import from_json
 from vitrail.errors import VitrailError
+from vitrail.recipes.recipe import Optim, Recipe, Schedule, override_recipe
 from vitrail.training.autotune import RANGE_TEST_STEPS, AutoTune, StepTiming, recipe_for_minutes
-from vitrail.training.callbacks import NullCallback
-from vitrail.training.loop import Hardware, fit
-from vitrail.training.recipe import Optim, Recipe, Schedule, override_recipe
+from vitrail.training.callbacks import Callback
+from vitrail.training.trainer import Hardware, fit
 
 
-class MessageRecorder(NullCallback):
+class MessageRecorder(Callback):
     wants_eta = True
 
     def __init__(self) -> None:
         self.messages: list[str] = []
         self.eta_seconds: float | None = None
 
-    def on_start(self, recipe, data, model, state, eta_seconds):  # type: ignore[no-untyped-def]
+    def on_start(self, recipe, data, state, eta_seconds):  # type: ignore[no-untyped-def]
         self.eta_seconds = eta_seconds
 
     def on_message(self, message: str) -> None:
         self.messages.append(message)
 
 
-class InterruptsAfterCheckpoint(NullCallback):
+class InterruptsAfterCheckpoint(Callback):
     """Interrupts the run at the first step after a checkpoint."""
 
     def __init__(self, folder: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_budget_of_any_size_trains_and_evaluates_at_the_end(minutes: float) ->
 
 def test_minutes_must_be_positive_and_finite() -> None:
     for minutes in (-3, 0, math.inf, math.nan):
-        with pytest.raises(VitrailError, match=r"minutes must be above 0 and finite, got .*; try 5"):
+        with pytest.raises(VitrailError, match=r"minutes must be above 0 and finite, got .*; try minutes=5"):
             AutoTune(minutes=minutes)
 
 
@@ -94,28 +94,40 @@ def test_a_run_with_a_time_budget_records_its_steps_in_its_recipe_and_resumes_wi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "vitrail.training.loop.measure_timing", lambda *_: StepTiming(step=1.0, image=0.001)
+        "vitrail.training.autotune.measure_timing", lambda *_: StepTiming(step=1.0, image=0.001)
     )  # however busy the machine is
-    autotune, callback = AutoTune(minutes=1), MessageRecorder()
+    autotune, callback = AutoTune(minutes=0.4), MessageRecorder()
     settings = deterministic_recipe(steps=30, eval_every=10, checkpoint_every=10)
     with pytest.raises(KeyboardInterrupt):
-        fit(settings, tmp_path / "run", Hardware(workers=0), InterruptsAfterCheckpoint(tmp_path / "run"), autotune)
+        fit(
+            settings,
+            tmp_path / "run",
+            hardware=Hardware(workers=0),
+            callbacks=[InterruptsAfterCheckpoint(tmp_path / "run")],
+            autotune=autotune,
+        )
     saved = saved_recipe(tmp_path / "run")
     assert saved == settings.with_steps(saved.steps)
-    fit(settings, tmp_path / "run", Hardware(workers=0), callback, autotune)  # the same options, no second measurement
+    fit(
+        settings, tmp_path / "run", hardware=Hardware(workers=0), callbacks=[callback], autotune=autotune
+    )  # the same options, no second measurement
     assert any("resumed from step" in message for message in callback.messages)
     assert callback.eta_seconds is not None
     assert callback.eta_seconds > 0
-    fit(saved, tmp_path / "again", Hardware(workers=0))  # the recipe alone reproduces the run bit for bit
+    fit(saved, tmp_path / "again", hardware=Hardware(workers=0))  # the recipe alone reproduces the run bit for bit
     assert same(tmp_path / "run", tmp_path / "again")
 
 
 def test_a_machine_slower_than_measured_still_stops_on_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrail.training.loop.measure_timing", lambda *_: StepTiming(step=1e-5, image=0.0))
+    monkeypatch.setattr("vitrail.training.autotune.measure_timing", lambda *_: StepTiming(step=1e-5, image=0.0))
     callback = MessageRecorder()
     result = fit(
-        deterministic_recipe(steps=10, eval_every=5), tmp_path / "run", Hardware(workers=0), callback, AutoTune(minutes=0.03)
-    )
+        deterministic_recipe(steps=10, eval_every=5),
+        tmp_path / "run",
+        hardware=Hardware(workers=0),
+        callbacks=[callback],
+        autotune=AutoTune(minutes=0.03),
+    ).result
     planned = saved_recipe(tmp_path / "run").steps
     assert planned > 10_000
     assert 0 < result["steps"] < planned
@@ -134,7 +146,7 @@ def test_fewer_steps_shorten_the_warm_up_with_a_note() -> None:
     base = recipe(steps=200, schedule=Schedule("rsqrt", warmup_steps=100, cooldown_steps=40))
     shortened, notes = override_recipe(base, ["steps=20"])
     assert (shortened.steps, shortened.schedule.warmup_steps, shortened.schedule.cooldown_steps) == (20, 2, 10)
-    assert notes == ["the warm-up is shortened from 100 to 2 steps, to fit 20 steps"]
+    assert notes == ["the warm-up is shortened from 100 steps to 2, to fit into 20 steps"]
     assert override_recipe(base, ["steps=150"]) == (replace(base, steps=150), [])
     with pytest.raises(VitrailError, match=r"schedule.warmup_steps and cooldown_steps must fit into 20 steps"):
         override_recipe(base, ["steps=20", "schedule.warmup_steps=30"])
@@ -145,7 +157,7 @@ def test_finding_the_learning_rate_changes_nothing_else(tmp_path: Path) -> None:
         deterministic_recipe(steps=3, optim=Optim(name="adamw", lr=1e-5), schedule=Schedule()),
         MessageRecorder(),
     )
-    fit(settings, tmp_path / "run", Hardware(workers=0), callback, AutoTune(find_lr=True))
+    fit(settings, tmp_path / "run", hardware=Hardware(workers=0), callbacks=[callback], autotune=AutoTune(find_lr=True))
     lr_test = json.loads((tmp_path / "run" / "lr_range_test.json").read_text())
     lowest = lr_test["rates"][lr_test["losses"].index(min(lr_test["losses"]))]
     assert len(lr_test["rates"]) <= RANGE_TEST_STEPS
@@ -156,14 +168,14 @@ def test_finding_the_learning_rate_changes_nothing_else(tmp_path: Path) -> None:
     ratio = lr_test["lr"] / settings.optim.lr
     optim = replace(settings.optim, lr=lr_test["lr"], muon_lr=settings.optim.muon_lr * ratio)
     assert saved == replace(settings, optim=optim)
-    fit(saved, tmp_path / "again", Hardware(workers=0))
+    fit(saved, tmp_path / "again", hardware=Hardware(workers=0))
     assert same(tmp_path / "run", tmp_path / "again")
 
 
 def test_measuring_does_not_change_the_run(tmp_path: Path) -> None:
     callback = MessageRecorder()
-    fit(recipe(), tmp_path / "measured", Hardware(workers=0), callback)
-    fit(recipe(), tmp_path / "silent", Hardware(workers=0))
+    fit(recipe(), tmp_path / "measured", hardware=Hardware(workers=0), callbacks=[callback])
+    fit(recipe(), tmp_path / "silent", hardware=Hardware(workers=0))
     assert callback.eta_seconds is not None
     assert callback.eta_seconds > 0
     assert same(tmp_path / "measured", tmp_path / "silent")

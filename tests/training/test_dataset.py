@@ -9,14 +9,14 @@ import pytest
 from tests.training.small_run import recipe, write_noise_images
 from vitrail.data.sources.dataset import ArrayDataset, DatasetSplits
 from vitrail.errors import VitrailError
+from vitrail.recipes.recipe import Recipe
 from vitrail.training import dataset as module
-from vitrail.training.callbacks import NullCallback
-from vitrail.training.dataset import data_warnings, open_training_data
-from vitrail.training.loop import Hardware, fit
-from vitrail.training.recipe import Recipe
+from vitrail.training.callbacks import Callback
+from vitrail.training.dataset import check_training_data, data_warnings, load_training_data, open_training_data
+from vitrail.training.trainer import Hardware, fit
 
 
-class MessageRecorder(NullCallback):
+class MessageRecorder(Callback):
     def __init__(self) -> None:
         self.messages: list[str] = []
 
@@ -39,7 +39,7 @@ def test_bad_files_and_leaks_are_named_and_counted(tmp_path: Path) -> None:
     write_noise_images(tmp_path / "val", classes=2, each=1)  # the same noise, the second one under another label
     (tmp_path / "train" / "class 0" / "bad.jpg").write_text("<html>")
     callback = MessageRecorder()
-    result = fit(recipe_on(tmp_path), tmp_path / "run", Hardware(workers=0), callback)
+    result = fit(recipe_on(tmp_path), tmp_path / "run", hardware=Hardware(workers=0), callbacks=[callback]).result
     messages = "\n".join(callback.messages)
     assert "bad.jpg, which cannot be decoded" in messages
     assert "2 images are in more than one split, so that scores are too high" in messages
@@ -53,8 +53,9 @@ def test_as_many_bad_files_as_the_recipe_tolerates(tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / "class 0" / f"{number}.png").write_text("<html>")
     with pytest.raises(VitrailError, match=r"4 of 20 images cannot be used, more than the tolerated fraction of 0.05"):
-        open_training_data(recipe_on(tmp_path))
-    report = open_training_data(recipe_on(tmp_path, max_bad_fraction=0.2))
+        load_training_data(recipe_on(tmp_path))
+    tolerant = recipe_on(tmp_path, max_bad_fraction=0.2)
+    report = check_training_data(open_training_data(tolerant), tolerant)
     assert (report.num_images, len(report.bad)) == (20, 4)
     assert sum("cannot" in one or "skipped" in one for one in data_warnings(report)) == 4
 
@@ -69,7 +70,7 @@ def test_images_without_a_label_are_neither_trained_on_nor_evaluated(tmp_path: P
         "bare", random_images(12, [0, 1] * 6), random_images(4, [0, 1, 1, 0]), random_images(3, [-1] * 3), "print"
     )
     monkeypatch.setattr(module, "open_dataset", lambda name, split_fractions, labelled, progress: bare)
-    opened_data = open_training_data(recipe_on(tmp_path)).data
+    opened_data = load_training_data(recipe_on(tmp_path))
     assert [len(part) for part in opened_data.splits.values()] == [12, 4, 0]
     assert "3 of test have no label and are skipped" in opened_data.notes
-    assert fit(recipe_on(tmp_path), tmp_path / "run", Hardware(workers=0))["reported_on"] == "validation"
+    assert fit(recipe_on(tmp_path), tmp_path / "run", hardware=Hardware(workers=0)).result["reported_on"] == "validation"

@@ -15,15 +15,15 @@ from torch.testing import assert_close
 from tests.training.small_run import batch, deterministic_recipe, recipe
 from vitrail.errors import VitrailError
 from vitrail.training import hardware_check
-from vitrail.training.callbacks import NullCallback
+from vitrail.training.callbacks import Callback
 from vitrail.training.checkpoint import list_checkpoints
 from vitrail.training.hardware_check import AMX_WORKAROUND, bfloat16_fault, check_hardware
-from vitrail.training.loop import Hardware, fit
 from vitrail.training.run import Run
+from vitrail.training.trainer import Hardware, fit
 from vitrail.weights.load import load
 
 
-class RaisesAtStep7(NullCallback):
+class RaisesAtStep7(Callback):
     def on_step(self, step: int, metrics: dict[str, float]) -> None:
         if step == 7:
             raise OSError("broke")
@@ -35,8 +35,8 @@ def losses(folder: Path) -> torch.Tensor:
 
 def interrupt_and_resume(settings: Any, folder: Path) -> Path:
     with pytest.raises(OSError, match="broke"):
-        fit(settings, folder, Hardware(workers=0), RaisesAtStep7())
-    fit(settings, folder, Hardware(workers=0))
+        fit(settings, folder, hardware=Hardware(workers=0), callbacks=[RaisesAtStep7()])
+    fit(settings, folder, hardware=Hardware(workers=0))
     return folder
 
 
@@ -51,12 +51,12 @@ def bfloat16_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if bfloat16_fault() is not None:
         pytest.skip(f"bfloat16 does not work on this CPU without {AMX_WORKAROUND}")
     folder = tmp_path_factory.mktemp("runs") / "bfloat16"
-    fit(recipe(precision="bfloat16"), folder, Hardware(workers=0))
+    fit(recipe(precision="bfloat16"), folder, hardware=Hardware(workers=0))
     return folder
 
 
 def test_bfloat16_stays_near_float32_and_keeps_its_weights_in_float32(bfloat16_run: Path, tmp_path: Path) -> None:
-    fit(recipe(), tmp_path / "float32", Hardware(workers=0))
+    fit(recipe(), tmp_path / "float32", hardware=Hardware(workers=0))
     assert_close(losses(bfloat16_run), losses(tmp_path / "float32"), rtol=0.02, atol=0)
     assert not torch.equal(losses(bfloat16_run), losses(tmp_path / "float32"))
     newest = list_checkpoints(bfloat16_run / "checkpoints")[0]
@@ -90,6 +90,7 @@ def train(out: Path, setting: str, environment: dict[str, str]) -> "subprocess.C
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.thorough
 def test_a_cpu_that_would_kill_the_process_is_refused_in_one_sentence(tmp_path: Path) -> None:
     """On affected machines: without the environment variable that the tests are run with."""
     bare = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}
@@ -106,6 +107,7 @@ def test_a_cpu_that_would_kill_the_process_is_refused_in_one_sentence(tmp_path: 
 
 
 @pytest.mark.compile
+@pytest.mark.thorough
 def test_a_machine_without_a_compiler_is_refused_in_one_sentence(tmp_path: Path) -> None:
     nowhere = {**os.environ, "PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     refused = train(tmp_path / "run", "compile=true", {name: value for name, value in nowhere.items() if name != "CXX"})
@@ -131,8 +133,8 @@ def _compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def test_a_compiled_run_is_the_eager_one_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Without dropout, which draws other numbers when compiled."""
     eager, compiled = deterministic_recipe(), deterministic_recipe(compile=True)
-    fit(eager, tmp_path / "eager", Hardware(workers=0))
-    fit(compiled, tmp_path / "compiled", Hardware(workers=0))
+    fit(eager, tmp_path / "eager", hardware=Hardware(workers=0))
+    fit(compiled, tmp_path / "compiled", hardware=Hardware(workers=0))
     assert_close(losses(tmp_path / "compiled"), losses(tmp_path / "eager"), rtol=1e-4, atol=0)
     images = batch().images
     ours, theirs = (load(tmp_path / kind / "last")(images) for kind in ("compiled", "eager"))
@@ -141,11 +143,12 @@ def test_a_compiled_run_is_the_eager_one_and_resumes_bit_for_bit(tmp_path: Path)
 
 
 @pytest.mark.compile
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_compiler")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 def test_a_compiled_run_with_dropout_and_without_ema_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Here the compiled model itself is evaluated and saved."""
     settings = recipe(compile=True, ema_decay=None)
-    fit(settings, tmp_path / "compiled", Hardware(workers=0))
+    fit(settings, tmp_path / "compiled", hardware=Hardware(workers=0))
     assert same(interrupt_and_resume(settings, tmp_path / "run"), tmp_path / "compiled")
     assert load(tmp_path / "compiled" / "best").config == settings.model

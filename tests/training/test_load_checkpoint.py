@@ -11,6 +11,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.testing import assert_close
 
+from tests.tiers import quick_first
 from tests.training.distributed.torchrun import torchrun, write_recipe
 from tests.training.small_run import recipe
 from tests.training.test_loop import RaisesAt
@@ -20,11 +21,12 @@ from vitrail.errors import VitrailError
 from vitrail.models.build import Model
 from vitrail.models.config import ViTConfig
 from vitrail.models.masking_config import Masking
+from vitrail.recipes.task_config import MaskedImage
 from vitrail.training import load_checkpoint as module
 from vitrail.training.checkpoint import LoadTargets, load_tensors
 from vitrail.training.load_checkpoint import checkpoint_steps, load_checkpoint
-from vitrail.training.loop import Hardware, fit
 from vitrail.training.run import Run
+from vitrail.training.trainer import Hardware, fit
 from vitrail.weights.load import load
 
 FREQUENT: dict[str, object] = {"eval_every": 4, "checkpoint_every": 4, "keep_checkpoints": 9}
@@ -34,22 +36,22 @@ def ssl_fields() -> dict[str, object]:
     plain = recipe().model
     assert isinstance(plain, ViTConfig)
     masking = Masking("mae", 0.75, decoder_width=24, decoder_depth=1, decoder_heads=3)
-    return {"masking": masking, "model": replace(plain, classes=0, patch=(4, 4)), "augment": get_policy("none")}
+    return {"task": MaskedImage(masking), "model": replace(plain, classes=0, patch=(4, 4)), "augment": get_policy("none")}
 
 
-@pytest.fixture(scope="module", params=["ema", "plain", "unlabelled"])
+@pytest.fixture(scope="module", params=quick_first(["ema", "plain", "unlabelled"]))
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("runs") / request.param
     kinds: dict[str, dict[str, object]] = {"ema": {}, "plain": {"ema_decay": None}, "unlabelled": ssl_fields()}
     changes = kinds[request.param]
-    fit(recipe(**FREQUENT, **changes), folder, Hardware(workers=1))
+    fit(recipe(**FREQUENT, **changes), folder, hardware=Hardware(workers=1))
     return Run(folder)
 
 
 @pytest.fixture(scope="module")
 def short_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "short"
-    fit(recipe(**FREQUENT, steps=8), folder, Hardware(workers=0))
+    fit(recipe(**FREQUENT, steps=8), folder, hardware=Hardware(workers=0))
     return folder
 
 
@@ -96,7 +98,12 @@ def test_other_steps_have_other_weights_that_allow_gradients(run: Run) -> None:
 
 def test_before_the_first_evaluation_the_class_names_come_from_the_dataset(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="broke"):
-        fit(recipe(checkpoint_every=2, eval_every=12), tmp_path / "run", Hardware(workers=0), RaisesAt(5, OSError("broke")))
+        fit(
+            recipe(checkpoint_every=2, eval_every=12),
+            tmp_path / "run",
+            hardware=Hardware(workers=0),
+            callbacks=[RaisesAt(5, OSError("broke"))],
+        )
     run = Run(tmp_path / "run")
     assert not (run.folder / "best").exists()
     loaded = load_checkpoint(run, checkpoint_steps(run)[-1])

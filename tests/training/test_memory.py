@@ -10,19 +10,17 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from tests.small_models import classification_task
 from tests.training.small_run import batch, build_test_model, deterministic_recipe
 from vitrail.config import to_json
 from vitrail.data.preprocess import Preprocess
-from vitrail.errors import VitrailError
 from vitrail.models.config import ViTConfig
 from vitrail.models.cost import cost
+from vitrail.recipes.recipe import Optim, Recipe, Schedule
 from vitrail.tasks.classification import ClassificationTask
-from vitrail.training import memory
-from vitrail.training.loop import Hardware, fit
-from vitrail.training.memory import fit_micro_batch, free_memory, is_out_of_memory, training_bytes
-from vitrail.training.recipe import Optim, Recipe, Schedule
 from vitrail.training.state import create_state
-from vitrail.training.step import train_step
+from vitrail.training.step import is_out_of_memory, train_step
+from vitrail.training.trainer import Hardware, fit
 from vitrail.weights.load import load
 
 LARGE = ViTConfig(width=96, depth=4, mlp=384, heads=3, patch=(4, 4), image=(32, 32), channels=3, classes=10, gelu="exact")
@@ -32,20 +30,20 @@ import resource, sys, torch
 torch.backends.mkldnn.set_flags(False)  # oneDNN does not recover from a shortage of addresses
 from pathlib import Path
 from vitrail.config import from_json
-from vitrail.training.loop import Hardware, fit
-from vitrail.training.recipe import Recipe
-from vitrail.training.callbacks import NullCallback
-class Tells(NullCallback):
-    def on_start(self, recipe, data, model, state, eta_seconds):
+from vitrail.training.trainer import Hardware, fit
+from vitrail.recipes.recipe import Recipe
+from vitrail.training.callbacks import Callback
+class Tells(Callback):
+    def on_start(self, recipe, data, state, eta_seconds):
         print("planned", state.micro_batch_size, flush=True)
         now = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")) * 1024
         resource.setrlimit(resource.RLIMIT_AS, (now + int(sys.argv[3]), resource.RLIM_INFINITY))
-    def on_evaluate(self, step, scores, is_best):
+    def on_evaluation(self, step, scores, is_best):
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     def on_message(self, message):
         print(message, flush=True)
 try:
-    fit(from_json(Recipe, Path(sys.argv[1]).read_text()), sys.argv[2], Hardware("cpu", workers=0), Tells())
+    fit(from_json(Recipe, Path(sys.argv[1]).read_text()), sys.argv[2], hardware=Hardware("cpu", workers=0), callbacks=[Tells()])
 except Exception as error:
     print(type(error).__name__, error)
 """
@@ -73,6 +71,7 @@ def run_with_memory_limit(recipe: Recipe, folder: Path, spare: int) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.thorough
 def test_a_real_shortage_gives_smaller_micro_batches_and_the_same_weights(tmp_path: Path) -> None:
     recipe = large()
     activations = cost(LARGE, recipe.batch_size).memory.training
@@ -80,7 +79,7 @@ def test_a_real_shortage_gives_smaller_micro_batches_and_the_same_weights(tmp_pa
     assert "planned None" in output, output
     assert "the batch did not fit into memory: now micro-batches of" in output
     assert "Error" not in output, output
-    fit(recipe, tmp_path / "whole", Hardware("cpu", workers=0))
+    fit(recipe, tmp_path / "whole", hardware=Hardware("cpu", workers=0))
     one, two = load(tmp_path / "short" / "last").state_dict(), load(tmp_path / "whole" / "last").state_dict()
     for name, value in one.items():
         assert_close(value, two[name], rtol=1e-4, atol=1e-5, msg=name)
@@ -101,7 +100,7 @@ class OutOfMemoryTask(ClassificationTask):
     """Runs out of memory on micro-batches of more than three images, as a small device does."""
 
     def loss(self, model, batch):  # type: ignore[no-untyped-def]
-        if len(batch.labels) > 3:
+        if len(batch.images) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return super().loss(model, batch)
 
@@ -109,9 +108,9 @@ class OutOfMemoryTask(ClassificationTask):
 def test_a_step_out_of_memory_is_retried_in_halves_and_is_the_same_step() -> None:
     settings = deterministic_recipe(optim=Optim(name="sgd", lr=0.1))
     one, two = create_state(build_test_model(settings), settings), create_state(build_test_model(settings), settings)
-    assert train_step(one, OutOfMemoryTask(10), batch(), settings) == pytest.approx(
-        train_step(two, ClassificationTask(10), batch(), settings)
-    )
+    assert train_step(
+        one, OutOfMemoryTask(settings.task, settings.model, settings.preprocess), batch(), settings
+    ) == pytest.approx(train_step(two, classification_task(10), batch(), settings))
     assert (one.micro_batch_size, two.micro_batch_size) == (2, None)
     for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
         assert_close(a, b, rtol=1e-4, atol=1e-6)
@@ -122,29 +121,3 @@ def test_other_errors_are_not_mistaken_for_out_of_memory() -> None:
     assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"))
     assert not is_out_of_memory(RuntimeError("shapes cannot be multiplied"))
     assert not is_out_of_memory(OSError("out of memory"))
-
-
-@pytest.mark.parametrize(("fraction", "count"), [(1.2, 64), (0.7, 32), (0.3, 16)])
-def test_before_the_first_step_the_micro_batch_is_limited_by_free_memory(fraction: float, count: int) -> None:
-    fixed = cost(LARGE).memory.weights + cost(LARGE).memory.grads_and_moments
-    free = fixed + int(fraction * cost(LARGE, 64).memory.training / memory.MEMORY_FRACTION)
-    assert fit_micro_batch(LARGE, 64, free) == count
-    assert training_bytes(cost(LARGE, count)) <= free
-
-
-def test_a_model_that_does_not_fit_is_refused_with_both_numbers() -> None:
-    with pytest.raises(VitrailError, match=r"training on one image takes about .* GiB and 0.0 GiB are free"):
-        fit_micro_batch(LARGE, 64, 1000)
-    assert fit_micro_batch(LARGE, 64, None) == 64
-
-
-def test_the_free_memory_is_the_machines_or_the_containers(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    3000 kB\n")
-    assert memory._machine_available(tmp_path / "meminfo") == 3000 * 1024
-    assert memory._cgroup_available(tmp_path) is None
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("4000\n")
-    assert memory._cgroup_available(tmp_path) is None
-    (tmp_path / "memory.max").write_text("9000\n")
-    assert memory._cgroup_available(tmp_path) == 5000
-    assert free_memory() is None or free_memory() > 2**20  # type: ignore[operator]

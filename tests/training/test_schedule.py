@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from vitrail.training.recipe import Schedule
+from vitrail.recipes.recipe import Schedule
 from vitrail.training.schedule import lr_multiplier
 
 

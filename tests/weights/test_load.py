@@ -350,12 +350,13 @@ def test_other_precisions_become_float32(dtype: torch.dtype, tmp_path: Path) -> 
     assert_close(loaded(IMAGES), model(IMAGES), rtol=0.1, atol=0.1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("format", "name", "ratio"),
     [
         ("vitrail", "x", 1.25),
-        pytest.param("huggingface", "x", 1.5, marks=pytest.mark.thorough),
-        pytest.param("official", "x.npz", 1.75, marks=pytest.mark.thorough),
+        ("huggingface", "x", 1.5),
+        ("official", "x.npz", 1.75),
     ],
 )
 def test_loading_takes_little_more_memory_than_the_weights(format: Any, name: str, ratio: float, tmp_path: Path) -> None:

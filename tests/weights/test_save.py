@@ -14,7 +14,6 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.build import build
 from vitrail.models.config import ResNetConfig, StemConfig
-from vitrail.weights import save as save_module
 from vitrail.weights.load import load
 from vitrail.weights.save import save
 
@@ -80,15 +79,6 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     save(newer, tmp_path / "best")
     assert (tmp_path / "best").is_symlink()
     assert load(tmp_path / "step-7").config == newer.config
-
-
-def test_where_names_cannot_be_exchanged_the_old_folder_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save_module, "_exchange_names", lambda one, two: False)
-    save(small_vit(), tmp_path / "mine")
-    newer = small_vit(depth=1)
-    save(newer, tmp_path / "mine")
-    assert load(tmp_path / "mine").config == newer.config
-    assert os.listdir(tmp_path) == ["mine"]
 
 
 def test_saving_again_replaces_the_older_one_and_leaves_nothing_else(tmp_path: Path) -> None:

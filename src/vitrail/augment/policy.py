@@ -90,5 +90,5 @@ POLICIES: dict[str, Policy] = {
 def get_policy(name: str, **changes: Any) -> Policy:
     """Return a named policy; any field can be changed by keyword."""
     if name not in POLICIES:
-        raise VitrailError(f"no augmentation is named {name!r}{did_you_mean(name, POLICIES)}; there are {', '.join(POLICIES)}")
+        raise VitrailError(f"no augmentation is named {name!r}; there are {', '.join(POLICIES)}{did_you_mean(name, POLICIES)}")
     return replace(POLICIES[name], **changes)

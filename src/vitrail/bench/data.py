@@ -93,10 +93,10 @@ def _run_benchmark(workdir: Path, folder: Path | None, count: int, rounds: int, 
 
 
 def _epoch_of_loader(loader: Loader, num_images: int) -> Callable[[], int]:
-    batch_size = loader.batch(0).labels.shape[0]
+    batch_size = loader.batch(0).images.shape[0]
 
     def work() -> int:
-        return sum(batch.labels.shape[0] for batch in loader.batches(0, max(num_images // batch_size, 1), workers=0))
+        return sum(batch.images.shape[0] for batch in loader.batches(0, max(num_images // batch_size, 1), workers=0))
 
     return work
 

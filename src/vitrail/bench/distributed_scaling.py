@@ -27,10 +27,10 @@ from vitrail.errors import VitrailError
 from vitrail.models.build import build
 from vitrail.models.variants import variant
 from vitrail.recipes.context import RecipeContext
+from vitrail.recipes.recipe import Optim, Recipe
 from vitrail.recipes.registry import get_recipe
-from vitrail.tasks.classification import ClassificationTask
+from vitrail.tasks.registry import build_task
 from vitrail.training.process_group import process_group
-from vitrail.training.recipe import Optim, Recipe
 from vitrail.training.state import create_state
 from vitrail.training.step import train_step
 
@@ -118,7 +118,7 @@ def _run_process(model: str, batch_size: int, parallel: Parallel) -> None:
     recipe = _benchmark_recipe(model, batch_size, parallel)
     with process_group() as group:
         torch.manual_seed(0)
-        state, task = create_state(build(recipe.model), recipe, group), ClassificationTask(recipe.model.classes)
+        state, task = create_state(build(recipe.model), recipe, group), build_task(recipe.task, recipe.model, recipe.preprocess)
         state.model.train()
         count = batch_size // group.world_size
         images = torch.randn(count, 3, *recipe.model.image)

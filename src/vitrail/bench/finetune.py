@@ -29,7 +29,7 @@ from vitrail.models.build import Model
 from vitrail.models.config import ViTConfig
 from vitrail.recipes.context import InitWeights, RecipeContext
 from vitrail.recipes.finetune import finetune
-from vitrail.training.recipe import Recipe
+from vitrail.recipes.recipe import Recipe
 from vitrail.weights.convert import timm
 from vitrail.weights.convert.tensor_map import export_tensors
 from vitrail.weights.init_from import init_model_from, weights_hash
@@ -157,7 +157,7 @@ def to_timm(model: Model) -> nn.Module:
     try:
         timm_model = timm_vit(model.config)
     except ImportError:
-        raise VitrailError("bench finetune compares with timm: pip install -c constraints.txt timm") from None
+        raise VitrailError("bench finetune compares with timm; try pip install -c constraints.txt timm") from None
     timm_model.load_state_dict(export_tensors(timm.tensor_maps(model.config), model.state_dict()))
     return timm_model
 

@@ -21,7 +21,6 @@ class LoadResult:
 
     seconds: list[float] = field(default_factory=list)
     other_statuses: dict[int, int] = field(default_factory=dict)
-    elapsed: float = 0.0
 
 
 @dataclass
@@ -69,7 +68,6 @@ def send_load(host: str, port: int, requests: Sequence[bytes], clients: int, sec
                         _send(client, requests, selector)
                     else:
                         busy -= 1
-        result.elapsed = time.perf_counter() - start
     return result
 
 

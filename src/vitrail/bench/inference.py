@@ -20,7 +20,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from vitrail.bench import fbgemm
-from vitrail.bench.interleaved_timing import best_of_interleaved
+from vitrail.bench.interleaved_timing import GEMM_SIZE, best_of_interleaved, matrix_product
 from vitrail.bench.reference_models import INFERENCE_LIBRARIES, reference_models
 from vitrail.data.preprocess import vit_preprocess
 from vitrail.data.sources.dataset import Progress
@@ -34,12 +34,10 @@ from vitrail.inference.predictor import TorchPredictor
 from vitrail.models.build import Model, build
 from vitrail.models.config import ViTConfig
 from vitrail.models.cost import cost
-from vitrail.models.speedups import speed_up
-from vitrail.models.token_reduced_vit import compiled_copy
+from vitrail.models.speedups import compiled_copy, speed_up
 from vitrail.models.variants import variant
 from vitrail.weights.load import load
 
-GEMM_SIZE = 2048  # side of the matrices whose product gives the peak
 TURN_SECONDS = 0.05  # seconds of work per turn: the shorter, the likelier one of them is undisturbed by other load
 MODEL_SIZES, BATCH_SIZES = ("Ti/16", "S/16", "B/16"), (1, 8)
 MERGE_TOKENS = (30, 3)  # tokens, every so many layers: selected on 250 images with a real Ti/16
@@ -127,7 +125,7 @@ def benchmark_inference(
             }
             title = f"{size}, batch {batch}"
             rates = best_of_interleaved(
-                {**contestants, "peak": _matrix_product},
+                {**contestants, "peak": matrix_product},
                 rounds,
                 lambda _, done, of, title=title: report(title, done, of),  # type: ignore[misc]
             )
@@ -260,9 +258,3 @@ def _chunks(images: UInt8[ndarray, "n height width c"]) -> Iterator[ndarray]:
 
 def _random_images(count: int, size: tuple[int, int]) -> UInt8[ndarray, "n height width c"]:
     return np.random.default_rng(0).integers(0, 256, (count, *size, 3), np.uint8)
-
-
-def _matrix_product() -> int:
-    ones = torch.ones(GEMM_SIZE, GEMM_SIZE)
-    torch.mm(ones, ones, out=torch.empty(GEMM_SIZE, GEMM_SIZE))
-    return 1

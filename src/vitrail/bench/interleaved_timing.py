@@ -3,6 +3,10 @@
 import time
 from collections.abc import Callable
 
+import torch
+
+GEMM_SIZE = 2048  # side of the matrices whose product gives the machine's peak
+
 
 def best_of_interleaved(
     contestants: dict[str, Callable[[], int]], rounds: int, progress: Callable[[str, int, int | None], None] | None = None
@@ -20,3 +24,10 @@ def best_of_interleaved(
         if progress:
             progress("measuring", round_ + 1, rounds)
     return best
+
+
+def matrix_product() -> int:
+    """Multiply two large matrices, as a contestant: the peak that a model's speed is a fraction of."""
+    ones = torch.ones(GEMM_SIZE, GEMM_SIZE)
+    torch.mm(ones, ones, out=torch.empty(GEMM_SIZE, GEMM_SIZE))
+    return 1

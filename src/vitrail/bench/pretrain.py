@@ -16,12 +16,11 @@ from vitrail.data.loader import Batch
 from vitrail.data.sources.dataset import Progress
 from vitrail.models.build import build
 from vitrail.models.config import ViTConfig
-from vitrail.models.masked_autoencoders import build_masked_model
-from vitrail.models.vit import ViT
 from vitrail.recipes.context import RecipeContext
+from vitrail.recipes.recipe import Optim, Recipe
 from vitrail.recipes.registry import SSL_METHODS, get_recipe
-from vitrail.tasks.masked_image import MaskedImageTask
-from vitrail.training.recipe import Optim, Recipe
+from vitrail.recipes.task_config import MaskedImage
+from vitrail.tasks.registry import build_task
 from vitrail.training.state import create_state
 from vitrail.training.step import train_step
 from vitrail.weights.verify import declare_torchvision_operators
@@ -50,9 +49,9 @@ def benchmark_pretrain(
     methods = SSL_METHODS if others else ("mae",)
     recipes = {method: get_recipe(method, RecipeContext("", 10**6, 0, None, 3, model)) for method in methods}
     mae = recipes["mae"]
-    assert mae.masking is not None
+    assert isinstance(mae.task, MaskedImage)
     assert isinstance(mae.model, ViTConfig)
-    all_visible = replace(mae, masking=replace(mae.masking, mask_ratio=1.5 / mae.model.patches))  # one is masked
+    all_visible = replace(mae, task=MaskedImage(replace(mae.task.masking, mask_ratio=1.5 / mae.model.patches)))  # one is masked
     contestants = {name: _build_step(recipe, batch_size) for name, recipe in {**recipes, MAE_ALL_VISIBLE: all_visible}.items()}
     peer = _build_transformers_step(mae, batch_size) if others else None
     speeds = best_of_interleaved(contestants if peer is None else {**contestants, TRANSFORMERS_MAE: peer}, rounds, progress)
@@ -61,13 +60,10 @@ def benchmark_pretrain(
 
 
 def _build_step(recipe: Recipe, count: int) -> Callable[[], int]:
-    assert recipe.masking is not None
-    encoder = build(recipe.model)
-    assert isinstance(encoder, ViT)
+    task = build_task(recipe.task, recipe.model, recipe.preprocess)
     plain = replace(recipe, optim=Optim(weight_decay=WEIGHT_DECAY))
-    state = create_state(build_masked_model(encoder, recipe.masking), plain)
-    task = MaskedImageTask(recipe.masking, encoder.config.patch, recipe.preprocess)
-    batch = Batch(torch.randn(count, 3, *encoder.config.image), torch.zeros(count, dtype=torch.long), torch.arange(count))
+    state = create_state(task.build_model(build(recipe.model)), plain)
+    batch = Batch(torch.randn(count, 3, *recipe.model.image), torch.zeros(count, dtype=torch.long), torch.arange(count))
 
     def step() -> int:
         state.step = recipe.schedule.warmup_steps  # where the learning rate is not zero
@@ -84,9 +80,9 @@ def _build_transformers_step(recipe: Recipe, count: int) -> Callable[[], int] | 
         from transformers import ViTMAEConfig, ViTMAEForPreTraining
     except ImportError:
         return None
-    config, masking = recipe.model, recipe.masking
+    assert isinstance(recipe.task, MaskedImage)
+    config, masking = recipe.model, recipe.task.masking
     assert isinstance(config, ViTConfig)
-    assert masking is not None
     make: Any = ViTMAEConfig  # it accepts more arguments than it declares
     model = ViTMAEForPreTraining(
         make(

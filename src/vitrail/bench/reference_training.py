@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from vitrail.bench.interleaved_timing import best_of_interleaved
 from vitrail.bench.reference_models import WEIGHT_DECAY
-from vitrail.data.cpu_cores import available_cores
 from vitrail.data.loader import Batch, build_eval_loader, build_train_loader
 from vitrail.data.sources.dataset import DatasetSplits, Progress
 from vitrail.models.build import Model
-from vitrail.tasks.classification import ClassificationTask
-from vitrail.training.recipe import Recipe, Schedule
+from vitrail.recipes.recipe import Recipe, Schedule
+from vitrail.system import available_cores
+from vitrail.tasks.registry import build_task
 from vitrail.training.schedule import lr_multiplier
 from vitrail.training.state import create_state
 from vitrail.training.step import train_step
@@ -34,7 +34,7 @@ class Contestant(Protocol):
 class VitrailTraining:
     def __init__(self, recipe: Recipe, model: Model) -> None:
         self.recipe = recipe
-        self.task = ClassificationTask(recipe.model.classes, recipe.loss, recipe.label_smoothing)
+        self.task = build_task(recipe.task, recipe.model, recipe.preprocess)
         self.state = create_state(model.train(), recipe)
 
     @property
@@ -58,7 +58,7 @@ class ReferenceTraining:
         for group in self.optimiser.param_groups:
             group["lr"] = self.lr * lr_multiplier(self.schedule, self.step_count, self.steps)
         self.optimiser.zero_grad()
-        F.cross_entropy(self.eval_model(batch.images), batch.labels).backward()
+        F.cross_entropy(self.eval_model(batch.images), batch.targets).backward()
         self.optimiser.step()
         self.step_count += 1
 
@@ -92,4 +92,5 @@ def evaluate_accuracy(
     contestant: Contestant, recipe: Recipe, data: DatasetSplits, split: str = "test", batch_size: int = 256
 ) -> float:
     loader = build_eval_loader(data.splits[split], recipe.preprocess, batch_size)
-    return float(ClassificationTask(recipe.model.classes).evaluate(contestant.eval_model, loader, available_cores())["top1"])
+    task = build_task(recipe.task, recipe.model, recipe.preprocess)
+    return float(task.evaluate(contestant.eval_model, loader, available_cores())["top1"])

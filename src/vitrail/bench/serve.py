@@ -24,13 +24,13 @@ from PIL import Image
 
 from vitrail.bench.http_load import LoadResult, build_request, send_load
 from vitrail.bench.interleaved_timing import best_of_interleaved
-from vitrail.data.cpu_cores import available_cores
 from vitrail.data.decode import decode
 from vitrail.data.sources.dataset import Progress
 from vitrail.data.sources.panes.dataset import build_panes
 from vitrail.data.transforms import resize_and_crop
 from vitrail.errors import VitrailError
 from vitrail.inference.predictor import Backend, Predictor, load_predictor
+from vitrail.system import available_cores
 
 IMAGE_SIZE, NUM_IMAGES = (375, 500), 32  # of drawn images, the usual size in ImageNet
 STARTUP_TIMEOUT = 300.0  # seconds for a server to load its model

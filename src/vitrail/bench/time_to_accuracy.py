@@ -27,7 +27,7 @@ from vitrail.models.build import build
 from vitrail.models.config import ViTConfig
 from vitrail.recipes.context import RecipeContext
 from vitrail.recipes.demo import demo
-from vitrail.training.recipe import Recipe
+from vitrail.recipes.recipe import Recipe
 
 PEER_LRS = (5e-4, 1e-3, 2e-3)
 STEP_FRACTIONS = tuple(Fraction(fraction) for fraction in ("1/4", "1/3", "1/2", "2/3", "1"))  # of the demo's steps
@@ -84,7 +84,7 @@ def _peer(recipe: Recipe, lr: float, steps: int) -> ReferenceTraining:
     try:
         return ReferenceTraining(recipe, timm_vit(recipe.model), lr, steps)
     except ImportError:
-        raise VitrailError("bench time-to-accuracy compares with timm: pip install -c constraints.txt timm") from None
+        raise VitrailError("bench time-to-accuracy compares with timm; try pip install -c constraints.txt timm") from None
 
 
 def _seconds_per_step(recipe: Recipe, data: DatasetSplits, rounds: int, progress: Progress | None) -> dict[str, float]:

@@ -17,7 +17,7 @@ from vitrail.evaluation.leakage import open_for_evaluation
 from vitrail.models.build import Model
 from vitrail.models.config import Pair, ViTConfig
 from vitrail.models.cost import cost
-from vitrail.models.cost_token_merging import merged_macs
+from vitrail.models.cost.token_merging import merged_macs
 from vitrail.models.speedups import speed_up
 from vitrail.models.vit import ViT
 from vitrail.plot.canvas import Figure

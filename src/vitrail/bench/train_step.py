@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from vitrail.bench.interleaved_timing import best_of_interleaved
+from vitrail.bench.interleaved_timing import GEMM_SIZE, best_of_interleaved, matrix_product
 from vitrail.bench.reference_models import WEIGHT_DECAY, plain_train_step, reference_models
 from vitrail.data.loader import Batch
 from vitrail.data.sources.dataset import Progress
@@ -20,13 +20,12 @@ from vitrail.models.config import ViTConfig
 from vitrail.models.cost import cost
 from vitrail.models.variants import variant
 from vitrail.recipes.context import RecipeContext
+from vitrail.recipes.recipe import Optim, Recipe
 from vitrail.recipes.registry import get_recipe
-from vitrail.tasks.classification import ClassificationTask
-from vitrail.training.recipe import Optim, Recipe
+from vitrail.tasks.registry import build_task
 from vitrail.training.state import create_state
 from vitrail.training.step import train_step
 
-GEMM_SIZE = 2048  # side of the matrices whose product gives the peak
 TURN_SECONDS = 0.5  # seconds of work per turn, so that other load affects all equally
 OURS, OWN_RECIPE, COMPILED = "vitrail", "vitrail, its own recipe", "vitrail, compiled"
 
@@ -80,12 +79,12 @@ def benchmark_train_step(
         batch = Batch(images, torch.arange(shape.batch_size) % shape.model.classes, torch.arange(shape.batch_size))
         own_steps = _build_own_steps(name, shape, batch, compiled)
         peer_steps = {
-            library: plain_train_step(model, batch.images, batch.labels)
+            library: plain_train_step(model, batch.images, batch.targets)
             for library, model in reference_models(shape.model).items()
         }
         report = None if progress is None else _with_name(progress, name)
         speeds = best_of_interleaved(
-            {**{key: _make_turn(step) for key, step in {**own_steps, **peer_steps}.items()}, "peak": _matrix_product},
+            {**{key: _make_turn(step) for key, step in {**own_steps, **peer_steps}.items()}, "peak": matrix_product},
             rounds,
             report,
         )
@@ -130,7 +129,7 @@ def _build_own_steps(name: str, shape: BenchmarkShape, batch: Batch, compiled: b
 
 
 def _build_step(recipe: Recipe, batch: Batch) -> Callable[[], int]:
-    state, task = create_state(build(recipe.model), recipe), ClassificationTask(recipe.model.classes)
+    state, task = create_state(build(recipe.model), recipe), build_task(recipe.task, recipe.model, recipe.preprocess)
     state.model.train()
     if recipe.compile:
         state.model.compile()
@@ -138,7 +137,7 @@ def _build_step(recipe: Recipe, batch: Batch) -> Callable[[], int]:
     def step() -> int:
         state.step = recipe.schedule.warmup_steps  # where the learning rate is not zero
         train_step(state, task, batch, recipe)
-        return len(batch.labels)
+        return len(batch.targets)
 
     return step
 
@@ -150,12 +149,6 @@ def _make_turn(step: Callable[[], int]) -> Callable[[], int]:
     step()
     count = max(round(TURN_SECONDS / (time.perf_counter() - start)), 1)
     return lambda: sum(step() for _ in range(count))
-
-
-def _matrix_product() -> int:
-    ones = torch.ones(GEMM_SIZE, GEMM_SIZE)
-    torch.mm(ones, ones, out=torch.empty(GEMM_SIZE, GEMM_SIZE))
-    return 1
 
 
 def _with_name(progress: Progress, name: str) -> Progress:

@@ -6,19 +6,28 @@ from typing import Annotated, Literal
 import typer
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
-from vitrail.cli.options import BatchOption, JsonOption, SplitOption, atomic_path, check_output_file, parse_size
+from vitrail.cli.help import Command, Group
+from vitrail.cli.options import (
+    BatchOption,
+    JsonOption,
+    MergeTokensOption,
+    SplitOption,
+    check_output_file,
+    parse_merge_tokens,
+    parse_size,
+)
 from vitrail.cli.run_recipe import ThreadsOption
-from vitrail.cli.speedup_options import MergeTokensOption, parse_merge_tokens
 from vitrail.errors import VitrailError
+from vitrail.io import atomic_path
 
-bench = typer.Typer(name="bench", help="Benchmark speed against other libraries.", no_args_is_help=True)
+bench = typer.Typer(name="bench", help="Benchmark speed against other libraries.", no_args_is_help=True, cls=Group)
 
 RoundsOption = Annotated[
     int, typer.Option(min=1, rich_help_panel="Timing", help="Number of interleaved timing rounds; the best counts.")
 ]
 
 
-@bench.command(epilog="Example: vitrail bench data --data photos")
+@bench.command(cls=Command, epilog="Example: vitrail bench data --data photos")
 def data(
     folder: Annotated[
         Path | None,
@@ -57,7 +66,7 @@ def data(
     make_console().print(sheet)
 
 
-@bench.command(epilog="Example: vitrail bench train-step --shape s16")
+@bench.command(cls=Command, epilog="Example: vitrail bench train-step --shape s16")
 def train_step(
     rounds: RoundsOption = 10,
     shape: Annotated[
@@ -93,7 +102,7 @@ def train_step(
     make_console().print(sheet)
 
 
-@bench.command(epilog="Example: vitrail bench time-to-accuracy")
+@bench.command(cls=Command, epilog="Example: vitrail bench time-to-accuracy")
 def time_to_accuracy(
     steps: Annotated[
         int | None,
@@ -102,7 +111,7 @@ def time_to_accuracy(
     rounds: RoundsOption = 10,
     json: JsonOption = False,
 ) -> None:
-    """Benchmark the time to reach the accuracy that timm's ViT of equal size reaches in the demo's training time."""
+    """Benchmark how soon the demo reaches the accuracy of timm's ViT of equal size, trained for as long."""
     from dataclasses import asdict
 
     from vitrail.bench.time_to_accuracy import benchmark_time_to_accuracy
@@ -127,7 +136,7 @@ def time_to_accuracy(
         screen.print(f"to {speed.accuracy:.2%}: {times}, {speed.ratio:.2f} of the time")
 
 
-@bench.command(epilog="Example: vitrail bench finetune ViT-B_16.npz photos --seeds 1")
+@bench.command(cls=Command, epilog="Example: vitrail bench finetune ViT-B_16.npz photos --seeds 1")
 def finetune(
     weights: Annotated[str, typer.Argument(metavar="WEIGHTS", help="Weights of a plain Vision Transformer, in any format.")],
     folder: Annotated[str, typer.Argument(metavar="DATA", help="Dataset with train, validation and test splits.")],
@@ -141,7 +150,7 @@ def finetune(
     rounds: RoundsOption = 5,
     json: JsonOption = False,
 ) -> None:
-    """Benchmark fine-tuning against timm with AdamW from the same weights in the same time, and a linear probe."""
+    """Benchmark fine-tuning against timm with AdamW, from the same weights in the same time, and against a linear probe."""
     from dataclasses import asdict
 
     from vitrail.bench.finetune import benchmark_finetune
@@ -175,7 +184,7 @@ def finetune(
         screen.print(f"to timm's {speed.peer_accuracy:.2%}: {times}, {speed.ratio:.2f} of the time")
 
 
-@bench.command(epilog="Example: vitrail bench explain --rounds 5")
+@bench.command(cls=Command, epilog="Example: vitrail bench explain --rounds 5")
 def explain(
     rounds: RoundsOption = 10,
     json: JsonOption = False,
@@ -196,7 +205,7 @@ def explain(
     make_console().print(sheet)
 
 
-@bench.command(epilog="Example: vitrail bench pretrain --model B/16 --batch-size 8")
+@bench.command(cls=Command, epilog="Example: vitrail bench pretrain --model B/16 --batch-size 8")
 def pretrain(
     model: Annotated[
         str, typer.Option(metavar="NAME", rich_help_panel="Model", help="Encoder variant, at 224 pixels.")
@@ -229,7 +238,7 @@ def pretrain(
         screen.print(f"MAE's step is {speed.peer_ratio:.2f} times as fast as transformers'")
 
 
-@bench.command(epilog="Example: vitrail bench scaling --model Ti/16")
+@bench.command(cls=Command, epilog="Example: vitrail bench scaling --model Ti/16")
 def scaling(
     model: Annotated[
         str, typer.Option(metavar="NAME", rich_help_panel="Model", help="Model variant, at 224 pixels.")
@@ -255,7 +264,7 @@ def scaling(
     make_console().print(sheet)
 
 
-@bench.command(epilog="Example: vitrail bench serve runs/photos --clients 16")
+@bench.command(cls=Command, epilog="Example: vitrail bench serve runs/photos --clients 16")
 def serve(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, any weights, or an exported .onnx or .pt2 file.")],
     clients: Annotated[
@@ -301,7 +310,7 @@ def serve(
         )
 
 
-@bench.command(epilog="Example: vitrail bench inference --size Ti/16 --batch-size 8")
+@bench.command(cls=Command, epilog="Example: vitrail bench inference --size Ti/16 --batch-size 8")
 def inference(
     size: Annotated[
         list[str] | None,
@@ -356,7 +365,7 @@ def inference(
         screen.print(accuracy_table)
 
 
-@bench.command(epilog="Example: vitrail bench token-merging runs/photos photos --r 0,4,8")
+@bench.command(cls=Command, epilog="Example: vitrail bench token-merging runs/photos photos --r 0,4,8")
 def token_merging(
     weights: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any weights of a Vision Transformer.")],
     folder: Annotated[str, typer.Argument(metavar="DATA", help="Labelled dataset to measure the accuracy on.")],

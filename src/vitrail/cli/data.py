@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json, progress_bars
+from vitrail.cli.help import Command, Group
 from vitrail.cli.options import JsonOption, check_output_file, parse_size
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
     from vitrail.data.dataset_check import DatasetReport
 
-data = typer.Typer(name="data", help="Check, show, pack, shard and download datasets.", no_args_is_help=True)
+data = typer.Typer(name="data", help="Check, show, pack, shard and download datasets.", no_args_is_help=True, cls=Group)
 
 DatasetArgument = Annotated[
-    str, typer.Argument(metavar="DATA", help="Dataset: a folder, .csv, .parquet, .tar, a pack, hf:owner/name, or a known name.")
+    str,
+    typer.Argument(
+        metavar="DATA",
+        help="Dataset: a folder, .csv, .parquet, .tar, a pack, hf:owner/name, or a name such as fashion or cifar10.",
+    ),
 ]
 UnlabelledOption = Annotated[
     bool,
@@ -32,7 +37,7 @@ BYTE_UNITS |= {letter: 1000**power for power, letter in enumerate("kmgt", 1)}
 MAX_PRINTED_ROWS = 12  # of each kind of finding printed; the page and --json have more
 
 
-@data.command(epilog="Example: vitrail data check photos --page check.html")
+@data.command(cls=Command, epilog="Example: vitrail data check photos --page check.html")
 def check(
     source: DatasetArgument,
     page: Annotated[
@@ -50,10 +55,10 @@ def check(
     with progress_bars() as on_progress:
         report = check_dataset(open_dataset(source, progress=on_progress), on_progress)
     if page is not None:
+        from vitrail.io import atomic_write
         from vitrail.report.dataset_page import dataset_page
-        from vitrail.report.html import atomic_write
 
-        atomic_write(page, dataset_page(report).encode())
+        atomic_write(page, dataset_page(report))
     if json:
         print_json(_report_json(report, page))
     else:
@@ -62,7 +67,7 @@ def check(
         raise typer.Exit(1)
 
 
-@data.command(epilog="Example: vitrail data show photos --augment light1 --out batch.png")
+@data.command(cls=Command, epilog="Example: vitrail data show photos --augment light1 --out batch.png")
 def show(
     source: DatasetArgument,
     out: Annotated[
@@ -109,9 +114,9 @@ def show(
     from vitrail.config import override
     from vitrail.data.dataset_check import drop_unusable
     from vitrail.data.sources.open import open_dataset
+    from vitrail.io import atomic_write
     from vitrail.report.batch_sheet import draw_batch
     from vitrail.report.contact_sheet import encode_image
-    from vitrail.report.html import atomic_write
 
     if split not in ("train", "validation", "test"):
         raise VitrailError(f"--split must be train, validation or test, got {split!r}")
@@ -135,7 +140,7 @@ def show(
         typer.echo(f"drew batch {step} of {source} ({split}, {len(batch_sheet.indices)} images): {out}")
 
 
-@data.command(epilog="Example: vitrail data pack photos photos.pack --size 256")
+@data.command(cls=Command, epilog="Example: vitrail data pack photos photos.pack --size 256")
 def pack(
     source: DatasetArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Pack file to write.")],
@@ -192,7 +197,7 @@ def pack(
     typer.echo(f"packed {parts}{skipped}: {report.path} ({format_bytes(report.bytes)}, sha256 {report.sha256[:16]})")
 
 
-@data.command(epilog="Example: vitrail data shard photos shards --shard-size 1GB")
+@data.command(cls=Command, epilog="Example: vitrail data shard photos shards --shard-size 1GB")
 def shard(
     source: DatasetArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write the shards into.")],
@@ -245,12 +250,12 @@ def _parse_bytes(text: str, option: str) -> int:
     return number
 
 
-@data.command(epilog="Example: vitrail data download cifar10")
+@data.command(cls=Command, epilog="Example: vitrail data download cifar10")
 def download(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="Dataset to download: fashion-mnist, cifar10 or cifar100; without a name they are listed."
+            metavar="NAME", help="Dataset to download: fashion-mnist, cifar10 or cifar100; without a name they are listed."
         ),
     ] = None,
     json: JsonOption = False,

@@ -8,7 +8,6 @@ import sys
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json
 from vitrail.cli.options import JsonOption
+from vitrail.system import available_cores, memory_info
 from vitrail.training.hardware_check import AMX_WORKAROUND, bfloat16_fault
 
 STATE_COLOURS = {"ok": "green", "absent": "dim", "warning": "yellow", "broken": "red"}
@@ -118,8 +118,7 @@ def _check_torch() -> list[Finding]:
         f"off by {difference:.1e}",
         "" if difference < 1e-5 else "reinstall torch",
     )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = torch.get_num_threads()
+    cores, threads = available_cores(), torch.get_num_threads()
     threads_finding = Finding(
         "threads",
         "ok" if threads <= cores else "warning",
@@ -144,11 +143,9 @@ def _list_devices(torch: Any) -> list[str]:
 
 
 def _check_memory() -> Finding:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
-        total, free = 1024 * kib["MemTotal"], 1024 * kib["MemAvailable"]
-    except (OSError, KeyError, ValueError, IndexError):
+    info = memory_info()
+    total, free = info.get("MemTotal"), info.get("MemAvailable")
+    if total is None or free is None:
         return Finding("memory", "ok", "unknown on this system")
     low = free < 2 * 1024**3
     return Finding(

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from vitrail.cli.console import print_json, progress_bars
-from vitrail.cli.feature_writer import FEATURE_SUFFIXES, feature_writer
 from vitrail.cli.input_paths import ProgressCallback
-from vitrail.cli.options import BatchOption, JsonOption, atomic_path, check_output_file
+from vitrail.cli.options import BatchOption, JsonOption, check_output_file
 from vitrail.cli.part_files import (
     PartProgress,
     RowsPerFileOption,
@@ -21,7 +20,9 @@ from vitrail.cli.part_files import (
 )
 from vitrail.cli.probe import WeightsArgument
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
+from vitrail.cli.writers import FEATURE_SUFFIXES, feature_writer
 from vitrail.errors import VitrailError
+from vitrail.io import atomic_path
 
 if TYPE_CHECKING:
     from vitrail.data.sources.dataset import Dataset
@@ -37,7 +38,9 @@ SplitsOption = Annotated[
 
 def embed(
     weights: WeightsArgument,
-    source: Annotated[str, typer.Argument(metavar="DATA", help="Dataset: a folder, a file, or a known name.")],
+    source: Annotated[
+        str, typer.Argument(metavar="DATA", help="Dataset: a folder, a file, or a name such as fashion or cifar10.")
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Output: a .parquet or .npz file, or a folder for part files.")],
     split: SplitsOption = None,
     format: Annotated[
@@ -55,7 +58,7 @@ def embed(
     folder = writes_part_files(out, FEATURE_SUFFIXES, "OUT", rows_per_file)
     _check_output(weights, source, out, folder, format)
 
-    from vitrail.models.device import select_device
+    from vitrail.system import select_device
     from vitrail.weights.load import load
 
     if folder:
@@ -110,8 +113,7 @@ def _open_parts(
     model: "Model", sources: "dict[str, Dataset]", out: Path, rows_per_file: int | None, ending: str
 ) -> "PartFiles":
     """Open a folder of part files for the features of this model on this dataset."""
-    from vitrail.data.sources.dataset import MAX_BAD_FRACTION
-    from vitrail.data.sources.fingerprint import fingerprint
+    from vitrail.data.sources.dataset import MAX_BAD_FRACTION, fingerprint
     from vitrail.inference.features import require_preprocess
     from vitrail.inference.model_hash import model_hash
 

@@ -6,9 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
-from vitrail.cli.options import BatchOption, JsonOption, RunsAndDataArgument, SplitOption
+from vitrail.cli.options import (
+    BatchOption,
+    CompileOption,
+    DropPatchesOption,
+    ImageSizeOption,
+    JsonOption,
+    MergeTokensOption,
+    RunsAndDataArgument,
+    SplitOption,
+    select_speedups,
+)
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
-from vitrail.cli.speedup_options import CompileOption, DropPatchesOption, ImageSizeOption, MergeTokensOption, select_speedups
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
@@ -36,7 +45,7 @@ def evaluate(
     workers: WorkersOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Evaluate models on a labelled dataset: accuracy, NLL and ECE with confidence intervals; several are compared."""
+    """Evaluate and compare models on a labelled dataset: accuracy, NLL and ECE with confidence intervals."""
     *runs, data = runs_and_data
     if not runs:
         raise VitrailError(f"evaluate needs a model and a dataset, got {data!r} alone; try `vitrail evaluate {data} fashion`")
@@ -44,7 +53,7 @@ def evaluate(
     from vitrail.evaluation.classification import compare_paired, evaluate
     from vitrail.evaluation.leakage import open_for_evaluation
     from vitrail.inference.exported_model import load_any_model
-    from vitrail.models.device import select_device
+    from vitrail.system import select_device
 
     target_device, results = select_device(device), []
     speedups = select_speedups(compile, merge_tokens, drop_patches, image, target_device.type)

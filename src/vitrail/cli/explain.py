@@ -27,7 +27,7 @@ MAX_PAGE_IMAGES = 50  # images per page
 def explain(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name.")],
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[IMAGES...]", help="Images: files, folders, 'patterns*.jpg'.")
+        list[str] | None, typer.Argument(metavar="IMAGES...", help="Images: files, folders, 'patterns*.jpg'.")
     ] = None,
     out: Annotated[
         Path, typer.Option(metavar="DIR", rich_help_panel="Output", help="Folder for the page, the figures and the numbers.")
@@ -71,7 +71,7 @@ def explain(
         typer.Option(
             metavar="DATA",
             rich_help_panel="Faithfulness",
-            help="Measure the faithfulness of each method on this dataset; panes also has object masks.",
+            help="Measure the faithfulness of each method on this dataset; the embedded panes also have object masks.",
         ),
     ] = None,
     limit: Annotated[
@@ -84,7 +84,7 @@ def explain(
     workers: WorkersOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Explain predictions: saliency maps, attention of every head and layer, logit lens and learnt filters."""
+    """Explain predictions: saliency maps, attention of every head and layer, logit lens and learned filters."""
     if not files and faithfulness is None:
         raise VitrailError("explain needs images, got none; name files or a folder, or use --faithfulness DATA")
     if out.exists() and not out.is_dir():
@@ -102,8 +102,8 @@ def explain(
     from vitrail.evaluation.explanations import AttentionSelection, check_queries, explain_images
     from vitrail.explain.attention import as_vit
     from vitrail.explain.head_statistics import head_statistics
-    from vitrail.models.device import select_device
     from vitrail.report.explanation_page import write_explanation_page
+    from vitrail.system import select_device
     from vitrail.weights.load import load
 
     methods = _check_methods(method)

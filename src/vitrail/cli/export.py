@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json, progress_bars
-from vitrail.cli.options import JsonOption, check_output_file
-from vitrail.cli.speedup_options import parse_merge_tokens
+from vitrail.cli.options import JsonOption, check_output_file, parse_merge_tokens
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def export(
             "--merge-tokens",
             metavar="N|N/3|1.5x",
             rich_help_panel="Model",
-            help="Merge N similar tokens in every (third) layer, or as many as give this speedup.",
+            help="Merge N similar tokens in every layer (N/3: every third), or as many as give a speedup (1.5x).",
         ),
     ] = None,
     tolerance: Annotated[
@@ -129,7 +128,7 @@ def default_export_name(run: str) -> str:
 
 
 def _speedups(merge_tokens: str | None) -> Any:
-    from vitrail.models.speedups import Speedups
+    from vitrail.models.speedup_config import Speedups
 
     if merge_tokens is None:
         return None

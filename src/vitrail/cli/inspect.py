@@ -12,7 +12,7 @@ from vitrail.config import build_config, to_dict
 from vitrail.errors import VitrailError, printable
 from vitrail.models.config import ModelConfig
 from vitrail.models.cost import Cost, cost
-from vitrail.models.cost_counter import Stage
+from vitrail.models.cost.counter import Stage
 from vitrail.models.variants import parse_name
 from vitrail.weights.model_folder import is_model_folder, read_config, read_metadata, resolve_run, training_metadata
 
@@ -72,6 +72,8 @@ def _config(model: str, changes: dict[str, Any], settings: list[str]) -> ModelCo
         return read_config(folder)
     if model.startswith("hf:") or _exists(Path(model)):
         return _checkpoint_config(model, changes, settings)
+    if Path(model).suffix or model.count("/") > 1:  # a path, since no variant has a dot or two slashes
+        raise VitrailError(f"{model} does not exist; name a run, a weight file, hf:owner/name, or a variant such as B/16")
     kind, values = parse_name(model)
     return build_config(kind, {**values, **changes}, settings, prefix="model.")
 

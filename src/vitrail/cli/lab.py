@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def lab(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Experiment to run; without a name they are listed.")
+        str | None, typer.Argument(metavar="NAME", help="Experiment to run; without a name they are listed.")
     ] = None,
     minutes: Annotated[
         float | None,
@@ -67,8 +67,8 @@ def lab(
     from vitrail.lab.experiment import ExperimentOptions
     from vitrail.lab.registry import get_experiment
     from vitrail.lab.runner import QUICK_NOTE, run_experiment
-    from vitrail.training.loop import Hardware
     from vitrail.training.signals import TrainingStopped
+    from vitrail.training.trainer import Hardware
 
     selected = get_experiment(name)
     options = ExperimentOptions(selected.data if data is None else data, quick, weights)

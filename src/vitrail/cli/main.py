@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Annotated
@@ -21,6 +21,7 @@ from vitrail.cli.evaluate import evaluate
 from vitrail.cli.explain import explain
 from vitrail.cli.export import export
 from vitrail.cli.finetune import finetune
+from vitrail.cli.help import Command, Group, invalid_value
 from vitrail.cli.inspect import inspect
 from vitrail.cli.lab import lab
 from vitrail.cli.plan import plan
@@ -35,31 +36,46 @@ from vitrail.cli.studio import studio
 from vitrail.cli.train import train
 from vitrail.cli.weights import weights
 from vitrail.errors import VitrailError
+from vitrail.system import is_main_process, rank_text
 
 NON_MAIN_DELAY = 2.0  # seconds that the other ranks leave rank 0 to report an error
 
-app = typer.Typer(name="vitrail", no_args_is_help=True, pretty_exceptions_enable=False)
-app.command(epilog="Example: vitrail inspect B/16 --image-size 384")(inspect)
-app.command(epilog="Example: vitrail plan paper-jft --model L/16 --nodes 4 --gpu H100")(plan)
-app.command(epilog="Example: vitrail train photos --minutes 30 --out runs/photos")(train)
-app.command(epilog="Example: vitrail pretrain photos --method mae --out runs/mae")(pretrain)
-app.command(epilog="Example: vitrail finetune ViT-B_16.npz photos --trainable last:2")(finetune)
-app.command(epilog="Example: vitrail evaluate runs/photos photos --split test")(evaluate)
-app.command(epilog="Example: vitrail robustness runs/photos photos --out robustness.html")(robustness)
-app.command(epilog="Example: vitrail predict runs/photos new/*.jpg --out predictions.csv")(predict)
-app.command(epilog="Example: vitrail probe ViT-B_16.npz cifar10 --protocol knn")(probe)
-app.command(epilog="Example: vitrail embed runs/photos photos features.parquet")(embed)
-app.command(epilog="Example: vitrail search runs/photos photos cat.jpg --contact-sheet similar.png")(search)
-app.command(epilog="Example: vitrail explain runs/photos cat.jpg --method rollout --out explained")(explain)
-app.command(epilog="Example: vitrail export runs/photos --to onnx --out photos.onnx")(export)
-app.command(epilog="Example: vitrail serve runs/photos --port 8000 --max-batch 32")(serve)
-app.command(epilog="Example: vitrail studio runs/photos --data photos")(studio)
-app.command(epilog="Example: vitrail push runs/photos owner/name --license apache-2.0")(push)
-app.add_typer(data)
-app.add_typer(weights)
-app.add_typer(bench)
-app.command(epilog="Example: vitrail lab positions --minutes 20")(lab)
-app.command(epilog="Example: vitrail doctor --json")(doctor)
+START = "Start with: vitrail finetune hf:google/vit-base-patch16-224 photos"
+EXAMPLES: dict[str, dict[Callable[..., object], str]] = {
+    "Train": {
+        finetune: "vitrail finetune hf:google/vit-base-patch16-224 photos",
+        train: "vitrail train photos --minutes 30 --out runs/photos",
+        pretrain: "vitrail pretrain photos --method mae --out runs/mae",
+        plan: "vitrail plan paper-jft --model L/16 --nodes 4 --gpu H100",
+    },
+    "Evaluate": {
+        evaluate: "vitrail evaluate runs/photos photos --split test",
+        robustness: "vitrail robustness runs/photos photos --out robustness.html",
+        probe: "vitrail probe ViT-B_16.npz cifar10 --protocol knn",
+    },
+    "Look inside": {
+        inspect: "vitrail inspect B/16 --image-size 384",
+        explain: "vitrail explain runs/photos cat.jpg --method rollout --out explained",
+        studio: "vitrail studio runs/photos --data photos",
+        lab: "vitrail lab positions --minutes 20",
+    },
+    "Use": {
+        predict: "vitrail predict runs/photos new/*.jpg --out predictions.csv",
+        embed: "vitrail embed runs/photos photos features.parquet",
+        search: "vitrail search runs/photos photos cat.jpg --contact-sheet similar.png",
+        export: "vitrail export runs/photos --to onnx --out photos.onnx",
+        serve: "vitrail serve runs/photos --port 8000 --max-batch 32",
+        push: "vitrail push runs/photos owner/name --license apache-2.0",
+    },
+    "Tools": {doctor: "vitrail doctor --json"},
+}
+
+app = typer.Typer(name="vitrail", cls=Group, no_args_is_help=True, pretty_exceptions_enable=False, epilog=START)
+for panel, examples in EXAMPLES.items():
+    for command, example in examples.items():
+        app.command(cls=Command, rich_help_panel=panel, epilog=f"Example: {example}")(command)
+for group in (data, weights, bench):
+    app.add_typer(group, rich_help_panel="Tools")
 
 
 def main() -> None:
@@ -77,7 +93,8 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except (VitrailError, typer.TyperException) as error:
-        return _print_error(error.format_message() if isinstance(error, typer.TyperException) else str(error), 2)
+        message = invalid_value(error.format_message(), arguments) if isinstance(error, typer.TyperException) else str(error)
+        return _print_error(message, 2)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:  # the reader closed the pipe, as in `vitrail inspect B/16 | head -1`
@@ -127,10 +144,9 @@ def _replace_unencodable() -> None:
 
 def _print_error(message: str, code: int) -> int:
     """Print an error and return the exit code; of several processes rank 0 prints first, and torchrun then ends the others."""
-    rank = os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
-    if rank != "0":
+    if not is_main_process():
         time.sleep(NON_MAIN_DELAY)
-    print(f"vitrail{'' if rank == '0' else f' (rank {rank})'}: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    print(f"vitrail{'' if is_main_process() else f' (rank {rank_text()})'}: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
     return code
 
 

@@ -1,14 +1,15 @@
-"""Options that several commands share, each declared once, and checks of output files."""
+"""Options that several commands share, each declared once, with their parsing and checks."""
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from vitrail.errors import VitrailError
+
+if TYPE_CHECKING:
+    from vitrail.models.speedup_config import Speedups
 
 JsonOption = Annotated[bool, typer.Option("--json", rich_help_panel="Run", help="Print the result as one JSON object.")]
 SettingsOption = Annotated[
@@ -34,6 +35,36 @@ BatchOption = Annotated[
     int, typer.Option("--batch-size", metavar="B", min=1, rich_help_panel="Run", help="Number of images per batch.")
 ]
 
+# Options that speed up inference.
+CompileOption = Annotated[
+    bool,
+    typer.Option("--compile", rich_help_panel="Model", help="Compile the model with torch.compile (about a minute)."),
+]
+MergeTokensOption = Annotated[
+    str | None,
+    typer.Option(
+        "--merge-tokens",
+        metavar="N|N/3|1.5x",
+        rich_help_panel="Model",
+        help="Merge N similar tokens in every layer (N/3: every third), or as many as give a speedup (1.5x).",
+    ),
+]
+DropPatchesOption = Annotated[
+    float,
+    typer.Option(
+        "--drop-patches",
+        metavar="FRACTION",
+        rich_help_panel="Model",
+        help="Drop this fraction of the patches, those with the least contrast first.",
+    ),
+]
+ImageSizeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--image-size", metavar="S|HxW", rich_help_panel="Model", help="Resize images to another input size, such as 160."
+    ),
+]
+
 
 def parse_size(text: str, option: str) -> tuple[int, int]:
     """Parse ``224`` or ``224x448`` into height and width."""
@@ -43,6 +74,13 @@ def parse_size(text: str, option: str) -> tuple[int, int]:
             f"{option} must be a number or HEIGHTxWIDTH, got {text[:20]!r}; try {option} 224 or {option} 224x448"
         )
     return int(sides[0]), int(sides[-1])
+
+
+def require_packages(purpose: str, extra: str, *packages: str) -> None:
+    """Check that optional packages are installed, before the work."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise VitrailError(f"{purpose} needs {' and '.join(missing)}; try pip install 'vitrail[{extra}]'")
 
 
 def check_output_file(path: Path, option: str, source: str, endings: tuple[str, ...] | None = None) -> None:
@@ -57,12 +95,29 @@ def check_output_file(path: Path, option: str, source: str, endings: tuple[str, 
         raise VitrailError(f"{option} must not be the dataset itself or a device, got {path}; name another file")
 
 
-@contextmanager
-def atomic_path(out: Path) -> Iterator[Path]:
-    """Yield a temporary path; on success it is renamed to ``out``, which so appears whole or not at all."""
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        yield temporary
-        temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
+def parse_merge_tokens(text: str | None) -> tuple[int | str, int]:
+    """Parse ``8``, ``30/3`` (in every third layer) or ``1.5x`` into the tokens to merge and the layer interval."""
+    tokens, _, interval = (text or "0").partition("/")
+    if interval and not (interval.isdecimal() and len(interval) < 7):
+        raise VitrailError(
+            f"--merge-tokens must be N, N/LAYERS or a speedup such as 1.5x, got {(text or '')[:20]!r}; try 8, 30/3 or 1.5x"
+        )
+    return int(tokens) if tokens.isdecimal() and len(tokens) < 7 else tokens, int(interval or 1)
+
+
+def select_speedups(
+    compile: bool, merge_tokens: str | None, drop_patches: float, image: str | None, device: str = "cpu"
+) -> "Speedups | None":
+    """Return the speedups that are switched on, or None. Checks for a compiler and warns how long compiling takes."""
+    from vitrail.models.speedup_config import Speedups
+
+    speedups = Speedups(
+        compile, *parse_merge_tokens(merge_tokens), drop_patches, None if image is None else parse_size(image, "--image-size")
+    )
+    if compile:
+        from vitrail.training.hardware_check import compiler_fault
+
+        if fault := compiler_fault(device):
+            raise VitrailError(f"--compile does not work here ({fault}); install a C++ compiler, or leave it out")
+        typer.echo("compiling: the first batch takes about a minute, which pays off for thousands of images", err=True)
+    return None if speedups == Speedups() else speedups

@@ -1,6 +1,5 @@
 """Part files of ``vitrail predict`` and ``vitrail embed``: an output folder that several processes may write to."""
 
-import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ import typer
 from vitrail.cli.console import progress_bars
 from vitrail.cli.input_paths import ProgressCallback
 from vitrail.errors import VitrailError
+from vitrail.system import is_distributed, is_main_process, rank_and_world_size
 
 if TYPE_CHECKING:
     from vitrail.inference.part_files import PartFiles, PartManifest
@@ -29,7 +29,7 @@ RowsPerFileOption = Annotated[
 def writes_part_files(out: Path | None, endings: tuple[str, ...], option: str, rows_per_file: int | None) -> bool:
     """Return whether the output is a folder of part files: a name without a suffix, or an existing folder."""
     folder = out is not None and out.suffix.lower() not in endings and (out.is_dir() or not out.suffix)
-    if not folder and os.environ.get("WORLD_SIZE", "1") != "1":
+    if not folder and is_distributed():
         got = "none" if out is None else out
         raise VitrailError(f"several processes need a folder for part files, got {got}; try {option} predictions")
     if not folder and rows_per_file is not None:
@@ -39,14 +39,13 @@ def writes_part_files(out: Path | None, endings: tuple[str, ...], option: str, r
 
 def main_rank_progress() -> AbstractContextManager[ProgressCallback]:
     """Return a progress bar for rank 0, and a silent one for the other ranks."""
-    return progress_bars() if os.environ.get("RANK", "0") == "0" else nullcontext(lambda task, done, total: None)
+    return progress_bars() if is_main_process() else nullcontext(lambda task, done, total: None)
 
 
 def open_part_files(
     out: Path, ending: str, num_images: int, rows_per_file: int | None, options: dict[str, Any], max_bad_fraction: float = 1.0
 ) -> "PartFiles":
     from vitrail.inference.part_files import PartFiles, choose_part_size
-    from vitrail.models.device import rank_and_world_size
 
     parts = PartFiles(
         out, ending, num_images, choose_part_size(out, num_images, rows_per_file), *rank_and_world_size(), max_bad_fraction

@@ -24,8 +24,9 @@ from vitrail.errors import VitrailError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from vitrail.planning.plan import Plan, StrategyPlan
-    from vitrail.training.recipe import Recipe
+    from vitrail.planning.plan import Plan
+    from vitrail.planning.strategy import StrategyPlan
+    from vitrail.recipes.recipe import Recipe
 
 MAX_IMAGES = 10**12  # images, far beyond any dataset
 IMAGENET = (1_281_167, 1_000)
@@ -183,7 +184,7 @@ def _plan_json(plan: "Plan") -> dict[str, Any]:
         "nodes": cluster.nodes, "gpus_per_node": cluster.gpus_per_node, "world_size": cluster.world_size,
         "gpu": vars(cluster.gpu), "memory_budget": plan.memory_budget, "per_rank_batch": plan.per_rank_batch,
         "model": {**vars(plan.costs), "flops": plan.costs.flops},
-        "strategies": strategies, "strategy": plan.strategy, "flops": plan.total_flops, "peak": plan.peak_flops,
+        "strategies": strategies, "strategy": plan.strategy_plan.strategy, "flops": plan.total_flops, "peak": plan.peak_flops,
         "mfu": cluster.mfu, "seconds_per_step": plan.seconds_per_step, "days": plan.days, "gpu_hours": plan.gpu_hours,
         "price_per_gpu_hour": cluster.gpu_hour_price, "cost": plan.cost,
     }  # fmt: skip
@@ -295,19 +296,15 @@ def _format_gpu_hours(plan: "Plan") -> str:
 
 def _notes(plan: "Plan") -> list[str]:
     """List the strategy the run would choose, what would make it fit, and what the numbers leave out."""
+    from vitrail.planning.strategy import settings_that_fit
+
     recipe, gpu, selected = plan.recipe, plan.cluster.gpu, plan.strategy_plan
     notes = []
     if len(plan.strategies) > 1:
-        notes.append(f"the run would use {STRATEGY_TITLES[plan.strategy]} (parallel={recipe.parallel})")
+        notes.append(f"the run would use {STRATEGY_TITLES[selected.strategy]} (parallel={recipe.parallel})")
     if not selected.fits:
-        others = [f"--set parallel={strategy_plan.strategy}" for strategy_plan in plan.strategies if strategy_plan.fits]
-        checkpointing = (
-            [] if recipe.activation_checkpointing or recipe.model.family != "vit" else ["--set activation_checkpointing=true"]
-        )
-        micro_batch = [] if recipe.micro_batch_size in (None, 1) else ["--set micro_batch_size=1"]
-        notes.append(
-            f"to make it fit: {', '.join([*others, *checkpointing, *micro_batch, 'a smaller --model or --image-size'])}"
-        )
+        settings = settings_that_fit(recipe, plan.cluster.world_size, plan.memory_budget)
+        notes.append(f"to make it fit: {', '.join([*settings, 'a smaller --model or --image-size'])}")
     if recipe.precision == "float32" and gpu.bfloat16_flops is not None and gpu.bfloat16_flops > gpu.float32_flops:
         notes.append(
             f"in bfloat16 (--set precision=bfloat16) {gpu.name}'s peak is "

@@ -15,7 +15,16 @@ from rich.text import Text
 
 from vitrail.cli.console import make_console, print_json, progress_bars
 from vitrail.cli.input_paths import ProgressCallback, expand_paths
-from vitrail.cli.options import BatchOption, JsonOption, check_output_file
+from vitrail.cli.options import (
+    BatchOption,
+    CompileOption,
+    DropPatchesOption,
+    ImageSizeOption,
+    JsonOption,
+    MergeTokensOption,
+    check_output_file,
+    select_speedups,
+)
 from vitrail.cli.part_files import (
     PartProgress,
     RowsPerFileOption,
@@ -24,10 +33,10 @@ from vitrail.cli.part_files import (
     open_part_files,
     writes_part_files,
 )
-from vitrail.cli.prediction_writer import PREDICTION_SUFFIXES, WritePrediction, open_prediction_writer, prediction_writer
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
-from vitrail.cli.speedup_options import CompileOption, DropPatchesOption, ImageSizeOption, MergeTokensOption, select_speedups
+from vitrail.cli.writers import PREDICTION_SUFFIXES, WritePrediction, open_prediction_writer, prediction_writer
 from vitrail.errors import VitrailError, printable
+from vitrail.system import is_distributed
 
 if TYPE_CHECKING:
     from vitrail.inference.part_files import PartFiles
@@ -71,7 +80,7 @@ def predict(
     """Classify images: labels and probabilities as a table, CSV or JSON; exit code 1 if one cannot be read."""
     folder = writes_part_files(out, PREDICTION_SUFFIXES, "--out", rows_per_file)
     kind = _output_format(run, csv, jsonl, out, json, folder)
-    if "-" in files and os.environ.get("WORLD_SIZE", "1") != "1":
+    if "-" in files and is_distributed():
         raise VitrailError("several processes cannot share stdin; name folders or patterns instead of -")
     with main_rank_progress() as on_progress:
         names = list(expand_paths(files, on_progress))
@@ -81,7 +90,7 @@ def predict(
 
     from vitrail.inference.exported_model import load_any_model
     from vitrail.inference.predict import Prediction, iter_predictions
-    from vitrail.models.device import select_device
+    from vitrail.system import select_device
 
     target_device = select_device(device)
     model = load_any_model(run, select_speedups(compile, merge_tokens, drop_patches, image, target_device.type)).to(

@@ -15,23 +15,23 @@ from vitrail.cli.run_recipe import (
     InputSizeOption,
     LrOption,
     MinutesOption,
+    MlflowOption,
     OutOption,
     OverridesOption,
     PrecisionOption,
     PrintRecipeOption,
-    RecipeOptions,
     ResumeOption,
     RunOptions,
     SeedOption,
     TensorboardOption,
     ThreadsOption,
+    WandbOption,
     WeightDecayOption,
     WorkersOption,
-    recipe_context,
-    resume_recipe,
-    run_recipe,
+    resume_command,
+    run_command,
 )
-from vitrail.errors import VitrailError, did_you_mean
+from vitrail.errors import VitrailError
 
 
 def pretrain(
@@ -73,28 +73,23 @@ def pretrain(
     threads: ThreadsOption = None,
     workers: WorkersOption = None,
     tensorboard: TensorboardOption = False,
+    wandb: WandbOption = False,
+    mlflow: MlflowOption = False,
     json: JsonOption = False,
 ) -> None:
     """Pre-train a model without labels by predicting masked patches."""
-    from vitrail.recipes.registry import SSL_METHODS, get_recipe
+    from vitrail.training.prepare import RecipeOptions, prepare_pretraining
 
-    if method not in SSL_METHODS:
-        raise VitrailError(f"--method must be {', '.join(SSL_METHODS)}, got {method!r}{did_you_mean(method, SSL_METHODS)}")
     if epochs is not None and minutes is not None:
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
-    options = RunOptions(out, print_recipe, device, threads, workers, json, tensorboard, minutes, find_lr)
-    target_overrides = [] if target is None else [f"masking.target={target}"]
-    fields = RecipeOptions(
-        [*target_overrides, *(overrides or [])], epochs, batch_size, lr, weight_decay, seed, precision, compile, augment
-    )
-    notes: list[str] = []
+    options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
+    target_overrides = [] if target is None else [f"task.masking.target={target}"]
+    all_overrides = (*target_overrides, *(overrides or []))
+    fields = RecipeOptions(all_overrides, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment)
     if resume is not None:
-        selected, options = resume_recipe(
-            resume, options, data=data, model=model, image_size=image, target=target, augment=augment
-        )
-        run_recipe(fields.apply(selected, None, notes), options, notes)
+        resume_command(resume, fields, options, data=data, model=model, image_size=image, target=target)
         return
     if data is None:
         raise VitrailError("pretrain needs a dataset, such as a folder of images; try vitrail pretrain photos --method mae")
-    context = recipe_context(data, model, parse_size(image, "--image-size") if image else None, labelled=False)
-    run_recipe(fields.apply(get_recipe(method, context), context.num_images, notes), options, notes)
+    size = parse_size(image, "--image-size") if image else None
+    run_command(lambda progress, group: prepare_pretraining(data, method, model, size, fields, progress, group), options)

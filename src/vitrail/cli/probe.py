@@ -22,7 +22,9 @@ WeightsArgument = Annotated[
 
 def probe(
     weights: WeightsArgument,
-    source: Annotated[str | None, typer.Argument(metavar="[DATA]", help="Dataset: a folder, a file, or a known name.")] = None,
+    source: Annotated[
+        str | None, typer.Argument(metavar="DATA", help="Dataset: a folder, a file, or a name such as fashion or cifar10.")
+    ] = None,
     suite: Annotated[
         Path | None,
         typer.Option(metavar="FILE.toml", rich_help_panel="Data", help="File that lists several datasets, instead of one."),
@@ -48,7 +50,7 @@ def probe(
 
     from vitrail.evaluation.probe import PROTOCOLS, SuiteEntry, check_protocols, load_suite
     from vitrail.evaluation.probe import probe as run_probe
-    from vitrail.models.device import select_device
+    from vitrail.system import select_device
     from vitrail.weights.load import load
 
     protocols = check_protocols(protocol or PROTOCOLS)

@@ -13,8 +13,7 @@ from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
-    from vitrail.evaluation.robustness import RobustnessResult
-    from vitrail.evaluation.robustness_comparison import RobustnessDifference
+    from vitrail.evaluation.robustness import RobustnessDifference, RobustnessResult
 
 
 def robustness(
@@ -57,10 +56,15 @@ def robustness(
         check_output_file(out, "--out", data, (".html",))
 
     from vitrail.evaluation.leakage import open_for_evaluation
-    from vitrail.evaluation.robustness import evaluate_robustness
-    from vitrail.evaluation.robustness_comparison import check_models, common_grid, comparability_notes, compare_robustness
+    from vitrail.evaluation.robustness import (
+        check_models,
+        common_grid,
+        comparability_notes,
+        compare_robustness,
+        evaluate_robustness,
+    )
     from vitrail.inference.predict import require_classifier
-    from vitrail.models.device import select_device
+    from vitrail.system import select_device
     from vitrail.weights.load import load
 
     target_device, names, results = select_device(device), _short_names(runs), []
@@ -107,7 +111,7 @@ def _short_names(runs: list[str]) -> list[str]:
 
 
 def _write_page(out: Path, results_by_name: "dict[str, RobustnessResult]", notes: list[str]) -> None:
-    from vitrail.report.html import atomic_write
+    from vitrail.io import atomic_write
     from vitrail.report.robustness_page import robustness_page
 
     atomic_write(out, robustness_page(results_by_name, notes).encode("utf-8", "replace"))

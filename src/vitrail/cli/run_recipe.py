@@ -1,8 +1,8 @@
 """Options, run folder and final table that the commands running a recipe share."""
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,9 +14,11 @@ from vitrail.cli.training_progress import ProgressDisplay, format_score
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
-    from vitrail.recipes.context import RecipeContext
+    from vitrail.data.sources.dataset import Progress
+    from vitrail.recipes.recipe import Recipe
+    from vitrail.training.prepare import PreparedRun, RecipeOptions
     from vitrail.training.process_group import ProcessGroup
-    from vitrail.training.recipe import Recipe
+    from vitrail.training.trained_run import TrainedRun
 
 InputSizeOption = Annotated[
     str | None,
@@ -51,7 +53,10 @@ AugmentOption = Annotated[
     typer.Option(metavar="NAME", rich_help_panel="Data", help="Augmentation policy, such as none, light1, medium1 or pad."),
 ]
 SeedOption = Annotated[
-    int | None, typer.Option(metavar="N", rich_help_panel="Run", help="Seed of weights, order and augmentation; sets seed.")
+    int | None,
+    typer.Option(
+        metavar="N", rich_help_panel="Run", help="Seed of the initial weights, the data order and the augmentation; sets seed."
+    ),
 ]
 PrecisionOption = Annotated[
     Literal["float32", "bfloat16"] | None,
@@ -62,7 +67,7 @@ CompileOption = Annotated[
 ]
 ResumeOption = Annotated[
     Path | None,
-    typer.Option(metavar="RUN", rich_help_panel="Run", help="Run folder to resume, with the recipe and dataset it has."),
+    typer.Option(metavar="RUN", rich_help_panel="Run", help="Run folder to resume, with its own recipe and dataset."),
 ]
 OutOption = Annotated[
     Path | None,
@@ -89,6 +94,8 @@ FindLrOption = Annotated[
 TensorboardOption = Annotated[
     bool, typer.Option("--tensorboard", rich_help_panel="Run", help="Also write TensorBoard event files into the run.")
 ]
+WandbOption = Annotated[bool, typer.Option("--wandb", rich_help_panel="Run", help="Also log the run to Weights & Biases.")]
+MlflowOption = Annotated[bool, typer.Option("--mlflow", rich_help_panel="Run", help="Also log the run to MLflow.")]
 
 
 @dataclass(frozen=True)
@@ -101,209 +108,118 @@ class RunOptions:
     threads: int | None
     workers: int | None
     json: bool
-    tensorboard: bool = False
     minutes: float | None = None
     find_lr: bool = False
+    tensorboard: bool = False
+    wandb: bool = False
+    mlflow: bool = False
+
+    @property
+    def trackers(self) -> list[str]:
+        """Names of the experiment trackers to log to."""
+        return [name for name in ("tensorboard", "wandb", "mlflow") if getattr(self, name)]
 
 
-@dataclass(frozen=True)
-class RecipeOptions:
-    """Options that set a field of the recipe under the name that people type first; ``--set`` reaches the same fields."""
-
-    overrides: list[str] | None = None
-    epochs: float | None = None
-    batch_size: int | None = None
-    lr: float | None = None
-    weight_decay: float | None = None
-    seed: int | None = None
-    precision: str | None = None
-    compile: bool = False
-    augment: str | None = None
-
-    def apply(self, recipe: "Recipe", num_images: int | None, notes: list[str] | None = None) -> "Recipe":
-        """Return the recipe with these options; ``num_images`` to train on turn epochs into steps."""
-        from dataclasses import replace
-
-        from vitrail.augment.policy import get_policy
-        from vitrail.training.recipe import override_recipe
-
-        if self.augment is not None:
-            recipe = replace(recipe, augment=get_policy(self.augment))
-        recipe, new_notes = override_recipe(recipe, [*self._assignments(), *(self.overrides or [])])
-        if notes is not None:
-            notes += new_notes
-        if self.epochs is None:
-            return recipe
-        if not 0 < self.epochs < 1e9:
-            raise VitrailError(f"--epochs must be above 0, got {self.epochs:g}; try --epochs 10")
-        if num_images is None:
-            num_images = recipe_context(recipe.data, None, None, labelled=recipe.masking is None).num_images
-        return recipe.with_steps(max(round(self.epochs * num_images / recipe.batch_size), 1))
-
-    def _assignments(self) -> list[str]:
-        """Return the options as assignments; one that ``--set`` assigns as well is an error."""
-        fields = {
-            "--batch-size": ("batch_size", self.batch_size),
-            "--lr": ("optim.lr", self.lr),
-            "--weight-decay": ("optim.weight_decay", self.weight_decay),
-            "--seed": ("seed", self.seed),
-            "--precision": ("precision", self.precision),
-            "--compile": ("compile", "true" if self.compile else None),
-            "--epochs": ("steps", self.epochs),
-            "--augment": ("augment", self.augment),
-        }
-        assigned = {text.partition("=")[0].strip() for text in self.overrides or []}
-        given = {option: field for option, (field, value) in fields.items() if value is not None}
-        for option, field in given.items():
-            if field in assigned:
-                raise VitrailError(f"{option} and --set {field} set the same field; leave one of them out")
-        return [f"{fields[option][0]}={fields[option][1]}" for option in given if option not in ("--epochs", "--augment")]
+Prepare = Callable[["Progress", "ProcessGroup"], "PreparedRun"]  # opens the dataset, and makes the recipe
 
 
-def resume_recipe(run: Path, options: "RunOptions", **others: object) -> tuple["Recipe", "RunOptions"]:
-    """Return the recipe of the run that ``--resume`` names and options that resume it; nothing else may be set."""
+def run_command(prepare: Prepare, options: RunOptions) -> None:
+    """Prepare a run; then print its recipe, or train it and print the result."""
+    from vitrail.config import to_json
+    from vitrail.training.process_group import process_group
+
+    if options.print_recipe and (options.minutes is not None or options.find_lr):
+        raise VitrailError("--print-recipe runs nothing, and --minutes and --find-lr need measurements; leave them out")
+    if options.out is None and not options.print_recipe and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
+        raise VitrailError("a run that torchrun may restart needs a named folder to resume from; try --out runs/mine")
+    with process_group() as group:
+        with progress_bars() as on_progress:
+            prepared = prepare(on_progress, group)
+        if options.print_recipe:
+            if group.is_main:
+                typer.echo(to_json(prepared.recipe))
+            return
+        if not options.json and group.is_main:
+            for note in prepared.notes:
+                typer.echo(f"note      {note}", err=True)
+        trained = _train(prepared, options, group)
+    if not group.is_main:
+        return
+    result = {**trained.result, "report": str(trained.report)}
+    if options.json:
+        print_json(result)
+    else:
+        _print_result(result, trained.run.recipe())
+
+
+def resume_command(run: Path, fields: "RecipeOptions", options: RunOptions, **others: object) -> None:
+    """Resume a run by its folder or, if fields of its recipe are changed, continue it in a new folder."""
     from dataclasses import replace
 
-    from vitrail.training.run import read_recipe
+    from vitrail.training.continue_run import prepare_resumption
+    from vitrail.training.run import Run
 
     set_too = [
         f"--{name.replace('_', '-')}" if name not in ("data", "weights") else name.upper()
         for name, value in others.items()
         if value
     ]
-    if options.out is not None:
-        set_too.append("--out")
     if set_too:
         raise VitrailError(f"--resume continues {run} with its own recipe and dataset; leave out {' and '.join(set_too)}")
-    if not (run / "recipe.json").is_file():
-        raise VitrailError(f"--resume must be a run folder with a recipe.json, got {run}; a run is resumed by its folder")
-    return read_recipe(run / "recipe.json"), replace(options, out=run)
-
-
-def run_recipe(recipe: "Recipe", options: RunOptions, notes: Sequence[str] = ()) -> None:
-    """Print the recipe, or run it and print the result."""
-    from vitrail.config import to_json
-
-    if options.print_recipe:
-        if options.minutes is not None or options.find_lr:
-            raise VitrailError("--print-recipe runs nothing, and --minutes and --find-lr need measurements; leave them out")
-        if os.environ.get("RANK", "0") == "0":
-            typer.echo(to_json(recipe))
-        return
-
-    from vitrail.training.process_group import process_group
-
-    if options.out is None and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
-        raise VitrailError("a run that torchrun may restart needs a named folder to resume from; try --out runs/mine")
-    if not options.json and os.environ.get("RANK", "0") == "0":
-        for note in notes:
-            typer.echo(f"note      {note}", err=True)
-    with process_group() as group:
-        result = _fit_and_report(recipe, options, group)
-    if not group.is_main:
-        return
-    if options.json:
-        print_json(result)
-    else:
-        _print_result(result)
-
-
-def recipe_context(data: str, model: str | None, image: tuple[int, int] | None, labelled: bool = True) -> "RecipeContext":
-    """Open the dataset and return what a recipe needs to know about it."""
-    import numpy as np
-
-    from vitrail.data.batch_transforms import image_sizes
-    from vitrail.data.sources.open import open_dataset
-    from vitrail.recipes.context import RecipeContext
-
-    with _local_main_first(), progress_bars() as on_progress:
-        dataset = open_dataset(data, labelled=labelled, progress=on_progress)
-    if not len(dataset.train):
-        raise VitrailError(f"{data} has no training images; name a folder with train/{'CLASS/' if labelled else ''}*.jpg")
-    sizes = image_sizes(dataset.train, np.arange(len(dataset.train)))
-    same_size = sizes is not None and bool((sizes == sizes[0]).all())
-    native_size = (int(sizes[0, 0]), int(sizes[0, 1])) if sizes is not None and same_size else None
-    pixels = dataset.train.read(0) if same_size else None
-    channels = pixels.shape[2] if isinstance(pixels, np.ndarray) else 3
-    return RecipeContext(
-        data,
-        len(dataset.train),
-        len(dataset.class_names),
-        native_size,
-        channels,
-        model,
-        image,
-        class_names=tuple(dataset.class_names),
+    run_command(
+        lambda progress, group: prepare_resumption(Run(run), fields, options.out, progress, group), replace(options, out=run)
     )
 
 
-@contextmanager
-def _local_main_first() -> Iterator[None]:
-    """Let the first process of each node read or download the data before the others."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        yield
-        return
-    from vitrail.training.process_group import process_group
-
-    with process_group() as group, group.local_main_first():
-        yield
-
-
-def _fit_and_report(recipe: "Recipe", options: RunOptions, group: "ProcessGroup") -> dict[str, Any]:
-    from vitrail.report.html import atomic_write
-    from vitrail.report.run_page import run_page
+def _train(prepared: "PreparedRun", options: RunOptions, group: "ProcessGroup") -> "TrainedRun":
+    from vitrail.runs import run_prepared
     from vitrail.training.autotune import AutoTune
-    from vitrail.training.callbacks import CallbackList, NullCallback
-    from vitrail.training.loop import Hardware, fit
+    from vitrail.training.run import next_free_folder
     from vitrail.training.signals import TrainingStopped
-    from vitrail.training.tensorboard import TensorBoardCallback
+    from vitrail.training.trackers import open_trackers
+    from vitrail.training.trainer import Hardware
 
-    folder = options.out or Path(group.broadcast_str(lambda: str(_next_free_folder(Path("runs") / recipe.name))))
-    report = folder / "report.html"
-    report_exists = (
-        report.is_file() and (folder / "result.json").is_file()
-    )  # of a finished run, whose dataset may have changed since
-    quiet = options.json or not group.is_main
+    recipe = prepared.recipe
+    folder = prepared.folder or options.out or Path(group.broadcast_str(lambda: str(next_free_folder(recipe.name))))
     with (
-        TensorBoardCallback(folder) if options.tensorboard and group.is_main else nullcontext(NullCallback()) as tensorboard,
-        ProgressDisplay(recipe, quiet) as display,
+        open_trackers(options.trackers if group.is_main else (), folder) as callbacks,
+        ProgressDisplay(recipe, options.json or not group.is_main) as display,
     ):
         try:
-            hardware = Hardware(options.device, options.threads, options.workers)
-            result = fit(
-                recipe, folder, hardware, CallbackList(display, tensorboard), AutoTune(options.minutes, options.find_lr)
+            return run_prepared(
+                prepared,
+                folder,
+                hardware=Hardware(options.device, options.threads, options.workers),
+                callbacks=[display, *callbacks],  # type: ignore[list-item]  # inheriting would import torch for --help
+                autotune=AutoTune(options.minutes, options.find_lr),
+                group=group,
             )
         except TrainingStopped as stop:
-            out_option = "" if options.out else f" with --out {folder}"
+            how = "the same command" if options.out else f"vitrail train --resume {folder}"
             with suppress(OSError):  # the terminal may have been closed, which then stopped it
                 if group.is_main:
-                    typer.echo(f"{stop}; the same command{out_option} resumes from there", err=True)
+                    typer.echo(f"{stop}; {how} resumes from there", err=True)
             raise typer.Exit(stop.code) from None
-    if not report_exists and group.is_main:
-        atomic_write(report, run_page(folder).encode())
-    return {**result, "report": str(report)}
 
 
-def _next_free_folder(wanted: Path) -> Path:
-    """Return runs/demo, else runs/demo-2 ...: an earlier run is never overwritten; --out resumes one that was stopped."""
-    number, folder = 1, wanted
-    while folder.exists():
-        number += 1
-        folder = wanted.with_name(f"{wanted.name}-{number}")
-    return folder
+def _print_result(result: dict[str, Any], recipe: "Recipe") -> None:
+    from vitrail.tasks.registry import build_task
 
-
-def _print_result(result: dict[str, Any]) -> None:
+    fractions = build_task(recipe.task, recipe.model, recipe.preprocess).fractions
     split = result["reported_on"]
     sheet = make_table("metric", "#value")
     for name, value in result[split].items():
-        add_row(sheet, f"{split} {name}", format_score(name, value))
+        if name == "top5" and recipe.model.classes <= 5:  # always correct
+            continue
+        add_row(sheet, f"{split} {name}", format_score(value, name in fractions))
         if name == "top1" and "majority_class" in result:
-            add_row(sheet, "always predicting the largest class", format_score("top1", result["majority_class"]))
+            add_row(sheet, "always predicting the largest class", format_score(result["majority_class"], True))
     selected_on = result.get("selected_on", "validation")  # missing in older runs
     for name, value in result["best"].items():
         if name != "step":
-            add_row(sheet, f"best {selected_on} {name}, at step {result['best']['step']}", format_score(name, value))
+            add_row(
+                sheet, f"best {selected_on} {name}, at step {result['best']['step']}", format_score(value, name in fractions)
+            )
     add_row(sheet, "training time in seconds", f"{result['seconds']:,.0f}")
     add_row(sheet, "images per second", f"{result['images_per_second']:,.0f}")
     screen = make_console()

@@ -22,7 +22,9 @@ MAX_SHEET_IMAGES = 1000
 
 def search(
     weights: WeightsArgument,
-    source: Annotated[str, typer.Argument(metavar="DATA", help="Dataset to search: a folder, a file, or a known name.")],
+    source: Annotated[
+        str, typer.Argument(metavar="DATA", help="Dataset to search: a folder, a file, or a name such as fashion or cifar10.")
+    ],
     query: Annotated[Path, typer.Argument(metavar="QUERY", help="Query image.")],
     top: Annotated[int, typer.Option(metavar="N", min=1, rich_help_panel="Output", help="Number of images to return.")] = 10,
     split: SplitsOption = None,
@@ -46,7 +48,7 @@ def search(
         _check_contact_sheet(contact_sheet_path, source, query, top)
 
     from vitrail.inference.search import search as search_images
-    from vitrail.models.device import select_device
+    from vitrail.system import select_device
     from vitrail.weights.load import load
 
     with progress_bars() as on_progress:
@@ -87,8 +89,8 @@ def _check_contact_sheet(path: Path, source: str, query: Path, top: int) -> None
 
 def _draw_contact_sheet(path: Path, query: Path, splits: "dict[str, Dataset]", hits: "list[SearchHit]") -> None:
     from vitrail.data.decode import decode, to_pil
+    from vitrail.io import atomic_write
     from vitrail.report.contact_sheet import contact_sheet, encode_image
-    from vitrail.report.html import atomic_write
 
     images = [to_pil(splits[hit.split].read(hit.index)) for hit in hits]
     captions = [f"{hit.similarity:.3f} {hit.label or ''}".strip() for hit in hits]

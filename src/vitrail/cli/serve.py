@@ -6,15 +6,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from vitrail.cli.export import default_export_name
-from vitrail.cli.options import JsonOption
+from vitrail.cli.options import (
+    CompileOption,
+    DropPatchesOption,
+    ImageSizeOption,
+    JsonOption,
+    MergeTokensOption,
+    require_packages,
+    select_speedups,
+)
 from vitrail.cli.run_recipe import DeviceOption, ThreadsOption
-from vitrail.cli.speedup_options import CompileOption, DropPatchesOption, ImageSizeOption, MergeTokensOption, select_speedups
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
     from vitrail.serve.server import Started
-
-LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
@@ -91,7 +96,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP with dynamic batching."""
     from vitrail.serve.config import MEBIBYTE, ServeConfig
-    from vitrail.serve.sockets import bind_socket
+    from vitrail.web.sockets import LOCAL_HOSTS, bind_socket
 
     if not 0 < max_body <= 4096:
         raise VitrailError(f"--max-body must be above 0 and at most 4096 MiB, got {max_body:g}; try --max-body 16")
@@ -114,11 +119,11 @@ def serve(
     if host not in LOCAL_HOSTS and token is None:
         typer.echo(f"vitrail: anyone who can reach {host} can use this server; protect it with --token", err=True)
     with bind_socket(host, port) as listener:
-        _check_extra()
+        require_packages("serving", "serve", "fastapi", "uvicorn", "python_multipart")
 
         from vitrail.inference.predictor import load_predictor
-        from vitrail.models.device import select_device
         from vitrail.serve.server import run_server
+        from vitrail.system import select_device
 
         speedups = select_speedups(compile, merge_tokens, drop_patches, image, select_device(device).type)
         all_answered = run_server(
@@ -134,14 +139,6 @@ def serve(
             err=True,
         )
         raise typer.Exit(1)
-
-
-def _check_extra() -> None:
-    from importlib.util import find_spec
-
-    missing = [name for name in ("fastapi", "uvicorn", "python_multipart") if find_spec(name) is None]
-    if missing:
-        raise VitrailError(f"serving needs {' and '.join(missing)}; pip install 'vitrail[serve]'")
 
 
 def _print_ready(started: "Started", token: str | None, json: bool) -> None:

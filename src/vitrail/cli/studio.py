@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitrail.cli.console import progress_bars
-from vitrail.cli.options import JsonOption
+from vitrail.cli.options import JsonOption, require_packages
 from vitrail.cli.run_recipe import ThreadsOption
 from vitrail.errors import VitrailError
 
@@ -20,7 +20,7 @@ MIN_TOKEN_LENGTH = 24  # characters of the token at least, so that it cannot be 
 def studio(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN|WEIGHTS...]", help="Runs, also while they train, or any weights; default: a small model."),
+        typer.Argument(metavar="RUN|WEIGHTS...", help="Runs, also while they train, or any weights; default: a small model."),
     ] = None,
     data: Annotated[
         list[str] | None,
@@ -62,23 +62,22 @@ def studio(
             f"--token must be at least {MIN_TOKEN_LENGTH} letters, digits, - or _, got {len(token)}; try "
             f"{secrets.token_urlsafe(MIN_TOKEN_LENGTH)}"
         )
-    from vitrail.serve.sockets import bind_socket
+    from vitrail.web.sockets import bind_socket, socket_url
 
     with bind_socket("127.0.0.1", port) as listener:
-        _check_extra()
+        require_packages("the studio", "studio", "starlette", "uvicorn")
 
         import torch
 
-        from vitrail.studio.app import create_studio_app
+        from vitrail.studio.app import create_studio_app, run_studio_server
         from vitrail.studio.default_model import default_model
-        from vitrail.studio.server import run_studio_server
 
         with default_model(runs or [], lambda message: typer.echo(message, err=True), progress_bars) as sources:
             if threads is not None:
                 torch.set_num_threads(threads)
             service = _open_service(sources, data or [], _read_class_names(labels))
             url_token = token or secrets.token_urlsafe(MIN_TOKEN_LENGTH)
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}/{url_token}/"
+            url = f"{socket_url(listener)}/{url_token}/"
             run_studio_server(
                 create_studio_app(service, url_token), listener, lambda: _print_ready(url, service, browser, json)
             )
@@ -108,14 +107,6 @@ def _read_class_names(path: Path | None) -> list[str]:
     except (OSError, ValueError) as error:
         raise VitrailError(f"--labels must be a file with one name per line or a JSON list, got {path}: {error}") from None
     return [str(name) for name in names]
-
-
-def _check_extra() -> None:
-    from importlib.util import find_spec
-
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise VitrailError(f"the studio needs {' and '.join(missing)}; pip install 'vitrail[studio]'")
 
 
 def _print_ready(url: str, service: "StudioService", browser: bool, json: bool) -> None:

@@ -16,32 +16,32 @@ from vitrail.cli.run_recipe import (
     InputSizeOption,
     LrOption,
     MinutesOption,
+    MlflowOption,
     OutOption,
     OverridesOption,
     PrecisionOption,
     PrintRecipeOption,
-    RecipeOptions,
     ResumeOption,
     RunOptions,
     SeedOption,
     TensorboardOption,
     ThreadsOption,
+    WandbOption,
     WeightDecayOption,
     WorkersOption,
-    recipe_context,
-    resume_recipe,
-    run_recipe,
+    resume_command,
+    run_command,
 )
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
-    from vitrail.training.recipe import Recipe
+    from vitrail.recipes.recipe import Recipe
 
 
 def train(
     data: Annotated[
         str | None,
-        typer.Argument(metavar="[DATA]", help="Image folder or any other dataset; default: the embedded fashion images."),
+        typer.Argument(metavar="DATA", help="Image folder or any other dataset; default: the embedded fashion images."),
     ] = None,
     image: InputSizeOption = None,
     augment: AugmentOption = None,
@@ -67,7 +67,7 @@ def train(
     resume: ResumeOption = None,
     recipe_from: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", rich_help_panel="Run", help="Run folder or recipe.json whose recipe is used."),
+        typer.Option(metavar="RUN", rich_help_panel="Run", help="Run folder or recipe.json to take the recipe from."),
     ] = None,
     print_recipe: PrintRecipeOption = False,
     seed: SeedOption = None,
@@ -77,45 +77,32 @@ def train(
     threads: ThreadsOption = None,
     workers: WorkersOption = None,
     tensorboard: TensorboardOption = False,
+    wandb: WandbOption = False,
+    mlflow: MlflowOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Train a Vision Transformer on your images, or without an argument on the embedded ones in a few minutes."""
-    from vitrail.recipes.registry import SSL_METHODS, get_recipe
+    """Train a Vision Transformer from scratch: on your images, or without an argument on the embedded ones in minutes."""
+    from vitrail.training.prepare import RecipeOptions, prepare_recipe, prepare_training
 
-    if recipe in SSL_METHODS:
-        raise VitrailError(f"{recipe} trains without labels; try vitrail pretrain {data or 'fashion'} --method {recipe}")
-    options = RunOptions(out, print_recipe, device, threads, workers, json, tensorboard, minutes, find_lr)
-    fields = RecipeOptions(overrides, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment)
+    options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
+    fields = RecipeOptions(tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment)
     if epochs is not None and minutes is not None:
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
-    notes: list[str] = []
     if resume is not None:
-        others = {
-            "data": data,
-            "recipe": recipe,
-            "model": model,
-            "image_size": image,
-            "recipe_from": recipe_from,
-            "augment": augment,
-        }
-        selected, options = resume_recipe(resume, options, **others)
-        selected = fields.apply(selected, None, notes)
+        others = {"data": data, "recipe": recipe, "model": model, "image_size": image, "recipe_from": recipe_from}
+        resume_command(resume, fields, options, **others)
     elif recipe_from is not None:
         if any(option is not None for option in (data, recipe, model, image)):
             raise VitrailError(
                 "--recipe-from sets the dataset, recipe, model and size; change them by --set, as in --set data=DIR"
             )
-        selected = fields.apply(_read_recipe(recipe_from), None, notes)
+        saved = _read_recipe(recipe_from)
+        run_command(lambda progress, group: prepare_recipe(saved, fields, progress, group), options)
     else:
-        context = recipe_context(data or "fashion", model, parse_size(image, "--image-size") if image else None)
-        default = "demo" if context.data == "fashion" and model is None and image is None else "small"
-        selected = fields.apply(get_recipe(recipe or default, context), context.num_images, notes)
-        if data is not None and context.data != "fashion":
-            notes.append(
-                f"training from scratch on {context.num_images:,} images; with a few thousand images, pre-trained weights "
-                f"reach far higher accuracy in minutes: vitrail finetune WEIGHTS {data}"
-            )
-    run_recipe(selected, options, notes)
+        size = parse_size(image, "--image-size") if image else None
+        run_command(
+            lambda progress, group: prepare_training(data or "fashion", recipe, model, size, fields, progress, group), options
+        )
 
 
 def _read_recipe(path: Path) -> "Recipe":

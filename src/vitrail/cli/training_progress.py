@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -11,14 +12,14 @@ from rich.console import Console
 from vitrail.cli.console import format_bytes, format_duration, format_si
 
 if TYPE_CHECKING:
-    from vitrail.training.recipe import Recipe
+    from vitrail.recipes.recipe import Recipe
 
 LOG_INTERVAL = 5.0  # seconds between two lines if stderr is not a terminal
 
 
-def format_score(name: str, value: float) -> str:
-    """Format a score: a loss as a number, everything else as a percentage."""
-    return f"{value:.4f}" if name in ("loss", "ece") else f"{value:.2%}"
+def format_score(value: float, is_fraction: bool) -> str:
+    """Format a score: a fraction from 0 to 1 as a percentage, such as a loss as a number."""
+    return f"{value:.2%}" if is_fraction else f"{value:.4f}"
 
 
 class _Console(Console):
@@ -37,7 +38,8 @@ class ProgressDisplay:
         self.last_message_at = 0.0
         self.started_at: tuple[float, int] | None = None
         self.bar: Any = None
-        self.task: Any = None
+        self.task: Any = None  # of the progress bar
+        self.metrics: Any = None  # the task that the run trains
         self.setup_tasks: dict[str, Any] = {}
 
     def __enter__(self) -> "ProgressDisplay":
@@ -67,8 +69,9 @@ class ProgressDisplay:
             self.setup_tasks[name] = self.bar.add_task("", total=total, task_name=name)
         self.bar.update(self.setup_tasks[name], completed=done, total=total)
 
-    def on_start(self, recipe: "Recipe", data: Any, model: Any, state: Any, eta_seconds: float | None) -> None:
+    def on_start(self, recipe: "Recipe", data: Any, state: Any, eta_seconds: float | None) -> None:
         from vitrail.models.cost import cost
+        from vitrail.tasks.registry import build_task
 
         for task in self.setup_tasks.values():
             self.bar.remove_task(task)
@@ -76,21 +79,19 @@ class ProgressDisplay:
         self.selected_on = "validation" if len(data.validation) else "train"
         self.recipe = recipe  # its steps and learning rate may have been measured since
         self.task = self.bar.add_task("", total=recipe.steps, completed=state.step, task_name="step")
-        costs = cost(model, state.micro_batch_size or recipe.batch_size)
+        self.metrics = build_task(recipe.task, recipe.model, recipe.preprocess)
+        costs = cost(recipe.model, state.micro_batch_size or recipe.batch_size)
         epochs = recipe.steps * recipe.batch_size / max(len(data.train), 1)
         counts = ", ".join(f"{len(part):,} {split}" for split, part in data.splits.items())
-        classes = "without labels" if recipe.masking else f"{len(data.class_names)} classes"
+        classes = "without labels" if not recipe.task.labelled else f"{len(data.class_names)} classes"
         self.on_message(f"data      {data.name}: {counts}; {classes}")
         for note in data.notes:
             self.on_message(f"          {note}")
         cost_text = f"{format_si(costs.macs, 'MACs')} per image, about {format_bytes(costs.memory.training)} of memory to train"
         self.on_message(f"model     {costs.parameters:,} parameters, {cost_text}")
-        if recipe.masking:
-            extra = sum(weight.numel() for weight in state.model.parameters()) - costs.parameters
-            self.on_message(
-                f"          {extra:,} more parameters predict the masked patches; they are dropped after pre-training"
-            )
-        duration_text = f"{recipe.steps:,} steps of {recipe.batch_size} images, {epochs:.1f} epochs"
+        if extra := sum(weight.numel() for weight in state.model.parameters()) - costs.parameters:
+            self.on_message(f"          {extra:,} more parameters {recipe.task.decoder_note}")
+        duration_text = f"{recipe.steps:,} step{'s' * (recipe.steps != 1)} of {recipe.batch_size} images, {epochs:.1f} epochs"
         self.on_message(f"recipe    {recipe.name}: {duration_text}, {recipe.optim.name}, lr {recipe.optim.lr:g}")
         if state.micro_batch_size is not None and state.micro_batch_size < recipe.batch_size:
             self.on_message(f"          micro-batches of {state.micro_batch_size} images, to fit into memory")
@@ -109,17 +110,20 @@ class ProgressDisplay:
             self.last_message_at = now
             self.on_message(f"step {step:,} of {self.recipe.steps:,}  {text}")
 
-    def on_evaluate(self, step: int, scores: dict[str, float], is_best: bool) -> None:
-        primary = "top1" if "top1" in scores else "loss"
-        self.score_text = f"  {self.selected_on} {format_score(primary, scores[primary])}"
-        label = "" if primary == "top1" else f"{primary} "
-        others = "".join(
-            f", {name} {format_score(name, scores[name])}" for name in ("loss", "knn") if name in scores and name != primary
-        )
-        self.on_message(
-            f"step {step:,}: {self.selected_on} "
-            f"{label}{format_score(primary, scores[primary])}{others}{' (best)' if is_best else ''}"
-        )
+    def on_evaluation(self, step: int, metrics: dict[str, Any], is_best: bool) -> None:
+        task, texts = self.metrics, {}
+        for name in (task.primary_metric, "loss", "knn"):
+            if name in metrics:
+                texts[name] = format_score(metrics[name], name in task.fractions)
+        primary = texts.pop(task.primary_metric)
+        self.score_text = f"  {self.selected_on} {primary}"
+        label = "" if task.primary_metric == "top1" else f"{task.primary_metric} "
+        others = "".join(f", {name} {text}" for name, text in texts.items())
+        self.on_message(f"step {step:,}: {self.selected_on} {label}{primary}{others}{' (best)' if is_best else ''}")
+
+    def on_checkpoint(self, step: int, path: Path) -> None: ...
+
+    def on_end(self, result: dict[str, Any]) -> None: ...
 
     def on_message(self, message: str) -> None:
         if not self.quiet:

@@ -7,14 +7,17 @@ import typer
 from rich.text import Text
 
 from vitrail.cli.console import add_row, format_count, make_console, make_table, print_json
+from vitrail.cli.help import Command, Group
 from vitrail.cli.options import JsonOption, parse_size
 from vitrail.errors import VitrailError
 
-weights = typer.Typer(name="weights", help="Show, convert and verify checkpoints of any origin.", no_args_is_help=True)
+weights = typer.Typer(
+    name="weights", help="Show, convert and verify checkpoints of any origin.", no_args_is_help=True, cls=Group
+)
 
 CheckpointArgument = Annotated[
     str,
-    typer.Argument(metavar="SOURCE", help="Checkpoint: a model folder, .npz, .safetensors, .pth, a folder, or hf:owner/name."),
+    typer.Argument(metavar="SOURCE", help="Checkpoint: a run, a model folder, .npz, .safetensors, .pth, or hf:owner/name."),
 ]
 GridOption = Annotated[
     str | None,
@@ -35,7 +38,7 @@ GeluOption = Annotated[
 ]
 
 
-@weights.command(epilog="Example: vitrail weights show ViT-B_16.npz")
+@weights.command(cls=Command, epilog="Example: vitrail weights show ViT-B_16.npz")
 def show(source: CheckpointArgument, json: JsonOption = False) -> None:
     """List the tensors of a checkpoint: shape, dtype, norm and values that are not finite (NaN/Inf)."""
     from vitrail.weights import hub
@@ -63,7 +66,7 @@ def show(source: CheckpointArgument, json: JsonOption = False) -> None:
     screen.print(f"{format_count(summary['tensors'])} tensors, {format_count(summary['parameters'])} parameters")
 
 
-@weights.command(epilog="Example: vitrail weights convert ViT-B_16.npz vit.safetensors --to timm")
+@weights.command(cls=Command, epilog="Example: vitrail weights convert ViT-B_16.npz vit.safetensors --to timm")
 def convert(
     source: CheckpointArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder or file to write, depending on the format.")],
@@ -138,11 +141,11 @@ def convert(
     typer.echo(f"wrote {format} weights{' and the decoder' if with_decoder else ''}: {written}")
 
 
-@weights.command(epilog="Example: vitrail weights verify ViT-B_16.npz vit.safetensors")
+@weights.command(cls=Command, epilog="Example: vitrail weights verify ViT-B_16.npz vit.safetensors")
 def verify(
     first: CheckpointArgument,
     second: Annotated[
-        str | None, typer.Argument(metavar="[OTHER]", help="Checkpoint to compare with; default: the library it came from.")
+        str | None, typer.Argument(metavar="OTHER", help="Checkpoint to compare with; default: the library it came from.")
     ] = None,
     tolerance: Annotated[
         float, typer.Option(rich_help_panel="Run", help="Largest accepted absolute difference of the logits.")

@@ -6,7 +6,8 @@ All randomness is drawn from (seed, epoch, index), so the result is a pure funct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, runtime_checkable
+from inspect import signature
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -36,13 +37,12 @@ from vitrail.augment.randaugment import (
 )
 from vitrail.augment.random_erasing import ERASE_SLOTS, draw_erase, erase
 from vitrail.data.decode import ImageSize, decode_array, to_pil
-from vitrail.data.pack_reader import PackedDataset
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources.dataset import ArrayDataset, Dataset, Subset
-from vitrail.data.sources.panes.dataset import PanesDataset
+from vitrail.data.sources.dataset import Dataset
 from vitrail.data.transforms import normalise, resize_and_crop
 from vitrail.errors import VitrailError
 
+ImageTransform = Callable[..., Any]  # from a PIL image, and a numpy generator if it takes a second argument, to an image
 # First random slot of each operation. Slots do not overlap, so switching one on does not change another.
 CROP_OFFSET, FLIP_OFFSET, ERASE_OFFSET, JITTER_OFFSET, RANDAUGMENT_OFFSET, NOISE_OFFSET = 0, 100, 200, 300, 400, 1000
 MAX_BATCHED_SIDE = 64  # pixels per side up to which a whole batch at once is faster than image by image
@@ -76,8 +76,8 @@ class EvalTransform:
     def __call__(self, dataset: Dataset, epochs: Int[ndarray, " n"], indices: Int[ndarray, " n"]) -> TransformedBatch:
         preprocess = self.preprocess
         stack = (
-            _array_rows(dataset, indices)
-            if _array_shape(dataset) == (*preprocess.image_size, len(preprocess.mean)) and preprocess.crop_pct == 1
+            dataset.stack(indices)
+            if dataset.array_shape == (*preprocess.image_size, len(preprocess.mean)) and preprocess.crop_pct == 1
             else None
         )
         if stack is not None:
@@ -111,7 +111,7 @@ class TrainTransform:
     def _transform_batched(self, dataset: Dataset, epochs: ndarray, indices: ndarray) -> TransformedBatch | None:
         """Transform small arrays of one size as a batch; None if the dataset or policy does not allow it."""
         policy, preprocess = self.policy, self.preprocess
-        shape = _array_shape(dataset)
+        shape = dataset.array_shape
         if (
             shape is None
             or max(*shape[:2], *preprocess.image_size) > MAX_BATCHED_SIDE
@@ -122,7 +122,7 @@ class TrainTransform:
             return None
         if policy.crop != "random-resized" and (shape[:2] != preprocess.image_size or preprocess.crop_pct < 1):
             return None
-        stack = _array_rows(dataset, indices)
+        stack = dataset.stack(indices)
         u, flips = uniforms(self.seed, epochs, indices, CROP_SLOTS, CROP_OFFSET), self._flips(epochs, indices)
         if policy.crop == "random-resized":
             sizes = np.broadcast_to(np.array(stack.shape[1:3]), (len(stack), 2))
@@ -181,7 +181,7 @@ class TrainTransform:
         if policy.crop != "random-resized":
             drawn: ndarray | None = draw_padded_crop(u, size, policy.pad if policy.crop == "pad" else 0)
         else:
-            sizes = image_sizes(dataset, indices)
+            sizes = dataset.sizes(indices)
             drawn = None if sizes is None else draw_random_resized_crop(u, sizes, policy.crop_scale, policy.crop_ratio)
 
         def crop(row: int, image_size: ImageSize) -> tuple[int, int, int, int]:
@@ -207,6 +207,45 @@ class TrainTransform:
         pad = policy.pad if policy.crop == "pad" else 0
         resized = resize_and_crop(to_pil(content), preprocess)
         return _to_chw(padded_crop(resized[None], np.array([crop(preprocess.image_size)]), np.array([flip]), pad)[0])
+
+
+@dataclass(frozen=True)
+class CustomTransform:
+    """Preprocessing for training by a function of the user's own, in place of an augmentation policy.
+
+    The function gets a PIL image and returns one, an array (h w c, uint8), or a tensor (c h w): uint8, or float and already
+    normalised. If it takes a second argument, that is a numpy generator seeded by (seed, epoch, index), which makes a run
+    reproducible.
+    """
+
+    preprocess: Preprocess
+    function: ImageTransform
+    seed: int = 0
+
+    def __call__(self, dataset: Dataset, epochs: Int[ndarray, " n"], indices: Int[ndarray, " n"]) -> TransformedBatch:
+        takes_generator = len(signature(self.function).parameters) > 1
+
+        def transform(row: int, content: bytes | ndarray) -> Tensor:
+            key = [self.seed, int(epochs[row]), int(indices[row])]
+            return self._to_input(self.function(to_pil(content), *([np.random.default_rng(key)] if takes_generator else [])))
+
+        return _transform_images(dataset, indices, self.preprocess, transform, normalised=True)
+
+    def _to_input(self, image: Any) -> Float[Tensor, "c height width"]:
+        """Return the model's input from what the function has returned."""
+        preprocess = self.preprocess
+        expected = (len(preprocess.mean), *preprocess.image_size)
+        if isinstance(image, Tensor) and image.is_floating_point():
+            if tuple(image.shape) != expected:
+                raise TypeError(f"transform must return an image of shape {expected}, got a tensor of {tuple(image.shape)}")
+            return image.float()
+        if isinstance(image, Tensor):
+            image = rearrange(image, "c h w -> h w c").numpy()
+        if not isinstance(image, Image.Image | ndarray) or (isinstance(image, ndarray) and image.dtype != np.uint8):
+            kind = f"{type(image).__name__}" + (f" of {image.dtype}" if isinstance(image, ndarray) else "")
+            raise TypeError(f"transform must return a PIL image, a uint8 array or a tensor, got {kind}")
+        pixels = resize_and_crop(to_pil(np.asarray(image)), preprocess)
+        return normalise(_to_chw(pixels).float(), preprocess)
 
 
 def _decode_for_crop(
@@ -236,42 +275,20 @@ def _decode_for_crop(
     )
 
 
-def image_sizes(dataset: Dataset, indices: ndarray) -> Int[ndarray, "n 2"] | None:
-    """Return heights and widths if the dataset knows them without reading the images, else None."""
-    if isinstance(dataset, Subset):
-        return image_sizes(dataset.dataset, dataset.indices[indices])
-    if isinstance(dataset, ArrayDataset | PanesDataset):
-        size = dataset.images.shape[1:3] if isinstance(dataset, ArrayDataset) else dataset.size
-        return np.broadcast_to(np.array(size), (len(indices), 2))
-    return dataset.shapes[indices, :2] if isinstance(dataset, PackedDataset) and dataset.shapes is not None else None
-
-
-def _array_shape(dataset: Dataset) -> tuple[int, int, int] | None:
-    """Return h w c of an in-memory array dataset, else None."""
-    if isinstance(dataset, Subset):
-        return _array_shape(dataset.dataset)
-    if not isinstance(dataset, ArrayDataset):
-        return None
-    _, height, width, channels = dataset.images.shape
-    return height, width, channels
-
-
-def _array_rows(dataset: Dataset, indices: ndarray) -> ndarray:
-    """Return rows (n h w c) of an in-memory array dataset."""
-    if isinstance(dataset, Subset):
-        return _array_rows(dataset.dataset, dataset.indices[indices])
-    assert isinstance(dataset, ArrayDataset)
-    return dataset.images[indices]
-
-
 def _transform_images(
-    dataset: Dataset, indices: ndarray, preprocess: Preprocess, transform: Callable[[int, bytes | ndarray], Tensor]
+    dataset: Dataset,
+    indices: ndarray,
+    preprocess: Preprocess,
+    transform: Callable[[int, bytes | ndarray], Tensor],
+    normalised: bool = False,
 ) -> TransformedBatch:
     images = torch.empty(len(indices), len(preprocess.mean), *preprocess.image_size)
     readable, read_errors, filled = np.zeros(len(indices), bool), {}, 0
     for row, index in enumerate(indices.tolist()):
         try:
-            normalise(images[filled].copy_(transform(row, dataset.read(index))), preprocess)
+            image = images[filled].copy_(transform(row, dataset.read(index)))
+            if not normalised:
+                normalise(image, preprocess)
         except (OSError, VitrailError) as error:
             read_errors[index] = f"{dataset.describe(index)}: {str(error).removeprefix('the image ')}"
             continue

@@ -14,6 +14,7 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.errors import VitrailError
+from vitrail.io import atomic_write
 
 
 def cache_folder() -> Path:
@@ -40,14 +41,9 @@ def store_cached(kind: str, key: str, arrays: dict[str, ndarray]) -> None:
         return
     stream = io.BytesIO()
     np.savez(stream, allow_pickle=False, **arrays)
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(stream.getvalue())
-        partial.replace(path)
-    except OSError:
-        with suppress(OSError):
-            partial.unlink()
+        atomic_write(path, stream.getvalue())
 
 
 def _cache_path(kind: str, key: str) -> Path:

@@ -11,12 +11,12 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.data.image_index import HASH_BYTES, ImageIndex, index_images
+from vitrail.data.sources.concat_dataset import ConcatDataset
 from vitrail.data.sources.dataset import (
     MAX_BAD_FRACTION,
     Dataset,
     DatasetSplits,
     Progress,
-    Subset,
     label_name,
     max_bad_images,
     select_images,
@@ -97,15 +97,11 @@ def check_dataset(data: DatasetSplits, progress: Progress | None = None, workers
 
 
 def _index_splits(data: DatasetSplits, progress: Progress | None, workers: int | None) -> dict[str, ImageIndex]:
-    """Index the splits; those that are subsets of one dataset are indexed together."""
-    by_dataset: dict[int, ImageIndex] = {}
-    indexes = {}
-    for split, dataset in data.splits.items():
-        full = dataset.dataset if isinstance(dataset, Subset) else dataset
-        if id(full) not in by_dataset:
-            by_dataset[id(full)] = index_images(full, progress, workers)
-        indexes[split] = by_dataset[id(full)].select(dataset.indices) if isinstance(dataset, Subset) else by_dataset[id(full)]
-    return indexes
+    """Index the splits together, because they may be subsets of one dataset."""
+    index = index_images(ConcatDataset(list(data.splits.values())), progress, workers)
+    ends = np.cumsum([len(dataset) for dataset in data.splits.values()])
+    rows = np.split(np.arange(len(index.errors)), ends[:-1])
+    return {split: index.select(of_split) for split, of_split in zip(data.splits, rows, strict=True)}
 
 
 def drop_unusable(

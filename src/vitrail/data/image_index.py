@@ -4,25 +4,28 @@ Cached: a file of the same name, size and times is not read twice, nor a shard t
 """
 
 import hashlib
+import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy import ndarray
 
 from vitrail.data import cache
-from vitrail.data.cpu_cores import available_cores
 from vitrail.data.decode import decode, image_format
-from vitrail.data.sources.dataset import ArrayDataset, Dataset, ImageFileDataset, Progress, Subset
-from vitrail.data.sources.fingerprint import dataset_key
+from vitrail.data.sources.dataset import Dataset, Progress
 from vitrail.errors import VitrailError
+from vitrail.system import available_cores
 
 HASH_BYTES = 16  # bytes
 CACHE_FORMAT = 2  # version of the cached arrays
 CHUNK = 256  # images between two progress reports
 SMALL_IMAGE_BYTES = 2**14  # bytes: smaller images in memory are hashed faster without threads
+_indexes: WeakKeyDictionary[Dataset, "ImageIndex"] = WeakKeyDictionary()  # of datasets that cannot be cached on disk
 UNREADABLE = "cannot be read"  # a transient error, such as a missing permission: never cached
 
 
@@ -54,19 +57,25 @@ class ImageIndex:
 
 def index_images(dataset: Dataset, progress: Progress | None = None, workers: int | None = None) -> ImageIndex:
     """Read and decode every image in threads; cached rows are reused."""
-    if isinstance(dataset, Subset):
-        return index_images(dataset.dataset, progress, workers).select(dataset.indices)
-    if isinstance(dataset, ImageFileDataset):
-        return _index_files(dataset, progress, workers)
-    if isinstance(dataset, ArrayDataset):
-        indices = range(len(dataset))
-        if not indices or dataset.images[0].nbytes <= SMALL_IMAGE_BYTES:
-            return _to_image_index([_index_image(dataset, index) for index in indices])
-        return _to_image_index(list(_index_in_threads(dataset, indices, progress, workers)))
-    key = f"{CACHE_FORMAT} {hashlib.sha256(dataset_key(dataset)).hexdigest()}"
+    datasets, positions = dataset.flatten()
+    columns = zip(*(vars(_index_stored(each, progress, workers)).values() for each in datasets), strict=True)
+    return ImageIndex(*map(np.concatenate, columns)).select(positions)
+
+
+def _index_stored(dataset: Dataset, progress: Progress | None, workers: int | None) -> ImageIndex:
+    indices = range(len(dataset))
+    if (files := dataset.files()) is not None:
+        return _index_files(dataset, *files, progress, workers)
+    if (shape := dataset.array_shape) is not None and math.prod(shape) <= SMALL_IMAGE_BYTES:
+        return _to_image_index([_index_image(dataset, index) for index in indices])
+    if shape is not None or (cache_key := dataset.cache_key()) is None:
+        if dataset not in _indexes:
+            _indexes[dataset] = _to_image_index(list(_index_in_threads(dataset, indices, progress, workers)))
+        return _indexes[dataset]
+    key = f"{CACHE_FORMAT} {hashlib.sha256(cache_key).hexdigest()}"
     cached = _load_records(key)
     if cached is None or len(cached[1]) != len(dataset):
-        rows = list(_index_in_threads(dataset, range(len(dataset)), progress, workers))
+        rows = list(_index_in_threads(dataset, indices, progress, workers))
         if not any(row.error.startswith(UNREADABLE) for row in rows):
             _store_records(key, [""] * len(rows), np.zeros((len(rows), 3), np.int64), rows)
         return _to_image_index(rows)
@@ -131,22 +140,24 @@ def _to_image_index(rows: Sequence[ImageRecord]) -> ImageIndex:
     return ImageIndex(hashes("file_hash"), hashes("pixel_hash"), sizes, image_formats, errors)
 
 
-def _index_files(files: ImageFileDataset, progress: Progress | None, workers: int | None) -> ImageIndex:
-    stamps = np.array([_file_stamp(files.describe(index)) for index in range(len(files))], np.int64).reshape(-1, 3)
-    key = f"{CACHE_FORMAT} {files.root.resolve()}"
+def _index_files(
+    dataset: Dataset, root: Path, paths: Sequence[str], progress: Progress | None, workers: int | None
+) -> ImageIndex:
+    stamps = np.array([_file_stamp(root / path) for path in paths], np.int64).reshape(-1, 3)
+    key = f"{CACHE_FORMAT} {root.resolve()}"
     cached = _load_file_records(key)
-    rows = [cached.get(stamped) for stamped in _with_stamps(files.paths, stamps)]
+    rows = [cached.get(stamped) for stamped in _with_stamps(paths, stamps)]
     missing = [index for index, row in enumerate(rows) if row is None]
     try:
-        for index, row in zip(missing, _index_in_threads(files, missing, progress, workers), strict=False):
+        for index, row in zip(missing, _index_in_threads(dataset, missing, progress, workers), strict=False):
             rows[index] = row
     finally:  # what was read before an interruption is not read twice
         if missing:
-            _store_file_records(key, files, stamps, rows, cached)
+            _store_file_records(key, root, paths, stamps, rows, cached)
     return _to_image_index([row for row in rows if row is not None])
 
 
-def _file_stamp(path: str) -> tuple[int, int, int]:
+def _file_stamp(path: Path) -> tuple[int, int, int]:
     try:
         status = os.stat(path)
         return status.st_size, status.st_mtime_ns, status.st_ctime_ns
@@ -163,14 +174,17 @@ def _with_stamps(paths: Sequence[str], stamps: ndarray) -> list[StampedPath]:
 
 
 def _store_file_records(
-    key: str, files: ImageFileDataset, stamps: ndarray, rows: Sequence[ImageRecord | None], cached: CachedRecords
+    key: str,
+    root: Path,
+    paths: Sequence[str],
+    stamps: ndarray,
+    rows: Sequence[ImageRecord | None],
+    cached: CachedRecords,
 ) -> None:
     """Store the rows, together with those cached for other files of the same folder, which another table may list."""
-    listed = set(files.paths)
-    records = {
-        stamped: row for stamped, row in cached.items() if stamped[0] not in listed and (files.root / stamped[0]).exists()
-    }
-    for stamped, row in zip(_with_stamps(files.paths, stamps), rows, strict=True):
+    listed = set(paths)
+    records = {stamped: row for stamped, row in cached.items() if stamped[0] not in listed and (root / stamped[0]).exists()}
+    for stamped, row in zip(_with_stamps(paths, stamps), rows, strict=True):
         if row is not None and not row.error.startswith(UNREADABLE):
             records[stamped] = row
     _store_records(

@@ -6,10 +6,11 @@ b images in a global batch, n of them on this rank.
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,29 +21,42 @@ from torch import Tensor
 from vitrail.augment.counter_rng import uniforms
 from vitrail.augment.mixup import MIX_SLOTS, Mix, apply_mix, draw_mix
 from vitrail.augment.policy import Policy
-from vitrail.data.batch_transforms import BatchTransform, EvalTransform, TrainTransform, TransformedBatch
-from vitrail.data.cpu_cores import available_cores
+from vitrail.data.batch_transforms import (
+    BatchTransform,
+    CustomTransform,
+    EvalTransform,
+    ImageTransform,
+    TrainTransform,
+    TransformedBatch,
+)
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.samplers import Sampler, SequentialSampler, build_shuffled_sampler
 from vitrail.data.sources.dataset import MAX_BAD_FRACTION, Dataset, max_bad_images
 from vitrail.errors import VitrailError, printable
+from vitrail.system import available_cores
 
 MAX_STEP = 2**48  # stands for endless
 MIX_OFFSET = 2000  # first random slot of Mixup and CutMix
 
 log = logging.getLogger("vitrail")
+Targets = Callable[[Dataset, ndarray], Any]  # from a dataset and indices to the targets of a task
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Preprocessed images. For mixed images the loss is lam * loss(labels) + (1 - lam) * loss(mixed_labels)."""
+    """Preprocessed images. For mixed images the loss is lam * loss(targets) + (1 - lam) * loss(mixed_targets)."""
 
     images: Float[Tensor, "n c height width"]
-    labels: Int[Tensor, " n"]
+    targets: Any  # class labels, or what else the task makes of the dataset
     indices: Int[Tensor, " n"]  # in the dataset
-    mixed_labels: Int[Tensor, " n"] | None = None
+    mixed_targets: Any = None
     lam: Float[Tensor, " n"] | None = None
     epochs: Int[Tensor, " n"] | None = None  # epoch of each image; None: the first
+
+
+def class_labels(dataset: Dataset, indices: ndarray) -> Int[Tensor, " n"]:
+    """Return the class labels of images; -1 without one."""
+    return torch.from_numpy(dataset.labels[indices])
 
 
 @dataclass
@@ -58,6 +72,7 @@ class Loader:
     world_size: int = 1
     max_bad_fraction: float = MAX_BAD_FRACTION
     read_errors: dict[int, str] = field(default_factory=dict)  # images that could not be read, by index
+    targets: Targets = class_labels
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -73,7 +88,7 @@ class Loader:
         start, end = self.rank * size // self.world_size, (self.rank + 1) * size // self.world_size
         if self.mix_policy is None or start == end:
             transformed = self._load(epochs[start:end], indices[start:end])
-            batch = self._with_labels(transformed.images, indices[start:end][transformed.readable])
+            batch = self._with_targets(transformed.images, indices[start:end][transformed.readable])
             return replace(batch, epochs=torch.from_numpy(epochs[start:end][transformed.readable]))
         return self._mixed_batch(epochs, indices, start, end)
 
@@ -105,8 +120,8 @@ class Loader:
                     "`vitrail data check` lists them all, --set max_bad_fraction=0.2 tolerates more"
                 )
 
-    def _with_labels(self, images: Tensor, indices: ndarray) -> Batch:
-        return Batch(images, torch.from_numpy(self.dataset.labels[indices]), torch.from_numpy(indices))
+    def _with_targets(self, images: Tensor, indices: ndarray) -> Batch:
+        return Batch(images, self.targets(self.dataset, indices), torch.from_numpy(indices))
 
     def _mixed_batch(self, epochs: ndarray, indices: ndarray, start: int, end: int) -> Batch:
         """Mix each image with the one before it in the global batch; a rank also reads the one before its part."""
@@ -140,9 +155,9 @@ class Loader:
         mixed = _select_rows(images, row_of[own[present]])
         if not mix.is_identity:
             apply_mix(mixed, _select_rows(images, row_of[partner[present]]), Mix(lam[present], boxes[present]))
-        batch = self._with_labels(mixed, indices[own[present]])
-        mixed_labels = torch.from_numpy(self.dataset.labels[indices[partner[present]]])
-        return Batch(batch.images, batch.labels, batch.indices, mixed_labels, torch.from_numpy(lam[present]).float())
+        batch = self._with_targets(mixed, indices[own[present]])
+        mixed_targets = self.targets(self.dataset, indices[partner[present]])
+        return Batch(batch.images, batch.targets, batch.indices, mixed_targets, torch.from_numpy(lam[present]).float())
 
 
 def _select_rows(images: Tensor, rows: ndarray) -> Tensor:
@@ -186,9 +201,10 @@ def build_train_loader(
     world_size: int = 1,
     max_bad_fraction: float = MAX_BAD_FRACTION,
     shuffle_window: int | None = None,
+    transform: ImageTransform | None = None,
 ) -> Loader:
     """Build a shuffled, augmented, endless loader; ``batch_size`` is the global one. ``shuffle_window``: number of neighbouring
-    images to shuffle among at a time; None: all."""
+    images to shuffle among at a time; None: all. ``transform``: a function of the user's own in place of the policy's."""
     _check_arguments(dataset, batch_size)
     if shuffle_window is not None and shuffle_window < 1:
         raise VitrailError(f"shuffle_window must be at least 1, got {shuffle_window}; try shuffle_window={100 * batch_size}")
@@ -198,10 +214,9 @@ def build_train_loader(
             f"batch_size={-(-batch_size // world_size) * world_size}"
         )
     mix_policy = policy if policy.mixup or policy.cutmix else None
-    transform = TrainTransform(preprocess, policy, seed)
     return Loader(
         dataset,
-        transform,
+        TrainTransform(preprocess, policy, seed) if transform is None else CustomTransform(preprocess, transform, seed),
         build_shuffled_sampler(dataset, batch_size, seed, shuffle_window),
         mix_policy,
         seed,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.data import cache
+from vitrail.data.sources.content_keys import array_key, sampled_array_key
 from vitrail.data.sources.dataset import ArrayDataset, Dataset, Progress
 from vitrail.errors import VitrailError
 
@@ -23,8 +24,8 @@ MAX_HEADER_BYTES = 2**26
 DTYPES: dict[str, Any] = {"U8": np.dtype("u1"), "I64": np.dtype("<i8")}
 
 
-@dataclass(frozen=True)
-class PackedDataset:
+@dataclass(frozen=True, eq=False)
+class PackedDataset(Dataset):
     """Images of many sizes in one buffer: decoded pixels with their shapes, or the original files."""
 
     buffer: ndarray
@@ -43,6 +44,15 @@ class PackedDataset:
     def read(self, index: int) -> bytes | ndarray:
         item = self.buffer[self.starts[index] : self.starts[index + 1]]
         return item.tobytes() if self.shapes is None else item.reshape(self.shapes[index])
+
+    def sizes(self, indices: ndarray) -> ndarray | None:
+        return None if self.shapes is None else self.shapes[indices, :2]
+
+    def content_key(self) -> bytes:
+        return sampled_array_key(self.buffer) + self.starts.tobytes()
+
+    def cache_key(self) -> bytes:
+        return array_key(self.buffer) + self.starts.tobytes()
 
 
 def is_pack(path: Path) -> bool:

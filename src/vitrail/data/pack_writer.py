@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,11 +12,12 @@ import numpy as np
 from numpy import ndarray
 from PIL import Image
 
-from vitrail.data.cpu_cores import available_cores
 from vitrail.data.decode import decode, to_pil
 from vitrail.data.pack_reader import FORMAT, VERSION, pack_checksum
 from vitrail.data.sources.dataset import Dataset, Progress
 from vitrail.errors import VitrailError
+from vitrail.io import atomic_path
+from vitrail.system import available_cores
 
 CHUNK = 64  # images decoded at a time
 
@@ -53,20 +53,14 @@ def write_pack(
         raise VitrailError(f"{path} exists and is not a file; name another")
     if store == "jpeg" and any(len(part) and isinstance(part.read(0), ndarray) for part in splits.values()):
         raise VitrailError("store='jpeg' needs image files, and these images have none; try store='pixels'")
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     report = PackReport(path)
-    try:
-        with open(partial, "wb") as file:
+    with atomic_path(path) as temporary:
+        with open(temporary, "wb") as file:
             _write(file, report, splits, size, store, provenance or {}, progress, workers)
-            file.flush()
-            os.fsync(file.fileno())
         if not sum(report.counts.values()):
             first = f"; the first one: {report.skipped[0]}" if report.skipped else ""
             raise VitrailError(f"nothing could be packed: no image can be used{first}")
-        report.bytes = partial.stat().st_size
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        report.bytes = temporary.stat().st_size
     return report
 
 

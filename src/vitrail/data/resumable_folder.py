@@ -1,7 +1,6 @@
 """A resumable output folder: it appears whole or not at all. Until it is finished it is ``OUT.part``, with a progress file from
 which an interrupted job is resumed. One process at a time."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import VitrailError
+from vitrail.io import atomic_write, file_lock, fsync_path
 
 PROGRESS_FILE, LOCK_FILE = "progress.json", ".lock"
 
@@ -26,7 +26,7 @@ class ResumableFolder:
 
     def load_progress(self) -> Any:
         """Return the saved progress of the same job, or None if it was never started."""
-        if {path.name for path in self.partial.iterdir()} <= {LOCK_FILE, f"{PROGRESS_FILE}.part"}:
+        if all(path.name.startswith(".") for path in self.partial.iterdir()):  # the lock, and what a killed process left
             return None
         try:
             saved = json.loads((self.partial / PROGRESS_FILE).read_text())
@@ -40,18 +40,16 @@ class ResumableFolder:
         return done
 
     def save_progress(self, done: Any) -> None:
-        write_synced(self.partial / f"{PROGRESS_FILE}.part", json.dumps({"job": self.job, "done": done}).encode())
-        (self.partial / f"{PROGRESS_FILE}.part").replace(self.partial / PROGRESS_FILE)
+        self.write(PROGRESS_FILE, json.dumps({"job": self.job, "done": done}))
+
+    def write(self, name: str, content: bytes | str) -> None:
+        atomic_write(self.partial / name, content, locked=True)
 
     def finish(self) -> None:
         self.partial.replace(self.out)
         for name in (PROGRESS_FILE, LOCK_FILE):  # only now: a job interrupted in between loses nothing
             (self.out / name).unlink()
-        parent = os.open(self.out.parent, os.O_RDONLY)
-        try:
-            os.fsync(parent)
-        finally:
-            os.close(parent)
+        fsync_path(self.out.parent)
 
     def discard(self) -> None:
         shutil.rmtree(self.partial)
@@ -76,21 +74,11 @@ def resumable_folder(out: Path, job: str) -> Iterator[ResumableFolder]:
     partial = out.with_name(f"{out.name}.part")
     try:
         partial.mkdir(exist_ok=True)
-        with open(partial / LOCK_FILE, "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise VitrailError(f"another process is writing {partial}; wait for it, or name another OUT") from None
+        locked = VitrailError(f"another process is writing {partial}; wait for it, or name another OUT")
+        with file_lock(partial / LOCK_FILE, locked):
             yield ResumableFolder(out, partial, job)
     except OSError as error:
         raise OSError(
             f"{out} cannot be written: {error.strerror or error}; partial output is in {partial}, "
             "and the same command resumes from it"
         ) from None
-
-
-def write_synced(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

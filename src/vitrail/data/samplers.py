@@ -9,9 +9,7 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.augment.counter_rng import permutation, random_bits
-from vitrail.data.sources.dataset import Dataset, Subset
-from vitrail.data.sources.parquet import ParquetDataset
-from vitrail.data.sources.tar_shards import TarDataset
+from vitrail.data.sources.dataset import Dataset
 
 WINDOW_SLOT = 2**32 + 1  # random slot of the order within windows; 2**32 is the permutation's
 RUNS_PER_WINDOW = 64  # runs per window for datasets without shards
@@ -107,23 +105,10 @@ def build_shuffled_sampler(dataset: Dataset, batch_size: int, seed: int, window:
 def _run_starts(dataset: Dataset, window: int) -> ndarray:
     """Return where each run begins: shards and row groups; for other datasets, and for a single file, small parts of a window,
     so that a folder sorted by class is mixed as well."""
-    shards = _shard_of_images(dataset)
-    if shards is None or (shards == shards[0]).all():
+    groups = dataset.groups()
+    if groups is None or (groups == groups[0]).all():
         return np.arange(0, len(dataset), max(window // RUNS_PER_WINDOW, 1))
-    return np.flatnonzero(np.diff(shards, prepend=-1))
-
-
-def _shard_of_images(dataset: Dataset) -> ndarray | None:
-    """Return the index of the shard or row group of each image; None if there are none."""
-    match dataset:
-        case Subset():
-            shards = _shard_of_images(dataset.dataset)
-            return None if shards is None else shards[dataset.indices]
-        case TarDataset():
-            return dataset.shard_indices
-        case ParquetDataset():
-            return np.searchsorted(dataset.row_group_starts, np.arange(len(dataset)), side="right")
-    return None
+    return np.flatnonzero(np.diff(groups, prepend=-1))
 
 
 @lru_cache(maxsize=4)

@@ -7,6 +7,7 @@ seed give the same bytes. The folder appears whole, and an interrupted job is re
 
 import io
 import json
+import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -17,16 +18,17 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.augment.counter_rng import permutation
-from vitrail.data.cpu_cores import available_cores
 from vitrail.data.decode import image_format, to_pil
-from vitrail.data.resumable_folder import ResumableFolder, resumable_folder, write_synced
-from vitrail.data.sources.dataset import MAX_BAD_FRACTION, Dataset, Progress, max_bad_images
-from vitrail.data.sources.fingerprint import fingerprint
+from vitrail.data.resumable_folder import ResumableFolder, resumable_folder
+from vitrail.data.sources.dataset import MAX_BAD_FRACTION, Dataset, Progress, fingerprint, max_bad_images
+from vitrail.data.sources.tar_index import TAR_BLOCK
 from vitrail.data.sources.tar_shards import CLASS_FILES, MAX_CLASSES, parse_class_names
-from vitrail.data.tar_writer import TarWriter
 from vitrail.errors import VitrailError
+from vitrail.io import fsync_path
+from vitrail.system import available_cores
 
 CHUNK = 64  # images read at a time
+END_MARKER = bytes(2 * TAR_BLOCK)
 FORMAT_EXTENSIONS = {"JPEG": "jpg", "PNG": "png", "GIF": "gif", "WEBP": "webp", "TIFF": "tiff", "BMP": "bmp", "PPM": "ppm"}
 SHARD_STREAM = 2**32  # in place of an epoch, so that no training epoch has the same order
 
@@ -74,7 +76,7 @@ def write_shards(
             first = f"; the first one: {report.skipped[0]}" if report.skipped else ""
             raise VitrailError(f"nothing could be written: no image can be used{first}")
         if classes:
-            write_synced(output.partial / CLASS_FILES[0], classes)
+            output.write(CLASS_FILES[0], classes)
         for split, sizes in report.shards.items():
             for number in range(len(sizes)):
                 _shard_path(output, split, number).replace(output.partial / f"{split}-{number:06d}.tar")
@@ -216,3 +218,39 @@ def _encode(content: bytes | ndarray) -> tuple[str, bytes]:
     stream = io.BytesIO()
     to_pil(content).save(stream, "PNG")
     return "png", stream.getvalue()
+
+
+class TarWriter:
+    """A tar file of images and labels, synced to disk when it is closed.
+
+    Plain headers with time, owner and group 0, so that the bytes are reproducible.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, open(path, "wb")  # noqa: SIM115
+
+    def fits(self, content: bytes, label: int | None, max_bytes: int) -> bool:
+        added = TAR_BLOCK + _pad_to_block(len(content)) + (0 if label is None else 2 * TAR_BLOCK)
+        return self.file.tell() + added + len(END_MARKER) <= max_bytes
+
+    def add(self, key: str, extension: str, content: bytes, label: int | None) -> None:
+        self._write_member(f"{key}.{extension}", content)
+        if label is not None:
+            self._write_member(f"{key}.cls", str(label).encode())
+
+    def _write_member(self, name: str, content: bytes) -> None:
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        self.file.write(info.tobuf(tarfile.USTAR_FORMAT))
+        self.file.write(content.ljust(_pad_to_block(len(content)), b"\0"))
+
+    def close(self) -> int:
+        self.file.write(END_MARKER)
+        length = self.file.tell()
+        self.file.close()
+        fsync_path(self.path)
+        return length
+
+
+def _pad_to_block(length: int) -> int:
+    return -(-length // TAR_BLOCK) * TAR_BLOCK

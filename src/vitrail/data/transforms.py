@@ -4,7 +4,6 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from einops import rearrange
 from jaxtyping import Float, UInt8
 from numpy import ndarray
 from PIL import Image
@@ -21,13 +20,8 @@ RESAMPLING = {
 }
 
 
-def preprocess_image(image: Image.Image, preprocess: Preprocess) -> Float[Tensor, "c height width"]:
-    """Resize and crop as torchvision and timm do, to the pixel; scale and normalise."""
-    return normalise(rearrange(torch.from_numpy(resize_and_crop(image, preprocess)), "h w c -> c h w").float(), preprocess)
-
-
 def resize_and_crop(image: Image.Image, preprocess: Preprocess) -> UInt8[ndarray, "height width c"]:
-    """Return the part of the image that the model sees, at the model's input size."""
+    """Return the part of the image that the model sees, at its input size: to the pixel as torchvision and timm."""
     channels = len(preprocess.mean)
     image = image.convert("L" if channels == 1 else "RGB")
     height, width = preprocess.image_size

@@ -22,7 +22,8 @@ from vitrail.evaluation.per_class import PerClassMetrics, per_class_metrics
 from vitrail.evaluation.tta import TTAMode, TTAModel, without_crop
 from vitrail.inference.predict import require_classifier
 from vitrail.models.build import Model
-from vitrail.tasks.classification import mean_scores, run_model
+from vitrail.tasks.classification import mean_scores
+from vitrail.tasks.task import run_model
 from vitrail.weights.load import load
 
 DEFAULT_BATCH_SIZE = 64

@@ -17,7 +17,6 @@ from vitrail.data.batch_transforms import EvalTransform
 from vitrail.data.loader import build_eval_loader
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.dataset import ArrayDataset, Dataset, Progress, Subset
-from vitrail.data.sources.panes.dataset import PanesDataset
 from vitrail.errors import VitrailError
 from vitrail.explain.attention import as_vit, eval_mode
 from vitrail.explain.faithfulness import (
@@ -144,13 +143,10 @@ def evenly_spaced(source: Dataset, limit: int | None) -> Dataset:
 
 def object_masks(source: Dataset, indices: Sequence[int], preprocess: Preprocess) -> Float[Tensor, "b height width"] | None:
     """Return the object's fraction of every preprocessed pixel, or None if the dataset has no masks."""
-    positions = [int(index) for index in indices]
-    while isinstance(source, Subset):
-        positions = [int(source.indices[position]) for position in positions]
-        source = source.dataset
-    if not isinstance(source, PanesDataset):
+    known = [mask for index in indices if (mask := source.object_mask(int(index))) is not None]
+    if len(known) < len(indices):
         return None
-    masks = np.stack([255 * source.scene(position).mask for position in positions])[..., None]
+    masks = np.stack([255 * mask for mask in known])[..., None]
     plain = Preprocess(preprocess.image_size, preprocess.crop_pct, preprocess.squash, preprocess.interpolation, (0.0,), (1.0,))
     transformed = EvalTransform(plain)(
         ArrayDataset(masks, np.zeros(len(masks), np.int64), ("",)), np.zeros(len(masks), np.int64), np.arange(len(masks))

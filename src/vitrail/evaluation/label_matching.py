@@ -1,52 +1,14 @@
 """Selection of the split to evaluate, and matching of the dataset's classes with the model's: by name, never by number."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-
 import numpy as np
 from numpy import ndarray
 
+from vitrail.data.sources.concat_dataset import ConcatDataset
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, select_images
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.models.build import Model
 
 SPLITS = ("test", "validation", "train", "all")
-
-
-@dataclass(frozen=True)
-class ConcatDataset:
-    """Concatenation of datasets."""
-
-    parts: Sequence[Dataset]
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.parts[0].class_names
-
-    @cached_property
-    def labels(self) -> ndarray:
-        return np.concatenate([part.labels for part in self.parts])
-
-    @cached_property
-    def _ends(self) -> ndarray:
-        return np.cumsum([len(part) for part in self.parts])
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def describe(self, index: int) -> str:
-        part, inside = self._locate(index)
-        return part.describe(inside)
-
-    def read(self, index: int) -> bytes | ndarray:
-        part, inside = self._locate(index)
-        return part.read(inside)
-
-    def _locate(self, index: int) -> tuple[Dataset, int]:
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        part = self.parts[number]
-        return part, index - int(self._ends[number]) + len(part)
 
 
 def select_split(data: DatasetSplits, split: str | None) -> tuple[str, Dataset]:

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vitrail.data.sources.concat_dataset import ConcatDataset
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress, empty_dataset
 from vitrail.data.sources.open import NO_SPLITS_NOTE, open_dataset, training_notes
-from vitrail.evaluation.label_matching import ConcatDataset
 from vitrail.inference.export_metadata import path_hash
 from vitrail.models.build import Model
 
@@ -59,7 +59,8 @@ def _was_trained_on(model: Model, data_name: str) -> bool:
     trained: Any = model.metadata.get("dataset", {})
     name = str(trained.get("name", ""))
     if "path_hash" in trained:  # an exported file has only the last part of the name, which is not unique
-        return trained["path_hash"] in (path_hash(data_name), path_hash(os.path.realpath(data_name)))
+        spellings = os.path.abspath(data_name), os.path.realpath(data_name), os.path.relpath(data_name or ".")
+        return trained["path_hash"] in map(path_hash, spellings)
     return name == data_name or (os.path.exists(name) and os.path.exists(data_name) and os.path.samefile(name, data_name))
 
 

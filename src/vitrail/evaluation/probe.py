@@ -129,7 +129,7 @@ def check_protocols(protocols: Sequence[str]) -> tuple[str, ...]:
     for name in protocols:
         if name not in PROTOCOLS:
             raise VitrailError(
-                f"there is no protocol {name!r}{did_you_mean(name, PROTOCOLS)}; choose from {', '.join(PROTOCOLS)}"
+                f"there is no protocol {name!r}; there are {', '.join(PROTOCOLS)}{did_you_mean(name, PROTOCOLS)}"
             )
     return tuple(name for name in PROTOCOLS if name in protocols)
 

@@ -2,11 +2,11 @@
 
 A corruption acts on the image as the model's own preprocessing crops and resizes it, before it is normalised. Each image is
 read once and corrupted in memory, batch by batch. b images, r bootstrap resamples, c columns: clean, then one corruption after
-the other, mild to severe.
+the other, mild to severe. Several models are compared on the same corrupted images.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,15 +23,14 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress, select_images
 from vitrail.data.transforms import normalise
 from vitrail.errors import VitrailError
-from vitrail.evaluation.bootstrap import bootstrap_means, proportion_interval
+from vitrail.evaluation.bootstrap import bootstrap_means, percentile_interval, proportion_interval
 from vitrail.evaluation.classification import check_predictions
-from vitrail.evaluation.corruption_ops import GridSize
-from vitrail.evaluation.corruptions import Corruption, check_grid, corruption_suite
+from vitrail.evaluation.corruptions import Corruption, GridSize, check_grid, corruption_suite
 from vitrail.evaluation.label_matching import match_classes, select_split
 from vitrail.evaluation.leakage import dataset_notes, leakage_warnings, open_for_evaluation
 from vitrail.inference.predict import require_classifier
 from vitrail.models.build import Model
-from vitrail.models.config import ViTConfig
+from vitrail.models.config import ViTConfig, format_size
 from vitrail.tasks.classification import per_image_scores
 from vitrail.weights.load import load
 
@@ -151,9 +150,9 @@ class _Runner:
         example = torch.zeros(0, dtype=torch.uint8)
         report, done = self.progress or (lambda description, done, total: None), 0
         for batch in loader.batches(workers=workers):
-            if not batch.labels.shape[0]:  # none could be read
+            if not batch.images.shape[0]:  # none could be read
                 continue
-            pixels, labels, keys = batch.images.byte(), classes[batch.labels], sampled[batch.indices.numpy()]
+            pixels, labels, keys = batch.images.byte(), classes[batch.targets], sampled[batch.indices.numpy()]
             logits_by_version = [self._logits(version) for version in self._corrupted_versions(pixels, keys)]
             correct.append(
                 np.stack([(per_image_scores(logits, labels)["top1"] > 0).numpy() for logits in logits_by_version], axis=1)
@@ -161,7 +160,7 @@ class _Runner:
             clean_logits.append(logits_by_version[0])
             indices.append(batch.indices)
             example = example if len(example) else torch.cat(list(self._corrupted_versions(pixels[:1], keys[:1])))
-            done += batch.labels.shape[0]
+            done += batch.images.shape[0]
             report(f"corrupting {split}", done, len(source))
         check_predictions(torch.cat(clean_logits), torch.cat(indices), source, data)
         return _Outcomes(np.concatenate(correct), sampled[torch.cat(indices).numpy()], example, len(loader.read_errors))
@@ -220,3 +219,50 @@ def _summarise(
         unreadable_images=outcomes.unreadable_images,
         notes=(*dataset_notes(data), *notes),
     )
+
+
+@dataclass(frozen=True)
+class RobustnessDifference:
+    """Mean accuracy of the other model minus that of the first, on the same corrupted images."""
+
+    difference: float
+    interval: tuple[float, float]
+
+
+def compare_robustness(first: RobustnessResult, other: RobustnessResult) -> dict[str, RobustnessDifference]:
+    """Return the difference for each corruption, and for ``clean`` and ``all``."""
+    if not np.array_equal(first.indices, other.indices) or first.grid != other.grid:
+        raise VitrailError(f"{first.split} and {other.split} are not the same images, so they cannot be compared in pairs")
+    return {
+        name: RobustnessDifference(
+            other.scores[name].mean - score.mean, percentile_interval(other.bootstrap[name] - first.bootstrap[name])
+        )
+        for name, score in first.scores.items()
+    }
+
+
+def common_grid(models: Sequence[Model]) -> GridSize:
+    """Return the patch grid of the first model that has patches."""
+    return next((model_grid(model) for model in models if isinstance(model.config, ViTConfig)), DEFAULT_GRID)
+
+
+def check_models(models: Sequence[Model], data: DatasetSplits, split: str | None, grid: GridSize) -> None:
+    """Raise whatever would stop one of the models, before the first is evaluated."""
+    for model in models:
+        check_grid(grid, require_classifier(model).image_size)
+        match_classes(select_split(data, split)[1], model, data.name)
+
+
+def comparability_notes(models: Mapping[str, Model], grid: GridSize) -> list[str]:
+    """Return notes on what makes the comparison uneven, a sentence each."""
+    notes, images = [], list(dict.fromkeys(require_classifier(model).image_size for model in models.values()))
+    for name, model in models.items():
+        if isinstance(model.config, ViTConfig) and model.config.grid != grid:
+            notes.append(f"cells are {format_size(grid)}; the patches of {name} are {format_size(model.config.grid)}")
+    if len(images) > 1:
+        sizes = " and ".join(map(format_size, images))
+        notes.append(f"the models take images of {sizes}: cells and blocks are the same fractions of each, noise differs")
+    for image in images:
+        if any(side % cells for side, cells in zip(image, grid, strict=True)):
+            notes.append(f"{format_size(grid)} cells do not divide {format_size(image)} pixels, so cells differ by a pixel")
+    return notes

@@ -187,6 +187,18 @@ def eval_mode(model: ViT) -> Iterator[None]:
         settable.activation_checkpointing = was_checkpointing
 
 
+@contextmanager
+def visit_states(model: ViT, visit: Callable[[Float[Tensor, "b t d"]], None]) -> Iterator[None]:
+    """Pass on the tokens before the first block and after each."""
+    hooks = [block.register_forward_hook(lambda _, __, output: visit(output)) for block in model.blocks]
+    hooks.append(model.blocks[0].register_forward_pre_hook(lambda _, inputs: visit(inputs[0])))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def check_indices(name: str, indices: IndexSelection, size: int) -> list[int]:
     if indices is None:
         return list(range(size))

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
-from vitrail.explain.attention import as_vit, check_indices, eval_mode, pooling_weights, to_grid
+from vitrail.explain.attention import as_vit, check_indices, eval_mode, pooling_weights, to_grid, visit_states
 from vitrail.explain.merged_tokens import TokenMembership, copy_to_patches, split_over_patches, track_merging
 from vitrail.explain.rollout import RolloutAccumulator
 from vitrail.layers.tap import record_activations
@@ -29,18 +29,14 @@ def relevance(
     model: nn.Module, images: Float[Tensor, "b c height width"], classes: ClassIndices = None
 ) -> Float[Tensor, "b y x"]:
     """Return each patch's contribution to the class through attention, without the identity of the residual."""
-    vit = as_vit(model)
-    layers, last, membership = _gradient_weighted_attention(vit, images, classes)
-    return _pooled_relevance(vit, images, _accumulate_rollout(layers, membership, normalise=False), last)
+    return _pooled_relevance(as_vit(model), images, classes, normalise=False)
 
 
 def gradient_rollout(
     model: nn.Module, images: Float[Tensor, "b c height width"], classes: ClassIndices = None
 ) -> Float[Tensor, "b y x"]:
     """Roll out the same matrices with rows normalised to one; what passes along the residual alone is left out too."""
-    vit = as_vit(model)
-    layers, last, membership = _gradient_weighted_attention(vit, images, classes)
-    return _pooled_relevance(vit, images, _accumulate_rollout(layers, membership, normalise=True), last)
+    return _pooled_relevance(as_vit(model), images, classes, normalise=True)
 
 
 def gradcam(
@@ -96,17 +92,11 @@ def logit_lens(model: nn.Module, images: Float[Tensor, "b c height width"]) -> F
     """Return the logits of the head before the first block and after each; the last row is the model's output."""
     vit = as_vit(model)
     states: list[Tensor] = []
-    hooks = [block.register_forward_hook(lambda _, __, output: states.append(output)) for block in vit.blocks]
-    hooks.append(vit.blocks[0].register_forward_pre_hook(lambda _, inputs: states.append(inputs[0])))
-    try:
-        with eval_mode(vit), track_merging(vit) as membership:
-            vit.features(images)
-            sizes = [members.sum(dim=-1) for members in membership] if membership else repeat(None)
-            pooled = [vit.pool(vit.norm(x), size) for x, size in zip(states, sizes, strict=False)]
-            return torch.stack([vit.head(vit.pooled_norm(x)) for x in pooled])
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with eval_mode(vit), track_merging(vit) as membership, visit_states(vit, states.append):
+        vit.features(images)
+        sizes = [members.sum(dim=-1) for members in membership] if membership else repeat(None)
+        pooled = [vit.pool(vit.norm(x), size) for x, size in zip(states, sizes, strict=False)]
+        return torch.stack([vit.head(vit.pooled_norm(x)) for x in pooled])
 
 
 def _gradient_weighted_attention(
@@ -132,19 +122,12 @@ def _gradient_weighted_attention(
     return weighted[:-1], split_over_patches(last, membership[-1]) if membership else last, membership
 
 
-def _accumulate_rollout(
-    layers: list[Float[Tensor, "b _ _"]], membership: TokenMembership, normalise: bool
-) -> RolloutAccumulator:
+def _pooled_relevance(vit: ViT, images: Tensor, classes: ClassIndices, normalise: bool) -> Float[Tensor, "b y x"]:
+    """Return what reaches the pooled tokens through attention. An attention pooling also weights what the residual carries."""
+    layers, last, membership = _gradient_weighted_attention(vit, images, classes)
     accumulator = RolloutAccumulator(membership, normalise)
     for mixing in layers:
         accumulator.multiply(mixing)
-    return accumulator
-
-
-def _pooled_relevance(
-    vit: ViT, images: Tensor, accumulator: RolloutAccumulator, last: Float[Tensor, "b t"] | None
-) -> Float[Tensor, "b y x"]:
-    """Return what reaches the pooled tokens through attention. An attention pooling also weights what the residual carries."""
     attended, residual = accumulator.attended_and_residual
     weights = pooling_weights(vit, images) if last is None else last
     result = (weights[:, None] @ attended)[:, 0]

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
-from vitrail.explain.attention import as_vit, eval_mode, visit_attention_rows
+from vitrail.explain.attention import as_vit, eval_mode, visit_attention_rows, visit_states
 from vitrail.explain.merged_tokens import copy_to_patches, track_merging
 from vitrail.layers.position import Grid
 from vitrail.models.vit import ViT
@@ -22,9 +22,9 @@ from vitrail.models.vit import ViT
 class HeadStatistics:
     """Means over the images: distance in pixels, entropy in nats, cosine similarity of two heads' weights."""
 
-    distance: Float[Tensor, "l h"]
-    renormalised: Float[Tensor, "l h"]
-    entropy: Float[Tensor, "l h"]
+    distance: Float[Tensor, "l h"]  # prefix tokens are left out of queries and keys, and the authors leave it at that
+    renormalised: Float[Tensor, "l h"]  # the distance with what is left of a row scaled back to one
+    entropy: Float[Tensor, "l h"]  # 0 if each token attends to one, log t if to all equally
     similarity: Float[Tensor, "l h h"]
     num_images: int
 
@@ -54,19 +54,6 @@ def attention_distance(
     return statistics.renormalised if renormalise else statistics.distance
 
 
-def mean_distance(
-    weights: Float[Tensor, "b h t t"], grid: Grid, stride: tuple[int, int], renormalise: bool = False
-) -> Float[Tensor, "b h"]:
-    """Return the mean over queries of the distance in pixels between patch centres, weighted by attention.
-
-    Prefix tokens are left out of queries and keys. The authors leave it at that; ``renormalise`` scales what is left of a row
-    back to one.
-    """
-    distances = patch_distances(grid, stride).to(weights)
-    patches = distances.shape[0]
-    return _expected_distance(weights[..., -patches:, -patches:], distances, renormalise).mean(dim=-1)
-
-
 def patch_distances(grid: Grid, stride: tuple[int, int]) -> Float[Tensor, "n n"]:
     """Return the pixels between the centres of any two patches."""
     y, x = torch.meshgrid(torch.arange(grid[0]) * float(stride[0]), torch.arange(grid[1]) * float(stride[1]), indexing="ij")
@@ -74,31 +61,13 @@ def patch_distances(grid: Grid, stride: tuple[int, int]) -> Float[Tensor, "n n"]
     return torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist").float()
 
 
-def attention_entropy(weights: Float[Tensor, "b h t t"]) -> Float[Tensor, "b h"]:
-    """Return the mean entropy over queries: 0 if each attends to one token, log t if to all equally."""
-    return _row_entropy(weights).mean(dim=-1)
-
-
-def head_similarity(weights: Float[Tensor, "b h t t"]) -> Float[Tensor, "b h h"]:
-    """Return the cosine between the weights of two heads, each taken as one long vector."""
-    return _cosine(_gram(weights))
-
-
 @torch.no_grad()
 def token_norms(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "s b t"]:
     """Return the norm of every token before the first block and after each."""
     vit = as_vit(model)
     token_lengths: list[Tensor] = []
-    hooks = [
-        block.register_forward_hook(lambda _, __, output: token_lengths.append(output.norm(dim=-1))) for block in vit.blocks
-    ]
-    hooks.append(vit.blocks[0].register_forward_pre_hook(lambda _, inputs: token_lengths.append(inputs[0].norm(dim=-1))))
-    try:
-        with eval_mode(vit), track_merging(vit) as membership:
-            vit.features(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with eval_mode(vit), track_merging(vit) as membership, visit_states(vit, lambda x: token_lengths.append(x.norm(dim=-1))):
+        vit.features(images)
     return torch.stack(
         [copy_to_patches(state, members) for state, members in zip(token_lengths, membership, strict=True)]
         if membership

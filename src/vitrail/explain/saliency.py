@@ -20,7 +20,7 @@ def saliency(
     """Return the map of one of ``SALIENCY_METHODS``. Attention and rollout are the same for every class."""
     if method not in SALIENCY_METHODS:
         raise VitrailError(
-            f"there is no method {method!r}{did_you_mean(method, SALIENCY_METHODS)}; there are {', '.join(SALIENCY_METHODS)}"
+            f"there is no method {method!r}; there are {', '.join(SALIENCY_METHODS)}{did_you_mean(method, SALIENCY_METHODS)}"
         )
     return SALIENCY_METHODS[method](model, images, classes)
 

@@ -4,7 +4,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,9 +23,9 @@ from vitrail.inference.exported_model import ExportedResNet, ExportedViT
 from vitrail.inference.onnx_predictor import OnnxPredictor
 from vitrail.inference.predictor import Predictor
 from vitrail.inference.program_predictor import ProgramPredictor
+from vitrail.io import atomic_path
 from vitrail.models.build import Model
 from vitrail.weights.load import load
-from vitrail.weights.save import fsync_path
 
 ExportFormat = Literal["onnx", "int8", "program"]
 FILE_SUFFIXES = {"onnx": ".onnx", "int8": ".onnx", "program": ".pt2"}
@@ -127,23 +126,18 @@ def write_and_verify(
     progress: Progress | None = None,
 ) -> ExportResult:
     """Write under a temporary name, verify the file, and rename it once it has passed."""
-    temporary = out.with_name(f".{out.stem[:100]}.{os.getpid()}.part{FILE_SUFFIXES[to]}")
     try:
-        started = time.perf_counter()
-        if progress is not None:
-            progress(f"writing {out.name}", 0, None)
-        write(temporary)
-        seconds, size = time.perf_counter() - started, temporary.stat().st_size
-        predictor = PREDICTORS[to](temporary)
-        report = compare_with_model(model, predictor, samples, dynamic, progress)
-        require(report)
-        fsync_path(temporary)
-        temporary.replace(out)
+        with atomic_path(out) as temporary:
+            started = time.perf_counter()
+            if progress is not None:
+                progress(f"writing {out.name}", 0, None)
+            write(temporary)
+            seconds, size = time.perf_counter() - started, temporary.stat().st_size
+            predictor = PREDICTORS[to](temporary)
+            report = compare_with_model(model, predictor, samples, dynamic, progress)
+            require(report)
     except OSError as error:
         raise VitrailError(f"{out} cannot be written: {error.strerror or error}; try another path with --out") from error
-    finally:
-        with suppress(OSError):  # it does not exist, or the disk is read-only
-            temporary.unlink()
     weight_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     return ExportResult(out, to, predictor.backend, size, weight_bytes, seconds, report)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from vitrail.errors import VitrailError
-from vitrail.exporters.trace_program import trace_program
+from vitrail.exporters.torch_export import trace_program
 from vitrail.inference.export_metadata import EXPORT_METADATA_KEY, dump_metadata, output_name_of
 from vitrail.inference.onnx_predictor import INPUT_NAME, import_onnxruntime
 from vitrail.inference.program_predictor import first_line, suppress_warnings
@@ -68,7 +68,7 @@ def _check_installed() -> None:
         for name in ("onnx", "onnxscript"):
             import_module(name)
     except ImportError:
-        raise VitrailError("writing ONNX needs onnx and onnxscript; try `pip install 'vitrail[onnx]'`") from None
+        raise VitrailError("writing ONNX needs onnx and onnxscript; try pip install 'vitrail[onnx]'") from None
 
 
 def _strip_metadata(proto: Any) -> Any:

@@ -5,7 +5,8 @@ on images, and stored in the pairs of QuantizeLinear and DequantizeLinear that e
 computes them from its whole batch, so an image's logits would depend on the others: the predictor runs images one by one.
 
 A few layers may not tolerate it (in a real ViT-Ti/16, one of 48 causes all the loss). So the sensitivity of each is measured
-alone; then, as long as more accuracy is lost than allowed, the most sensitive layer left is kept in float.
+alone; then, as long as more accuracy is lost than allowed, the most sensitive layer left is kept in float. That takes a graph
+per layer, so graphs are built here, in memory: onnxruntime's quantiser infers shapes and writes a file for each.
 """
 
 from collections.abc import Callable, Iterator

@@ -12,12 +12,13 @@ from jaxtyping import Int, UInt8
 from numpy import ndarray
 
 from vitrail.data.decode import to_pil
+from vitrail.data.sources.concat_dataset import ConcatDataset
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress, Subset
 from vitrail.data.sources.open import open_dataset
 from vitrail.data.sources.panes.dataset import build_panes
 from vitrail.data.transforms import resize_and_crop
 from vitrail.errors import VitrailError
-from vitrail.evaluation.label_matching import ConcatDataset, match_classes, select_split
+from vitrail.evaluation.label_matching import match_classes, select_split
 from vitrail.evaluation.leakage import open_like_training
 from vitrail.inference.features import require_preprocess
 from vitrail.models.build import Model

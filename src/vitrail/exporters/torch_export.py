@@ -5,11 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export import Dim, ExportedProgram
 
-from vitrail.exporters.trace_program import trace_program
+from vitrail.errors import VitrailError
+from vitrail.exporters.export_module import ExportModule, with_dynamic_positions
 from vitrail.inference.export_metadata import EXPORT_METADATA_KEY, dump_metadata
-from vitrail.inference.program_predictor import suppress_warnings
+from vitrail.inference.program_predictor import first_line, suppress_warnings
 from vitrail.models.build import Model
+from vitrail.models.config import ViTConfig
+
+MAX_GRID_SIDE = 2**12  # rows or columns of the grid
+MIN_RESNET_SIDE = 32  # pixels, height or width
 
 
 def write_program(model: Model, path: Path, dynamic: bool = False, **options: Any) -> None:
@@ -19,3 +25,29 @@ def write_program(model: Model, path: Path, dynamic: bool = False, **options: An
     with suppress_warnings():
         torch.export.save(program, buffer, extra_files={EXPORT_METADATA_KEY: metadata})
     path.write_bytes(buffer.getbuffer())
+
+
+def trace_program(model: Model, dynamic: bool = False) -> ExportedProgram:
+    """Trace the graph from images to logits. It shares the model's weights."""
+    module = ExportModule(with_dynamic_positions(model) if dynamic else model).eval()
+    example = torch.zeros(2, *model.config.image, model.config.channels, dtype=torch.uint8)  # not 1, which would be fixed
+    try:
+        with torch.no_grad(), suppress_warnings():
+            program = torch.export.export(module, (example,), dynamic_shapes=(_dynamic_shapes(model, dynamic),))
+    except VitrailError:
+        raise
+    except Exception as error:  # the exporter raises many types, with messages of pages
+        raise VitrailError(f"the model cannot be traced by torch.export: {first_line(error)}") from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # contains local paths
+    return program
+
+
+def _dynamic_shapes(model: Model, dynamic: bool) -> dict[int, Any]:
+    sizes: dict[int, Any] = {0: Dim("batch", min=1)}
+    if dynamic and isinstance(model.config, ViTConfig):
+        stride_y, stride_x = model.config.patch_stride
+        sizes |= {1: stride_y * Dim("rows", min=1, max=MAX_GRID_SIDE), 2: stride_x * Dim("columns", min=1, max=MAX_GRID_SIDE)}
+    elif dynamic:
+        sizes |= {1: Dim("height", min=MIN_RESNET_SIDE), 2: Dim("width", min=MIN_RESNET_SIDE)}
+    return sizes

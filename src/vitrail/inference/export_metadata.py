@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
-from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from vitrail.config import parse_value
@@ -14,7 +13,7 @@ from vitrail.inference.features import require_preprocess
 from vitrail.models.build import Model
 from vitrail.models.config import ModelConfig
 from vitrail.weights.load import parse_metadata
-from vitrail.weights.model_folder import FORMAT_VERSION
+from vitrail.weights.model_folder import FORMAT_VERSION, strip_paths
 from vitrail.weights.save import model_metadata
 
 EXPORT_METADATA_KEY = "vitrail"  # the key in ONNX's metadata, and the name of the extra file in a program
@@ -36,8 +35,8 @@ class ExportMetadata:
 
 
 def path_hash(path: str) -> str:
-    """Return a hash of a folder's path, by which an exported file recognises its dataset without revealing the path."""
-    return hashlib.sha256(os.path.abspath(path).encode(errors="surrogateescape")).hexdigest()[:16]
+    """Return a hash of a path as it is written, by which an exported file recognises its dataset without revealing the path."""
+    return hashlib.sha256(os.path.normpath(path).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def output_name_of(config: ModelConfig) -> str:
@@ -48,9 +47,9 @@ def output_name_of(config: ModelConfig) -> str:
 def dump_metadata(model: Model, **options: Any) -> str:
     """Serialise a model's metadata; the same model gives the same text on every machine."""
     require_preprocess(model)  # refuse a model without: the file would be useless
-    metadata = model_metadata(model, model.config, {}) | {name: _strip_paths(value) for name, value in model.metadata.items()}
+    metadata = model_metadata(model, model.config, {}) | strip_paths(model.metadata)
     dataset_name = model.metadata.get("dataset", {}).get("name", "")
-    if os.path.isabs(dataset_name):
+    if strip_paths(dataset_name) != dataset_name:
         metadata["dataset"]["path_hash"] = path_hash(dataset_name)  # so that evaluating the file on it gives a warning
     return json.dumps({**metadata, "export": options}, sort_keys=True, allow_nan=False)
 
@@ -72,14 +71,3 @@ def parse_export_metadata(text: str, source: str) -> ExportMetadata:
         )
     export = metadata.get("export")
     return ExportMetadata(config, preprocess, class_names, training, export if isinstance(export, dict) else {})
-
-
-def _strip_paths(value: Any) -> Any:
-    """Replace absolute and home paths by their last component."""
-    if isinstance(value, dict):
-        return {name: _strip_paths(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strip_paths(item) for item in value]
-    if isinstance(value, str) and (value.startswith(("/", "~")) or PureWindowsPath(value).is_absolute()):
-        return PureWindowsPath(value).name if "\\" in value else PurePosixPath(value).name
-    return value

@@ -21,7 +21,8 @@ from vitrail.inference.program_predictor import ProgramPredictor
 from vitrail.models.build import Model
 from vitrail.models.config import ViTConfig
 from vitrail.models.resnet import ResNet
-from vitrail.models.speedups import Speedups, speed_up
+from vitrail.models.speedup_config import Speedups
+from vitrail.models.speedups import speed_up
 from vitrail.models.vit import ViT
 from vitrail.weights.load import load
 

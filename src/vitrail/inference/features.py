@@ -5,7 +5,6 @@ recomputed. n images of which m are readable, b of them at a time, d wide.
 """
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,10 +17,8 @@ from torch import Tensor
 
 from vitrail.data import cache
 from vitrail.data.loader import Loader, build_eval_loader
-from vitrail.data.pack_reader import PackedDataset
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources.dataset import ArrayDataset, Dataset, ImageFileDataset, Progress, Subset
-from vitrail.data.sources.fingerprint import dataset_key
+from vitrail.data.sources.dataset import Dataset, Progress
 from vitrail.errors import VitrailError
 from vitrail.inference.inputs import ImageLike, ImageList, as_image_list
 from vitrail.models.build import Model
@@ -82,7 +79,8 @@ def iter_features(
     """Yield features batch by batch, or all cached ones at once; ``read_errors`` is filled on the way."""
     read_errors = {} if read_errors is None else read_errors
     loader = build_eval_loader(source, require_preprocess(model), batch_size)
-    key = None if isinstance(source, ImageList) else f"{CACHE_FORMAT} {_model_key(model)} {_dataset_key(source).hex()}"
+    images_key = source.cache_key()
+    key = None if images_key is None else f"{CACHE_FORMAT} {_model_key(model)} {hashlib.sha256(images_key).hexdigest()}"
     cached = None if key is None else _load_cached(key, len(source))
     if cached is not None:
         read_errors.update(cached.read_errors)
@@ -176,40 +174,3 @@ def _model_key(model: Model) -> str:
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _dataset_key(source: Dataset) -> bytes:
-    """Return a key of the images: files by name, length and time, arrays by their bytes, others by their fingerprint."""
-    digest = hashlib.sha256(type(source).__name__.encode())
-    match source:
-        case Subset():
-            digest.update(_dataset_key(source.dataset) + source.indices.astype(np.int64).tobytes())
-        case ImageFileDataset():
-            for path in source.paths:
-                digest.update(_file_key(source.root.absolute() / path))
-        case ArrayDataset():
-            digest.update(_array_key(source.images))
-        case PackedDataset():
-            digest.update(_array_key(source.buffer) + source.starts.tobytes())
-        case _:
-            digest.update(dataset_key(source))
-    return digest.digest()
-
-
-def _array_key(values: ndarray) -> bytes:
-    """Return a key of an array: a memory-mapped file, which may be larger than memory, by its stamp and offset."""
-    base: object = values
-    while isinstance(base, ndarray) and not isinstance(base, np.memmap):
-        base = base.base
-    if isinstance(base, np.memmap) and base.filename is not None:
-        offset = values.ctypes.data - base.ctypes.data
-        return _file_key(Path(base.filename).absolute()) + repr((values.shape, base.offset, offset)).encode()
-    return hashlib.sha256(repr(values.shape).encode() + np.ascontiguousarray(values).tobytes()).digest()
-
-
-def _file_key(path: Path) -> bytes:
-    try:
-        stat = os.stat(path)
-        return os.fsencode(path) + f"\0{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\0".encode()
-    except OSError:
-        return os.fsencode(path) + b"\0gone\0"

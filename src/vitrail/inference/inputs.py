@@ -13,15 +13,15 @@ from numpy import ndarray
 from PIL import Image
 
 from vitrail.data.decode import MAX_IMAGE_PIXELS, BadImage, to_upright_rgb
-from vitrail.data.sources.dataset import read_image_file
+from vitrail.data.sources.dataset import Dataset, read_image_file
 from vitrail.errors import VitrailError
 
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | ndarray
 _pil_lock = Lock()  # a PIL image may be listed twice, and loading changes it
 
 
-@dataclass(frozen=True)
-class ImageList:
+@dataclass(frozen=True, eq=False)
+class ImageList(Dataset):
     """List of image-like items as a dataset; an unusable one fails when it is read."""
 
     items: Sequence[Any]

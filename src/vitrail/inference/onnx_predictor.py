@@ -74,7 +74,7 @@ def import_onnxruntime() -> ModuleType:
     try:
         return import_module("onnxruntime")
     except ImportError:
-        raise VitrailError("an ONNX file needs onnxruntime; try `pip install 'vitrail[onnx]'`") from None
+        raise VitrailError("an ONNX file needs onnxruntime; try pip install 'vitrail[onnx]'") from None
 
 
 def open_session(source: str | Path, threads: int | None = None) -> OnnxSession:

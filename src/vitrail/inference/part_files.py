@@ -21,7 +21,7 @@ from typing import Any
 
 from vitrail.data.sources.dataset import max_bad_images
 from vitrail.errors import VitrailError
-from vitrail.weights.save import fsync_path
+from vitrail.io import fsync_path
 
 FORMAT = 1
 TARGET_PARTS, MIN_PART_SIZE, MAX_PART_SIZE = 128, 256, 16384  # parts of a folder; smallest and largest default part

@@ -21,15 +21,10 @@ from vitrail.errors import VitrailError
 from vitrail.inference.features import require_preprocess
 from vitrail.inference.inputs import ImageLike, ImageList, as_image_list
 from vitrail.models.build import Model
+from vitrail.tasks.classification import ClassProbability
 from vitrail.weights.load import load
 
 DEFAULT_TOP_K, DEFAULT_BATCH_SIZE = 5, 32
-
-
-@dataclass(frozen=True)
-class ClassProbability:
-    label: str
-    probability: float
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from vitrail.data.transforms import normalise
 from vitrail.errors import VitrailError
 from vitrail.inference.features import require_preprocess
 from vitrail.models.build import Model
-from vitrail.models.device import select_device
-from vitrail.models.speedups import Speedups, speed_up
+from vitrail.models.speedup_config import Speedups
+from vitrail.models.speedups import speed_up
+from vitrail.system import select_device
 from vitrail.weights.load import load
 
 Backend = Literal["auto", "torch", "onnxruntime"]

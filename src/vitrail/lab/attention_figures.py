@@ -24,7 +24,7 @@ from vitrail.plot.heatmap import filter_grid, heatmap_grid
 from vitrail.plot.line_chart import line_chart
 from vitrail.plot.markup import escape
 from vitrail.report.html import html_table
-from vitrail.training.dataset import open_training_data
+from vitrail.training.dataset import load_training_data
 from vitrail.weights.load import load
 
 VIT, HYBRID, CHECKPOINT = "ViT", "hybrid", "given checkpoint"
@@ -46,7 +46,7 @@ def jobs(options: ExperimentOptions) -> list[TrainingJob]:
 
 
 def measure(run: Path, job: TrainingJob) -> dict[str, Any]:
-    return take_snapshot(load(run / "best"), open_training_data(job.recipe).data).to_json_dict()
+    return take_snapshot(load(run / "best"), load_training_data(job.recipe)).to_json_dict()
 
 
 def checkpoint_model(options: ExperimentOptions) -> Model | None:

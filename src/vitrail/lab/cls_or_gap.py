@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult, group_by
+from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult
 from vitrail.lab.small_recipe import ADAMW, coarse_patch, small_recipe, small_vit
-from vitrail.lab.summaries import line_plot, mean_score, paired_difference, score_cell, scores_json, select_on_validation
+from vitrail.lab.summaries import LearningRates, by_learning_rate, mean_score, paired_difference, score_cell
 from vitrail.lab.trials import JobResult, TrainingJob
 from vitrail.plot.markup import escape
 from vitrail.report.html import html_table
@@ -33,30 +33,25 @@ def jobs(options: ExperimentOptions) -> list[TrainingJob]:
 
 
 def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> ExperimentResult:
-    lines = {
-        head: {lr: group for (lr,), group in group_by(own, "lr").items()} for (head,), own in group_by(rows, "head").items()
-    }
-    rates = list(next(iter(lines.values())))
+    rates = by_learning_rate(rows, "head")
+    lines = rates.results
     cells = [
         [
             f"{lr:g}",
             *(score_cell(line[lr]) for line in lines.values()),
             _difference_text(lines["GAP"][lr], lines["class token"][lr]),
         ]
-        for lr in rates
+        for lr in next(iter(lines.values()))
     ]
-    best_lr = {head: select_on_validation(line) for head, line in lines.items()}
-    figure = line_plot("Test accuracy by learning rate", "learning rate", lines, lambda lr: f"{lr:g}")
-    numbers = {head: {f"{lr:g}": scores_json(group) for lr, group in line.items()} for head, line in lines.items()}
     return ExperimentResult(
-        _summary(lines, best_lr),
-        [figure, html_table(("learning rate", *(f"#{head}" for head in lines), "#GAP minus class token"), cells)],
-        {"heads": numbers, "best": best_lr},
+        _summary(rates),
+        [rates.figure, html_table(("learning rate", *(f"#{head}" for head in lines), "#GAP minus class token"), cells)],
+        {"heads": rates.numbers, "best": rates.best},
     )
 
 
-def _summary(lines: dict[str, dict[float, list[JobResult]]], best_lr: dict[str, float | None]) -> str:
-    token, average = best_lr["class token"], best_lr["GAP"]
+def _summary(rates: LearningRates) -> str:
+    lines, token, average = rates.results, rates.best["class token"], rates.best["GAP"]
     if token is None or average is None:
         return "One of the two diverged at every learning rate."
     first, second = mean_score(lines["class token"][token]), mean_score(lines["GAP"][average])
@@ -69,8 +64,8 @@ def _summary(lines: dict[str, dict[float, list[JobResult]]], best_lr: dict[str, 
         return f"{claim}."
     winner = "GAP" if difference.mean > 0 else "the class token"
     verdict = f"{winner} is significantly better" if difference.significant else "the difference is not significant"
-    rates = "at the same learning rate" if token == average else "at different learning rates"
-    return f"{claim}, {rates}; {verdict} (GAP minus class token: {difference.text})."
+    where = "at the same learning rate" if token == average else "at different learning rates"
+    return f"{claim}, {where}; {verdict} (GAP minus class token: {difference.text})."
 
 
 def _difference_text(ours: Sequence[JobResult], theirs: Sequence[JobResult]) -> str:

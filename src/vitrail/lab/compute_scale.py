@@ -7,7 +7,7 @@ from typing import Any
 from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult, group_by
 from vitrail.lab.pretraining_compute import TABLE
 from vitrail.lab.small_recipe import FAMILY_OPTIM, matched_families, small_recipe, small_vit
-from vitrail.lab.summaries import line_plot, mean_score, paired_difference, score_cell, scores_json
+from vitrail.lab.summaries import best_two, line_plot, mean_score, score_cell, scores_json
 from vitrail.lab.trials import JobResult, TrainingJob
 from vitrail.plot.canvas import Figure
 from vitrail.plot.line_chart import line_chart
@@ -92,9 +92,7 @@ def _summary(groups: dict[tuple[Any, ...], list[JobResult]]) -> str:
         if len(finished) < 2:
             clauses.append(f"too few of the {size} models finished")
             continue
-        first, second, *_ = sorted(finished, key=lambda family: -mean_score(finished[family]))
-        difference = paired_difference(finished[first], finished[second])
-        adverb = "significantly" if difference is not None and difference.significant else "not significantly"
+        first, second, adverb = best_two(finished)
         clauses.append(
             f"of the {size} models the {first} ({mean_score(finished[first]):.1%}) is {adverb} better than the {second} "
             f"({mean_score(finished[second]):.1%})"

@@ -3,21 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult, group_by
+from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult
 from vitrail.lab.small_recipe import ADAMW, STEPS, coarse_patch, small_recipe, small_vit
-from vitrail.lab.summaries import (
-    join_clauses,
-    line_plot,
-    mean_score,
-    paired_difference,
-    score_cell,
-    scores_json,
-    select_on_validation,
-)
+from vitrail.lab.summaries import LearningRates, by_learning_rate, join_clauses, mean_score, paired_difference, score_cell
 from vitrail.lab.trials import JobResult, TrainingJob
 from vitrail.plot.markup import escape
+from vitrail.recipes.recipe import Schedule
 from vitrail.report.html import html_table
-from vitrail.training.recipe import Schedule
 
 NORMS = ("pre", "post")
 WARMUPS = {"warm-up": STEPS // 10, "no warm-up": 0}
@@ -42,30 +34,23 @@ def jobs(options: ExperimentOptions) -> list[TrainingJob]:
 
 
 def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> ExperimentResult:
-    lines = {
-        f"{norm}, {warmup}": {lr: group for (lr,), group in group_by(own, "lr").items()}
-        for (norm, warmup), own in group_by(rows, "norm", "warmup").items()
-    }
-    rates = list(next(iter(lines.values())))
-    best_lr = {name: select_on_validation(line) for name, line in lines.items()}
+    rates = by_learning_rate(rows, "norm", "warmup")
+    tried = list(next(iter(rates.results.values())))
     cells = [
-        [escape(name), *(score_cell(line[lr]) for lr in rates), "" if best_lr[name] is None else f"{best_lr[name]:g}"]
-        for name, line in lines.items()
+        [escape(name), *(score_cell(line[lr]) for lr in tried), rates.best_cell(name)] for name, line in rates.results.items()
     ]
-    figure = line_plot("Test accuracy by learning rate", "learning rate", lines, lambda lr: f"{lr:g}")
-    numbers = {name: {f"{lr:g}": scores_json(group) for lr, group in line.items()} for name, line in lines.items()}
     return ExperimentResult(
-        _summary(lines, best_lr),
-        [figure, html_table(("norm", *(f"#lr {lr:g}" for lr in rates), "#lr selected on validation"), cells)],
-        {"arms": numbers, "best": best_lr},
+        _summary(rates),
+        [rates.figure, html_table(("norm", *(f"#lr {lr:g}" for lr in tried), "#lr selected on validation"), cells)],
+        {"arms": rates.numbers, "best": rates.best},
     )
 
 
-def _summary(lines: dict[str, dict[float, list[JobResult]]], best_lr: dict[str, float | None]) -> str:
-    clauses = []
+def _summary(rates: LearningRates) -> str:
+    clauses, lines = [], rates.results
     for warmup in WARMUPS:
         pre, post = (f"{norm}, {warmup}" for norm in NORMS)
-        ours, theirs = best_lr[pre], best_lr[post]
+        ours, theirs = rates.best[pre], rates.best[post]
         if ours is None or theirs is None:
             diverged = [norm for norm, lr in zip(NORMS, (ours, theirs), strict=True) if lr is None]
             who = "both" if len(diverged) == 2 else f"{diverged[0]}-norm"

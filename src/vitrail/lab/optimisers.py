@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult, group_by
+from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult
 from vitrail.lab.small_recipe import coarse_patch, matched_resnet, small_recipe, small_vit
-from vitrail.lab.summaries import line_plot, mean_score, paired_difference, score_cell, scores_json, select_on_validation
+from vitrail.lab.summaries import LearningRates, best_two, by_learning_rate, mean_score, score_cell
 from vitrail.lab.trials import JobResult, TrainingJob
 from vitrail.models.config import ModelConfig
 from vitrail.plot.markup import escape
+from vitrail.recipes.recipe import Optim
 from vitrail.report.html import html_table
-from vitrail.training.recipe import Optim
 
 RATES = {"AdamW": (1e-3, 3e-3, 1e-2), "SGD": (0.03, 0.1, 0.3), "Muon": (0.003, 0.01, 0.03)}
 ARMS = (
@@ -52,45 +52,37 @@ def jobs(options: ExperimentOptions) -> list[TrainingJob]:
 
 
 def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> ExperimentResult:
-    lines = {
-        f"{family}, {kind}": {lr: group for (lr,), group in group_by(own, "lr").items()}
-        for (family, kind), own in group_by(rows, "family", "optimiser").items()
-    }
-    best_lr = {name: select_on_validation(line) for name, line in lines.items()}
+    rates = by_learning_rate(rows, "family", "optimiser")
     cells = [
-        [escape(name), *(f'<span class="soft">{rate:g}:</span> {score_cell(group)}' for rate, group in line.items()),
-         "" if best_lr[name] is None else f"{best_lr[name]:g}"]
-        for name, line in lines.items()
+        [escape(name), *(f'<span class="soft">{lr:g}:</span> {score_cell(group)}' for lr, group in line.items()),
+         rates.best_cell(name)]
+        for name, line in rates.results.items()
     ]  # fmt: skip
-    figure = line_plot("Test accuracy by learning rate", "learning rate", lines, lambda lr: f"{lr:g}")
     paper = html_table(
         ("fine-tuned on", "#R50x1, Adam", "#R50x1, SGD", "#R152x2, Adam", "#R152x2, SGD"),
         [[name, *(f"{value:.2f}%" for value in values)] for name, values in PAPER.items()],
     )
-    numbers = {name: {f"{lr:g}": scores_json(group) for lr, group in line.items()} for name, line in lines.items()}
     levels = ("low", "middle", "high") if len(cells[0]) == 5 else ("middle",)
     columns = ("model, optimiser", *(f"#{level} lr" for level in levels), "#lr selected on validation")
     return ExperimentResult(
-        _summary(lines, best_lr),
-        [figure, html_table(columns, cells), "<h2>The paper's Table 7</h2>", paper],
-        {"arms": numbers, "best": best_lr},
+        _summary(rates),
+        [rates.figure, html_table(columns, cells), "<h2>The paper's Table 7</h2>", paper],
+        {"arms": rates.numbers, "best": rates.best},
     )
 
 
-def _summary(lines: dict[str, dict[float, list[JobResult]]], best_lr: dict[str, float | None]) -> str:
+def _summary(rates: LearningRates) -> str:
     clauses = []
     for family in ("ViT", "ResNet"):
         by_optimiser = {
-            kind: lines[name][lr]
+            kind: rates.results[name][lr]
             for kind in RATES
-            if (name := f"{family}, {kind}") in lines and (lr := best_lr[name]) is not None
+            if (name := f"{family}, {kind}") in rates.results and (lr := rates.best[name]) is not None
         }
         if len(by_optimiser) < 2:
             clauses.append(f"for the {family} too few runs finished")
             continue
-        first, second, *_ = sorted(by_optimiser, key=lambda kind: -mean_score(by_optimiser[kind]))
-        difference = paired_difference(by_optimiser[first], by_optimiser[second])
-        adverb = "significantly" if difference is not None and difference.significant else "not significantly"
+        first, second, adverb = best_two(by_optimiser)
         clauses.append(
             f"for the {family}, {first} reaches {mean_score(by_optimiser[first]):.1%}, {adverb} better than "
             f"{second} ({mean_score(by_optimiser[second]):.1%})"

@@ -18,7 +18,7 @@ from vitrail.lab.trials import JobResult, TrainingJob
 from vitrail.models.build import Model
 from vitrail.plot.markup import escape
 from vitrail.report.html import html_table
-from vitrail.training.dataset import open_training_data
+from vitrail.training.dataset import load_training_data
 from vitrail.weights.load import load
 
 SHOTS, DRAWS = 5, 5
@@ -54,7 +54,7 @@ def jobs(options: ExperimentOptions) -> list[TrainingJob]:
 
 def measure(run: Path, job: TrainingJob) -> dict[str, Any]:
     """Compute the few-shot accuracy: a linear classifier in closed form on features of a few images per class."""
-    model, data = load(run), open_training_data(job.recipe).data
+    model, data = load(run), load_training_data(job.recipe)
     indices = np.sort(
         np.concatenate(
             [np.flatnonzero(data.train.labels == label)[:IMAGES_PER_CLASS] for label in range(len(data.class_names))]

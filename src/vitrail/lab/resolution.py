@@ -19,10 +19,10 @@ from vitrail.lab.trials import JobResult, TrainingJob
 from vitrail.models.config import Pair, PositionResize, format_size
 from vitrail.models.vit import ViT
 from vitrail.plot.markup import escape
+from vitrail.recipes.recipe import Recipe
 from vitrail.report.html import html_table
-from vitrail.tasks.classification import ClassificationTask
-from vitrail.training.dataset import open_training_data
-from vitrail.training.recipe import Recipe
+from vitrail.training.build import recipe_task
+from vitrail.training.dataset import load_training_data
 from vitrail.weights.load import load, quiet_loading
 
 LOW_RESOLUTION_RATIO = 224 / 384  # low to full resolution, as in the paper
@@ -76,23 +76,22 @@ def measure(run: Path, job: TrainingJob) -> dict[str, Any]:
     """Measure the accuracy of the low-resolution model at full resolution, before fine-tuning."""
     if job.condition["arm"] != PRETRAINED:
         return {}
-    job_recipe, data = job.recipe, open_training_data(job.recipe).data
+    job_recipe, data = job.recipe, load_training_data(job.recipe)
     assert job_recipe.model.image == job_recipe.preprocess.image_size
     large = _full_size(dataset_shape(job_recipe.data).size)
     loader = build_eval_loader(data.test, replace(job_recipe.preprocess, image_size=large), 256)
     accuracies: dict[str, Any] = {}
+    task = recipe_task(job_recipe, data)
     with quiet_loading():
         for rule in INTERPOLATIONS:
-            accuracies[rule] = ClassificationTask(len(data.class_names)).evaluate(
-                load(run, image=large, resize=rule), loader, 0
-            )["top1"]
+            accuracies[rule] = task.evaluate(load(run, image=large, resize=rule), loader, 0)["top1"]
         model = load(run, image=large)
     assert isinstance(model, ViT)
     torch.manual_seed(job_recipe.seed)
     for name, weight in model.named_parameters():
         if name.startswith("positions."):
             torch.nn.init.normal_(weight, std=0.02)
-    accuracies[NEW_TABLE] = ClassificationTask(len(data.class_names)).evaluate(model, loader, 0)["top1"]
+    accuracies[NEW_TABLE] = task.evaluate(model, loader, 0)["top1"]
     return {"before_finetuning": accuracies}
 
 

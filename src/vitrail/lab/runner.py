@@ -10,17 +10,17 @@ from vitrail.data.dataset_check import drop_unusable
 from vitrail.data.sources.dataset import Progress
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
+from vitrail.io import atomic_write
 from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult
 from vitrail.lab.small_recipe import supports_subsets
 from vitrail.lab.summaries import join_names
 from vitrail.lab.time_budget import fit_to_budget
 from vitrail.lab.trials import JobResult, TrainingJob, run_jobs
 from vitrail.models.config import format_size
-from vitrail.plot.canvas import Figure
+from vitrail.plot.canvas import Figure, WriteFile, write_figure
 from vitrail.plot.markup import escape
-from vitrail.report.figure_files import WriteFile, write_figure
-from vitrail.report.html import atomic_write, html_page
-from vitrail.training.loop import Hardware
+from vitrail.report.html import html_page
+from vitrail.training.trainer import Hardware
 
 QUICK_STEPS = 4  # steps of each training run
 NO_TRAINING_NOTE = "Nothing is trained here, so --quick gives the full result."

@@ -29,8 +29,9 @@ from vitrail.lab.summaries import (
 from vitrail.lab.trials import JobResult, TrainingJob
 from vitrail.models.masking_config import Masking
 from vitrail.plot.markup import escape
+from vitrail.recipes.recipe import Recipe
+from vitrail.recipes.task_config import MaskedImage
 from vitrail.report.html import html_table
-from vitrail.training.recipe import Recipe
 
 LABELS, QUICK_LABELS = (100, 1000), (20,)
 RATES = (5e-4, 2e-3, 6e-3)
@@ -73,7 +74,7 @@ def _question_jobs(options: ExperimentOptions, question: str) -> Iterator[Traini
     for name in names if question == FEW_LABELS else ARMS_IN_ORDER[1:2]:
         prerequisites[name] = TrainingJob(
             {"question": question, "stage": "pre-training", "start": name},
-            _pretraining_recipe(options, 0, dataset_name(options, **before), masking=METHODS[name]),
+            _pretraining_recipe(options, 0, dataset_name(options, **before), task=MaskedImage(METHODS[name])),
         )
     if question == PAPER_ORDER:
         prerequisites[SUPERVISED] = TrainingJob(

@@ -2,6 +2,8 @@
 
 A convolution is translation equivariant, so its feature map moves with the image. A Vision Transformer is so only for whole
 patches, and only up to its position embeddings. All models have one position per four pixels and use average pooling.
+
+b images, c channels, d width, y and x positions of the feature map.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitrail.augment.policy import get_policy
 from vitrail.data.batch_transforms import EvalTransform
@@ -22,19 +29,22 @@ from vitrail.lab.experiment import (
     group_by,
     mean_and_ci,
 )
-from vitrail.lab.feature_shift import SHIFTS, STRIDE, measure_shifts, with_circular_padding
 from vitrail.lab.model_snapshot import evenly_spaced_indices
 from vitrail.lab.small_recipe import MUON, SGD, closest_compute, small_recipe, small_vit
 from vitrail.lab.trials import JobResult, TrainingJob
 from vitrail.models.config import ModelConfig, ResNetConfig
+from vitrail.models.resnet import ResNet
+from vitrail.models.vit import ViT
 from vitrail.plot.line_chart import line_chart
 from vitrail.plot.markup import escape
 from vitrail.report.html import html_table
-from vitrail.training.build import build_model
-from vitrail.training.dataset import open_training_data
+from vitrail.training.build import build_model, recipe_task
+from vitrail.training.dataset import load_training_data
 from vitrail.weights.load import load
 
 MEASURED_IMAGES = 256
+STRIDE = 4  # pixels per position, in every model here
+SHIFTS = tuple(range(1, 2 * STRIDE + 1))  # pixels
 VIT, VIT_NO_POSITIONS, RESNET = "ViT", "ViT, no positions", "ResNet"
 CIRCULAR = ", circular padding"
 STATES = ("trained", "untrained")
@@ -73,11 +83,11 @@ def models(options: ExperimentOptions) -> dict[str, ModelConfig]:
 
 
 def measure(run: Path, job: TrainingJob) -> dict[str, Any]:
-    data = open_training_data(job.recipe).data
+    data = load_training_data(job.recipe)
     source = data.test if len(data.test) else data.validation
     indices = evenly_spaced_indices(len(source), MEASURED_IMAGES)
     images = EvalTransform(job.recipe.preprocess)(source, np.zeros_like(indices), indices).images
-    built = {"trained": load(run / "best"), "untrained": build_model(job.recipe, data, resumed=False)}
+    built = {"trained": load(run / "best"), "untrained": build_model(job.recipe, recipe_task(job.recipe, data), resumed=False)}
     measurements = {"": {state: measure_shifts(model, images) for state, model in built.items()}}
     if isinstance(job.recipe.model, ResNetConfig):
         measurements[CIRCULAR] = {state: measure_shifts(with_circular_padding(model), images) for state, model in built.items()}
@@ -169,6 +179,75 @@ def _table(arms: dict[str, list[JobResult]], lines: dict[str, ShiftCurve], state
 def _cell(values: Sequence[float]) -> str:
     centre, half_width = mean_and_ci(values)
     return f"{centre:.2f}" if half_width is None else f'{centre:.2f} <span class="soft">± {half_width:.2f}</span>'
+
+
+@torch.no_grad()
+def measure_shifts(model: nn.Module, images: Float[Tensor, "b c height width"]) -> dict[str, list[float]]:
+    """Return, by shift, the similarity of pooled features and feature maps to those of the unshifted image, and the fraction
+    of equal predictions; means over images and both axes."""
+    model.eval()
+    before = feature_map(model, images)
+    measurements: dict[str, list[float]] = {"pooled": [], "map": [], "consistency": []}
+    for pixels in SHIFTS:
+        after = [feature_map(model, torch.roll(images, pixels, dims=axis)) for axis in (2, 3)]
+        measurements["pooled"].append(_mean(pooled_similarity(before, shifted) for shifted in after))
+        measurements["map"].append(
+            _mean(map_similarity(before, shifted, pixels, axis) for shifted, axis in zip(after, (2, 3), strict=True))
+        )
+        measurements["consistency"].append(
+            _mean(float((_predictions(model, shifted) == _predictions(model, before)).float().mean()) for shifted in after)
+        )
+    return measurements
+
+
+@torch.no_grad()
+def feature_map(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d y x"]:
+    """Return the feature map that the model pools."""
+    if isinstance(model, ViT):
+        grid = model.grid(images)
+        tokens = model.encode(model.embed_patches(images), grid)
+        return rearrange(tokens[:, model.config.prefix_tokens :], "b (y x) d -> b d y x", y=grid[0])
+    assert isinstance(model, ResNet)
+    wrap = "circular" if model.conv.padding_mode == "circular" else "constant"
+    x = F.max_pool2d(F.pad(model.conv(images), (1, 1, 1, 1), wrap), kernel_size=3, stride=2)
+    return F.relu(model.norm(model.stages(x)))
+
+
+def with_circular_padding(model: nn.Module) -> nn.Module:
+    """Replace the zero padding of all convolutions by circular padding, in place."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.padding_mode = "circular"
+    return model
+
+
+def _predictions(model: nn.Module, maps: Float[Tensor, "b d y x"]) -> Int[Tensor, " b"]:
+    head: Any = model.head
+    return head(maps.mean(dim=(2, 3))).argmax(dim=1)
+
+
+def pooled_similarity(before: Float[Tensor, "b d y x"], after: Float[Tensor, "b d y x"]) -> float:
+    """Return the mean cosine of pooled features, less their mean over images: 1 invariant, 0 as for two unrelated images."""
+    first, second = before.mean(dim=(2, 3)), after.mean(dim=(2, 3))
+    common = first.mean(dim=0)
+    return float(F.cosine_similarity(first - common, second - common, dim=1).mean())
+
+
+def map_similarity(before: Float[Tensor, "b d y x"], after: Float[Tensor, "b d y x"], pixels: int, axis: int) -> float:
+    """Return the mean cosine to the shifted feature map, 1 if equivariant. Fractional shifts interpolate between positions;
+    positions whose pixels were wrapped around are left out."""
+    common = before.mean(dim=(0, 2, 3), keepdim=True)
+    whole, rest = divmod(pixels, STRIDE)
+    fraction = rest / STRIDE
+    expected = (1 - fraction) * torch.roll(before, whole, axis) + fraction * torch.roll(before, whole + 1, axis)
+    similarity = F.cosine_similarity(expected - common, after - common, dim=1)
+    first = whole + (rest > 0)
+    return float(similarity.narrow(axis - 1, first, similarity.shape[axis - 1] - first).mean())
+
+
+def _mean(values: Iterator[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
 
 
 EXPERIMENT = Experiment(

@@ -18,7 +18,7 @@ from vitrail.errors import VitrailError
 from vitrail.lab.experiment import ExperimentOptions
 from vitrail.models.config import ModelConfig, Pair, ResNetConfig, StemConfig, ViTConfig
 from vitrail.models.cost import cost
-from vitrail.training.recipe import Optim, Recipe, Schedule
+from vitrail.recipes.recipe import Optim, Recipe, Schedule
 
 STEPS, BATCH = 1000, 64
 QUICK_SUBSET = {"train_size": 60, "heldout_size": 20}  # images of a quick test

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from vitrail.lab.experiment import format_percent, get_scores, mean_and_ci
+from vitrail.lab.experiment import format_percent, get_scores, group_by, mean_and_ci
 from vitrail.lab.trials import JobResult
 from vitrail.plot.canvas import Figure
 from vitrail.plot.line_chart import line_chart
@@ -128,6 +128,41 @@ def select_on_validation(lines: Mapping[Any, Sequence[JobResult]]) -> Any:
         if max_finished
         else None
     )
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """Arms that were each trained at several learning rates: their results, and the rate selected on validation."""
+
+    results: dict[str, dict[float, list[JobResult]]]
+    best: dict[str, float | None]  # None: all runs of the arm have diverged
+
+    @property
+    def figure(self) -> Figure:
+        return line_plot("Test accuracy by learning rate", "learning rate", self.results, lambda lr: f"{lr:g}")
+
+    @property
+    def numbers(self) -> dict[str, dict[str, Any]]:
+        return {arm: {f"{lr:g}": scores_json(rows) for lr, rows in line.items()} for arm, line in self.results.items()}
+
+    def best_cell(self, arm: str) -> str:
+        return "" if self.best[arm] is None else f"{self.best[arm]:g}"
+
+
+def by_learning_rate(rows: Iterable[JobResult], *names: str) -> LearningRates:
+    """Group results into arms by these entries of their condition, and each arm by learning rate."""
+    results = {
+        ", ".join(arm): {lr: group for (lr,), group in group_by(own, "lr").items()}
+        for arm, own in group_by(rows, *names).items()
+    }
+    return LearningRates(results, {arm: select_on_validation(line) for arm, line in results.items()})
+
+
+def best_two(arms: Mapping[str, Sequence[JobResult]]) -> tuple[str, str, str]:
+    """Return the names of the best and the second-best arm, and "significantly" or "not significantly" for the difference."""
+    first, second, *_ = sorted(arms, key=lambda arm: -mean_score(arms[arm]))
+    difference = paired_difference(arms[first], arms[second])
+    return first, second, "significantly" if difference is not None and difference.significant else "not significantly"
 
 
 def join_clauses(clauses: Sequence[str]) -> str:

@@ -3,13 +3,11 @@
 The factor is saved with the results and reused for the same budget, so that a second call finds the same runs.
 """
 
-import fcntl
 import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +17,18 @@ import torch
 from vitrail.data.loader import build_eval_loader, build_train_loader
 from vitrail.data.sources.dataset import Progress, Subset
 from vitrail.errors import VitrailError
+from vitrail.io import atomic_write, file_lock
 from vitrail.lab.trials import TrainingJob, with_prerequisites
-from vitrail.models.device import select_device
-from vitrail.models.masked_autoencoders import MaskedModel
-from vitrail.report.html import atomic_write
+from vitrail.models.build import get_encoder
+from vitrail.recipes.recipe import Recipe
+from vitrail.system import select_device
 from vitrail.training.autotune import StepTiming
-from vitrail.training.build import build_model, build_task
-from vitrail.training.dataset import open_training_data
-from vitrail.training.loop import Hardware
-from vitrail.training.recipe import Recipe
-from vitrail.training.ssl_monitor import knn_seconds
+from vitrail.training.build import build_model, recipe_task
+from vitrail.training.dataset import load_training_data
+from vitrail.training.monitors import knn_seconds
 from vitrail.training.state import create_state
 from vitrail.training.step import train_step
+from vitrail.training.trainer import Hardware
 
 WARMUP_STEPS, TIMED_STEPS = 2, 4
 TIMED_IMAGES = 128  # images on which evaluation is timed
@@ -49,13 +47,14 @@ def fit_to_budget(
     """Scale the steps of the jobs such that all together take these minutes of one process on this machine.
     ``measured_images``: images on which each finished run is measured."""
     plan_key = f"{minutes:g} minutes, {_digest(jobs)}"
-    with _locked(folder):  # or a second process would find another factor
+    folder.mkdir(parents=True, exist_ok=True)
+    with file_lock(folder / ".plan.lock"):  # or a second process would find another factor
         path = folder / "plan.json"
         factors = _read_plan(path)
         if plan_key not in factors:
             all_jobs, hardware = with_prerequisites(jobs), machine or Hardware()
             factors[plan_key] = _step_factor(all_jobs, minutes, hardware, progress, measured_images)
-            atomic_write(path, (json.dumps(factors, indent=1) + "\n").encode())
+            atomic_write(path, json.dumps(factors, indent=1) + "\n", locked=True)
     return [job.with_scaled_steps(factors[plan_key]) for job in jobs]
 
 
@@ -72,14 +71,6 @@ def _read_plan(path: Path) -> dict[str, float]:
         return {str(plan_key): float(factor) for plan_key, factor in content.items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise VitrailError(f"{path} is damaged ({error}); delete it, and the time budget is planned again") from None
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".plan.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _step_factor(
@@ -113,10 +104,10 @@ def measure_seconds(recipe: Recipe, machine: Hardware, measured_images: int = 0)
     if machine.threads:
         torch.set_num_threads(machine.threads)
     start = time.perf_counter()
-    data = open_training_data(recipe).data
-    model = build_model(recipe, data, resumed=False).to(select_device(machine.device))
+    data = load_training_data(recipe)
+    task = recipe_task(recipe, data)
+    model = build_model(recipe, task, resumed=False).to(select_device(machine.device))
     state = create_state(model.train(), recipe)
-    task = build_task(recipe, data)
     loader = build_train_loader(data.train, recipe.preprocess, recipe.batch_size, recipe.augment, recipe.seed)
     setup, step_start = time.perf_counter() - start, 0.0
     for number, batch in enumerate(loader.batches(0, WARMUP_STEPS + TIMED_STEPS, machine.workers)):
@@ -131,7 +122,7 @@ def measure_seconds(recipe: Recipe, machine: Hardware, measured_images: int = 0)
         step_start = time.perf_counter()
         task.evaluate(state.eval_model, build_eval_loader(subset, recipe.preprocess, recipe.batch_size), workers)
     per_image = (time.perf_counter() - step_start) / len(subset)
-    knn = knn_seconds(model, data.train, validation, workers) if isinstance(model, MaskedModel) else 0.0
+    knn = knn_seconds(get_encoder(model), data.train, validation, workers) if "knn" in task.monitors else 0.0
     evaluations = -(-recipe.steps // recipe.eval_every)
     return step, setup + StepTiming(step, per_image, knn).eval_duration(
         evaluations, len(validation), len(data.test) + measured_images
@@ -145,7 +136,7 @@ def _speed_key(recipe: Recipe) -> str:
         (
             recipe.model,
             recipe.batch_size,
-            recipe.masking,
+            recipe.task,
             recipe.optim.name,
             recipe.augment,
             recipe.precision,

@@ -20,13 +20,13 @@ import torch
 from vitrail.config import to_json
 from vitrail.data.sources.dataset import Progress
 from vitrail.errors import VitrailError
+from vitrail.io import atomic_write
 from vitrail.models.build import build
 from vitrail.models.cost import cost
-from vitrail.report.html import atomic_write
-from vitrail.training.callbacks import NullCallback
-from vitrail.training.loop import Hardware, TrainingDiverged, fit
-from vitrail.training.recipe import Recipe
+from vitrail.recipes.recipe import Recipe
+from vitrail.training.callbacks import Callback
 from vitrail.training.run import EXECUTION_FIELDS, Run, RunLocked
+from vitrail.training.trainer import Hardware, TrainingDiverged, fit
 from vitrail.weights.init_from import init_model_from
 from vitrail.weights.model_folder import is_model_folder
 from vitrail.weights.save import save
@@ -152,7 +152,8 @@ def _run_job(
         job.condition, job.key, recipe.steps, recipe.batch_size, costs.parameters, costs.macs, provenance=provenance
     )
     try:
-        result = fit(_job_recipe(folder, job, machine), run, machine, _JobProgress(job, jobs, progress))
+        callbacks = [_JobProgress(job, jobs, progress)]
+        result = fit(_job_recipe(folder, job, machine), run, hardware=machine, callbacks=callbacks).result
     except RunLocked:
         return False
     except TrainingDiverged as error:
@@ -165,7 +166,7 @@ def _run_job(
         scores = {split: values for split, values in result.items() if split in ("train", "validation", "test")}
         scores.setdefault("validation", {name: value for name, value in result["best"].items() if name != "step"})
         row = replace(row, seconds=result["seconds"], scores=scores, measurements=measure(run, job) if measure else {})
-    atomic_write(folder / "rows" / f"{job.key}.json", (json.dumps(asdict(row), indent=1, allow_nan=False) + "\n").encode())
+    atomic_write(folder / "rows" / f"{job.key}.json", json.dumps(asdict(row), indent=1, allow_nan=False) + "\n")
     return True
 
 
@@ -189,7 +190,7 @@ def _initial_weights(folder: Path, job: TrainingJob, prerequisite: TrainingJob, 
         raise TrainingDiverged("the run of its initial weights diverged")
     run = folder / "runs" / prerequisite.key
     if Run(run).result() is None:  # the run of a saved result may be deleted, or be in progress
-        fit(_job_recipe(folder, prerequisite, machine), run, machine)
+        fit(_job_recipe(folder, prerequisite, machine), run, hardware=machine)
     if job.reinit_prefix is None:
         return run / "best"
     return _reinitialised(run / "best", job, folder / "initial_weights" / job.key)
@@ -212,7 +213,7 @@ def _reinitialised(weights: Path, job: TrainingJob, folder: Path) -> Path:
     return folder
 
 
-class _JobProgress(NullCallback):
+class _JobProgress(Callback):
     """Reports the progress of all jobs while one is training."""
 
     def __init__(self, job: TrainingJob, jobs: Sequence[TrainingJob], progress: Progress | None) -> None:

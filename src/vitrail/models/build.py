@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import nn
 
 from vitrail.errors import VitrailError
 from vitrail.models.config import ModelConfig, ViTConfig
@@ -30,6 +31,12 @@ def build_on_meta(config: ModelConfig) -> Model:
     """Build a model on the meta device, its weights to be assigned later; fixed position tables are materialised."""
     with torch.device("meta"):
         return _build_module(config)
+
+
+def get_encoder(model: nn.Module) -> Model:
+    """Return the encoder of a model with a decoder, or the model itself."""
+    encoder: Any = getattr(model, "encoder", model)
+    return encoder
 
 
 def _build_module(config: ModelConfig) -> Model:

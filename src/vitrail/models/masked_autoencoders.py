@@ -11,13 +11,14 @@ from math import prod
 
 import torch
 from einops import repeat
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vitrail.layers.attention import Attention
 from vitrail.layers.block import Block
 from vitrail.layers.mlp import MLP
 from vitrail.layers.position import FixedTable, Grid, PositionEmbedding, sincos2d
+from vitrail.layers.token_merging import gather_tokens
 from vitrail.layers.weight_init import xavier_linear
 from vitrail.models.config import ViTConfig
 from vitrail.models.masking_config import Masking, check_mask_unit, check_masking
@@ -63,7 +64,7 @@ class MaskedPatch(InPlaceMasking):
         order, fate, other = noise.unflatten(1, (3, prod(grid))).unbind(1)
         indices = lowest_k(order, self.masking.num_masked(grid))
         encoded = self.encoder.encode(self._corrupt(x, indices, fate.gather(1, indices), other.gather(1, indices)), grid)
-        return self.predict(gather_patches(encoded[:, self.config.prefix_tokens :], indices)), indices
+        return self.predict(gather_tokens(encoded, self.config.prefix_tokens + indices)), indices
 
     def _corrupt(
         self,
@@ -76,7 +77,7 @@ class MaskedPatch(InPlaceMasking):
         other_indices = (
             indices + 1 + (other * (patches - 1)).long().clamp(max=patches - 2)
         ) % patches  # never the patch itself
-        swapped = torch.where((fate < SWAP_BELOW)[..., None], gather_patches(x, other_indices), gather_patches(x, indices))
+        swapped = torch.where((fate < SWAP_BELOW)[..., None], gather_tokens(x, other_indices), gather_tokens(x, indices))
         corrupted = torch.where((fate < MASK_BELOW)[..., None], self.mask, swapped)
         return x.scatter(1, repeat(indices, "b m -> b m d", d=x.shape[2]), corrupted.to(x.dtype))
 
@@ -90,7 +91,7 @@ class SimMIM(InPlaceMasking):
         masked = self._draw_mask(noise, grid)
         encoded = self.encoder.encode(torch.where(masked[..., None], self.mask.to(x.dtype), x), grid)
         indices = lowest_k(1 - masked.float(), self.masking.num_masked(grid))  # all masked patches in raster order
-        return self.predict(gather_patches(encoded[:, self.config.prefix_tokens :], indices)), indices
+        return self.predict(gather_tokens(encoded, self.config.prefix_tokens + indices)), indices
 
     def _draw_mask(self, noise: Float[Tensor, "b units"], grid: Grid) -> Bool[Tensor, "b n"]:
         check_mask_unit(self.masking, grid)  # a flexible encoder may get another grid than its own
@@ -112,7 +113,7 @@ class MAE(MaskedModel):
         order = lowest_k(noise, noise.shape[1])
         num_visible = prod(grid) - self.masking.num_masked(grid)
         visible, masked = order[:, :num_visible], order[:, num_visible:]  # the lowest noise is visible, as the authors have it
-        encoded = self.encoder.encode(gather_patches(self.encoder.embed_patches(images), visible), grid, visible)
+        encoded = self.encoder.encode(gather_tokens(self.encoder.embed_patches(images), visible), grid, visible)
         return self.decoder(encoded, visible, masked, grid), masked
 
 
@@ -159,10 +160,6 @@ def mask_token(width: int) -> nn.Parameter:
 def lowest_k(noise: Float[Tensor, "b n"], count: int) -> Int[Tensor, "b m"]:
     """Return the indices of the lowest numbers of each row; ties go to the first."""
     return noise.argsort(dim=1, stable=True)[:, :count]
-
-
-def gather_patches(x: Shaped[Tensor, "b n d"], indices: Int[Tensor, "b m"]) -> Shaped[Tensor, "b m d"]:
-    return x.gather(1, repeat(indices, "b m -> b m d", d=x.shape[2]))
 
 
 def _prediction_head(config: ViTConfig, masking: Masking) -> nn.Module:

@@ -1,65 +1,18 @@
-"""Inference speed-ups for a trained model. The settings are torch-free.
+"""Inference speed-ups of a trained model: fewer tokens, a compiled forward pass."""
 
-``compile`` costs a minute before the first prediction. ``merge_tokens`` merges similar tokens (``models.token_reduced_vit``),
-``drop_patches`` drops the patches of least variance, ``image`` runs the model on smaller images: each costs some accuracy,
-which ``vitrail bench token-merging`` measures against the speed.
-"""
+from dataclasses import fields, replace
+from typing import Any
 
-import re
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
-
-from vitrail.config import validate
 from vitrail.errors import VitrailError, did_you_mean
-from vitrail.models.config import Pair, format_size
-
-if TYPE_CHECKING:
-    from vitrail.models.build import Model
-
-MAX_SPEEDUP = 100.0  # beyond this hardly a token is left
-
-
-@dataclass(frozen=True)
-class Speedups:
-    """Inference speed-ups; all off by default."""
-
-    compile: bool = False
-    merge_tokens: int | str = 0  # tokens merged per layer, or "1.5x": as many as give this speed-up in MACs
-    merge_every: int = 1  # merge in the first layer and every n-th from there
-    drop_patches: float = 0.0  # fraction of the patches to drop
-    image: Pair | None = None  # input size; None: the model's own
-
-    def __post_init__(self) -> None:
-        validate(self)
-        if isinstance(self.merge_tokens, int) and self.merge_tokens < 0:
-            raise VitrailError(
-                f"merge_tokens must be at least 0 tokens per layer, got {self.merge_tokens}; try merge_tokens=8 "
-                "or merge_tokens='1.5x'"
-            )
-        if self.merge_every < 1:
-            raise VitrailError(f"merge_every must be at least 1 layer, got {self.merge_every}; try merge_every=3")
-        if isinstance(self.merge_tokens, str):
-            self.target_speedup  # noqa: B018 - raises if invalid
-        if not 0 <= self.drop_patches < 1:
-            raise VitrailError(
-                f"drop_patches must be a fraction from 0 to below 1, got {self.drop_patches:g}; try drop_patches=0.25"
-            )
-
-    @property
-    def target_speedup(self) -> float | None:
-        """The speed-up that merging should reach; None if ``merge_tokens`` is a number of tokens."""
-        if isinstance(self.merge_tokens, int):
-            return None
-        match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)x", self.merge_tokens)
-        if match is None or not 1 <= float(match[1]) <= MAX_SPEEDUP:
-            raise VitrailError(
-                f"merge_tokens must be tokens per layer or a speed-up such as 1.5x, got "
-                f"{self.merge_tokens[:20]!r}; try 8 or 1.5x"
-            )
-        return float(match[1])
+from vitrail.models.build import Model
+from vitrail.models.config import format_size
+from vitrail.models.cost.token_merging import merges_for_speedup
+from vitrail.models.speedup_config import Speedups
+from vitrail.models.token_reduced_vit import TokenReducedViT, shallow_copy
+from vitrail.models.vit import ViT
 
 
-def speed_up(model: "Model", speedups: Speedups | None = None, **changes: Any) -> "Model":
+def speed_up(model: Model, speedups: Speedups | None = None, **changes: Any) -> Model:
     """Return a faster model that shares the weights; it predicts, evaluates and explains like any other.
 
     ``speed_up(model, merge_tokens=8)``, or a ``Speedups``. Another image size needs another position table:
@@ -79,7 +32,31 @@ def speed_up(model: "Model", speedups: Speedups | None = None, **changes: Any) -
             f"the model takes images of {format_size(model.config.image)}, got image={format_size(speedups.image)}; "
             f"load it with vitrail.load(..., image={speedups.image})"
         )
-    from vitrail.models.token_reduced_vit import compiled_copy, reduce_tokens
-
-    model = reduce_tokens(model, speedups)
+    model = _reduce_tokens(model, speedups)
     return compiled_copy(model) if speedups.compile else model
+
+
+def _reduce_tokens(model: Model, speedups: Speedups) -> Model:
+    """Return a token-reduced model, or the model itself if nothing is to be merged or dropped."""
+    if not speedups.drop_patches and speedups.merge_tokens in (0, "1x"):
+        return model
+    if not isinstance(model, ViT):
+        raise VitrailError("a ResNet has no tokens to merge and no patches to drop; load a Vision Transformer or a hybrid")
+    if model.config.position == "relative":
+        raise VitrailError(
+            "relative positions count the offsets between all patches, so none can be merged or dropped; "
+            "leave merge_tokens and drop_patches out, or train with position='rotary'"
+        )
+    num_merged = (
+        speedups.merge_tokens
+        if isinstance(speedups.merge_tokens, int)
+        else merges_for_speedup(model.config, speedups.target_speedup or 1.0, speedups.drop_patches, speedups.merge_every)
+    )
+    return TokenReducedViT(model, num_merged, speedups.drop_patches, speedups.merge_every)
+
+
+def compiled_copy(model: Model) -> Model:
+    """Return a compiled copy. Its first batch of each size takes a minute; ``explain`` runs an uncompiled copy."""
+    copied = shallow_copy(model)
+    copied.compile()
+    return copied

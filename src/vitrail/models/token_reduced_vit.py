@@ -14,13 +14,10 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.errors import VitrailError
 from vitrail.layers.position import Grid, PatchIndices
 from vitrail.layers.tap import Tap, is_recording
 from vitrail.layers.token_merging import TokenMerger
-from vitrail.models.build import Model
-from vitrail.models.cost_token_merging import merges_for_speedup, num_kept_patches
-from vitrail.models.speedups import Speedups
+from vitrail.models.cost.token_merging import num_kept_patches
 from vitrail.models.vit import ViT
 
 M = TypeVar("M", bound=nn.Module)
@@ -105,32 +102,6 @@ class TokenReducedViT(ViT):
 
     def extra_repr(self) -> str:
         return f"merge_tokens={self.num_merged}, merge_every={self.merge_every}, drop_patches={self.drop_patches:g}"
-
-
-def reduce_tokens(model: Model, speedups: Speedups) -> Model:
-    """Return a token-reduced model, or the model itself if nothing is to be merged or dropped."""
-    if not speedups.drop_patches and speedups.merge_tokens in (0, "1x"):
-        return model
-    if not isinstance(model, ViT):
-        raise VitrailError("a ResNet has no tokens to merge and no patches to drop; load a Vision Transformer or a hybrid")
-    if model.config.position == "relative":
-        raise VitrailError(
-            "relative positions count the offsets between all patches, so none can be merged or dropped; "
-            "leave merge_tokens and drop_patches out, or train with position='rotary'"
-        )
-    num_merged = (
-        speedups.merge_tokens
-        if isinstance(speedups.merge_tokens, int)
-        else merges_for_speedup(model.config, speedups.target_speedup or 1.0, speedups.drop_patches, speedups.merge_every)
-    )
-    return TokenReducedViT(model, num_merged, speedups.drop_patches, speedups.merge_every)
-
-
-def compiled_copy(model: Model) -> Model:
-    """Return a compiled copy. Its first batch of each size takes a minute; ``explain`` runs an uncompiled copy."""
-    copied = shallow_copy(model)
-    copied.compile()
-    return copied
 
 
 def shallow_copy(model: M) -> M:

@@ -8,7 +8,7 @@ A data sheet's GB counts as 10^9 bytes. Prices are round numbers in dollars per 
 from dataclasses import dataclass
 
 from vitrail.errors import VitrailError, did_you_mean
-from vitrail.training.recipe import Recipe
+from vitrail.recipes.recipe import Recipe
 
 GB, TERA = 10**9, 10**12
 

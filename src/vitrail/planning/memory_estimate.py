@@ -36,12 +36,10 @@ a time has all of its activations. Frozen stages save nothing. Dropout masks cou
 from dataclasses import dataclass
 from typing import Literal
 
-from vitrail.errors import VitrailError
 from vitrail.models.config import ResNetConfig, ViTConfig
-from vitrail.models.cost import Cost, cost
-from vitrail.models.cost_counter import FLOAT_BYTES, Stage
-from vitrail.models.cost_masked import masked_cost
-from vitrail.training.recipe import Recipe
+from vitrail.models.cost import Cost
+from vitrail.models.cost.counter import FLOAT_BYTES, Stage
+from vitrail.recipes.recipe import Recipe
 
 BFLOAT16_BYTES = 2  # bytes of a bfloat16
 MUON_COPIES = 5  # copies of a group of matrices at the peak of an update
@@ -181,7 +179,7 @@ def max_micro_batch(
 
 
 def _cost(recipe: Recipe, batch: int) -> Cost:
-    return cost(recipe.model, batch) if recipe.masking is None else masked_cost(recipe.model, recipe.masking, batch)
+    return recipe.task.cost(recipe.model, batch)
 
 
 def _compute_bytes(recipe: Recipe) -> int:
@@ -204,19 +202,9 @@ def _first_trained_stage(recipe: Recipe, stages: tuple[Stage, ...]) -> int:
     if optim.trainable == "all":
         return 0
     if optim.trainable == "head":
-        head_stages = [index for index, name in enumerate(names) if name in ("pre-logits", "head")]
-        if not head_stages:
-            raise VitrailError(
-                "optim.trainable=head trains only the classifier, and this model has none; try optim.trainable=all"
-            )
-        return head_stages[0]
-    depth = recipe.model.depth if isinstance(recipe.model, ViTConfig) else 0
-    if not 1 <= optim.trainable_blocks <= depth:
-        raise VitrailError(
-            f"optim.trainable_blocks must be from 1 to {depth}, the model's blocks, got "
-            f"{optim.trainable_blocks}; try optim.trainable=all"
-        )
-    return names.index(f"block {depth - optim.trainable_blocks + 1}")
+        return names.index("pre-logits" if "pre-logits" in names else "head")
+    blocks = [index for index, name in enumerate(names) if name.startswith("block ")]
+    return blocks[-optim.trainable_blocks]
 
 
 def _bytes_per_image(recipe: Recipe, one: Stage, two: Stage) -> int:
@@ -235,8 +223,8 @@ def _bytes_per_image(recipe: Recipe, one: Stage, two: Stage) -> int:
 
 
 def _num_heads(recipe: Recipe, block: Stage) -> int:
-    if recipe.masking is not None and block.name.startswith("decoder"):
-        return recipe.masking.decoder_heads
+    if recipe.task.decoder is not None and block.name.startswith("decoder"):
+        return recipe.task.decoder.heads
     return recipe.model.heads if isinstance(recipe.model, ViTConfig) else 0
 
 
@@ -257,13 +245,13 @@ def _input_bytes(block: Stage) -> int:
 
 def _muon_groups(recipe: Recipe) -> list[int]:
     """Numbers in each group of blocks' matrices of one shape: q, k and v, W_O, up and down; empty without Muon."""
-    model, masking, optim = recipe.model, recipe.masking, recipe.optim
+    model, decoder, optim = recipe.model, recipe.task.decoder, recipe.optim
     if optim.name != "muon" or isinstance(model, ResNetConfig) or optim.trainable == "head":
         return []
     depth = optim.trainable_blocks if optim.trainable == "blocks" else model.depth
     kinds = [(depth, model.width, model.mlp)]
-    if masking is not None and masking.method == "mae":
-        kinds.append((masking.decoder_depth, masking.decoder_width, 4 * masking.decoder_width))
+    if decoder is not None:
+        kinds.append((decoder.depth, decoder.width, 4 * decoder.width))
     return [depth * numbers for depth, d, m in kinds for numbers in (3 * d * d, d * d, d * m, d * m)]
 
 

@@ -4,7 +4,7 @@ from vitrail.augment.policy import get_policy
 from vitrail.data.preprocess import imagenet_preprocess, official_preprocess
 from vitrail.models.variants import variant
 from vitrail.recipes.context import RecipeContext, capped_warmup, interval
-from vitrail.training.recipe import Optim, Recipe, Schedule
+from vitrail.recipes.recipe import Optim, Recipe, Schedule
 
 
 def plain(context: RecipeContext) -> Recipe:

@@ -4,7 +4,7 @@ from vitrail.augment.policy import get_policy
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.config import ViTConfig
 from vitrail.recipes.context import RecipeContext, capped_warmup
-from vitrail.training.recipe import Optim, Recipe, Schedule
+from vitrail.recipes.recipe import Optim, Recipe, Schedule
 
 
 def demo(context: RecipeContext) -> Recipe:

@@ -2,7 +2,7 @@
 
 from vitrail.augment.policy import get_policy
 from vitrail.recipes.context import RecipeContext, capped_warmup, interval
-from vitrail.training.recipe import Optim, Recipe, Schedule
+from vitrail.recipes.recipe import Optim, Recipe, Schedule
 
 
 def finetune(context: RecipeContext) -> Recipe:

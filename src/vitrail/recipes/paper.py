@@ -12,7 +12,7 @@ from vitrail.augment.policy import get_policy
 from vitrail.data.preprocess import official_preprocess
 from vitrail.models.variants import variant
 from vitrail.recipes.context import RecipeContext, capped_warmup, interval
-from vitrail.training.recipe import Optim, Recipe, Schedule
+from vitrail.recipes.recipe import Optim, Recipe, Schedule
 
 WARMUP_STEPS, BATCH_SIZE = 10_000, 4096
 FINETUNE_STEPS = ((4_000, 500), (50_000, 10_000), (1_281_167, 20_000))  # images and steps: Pets and Flowers, CIFAR, ImageNet

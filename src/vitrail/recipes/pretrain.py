@@ -15,8 +15,9 @@ from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.masking_config import Masking, check_masking
 from vitrail.models.variants import variant
 from vitrail.recipes.context import RecipeContext, capped_warmup, interval
+from vitrail.recipes.recipe import Optim, Recipe, Schedule
 from vitrail.recipes.small import small_model
-from vitrail.training.recipe import Optim, Recipe, Schedule
+from vitrail.recipes.task_config import MaskedImage
 
 
 def masked_patch(context: RecipeContext) -> Recipe:
@@ -115,7 +116,7 @@ def _recipe(
         preprocess=preprocess,
         steps=steps,
         batch_size=batch_size,
-        masking=replace(masking, mask_unit=_mask_unit(model)) if masking.method == "simmim" else masking,
+        task=MaskedImage(replace(masking, mask_unit=_mask_unit(model)) if masking.method == "simmim" else masking),
         augment=get_policy("none", crop_scale=crop_scale),
         optim=optim,
         schedule=Schedule("cosine", warmup_steps=warmup_steps),

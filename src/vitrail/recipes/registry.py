@@ -11,8 +11,8 @@ from vitrail.recipes.demo import demo
 from vitrail.recipes.finetune import finetune
 from vitrail.recipes.paper import paper_finetune, paper_imagenet, paper_imagenet21k, paper_jft
 from vitrail.recipes.pretrain import mae, masked_patch, simmim
+from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.small import small
-from vitrail.training.recipe import Recipe
 
 RECIPES: dict[str, Callable[[RecipeContext], Recipe]] = {
     "demo": demo,
@@ -35,7 +35,7 @@ SSL_METHODS = ("masked-patch", "mae", "simmim")  # self-supervised
 
 def get_recipe(name: str, context: RecipeContext) -> Recipe:
     if name not in RECIPES:
-        raise VitrailError(f"no recipe is named {name!r}{did_you_mean(name, RECIPES)}; there are {', '.join(RECIPES)}")
+        raise VitrailError(f"no recipe is named {name!r}; there are {', '.join(RECIPES)}{did_you_mean(name, RECIPES)}")
     built = RECIPES[name](context)
     if context.model is not None and not _is_variant(built.model, context.model):
         raise VitrailError(f"{name} has its own model and takes no --model, got {context.model}; try --recipe plain")

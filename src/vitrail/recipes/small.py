@@ -8,7 +8,7 @@ from vitrail.errors import VitrailError
 from vitrail.models.config import Pair, ViTConfig
 from vitrail.models.variants import parse_name, variant
 from vitrail.recipes.context import RecipeContext, capped_warmup, interval
-from vitrail.training.recipe import Optim, Recipe, Schedule
+from vitrail.recipes.recipe import Optim, Recipe, Schedule
 
 
 def small(context: RecipeContext) -> Recipe:

@@ -63,9 +63,9 @@ def _captions(source: Dataset, batch: Batch) -> list[str]:
     def class_name(label: int) -> str:
         return source.class_names[label] if 0 <= label < len(source.class_names) else ""
 
-    if batch.mixed_labels is None or batch.lam is None:
-        return [class_name(label) for label in batch.labels.tolist()]
-    mixes = zip(batch.labels.tolist(), batch.mixed_labels.tolist(), batch.lam.tolist(), strict=True)
+    if batch.mixed_targets is None or batch.lam is None:
+        return [class_name(label) for label in batch.targets.tolist()]
+    mixes = zip(batch.targets.tolist(), batch.mixed_targets.tolist(), batch.lam.tolist(), strict=True)
     return [_mixed_caption(class_name(own), class_name(other), lam) for own, other, lam in mixes]
 
 

@@ -16,16 +16,16 @@ from vitrail.evaluation.explanations import POOL_QUERY, Explanation
 from vitrail.explain.attention import as_vit
 from vitrail.explain.embeddings import patch_filters, position_similarity
 from vitrail.explain.head_statistics import HeadStatistics
+from vitrail.io import atomic_write
 from vitrail.models.build import Model
 from vitrail.models.vit import ViT
-from vitrail.plot.canvas import Figure
+from vitrail.plot.canvas import Figure, WriteFile, write_figure
 from vitrail.plot.heatmap import attention_grid, filter_grid, heatmap_grid, heatmap_row, overlay, patch_grid
 from vitrail.plot.line_chart import line_chart
 from vitrail.plot.markup import escape
 from vitrail.report.contact_sheet import denormalise
 from vitrail.report.faithfulness_section import METHOD_TITLES, faithfulness_section
-from vitrail.report.figure_files import WriteFile, write_figure
-from vitrail.report.html import atomic_write, html_page, html_table
+from vitrail.report.html import html_page, html_table
 
 PAGE = "index.html"
 POOL_QUERIES = {

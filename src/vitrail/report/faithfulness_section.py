@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from vitrail.evaluation.explanation_benchmark import BASELINES, MeanAndError, MethodScore, verdict
+from vitrail.plot.canvas import WriteFile, write_figure
 from vitrail.plot.line_chart import line_chart
 from vitrail.plot.markup import escape
-from vitrail.report.figure_files import WriteFile, write_figure
 from vitrail.report.html import html_table
 
 METHOD_TITLES = {

@@ -15,8 +15,8 @@ from vitrail.data.sources.dataset import Dataset, DatasetSplits, select_images
 from vitrail.errors import VitrailError
 from vitrail.evaluation.fewshot import SHOTS, FewShotResult, fewshot_probe
 from vitrail.inference.features import embed
-from vitrail.models.device import select_device
 from vitrail.report.html import html_table
+from vitrail.system import select_device
 from vitrail.weights.load import load
 
 MAX_IMAGES = 3000  # images in total, half of them for training

@@ -1,8 +1,6 @@
 """A self-contained HTML page: no scripts, no network requests, light and dark, printable."""
 
-import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from vitrail.plot.markup import escape
 
@@ -28,7 +26,7 @@ img { max-width: 100%; height: auto; } .bar { display: inline-block; height: .7r
 .shots { display: flex; flex-wrap: wrap; gap: .8rem 1.2rem; } h3 { font-size: .95rem; margin: 1.4rem 0 .4rem; }
 figure { margin: 0; overflow-x: auto; } figcaption { font-weight: 600; position: sticky; left: 0; }
 figcaption .soft { font-weight: 400; margin-left: .6rem; }
-svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--soft); } .grid { stroke: var(--line); }
+svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--soft); }
 @media (max-width: 40rem) {
   figure > svg[style] { min-width: calc(.9 * var(--wide)); } svg:not([style]) text { font-size: 15px; }
   th, td { overflow-wrap: break-word; } .headline .soft { display: block; line-height: 1.5; } }
@@ -50,16 +48,6 @@ def html_page(title: str, parts: Iterable[str], style: str = "") -> str:
         + "\n".join(parts)
         + "\n</body>\n</html>\n"
     )
-
-
-def atomic_write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: on failure the previous file stays."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

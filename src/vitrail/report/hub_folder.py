@@ -1,25 +1,22 @@
 """Folder that is pushed to the hub: weights, metadata without local paths, and a model card. No checkpoints."""
 
 import re
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from vitrail.errors import VitrailError
+from vitrail.io import atomic_folder
 from vitrail.models.build import Model
 from vitrail.models.masked_autoencoders import MaskedModel
 from vitrail.report.model_card import model_card
 from vitrail.report.model_card_yaml import CardFormat
+from vitrail.training.run import Run
 from vitrail.weights.load import load, resolve_source
 from vitrail.weights.load_masked import load_masked
-from vitrail.weights.model_folder import DECODER_FILE, is_model_folder
+from vitrail.weights.model_folder import DECODER_FILE, is_model_folder, strip_paths
 from vitrail.weights.save import model_metadata, save
-
-RUN_PARTS = ("best", "last", "model.safetensors")  # inside a run, whose name precedes them
 
 
 @dataclass(frozen=True)
@@ -47,30 +44,12 @@ def build_hub_folder(
     assumed = encoder.load_report.assumed
     text = model_card(model_metadata(model, model.config, metadata), name, license, format, _num_images(source), assumed)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name[:100]}.") as temporary:
-            new_folder = save(model, Path(temporary) / "model", format=format, metadata=metadata)
-            (new_folder / "README.md").write_text(text, encoding="utf-8")
-            if folder.exists():
-                folder.rmdir()
-            shutil.move(new_folder, folder)
+        with atomic_folder(folder.resolve()) as temporary:
+            save(model, temporary, format=format, metadata=metadata)
+            (temporary / "README.md").write_text(text, encoding="utf-8")
     except OSError as error:
         raise VitrailError(f"{folder} cannot be written: {error}") from None
     return HubFolder(folder, {file.name: file.stat().st_size for file in sorted(folder.iterdir())}, assumed)
-
-
-def strip_paths(value: Any) -> Any:
-    """Strip local paths from metadata: of every path the last component is left."""
-    if isinstance(value, dict):
-        return {name: strip_paths(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [strip_paths(inner) for inner in value]
-    if not isinstance(value, str) or value.startswith("hf:"):
-        return value
-    names = [name for name in re.split(r"[/\\]+", value) if name not in ("", ".", "..", "~")]
-    while len(names) > 1 and names[-1] in RUN_PARTS:
-        names.pop()
-    return names[-1] if names else ""
 
 
 def _load_with_decoder(source: str) -> Model | MaskedModel:
@@ -81,8 +60,6 @@ def _load_with_decoder(source: str) -> Model | MaskedModel:
 
 def _num_images(source: str) -> dict[str, int]:
     """Return how many images a finished run was evaluated on, by split."""
-    from vitrail.training.run import Run
-
     run = Run(Path(source).expanduser())
     result = None if source.startswith("hf:") else run.result()
     if result is None or not (run.folder / "predictions.npz").is_file():

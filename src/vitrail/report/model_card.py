@@ -151,7 +151,8 @@ def _training(metadata: Mapping[str, Any]) -> str:
     if not recipe:
         return "Not recorded."
     optim, schedule, metrics = section(recipe, "optim"), section(recipe, "schedule"), section(metadata, "metrics")
-    masking = section(recipe, "masking")
+    task = section(recipe, "task")
+    masking = section(task, "masking")
     step_note = f"; these weights are of step {metrics['step']:,}" if isinstance(metrics.get("step"), int) else ""
     matrices = f" (matrices {optim.get('muon_lr')})" if optim.get("name") == "muon" else ""
     rows = {
@@ -161,7 +162,7 @@ def _training(metadata: Mapping[str, Any]) -> str:
         "steps": f"{recipe.get('steps', 0):,} of {recipe.get('batch_size', 0):,} images{step_note}",
         "optimiser": f"{optim.get('name')}, learning rate {optim.get('lr')}{matrices}, decay {optim.get('weight_decay')}",
         "schedule": f"{schedule.get('kind')}, {_plural(schedule.get('warmup_steps', 0), 'step')} of warmup",
-        "loss": f"{recipe.get('loss')}, label smoothing {recipe.get('label_smoothing')}",
+        "loss": f"{task.get('loss')}, label smoothing {task.get('label_smoothing')}",
         "EMA decay": recipe.get("ema_decay") or "none",
         "seed": recipe.get("seed"),
     }
@@ -175,7 +176,7 @@ def _limitations(metadata: Mapping[str, Any], config: ModelConfig, assumed: Sequ
         settings = "; ".join(_without_hint(item) for item in assumed)
         yield f"The weight file does not record everything; these settings were assumed: {printable(settings)}."
     if config.classes:
-        sigmoid = section(metadata, "recipe").get("loss") == "sigmoid"
+        sigmoid = section(section(metadata, "recipe"), "task").get("loss") == "sigmoid"
         outcome = "may be given any of them" if sigmoid else "is still given one of them"
         yield f"It has only its {config.classes:,} classes: an image of anything else {outcome}, perhaps with high confidence."
     else:

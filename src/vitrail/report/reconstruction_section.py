@@ -3,6 +3,7 @@
 The pages have no script: a row of radio buttons is the scrubber, which the arrow keys move.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -12,7 +13,9 @@ from PIL import Image
 from vitrail.data.decode import to_pil
 from vitrail.models.masking_config import Masking
 from vitrail.plot.markup import escape
+from vitrail.recipes.task_config import MaskedImage
 from vitrail.report.contact_sheet import contact_sheet, data_uri
+from vitrail.report.task_section import RunReport, TaskSection
 
 SIDE = 104
 ROWS = ("original", "masked", "predicted")
@@ -22,6 +25,23 @@ STYLE = """
                  margin: 0 3px .6rem 0; background: var(--line); cursor: pointer; }
 .scrub > input:checked { background: var(--mark); }
 """
+
+
+class MaskedImageSection(TaskSection):
+    """The loss over masked patches, and the reconstructions."""
+
+    def headline(self, report: RunReport) -> tuple[str, str]:
+        split = report.result["reported_on"]
+        return f"{report.result[split]['loss']:.4f}", f"loss on {split}, over masked patches"
+
+    def body(self, report: RunReport) -> Iterator[str]:
+        assert isinstance(report.recipe.task, MaskedImage)
+        return reconstruction_section(report.run.load_reconstructions(), report.recipe.task.masking)
+
+    def next_steps(self, report: RunReport) -> Iterator[str]:
+        folder = escape(shlex.quote(str(report.run.folder)))
+        yield "<p>Its encoder is an ordinary model: fine-tune it on classes, or evaluate its features with a probe.</p>"
+        yield f"<pre>vitrail finetune {folder} DATA\nvitrail probe {folder} DATA</pre>"
 
 
 def reconstruction_section(reconstructions: Mapping[int, Mapping[str, ndarray]], masking: Masking) -> Iterator[str]:

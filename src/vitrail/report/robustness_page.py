@@ -9,9 +9,9 @@ from torch import Tensor
 
 from vitrail.data.decode import to_pil
 from vitrail.evaluation.corruptions import MAX_SEVERITIES, Corruption
-from vitrail.evaluation.robustness import ALL, CLEAN, RobustnessResult
-from vitrail.evaluation.robustness_comparison import RobustnessDifference, compare_robustness
-from vitrail.plot.html_line_chart import LEFT, RIGHT, WIDTH, legend_html, line_chart_html
+from vitrail.evaluation.robustness import ALL, CLEAN, RobustnessDifference, RobustnessResult, compare_robustness
+from vitrail.plot.canvas import legend_html
+from vitrail.plot.line_chart import FLUID_LEFT, FLUID_RIGHT, WIDTH, line_chart, line_styles
 from vitrail.plot.markup import escape
 from vitrail.report.contact_sheet import data_uri
 from vitrail.report.html import html_page, html_table
@@ -19,11 +19,11 @@ from vitrail.report.html import html_page, html_table
 EXAMPLE_SIDE = 112  # pixels of an example image
 STYLE = f"""<style>
 .strip {{ display: grid; grid-template-columns: repeat({MAX_SEVERITIES + 1}, minmax(0, 1fr)); text-align: center;
-          margin: 0 {RIGHT / WIDTH:.2%} 0 {LEFT / WIDTH:.2%}; }}
+          margin: 0 {FLUID_RIGHT / WIDTH:.2%} 0 {FLUID_LEFT / WIDTH:.2%}; }}
 .strip div, .unit {{ font-size: .72rem; color: var(--soft); line-height: 1.25; padding: 0 2px; }}
 .strip img {{ display: block; width: 100%; margin-bottom: 2px; }} .pixels img {{ image-rendering: pixelated; }}
 th, td {{ overflow-wrap: break-word; }} .panels {{ gap: 1.8rem 2rem; }}
-.unit {{ text-align: right; margin: 2px {RIGHT / WIDTH:.2%} 0 0; }}
+.unit {{ text-align: right; margin: 2px {FLUID_RIGHT / WIDTH:.2%} 0 0; }}
 </style>"""
 
 
@@ -44,7 +44,7 @@ def _sections(results: Mapping[str, RobustnessResult], notes: Sequence[str]) -> 
     yield from (f'<p class="soft">{escape(note)}</p>' for note in (*first.notes, *notes))
     yield _summary_table(results)
     yield "<h2>Accuracy by severity</h2>"
-    yield f"<p>{legend_html(results)}</p>"
+    yield f"<p>{legend_html(line_styles(results))}</p>"
     yield (
         "<p>Severity 0 is the original image. Every model is evaluated on the same corrupted images; below each panel is one "
         "of them.</p>"
@@ -77,7 +77,18 @@ def _panel(corruption: Corruption, results: Mapping[str, RobustnessResult], exam
         ]
         for model, result in results.items()
     }
-    chart = line_chart_html(corruption.title, lines, percent=True, columns=MAX_SEVERITIES + 1, y_range=(0.0, 1.0), legend=False)
+    chart = line_chart(
+        corruption.title,
+        "",
+        "",
+        lines,
+        columns=MAX_SEVERITIES + 1,
+        y_min=0.0,
+        y_max=1.0,
+        percent=True,
+        fluid=True,
+        legend=False,
+    ).to_html()
     captions = ["original", *corruption.captions]
     small = max(examples[0].size) <= EXAMPLE_SIDE
     cells = "".join(

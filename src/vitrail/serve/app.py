@@ -1,4 +1,7 @@
-"""The FastAPI application: state, pages and error handlers. The routes for images are in ``routes``."""
+"""The application: state, pages and error handlers. The routes for images are in ``routes``.
+
+It is FastAPI's, since clients that others write need its OpenAPI schema; the studio's only client is its own page.
+"""
 
 import asyncio
 import logging
@@ -20,17 +23,11 @@ from vitrail.serve.batcher import Batcher
 from vitrail.serve.config import ServeConfig
 from vitrail.serve.errors import RequestError, not_ready
 from vitrail.serve.metrics import Metrics
-from vitrail.serve.middleware import (
-    CLIENT_CLOSED_REQUEST,
-    IMAGE_PATHS,
-    AdmissionMiddleware,
-    ServerState,
-    error_response,
-    json_response,
-)
+from vitrail.serve.middleware import IMAGE_PATHS, AdmissionMiddleware, ServerState, respond_with_error
 from vitrail.serve.pages import docs_page, front_page
 from vitrail.serve.routes import add_routes
 from vitrail.serve.schema import StatusResponse, error_responses, success_response
+from vitrail.web.http import CLIENT_CLOSED_REQUEST, error_response, json_response
 
 log = logging.getLogger("vitrail.serve")
 NO_TELEMETRY: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)  # no telemetry
@@ -84,7 +81,7 @@ def _add_status_routes(app: FastAPI, server_state: ServerState) -> None:
         return (
             json_response({"status": "alive"})
             if alive
-            else error_response(RequestError(503, "the compute thread has died", "dead"), server_state.metrics)
+            else respond_with_error(RequestError(503, "the compute thread has died", "dead"), server_state.metrics)
         )
 
     @app.get(
@@ -96,7 +93,7 @@ def _add_status_routes(app: FastAPI, server_state: ServerState) -> None:
         """Readiness: the server accepts images, not while it loads its model or shuts down."""
         if server_state.draining or server_state.batcher.engine is None:
             status = "draining" if server_state.draining else "loading its model"
-            return json_response({"error": not_ready(status).message}, 503, {"Retry-After": "1"})
+            return error_response(503, not_ready(status).message, {"Retry-After": "1"})
         return json_response({"status": "ready"})
 
     text_response: dict[int | str, dict[str, Any]] = {
@@ -138,7 +135,7 @@ def _add_error_handlers(app: FastAPI, server_state: ServerState) -> None:
 
     @app.exception_handler(RequestError)
     async def request_error(_: Request, error: RequestError) -> Response:
-        return error_response(error, server_state.metrics)
+        return respond_with_error(error, server_state.metrics)
 
     @app.exception_handler(ClientDisconnect)
     async def client_disconnected(_: Request, __: ClientDisconnect) -> Response:
@@ -148,16 +145,16 @@ def _add_error_handlers(app: FastAPI, server_state: ServerState) -> None:
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         message = f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}, got {str(first.get('input'))[:80]!r}"
-        return json_response({"error": printable(message)}, 422)
+        return error_response(422, printable(message))
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> Response:
-        return json_response({"error": f"{error.detail.lower()}; see /docs"}, error.status_code, dict(error.headers or {}))
+        return error_response(error.status_code, f"{error.detail.lower()}; see /docs", dict(error.headers or {}))
 
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return json_response({"error": "internal server error; see the server's log"}, 500)
+        return error_response(500, "internal server error; see the server's log")
 
 
 def _customise_openapi(app: FastAPI, token: bool) -> None:

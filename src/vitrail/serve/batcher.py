@@ -20,7 +20,6 @@ import numpy as np
 from numpy import ndarray
 from starlette.requests import ClientDisconnect
 
-from vitrail.data.cpu_cores import available_cores
 from vitrail.data.decode import decode
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transforms import resize_and_crop
@@ -29,6 +28,7 @@ from vitrail.inference.predictor import Predictor
 from vitrail.serve.config import ServeConfig
 from vitrail.serve.errors import RequestError, deadline_exceeded, not_ready, queue_full
 from vitrail.serve.metrics import Metrics
+from vitrail.system import available_cores
 
 Job = Callable[[Predictor, ndarray], Any]  # computed for one image alone, instead of its logits
 log = logging.getLogger("vitrail.serve")

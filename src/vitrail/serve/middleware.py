@@ -1,10 +1,8 @@
 """ASGI middleware: authentication and admission control before a request's body is read, and request metrics."""
 
-import hmac
-import json
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
@@ -14,11 +12,11 @@ from vitrail.serve.batcher import Batcher
 from vitrail.serve.config import ServeConfig
 from vitrail.serve.errors import RequestError, not_ready
 from vitrail.serve.metrics import Metrics
+from vitrail.web.http import CLIENT_CLOSED_REQUEST, error_response, is_token
 
 IMAGE_PATHS = ("/predict", "/explain")
 GUARDED_PATHS = (*IMAGE_PATHS, "/metrics")
 COUNTED_PATHS = (*GUARDED_PATHS, "/", "/docs", "/openapi.json", "/healthz", "/readyz")
-CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that closed the connection
 
 
 @dataclass
@@ -29,7 +27,10 @@ class ServerState:
     batcher: Batcher
     metrics: Metrics
     source: str
-    draining: bool = field(default=False)
+    draining: bool = False
+
+    def drain(self) -> None:
+        self.draining = True
 
     def check_admission(self) -> None:
         if self.draining:
@@ -72,11 +73,11 @@ class AdmissionMiddleware:
             if path in IMAGE_PATHS and scope["method"] == "POST":
                 self.server_state.check_admission()
         except RequestError as error:
-            return error_response(error, self.server_state.metrics)
+            return respond_with_error(error, self.server_state.metrics)
         return None
 
 
-def error_response(error: RequestError, metrics: Metrics, image_errors: list[dict[str, Any]] | None = None) -> Response:
+def respond_with_error(error: RequestError, metrics: Metrics, image_errors: list[dict[str, Any]] | None = None) -> Response:
     """Return the error response of a whole request, and count it."""
     headers = {}
     if error.retry_after is not None:
@@ -85,17 +86,11 @@ def error_response(error: RequestError, metrics: Metrics, image_errors: list[dic
         headers["WWW-Authenticate"] = 'Bearer realm="vitrail"'
     if error.reason in metrics.rejected:
         metrics.count_rejection(error.reason)
-    content = {"error": error.message} | ({"images": image_errors} if image_errors else {})
-    return json_response(content, error.status, headers)
-
-
-def json_response(content: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(json.dumps(content, allow_nan=False), status, headers, "application/json")
+    return error_response(error.status, error.message, headers, **({"images": image_errors} if image_errors else {}))
 
 
 def _check_token(scope: Scope, token: str) -> None:
     header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
     scheme, _, credentials = header.partition(b" ")
-    matches = hmac.compare_digest(credentials.strip(), token.encode())  # in constant time
-    if scheme.lower() != b"bearer" or not matches:
+    if not is_token(credentials.strip(), token) or scheme.lower() != b"bearer":
         raise RequestError(401, "the server requires a token; send it as Authorization: Bearer TOKEN", "token")

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from vitrail.errors import printable
 from vitrail.serve.batcher import Batcher
 from vitrail.serve.errors import RequestError
+from vitrail.web.http import read_chunks
 
 MULTIPART, OCTET_STREAM = "multipart/form-data", "application/octet-stream"
 URLENCODED = "application/x-www-form-urlencoded"  # curl's default for any body
@@ -44,9 +45,7 @@ async def read_images(request: Request, batcher: Batcher) -> list[UploadedImage]
     reserved = 0
     try:
         async with asyncio.timeout(config.read_timeout):
-            async for chunk in request.stream():
-                if reserved + len(chunk) > config.max_body:
-                    raise _too_large_error(config.max_body)
+            async for chunk in read_chunks(request, config.max_body, _too_large_error(config.max_body)):
                 batcher.reserve_bytes(len(chunk))
                 reserved += len(chunk)
                 reader.write(chunk)

@@ -13,10 +13,11 @@ from vitrail.explain.saliency import SALIENCY_METHODS
 from vitrail.inference.predictor import Predictor
 from vitrail.serve.batcher import Job, QueuedImage
 from vitrail.serve.errors import RequestError, not_ready
-from vitrail.serve.middleware import ServerState, error_response, json_response
+from vitrail.serve.middleware import ServerState, respond_with_error
 from vitrail.serve.request_body import read_images
 from vitrail.serve.responses import prediction_json, saliency_job, saliency_overlay
 from vitrail.serve.schema import BODY, ExplainResponse, PredictResponse, error_responses, success_response
+from vitrail.web.http import json_response, on_disconnect
 
 SaliencyMethod = StrEnum("SaliencyMethod", {name: name for name in SALIENCY_METHODS})  # type: ignore[misc]  # members from SALIENCY_METHODS
 DEFAULT_METHOD = SaliencyMethod("rollout")
@@ -75,21 +76,14 @@ async def _run_images(server_state: ServerState, request: Request, job: Job | No
         batcher.reserve_bytes(-sum(len(upload.content) for upload in uploads))
         raise
     del uploads  # so that their bytes are freed once decoded
-    disconnected = asyncio.ensure_future(_wait_for_disconnect(request))
-    disconnected.add_done_callback(lambda task: None if task.cancelled() else _cancel_images(images))
     try:
-        return names, await batcher.wait(images)
+        async with on_disconnect(request, lambda: _cancel_images(images)):
+            return names, await batcher.wait(images)
     except ClientDisconnect:
         server_state.metrics.count_images("disconnected", len(images))
         raise
     finally:
-        disconnected.cancel()
         _cancel_images(images)
-
-
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _cancel_images(images: Sequence[QueuedImage]) -> None:
@@ -113,7 +107,7 @@ def _respond(
             rows.append({"file": name, "error": error.message, "status": error.status})
             server_state.metrics.count_images(error.reason if error.reason in server_state.metrics.images else "failed")
     if first is not None and all("error" in row for row in rows):
-        return error_response(first, server_state.metrics, rows)
+        return respond_with_error(first, server_state.metrics, rows)
     return json_response({"model": printable(server_state.source), key: rows})
 
 

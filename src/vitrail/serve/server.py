@@ -4,23 +4,19 @@ SIGTERM or SIGINT: no new requests, accepted ones are answered, exit code 0. A s
 """
 
 import asyncio
-import logging
-import os
-import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 
 import h11
-import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vitrail.inference.predictor import Predictor
 from vitrail.serve.app import create_serve_app
 from vitrail.serve.config import ServeConfig
 from vitrail.serve.middleware import ServerState
+from vitrail.web.server import Server
+from vitrail.web.sockets import socket_url
 
 MAX_CONNECTIONS, RESERVED_FILES = 4096, 64  # maximum number of connections, and of other open files
 DISCARD_SECONDS = 5.0  # seconds to discard the rest of a refused body, so that the client gets to read the response
@@ -47,71 +43,32 @@ def run_server(
     on_ready: Callable[[Started], None],
 ) -> bool:
     """Serve until stopped; return whether all accepted requests were answered."""
-    # The app logs its own errors, and malformed requests are not worth a log line.
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-    server: _Server | None = None
+    server: Server | None = None
 
     def on_loaded() -> None:
-        engine = app.state.server_state.batcher.engine
-        if engine is None and server is not None:
+        if state.batcher.engine is None and server is not None:
             server.should_exit = True
-        elif engine is not None and not app.state.server_state.draining:  # else it is already shutting down
-            on_ready(Started(_socket_url(listener), engine))
+        elif state.batcher.engine is not None and not state.draining:  # else it is already shutting down
+            on_ready(Started(socket_url(listener), state.batcher.engine))
 
     app = create_serve_app(open_engine, config, source, on_loaded)
-    uvicorn_config = uvicorn.Config(
+    state: ServerState = app.state.server_state
+    server = Server(
         app,
-        http=_protocol_with_timeouts(config.read_timeout, _max_connections()),
-        ws="none",
+        state.drain,
+        config.shutdown_timeout,
+        exit_at_once=True,
+        http=protocol_with_timeouts(config.read_timeout, _max_connections()),
         lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=round(config.shutdown_timeout) or 1,
     )
-    server = _Server(uvicorn_config, app.state.server_state)
     server.run(sockets=[listener])
-    error = app.state.server_state.batcher.error
-    if error is not None:
-        raise error
+    if state.batcher.error is not None:
+        raise state.batcher.error
     return server.all_answered
 
 
-def _socket_url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server with our signal handling: a requested stop exits with code 0."""
-
-    def __init__(self, config: uvicorn.Config, server_state: ServerState) -> None:
-        super().__init__(config)
-        self.app_state = server_state
-        self.all_answered = True
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit:
-            os._exit(128 + sig)
-        self.app_state.draining = self.should_exit = True
-
-    async def _wait_tasks_to_complete(self) -> None:
-        self.all_answered = False
-        await super()._wait_tasks_to_complete()
-        self.all_answered = True
-
-
-def _protocol_with_timeouts(read_timeout: float, max_connections: int) -> type[H11Protocol]:
+def protocol_with_timeouts(read_timeout: float, max_connections: int) -> type[H11Protocol]:
     """Return uvicorn's protocol with time limits on incomplete requests and on refused bodies."""
 
     class TimeoutProtocol(H11Protocol):

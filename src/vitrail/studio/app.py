@@ -1,84 +1,33 @@
-"""The studio as an ASGI application: the page, its modules, and the API routes. ``service`` does the work."""
+"""The studio as an ASGI application, and its server.
 
-import asyncio
+It is Starlette's alone: its only client is its own page, so it needs no schema such as FastAPI's in ``serve``.
+"""
+
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable
 from functools import wraps
-from importlib.metadata import version
-from importlib.resources import files
-from importlib.resources.abc import Traversable
-from json import dumps, loads
-from threading import Event
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 
-from vitrail.config import parse_value
-from vitrail.data.decode import MAX_IMAGE_PIXELS
-from vitrail.errors import VitrailError, printable
-from vitrail.studio.cost_calculator import cost_of
-from vitrail.studio.middleware import AccessMiddleware, as_error_response, as_json_response
-from vitrail.studio.model_store import CANCEL_EVENT, Cancelled
-from vitrail.studio.run_log import run_summary, stream_events
-from vitrail.studio.service import ModelRef, StudioService
-from vitrail.studio.uploads import MAX_UPLOAD_BYTES
+from vitrail.errors import VitrailError
+from vitrail.studio.middleware import AccessMiddleware
+from vitrail.studio.model_store import Cancelled
+from vitrail.studio.routes import API, Handler, StudioState, page
+from vitrail.studio.service import StudioService
+from vitrail.web.http import CLIENT_CLOSED_REQUEST, error_response
+from vitrail.web.server import Server
 
 logger = logging.getLogger("vitrail.studio")
-MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-MAX_JSON_BYTES = 2**20  # bytes of a JSON request
-Handler = Callable[["StudioState", Request], Awaitable[Response]]
-
-
-class StudioState:
-    """State that the routes share. ``shutting_down``: event streams end."""
-
-    def __init__(self, service: StudioService) -> None:
-        self.service, self.shutting_down = service, False
-        self.cancel_events: set[Event] = set()  # of running requests: once set, the work stops at its next forward pass
-        self.compute_lock = asyncio.Lock()  # one computation at a time; a waiting request can still be cancelled
-
-    def shut_down(self) -> None:
-        self.shutting_down = True
-        for cancel_event in list(self.cancel_events):
-            cancel_event.set()
-
-    async def run_cancellable(self, request: Request, work: Callable[[], Any]) -> Any:
-        """Run work in a thread, and cancel it if the client disconnects."""
-        async with self.compute_lock:
-            if await request.is_disconnected():
-                raise ClientDisconnect
-            cancel_event = Event()
-            self.cancel_events.add(cancel_event)
-            watcher = asyncio.create_task(_watch_disconnect(request, cancel_event))
-            context_token = CANCEL_EVENT.set(cancel_event)
-            try:
-                return await asyncio.to_thread(work)
-            finally:
-                cancel_event.set()
-                self.cancel_events.discard(cancel_event)
-                CANCEL_EVENT.reset(context_token)
-                watcher.cancel()
-
-
-async def _watch_disconnect(request: Request, cancel_event: Event) -> None:
-    while not await request.is_disconnected():
-        await asyncio.sleep(0.1)
-    cancel_event.set()
+SHUTDOWN_TIMEOUT = 3.0  # seconds to finish requests
 
 
 def create_studio_app(service: StudioService, token: str) -> Starlette:
     studio = StudioState(service)
-
-    async def page(request: Request) -> Response:
-        file = static_files().get(request.path_params.get("name", "index.html"))  # looked up in the list, never a path
-        if file is None:
-            return as_error_response(404, "the studio has no such page; open the address that it printed")
-        return Response(file.read_bytes(), media_type=MEDIA_TYPES["." + file.name.rpartition(".")[2]])
-
     api_routes = [
         Route(f"/api/{name}", _with_error_responses(studio, handler), methods=[method])
         for name, (method, handler) in API.items()
@@ -90,9 +39,9 @@ def create_studio_app(service: StudioService, token: str) -> Starlette:
     return app
 
 
-def static_files() -> dict[str, Traversable]:
-    """Return the static files of the package by name."""
-    return {file.name: file for file in (files("vitrail.studio") / "static").iterdir() if file.name[0] != "."}
+def run_studio_server(app: Starlette, listener: socket.socket, on_start: Callable[[], None]) -> None:
+    """Serve the app until Ctrl-C; ``on_start`` is called once requests are accepted."""
+    Server(app, app.state.studio.shut_down, SHUTDOWN_TIMEOUT, on_start, lifespan="off").run(sockets=[listener])
 
 
 def _with_error_responses(studio: StudioState, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -105,15 +54,15 @@ def _with_error_responses(studio: StudioState, handler: Handler) -> Callable[[Re
         except VitrailError as error:
             is_upload = request.query_params.get("image", "").startswith("upload-")
             is_gone = is_upload and "uploaded to an earlier" in str(error)
-            return as_error_response(410 if is_gone else 422, str(error))
+            return error_response(410 if is_gone else 422, str(error))
         except (ClientDisconnect, Cancelled):
-            return Response(status_code=499)
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "allocate" not in str(error):
                 return _internal_error(request)
-            return as_error_response(507, "there is not enough memory for this; try a smaller image or model")
+            return error_response(507, "there is not enough memory for this; try a smaller image or model")
         except OSError as error:
-            return as_error_response(
+            return error_response(
                 422, f"a file of the model or the dataset cannot be read: {error.strerror or type(error).__name__}"
             )
         except Exception:
@@ -125,182 +74,4 @@ def _with_error_responses(studio: StudioState, handler: Handler) -> Callable[[Re
 def _internal_error(request: Request) -> Response:
     """Log the current exception, and return a short error response."""
     logger.exception("the studio failed to answer %s", request.url.path.rpartition("/")[2])
-    return as_error_response(500, "internal error of the studio, see its terminal for details; try another image or model")
-
-
-async def _studio(studio: StudioState, request: Request) -> Response:
-    server_info = {
-        "version": version("vitrail"),
-        "limits": {"bytes": MAX_UPLOAD_BYTES, "pixels": MAX_IMAGE_PIXELS},
-        "modules": sorted(name.removesuffix(".js") for name in static_files() if name.endswith(".js")),
-    }
-    return as_json_response(server_info | await studio.run_cancellable(request, studio.service.info))
-
-
-async def _datasets(studio: StudioState, request: Request) -> Response:
-    """List the datasets, while one is still loading."""
-    return as_json_response(await asyncio.to_thread(studio.service.library.list_datasets))
-
-
-async def _list_images(studio: StudioState, request: Request) -> Response:
-    dataset, split = _text_param(request, "dataset"), _text_param(request, "split")
-    start, count = _int_param(request, "start", 0), _int_param(request, "count", 24)
-    return as_json_response(await asyncio.to_thread(studio.service.library.page, dataset, split, start, count))
-
-
-async def _image(studio: StudioState, request: Request) -> Response:
-    id, size = _text_param(request, "image"), _int_param(request, "size", 256)
-    png = await asyncio.to_thread(studio.service.library.thumbnail, id, size)
-    return Response(png, media_type="image/png")
-
-
-async def _upload(studio: StudioState, request: Request) -> Response:
-    content = await _read_body(request, MAX_UPLOAD_BYTES, "an image")
-    name = request.query_params.get("name", "image")
-    return as_json_response(await asyncio.to_thread(studio.service.library.upload, name, content))
-
-
-async def _trace(studio: StudioState, request: Request) -> Response:
-    model_ref, image, target = _model_ref(request), _text_param(request, "image"), _optional_int_param(request, "class")
-    return _binary_response(await studio.run_cancellable(request, lambda: studio.service.trace(model_ref, image, target)))
-
-
-async def _attention_rows(studio: StudioState, request: Request) -> Response:
-    model_ref, image, query = _model_ref(request), _text_param(request, "image"), _int_param(request, "query")
-    return _binary_response(
-        await studio.run_cancellable(request, lambda: studio.service.attention_rows(model_ref, image, query))
-    )
-
-
-async def _saliency(studio: StudioState, request: Request) -> Response:
-    model_ref, image, target = _model_ref(request), _text_param(request, "image"), _optional_int_param(request, "class")
-    method = _text_param(request, "method")
-    return _binary_response(
-        await studio.run_cancellable(request, lambda: studio.service.saliency(model_ref, image, target, method))
-    )
-
-
-async def _attention_pair(studio: StudioState, request: Request) -> Response:
-    model_ref, image = _model_ref(request), _text_param(request, "image")
-    layer, head, query, key = (_int_param(request, name) for name in ("layer", "head", "query", "key"))
-    return as_json_response(
-        await studio.run_cancellable(request, lambda: studio.service.attention_pair(model_ref, image, layer, head, query, key))
-    )
-
-
-async def _ablate(studio: StudioState, request: Request) -> Response:
-    body = await _read_body(request, MAX_JSON_BYTES, "a request")
-    try:
-        parsed = loads(body or b"{}")
-    except (ValueError, RecursionError):
-        raise VitrailError("the request is not JSON; send {model, image, patches, mode}") from None
-    fields: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
-    model_ref = parse_value(fields.get("model"), str, "model"), parse_value(fields.get("step"), int | None, "step")
-    image, seed = parse_value(fields.get("image"), str, "image"), parse_value(fields.get("seed", 0), int, "seed")
-    patches = parse_value(fields.get("patches"), tuple[int, ...], "patches")
-    mode = parse_value(fields.get("mode", "mask"), str, "mode")
-    target = parse_value(fields.get("class"), int | None, "class")
-    return as_json_response(
-        await studio.run_cancellable(request, lambda: studio.service.ablate(model_ref, image, patches, mode, seed, target))
-    )
-
-
-async def _model(studio: StudioState, request: Request) -> Response:
-    model_ref = _model_ref(request)
-    return _binary_response(await studio.run_cancellable(request, lambda: studio.service.model_view(model_ref)))
-
-
-async def _cost(studio: StudioState, request: Request) -> Response:
-    like = request.query_params.get("like")
-    config = await asyncio.to_thread(studio.service.store.config, like) if like else None
-    return as_json_response(await asyncio.to_thread(cost_of, dict(request.query_params), config))
-
-
-async def _run(studio: StudioState, request: Request) -> Response:
-    run = studio.service.predictions(_text_param(request, "model")).run
-    return as_json_response(await asyncio.to_thread(run_summary, run))
-
-
-async def _events(studio: StudioState, request: Request) -> Response:
-    """Stream server-sent events until the run is finished, the page is closed or the studio ends."""
-    run, after = studio.service.predictions(_text_param(request, "model")).run, _int_param(request, "after", -1)
-
-    async def events() -> AsyncIterator[str]:
-        async for kind, data in stream_events(run, after, lambda: studio.shutting_down):
-            yield f"event: {kind}\ndata: {dumps(data, allow_nan=False)}\n\n" if kind else ":\n\n"
-
-    return StreamingResponse(events(), media_type="text/event-stream")
-
-
-async def _confusion(studio: StudioState, request: Request) -> Response:
-    return as_json_response(await asyncio.to_thread(studio.service.predictions(_text_param(request, "model")).confusion))
-
-
-async def _confused_images(studio: StudioState, request: Request) -> Response:
-    predictions = studio.service.predictions(_text_param(request, "model"))
-    true, predicted = _int_param(request, "true"), _int_param(request, "predicted")
-    return as_json_response(await asyncio.to_thread(predictions.confused_images, true, predicted))
-
-
-async def _highest_loss(studio: StudioState, request: Request) -> Response:
-    return as_json_response(await asyncio.to_thread(studio.service.predictions(_text_param(request, "model")).highest_loss))
-
-
-API: dict[str, tuple[str, Handler]] = {
-    "studio": ("GET", _studio),
-    "datasets": ("GET", _datasets),
-    "images": ("GET", _list_images),
-    "image": ("GET", _image),
-    "upload": ("POST", _upload),
-    "trace": ("GET", _trace),
-    "attention-rows": ("GET", _attention_rows),
-    "saliency": ("GET", _saliency),
-    "attention-pair": ("GET", _attention_pair),
-    "ablate": ("POST", _ablate),
-    "model": ("GET", _model),
-    "cost": ("GET", _cost),
-    "run": ("GET", _run),
-    "events": ("GET", _events),
-    "confusion": ("GET", _confusion),
-    "confused-images": ("GET", _confused_images),
-    "highest-loss": ("GET", _highest_loss),
-}
-
-
-def _binary_response(content: bytes) -> Response:
-    return Response(content, media_type="application/octet-stream")
-
-
-def _model_ref(request: Request) -> ModelRef:
-    return _text_param(request, "model"), _optional_int_param(request, "step")
-
-
-def _text_param(request: Request, name: str) -> str:
-    value = request.query_params.get(name)
-    if not value:
-        raise VitrailError(f"the request has no {name}; add {name}=...")
-    return value
-
-
-def _optional_int_param(request: Request, name: str) -> int | None:
-    return _int_param(request, name) if request.query_params.get(name) else None
-
-
-def _int_param(request: Request, name: str, default: int | None = None) -> int:
-    text = request.query_params.get(name)
-    if text is None and default is not None:
-        return default
-    if text is None or not text.removeprefix("-").isdecimal() or not text.isascii() or len(text) > 12:
-        raise VitrailError(f"{name} must be an integer, got {printable((text or 'nothing')[:20])!r}; try {name}=0")
-    return int(text)
-
-
-async def _read_body(request: Request, max_bytes: int, what: str) -> bytes:
-    """Read the body, but no more than is allowed."""
-    chunks, length = [], 0
-    async for chunk in request.stream():
-        length += len(chunk)
-        if length > max_bytes:
-            raise VitrailError(f"{what} may have at most {max_bytes / 2**20:g} MiB, got more; make it smaller")
-        chunks.append(chunk)
-    return b"".join(chunks)
+    return error_response(500, "internal error of the studio, see its terminal for details; try another image or model")

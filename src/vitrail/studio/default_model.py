@@ -4,7 +4,6 @@ Training runs in its own process and takes some minutes; the page follows its cu
 An interrupted training is resumed at the next start.
 """
 
-import os
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from vitrail.data import cache
 from vitrail.data.sources.dataset import Progress
 from vitrail.errors import VitrailError
 from vitrail.studio.run_log import is_training, last_logged_step
+from vitrail.system import available_cores
 from vitrail.training.load_checkpoint import checkpoint_steps
 from vitrail.training.run import LOCKED_MESSAGE, Run
 from vitrail.weights.model_folder import is_model_folder
@@ -48,7 +48,7 @@ def default_model(
     if run.result() is not None:
         yield [str(run.folder)]
         return
-    torch.set_num_threads(max(1, _available_cores() - _training_cores()))  # more threads than cores would slow both down
+    torch.set_num_threads(max(1, available_cores() - _training_cores()))  # more threads than cores would slow both down
     on_message(
         f"training a small model on the embedded Fashion-MNIST, once; the page opens at its first checkpoint: {run.folder}"
     )
@@ -93,13 +93,9 @@ def _start_training(folder: Path, overrides: Sequence[str], error_output: IO[byt
     )
 
 
-def _available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _training_cores() -> int:
     """Return the number of cores for training; the page has the rest."""
-    return max(1, _available_cores() // 2)
+    return max(1, available_cores() // 2)
 
 
 def _wait_for_checkpoint(run: Run, child: "subprocess.Popen[bytes]", error_output: IO[bytes], on_progress: Progress) -> None:

@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path, PurePosixPath
 from threading import BoundedSemaphore, Lock
 from typing import Any
 
@@ -17,13 +16,12 @@ from numpy import ndarray
 from PIL import Image
 
 from vitrail.data.decode import decode_array, to_pil
-from vitrail.data.sources.dataset import Dataset, DatasetSplits, ImageFileDataset, Subset, label_name
-from vitrail.data.sources.tar_shards import TarDataset
+from vitrail.data.sources.dataset import Dataset, DatasetSplits, label_name
 from vitrail.errors import VitrailError
+from vitrail.recipes.recipe import Recipe
 from vitrail.studio.lazy_dataset import DatasetLoading, LazyDataset
 from vitrail.studio.sample_images import NUM_SAMPLES, Samples
 from vitrail.studio.uploads import Upload, Uploads, printable_title
-from vitrail.training.recipe import Recipe
 
 MAX_PAGE_SIZE = 60  # images per response
 MIN_THUMBNAIL_SIZE, MAX_THUMBNAIL_SIZE = 16, 1024  # pixels of a thumbnail's longer side
@@ -105,7 +103,7 @@ class ImageLibrary:
 
     def title(self, id: str) -> str:
         location = self._locate(id)
-        return location.title if isinstance(location, Upload) else _image_title(*location)
+        return location.title if isinstance(location, Upload) else printable_title(location[0].title(location[1]))
 
     def label(self, id: str) -> str | None:
         """Return the class name, or None if it is unknown."""
@@ -120,7 +118,7 @@ class ImageLibrary:
         if id.startswith("sample-"):
             return {"python": f"Samples().read({location[1]})", "imports": ["from vitrail.studio.sample_images import Samples"]}
         dataset_index, split, index = id[1:].split("-")
-        return self._datasets[int(dataset_index)].python_code(split, int(index), _image_title(*location))
+        return self._datasets[int(dataset_index)].python_code(split, int(index), self.title(id))
 
     def describe_source(self, id: str) -> str:
         """Describe the source of an image."""
@@ -182,19 +180,6 @@ class ImageLibrary:
 
 def _dataset_entry(id: str, title: str, counts: dict[str, int]) -> dict[str, Any]:
     return {"id": id, "title": title, "splits": [{"name": name, "count": count} for name, count in counts.items() if count]}
-
-
-def _image_title(dataset: Dataset, index: int) -> str:
-    """Return the title of an image: for a file only its name, since a browser must not see paths."""
-    while isinstance(dataset, Subset):
-        index, dataset = int(dataset.indices[index]), dataset.dataset
-    if isinstance(dataset, ImageFileDataset):
-        return printable_title(PurePosixPath(dataset.paths[index]).name)
-    if isinstance(dataset, TarDataset):
-        return printable_title(PurePosixPath(dataset.keys[index]).name)
-    description = dataset.describe(index)
-    match = re.match(r"(?:image|row) \d+ of ", description)  # the rest may be a path
-    return printable_title(description if match is None else f"{match[0]}{Path(description[match.end() :]).name}")
 
 
 def _scale_to_fit(original: tuple[int, int], size: int) -> tuple[int, int]:

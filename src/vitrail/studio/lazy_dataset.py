@@ -8,9 +8,9 @@ from vitrail.data.dataset_check import DatasetReport
 from vitrail.data.sources.dataset import DatasetSplits, Progress
 from vitrail.data.sources.open import DATASET_NAMES, open_dataset
 from vitrail.errors import VitrailError
+from vitrail.recipes.recipe import Recipe
 from vitrail.studio.uploads import printable_title
-from vitrail.training.dataset import open_training_data
-from vitrail.training.recipe import Recipe
+from vitrail.training.dataset import check_training_data, open_training_data
 
 _PythonCode = tuple[str, tuple[str, ...]]  # an expression for the dataset, and the imports that it needs
 
@@ -44,7 +44,7 @@ class LazyDataset:
         if isinstance(self.name_or_recipe, str):
             return (self.name_or_recipe,)
         recipe = self.name_or_recipe
-        return recipe.data, recipe.val_fraction, recipe.test_fraction, recipe.masking is None, recipe.max_bad_fraction
+        return recipe.data, recipe.val_fraction, recipe.test_fraction, recipe.task.labelled, recipe.max_bad_fraction
 
     def start(self) -> None:
         with self._lock:
@@ -74,8 +74,9 @@ class LazyDataset:
             if isinstance(self.name_or_recipe, str):
                 self._dataset, self._python = _open_by_name(self.name_or_recipe, self._on_progress)
             else:
-                report = open_training_data(self.name_or_recipe, self._on_progress)
-                self._dataset, self._python = report.data, _recipe_code(self.name_or_recipe, report)
+                recipe = self.name_or_recipe
+                report = check_training_data(open_training_data(recipe, self._on_progress), recipe, self._on_progress)
+                self._dataset, self._python = report.data, _recipe_code(recipe, report)
         except Exception as error:  # a dataset can raise any exception, which must not stop the studio
             own_error = isinstance(error, VitrailError)
             self._error = str(error) if own_error else f"{self.title} cannot be opened: {_first_line(error)}"
@@ -101,7 +102,7 @@ def _open_by_name(name: str, progress: Progress) -> tuple[DatasetSplits, _Python
 def _recipe_code(recipe: Recipe, report: DatasetReport) -> _PythonCode | None:
     """Return Python for the same images at the same indices, or None if images without a label were left out."""
     imports = ["from vitrail.data.sources.content_split import SplitFractions"]
-    labelled = "" if recipe.masking is None else ", labelled=False"
+    labelled = "" if recipe.task.labelled else ", labelled=False"
     fractions = f"SplitFractions({recipe.val_fraction}, {recipe.test_fraction})"
     expression = f"vitrail.open_dataset({recipe.data!r}, split_fractions={fractions}{labelled})"
     if report.bad:

@@ -6,7 +6,6 @@ Recording activations is not thread-safe (``layers.tap``), and one image already
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
@@ -51,9 +50,6 @@ class Cancelled(Exception):
     """The client has disconnected, so the computation is cancelled."""
 
 
-CANCEL_EVENT: ContextVar[Event | None] = ContextVar("CANCEL_EVENT", default=None)  # set when the client disconnects
-
-
 class ModelStore:
     """Store of loaded models. ``class_names`` are for weights that have none."""
 
@@ -74,9 +70,8 @@ class ModelStore:
         return model
 
     @contextmanager
-    def acquire(self, id: str, step: int | None = None) -> Iterator[Model]:
-        """Acquire a model exclusively. A cancelled computation stops at its next forward pass."""
-        cancel_event = CANCEL_EVENT.get()
+    def acquire(self, id: str, step: int | None = None, cancel_event: Event | None = None) -> Iterator[Model]:
+        """Acquire a model exclusively. Once the event is set, its next forward pass raises ``Cancelled``."""
 
         def check_cancelled(*_: Any) -> None:
             if cancel_event is not None and cancel_event.is_set():

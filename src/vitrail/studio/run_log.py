@@ -1,12 +1,9 @@
-"""The log of a run, complete or as a stream while it trains, and whether a process is training it."""
+"""A run for the page: its log, complete or as a stream while it trains, and whether a process is training it."""
 
 import asyncio
-import json
 import math
-import os
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +11,7 @@ import numpy as np
 from vitrail.config import to_dict
 from vitrail.training.load_checkpoint import checkpoint_steps
 from vitrail.training.run import Run
+from vitrail.training.run_log import LogTail, is_evaluation, parse_rows, parse_step
 
 MAX_LOG_ROWS = 2000  # log rows in one response
 POLL_SECONDS, KEEP_ALIVE_SECONDS = 0.5, 10.0  # seconds between two polls, and until a keep-alive event
@@ -39,12 +37,12 @@ def run_summary(run: Run) -> dict[str, Any]:
 
 def read_log_rows(run: Run, after: int = -1) -> list[dict[str, Any]]:
     """Return the log rows after a step, thinned if there are many; the first, the last and all evaluations stay."""
-    return _parse_rows(thin_log(_lines_after(LogTail(run), after)))
+    return _to_json_rows(thin_log(_lines_after(LogTail(run.log_path), after)))
 
 
 def last_logged_step(run: Run) -> int:
     """Return the last step in the log."""
-    return max((step for text in LogTail(run).read_new_lines() if (step := _parse_step(text)) is not None), default=0)
+    return max((step for text in LogTail(run.log_path).read_new_lines() if (step := parse_step(text)) is not None), default=0)
 
 
 async def stream_events(
@@ -56,12 +54,12 @@ async def stream_events(
     The evaluation of a step follows the step's own row, so that of step ``after`` is included: it may have been missed.
     If a run resumes from a checkpoint, rows are repeated, identical for a step.
     """
-    tail, checkpoints, last_event = LogTail(run), list[int](), time.monotonic()
+    tail, checkpoints, last_event = LogTail(run.log_path), list[int](), time.monotonic()
     was_training: bool | None = None
     while not stop():
         result = await asyncio.to_thread(run.result)  # read before the log, so that no row comes after the end
         events: list[tuple[str, Any]] = [
-            ("log_row", row) for row in _parse_rows(await asyncio.to_thread(_lines_after, tail, after))
+            ("log_row", row) for row in _to_json_rows(await asyncio.to_thread(_lines_after, tail, after))
         ]
         if (current := checkpoint_steps(run)) != checkpoints:
             checkpoints = current
@@ -93,36 +91,11 @@ def is_training(run: Run) -> bool:
     return _is_locked(run) or _log_has_grown(run)
 
 
-@dataclass
-class LogTail:
-    """Tail of a log: complete lines added since the last read."""
-
-    run: Run
-    offset: int = 0
-    inode: int | None = None
-
-    def read_new_lines(self) -> list[bytes]:
-        """Return the new lines; all again if the log was replaced or truncated. An incomplete line waits for its end."""
-        try:
-            with open(self.run.folder / "log.jsonl", "rb") as file:
-                status = os.fstat(file.fileno())
-                if status.st_ino != self.inode or status.st_size < self.offset:
-                    self.offset, self.inode = 0, status.st_ino
-                if status.st_size == self.offset:
-                    return []
-                file.seek(self.offset)
-                complete, end, _ = file.read(status.st_size - self.offset).rpartition(b"\n")
-        except FileNotFoundError:  # not started yet
-            return []
-        self.offset += len(complete) + len(end)
-        return complete.split(b"\n") if end else []
-
-
 def thin_log(lines: list[bytes], max_lines: int = MAX_LOG_ROWS) -> list[bytes]:
     """Thin evenly, but keep the first, the last and the evaluations, unless those alone are too many."""
     if len(lines) <= max_lines:
         return lines
-    indices = sorted({0, len(lines) - 1} | {index for index, text in enumerate(lines) if _is_evaluation(text)})
+    indices = sorted({0, len(lines) - 1} | {index for index, text in enumerate(lines) if is_evaluation(text)})
     if len(indices) >= max_lines:
         return [lines[index] for index in _evenly_spaced(indices, max_lines)]
     others = sorted(set(range(len(lines))) - set(indices))
@@ -141,33 +114,15 @@ def to_json_value(value: Any) -> Any:
 
 
 def _lines_after(tail: LogTail, after: int) -> list[bytes]:
-    return [text for text in tail.read_new_lines() if (step := _parse_step(text)) is not None and _is_after(text, step, after)]
+    return [text for text in tail.read_new_lines() if (step := parse_step(text)) is not None and _is_after(text, step, after)]
 
 
 def _is_after(text: bytes, step: int, after: int) -> bool:
-    return step > after or (step == after and _is_evaluation(text))
+    return step > after or (step == after and is_evaluation(text))
 
 
-def _is_evaluation(text: bytes) -> bool:
-    return b'"validation"' in text
-
-
-def _parse_step(text: bytes) -> int | None:
-    """Return the step of a line without parsing all of it, since there may be very many."""
-    head, _, rest = text.partition(b'"step": ')
-    number = rest[:20].partition(b",")[0].rstrip(b"} ")
-    return int(number) if head.strip() == b"{" and number.isdigit() else None
-
-
-def _parse_rows(lines: list[bytes]) -> list[dict[str, Any]]:
-    """Parse lines, skipping one that was cut off by the end of a process."""
-    rows = []
-    for text in lines:
-        try:
-            rows.append(to_json_value(json.loads(text)))
-        except ValueError:
-            continue
-    return [row for row in rows if isinstance(row, dict)]
+def _to_json_rows(lines: list[bytes]) -> list[dict[str, Any]]:
+    return [to_json_value(row) for row in parse_rows(lines)]
 
 
 def _public_result(run: Run, result: dict[str, Any]) -> dict[str, Any]:
@@ -193,6 +148,6 @@ def _is_locked(run: Run) -> bool:
 
 def _log_has_grown(run: Run) -> bool:
     try:
-        return time.time() - (run.folder / "log.jsonl").stat().st_mtime < ACTIVE_LOG_SECONDS
+        return time.time() - run.log_path.stat().st_mtime < ACTIVE_LOG_SECONDS
     except OSError:
         return False

@@ -116,7 +116,7 @@ class RunPredictions:
     def _missing_reason(self) -> str:
         """Explain why there are no predictions."""
         recipe, name = self.run.recipe(), self.run.folder.name
-        if recipe.masking is not None:
+        if not recipe.task.labelled:
             return f"{name} trains without labels, so it has no confusion matrix; `vitrail finetune` trains a classifier on it"
         if self.run.result() is None:
             progress = f"step {last_logged_step(self.run):,} of {recipe.steps:,}"
@@ -133,7 +133,7 @@ def _read_predictions(run: Run) -> PredictionTable:
     except Exception as error:  # a damaged file can raise any exception
         raise VitrailError(f"predictions.npz of {run.folder.name} cannot be read: {error}; train the run again") from None
     predicted = logits.argmax(1)
-    probabilities = logits.double().sigmoid() if recipe.loss == "sigmoid" else logits.double().softmax(1)
+    probabilities = logits.double().sigmoid() if getattr(recipe.task, "loss", None) == "sigmoid" else logits.double().softmax(1)
     metadata = read_metadata(run.folder / "best") if is_model_folder(run.folder / "best") else {}
     class_names = metadata.get("class_names") or []
     if len(class_names) != logits.shape[1]:

@@ -3,12 +3,13 @@
 import numpy as np
 from numpy import ndarray
 
+from vitrail.data.sources.dataset import Dataset
 from vitrail.data.sources.panes.dataset import PANES_CLASSES, build_panes
 
 NUM_SAMPLES, SAMPLE_SIZE = 12, 256  # number of images, and their side in pixels
 
 
-class Samples:
+class Samples(Dataset):
     """Dataset of generated sample images, each drawn on first use."""
 
     class_names = PANES_CLASSES

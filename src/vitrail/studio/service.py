@@ -6,7 +6,7 @@ A model is identified by its id and step, an image by its id: nothing that comes
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 from torch import Tensor
@@ -16,14 +16,12 @@ from vitrail.explain.saliency import SALIENCY_METHODS
 from vitrail.inference.preprocess_images import preprocess
 from vitrail.models.build import Model
 from vitrail.plot.colormap import colormap
-from vitrail.studio.attention_pair import attention_pair
 from vitrail.studio.binary_format import encode_arrays
 from vitrail.studio.forward_trace import attention_rows, trace_image
 from vitrail.studio.image_library import ImageLibrary
 from vitrail.studio.model_store import ModelStore
-from vitrail.studio.model_view import model_view
 from vitrail.studio.run_predictions import RunPredictions
-from vitrail.studio.saliency_view import BASELINES, ablation_effect, saliency_with_curves
+from vitrail.studio.views import BASELINES, ablation_effect, attention_pair, model_view, saliency_with_curves
 
 MAX_CACHED_BYTES = 2**27  # bytes of cached responses
 NUM_STATISTICS_IMAGES = 16  # images for head statistics
@@ -57,6 +55,8 @@ class ByteLRUCache:
 
 
 class StudioService:
+    """Once a ``cancel_event`` is set, the computation stops at its next forward pass."""
+
     def __init__(self, store: ModelStore, library: ImageLibrary) -> None:
         self.store, self.library, self.cache = store, library, ByteLRUCache()
         self._preprocessed: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()  # the last preprocessed images
@@ -105,49 +105,62 @@ class StudioService:
         ]
         return [*own, *others]
 
-    def trace(self, model_ref: ModelRef, image: str, target: int | None) -> bytes:
+    def trace(self, model_ref: ModelRef, image: str, target: int | None, cancel_event: Event | None = None) -> bytes:
         def compute() -> bytes:
             content = self.library.read(image)
-            with self.store.acquire(*model_ref) as model:
+            with self.store.acquire(*model_ref, cancel_event) as model:
                 metadata, arrays = trace_image(model, content, target)
             metadata["image"] |= self.library.describe(image) | self.library.python_code(image)
             return encode_arrays({**metadata, "model": model_ref[0], "step": model_ref[1]}, arrays)
 
         return self.cache.get(("trace", *self._versioned(model_ref), image, target), compute)
 
-    def attention_rows(self, model_ref: ModelRef, image: str, query: int) -> bytes:
+    def attention_rows(self, model_ref: ModelRef, image: str, query: int, cancel_event: Event | None = None) -> bytes:
         return self._compute_for_image(
             ("attention_rows", query),
             model_ref,
             image,
             lambda model, images: encode_arrays(*attention_rows(model, images, query)),
+            cancel_event,
         )
 
-    def saliency(self, model_ref: ModelRef, image: str, target: int | None, method: str) -> bytes:
+    def saliency(
+        self, model_ref: ModelRef, image: str, target: int | None, method: str, cancel_event: Event | None = None
+    ) -> bytes:
         return self._compute_for_image(
             ("saliency", method, target),
             model_ref,
             image,
             lambda model, images: encode_arrays(*saliency_with_curves(model, images, method, target)),
+            cancel_event,
         )
 
-    def attention_pair(self, model_ref: ModelRef, image: str, layer: int, head: int, query: int, key: int) -> dict[str, Any]:
-        with self.store.acquire(*model_ref) as model:
+    def attention_pair(
+        self, model_ref: ModelRef, image: str, layer: int, head: int, query: int, key: int, cancel_event: Event | None = None
+    ) -> dict[str, Any]:
+        with self.store.acquire(*model_ref, cancel_event) as model:
             return attention_pair(model, self._preprocess(model, model_ref, image), layer, head, query, key)
 
     def ablate(
-        self, model_ref: ModelRef, image: str, patches: Sequence[int], mode: str, seed: int, target: int | None
+        self,
+        model_ref: ModelRef,
+        image: str,
+        patches: Sequence[int],
+        mode: str,
+        seed: int,
+        target: int | None,
+        cancel_event: Event | None = None,
     ) -> dict[str, Any]:
-        with self.store.acquire(*model_ref) as model:
+        with self.store.acquire(*model_ref, cancel_event) as model:
             return ablation_effect(model, self._preprocess(model, model_ref, image), patches, mode, seed, target)
 
-    def model_view(self, model_ref: ModelRef) -> bytes:
+    def model_view(self, model_ref: ModelRef, cancel_event: Event | None = None) -> bytes:
         """Return the model view; head statistics use images of the model's own dataset if possible, else the samples."""
 
         def compute() -> bytes:
             image_ids = self._statistics_images(model_ref[0])
             contents = [self.library.read(image_id) for image_id in image_ids]
-            with self.store.acquire(*model_ref) as model:
+            with self.store.acquire(*model_ref, cancel_event) as model:
                 metadata, arrays = model_view(model, [preprocess(model, [content]) for content in contents])
             return encode_arrays({**metadata, "measured_on": self._describe_images(image_ids)}, arrays)
 
@@ -190,10 +203,15 @@ class StudioService:
         ]
 
     def _compute_for_image(
-        self, name: tuple[Any, ...], model_ref: ModelRef, image: str, compute: Callable[[Model, Tensor], bytes]
+        self,
+        name: tuple[Any, ...],
+        model_ref: ModelRef,
+        image: str,
+        compute: Callable[[Model, Tensor], bytes],
+        cancel_event: Event | None,
     ) -> bytes:
         def compute_response() -> bytes:
-            with self.store.acquire(*model_ref) as model:
+            with self.store.acquire(*model_ref, cancel_event) as model:
                 return compute(model, self._preprocess(model, model_ref, image))
 
         return self.cache.get((*name, *self._versioned(model_ref), image), compute_response)

@@ -1,81 +1,121 @@
 """Image classification: softmax or sigmoid loss with label smoothing, mixed images and class weights. b images, k classes."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.augment.mixup import soft_targets
-from vitrail.data.loader import Batch, Loader
-from vitrail.tasks.task import Gather, no_gather
+from vitrail.data.loader import Batch
+from vitrail.data.sources.dataset import Dataset, DatasetSplits
+from vitrail.errors import VitrailError
+from vitrail.recipes.task_config import Classification
+from vitrail.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class ClassificationTask:
-    """Single-label classification. ``sigmoid`` is one binary classifier per class (Beyer et al. 2020)."""
+class ClassProbability:
+    label: str
+    probability: float
 
-    classes: int
-    kind: str = "softmax"
-    label_smoothing: float = 0.0
+
+@dataclass(frozen=True)
+class ClassPrediction:
+    """The most probable classes of an image; ``label`` and ``probability`` repeat the first of ``top``."""
+
+    label: str
+    probability: float
+    top: tuple[ClassProbability, ...]
+
+
+@dataclass(frozen=True)
+class ClassificationTask(Task):
+    """Single-label classification."""
+
     class_weights: Tensor | None = None  # one per class
-    primary_metric: str = "top1"
-    lower_is_better: bool = False
+
+    config_class: ClassVar = Classification
+    primary_metric: ClassVar[str] = "top1"
+    fractions: ClassVar[tuple[str, ...]] = ("accuracy", "top1", "top5")
+    output_name: ClassVar[str] = "logits"
+    target_name: ClassVar[str] = "labels"
+
+    def with_data(self, data: DatasetSplits) -> "ClassificationTask":
+        classes = len(data.class_names)
+        if classes < 2:
+            raise VitrailError(
+                f"{data.name} has {classes} class{'' if classes == 1 else 'es'}; classification needs at least two"
+            )
+        if self.model.classes != classes:
+            raise VitrailError(
+                f"model.classes must be {classes}, the number of classes of {data.name}, got {self.model.classes}"
+            )
+        if not self.config.balanced_loss:
+            return self
+        return replace(self, class_weights=balanced_class_weights(torch.from_numpy(data.train.labels), classes))
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         device = next(model.parameters()).device
         logits = model(batch.images.to(device, non_blocking=True)).float()
-        labels = batch.labels.to(device)
-        if self.kind == "sigmoid":
+        labels = batch.targets.to(device)
+        metrics = {"accuracy": (logits.argmax(1) == labels).float().mean()}
+        if self.custom_loss is not None:
+            return self.custom_loss(logits, labels if batch.lam is None else self._soft_targets(batch, labels)), metrics
+        if self.config.loss == "sigmoid":
             losses = self._sigmoid(logits, batch, labels)
         else:
             losses = self._softmax(logits, labels)
-            if batch.mixed_labels is not None and batch.lam is not None:
+            if batch.mixed_targets is not None and batch.lam is not None:
                 lam = batch.lam.to(device)
-                losses = lam * losses + (1 - lam) * self._softmax(logits, batch.mixed_labels.to(device))
-        return losses.mean(), {"accuracy": (logits.argmax(1) == labels).float().mean()}
+                losses = lam * losses + (1 - lam) * self._softmax(logits, batch.mixed_targets.to(device))
+        return losses.mean(), metrics
+
+    def _soft_targets(self, batch: Batch, labels: Int[Tensor, " b"]) -> Float[Tensor, "b k"]:
+        """Return the class probabilities of images that may be mixed."""
+        mixed_labels = labels if batch.mixed_targets is None else batch.mixed_targets.to(labels.device)
+        lam = torch.ones(len(labels), device=labels.device) if batch.lam is None else batch.lam.to(labels.device)
+        return soft_targets(labels, mixed_labels, lam, self.model.classes)
 
     def _softmax(self, logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
-        losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.label_smoothing)
+        losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.config.label_smoothing)
         return losses if self.class_weights is None else losses * self.class_weights.to(losses.device)[labels]
 
     def _sigmoid(self, logits: Float[Tensor, "b k"], batch: Batch, labels: Int[Tensor, " b"]) -> Float[Tensor, " b"]:
-        mixed_labels = labels if batch.mixed_labels is None else batch.mixed_labels.to(labels.device)
-        lam = torch.ones_like(logits[:, 0]) if batch.lam is None else batch.lam.to(labels.device)
-        target = soft_targets(labels, mixed_labels, lam, self.classes)
-        target = target * (1 - self.label_smoothing) + self.label_smoothing / self.classes
+        smoothing = self.config.label_smoothing
+        target = self._soft_targets(batch, labels) * (1 - smoothing) + smoothing / self.model.classes
         losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(1)
         return losses if self.class_weights is None else losses * self.class_weights.to(losses.device)[labels]
 
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = no_gather) -> dict[str, Any]:
-        """Return ``top1``, ``top5``, ``loss``, and the logits, labels and indices of the images for the report."""
-        logits, labels, indices = (gather(column) for column in run_model(model, loader, workers))
-        order = indices.argsort()
-        logits, labels, indices = logits[order], labels[order], indices[order]
-        return {**mean_scores(logits, labels), "logits": logits, "labels": labels, "indices": indices}
+    def metrics(self, outputs: Float[Tensor, "b k"], targets: Int[Tensor, " b"]) -> dict[str, float]:
+        return mean_scores(outputs, targets)
 
+    def baseline(self, train: Dataset, split: Dataset) -> dict[str, float]:
+        """Return the accuracy of always predicting the most frequent class of the training images."""
+        labels = train.labels[train.labels >= 0]
+        majority = (split.labels == np.bincount(labels).argmax()).mean() if len(labels) and len(split) else 0.0
+        return {"majority_class": float(majority)}
 
-@torch.inference_mode()
-def run_model(
-    model: nn.Module, loader: Loader, workers: int | None, on_progress: Callable[[int], None] = lambda images: None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logits, labels and indices of every image, in order, on the CPU; ``on_progress`` gets the image count."""
-    was_training, device = model.training, next(model.parameters()).device
-    model.eval()
-    rows, count = [], 0
-    try:
-        for batch in loader.batches(workers=workers):
-            rows.append((model(batch.images.to(device)).float().cpu(), batch.labels, batch.indices))
-            count += batch.labels.shape[0]
-            on_progress(count)
-    finally:
-        model.train(was_training)
-    logits, labels, indices = (torch.cat(column) for column in zip(*rows, strict=True))
-    return logits, labels, indices
+    def probabilities(self, logits: Float[Tensor, "b k"]) -> Float[Tensor, "b k"]:
+        return logits.sigmoid() if self.config.loss == "sigmoid" else logits.softmax(dim=1)
+
+    def predictions(self, outputs: Float[Tensor, "b k"], top_k: int) -> Sequence[ClassPrediction | None]:
+        """Return the most probable classes, of equal ones the first."""
+        order = outputs.argsort(dim=1, descending=True, stable=True)[:, :top_k]
+        probabilities = self.probabilities(outputs.double()).gather(1, order)
+        return [
+            ClassPrediction(self.class_names[numbers[0]], row[0], tuple(self._named(numbers, row))) if finite else None
+            for numbers, row, finite in zip(
+                order.tolist(), probabilities.tolist(), outputs.isfinite().all(1).tolist(), strict=True
+            )
+        ]
+
+    def _named(self, numbers: list[int], probabilities: list[float]) -> list[ClassProbability]:
+        return [ClassProbability(self.class_names[number], value) for number, value in zip(numbers, probabilities, strict=True)]
 
 
 def mean_scores(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> dict[str, float]:

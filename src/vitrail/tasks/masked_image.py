@@ -6,7 +6,7 @@ b images, n patches, m of them masked, c channels, p and q the sides of a patch,
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from einops import rearrange
@@ -16,32 +16,46 @@ from torch.nn import functional as F
 
 from vitrail.augment.counter_rng import uniforms
 from vitrail.data.loader import Batch, Loader
-from vitrail.data.preprocess import Preprocess
+from vitrail.layers.token_merging import gather_tokens
+from vitrail.models.build import Model
 from vitrail.models.config import Pair, ViTConfig
-from vitrail.models.masked_autoencoders import MaskedModel, gather_patches
-from vitrail.models.masking_config import COLOUR_LEVELS, Masking
-from vitrail.tasks.task import Gather, no_gather
+from vitrail.models.masked_autoencoders import MaskedModel, build_masked_model
+from vitrail.models.masking_config import COLOUR_LEVELS, Masking, check_masking
+from vitrail.models.vit import ViT
+from vitrail.recipes.task_config import MaskedImage
+from vitrail.tasks.task import Gather, Task, no_gather
 
 NOISE_STREAM = 10_000  # the random stream of an image's mask
 VARIANCE_EPS = 1e-6  # He et al.'s, added to a patch's variance
 
 
 @dataclass(frozen=True)
-class MaskedImageTask:
+class MaskedImageTask(Task):
     """Predict the masked patches. The loss is over masked patches only."""
 
-    masking: Masking
-    patch: Pair
-    preprocess: Preprocess
-    seed: int = 0
-    primary_metric: str = "loss"
-    lower_is_better: bool = True
+    config_class: ClassVar = MaskedImage
+    primary_metric: ClassVar[str] = "loss"
+    lower_is_better: ClassVar[bool] = True
+    fractions: ClassVar[tuple[str, ...]] = ("accuracy", "knn")
+    monitors: ClassVar[tuple[str, ...]] = ("attention", "reconstructions", "knn")
+
+    @property
+    def masking(self) -> Masking:
+        return self.config.masking
+
+    @property
+    def patch(self) -> Pair:
+        return check_masking(self.masking, self.model).patch
+
+    def build_model(self, encoder: Model) -> MaskedModel:
+        assert isinstance(encoder, ViT)  # others are refused by ``check_masking``
+        return build_masked_model(encoder, self.masking)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         device = next(model.parameters()).device
         images = batch.images.to(device, non_blocking=True)
         predicted, masked_indices = model(images, self.noise(batch).to(device))
-        return self.score(predicted.float(), self.targets(images, masked_indices))
+        return self.score(predicted.float(), self.patch_targets(images, masked_indices))
 
     def noise(self, batch: Batch) -> Float[Tensor, "b slots"]:
         grid = batch.images.shape[2] // self.patch[0], batch.images.shape[3] // self.patch[1]
@@ -49,13 +63,13 @@ class MaskedImageTask:
         drawn = uniforms(self.seed, epochs.numpy(), batch.indices.numpy(), self.masking.num_noise_values(grid), NOISE_STREAM)
         return torch.from_numpy(drawn).float()
 
-    def targets(self, images: Float[Tensor, "b c height width"], masked_indices: Int[Tensor, "b m"]) -> Tensor:
+    def patch_targets(self, images: Float[Tensor, "b c height width"], masked_indices: Int[Tensor, "b m"]) -> Tensor:
         """Return the targets of the masked patches: pixels (b m k), or the colour index of each of its cells (b m k)."""
         if self.masking.target != "pixels":
-            return gather_patches(
+            return gather_tokens(
                 quantise_colours(self._denormalise(images), self.patch, self.masking.cells_per_side), masked_indices
             )
-        patches = gather_patches(patchify(images, self.patch), masked_indices)
+        patches = gather_tokens(patchify(images, self.patch), masked_indices)
         return normalise_patches(patches)[0] if self.masking.norm_pix_target else patches
 
     def score(self, predicted: Float[Tensor, "b m k"], target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -74,7 +88,7 @@ class MaskedImageTask:
         rows: list[list[float]] = []  # per batch: its number of images, and the means times that
         try:
             for batch in loader.batches(workers=workers):
-                if count := len(batch.labels):
+                if count := len(batch.images):
                     loss, extra = self.loss(model, batch)
                     rows.append([count, *({"loss": loss, **extra}[name].item() * count for name in names)])
         finally:
@@ -101,7 +115,7 @@ class MaskedImageTask:
                 _scatter_patches(patchify(self._denormalise(images), self.patch), masked_indices, grey), self.patch, images
             ),
         )
-        pixels = self._to_pixels(predicted.float(), gather_patches(patches, masked_indices), model.config)
+        pixels = self._to_pixels(predicted.float(), gather_tokens(patches, masked_indices), model.config)
         yield (
             "predicted",
             unpatchify(

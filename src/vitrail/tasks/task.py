@@ -1,13 +1,29 @@
-"""The interface between the training loop and a task: a loss to minimise, and metrics to report. b images."""
+"""A task owns what differs between classification, pre-training and other uses of a model. b images.
 
-from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+The training loop, the report, the predictor and the server know no other fact about it. A new task is a subclass of ``Task``
+and one of ``TaskConfig``; defining the two is enough to train, resume, evaluate, predict and serve it.
+"""
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from numpy import ndarray
 from torch import Tensor, nn
 
 from vitrail.data.loader import Batch, Loader
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.dataset import Dataset, DatasetSplits
+from vitrail.errors import VitrailError
+from vitrail.models.build import Model
+from vitrail.models.config import ModelConfig
+from vitrail.recipes.task_config import TaskConfig
 
 Gather = Callable[[Tensor], Tensor]  # from the rows of this process to those of all ranks
+Loss = Callable[[Tensor, Any], Tensor]  # from outputs and targets to a mean loss
+TASKS: dict[type[TaskConfig], type["Task"]] = {}  # by the class of their settings; defining a task adds it
 
 
 def no_gather(rows: Tensor) -> Tensor:
@@ -15,20 +31,92 @@ def no_gather(rows: Tensor) -> Tensor:
     return rows
 
 
-@runtime_checkable
-class Task(Protocol):
-    """A training task, such as classification or masked image modelling."""
+@dataclass(frozen=True)
+class Task(ABC):
+    """A task for a model: its targets, loss and metrics, and what its outputs mean."""
 
-    @property
-    def primary_metric(self) -> str:
-        """Name of the metric by which weights are selected."""
+    config: Any  # of the class ``config_class``
+    model: ModelConfig
+    preprocess: Preprocess
+    class_names: tuple[str, ...] = ()
+    seed: int = 0
+    custom_loss: Loss | None = None  # in place of the task's own
 
-    @property
-    def lower_is_better(self) -> bool:
-        """Whether a smaller value of the primary metric is better."""
+    config_class: ClassVar[type[TaskConfig]]
+    primary_metric: ClassVar[str]  # by which weights are selected
+    lower_is_better: ClassVar[bool] = False
+    fractions: ClassVar[tuple[str, ...]] = ()  # metrics from 0 to 1, which are shown as percentages
+    monitors: ClassVar[tuple[str, ...]] = ("attention",)  # what else is computed at every evaluation, see ``training.monitors``
+    output_name: ClassVar[str] = "outputs"  # of the model, in an exported file and in saved predictions
+    target_name: ClassVar[str] = "targets"  # in saved predictions
 
+    def __init_subclass__(cls) -> None:
+        if "config_class" in vars(cls):
+            TASKS[cls.config_class] = cls
+
+    def with_data(self, data: DatasetSplits) -> "Task":
+        """Check the dataset to train on, and return the task with what it needs to know about it."""
+        return self
+
+    def with_loss(self, loss: Loss) -> "Task":
+        """Return the task with a loss of the user's own, from outputs and targets to their mean loss."""
+        return replace(self, custom_loss=loss)
+
+    def build_model(self, encoder: Model) -> nn.Module:
+        """Return the model to train: the encoder, or a module around it whose ``encoder`` it is."""
+        return encoder
+
+    def targets(self, dataset: Dataset, indices: ndarray) -> Any:
+        """Return the targets of images: anything that can be sliced like a tensor."""
+        return torch.from_numpy(dataset.labels[indices])
+
+    @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the mean loss over the batch, and other mean metrics to log."""
 
+    def metrics(self, outputs: Tensor, targets: Any) -> dict[str, float]:
+        """Return the metrics of a whole split."""
+        raise NotImplementedError
+
+    @torch.no_grad()
     def evaluate(self, model: nn.Module, loader: Loader, workers: int, gather: Gather = no_gather) -> dict[str, Any]:
-        """Return the metrics over all images; the same on every rank, whichever images its loader has."""
+        """Return the metrics over all images, and their outputs, targets and indices as tensors for the report.
+
+        They are the same on every rank, whichever images its loader has.
+        """
+        outputs, targets, indices = (gather(column) for column in run_model(model, loader, workers))
+        order = indices.argsort()
+        outputs, targets, indices = outputs[order], targets[order], indices[order]
+        return {
+            **self.metrics(outputs, targets),
+            self.output_name: outputs,
+            self.target_name: targets,
+            "indices": indices,
+        }
+
+    def baseline(self, train: Dataset, split: Dataset) -> dict[str, float]:
+        """Return what a trivial prediction would score on a split, for the result to be compared with."""
+        return {}
+
+    def predictions(self, outputs: Tensor, top_k: int) -> Sequence[Any]:
+        """Return what is predicted for each image, as dataclasses of plain values; None for outputs that are not finite."""
+        raise VitrailError(f"a model for {self.config.name} has no predictions for an image; use its features")
+
+
+@torch.inference_mode()
+def run_model(
+    model: nn.Module, loader: Loader, workers: int | None, on_progress: Callable[[int], None] = lambda images: None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return outputs, targets and indices of every image, in order, on the CPU; ``on_progress`` gets the image count."""
+    was_training, device = model.training, next(model.parameters()).device
+    model.eval()
+    rows, count = [], 0
+    try:
+        for batch in loader.batches(workers=workers):
+            rows.append((model(batch.images.to(device)).float().cpu(), batch.targets, batch.indices))
+            count += batch.images.shape[0]
+            on_progress(count)
+    finally:
+        model.train(was_training)
+    outputs, targets, indices = (torch.cat(column) for column in zip(*rows, strict=True))
+    return outputs, targets, indices

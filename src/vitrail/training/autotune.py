@@ -9,13 +9,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 from torch import nn
 
 from vitrail.data.loader import Loader
-from vitrail.data.sources.dataset import Progress
+from vitrail.data.sources.dataset import Progress, Subset
 from vitrail.errors import VitrailError
+from vitrail.recipes.recipe import Recipe, Schedule
 from vitrail.tasks.task import Task
-from vitrail.training.recipe import Recipe, Schedule
+from vitrail.training.callbacks import Callback
+from vitrail.training.evaluator import EVAL_BATCH_SIZE, Evaluator
 from vitrail.training.state import TrainState
 from vitrail.training.step import train_step
 
@@ -38,7 +41,7 @@ class AutoTune:
 
     def __post_init__(self) -> None:
         if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise VitrailError(f"minutes must be above 0 and finite, got {self.minutes:g}; try 5")
+            raise VitrailError(f"minutes must be above 0 and finite, got {self.minutes:g}; try minutes=5")
 
     def apply_saved(self, recipe: Recipe, saved: Recipe) -> Recipe:
         """Apply the values that were tuned when the run was started, to resume it."""
@@ -73,6 +76,60 @@ class LRRangeTest:
     rates: tuple[float, ...]
     losses: tuple[float, ...]
     lr: float
+
+
+@dataclass(frozen=True)
+class AutoTuner:
+    """Measures what the options leave open, on weights that are discarded."""
+
+    recipe: Recipe
+    task: Task
+    evaluator: Evaluator
+    callback: Callback
+    new_state: "StateFactory"
+    train_loader: Callable[[], Loader]
+
+    def tune(self, options: AutoTune, start: float) -> tuple[Recipe, StepTiming | None, float | None]:
+        """Return the tuned recipe, the measured timing, and the deadline of training. ``start``: when the run began."""
+        recipe, evaluator = self.recipe, self.evaluator
+        if options.find_lr:
+            lr_test = lr_range_test(
+                recipe, self.new_state, self.task, self.train_loader(), evaluator.workers, self.callback.progress
+            )
+            self.callback.on_message(f"the range test finds lr {lr_test.lr:g}; the recipe has {recipe.optim.lr:g}")
+            evaluator.run.save_lr_test(vars(lr_test))
+            recipe = with_lr(recipe, lr_test.lr)
+        if options.minutes is None and not evaluator.group.any_rank(self.callback.wants_eta):
+            return recipe, None, None
+        timing = self._measure(recipe)
+        if options.minutes is None:
+            return recipe, timing, None
+        return self._fit_to_minutes(recipe, options.minutes, timing, start)
+
+    def _measure(self, recipe: Recipe) -> StepTiming:
+        """Time steps and evaluations; the slowest rank counts."""
+        evaluator, state = self.evaluator, self.new_state()
+        sample = Subset(evaluator.selection_set, np.arange(min(len(evaluator.selection_set), EVAL_BATCH_SIZE)))
+        measured = measure_timing(
+            recipe, self.new_state, self.task, self.train_loader(), evaluator.loader(sample, state), evaluator.workers,
+            evaluator.eval_model,
+        )  # fmt: skip
+        overhead = evaluator.overhead_seconds(evaluator.eval_model(state))
+        slowest = evaluator.group.gather(measured.step, measured.image, overhead)
+        return StepTiming(*map(max, zip(*slowest, strict=True)))
+
+    def _fit_to_minutes(
+        self, recipe: Recipe, minutes: float, timing: StepTiming, start: float
+    ) -> tuple[Recipe, StepTiming, float]:
+        """Set the steps that fit into the budget, and the deadline that leaves time for the final evaluation."""
+        num_val, num_test = len(self.evaluator.selection_set), len(self.evaluator.data.test)
+        elapsed = self.evaluator.group.all_max(time.monotonic() - start)
+        shortened = recipe_for_minutes(minutes, recipe, timing, num_val, num_test, elapsed)
+        steps = "1 step fits" if shortened.steps == 1 else f"{shortened.steps:,} steps fit"
+        self.callback.on_message(f"time      {steps} into {minutes:g} minutes; the recipe has {recipe.steps:,}")
+        if shortened.steps < min(FEW_STEPS, recipe.steps):
+            self.callback.on_message("          expect little of so few steps; a smaller --model or --image-size trains faster")
+        return shortened, timing, start + 60 * minutes - timing.eval_duration(1, num_val, num_test)
 
 
 StateFactory = Callable[[], TrainState]  # creates a state that is discarded

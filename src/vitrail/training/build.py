@@ -1,7 +1,4 @@
-"""Build the task and the model of a recipe: classification, or masked-image pre-training.
-
-The training loop knows no other difference between the two.
-"""
+"""Build the task and the model of a recipe, and reload the model that a run has saved."""
 
 from pathlib import Path
 
@@ -10,52 +7,43 @@ from torch import nn
 
 from vitrail.data.sources.dataset import DatasetSplits
 from vitrail.errors import VitrailError
-from vitrail.models.build import Model, build
-from vitrail.models.masked_autoencoders import MaskedModel, build_masked_model
-from vitrail.models.masking_config import check_masking
-from vitrail.models.vit import ViT
-from vitrail.tasks.classification import ClassificationTask, balanced_class_weights
-from vitrail.tasks.masked_image import MaskedImageTask
-from vitrail.tasks.task import Task
-from vitrail.training.recipe import Recipe
+from vitrail.models.build import build
+from vitrail.recipes.recipe import Recipe
+from vitrail.tasks.registry import build_task
+from vitrail.tasks.task import Loss, Task
 from vitrail.weights.init_from import init_model_from
 from vitrail.weights.load import load
-from vitrail.weights.load_masked import load_masked
+from vitrail.weights.model_folder import DECODER_FILE
+from vitrail.weights.read_file import read_file
 
 
-def build_task(recipe: Recipe, data: DatasetSplits) -> Task:
-    if recipe.masking is not None:
-        config = check_masking(recipe.masking, recipe.model)
-        return MaskedImageTask(recipe.masking, config.patch, recipe.preprocess, recipe.seed)
-    classes = len(data.class_names)
-    if classes < 2:
-        raise VitrailError(f"{data.name} has {classes} class{'' if classes == 1 else 'es'}; classification needs at least two")
-    if recipe.model.classes != classes:
-        raise VitrailError(f"model.classes must be {classes}, the number of classes of {data.name}, got {recipe.model.classes}")
-    weights = balanced_class_weights(torch.from_numpy(data.train.labels), classes) if recipe.balanced_loss else None
-    return ClassificationTask(classes, recipe.loss, recipe.label_smoothing, weights)
+def recipe_task(recipe: Recipe, data: DatasetSplits, custom_loss: Loss | None = None) -> Task:
+    """Build the task of a recipe for a dataset."""
+    task = build_task(recipe.task, recipe.model, recipe.preprocess, data.class_names, recipe.seed).with_data(data)
+    return task if custom_loss is None else task.with_loss(custom_loss)
 
 
-def build_model(recipe: Recipe, data: DatasetSplits, resumed: bool) -> Model | MaskedModel:
+def build_model(recipe: Recipe, task: Task, resumed: bool) -> nn.Module:
     """Build the model with its initial weights. ``resumed``: a checkpoint will replace them, so none are loaded."""
     torch.manual_seed(recipe.seed)
     if recipe.init_from is None or resumed:
-        model = build(recipe.model)
+        encoder = build(recipe.model)
     else:
-        model = init_model_from(recipe.init_from, recipe.model, recipe.init_sha256, recipe.keep_head)
-    model.preprocess = recipe.preprocess
-    if recipe.masking is None:
-        model.class_names = data.class_names
-        return model
-    assert isinstance(model, ViT)
-    return build_masked_model(model, recipe.masking)
+        encoder = init_model_from(recipe.init_from, recipe.model, recipe.init_sha256, recipe.keep_head)
+    encoder.preprocess = recipe.preprocess
+    if recipe.task.labelled:
+        encoder.class_names = task.class_names
+    return task.build_model(encoder)
 
 
-def reload_model(folder: Path, recipe: Recipe) -> nn.Module:
-    """Load a model that the training loop has saved."""
-    return load(folder) if recipe.masking is None else load_masked(folder)
-
-
-def get_encoder(model: nn.Module) -> nn.Module:
-    """Return the encoder of a masked model, or the model itself."""
-    return model.encoder if isinstance(model, MaskedModel) else model
+def reload_model(folder: Path, task: Task) -> nn.Module:
+    """Load a model that the training loop has saved, with its decoder if it has one."""
+    model = task.build_model(load(folder))
+    if (folder / DECODER_FILE).is_file():
+        unmatched = model.load_state_dict(read_file(folder / DECODER_FILE).tensors, strict=False)
+        missing = [name for name in unmatched.missing_keys if not name.startswith("encoder.")]
+        if missing or unmatched.unexpected_keys:
+            raise VitrailError(
+                f"{folder / DECODER_FILE} is not the decoder of this task: {[*missing, *unmatched.unexpected_keys][0]}"
+            )
+    return model

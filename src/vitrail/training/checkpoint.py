@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitrail.errors import VitrailError
+from vitrail.io import atomic_folder, create_empty_folder, publish_folder
 from vitrail.training.process_group import SINGLE_PROCESS, ProcessGroup
-from vitrail.weights.save import fsync_path
+from vitrail.training.state import TrainState
 
 TENSORS_FILE, SCALARS_FILE, MANIFEST_FILE = "state.safetensors", "state.json", "manifest.json"
 LoadTargets = Callable[[dict[str, tuple[int, ...]]], dict[str, Tensor]]  # from names and shapes to the tensors to load into
@@ -59,7 +60,7 @@ class Checkpointer:
 
         partial = self.folder / f".step-{step}.part"
         if self.group.is_main:
-            _make_empty(partial)
+            create_empty_folder(partial)
         self.group.barrier()  # for the folder
         storage = HuggingFaceStorageWriter(str(partial), save_distributed=True)
         detached = {name: value.detach() for name, value in tensors.items()}
@@ -77,7 +78,8 @@ class Checkpointer:
         try:
             saving.result()
             if self.group.is_main:
-                _publish(partial, self.folder / f"step-{step}", scalars)
+                _add_manifest(partial, scalars)
+                publish_folder(partial, self.folder / f"step-{step}")
                 _prune(self.folder, self.keep)
         except CheckpointException as error:
             shutil.rmtree(partial, ignore_errors=True)
@@ -90,13 +92,12 @@ class Checkpointer:
 
 def write_checkpoint(folder: Path, step: int, tensors: dict[str, Tensor], scalars: dict[str, Any], keep: int) -> Path:
     """Write a checkpoint from a single process, whole or not at all, and keep the last ``keep``."""
-    target, partial = folder / f"step-{step}", folder / f".step-{step}.part"
+    target = folder / f"step-{step}"
     try:
-        _make_empty(partial)
-        save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, partial / TENSORS_FILE)
-        _publish(partial, target, scalars)
+        with atomic_folder(target, locked=True) as partial:
+            save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, partial / TENSORS_FILE)
+            _add_manifest(partial, scalars)
     except Exception as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise _as_os_error(error) from None
     _prune(folder, keep)
     return target
@@ -141,6 +142,45 @@ def find_valid_checkpoint(folder: Path) -> CheckpointRef | None:
     return None
 
 
+@dataclass(frozen=True)
+class Resumed:
+    """Whether a checkpoint was found, and messages about it."""
+
+    is_resumed: bool
+    messages: tuple[str, ...] = ()
+
+
+def resume_from_checkpoint(folder: Path, state: TrainState, provenance: Mapping[str, str], group: ProcessGroup) -> Resumed:
+    """Restore the newest valid checkpoint into the state. ``provenance``: what it was made with must be as it is now."""
+    checkpoint = _latest_checkpoint(folder, group)
+    if checkpoint is None:
+        return Resumed(False)
+    scalars, messages = checkpoint.scalars, [*checkpoint.damaged]
+    for name in ("data", "transform", "loss", "vitrail", "torch"):
+        before, now = scalars.get(name), provenance.get(name)
+        if before == now:
+            continue
+        if name == "data":
+            raise VitrailError(f"{folder.parent} was started on other images or labels; use another folder for this dataset")
+        if name in ("transform", "loss"):
+            raise VitrailError(
+                f"{folder.parent} was started with {name}={before or 'the one of its recipe'}, got {now or 'none'}; "
+                f"resume it from Python with the same {name}, or use another folder"
+            )
+        messages.append(f"{name} was {before} when the run was started and is {now}: resuming, perhaps not bit for bit")
+    load_tensors(checkpoint.path, state.load_targets, group)
+    state.restore(scalars)
+    return Resumed(True, (*messages, f"resumed from step {state.step}"))
+
+
+def _latest_checkpoint(folder: Path, group: ProcessGroup) -> CheckpointRef | None:
+    """Find the newest valid checkpoint. The main process verifies the hashes, the others take its result."""
+    checkpoint = find_valid_checkpoint(folder) if group.is_main else None
+    group.barrier()  # reading them all may take long
+    path = group.broadcast_str(lambda: "" if checkpoint is None else str(checkpoint.path))
+    return checkpoint or (CheckpointRef(Path(path)) if path else None)
+
+
 def load_tensors(path: Path, targets: LoadTargets, group: ProcessGroup = SINGLE_PROCESS) -> None:
     """Load every tensor into its target, of a sharded one this rank's shard, however it was sharded when written."""
     from torch.distributed.checkpoint.api import CheckpointException
@@ -158,22 +198,11 @@ def load_tensors(path: Path, targets: LoadTargets, group: ProcessGroup = SINGLE_
         raise VitrailError(f"{path} cannot be read into this model: {_one_line(cause)}") from None
 
 
-def _make_empty(partial: Path) -> None:
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-
-
-def _publish(partial: Path, target: Path, scalars: dict[str, Any]) -> None:
-    """Add scalars and manifest, sync everything to disk, then rename."""
+def _add_manifest(partial: Path, scalars: dict[str, Any]) -> None:
+    """Add the scalars, and the hash of every file."""
     (partial / SCALARS_FILE).write_text(json.dumps(scalars, indent=2, allow_nan=False) + "\n")
     names = sorted(path.name for path in partial.iterdir())
     (partial / MANIFEST_FILE).write_text(json.dumps({name: _hash(partial / name) for name in names}, indent=2) + "\n")
-    for name in (*names, MANIFEST_FILE):
-        fsync_path(partial / name)
-    fsync_path(partial)
-    shutil.rmtree(target, ignore_errors=True)
-    partial.rename(target)
-    fsync_path(target.parent)
 
 
 def _prune(folder: Path, keep: int) -> None:

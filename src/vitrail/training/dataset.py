@@ -7,20 +7,28 @@ import numpy as np
 
 from vitrail.data.dataset_check import DatasetReport, DuplicateGroup, drop_unusable
 from vitrail.data.sources.content_split import SplitFractions
-from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress, select_images
+from vitrail.data.sources.dataset import DatasetSplits, Progress, select_images
 from vitrail.data.sources.open import open_dataset
-from vitrail.training.recipe import Recipe
+from vitrail.recipes.recipe import Recipe
 
 MAX_LISTED = 5  # bad files, and duplicate groups
 
 
-def open_training_data(recipe: Recipe, progress: Progress | None = None) -> DatasetReport:
-    """Open the dataset of a recipe without its unusable images, of which there may be at most ``max_bad_fraction``."""
-    labelled = recipe.masking is None
+def open_training_data(recipe: Recipe, progress: Progress | None = None) -> DatasetSplits:
+    """Open the dataset of a recipe, with its split fractions."""
     fractions = SplitFractions(recipe.val_fraction, recipe.test_fraction)
-    data = open_dataset(recipe.data, split_fractions=fractions, labelled=labelled, progress=progress)
+    return open_dataset(recipe.data, split_fractions=fractions, labelled=recipe.task.labelled, progress=progress)
+
+
+def check_training_data(data: DatasetSplits, recipe: Recipe, progress: Progress | None = None) -> DatasetReport:
+    """Drop the unusable images of a dataset, of which there may be at most ``max_bad_fraction``, and those without a label."""
     report = drop_unusable(data, progress, recipe.max_bad_fraction)
-    return replace(report, data=_drop_unlabelled(report.data)) if labelled else report
+    return replace(report, data=_drop_unlabelled(report.data)) if recipe.task.labelled else report
+
+
+def load_training_data(recipe: Recipe, progress: Progress | None = None) -> DatasetSplits:
+    """Open the dataset of a recipe as it is trained on, without the images that are dropped."""
+    return check_training_data(open_training_data(recipe, progress), recipe, progress).data
 
 
 def data_warnings(report: DatasetReport) -> Iterator[str]:
@@ -47,9 +55,3 @@ def _drop_unlabelled(data: DatasetSplits) -> DatasetSplits:
     train, validation, test = (select_images(part, np.flatnonzero(part.labels >= 0)) for part in data.splits.values())
     notes = tuple(f"{count:,} of {name} have no label and are skipped" for name, count in unlabelled.items() if count)
     return replace(data, train=train, validation=validation, test=test, notes=(*data.notes, *notes))
-
-
-def majority_accuracy(train: Dataset, split: Dataset) -> float:
-    """Return the accuracy on a split of always predicting the most frequent class of the training images."""
-    labels = train.labels[train.labels >= 0]
-    return float((split.labels == np.bincount(labels).argmax()).mean()) if len(labels) and len(split) else 0.0

@@ -1,8 +1,9 @@
-"""Evaluation during training: the metrics that weights are selected by, and what else shows progress.
+"""Evaluation during training: the metrics that weights are selected by, and what else the task monitors.
 
-The ranks share the images of an evaluation, each of which counts once; the other monitors run on every rank.
+The ranks share the images of an evaluation, each of which counts once; the monitors run on every rank.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,16 +12,14 @@ from torch import nn
 
 from vitrail.data.loader import Loader, build_eval_loader
 from vitrail.data.sources.dataset import Dataset, DatasetSplits
-from vitrail.models.masked_autoencoders import MaskedModel
-from vitrail.tasks.masked_image import MaskedImageTask
+from vitrail.models.build import get_encoder
+from vitrail.recipes.recipe import Recipe
 from vitrail.tasks.task import Task
-from vitrail.training.attention_monitor import compute_attention_stats
-from vitrail.training.build import build_model, get_encoder
+from vitrail.training.build import build_model
+from vitrail.training.monitors import compute_attention_stats, compute_reconstructions, knn_accuracy, knn_seconds
 from vitrail.training.parallel import full_tensor, is_sharded
 from vitrail.training.process_group import ProcessGroup
-from vitrail.training.recipe import Recipe
 from vitrail.training.run import Run
-from vitrail.training.ssl_monitor import compute_reconstructions, knn_accuracy, knn_seconds
 from vitrail.training.state import TrainState
 
 EVAL_BATCH_SIZE = 256  # images, over all ranks
@@ -33,6 +32,7 @@ class Evaluator:
     recipe: Recipe
     data: DatasetSplits
     task: Task
+    run: Run
     group: ProcessGroup
     device: torch.device
     workers: int
@@ -46,7 +46,7 @@ class Evaluator:
         """Return the model to evaluate. Sharded weights are gathered for it."""
         if not is_sharded(state.model):
             return state.eval_model
-        model = build_model(self.recipe, self.data, resumed=True).to(self.device)
+        model = build_model(self.recipe, self.task, resumed=True).to(self.device)
         targets = model.state_dict()
         with torch.no_grad():
             for name, value in state.eval_model.state_dict().items():  # one by one, so that only one tensor exists twice
@@ -61,24 +61,46 @@ class Evaluator:
         loader = build_eval_loader(
             dataset, self.recipe.preprocess, batch, rank=self.group.rank, world_size=self.group.world_size
         )
-        return replace(loader, max_bad_fraction=self.recipe.max_bad_fraction)
+        return replace(loader, max_bad_fraction=self.recipe.max_bad_fraction, targets=self.task.targets)
 
     def evaluate(self, model: nn.Module, dataset: Dataset, state: TrainState) -> dict[str, Any]:
         return self.task.evaluate(model, self.loader(dataset, state), self.workers, self.group.all_gather_rows)
 
-    def attention_stats(self, model: nn.Module) -> dict[str, list[float]] | None:
-        return compute_attention_stats(get_encoder(model), self.selection_set, self.recipe.preprocess)
-
-    def ssl_metrics(self, model: nn.Module, run: Run, step: int) -> dict[str, float]:
-        """Compute the metrics of a self-supervised run, whose loss alone says little, and save its reconstructions."""
-        if not isinstance(model, MaskedModel) or not isinstance(self.task, MaskedImageTask):
-            return {}
-        images = compute_reconstructions(model, self.task, self.selection_set, self.recipe.preprocess)
-        if images:
-            run.save_reconstructions(step, images)
-        accuracy = knn_accuracy(model, self.data.train, self.selection_set, self.workers)
-        return {} if accuracy is None else {"knn": accuracy}
+    def monitor(self, model: nn.Module, step: int) -> dict[str, Any]:
+        """Compute what the task monitors besides its metrics."""
+        monitored: dict[str, Any] = {}
+        for name in self.task.monitors:
+            monitored |= MONITORS[name](self, model, step)
+        return monitored
 
     def overhead_seconds(self, model: nn.Module) -> float:
-        """Seconds of the other monitors per evaluation."""
-        return knn_seconds(model, self.data.train, self.selection_set, self.workers) if isinstance(model, MaskedModel) else 0.0
+        """Estimate the seconds of the monitors per evaluation."""
+        if "knn" not in self.task.monitors:
+            return 0.0
+        return knn_seconds(get_encoder(model), self.data.train, self.selection_set, self.workers)
+
+
+def _attention(evaluator: Evaluator, model: nn.Module, step: int) -> dict[str, Any]:
+    stats = compute_attention_stats(get_encoder(model), evaluator.selection_set, evaluator.recipe.preprocess)
+    return {} if stats is None else {"attention_stats": stats}
+
+
+def _reconstructions(evaluator: Evaluator, model: nn.Module, step: int) -> dict[str, Any]:
+    """Save reconstructions of masked patches, which show more than the loss does."""
+    images = compute_reconstructions(model, evaluator.task, evaluator.selection_set, evaluator.recipe.preprocess)
+    if images:
+        evaluator.run.save_reconstructions(step, images)
+    return {}
+
+
+def _knn(evaluator: Evaluator, model: nn.Module, step: int) -> dict[str, Any]:
+    """Compute the k-NN accuracy of the features: the loss of a self-supervised run alone says little."""
+    accuracy = knn_accuracy(get_encoder(model), evaluator.data.train, evaluator.selection_set, evaluator.workers)
+    return {} if accuracy is None else {"knn": accuracy}
+
+
+MONITORS: dict[str, Callable[[Evaluator, nn.Module, int], dict[str, Any]]] = {
+    "attention": _attention,
+    "reconstructions": _reconstructions,
+    "knn": _knn,
+}

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from vitrail.errors import VitrailError
-from vitrail.training.recipe import Recipe
+from vitrail.recipes.recipe import Recipe
 
 # oneDNN reads it at the first product, so it must be set before the command
 AMX_WORKAROUND = "ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16"

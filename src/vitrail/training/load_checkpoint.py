@@ -4,7 +4,6 @@ Only the weights are read, or the EMA weights if there are any, since those are 
 they cover the optimiser state too, which would have to be read for nothing else.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,15 @@ from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
 from vitrail.models.build import Model, build_on_meta
+from vitrail.recipes.recipe import Recipe
 from vitrail.training.checkpoint import MANIFEST_FILE, SCALARS_FILE, list_checkpoints, load_tensors
-from vitrail.training.recipe import Recipe
 from vitrail.training.run import Run
 from vitrail.weights.convert.inspect import ConvertedCheckpoint
 from vitrail.weights.load import LoadReport, adapt_preprocess, check_finite_weights, check_shapes, parse_metadata
 from vitrail.weights.model_folder import is_model_folder, read_json, read_metadata
 from vitrail.weights.read_file import own_copy
 
-ENCODER_PREFIX = "encoder."  # of a self-supervised model, the part that is used afterwards
+ENCODER_PREFIX = "encoder."  # of a model with a decoder, the part that is used afterwards
 
 
 def checkpoint_steps(run: Run) -> list[int]:
@@ -40,7 +39,7 @@ def load_checkpoint(run: Run | str | Path, step: int) -> Model:
     if not path.is_dir():
         raise VitrailError(f"{run.folder} has no checkpoint of step {step}{_suggest_step(run, step)}")
     try:
-        state, scalars = _read_weights(path, masked=recipe.masking is not None), read_json(path / SCALARS_FILE)
+        state, scalars = _read_weights(path), read_json(path / SCALARS_FILE)
         class_names, metadata = _names_and_metadata(run, recipe, step, scalars)
         converted = check_finite_weights(
             ConvertedCheckpoint("vitrail", recipe.model, state, [], [], recipe.preprocess, class_names, metadata)
@@ -67,18 +66,19 @@ def _suggest_step(run: Run, step: int) -> str:
     return f"; try {min(others, key=lambda other: abs(other - step))}, the nearest one"
 
 
-def _read_weights(path: Path, masked: bool) -> dict[str, Tensor]:
+def _read_weights(path: Path) -> dict[str, Tensor]:
     """Read the weights by their names in the model, from one file or from those of several ranks."""
     missing = [name for name in read_json(path / MANIFEST_FILE) if not (path / Path(name).name).is_file()]
     if missing:
         raise VitrailError(f"{missing[0]} is missing")
     state: dict[str, Tensor] = {}
-    load_tensors(path, lambda shapes: _load_targets(shapes, ENCODER_PREFIX if masked else "", state))
+    load_tensors(path, lambda shapes: _load_targets(shapes, state))
     return state
 
 
-def _load_targets(shapes: dict[str, tuple[int, ...]], prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _load_targets(shapes: dict[str, tuple[int, ...]], state: dict[str, Tensor]) -> dict[str, Tensor]:
     kind = "ema." if any(name.startswith("ema.") for name in shapes) else "model."
+    prefix = ENCODER_PREFIX if any(name.startswith(kind + ENCODER_PREFIX) for name in shapes) else ""
     names = [name for name in shapes if name.startswith(kind + prefix)]
     # NaN at first, so that a shard which no file has is noticed
     targets = {name: torch.full(shapes[name], torch.nan) for name in names}
@@ -110,31 +110,16 @@ def _names_and_metadata(
     metadata = {
         "recipe": to_dict(recipe),
         "dataset": {"name": recipe.data, "fingerprint": scalars.get("data")},
-        "metrics": {"step": step, split: _logged_metrics(run, step)},
+        "metrics": {"step": step, split: run.logged_validation(step)},
     }
     return (class_names if saved else _class_names(recipe)), metadata
 
 
 def _class_names(recipe: Recipe) -> tuple[str, ...] | None:
     """Class names from the dataset; None if it is no longer there."""
-    if recipe.masking is not None:
+    if not recipe.task.labelled:
         return None
     try:
         return open_dataset(recipe.data, split_fractions=SplitFractions(recipe.val_fraction, recipe.test_fraction)).class_names
     except (VitrailError, OSError):
         return None
-
-
-def _logged_metrics(run: Run, step: int) -> dict[str, Any]:
-    """The logged metrics of the evaluation at a step; the last line of the log may be incomplete."""
-    path = run.folder / "log.jsonl"
-    for text in path.read_text().splitlines() if path.is_file() else []:
-        if '"validation"' not in text:
-            continue
-        try:
-            row = json.loads(text)
-        except ValueError:
-            continue
-        if row.get("step") == step:
-            return {name: value for name, value in row["validation"].items() if value - value == 0}
-    return {}

@@ -1,7 +1,8 @@
 """Muon (Jordan et al. 2024): momentum with orthogonalised updates, so that every direction moves equally far.
 
 Matrices of one shape are orthogonalised together, in float32: bfloat16 is slow on most CPUs, and too coarse for the squares
-in each iteration. Sharded matrices are gathered for it. n matrices of r rows and s columns.
+in each iteration. Sharded matrices are gathered for it. ``torch.optim.Muon`` does none of the three. n matrices of r rows and
+s columns.
 """
 
 from collections.abc import Iterable

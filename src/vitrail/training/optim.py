@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
+from vitrail.recipes.recipe import Optim
 from vitrail.training.muon import Muon
 from vitrail.training.parallel import is_sharded
-from vitrail.training.recipe import Optim
 
 NO_DECAY = ("positions", "cls", "registers", "relative", "scale", "probe", "mask")  # tokens, positions and scales
 AFTER_BLOCKS = ("norm.", "pooled_norm.", "pool.", "decoder.", "predict.", "mask")  # after the blocks
@@ -47,14 +47,6 @@ def has_weight_decay(name: str, weight: Tensor) -> bool:
 def freeze(model: nn.Module, optim: Optim) -> None:
     """Freeze all weights that the recipe does not train."""
     blocks = _count_blocks(model)
-    if optim.trainable == "blocks" and not blocks:
-        raise VitrailError(
-            "optim.trainable=blocks freezes all but the last blocks, and this model has none; try optim.trainable=head"
-        )
-    if optim.trainable == "blocks" and not 1 <= optim.trainable_blocks <= blocks:
-        raise VitrailError(
-            f"optim.trainable_blocks must be from 1 to {blocks}, the model's blocks, got {optim.trainable_blocks}; try 1"
-        )
     first = {"all": 0, "blocks": blocks + 1 - optim.trainable_blocks, "head": blocks + 2}[optim.trainable]
     for name, weight in model.named_parameters():
         location = locate_param(name, blocks)

@@ -5,30 +5,48 @@ FSDP2 (Zhao et al. 2023) shards weights, gradients and optimiser state, and gath
 this file, several processes differ only in the collectives of ``process_group`` and in how checkpoints are written.
 """
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from vitrail.errors import VitrailError
 from vitrail.layers.block import Block
 from vitrail.layers.residual import LayerScale
-from vitrail.models.config import ModelConfig
-from vitrail.models.cost import cost
 from vitrail.models.resnet import PreActBottleneck
-from vitrail.training.memory import MEMORY_FRACTION, training_bytes
+from vitrail.planning.memory_estimate import compute_model_costs
+from vitrail.planning.strategy import MEMORY_FRACTION, choose_strategy, plan_strategies, settings_that_fit
+from vitrail.recipes.recipe import Recipe
 from vitrail.training.process_group import ProcessGroup
 
 Parallel = Literal["auto", "ddp", "fsdp"]
 
 
-def choose_strategy(parallel: Parallel, config: ModelConfig, device: torch.device, group: ProcessGroup) -> Parallel:
-    """Choose DDP if weights, optimiser state and one image fit into the memory of a rank, else FSDP2."""
-    free = group.free_memory(device)
-    if parallel != "auto" or group.world_size == 1:
-        return parallel
-    return "fsdp" if group.any_rank(free is not None and training_bytes(cost(config)) > MEMORY_FRACTION * free) else "ddp"
+def fit_to_memory(recipe: Recipe, device: torch.device, group: ProcessGroup) -> Recipe:
+    """Return the recipe with the strategy and micro-batch size that fit into the free memory of every rank.
+
+    On one GPU the micro-batch stays open: a step that is refused memory is retried in halves. On a CPU trying is no option,
+    since the system kills the process, and a rank cannot retry while the others are in the middle of the step.
+    """
+    own, world_size = group.free_memory(device), group.world_size
+    free = group.all_min(sys.maxsize if own is None else own)  # the ranks must not differ in what they choose
+    budget = MEMORY_FRACTION * free
+    plan = choose_strategy(recipe, plan_strategies(recipe, compute_model_costs(recipe), world_size, budget))
+    if plan.strategy != "single":
+        recipe = replace(recipe, parallel=plan.strategy)
+    if recipe.micro_batch_size is not None or (device.type != "cpu" and world_size == 1):
+        return recipe
+    if not plan.fits:
+        settings = settings_that_fit(recipe, world_size, budget) or ["a smaller --model", "--image-size"]
+        raise VitrailError(
+            f"training on one image takes about {plan.memory.total / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; "
+            f"try {' or '.join(settings)}"
+        )
+    return recipe if plan.micro_batches == 1 else replace(recipe, micro_batch_size=plan.micro_batch_size)
 
 
 def parallelise(

@@ -4,7 +4,6 @@ Numbers and decisions are exchanged over gloo, so that all ranks take the same b
 single process is a group of world size 1, for which nothing here does anything.
 """
 
-import atexit
 import ctypes
 import os
 import signal
@@ -21,8 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vitrail.errors import VitrailError
-from vitrail.models.device import rank_and_world_size
-from vitrail.training.memory import free_memory
+from vitrail.system import free_memory, local_rank_and_world_size, rank_and_world_size
 
 TIMEOUT_VARIABLE = "VITRAIL_TIMEOUT"  # environment variable: seconds that a rank waits for the others
 DEFAULT_TIMEOUT = 600
@@ -113,39 +111,42 @@ class ProcessGroup:
     def free_memory(self, device: torch.device) -> int | None:
         """Bytes that this rank may allocate; the ranks of a node share its memory."""
         if device.type == "cuda":
-            return int(torch.cuda.mem_get_info(device)[0])
+            cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch gives that out again
+            return int(torch.cuda.mem_get_info(device)[0]) + cached
         free = free_memory() if device.type == "cpu" else None
         return None if free is None else free // self.local_world_size
 
 
 SINGLE_PROCESS = ProcessGroup()
-_joined_groups: list[ProcessGroup] = []  # at most one: a process joins once
 
 
 @contextmanager
 def process_group() -> Iterator[ProcessGroup]:
-    """Join the process group that ``torchrun`` describes; the process stays in it until it exits."""
+    """Join the process group that ``torchrun`` describes, for the time of the block."""
     rank, world_size = rank_and_world_size()
     if world_size == 1:
         yield SINGLE_PROCESS
         return
     try:
-        if not _joined_groups:
-            _joined_groups.append(_init(rank, world_size))
-            atexit.register(_destroy)
-        yield _joined_groups[0]
+        yield _init(rank, world_size)
     except RuntimeError as error:
         if not is_comm_failure(error):
             raise
         raise PeerLost(f"another process of the run has exited or does not respond ({error_summary(error)})") from None
+    finally:
+        if dist.is_initialized():
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
 
 
 def _init(rank: int, world_size: int) -> ProcessGroup:
+    if dist.is_initialized():
+        raise VitrailError("this process has joined a process group before; pass it on as group=...")
     timeout = timedelta(seconds=_timeout_seconds())
     _terminate_with_parent()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        local = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        local = local_rank_and_world_size()
         dist.init_process_group(backend, timeout=timeout, **_rendezvous(rank, world_size, timeout))
     except (ValueError, KeyError) as error:  # of the variables that torchrun sets
         raise VitrailError(
@@ -153,12 +154,6 @@ def _init(rank: int, world_size: int) -> ProcessGroup:
         ) from None
     groups = (dist.new_group(backend="gloo", timeout=each) for each in (SLOW_TIMEOUT, timeout))
     return ProcessGroup(rank, world_size, *local, *groups)
-
-
-def _destroy() -> None:
-    _joined_groups.clear()
-    with suppress(RuntimeError):
-        dist.destroy_process_group()
 
 
 def is_comm_failure(error: BaseException) -> bool:

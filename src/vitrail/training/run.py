@@ -1,10 +1,9 @@
 """A run on disk: one folder, one process at a time, a log that continues from the last checkpoint."""
 
-import fcntl
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,16 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.config import parse_value, to_dict, to_json
+from vitrail.data.sources.dataset import DatasetSplits
 from vitrail.errors import VitrailError
-from vitrail.training.recipe import Recipe
+from vitrail.io import atomic_path, atomic_write, file_lock
+from vitrail.recipes.recipe import Recipe
+from vitrail.training.run_log import LOG_FILE, LogTail, is_evaluation, parse_rows
 from vitrail.weights.model_folder import read_json
 
 # fields of a recipe that may change when resuming
 EXECUTION_FIELDS: dict[str, Any] = {"parallel": "auto", "activation_checkpointing": False, "micro_batch_size": None}
+ORIGIN_FILE = "continued_from.json"
 LOCKED_MESSAGE = "another process is training in"
 
 
@@ -38,16 +41,16 @@ class Run:
         return read_json(path) if path.is_file() else None
 
     def save_result(self, result: dict[str, Any]) -> None:
-        _atomic_write(self.folder / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
+        _write_json(self.folder / "result.json", result)
 
     def save_predictions(self, arrays: dict[str, ndarray]) -> None:
         """Save logits, labels and indices of the images that the result is reported on."""
-        _atomic_savez(self.folder / "predictions.npz", arrays)
+        _write_arrays(self.folder / "predictions.npz", arrays)
 
     def save_reconstructions(self, step: int, arrays: dict[str, ndarray]) -> None:
         """Save the model's reconstructions of masked patches at a step."""
         (self.folder / "reconstructions").mkdir(exist_ok=True)
-        _atomic_savez(self.folder / "reconstructions" / f"step-{step}.npz", arrays)
+        _write_arrays(self.folder / "reconstructions" / f"step-{step}.npz", arrays)
 
     def load_reconstructions(self) -> dict[int, dict[str, ndarray]]:
         """Load the reconstructions by step, in ascending order."""
@@ -66,11 +69,9 @@ class Run:
         """Write the recipe, or compare it with the one that the run was started with."""
         saved = self.saved_recipe()
         if saved is None:
-            _atomic_write(self.folder / "recipe.json", to_json(recipe) + "\n")
+            atomic_write(self.folder / "recipe.json", to_json(recipe) + "\n", locked=True)
             return
-        differences = list(
-            _differences(to_dict(replace(saved, **EXECUTION_FIELDS)), to_dict(replace(recipe, **EXECUTION_FIELDS)))
-        )
+        differences = recipe_differences(saved, recipe)
         if differences:
             raise VitrailError(
                 f"{self.folder} was started with another recipe: {'; '.join(differences[:3])}; use another folder for this one"
@@ -82,28 +83,40 @@ class Run:
             raise VitrailError(f"{self.folder} is not a run: it has no recipe.json")
         return saved
 
+    def origin(self) -> dict[str, Any]:
+        """``continued_from``: the run and step that this run continues, and what was changed; empty if it is a new one."""
+        path = self.folder / ORIGIN_FILE
+        return {"continued_from": read_json(path)} if path.is_file() else {}
+
     def save_lr_test(self, lr_test: dict[str, Any]) -> None:
         """Save the learning-rate range test."""
-        _atomic_write(self.folder / "lr_range_test.json", json.dumps(lr_test, indent=2, allow_nan=False) + "\n")
+        _write_json(self.folder / "lr_range_test.json", lr_test)
 
     def lr_test(self) -> dict[str, Any] | None:
         path = self.folder / "lr_range_test.json"
         return json.loads(path.read_text()) if path.is_file() else None
 
+    @property
+    def log_path(self) -> Path:
+        return self.folder / LOG_FILE
+
     def log(self, row: dict[str, Any]) -> None:
-        with open(self.folder / "log.jsonl", "a") as file:
+        with open(self.log_path, "a") as file:
             file.write(json.dumps(row) + "\n")
 
     def truncate_log(self, step: int) -> None:
         """Drop what was logged after the checkpoint that the run is resumed from; it will be logged again."""
-        path = self.folder / "log.jsonl"
-        if path.is_file():
-            lines = [line for line in path.read_text().splitlines() if (at := _step(line)) is not None and at <= step]
-            _atomic_write(path, "".join(f"{line}\n" for line in lines))
+        if self.log_path.is_file():
+            rows = [row for row in self.log_rows() if row["step"] <= step]
+            atomic_write(self.log_path, "".join(f"{json.dumps(row)}\n" for row in rows), locked=True)
 
     def log_rows(self) -> list[dict[str, Any]]:
-        path = self.folder / "log.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        return parse_rows(LogTail(self.log_path).read_new_lines())
+
+    def logged_validation(self, step: int) -> dict[str, float]:
+        """Return the logged validation metrics of a step, those that are finite."""
+        evaluations = parse_rows(line for line in LogTail(self.log_path).read_new_lines() if is_evaluation(line))
+        return next((_finite_floats(row["validation"]) for row in evaluations if row["step"] == step), {})
 
 
 class RunLocked(VitrailError):
@@ -128,6 +141,15 @@ class ReadOnlyRun(Run):
     def truncate_log(self, step: int) -> None: ...
 
 
+def next_free_folder(name: str, parent: Path = Path("runs")) -> Path:
+    """Return runs/demo, else runs/demo-2 ...: an earlier run is never overwritten."""
+    number, folder = 1, parent / name
+    while folder.exists():
+        number += 1
+        folder = parent / f"{name}-{number}"
+    return folder
+
+
 def read_recipe(path: Path) -> Recipe:
     fields = read_json(path)
     try:
@@ -139,16 +161,13 @@ def read_recipe(path: Path) -> Recipe:
 @contextmanager
 def lock_run(run: Run) -> Iterator[None]:
     """Lock a run for one process; the lock ends with the process. A run that was never started leaves no folder."""
-    try:
-        run.folder.mkdir(parents=True, exist_ok=True)
-        file = open(run.folder / ".lock", "w")  # noqa: SIM115
-    except OSError as error:
-        raise VitrailError(f"{run.folder} cannot be written ({error.strerror}); name another folder for the run") from None
-    with file:
+    locked = RunLocked(f"{LOCKED_MESSAGE} {run.folder}; wait for it, or name another folder")
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunLocked(f"{LOCKED_MESSAGE} {run.folder}; wait for it, or name another folder") from None
+            run.folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(file_lock(run.folder / ".lock", locked))
+        except OSError as error:
+            raise VitrailError(f"{run.folder} cannot be written ({error.strerror}); name another folder for the run") from None
         try:
             yield
         except (FileNotFoundError, VitrailError):
@@ -161,27 +180,33 @@ def lock_run(run: Run) -> Iterator[None]:
                 run.folder.rmdir()
 
 
-def _step(line: str) -> int | None:
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return None  # a line that was cut off when the process ended
+def run_metadata(recipe: Recipe, data: DatasetSplits, step: int, **scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata for ``vitrail.save``; metrics by split. Without validation, the weights were selected on train."""
+    by_split = {split if len(data.splits[split]) else "train": _finite_floats(metrics) for split, metrics in scores.items()}
+    return {
+        "recipe": to_dict(recipe),
+        "dataset": {"name": data.name, "fingerprint": data.fingerprint},
+        "metrics": {"step": step, **by_split},
+    }
 
 
-def _atomic_write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.part")
-    with open(partial, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+def _finite_floats(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Keep the finite floats, as JSON has no others."""
+    return {name: value for name, value in metrics.items() if isinstance(value, float) and math.isfinite(value)}
 
 
-def _atomic_savez(path: Path, arrays: dict[str, ndarray]) -> None:
-    partial = path.with_name(f".{path.name}.part")
-    with open(partial, "wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays)
-    partial.replace(path)
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    atomic_write(path, json.dumps(value, indent=2, allow_nan=False) + "\n", locked=True)
+
+
+def _write_arrays(path: Path, arrays: dict[str, ndarray]) -> None:
+    with atomic_path(path, locked=True) as temporary:
+        np.savez_compressed(temporary, allow_pickle=False, **arrays)
+
+
+def recipe_differences(old: Recipe, new: Recipe) -> list[str]:
+    """Describe the fields that differ, apart from those that only say how the run is executed."""
+    return list(_differences(*(to_dict(replace(recipe, **EXECUTION_FIELDS)) for recipe in (old, new))))
 
 
 def _differences(old: Any, new: Any, path: str = "") -> Iterator[str]:

@@ -6,7 +6,7 @@ last two may cool down linearly at the end.
 
 import math
 
-from vitrail.training.recipe import Schedule
+from vitrail.recipes.recipe import Schedule
 
 
 def lr_multiplier(schedule: Schedule, step: int, steps: int) -> float:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from vitrail.augment.counter_rng import random_bits
 from vitrail.errors import VitrailError
+from vitrail.recipes.recipe import Recipe
 from vitrail.training.ema import EMA
 from vitrail.training.optim import build_optimisers, freeze
 from vitrail.training.parallel import parallelise
 from vitrail.training.process_group import SINGLE_PROCESS, ProcessGroup
-from vitrail.training.recipe import Recipe
 
 MODULE_FIELDS = ("model", "optimisers", "ema", "wrapped_model", "group")
 DROPOUT_STREAM = 0x64726F70  # the random stream of dropout

@@ -2,22 +2,23 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitrail.data.loader import Batch
 from vitrail.errors import VitrailError
+from vitrail.recipes.recipe import Recipe
 from vitrail.tasks.task import Task
-from vitrail.training.memory import is_out_of_memory
 from vitrail.training.optim import set_lr
 from vitrail.training.parallel import full_tensor, grad_sync, to_local
-from vitrail.training.recipe import Recipe
 from vitrail.training.schedule import lr_multiplier
 from vitrail.training.state import TrainState, seed_step
 
 CLIP_EPS = 1e-6  # torch's, added to the norm when clipping
+OOM_MESSAGES = ("allocate memory", "out of memory", "not enough memory", "bad_alloc", "could not create a primitive")  # oneDNN
 
 
 def train_step(state: TrainState, task: Task, batch: Batch, recipe: Recipe) -> dict[str, float]:
@@ -25,7 +26,7 @@ def train_step(state: TrainState, task: Task, batch: Batch, recipe: Recipe) -> d
 
     A batch of which no image could be read is a step without an update, and returns no metrics.
     """
-    counts = [int(row[0]) for row in state.group.gather(len(batch.labels))]  # images of each rank: some may be unreadable
+    counts = [int(row[0]) for row in state.group.gather(len(batch.images))]  # images of each rank: some may be unreadable
     if not sum(counts):
         state.step += 1
         return {}
@@ -61,7 +62,7 @@ def _compute_gradients(state: TrainState, task: Task, batch: Batch, recipe: Reci
             if not is_out_of_memory(error):
                 raise
         # outside of the handler, where nothing refers to the activations of the failed attempt
-        size = min(state.micro_batch_size or len(batch.labels), len(batch.labels))
+        size = min(state.micro_batch_size or len(batch.images), len(batch.images))
         if state.group.world_size > 1:  # the other ranks are in the middle of the step
             raise VitrailError(
                 f"{size} images at a time do not fit into a rank's memory; try --set micro_batch_size={max(size // 2, 1)}"
@@ -73,13 +74,20 @@ def _compute_gradients(state: TrainState, task: Task, batch: Batch, recipe: Reci
             torch.cuda.empty_cache()
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on any device."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(message in str(error) for message in OOM_MESSAGES)
+    )
+
+
 def _accumulate_gradients(state: TrainState, task: Task, batch: Batch, recipe: Recipe, counts: list[int]) -> dict[str, float]:
     """Accumulate the gradients of all micro-batches, each weighted by its number of images: the last may be smaller. Ranks
     average their gradients and need equally many micro-batches: one with fewer images adds dummies of weight 0."""
     total: dict[str, float] = {}
     size = state.micro_batch_size or max(counts)
     num_micro_batches = -(-max(counts) // size)
-    weighted = [(micro_batch, len(micro_batch.labels)) for micro_batch in micro_batches(batch, size) if len(micro_batch.labels)]
+    weighted = [(micro_batch, len(micro_batch.images)) for micro_batch in micro_batches(batch, size) if len(micro_batch.images)]
     weighted += [(_dummy_batch(batch), 0)] * (num_micro_batches - len(weighted))
     for index, (micro_batch, count) in enumerate(weighted):
         with grad_sync(state.wrapped_model, index + 1 == num_micro_batches):
@@ -99,17 +107,18 @@ def _loss(state: TrainState, task: Task, micro_batch: Batch, recipe: Recipe) -> 
 
 def _dummy_batch(batch: Batch) -> Batch:
     """A batch of one black image."""
-    return Batch(batch.images.new_zeros(1, *batch.images.shape[1:]), batch.labels.new_zeros(1), batch.indices.new_zeros(1))
+    targets = batch.targets.new_zeros(1, *batch.targets.shape[1:])
+    return Batch(batch.images.new_zeros(1, *batch.images.shape[1:]), targets, batch.indices.new_zeros(1))
 
 
 def micro_batches(batch: Batch, size: int) -> Iterator[Batch]:
-    count = len(batch.labels)
+    count = len(batch.images)
     if size >= count:
         yield batch
         return
     for start in range(0, count, size):
-        values: dict[str, Tensor | None] = {item.name: getattr(batch, item.name) for item in fields(batch)}
-        yield Batch(**{name: None if value is None else value[start : start + size] for name, value in values.items()})  # type: ignore[arg-type]
+        values: dict[str, Any] = {item.name: getattr(batch, item.name) for item in fields(batch)}
+        yield replace(batch, **{name: value[start : start + size] for name, value in values.items() if value is not None})
 
 
 @torch.no_grad()
@@ -144,8 +153,8 @@ def find_nonfinite(state: TrainState, task: Task, batch: Batch, recipe: Recipe) 
 
 def _batches_to_inspect(state: TrainState, batch: Batch) -> Iterator[Batch]:
     """Yield the micro-batches to inspect. Ranks that shard the weights must run equally often, so each takes one."""
-    candidates = micro_batches(batch, state.micro_batch_size or max(len(batch.labels), 1))
+    candidates = micro_batches(batch, state.micro_batch_size or max(len(batch.images), 1))
     if state.group.world_size == 1:
         yield from candidates
     else:
-        yield next((micro_batch for micro_batch in candidates if len(micro_batch.labels)), None) or _dummy_batch(batch)
+        yield next((micro_batch for micro_batch in candidates if len(micro_batch.images)), None) or _dummy_batch(batch)

@@ -6,20 +6,17 @@ purges what came after the checkpoint: no step is missing, none is there twice.
 
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitrail.config import to_json
+from vitrail.data.sources.dataset import DatasetSplits
 from vitrail.errors import VitrailError
-from vitrail.training.callbacks import NullCallback
-from vitrail.training.recipe import Recipe
-
-if TYPE_CHECKING:
-    from vitrail.data.sources.dataset import DatasetSplits
-    from vitrail.models.config import ModelConfig
-    from vitrail.training.state import TrainState
+from vitrail.recipes.recipe import Recipe
+from vitrail.training.callbacks import Callback
+from vitrail.training.state import TrainState
 
 
-class TensorBoardCallback(NullCallback):
+class TensorBoardCallback(Callback):
     """A callback that writes TensorBoard events; a context manager, so that its file is closed however the run ends."""
 
     def __init__(self, folder: str | Path) -> None:
@@ -34,9 +31,7 @@ class TensorBoardCallback(NullCallback):
         if self.writer is not None:
             self.writer.close()
 
-    def on_start(
-        self, recipe: Recipe, data: "DatasetSplits", model: "ModelConfig", state: "TrainState", eta_seconds: float | None
-    ) -> None:
+    def on_start(self, recipe: Recipe, data: DatasetSplits, state: TrainState, eta_seconds: float | None) -> None:
         is_new = not self.folder.exists()
         self.writer = self.make_writer(self.folder, purge_step=state.step + 1)  # hides what was written after the checkpoint
         if is_new:
@@ -46,8 +41,8 @@ class TensorBoardCallback(NullCallback):
     def on_step(self, step: int, metrics: dict[str, float]) -> None:
         self._write("train", step, metrics)
 
-    def on_evaluate(self, step: int, scores: dict[str, float], is_best: bool) -> None:
-        self._write("validation", step, scores)
+    def on_evaluation(self, step: int, metrics: dict[str, Any], is_best: bool) -> None:
+        self._write("validation", step, {name: value for name, value in metrics.items() if isinstance(value, float)})
 
     def _write(self, group: str, step: int, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
@@ -59,7 +54,5 @@ def _summary_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise VitrailError(
-            "TensorBoard is not installed; try pip install -c constraints.txt 'vitrail[tensorboard]', or read log.jsonl"
-        ) from None
+        raise VitrailError("TensorBoard is not installed; try pip install 'vitrail[tensorboard]', or read log.jsonl") from None
     return SummaryWriter

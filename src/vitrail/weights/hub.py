@@ -29,7 +29,7 @@ def fetch(source: str) -> Path:
     try:
         from huggingface_hub import constants, snapshot_download
     except ImportError:
-        raise VitrailError(f"{source} needs the hub's client: pip install -c constraints.txt 'vitrail[hub]'") from None
+        raise VitrailError(f"{source} needs the hub's client; try pip install 'vitrail[hub]'") from None
     offline = not _is_reachable(constants.ENDPOINT)
     try:
         with _without_telemetry(constants):
@@ -52,7 +52,7 @@ def authenticated_api(repo_id: str) -> Any:
     try:
         from huggingface_hub import HfApi, constants, get_token
     except ImportError:
-        raise VitrailError("pushing needs the hub's client: pip install -c constraints.txt 'vitrail[hub]'") from None
+        raise VitrailError("pushing needs the hub's client; try pip install 'vitrail[hub]'") from None
     if constants.HF_HUB_OFFLINE:
         raise VitrailError(f"{repo_id} cannot be pushed: HF_HUB_OFFLINE is set; unset it, or write a folder with --out DIR")
     if not _is_reachable(constants.ENDPOINT):

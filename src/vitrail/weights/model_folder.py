@@ -1,6 +1,7 @@
 """A model on disk: a folder with ``model.safetensors`` and its metadata ``vitrail.json``. Torch-free."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ METADATA_FILE = "vitrail.json"
 DECODER_FILE = "decoder.safetensors"  # of a model that was pre-trained with one
 FORMAT_VERSION = 1
 TRAINING_KEYS = ("recipe", "dataset", "metrics")  # optional training metadata, each a JSON object
+RUN_PARTS = ("best", "last", WEIGHTS_FILE)  # inside a run, whose name precedes them
 MAX_JSON_BYTES = 16 * 2**20
 
 
@@ -62,6 +64,20 @@ def read_metadata(path: Path) -> dict[str, Any]:
 def training_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the training part of the metadata: recipe, dataset and metrics, as far as they are recorded."""
     return {name: metadata[name] for name in TRAINING_KEYS if isinstance(metadata.get(name), dict)}
+
+
+def strip_paths(value: Any) -> Any:
+    """Strip local paths from metadata that leaves this machine: of every path the last component is left."""
+    if isinstance(value, dict):
+        return {name: strip_paths(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [strip_paths(inner) for inner in value]
+    if not isinstance(value, str) or value.startswith("hf:"):
+        return value
+    names = [name for name in re.split(r"[/\\]+", value) if name not in ("", ".", "..", "~")]
+    while len(names) > 1 and names[-1] in RUN_PARTS:
+        names.pop()
+    return names[-1] if names else ""
 
 
 def read_config(path: Path) -> ModelConfig:

@@ -2,11 +2,7 @@
 
 The only pickle written is torch's own, for .pth."""
 
-import ctypes
 import json
-import os
-import shutil
-import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,6 +18,7 @@ from torch import Tensor
 
 from vitrail.config import parse_value, to_dict
 from vitrail.errors import VitrailError
+from vitrail.io import atomic_folder, atomic_path
 from vitrail.models.build import Model
 from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig, format_size
 from vitrail.models.masked_autoencoders import MAE, MaskedModel
@@ -58,9 +55,9 @@ def save(
     path = Path(path).expanduser().resolve()
     match format:
         case "vitrail":
-            return _write_atomically(path, lambda temporary: _write_model_folder(model, temporary, training))
+            return _write_atomically(path, lambda temporary: _write_model_folder(model, temporary, training), folder=True)
         case "huggingface":
-            return _write_atomically(path, lambda temporary: _write_huggingface(model, temporary, training))
+            return _write_atomically(path, lambda temporary: _write_huggingface(model, temporary, training), folder=True)
     if path.suffix not in FORMAT_SUFFIXES[format]:
         raise VitrailError(f"a file in the {format} format ends in {' or '.join(FORMAT_SUFFIXES[format])}, got {path.name!r}")
     config, tensors = _converted(model, format)
@@ -130,7 +127,6 @@ def _encoder(model: Model | MaskedModel) -> Model:
 
 
 def _write_model_folder(model: Model | MaskedModel, folder: Path, training: dict[str, Any]) -> None:
-    folder.mkdir(parents=True)
     save_file({name: weight.contiguous() for name, weight in _encoder(model).state_dict().items()}, folder / WEIGHTS_FILE)
     if isinstance(model, MaskedModel):
         save_file({name: weight.contiguous() for name, weight in model.decoder_state_dict().items()}, folder / DECODER_FILE)
@@ -139,7 +135,6 @@ def _write_model_folder(model: Model | MaskedModel, folder: Path, training: dict
 
 def _write_huggingface(model: Model | MaskedModel, folder: Path, training: dict[str, Any]) -> None:
     config, tensors = _converted(model, "huggingface")
-    folder.mkdir(parents=True)
     metadata = {}
     if isinstance(model, MaskedModel) and model.config.pool != "cls":  # their MAE does not pool, so config.json has no field
         metadata = {METADATA_KEY: json.dumps(model_metadata(model, config, training))}
@@ -174,7 +169,6 @@ def _converted(model: Model | MaskedModel, format: Origin) -> tuple[ModelConfig,
 
 
 def _write_file(tensors: dict[str, Any], path: Path, suffix: str, metadata: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     match suffix:
         case ".npz":
             with path.open("wb") as file:
@@ -182,7 +176,8 @@ def _write_file(tensors: dict[str, Any], path: Path, suffix: str, metadata: dict
             with zipfile.ZipFile(path, "a") as archive:
                 archive.comment = _npz_comment(metadata)
         case ".pth":
-            torch.save(tensors, path)
+            with path.open("wb") as file:  # by its path, torch would write the temporary name into it
+                torch.save(tensors, file)
         case ".safetensors":
             save_file(tensors, path, metadata={"format": "pt", METADATA_KEY: json.dumps(metadata)})
 
@@ -218,8 +213,8 @@ def _with_learned_positions(model: Model, format: str) -> tuple[ModelConfig, dic
     return replace(config, position="learned1d", position_grid=None), state
 
 
-def _write_atomically(path: Path, write_to: Callable[[Path], None]) -> Path:
-    """Write under a temporary name, sync, then rename: what has the final name is always complete."""
+def _write_atomically(path: Path, write_to: Callable[[Path], None], folder: bool = False) -> Path:
+    """Write a file or folder whole or not at all: what has the final name is always complete."""
     try:
         existing = {file.name for file in path.iterdir()} if path.is_dir() else set()
         if existing and not (existing <= MODEL_FILES and existing & {WEIGHTS_FILE, METADATA_FILE}):
@@ -227,67 +222,8 @@ def _write_atomically(path: Path, write_to: Callable[[Path], None]) -> Path:
                 f"{path} exists and contains files other than a model's, so it is not overwritten; choose another name"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.", suffix=".new", dir=path.parent))
-    except OSError as error:
-        raise VitrailError(f"{path} cannot be written: {error}") from error
-    temporary = folder / "model"
-    try:
-        write_to(temporary)
-        (folder / "usual").touch()
-        files = list(temporary.iterdir()) if temporary.is_dir() else [temporary]
-        for file in files:
-            file.chmod((folder / "usual").stat().st_mode)  # safetensors makes files that only the owner can read
-        for file in [*files, temporary]:
-            fsync_path(file)
-        _replace_path(temporary, path)
+        with atomic_folder(path) if folder else atomic_path(path) as temporary:
+            write_to(temporary)
     except (OSError, SafetensorError, RuntimeError) as error:
         raise VitrailError(f"{path} cannot be written: {str(error).splitlines()[0]}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return path
-
-
-def fsync_path(path: Path) -> None:
-    """Flush a file or folder to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _replace_path(temporary: Path, path: Path) -> None:
-    """Replace a file atomically, and a folder too where the system can exchange two names.
-
-    Elsewhere the old folder is renamed first, and renamed back if the new one cannot take its name.
-    """
-    if not _try_rename(temporary, path) and not _exchange_names(temporary, path):
-        old = temporary.with_name("old")
-        path.rename(old)
-        try:
-            temporary.rename(path)
-        except OSError:
-            old.rename(path)
-            raise
-    fsync_path(path.parent)
-
-
-def _try_rename(temporary: Path, path: Path) -> bool:
-    """Rename, and return False if a folder with content has that name, which may also appear at the last moment."""
-    try:
-        temporary.replace(path)
-    except OSError:
-        if path.is_dir():
-            return False
-        raise
-    return True
-
-
-def _exchange_names(first: Path, second: Path) -> bool:
-    """Exchange two names by Linux's renameat2 with RENAME_EXCHANGE; return whether it succeeded."""
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError, TypeError):
-        return False
-    at_fdcwd = -100  # AT_FDCWD
-    return bool(renameat2(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), 2) == 0)

@@ -204,7 +204,7 @@ def _build_timm(model: Model, path: Path) -> nn.Module:
         patch_size=config.patch,
         in_chans=config.channels,
         num_classes=config.classes,
-        global_pool={"cls": "token", "gap": "avg", "map": "map"}[config.pool],  # type: ignore[arg-type]
+        global_pool={"cls": "token", "gap": "avg", "map": "map"}[config.pool],
         embed_dim=config.width,
         depth=config.depth,
         num_heads=config.heads,

@@ -85,7 +85,7 @@ def test_given_splits_are_not_split_further(tmp_path: Path) -> None:
     write_class_folders(tmp_path / "test", {"a": 2, "b": 2}, first=50)
     data = open_dataset(tmp_path)
     assert [len(dataset) for dataset in data.splits.values()] == [27, 3, 4]
-    assert any("no validation split given; split off from train by content" in note for note in data.notes)
+    assert any("no validation split given; it is split off from train by content" in note for note in data.notes)
     none = open_dataset(tmp_path, split_fractions=SplitFractions(validation=0.0))
     assert [len(dataset) for dataset in none.splits.values()] == [30, 0, 4]
 

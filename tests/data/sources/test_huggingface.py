@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.tiers import quick_first
 from vitrail.data.sources.huggingface import _build_datasets, is_saved_dataset, read_hf_dataset
 from vitrail.errors import VitrailError
 
@@ -188,7 +189,7 @@ def test_a_malformed_name_of_the_hub_is_refused(name: str) -> None:
 
 def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert error_message("hf:a/b") == "hf:a/b needs Hugging Face's datasets: pip install 'vitrail[datasets]'"
+    assert error_message("hf:a/b") == "hf:a/b needs Hugging Face's datasets; try pip install 'vitrail[datasets]'"
 
 
 def run_read_hub(tmp_path: Path, endpoint: str, **more: str) -> str:
@@ -211,7 +212,7 @@ def run_read_hub(tmp_path: Path, endpoint: str, **more: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("kind", ["silent", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("closed", "off"))])
+@pytest.mark.parametrize("kind", quick_first(["closed", "silent", "off"]))
 def test_a_hub_that_does_not_respond_times_out_soon(kind: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"

@@ -234,7 +234,7 @@ def test_a_file_that_changes_after_it_was_opened_is_noticed(tmp_path: Path) -> N
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_text(tmp_path / "t.parquet", "anything")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    assert error_message(path) == "a Parquet table needs pyarrow: pip install 'vitrail[datasets]'"
+    assert error_message(path) == "a Parquet table needs pyarrow; try pip install 'vitrail[datasets]'"
 
 
 def test_a_row_group_too_large_to_cache_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ from tests.training.distributed.torchrun import (
     write_recipe,
 )
 from vitrail.cli.main import run as run_command
+from vitrail.recipes.recipe import Recipe
 from vitrail.training.checkpoint import find_valid_checkpoint, list_checkpoints
-from vitrail.training.loop import Hardware, fit
-from vitrail.training.recipe import Recipe
+from vitrail.training.trainer import Hardware, fit
 
 
 def small_recipe() -> Recipe:
@@ -31,7 +31,7 @@ def small_recipe() -> Recipe:
 @pytest.fixture(scope="module")
 def single_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "single"
-    fit(small_recipe(), folder, Hardware(workers=1))
+    fit(small_recipe(), folder, hardware=Hardware(workers=1))
     return folder
 
 
@@ -46,6 +46,7 @@ def has_checkpoint(run: Path) -> bool:
     return bool(list_checkpoints(run / "checkpoints"))
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_is_restarted_and_the_run_is_the_same_run(single_process: Path, tmp_path: Path) -> None:
     file, run = write_recipe(small_recipe(), tmp_path), tmp_path / "run"
     with start_torchrun(2, "train", "--recipe-from", file, "--out", run, restarts=1) as process:
@@ -70,7 +71,7 @@ def test_without_a_restart_all_end_and_the_next_start_resumes(single_process: Pa
         assert not any(alive(each) for each in ranks)
     assert "rank 1 lost contact with the other ranks" in output or "Signal 9" in output, output[-2000:]
     assert find_valid_checkpoint(run / "checkpoints") is not None
-    fit(small_recipe(), run, Hardware(workers=1))
+    fit(small_recipe(), run, hardware=Hardware(workers=1))
     assert_same_run(single_process, run)
 
 
@@ -89,7 +90,7 @@ def test_if_the_launcher_is_killed_its_processes_save_and_end(single_process: Pa
         assert not any(alive(each) for each in ranks)
         left = max(steps(run))
     assert left == 40 or list_checkpoints(run / "checkpoints")[0].name == f"step-{left}"
-    fit(small_recipe(), run, Hardware(workers=1))
+    fit(small_recipe(), run, hardware=Hardware(workers=1))
     assert_same_run(single_process, run)
 
 
@@ -105,7 +106,7 @@ def test_a_rank_that_hangs_ends_all_within_the_timeout(single_process: Path, tmp
         assert process.returncode != 0
         assert not any(alive(each) for each in ranks)
     assert "vitrail: rank 0 lost contact with the other ranks" in output, output[-2000:]
-    fit(small_recipe(), run, Hardware(workers=1))
+    fit(small_recipe(), run, hardware=Hardware(workers=1))
     assert_same_run(single_process, run)
 
 
@@ -136,7 +137,7 @@ def test_a_disk_that_is_full_on_one_rank_is_named_and_leaves_the_last_checkpoint
     assert "rank 1 cannot write the checkpoint of step" in done.stderr, done.stderr[-3000:]
     assert "File too large" in done.stderr
     assert not list((run / "checkpoints").glob(".step-*"))
-    fit(small_recipe(), run, Hardware(workers=1))
+    fit(small_recipe(), run, hardware=Hardware(workers=1))
     assert_same_run(single_process, run)
 
 

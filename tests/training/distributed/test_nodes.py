@@ -20,7 +20,7 @@ from tests.training.distributed.torchrun import (
     write_recipe,
 )
 from vitrail.training.checkpoint import list_checkpoints
-from vitrail.training.loop import Hardware, fit
+from vitrail.training.trainer import Hardware, fit
 
 NODES = {"vitrail-a": "10.77.41.1", "vitrail-b": "10.77.41.2"}
 
@@ -73,7 +73,7 @@ def end(process: "subprocess.Popen[str]") -> None:
 @pytest.mark.usefixtures("network_link")
 def test_a_node_that_is_lost_comes_back_and_the_run_is_the_same_run(tmp_path: Path) -> None:
     settings = deterministic_recipe(steps=40, eval_every=20, checkpoint_every=4)
-    fit(settings, tmp_path / "single", Hardware(workers=1))
+    fit(settings, tmp_path / "single", hardware=Hardware(workers=1))
     file, run = write_recipe(settings, tmp_path), tmp_path / "run"
     call = ("train", "--recipe-from", file, "--out", run, "--set", "parallel=fsdp")
     nodes = [start_node(number, *call) for number in range(2)]

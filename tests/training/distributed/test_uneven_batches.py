@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.small_models import classification_task
 from tests.training.distributed.torchrun import command, environment
 from tests.training.small_run import batch, build_test_model, deterministic_recipe
 from vitrail.data.loader import Batch
-from vitrail.tasks.classification import ClassificationTask
+from vitrail.recipes.recipe import Optim
 from vitrail.training.process_group import ProcessGroup, process_group
-from vitrail.training.recipe import Optim
 from vitrail.training.state import create_state
 from vitrail.training.step import train_step
 
@@ -23,7 +23,7 @@ IMAGES_PER_RANK = ((5, 0), (3, 2), (0, 4), (0, 0), (1, 7))  # images of two rank
 
 def batch_slice(start: int, end: int) -> Batch:
     whole = batch(8)
-    return Batch(whole.images[start:end], whole.labels[start:end], whole.indices[start:end])
+    return Batch(whole.images[start:end], whole.targets[start:end], whole.indices[start:end])
 
 
 def train_uneven(group: ProcessGroup, parallel: str, micro: int | None, kind: str) -> list[dict[str, float]]:
@@ -33,11 +33,12 @@ def train_uneven(group: ProcessGroup, parallel: str, micro: int | None, kind: st
     metrics = []
     for parts in IMAGES_PER_RANK:
         bounds = (0, sum(parts)) if group.world_size == 1 else (sum(parts[: group.rank]), sum(parts[: group.rank + 1]))
-        metrics.append(train_step(state, ClassificationTask(10), batch_slice(*bounds), settings))
+        metrics.append(train_step(state, classification_task(10), batch_slice(*bounds), settings))
     return [*metrics, {"images": state.images, "step": state.step}]
 
 
-@pytest.mark.parametrize("micro", [None, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("micro", [None, 2])
 def test_images_that_are_missing_on_a_rank_do_not_count(micro: int | None, tmp_path: Path) -> None:
     (tmp_path / "go.py").write_text("from tests.training.distributed.test_uneven_batches import main; main()")
     line = command(2, tmp_path / "metrics", micro or 0, script=str(tmp_path / "go.py"))

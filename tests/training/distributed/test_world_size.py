@@ -23,15 +23,27 @@ from tests.training.distributed.torchrun import (
 from vitrail.augment.policy import get_policy
 from vitrail.models.config import ViTConfig
 from vitrail.models.masking_config import Masking
+from vitrail.recipes.recipe import Recipe
+from vitrail.recipes.task_config import MaskedImage
 from vitrail.training.checkpoint import list_checkpoints
-from vitrail.training.loop import Hardware, fit
-from vitrail.training.recipe import Recipe
+from vitrail.training.trainer import Hardware, fit
 
 
 @pytest.fixture(scope="module")
 def single_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "single"
-    fit(deterministic_recipe(), folder, Hardware(workers=1))
+    fit(deterministic_recipe(), folder, hardware=Hardware(workers=1))
+    return folder
+
+
+def short_recipe() -> Recipe:
+    return deterministic_recipe(steps=20, eval_every=10)
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "short"
+    fit(short_recipe(), folder, hardware=Hardware(workers=1))
     return folder
 
 
@@ -64,13 +76,13 @@ def assert_same_run(one: Path, two: Path, tolerance: float = 1e-5) -> None:
         pytest.param(3, [], marks=pytest.mark.slow),
     ],
 )
-def test_any_world_size_makes_the_same_run(ranks: int, settings: list[str], single_process: Path, tmp_path: Path) -> None:
-    file, run = write_recipe(deterministic_recipe(), tmp_path), tmp_path / "run"
+def test_any_world_size_makes_the_same_run(ranks: int, settings: list[str], short_run: Path, tmp_path: Path) -> None:
+    file, run = write_recipe(short_recipe(), tmp_path), tmp_path / "run"
     changes = [word for setting in settings for word in ("--set", setting)]
     done = torchrun(ranks, "train", "--recipe-from", file, "--out", run, "--json", *changes)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout)["steps"] == 50  # one result, not one per rank
-    assert_same_run(single_process, run)
+    assert json.loads(done.stdout)["steps"] == 20  # one result, not one per rank
+    assert_same_run(short_run, run)
     assert (run / "report.html").is_file()
 
 
@@ -99,7 +111,7 @@ def test_a_run_resumed_on_fewer_ranks_stays_the_same_run(
         kinds = {tuple(name.split(".")[1:3]) for name in moments}
         assert kinds == {("0", "step"), ("0", "exp_avg"), ("0", "exp_avg_sq"), ("1", "momentum")}  # of AdamW and Muon
         assert not workers(process.pid)
-    fit(deterministic_recipe(), run, Hardware(workers=1))
+    fit(deterministic_recipe(), run, hardware=Hardware(workers=1))
     assert_same_run(single_process, run)
 
 
@@ -115,7 +127,7 @@ def ssl_recipe(method: str) -> Recipe:
     return replace(
         plain,
         model=replace(plain.model, classes=0),
-        masking=MASKING[method],
+        task=MaskedImage(MASKING[method]),
         augment=get_policy("none"),
         steps=20,
         eval_every=10,
@@ -134,7 +146,7 @@ def ssl_recipe(method: str) -> Recipe:
     ],
 )
 def test_self_supervised_training_is_the_same_on_two_ranks(method: str, parallel: str, tmp_path: Path) -> None:
-    fit(ssl_recipe(method), tmp_path / "single", Hardware(workers=1))
+    fit(ssl_recipe(method), tmp_path / "single", hardware=Hardware(workers=1))
     file, run = write_recipe(ssl_recipe(method), tmp_path), tmp_path / "run"
     done = torchrun(2, "train", "--recipe-from", file, "--out", run, "--json", "--set", f"parallel={parallel}")
     assert done.returncode == 0, done.stderr[-2000:]

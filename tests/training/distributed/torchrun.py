@@ -15,7 +15,7 @@ from tests.training.small_run import recipe
 from vitrail.augment.policy import get_policy
 from vitrail.config import to_json
 from vitrail.models.config import ViTConfig
-from vitrail.training.recipe import Recipe
+from vitrail.recipes.recipe import Recipe
 
 SECONDS = 240  # after which a test has failed
 TIMEOUT = "20"  # seconds that ranks wait for each other

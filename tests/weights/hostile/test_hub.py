@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.fake_hub import unreachable_hub
+from tests.tiers import quick_first
 from tests.weights.hostile.damage import ROOT, refusal_message
 
 
-@pytest.mark.parametrize("kind", [pytest.param("closed", marks=pytest.mark.thorough), "silent"])
+@pytest.mark.parametrize("kind", quick_first(["closed", "silent"]))
 def test_an_unresponsive_hub_times_out_soon(kind: str, tmp_path: Path) -> None:
     script = (
         "from vitrail.errors import VitrailError; from vitrail.weights.load import load\n"

@@ -1,51 +1,151 @@
-"""Dataset protocol: labelled images by index, wherever they are stored. n images, h high, w wide, c channels.
+"""Datasets: labelled images by index, wherever they are stored. n images, h high, w wide, c channels.
 
-Folders, tables, shards, packs and synthetic images each implement it.
+Folders, tables, shards, packs, synthetic images and a user's own objects each subclass ``Dataset`` and answer for themselves:
+nobody asks for their type. ``Subset`` and ``ConcatDataset`` forward every question.
 """
 
 import errno
+import hashlib
+import operator
 import os
+import re
 import stat
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Protocol, runtime_checkable
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
+from jaxtyping import Int, UInt8
 from numpy import ndarray
+from PIL import Image
 
+from vitrail.data.decode import to_pil
+from vitrail.data.sources.content_keys import array_key, file_key, sampled_array_key
 from vitrail.data.sources.content_split import SplitFractions
+from vitrail.errors import VitrailError
 
 Progress = Callable[[str, int, int | None], None]  # activity, amount done, total if known
 
 MAX_BAD_FRACTION = 0.05  # fraction of the images that may be unusable
 MAX_FILE_BYTES = 2**28  # bytes: a file larger than 256 MiB is not taken for an image
+NUM_SAMPLED = 16  # images that identify a dataset which has no better key
 
 
-@runtime_checkable
-class Dataset(Protocol):
-    """Images by index. Reading one is a pure function of its index, and thread-safe."""
+class Dataset(ABC):
+    """Images by index. Reading one is a pure function of its index, and thread-safe.
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Class names by label; empty if nothing is labelled."""
+    A subclass has ``class_names``, ``labels``, ``__len__`` and ``read``; it overrides other methods if it has an answer.
+    """
 
-    @property
-    def labels(self) -> ndarray:
-        """int64, one per image; -1 if it has none."""
+    if TYPE_CHECKING:  # fields or properties of a subclass; a property here would be the default of a dataclass's field
 
+        @property
+        def class_names(self) -> tuple[str, ...]:
+            """Class names by label; empty if nothing is labelled."""
+
+        @property
+        def labels(self) -> ndarray:
+            """int64, one per image; -1 if it has none."""
+
+    @abstractmethod
     def __len__(self) -> int: ...
 
-    def describe(self, index: int) -> str:
-        """Return a description of an image for messages, such as its path."""
-
+    @abstractmethod
     def read(self, index: int) -> bytes | ndarray:
         """Return the encoded file, or the pixels (h w c, uint8); raises VitrailError or OSError."""
 
+    def __getitem__(self, index: SupportsIndex) -> tuple[Image.Image, Any]:
+        """Return image and target as torchvision's datasets do; the image is a PIL image in RGB, whatever is stored."""
+        position = range(len(self))[operator.index(index)]
+        return to_pil(self.read(position)).convert("RGB"), self.target(position)
 
-@dataclass(frozen=True)
-class ImageFileDataset:
+    def __iter__(self) -> Iterator[tuple[Image.Image, Any]]:
+        return (self[index] for index in range(len(self)))
+
+    @property
+    def name(self) -> str:
+        """A name of the whole for messages; by default its type's."""
+        return type(self).__name__
+
+    def describe(self, index: int) -> str:
+        """Return a description of an image for messages, such as its path."""
+        return f"image {index}"
+
+    def title(self, index: int) -> str:
+        """Return a short description without folders, to be shown where paths are private."""
+        if (path := self.path(index)) is not None:
+            return path.name
+        description = self.describe(index)
+        match = re.match(r"(?:image|row) \d+ of ", description)  # the rest may be a path
+        return description if match is None else f"{match[0]}{PurePath(description[match.end() :]).name}"
+
+    def path(self, index: int) -> Path | None:
+        """Return the path of an image that is a file of its own, else None."""
+        return None
+
+    def files(self) -> tuple[Path, Sequence[str]] | None:
+        """Return a folder and the paths below it if every image is a file of its own, else None."""
+        return None
+
+    def target(self, index: int) -> Any:
+        """Return what is to be predicted for an image: by default its label."""
+        return int(self.labels[index])
+
+    @property
+    def targets(self) -> Sequence[Any] | ndarray:
+        """Targets, one per image: the labels, or other values, and then every label is -1."""
+        return self.labels
+
+    def sizes(self, indices: Int[ndarray, " n"]) -> Int[ndarray, "n 2"] | None:
+        """Return heights and widths if they are known without reading the images, else None."""
+        return None
+
+    @property
+    def array_shape(self) -> tuple[int, int, int] | None:
+        """h w c if the images are pixels of one size in memory, so that ``stack`` reads a batch at a time; else None."""
+        return None
+
+    def stack(self, indices: Int[ndarray, " n"]) -> UInt8[ndarray, "n h w c"]:
+        """Return the pixels of a batch; only for a dataset with an ``array_shape``."""
+        raise VitrailError(f"{type(self).__name__} has no array of images; read them one by one")
+
+    def groups(self) -> Int[ndarray, " n"] | None:
+        """Return the index of the shard or row group of each image; None if any order is equally fast."""
+        return None
+
+    def object_mask(self, index: int) -> UInt8[ndarray, "h w"] | None:
+        """Return a mask that is 1 where the labelled object is visible, or None if that is not known."""
+        return None
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether an image is the same each time it is read, which only a user's own object may not be."""
+        return True
+
+    def content_key(self) -> bytes:
+        """Return bytes that identify the images in a fingerprint: by default a hash of a few, evenly spaced."""
+        digest = hashlib.sha256()
+        for index in evenly_spaced(len(self), NUM_SAMPLED).tolist():
+            try:
+                content = self.read(index)
+            except (OSError, VitrailError):  # the dataset check reports it
+                continue
+            digest.update(content if isinstance(content, bytes) else repr(content.shape).encode() + content.tobytes())
+        return digest.digest()
+
+    def cache_key(self) -> bytes | None:
+        """Return bytes that change with any image, under which results can be cached; None: nothing is cached."""
+        return None
+
+    def flatten(self) -> tuple[Sequence["Dataset"], ndarray]:
+        """Return the datasets that store the images, and the index of each image in their concatenation."""
+        return (self,), np.arange(len(self))
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFileDataset(Dataset):
     """Image files below a folder."""
 
     root: Path
@@ -62,6 +162,19 @@ class ImageFileDataset:
     def read(self, index: int) -> bytes:
         return read_image_file(self.root / self.paths[index])
 
+    def path(self, index: int) -> Path:
+        return self.root / self.paths[index]
+
+    def files(self) -> tuple[Path, Sequence[str]]:
+        return self.root, self.paths
+
+    def content_key(self) -> bytes:
+        return "\0".join(str(Path(path)) for path in self.paths).encode(errors="surrogateescape")
+
+    def cache_key(self) -> bytes:
+        folder = self.root.absolute()
+        return b"".join(file_key(folder / path) for path in self.paths)
+
 
 def read_image_file(path: Path) -> bytes:
     """Read a regular file of plausible size; never block on a pipe."""
@@ -73,8 +186,8 @@ def read_image_file(path: Path) -> bytes:
         return file.readall()
 
 
-@dataclass(frozen=True)
-class ArrayDataset:
+@dataclass(frozen=True, eq=False)
+class ArrayDataset(Dataset):
     """Images of one size in an array, in memory or memory-mapped; read a batch at a time."""
 
     images: ndarray  # n h w c, uint8
@@ -91,41 +204,136 @@ class ArrayDataset:
     def read(self, index: int) -> ndarray:
         return self.images[index]
 
+    def sizes(self, indices: ndarray) -> ndarray:
+        return np.broadcast_to(np.array(self.images.shape[1:3]), (len(indices), 2))
 
-@dataclass(frozen=True)
-class Subset:
-    """A selection of a dataset's images, in any order."""
+    @property
+    def array_shape(self) -> tuple[int, int, int]:
+        _, height, width, channels = self.images.shape
+        return height, width, channels
+
+    def stack(self, indices: ndarray) -> ndarray:
+        return self.images[indices]
+
+    def content_key(self) -> bytes:
+        return sampled_array_key(self.images)
+
+    def cache_key(self) -> bytes:
+        return array_key(self.images)
+
+
+@dataclass(frozen=True, eq=False)
+class Subset(Dataset):
+    """A selection of a dataset's images, in any order; with other labels and class names if they are given."""
 
     dataset: Dataset
     indices: ndarray
+    labels: ndarray = None  # type: ignore[assignment]  # None: the dataset's
+    class_names: tuple[str, ...] = None  # type: ignore[assignment]  # None: the dataset's
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.dataset.class_names
-
-    @cached_property
-    def labels(self) -> ndarray:
-        return self.dataset.labels[self.indices]
+    def __post_init__(self) -> None:
+        if self.labels is None:
+            object.__setattr__(self, "labels", self.dataset.labels[self.indices])
+            object.__setattr__(self, "class_names", self.dataset.class_names)
 
     def __len__(self) -> int:
         return len(self.indices)
 
-    def describe(self, index: int) -> str:
-        return self.dataset.describe(int(self.indices[index]))
+    @property
+    def name(self) -> str:
+        return self.dataset.name
 
     def read(self, index: int) -> bytes | ndarray:
         return self.dataset.read(int(self.indices[index]))
 
+    def describe(self, index: int) -> str:
+        return self.dataset.describe(int(self.indices[index]))
+
+    def title(self, index: int) -> str:
+        return self.dataset.title(int(self.indices[index]))
+
+    def path(self, index: int) -> Path | None:
+        return self.dataset.path(int(self.indices[index]))
+
+    def files(self) -> tuple[Path, Sequence[str]] | None:
+        files = self.dataset.files()
+        return None if files is None else (files[0], [files[1][index] for index in self.indices.tolist()])
+
+    def target(self, index: int) -> Any:
+        label = int(self.labels[index])
+        return label if label >= 0 else self.dataset.target(int(self.indices[index]))
+
+    @property
+    def targets(self) -> Sequence[Any] | ndarray:
+        if self.class_names:
+            return self.labels
+        targets = self.dataset.targets
+        return targets[self.indices] if isinstance(targets, ndarray) else [targets[index] for index in self.indices.tolist()]
+
+    def sizes(self, indices: ndarray) -> ndarray | None:
+        return self.dataset.sizes(self.indices[indices])
+
+    @property
+    def array_shape(self) -> tuple[int, int, int] | None:
+        return self.dataset.array_shape
+
+    def stack(self, indices: ndarray) -> ndarray:
+        return self.dataset.stack(self.indices[indices])
+
+    def groups(self) -> ndarray | None:
+        groups = self.dataset.groups()
+        return None if groups is None else groups[self.indices]
+
+    def object_mask(self, index: int) -> ndarray | None:
+        return self.dataset.object_mask(int(self.indices[index]))
+
+    @property
+    def is_deterministic(self) -> bool:
+        return self.dataset.is_deterministic
+
+    def content_key(self) -> bytes:
+        return self.dataset.content_key() + self.indices.astype(np.int64).tobytes()
+
+    def cache_key(self) -> bytes | None:
+        key = self.dataset.cache_key()
+        return None if key is None else key + self.indices.astype(np.int64).tobytes()
+
+    def flatten(self) -> tuple[Sequence[Dataset], ndarray]:
+        datasets, positions = self.dataset.flatten()
+        return datasets, positions[self.indices]
+
+
+def with_class_names(dataset: Dataset, class_names: tuple[str, ...]) -> Dataset:
+    """Return the dataset with its labels numbered by these class names, which must include its own."""
+    if dataset.class_names == class_names:
+        return dataset
+    numbers = {name: label for label, name in enumerate(class_names)}
+    numbering = np.array([*(numbers[name] for name in dataset.class_names), -1], np.int64)  # the last stands for no label
+    return Subset(dataset, np.arange(len(dataset)), numbering[dataset.labels], class_names)
+
 
 def max_bad_images(max_bad_fraction: float, num_images: int) -> float:
     """Return how many images may be unusable: the fraction, but at least one, unless none is tolerated."""
-    return max(max_bad_fraction * num_images, 1) if max_bad_fraction else 0
+    return max(max_bad_fraction * num_images, 1.0) if max_bad_fraction else 0.0
 
 
 def label_name(dataset: Dataset, index: int) -> str:
     """Return the class name of an image; empty if it is not labelled."""
     label = int(dataset.labels[index])
     return dataset.class_names[label] if 0 <= label < len(dataset.class_names) else ""
+
+
+def evenly_spaced(num_images: int, count: int) -> ndarray:
+    """Return ``count`` indices from the first to the last image, or all if there are fewer."""
+    return np.linspace(0, num_images - 1, min(count, num_images)).round().astype(np.int64)
+
+
+def fingerprint(*splits: Dataset) -> str:
+    """Hash the class names, labels and images of the splits, the images by their ``content_key``."""
+    digest = hashlib.sha256()
+    for dataset in splits:
+        digest.update(repr((dataset.class_names, len(dataset))).encode() + dataset.labels.tobytes() + dataset.content_key())
+    return digest.hexdigest()
 
 
 def empty_dataset(class_names: tuple[str, ...]) -> Dataset:

@@ -50,8 +50,8 @@ def is_saved_dataset(folder: Path) -> bool:
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
-@dataclass(frozen=True)
-class HubDataset:
+@dataclass(frozen=True, eq=False)
+class HubDataset(Dataset):
     """Images in a column of a dataset that the library keeps memory-mapped."""
 
     rows: Any  # with the one column, undecoded
@@ -68,6 +68,12 @@ class HubDataset:
 
     def read(self, index: int) -> bytes:
         return image_bytes_of_cell(self.rows[index][self.column], Path(), self.describe(index))
+
+    def content_key(self) -> bytes:
+        return str(self.rows._fingerprint).encode()
+
+    def cache_key(self) -> bytes:
+        return self.content_key()
 
 
 # Columns and labels --------------------------------------------------------------------------------------------------
@@ -163,10 +169,10 @@ def _import_datasets(address: object) -> Any:
     try:
         import datasets  # type: ignore[import-untyped]
     except ImportError:
-        raise VitrailError(f"{address} needs Hugging Face's datasets: pip install 'vitrail[datasets]'") from None
+        raise VitrailError(f"{address} needs Hugging Face's datasets; try pip install 'vitrail[datasets]'") from None
     if int(datasets.__version__.split(".")[0]) < 4:  # older ones execute scripts of the dataset
         raise VitrailError(
-            f"{address} needs datasets 4 or later, got {datasets.__version__}: pip install -U 'vitrail[datasets]'"
+            f"{address} needs datasets 4 or later, got {datasets.__version__}; try pip install -U 'vitrail[datasets]'"
         )
     return datasets
 

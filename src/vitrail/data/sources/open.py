@@ -1,69 +1,135 @@
-"""``vitrail.open_dataset``: open any dataset by path or name, with train, validation and test splits.
+"""``vitrail.open_dataset``: open any dataset by path or name, or a user's own object, with train, validation and test splits.
 
 A folder, a CSV or Parquet file, tar shards, a pack, ``hf:owner/name``, or a dataset by name: ``fashion`` (embedded), ``panes``
 (synthetic; ``panes:train_size=50000,size=48,seed=3``), ``fashion-mnist``, ``cifar10``, ``cifar100`` (after ``vitrail data
 download``). A named dataset can be reduced to a subset: ``fashion:train_size=500``.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from vitrail.augment.counter_rng import random_bits
 from vitrail.config import override, validate
 from vitrail.data.image_index import index_images
 from vitrail.data.pack_reader import is_pack, read_pack
 from vitrail.data.sources.builtin import load_fashion
 from vitrail.data.sources.content_split import SplitFractions, split_by_content_hash
-from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress, empty_dataset, select_images
-from vitrail.data.sources.fingerprint import fingerprint
+from vitrail.data.sources.dataset import (
+    Dataset,
+    DatasetSplits,
+    Progress,
+    empty_dataset,
+    fingerprint,
+    select_images,
+    with_class_names,
+)
 from vitrail.data.sources.huggingface import is_saved_dataset, read_hf_dataset
 from vitrail.data.sources.image_folder import read_image_folder, read_unlabelled_folder
 from vitrail.data.sources.known_datasets import BUILT_IN, KNOWN_DATASETS, pack_path
-from vitrail.data.sources.labels import canonical_split
+from vitrail.data.sources.labels import canonical_split, natural_sorted
 from vitrail.data.sources.panes.dataset import build_panes
 from vitrail.data.sources.subset import SubsetSpec, take_subset
 from vitrail.data.sources.table import read_table
 from vitrail.data.sources.tar_shards import read_shards
+from vitrail.data.sources.user_dataset import as_dataset
 from vitrail.errors import VitrailError, did_you_mean
 
 DATASET_NAMES = (*BUILT_IN, *KNOWN_DATASETS)
 NO_SPLITS_NOTE = "no splits given"
+INDEX_STREAM = 0x696E6478  # in place of an epoch, so that these draws differ from those of augmentation
 SplitsAndNotes = tuple[dict[str, Dataset], list[str]]  # splits, notes
 
 
 def open_dataset(
-    source: str | Path,
+    source: Any,
     *,
     split_fractions: SplitFractions | None = None,
     labelled: bool = True,
+    class_names: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> DatasetSplits:
-    """Open a dataset. Missing validation and test splits are split off by content, the same on every machine.
+    """Open a dataset: a path or a name; a ``Dataset``; any object with ``__len__`` and ``__getitem__`` that gives pairs of
+    image and target, such as a list, or a dataset of torch or torchvision; a mapping of splits to any of these.
+    ``DatasetSplits`` are returned as they are.
 
-    If it need not be ``labelled``, every image below a folder is read, in a class or not.
+    Missing validation and test splits are split off by content, the same on every machine; those of an object whose images
+    differ each time they are read, by index. If it need not be ``labelled``, every image below a folder is read, in a class or
+    not. ``class_names``: of a user's object, by label. The fingerprint of a user's object hashes its length, its targets and
+    16 evenly spaced images.
     """
-    name = str(source)
-    path = Path(name)
-    if (
-        not labelled
-        and name
-        and name.partition(":")[0] not in (*DATASET_NAMES, "hf")
-        and path.is_dir()
-        and _is_image_folder(path)
-    ):
-        splits, notes = read_unlabelled_folder(path, progress)
-    else:
-        splits, notes = _read_splits(name, progress)
-    data = _complete_splits(name, splits, notes, split_fractions or SplitFractions(), progress)
-    if (spec := _parse_subset(name)) is not None:
+    if isinstance(source, DatasetSplits):
+        return source
+    source = as_source(source, class_names, progress)
+    splits, notes = _read_source(source, labelled, class_names, progress)
+    data = _complete_splits(source_name(source), splits, notes, split_fractions or SplitFractions(), progress)
+    if isinstance(source, str) and (spec := _parse_subset(source)) is not None:
         data = take_subset(data, spec)
     return (
         replace(data, notes=(*data.notes, *_single_class_notes(data.class_names), *training_notes(data.train)))
         if labelled
         else data
     )
+
+
+def as_source(source: Any, class_names: Sequence[str] | None = None, progress: Progress | None = None) -> Any:
+    """Return a path as text, and a user's object as a dataset; names, mappings and splits as they are."""
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source)
+    return source if isinstance(source, DatasetSplits | Mapping) else as_dataset(source, class_names, progress)
+
+
+def source_name(source: Any) -> str:
+    """Return the name of a source: a path or name itself, a user's object by its type and fingerprint."""
+    source = as_source(source)
+    if isinstance(source, Mapping):
+        return ", ".join(f"{split}={source_name(part)}" for split, part in source.items())
+    if isinstance(source, Dataset):
+        return f"{source.name}-{fingerprint(source)[:8]}"
+    return source.name if isinstance(source, DatasetSplits) else str(source)
+
+
+def _read_source(source: Any, labelled: bool, class_names: Sequence[str] | None, progress: Progress | None) -> SplitsAndNotes:
+    if isinstance(source, Mapping):
+        return _read_mapping(source, labelled, class_names, progress), []
+    if isinstance(source, Dataset):
+        return {"": source}, []
+    path = Path(source)
+    by_name = not source or source.partition(":")[0] in (*DATASET_NAMES, "hf")
+    if not labelled and not by_name and path.is_dir() and _is_image_folder(path):
+        return read_unlabelled_folder(path, progress)
+    return _read_splits(source, progress)
+
+
+def _read_mapping(
+    parts: Mapping[str, Any], labelled: bool, class_names: Sequence[str] | None, progress: Progress | None
+) -> dict[str, Dataset]:
+    """Read each split from its own source; labels are matched by class name."""
+    splits: dict[str, Dataset] = {}
+    for key, part in parts.items():
+        split = canonical_split(key)
+        if split is None or split in splits:
+            raise VitrailError(f"the splits must be train, validation and test, once each, got {', '.join(map(repr, parts))}")
+        part = as_source(part, class_names, progress)
+        of_part = part.splits if isinstance(part, DatasetSplits) else _read_source(part, labelled, class_names, progress)[0]
+        dataset = of_part.get(split, of_part.get(""))
+        if dataset is None:
+            raise VitrailError(f"{source_name(part)} has no {split} split, only {', '.join(of_part)}; name another for {split}")
+        splits[split] = dataset
+    if not splits:
+        raise VitrailError("there are no splits; name at least train")
+    names = _merge_class_names([dataset.class_names for dataset in splits.values()])
+    return {split: with_class_names(dataset, names) for split, dataset in splits.items()}
+
+
+def _merge_class_names(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the class names of the split that has all of them, else those of all splits, sorted."""
+    every = {name for of_split in names for name in of_split}
+    return next((of_split for of_split in names if every == set(of_split)), natural_sorted(every))
 
 
 def _single_class_notes(class_names: tuple[str, ...]) -> list[str]:
@@ -187,33 +253,33 @@ def _complete_splits(
     completed, used_fractions = dict(splits), None
     if "" in completed:
         used_fractions = split_fractions
-        completed |= _split_by_content(completed.pop(""), used_fractions, progress)
-        notes = [*notes, f"{NO_SPLITS_NOTE}; split by content: {_format_counts(completed)}"]
+        how = "content" if completed[""].is_deterministic else "index, because the images differ each time they are read"
+        completed |= _split_off(completed.pop(""), used_fractions, progress)
+        notes = [*notes, f"{NO_SPLITS_NOTE}; validation and test are split off by {how}"]
     elif "train" in completed and "validation" not in completed and split_fractions.validation > 0:
         used_fractions = SplitFractions(split_fractions.validation, 0.0)
-        completed |= _split_by_content(completed["train"], used_fractions, progress)
-        notes = [*notes, f"no validation split given; split off from train by content: {_format_counts(completed)}"]
+        how = "content" if completed["train"].is_deterministic else "index"
+        completed |= _split_off(completed["train"], used_fractions, progress)
+        notes = [*notes, f"no validation split given; it is split off from train by {how}"]
     class_names = next(iter(completed.values())).class_names
     train, validation, test = (completed.get(split) or empty_dataset(class_names) for split in ("train", "validation", "test"))
     return DatasetSplits(name, train, validation, test, fingerprint(train, validation, test), tuple(notes), used_fractions)
 
 
-def _split_by_content(dataset: Dataset, split_fractions: SplitFractions, progress: Progress | None) -> dict[str, Dataset]:
-    """Split the usable images by content; the others stay in train, where the dataset check lists them."""
-    image_index = index_images(dataset, progress)
-    good, bad = np.flatnonzero(image_index.errors == ""), image_index.bad
-    parts = {
-        split: good[positions]
-        for split, positions in split_by_content_hash(
-            image_index.file_keys()[good], dataset.labels[good], split_fractions
-        ).items()
-    }
+def _split_off(dataset: Dataset, split_fractions: SplitFractions, progress: Progress | None) -> dict[str, Dataset]:
+    """Split the usable images by content, or by index if it differs; the others stay in train, where the check lists them."""
+    if not split_fractions.validation and not split_fractions.test:
+        return {"train": dataset}
+    if dataset.is_deterministic:
+        image_index = index_images(dataset, progress)
+        good, bad, keys = np.flatnonzero(image_index.errors == ""), image_index.bad, image_index.file_keys()
+    else:
+        good, bad = np.arange(len(dataset)), np.zeros(0, np.int64)
+        keys = random_bits(0, INDEX_STREAM, good, 0)[:, 0]
+    assigned = split_by_content_hash(keys[good], dataset.labels[good], split_fractions)
+    parts = {split: good[positions] for split, positions in assigned.items()}
     parts["train"] = np.sort(np.concatenate([parts["train"], bad]))
     return {split: select_images(dataset, indices) for split, indices in parts.items() if len(indices)}
-
-
-def _format_counts(splits: dict[str, Dataset]) -> str:
-    return ", ".join(f"{len(dataset):,} {split}" for split, dataset in splits.items())
 
 
 def training_notes(train: Dataset) -> list[str]:

@@ -25,11 +25,11 @@ from vitrail.errors import VitrailError
 MAX_ROW_GROUP_BYTES = 2**30  # bytes: a row group is decoded whole, and some are cached
 
 
-@dataclass(frozen=True)
-class ParquetDataset:
+@dataclass(frozen=True, eq=False)
+class ParquetDataset(Dataset):
     """Encoded images in a column of a Parquet file, read a row group at a time: fast in order, slow when shuffled."""
 
-    path: Path
+    table: Path
     column: str
     stamp: tuple[int, int]  # size and modification time of the file when it was opened
     row_group_starts: ndarray  # first row of each row group
@@ -40,12 +40,21 @@ class ParquetDataset:
         return len(self.labels)
 
     def describe(self, index: int) -> str:
-        return f"row {index + 1} of {self.path}"
+        return f"row {index + 1} of {self.table}"
 
     def read(self, index: int) -> bytes:
         group = int(np.searchsorted(self.row_group_starts, index, side="right")) - 1
-        cell = _read_row_group(self.path, self.column, self.stamp, group)[index - int(self.row_group_starts[group])].as_py()
-        return image_bytes_of_cell(cell, self.path.parent, self.describe(index))
+        cell = _read_row_group(self.table, self.column, self.stamp, group)[index - int(self.row_group_starts[group])].as_py()
+        return image_bytes_of_cell(cell, self.table.parent, self.describe(index))
+
+    def groups(self) -> ndarray:
+        return np.searchsorted(self.row_group_starts, np.arange(len(self)), side="right")
+
+    def content_key(self) -> bytes:
+        return repr((str(self.table), self.stamp)).encode()
+
+    def cache_key(self) -> bytes:
+        return self.content_key()
 
 
 def image_bytes_of_cell(cell: Any, folder: Path, description: str) -> bytes:
@@ -151,7 +160,7 @@ def _import_pyarrow() -> Any:
     try:
         import pyarrow.parquet  # type: ignore[import-untyped]
     except ImportError:
-        raise VitrailError("a Parquet table needs pyarrow: pip install 'vitrail[datasets]'") from None
+        raise VitrailError("a Parquet table needs pyarrow; try pip install 'vitrail[datasets]'") from None
     return pyarrow.parquet
 
 

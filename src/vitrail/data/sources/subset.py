@@ -12,8 +12,7 @@ from numpy import ndarray
 
 from vitrail.augment.counter_rng import random_bits
 from vitrail.config import validate
-from vitrail.data.sources.dataset import ArrayDataset, Dataset, DatasetSplits, Subset, select_images
-from vitrail.data.sources.fingerprint import fingerprint
+from vitrail.data.sources.dataset import ArrayDataset, Dataset, DatasetSplits, fingerprint, select_images
 from vitrail.errors import VitrailError
 
 SUBSET_STREAM = 0x616D6F75  # in place of an epoch, so that these draws differ from those of augmentation
@@ -61,7 +60,9 @@ def _take_balanced(name: str, dataset: Dataset, count: int | None, seed: int) ->
     rank[order] = np.arange(len(dataset)) - np.repeat(starts, np.diff(starts, append=len(dataset)))
     indices = np.sort(np.lexsort((dataset.labels, rank))[:count])
     subset = select_images(dataset, indices)
-    return subset if subset is dataset or not _in_memory(dataset) else _copy_to_array(dataset, indices, 0, dataset.class_names)
+    if subset is dataset or dataset.array_shape is None:
+        return subset
+    return _copy_to_array(dataset, indices, 0, dataset.class_names)
 
 
 def _take_classes(data: DatasetSplits, class_range: str) -> dict[str, Dataset]:
@@ -71,17 +72,13 @@ def _take_classes(data: DatasetSplits, class_range: str) -> dict[str, Dataset]:
             f"classes must be two or more of the {len(data.class_names)} of {data.name}, got {class_range}; "
             f"try classes=0-{max(len(data.class_names) // 2 - 1, 1)}"
         )
-    if not all(_in_memory(dataset) for dataset in data.splits.values()):
+    if any(dataset.array_shape is None for dataset in data.splits.values()):
         raise VitrailError("classes can be selected only from datasets that are in memory; try fashion:classes=0-4")
     class_names = data.class_names[first : last + 1]
     return {
         split: _copy_to_array(dataset, np.flatnonzero((dataset.labels >= first) & (dataset.labels <= last)), first, class_names)
         for split, dataset in data.splits.items()
     }
-
-
-def _in_memory(dataset: Dataset) -> bool:
-    return isinstance(dataset.dataset if isinstance(dataset, Subset) else dataset, ArrayDataset)
 
 
 def _copy_to_array(dataset: Dataset, indices: ndarray, first_label: int, class_names: tuple[str, ...]) -> Dataset:

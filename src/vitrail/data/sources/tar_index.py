@@ -1,4 +1,7 @@
-"""Index of one tar shard: offsets, labels and CRC-32 of its images. Read header by header, nothing is unpacked."""
+"""Index of one tar shard: offsets, labels and CRC-32 of its images. Read header by header, nothing is unpacked.
+
+The headers are parsed by ``tarfile`` but walked here: its own walk takes damage for the end, and keeps an object per member.
+"""
 
 import itertools
 import json

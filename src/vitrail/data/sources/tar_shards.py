@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy import ndarray
@@ -60,15 +60,15 @@ def _report_progress(progress: Progress | None, before: int, total: int, in_shar
         progress("indexing", before + in_shard, total)
 
 
-@dataclass(frozen=True)
-class TarDataset:
+@dataclass(frozen=True, eq=False)
+class TarDataset(Dataset):
     """Images in tar files."""
 
     paths: tuple[Path, ...]
     shard_indices: ndarray  # index of the shard of each image
     keys: PackedStrings
     offsets: ndarray
-    sizes: ndarray
+    num_bytes: ndarray
     checksums: ndarray
     labels: ndarray
     class_names: tuple[str, ...]
@@ -80,7 +80,7 @@ class TarDataset:
         return f"{self.keys[index]} in {self.paths[self.shard_indices[index]]}"
 
     def read(self, index: int) -> bytes:
-        size = int(self.sizes[index])
+        size = int(self.num_bytes[index])
         if size > MAX_FILE_BYTES:
             raise VitrailError(f"{self.describe(index)} is not an image: it has {size:,} bytes")
         with open(self.paths[self.shard_indices[index]], "rb") as file:
@@ -93,6 +93,18 @@ class TarDataset:
                 "it again or restart"
             )
         return content
+
+    def title(self, index: int) -> str:
+        return PurePosixPath(self.keys[index]).name
+
+    def groups(self) -> ndarray:
+        return self.shard_indices
+
+    def content_key(self) -> bytes:
+        return self.checksums.tobytes()
+
+    def cache_key(self) -> bytes:
+        return self.checksums.tobytes()
 
 
 def _paths(location: str | Path | Sequence[str | Path]) -> list[Path]:

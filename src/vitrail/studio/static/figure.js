@@ -51,7 +51,7 @@ function jsonReplacer(_, value) {
 }
 
 // Everything in the element as one SVG: canvases as images, drawings as they are, text at its position.
-export function composeSvg(root) {
+function composeSvg(root) {
   const bounds = root.getBoundingClientRect();
   const width = Math.max(Math.ceil(root.scrollWidth), 1), height = Math.max(Math.ceil(root.scrollHeight), 1);
   const sheet = document.createElementNS("http://www.w3.org/2000/svg", "svg");

@@ -342,7 +342,7 @@ function pythonList(selected) {
   }).join(", ");
 }
 
-export function formatRanges(selected) {
+function formatRanges(selected) {
   const sorted = [...selected].sort((one, other) => one - other), ranges = [];
   for (const patch of sorted) {
     if (ranges.length && ranges.at(-1)[1] === patch - 1) ranges.at(-1)[1] = patch;
@@ -352,7 +352,7 @@ export function formatRanges(selected) {
 }
 
 // Parse the patches of a URL; invalid ones are skipped.
-export function parseRanges(text, patches) {
+function parseRanges(text, patches) {
   const numbers = [];
   for (const one of text.split(",")) {
     const [, from, to] = /^(\d+)(?:-(\d+))?$/.exec(one) ?? [];

@@ -151,7 +151,7 @@ function build(section, store) {
     }
     figures.loss.caption(`Training: the loss of each batch${run.recipe?.augment ? ", with augmentation" : ""}; validation: on held-out `
       + `images. If the training loss falls while the validation loss rises, the model overfits.`);
-    figures.accuracy.caption(run.recipe?.masking ? "A run without labels is evaluated by kNN: how often the nearest training images, in its own "
+    figures.accuracy.caption(run.recipe?.task.kind === "masked-image" ? "A run without labels is evaluated by kNN: how often the nearest training images, in its own "
       + "feature space, have the right class." : "Training accuracy is measured on augmented images, so validation accuracy can be higher.");
     figures.lr.caption("Warm-up first, since early gradients are large and noisy; then it decays.");
     figures.grad_norm.caption("Norm of the gradient before clipping. A spike is an unusual batch.");
@@ -180,7 +180,7 @@ function build(section, store) {
 
   // The confusion matrix and losses exist once a run is finished, unless it trains without labels.
   async function loadPredictions(id) {
-    if (standalone || run.recipe?.masking) return;
+    if (standalone || run.recipe?.task.kind === "masked-image") return;
     if (!run.result) {
       confusionFigure.root.hidden = lossFigure.root.hidden = true;
       return;

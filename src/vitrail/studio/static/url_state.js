@@ -46,7 +46,7 @@ export function hash() {
   return `#${new URLSearchParams(values)}`;
 }
 
-export function write() {
+function write() {
   clearTimeout(timer);
   if (location.hash !== written) readHash();
   else if (written !== hash()) writeHistory("replaceState");

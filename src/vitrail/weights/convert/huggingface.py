@@ -13,7 +13,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.weights.convert import inspect
-from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides, unsupported
+from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides, require_plain_vit, unsupported
 from vitrail.weights.convert.tensor_map import TensorMap, affine, concat, import_tensors, permute, position_table
 
 GELU_NAMES: dict[str, Literal["tanh", "exact"]] = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
@@ -109,17 +109,11 @@ def block_maps(theirs: str, ours: str, bias: bool = True) -> list[TensorMap]:
 
 
 def check_supported(config: ModelConfig) -> None:
-    if not isinstance(config, ViTConfig) or config.stem:
-        unsupported("a ResNet or a hybrid", "huggingface", "use format='timm'")
-    is_plain = config.pool == "cls" and not config.registers and config.norm == "pre" and config.final_norm == "tokens"
-    if not is_plain or config.position_prefix == "none":
-        unsupported("anything but a class token with a position and pre-norm", "huggingface", "use format='timm'")
+    config = require_plain_vit(config, "huggingface")
     if config.layer_scale is not None or config.qk_norm:
         unsupported("layer scale or qk-norm", "huggingface", "use format='timm'")
     if config.head == "mlp":
         unsupported("the pre-logits layer", "huggingface", "use format='official' or 'torchvision'")
-    if not config.classes:
-        unsupported("a model without a classifier", "huggingface", "use format='timm'")
 
 
 def sidecar_files(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
-from vitrail.models.config import ModelConfig, Pair, format_size
+from vitrail.models.config import ModelConfig, Pair, ViTConfig, format_size
 from vitrail.models.variants import SIZES
 
 Origin = Literal["vitrail", "official", "timm", "huggingface", "torchvision"]
@@ -109,6 +109,18 @@ def require_shape(file: Mapping[str, Tensor], name: str, axes: int) -> tuple[int
     if file[name].ndim != axes:
         raise VitrailError(f"{name} must have {axes} axes, got {list(file[name].shape)}")
     return tuple(file[name].shape)
+
+
+def require_plain_vit(config: ModelConfig, format: Origin) -> ViTConfig:
+    """Reject what neither Hugging Face's nor torchvision's ViT has."""
+    if not isinstance(config, ViTConfig) or config.stem:
+        unsupported("a ResNet or a hybrid", format, "use format='timm'")
+    is_plain = config.pool == "cls" and not config.registers and config.norm == "pre" and config.final_norm == "tokens"
+    if not is_plain or config.position_prefix == "none":
+        unsupported("anything but a class token with a position and pre-norm", format, "use format='timm'")
+    if not config.classes:
+        unsupported("a model without a classifier", format, "use format='timm'")
+    return config
 
 
 def unsupported(reason: str, format: str, instead: str) -> NoReturn:

@@ -238,12 +238,18 @@ def _stem_maps(stem: StemConfig) -> list[TensorMap]:
     for stage, depth in enumerate(stem.stages):
         for unit in range(depth):
             theirs, ours = f"{STEM_PREFIX}.stages.{stage}.blocks.{unit}", f"stem.stages.{stage}.{unit}"
-            for part in (1, 2, 3):
-                maps += affine(f"{theirs}.conv{part}", f"{ours}.conv{part}", bias=False)
-                maps += affine(f"{theirs}.norm{part}", f"{ours}.norm{part}")
+            maps += _bottleneck_maps(theirs, ours)
             if unit == 0:
                 maps += affine(f"{theirs}.downsample.conv", f"{ours}.shortcut.0", bias=False)
                 maps += affine(f"{theirs}.downsample.norm", f"{ours}.shortcut.1")
+    return maps
+
+
+def _bottleneck_maps(theirs: str, ours: str) -> list[TensorMap]:
+    maps: list[TensorMap] = []
+    for part in (1, 2, 3):
+        maps += affine(f"{theirs}.conv{part}", f"{ours}.conv{part}", bias=False)
+        maps += affine(f"{theirs}.norm{part}", f"{ours}.norm{part}")
     return maps
 
 
@@ -261,9 +267,7 @@ def _resnet_maps(c: ResNetConfig) -> list[TensorMap]:
     for stage, depth in enumerate(c.stages):
         for unit in range(depth):
             theirs, ours = f"stages.{stage}.blocks.{unit}", f"stages.{stage}.{unit}"
-            for part in (1, 2, 3):
-                maps += affine(f"{theirs}.conv{part}", f"{ours}.conv{part}", bias=False)
-                maps += affine(f"{theirs}.norm{part}", f"{ours}.norm{part}")
+            maps += _bottleneck_maps(theirs, ours)
             if unit == 0:
                 maps += affine(f"{theirs}.downsample.conv", f"{ours}.shortcut", bias=False)
     if c.classes:

@@ -9,7 +9,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.weights.convert import inspect
-from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides, unsupported
+from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides, require_plain_vit, unsupported
 from vitrail.weights.convert.tensor_map import TensorMap, affine, copy, import_tensors, permute, position_table
 
 
@@ -73,11 +73,7 @@ def tensor_maps(c: ModelConfig, old: bool = False) -> list[TensorMap]:
 
 
 def check_supported(config: ModelConfig) -> None:
-    if not isinstance(config, ViTConfig) or config.stem:
-        unsupported("a ResNet or a hybrid", "torchvision", "use format='timm'")
-    is_plain = config.pool == "cls" and not config.registers and config.norm == "pre" and config.final_norm == "tokens"
-    if not is_plain or config.position_prefix == "none":
-        unsupported("anything but a class token with a position and pre-norm", "torchvision", "use format='timm'")
+    config = require_plain_vit(config, "torchvision")
     if config.layer_scale is not None or config.qk_norm or not config.qkv_bias:
         unsupported("layer scale, qk-norm or q, k, v without bias", "torchvision", "use format='timm'")
     if config.gelu != "exact":
@@ -88,5 +84,3 @@ def check_supported(config: ModelConfig) -> None:
         unsupported("images or patches that are not square", "torchvision", "use format='timm'")
     if config.channels != 3:
         unsupported(f"images of {config.channels} channels", "torchvision", "use format='timm'")
-    if not config.classes:
-        unsupported("a model without a classifier", "torchvision", "use format='timm'")

@@ -16,6 +16,7 @@ from jaxtyping import Int, UInt8
 from numpy import ndarray
 
 from vitrail.augment.counter_rng import random_bits, uniforms
+from vitrail.data.sources.dataset import Dataset
 from vitrail.data.sources.panes.draw import apply_light, paint, to_uint8
 from vitrail.data.sources.panes.layout import FIGURES, NUM_UNIFORMS, build_layers
 from vitrail.errors import VitrailError
@@ -41,7 +42,7 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class PanesDataset:
+class PanesDataset(Dataset):
     """A dataset of images that are drawn when they are read."""
 
     seed: int
@@ -70,6 +71,18 @@ class PanesDataset:
 
     def read(self, index: int) -> ndarray:
         return self.scene(index).pixels
+
+    def sizes(self, indices: ndarray) -> ndarray:
+        return np.broadcast_to(np.array(self.size), (len(indices), 2))
+
+    def object_mask(self, index: int) -> ndarray:
+        return self.scene(index).mask
+
+    def content_key(self) -> bytes:
+        return repr((self, len(self))).encode()
+
+    def cache_key(self) -> bytes:
+        return self.content_key()
 
     def scene(self, index: int) -> Scene:
         """Return an image with its mask and boxes."""

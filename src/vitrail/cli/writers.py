@@ -1,0 +1,149 @@
+"""Writers of results: predictions as CSV or JSON lines, features as Parquet or NumPy's ``.npz``."""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from vitrail.errors import VitrailError
+from vitrail.io import atomic_path
+
+if TYPE_CHECKING:
+    from vitrail.data.sources.dataset import Dataset
+    from vitrail.inference.features import FeatureBatch
+    from vitrail.inference.predict import Prediction
+
+WritePrediction = Callable[["Prediction"], None]
+PREDICTION_SUFFIXES = (".csv", ".jsonl")
+WriteFeatures = Callable[[str, "Dataset", "FeatureBatch"], None]
+FEATURE_SUFFIXES = (".parquet", ".npz")
+
+
+@contextmanager
+def open_prediction_writer(kind: str, top: int, out: Path | None) -> Iterator[WritePrediction]:
+    """Yield a function that writes a row; rows are bytes, so that file names keep their encoding."""
+    with _open_output(out) as file:
+        yield prediction_writer(kind, top, file)
+
+
+def prediction_writer(kind: str, top: int, file: BinaryIO) -> WritePrediction:
+    def write(text: str) -> None:
+        file.write(_encode(text))
+        file.flush()
+
+    if kind == ".jsonl":
+        return lambda row: write(json.dumps(asdict(row), allow_nan=False) + "\n")
+    more = [f"{column}_{rank}" for rank in range(2, top + 1) for column in ("label", "probability")]
+    write(_csv_line(["file", "label", "probability", "error", *more]))
+    return lambda row: write(_csv_line(_csv_cells(row, top)))
+
+
+@contextmanager
+def _open_output(out: Path | None) -> Iterator[BinaryIO]:
+    """Open stdout, or a file that appears whole or not at all."""
+    if out is None:
+        yield sys.stdout.buffer
+        return
+    with atomic_path(out) as temporary, open(temporary, "wb") as file:
+        yield file
+
+
+def _encode(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # a lone surrogate, which a label read from a file may have
+        return text.encode("utf-8", "replace")
+
+
+def _csv_cells(row: "Prediction", top: int) -> list[object]:
+    others = [cell for entry in row.top[1:] for cell in (entry.label, entry.probability)]
+    return [row.file, row.label, row.probability, row.error, *others, *[None] * (2 * (top - 1) - len(others))]
+
+
+def _csv_line(cells: Iterable[object]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerow(cells)  # with \r\n, so that a name with a single \r is quoted
+    return text.getvalue().removesuffix("\r\n") + "\n"
+
+
+def feature_writer(
+    path: Path, ending: str, names: Sequence[str], width: Callable[[], int]
+) -> AbstractContextManager[WriteFeatures]:
+    """Return a writer of feature rows; ``names`` are the classes, ``width`` the feature size that an empty table needs."""
+    return _parquet_writer(path, width) if ending == ".parquet" else _npz_writer(path, names, width)
+
+
+@contextmanager
+def _parquet_writer(path: Path, width: Callable[[], int]) -> Iterator[WriteFeatures]:
+    """Write one row group per batch, keeping none in memory."""
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow.parquet  # type: ignore[import-untyped]
+    except ImportError:
+        raise VitrailError("a Parquet file needs pyarrow; try pip install 'vitrail[datasets]', or write an .npz") from None
+    import numpy as np
+
+    from vitrail.data.sources.dataset import label_name
+
+    writers: list[Any] = []
+
+    def write(files: list[str], labels: list[str | None], splits: list[str], values: Any) -> None:
+        columns = {
+            "file": pyarrow.array(files, pyarrow.string()),
+            "label": pyarrow.array(labels, pyarrow.string()),
+            "split": pyarrow.array(splits, pyarrow.string()),
+            "features": pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.reshape(-1)), values.shape[1]),
+        }
+        group = pyarrow.table(columns)
+        if not writers:
+            writers.append(pyarrow.parquet.ParquetWriter(path, group.schema))
+        writers[0].write_table(group)
+
+    def write_rows(split: str, source: "Dataset", rows: "FeatureBatch") -> None:
+        numbers = rows.indices.tolist()
+        labels = [_valid_utf8(label_name(source, number)) or None for number in numbers]
+        write([_valid_utf8(source.describe(number)) for number in numbers], labels, [split] * len(numbers), rows.values)
+
+    try:
+        yield write_rows
+        if not writers:
+            write([], [], [], np.zeros((0, width()), np.float32))
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+@contextmanager
+def _npz_writer(path: Path, names: Sequence[str], width: Callable[[], int]) -> Iterator[WriteFeatures]:
+    """Write arrays of numbers and text without pickle, all at the end, since an array's file begins with its length."""
+    import numpy as np
+
+    batches: list[tuple[str, list[str], Any, Any]] = []
+
+    def write_rows(split: str, source: "Dataset", rows: "FeatureBatch") -> None:
+        files = [source.describe(number) for number in rows.indices.tolist()]
+        batches.append((split, files, source.labels[rows.indices], rows.values))
+
+    yield write_rows
+    if not batches:
+        batches.append(("", [], np.zeros(0, np.int64), np.zeros((0, width()), np.float32)))
+    with open(path, "wb") as file:
+        np.savez(
+            file,
+            allow_pickle=False,
+            features=np.concatenate([values for *_, values in batches]),
+            files=np.array([name for _, files, *_ in batches for name in files], str),
+            labels=np.concatenate([labels for _, _, labels, _ in batches]),
+            splits=np.array([split for split, files, *_ in batches for _ in files], str),
+            names=np.array(names, str),
+        )
+
+
+def _valid_utf8(name: str) -> str:
+    """Return valid UTF-8, as Parquet requires; other characters become a question mark."""
+    return name.encode("utf-8", "replace").decode()

@@ -1,0 +1,140 @@
+"""Cost of a Vision Transformer, stage by stage. Torch-free."""
+
+from collections.abc import Iterator
+from math import prod
+
+from vitrail.models.config import ViTConfig
+from vitrail.models.cost.counter import OpCounter, Stage
+from vitrail.models.cost.resnet import stem_stages
+
+
+def vit_stages(c: ViTConfig, batch: int) -> Iterator[Stage]:
+    image = OpCounter(saved_floats=0 if c.stem else prod((c.channels, *c.image)), peak_floats=prod((c.channels, *c.image)))
+    yield image.to_stage("image", batch, c.channels, *c.image)
+    channels = c.channels
+    if c.stem:
+        yield from stem_stages(c.stem, c.channels, c.image, batch)
+        channels = c.stem.channels
+    yield _patch_embed(c, channels).to_stage("patches", batch, c.patches, c.width)
+    yield _tokens(c).to_stage("tokens", batch, c.tokens, c.width)
+    for layer in range(c.depth):
+        yield _block(c, layer).to_stage(f"block {layer + 1}", batch, c.tokens, c.width)
+    if c.norm == "pre" and c.final_norm == "tokens":
+        norm = OpCounter(peak_floats=2 * c.tokens * c.width)
+        norm.norm(c.tokens, c.width)
+        yield norm.to_stage("norm", batch, c.tokens, c.width)
+    yield _pool(c).to_stage(f"pool ({c.pool})", batch, c.width)
+    if c.final_norm == "pooled":
+        norm = OpCounter(parameters=2 * c.width, saved_floats=2 + _has_head(c) * c.width, peak_floats=2 * c.width)
+        yield norm.to_stage("norm", batch, c.width)
+    yield from _head_stages(c, batch)
+
+
+def _patch_embed(c: ViTConfig, channels: int) -> OpCounter:
+    counter = OpCounter()
+    counter.linear(c.patches, channels * prod(c.patch), c.width)
+    flat = channels * prod(c.patch) * c.patches
+    if c.stem:  # without a stem, the images are counted already
+        counter.saved_floats += 2 * flat if c.stem.stages else flat  # the last ReLU saves its output as well
+    counter.update_peak(c.patches * c.width + (2 * flat if c.stem else flat))
+    return counter
+
+
+def _tokens(c: ViTConfig) -> OpCounter:
+    counter = OpCounter(
+        parameters=c.prefix_tokens * c.width + (_position_parameters(c) if c.layers_with_position[0] is not None else 0)
+    )
+    counter.update_peak(2 * c.tokens * c.width)
+    if c.position == "rotary":
+        counter.saved_floats_fixed += 2 * c.tokens * c.width // c.heads
+    if c.dropout:
+        counter.saved_floats += c.tokens * c.width
+    return counter
+
+
+def _position_parameters(c: ViTConfig) -> int:
+    learned = {
+        "learned1d": c.patches * c.width,
+        "learned2d": sum(c.grid) * c.width // 2,
+        "learned2d-sum": sum(c.grid) * c.width,
+    }
+    return learned[c.position] + c.prefix_positions * c.width if c.position in learned else 0
+
+
+def _block(c: ViTConfig, layer: int) -> OpCounter:
+    t, d, m = c.tokens, c.width, c.mlp
+    counter = OpCounter()
+    if layer and c.layers_with_position[layer] == layer:
+        counter.parameters += _position_parameters(c)
+    _attention(c, counter)
+    counter.linear(t, d, m)
+    counter.linear(t, m, d)
+    for _ in range(2):
+        counter.norm(t, d)
+        counter.saved_floats += t * d  # the normalised input of a branch or, post-norm, its output
+        counter.saved_floats += t * d * ((c.dropout > 0) + (c.layer_scale is not None))
+        counter.parameters += d if c.layer_scale is not None else 0
+    counter.saved_floats += t * m * (3 if c.dropout else 2)
+    counter.saved_floats += 2 if c.stochastic_depth and layer else 0  # one factor per branch
+    # the caller still holds the block's input, and GELU is in place
+    counter.update_peak(t * d * (3 + (c.norm == "pre")) + t * m)
+    return counter
+
+
+def _attention(c: ViTConfig, counter: OpCounter) -> None:
+    t, d, h = c.tokens, c.width, c.heads
+    counter.linear(t, d, 3 * d, bias=c.qkv_bias)
+    counter.linear(t, d, d)
+    counter.macs += 2 * t * t * d
+    counter.saved_floats += t * d  # the heads' output, the input of W_O
+    if c.qk_norm:
+        counter.parameters += 4 * d // h
+        counter.saved_floats += 4 * t * h
+    if c.position == "relative":
+        counter.parameters += (2 * t - 1) * d
+        counter.macs += t * (2 * t - 1) * d
+        counter.update_peak(6 * t * d + h * t * (2 * t - 1) + h * t * t, 8 * t * d + h * t * t + t * h)
+    if c.attention_dropout or c.position == "relative":  # not supported by the fused kernel on a CPU
+        relative = c.position == "relative"
+        counter.saved_floats += t * d * (3 + 3 * (c.qk_norm or relative) + (c.qk_norm and relative))
+        counter.saved_floats += h * t * t * (3 if c.attention_dropout else 1)
+    else:
+        counter.saved_floats += t * d * (3 + 2 * (c.qk_norm or c.position == "rotary") + c.qk_norm) + t * h
+    counter.update_peak(t * d * (2 + (c.norm == "pre") + 5 + 2 * c.qk_norm + 2 * (c.position == "rotary")) + t * h)
+
+
+def _pool(c: ViTConfig) -> OpCounter:
+    d = c.width
+    is_saved = _has_head(c) or c.final_norm == "pooled"  # by a layer that saves its input
+    if c.pool == "cls":  # a view, so the head saves every token
+        return OpCounter(saved_floats=is_saved * c.tokens * d, peak_floats=c.tokens * d)
+    if c.pool == "gap":
+        return OpCounter(saved_floats=is_saved * d, peak_floats=(c.tokens + 1) * d)
+    n = c.patches
+    counter = OpCounter(saved_floats=3 * n * d + (3 + is_saved) * d + c.heads + 2 * c.mlp, peak_floats=(c.tokens + 3 * n) * d)
+    counter.parameters += d
+    for rows, outputs in ((1, d), (n, 2 * d), (1, d)):
+        counter.linear(rows, d, outputs)
+    counter.macs += 2 * n * d
+    counter.norm(1, d)
+    counter.linear(1, d, c.mlp)
+    counter.linear(1, c.mlp, d)
+    return counter
+
+
+def _has_head(c: ViTConfig) -> bool:
+    return c.classes > 0 or c.head == "mlp"
+
+
+def _head_stages(c: ViTConfig, batch: int) -> Iterator[Stage]:
+    width = c.width
+    if c.head == "mlp":
+        hidden, width = OpCounter(), c.head_hidden or c.width
+        hidden.linear(1, c.width, width)
+        hidden.saved_floats += width
+        hidden.update_peak(c.width + 2 * width)
+        yield hidden.to_stage("pre-logits", batch, width)
+    if c.classes:
+        head = OpCounter(peak_floats=width + c.classes)
+        head.linear(1, width, c.classes)
+        yield head.to_stage("head", batch, c.classes)

@@ -1,0 +1,126 @@
+"""Settings of the tasks, one class each, selected by its ``kind``. Torch-free."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Literal
+
+from vitrail.augment.policy import Policy
+from vitrail.config import validate
+from vitrail.errors import VitrailError, did_you_mean
+from vitrail.models.config import ModelConfig
+from vitrail.models.cost import Cost, cost
+from vitrail.models.cost.masked import masked_cost
+from vitrail.models.masking_config import Masking, check_masking
+
+ENTRY_POINTS = "vitrail.tasks"  # group of entry points by which an installed package offers its tasks
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """Depth, width and heads of a decoder's transformer blocks, whose MLP is four times as wide."""
+
+    depth: int
+    width: int
+    heads: int
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """Settings of a task. A subclass names its ``kind`` in a ``Literal`` field, and so can be read from a recipe."""
+
+    labelled: ClassVar[bool] = True  # whether images without a class label are left out
+    mixes: ClassVar[bool] = True  # whether targets can be mixed, as Mixup and CutMix do
+    decoder_note: ClassVar[str] = "are added to the model by its task"  # about the parameters that the task adds
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    @property
+    def name(self) -> str:
+        """The ``kind`` of the task."""
+        return str(getattr(self, "kind", type(self).__name__))
+
+    def num_outputs(self, class_names: Sequence[str]) -> int:
+        """Return the number of outputs of the model, ``model.classes``, for a dataset with these classes."""
+        return len(class_names)
+
+    def check(self, model: ModelConfig, augment: Policy) -> None:
+        """Reject a model or an augmentation policy that the task cannot be trained with."""
+        if not self.mixes and (augment.mixup or augment.cutmix):
+            raise VitrailError(f"{self.name} has no labels to mix; try augment.mixup=0 augment.cutmix=0")
+
+    @property
+    def decoder(self) -> DecoderShape | None:
+        """The shape of the transformer blocks that the task adds to the model, if any."""
+        return None
+
+    def cost(self, model: ModelConfig, batch_size: int = 1) -> Cost:
+        """Return the cost of the model that is trained, with all that the task adds to it."""
+        return cost(model, batch_size)
+
+    @classmethod
+    def select(cls, value: Any) -> type:
+        """Return the settings class that a value belongs to, by its ``kind``; that of an installed package is imported."""
+        if not isinstance(value, dict):
+            return type(value) if isinstance(value, TaskConfig) else cls
+        kind, known = value.get("kind"), _by_kind()
+        if kind not in known:
+            for entry_point in entry_points(group=ENTRY_POINTS):
+                if entry_point.name == kind:
+                    entry_point.load()
+            known = _by_kind()
+        if kind not in known:
+            hint = did_you_mean(str(kind), known)
+            raise VitrailError(
+                f"no task is named {kind!r}{hint}; import the module that defines it before, or install its package"
+            )
+        return known[kind]
+
+
+def _by_kind() -> dict[Any, type]:
+    return {getattr(subclass, "kind", None): subclass for subclass in TaskConfig.__subclasses__()}
+
+
+@dataclass(frozen=True)
+class Classification(TaskConfig):
+    """Single-label classification. ``sigmoid`` is one binary classifier per class (Beyer et al. 2020)."""
+
+    kind: Literal["classification"] = "classification"
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    label_smoothing: float = 0.0
+    balanced_loss: bool = False  # weight classes inversely to their frequency
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if not 0 <= self.label_smoothing < 1:
+            raise VitrailError(
+                f"task.label_smoothing must be from 0 to below 1, got {self.label_smoothing}; try task.label_smoothing=0.1"
+            )
+
+
+@dataclass(frozen=True)
+class MaskedImage(TaskConfig):
+    """Self-supervised pre-training: predict masked patches."""
+
+    masking: Masking
+    kind: Literal["masked-image"] = "masked-image"
+    labelled: ClassVar[bool] = False
+    mixes: ClassVar[bool] = False
+    decoder_note: ClassVar[str] = "predict the masked patches; they are dropped after pre-training"
+
+    def check(self, model: ModelConfig, augment: Policy) -> None:
+        check_masking(self.masking, model)
+        super().check(model, augment)
+
+    @property
+    def decoder(self) -> DecoderShape | None:
+        masking = self.masking
+        return (
+            DecoderShape(masking.decoder_depth, masking.decoder_width, masking.decoder_heads)
+            if masking.method == "mae"
+            else None
+        )
+
+    def cost(self, model: ModelConfig, batch_size: int = 1) -> Cost:
+        return masked_cost(model, self.masking, batch_size)

@@ -1,0 +1,67 @@
+"""Part of a run's report that its task decides: a headline, sections, and what the weights can be used for.
+
+Each task of the package has a file with its section; a task that is defined elsewhere registers its own, or has the default.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from vitrail.data.sources.dataset import DatasetSplits
+from vitrail.recipes.recipe import Recipe
+from vitrail.tasks.registry import build_task
+from vitrail.tasks.task import Task
+from vitrail.training.dataset import load_training_data
+from vitrail.training.run import Run
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run to report on; ``result`` is empty while it is training."""
+
+    run: Run
+    recipe: Recipe
+    result: dict[str, Any]
+    dataset: DatasetSplits | None = None  # if it is open already
+
+    @cached_property
+    def data(self) -> DatasetSplits:
+        """The dataset that the run was trained on."""
+        return load_training_data(self.recipe) if self.dataset is None else self.dataset
+
+    @cached_property
+    def task(self) -> Task:
+        return build_task(self.recipe.task, self.recipe.model, self.recipe.preprocess)
+
+    def format_metric(self, name: str, value: float) -> str:
+        return f"{value:.2%}" if name in self.task.fractions else f"{value:.4g}" if name != "loss" else f"{value:.4f}"
+
+
+class TaskSection:
+    """The default: the primary metric, and no sections."""
+
+    def headline(self, report: RunReport) -> tuple[str, str]:
+        """Return the most important number, and what it is."""
+        split, name = report.result["reported_on"], report.task.primary_metric
+        return report.format_metric(name, report.result[split][name]), f"{name.replace('_', ' ')} on {split}"
+
+    def body(self, report: RunReport) -> Iterator[str]:
+        """Yield the sections of the page, as HTML."""
+        return iter(())
+
+    def next_steps(self, report: RunReport) -> Iterator[str]:
+        """Yield what the weights can be used for, as HTML."""
+        return iter(())
+
+
+_SECTIONS: dict[str, TaskSection] = {}
+
+
+def register_task_section(kind: str, section: TaskSection) -> None:
+    """Let the report of every run of this kind of task have this section."""
+    _SECTIONS[kind] = section
+
+
+def task_section(kind: str) -> TaskSection:
+    return _SECTIONS.get(kind, TaskSection())

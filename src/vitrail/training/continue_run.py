@@ -1,0 +1,70 @@
+"""Resume a run by its folder, or continue it with a changed recipe in a new folder that records where it came from."""
+
+import json
+import shutil
+from pathlib import Path
+
+from vitrail.data.sources.dataset import Progress
+from vitrail.errors import VitrailError
+from vitrail.io import atomic_folder
+from vitrail.recipes.recipe import Recipe
+from vitrail.training.checkpoint import find_valid_checkpoint
+from vitrail.training.prepare import PreparedRun, RecipeOptions, prepare_recipe
+from vitrail.training.process_group import SINGLE_PROCESS, ProcessGroup
+from vitrail.training.run import ORIGIN_FILE, Run, next_free_folder, recipe_differences
+
+
+def prepare_resumption(
+    run: Run,
+    options: RecipeOptions | None = None,
+    out: Path | None = None,
+    progress: Progress | None = None,
+    group: ProcessGroup = SINGLE_PROCESS,
+) -> PreparedRun:
+    """Prepare to resume a run. If the options change its recipe, its last checkpoint is the start of a new run in ``out``."""
+    if run.saved_recipe() is None:
+        raise VitrailError(
+            f"--resume must be a run folder with a recipe.json, got {run.folder}; a run is resumed by its folder"
+        )
+    saved = run.recipe()
+    prepared = prepare_recipe(saved, options, progress, group)
+    changes = recipe_differences(saved, prepared.recipe)
+    if not changes:
+        if out is not None and out.resolve() != run.folder.resolve():
+            raise VitrailError(
+                f"{run.folder} is resumed where it is; leave out --out, or change a field of its recipe by --set"
+            )
+        return prepared.in_folder(run.folder)
+    target = Path(group.broadcast_str(lambda: str(out or next_free_folder(run.folder.name, run.folder.parent))))
+    note = f"{target} continues {run.folder} with {'; '.join(changes[:3])}"
+    if group.is_main:
+        _copy_run(run, Run(target), prepared.recipe, changes)
+    group.barrier()  # for what the main process has copied
+    return prepared.in_folder(target, note)
+
+
+def _copy_run(source: Run, target: Run, recipe: Recipe, changes: list[str]) -> None:
+    """Copy the last checkpoint, the best weights and the log of a run, whole or not at all."""
+    checkpoint = find_valid_checkpoint(source.checkpoints)
+    if checkpoint is None:
+        raise VitrailError(
+            f"{source.folder} has no checkpoint to continue from; start a new run with --recipe-from {source.folder}"
+        )
+    step = int(checkpoint.scalars["step"])
+    if step >= recipe.steps:
+        raise VitrailError(
+            f"{source.folder} is at step {step}, so steps must be above, got {recipe.steps}; try --set steps={2 * step}"
+        )
+    if target.folder.exists():
+        raise VitrailError(f"{target.folder} exists; choose another folder with --out, or resume it: --resume {target.folder}")
+    with atomic_folder(target.folder) as temporary:
+        new = Run(temporary)
+        shutil.copytree(checkpoint.path, new.checkpoints / checkpoint.path.name)
+        if (source.folder / "best").is_dir():
+            shutil.copytree(source.folder / "best", temporary / "best")
+        for row in source.log_rows():
+            if row["step"] <= step:
+                new.log(row)
+        new.record_recipe(recipe)
+        origin = {"run": str(source.folder), "step": step, "changes": changes}
+        (temporary / ORIGIN_FILE).write_text(json.dumps(origin, indent=2) + "\n")

@@ -1,0 +1,1 @@
+"""Server, sockets, requests and responses that ``serve`` and ``studio`` share."""
