@@ -141,7 +141,7 @@ def compute_tutorial_numbers() -> dict[str, Any]:
     prediction = vitrail.predict(model, [boot_image()])[0]
     return {
         "steps": recipe.steps,
-        "top1": result["test"]["top1"],
+        "top1": result.metrics["top1"],
         "prediction": [prediction.label, round_values(prediction.probability)],
         "attention": round_values(vitrail.explain.attention(model, images, queries=[0])[:, 0, :, 0, 1:]),
         "rollout": round_values(vitrail.explain.rollout(model, images)[0, 0, 1:]),
