@@ -11,16 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import Request
 from warnings import catch_warnings
 
 import numpy as np
 from numpy import ndarray
 
 from vitrail.data.sources.dataset import Dataset
+from vitrail.data.sources.download import open_url
 from vitrail.data.sources.labels import canonical_split, encode_labels
 from vitrail.data.sources.parquet import image_bytes_of_cell
 from vitrail.data.sources.table_columns import IMAGE_COLUMNS, LABEL_COLUMNS, find_column, require_column
@@ -34,7 +34,7 @@ def read_hf_dataset(address: str | Path, *, image: str | None = None, label: str
     datasets = _import_datasets(address)
     from_hub = str(address).startswith("hf:")
     name, config = _parse_address(str(address)) if from_hub else (str(address), None)
-    offline = from_hub and not _is_reachable(_endpoint(), TIMEOUT_SECONDS)
+    offline = from_hub and not _is_reachable(_endpoint())
     with _silence(datasets, offline):
         try:
             loaded = datasets.load_dataset(name, config) if from_hub else datasets.load_from_disk(name)
@@ -59,9 +59,6 @@ class HubDataset(Dataset):
     labels: ndarray
     class_names: tuple[str, ...]
     origin: str
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def describe(self, index: int) -> str:
         return f"row {index + 1} of {self.origin}"
@@ -183,25 +180,15 @@ def _endpoint() -> str | None:
     return None if constants.HF_HUB_OFFLINE else constants.ENDPOINT
 
 
-def _is_reachable(endpoint: str | None, timeout: float) -> bool:
-    """Whether the hub responds within seconds; in a thread, because name resolution has no timeout."""
-    responses: list[bool] = []
-
-    def send(address: str) -> None:
-        try:
-            with urlopen(Request(address, method="HEAD"), timeout=timeout):
-                responses.append(True)
-        except HTTPError as error:  # a response all the same
-            error.close()
-            responses.append(True)
-        except (OSError, ValueError, HTTPException):
-            pass
-
-    if endpoint:
-        thread = Thread(target=send, args=(endpoint,), daemon=True)
-        thread.start()
-        thread.join(timeout + 0.5)
-    return bool(responses)
+def _is_reachable(endpoint: str | None) -> bool:
+    """Whether the hub responds within seconds."""
+    try:
+        open_url(Request(endpoint or "", method="HEAD"), TIMEOUT_SECONDS).close()
+    except HTTPError:  # a response all the same
+        return True
+    except (OSError, ValueError, HTTPException):
+        return False
+    return True
 
 
 @contextmanager

@@ -36,9 +36,6 @@ class ParquetDataset(Dataset):
     labels: ndarray
     class_names: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     def describe(self, index: int) -> str:
         return f"row {index + 1} of {self.table}"
 

@@ -36,9 +36,6 @@ class UserDataset(Dataset):
     pairs: bool = True  # whether an item is a pair
     other_targets: Sequence[Any] | ndarray | None = None  # targets that are not class labels
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     @property
     def name(self) -> str:
         return type(self.items).__name__
