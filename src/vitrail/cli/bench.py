@@ -16,29 +16,23 @@ from vitrail.cli.options import (
     parse_merge_tokens,
     parse_size,
 )
+from vitrail.cli.panels import data_option, model_option, run_option, timing_option
 from vitrail.cli.run_recipe import ThreadsOption
 from vitrail.errors import VitrailError
 from vitrail.io import atomic_path
 
 bench = typer.Typer(name="bench", help="Benchmark speed against other libraries.", no_args_is_help=True, cls=Group)
 
-RoundsOption = Annotated[
-    int, typer.Option(min=1, rich_help_panel="Timing", help="Number of interleaved timing rounds; the best counts.")
-]
+RoundsOption = Annotated[int, timing_option(min=1, help="Number of interleaved timing rounds; the best counts.")]
 
 
 @bench.command(cls=Command, epilog="Example: vitrail bench data --data photos")
 def data(
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--data",
-            metavar="DIR",
-            rich_help_panel="Data",
-            help="Folder of JPEGs, one subfolder per class; default: synthetic images.",
-        ),
+        data_option("--data", metavar="DIR", help="Folder of JPEGs, one subfolder per class; default: synthetic images."),
     ] = None,
-    count: Annotated[int, typer.Option(min=32, rich_help_panel="Data", help="Number of images to read.")] = 256,
+    count: Annotated[int, data_option(min=32, help="Number of images to read.")] = 256,
     rounds: RoundsOption = 5,
     json: JsonOption = False,
 ) -> None:
@@ -69,13 +63,9 @@ def data(
 @bench.command(cls=Command, epilog="Example: vitrail bench train-step --shape s16")
 def train_step(
     rounds: RoundsOption = 10,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(rich_help_panel="Model", help="Model shape: demo, small or s16; repeatable, default: all."),
-    ] = None,
+    shape: Annotated[list[str] | None, model_option(help="Model shape: demo, small or s16; repeatable, default: all.")] = None,
     compiled: Annotated[
-        bool,
-        typer.Option("--compiled", rich_help_panel="Model", help="Also time the compiled model, which takes a minute more."),
+        bool, model_option("--compiled", help="Also time the compiled model, which takes a minute more.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -104,10 +94,7 @@ def train_step(
 
 @bench.command(cls=Command, epilog="Example: vitrail bench time-to-accuracy")
 def time_to_accuracy(
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, rich_help_panel="Timing", help="Number of training steps; default: the recipe's own."),
-    ] = None,
+    steps: Annotated[int | None, timing_option(min=1, help="Number of training steps; default: the recipe's own.")] = None,
     rounds: RoundsOption = 10,
     json: JsonOption = False,
 ) -> None:
@@ -140,13 +127,8 @@ def time_to_accuracy(
 def finetune(
     weights: Annotated[str, typer.Argument(metavar="WEIGHTS", help="Weights of a plain Vision Transformer, in any format.")],
     folder: Annotated[str, typer.Argument(metavar="DATA", help="Dataset with train, validation and test splits.")],
-    seeds: Annotated[
-        int, typer.Option(min=1, rich_help_panel="Timing", help="Number of runs per library, with different seeds.")
-    ] = 3,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, rich_help_panel="Timing", help="Number of training steps; default: the recipe's own."),
-    ] = None,
+    seeds: Annotated[int, timing_option(min=1, help="Number of runs per library, with different seeds.")] = 3,
+    steps: Annotated[int | None, timing_option(min=1, help="Number of training steps; default: the recipe's own.")] = None,
     rounds: RoundsOption = 5,
     json: JsonOption = False,
 ) -> None:
@@ -185,10 +167,7 @@ def finetune(
 
 
 @bench.command(cls=Command, epilog="Example: vitrail bench explain --rounds 5")
-def explain(
-    rounds: RoundsOption = 10,
-    json: JsonOption = False,
-) -> None:
+def explain(rounds: RoundsOption = 10, json: JsonOption = False) -> None:
     """Benchmark the cost of extracting the attention of all heads of B/16, in forward passes."""
     from vitrail.bench.explain import benchmark_explain
 
@@ -207,16 +186,11 @@ def explain(
 
 @bench.command(cls=Command, epilog="Example: vitrail bench pretrain --model B/16 --batch-size 8")
 def pretrain(
-    model: Annotated[
-        str, typer.Option(metavar="NAME", rich_help_panel="Model", help="Encoder variant, at 224 pixels.")
-    ] = "B/16",
+    model: Annotated[str, model_option(metavar="NAME", help="Encoder variant, at 224 pixels.")] = "B/16",
     rounds: RoundsOption = 5,
-    batch: Annotated[int, typer.Option("--batch-size", min=1, rich_help_panel="Model", help="Number of images per step.")] = 8,
+    batch: Annotated[int, model_option("--batch-size", min=1, help="Number of images per step.")] = 8,
     mae_only: Annotated[
-        bool,
-        typer.Option(
-            "--mae-only", rich_help_panel="Model", help="Time MAE only, if the memory does not suffice for the others."
-        ),
+        bool, model_option("--mae-only", help="Time MAE only, if the memory does not suffice for the others.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -240,12 +214,8 @@ def pretrain(
 
 @bench.command(cls=Command, epilog="Example: vitrail bench scaling --model Ti/16")
 def scaling(
-    model: Annotated[
-        str, typer.Option(metavar="NAME", rich_help_panel="Model", help="Model variant, at 224 pixels.")
-    ] = "Ti/16",
-    batch: Annotated[
-        int, typer.Option("--batch-size", min=2, rich_help_panel="Model", help="Global batch size, over all processes.")
-    ] = 32,
+    model: Annotated[str, model_option(metavar="NAME", help="Model variant, at 224 pixels.")] = "Ti/16",
+    batch: Annotated[int, model_option("--batch-size", min=2, help="Global batch size, over all processes.")] = 32,
     rounds: RoundsOption = 5,
     json: JsonOption = False,
 ) -> None:
@@ -267,25 +237,14 @@ def scaling(
 @bench.command(cls=Command, epilog="Example: vitrail bench serve runs/photos --clients 16")
 def serve(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, any weights, or an exported .onnx or .pt2 file.")],
-    clients: Annotated[
-        int, typer.Option(min=1, max=1000, rich_help_panel="Timing", help="Number of concurrent clients (closed loop).")
-    ] = 32,
-    seconds: Annotated[
-        float, typer.Option(min=0.1, rich_help_panel="Timing", help="Total duration of all rounds in seconds.")
-    ] = 30.0,
+    clients: Annotated[int, timing_option(min=1, max=1000, help="Number of concurrent clients (closed loop).")] = 32,
+    seconds: Annotated[float, timing_option(min=0.1, help="Total duration of all rounds in seconds.")] = 30.0,
     rounds: RoundsOption = 3,
-    engine: Annotated[
-        Literal["auto", "torch", "onnxruntime"], typer.Option(rich_help_panel="Model", help="Inference engine.")
-    ] = "auto",
-    max_batch: Annotated[
-        int, typer.Option(metavar="B", min=1, rich_help_panel="Model", help="Maximum number of images per batch.")
-    ] = 16,
+    engine: Annotated[Literal["auto", "torch", "onnxruntime"], model_option(help="Inference engine.")] = "auto",
+    max_batch: Annotated[int, model_option(metavar="B", min=1, help="Maximum number of images per batch.")] = 16,
     threads: ThreadsOption = None,
     folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", metavar="DIR", rich_help_panel="Data", help="Folder of JPEGs to send; default: synthetic images."
-        ),
+        Path | None, data_option("--data", metavar="DIR", help="Folder of JPEGs to send; default: synthetic images.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -313,28 +272,18 @@ def serve(
 @bench.command(cls=Command, epilog="Example: vitrail bench inference --size Ti/16 --batch-size 8")
 def inference(
     size: Annotated[
-        list[str] | None,
-        typer.Option(rich_help_panel="Model", help="Model variant: Ti/16, S/16 or B/16; repeatable, default: all."),
+        list[str] | None, model_option(help="Model variant: Ti/16, S/16 or B/16; repeatable, default: all.")
     ] = None,
     batch: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--batch-size", min=1, rich_help_panel="Model", help="Number of images per batch; repeatable, default: 1 and 8."
-        ),
+        list[int] | None, model_option("--batch-size", min=1, help="Number of images per batch; repeatable, default: 1 and 8.")
     ] = None,
     rounds: RoundsOption = 30,
-    compiled: Annotated[
-        bool, typer.Option(rich_help_panel="Model", help="Also time the compiled model, a minute more per variant.")
-    ] = True,
+    compiled: Annotated[bool, model_option(help="Also time the compiled model, a minute more per variant.")] = True,
     merge_tokens: MergeTokensOption = "30/3",
     weights: Annotated[
-        str | None,
-        typer.Option(metavar="WEIGHTS", rich_help_panel="Data", help="Trained Ti/16 weights, to also report the accuracy."),
+        str | None, data_option(metavar="WEIGHTS", help="Trained Ti/16 weights, to also report the accuracy.")
     ] = None,
-    folder: Annotated[
-        str | None,
-        typer.Option("--data", metavar="DATA", rich_help_panel="Data", help="Dataset to measure the accuracy on."),
-    ] = None,
+    folder: Annotated[str | None, data_option("--data", metavar="DATA", help="Dataset to measure the accuracy on.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Benchmark every inference path against timm, transformers, torchvision and vit-pytorch."""
@@ -370,30 +319,20 @@ def token_merging(
     weights: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any weights of a Vision Transformer.")],
     folder: Annotated[str, typer.Argument(metavar="DATA", help="Labelled dataset to measure the accuracy on.")],
     r: Annotated[
-        str,
-        typer.Option("--r", metavar="NUMBERS", rich_help_panel="Model", help="Numbers of tokens to merge in each layer."),
+        str, model_option("--r", metavar="NUMBERS", help="Numbers of tokens to merge in each layer.")
     ] = "0,2,4,6,8,10,13",
     drop_patches: Annotated[
-        str,
-        typer.Option(
-            "--drop-patches", metavar="FRACTIONS", rich_help_panel="Model", help="Fractions of patches to drop, or none."
-        ),
+        str, model_option("--drop-patches", metavar="FRACTIONS", help="Fractions of patches to drop, or none.")
     ] = "0.1,0.2,0.3,0.4",
     image: Annotated[
         str | None,
-        typer.Option(
-            "--image-size",
-            metavar="SIZES",
-            rich_help_panel="Model",
-            help="Smaller image sizes, such as 192,160, or none; default: three.",
-        ),
+        model_option("--image-size", metavar="SIZES", help="Smaller image sizes, such as 192,160, or none; default: three."),
     ] = None,
     batch: BatchOption = 8,
     rounds: RoundsOption = 5,
     split: SplitOption = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", rich_help_panel="Run", help="Draw the accuracy-speed curve into a .svg or .png file."),
+        Path | None, run_option(metavar="FILE", help="Draw the accuracy-speed curve into a .svg or .png file.")
     ] = None,
     json: JsonOption = False,
 ) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from vitrail.cli.console import add_row, format_bytes, format_count, format_si, make_console, make_table, print_json
 from vitrail.cli.options import JsonOption, SettingsOption, parse_size
+from vitrail.cli.panels import model_option, run_option
 from vitrail.config import build_config, to_dict
 from vitrail.errors import VitrailError, printable
 from vitrail.models.config import ModelConfig
@@ -31,21 +32,13 @@ def inspect(
         ),
     ],
     image: Annotated[
-        str | None,
-        typer.Option(
-            "--image-size", metavar="H[xW]", rich_help_panel="Model", help="Height and width of the input images in pixels."
-        ),
+        str | None, model_option("--image-size", metavar="H[xW]", help="Height and width of the input images in pixels.")
     ] = None,
-    classes: Annotated[
-        int | None, typer.Option(rich_help_panel="Model", help="Number of classes; 0 for a model without a head.")
-    ] = None,
-    batch: Annotated[int, typer.Option("--batch-size", rich_help_panel="Run", help="Number of images per batch.")] = 1,
+    classes: Annotated[int | None, model_option(help="Number of classes; 0 for a model without a head.")] = None,
+    batch: Annotated[int, run_option("--batch-size", help="Number of images per batch.")] = 1,
     settings: SettingsOption = None,
     trace: Annotated[
-        bool,
-        typer.Option(
-            "--trace", rich_help_panel="Run", help="Run one pass: shape, mean, std and gradient norm after every module."
-        ),
+        bool, run_option("--trace", help="Run one pass: shape, mean, std and gradient norm after every module.")
     ] = False,
     json: JsonOption = False,
 ) -> None:

@@ -17,6 +17,7 @@ from vitrail.cli.console import (
     print_json,
 )
 from vitrail.cli.options import JsonOption, parse_size
+from vitrail.cli.panels import cluster_option, data_option, model_option
 from vitrail.cli.run_recipe import InputSizeOption, OverridesOption
 from vitrail.config import override
 from vitrail.errors import VitrailError
@@ -46,49 +47,37 @@ MEMORY_TITLES = {
 
 def plan(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe to plan: its name, a run, or a recipe.json.")],
-    nodes: Annotated[int, typer.Option(metavar="N", rich_help_panel="Cluster", help="Number of nodes.")] = 1,
-    gpus_per_node: Annotated[
-        int, typer.Option(metavar="G", rich_help_panel="Cluster", help="Number of GPUs per node, with one process each.")
-    ] = 8,
+    nodes: Annotated[int, cluster_option(metavar="N", help="Number of nodes.")] = 1,
+    gpus_per_node: Annotated[int, cluster_option(metavar="G", help="Number of GPUs per node, with one process each.")] = 8,
     gpu: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", rich_help_panel="Cluster", help="GPU model: A100, A100-40, H100, H200, L4, T4, V100, RTX4090 ..."
-        ),
+        str, cluster_option(metavar="NAME", help="GPU model: A100, A100-40, H100, H200, L4, T4, V100, RTX4090 ...")
     ] = "A100",
     model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", rich_help_panel="Model", help="Model variant, such as L/16, if the recipe allows it."),
+        str | None, model_option(metavar="NAME", help="Model variant, such as L/16, if the recipe allows it.")
     ] = None,
     image: InputSizeOption = None,
     images: Annotated[
         int | None,
-        typer.Option(
+        data_option(
             metavar="N",
             min=1,
             max=MAX_IMAGES,
-            rich_help_panel="Data",
             help="Number of training images; default: ImageNet's, or those of the recipe's paper.",
         ),
     ] = None,
     classes: Annotated[
-        int | None,
-        typer.Option(metavar="K", min=1, rich_help_panel="Data", help="Number of classes; default: those of that dataset."),
+        int | None, data_option(metavar="K", min=1, help="Number of classes; default: those of that dataset.")
     ] = None,
     settings: OverridesOption = None,
     mfu: Annotated[
         float | None,
-        typer.Option(
+        cluster_option(
             metavar="FRACTION",
-            rich_help_panel="Cluster",
             help="Model FLOPs utilisation: fraction of the GPUs' peak that training reaches; default: 0.35, an assumption.",
         ),
     ] = None,
     price_per_gpu_hour: Annotated[
-        float | None,
-        typer.Option(
-            metavar="DOLLARS", rich_help_panel="Cluster", help="Price of one GPU for one hour; default: an assumption."
-        ),
+        float | None, cluster_option(metavar="DOLLARS", help="Price of one GPU for one hour; default: an assumption.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
