@@ -1,7 +1,9 @@
 """``vitrail bench``: speed as ratios to other libraries, timed in interleaved rounds in one process."""
 
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import typer
 
@@ -23,6 +25,7 @@ from vitrail.io import atomic_path
 
 bench = typer.Typer(name="bench", help="Benchmark speed against other libraries.", no_args_is_help=True, cls=Group)
 
+Result = TypeVar("Result")
 RoundsOption = Annotated[int, timing_option(min=1, help="Number of interleaved timing rounds; the best counts.")]
 
 
@@ -39,24 +42,14 @@ def data(
     """Benchmark data loading on one core: files, a pack and small images in memory, against torchvision v2."""
     from vitrail.bench.data import benchmark_data
 
-    with progress_bars() as on_progress:
-        speed = benchmark_data(folder, count, rounds, on_progress)
-    if json:
-        print_json(vars(speed))
-        return
+    speed = _measure(benchmark_data, json, folder, count, rounds)
     title = f"one core, {speed.num_images} images, best of {speed.rounds}"
     sheet = make_table("path", "#images per second", "#torchvision", "#ratio", title=title)
     theirs = speed.peers.get("torchvision", {})
-    for path, against in (
-        ("files", "files"),
-        ("pack", "files"),
-        ("small", "small"),
-        ("small_random_resized", "small_random_resized"),
-    ):
-        mine, other = speed.ours[path], theirs.get(against)
-        add_row(
-            sheet, path, f"{mine:,.0f}", f"{other:,.0f}" if other else "not installed", f"{mine / other:.2f} x" if other else ""
-        )
+    for path, mine in speed.ours.items():
+        other = theirs.get("files" if path == "pack" else path)
+        peer = (f"{other:,.0f}", f"{mine / other:.2f} x") if other else ("not installed", "")
+        add_row(sheet, path, f"{mine:,.0f}", *peer)
     make_console().print(sheet)
 
 
@@ -76,11 +69,7 @@ def train_step(
     for name in shape or ():
         if name not in shapes_by_name:
             raise VitrailError(f"--shape must be one of {', '.join(shapes_by_name)}, got {name!r}")
-    with progress_bars() as on_progress:
-        speed = benchmark_train_step(rounds, compiled, tuple(shape) if shape else None, on_progress)
-    if json:
-        print_json(vars(speed))
-        return
+    speed = _measure(benchmark_train_step, json, rounds, compiled, tuple(shape) if shape else None)
     title = f"{speed.threads} threads, peak {speed.gigaflops:,.0f} GFLOP/s, best of {speed.rounds}"
     sheet = make_table("shape", "step", "#images per second", "#vs best peer", "#of peak FLOP/s", title=title)
     for name, ours in speed.ours.items():
@@ -99,15 +88,9 @@ def time_to_accuracy(
     json: JsonOption = False,
 ) -> None:
     """Benchmark how soon the demo reaches the accuracy of timm's ViT of equal size, trained for as long."""
-    from dataclasses import asdict
-
     from vitrail.bench.time_to_accuracy import benchmark_time_to_accuracy
 
-    with progress_bars() as on_progress:
-        speed = benchmark_time_to_accuracy(steps, rounds, on_progress)
-    if json:
-        print_json(asdict(speed))
-        return
+    speed = _measure(benchmark_time_to_accuracy, json, steps, rounds)
     sheet = make_table(
         "run", "#learning rate", "#steps", "#seconds", "#test accuracy", title="the same model, dataset and machine"
     )
@@ -133,15 +116,9 @@ def finetune(
     json: JsonOption = False,
 ) -> None:
     """Benchmark fine-tuning against timm with AdamW, from the same weights in the same time, and against a linear probe."""
-    from dataclasses import asdict
-
     from vitrail.bench.finetune import benchmark_finetune
 
-    with progress_bars() as on_progress:
-        speed = benchmark_finetune(weights, folder, seeds, steps, rounds, on_progress)
-    if json:
-        print_json(asdict(speed))
-        return
+    speed = _measure(benchmark_finetune, json, weights, folder, seeds, steps, rounds)
     screen, sides = make_console(), {"ours": speed.ours, "timm, AdamW": speed.peer}
     sheet = make_table("run", "#steps", "#seconds", "#validation", "#test", title=f"mean of {seeds} seeds during training")
     for name, runs in sides.items():
@@ -171,11 +148,7 @@ def explain(rounds: RoundsOption = 10, json: JsonOption = False) -> None:
     """Benchmark the cost of extracting the attention of all heads of B/16, in forward passes."""
     from vitrail.bench.explain import benchmark_explain
 
-    with progress_bars() as on_progress:
-        speed = benchmark_explain(rounds, progress=on_progress)
-    if json:
-        print_json(vars(speed))
-        return
+    speed = _measure(benchmark_explain, json, rounds)
     title = f"B/16, one image, {speed.threads} threads, best of {speed.rounds}"
     sheet = make_table("work", "#milliseconds", "#forward passes", title=title)
     names = {"forward": "a forward pass", "heads": f"attention of all {speed.heads} heads", "class": "the class token's rows"}
@@ -197,11 +170,7 @@ def pretrain(
     """Benchmark a self-supervised training step, and MAE's gain from encoding only the visible patches."""
     from vitrail.bench.pretrain import benchmark_pretrain
 
-    with progress_bars() as on_progress:
-        speed = benchmark_pretrain(model, rounds, batch, not mae_only, on_progress)
-    if json:
-        print_json(vars(speed))
-        return
+    speed = _measure(benchmark_pretrain, json, model, rounds, batch, not mae_only)
     sheet = make_table("step", "#images per second", title=f"{model}, {speed.threads} threads, best of {speed.rounds}")
     for name, rate in speed.images_per_second.items():
         add_row(sheet, name, f"{rate:,.1f}")
@@ -222,11 +191,7 @@ def scaling(
     """Benchmark a training step of two processes with DDP and FSDP2 against one process of two threads."""
     from vitrail.bench.distributed_scaling import benchmark_scaling
 
-    with progress_bars() as on_progress:
-        result = benchmark_scaling(model, batch, rounds, on_progress)
-    if json:
-        print_json(vars(result))
-        return
+    result = _measure(benchmark_scaling, json, model, batch, rounds)
     sheet = make_table("step", "#images per second", "#efficiency", title=f"{model}, batch {batch}, best of {result.rounds}")
     labels = {"single": "one process of two threads", "ddp": "two processes, DDP", "fsdp": "two processes, FSDP2"}
     for name, rate in result.images_per_second.items():
@@ -251,11 +216,7 @@ def serve(
     """Benchmark HTTP serving against the same engine in full batches without HTTP."""
     from vitrail.bench.serve import benchmark_serve
 
-    with progress_bars() as on_progress:
-        speed = benchmark_serve(run, clients, seconds, rounds, engine, max_batch, threads, folder, on_progress)
-    if json:
-        print_json(vars(speed))
-        return
+    speed = _measure(benchmark_serve, json, run, clients, seconds, rounds, engine, max_batch, threads, folder)
     batches = f"batches of {speed.mean_batch_size:.1f} of {speed.max_batch_size}"
     title = f"{speed.engine}, {speed.clients} clients, {batches}, best of {speed.rounds}"
     sheet = make_table("path", "#images per second", "#ratio", "#p50", "#p99", title=title)
@@ -287,18 +248,10 @@ def inference(
     json: JsonOption = False,
 ) -> None:
     """Benchmark every inference path against timm, transformers, torchvision and vit-pytorch."""
-    from dataclasses import asdict
-
     from vitrail.bench.inference import BATCH_SIZES, MODEL_SIZES, OUR_PATHS, benchmark_inference
 
-    with progress_bars() as on_progress:
-        sizes, batches = tuple(size or MODEL_SIZES), tuple(batch or BATCH_SIZES)
-        result = benchmark_inference(
-            sizes, batches, rounds, compiled, parse_merge_tokens(merge_tokens), weights, folder, on_progress
-        )
-    if json:
-        print_json(asdict(result))
-        return
+    sizes, batches, merge = tuple(size or MODEL_SIZES), tuple(batch or BATCH_SIZES), parse_merge_tokens(merge_tokens)
+    result = _measure(benchmark_inference, json, sizes, batches, rounds, compiled, merge, weights, folder)
     screen = make_console()
     title = f"{result.threads} threads, peak {result.gigaflops:,.0f} GFLOP/s, best of {result.rounds}, merged by {merge_tokens}"
     sheet = make_table("model", "#batch", "path", "#images per second", "#vs best peer", title=title)
@@ -347,8 +300,6 @@ def token_merging(
         None if image is None else [] if image == "none" else [parse_size(size, "--image-size") for size in image.split(",")]
     )
 
-    from dataclasses import asdict
-
     from vitrail.bench.token_merging import SPEEDUP_NAMES, benchmark_token_merging, format_amount, plot_curve
 
     with progress_bars() as on_progress:
@@ -377,6 +328,16 @@ def token_merging(
     make_console().print(sheet)
     if out is not None:
         typer.echo(f"curve: {out}")
+
+
+def _measure(benchmark: Callable[..., Result], json: bool, *arguments: Any) -> Result:
+    """Run a benchmark with progress bars; with --json, print its result as JSON and end the command."""
+    with progress_bars() as on_progress:
+        result = benchmark(*arguments, progress=on_progress)
+    if json:
+        print_json(asdict(cast(Any, result)))
+        raise typer.Exit
+    return result
 
 
 def _parse_numbers(option: str, text: str, example: str) -> list[float]:

@@ -1,5 +1,6 @@
 """``vitrail inspect``: shapes, parameters, MACs and memory of a model; with ``--trace``, statistics of a real pass."""
 
+import os
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,7 +64,7 @@ def _config(model: str, changes: dict[str, Any], settings: list[str]) -> ModelCo
                 f"{model} has a fixed configuration; --image-size, --classes and --set need a variant such as B/16"
             )
         return read_config(folder)
-    if model.startswith("hf:") or _exists(Path(model)):
+    if model.startswith("hf:") or os.path.exists(model):
         return _checkpoint_config(model, changes, settings)
     if Path(model).suffix or model.count("/") > 1:  # a path, since no variant has a dot or two slashes
         raise VitrailError(f"{model} does not exist; name a run, a weight file, hf:owner/name, or a variant such as B/16")
@@ -82,15 +83,8 @@ def _checkpoint_config(source: str, changes: dict[str, Any], settings: list[str]
 
 def _folder(model: str) -> Path | None:
     """Return the model folder, in a run that of the best weights, or None."""
-    folder = resolve_run(Path(model)) if _is_folder(model) else Path(model)
+    folder = resolve_run(Path(model)) if os.path.isdir(model) else Path(model)
     return folder if is_model_folder(folder) else None
-
-
-def _is_folder(model: str) -> bool:
-    try:
-        return Path(model).is_dir()
-    except OSError:  # longer than any file name
-        return False
 
 
 def _training_metadata(model: str) -> dict[str, Any]:
@@ -108,13 +102,6 @@ def _print_training(trained: dict[str, Any]) -> None:
     if percentages:
         recipe, dataset = trained.get("recipe", "?"), trained.get("dataset", {}).get("name", "?")
         typer.echo(printable(f"trained with {recipe} on {dataset}: {', '.join(percentages)} (step {metrics.get('step', '?')})"))
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False
 
 
 def print_cost(screen: "Console", name: str, total: Cost) -> None:
@@ -185,16 +172,8 @@ def _print_trace(name: str, config: ModelConfig, batch: int, json: bool) -> None
 
 
 def _trace_table(name: str, rows: "list[ModuleRecord]") -> "Table":
-    sheet = make_table(
-        "module",
-        "kind",
-        "shape",
-        "#mean",
-        "#std",
-        "#grad norm",
-        "#of parameters",
-        title=f"{name}: one forward and backward pass",
-    )
+    title = f"{name}: one forward and backward pass"
+    sheet = make_table("module", "kind", "shape", "#mean", "#std", "#grad norm", "#of parameters", title=title)
     for row in rows:
         gradients = ("" if norm is None else f"{norm:.3g}" for norm in (row.grad_norm, row.param_grad_norm))
         add_row(sheet, row.name, row.module_type, str(row.shape), f"{row.mean:.4g}", f"{row.std:.4g}", *gradients)

@@ -1,5 +1,6 @@
 """``vitrail plan``: memory, time and cost of a recipe on a cluster, with the formulae."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -98,7 +99,7 @@ def _recipe(name: str, model: str | None, image: str | None, images: int | None,
     from vitrail.recipes.context import RecipeContext
     from vitrail.recipes.registry import RECIPES, get_recipe
 
-    if name not in RECIPES and _exists(name):
+    if name not in RECIPES and os.path.exists(name):
         if any(option is not None for option in (model, image, images, classes)):
             raise VitrailError(f"{name} sets the model, image size and dataset; change them by --set, as in --set steps=1000")
         return _read_recipe(Path(name))
@@ -116,13 +117,6 @@ def _recipe(name: str, model: str | None, image: str | None, images: int | None,
     return get_recipe(name, wanted)
 
 
-def _exists(name: str) -> bool:
-    try:
-        return Path(name).exists()
-    except OSError:  # longer than any file name
-        return False
-
-
 def _read_recipe(path: Path) -> "Recipe":
     from vitrail.training.run import read_recipe
 
@@ -137,12 +131,8 @@ def _memory_formulae(plan: "Plan", strategy: str) -> dict[str, str]:
     recipe = plan.recipe
     half, sharded = recipe.precision == "bfloat16", strategy == "fsdp"
     moments = {"adamw": "8 T", "sgd": "4 T" if recipe.optim.momentum else "0", "muon": "8 (T - M) + 4 M"}[recipe.optim.name]
-    unsharded = {
-        "weights": "4 P",
-        "gradients": "4 T",
-        "optimizer_state": moments,
-        "ema": "0" if recipe.ema_decay is None else "4 P",
-    }
+    ema = "0" if recipe.ema_decay is None else "4 P"
+    unsharded = {"weights": "4 P", "gradients": "4 T", "optimizer_state": moments, "ema": ema}
     special = {"8 (T - M) + 4 M": "(8 (T - M) + 4 M) / R", "0": "0"}
     formulae = {name: special.get(text, f"{text} / R") if sharded else text for name, text in unsharded.items()}
     memory = next(strategy_plan.memory for strategy_plan in plan.strategies if strategy_plan.strategy == strategy)
@@ -185,14 +175,10 @@ def _print_plan(plan: "Plan") -> None:
     screen, recipe, cluster, costs = make_console(), plan.recipe, plan.cluster, plan.costs
     gpu, world_size = cluster.gpu.name, cluster.world_size
     screen.print(_memory_table(plan))
+    by_muon = f", M {costs.muon_parameters:,} updated by Muon, S {costs.largest_muon_group:,} of them of one shape"
     screen.print(
-        f"P {costs.parameters:,} weights, T {costs.trainable:,} of them trained"
-        + (
-            f", M {costs.muon_parameters:,} updated by Muon, S {costs.largest_muon_group:,} of them of one shape"
-            if costs.muon_parameters
-            else ""
-        )
-        + f"; O {costs.non_block:,} outside the blocks, B {costs.largest_block:,} in the largest block; R {world_size} ranks; "
+        f"P {costs.parameters:,} weights, T {costs.trainable:,} of them trained{by_muon if costs.muon_parameters else ''}"
+        f"; O {costs.non_block:,} outside the blocks, B {costs.largest_block:,} in the largest block; R {world_size} ranks; "
         f"b micro-batch size; c {2 if recipe.precision == 'bfloat16' else 4} bytes per number; "
         f"A {format_bytes(costs.bytes_per_image)} activations per image, W "
         f"{format_bytes(costs.workspace_per_image)} workspace per image"
@@ -219,39 +205,27 @@ def _print_plan(plan: "Plan") -> None:
 
 def _memory_table(plan: "Plan") -> "Table":
     cluster, recipe = plan.cluster, plan.recipe
-    columns = [cell for strategy_plan in plan.strategies for cell in (f"#{STRATEGY_TITLES[strategy_plan.strategy]}", "formula")]
+    columns = [cell for each in plan.strategies for cell in (f"#{STRATEGY_TITLES[each.strategy]}", "formula")]
     sheet = make_table(
         "memory per rank", *columns, title=f"{recipe.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.name}, "
         f"{recipe.steps:,} steps of {recipe.batch_size:,} images in {recipe.precision}",
     )  # fmt: skip
     formulae = {strategy_plan.strategy: _memory_formulae(plan, strategy_plan.strategy) for strategy_plan in plan.strategies}
     for name in vars(plan.strategies[0].memory):
-        cells = [
-            (getattr(strategy_plan.memory, name), formulae[strategy_plan.strategy][name]) for strategy_plan in plan.strategies
-        ]
-        if any(number for number, _ in cells):
-            add_row(
-                sheet,
-                MEMORY_TITLES[name],
-                *(cell for number, text in cells for cell in ((format_bytes(number), text) if number else ("", ""))),
-            )
-    add_row(
-        sheet, "total", *(cell for strategy_plan in plan.strategies for cell in (format_bytes(strategy_plan.memory.total), ""))
-    )
-    add_row(
-        sheet,
-        "b, micro-batch size",
-        *(
-            cell
-            for strategy_plan in plan.strategies
-            for cell in (format_count(strategy_plan.micro_batch_size), _format_micro_batches(strategy_plan.micro_batches))
-        ),
-    )
+        cells: list[str] = []
+        for strategy_plan in plan.strategies:
+            number = getattr(strategy_plan.memory, name)
+            cells += [format_bytes(number), formulae[strategy_plan.strategy][name]] if number else ["", ""]
+        if any(cells):
+            add_row(sheet, MEMORY_TITLES[name], *cells)
+    totals, batches = list[str](), list[str]()
+    for strategy_plan in plan.strategies:
+        count = strategy_plan.micro_batches
+        totals += [format_bytes(strategy_plan.memory.total), ""]
+        batches += [format_count(strategy_plan.micro_batch_size), f"{count} micro-batch{'' if count == 1 else 'es'}"]
+    add_row(sheet, "total", *totals)
+    add_row(sheet, "b, micro-batch size", *batches)
     return sheet
-
-
-def _format_micro_batches(number: int) -> str:
-    return "1 micro-batch" if number == 1 else f"{number} micro-batches"
 
 
 def _format_fit(strategy_plan: "StrategyPlan", plan: "Plan") -> str:
