@@ -12,13 +12,14 @@ from tests.small_models import small_vit
 from vitrail.cli.main import run
 from vitrail.data.batch_transforms import EvalTransform
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.dataset import evenly_spaced
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
 from vitrail.explain.embeddings import position_similarity
 from vitrail.explain.head_statistics import attention_distance
 from vitrail.lab.attention_figures import CHECKPOINT, HYBRID, SHORT, SLOW, VIT, build_result, jobs
 from vitrail.lab.experiment import ExperimentOptions
-from vitrail.lab.model_snapshot import ModelSnapshot, evenly_spaced_indices, snapshot_from_json, take_snapshot
+from vitrail.lab.model_snapshot import ModelSnapshot, snapshot_from_json, take_snapshot
 from vitrail.lab.trials import JobResult
 from vitrail.models.build import build
 from vitrail.models.config import ResNetConfig
@@ -55,8 +56,8 @@ def test_a_snapshot_equals_the_functions_of_explain(monkeypatch: pytest.MonkeyPa
 
 
 def test_images_are_spread_from_the_first_to_the_last() -> None:
-    assert evenly_spaced_indices(10, 4).tolist() == [0, 3, 6, 9]
-    assert evenly_spaced_indices(3, 128).tolist() == [0, 1, 2]
+    assert evenly_spaced(10, 4).tolist() == [0, 3, 6, 9]
+    assert evenly_spaced(3, 128).tolist() == [0, 1, 2]
     source = open_dataset(DATA).test
     snapshot = take_snapshot(make_vit(position="none"), open_dataset(DATA), count=len(source))
     view = EvalTransform(Preprocess((12, 15)))

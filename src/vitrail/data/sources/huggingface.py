@@ -7,7 +7,7 @@ No code of a dataset is executed, and the library is kept quiet: no telemetry, n
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -201,23 +201,17 @@ def _silence(datasets: Any, offline: bool) -> Iterator[None]:
         (huggingface_hub.constants, "HF_HUB_DISABLE_TELEMETRY", True),
     ]
     settings += [(module, "HF_HUB_OFFLINE", True) for module in (datasets.config, huggingface_hub.constants) if offline]
-    before = [(module, name, getattr(module, name, None)) for module, name, _ in settings]
-    shown_bars = [bars for bars in (datasets.utils, huggingface_hub.utils) if not bars.are_progress_bars_disabled()]
-    level = datasets.logging.get_verbosity()
-    with catch_warnings(action="ignore"):  # about progress bars requested by the environment
-        try:
-            for module, name, value in settings:
-                setattr(module, name, value)
-            for bars in shown_bars:
+    with catch_warnings(action="ignore"), ExitStack() as restored:  # warnings about progress bars that the environment requests
+        for module, name, value in settings:
+            restored.callback(setattr, module, name, getattr(module, name, None))
+            setattr(module, name, value)
+        for bars in (datasets.utils, huggingface_hub.utils):
+            if not bars.are_progress_bars_disabled():
+                restored.callback(bars.enable_progress_bars)
                 bars.disable_progress_bars()
-            datasets.logging.set_verbosity(logging.CRITICAL)
-            yield
-        finally:
-            for module, name, value in before:
-                setattr(module, name, value)
-            for bars in shown_bars:
-                bars.enable_progress_bars()
-            datasets.logging.set_verbosity(level)
+        restored.callback(datasets.logging.set_verbosity, datasets.logging.get_verbosity())
+        datasets.logging.set_verbosity(logging.CRITICAL)
+        yield
 
 
 def _reason(error: Exception, offline: bool) -> str:
