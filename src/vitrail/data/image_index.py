@@ -174,12 +174,7 @@ def _with_stamps(paths: Sequence[str], stamps: ndarray) -> list[StampedPath]:
 
 
 def _store_file_records(
-    key: str,
-    root: Path,
-    paths: Sequence[str],
-    stamps: ndarray,
-    rows: Sequence[ImageRecord | None],
-    cached: CachedRecords,
+    key: str, root: Path, paths: Sequence[str], stamps: ndarray, rows: Sequence[ImageRecord | None], cached: CachedRecords
 ) -> None:
     """Store the rows, together with those cached for other files of the same folder, which another table may list."""
     listed = set(paths)

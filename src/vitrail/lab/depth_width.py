@@ -27,10 +27,7 @@ def arms(size: Pair) -> dict[str, list[dict[str, Any]]]:
         "width": [{**base, "width": width} for width in (32, 128)],
         "MLP": [{**base, "mlp": mlp} for mlp in (32, 512)],
         "patch": [{**base, "patch": patch} for patch in (coarse, fine)],
-        "all": [
-            {"depth": 2, "width": 48, "mlp": 96, "patch": coarse},
-            {"depth": 6, "width": 80, "mlp": 160, "patch": medium},
-        ],
+        "all": [{"depth": 2, "width": 48, "mlp": 96, "patch": coarse}, {"depth": 6, "width": 80, "mlp": 160, "patch": medium}],
     }
 
 

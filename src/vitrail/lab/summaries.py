@@ -81,10 +81,7 @@ def score_cell(rows: Sequence[JobResult]) -> str:
 
 
 def line_plot(
-    title: str,
-    x_label: str,
-    lines: Mapping[str, Mapping[float, Sequence[JobResult]]],
-    format_x: Callable[[float], str],
+    title: str, x_label: str, lines: Mapping[str, Mapping[float, Sequence[JobResult]]], format_x: Callable[[float], str]
 ) -> Figure:
     """Plot mean scores over a logarithmic axis, with intervals on hover."""
     x_values = sorted({x_value for line in lines.values() for x_value in line})
