@@ -11,7 +11,7 @@ from vitrail.cli.console import add_row, format_bytes, format_count, format_si, 
 from vitrail.cli.options import JsonOption, SettingsOption, parse_size
 from vitrail.cli.panels import model_option, run_option
 from vitrail.config import build_config, to_dict
-from vitrail.errors import VitrailError, printable
+from vitrail.errors import VitrailError, first_line, printable
 from vitrail.models.config import ModelConfig
 from vitrail.models.cost import Cost, cost
 from vitrail.models.cost.counter import Stage
@@ -158,9 +158,7 @@ def _print_trace(name: str, config: ModelConfig, batch: int, json: bool) -> None
     except VitrailError:
         raise
     except (RuntimeError, ValueError) as error:
-        raise VitrailError(
-            f"the traced pass failed: {str(error).strip().splitlines()[0]}; a smaller --batch-size needs less memory"
-        ) from None
+        raise VitrailError(f"the traced pass failed: {first_line(error)}; a smaller --batch-size needs less memory") from None
     if json:
         print_json({"trace": [vars(row) for row in rows]})
         return

@@ -24,7 +24,7 @@ from vitrail.data.sources.download import open_url
 from vitrail.data.sources.labels import canonical_split, encode_labels
 from vitrail.data.sources.parquet import image_bytes_of_cell
 from vitrail.data.sources.table_columns import IMAGE_COLUMNS, LABEL_COLUMNS, find_column, require_column
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
 
 TIMEOUT_SECONDS = 3.0  # seconds for the hub to respond; its client would retry for minutes
 
@@ -39,9 +39,9 @@ def read_hf_dataset(address: str | Path, *, image: str | None = None, label: str
         try:
             loaded = datasets.load_dataset(name, config) if from_hub else datasets.load_from_disk(name)
         except Exception as error:  # the library raises many types
-            raise VitrailError(
-                f"{address} cannot be {'downloaded' if from_hub else 'read'}: {_reason(error, offline)}"
-            ) from None
+            unreachable = "the hub cannot be reached and the dataset is not in the cache"
+            reason = unreachable if offline else first_line(error)
+            raise VitrailError(f"{address} cannot be {'downloaded' if from_hub else 'read'}: {reason}") from None
         return _build_datasets(datasets, address, _named_splits(address, loaded), image, label)
 
 
@@ -212,8 +212,3 @@ def _silence(datasets: Any, offline: bool) -> Iterator[None]:
         restored.callback(datasets.logging.set_verbosity, datasets.logging.get_verbosity())
         datasets.logging.set_verbosity(logging.CRITICAL)
         yield
-
-
-def _reason(error: Exception, offline: bool) -> str:
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return "the hub cannot be reached and the dataset is not in the cache" if offline else first
