@@ -10,7 +10,7 @@ from tests.evaluation.test_classification import image_folder, random_model
 from tests.small_models import small_config
 from vitrail.bench.token_merging import benchmark_token_merging, plot_curve, smaller_sizes
 from vitrail.cli.main import run
-from vitrail.evaluation.classification import evaluate
+from vitrail.evaluation.evaluate import evaluate
 from vitrail.models.speedups import speed_up
 from vitrail.weights.load import load
 from vitrail.weights.save import save

@@ -10,7 +10,7 @@ from tests.data import images as sample_images
 from tests.evaluation.test_classification import LABELS, image_folder, random_model
 from tests.small_models import small_vit
 from vitrail.cli.main import run
-from vitrail.evaluation.classification import evaluate
+from vitrail.evaluation.evaluate import evaluate
 from vitrail.weights.save import save
 
 Capture = pytest.CaptureFixture[str]

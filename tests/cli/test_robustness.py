@@ -10,7 +10,7 @@ from tests.evaluation.test_classification import image_folder, random_model
 from tests.small_models import small_vit
 from vitrail.cli.main import run
 from vitrail.cli.robustness import _short_names
-from vitrail.evaluation.classification import evaluate
+from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.robustness import compare_robustness, evaluate_robustness
 from vitrail.weights.save import save
 

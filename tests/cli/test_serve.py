@@ -15,7 +15,8 @@ from tests.serve.server_process import PNG, TIMEOUT, ServerProcess, start_server
 from tests.small_models import small_vit
 from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
-from vitrail.inference.predict import Prediction, predict
+from vitrail.inference.predict import predict
+from vitrail.tasks.classification import ClassPrediction
 from vitrail.weights.save import save
 
 IMAGES = [
@@ -34,12 +35,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(model: Path) -> list[Prediction]:
+def expected(model: Path) -> list[ClassPrediction]:
     return predict(model, IMAGES)
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, expected: list[Prediction]) -> Iterator[ServerProcess]:
+def server(model: Path, expected: list[ClassPrediction]) -> Iterator[ServerProcess]:
     command = [
         "-m",
         "vitrail",
@@ -60,7 +61,7 @@ def server(model: Path, expected: list[Prediction]) -> Iterator[ServerProcess]:
 
 
 def test_predictions_equal_those_of_predict_even_after_the_model_is_deleted(
-    server: ServerProcess, model: Path, expected: list[Prediction]
+    server: ServerProcess, model: Path, expected: list[ClassPrediction]
 ) -> None:
     """The model's file is overwritten, then its folder deleted; no later test uses it."""
     body = multipart_form(*((str(number), image) for number, image in enumerate(IMAGES)))

@@ -179,8 +179,14 @@ def _check_methods(methods: "list[str] | None") -> "list[str] | None":
     return list(dict.fromkeys(methods)) if methods else None
 
 
+def _class_names(model: "Model") -> tuple[str, ...]:
+    from vitrail.tasks.registry import model_task
+
+    return model_task(model).class_names
+
+
 def _class_index(name: str, model: "Model") -> int:
-    labels = model.class_names or tuple(str(number) for number in range(model.config.classes))
+    labels = _class_names(model)
     if name in labels:
         return labels.index(name)
     if name.isdecimal() and int(name) < len(labels):
@@ -204,7 +210,7 @@ def _measure_faithfulness(
 
 def _print_result(model: "Model", explanations: "Sequence[Explanation]", faithfulness_scores: "Sequence[MethodScore]") -> None:
     screen = make_console()
-    labels = model.class_names or tuple(str(number) for number in range(model.config.classes))
+    labels = _class_names(model)
     rows = make_table("image", "prediction", "#probability", "explained class")
     for explanation in explanations:
         if explanation.target is not None:
@@ -254,7 +260,7 @@ def _result_json(
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
-    labels = model.class_names or tuple(str(number) for number in range(model.config.classes))
+    labels = _class_names(model)
     images = [
         {
             "file": explanation.file,

@@ -93,12 +93,11 @@ def export(
     if path.suffix != path.suffix.lower():
         raise VitrailError(f"--out must have a lower-case suffix, got {path}; try {path.with_suffix(path.suffix.lower())}")
 
-    from vitrail.exporters.export import export
-    from vitrail.inference.exported_model import load_any_model
+    from vitrail.exporters.export import export, load_to_export
 
     with progress_bars() as on_progress:
         speedup_metadata = {} if merge_tokens is None else {"merge_tokens": merge_tokens}
-        model = load_any_model(run, _speedups(merge_tokens))
+        model = load_to_export(run, _speedups(merge_tokens))
         result = export(
             model,
             path,

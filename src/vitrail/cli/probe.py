@@ -50,8 +50,7 @@ def probe(
 
     from vitrail.evaluation.probe import PROTOCOLS, SuiteEntry, check_protocols, load_suite
     from vitrail.evaluation.probe import probe as run_probe
-    from vitrail.system import select_device
-    from vitrail.weights.load import load
+    from vitrail.inference.load import load_predictor
 
     protocols = check_protocols(protocol or PROTOCOLS)
     entries = (
@@ -59,7 +58,7 @@ def probe(
         if suite is None
         else _restrict_protocols(load_suite(suite), protocols)
     )
-    model = load(weights).to(select_device(device))
+    model = load_predictor(weights, device=device)
     results = []
     with progress_bars() as on_progress:
         datasets = [

@@ -63,15 +63,13 @@ def robustness(
         compare_robustness,
         evaluate_robustness,
     )
-    from vitrail.inference.predict import require_classifier
+    from vitrail.inference.load import load_predictor
+    from vitrail.inference.predictor import require_classifier
     from vitrail.system import select_device
-    from vitrail.weights.load import load
 
     target_device, names, results = select_device(device), _short_names(runs), []
     with progress_bars() as on_progress:
-        models = [load(run) for run in runs]
-        for model in models:
-            require_classifier(model)  # raises before any data is read
+        models = [require_classifier(load_predictor(run, device="cpu"), "robustness") for run in runs]
         source = open_for_evaluation(data, models[0], on_progress)
         shared = cells or common_grid(models)
         check_models(models, source, split, shared)

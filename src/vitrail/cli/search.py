@@ -47,13 +47,12 @@ def search(
     if contact_sheet_path is not None:
         _check_contact_sheet(contact_sheet_path, source, query, top)
 
+    from vitrail.inference.load import load_predictor
     from vitrail.inference.search import search as search_images
-    from vitrail.system import select_device
-    from vitrail.weights.load import load
 
     with progress_bars() as on_progress:
         splits = open_splits(source, split, on_progress)
-        model = load(weights).to(select_device(device))
+        model = load_predictor(weights, device=device)
         hits = search_images(model, splits, query, top, batch, workers, on_progress)
     if contact_sheet_path is not None:
         _draw_contact_sheet(contact_sheet_path, query, splits, hits)

@@ -121,7 +121,7 @@ def serve(
     with bind_socket(host, port) as listener:
         require_packages("serving", "serve", "fastapi", "uvicorn", "python_multipart")
 
-        from vitrail.inference.predictor import load_predictor
+        from vitrail.inference.load import load_predictor
         from vitrail.serve.server import run_server
         from vitrail.system import select_device
 

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from vitrail.errors import VitrailError
+from vitrail.exporters.export_module import ExportModule
 from vitrail.exporters.torch_export import trace_program
-from vitrail.inference.export_metadata import EXPORT_METADATA_KEY, dump_metadata, output_name_of
+from vitrail.inference.export_metadata import EXPORT_METADATA_KEY, dump_metadata
 from vitrail.inference.onnx_predictor import INPUT_NAME, import_onnxruntime
 from vitrail.inference.program_predictor import first_line, suppress_warnings
 from vitrail.models.build import Model
@@ -46,7 +47,7 @@ def to_onnx(model: Model, dynamic: bool = False) -> Any:
     """Convert the model to an ONNX graph; each node's name begins with its layer's."""
     check_model_size(model)
     _check_installed()
-    names = [output_name_of(model.config), "probabilities"] if model.config.classes else [output_name_of(model.config)]
+    names = list(ExportModule(model).named_outputs(torch.zeros(1, max(model.config.classes, 1))))
     program, logger = trace_program(model, dynamic), logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
