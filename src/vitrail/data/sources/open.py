@@ -245,7 +245,7 @@ def _split_off(dataset: Dataset, split_fractions: SplitFractions, progress: Prog
         return {"train": dataset}
     if dataset.is_deterministic:
         image_index = index_images(dataset, progress)
-        good, bad, keys = np.flatnonzero(image_index.errors == ""), image_index.bad, image_index.file_keys()
+        good, bad, keys = image_index.good, image_index.bad, image_index.file_keys()
     else:
         good, bad = np.arange(len(dataset)), np.zeros(0, np.int64)
         keys = random_bits(0, INDEX_STREAM, good, 0)[:, 0]
