@@ -77,7 +77,7 @@ def test_an_error_of_one_of_several_models_is_reported_before_the_work_with_its_
     odd = random_model()
     odd.class_names = ("a", "b", "c", "d", "e")
     save(odd, "odd")
-    monkeypatch.setattr("vitrail.evaluation.classification.evaluate", lambda *_: pytest.fail("began"))
+    monkeypatch.setattr("vitrail.evaluation.evaluate.evaluate", lambda *_: pytest.fail("began"))
     for other, sentence in (("nowhere", "nowhere does not exist"), ("odd", "odd: 3 of the 3 classes of data are unknown")):
         assert run(["evaluate", "one", other, "data"]) == 2
         assert sentence in capsys.readouterr().err

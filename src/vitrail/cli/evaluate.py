@@ -101,7 +101,7 @@ def _check_model(run: str, predictor: "Predictor", source: "DatasetSplits", spli
 def _report_metrics(runs: list[str], results: "list[Evaluation]", json: bool) -> None:
     """Report the metrics of models whose task has nothing but metrics."""
     if json:
-        rows = [{"model": run, **asdict(result)} for run, result in zip(runs, results, strict=True)]
+        rows = [{"model": run, **_base_json(result), **result.metrics} for run, result in zip(runs, results, strict=True)]
         print_json(rows[0] if len(rows) == 1 else {"runs": rows})
         return
     _print_header(results[0])
@@ -131,14 +131,8 @@ def _result_json(result: "ClassificationEvaluation") -> dict[str, Any]:
         else None
     )
     return {
-        "data": result.dataset,
-        "split": result.split,
-        "images": len(answers.labels),
-        "unreadable_images": answers.unreadable_images,
-        "top1": result.top1,
-        "top5": result.top5,
-        "nll": result.nll,
-        "ece": result.ece,
+        **_base_json(result),
+        **result.metrics,
         "interval": result.intervals,
         "macro": result.per_class.macro_average(),
         "temperature_scaling": asdict(result.temperature_scaling) if result.temperature_scaling else None,
@@ -149,6 +143,15 @@ def _result_json(result: "ClassificationEvaluation") -> dict[str, Any]:
             for label, predicted, count in most_confused(answers.predicted, answers.labels)[:MAX_JSON_CLASSES]
         ],
         "reliability": {name: values.tolist() for name, values in vars(result.reliability).items()},
+    }
+
+
+def _base_json(result: "Evaluation") -> dict[str, Any]:
+    return {
+        "data": result.dataset,
+        "split": result.split,
+        "images": result.num_images,
+        "unreadable_images": result.unreadable_images,
         "notes": result.notes,
     }
 

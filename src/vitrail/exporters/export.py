@@ -159,7 +159,7 @@ def check_output(out: Path, to: str) -> Path:
 
 def load_to_export(source: str | Path, speedups: Speedups | None = None) -> Model:
     """Load the model to export, with these speedups."""
-    if Path(source).suffix.lower() in EXPORTED_SUFFIXES:
+    if Path(source).suffix.lower() in EXPORTED_SUFFIXES and Path(source).is_file():
         raise VitrailError(f"{source} is already exported; name the run it was exported from")
     return load(source) if speedups is None else speed_up(load(source, image=speedups.image), speedups)
 

@@ -14,7 +14,7 @@ from vitrail.data.loader import Batch
 from vitrail.data.sources.dataset import Dataset, DatasetSplits
 from vitrail.errors import VitrailError
 from vitrail.recipes.task_config import Classification
-from vitrail.tasks.task import Prediction, Task
+from vitrail.tasks.task import Loss, Prediction, Task
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class ClassificationTask(Task):
     """Single-label classification."""
 
     class_weights: Tensor | None = None  # one per class
+    custom_loss: Loss | None = None  # in place of softmax and sigmoid
 
     config_class: ClassVar = Classification
     primary_metric: ClassVar[str] = "top1"
@@ -72,6 +73,9 @@ class ClassificationTask(Task):
         if not self.config.balanced_loss:
             return self
         return replace(self, class_weights=balanced_class_weights(torch.from_numpy(data.train.labels), classes))
+
+    def with_loss(self, loss: Loss) -> "ClassificationTask":
+        return replace(self, custom_loss=loss)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         device = next(model.parameters()).device

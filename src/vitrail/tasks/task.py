@@ -6,7 +6,7 @@ and one of ``TaskConfig``; defining the two is enough to train, resume, evaluate
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -61,7 +61,6 @@ class Task(ABC):
     preprocess: Preprocess
     class_names: tuple[str, ...] = ()
     seed: int = 0
-    custom_loss: Loss | None = None  # in place of the task's own
 
     config_class: ClassVar[type[TaskConfig]]
     primary_metric: ClassVar[str]  # by which weights are selected
@@ -82,7 +81,7 @@ class Task(ABC):
 
     def with_loss(self, loss: Loss) -> "Task":
         """Return the task with a loss of the user's own, from outputs and targets to their mean loss."""
-        return replace(self, custom_loss=loss)
+        raise VitrailError(f"{self.config.name} has a loss of its own; leave loss out, or change that of its task")
 
     def build_model(self, encoder: Model) -> nn.Module:
         """Return the model to train: the encoder, or a module around it whose ``encoder`` it is."""
