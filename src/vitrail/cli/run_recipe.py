@@ -195,7 +195,7 @@ def _train(prepared: "PreparedRun", options: RunOptions, group: "ProcessGroup") 
                 group=group,
             )
         except TrainingStopped as stop:
-            how = "the same command" if options.out else f"vitrail train --resume {folder}"
+            how = "the same command" if options.out == folder else f"vitrail train --resume {folder}"
             with suppress(OSError):  # the terminal may have been closed, which then stopped it
                 if group.is_main:
                     typer.echo(f"{stop}; {how} resumes from there", err=True)

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
 from vitrail.exporters.export_module import ExportModule
 from vitrail.exporters.torch_export import trace_program
 from vitrail.inference.export_metadata import EXPORT_METADATA_KEY, dump_metadata
 from vitrail.inference.onnx_predictor import INPUT_NAME, import_onnxruntime
-from vitrail.inference.program_predictor import first_line, suppress_warnings
+from vitrail.inference.program_predictor import suppress_warnings
 from vitrail.models.build import Model
 
 MAX_WEIGHT_BYTES = 2**31 - 2**24  # what protobuf can hold, minus space for the graph

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float32, UInt8
 from numpy import ndarray
 
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
 from vitrail.inference.export_metadata import EXPORT_METADATA_KEY, parse_export_metadata
 from vitrail.inference.onnx_predictor import check_image_shape, read_exported_file
 from vitrail.inference.predictor import Predictor, to_tensor
@@ -58,7 +58,3 @@ def suppress_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
         yield
-
-
-def first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]

@@ -3,6 +3,7 @@
 ``log.jsonl`` stays the reference. Nothing is sent anywhere unless one of them is asked for.
 """
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,12 +13,13 @@ from typing import Any
 
 from vitrail.config import to_dict
 from vitrail.data.sources.dataset import DatasetSplits
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
 from vitrail.recipes.recipe import Recipe
 from vitrail.training.callbacks import Callback
 from vitrail.training.state import TrainState
 from vitrail.training.tensorboard import TensorBoardCallback
 
+log = logging.getLogger("vitrail")
 PROJECT = "vitrail"  # unless the tracker's own environment variable names another
 MAX_PARAMS, MAX_PARAM_LENGTH = 100, 500  # of MLflow: parameters per request, characters of a value
 
@@ -64,7 +66,7 @@ class MlflowCallback(Callback):
 
     def __init__(self, folder: str | Path) -> None:
         self.folder, self.library = Path(folder), _import("mlflow", "MLflow")
-        self.is_started = False
+        self.is_started = self.has_failed = False
 
     def __enter__(self) -> "MlflowCallback":
         return self
@@ -76,8 +78,12 @@ class MlflowCallback(Callback):
     def on_start(self, recipe: Recipe, data: DatasetSplits, state: TrainState, eta_seconds: float | None) -> None:
         id_file = self.folder / "mlflow_run_id"
         saved_id = id_file.read_text().strip() if id_file.is_file() else None
-        self.library.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
-        run = self.library.start_run(run_id=saved_id, run_name=None if saved_id else self.folder.name)
+        try:
+            self.library.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
+            run = self.library.start_run(run_id=saved_id, run_name=None if saved_id else self.folder.name)
+        except Exception as error:  # of a server or a folder that its environment variables name
+            reason = first_line(error)
+            raise VitrailError(f"MLflow cannot start a run: {reason}; set MLFLOW_TRACKING_URI, or leave MLflow out") from None
         self.is_started = True
         if saved_id is None:
             id_file.write_text(f"{run.info.run_id}\n")
@@ -86,13 +92,22 @@ class MlflowCallback(Callback):
                 self.library.log_params(dict(params[start : start + MAX_PARAMS]))
 
     def on_step(self, step: int, metrics: dict[str, float]) -> None:
-        self.library.log_metrics(_named("train", metrics), step=step)
+        self._log(_named("train", metrics), step)
 
     def on_evaluation(self, step: int, metrics: dict[str, Any], is_best: bool) -> None:
-        self.library.log_metrics(_named("validation", metrics), step=step)
+        self._log(_named("validation", metrics), step)
 
     def on_end(self, result: dict[str, Any]) -> None:
-        self.library.log_metrics(_final_metrics(result), step=result["best"]["step"])
+        self._log(_final_metrics(result), result["best"]["step"])
+
+    def _log(self, metrics: dict[str, float], step: int) -> None:
+        """Log metrics; a server that fails costs the run nothing but its metrics there."""
+        try:
+            self.library.log_metrics(metrics, step=step)
+        except Exception as error:
+            if not self.has_failed:
+                log.warning("MLflow did not take the metrics of step %d: %s", step, first_line(error))
+            self.has_failed = True
 
 
 TRACKERS: dict[str, Any] = {"tensorboard": TensorBoardCallback, "wandb": WandbCallback, "mlflow": MlflowCallback}
