@@ -10,6 +10,7 @@ import typer
 from vitrail.cli.console import print_json, progress_bars
 from vitrail.cli.input_paths import ProgressCallback
 from vitrail.cli.options import BatchOption, JsonOption, check_output_file
+from vitrail.cli.panels import data_option, output_option
 from vitrail.cli.part_files import (
     PartProgress,
     RowsPerFileOption,
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 
 SPLIT_NAMES = ("train", "validation", "test")
 SplitsOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", rich_help_panel="Data", help="Split to take: train, validation or test; repeatable."),
+    list[str] | None, data_option(metavar="NAME", help="Split to take: train, validation or test; repeatable.")
 ]
 
 
@@ -43,10 +43,7 @@ def embed(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Output: a .parquet or .npz file, or a folder for part files.")],
     split: SplitsOption = None,
-    format: Annotated[
-        Literal["npz", "parquet"] | None,
-        typer.Option(rich_help_panel="Output", help="File format of part files; default: npz."),
-    ] = None,
+    format: Annotated[Literal["npz", "parquet"] | None, output_option(help="File format of part files; default: npz.")] = None,
     rows_per_file: RowsPerFileOption = None,
     batch: BatchOption = 64,
     device: DeviceOption = "auto",

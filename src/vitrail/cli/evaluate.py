@@ -3,8 +3,6 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
 from vitrail.cli.options import (
     BatchOption,
@@ -17,6 +15,7 @@ from vitrail.cli.options import (
     SplitOption,
     select_speedups,
 )
+from vitrail.cli.panels import model_option
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, printable
 
@@ -36,7 +35,7 @@ def evaluate(
     split: SplitOption = None,
     tta: Annotated[
         Literal["flip", "crops"] | None,
-        typer.Option(rich_help_panel="Model", help="Test-time augmentation: average over the horizontal flip, or ten crops."),
+        model_option(help="Test-time augmentation: average over the horizontal flip, or ten crops."),
     ] = None,
     batch: BatchOption = 64,
     compile: CompileOption = False,

@@ -25,6 +25,7 @@ from vitrail.cli.options import (
     check_output_file,
     select_speedups,
 )
+from vitrail.cli.panels import output_option
 from vitrail.cli.part_files import (
     PartProgress,
     RowsPerFileOption,
@@ -52,20 +53,12 @@ def predict(
         list[str],
         typer.Argument(metavar="IMAGES...", help="Images: files, folders, 'patterns*.jpg'; - reads names from stdin."),
     ],
-    top: Annotated[
-        int, typer.Option(metavar="K", min=1, rich_help_panel="Output", help="Number of most probable labels per image.")
-    ] = 5,
-    csv: Annotated[bool, typer.Option("--csv", rich_help_panel="Output", help="Print the predictions as CSV.")] = False,
-    jsonl: Annotated[
-        bool, typer.Option("--jsonl", rich_help_panel="Output", help="Print the predictions as JSON lines.")
-    ] = False,
+    top: Annotated[int, output_option(metavar="K", min=1, help="Number of most probable labels per image.")] = 5,
+    csv: Annotated[bool, output_option("--csv", help="Print the predictions as CSV.")] = False,
+    jsonl: Annotated[bool, output_option("--jsonl", help="Print the predictions as JSON lines.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE|DIR",
-            rich_help_panel="Output",
-            help="Write the predictions to a .csv or .jsonl file, or as part files to a folder.",
-        ),
+        output_option(metavar="FILE|DIR", help="Write the predictions to a .csv or .jsonl file, or as part files to a folder."),
     ] = None,
     rows_per_file: RowsPerFileOption = None,
     batch: BatchOption = 32,
