@@ -166,8 +166,8 @@ def test_an_exported_file_predicts_the_same(to: Any, trained: TrainedRun, tmp_pa
     result = vitrail.export(trained.folder, path, to, images=16, max_drop=0.05)
     assert result.parity.agreement > 0.95
     expected, found = (vitrail.predict(each, IMAGES[:5]) for each in (trained.model, path))
-    tolerance = {"rel": 0.05} if to == "int8" else {"rel": 1e-4}
-    assert [row.level for row in found] == pytest.approx([row.level for row in expected], **tolerance)
+    tolerance = 0.05 if to == "int8" else 1e-4
+    assert [row.level for row in found] == pytest.approx([row.level for row in expected], rel=tolerance)
     if to == "onnx":
         import onnx
 

@@ -55,6 +55,7 @@ class Checkpointer:
             pending.result()
 
     def _start(self, step: int, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> "Future[None]":
+        # these take a second to import, and only several processes need them
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
