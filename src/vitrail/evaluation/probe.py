@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.sources.dataset import DatasetSplits, Progress
-from vitrail.errors import VitrailError, did_you_mean
+from vitrail.errors import VitrailError, did_you_mean, first_line
 from vitrail.evaluation.fewshot import FewShotResult, fewshot_probe
 from vitrail.evaluation.knn import knn_probe
 from vitrail.evaluation.leakage import open_like_training
@@ -102,7 +102,7 @@ def load_suite(path: Path) -> tuple[SuiteEntry, ...]:
     except OSError as error:
         raise VitrailError(f"the suite {path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
-        raise VitrailError(f"the suite {path} is not valid TOML: {str(error).splitlines()[0]}") from None
+        raise VitrailError(f"the suite {path} is not valid TOML: {first_line(error)}") from None
     tables = content.get("data")
     if set(content) != {"data"} or not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
         raise VitrailError(f'the suite {path} must hold [[data]] tables and nothing else, each with source = "..."')

@@ -15,7 +15,7 @@ from vitrail.data.batch_transforms import ImageTransform
 from vitrail.data.dataset_check import DatasetReport
 from vitrail.data.loader import Batch, Loader, build_train_loader
 from vitrail.data.sources.dataset import DatasetSplits
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
 from vitrail.models.build import get_encoder
 from vitrail.recipes.recipe import Recipe
 from vitrail.system import available_cores, select_device
@@ -28,7 +28,7 @@ from vitrail.training.dataset import check_training_data, data_warnings, open_tr
 from vitrail.training.evaluator import Evaluator
 from vitrail.training.hardware_check import check_hardware
 from vitrail.training.parallel import fit_to_memory
-from vitrail.training.process_group import PeerLost, ProcessGroup, error_summary, is_comm_failure, process_group
+from vitrail.training.process_group import PeerLost, ProcessGroup, is_comm_failure, process_group
 from vitrail.training.run import ReadOnlyRun, Run, lock_run, next_free_folder, run_metadata
 from vitrail.training.signals import TrainingStopped, handle_stop_signals
 from vitrail.training.state import TrainState, create_state
@@ -326,7 +326,7 @@ class Trainer:
         last_checkpoint = f"the last checkpoint is {saved[0].name}" if saved else "there is no checkpoint yet"
         return PeerLost(
             f"rank {self.group.rank} lost contact with the other ranks at step {self.state.step}: one has exited or does not "
-            f"respond; {last_checkpoint}, and the same command resumes from there ({error_summary(error)})"
+            f"respond; {last_checkpoint}, and the same command resumes from there ({first_line(error)})"
         )
 
 
