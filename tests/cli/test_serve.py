@@ -26,11 +26,11 @@ IMAGES = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = small_vit()
-    made.preprocess, made.class_names = Preprocess((12, 15), crop_pct=0.8), ("ant", "bee", "cat", "dog", "emu")
+    built = small_vit()
+    built.preprocess, built.class_names = Preprocess((12, 15), crop_pct=0.8), ("ant", "bee", "cat", "dog", "emu")
     folder = tmp_path_factory.mktemp("models") / "insects" / "best"  # clients see the name of the run
     folder.parent.mkdir()
-    save(made, folder)
+    save(built, folder)
     return folder
 
 
@@ -114,9 +114,9 @@ def test_a_mistake_is_one_sentence(arguments: list[str], message: str, capsys: p
 
 
 def test_a_model_without_classes_cannot_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = small_vit(classes=0)
-    made.preprocess = Preprocess((12, 15))
-    save(made, tmp_path / "encoder")
+    built = small_vit(classes=0)
+    built.preprocess = Preprocess((12, 15))
+    save(built, tmp_path / "encoder")
     assert run(["serve", str(tmp_path / "encoder"), "--port", "0"]) == 2
     assert "classes=0" in capsys.readouterr().err
 

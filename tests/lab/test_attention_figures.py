@@ -31,9 +31,9 @@ DATA = "panes:train_size=60,size=16"
 
 
 def make_vit(**changes: object) -> ViT:
-    made = small_vit(**changes)
-    made.preprocess = Preprocess(made.config.image)
-    return made
+    built = small_vit(**changes)
+    built.preprocess = Preprocess(built.config.image)
+    return built
 
 
 def test_a_snapshot_equals_the_functions_of_explain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,17 +88,17 @@ def test_ordered_positions_differ_from_random_ones() -> None:
 
 
 def test_arms_are_the_paper_s_model_its_hybrid_and_other_hyperparameters() -> None:
-    made = {job.condition["arm"]: job.recipe for job in jobs(ExperimentOptions("fashion"))}
-    assert list(made) == [VIT, HYBRID, SLOW, SHORT]
-    plain = made[VIT]
+    built = {job.condition["arm"]: job.recipe for job in jobs(ExperimentOptions("fashion"))}
+    assert list(built) == [VIT, HYBRID, SLOW, SHORT]
+    plain = built[VIT]
     assert plain.model.position == "learned1d"  # type: ignore[union-attr]
     assert plain.model.pool == "cls"  # type: ignore[union-attr]
-    assert replace(made[SLOW], optim=plain.optim) == plain
-    assert made[SLOW].optim.lr == plain.optim.lr / 2
-    assert made[SHORT].steps == plain.steps // 2
-    assert made[SHORT].model == plain.model
-    assert made[HYBRID].model.stem is not None  # type: ignore[union-attr]
-    assert replace(made[HYBRID], model=plain.model) == plain
+    assert replace(built[SLOW], optim=plain.optim) == plain
+    assert built[SLOW].optim.lr == plain.optim.lr / 2
+    assert built[SHORT].steps == plain.steps // 2
+    assert built[SHORT].model == plain.model
+    assert built[HYBRID].model.stem is not None  # type: ignore[union-attr]
+    assert replace(built[HYBRID], model=plain.model) == plain
 
 
 def test_a_given_checkpoint_is_inspected_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,9 +43,9 @@ def larger_vit(**changes: Any) -> ViT:
 
 
 def reduced_vit(model: ViT, **switches: Any) -> TokenReducedViT:
-    made = speed_up(model, **switches)
-    assert isinstance(made, TokenReducedViT)
-    return made
+    built = speed_up(model, **switches)
+    assert isinstance(built, TokenReducedViT)
+    return built
 
 
 @pytest.mark.parametrize("changes", CONFIGS, ids=str)

@@ -274,7 +274,7 @@ def test_a_saliency_map_equals_that_of_explain_and_can_be_drawn() -> None:
         named = client.post("/explain?method=relevance&class=d", content=image, headers=PNG).json()["explanations"][0]
         numbered = client.post("/explain?method=relevance&class=3", content=image, headers=PNG).json()["explanations"][0]
         unknown = client.post("/explain?class=f", content=image, headers=PNG)
-        drawn = client.post("/explain", content=image, headers={**PNG, "Accept": "image/png"})
+        samples = client.post("/explain", content=image, headers={**PNG, "Accept": "image/png"})
         broken = client.post("/explain", content=b"?", headers={**PNG, "Accept": "image/png"})
     assert np.allclose(rows[0]["map"], saliency(engine.model, inputs, "rollout")[0].numpy(), atol=1e-5)
     assert rows[1]["status"] == broken.status_code == 422
@@ -283,9 +283,9 @@ def test_a_saliency_map_equals_that_of_explain_and_can_be_drawn() -> None:
     assert np.allclose(named["map"], relevance, atol=1e-5)
     assert (named["explained"], numbered["map"]) == ("d", named["map"])
     assert unknown.status_code == 422
-    assert drawn.headers["content-type"] == "image/png"
-    with Image.open(io.BytesIO(drawn.content)) as shown:
-        assert shown.width * 12 == shown.height * 15
+    assert samples.headers["content-type"] == "image/png"
+    with Image.open(io.BytesIO(samples.content)) as printed:
+        assert printed.width * 12 == printed.height * 15
 
 
 def test_a_model_without_patches_cannot_be_explained() -> None:

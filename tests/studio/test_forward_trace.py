@@ -99,14 +99,14 @@ def test_every_array_is_that_of_explain(changes: dict[str, Any]) -> None:
     assert_same(arrays["pooling_weights"], explain.pooling_weights(model, images)[0])
     assert_same(arrays["token_norms"], explain.token_norms(model, images)[:, 0])
     assert_same(arrays["patch_norms"], patches.norm(dim=-1))
-    shown = arrays["lens_classes"]
-    assert shown.dtype == np.int32
+    printed = arrays["lens_classes"]
+    assert printed.dtype == np.int32
     if classes:
         assert_same(
             arrays["lens"],
-            class_probabilities(model, explain.logit_lens(model, images)[:, 0])[:, torch.from_numpy(shown).long()],
+            class_probabilities(model, explain.logit_lens(model, images)[:, 0])[:, torch.from_numpy(printed).long()],
         )
-    assert arrays["lens"].shape == (model.config.depth + 1, len(shown))
+    assert arrays["lens"].shape == (model.config.depth + 1, len(printed))
     if model.config.layers_with_position[0] is None:
         assert "position_norms" not in arrays
     elif "merge_tokens" not in changes:
