@@ -113,3 +113,16 @@ def test_the_temperature_does_not_depend_on_the_chunk_size(monkeypatch: pytest.M
 def test_dividing_by_the_temperature_divides_the_temperature() -> None:
     logits, labels = sample_labels(503, 6, 2.5)
     assert fit_temperature(logits / 3, labels) == pytest.approx(fit_temperature(logits, labels) / 3, rel=1e-8)
+
+
+def test_the_temperature_of_sigmoids_minimises_their_likelihood() -> None:
+    torch.manual_seed(0)
+    labels = torch.randint(5, (200,))
+    target = torch.nn.functional.one_hot(labels, 5).double()
+    logits = 3 * torch.randn(200, 5, dtype=torch.float64) + 6 * target - 3
+    found = fit_temperature(logits, labels, "sigmoid")
+
+    def loss(temperature: float) -> float:
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits / temperature, target).item()
+
+    assert loss(found) < min(loss(found * 1.001), loss(found / 1.001))

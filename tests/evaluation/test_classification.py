@@ -1,8 +1,8 @@
 """``vitrail.evaluate``: a run's own scores are reproduced, classes matched by name, views averaged, models paired."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -27,7 +27,8 @@ from vitrail.evaluation.tta import TTAPredictor, five_crop, without_crop
 from vitrail.inference.predict import predict
 from vitrail.inference.predictor import TorchPredictor
 from vitrail.models.build import Model
-from vitrail.tasks.classification import mean_scores
+from vitrail.recipes.task_config import Classification
+from vitrail.tasks.classification import ClassificationTask, mean_scores
 from vitrail.training.trainer import Hardware, fit
 
 LABELS = ("ant", "bee", "cat", "dog", "elk")
@@ -255,3 +256,46 @@ def test_a_model_does_not_differ_from_itself_and_differences_have_a_sign(tmp_pat
         assert back.intervals[name] == pytest.approx((-high, -low), abs=1e-12)
     with pytest.raises(VitrailError, match="not the same images"):
         compare_paired(first, evaluate(random_model(), data, "train"))
+
+
+def test_a_sigmoid_classifier_is_evaluated_by_its_sigmoids(tmp_path: Path) -> None:
+    data = open_dataset(image_folder(tmp_path, *LABELS, each=12))
+    model = random_model(3)
+    model.metadata = {"recipe": {"task": {"kind": "classification", "loss": "sigmoid"}}}
+    found = evaluate(model, data)
+    logits, labels = found.predictions.logits.double(), found.predictions.labels
+    target = torch.nn.functional.one_hot(labels, 5).double()
+    bce = torch.nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(1)
+    assert found.nll == pytest.approx(bce.mean().item())
+    confidence, correct = logits.sigmoid().amax(1), (logits.argmax(1) == labels).double()
+    bins = [(confidence > low / 15) & (confidence <= (low + 1) / 15) for low in range(15)]
+    gaps = [abs((confidence - correct)[each].sum().item()) for each in bins]
+    assert found.ece == pytest.approx(sum(gaps) / len(labels))
+    low, high = found.intervals["nll"]
+    assert low < found.nll < high
+    by_flip = TTAPredictor(TorchPredictor(model), "flip")
+    images = np.random.default_rng(0).integers(0, 256, (3, 12, 15, 3), np.uint8)
+    views = [torch.from_numpy(by_flip.predictor.outputs(view)).sigmoid() for view in (images, images[:, :, ::-1].copy())]
+    assert_close(torch.from_numpy(by_flip.outputs(images)).sigmoid(), (views[0] + views[1]) / 2)
+
+
+def test_a_task_derived_from_classification_is_evaluated_as_a_classifier(tmp_path: Path) -> None:
+    data, model = open_dataset(image_folder(tmp_path, *LABELS, each=12)), random_model(3)
+    expected = evaluate(model, data)
+    model.metadata = {"recipe": {"task": {"kind": "test-focal"}}}
+    found = evaluate(model, data)
+    assert (found.metrics, found.intervals) == (expected.metrics, expected.intervals)
+
+
+@dataclass(frozen=True)
+class Focal(Classification):
+    """Settings of a classifier with a loss of its own."""
+
+    kind: Literal["test-focal"] = "test-focal"  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class FocalTask(ClassificationTask):
+    """Focal classification."""
+
+    config_class: ClassVar[Any] = Focal

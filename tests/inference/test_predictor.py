@@ -62,7 +62,7 @@ def test_it_is_evaluated_as_the_model_is(grey: tuple[ViT, Path], tta: None) -> N
 
 @pytest.mark.compile
 def test_features_and_speedups_of_an_exported_classifier_are_refused(grey: tuple[ViT, Path]) -> None:
-    with pytest.raises(VitrailError, match="can only predict; use the run"):
+    with pytest.raises(VitrailError, match="can only predict, since it was exported; use the run"):
         vitrail.embed(grey[1], random_images(2, 12, 15, 1))
     with pytest.raises(VitrailError, match="is an exported file, which cannot be sped up"):
         load_predictor(grey[1], speedups=Speedups(merge_tokens=1))
@@ -79,7 +79,7 @@ def test_the_outputs_of_an_exported_model_without_a_head_are_its_features(tmp_pa
 
 @pytest.mark.compile
 def test_robustness_of_an_exported_file_is_the_models(grey: tuple[ViT, Path]) -> None:
-    data = open_dataset("fashion:test_size=24")
+    data = open_dataset("fashion:heldout_size=24")
     ours, theirs = (vitrail.evaluate_robustness(each, data, "test", (4, 5)) for each in grey)
     assert (ours.correct == theirs.correct).mean() > 0.99  # of equal logits, rounding may decide
 

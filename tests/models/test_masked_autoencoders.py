@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from tests.small_models import small_vit
 from vitrail.errors import VitrailError
 from vitrail.layers.token_merging import gather_tokens
+from vitrail.models.build import decoder_state
 from vitrail.models.masked_autoencoders import (
     MAE,
     MASK_BELOW,
@@ -176,7 +177,7 @@ def test_mae_decodes_independently_of_the_order_drawn() -> None:
 def test_the_decoder_is_all_that_is_not_the_encoder() -> None:
     for masking in METHODS:
         model: MaskedModel = build_masked_model(encoder(), masking)
-        assert set(model.decoder_state_dict()) | {f"encoder.{name}" for name in model.encoder.state_dict()} == set(
+        assert set(decoder_state(model)) | {f"encoder.{name}" for name in model.encoder.state_dict()} == set(
             model.state_dict()
         )
 

@@ -15,6 +15,7 @@ from tests.disk_limit import limit_file_size
 from tests.small_models import small_vit
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
+from vitrail.models.build import decoder_state
 from vitrail.models.masked_autoencoders import MaskedModel, build_masked_model
 from vitrail.models.masking_config import Masking
 from vitrail.models.vit import ViT
@@ -39,7 +40,7 @@ def build_masked(masking: Masking = MAE, **changes: Any) -> MaskedModel:
     )
     encoder.preprocess = Preprocess(encoder.config.image, crop_pct=0.8, mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0))
     model = build_masked_model(encoder, masking)
-    for weight in model.decoder_state_dict().values():
+    for weight in decoder_state(model).values():
         weight.add_(0.1 * torch.randn_like(weight))
     return model.eval()
 
@@ -172,7 +173,7 @@ def test_a_decoder_for_more_patches_than_memory_is_not_built(tmp_path: Path) -> 
 
 def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     model = build_masked()
-    model.decoder_state_dict()["decoder.mask"][3] = torch.nan
+    decoder_state(model)["decoder.mask"][3] = torch.nan
     with pytest.raises(VitrailError, match=r"decoder.mask has 1 of 64 values that are not finite"):
         load_masked(save(model, tmp_path / "mine"))
 

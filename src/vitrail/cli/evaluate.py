@@ -14,6 +14,7 @@ from vitrail.cli.options import (
     RunsAndDataArgument,
     SplitOption,
     select_speedups,
+    warn_about_compiling,
 )
 from vitrail.cli.panels import model_option
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
@@ -61,6 +62,7 @@ def evaluate(
     speedups = select_speedups(compile, merge_tokens, drop_patches, image, target_device.type)
     # all of them, so that a wrong name is reported before the work
     predictors = [load_predictor(run, speedups=speedups, device="cpu") for run in runs]
+    warn_about_compiling(speedups)
     with progress_bars() as on_progress:
         source = open_for_evaluation(data, predictors[0], on_progress)
         for run, predictor in zip(runs, predictors, strict=True):
@@ -70,7 +72,7 @@ def evaluate(
             results.append(evaluate(predictor.to(target_device), source, split, tta, batch, workers, on_model_progress))
             predictor.to(select_device("cpu"))
     if not all(isinstance(result, ClassificationEvaluation) for result in results):
-        _report_metrics(runs, results, json)
+        _report_metrics(runs, predictors, results, json)
         return
     pairs = [compare_paired(results[0], other) for other in results[1:]]
     if json:
@@ -87,27 +89,29 @@ def _check_model(run: str, predictor: "Predictor", source: "DatasetSplits", spli
     """Raise unless the model can be evaluated on this dataset; of several models, name the one that cannot."""
     from vitrail.evaluation.label_matching import match_classes, select_split
     from vitrail.inference.predictor import require_outputs
+    from vitrail.tasks.classification import ClassificationTask
 
     try:
-        labelled = require_outputs(predictor).task.config.labelled
-        _, images = select_split(source, split, labelled)
-        if labelled:
+        task = require_outputs(predictor).task
+        _, images = select_split(source, split, task.config.labelled)
+        if isinstance(task, ClassificationTask):
             match_classes(images, predictor, source.name)
     except VitrailError as error:
         raise VitrailError(f"{run}: {error}" if run else str(error)) from None
 
 
-def _report_metrics(runs: list[str], results: "list[Evaluation]", json: bool) -> None:
-    """Report the metrics of models whose task has nothing but metrics."""
+def _report_metrics(runs: list[str], predictors: "list[Predictor]", results: "list[Evaluation]", json: bool) -> None:
+    """Report the metrics of models that are not all classifiers."""
     if json:
         rows = [{"model": run, **_base_json(result), **result.metrics} for run, result in zip(runs, results, strict=True)]
         print_json(rows[0] if len(rows) == 1 else {"runs": rows})
         return
-    _print_header(results[0])
-    table = make_table("model", *(f"#{name}" for name in results[0].metrics))
-    for run, result in zip(runs, results, strict=True):
-        add_row(table, printable(run), *(f"{value:.4g}" for value in result.metrics.values()))
-    make_console().print(table)
+    for run, predictor, result in zip(runs, predictors, results, strict=True):
+        _print_header(result, f", model {printable(run)}" if len(runs) > 1 else "")
+        table = make_table("metric", "#value")
+        for name, value in result.metrics.items():
+            add_row(table, name, f"{value:.2%}" if name in predictor.task.fractions else f"{value:.4g}")
+        make_console().print(table)
 
 
 def numbered_progress(on_progress: Any, number: int, total: int) -> Any:

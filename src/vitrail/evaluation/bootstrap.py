@@ -15,6 +15,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from vitrail.evaluation.calibration import NUM_BINS, assign_bins
+from vitrail.recipes.task_config import LossName
 from vitrail.tasks.classification import per_image_scores
 
 NUM_RESAMPLES = 1000
@@ -24,11 +25,14 @@ METRIC_NAMES = ("top1", "top5", "nll", "ece")
 
 
 def bootstrap_scores(
-    logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], resamples: int = NUM_RESAMPLES
+    logits: Float[Tensor, "b k"],
+    labels: Int[Tensor, " b"],
+    resamples: int = NUM_RESAMPLES,
+    loss: LossName = "softmax",
 ) -> dict[str, ndarray]:
     """Return every score of each resample. All are sums over images (ECE: one per bin), so one product gives them all."""
-    per_image = per_image_scores(logits, labels)
-    confidence, correct, bin_index = assign_bins(logits, labels)
+    per_image = per_image_scores(logits, labels, loss)
+    confidence, correct, bin_index = assign_bins(logits, labels, loss=loss)
     gaps = torch.zeros(len(labels), NUM_BINS, dtype=torch.float64)
     gaps[torch.arange(len(labels)), bin_index] = confidence - correct
     table = torch.cat([torch.stack([per_image["top1"], per_image["top5"], per_image["loss"]], dim=1), gaps], dim=1)

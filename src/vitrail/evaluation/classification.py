@@ -17,6 +17,7 @@ from vitrail.evaluation.calibration import MAX_TEMPERATURE, Reliability, compute
 from vitrail.evaluation.label_matching import match_classes, select_split
 from vitrail.evaluation.per_class import PerClassMetrics, per_class_metrics
 from vitrail.evaluation.split_runner import Evaluation, SplitRunner, check_outputs
+from vitrail.recipes.task_config import LossName
 from vitrail.tasks.classification import mean_scores
 
 TEMPERATURE_BOUNDS = (MAX_TEMPERATURE, 1 / MAX_TEMPERATURE)
@@ -79,7 +80,10 @@ def evaluate_classifier(runner: SplitRunner, data: DatasetSplits, split: str, so
     """Evaluate a classifier; a temperature is fitted on the validation split, unless that is what is evaluated."""
     split_predictions = run_classifier(runner, source, split, data.name)
     scaling, notes = _fit_temperature_scaling(runner, data, split, split_predictions)
-    return summarise_predictions(data.name, split, runner.predictor.class_names, split_predictions, scaling, tuple(notes))
+    predictor = runner.predictor
+    return summarise_predictions(
+        data.name, split, predictor.class_names, split_predictions, predictor.task.config.loss, scaling, tuple(notes)
+    )
 
 
 def summarise_predictions(
@@ -87,13 +91,14 @@ def summarise_predictions(
     split: str,
     class_names: tuple[str, ...],
     split_predictions: SplitPredictions,
+    loss: LossName = "softmax",
     scaling: TemperatureScaling | None = None,
     notes: tuple[str, ...] = (),
 ) -> ClassificationEvaluation:
-    """Compute every score that follows from the predictions alone."""
+    """Compute every score that follows from the predictions alone; ``loss`` is what the model was trained with."""
     logits, labels = split_predictions.logits, split_predictions.labels
-    mean_metrics, resampled = mean_scores(logits, labels), bootstrap_scores(logits, labels)
-    bins = compute_reliability(logits, labels)
+    mean_metrics, resampled = mean_scores(logits, labels, loss), bootstrap_scores(logits, labels, loss=loss)
+    bins = compute_reliability(logits, labels, loss=loss)
     return ClassificationEvaluation(
         dataset=data,
         split=split,
@@ -151,12 +156,13 @@ def _fit_temperature_scaling(
         validation = run_classifier(runner, select_split(data, "validation")[1], "validation", data.name)
     except VitrailError as error:  # does not affect the split that is evaluated
         return None, [f"no temperature is fitted, as validation cannot be used: {error}"]
-    fitted = fit_temperature(validation.logits, validation.labels)
+    loss = runner.predictor.task.config.loss
+    fitted = fit_temperature(validation.logits, validation.labels, loss)
     if fitted in TEMPERATURE_BOUNDS:
         sense = "right" if fitted < 1 else "wrong"
         return None, [f"too many of the {len(validation.labels):,} validation images are {sense} to fit a temperature"]
     scaled = split_predictions.logits.double() / fitted
-    nll = mean_scores(scaled, split_predictions.labels)["loss"]
+    nll = mean_scores(scaled, split_predictions.labels, loss)["loss"]
     return TemperatureScaling(
-        fitted, len(validation.labels), nll, compute_reliability(scaled, split_predictions.labels).ece
+        fitted, len(validation.labels), nll, compute_reliability(scaled, split_predictions.labels, loss=loss).ece
     ), []

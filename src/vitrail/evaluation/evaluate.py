@@ -4,9 +4,8 @@ The images go through the model's own preprocessing. A classifier is evaluated b
 model by the metrics of its task.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from functools import singledispatch
 from typing import Any
 
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress
@@ -16,14 +15,15 @@ from vitrail.evaluation.leakage import dataset_notes, leakage_warnings, open_for
 from vitrail.evaluation.split_runner import Evaluation, SplitRunner, check_outputs
 from vitrail.evaluation.tta import TTAMode, TTAPredictor
 from vitrail.inference.load import load_predictor
-from vitrail.inference.predictor import Predictor, require_classifier, require_outputs
-from vitrail.models.build import Model
+from vitrail.inference.predictor import require_classifier, require_outputs
+from vitrail.tasks.classification import ClassificationTask
+from vitrail.tasks.task import Task, require_targets
 
 DEFAULT_BATCH_SIZE = 64
 
 
 def evaluate(
-    model: Model | Predictor | str | Path,
+    model: Any,
     data: Any,
     split: str | None = None,
     tta: TTAMode | None = None,
@@ -49,20 +49,21 @@ def evaluate(
         if tta == "crops" and preprocess.image_size == preprocess.resize_to:
             notes = ["the model's preprocessing crops nothing, so the images were enlarged before cropping"]
     runner = SplitRunner(predictor, batch_size, workers, progress)
-    result = EVALUATIONS.get(task.config.name, evaluate_task)(runner, data, split, source)
+    result = evaluate_task(task, runner, data, split, source)
     warnings = leakage_warnings(predictor, data, split, is_default_split)
     return replace(result, notes=(*dataset_notes(data), *warnings, *notes, *result.notes))
 
 
-def evaluate_task(runner: SplitRunner, data: DatasetSplits, split: str, source: Dataset) -> Evaluation:
-    """Evaluate a model by the metrics of its task."""
+@singledispatch
+def evaluate_task(task: Task, runner: SplitRunner, data: DatasetSplits, split: str, source: Dataset) -> Evaluation:
+    """Evaluate a model by the metrics of its task; a class of tasks that has more to say registers a function of its own."""
+    require_targets(task, source, data.name)
     outputs, indices, unreadable = runner.run(source, split)
-    task = runner.predictor.task
     check_outputs(task, outputs, indices, source, data.name)
     metrics = task.metrics(outputs, task.targets(source, indices.numpy()))
     return Evaluation(data.name, split, len(indices), unreadable, metrics, ())
 
 
-EVALUATIONS: dict[str, Callable[[SplitRunner, DatasetSplits, str, Dataset], Evaluation]] = {
-    "classification": evaluate_classifier,  # by kind of task; any other: ``evaluate_task``
-}
+@evaluate_task.register
+def _(task: ClassificationTask, runner: SplitRunner, data: DatasetSplits, split: str, source: Dataset) -> Evaluation:
+    return evaluate_classifier(runner, data, split, source)

@@ -20,8 +20,6 @@ from vitrail.evaluation.leakage import open_like_training
 from vitrail.evaluation.linear_probe import PENALTIES, LinearProbeResult, linear_probe
 from vitrail.inference.features import DEFAULT_BATCH_SIZE, Features, embed
 from vitrail.inference.load import load_predictor
-from vitrail.inference.predictor import Predictor
-from vitrail.models.build import Model
 
 PROTOCOLS = ("fewshot", "knn", "linear")
 
@@ -52,7 +50,7 @@ class SuiteEntry:
 
 
 def probe(
-    model: Model | Predictor | str | Path,
+    model: Any,
     source: Any,
     protocols: Sequence[str] = PROTOCOLS,
     batch_size: int = DEFAULT_BATCH_SIZE,

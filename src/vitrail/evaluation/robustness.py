@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,6 @@ from vitrail.evaluation.leakage import dataset_notes, leakage_warnings, open_for
 from vitrail.evaluation.split_runner import check_outputs
 from vitrail.inference.load import load_predictor
 from vitrail.inference.predictor import Predictor, require_classifier
-from vitrail.models.build import Model
 from vitrail.models.config import ViTConfig, format_size
 from vitrail.tasks.classification import per_image_scores
 
@@ -80,7 +78,7 @@ class RobustnessResult:
 
 
 def evaluate_robustness(
-    model: Model | Predictor | str | Path,
+    model: Any,
     data: Any,
     split: str | None = None,
     grid: GridSize | None = None,

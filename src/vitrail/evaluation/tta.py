@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float, Float32, UInt8
 from numpy import ndarray
+from torch import Tensor
+from torch.nn import functional as F
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.inference.predictor import Predictor
@@ -22,7 +24,7 @@ DEFAULT_CROP_PCT = 7 / 8  # crop_pct for preprocessing without a crop
 
 
 class TTAPredictor(Predictor):
-    """Returns logits whose softmax is the mean over the views, usable wherever logits are."""
+    """Returns logits whose probabilities are the mean over the views, usable wherever logits are."""
 
     def __init__(self, predictor: Predictor, mode: TTAMode) -> None:
         preprocess = without_crop(predictor.preprocess) if mode == "crops" else predictor.preprocess
@@ -30,8 +32,11 @@ class TTAPredictor(Predictor):
         self.predictor, self.mode, self.backend = predictor, mode, predictor.backend
 
     def outputs(self, images: UInt8[ndarray, "b high wide c"]) -> Float32[ndarray, "b k"]:
-        logits = [torch.from_numpy(self.predictor.outputs(view)) for view in self._iter_views(images)]
-        mean = torch.stack([values.double().log_softmax(1) for values in logits]).logsumexp(0) - math.log(len(logits))
+        logits = torch.stack([torch.from_numpy(self.predictor.outputs(view)) for view in self._iter_views(images)]).double()
+        if self.task.config.loss == "sigmoid":
+            mean = _log_mean(F.logsigmoid(logits)) - _log_mean(F.logsigmoid(-logits))
+        else:
+            mean = _log_mean(logits.log_softmax(-1))
         return mean.float().numpy()
 
     def _iter_views(self, images: ndarray) -> Iterator[ndarray]:
@@ -42,6 +47,11 @@ class TTAPredictor(Predictor):
 
     def hash(self) -> str:
         return f"{self.predictor.hash()} {self.mode}"
+
+
+def _log_mean(log_probabilities: Float[Tensor, "v b k"]) -> Float[Tensor, "b k"]:
+    """Return the logarithm of the mean probability over the views."""
+    return log_probabilities.logsumexp(0) - math.log(len(log_probabilities))
 
 
 def five_crop(images: UInt8[ndarray, "b high wide c"], size: tuple[int, int]) -> list[UInt8[ndarray, "b height width c"]]:

@@ -24,7 +24,7 @@ from vitrail.inference.onnx_predictor import OnnxPredictor
 from vitrail.inference.predictor import Predictor
 from vitrail.inference.program_predictor import ProgramPredictor
 from vitrail.io import atomic_path
-from vitrail.models.build import Model
+from vitrail.models.build import Model, get_encoder
 from vitrail.models.speedup_config import Speedups
 from vitrail.models.speedups import speed_up
 from vitrail.weights.load import load
@@ -85,6 +85,8 @@ def export(
     if to == "int8" and dynamic:
         raise VitrailError("an int8 file has one fixed image size; leave --dynamic out, or use --to onnx")
     model = to_cpu_float32(load_to_export(model) if isinstance(model, str | Path) else model)
+    if to == "int8" and get_encoder(model) is not model:
+        raise VitrailError("int8 is for models without a decoder; try --to onnx")
     samples = load_sample_images(model, data, images, progress, "evaluate" if to == "int8" else None)
     if to != "int8":
         write = WRITERS[to]

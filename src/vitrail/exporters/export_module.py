@@ -17,7 +17,7 @@ from vitrail.errors import VitrailError
 from vitrail.exporters.dynamic_stem import with_dynamic_padding
 from vitrail.inference.predictor import require_preprocess
 from vitrail.layers.position import Grid, PatchIndices, PositionEmbedding, PositionResize
-from vitrail.models.build import Model, build_on_meta
+from vitrail.models.build import Model, build_on_meta, get_encoder
 from vitrail.models.config import ViTConfig
 from vitrail.models.resnet_stem import ResNetStem
 from vitrail.models.vit import ViT
@@ -30,12 +30,13 @@ class ExportModule(nn.Module):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        for name, value in zip(("scale", "shift"), scale_and_shift(require_preprocess(model)), strict=True):
+        encoder = get_encoder(model)
+        for name, value in zip(("scale", "shift"), scale_and_shift(require_preprocess(encoder)), strict=True):
             self.register_buffer(name, value.clone())
         self.model = model
-        self.task = model_task(model)
+        self.task, self.has_outputs = model_task(encoder), encoder is not model or encoder.config.classes > 0
 
     def forward(self, images: UInt8[Tensor, "b height width c"]) -> tuple[Float[Tensor, "b ..."], ...]:
         normalised = rearrange(images, "b h w c -> b c h w").float() * self.scale - self.shift
@@ -43,7 +44,7 @@ class ExportModule(nn.Module):
 
     def named_outputs(self, outputs: Tensor) -> dict[str, Tensor]:
         """Return what the file computes, by name; the outputs of the model come first."""
-        return self.task.export_outputs(outputs) if self.model.config.classes else {"features": outputs}
+        return self.task.export_outputs(outputs) if self.has_outputs else {"features": outputs}
 
 
 def with_dynamic_positions(model: Model) -> Model:
@@ -56,7 +57,7 @@ def with_dynamic_positions(model: Model) -> Model:
             "relative positions are offsets on one fixed grid, so the image size cannot be dynamic; leave --dynamic out"
         )
     if type(model) is not ViT:
-        raise VitrailError("a model with speedups has one fixed image size; leave --dynamic out, or the speedups")
+        raise VitrailError("a model with speedups or a decoder has one fixed image size; leave --dynamic out, or the speedups")
     flexible_model = to_flexible(model)
     assert isinstance(flexible_model, ViT)
     flexible_model.positions = nn.ModuleList(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from vitrail.errors import VitrailError, first_line
 from vitrail.exporters.export_module import ExportModule
@@ -17,7 +18,7 @@ from vitrail.exporters.torch_export import trace_program
 from vitrail.inference.export_metadata import EXPORT_METADATA_KEY, dump_metadata
 from vitrail.inference.onnx_predictor import INPUT_NAME, import_onnxruntime
 from vitrail.inference.program_predictor import suppress_warnings
-from vitrail.models.build import Model
+from vitrail.models.build import Model, get_encoder
 
 MAX_WEIGHT_BYTES = 2**31 - 2**24  # what protobuf can hold, minus space for the graph
 
@@ -47,7 +48,7 @@ def to_onnx(model: Model, dynamic: bool = False) -> Any:
     """Convert the model to an ONNX graph; each node's name begins with its layer's."""
     check_model_size(model)
     _check_installed()
-    names = list(ExportModule(model).named_outputs(torch.zeros(1, max(model.config.classes, 1))))
+    names = _output_names(model)
     program, logger = trace_program(model, dynamic), logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -62,6 +63,13 @@ def to_onnx(model: Model, dynamic: bool = False) -> Any:
         logger.setLevel(level)
     assert exported is not None
     return _prevent_pad_pool_fusion(_strip_metadata(exported.model_proto))
+
+
+@torch.no_grad()
+def _output_names(model: nn.Module) -> list[str]:
+    """Return the names of what the task exports, from the outputs of a blank image."""
+    config = get_encoder(model).config
+    return list(ExportModule(model).named_outputs(model(torch.zeros(1, config.channels, *config.image))))
 
 
 def _check_installed() -> None:
@@ -89,7 +97,7 @@ def _layer_name(node: Any) -> str:
     """Return the name of a node's layer in the model, such as blocks.3.mlp.up."""
     text = {item.key: item.value for item in node.metadata_props}.get("pkg.torch.onnx.name_scopes", "[]")
     scopes = [scope for scope in ast.literal_eval(text)[:-1] if scope]
-    return str(scopes[-1]).removeprefix("model.") if scopes else "graph"
+    return str(scopes[-1]).removeprefix("model.").removeprefix("encoder.") if scopes else "graph"
 
 
 def _prevent_pad_pool_fusion(proto: Any) -> Any:

@@ -65,8 +65,8 @@ def compare_with_model(
         real_images=samples.is_real,
         max_difference=float(max(np.abs(logits - expected).max(), single_difference)),
         max_logit=float(np.abs(expected).max()),
-        agreement=compute_agreement(reference.task, logits, expected),
-        features=not model.config.classes,
+        agreement=compute_agreement(reference.task, logits, expected, reference.has_outputs),
+        features=not reference.has_outputs,
     )
     if (top1 := top1_accuracies(reference.task, logits, expected, samples.labels)) is not None:
         report = replace(report, file_top1=top1[0], torch_top1=top1[1])
@@ -93,10 +93,12 @@ def require_accuracy(report: ParityReport, name: str, max_drop: float) -> None:
         )
 
 
-def compute_agreement(task: Task, outputs: Float32[ndarray, "n ..."], expected: Float32[ndarray, "n ..."]) -> float:
+def compute_agreement(
+    task: Task, outputs: Float32[ndarray, "n ..."], expected: Float32[ndarray, "n ..."], has_outputs: bool
+) -> float:
     """Return how well outputs agree by the task of the model; for features, the mean cosine similarity."""
     actual, wanted = torch.from_numpy(outputs).double(), torch.from_numpy(expected).double()
-    if task.model.classes:
+    if has_outputs:
         return task.agreement(actual, wanted)
     return float(torch.nn.functional.cosine_similarity(actual, wanted, dim=1, eps=1e-12).mean())
 

@@ -76,7 +76,7 @@ def quantise(
         int8_layers = tuple(worst_first[num_float:])
         outputs = graph.outputs(samples.images, int8_layers)
         top1 = top1_accuracies(task, outputs, expected, samples.labels)
-        drop = 1 - compute_agreement(task, outputs, expected) if top1 is None else top1[1] - top1[0]
+        drop = 1 - compute_agreement(task, outputs, expected, model.config.classes > 0) if top1 is None else top1[1] - top1[0]
         report_progress(f"{num_float} layers in float lose {100 * drop:.1f} points", num_float, None)
         if drop <= max_drop:
             break

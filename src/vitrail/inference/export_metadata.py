@@ -6,11 +6,13 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from vitrail.config import parse_value
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.inference.predictor import require_preprocess
-from vitrail.models.build import Model
+from vitrail.models.build import get_encoder
 from vitrail.models.config import ModelConfig
 from vitrail.weights.load import parse_metadata
 from vitrail.weights.model_folder import FORMAT_VERSION, strip_paths
@@ -35,13 +37,15 @@ def path_hash(path: str) -> str:
     return hashlib.sha256(os.path.normpath(path).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def dump_metadata(model: Model, **options: Any) -> str:
+def dump_metadata(model: nn.Module, **options: Any) -> str:
     """Serialise a model's metadata; the same model gives the same text on every machine."""
-    require_preprocess(model)  # refuse a model without: the file would be useless
-    metadata = model_metadata(model, model.config, {}) | strip_paths(model.metadata)
-    dataset_name = model.metadata.get("dataset", {}).get("name", "")
+    encoder = get_encoder(model)
+    require_preprocess(encoder)  # refuse a model without: the file would be useless
+    metadata = model_metadata(model, encoder.config, {}) | strip_paths(encoder.metadata)
+    dataset_name = encoder.metadata.get("dataset", {}).get("name", "")
     if strip_paths(dataset_name) != dataset_name:
         metadata["dataset"]["path_hash"] = path_hash(dataset_name)  # so that evaluating the file on it gives a warning
+    options = {**options, "decoder": encoder is not model}
     return json.dumps({**metadata, "export": options}, sort_keys=True, allow_nan=False)
 
 

@@ -24,7 +24,6 @@ from vitrail.inference.load import load_predictor
 from vitrail.inference.predictor import Predictor
 from vitrail.inference.preprocess_images import load_image
 from vitrail.inference.run import OutputBatch, iter_outputs, join_outputs
-from vitrail.models.build import Model
 
 DEFAULT_BATCH_SIZE = 64
 CACHE_FORMAT = 1  # of the cache files
@@ -42,7 +41,7 @@ class Features:
 
 
 def embed(
-    model: Model | Predictor | str | Path,
+    model: Any,
     images: Any,
     batch_size: int = DEFAULT_BATCH_SIZE,
     workers: int | None = None,
@@ -69,7 +68,7 @@ def embed_image(predictor: Predictor, image: str | Path) -> Float32[ndarray, "1 
 
 
 def iter_features(
-    model: Model | Predictor | str | Path,
+    model: Any,
     source: Dataset,
     batch_size: int = DEFAULT_BATCH_SIZE,
     workers: int | None = None,

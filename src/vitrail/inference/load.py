@@ -1,15 +1,16 @@
 """``vitrail.load_predictor``: a predictor for a model, a file that was exported from one, or any weights."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
+from torch import nn
 
-from vitrail.errors import VitrailError
+from vitrail.data.sources.image_like import describe_value
+from vitrail.errors import VitrailError, did_you_mean
 from vitrail.inference.onnx_predictor import OnnxPredictor
 from vitrail.inference.predictor import Predictor, TorchPredictor
 from vitrail.inference.program_predictor import ProgramPredictor
-from vitrail.models.build import Model
 from vitrail.models.speedup_config import Speedups
 from vitrail.models.speedups import speed_up
 from vitrail.system import select_device
@@ -20,7 +21,7 @@ EXPORTED_SUFFIXES = (".onnx", ".pt2")
 
 
 def load_predictor(
-    source: str | Path | Model | Predictor,
+    source: Any,
     backend: Backend = "auto",
     threads: int | None = None,
     speedups: Speedups | None = None,
@@ -29,14 +30,25 @@ def load_predictor(
     """Load a predictor: for an exported file (.onnx, .pt2) the backend it needs, for anything ``vitrail.load`` reads torch.
 
     ``threads`` is the number of CPU threads of one call; ``speedups`` and ``device`` apply to torch only. None leaves a model
-    on the device that it is on, and loads a file to the best one. A predictor is returned as it is.
+    on the device that it is on, and loads a file to the best one. A predictor is returned as it is; of a run that
+    ``vitrail.train`` has returned, the best weights are loaded.
     """
+    given = source
     if isinstance(source, Predictor):
         return source
     if threads is not None and threads < 1:
         raise VitrailError(f"threads must be at least 1, got {threads}; leave it out to use every core")
-    if not isinstance(source, str | Path):
+    if backend not in get_args(Backend):
+        hint = did_you_mean(str(backend), get_args(Backend))
+        raise VitrailError(f"backend must be auto, torch or onnxruntime, got {backend!r}{hint}")
+    if isinstance(source, nn.Module):
+        if backend == "onnxruntime":
+            raise VitrailError("onnxruntime runs .onnx files, got a model; export it first: vitrail.export(model, 'x.onnx')")
         return _torch_predictor(source, "the model", threads, speedups, device)
+    if not isinstance(source, str | Path):
+        source = getattr(source, "folder", None)  # of a finished run
+        if not isinstance(source, str | Path):
+            raise VitrailError(f"a model, a predictor or a path is needed, got {describe_value(given)}; try vitrail.load")
     suffix = Path(source).suffix.lower()
     if suffix not in EXPORTED_SUFFIXES:
         if backend == "onnxruntime":
@@ -52,7 +64,7 @@ def load_predictor(
 
 
 def _torch_predictor(
-    model: Model, source: str, threads: int | None, speedups: Speedups | None, device: str | None
+    model: Any, source: str, threads: int | None, speedups: Speedups | None, device: str | None
 ) -> TorchPredictor:
     if threads is not None:
         torch.set_num_threads(threads)

@@ -5,14 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
-from vitrail.models.build import Model
+from vitrail.models.build import Model, get_encoder
 from vitrail.tasks.registry import model_task
 
 
-def model_hash(model: Model) -> str:
+def model_hash(model: nn.Module) -> str:
     """Return a hash of all that predictions depend on, the same on every host and device."""
-    return _hash(model, (model.config, model.preprocess, model.class_names, model_task(model).config))
+    encoder = get_encoder(model)
+    return _hash(model, (encoder.config, encoder.preprocess, encoder.class_names, model_task(encoder).config))
 
 
 def features_hash(model: Model) -> str:
@@ -20,9 +22,9 @@ def features_hash(model: Model) -> str:
     return _hash(model, (replace(model.config, classes=0), model.preprocess), without="head.")
 
 
-def _hash(model: Model, settings: Any, without: str | None = None) -> str:
+def _hash(model: nn.Module, settings: Any, without: str | None = None) -> str:
     digest = hashlib.sha256(repr(settings).encode())
-    digest.update(model.extra_repr().encode())  # token merging, patch dropping: empty for a plain model
+    digest.update(get_encoder(model).extra_repr().encode())  # token merging, patch dropping: empty for a plain model
     for name, tensor in sorted(model.state_dict().items()):
         if without is None or not name.startswith(without):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())

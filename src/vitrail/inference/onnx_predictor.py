@@ -1,6 +1,5 @@
 """Run an ONNX file by onnxruntime, whose telemetry is disabled before it is imported."""
 
-import hashlib
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -16,23 +15,22 @@ from numpy import ndarray
 
 from vitrail.errors import VitrailError
 from vitrail.inference.export_metadata import EXPORT_METADATA_KEY, ExportMetadata, parse_export_metadata
-from vitrail.inference.predictor import Predictor
-from vitrail.models.config import ModelConfig, format_size
+from vitrail.inference.exported_predictor import ExportedPredictor, check_image_shape, read_exported_file
 
 INPUT_NAME = "images"
 IMAGES_PER_RUN = 2  # for Ti/16 in int8, 10 % more images per second than eight per run on one thread, 17 % on two
 
 
-class OnnxPredictor(Predictor):
+class OnnxPredictor(ExportedPredictor):
     """Predictor that runs an ONNX file in memory, configured by the file's own metadata."""
 
     backend = "onnxruntime"
 
     def __init__(self, source: str | Path, threads: int | None = None) -> None:
         content = read_exported_file(source, "onnx")
-        self._session, self._sha256 = open_session(content, source, threads), hashlib.sha256(content).hexdigest()
-        self.exported = exported = _read_metadata(self._session.multi_threaded, str(source))
-        super().__init__(str(source), exported.config, exported.preprocess, exported.class_names, exported.training)
+        self._session = open_session(content, source, threads)
+        exported = _read_metadata(self._session.multi_threaded, str(source))
+        super().__init__(source, content, exported)
         self._input_shape = self._session.multi_threaded.get_inputs()[0].shape[1:]  # a name where the size is dynamic
         # With dynamic activation scales, logits would depend on the rest of the batch.
         self._images_per_run = 1 if exported.export.get("activations") == "dynamic" else IMAGES_PER_RUN
@@ -43,9 +41,6 @@ class OnnxPredictor(Predictor):
             return self._session(images, self._images_per_run)
         except Exception as error:  # its exceptions have no common base class
             raise VitrailError(f"{self.source} cannot be run on these images: {_error_message(error)}") from None
-
-    def hash(self) -> str:
-        return self._sha256
 
 
 class OnnxSession:
@@ -80,16 +75,6 @@ def import_onnxruntime() -> ModuleType:
         raise VitrailError("an ONNX file needs onnxruntime; try pip install 'vitrail[onnx]'") from None
 
 
-def read_exported_file(source: str | Path, to: str) -> bytes:
-    path = Path(source).expanduser()
-    if not path.is_file():
-        raise VitrailError(f"{source} does not exist; `vitrail export RUN --to {to}` writes such a file")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise VitrailError(f"{source} cannot be read: {error}") from None
-
-
 def open_session(content: bytes, source: str | Path, threads: int | None = None) -> OnnxSession:
     """Open the content of an ONNX file on the CPU."""
     try:
@@ -108,22 +93,6 @@ def create_inference_session(content: bytes, threads: int | None = None) -> Any:
     if threads is not None:
         options.intra_op_num_threads = threads
     return library.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-
-
-def check_image_shape(images: ndarray, expected: list[Any], config: ModelConfig) -> None:
-    """Check dtype, height, width and channels against the graph's input; a name stands for a dynamic size."""
-    if images.dtype != np.uint8 or images.ndim != 4:
-        raise VitrailError(f"images must be uint8 (b, height, width, c), got {images.dtype} of {images.shape}")
-    for name, actual, required in zip(("height", "width", "channels"), images.shape[1:], expected, strict=True):
-        if isinstance(required, int) and actual != required:
-            raise VitrailError(
-                f"the {name} of images must be {required}, got {actual}; preprocess them as the file's metadata says"
-            )
-    stride = getattr(config, "patch_stride", (1, 1))
-    if any(side % step or not side for side, step in zip(images.shape[1:3], stride, strict=True)):
-        raise VitrailError(
-            f"the size of images must be a multiple of {format_size(stride)}, got {format_size(images.shape[1:3])}"
-        )
 
 
 def _read_metadata(inference_session: Any, source: str) -> ExportMetadata:

@@ -5,7 +5,6 @@ What a prediction is, the model's task decides: a classifier's has labels and pr
 
 from collections.abc import Generator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,14 +18,13 @@ from vitrail.inference.inputs import as_images
 from vitrail.inference.load import load_predictor
 from vitrail.inference.predictor import Predictor, require_outputs
 from vitrail.inference.run import iter_outputs
-from vitrail.models.build import Model
 from vitrail.tasks.task import Prediction, Task
 
 DEFAULT_TOP_K, DEFAULT_BATCH_SIZE = 5, 32
 
 
 def predict(
-    model: Model | Predictor | str | Path,
+    model: Any,
     images: Any,
     top_k: int = DEFAULT_TOP_K,
     batch_size: int = DEFAULT_BATCH_SIZE,
@@ -43,7 +41,7 @@ def predict(
 
 
 def iter_predictions(
-    model: Model | Predictor | str | Path,
+    model: Any,
     images: Any,
     top_k: int = DEFAULT_TOP_K,
     batch_size: int = DEFAULT_BATCH_SIZE,

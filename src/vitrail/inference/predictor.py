@@ -13,14 +13,16 @@ import torch
 from einops import rearrange
 from jaxtyping import Float, Float32, UInt8
 from numpy import ndarray
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transforms import normalise
 from vitrail.errors import VitrailError
 from vitrail.inference.model_hash import features_hash, model_hash
-from vitrail.models.build import Model
+from vitrail.models.build import Model, get_encoder
 from vitrail.models.config import ModelConfig
+from vitrail.models.resnet import ResNet
+from vitrail.models.vit import ViT
 from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.registry import recorded_task
 from vitrail.tasks.task import Task
@@ -41,11 +43,13 @@ class Predictor(ABC):
         preprocess: Preprocess,
         names: tuple[str, ...] | None,
         metadata: dict[str, Any],
+        has_decoder: bool = False,
     ) -> None:
         self.source = source  # the path or name it was loaded from
         self.config, self.preprocess = config, preprocess
         self.names = names  # of the classes, None if the file has none
         self.metadata = metadata  # from its file: recipe, dataset, metrics
+        self.has_outputs = has_decoder or config.classes > 0  # besides features
 
     @cached_property
     def task(self) -> Task:
@@ -63,8 +67,8 @@ class Predictor(ABC):
 
     def features(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b d"]:
         """Return the features before the head."""
-        if self.config.classes:
-            raise VitrailError(f"{self.source} is an exported file, which can only predict; use the run it was exported from")
+        if self.has_outputs:
+            raise VitrailError(f"{self.source} can only predict, since it was exported; use the run it was exported from")
         return self.outputs(images)
 
     @abstractmethod
@@ -82,7 +86,7 @@ class Predictor(ABC):
 
 def require_outputs(predictor: Predictor) -> Predictor:
     """Raise unless the model predicts something."""
-    if not predictor.config.classes:
+    if not predictor.has_outputs:
         raise VitrailError("the model has no classifier (classes=0); add one first: vitrail finetune RUN DATA")
     return predictor
 
@@ -112,15 +116,22 @@ class TorchPredictor(Predictor):
 
     backend = "torch"
 
-    def __init__(self, model: Model, source: str = "the model") -> None:
-        super().__init__(source, model.config, require_preprocess(model), model.class_names, model.metadata)
-        self.model = model
+    def __init__(self, model: nn.Module, source: str = "the model") -> None:
+        self.model: Any = model
+        self.encoder = get_encoder(model)
+        if not isinstance(self.encoder, ViT | ResNet):
+            kind = type(model).__name__
+            raise VitrailError(f"the model must be one of vitrail.load or vitrail.build, got a {kind}; give it, or its path")
+        encoder, preprocess = self.encoder, require_preprocess(self.encoder)
+        super().__init__(
+            source, encoder.config, preprocess, encoder.class_names, encoder.metadata, has_decoder=encoder is not model
+        )
 
     def outputs(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b ..."]:
         return self._run(self.model, images)
 
     def features(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b d"]:
-        return self._run(self.model.features, images)
+        return self._run(self.encoder.features, images)
 
     @torch.inference_mode()
     def _run(self, function: Any, images: ndarray) -> ndarray:
@@ -143,7 +154,7 @@ class TorchPredictor(Predictor):
         return model_hash(self.model)
 
     def features_hash(self) -> str:
-        return features_hash(self.model)
+        return features_hash(self.encoder)
 
     def to(self, device: torch.device) -> "TorchPredictor":
         self.model.to(device)

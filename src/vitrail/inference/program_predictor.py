@@ -1,6 +1,5 @@
 """Run a ``torch.export`` program as a predictor."""
 
-import hashlib
 import io
 import warnings
 from collections.abc import Iterator
@@ -14,12 +13,12 @@ from numpy import ndarray
 
 from vitrail.errors import VitrailError, first_line
 from vitrail.inference.export_metadata import EXPORT_METADATA_KEY, parse_export_metadata
-from vitrail.inference.onnx_predictor import check_image_shape, read_exported_file
-from vitrail.inference.predictor import Predictor, to_tensor
+from vitrail.inference.exported_predictor import ExportedPredictor, check_image_shape, read_exported_file
+from vitrail.inference.predictor import to_tensor
 from vitrail.inference.program_allowlist import check_allowlist
 
 
-class ProgramPredictor(Predictor):
+class ProgramPredictor(ExportedPredictor):
     """Predictor that runs a ``torch.export`` program.
 
     The whole file is in memory; one that might do more than compute is refused before torch reads it.
@@ -29,7 +28,6 @@ class ProgramPredictor(Predictor):
 
     def __init__(self, source: str | Path, threads: int | None = None) -> None:
         content, extra_files = read_exported_file(source, "program"), {EXPORT_METADATA_KEY: ""}
-        self._sha256 = hashlib.sha256(content).hexdigest()
         check_allowlist(content, str(source))
         try:
             with suppress_warnings():
@@ -38,8 +36,8 @@ class ProgramPredictor(Predictor):
             raise VitrailError(f"{source} is damaged: {first_line(error)}") from None
         if threads is not None:
             torch.set_num_threads(threads)
-        self.exported = exported = parse_export_metadata(extra_files[EXPORT_METADATA_KEY], str(source))
-        super().__init__(str(source), exported.config, exported.preprocess, exported.class_names, exported.training)
+        exported = parse_export_metadata(extra_files[EXPORT_METADATA_KEY], str(source))
+        super().__init__(source, content, exported)
         height_and_width = [None, None] if exported.export.get("dynamic") else [*exported.preprocess.image_size]
         self._size = [*height_and_width, exported.config.channels]
 
@@ -47,9 +45,6 @@ class ProgramPredictor(Predictor):
     def outputs(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b ..."]:
         check_image_shape(images, self._size, self.config)
         return self._program(to_tensor(np.ascontiguousarray(images)))[0].numpy()
-
-    def hash(self) -> str:
-        return self._sha256
 
 
 @contextmanager

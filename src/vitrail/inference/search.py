@@ -6,6 +6,7 @@ Never more than a tile of similarities is in memory. n images searched, m querie
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +17,6 @@ from torch import Tensor
 from vitrail.data.sources.dataset import Dataset, Progress, label_name
 from vitrail.inference.features import DEFAULT_BATCH_SIZE, embed_image, iter_features
 from vitrail.inference.load import load_predictor
-from vitrail.inference.predictor import Predictor
-from vitrail.models.build import Model
 
 SIMILARITY_TILE = 1024, 16384  # query and candidate rows whose similarities are computed at once: 64 MiB
 
@@ -32,7 +31,7 @@ class SearchHit:
 
 
 def search(
-    model: Model | Predictor | str | Path,
+    model: Any,
     splits: dict[str, Dataset],
     query: str | Path,
     top_k: int = 10,

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
 from vitrail.models.config import ModelConfig, ViTConfig
@@ -37,6 +37,21 @@ def get_encoder(model: nn.Module) -> Model:
     """Return the encoder of a model with a decoder, or the model itself."""
     encoder: Any = getattr(model, "encoder", model)
     return encoder
+
+
+def decoder_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights that a model with a decoder has besides its encoder; none if it is an encoder."""
+    if get_encoder(model) is model:
+        return {}
+    return {name: weight for name, weight in model.state_dict().items() if not name.startswith("encoder.")}
+
+
+def with_metadata_of(encoder: Model, model: nn.Module) -> Any:
+    """Return a model that a task has built around an encoder, with the encoder's config and metadata as attributes."""
+    for name in ("config", "preprocess", "class_names", "metadata", "load_report"):
+        if not hasattr(model, name):
+            setattr(model, name, getattr(encoder, name))
+    return model
 
 
 def _build_module(config: ModelConfig) -> Model:

@@ -41,10 +41,6 @@ class MaskedModel(nn.Module):
     def config(self) -> ViTConfig:
         return self.encoder.config
 
-    def decoder_state_dict(self) -> dict[str, Tensor]:
-        """Return all weights except the encoder's."""
-        return {name: weight for name, weight in self.state_dict().items() if not name.startswith("encoder.")}
-
 
 class InPlaceMasking(MaskedModel):
     """Masking that keeps every token in the encoder; a masked token predicts its patch from its own output."""

@@ -13,6 +13,7 @@ from vitrail.models.cost import Cost, cost
 from vitrail.models.cost.masked import masked_cost
 from vitrail.models.masking_config import Masking, check_masking
 
+LossName = Literal["softmax", "sigmoid"]
 ENTRY_POINTS = "vitrail.tasks"  # group of entry points by which an installed package offers its tasks
 
 
@@ -29,7 +30,8 @@ class DecoderShape:
 class TaskConfig:
     """Settings of a task. A subclass names its ``kind`` in a ``Literal`` field, and so can be read from a recipe."""
 
-    labelled: ClassVar[bool] = True  # whether images without a class label are left out
+    labelled: ClassVar[bool] = True  # whether the targets are class labels; images without one are left out
+    has_targets: ClassVar[bool] = True  # whether a dataset has to have targets
     mixes: ClassVar[bool] = True  # whether targets can be mixed, as Mixup and CutMix do
     decoder_note: ClassVar[str] = "are added to the model by its task"  # about the parameters that the task adds
 
@@ -78,8 +80,11 @@ class TaskConfig:
         return known[kind]
 
 
-def _by_kind() -> dict[Any, type]:
-    return {getattr(subclass, "kind", None): subclass for subclass in TaskConfig.__subclasses__()}
+def _by_kind(cls: type | None = None) -> dict[Any, type]:
+    """Return the settings classes by their ``kind``, also those that are derived from another task's."""
+    subclasses: list[type] = (cls or TaskConfig).__subclasses__()
+    derived = {kind: each for subclass in subclasses for kind, each in _by_kind(subclass).items()}
+    return {**derived, **{getattr(subclass, "kind", None): subclass for subclass in subclasses}}
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ class Classification(TaskConfig):
     """Single-label classification. ``sigmoid`` is one binary classifier per class (Beyer et al. 2020)."""
 
     kind: Literal["classification"] = "classification"
-    loss: Literal["softmax", "sigmoid"] = "softmax"
+    loss: LossName = "softmax"
     label_smoothing: float = 0.0
     balanced_loss: bool = False  # weight classes inversely to their frequency
 
@@ -106,6 +111,7 @@ class MaskedImage(TaskConfig):
     masking: Masking
     kind: Literal["masked-image"] = "masked-image"
     labelled: ClassVar[bool] = False
+    has_targets: ClassVar[bool] = False
     mixes: ClassVar[bool] = False
     decoder_note: ClassVar[str] = "predict the masked patches; they are dropped after pre-training"
 

@@ -51,7 +51,7 @@ def _saved_evaluation(report: RunReport) -> ClassificationEvaluation | None:
     with np.load(path, allow_pickle=False) as file:
         logits, labels, indices = (torch.from_numpy(file[name]) for name in ("logits", "labels", "indices"))
     return summarise_predictions(
-        report.recipe.data, report.result["reported_on"], (), SplitPredictions(logits, labels, indices)
+        report.recipe.data, report.result["reported_on"], (), SplitPredictions(logits, labels, indices), report.task.config.loss
     )
 
 

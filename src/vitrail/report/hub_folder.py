@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
 from vitrail.errors import VitrailError
 from vitrail.io import atomic_folder
-from vitrail.models.build import Model
-from vitrail.models.masked_autoencoders import MaskedModel
+from vitrail.models.build import get_encoder
 from vitrail.report.model_card import model_card
 from vitrail.report.model_card_yaml import CardFormat
 from vitrail.training.run import Run
@@ -39,10 +39,10 @@ def build_hub_folder(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise VitrailError(f"{folder} exists and is not empty, so nothing is written into it; choose another path")
     model = _load_with_decoder(source)
-    encoder = model.encoder if isinstance(model, MaskedModel) else model
+    encoder = get_encoder(model)
     metadata = {key: strip_paths(value) for key, value in encoder.metadata.items()}
     assumed = encoder.load_report.assumed
-    text = model_card(model_metadata(model, model.config, metadata), name, license, format, _num_images(source), assumed)
+    text = model_card(model_metadata(model, encoder.config, metadata), name, license, format, _num_images(source), assumed)
     try:
         with atomic_folder(folder.resolve()) as temporary:
             save(model, temporary, format=format, metadata=metadata)
@@ -52,10 +52,11 @@ def build_hub_folder(
     return HubFolder(folder, {file.name: file.stat().st_size for file in sorted(folder.iterdir())}, assumed)
 
 
-def _load_with_decoder(source: str) -> Model | MaskedModel:
-    """Load a model, with its pre-training decoder where there is one."""
-    path = resolve_source(source)
-    return load_masked(source) if is_model_folder(path) and (path / DECODER_FILE).is_file() else load(source)
+def _load_with_decoder(source: str) -> nn.Module:
+    """Load a model with its decoder, also one that is used for pre-training alone."""
+    path, model = resolve_source(source), load(source)
+    has_decoder = is_model_folder(path) and (path / DECODER_FILE).is_file()
+    return load_masked(source) if has_decoder and get_encoder(model) is model else model
 
 
 def _num_images(source: str) -> dict[str, int]:

@@ -14,17 +14,19 @@ from vitrail.report.classification_section import ClassificationSection
 from vitrail.report.html import html_page, html_table
 from vitrail.report.reconstruction_section import MaskedImageSection
 from vitrail.report.task_section import RunReport, TaskSection, register_task_section, task_section
+from vitrail.tasks.classification import ClassificationTask
+from vitrail.tasks.masked_image import MaskedImageTask
 from vitrail.training.monitors import NUM_NEIGHBOURS
 from vitrail.training.run import Run
 
-register_task_section("classification", ClassificationSection())
-register_task_section("masked-image", MaskedImageSection())
+register_task_section(ClassificationTask, ClassificationSection())
+register_task_section(MaskedImageTask, MaskedImageSection())
 
 
 def run_page(run: Run, data: DatasetSplits | None = None) -> str:
     """Return the page of a run. ``data``: the dataset that it was trained on, if it is open already."""
     report = RunReport(run, run.recipe(), run.result() or {}, data)
-    return html_page(f"Run {run.folder.name}", _sections(report, task_section(report.recipe.task.name)))
+    return html_page(f"Run {run.folder.name}", _sections(report, task_section(report.task)))
 
 
 def _sections(report: RunReport, section: TaskSection) -> Iterator[str]:
@@ -113,7 +115,7 @@ def _by_layer(lines: list[dict[str, Any]], name: str) -> dict[str, list[tuple[fl
     rows = [(float(line["step"]), line["attention_stats"][name]) for line in lines if "attention_stats" in line]
     depth = len(rows[0][1]) if rows else 0
     layers = sorted({round(part * (depth - 1) / 3) for part in range(4)}) if depth else []
-    return {f"layer {layer}": [(step, values[layer]) for step, values in rows] for layer in layers}
+    return {f"layer {layer}": [(step, float(values[layer])) for step, values in rows] for layer in layers}
 
 
 def _reproduction(report: RunReport, section: TaskSection) -> Iterator[str]:

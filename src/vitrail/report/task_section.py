@@ -34,7 +34,8 @@ class RunReport:
     def task(self) -> Task:
         return build_task(self.recipe.task, self.recipe.model, self.recipe.preprocess)
 
-    def format_metric(self, name: str, value: float) -> str:
+    def format_metric(self, name: str, value: float | str) -> str:
+        value = float(value)  # NaN is text in JSON
         return f"{value:.2%}" if name in self.task.fractions else f"{value:.4g}" if name != "loss" else f"{value:.4f}"
 
 
@@ -55,13 +56,13 @@ class TaskSection:
         return iter(())
 
 
-_SECTIONS: dict[str, TaskSection] = {}
+_SECTIONS: dict[type, TaskSection] = {Task: TaskSection()}
 
 
-def register_task_section(kind: str, section: TaskSection) -> None:
-    """Let the report of every run of this kind of task have this section."""
-    _SECTIONS[kind] = section
+def register_task_section(task: type[Task], section: TaskSection) -> None:
+    """Let the report of every run of this class of tasks, and of those derived from it, have this section."""
+    _SECTIONS[task] = section
 
 
-def task_section(kind: str) -> TaskSection:
-    return _SECTIONS.get(kind, TaskSection())
+def task_section(task: Task) -> TaskSection:
+    return next(_SECTIONS[each] for each in type(task).__mro__ if each in _SECTIONS)

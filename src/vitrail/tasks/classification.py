@@ -13,7 +13,7 @@ from vitrail.augment.mixup import soft_targets
 from vitrail.data.loader import Batch
 from vitrail.data.sources.dataset import Dataset, DatasetSplits
 from vitrail.errors import VitrailError
-from vitrail.recipes.task_config import Classification
+from vitrail.recipes.task_config import Classification, LossName
 from vitrail.tasks.task import Loss, Prediction, Task
 
 
@@ -110,7 +110,8 @@ class ClassificationTask(Task):
         return losses if self.class_weights is None else losses * self.class_weights.to(losses.device)[labels]
 
     def metrics(self, outputs: Float[Tensor, "b k"], targets: Int[Tensor, " b"]) -> dict[str, float]:
-        return mean_scores(outputs, targets)
+        scores = mean_scores(outputs, targets, self.config.loss)
+        return scores if self.custom_loss is None else {**scores, "loss": float(self.custom_loss(outputs, targets))}
 
     def baseline(self, train: Dataset, split: Dataset) -> dict[str, float]:
         """Return the accuracy of always predicting the most frequent class of the training images."""
@@ -118,9 +119,8 @@ class ClassificationTask(Task):
         majority = (split.labels == np.bincount(labels).argmax()).mean() if len(labels) and len(split) else 0.0
         return {"majority_class": float(majority)}
 
-    def probabilities(self, logits: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
-        """Return the softmax or, with the sigmoid loss, the sigmoid of each class."""
-        return logits.sigmoid() if self.config.loss == "sigmoid" else logits.softmax(dim=-1)
+    def probabilities(self, outputs: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+        return class_probabilities(outputs, self.config.loss)
 
     def predictions(self, outputs: Float[Tensor, "b k"], top_k: int) -> list[ClassPrediction]:
         """Return the most probable classes, of equal ones the first."""
@@ -146,13 +146,20 @@ class ClassificationTask(Task):
         return float((outputs.argmax(1) == expected.argmax(1)).double().mean())
 
 
-def mean_scores(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> dict[str, float]:
-    """Return top-1 and top-5 accuracy as fractions, and the mean loss."""
-    return {name: values.mean().item() for name, values in per_image_scores(logits, labels).items()}
+def class_probabilities(logits: Float[Tensor, "*b k"], loss: LossName) -> Float[Tensor, "*b k"]:
+    """Return the softmax or, for a model that was trained with the sigmoid loss, the sigmoid of each class."""
+    return logits.sigmoid() if loss == "sigmoid" else logits.softmax(dim=-1)
 
 
-def per_image_scores(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> dict[str, Float[Tensor, " b"]]:
-    """Return top-1 and top-5 correctness of each image, as 0 or 1, and its loss.
+def mean_scores(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], loss: LossName = "softmax") -> dict[str, float]:
+    """Return top-1 and top-5 accuracy as fractions, and the mean negative log-likelihood."""
+    return {name: values.mean().item() for name, values in per_image_scores(logits, labels, loss).items()}
+
+
+def per_image_scores(
+    logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"], loss: LossName = "softmax"
+) -> dict[str, Float[Tensor, " b"]]:
+    """Return top-1 and top-5 correctness of each image, as 0 or 1, and its loss: the negative log-likelihood of its label.
 
     Of equal logits the first counts; NaN is never correct.
     """
@@ -163,8 +170,16 @@ def per_image_scores(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) ->
     return {
         "top1": (rank == 0).double(),
         "top5": (rank < min(5, classes)).double(),
-        "loss": F.cross_entropy(logits.double(), labels, reduction="none"),
+        "loss": _negative_log_likelihood(logits.double(), labels, loss),
     }
+
+
+def _negative_log_likelihood(logits: Tensor, labels: Int[Tensor, " b"], loss: LossName) -> Float[Tensor, " b"]:
+    """Return the loss of each image without smoothing; of sigmoids, the sum over the classes."""
+    if loss == "softmax":
+        return F.cross_entropy(logits, labels, reduction="none")
+    target = F.one_hot(labels, logits.shape[1]).to(logits)
+    return F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(1)
 
 
 def balanced_class_weights(labels: Int[Tensor, " n"], classes: int) -> Float[Tensor, " k"]:

@@ -38,6 +38,7 @@ class MaskedImageTask(Task):
     lower_is_better: ClassVar[bool] = True
     fractions: ClassVar[tuple[str, ...]] = ("accuracy", "knn")
     monitors: ClassVar[tuple[str, ...]] = ("attention", "reconstructions", "knn")
+    keeps_decoder: ClassVar[bool] = False
 
     @property
     def masking(self) -> Masking:

@@ -70,6 +70,7 @@ class Task(ABC):
     output_name: ClassVar[str] = "outputs"  # of the model, in an exported file and in saved predictions
     target_name: ClassVar[str] = "targets"  # in saved predictions
     prediction_class: ClassVar[type[Prediction]] = Prediction
+    keeps_decoder: ClassVar[bool] = True  # whether what ``build_model`` adds to the encoder is used after training too
 
     def __init_subclass__(cls) -> None:
         if "config_class" in vars(cls):
@@ -77,6 +78,7 @@ class Task(ABC):
 
     def with_data(self, data: DatasetSplits) -> "Task":
         """Check the dataset to train on, and return the task with what it needs to know about it."""
+        require_targets(self, data.train, data.name)
         return self
 
     def with_loss(self, loss: Loss) -> "Task":
@@ -144,19 +146,26 @@ class Task(ABC):
         return 1 - float((outputs.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-12))
 
 
+def require_targets(task: Task, dataset: Dataset, name: str) -> None:
+    """Raise if a task learns from targets other than classes, and the dataset has none."""
+    if task.config.labelled or not task.config.has_targets or not len(dataset):
+        return
+    if (dataset.labels >= 0).any():
+        raise VitrailError(f"the targets of {name} are classes, which {task.config.name} cannot learn; give numbers as floats")
+    first = dataset.target(0)
+    if type(first) is int and first == -1:  # what an image without a target has
+        raise VitrailError(f"{name} has no targets, which {task.config.name} needs; give pairs of image and target")
+
+
 @torch.inference_mode()
-def run_model(
-    model: nn.Module, loader: Loader, workers: int | None, on_progress: Callable[[int], None] = lambda images: None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return outputs, targets and indices of every image, in order, on the CPU; ``on_progress`` gets the image count."""
+def run_model(model: nn.Module, loader: Loader, workers: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return outputs, targets and indices of every image, in order, on the CPU."""
     was_training, device = model.training, next(model.parameters()).device
     model.eval()
-    rows, count = [], 0
+    rows = []
     try:
         for batch in loader.batches(workers=workers):
             rows.append((model(batch.images.to(device)).float().cpu(), batch.targets, batch.indices))
-            count += batch.images.shape[0]
-            on_progress(count)
     finally:
         model.train(was_training)
     outputs, targets, indices = (torch.cat(column) for column in zip(*rows, strict=True))

@@ -1,5 +1,6 @@
 """Build the task and the model of a recipe, and reload the model that a run has saved."""
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,13 @@ from torch import Tensor, nn
 
 from vitrail.data.sources.dataset import DatasetSplits
 from vitrail.errors import VitrailError
-from vitrail.models.build import build
+from vitrail.models.build import build, get_encoder
 from vitrail.recipes.recipe import Recipe
 from vitrail.tasks.registry import build_task
 from vitrail.tasks.task import Loss, Task
 from vitrail.weights.init_from import init_model_from
-from vitrail.weights.load import load
+from vitrail.weights.load import attach_decoder, load
 from vitrail.weights.model_folder import DECODER_FILE
-from vitrail.weights.read_file import read_file
 
 
 def recipe_task(recipe: Recipe, data: DatasetSplits, custom_loss: Loss | None = None) -> Task:
@@ -25,13 +25,23 @@ def recipe_task(recipe: Recipe, data: DatasetSplits, custom_loss: Loss | None = 
 
 
 def _checked(loss: Loss) -> Loss:
-    """Return the loss with a check of what it returns."""
+    """Return the loss with a check of what it takes and returns."""
+    try:
+        signature(loss).bind(None, None)
+    except TypeError:
+        raise VitrailError(f"loss must take two arguments, outputs and targets, got loss{signature(loss)}") from None
+    except ValueError:  # of a function that is not written in Python, which has no signature
+        pass
 
     def checked_loss(outputs: Tensor, targets: Any) -> Tensor:
         value = loss(outputs, targets)
         if not isinstance(value, Tensor) or value.ndim:
             kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
             raise VitrailError(f"loss must return the mean over the batch as a tensor, got {kind}; try reduction='mean'")
+        if outputs.requires_grad and not value.requires_grad:
+            raise VitrailError(
+                "loss must return a tensor with a gradient, got one without; compute it from outputs, without detach or argmax"
+            )
         return value
 
     return checked_loss
@@ -52,12 +62,7 @@ def build_model(recipe: Recipe, task: Task, resumed: bool) -> nn.Module:
 
 def reload_model(folder: Path, task: Task) -> nn.Module:
     """Load a model that the training loop has saved, with its decoder if it has one."""
-    model = task.build_model(load(folder))
-    if (folder / DECODER_FILE).is_file():
-        unmatched = model.load_state_dict(read_file(folder / DECODER_FILE).tensors, strict=False)
-        missing = [name for name in unmatched.missing_keys if not name.startswith("encoder.")]
-        if missing or unmatched.unexpected_keys:
-            raise VitrailError(
-                f"{folder / DECODER_FILE} is not the decoder of this task: {[*missing, *unmatched.unexpected_keys][0]}"
-            )
-    return model
+    model, decoder = load(folder), folder / DECODER_FILE
+    if get_encoder(model) is not model or not decoder.is_file():
+        return model
+    return attach_decoder(model, task, decoder, needed=True)

@@ -14,8 +14,9 @@ from vitrail.config import to_dict
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
-from vitrail.models.build import Model, build_on_meta
+from vitrail.models.build import Model, build_on_meta, with_metadata_of
 from vitrail.recipes.recipe import Recipe
+from vitrail.tasks.registry import build_task
 from vitrail.training.checkpoint import MANIFEST_FILE, SCALARS_FILE, list_checkpoints, load_tensors
 from vitrail.training.run import Run
 from vitrail.weights.convert.inspect import ConvertedCheckpoint
@@ -23,7 +24,7 @@ from vitrail.weights.load import LoadReport, adapt_preprocess, check_finite_weig
 from vitrail.weights.model_folder import is_model_folder, read_json, read_metadata
 from vitrail.weights.read_file import own_copy
 
-ENCODER_PREFIX = "encoder."  # of a model with a decoder, the part that is used afterwards
+ENCODER_PREFIX = "encoder."  # of the names in a model with a decoder
 
 
 def checkpoint_steps(run: Run) -> list[int]:
@@ -39,12 +40,19 @@ def load_checkpoint(run: Run | str | Path, step: int) -> Model:
     if not path.is_dir():
         raise VitrailError(f"{run.folder} has no checkpoint of step {step}{_suggest_step(run, step)}")
     try:
-        state, scalars = _read_weights(path), read_json(path / SCALARS_FILE)
+        weights, scalars = _read_weights(path), read_json(path / SCALARS_FILE)
+        state = {name.removeprefix(ENCODER_PREFIX): tensor for name, tensor in weights.items() if _is_encoder(name, weights)}
         class_names, metadata = _names_and_metadata(run, recipe, step, scalars)
         converted = check_finite_weights(
             ConvertedCheckpoint("vitrail", recipe.model, state, [], [], recipe.preprocess, class_names, metadata)
         )
-        return _build_model(converted, f"the checkpoint of step {step}")
+        encoder = _build_model(converted, f"the checkpoint of step {step}")
+        task = build_task(recipe.task, recipe.model, recipe.preprocess, class_names or ())
+        if len(state) == len(weights) or not task.keeps_decoder:
+            return encoder
+        model = task.build_model(encoder)
+        model.load_state_dict({name: own_copy(tensor) for name, tensor in weights.items()})
+        return with_metadata_of(encoder, model).eval()
     except Exception as error:  # a damaged file can raise anything
         if not path.is_dir():
             raise VitrailError(
@@ -78,12 +86,16 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 def _load_targets(shapes: dict[str, tuple[int, ...]], state: dict[str, Tensor]) -> dict[str, Tensor]:
     kind = "ema." if any(name.startswith("ema.") for name in shapes) else "model."
-    prefix = ENCODER_PREFIX if any(name.startswith(kind + ENCODER_PREFIX) for name in shapes) else ""
-    names = [name for name in shapes if name.startswith(kind + prefix)]
+    names = [name for name in shapes if name.startswith(kind)]
     # NaN at first, so that a shard which no file has is noticed
     targets = {name: torch.full(shapes[name], torch.nan) for name in names}
-    state.update({name.removeprefix(kind + prefix): tensor for name, tensor in targets.items()})
+    state.update({name.removeprefix(kind): tensor for name, tensor in targets.items()})
     return targets
+
+
+def _is_encoder(name: str, weights: dict[str, Tensor]) -> bool:
+    """Return whether a weight is the encoder's: of a model without a decoder, all are."""
+    return name.startswith(ENCODER_PREFIX) or not any(each.startswith(ENCODER_PREFIX) for each in weights)
 
 
 def _build_model(converted: ConvertedCheckpoint, where: str) -> Model:

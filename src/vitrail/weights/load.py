@@ -15,14 +15,17 @@ from vitrail.config import parse_value
 from vitrail.data.preprocess import Preprocess, vit_preprocess
 from vitrail.errors import VitrailError
 from vitrail.layers.position import PositionResize
-from vitrail.models.build import Model, build_on_meta
+from vitrail.models.build import Model, build_on_meta, with_metadata_of
 from vitrail.models.config import ModelConfig, Pair
+from vitrail.tasks.registry import model_task
+from vitrail.tasks.task import Task
 from vitrail.weights import hub
 from vitrail.weights.adapt import adapt
 from vitrail.weights.convert import huggingface, official, timm, torchvision
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
 from vitrail.weights.convert.tensor_map import import_tensors
 from vitrail.weights.model_folder import (
+    DECODER_FILE,
     WEIGHTS_FILE,
     is_model_folder,
     read_config,
@@ -134,7 +137,21 @@ def load(
         tuple(checkpoint.assumed),
     )
     report.log(str(source))
-    return model.eval()
+    return (model if checkpoint.decoder is None else attach_decoder(model, model_task(model), checkpoint.decoder)).eval()
+
+
+def attach_decoder(encoder: Model, task: Task, file: Path, needed: bool = False) -> Any:
+    """Return the model that a task has built around an encoder, with the decoder in a file; if it is not kept after training
+    and not ``needed``, the encoder alone."""
+    model = task.build_model(encoder) if task.keeps_decoder or needed else encoder
+    if model is encoder:
+        return encoder
+    state = {name: _finite_float32(name, tensor) for name, tensor in read_file(file).tensors.items()}
+    unmatched = model.load_state_dict(state, strict=False)
+    missing = [name for name in unmatched.missing_keys if not name.startswith("encoder.")]
+    if missing or unmatched.unexpected_keys:
+        raise VitrailError(f"{file} is not the decoder of this task: {[*missing, *unmatched.unexpected_keys][0]}")
+    return with_metadata_of(encoder, model)
 
 
 def _valid_metadata(checkpoint: ConvertedCheckpoint, config: ModelConfig) -> dict[str, Any]:
@@ -208,7 +225,16 @@ def read_own(path: Path, overrides: Overrides) -> ConvertedCheckpoint:
     """Read the model of a Vitrail folder."""
     config, metadata = read_config(path), read_metadata(path)
     _check_overrides(config, overrides)
-    return ConvertedCheckpoint("vitrail", config, read_file(path).tensors, [], [], *parse_metadata(metadata))
+    decoder = path / DECODER_FILE
+    return ConvertedCheckpoint(
+        "vitrail",
+        config,
+        read_file(path).tensors,
+        [],
+        [],
+        *parse_metadata(metadata),
+        decoder=decoder if decoder.is_file() else None,
+    )
 
 
 def _from_metadata(converter: Any, raw: RawCheckpoint, overrides: Overrides) -> ConvertedCheckpoint | None:

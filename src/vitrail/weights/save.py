@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.config import parse_value, to_dict
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
 from vitrail.io import atomic_folder, atomic_path
-from vitrail.models.build import Model
+from vitrail.models.build import Model, decoder_state, get_encoder
 from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig, format_size
-from vitrail.models.masked_autoencoders import MAE, MaskedModel
+from vitrail.models.masked_autoencoders import MAE
 from vitrail.models.vit import ViT
 from vitrail.weights.convert import huggingface, inspect, mae, official, timm, torchvision
 from vitrail.weights.convert.inspect import Origin, Overrides, unsupported
@@ -37,13 +37,11 @@ FORMAT_SUFFIXES: dict[str, tuple[str, ...]] = {
 }
 
 
-def save(
-    model: Model | MaskedModel, path: str | Path, format: Origin = "vitrail", metadata: Mapping[str, Any] | None = None
-) -> Path:
+def save(model: nn.Module, path: str | Path, format: Origin = "vitrail", metadata: Mapping[str, Any] | None = None) -> Path:
     """Write a model folder, or the same weights in the official, timm, huggingface or torchvision format.
 
-    A model that was pre-trained with a decoder is written with it: in our folder next to the encoder; an MAE also in the
-    published format or as Hugging Face's ViTMAE.
+    A model with a decoder is written with it: in our folder next to the encoder; an MAE also in the published format or as
+    Hugging Face's ViTMAE.
     What a format cannot represent exactly is refused. An existing model of that name is replaced. ``metadata`` is about the
     training: ``recipe``, ``dataset``, ``metrics``; it describes these weights, so a loaded model's is not saved by default.
     """
@@ -63,7 +61,7 @@ def save(
     config, tensors = _converted(model, format)
     if path.suffix == ".pth":
         _check_pth(config, format)
-    is_published_mae = isinstance(model, MaskedModel) and path.suffix == ".pth"
+    is_published_mae = get_encoder(model) is not model and path.suffix == ".pth"
     content = {"model": tensors} if is_published_mae else tensors
     return _write_atomically(
         path, lambda temporary: _write_file(content, temporary, path.suffix, model_metadata(model, config, training))
@@ -83,11 +81,11 @@ def _check_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return dict(metadata)
 
 
-def model_metadata(model: Model | MaskedModel, config: ModelConfig, training: dict[str, Any]) -> dict[str, Any]:
+def model_metadata(model: nn.Module, config: ModelConfig, training: dict[str, Any]) -> dict[str, Any]:
     """Return the content of ``vitrail.json``: everything that the tensors do not record."""
     grid = {"grid": list(config.grid)} if isinstance(config, ViTConfig) else {}
-    masking = {"masking": to_dict(model.masking)} if isinstance(model, MaskedModel) else {}
-    encoder = _encoder(model)
+    masking = {"masking": to_dict(model.masking)} if hasattr(model, "masking") else {}
+    encoder = get_encoder(model)
     return {
         "format": FORMAT_VERSION,
         "model": to_dict(config),
@@ -122,50 +120,56 @@ def _check_pth(config: ModelConfig, format: str) -> None:
         unsupported("this pooling with a class token in a .pth, which would be read as another", format, "use .safetensors")
 
 
-def _encoder(model: Model | MaskedModel) -> Model:
-    return model.encoder if isinstance(model, MaskedModel) else model
+def _write_model_folder(model: nn.Module, folder: Path, training: dict[str, Any]) -> None:
+    encoder, decoder = get_encoder(model), decoder_state(model)
+    save_file({name: weight.contiguous() for name, weight in encoder.state_dict().items()}, folder / WEIGHTS_FILE)
+    if decoder:
+        save_file({name: weight.contiguous() for name, weight in decoder.items()}, folder / DECODER_FILE)
+    (folder / METADATA_FILE).write_text(json.dumps(model_metadata(model, encoder.config, training), indent=2) + "\n")
 
 
-def _write_model_folder(model: Model | MaskedModel, folder: Path, training: dict[str, Any]) -> None:
-    save_file({name: weight.contiguous() for name, weight in _encoder(model).state_dict().items()}, folder / WEIGHTS_FILE)
-    if isinstance(model, MaskedModel):
-        save_file({name: weight.contiguous() for name, weight in model.decoder_state_dict().items()}, folder / DECODER_FILE)
-    (folder / METADATA_FILE).write_text(json.dumps(model_metadata(model, model.config, training), indent=2) + "\n")
-
-
-def _write_huggingface(model: Model | MaskedModel, folder: Path, training: dict[str, Any]) -> None:
+def _write_huggingface(model: nn.Module, folder: Path, training: dict[str, Any]) -> None:
     config, tensors = _converted(model, "huggingface")
-    metadata = {}
-    if isinstance(model, MaskedModel) and model.config.pool != "cls":  # their MAE does not pool, so config.json has no field
-        metadata = {METADATA_KEY: json.dumps(model_metadata(model, config, training))}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", **metadata})
-    if isinstance(model, MaskedModel):
-        sidecars = {
-            "config.json": mae.config_file(model.config, model.masking),
-            **huggingface.preprocessor_file(model.encoder.preprocess),
-        }
+    metadata, encoder = {}, get_encoder(model)
+    if encoder is model:
+        sidecars = huggingface.sidecar_files(config, encoder.preprocess, encoder.class_names)
     else:
-        sidecars = huggingface.sidecar_files(config, model.preprocess, model.class_names)
+        masked = _require_mae(model, "huggingface")
+        if masked.config.pool != "cls":  # their MAE does not pool, so config.json has no field
+            metadata = {METADATA_KEY: json.dumps(model_metadata(model, config, training))}
+        config_file = {"config.json": mae.config_file(masked.config, masked.masking)}
+        sidecars = {**config_file, **huggingface.preprocessor_file(encoder.preprocess)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", **metadata})
     for name, content in sidecars.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _converted(model: Model | MaskedModel, format: Origin) -> tuple[ModelConfig, dict[str, Tensor]]:
+def _converted(model: nn.Module, format: Origin) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Return the config and the tensors in another library's names and layout."""
     converter: Any = {"official": official, "timm": timm, "huggingface": huggingface, "torchvision": torchvision}[format]
-    if not isinstance(model, MaskedModel):
-        config, state = _with_learned_positions(model, format)
+    encoder = get_encoder(model)
+    if encoder is model:
+        config, state = _with_learned_positions(encoder, format)
         converter.check_supported(config)
         return config, export_tensors(converter.tensor_maps(config), state)
-    mae.check_decoder_supported(model.config, model.masking, format)
-    encoder_config, state = _with_learned_positions(model.encoder, format)
-    assert isinstance(model, MAE)
+    masked = _require_mae(model, format)
+    encoder_config, state = _with_learned_positions(encoder, format)
     assert isinstance(encoder_config, ViTConfig)
-    encoder_config, state = mae.with_decoder(model, encoder_config, state)
+    encoder_config, state = mae.with_decoder(masked, encoder_config, state)
     layout: mae.DecoderLayout = "timm" if format == "timm" else "huggingface"
     return encoder_config, export_tensors(
-        [*converter.tensor_maps(encoder_config), *mae.decoder_maps(encoder_config, model.masking, layout)], state
+        [*converter.tensor_maps(encoder_config), *mae.decoder_maps(encoder_config, masked.masking, layout)], state
     )
+
+
+def _require_mae(model: nn.Module, format: Origin) -> MAE:
+    """Return the model as the only one with a decoder that other libraries have."""
+    masked: Any = model
+    if not hasattr(masked, "masking"):
+        unsupported(f"the decoder of a {type(model).__name__}", format, "use format='vitrail', or save model.encoder alone")
+    mae.check_decoder_supported(masked.config, masked.masking, format)
+    assert isinstance(model, MAE)
+    return model
 
 
 def _write_file(tensors: dict[str, Any], path: Path, suffix: str, metadata: dict[str, Any]) -> None:
@@ -225,5 +229,5 @@ def _write_atomically(path: Path, write_to: Callable[[Path], None], folder: bool
         with atomic_folder(path) if folder else atomic_path(path) as temporary:
             write_to(temporary)
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise VitrailError(f"{path} cannot be written: {str(error).splitlines()[0]}") from error
+        raise VitrailError(f"{path} cannot be written: {first_line(error)}") from error
     return path

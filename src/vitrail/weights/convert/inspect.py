@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from torch import Tensor
@@ -37,6 +38,7 @@ class ConvertedCheckpoint:
     preprocess: Preprocess | None = None
     class_names: tuple[str, ...] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)  # training metadata
+    decoder: Path | None = None  # the file of what its task has added to the model
 
 
 def count_layers(names: Iterable[str], prefix: str, separator: str = ".") -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 from vitrail.config import parse_value
 from vitrail.errors import VitrailError
 from vitrail.layers.position import sincos2d
+from vitrail.models.build import decoder_state
 from vitrail.models.config import ViTConfig
 from vitrail.models.masked_autoencoders import MAE
 from vitrail.models.masking_config import Masking
@@ -117,7 +118,7 @@ def with_decoder(model: MAE, config: ViTConfig, state: dict[str, Tensor]) -> tup
     prefix_rows = {} if config.prefix_positions else {"positions.0.prefix": state["cls"].new_zeros(1, config.width)}
     table = model.decoder.positions.table_at(config.grid).detach()
     tables = {"decoder.positions.table.weight": table.clone(), "decoder.positions.prefix": table.new_zeros(1, table.shape[-1])}
-    return _with_prefix_row(config), {**state, **prefix_rows, **model.decoder_state_dict(), **tables}
+    return _with_prefix_row(config), {**state, **prefix_rows, **decoder_state(model), **tables}
 
 
 def check_decoder_supported(config: ViTConfig, masking: Masking, format: str) -> None:
