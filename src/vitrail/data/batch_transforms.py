@@ -77,7 +77,8 @@ class EvalTransform:
         preprocess = self.preprocess
         stack = (
             dataset.stack(indices)
-            if dataset.array_shape == (*preprocess.image_size, len(preprocess.mean)) and preprocess.crop_pct == 1
+            if dataset.array_shape == (*preprocess.image_size, len(preprocess.mean))
+            and preprocess.resize_to == preprocess.image_size
             else None
         )
         if stack is not None:
@@ -120,7 +121,7 @@ class TrainTransform:
             or self._jitters
         ):
             return None
-        if policy.crop != "random-resized" and (shape[:2] != preprocess.image_size or preprocess.crop_pct < 1):
+        if policy.crop != "random-resized" and (shape[:2] != preprocess.image_size or preprocess.resize_to != shape[:2]):
             return None
         stack = dataset.stack(indices)
         u, flips = uniforms(self.seed, epochs, indices, CROP_SLOTS, CROP_OFFSET), self._flips(epochs, indices)

@@ -107,7 +107,7 @@ class _DynamicPositionEmbedding(nn.Module):
 
 def interpolation_matrix(old: int, new: int, rule: PositionResize) -> Float[Tensor, "n o"]:
     """Return the matrix that interpolates ``old`` values to ``new`` positions; ``new`` may be symbolic."""
-    position, step = torch.arange(new).float(), old / torch.full((1,), new).float()
+    position, step = torch.arange(new).float(), old / (torch.full((1,), new).float() + (0.1 if rule == "dino" else 0.0))
     if rule == "official":
         return _linear_weights(position * _align_corners_step(old, new), old)
     if rule == "timm":

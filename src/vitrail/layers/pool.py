@@ -7,7 +7,6 @@ b batch, t tokens, d width, h heads, k width of a head, q the one query.
 """
 
 import math
-from typing import Literal
 
 import torch
 from einops import rearrange, repeat
@@ -15,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.layers.mlp import MLP
+from vitrail.layers.mlp import MLP, Gelu
 from vitrail.layers.tap import Tap
 from vitrail.layers.weight_init import xavier_fused_linear, xavier_linear
 
@@ -44,9 +43,7 @@ class AveragePool(nn.Module):
 class AttentionPool(nn.Module):
     """Attention pooling: one learned query attends to every patch, followed by an MLP."""
 
-    def __init__(
-        self, width: int, heads: int, mlp: int, *, prefix: int, norm_eps: float, gelu: Literal["tanh", "exact"] = "tanh"
-    ) -> None:
+    def __init__(self, width: int, heads: int, mlp: int, *, prefix: int, norm_eps: float, gelu: Gelu = "tanh") -> None:
         super().__init__()
         self.heads = heads
         self.prefix = prefix

@@ -70,7 +70,7 @@ class TokenReducedViT(ViT):
         )
         for layer, (table, block) in enumerate(zip(layers, self.blocks, strict=True)):
             x = x if table is None else self._add_position(table, x, grid, patch_indices, merger)
-            x = self.dropout(x) if layer == 0 else x
+            x = self.embed_norm(self.dropout(x)) if layer == 0 else x
             merger.num_merged = 0 if layer % self.merge_every else self.num_merged
             if recording:
                 self.membership[layer](merger.membership)

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.layers.attention import Attention
-from vitrail.layers.block import Block, PostNormBlock
+from vitrail.layers.block import Block, BranchNormBlock, PostNormBlock
 from vitrail.layers.mlp import MLP
 from vitrail.layers.patch_embed import PatchEmbed
 from vitrail.layers.pool import AttentionPool, AveragePool, ClassPool
@@ -52,7 +52,7 @@ class ViT(nn.Module):
         self.metadata: dict[str, Any] = {}  # from its file: recipe, dataset, metrics
         self.activation_checkpointing = False  # recompute each block in the backward pass instead of saving its activations
         self.stem = nn.Identity() if c.stem is None else ResNetStem(c.channels, c.stem)
-        self.embed = PatchEmbed(c.stem.channels if c.stem else c.channels, c.width, c.patch)
+        self.embed = PatchEmbed(c.stem.channels if c.stem else c.channels, c.width, c.patch, bias=c.patch_bias)
         self.cls = nn.Parameter(torch.zeros(c.width)) if c.has_class_token else None
         self.registers = nn.Parameter(torch.empty(c.registers, c.width)) if c.registers else None
         if self.registers is not None:
@@ -61,6 +61,7 @@ class ViT(nn.Module):
         self.positions = nn.ModuleList(_position(c) for _ in range(tables))
         self.rotary = Rotary(c.position_grid or c.grid, c.width // c.heads, c.prefix_tokens) if c.position == "rotary" else None
         self.dropout = nn.Dropout(c.dropout)
+        self.embed_norm = nn.LayerNorm(c.width, eps=c.norm_eps) if c.embed_norm else nn.Identity()
         self.blocks = nn.ModuleList(_block(c, layer) for layer in range(c.depth))
         last: nn.Module = nn.Identity() if c.norm == "post" else nn.LayerNorm(c.width, eps=c.norm_eps)
         self.norm = last if c.final_norm == "tokens" else nn.Identity()
@@ -100,7 +101,7 @@ class ViT(nn.Module):
         rotation = None if self.rotary is None else self.rotary(grid, x.device, patch_indices)
         for layer, (table, block) in enumerate(zip(self.config.layers_with_position, self.blocks, strict=True)):
             x = x if table is None else self.positions[table](x, grid, patch_indices)
-            x = self.dropout(x) if layer == 0 else x
+            x = self.embed_norm(self.dropout(x)) if layer == 0 else x
             x = self._run_block(block, x, rotation)
         return self.norm(x)
 
@@ -144,7 +145,7 @@ def _block(c: ViTConfig, layer: int) -> Block:
         weights_dropout=c.attention_dropout,
         relative=RelativeKeys(c.tokens, c.heads, head_width) if c.position == "relative" else None,
     )
-    block_class = Block if c.norm == "pre" else PostNormBlock
+    block_class = {"pre": Block, "post": PostNormBlock, "branch": BranchNormBlock}[c.norm]
     return block_class(
         c.width,
         attention,

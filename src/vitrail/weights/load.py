@@ -16,7 +16,7 @@ from vitrail.data.preprocess import Preprocess, vit_preprocess
 from vitrail.errors import VitrailError
 from vitrail.layers.position import PositionResize
 from vitrail.models.build import Model, build_on_meta
-from vitrail.models.config import ModelConfig, Pair
+from vitrail.models.config import Gelu, ModelConfig, Pair
 from vitrail.weights import hub
 from vitrail.weights.adapt import adapt
 from vitrail.weights.convert import huggingface, official, timm, torchvision
@@ -88,7 +88,7 @@ def load(
     resize: PositionResize | Literal["origin"] = "origin",
     grid: Pair | None = None,
     heads: int | None = None,
-    gelu: Literal["tanh", "exact"] | None = None,
+    gelu: Gelu | None = None,
     pool: Literal["cls", "gap", "map"] | None = None,
     patch: int | Pair | None = None,
     channels: int | None = None,
@@ -275,4 +275,5 @@ def check_shapes(source: str, model: nn.Module, state: dict[str, Tensor]) -> Non
 def adapt_preprocess(checkpoint: ConvertedCheckpoint, config: ModelConfig) -> Preprocess:
     """Return the preprocessing the model was trained with, at its present image size and channels."""
     preprocess = checkpoint.preprocess or vit_preprocess(checkpoint.config.image, checkpoint.config.channels)
-    return replace(preprocess.with_channels(config.channels), image_size=config.image)
+    trim = preprocess.trim if config.image == preprocess.image_size else (0, 0)
+    return replace(preprocess.with_channels(config.channels), image_size=config.image, trim=trim)

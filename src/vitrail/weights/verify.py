@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,6 +82,9 @@ def published_parameters(config: ModelConfig) -> int | None:
         "position_prefix",
         "layer_scale",
         "qk_norm",
+        "qkv_bias",
+        "patch_bias",
+        "embed_norm",
     )
     if isinstance(config, ViTConfig) and any(
         getattr(config, field) != getattr(published_config, field) for field in compared_fields
@@ -174,12 +178,13 @@ def _build_timm(model: Model, path: Path) -> nn.Module:
     """Build timm's model by the architecture named in config.json, else by the config we inferred."""
     import timm
 
-    architecture = read_file(path).sidecar.get("architecture")
+    sidecar = read_file(path).sidecar
+    architecture = sidecar.get("architecture")
     if isinstance(architecture, str):
-        size: dict[str, Any] = {"img_size": model.config.image} if isinstance(model.config, ViTConfig) else {}
-        return _load_strict(
-            timm.create_model(architecture, num_classes=model.config.classes, **size), _used_tensors(model, path)
-        )
+        options: dict[str, Any] = {**(sidecar.get("model_args") or {}), "num_classes": model.config.classes}
+        if isinstance(model.config, ViTConfig):
+            options["img_size"] = model.config.image
+        return _load_strict(timm.create_model(architecture, **options), _used_tensors(model, path))
     tensors = _used_tensors(model, path)
     config = model.config
     if not isinstance(config, ViTConfig):
@@ -216,6 +221,10 @@ def _build_timm(model: Model, path: Path) -> nn.Module:
         reg_tokens=config.registers,
         no_embed_class=config.prefix_tokens > 0 and config.prefix_positions == 0,
         fc_norm=config.final_norm == "pooled",
+        final_norm=config.final_norm != "none",
+        pre_norm=config.embed_norm,
+        norm_layer=partial(nn.LayerNorm, eps=config.norm_eps),
+        act_layer={"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}[config.gelu],
     )
     return _load_strict(reference, tensors)
 

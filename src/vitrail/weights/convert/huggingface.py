@@ -4,19 +4,19 @@ and preprocessor_config.json."""
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from vitrail.config import parse_value
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.config import Gelu, ModelConfig, ViTConfig
 from vitrail.weights.convert import inspect
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides, require_plain_vit, unsupported
 from vitrail.weights.convert.tensor_map import TensorMap, affine, concat, import_tensors, permute, position_table
 
-GELU_NAMES: dict[str, Literal["tanh", "exact"]] = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+GELU_NAMES: dict[str, Gelu] = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 RESAMPLE_FILTERS: dict[int, Any] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 MODEL_TYPES = ("vit", "vit_mae")
 # In transformers 5 a model in memory has other names than its file, and ViTMAE's decoder has yet others in the file.
@@ -156,6 +156,8 @@ def preprocessor_file(preprocess: Preprocess | None) -> dict[str, dict[str, Any]
     if preprocess is None:
         return {}
     resized, is_square = preprocess.resize_to, preprocess.image_size[0] == preprocess.image_size[1]
+    if preprocess.trim != (0, 0):
+        unsupported("images that are cut off at the last whole patch", "huggingface", "set model.preprocess with trim=(0, 0)")
     if replace(preprocess, crop_pct=preprocess.image_size[0] / resized[0]).resize_to != resized:
         unsupported(f"a resize to {resized} with unequal crop ratios", "huggingface", "set model.preprocess with crop_pct=1.0")
     if not is_square and not preprocess.squash:
@@ -214,7 +216,7 @@ def _epsilon(sidecar: Mapping[str, Any], assumed: list[str]) -> float:
     return eps or 1e-12
 
 
-def _gelu(sidecar: Mapping[str, Any], overrides: Overrides, assumed: list[str]) -> Literal["tanh", "exact"]:
+def _gelu(sidecar: Mapping[str, Any], overrides: Overrides, assumed: list[str]) -> Gelu:
     act = sidecar.get("hidden_act")
     if act is not None and overrides.gelu is None:
         if act not in GELU_NAMES:

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
 from torch import Tensor
 
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import Preprocess, clip_preprocess, imagenet_preprocess, vit_preprocess
 from vitrail.errors import VitrailError
-from vitrail.models.config import ModelConfig, Pair, ViTConfig, format_size
+from vitrail.models.config import Gelu, ModelConfig, Pair, ViTConfig, format_size
 from vitrail.models.variants import SIZES
 
 Origin = Literal["vitrail", "official", "timm", "huggingface", "torchvision"]
@@ -21,7 +21,7 @@ class Overrides:
 
     grid: Pair | None = None
     heads: int | None = None
-    gelu: Literal["tanh", "exact"] | None = None
+    gelu: Gelu | None = None
     pool: Literal["cls", "gap", "map"] | None = None
 
 
@@ -59,7 +59,7 @@ def infer_heads(
     return guess
 
 
-def infer_gelu(default: Literal["tanh", "exact"], overrides: Overrides, assumed: list[str]) -> Literal["tanh", "exact"]:
+def infer_gelu(default: Gelu, overrides: Overrides, assumed: list[str]) -> Gelu:
     if overrides.gelu is not None:
         return overrides.gelu
     assumed.append(f"GELU in its {default} form (the origin's; gelu= overrides it)")
@@ -92,6 +92,45 @@ def infer_grid(
         f"the position table has {rows} rows, which is not a square grid; give it, for example "
         f"grid={_grids_with(rows - prefix_options[0]).split(' or ')[0]}"
     )
+
+
+def assume_preprocess(origin: str, config: ModelConfig, assumed: list[str]) -> Preprocess:
+    """Return the preprocessing that an origin's models are evaluated with, and record it as assumed."""
+    size = config.image
+    match origin:
+        case "CLIP":
+            preprocess = clip_preprocess(size)
+        case "DeiT" | "DINO" | "MAE" | "DINOv2":
+            preprocess = imagenet_preprocess(size)
+        case "MoCo-v3":
+            preprocess = replace(imagenet_preprocess(size), interpolation="bilinear")
+        case "DeiT III":
+            preprocess = replace(imagenet_preprocess(size), crop_pct=1.0)
+        case "SigLIP":
+            preprocess = Preprocess(size, squash=True)
+        case "TIPSv2":
+            preprocess = Preprocess(size, mean=(0.0,) * 3, std=(1.0,) * 3)
+        case _:
+            preprocess = vit_preprocess(size)
+    assumed.append(
+        f"images resized to {preprocess.resize_to[0]}{'' if preprocess.resize_to == size else ', cropped'}, with mean "
+        f"{preprocess.mean[0]} and std {preprocess.std[0]} of the first channel (as for {origin}; model.preprocess overrides it)"
+    )
+    return preprocess.with_channels(config.channels)
+
+
+def trim_to_patches(preprocess: Preprocess, config: ModelConfig, size: Pair | None, assumed: list[str]) -> Preprocess:
+    """Keep preprocessing to an image size that the patches do not divide: the last rows and columns are cut off."""
+    if size is None or not isinstance(config, ViTConfig) or size == config.image:
+        return preprocess
+    trim = (size[0] - config.image[0], size[1] - config.image[1])
+    if not all(0 <= rest < step for rest, step in zip(trim, config.patch_stride, strict=True)):
+        return preprocess  # the weights were resized after the preprocessing was recorded
+    assumed.append(
+        f"images of {format_size(size)} without their last {format_size(trim)} rows and columns, which no patch of "
+        f"{format_size(config.patch_stride)} covers"
+    )
+    return replace(preprocess, trim=trim)
 
 
 def _grids_with(cells: int) -> str:
