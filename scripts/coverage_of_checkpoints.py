@@ -93,6 +93,11 @@ def number_of_heads(model: nn.Module) -> int | None:
     return next((part.num_heads for part in model.modules() if isinstance(getattr(part, "num_heads", None), int)), None)
 
 
+def gelu_of(model: nn.Module) -> str | None:
+    kinds = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick"}
+    return next((kinds[kind] for part in model.modules() if (kind := type(part).__name__) in kinds), None)
+
+
 def check(model: nn.Module, path: Path, **options: Any) -> tuple[str, str]:
     """Load a file and compare its logits with the reference's."""
     try:
@@ -126,7 +131,7 @@ def outcomes(pattern: str, forms: list[str]) -> Iterator[Outcome]:
             (folder / "bare").mkdir()
             (folder / "bare" / "weights.safetensors").hardlink_to(folder / "model.safetensors")
             for form in forms:
-                bare: dict[str, Any] = {"heads": number_of_heads(model)}  # which no file records
+                bare: dict[str, Any] = {"heads": number_of_heads(model), "gelu": gelu_of(model)}  # which no file records
                 result, detail = (
                     check(model, folder) if form == "folder" else check(model, folder / "bare" / "weights.safetensors", **bare)
                 )
@@ -145,10 +150,11 @@ def main() -> None:
     found = []
     for outcome in outcomes(options.only, options.forms):
         found.append(outcome)
-        print(f"{outcome.result:9} {outcome.form:6} {outcome.name:45} {outcome.seconds:5} {outcome.detail[:200]}", flush=True)
+        columns = f"{outcome.result:9} {outcome.form:6} {outcome.name:45} {outcome.seconds:5} {outcome.detail[:200]}"
+        print(columns, flush=True)  # noqa: T201
     for form in options.forms:
         counts = Counter(outcome.result for outcome in found if outcome.form == form)
-        print(f"{form}: {counts['exact']} exact, {counts['refused']} refused, {counts['wrong']} wrong")
+        print(f"{form}: {counts['exact']} exact, {counts['refused']} refused, {counts['wrong']} wrong")  # noqa: T201
     if options.json:
         options.json.write_text(json.dumps([asdict(outcome) for outcome in found], indent=1) + "\n")
 

@@ -134,6 +134,23 @@ def test_wrappers_of_training_scripts_are_removed(wrap: Any, tmp_path: Path) -> 
         assert_close(load(tmp_path / "theirs.pth", heads=3)(images), theirs(images), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("registers", [0, 2])
+def test_dinos_own_files_are_resized_as_dino_does(registers: int, tmp_path: Path) -> None:
+    """DINOv2's release without registers interpolates by (n + 0.1) / old, the one with registers as timm does."""
+    theirs = make_reference(reg_tokens=registers, no_embed_class=bool(registers), init_values=0.1, num_classes=0)
+    state = {name.replace("reg_token", "register_tokens"): weight for name, weight in theirs.state_dict().items()}
+    torch.save({**state, "mask_token": torch.zeros(1, 24)}, tmp_path / "dinov2.pth")
+    small, large = load(tmp_path / "dinov2.pth", heads=3), load(tmp_path / "dinov2.pth", heads=3, image=(36, 30))
+    assert isinstance(large.config, ViTConfig)
+    assert large.config.position_resize == ("timm" if registers else "dino")
+    assert large.preprocess is not None
+    assert large.preprocess.mean[0] == 0.485
+    if not registers:
+        table = small.get_parameter("positions.0.table.weight").detach().permute(2, 0, 1)[None]
+        expected = nn.functional.interpolate(table, scale_factor=(6.1 / 4, 5.1 / 4), mode="bicubic")[0].permute(1, 2, 0)
+        assert_close(large.get_parameter("positions.0.table.weight").detach(), expected, rtol=0, atol=1e-5)
+
+
 def test_a_dino_head_is_reported_as_unused(tmp_path: Path) -> None:
     state = dict(make_reference(num_classes=0).state_dict()) | {
         "head.mlp.0.weight": torch.ones(3, 24),

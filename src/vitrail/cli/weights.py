@@ -9,6 +9,7 @@ from rich.text import Text
 from vitrail.cli.console import add_row, format_count, make_console, make_table, print_json
 from vitrail.cli.help import Command, Group
 from vitrail.cli.options import JsonOption, parse_size
+from vitrail.cli.preprocess_options import with_preprocess_options
 from vitrail.errors import VitrailError
 
 weights = typer.Typer(
@@ -34,7 +35,9 @@ PoolOption = Annotated[
 ]
 GeluOption = Annotated[
     str | None,
-    typer.Option(metavar="tanh|exact", rich_help_panel="Source", help="GELU approximation, if the file does not record it."),
+    typer.Option(
+        metavar="tanh|exact|quick", rich_help_panel="Source", help="Form of the GELU, if the file does not record it."
+    ),
 ]
 
 
@@ -67,6 +70,7 @@ def show(source: CheckpointArgument, json: JsonOption = False) -> None:
 
 
 @weights.command(cls=Command, epilog="Example: vitrail weights convert ViT-B_16.npz vit.safetensors --to timm")
+@with_preprocess_options
 def convert(
     source: CheckpointArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder or file to write, depending on the format.")],
@@ -94,7 +98,7 @@ def convert(
         str,
         typer.Option(
             rich_help_panel="Model",
-            help="Whose rule resizes the position embedding: origin, official, timm, huggingface or torchvision.",
+            help="Whose rule resizes the position embedding: origin, official, timm, huggingface, torchvision or dino.",
         ),
     ] = "origin",
     grid: GridOption = None,
@@ -212,8 +216,8 @@ def _save_with_decoder(masked: Any, out: Path, format: str) -> str | None:
 
 
 def _overrides(grid: str | None, heads: int | None, gelu: str | None, pool: str | None) -> dict[str, Any]:
-    if gelu not in (None, "tanh", "exact"):
-        raise VitrailError(f"--gelu must be tanh or exact, got {gelu!r}")
+    if gelu not in (None, "tanh", "exact", "quick"):
+        raise VitrailError(f"--gelu must be tanh, exact or quick, got {gelu!r}")
     if pool not in (None, "cls", "gap", "map"):
         raise VitrailError(f"--pool must be cls, gap or map, got {pool!r}")
     return {"grid": parse_size(grid, "--grid") if grid else None, "heads": heads, "gelu": gelu, "pool": pool}

@@ -4,6 +4,8 @@
 evaluation (resize without cropping). ``imagenet``: ImageNet's mean and standard deviation. ``clip``: those of OpenAI's CLIP.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -54,6 +56,48 @@ class Preprocess:
             return self
         mean, std = sum(self.mean) / len(self.mean), sum(self.std) / len(self.std)
         return replace(self, mean=(mean,) * channels, std=(std,) * channels)
+
+
+@dataclass(frozen=True)
+class PreprocessChanges:
+    """What a caller knows of the preprocessing that a file does not record; None: as assumed."""
+
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    interpolation: Interpolation | None = None
+    crop_pct: float | None = None
+    squash: bool | None = None
+
+    def apply(self, preprocess: Preprocess) -> Preprocess:
+        channels = len(preprocess.mean)
+        known = {name: value for name, value in vars(self).items() if value is not None}
+        for name in ("mean", "std"):
+            if len(known.get(name, ())) == 1:  # one value for every channel
+                known[name] = known[name] * channels
+            if len(known.get(name, preprocess.mean)) != channels:
+                raise VitrailError(
+                    f"{name} must have one value or {channels}, one per channel, got {len(known[name])}; try {name}=0.5"
+                )
+        return replace(preprocess, **known)
+
+
+_assumed_changes: list[PreprocessChanges] = []
+
+
+@contextmanager
+def change_assumed_preprocess(changes: PreprocessChanges | None) -> Iterator[None]:
+    """Within it, in every thread, weights that do not record their preprocessing are loaded with these changes to it."""
+    before = list(_assumed_changes)
+    _assumed_changes[:] = [] if changes is None else [changes]
+    try:
+        yield
+    finally:
+        _assumed_changes[:] = before
+
+
+def assumed_changes() -> PreprocessChanges | None:
+    """Return the changes that hold now."""
+    return _assumed_changes[0] if _assumed_changes else None
 
 
 def vit_preprocess(image_size: tuple[int, int], channels: int = 3) -> Preprocess:

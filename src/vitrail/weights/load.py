@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config import parse_value
-from vitrail.data.preprocess import Preprocess, vit_preprocess
+from vitrail.data.preprocess import Preprocess, assumed_changes, vit_preprocess
 from vitrail.errors import VitrailError
 from vitrail.layers.position import PositionResize
 from vitrail.models.build import Model, build_on_meta
@@ -100,14 +100,21 @@ def load(
     a file does not record. What was assumed, resized, new or not used is logged and recorded in ``model.load_report``.
     """
     parse_value(resize, PositionResize | Literal["origin"], "resize")
-    overrides = Overrides(parse_value(grid, Pair | None, "grid"), parse_value(heads, int | None, "heads"), gelu, pool)
+    size = parse_value(image, Pair | None, "image")
+    overrides = Overrides(
+        parse_value(grid, Pair | None, "grid"),
+        parse_value(heads, int | None, "heads"),
+        parse_value(gelu, Gelu | None, "gelu"),
+        pool,
+        size if patch is None else None,  # of other patches than the file's
+    )
     checkpoint = read_checkpoint(source, overrides)
     model = build_on_meta(checkpoint.config)
     check_shapes(str(source), model, checkpoint.state)
     config, state, changes = adapt(
         checkpoint.config,
         checkpoint.state,
-        image=parse_value(image, Pair | None, "image"),
+        image=size,
         patch=parse_value(patch, Pair | None, "patch"),
         channels=parse_value(channels, int | None, "channels"),
         classes=parse_value(classes, int | None, "classes"),
@@ -208,7 +215,8 @@ def read_own(path: Path, overrides: Overrides) -> ConvertedCheckpoint:
     """Read the model of a Vitrail folder."""
     config, metadata = read_config(path), read_metadata(path)
     _check_overrides(config, overrides)
-    return ConvertedCheckpoint("vitrail", config, read_file(path).tensors, [], [], *parse_metadata(metadata))
+    tensors = read_file(path).tensors
+    return ConvertedCheckpoint("vitrail", config, tensors, [], [], *parse_metadata(metadata), records_preprocess=True)
 
 
 def _from_metadata(converter: Any, raw: RawCheckpoint, overrides: Overrides) -> ConvertedCheckpoint | None:
@@ -219,12 +227,19 @@ def _from_metadata(converter: Any, raw: RawCheckpoint, overrides: Overrides) -> 
     _check_overrides(config, overrides)
     state, unused = import_tensors(converter.tensor_maps(config), raw.tensors)
     return ConvertedCheckpoint(
-        converter.__name__.rpartition(".")[2], config, state, unused, [], *parse_metadata(raw.vitrail_metadata)
+        converter.__name__.rpartition(".")[2],
+        config,
+        state,
+        unused,
+        [],
+        *parse_metadata(raw.vitrail_metadata),
+        records_preprocess=True,
     )
 
 
 def _check_overrides(config: ModelConfig, overrides: Overrides) -> None:
-    for name, override in vars(overrides).items():
+    for name in ("grid", "heads", "gelu", "pool"):
+        override = getattr(overrides, name)
         recorded = getattr(config, name, None)
         if override is not None and override != recorded:
             raise VitrailError(f"the file records {name}={recorded}, got {name}={override}; leave {name} out")
@@ -275,5 +290,9 @@ def check_shapes(source: str, model: nn.Module, state: dict[str, Tensor]) -> Non
 def adapt_preprocess(checkpoint: ConvertedCheckpoint, config: ModelConfig) -> Preprocess:
     """Return the preprocessing the model was trained with, at its present image size and channels."""
     preprocess = checkpoint.preprocess or vit_preprocess(checkpoint.config.image, checkpoint.config.channels)
+    if (changes := assumed_changes()) is not None:
+        if checkpoint.records_preprocess:
+            raise VitrailError("the model records its preprocessing; leave --mean, --std, --interpolation and --crop out")
+        preprocess = changes.apply(preprocess)
     trim = preprocess.trim if config.image == preprocess.image_size else (0, 0)
     return replace(preprocess.with_channels(config.channels), image_size=config.image, trim=trim)

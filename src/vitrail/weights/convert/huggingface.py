@@ -51,7 +51,7 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
     rows = inspect.require_shape(file, "vit.embeddings.position_embeddings", 3)[1]
     size = _pair(sidecar["image_size"], "image_size") if "image_size" in sidecar else None
     recorded_grid = (size[0] // patch_height, size[1] // patch_width) if size else None
-    grid, _ = inspect.infer_grid(rows, [1], overrides, assumed, recorded_grid)
+    grid, _ = inspect.infer_grid(rows, [1], overrides, assumed, recorded_grid, (patch_height, patch_width))
     pooler = "vit.pooler.dense.weight" in file and "classifier.weight" not in file
     if pooler and sidecar.get("pooler_act", "tanh") != "tanh":
         raise VitrailError(f"pooler_act in config.json must be 'tanh', got {sidecar['pooler_act']!r}")

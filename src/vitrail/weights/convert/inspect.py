@@ -23,6 +23,10 @@ class Overrides:
     heads: int | None = None
     gelu: Gelu | None = None
     pool: Literal["cls", "gap", "map"] | None = None
+    image: Pair | None = None  # size of the wanted model: it decides between grids that fit a position table as it is
+
+    def image_grid(self, stride: Pair) -> Pair | None:
+        return None if self.image is None else (self.image[0] // stride[0], self.image[1] // stride[1])
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class ConvertedCheckpoint:
     preprocess: Preprocess | None = None
     class_names: tuple[str, ...] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)  # training metadata
+    records_preprocess: bool = False  # as Vitrail's own files do
 
 
 def count_layers(names: Iterable[str], prefix: str, separator: str = ".") -> int:
@@ -67,11 +72,17 @@ def infer_gelu(default: Gelu, overrides: Overrides, assumed: list[str]) -> Gelu:
 
 
 def infer_grid(
-    rows: int, prefix_counts: Iterable[int], overrides: Overrides, assumed: list[str], recorded: Pair | None = None
+    rows: int,
+    prefix_counts: Iterable[int],
+    overrides: Overrides,
+    assumed: list[str],
+    recorded: Pair | None = None,
+    stride: Pair = (1, 1),
 ) -> tuple[Pair, int]:
     """Infer the grid of a position table from its number of rows, and how many of them belong to prefix tokens.
 
-    ``prefix_counts`` are the possible numbers of those. The caller's or config.json's grid comes first, else a square one.
+    ``prefix_counts`` are the possible numbers of those. The caller's or config.json's grid comes first, then that of the wanted
+    image size if it fits the table as it is, else a square one.
     """
     prefix_options = list(prefix_counts)
     grid = overrides.grid or recorded
@@ -83,6 +94,10 @@ def infer_grid(
             f"a grid of {format_size(grid)} does not fit a position table of {rows} rows; "
             f"grids that do: {_grids_with(rows - prefix_options[0])}"
         )
+    wanted = overrides.image_grid(stride)
+    for prefix in prefix_options:
+        if wanted is not None and math.prod(wanted) == rows - prefix:
+            return wanted, prefix
     for prefix in prefix_options:
         side = math.isqrt(max(0, rows - prefix))
         if side and side * side == rows - prefix:
@@ -114,7 +129,7 @@ def assume_preprocess(origin: str, config: ModelConfig, assumed: list[str]) -> P
             preprocess = vit_preprocess(size)
     assumed.append(
         f"images resized to {preprocess.resize_to[0]}{'' if preprocess.resize_to == size else ', cropped'}, with mean "
-        f"{preprocess.mean[0]} and std {preprocess.std[0]} of the first channel (as for {origin}; model.preprocess overrides it)"
+        f"{preprocess.mean[0]} and std {preprocess.std[0]} in the first channel (as for {origin}; model.preprocess overrides)"
     )
     return preprocess.with_channels(config.channels)
 

@@ -132,10 +132,13 @@ def _infer_vit(
         overrides,
         assumed,
         _recorded_grid(pretrained_cfg, args, stride, [rows - count for count in prefix_counts]),
+        stride,
     )
     facts = _facts(file, sidecar, args, grid, overrides, origin, assumed)
     if facts.width not in (None, width):
         raise VitrailError(f"config.json describes a model {facts.width} wide, but the weights are {width} wide")
+    # DINO's own files; DINOv2's models with registers are resized as timm does, and timm's copies of either too
+    own_rule = "architecture" not in sidecar and (origin == "DINO" or (origin == "DINOv2" and not registers))
     norm = file.get("blocks.0.attn.q_norm.weight")
     heads_by_norm = None if norm is None else width // norm.shape[0]
     hidden = file["pre_logits.fc.weight"].shape[0] if "pre_logits.fc.weight" in file else None
@@ -150,7 +153,7 @@ def _infer_vit(
         classes=file["head.weight"].shape[0] if "head.weight" in file else 0,
         stem=stem,
         position_prefix="none" if not num_prefix else "all" if num_prefix == prefix and registers else "cls",
-        position_resize="dino" if origin == "DINO" or (origin == "DINOv2" and not registers) else "timm",
+        position_resize="dino" if own_rule else "timm",
         pool=facts.pool,
         class_token=class_token if class_token != (facts.pool == "cls") else None,
         registers=registers,
@@ -248,10 +251,14 @@ def _check_bare(file: Mapping[str, Tensor], overrides: Overrides, origin: str) -
             f"tensor; {advice}"
         )
     if "blocks.0.attn.qkv.weight" in file and not any(
-        f"blocks.0.attn.{part}" in file for part in ("qkv.bias", "q_bias", "q_norm.weight")
+        f"blocks.0.attn.{part}" in file for part in ("qkv.bias", "q_norm.weight")
     ):
         raise VitrailError(
-            f"the file has q, k, v without biases and does not show if its norms precede or end the branches; {advice}"
+            f"the file has no bias of q, k and v, and does not show if its norms precede or end the branches; {advice}"
+        )
+    if origin == "CLIP" and overrides.gelu is None:
+        raise VitrailError(
+            "the file is a CLIP tower and does not show its GELU; give gelu='quick' (OpenAI, DFN) or gelu='exact' (LAION)"
         )
     if {"attn_pool.latent", "reg_token"} <= set(file) and overrides.pool is None:
         raise VitrailError(f"the file does not show if its attention pooling reads the registers; {advice}, or give pool='map'")

@@ -237,6 +237,7 @@ ONLY_DEFAULT: dict[str, tuple[tuple[Any, ...], str]] = {
     "attn_layer": ((), "another kind of attention"),
     "embed_layer": ((), "another kind of patch embedding"),
 }
+KNOWN_ARGUMENTS = {"embed_dim", "num_heads", "act_layer", "global_pool", *WITHOUT_EFFECT, *SHOWN_BY_TENSORS, *ONLY_DEFAULT}
 
 
 def apply_model_args(facts: Architecture, args: Mapping[str, Any]) -> Architecture:
@@ -262,7 +263,7 @@ def apply_model_args(facts: Architecture, args: Mapping[str, Any]) -> Architectu
                     )
             case _:
                 raise VitrailError(
-                    f"model_args in config.json has {str(name)[:40]}={str(value)[:40]!r}, which Vitrail does not know"
+                    f"model_args in config.json has {str(name)[:40]}={str(value)[:40]}, which Vitrail does not know"
                 )
     return facts
 
