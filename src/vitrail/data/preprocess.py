@@ -60,7 +60,7 @@ class Preprocess:
 
 @dataclass(frozen=True)
 class PreprocessChanges:
-    """What a caller knows of the preprocessing that a file does not record; None: as assumed."""
+    """Changes to an assumed preprocessing, for a file that does not record its own; None: as assumed."""
 
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None

@@ -122,21 +122,23 @@ def _max_difference(model: nn.Module, reference: nn.Module) -> float:
     config: ModelConfig = model.config  # type: ignore[assignment]
     images = fixed_images(config)
     with torch.inference_mode():
-        first, second = model(images), _output_tensor(reference(images), getattr(config, "pool", "cls"))
+        first, second = model(images), _output_tensor(reference(images), config)
     if first.shape != second.shape:
         raise VitrailError(f"outputs of shapes {list(first.shape)} and {list(second.shape)} cannot be compared")
     return (first - second).abs().max().item()
 
 
-def _output_tensor(output: Any, pool: str) -> Tensor:
+def _output_tensor(output: Any, config: ModelConfig) -> Tensor:
     """Return the tensor of a model's output; transformers' have named fields, and ViTMAE's encoder returns unpooled tokens."""
-    for name in ("logits", "pooler_output"):
+    for name in ("logits", "image_embeds", "pooler_output"):
         if isinstance(value := getattr(output, name, None), Tensor):
             return value
     if isinstance(output, Tensor):
         return output
     tokens: Tensor = output.last_hidden_state
-    return tokens[:, 1:].mean(dim=1) if pool == "gap" else tokens[:, 0]
+    if not isinstance(config, ViTConfig) or config.pool != "gap":
+        return tokens[:, 0]
+    return tokens[:, config.prefix_tokens :].mean(dim=1)
 
 
 def _reference_model(model: Model, path: Path) -> tuple[nn.Module | None, str | None]:
@@ -243,6 +245,9 @@ def _build_huggingface(model: Model, path: Path) -> nn.Module:
     transformers: Any = import_module("transformers")
     transformers.logging.set_verbosity_error()  # it would list unused weights, such as a decoder
     auto_class = transformers.AutoModelForImageClassification if model.config.classes else transformers.AutoModel
+    architectures = read_file(path).sidecar.get("architectures")
+    if architectures == ["CLIPVisionModelWithProjection"]:  # which no auto class builds
+        auto_class = transformers.CLIPVisionModelWithProjection
     reference: Any = auto_class.from_pretrained(path if path.is_dir() else path.parent, local_files_only=True)
     if hasattr(reference.config, "mask_ratio"):
         reference.config.mask_ratio = 0.0  # otherwise ViTMAE's encoder masks patches

@@ -13,6 +13,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.config import Gelu, ModelConfig, ViTConfig
 from vitrail.weights.convert import inspect
+from vitrail.weights.convert.huggingface_towers import FAMILIES, convert_tower
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides, require_plain_vit, unsupported
 from vitrail.weights.convert.tensor_map import TensorMap, affine, concat, import_tensors, permute, position_table
 
@@ -32,15 +33,28 @@ QKV_NAMES = {"q": "query", "k": "key", "v": "value"}
 
 
 def matches(names: Mapping[str, Tensor]) -> bool:
-    return any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in names)
+    endings = ("embeddings.patch_embeddings.projection.weight", "embeddings.patch_embedding.weight")
+    return any(name.endswith(endings) for name in names)
 
 
 def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], overrides: Overrides) -> ConvertedCheckpoint:
     if "auto_map" in sidecar:
         raise VitrailError("config.json would execute its own code (auto_map), which is never done")
-    if sidecar.get("model_type", "vit") not in MODEL_TYPES:
-        supported = " and ".join(map(repr, MODEL_TYPES))
-        raise VitrailError(f"config.json describes a {sidecar['model_type']!r}; only Hugging Face's {supported} can be read")
+    model_type = sidecar.get("model_type", "vit")
+    if isinstance(model_type, str) and model_type in FAMILIES:
+        tower = convert_tower(file, sidecar, overrides)
+        assert isinstance(tower.config, ViTConfig)
+        preprocess = _tower_preprocess(sidecar, tower.config, FAMILIES[model_type].origin, tower.assumed)
+        return replace(tower, preprocess=preprocess, class_names=_class_names(sidecar, tower.config.classes))
+    if model_type not in MODEL_TYPES:
+        supported = ", ".join(map(repr, (*MODEL_TYPES, *FAMILIES)))
+        raise VitrailError(f"config.json describes a {str(model_type)[:60]!r}; of Hugging Face's, {supported} can be read")
+    if not any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in file) or any(
+        name.endswith(".layer_scale1.lambda1") for name in file
+    ):
+        raise VitrailError(
+            "the file has the names of CLIP, SigLIP or DINOv2, but the config.json of its model is not next to it"
+        )
     file = to_old_names(file)
     assumed: list[str] = []
     width, channels, patch_height, patch_width = inspect.require_shape(
@@ -231,6 +245,28 @@ def _class_names(sidecar: Mapping[str, Any], classes: int) -> tuple[str, ...] | 
         return None
     class_names = tuple(str(names[str(index)]) for index in range(classes))
     return None if class_names == tuple(f"LABEL_{index}" for index in range(classes)) else class_names
+
+
+def _tower_preprocess(sidecar: Mapping[str, Any], config: ViTConfig, origin: str, assumed: list[str]) -> Preprocess:
+    """Return the preprocessing of a tower, whose image processor may crop to another size than its position table's."""
+    fields = sidecar.get("preprocessor")
+    if not isinstance(fields, dict) or not fields:
+        return inspect.assume_preprocess(origin, config, assumed)
+    crop, size = fields.get("crop_size"), fields.get("size")
+    crop_side = crop.get("height") if isinstance(crop, dict) else crop
+    edge = size.get("shortest_edge") if isinstance(size, dict) else size
+    if type(crop_side) is int and type(edge) is int and 0 < crop_side <= edge and crop_side != config.image[0]:
+        assumed.append(
+            f"images of {config.image[0]}, cropped in proportion (preprocessor_config.json crops to {crop_side}; "
+            f"image={crop_side} resizes the positions to that)"
+        )
+        scaled = round(config.image[0] * edge / crop_side)
+        fields = {
+            **fields,
+            "size": {"shortest_edge": scaled},
+            "crop_size": {"height": config.image[0], "width": config.image[1]},
+        }
+    return _preprocess({**sidecar, "preprocessor": fields}, config, assumed)
 
 
 def _preprocess(sidecar: Mapping[str, Any], config: ViTConfig, assumed: list[str]) -> Preprocess:

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.layers.position import sincos2d
-from vitrail.models.config import ModelConfig, ResNetConfig, StemConfig, ViTConfig
+from vitrail.models.config import ModelConfig, Pair, PositionResize, ResNetConfig, StemConfig, ViTConfig
 from vitrail.weights.convert import inspect
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides, unsupported
 from vitrail.weights.convert.tensor_map import TensorMap, affine, copy, import_tensors, permute, position_table
@@ -60,7 +60,14 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
         _check_tensors(tensors, sidecar)
         if sidecar.get("architecture") is None:
             _check_bare(file, overrides, origin)
-        config = _infer_vit(tensors, pretrained_cfg, sidecar, overrides, origin, assumed)
+        args = _model_args(sidecar)
+        facts = _facts(tensors, sidecar, args, overrides, origin, assumed)
+        size = _recorded_size(pretrained_cfg, args)
+        # DINO's own files; DINOv2's models with registers are resized as timm does, and timm's copies of either too
+        own_rule = origin == "DINO" or (origin == "DINOv2" and "reg_token" not in tensors)
+        rule: PositionResize = "dino" if own_rule and "architecture" not in sidecar else "timm"
+        config = infer_vit(tensors, facts, size, overrides, assumed, rule)
+        _check_model_args(args, config)
     state, unused = import_tensors(tensor_maps(config), tensors)
     unknown = [name for name in unused if not IGNORED.search(name)]
     if unknown:
@@ -109,40 +116,33 @@ def check_supported(config: ModelConfig) -> None:
         unsupported("registers without a position and a class token with one", "timm", "use format='vitrail'")
 
 
-def _infer_vit(
+def infer_vit(
     file: Mapping[str, Tensor],
-    pretrained_cfg: Mapping[str, Any],
-    sidecar: Mapping[str, Any],
+    facts: Architecture,
+    size: Pair | None,
     overrides: Overrides,
-    origin: str,
     assumed: list[str],
+    position_resize: PositionResize,
 ) -> ViTConfig:
+    """Infer the config from tensors in timm's names, and from what they do not show; ``size``: the recorded image size."""
     width, channels, patch_height, patch_width = inspect.require_shape(file, "patch_embed.proj.weight", 4)
     depth, mlp = inspect.count_layers(file, "blocks."), inspect.require_shape(file, "blocks.0.mlp.fc1.weight", 2)[0]
+    if facts.width not in (None, width):
+        raise VitrailError(f"config.json describes a model {facts.width} wide, but the weights are {width} wide")
     stem = _infer_stem(file)
     class_token = "cls_token" in file
     registers = inspect.require_shape(file, "reg_token", 3)[1] if "reg_token" in file else 0
     prefix = class_token + registers
     stride = (patch_height * (stem.stride if stem else 1), patch_width * (stem.stride if stem else 1))
     rows, prefix_counts = inspect.require_shape(file, "pos_embed", 3)[1], list(dict.fromkeys((prefix, int(class_token), 0)))
-    args = _model_args(sidecar)
-    grid, num_prefix = inspect.infer_grid(
-        rows,
-        prefix_counts,
-        overrides,
-        assumed,
-        _recorded_grid(pretrained_cfg, args, stride, [rows - count for count in prefix_counts]),
-        stride,
-    )
-    facts = _facts(file, sidecar, args, grid, overrides, origin, assumed)
-    if facts.width not in (None, width):
-        raise VitrailError(f"config.json describes a model {facts.width} wide, but the weights are {width} wide")
-    # DINO's own files; DINOv2's models with registers are resized as timm does, and timm's copies of either too
-    own_rule = "architecture" not in sidecar and (origin == "DINO" or (origin == "DINOv2" and not registers))
+    recorded = None if size is None else (size[0] // stride[0], size[1] // stride[1])
+    if recorded is not None and math.prod(recorded) not in [rows - count for count in prefix_counts]:
+        recorded = None  # the weights were resized after their size was recorded
+    grid, num_prefix = inspect.infer_grid(rows, prefix_counts, overrides, assumed, recorded, stride)
     norm = file.get("blocks.0.attn.q_norm.weight")
     heads_by_norm = None if norm is None else width // norm.shape[0]
     hidden = file["pre_logits.fc.weight"].shape[0] if "pre_logits.fc.weight" in file else None
-    config = ViTConfig(
+    return ViTConfig(
         width=width,
         depth=depth,
         mlp=mlp,
@@ -153,7 +153,7 @@ def _infer_vit(
         classes=file["head.weight"].shape[0] if "head.weight" in file else 0,
         stem=stem,
         position_prefix="none" if not num_prefix else "all" if num_prefix == prefix and registers else "cls",
-        position_resize="dino" if own_rule else "timm",
+        position_resize=position_resize,
         pool=facts.pool,
         class_token=class_token if class_token != (facts.pool == "cls") else None,
         registers=registers,
@@ -164,13 +164,11 @@ def _infer_vit(
         norm_eps=facts.norm_eps,
         gelu=facts.gelu,
         qkv_bias="blocks.0.attn.qkv.bias" in file,
-        qk_norm="blocks.0.attn.q_norm.weight" in file,
+        qk_norm=norm is not None,
         layer_scale=1e-5 if "blocks.0.ls1.gamma" in file else None,
         patch_bias="patch_embed.proj.bias" in file,
         embed_norm="norm_pre.weight" in file,
     )
-    _check_model_args(args, config)
-    return config
 
 
 def _model_args(sidecar: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -184,7 +182,6 @@ def _facts(
     file: Mapping[str, Tensor],
     sidecar: Mapping[str, Any],
     args: Mapping[str, Any],
-    grid: tuple[int, int],
     overrides: Overrides,
     origin: str,
     assumed: list[str],
@@ -291,7 +288,7 @@ def _check_model_args(args: Mapping[str, Any], config: ViTConfig) -> None:
         raise VitrailError(f"config.json says mlp_ratio={str(ratio)[:40]}, but the weights have {config.mlp}/{config.width}")
 
 
-def _recorded_size(pretrained_cfg: Mapping[str, Any], args: Mapping[str, Any]) -> tuple[int, int] | None:
+def _recorded_size(pretrained_cfg: Mapping[str, Any], args: Mapping[str, Any]) -> Pair | None:
     """Return the image size that config.json records: of the model, else of its preprocessing."""
     size = args.get("img_size")
     if size is None:
@@ -301,17 +298,6 @@ def _recorded_size(pretrained_cfg: Mapping[str, Any], args: Mapping[str, Any]) -
     if not isinstance(sides, list) or len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
         return None
     return sides[0], sides[1]
-
-
-def _recorded_grid(
-    pretrained_cfg: Mapping[str, Any], args: Mapping[str, Any], stride: tuple[int, int], patch_counts: list[int]
-) -> tuple[int, int] | None:
-    """Return the grid of config.json's image size; None if it does not fit the position table."""
-    size = _recorded_size(pretrained_cfg, args)
-    if size is None:
-        return None
-    grid = size[0] // stride[0], size[1] // stride[1]
-    return grid if grid[0] * grid[1] in patch_counts else None
 
 
 def _vit_maps(c: ViTConfig) -> list[TensorMap]:

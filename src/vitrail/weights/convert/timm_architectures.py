@@ -1,4 +1,4 @@
-"""What timm's Vision Transformers compute and their tensors do not show, by the ``architecture`` of config.json. Torch-free.
+"""Settings of timm's Vision Transformers that no tensor shows, by the ``architecture`` of config.json. Torch-free.
 
 A name that is not in the table is refused: another architecture may have the same tensors and compute something else.
 """
@@ -18,7 +18,7 @@ POOLS: dict[Any, Pool] = {"token": "cls", "avg": "gap", "map": "map"}
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the tensors of a timm model do not show."""
+    """The settings of a timm model that its tensors do not show."""
 
     width: int | None = None
     heads: int | None = None
