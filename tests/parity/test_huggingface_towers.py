@@ -57,6 +57,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "SigLIP classifier": ("SiglipForImageClassification", "SiglipConfig", BOTH),
     "DINOv2": ("Dinov2Model", "Dinov2Config", DINO),
     "DINOv2 with registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", DINO),
+    "DINOv2 classifier": ("Dinov2ForImageClassification", "Dinov2Config", DINO),
+    "DINOv2 classifier with registers": (
+        "Dinov2WithRegistersForImageClassification",
+        "Dinov2WithRegistersConfig",
+        DINO,
+    ),
     "MSN": ("ViTMSNModel", "ViTMSNConfig", SMALL),
     "MSN classifier": ("ViTMSNForImageClassification", "ViTMSNConfig", {**SMALL, "num_labels": 5}),
     "I-JEPA": ("IJepaModel", "IJepaConfig", SMALL),

@@ -3,7 +3,7 @@ attention pooling (MAP; Zhai et al. 2022, big_vision).
 
 If tokens represent several patches each (``layers.token_merging``), ``sizes`` gives their number: each patch counts once.
 
-b batch, t tokens, d width, h heads, k width of a head, q the one query.
+b batch, t tokens, d width, h heads, k width of a head, q the one query, f twice the width.
 """
 
 import math
@@ -38,6 +38,17 @@ class AveragePool(nn.Module):
             return x[:, self.prefix :].mean(dim=1)
         weights = sizes[:, None, self.prefix :] / sizes[:, None, self.prefix :].sum(dim=-1, keepdim=True)
         return (weights.to(x.dtype) @ x[:, self.prefix :])[:, 0]
+
+
+class ClassAndAveragePool(nn.Module):
+    """Return the class token and the mean of the patch tokens, concatenated (the linear classifier of Oquab et al. 2023)."""
+
+    def __init__(self, prefix: int) -> None:
+        super().__init__()
+        self.average = AveragePool(prefix)
+
+    def forward(self, x: Float[Tensor, "b t d"], sizes: Float[Tensor, "b t"] | None = None) -> Float[Tensor, "b f"]:
+        return torch.cat([x[:, 0], self.average(x, sizes)], dim=-1)
 
 
 class AttentionPool(nn.Module):

@@ -76,7 +76,7 @@ class ViTConfig:
     position_resize: PositionResize = "timm"  # the library whose rule resizes the position table to another grid
     position_grid: Pair | None = None  # grid of a sin-cos table or rotary; None: the model's own
     flexible: bool = False  # accept images of any size that the patches divide
-    pool: Literal["cls", "gap", "map"] = "cls"
+    pool: Literal["cls", "gap", "map", "cls+gap"] = "cls"  # cls+gap: both, concatenated
     class_token: bool | None = None  # None: only if the pool reads it
     registers: int = 0
     head: Literal["linear", "mlp"] = "linear"  # mlp: the pre-training head, one hidden layer with tanh
@@ -122,8 +122,10 @@ class ViTConfig:
             raise VitrailError(
                 f"norm='post' has no last norm to move, got final_norm={self.final_norm!r}; try final_norm='tokens'"
             )
-        if self.pool == "cls" and self.class_token is False:
-            raise VitrailError("pool='cls' reads the class token, got class_token=False; try pool='gap'")
+        if self.pool in ("cls", "cls+gap") and self.class_token is False:
+            raise VitrailError(f"pool={self.pool!r} reads the class token, got class_token=False; try pool='gap'")
+        if self.pool == "cls+gap" and self.final_norm == "pooled":
+            raise VitrailError("pool='cls+gap' pools normalised tokens, got final_norm='pooled'; try final_norm='tokens'")
 
     @property
     def patch_stride(self) -> Pair:
@@ -141,7 +143,12 @@ class ViTConfig:
 
     @property
     def has_class_token(self) -> bool:
-        return self.pool == "cls" if self.class_token is None else self.class_token
+        return self.pool in ("cls", "cls+gap") if self.class_token is None else self.class_token
+
+    @property
+    def feature_width(self) -> int:
+        """Width of the representation that the head reads."""
+        return 2 * self.width if self.pool == "cls+gap" else self.width
 
     @property
     def prefix_tokens(self) -> int:

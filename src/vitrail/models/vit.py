@@ -1,6 +1,6 @@
 """The Vision Transformer (Dosovitskiy et al. 2021): z0 = [class; x E] + E_pos, L blocks, y = LN(zL), a head.
 
-b batch, c channels, n patches, t tokens, d width.
+b batch, c channels, n patches, t tokens, d width, f width of the representation.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from vitrail.layers.attention import Attention
 from vitrail.layers.block import Block, BranchNormBlock, PostNormBlock
 from vitrail.layers.mlp import MLP
 from vitrail.layers.patch_embed import PatchEmbed
-from vitrail.layers.pool import AttentionPool, AveragePool, ClassPool
+from vitrail.layers.pool import AttentionPool, AveragePool, ClassAndAveragePool, ClassPool
 from vitrail.layers.position import (
     FixedTable,
     Grid,
@@ -72,7 +72,7 @@ class ViT(nn.Module):
     def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b k"]:
         return self.head(self.features(images))
 
-    def features(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d"]:
+    def features(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b f"]:
         """Return the representation of each image: y in the paper."""
         grid, patch_indices, x = self.grid(images), self.kept_patches(images), self.embed_patches(images)
         return self.encode_and_pool(x if patch_indices is None else gather_tokens(x, patch_indices), grid, patch_indices)
@@ -86,7 +86,7 @@ class ViT(nn.Module):
 
     def encode_and_pool(
         self, x: Float[Tensor, "b n d"], grid: Grid, patch_indices: PatchIndices | None = None
-    ) -> Float[Tensor, "b d"]:
+    ) -> Float[Tensor, "b f"]:
         """Encode embedded patches and pool them to the input of the head."""
         return self.pooled_norm(self.pool(self.encode(x, grid, patch_indices)))
 
@@ -178,14 +178,16 @@ def _pool(c: ViTConfig) -> nn.Module:
             return ClassPool()
         case "gap":
             return AveragePool(c.prefix_tokens)
+        case "cls+gap":
+            return ClassAndAveragePool(c.prefix_tokens)
         case "map":
             return AttentionPool(c.width, c.heads, c.mlp, prefix=c.prefix_tokens, norm_eps=c.norm_eps, gelu=c.gelu)
 
 
 def _head(c: ViTConfig) -> nn.Module:
     if c.head == "linear":
-        return zero_head(c.width, c.classes)
-    hidden = nn.Linear(c.width, c.head_hidden or c.width)
+        return zero_head(c.feature_width, c.classes)
+    hidden = nn.Linear(c.feature_width, c.head_hidden or c.width)
     lecun_normal_(hidden.weight)
     nn.init.zeros_(hidden.bias)
     return nn.Sequential(hidden, nn.Tanh(), zero_head(hidden.out_features, c.classes))

@@ -19,7 +19,7 @@ from vitrail.models.build import Model, build_on_meta
 from vitrail.models.config import Gelu, ModelConfig, Pair
 from vitrail.weights import hub
 from vitrail.weights.adapt import adapt
-from vitrail.weights.convert import huggingface, official, timm, torchvision
+from vitrail.weights.convert import huggingface, official, open_clip, timm, torchvision
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
 from vitrail.weights.convert.tensor_map import import_tensors
 from vitrail.weights.model_folder import (
@@ -32,7 +32,7 @@ from vitrail.weights.model_folder import (
 )
 from vitrail.weights.read_file import RawCheckpoint, own_copy, read_file
 
-CONVERTERS = (official, timm, huggingface, torchvision)
+CONVERTERS = (official, timm, huggingface, torchvision, open_clip)
 logger = logging.getLogger("vitrail")
 
 

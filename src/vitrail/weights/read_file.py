@@ -42,6 +42,7 @@ INERT_GLOBALS = (
     *(f"builtins.{name}" for name in ("dict", "float", "int", "list", "set", "str", "tuple")),  # what a defaultdict makes
     "types.SimpleNamespace",
 )
+SIDECAR_STEMS = ("model", "pytorch_model", "open_clip_model", "open_clip_pytorch_model")  # of files with a config.json
 METADATA_KEY = "vitrail"  # the key of our metadata in a safetensors header; an .npz has it in its comment
 
 
@@ -62,13 +63,13 @@ def read_file(path: Path) -> RawCheckpoint:
         return _read_folder(path)
     if not path.is_file():
         raise VitrailError(f"{path} does not exist; name a run, a model folder, a file of weights or hf:owner/name")
-    sidecar = _read_sidecars(path.parent) if path.stem in ("model", "pytorch_model") else {}
+    sidecar = _read_sidecars(path.parent) if path.stem in SIDECAR_STEMS else {}
     return replace(_without_prefix(_read_tensors(path), path), sidecar=sidecar)
 
 
 def _read_folder(path: Path) -> RawCheckpoint:
     sidecar = _read_sidecars(path)
-    for name in ("model.safetensors", "pytorch_model.bin"):
+    for name in ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin"):
         if (path / f"{name}.index.json").is_file():
             shards = RawCheckpoint(_read_shards(path, path / f"{name}.index.json"), sidecar)
             return _without_prefix(shards, path)
@@ -84,6 +85,8 @@ def _without_prefix(raw: RawCheckpoint, path: Path) -> RawCheckpoint:
 
 def _read_sidecars(folder: Path) -> dict[str, Any]:
     sidecar = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    if (folder / "open_clip_config.json").is_file():
+        sidecar = {**sidecar, "open_clip": read_json(folder / "open_clip_config.json")}
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (folder / name).is_file():
             content = read_json(folder / name)

@@ -211,7 +211,7 @@ def _build_timm(model: Model, path: Path) -> nn.Module:
         patch_size=config.patch,
         in_chans=config.channels,
         num_classes=config.classes,
-        global_pool={"cls": "token", "gap": "avg", "map": "map"}[config.pool],
+        global_pool={"cls": "token", "gap": "avg", "map": "map"}.get(config.pool, ""),
         embed_dim=config.width,
         depth=config.depth,
         num_heads=config.heads,

@@ -190,11 +190,11 @@ def _replaced(content: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 TIMM_CONFIG: dict[str, Any] = {
-    "architecture": "vit_small",
+    "architecture": "vit_small_patch16_224",
     "num_classes": 5,
     "global_pool": "token",
     "label_names": ["a", "b", "c", "d", "e"],
-    "model_args": {"num_heads": 3},
+    "model_args": {"num_heads": 3, "embed_dim": 24, "depth": 4, "act_layer": "gelu", "class_token": True, "mlp_ratio": 5 / 3},
     "pretrained_cfg": {
         "input_size": [3, 10, 10],
         "interpolation": "bicubic",

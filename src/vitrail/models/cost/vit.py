@@ -23,7 +23,7 @@ def vit_stages(c: ViTConfig, batch: int) -> Iterator[Stage]:
         norm = OpCounter(peak_floats=2 * c.tokens * c.width)
         norm.norm(c.tokens, c.width)
         yield norm.to_stage("norm", batch, c.tokens, c.width)
-    yield _pool(c).to_stage(f"pool ({c.pool})", batch, c.width)
+    yield _pool(c).to_stage(f"pool ({c.pool})", batch, c.feature_width)
     if c.final_norm == "pooled":
         norm = OpCounter(parameters=2 * c.width, saved_floats=2 + _has_head(c) * c.width, peak_floats=2 * c.width)
         yield norm.to_stage("norm", batch, c.width)
@@ -110,6 +110,8 @@ def _pool(c: ViTConfig) -> OpCounter:
     is_saved = _has_head(c) or c.final_norm == "pooled"  # by a layer that saves its input
     if c.pool == "cls":  # a view, so the head saves every token
         return OpCounter(saved_floats=is_saved * c.tokens * d, peak_floats=c.tokens * d)
+    if c.pool == "cls+gap":
+        return OpCounter(saved_floats=is_saved * 2 * d, peak_floats=(c.tokens + 3) * d)
     if c.pool == "gap":
         return OpCounter(saved_floats=is_saved * d, peak_floats=(c.tokens + 1) * d)
     n = c.patches
@@ -132,12 +134,12 @@ def _has_head(c: ViTConfig) -> bool:
 
 
 def _head_stages(c: ViTConfig, batch: int) -> Iterator[Stage]:
-    width = c.width
+    width = c.feature_width
     if c.head == "mlp":
         hidden, width = OpCounter(), c.head_hidden or c.width
-        hidden.linear(1, c.width, width)
+        hidden.linear(1, c.feature_width, width)
         hidden.saved_floats += width
-        hidden.update_peak(c.width + 2 * width)
+        hidden.update_peak(c.feature_width + 2 * width)
         yield hidden.to_stage("pre-logits", batch, width)
     if c.classes:
         head = OpCounter(peak_floats=width + c.classes)

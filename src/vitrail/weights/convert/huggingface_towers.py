@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from vitrail.models.config import Gelu, Pair
 from vitrail.weights.convert import timm
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
 from vitrail.weights.convert.tensor_map import import_tensors
-from vitrail.weights.convert.timm_architectures import Architecture
+from vitrail.weights.convert.timm_architectures import Architecture, Pool
 
 GELUS: dict[Any, Gelu] = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "quick_gelu": "quick"}
 
@@ -25,17 +25,19 @@ class Family:
     origin: str
     norm_eps: float
     gelu: str = "gelu"
-    pool: Literal["cls", "gap", "map"] = "cls"
+    pool: Pool = "cls"
+    classifier_pool: Pool | None = None  # None: the same
 
 
-CLIP, SIGLIP = Family("CLIP", 1e-5, "quick_gelu"), Family("SigLIP", 1e-6, "gelu_pytorch_tanh", "map")
+CLIP = Family("CLIP", 1e-5, "quick_gelu", classifier_pool="gap")
+SIGLIP = Family("SigLIP", 1e-6, "gelu_pytorch_tanh", "map", classifier_pool="gap")
 FAMILIES = {
     "clip": CLIP,
     "clip_vision_model": CLIP,
     "siglip": SIGLIP,
     "siglip_vision_model": SIGLIP,
-    "dinov2": Family("DINOv2", 1e-6),
-    "dinov2_with_registers": Family("DINOv2", 1e-6),
+    "dinov2": Family("DINOv2", 1e-6, classifier_pool="cls+gap"),
+    "dinov2_with_registers": Family("DINOv2", 1e-6, classifier_pool="cls+gap"),
     "ijepa": Family("I-JEPA", 1e-12, pool="gap"),
     "vit_msn": Family("MSN", 1e-6),
     "deit": Family("DeiT", 1e-12),
@@ -106,7 +108,7 @@ def _facts(fields: Mapping[str, Any], family: Family, classifies: bool) -> Archi
     act = fields.get("hidden_act", family.gelu)
     if not isinstance(act, str) or act not in GELUS:
         raise VitrailError(f"hidden_act in config.json must be one of {', '.join(GELUS)}, got {str(act)[:40]!r}")
-    pool = "gap" if classifies and family in (CLIP, SIGLIP) else family.pool
+    pool = (family.classifier_pool if classifies else None) or family.pool
     return Architecture(heads=heads, gelu=GELUS[act], norm_eps=float(eps), pool=pool)
 
 

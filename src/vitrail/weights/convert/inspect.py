@@ -22,7 +22,7 @@ class Overrides:
     grid: Pair | None = None
     heads: int | None = None
     gelu: Gelu | None = None
-    pool: Literal["cls", "gap", "map"] | None = None
+    pool: Literal["cls", "gap", "map", "cls+gap"] | None = None
     image: Pair | None = None  # size of the wanted model: it decides between grids that fit a position table as it is
 
     def image_grid(self, stride: Pair) -> Pair | None:
@@ -33,7 +33,7 @@ class Overrides:
 class ConvertedCheckpoint:
     """The model of a checkpoint file, with our tensor names."""
 
-    origin: Origin
+    origin: Origin | Literal["open_clip"]
     config: ModelConfig
     state: dict[str, Tensor]
     unused: list[str]  # tensors of the file that the model does not have
@@ -170,6 +170,8 @@ def require_plain_vit(config: ModelConfig, format: Origin) -> ViTConfig:
     if not isinstance(config, ViTConfig) or config.stem:
         unsupported("a ResNet or a hybrid", format, "use format='timm'")
     is_plain = config.pool == "cls" and not config.registers and config.norm == "pre" and config.final_norm == "tokens"
+    if config.embed_norm or not config.patch_bias or config.gelu == "quick":
+        unsupported("CLIP's norm before the blocks, patches without a bias or QuickGELU", format, "use format='vitrail'")
     if not is_plain or config.position_prefix == "none":
         unsupported("anything but a class token with a position and pre-norm", format, "use format='timm'")
     if not config.classes:

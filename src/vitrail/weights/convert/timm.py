@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from vitrail.weights.convert.timm_architectures import (
     RESNETS,
     WITHOUT_EFFECT,
     Architecture,
+    Pool,
     apply_model_args,
     known_architecture,
 )
@@ -110,6 +111,10 @@ def check_supported(config: ModelConfig) -> None:
         unsupported(f"layer norms with epsilon {config.norm_eps} (it assumes 1e-6)", "timm", "use format='huggingface'")
     if config.norm == "post":
         unsupported("post-norm", "timm", "use format='vitrail'")
+    if config.pool == "cls+gap":
+        unsupported("a head on the class token and the mean", "timm", "use format='vitrail'")
+    if config.norm == "branch" or config.final_norm == "none":
+        unsupported("norms at the end of the branches or no last norm", "timm", "use format='vitrail'")
     if config.head == "mlp":
         unsupported("the pre-logits layer", "timm", "use format='official' or 'torchvision'")
     if config.prefix_positions not in (0, config.prefix_tokens):
@@ -155,7 +160,7 @@ def infer_vit(
         position_prefix="none" if not num_prefix else "all" if num_prefix == prefix and registers else "cls",
         position_resize=position_resize,
         pool=facts.pool,
-        class_token=class_token if class_token != (facts.pool == "cls") else None,
+        class_token=class_token if class_token != (facts.pool in ("cls", "cls+gap")) else None,
         registers=registers,
         head="mlp" if hidden else "linear",
         head_hidden=hidden if hidden != width else None,
@@ -382,7 +387,7 @@ def _is_moco(file: Mapping[str, Tensor]) -> bool:
 
 def _infer_pool(
     file: Mapping[str, Tensor], sidecar: Mapping[str, Any], args: Mapping[str, Any], overrides: Overrides, assumed: list[str]
-) -> Literal["cls", "gap", "map"]:
+) -> Pool:
     """Infer the pooling of a file without an architecture."""
     if "attn_pool.latent" in file:
         return "map"
@@ -391,7 +396,7 @@ def _infer_pool(
         return apply_model_args(Architecture(), {"global_pool": recorded}).pool
     if "cls_token" not in file:
         return "gap"
-    pool: Literal["cls", "gap"] = "gap" if "fc_norm.weight" in file else "cls"
+    pool: Pool = "gap" if "fc_norm.weight" in file else "cls"
     if overrides.pool is None:
         assumed.append(f"the pooling {pool} (the usual one with {'fc_norm' if pool == 'gap' else 'norm'}; pool= overrides it)")
     return pool

@@ -12,7 +12,7 @@ from vitrail.errors import VitrailError, did_you_mean
 from vitrail.models.config import Gelu
 
 ACTIVATIONS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
-Pool = Literal["cls", "gap", "map"]
+Pool = Literal["cls", "gap", "map", "cls+gap"]
 POOLS: dict[Any, Pool] = {"token": "cls", "avg": "gap", "map": "map"}
 
 
