@@ -139,7 +139,7 @@ def pooling_weights(model: nn.Module, images: Float[Tensor, "b c height width"])
                 result[:, prefix:] = 1 / patches
             else:
                 result.scatter_(1, kept + prefix, 1 / kept.shape[1])
-            if vit.config.pool == "cls+gap":  # both halves of the representation alike
+            if vit.config.pool == "cls+gap":  # both halves of the representation equally
                 result[:, 0] = 1
                 result /= 2
         case "map":
