@@ -22,6 +22,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"pool": "gap"},
     {"pool": "map", "registers": 2},
     {"norm": "post"},
+    {"norm": "branch", "final_norm": "none"},
+    {"pool": "cls+gap", "gelu": "quick", "embed_norm": True, "patch_bias": False},
     {"gelu": "exact", "head": "mlp", "head_hidden": 13},
     {"qk_norm": True, "layer_scale": 0.1, "qkv_bias": False},
     {"position": "learned2d", "position_at": "every-layer"},
