@@ -9,13 +9,22 @@ import json
 import sys
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from vitrail.errors import VitrailError, did_you_mean
 
 T = TypeVar("T")
+
+
+def added(default: T) -> T:
+    """A field that was added after files with these settings had been written.
+
+    JSON leaves it out at its default, so that settings from before and after the field have the same text and hash.
+    """
+    result: T = field(default=default, metadata={"added": True})
+    return result
 
 
 def override(settings: T, assignments: Sequence[str]) -> T:
@@ -60,10 +69,14 @@ def from_json(cls: type[T], text: str) -> T:
 def to_dict(value: Any) -> Any:
     """Return settings as dicts, lists and scalars, ready for ``json.dumps``."""
     if is_dataclass(value):
-        return {field.name: to_dict(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: to_dict(getattr(value, field.name)) for field in fields(value) if not _is_left_out(field, value)}
     if isinstance(value, tuple):
         return [to_dict(item) for item in value]
     return value
+
+
+def _is_left_out(field: Field[Any], settings: Any) -> bool:
+    return "added" in field.metadata and getattr(settings, field.name) == field.default
 
 
 def parse_value(value: Any, annotation: Any, path: str) -> Any:
@@ -208,7 +221,7 @@ def _parse_settings(value: Any, cls: Any, path: str) -> tuple[bool, Any]:
     for name in value:
         if name not in annotations:
             raise VitrailError(f"no field is named {prefix + name!r}{did_you_mean(name, annotations)}")
-    for field in fields(cls):
-        if field.name not in value and field.default is MISSING and field.default_factory is MISSING:
-            raise VitrailError(f"the field {prefix + field.name!r} is missing")
+    for needed in fields(cls):
+        if needed.name not in value and needed.default is MISSING and needed.default_factory is MISSING:
+            raise VitrailError(f"the field {prefix + needed.name!r} is missing")
     return True, cls(**{name: parse_value(item, annotations[name], prefix + name) for name, item in value.items()})

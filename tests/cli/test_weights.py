@@ -80,7 +80,7 @@ def test_verify_exits_with_1_if_the_logits_differ(tmp_path: Path, capsys: Captur
         (["weights", "show", "nothing.npz"], "nothing.npz does not exist"),
         (["weights", "convert", str(GOLDEN), "x", "--to", "onnx"], "format must be 'vitrail'"),
         (["weights", "convert", str(GOLDEN), "x.pth", "--to", "timm"], "use format='huggingface' or 'official'"),
-        (["weights", "convert", str(GOLDEN), "x", "--gelu", "erf"], "--gelu must be tanh or exact, got 'erf'"),
+        (["weights", "convert", str(GOLDEN), "x", "--gelu", "erf"], "--gelu must be tanh, exact or quick, got 'erf'"),
         (["weights", "verify", str(GOLDEN), "--grid", "3x3"], "a grid of 3x3 does not fit a position table of 17 rows"),
         (["weights", "verify", str(GOLDEN), "--heads", "5"], "the file has 3 heads, got heads=5"),
         (["weights", "shwo"], "did you mean 'show'"),

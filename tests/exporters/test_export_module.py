@@ -16,7 +16,7 @@ from vitrail.layers.position import PositionResize, resize_table
 from vitrail.models.build import build
 from vitrail.models.config import ResNetConfig, StemConfig
 
-RULES: list[PositionResize] = ["official", "timm", "huggingface", "torchvision"]
+RULES: list[PositionResize] = ["official", "timm", "huggingface", "torchvision", "dino"]
 POSITIONS: list[dict[str, Any]] = [
     {"position": "learned1d", "position_resize": "official", "position_at": "every-layer"},
     {"position": "learned1d", "position_resize": "timm", "registers": 2, "position_prefix": "all"},
@@ -28,6 +28,7 @@ POSITIONS: list[dict[str, Any]] = [
     {"position": "sincos2d", "position_grid": (3, 7)},
     {"position": "sincos2d-mae", "position_resize": "huggingface"},
     {"position": "sincos2d-moco"},
+    {"position": "learned1d", "position_resize": "dino"},
     {"position": "rotary", "heads": 2, "registers": 1},
     {"position": "none", "pool": "map"},
     {"stem": StemConfig((1, 2), 32), "patch": 1, "image": (16, 24)},
@@ -39,7 +40,8 @@ POSITIONS: list[dict[str, Any]] = [
 def test_the_matrices_interpolate_as_the_model_does(rule: PositionResize, old: int) -> None:
     table = torch.eye(old)[:, None].expand(old, 5, old).contiguous()  # each unit vector, the same in five columns
     for new in (1, 2, 3, 5, 8, 14, 31):
-        assert_close(interpolation_matrix(old, new, rule), resize_table(table, (new, 5), rule)[:, 2], rtol=0, atol=5e-6)
+        matrix = interpolation_matrix(old, new, rule, torch.tensor([new == old]))
+        assert_close(matrix, resize_table(table, (new, 5), rule)[:, 2], rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("options", POSITIONS, ids=str)

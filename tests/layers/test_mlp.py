@@ -33,3 +33,12 @@ def test_a_hook_gets_the_output_of_its_layer(part: str) -> None:
         mlp(x)
         up = mlp.up(x) if part == "gelu" else torch.nn.functional.linear(x, mlp.up.weight, mlp.up.bias)
     assert_close(outputs[0], mlp.gelu(up) if part == "gelu" else up)
+
+
+@pytest.mark.parametrize("inference", [True, False])
+def test_quick_gelu_is_clips(inference: bool) -> None:
+    """x * sigmoid(1.702 x), with and without the path that overwrites its input."""
+    mlp, x = MLP(6, 10, gelu="quick"), torch.randn(2, 4, 6)
+    with torch.inference_mode(inference):
+        hidden = mlp.up(x)
+        assert_close(mlp(x), mlp.down(hidden * torch.sigmoid(1.702 * hidden)))

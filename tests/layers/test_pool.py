@@ -4,7 +4,7 @@ import torch
 from torch.testing import assert_close
 
 from tests.small_models import small_vit
-from vitrail.layers.pool import AttentionPool, AveragePool, ClassPool
+from vitrail.layers.pool import AttentionPool, AveragePool, ClassAndAveragePool, ClassPool
 from vitrail.layers.tap import record_activations
 
 
@@ -43,3 +43,11 @@ def test_a_class_token_can_be_kept_with_mean_pooling() -> None:
     model = small_vit(pool="gap", class_token=True)
     assert model.cls is not None
     assert model.config.tokens == 7
+
+
+def test_class_token_and_mean_side_by_side() -> None:
+    """The first half is the class token, the second the mean of the patches without class token and registers."""
+    x = torch.randn(2, 3 + 5, 4)
+    pooled = ClassAndAveragePool(prefix=3)(x)
+    assert_close(pooled[:, :4], x[:, 0])
+    assert_close(pooled[:, 4:], x[:, 3:].mean(dim=1))

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from einops import rearrange
+from torch.nn import functional as F
 from torch.testing import assert_close
 
 from tests.small_models import small_config, small_vit
@@ -26,7 +27,7 @@ from vitrail.models.config import Position
 
 KINDS: list[Position] = ["learned1d", "learned2d", "learned2d-sum", "sincos1d", "sincos2d", "sincos2d-mae", "sincos2d-moco"]
 IN_ATTENTION: list[Position] = ["relative", "rotary"]
-RULES: list[PositionResize] = ["official", "timm", "huggingface", "torchvision"]
+RULES: list[PositionResize] = ["official", "timm", "huggingface", "torchvision", "dino"]
 
 
 def shuffled(images: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -108,6 +109,15 @@ def test_the_official_rule_is_scipys_zoom(grid: Grid) -> None:
     assert_close(resize_table(table, grid, "official"), torch.from_numpy(reference).float(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("grid", [(6, 5), (4, 9), (2, 3), (24, 17)])
+def test_the_rule_of_dino_adds_a_tenth_of_a_patch_to_both_sides(grid: Grid) -> None:
+    """By-hand: each new row is at (row + 0.5) * old / (new + 0.1) - 0.5, also along a side that stays (DINO, DINOv2)."""
+    table = torch.randn(4, 5, 3)
+    factors = ((grid[0] + 0.1) / 4, (grid[1] + 0.1) / 5)
+    reference = F.interpolate(rearrange(table, "h w d -> 1 d h w"), scale_factor=factors, mode="bicubic")
+    assert_close(resize_table(table, grid, "dino"), rearrange(reference, "1 d h w -> h w d"), rtol=0, atol=1e-5)
+
+
 def test_prefix_tokens_keep_their_rows_at_another_grid() -> None:
     add = PositionEmbedding(Learned1d((2, 3), 8), 8, prefix=3, prefix_positions=2, resize="timm")
     x = add(torch.zeros(1, 3 + 20, 8), (4, 5))[0]
@@ -131,7 +141,7 @@ def test_resize_matrices_are_cached_and_the_table_is_never_stale() -> None:
     assert_close(weight.grad, torch.full((2, 3, 8), 20 / 6), rtol=0.5, atol=0)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "dino"])
 @pytest.mark.parametrize("grid", [(6, 5), (3, 9), (2, 3), (7, 11), (1, 1)])
 def test_two_small_matrices_are_the_interpolation(rule: PositionResize, grid: Grid) -> None:
     table = torch.randn(3, 5, 7)

@@ -154,3 +154,36 @@ def test_a_hybrid_survives_a_round_trip(tmp_path: Path) -> None:
     assert back.config.stem == model.config.stem
     images = torch.randn(2, 3, 16, 24)
     assert_close(back(images), model(images), rtol=0, atol=0)
+
+
+def test_a_rectangular_grid_beside_a_class_token_is_the_image_sizes(tmp_path: Path) -> None:
+    """A table of 25 rows is 6 x 4 and a class token, never 5 x 5: a file with LayerNorm_2 is official, and covers the token."""
+    model = small_vit(image=(48, 64), patch=(8, 16), gelu="tanh")
+    save(model, tmp_path / "x.npz", format="official")
+    rewrite_npz(tmp_path / "x.npz", tmp_path / "bare.npz")
+    images = torch.randn(2, 3, 48, 64)
+    with torch.inference_mode():
+        loaded = load(tmp_path / "bare.npz", image=(48, 64))
+        assert_close(loaded(images), model(images), rtol=0, atol=1e-5)
+    assert not loaded.load_report.resized
+    with pytest.raises(VitrailError, match="25 rows, which is not a square grid"):
+        load(tmp_path / "bare.npz")
+
+
+@pytest.mark.parametrize("image", [(16, 64), (64, 16), (32, 32)])
+def test_the_given_image_size_decides_wherever_it_fits(image: tuple[int, int], tmp_path: Path) -> None:
+    """A table of 16 rows may be 4 x 4, 2 x 8 or 8 x 2, and is never resized when it fits as it is."""
+    model = small_vit(image=image, patch=(8, 8), gelu="tanh")
+    save(model, tmp_path / "x.npz", format="official")
+    rewrite_npz(tmp_path / "x.npz", tmp_path / "bare.npz")
+    loaded = load(tmp_path / "bare.npz", image=image)
+    images = torch.randn(2, 3, *image)
+    with torch.inference_mode():
+        assert_close(loaded(images), model(images), rtol=0, atol=1e-5)
+    assert not loaded.load_report.resized
+
+
+def rewrite_npz(path: Path, to: Path) -> None:
+    """Write the same arrays without Vitrail's metadata, as the authors' files are."""
+    with np.load(path) as arrays:
+        np.savez(to, **dict(arrays))

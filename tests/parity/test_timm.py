@@ -134,6 +134,23 @@ def test_wrappers_of_training_scripts_are_removed(wrap: Any, tmp_path: Path) -> 
         assert_close(load(tmp_path / "theirs.pth", heads=3)(images), theirs(images), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("registers", [0, 2])
+def test_dinos_own_files_are_resized_as_dino_does(registers: int, tmp_path: Path) -> None:
+    """DINOv2's release without registers interpolates by (n + 0.1) / old, the one with registers as timm does."""
+    theirs = make_reference(reg_tokens=registers, no_embed_class=bool(registers), init_values=0.1, num_classes=0)
+    state = {name.replace("reg_token", "register_tokens"): weight for name, weight in theirs.state_dict().items()}
+    torch.save({**state, "mask_token": torch.zeros(1, 24)}, tmp_path / "dinov2.pth")
+    small, large = load(tmp_path / "dinov2.pth", heads=3), load(tmp_path / "dinov2.pth", heads=3, image=(36, 30))
+    assert isinstance(large.config, ViTConfig)
+    assert large.config.position_resize == ("timm" if registers else "dino")
+    assert large.preprocess is not None
+    assert large.preprocess.mean[0] == 0.485
+    if not registers:
+        table = small.get_parameter("positions.0.table.weight").detach().permute(2, 0, 1)[None]
+        expected = nn.functional.interpolate(table, scale_factor=(6.1 / 4, 5.1 / 4), mode="bicubic")[0].permute(1, 2, 0)
+        assert_close(large.get_parameter("positions.0.table.weight").detach(), expected, rtol=0, atol=1e-5)
+
+
 def test_a_dino_head_is_reported_as_unused(tmp_path: Path) -> None:
     state = dict(make_reference(num_classes=0).state_dict()) | {
         "head.mlp.0.weight": torch.ones(3, 24),
@@ -187,10 +204,10 @@ def test_a_config_file_supplies_what_the_weights_do_not(tmp_path: Path) -> None:
         "std": [1, 1, 1],
     }
     config = {
-        "architecture": "vit",
+        "architecture": "vit_base_patch16_224",
         "global_pool": "avg",
         "pretrained_cfg": pretrained_cfg,
-        "model_args": {"num_heads": 3},
+        "model_args": {"num_heads": 3, "embed_dim": 24, "img_size": [24, 40], "fc_norm": False},
         "label_names": list("abcde"),
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -223,12 +240,13 @@ def test_names_of_dinov2_and_deit_3(tmp_path: Path) -> None:
     theirs = make_reference(reg_tokens=2, init_values=0.1, no_embed_class=True, num_classes=0)
     state = {name.replace("reg_token", "register_tokens"): weight for name, weight in theirs.state_dict().items()}
     state = {name.replace(".ls1.gamma", ".gamma_1").replace(".ls2.gamma", ".gamma_2"): weight for name, weight in state.items()}
-    torch.save({**state, "mask_token": torch.zeros(1, 24)}, tmp_path / "theirs.pth")
+    torch.save({"model": {**state, "mask_token": torch.zeros(1, 24)}}, tmp_path / "theirs.pth")
     ours = load(tmp_path / "theirs.pth", heads=3)
     images = torch.randn(2, 3, 24, 24)
     with torch.inference_mode():
         assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
     assert ours.load_report.unused == ("mask_token",)
+    assert any(line.startswith("no rotary positions") for line in ours.load_report.assumed)
 
 
 @pytest.mark.parametrize(
@@ -238,17 +256,19 @@ def test_a_config_file_with_unsupported_options_is_rejected(change: dict[str, An
     save_file(make_reference().state_dict(), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(change))
     with pytest.raises(
-        VitrailError, match=r"global_pool in config.json must be|Vision Transformers do not have|is not supported"
+        VitrailError, match=r"global_pool in config.json must be|Vision Transformers do not have|must be one that Vitrail knows"
     ):
         load(tmp_path)
 
 
 def test_the_architecture_name_supplies_what_the_weights_do_not(tmp_path: Path) -> None:
-    save_file(make_reference().state_dict(), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_so400m_patch16_siglip_256"}))
-    config = load(tmp_path, heads=3).config
-    assert isinstance(config, ViTConfig)
-    assert config.gelu == "tanh"
+    theirs = make_reference(class_token=False, global_pool="map", num_heads=4, act_layer="gelu_tanh")
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    config = {"architecture": "vit_so400m_patch16_siglip_256", "model_args": {"embed_dim": 24, "num_heads": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    images = torch.randn(2, 3, 24, 24)
+    with torch.inference_mode():
+        assert_close(load(tmp_path)(images), theirs(images), rtol=0, atol=1e-5)
 
 
 def test_the_patch_resampling_is_flexivits(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,3 +138,35 @@ def test_weights_that_do_not_fit_are_listed(tmp_path: Path) -> None:
     (other / "model.safetensors").rename(folder / "model.safetensors")
     with pytest.raises(VitrailError, match=r"do not fit their config: blocks.3.\S+ is missing, .* and \d+ more"):
         load(folder)
+
+
+def test_a_pth_that_would_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    model = small_vit(gelu="exact", image=(12, 10), qkv_bias=False)
+    with pytest.raises(VitrailError, match=r"q, k and v without biases in a \.pth"):
+        save(model, tmp_path / "x.pth", format="timm")
+    assert load(save(model, tmp_path / "x.safetensors", format="timm")).config == model.config
+
+
+@pytest.mark.parametrize(
+    "changes", [{"norm": "branch"}, {"final_norm": "none"}, {"pool": "cls+gap"}, {"embed_norm": True}], ids=str
+)
+@pytest.mark.parametrize("format", ["official", "timm", "huggingface", "torchvision"])
+def test_what_a_format_cannot_hold_is_refused_or_held(changes: dict[str, Any], format: Any, tmp_path: Path) -> None:
+    """A written file is read back to the same logits; anything else is refused."""
+    model = small_vit(gelu="tanh" if format == "official" else "exact", image=(12, 10), **changes)
+    name = {"official": "x.npz", "timm": "x.safetensors", "torchvision": "x.safetensors"}.get(format, "x")
+    try:
+        written = save(model, tmp_path / name, format=format)
+    except VitrailError:
+        return
+    images = torch.randn(2, 3, 12, 10)
+    assert_close(load(written)(images), model(images), rtol=0, atol=1e-6)
+
+
+def test_every_new_option_is_kept_in_our_own_folder(tmp_path: Path) -> None:
+    model = small_vit(norm="branch", final_norm="none", pool="cls+gap", gelu="quick", patch_bias=False, embed_norm=True)
+    images = torch.randn(2, 3, 12, 15)
+    again = load(save(model, tmp_path / "x"))
+    assert again.config == model.config
+    assert_close(again(images), model(images), rtol=0, atol=1e-6)
+    assert load(tmp_path / "x", classes=3)(images).shape == (2, 3)

@@ -26,6 +26,7 @@ from vitrail.cli.inspect import inspect
 from vitrail.cli.lab import lab
 from vitrail.cli.plan import plan
 from vitrail.cli.predict import predict
+from vitrail.cli.preprocess_options import with_preprocess_options
 from vitrail.cli.pretrain import pretrain
 from vitrail.cli.probe import probe
 from vitrail.cli.push import push
@@ -70,10 +71,13 @@ EXAMPLES: dict[str, dict[Callable[..., object], str]] = {
     "Tools": {doctor: "vitrail doctor --json"},
 }
 
+LOADS_WEIGHTS = (finetune, evaluate, robustness, probe, explain, studio, predict, embed, search, export, serve)
+
 app = typer.Typer(name="vitrail", cls=Group, no_args_is_help=True, pretty_exceptions_enable=False, epilog=START)
 for panel, examples in EXAMPLES.items():
     for command, example in examples.items():
-        app.command(cls=Command, rich_help_panel=panel, epilog=f"Example: {example}")(command)
+        callback = with_preprocess_options(command) if command in LOADS_WEIGHTS else command
+        app.command(cls=Command, rich_help_panel=panel, epilog=f"Example: {example}")(callback)
 for group in (data, weights, bench):
     app.add_typer(group, rich_help_panel="Tools")
 

@@ -10,6 +10,7 @@ from vitrail.cli.console import add_row, format_count, make_console, make_table,
 from vitrail.cli.help import Command, Group
 from vitrail.cli.options import JsonOption, parse_size
 from vitrail.cli.panels import model_option, output_option, run_option, source_option
+from vitrail.cli.preprocess_options import with_preprocess_options
 from vitrail.errors import VitrailError
 
 weights = typer.Typer(
@@ -25,7 +26,7 @@ GridOption = Annotated[
 HeadsOption = Annotated[int | None, source_option(help="Number of attention heads, if the file does not record it.")]
 PoolOption = Annotated[str | None, source_option(metavar="cls|gap|map", help="Pooling, if the file does not record it.")]
 GeluOption = Annotated[
-    str | None, source_option(metavar="tanh|exact", help="GELU approximation, if the file does not record it.")
+    str | None, source_option(metavar="tanh|exact|quick", help="Form of the GELU, if the file does not record it.")
 ]
 
 
@@ -58,11 +59,12 @@ def show(source: CheckpointArgument, json: JsonOption = False) -> None:
 
 
 @weights.command(cls=Command, epilog="Example: vitrail weights convert ViT-B_16.npz vit.safetensors --to timm")
+@with_preprocess_options
 def convert(
     source: CheckpointArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder or file to write, depending on the format.")],
     format: Annotated[
-        str, output_option("--to", help="Format to write: vitrail, official, timm, huggingface or torchvision.")
+        str, output_option("--to", help="Format to write: vitrail, official, timm, huggingface, torchvision or dino.")
     ] = "vitrail",
     image: Annotated[
         str | None, model_option("--image-size", metavar="H[xW]", help="New image size; the position embedding is resized.")
@@ -73,7 +75,10 @@ def convert(
     channels: Annotated[int | None, model_option(help="New number of input channels.")] = None,
     classes: Annotated[int | None, model_option(help="New number of classes; the head becomes zero.")] = None,
     resize: Annotated[
-        str, model_option(help="Whose rule resizes the position embedding: origin, official, timm, huggingface or torchvision.")
+        str,
+        model_option(
+            help="Whose rule resizes the position embedding: origin, official, timm, huggingface, torchvision or dino."
+        ),
     ] = "origin",
     grid: GridOption = None,
     heads: HeadsOption = None,
@@ -187,8 +192,8 @@ def _save_with_decoder(masked: Any, out: Path, format: str) -> str | None:
 
 
 def _overrides(grid: str | None, heads: int | None, gelu: str | None, pool: str | None) -> dict[str, Any]:
-    if gelu not in (None, "tanh", "exact"):
-        raise VitrailError(f"--gelu must be tanh or exact, got {gelu!r}")
+    if gelu not in (None, "tanh", "exact", "quick"):
+        raise VitrailError(f"--gelu must be tanh, exact or quick, got {gelu!r}")
     if pool not in (None, "cls", "gap", "map"):
         raise VitrailError(f"--pool must be cls, gap or map, got {pool!r}")
     return {"grid": parse_size(grid, "--grid") if grid else None, "heads": heads, "gelu": gelu, "pool": pool}

@@ -75,7 +75,8 @@ class PixelTransform:
 
     def __call__(self, dataset: Dataset, epochs: Int[ndarray, " n"], indices: Int[ndarray, " n"]) -> TransformedBatch:
         preprocess = self.preprocess
-        if dataset.array_shape == (*preprocess.image_size, len(preprocess.mean)) and preprocess.crop_pct == 1:
+        is_exact = preprocess.resize_to == preprocess.image_size  # no resize, no crop
+        if is_exact and dataset.array_shape == (*preprocess.image_size, len(preprocess.mean)):
             images = rearrange(torch.from_numpy(dataset.stack(indices)), "n h w c -> n c h w")
             return TransformedBatch(images, np.ones(len(indices), bool), {})
         return _transform_images(
@@ -130,7 +131,7 @@ class TrainTransform:
             or self._jitters
         ):
             return None
-        if policy.crop != "random-resized" and (shape[:2] != preprocess.image_size or preprocess.crop_pct < 1):
+        if policy.crop != "random-resized" and (shape[:2] != preprocess.image_size or preprocess.resize_to != shape[:2]):
             return None
         stack = dataset.stack(indices)
         u, flips = uniforms(self.seed, epochs, indices, CROP_SLOTS, CROP_OFFSET), self._flips(epochs, indices)

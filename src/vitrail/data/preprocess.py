@@ -1,13 +1,15 @@
 """Preprocessing config: how an image becomes a model's input. It is saved with the model's weights. Torch-free.
 
 ``vit``: the published ViTs (resize the short side, centre crop, values from -1 to 1). ``official``: the authors' own
-evaluation (resize without cropping). ``imagenet``: ImageNet's mean and standard deviation.
+evaluation (resize without cropping). ``imagenet``: ImageNet's mean and standard deviation. ``clip``: those of OpenAI's CLIP.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from vitrail.config import validate
+from vitrail.config import added, validate
 from vitrail.errors import VitrailError
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
@@ -23,11 +25,14 @@ class Preprocess:
     interpolation: Interpolation = "bicubic"
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    trim: tuple[int, int] = added((0, 0))  # rows and columns cut off at the bottom and right of the crop
 
     def __post_init__(self) -> None:
         validate(self)
         if min(self.image_size) < 1:
             raise VitrailError(f"image_size must be at least 1, got {self.image_size}; try image_size=224")
+        if min(self.trim) < 0:
+            raise VitrailError(f"trim must be at least 0, got {self.trim}; try trim=0,0")
         if not 0 < self.crop_pct <= 1:
             raise VitrailError(f"crop_pct must be above 0 and at most 1, got {self.crop_pct}; try crop_pct=0.875")
         if len(self.mean) != len(self.std) or not self.mean:
@@ -36,9 +41,14 @@ class Preprocess:
             raise VitrailError(f"std must be above 0, got {min(self.std)}; try std=0.5,0.5,0.5")
 
     @property
+    def crop_size(self) -> tuple[int, int]:
+        """Height and width of the centre crop; larger than the model's input only where rows or columns are cut off."""
+        return self.image_size[0] + self.trim[0], self.image_size[1] + self.trim[1]
+
+    @property
     def resize_to(self) -> tuple[int, int]:
         """The size that the image is resized to (or to cover) before the centre crop."""
-        return int(self.image_size[0] / self.crop_pct + 1e-6), int(self.image_size[1] / self.crop_pct + 1e-6)
+        return int(self.crop_size[0] / self.crop_pct + 1e-6), int(self.crop_size[1] / self.crop_pct + 1e-6)
 
     def with_channels(self, channels: int) -> "Preprocess":
         """Return the same preprocessing for another number of channels, each with the mean over the old ones."""
@@ -48,12 +58,58 @@ class Preprocess:
         return replace(self, mean=(mean,) * channels, std=(std,) * channels)
 
 
+@dataclass(frozen=True)
+class PreprocessChanges:
+    """Changes to an assumed preprocessing, for a file that does not record its own; None: as assumed."""
+
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    interpolation: Interpolation | None = None
+    crop_pct: float | None = None
+    squash: bool | None = None
+
+    def apply(self, preprocess: Preprocess) -> Preprocess:
+        channels = len(preprocess.mean)
+        known = {name: value for name, value in vars(self).items() if value is not None}
+        for name in ("mean", "std"):
+            if len(known.get(name, ())) == 1:  # one value for every channel
+                known[name] = known[name] * channels
+            if len(known.get(name, preprocess.mean)) != channels:
+                raise VitrailError(
+                    f"{name} must have one value or {channels}, one per channel, got {len(known[name])}; try {name}=0.5"
+                )
+        return replace(preprocess, **known)
+
+
+_assumed_changes: list[PreprocessChanges] = []
+
+
+@contextmanager
+def change_assumed_preprocess(changes: PreprocessChanges | None) -> Iterator[None]:
+    """Within it, in every thread, weights that do not record their preprocessing are loaded with these changes to it."""
+    before = list(_assumed_changes)
+    _assumed_changes[:] = [] if changes is None else [changes]
+    try:
+        yield
+    finally:
+        _assumed_changes[:] = before
+
+
+def assumed_changes() -> PreprocessChanges | None:
+    """Return the changes that hold now."""
+    return _assumed_changes[0] if _assumed_changes else None
+
+
 def vit_preprocess(image_size: tuple[int, int], channels: int = 3) -> Preprocess:
     return Preprocess(image_size, crop_pct=0.9, mean=(0.5,) * channels, std=(0.5,) * channels)
 
 
 def official_preprocess(image_size: tuple[int, int], channels: int = 3) -> Preprocess:
     return Preprocess(image_size, squash=True, interpolation="bilinear", mean=(0.5,) * channels, std=(0.5,) * channels)
+
+
+def clip_preprocess(image_size: tuple[int, int]) -> Preprocess:
+    return Preprocess(image_size, mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
 
 
 def imagenet_preprocess(image_size: tuple[int, int]) -> Preprocess:

@@ -76,5 +76,5 @@ def _is_extreme(resized: tuple[int, int]) -> bool:
 
 def _crop_corner(resized: tuple[int, int], preprocess: Preprocess) -> tuple[int, int] | tuple[float, float]:
     """Return left and top of the centre crop, in whole pixels unless the image is never resized as a whole."""
-    left, top = (resized[0] - preprocess.image_size[1]) / 2, (resized[1] - preprocess.image_size[0]) / 2
+    left, top = (resized[0] - preprocess.crop_size[1]) / 2, (resized[1] - preprocess.crop_size[0]) / 2
     return (left, top) if _is_extreme(resized) else (round(left), round(top))

@@ -6,7 +6,7 @@ only if its paired difference is more than two standard errors. b images, m metr
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -147,7 +147,7 @@ def object_masks(source: Dataset, indices: Sequence[int], preprocess: Preprocess
     if len(known) < len(indices):
         return None
     masks = np.stack([255 * mask for mask in known])[..., None]
-    plain = Preprocess(preprocess.image_size, preprocess.crop_pct, preprocess.squash, preprocess.interpolation, (0.0,), (1.0,))
+    plain = replace(preprocess, mean=(0.0,), std=(1.0,))
     transformed = EvalTransform(plain)(
         ArrayDataset(masks, np.zeros(len(masks), np.int64), ("",)), np.zeros(len(masks), np.int64), np.arange(len(masks))
     )

@@ -64,4 +64,4 @@ def five_crop(images: UInt8[ndarray, "b high wide c"], size: tuple[int, int]) ->
 def without_crop(preprocess: Preprocess) -> Preprocess:
     """Return the preprocessing of the image that ``five_crop`` crops from."""
     crop = preprocess.crop_pct if preprocess.resize_to != preprocess.image_size else DEFAULT_CROP_PCT
-    return replace(preprocess, image_size=replace(preprocess, crop_pct=crop).resize_to, crop_pct=1.0)
+    return replace(preprocess, image_size=replace(preprocess, crop_pct=crop).resize_to, crop_pct=1.0, trim=(0, 0))

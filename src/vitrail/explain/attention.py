@@ -126,19 +126,22 @@ def visit_attention_rows(
 
 @torch.no_grad()
 def pooling_weights(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b t"]:
-    """Return the weight of each token in the pooling: the class token's alone, uniform for the mean, attention for MAP."""
+    """Return the weight of each token in the pooling: the class token's, uniform for the mean, attention for MAP."""
     vit = as_vit(model)
     prefix, patches = vit.config.prefix_tokens, _num_patches(vit, images)
     result = images.new_zeros(images.shape[0], prefix + patches)
     match vit.config.pool:
         case "cls":
             result[:, 0] = 1
-        case "gap":
+        case "gap" | "cls+gap":
             kept = vit.kept_patches(images)
             if kept is None:
                 result[:, prefix:] = 1 / patches
             else:
                 result.scatter_(1, kept + prefix, 1 / kept.shape[1])
+            if vit.config.pool == "cls+gap":  # both halves of the representation equally
+                result[:, 0] = 1
+                result /= 2
         case "map":
             with (
                 eval_mode(vit),

@@ -96,8 +96,10 @@ class _DynamicPositionEmbedding(nn.Module):
     ) -> Float[Tensor, "b t d"]:
         assert patch_indices is None
         table = self.embedding.table()
+        sides = list(zip(table.shape[:2], grid, strict=True))
+        unchanged = [torch.full((1,), new) == old for old, new in sides]
         rows, columns = (
-            interpolation_matrix(old, new, self.embedding.resize) for old, new in zip(table.shape[:2], grid, strict=True)
+            interpolation_matrix(old, new, self.embedding.resize, unchanged[0] & unchanged[1]) for old, new in sides
         )
         resized_columns = columns @ table.float()  # old rows, new columns, d
         patches = (rows @ resized_columns.flatten(1)).unflatten(1, (columns.shape[0], table.shape[2])).flatten(0, 1)
@@ -107,9 +109,15 @@ class _DynamicPositionEmbedding(nn.Module):
         return x + torch.cat([*rows_to_add, patches])
 
 
-def interpolation_matrix(old: int, new: int, rule: PositionResize) -> Float[Tensor, "n o"]:
-    """Return the matrix that interpolates ``old`` values to ``new`` positions; ``new`` may be symbolic."""
-    position, step = torch.arange(new).float(), old / torch.full((1,), new).float()
+def interpolation_matrix(old: int, new: int, rule: PositionResize, unchanged: Tensor | None = None) -> Float[Tensor, "n o"]:
+    """Return the matrix that interpolates ``old`` values to ``new`` positions; ``new`` may be symbolic.
+
+    ``unchanged``: whether both sides of the grid are, since DINO's rule changes an equal side with the other.
+    """
+    position, sides = torch.arange(new).float(), torch.full((1,), new).float()
+    if rule == "dino":
+        sides = sides + (0.1 if unchanged is None else 0.1 * (~unchanged).float())
+    step = old / sides
     if rule == "official":
         return _linear_weights(position * _align_corners_step(old, new), old)
     if rule == "timm":

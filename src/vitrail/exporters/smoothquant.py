@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.layers.block import Block, PostNormBlock
+from vitrail.layers.block import Block
 from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 
@@ -34,7 +34,7 @@ def smooth_activations(model: Model, images: Float[Tensor, "b c height width"]) 
     for block in smoothed.blocks:
         assert isinstance(block, Block)
         _fold_into_values(block, channel_max)
-        if not isinstance(block, PostNormBlock):  # in post-norm, the residual branch also uses the norm's output
+        if type(block) is Block:  # in the other orders, a norm's output is not only the input of these layers
             _fold_into_norm(block.norm1, block.attention.qkv, channel_max)
             _fold_into_norm(block.norm2, block.mlp.up, channel_max)
     return smoothed

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
@@ -26,13 +26,13 @@ from vitrail.training.dataset import load_training_data
 from vitrail.weights.load import load, quiet_loading
 
 LOW_RESOLUTION_RATIO = 224 / 384  # low to full resolution, as in the paper
-INTERPOLATIONS: tuple[PositionResize, ...] = get_args(PositionResize)
-INTERPOLATION_NAMES = {
+INTERPOLATION_NAMES: dict[PositionResize, str] = {
     "official": "bilinear, corners aligned",
     "timm": "bicubic with antialiasing",
     "huggingface": "bicubic",
     "torchvision": "bicubic, corners aligned",
 }
+INTERPOLATIONS: tuple[PositionResize, ...] = tuple(INTERPOLATION_NAMES)
 PRETRAINED, LOW_RESOLUTION, NEW_TABLE, PAPER_INTERPOLATION = "before", "low resolution", "new table", "official"
 OTHER_NAMES = {
     PRETRAINED: "initial weights of all others",

@@ -1,4 +1,4 @@
-"""One layer of the encoder (Dosovitskiy et al. 2021, equations 2 and 3), and the original Transformer's post-norm order."""
+"""One layer of the encoder (Dosovitskiy et al. 2021, equations 2 and 3), and two other places of its norms."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -38,6 +38,17 @@ class Block(nn.Module):
         x = x + self.drop(self.scale1(self.attention(self.norm1(x), rotation, merger)))
         x = x if merger is None else merger(x)
         return x + self.drop(self.scale2(self.mlp(self.norm2(x))))
+
+
+class BranchNormBlock(Block):
+    """Block that normalises the output of each branch before the addition (res-post-norm; Liu et al. 2022, Swin V2)."""
+
+    def forward(
+        self, x: Float[Tensor, "b t d"], rotation: Rotation | None = None, merger: TokenMerger | None = None
+    ) -> Float[Tensor, "b m d"]:
+        x = x + self.drop(self.scale1(self.norm1(self.attention(x, rotation, merger))))
+        x = x if merger is None else merger(x)
+        return x + self.drop(self.scale2(self.norm2(self.mlp(x))))
 
 
 class PostNormBlock(Block):

@@ -8,14 +8,23 @@ from torch import Tensor, nn
 
 from vitrail.layers.weight_init import xavier_linear
 
+Gelu = Literal["tanh", "exact", "quick"]
+
+
+class QuickGELU(nn.Module):
+    """x * sigmoid(1.702 x), the approximation of a GELU that OpenAI's CLIP uses (Radford et al. 2021)."""
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        return x * torch.sigmoid(1.702 * x)
+
 
 class MLP(nn.Module):
     """Two linear layers with a GELU, applied to each token separately."""
 
-    def __init__(self, width: int, hidden: int, *, gelu: Literal["tanh", "exact"] = "tanh", dropout: float = 0.0) -> None:
+    def __init__(self, width: int, hidden: int, *, gelu: Gelu = "tanh", dropout: float = 0.0) -> None:
         super().__init__()
         self.up = xavier_linear(nn.Linear(width, hidden))
-        self.gelu = nn.GELU(approximate="tanh" if gelu == "tanh" else "none")
+        self.gelu = QuickGELU() if gelu == "quick" else nn.GELU(approximate="tanh" if gelu == "tanh" else "none")
         self.down = xavier_linear(nn.Linear(hidden, width))
         self.dropout = nn.Dropout(dropout)
         for linear in (self.up, self.down):
@@ -23,9 +32,10 @@ class MLP(nn.Module):
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         hidden = self.up(x)
-        hidden = (
-            torch.ops.aten.gelu_(hidden, approximate=self.gelu.approximate) if self._can_gelu_in_place() else self.gelu(hidden)
-        )
+        if isinstance(self.gelu, nn.GELU) and self._can_gelu_in_place():
+            hidden = torch.ops.aten.gelu_(hidden, approximate=self.gelu.approximate)
+        else:
+            hidden = self.gelu(hidden)
         return self.dropout(self.down(self.dropout(hidden)))
 
     def _can_gelu_in_place(self) -> bool:

@@ -14,12 +14,12 @@ from vitrail.layers.weight_init import lecun_normal_
 class PatchEmbed(nn.Module):
     """Flatten every patch and multiply by E."""
 
-    def __init__(self, channels: int, width: int, patch: tuple[int, int]) -> None:
+    def __init__(self, channels: int, width: int, patch: tuple[int, int], *, bias: bool = True) -> None:
         super().__init__()
-        self.project = PatchConv2d(channels, width, kernel_size=patch, stride=patch)
+        self.project = PatchConv2d(channels, width, kernel_size=patch, stride=patch, bias=bias)
         lecun_normal_(self.project.weight)
-        assert self.project.bias is not None
-        nn.init.zeros_(self.project.bias)
+        if self.project.bias is not None:
+            nn.init.zeros_(self.project.bias)
 
     def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n d"]:
         return self.project(images)

@@ -3,11 +3,10 @@ attention pooling (MAP; Zhai et al. 2022, big_vision).
 
 If tokens represent several patches each (``layers.token_merging``), ``sizes`` gives their number: each patch counts once.
 
-b batch, t tokens, d width, h heads, k width of a head, q the one query.
+b batch, t tokens, d width, h heads, k width of a head, q the one query, f twice the width.
 """
 
 import math
-from typing import Literal
 
 import torch
 from einops import rearrange, repeat
@@ -15,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.layers.mlp import MLP
+from vitrail.layers.mlp import MLP, Gelu
 from vitrail.layers.tap import Tap
 from vitrail.layers.weight_init import xavier_fused_linear, xavier_linear
 
@@ -41,12 +40,21 @@ class AveragePool(nn.Module):
         return (weights.to(x.dtype) @ x[:, self.prefix :])[:, 0]
 
 
+class ClassAndAveragePool(nn.Module):
+    """Return the class token and the mean of the patch tokens, concatenated (the linear classifier of Oquab et al. 2023)."""
+
+    def __init__(self, prefix: int) -> None:
+        super().__init__()
+        self.average = AveragePool(prefix)
+
+    def forward(self, x: Float[Tensor, "b t d"], sizes: Float[Tensor, "b t"] | None = None) -> Float[Tensor, "b f"]:
+        return torch.cat([x[:, 0], self.average(x, sizes)], dim=-1)
+
+
 class AttentionPool(nn.Module):
     """Attention pooling: one learned query attends to every patch, followed by an MLP."""
 
-    def __init__(
-        self, width: int, heads: int, mlp: int, *, prefix: int, norm_eps: float, gelu: Literal["tanh", "exact"] = "tanh"
-    ) -> None:
+    def __init__(self, width: int, heads: int, mlp: int, *, prefix: int, norm_eps: float, gelu: Gelu = "tanh") -> None:
         super().__init__()
         self.heads = heads
         self.prefix = prefix

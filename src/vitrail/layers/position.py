@@ -15,7 +15,7 @@ from torch.nn import functional as F
 Grid = tuple[int, int]
 PatchIndices = Int[Tensor, "b m"]  # raster indices of the patches kept in each image
 Rotation = tuple[Float[Tensor, "... t k"], Float[Tensor, "... t k"]]  # cosines and sines
-PositionResize = Literal["official", "timm", "huggingface", "torchvision"]
+PositionResize = Literal["official", "timm", "huggingface", "torchvision", "dino"]
 
 
 class Learned1d(nn.Module):
@@ -142,6 +142,8 @@ def _resize_matrix(old: int, new: int, rule: PositionResize, device: torch.devic
     """
     with torch.inference_mode(False):
         units = torch.eye(old, device=device)
+        if rule == "dino":  # DINO and DINOv2 add a tenth of a patch and give the factor, so that an equal side changes too
+            return F.interpolate(units[None, None], scale_factor=((new + 0.1) / old, 1.0), mode="bicubic")[0, 0]
         if old == new:
             return units
         options: dict[str, Any] = {

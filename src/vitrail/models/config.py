@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import lcm, prod
 from typing import Any, Literal
 
-from vitrail.config import validate
+from vitrail.config import added, validate
 from vitrail.errors import VitrailError
 
 Pair = tuple[int, int]
@@ -25,7 +25,8 @@ Position = Literal[
     "rotary",
 ]
 PositionAt = Literal["input", "every-layer", "every-layer-shared"]
-PositionResize = Literal["official", "timm", "huggingface", "torchvision"]
+PositionResize = Literal["official", "timm", "huggingface", "torchvision", "dino"]
+Gelu = Literal["tanh", "exact", "quick"]  # quick: x * sigmoid(1.702 x), the approximation of OpenAI's CLIP
 
 
 @dataclass(frozen=True)
@@ -75,16 +76,17 @@ class ViTConfig:
     position_resize: PositionResize = "timm"  # the library whose rule resizes the position table to another grid
     position_grid: Pair | None = None  # grid of a sin-cos table or rotary; None: the model's own
     flexible: bool = False  # accept images of any size that the patches divide
-    pool: Literal["cls", "gap", "map"] = "cls"
+    pool: Literal["cls", "gap", "map", "cls+gap"] = "cls"  # cls+gap: both, concatenated
     class_token: bool | None = None  # None: only if the pool reads it
     registers: int = 0
     head: Literal["linear", "mlp"] = "linear"  # mlp: the pre-training head, one hidden layer with tanh
     head_hidden: int | None = None  # width of the hidden layer; None: the model's width
-    norm: Literal["pre", "post"] = "pre"
-    # the last norm: on every token, or on the pooled vector (timm's fc_norm)
-    final_norm: Literal["tokens", "pooled"] = "tokens"
+    # layer norms: before a branch, after the addition, or at the end of a branch before the addition
+    norm: Literal["pre", "post", "branch"] = "pre"
+    # the last norm: on every token, on the pooled vector (timm's fc_norm), or none
+    final_norm: Literal["tokens", "pooled", "none"] = "tokens"
     norm_eps: float = 1e-6
-    gelu: Literal["tanh", "exact"] = "tanh"
+    gelu: Gelu = "tanh"
     qkv_bias: bool = True
     qk_norm: bool = False
     layer_scale: float | None = None  # initial scale of each branch; None: no scale
@@ -92,6 +94,8 @@ class ViTConfig:
     attention_dropout: float = 0.0
     stochastic_depth: float = 0.0  # rate of the last block; earlier ones rise to it linearly
     family: Literal["vit"] = "vit"
+    patch_bias: bool = added(True)  # whether the patch embedding has a bias
+    embed_norm: bool = added(False)  # layer norm of the embedded tokens before the first block (CLIP)
 
     def __post_init__(self) -> None:
         validate(self)
@@ -114,10 +118,14 @@ class ViTConfig:
         _check_heads(self)
         check_image_size(self, self.image)
         _check_position(self)
-        if self.norm == "post" and self.final_norm == "pooled":
-            raise VitrailError("norm='post' has no last norm to move, got final_norm='pooled'; try final_norm='tokens'")
-        if self.pool == "cls" and self.class_token is False:
-            raise VitrailError("pool='cls' reads the class token, got class_token=False; try pool='gap'")
+        if self.norm == "post" and self.final_norm != "tokens":
+            raise VitrailError(
+                f"norm='post' has no last norm to move, got final_norm={self.final_norm!r}; try final_norm='tokens'"
+            )
+        if self.pool in ("cls", "cls+gap") and self.class_token is False:
+            raise VitrailError(f"pool={self.pool!r} reads the class token, got class_token=False; try pool='gap'")
+        if self.pool == "cls+gap" and self.final_norm == "pooled":
+            raise VitrailError("pool='cls+gap' pools normalised tokens, got final_norm='pooled'; try final_norm='tokens'")
 
     @property
     def patch_stride(self) -> Pair:
@@ -135,7 +143,12 @@ class ViTConfig:
 
     @property
     def has_class_token(self) -> bool:
-        return self.pool == "cls" if self.class_token is None else self.class_token
+        return self.pool in ("cls", "cls+gap") if self.class_token is None else self.class_token
+
+    @property
+    def feature_width(self) -> int:
+        """Width of the representation that the head reads."""
+        return 2 * self.width if self.pool == "cls+gap" else self.width
 
     @property
     def prefix_tokens(self) -> int:

@@ -3,7 +3,7 @@ and patches of low variance are dropped before the first block.
 
 It is a ``ViT`` that shares the weights of another. The taps ``membership.*`` record which original tokens each token
 contains: ``membership.3`` at the input of block 3, the last one after all blocks. b batch, c channels, n patches and prefix
-tokens, t tokens, d width.
+tokens, t tokens, d width, f width of the representation.
 """
 
 from copy import copy
@@ -45,7 +45,7 @@ class TokenReducedViT(ViT):
 
     def encode_and_pool(
         self, x: Float[Tensor, "b n d"], grid: Grid, patch_indices: PatchIndices | None = None
-    ) -> Float[Tensor, "b d"]:
+    ) -> Float[Tensor, "b f"]:
         x, sizes = self._encode_merged(x, grid, patch_indices)
         return self.pooled_norm(self.pool(x, sizes))
 
@@ -70,7 +70,7 @@ class TokenReducedViT(ViT):
         )
         for layer, (table, block) in enumerate(zip(layers, self.blocks, strict=True)):
             x = x if table is None else self._add_position(table, x, grid, patch_indices, merger)
-            x = self.dropout(x) if layer == 0 else x
+            x = self.embed_norm(self.dropout(x)) if layer == 0 else x
             merger.num_merged = 0 if layer % self.merge_every else self.num_merged
             if recording:
                 self.membership[layer](merger.membership)

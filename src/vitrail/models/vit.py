@@ -1,6 +1,6 @@
 """The Vision Transformer (Dosovitskiy et al. 2021): z0 = [class; x E] + E_pos, L blocks, y = LN(zL), a head.
 
-b batch, c channels, n patches, t tokens, d width.
+b batch, c channels, n patches, t tokens, d width, f width of the representation.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.layers.attention import Attention
-from vitrail.layers.block import Block, PostNormBlock
+from vitrail.layers.block import Block, BranchNormBlock, PostNormBlock
 from vitrail.layers.mlp import MLP
 from vitrail.layers.patch_embed import PatchEmbed
-from vitrail.layers.pool import AttentionPool, AveragePool, ClassPool
+from vitrail.layers.pool import AttentionPool, AveragePool, ClassAndAveragePool, ClassPool
 from vitrail.layers.position import (
     FixedTable,
     Grid,
@@ -52,7 +52,7 @@ class ViT(nn.Module):
         self.metadata: dict[str, Any] = {}  # from its file: recipe, dataset, metrics
         self.activation_checkpointing = False  # recompute each block in the backward pass instead of saving its activations
         self.stem = nn.Identity() if c.stem is None else ResNetStem(c.channels, c.stem)
-        self.embed = PatchEmbed(c.stem.channels if c.stem else c.channels, c.width, c.patch)
+        self.embed = PatchEmbed(c.stem.channels if c.stem else c.channels, c.width, c.patch, bias=c.patch_bias)
         self.cls = nn.Parameter(torch.zeros(c.width)) if c.has_class_token else None
         self.registers = nn.Parameter(torch.empty(c.registers, c.width)) if c.registers else None
         if self.registers is not None:
@@ -61,6 +61,7 @@ class ViT(nn.Module):
         self.positions = nn.ModuleList(_position(c) for _ in range(tables))
         self.rotary = Rotary(c.position_grid or c.grid, c.width // c.heads, c.prefix_tokens) if c.position == "rotary" else None
         self.dropout = nn.Dropout(c.dropout)
+        self.embed_norm = nn.LayerNorm(c.width, eps=c.norm_eps) if c.embed_norm else nn.Identity()
         self.blocks = nn.ModuleList(_block(c, layer) for layer in range(c.depth))
         last: nn.Module = nn.Identity() if c.norm == "post" else nn.LayerNorm(c.width, eps=c.norm_eps)
         self.norm = last if c.final_norm == "tokens" else nn.Identity()
@@ -71,7 +72,7 @@ class ViT(nn.Module):
     def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b k"]:
         return self.head(self.features(images))
 
-    def features(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d"]:
+    def features(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b f"]:
         """Return the representation of each image: y in the paper."""
         grid, patch_indices, x = self.grid(images), self.kept_patches(images), self.embed_patches(images)
         return self.encode_and_pool(x if patch_indices is None else gather_tokens(x, patch_indices), grid, patch_indices)
@@ -85,7 +86,7 @@ class ViT(nn.Module):
 
     def encode_and_pool(
         self, x: Float[Tensor, "b n d"], grid: Grid, patch_indices: PatchIndices | None = None
-    ) -> Float[Tensor, "b d"]:
+    ) -> Float[Tensor, "b f"]:
         """Encode embedded patches and pool them to the input of the head."""
         return self.pooled_norm(self.pool(self.encode(x, grid, patch_indices)))
 
@@ -100,7 +101,7 @@ class ViT(nn.Module):
         rotation = None if self.rotary is None else self.rotary(grid, x.device, patch_indices)
         for layer, (table, block) in enumerate(zip(self.config.layers_with_position, self.blocks, strict=True)):
             x = x if table is None else self.positions[table](x, grid, patch_indices)
-            x = self.dropout(x) if layer == 0 else x
+            x = self.embed_norm(self.dropout(x)) if layer == 0 else x
             x = self._run_block(block, x, rotation)
         return self.norm(x)
 
@@ -144,7 +145,7 @@ def _block(c: ViTConfig, layer: int) -> Block:
         weights_dropout=c.attention_dropout,
         relative=RelativeKeys(c.tokens, c.heads, head_width) if c.position == "relative" else None,
     )
-    block_class = Block if c.norm == "pre" else PostNormBlock
+    block_class = {"pre": Block, "post": PostNormBlock, "branch": BranchNormBlock}[c.norm]
     return block_class(
         c.width,
         attention,
@@ -177,14 +178,16 @@ def _pool(c: ViTConfig) -> nn.Module:
             return ClassPool()
         case "gap":
             return AveragePool(c.prefix_tokens)
+        case "cls+gap":
+            return ClassAndAveragePool(c.prefix_tokens)
         case "map":
             return AttentionPool(c.width, c.heads, c.mlp, prefix=c.prefix_tokens, norm_eps=c.norm_eps, gelu=c.gelu)
 
 
 def _head(c: ViTConfig) -> nn.Module:
     if c.head == "linear":
-        return zero_head(c.width, c.classes)
-    hidden = nn.Linear(c.width, c.head_hidden or c.width)
+        return zero_head(c.feature_width, c.classes)
+    hidden = nn.Linear(c.feature_width, c.head_hidden or c.width)
     lecun_normal_(hidden.weight)
     nn.init.zeros_(hidden.bias)
     return nn.Sequential(hidden, nn.Tanh(), zero_head(hidden.out_features, c.classes))

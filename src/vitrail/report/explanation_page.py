@@ -32,6 +32,7 @@ PAGE = "index.html"
 POOL_QUERIES = {
     "cls": "the class token",
     "gap": "all patches, averaged",
+    "cls+gap": "the class token and all patches",
     "map": "the patches, weighted by the attention pooling",
 }
 

@@ -164,7 +164,7 @@ def _change_classes(config: ModelConfig, state: dict[str, Tensor], classes: int,
     new = replace(config, classes=classes)
     if isinstance(new, ViTConfig):
         new = replace(new, head="linear", head_hidden=None)  # the paper drops the whole pre-training head
-        width = new.width
+        width = new.feature_width
     else:
         width = new.width * 4 * 2 ** (len(new.stages) - 1)
     if classes:

@@ -14,12 +14,14 @@ from vitrail.errors import VitrailError
 
 FILE_PATTERNS = [
     "config.json",
+    "open_clip_config.json",
     "*processor_config.json",
     "vitrail.json",
     "decoder.safetensors",
     "*model*.safetensors",
     "*.index.json",
     "pytorch_model*.bin",
+    "open_clip_pytorch_model.bin",
 ]
 
 

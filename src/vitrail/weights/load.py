@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config import parse_value
-from vitrail.data.preprocess import Preprocess, vit_preprocess
+from vitrail.data.preprocess import Preprocess, assumed_changes, vit_preprocess
 from vitrail.errors import VitrailError
 from vitrail.layers.position import PositionResize
 from vitrail.models.build import Model, build_on_meta, with_metadata_of
-from vitrail.models.config import ModelConfig, Pair
+from vitrail.models.config import Gelu, ModelConfig, Pair
 from vitrail.tasks.registry import model_task
 from vitrail.tasks.task import Task
 from vitrail.weights import hub
 from vitrail.weights.adapt import adapt
-from vitrail.weights.convert import huggingface, official, timm, torchvision
+from vitrail.weights.convert import huggingface, official, open_clip, timm, torchvision
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
 from vitrail.weights.convert.tensor_map import import_tensors
 from vitrail.weights.model_folder import (
@@ -35,7 +35,7 @@ from vitrail.weights.model_folder import (
 )
 from vitrail.weights.read_file import RawCheckpoint, own_copy, read_file
 
-CONVERTERS = (official, timm, huggingface, torchvision)
+CONVERTERS = (official, timm, huggingface, torchvision, open_clip)
 logger = logging.getLogger("vitrail")
 
 
@@ -91,7 +91,7 @@ def load(
     resize: PositionResize | Literal["origin"] = "origin",
     grid: Pair | None = None,
     heads: int | None = None,
-    gelu: Literal["tanh", "exact"] | None = None,
+    gelu: Gelu | None = None,
     pool: Literal["cls", "gap", "map"] | None = None,
     patch: int | Pair | None = None,
     channels: int | None = None,
@@ -103,14 +103,21 @@ def load(
     a file does not record. What was assumed, resized, new or not used is logged and recorded in ``model.load_report``.
     """
     parse_value(resize, PositionResize | Literal["origin"], "resize")
-    overrides = Overrides(parse_value(grid, Pair | None, "grid"), parse_value(heads, int | None, "heads"), gelu, pool)
+    size = parse_value(image, Pair | None, "image")
+    overrides = Overrides(
+        parse_value(grid, Pair | None, "grid"),
+        parse_value(heads, int | None, "heads"),
+        parse_value(gelu, Gelu | None, "gelu"),
+        pool,
+        size if patch is None else None,  # of other patches than the file's
+    )
     checkpoint = read_checkpoint(source, overrides)
     model = build_on_meta(checkpoint.config)
     check_shapes(str(source), model, checkpoint.state)
     config, state, changes = adapt(
         checkpoint.config,
         checkpoint.state,
-        image=parse_value(image, Pair | None, "image"),
+        image=size,
         patch=parse_value(patch, Pair | None, "patch"),
         channels=parse_value(channels, int | None, "channels"),
         classes=parse_value(classes, int | None, "classes"),
@@ -234,6 +241,7 @@ def read_own(path: Path, overrides: Overrides) -> ConvertedCheckpoint:
         [],
         *parse_metadata(metadata),
         decoder=decoder if decoder.is_file() else None,
+        records_preprocess=True,
     )
 
 
@@ -245,12 +253,19 @@ def _from_metadata(converter: Any, raw: RawCheckpoint, overrides: Overrides) -> 
     _check_overrides(config, overrides)
     state, unused = import_tensors(converter.tensor_maps(config), raw.tensors)
     return ConvertedCheckpoint(
-        converter.__name__.rpartition(".")[2], config, state, unused, [], *parse_metadata(raw.vitrail_metadata)
+        converter.__name__.rpartition(".")[2],
+        config,
+        state,
+        unused,
+        [],
+        *parse_metadata(raw.vitrail_metadata),
+        records_preprocess=True,
     )
 
 
 def _check_overrides(config: ModelConfig, overrides: Overrides) -> None:
-    for name, override in vars(overrides).items():
+    for name in ("grid", "heads", "gelu", "pool"):
+        override = getattr(overrides, name)
         recorded = getattr(config, name, None)
         if override is not None and override != recorded:
             raise VitrailError(f"the file records {name}={recorded}, got {name}={override}; leave {name} out")
@@ -301,4 +316,9 @@ def check_shapes(source: str, model: nn.Module, state: dict[str, Tensor]) -> Non
 def adapt_preprocess(checkpoint: ConvertedCheckpoint, config: ModelConfig) -> Preprocess:
     """Return the preprocessing the model was trained with, at its present image size and channels."""
     preprocess = checkpoint.preprocess or vit_preprocess(checkpoint.config.image, checkpoint.config.channels)
-    return replace(preprocess.with_channels(config.channels), image_size=config.image)
+    if (changes := assumed_changes()) is not None:
+        if checkpoint.records_preprocess:
+            raise VitrailError("the model records its preprocessing; leave --mean, --std, --interpolation and --crop out")
+        preprocess = changes.apply(preprocess)
+    trim = preprocess.trim if config.image == preprocess.image_size else (0, 0)
+    return replace(preprocess.with_channels(config.channels), image_size=config.image, trim=trim)

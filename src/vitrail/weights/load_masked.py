@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitrail.config import parse_value
 from vitrail.errors import VitrailError
-from vitrail.models.config import Pair, format_size
+from vitrail.models.config import Gelu, Pair, format_size
 from vitrail.models.masked_autoencoders import MaskedModel, build_masked_model
 from vitrail.models.masking_config import Masking, check_masking
 from vitrail.models.vit import ViT
@@ -38,7 +38,7 @@ def load_masked(
     source: str | Path,
     grid: Pair | None = None,
     heads: int | None = None,
-    gelu: Literal["tanh", "exact"] | None = None,
+    gelu: Gelu | None = None,
     decoder_heads: int | None = None,
     mask_ratio: float | None = None,
     norm_pix_target: bool | None = None,

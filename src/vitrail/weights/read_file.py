@@ -11,7 +11,6 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,19 +22,27 @@ from torch import Tensor
 
 from vitrail.errors import VitrailError
 from vitrail.weights.model_folder import read_json
+from vitrail.weights.unwrap import strip_prefix, unwrap
 
-WRAPPER_KEYS = ("model", "state_dict", "teacher", "student", "model_state_dict", "module", "params", "ema", "model_ema", "net")
-MODULE_PREFIXES = (
-    "module.",
-    "backbone.",
-    "model.",
-    "_orig_mod.",
-    "encoder_q.",
-    "base_encoder.",
-    "timm_model.",
-    "net.",
-    "visual.trunk.",
+INERT_GLOBALS = (
+    *(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")),
+    "numpy.dtype",
+    *(
+        f"numpy.dtypes.{kind}{bits}DType"
+        for kind, sizes in (("Float", (16, 32, 64)), ("Int", (8, 16, 32, 64)), ("UInt", (8, 16, 32, 64)))
+        for bits in sizes
+    ),
+    *(f"numpy.dtypes.{kind}DType" for kind in ("Bool", "Str", "Bytes", "LongLong", "ULongLong")),
+    *(
+        f"{module}.{name}"
+        for module in ("pathlib", "pathlib._local")
+        for name in ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
+    ),
+    *(f"datetime.{name}" for name in ("date", "datetime", "time", "timedelta", "timezone")),
+    *(f"builtins.{name}" for name in ("dict", "float", "int", "list", "set", "str", "tuple")),  # what a defaultdict makes
+    "types.SimpleNamespace",
 )
+SIDECAR_STEMS = ("model", "pytorch_model", "open_clip_model", "open_clip_pytorch_model")  # of files with a config.json
 METADATA_KEY = "vitrail"  # the key of our metadata in a safetensors header; an .npz has it in its comment
 
 
@@ -56,21 +63,30 @@ def read_file(path: Path) -> RawCheckpoint:
         return _read_folder(path)
     if not path.is_file():
         raise VitrailError(f"{path} does not exist; name a run, a model folder, a file of weights or hf:owner/name")
-    return replace(_read_tensors(path), sidecar=_read_sidecars(path.parent) if path.stem in ("model", "pytorch_model") else {})
+    sidecar = _read_sidecars(path.parent) if path.stem in SIDECAR_STEMS else {}
+    return replace(_without_prefix(_read_tensors(path), path), sidecar=sidecar)
 
 
 def _read_folder(path: Path) -> RawCheckpoint:
     sidecar = _read_sidecars(path)
-    for name in ("model.safetensors", "pytorch_model.bin"):
+    for name in ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin"):
         if (path / f"{name}.index.json").is_file():
-            return RawCheckpoint(_read_shards(path, path / f"{name}.index.json"), sidecar)
+            shards = RawCheckpoint(_read_shards(path, path / f"{name}.index.json"), sidecar)
+            return _without_prefix(shards, path)
         if (path / name).is_file():
-            return replace(_read_tensors(path / name), sidecar=sidecar)
+            return replace(_without_prefix(_read_tensors(path / name), path / name), sidecar=sidecar)
     raise VitrailError(f"{path} contains no weights: no model.safetensors, no pytorch_model.bin")
+
+
+def _without_prefix(raw: RawCheckpoint, path: Path) -> RawCheckpoint:
+    tensors, others = strip_prefix(raw.tensors, str(path))
+    return replace(raw, tensors=tensors, unused=[*raw.unused, *others])
 
 
 def _read_sidecars(folder: Path) -> dict[str, Any]:
     sidecar = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    if (folder / "open_clip_config.json").is_file():
+        sidecar = {**sidecar, "open_clip": read_json(folder / "open_clip_config.json")}
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (folder / name).is_file():
             content = read_json(folder / name)
@@ -122,9 +138,7 @@ def own_copy(tensor: Tensor) -> Tensor:
 def _read_safetensors(path: Path) -> RawCheckpoint:
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        return RawCheckpoint(
-            _strip_prefixes(tensors, str(path)), vitrail_metadata=_parse_metadata((file.metadata() or {}).get(METADATA_KEY, ""))
-        )
+        return RawCheckpoint(tensors, vitrail_metadata=_parse_metadata((file.metadata() or {}).get(METADATA_KEY, "")))
 
 
 def _parse_metadata(text: str) -> dict[str, Any]:
@@ -197,58 +211,54 @@ def _read_npy(stream: Any, size: int, description: str) -> Tensor | None:
     return torch.from_numpy(native).view(torch.bfloat16) if bfloat16 else torch.from_numpy(native)
 
 
+class _Inert:
+    """Stands for an object in a file that is not a tensor, such as a path or a date: nothing of it is made or kept."""
+
+    def __new__(cls, *args: object) -> "_Inert":
+        return object.__new__(cls)
+
+    def __init__(self, *args: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+def _empty_dict(*args: object) -> dict[Any, Any]:
+    """Stand for a defaultdict: a plain dict, which the reader fills."""
+    return {}
+
+
 def _read_pth(path: Path) -> RawCheckpoint:
     zipped = zipfile.is_zipfile(path)
     if zipped:
         _check_unpacked_size(path)
+        _refuse_torchscript(path)
+    # Training scripts store their options in a Namespace, which only holds attributes.
+    safe: list[Any] = [
+        argparse.Namespace,
+        (_empty_dict, "collections.defaultdict"),
+        *((_Inert, name) for name in INERT_GLOBALS),
+    ]
     try:
-        # Training scripts store their options in a Namespace, which only holds attributes. Warnings concern old pickle formats.
-        with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals([argparse.Namespace]):
+        # Warnings concern old pickle formats.
+        with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals(safe):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
         match = re.search(r"GLOBAL (\S+)", str(error))
         if match is None:
             raise VitrailError(f"{path} cannot be read: it is not a torch file that contains only tensors") from None
         raise VitrailError(f"{path} would execute code when read ({match[1]}), which is never done") from None
-    return _unwrap(content, str(path))
+    tensors, wrapper, unused = unwrap(content, str(path))
+    return RawCheckpoint(tensors, wrapper=wrapper, unused=unused)
 
 
-def _unwrap(content: Any, description: str) -> RawCheckpoint:
-    """Take the weights out of what training scripts save around them; the names of the other entries are kept."""
-    wrapper, unused = None, []
-    for _ in range(8):  # wrappers are not nested deeper, but may contain themselves
-        if not isinstance(content, Mapping):
-            break
-        nested = [name for name in WRAPPER_KEYS if isinstance(content.get(name), Mapping)]
-        if not nested:
-            break
-        wrapper = nested[0]
-        unused += [
-            str(name)
-            for name, value in content.items()
-            if name != wrapper and isinstance(value, Mapping | Tensor) and len(value)
-        ]
-        content = content[wrapper]
-    if not isinstance(content, Mapping):
-        raise VitrailError(f"{description} contains a {type(content).__name__}, not tensors by name")
-    tensors = {str(name): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
-    if not tensors:
-        raise VitrailError(f"{description} contains no tensors by name")
-    for name, tensor in tensors.items():
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-            raise VitrailError(f"{description} must hold plain tensors, got {name} as a sparse, quantised or meta one")
-        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise VitrailError(f"{description} claims more values for {name} than it contains")
-    return RawCheckpoint(_strip_prefixes(tensors, description), wrapper=wrapper, unused=unused)
-
-
-def _strip_prefixes(tensors: dict[str, Tensor], description: str) -> dict[str, Tensor]:
-    """Remove the prefix that wrapping a module adds to the names of its tensors."""
-    while prefix := next((p for p in MODULE_PREFIXES if sum(name.startswith(p) for name in tensors) > len(tensors) / 2), None):
-        stripped = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-        if len(stripped) < len(tensors):
-            raise VitrailError(
-                f"{description} has the same names with and without the prefix {prefix!r}; it is ambiguous which to use"
-            )
-        tensors = stripped
-    return tensors
+def _refuse_torchscript(path: Path) -> None:
+    """Refuse a program that torch.jit saved: it is code, of which the weights are a part."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {entry.partition("/")[2] for entry in archive.namelist()}
+    if "constants.pkl" in parts or any(part.startswith("code/") for part in parts):
+        raise VitrailError(
+            f"{path} is a TorchScript program, which is code with weights in it and never executed; "
+            "try the same model's file of weights, such as a model.safetensors"
+        )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,6 +82,9 @@ def published_parameters(config: ModelConfig) -> int | None:
         "position_prefix",
         "layer_scale",
         "qk_norm",
+        "qkv_bias",
+        "patch_bias",
+        "embed_norm",
     )
     if isinstance(config, ViTConfig) and any(
         getattr(config, field) != getattr(published_config, field) for field in compared_fields
@@ -118,21 +122,23 @@ def _max_difference(model: nn.Module, reference: nn.Module) -> float:
     config: ModelConfig = model.config  # type: ignore[assignment]
     images = fixed_images(config)
     with torch.inference_mode():
-        first, second = model(images), _output_tensor(reference(images), getattr(config, "pool", "cls"))
+        first, second = model(images), _output_tensor(reference(images), config)
     if first.shape != second.shape:
         raise VitrailError(f"outputs of shapes {list(first.shape)} and {list(second.shape)} cannot be compared")
     return (first - second).abs().max().item()
 
 
-def _output_tensor(output: Any, pool: str) -> Tensor:
+def _output_tensor(output: Any, config: ModelConfig) -> Tensor:
     """Return the tensor of a model's output; transformers' have named fields, and ViTMAE's encoder returns unpooled tokens."""
-    for name in ("logits", "pooler_output"):
+    for name in ("logits", "image_embeds", "pooler_output"):
         if isinstance(value := getattr(output, name, None), Tensor):
             return value
     if isinstance(output, Tensor):
         return output
     tokens: Tensor = output.last_hidden_state
-    return tokens[:, 1:].mean(dim=1) if pool == "gap" else tokens[:, 0]
+    if not isinstance(config, ViTConfig) or config.pool != "gap":
+        return tokens[:, 0]
+    return tokens[:, config.prefix_tokens :].mean(dim=1)
 
 
 def _reference_model(model: Model, path: Path) -> tuple[nn.Module | None, str | None]:
@@ -174,12 +180,13 @@ def _build_timm(model: Model, path: Path) -> nn.Module:
     """Build timm's model by the architecture named in config.json, else by the config we inferred."""
     import timm
 
-    architecture = read_file(path).sidecar.get("architecture")
+    sidecar = read_file(path).sidecar
+    architecture = sidecar.get("architecture")
     if isinstance(architecture, str):
-        size: dict[str, Any] = {"img_size": model.config.image} if isinstance(model.config, ViTConfig) else {}
-        return _load_strict(
-            timm.create_model(architecture, num_classes=model.config.classes, **size), _used_tensors(model, path)
-        )
+        options: dict[str, Any] = {**(sidecar.get("model_args") or {}), "num_classes": model.config.classes}
+        if isinstance(model.config, ViTConfig):
+            options["img_size"] = model.config.image
+        return _load_strict(timm.create_model(architecture, **options), _used_tensors(model, path))
     tensors = _used_tensors(model, path)
     config = model.config
     if not isinstance(config, ViTConfig):
@@ -204,7 +211,7 @@ def _build_timm(model: Model, path: Path) -> nn.Module:
         patch_size=config.patch,
         in_chans=config.channels,
         num_classes=config.classes,
-        global_pool={"cls": "token", "gap": "avg", "map": "map"}[config.pool],
+        global_pool={"cls": "token", "gap": "avg", "map": "map"}.get(config.pool, ""),
         embed_dim=config.width,
         depth=config.depth,
         num_heads=config.heads,
@@ -216,6 +223,10 @@ def _build_timm(model: Model, path: Path) -> nn.Module:
         reg_tokens=config.registers,
         no_embed_class=config.prefix_tokens > 0 and config.prefix_positions == 0,
         fc_norm=config.final_norm == "pooled",
+        final_norm=config.final_norm != "none",
+        pre_norm=config.embed_norm,
+        norm_layer=partial(nn.LayerNorm, eps=config.norm_eps),
+        act_layer={"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}[config.gelu],
     )
     return _load_strict(reference, tensors)
 
@@ -234,6 +245,9 @@ def _build_huggingface(model: Model, path: Path) -> nn.Module:
     transformers: Any = import_module("transformers")
     transformers.logging.set_verbosity_error()  # it would list unused weights, such as a decoder
     auto_class = transformers.AutoModelForImageClassification if model.config.classes else transformers.AutoModel
+    architectures = read_file(path).sidecar.get("architectures")
+    if architectures == ["CLIPVisionModelWithProjection"]:  # which no auto class builds
+        auto_class = transformers.CLIPVisionModelWithProjection
     reference: Any = auto_class.from_pretrained(path if path.is_dir() else path.parent, local_files_only=True)
     if hasattr(reference.config, "mask_ratio"):
         reference.config.mask_ratio = 0.0  # otherwise ViTMAE's encoder masks patches

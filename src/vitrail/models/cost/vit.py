@@ -19,11 +19,11 @@ def vit_stages(c: ViTConfig, batch: int) -> Iterator[Stage]:
     yield _tokens(c).to_stage("tokens", batch, c.tokens, c.width)
     for layer in range(c.depth):
         yield _block(c, layer).to_stage(f"block {layer + 1}", batch, c.tokens, c.width)
-    if c.norm == "pre" and c.final_norm == "tokens":
+    if c.norm != "post" and c.final_norm == "tokens":
         norm = OpCounter(peak_floats=2 * c.tokens * c.width)
         norm.norm(c.tokens, c.width)
         yield norm.to_stage("norm", batch, c.tokens, c.width)
-    yield _pool(c).to_stage(f"pool ({c.pool})", batch, c.width)
+    yield _pool(c).to_stage(f"pool ({c.pool})", batch, c.feature_width)
     if c.final_norm == "pooled":
         norm = OpCounter(parameters=2 * c.width, saved_floats=2 + _has_head(c) * c.width, peak_floats=2 * c.width)
         yield norm.to_stage("norm", batch, c.width)
@@ -32,7 +32,7 @@ def vit_stages(c: ViTConfig, batch: int) -> Iterator[Stage]:
 
 def _patch_embed(c: ViTConfig, channels: int) -> OpCounter:
     counter = OpCounter()
-    counter.linear(c.patches, channels * prod(c.patch), c.width)
+    counter.linear(c.patches, channels * prod(c.patch), c.width, bias=c.patch_bias)
     flat = channels * prod(c.patch) * c.patches
     if c.stem:  # without a stem, the images are counted already
         counter.saved_floats += 2 * flat if c.stem.stages else flat  # the last ReLU saves its output as well
@@ -49,6 +49,8 @@ def _tokens(c: ViTConfig) -> OpCounter:
         counter.saved_floats_fixed += 2 * c.tokens * c.width // c.heads
     if c.dropout:
         counter.saved_floats += c.tokens * c.width
+    if c.embed_norm:
+        counter.norm(c.tokens, c.width)
     return counter
 
 
@@ -74,10 +76,10 @@ def _block(c: ViTConfig, layer: int) -> OpCounter:
         counter.saved_floats += t * d  # the normalised input of a branch or, post-norm, its output
         counter.saved_floats += t * d * ((c.dropout > 0) + (c.layer_scale is not None))
         counter.parameters += d if c.layer_scale is not None else 0
-    counter.saved_floats += t * m * (3 if c.dropout else 2)
+    counter.saved_floats += t * m * (2 + (c.dropout > 0) + (c.gelu == "quick"))  # QuickGELU saves its sigmoid as well
     counter.saved_floats += 2 if c.stochastic_depth and layer else 0  # one factor per branch
-    # the caller still holds the block's input, and GELU is in place
-    counter.update_peak(t * d * (3 + (c.norm == "pre")) + t * m)
+    # the caller still holds the block's input, and GELU is in place; QuickGELU holds its sigmoid and the product
+    counter.update_peak(t * d * (3 + (c.norm == "pre")) + t * m * (3 if c.gelu == "quick" else 1))
     return counter
 
 
@@ -108,10 +110,15 @@ def _pool(c: ViTConfig) -> OpCounter:
     is_saved = _has_head(c) or c.final_norm == "pooled"  # by a layer that saves its input
     if c.pool == "cls":  # a view, so the head saves every token
         return OpCounter(saved_floats=is_saved * c.tokens * d, peak_floats=c.tokens * d)
+    if c.pool == "cls+gap":
+        return OpCounter(saved_floats=is_saved * 2 * d, peak_floats=(c.tokens + 3) * d)
     if c.pool == "gap":
         return OpCounter(saved_floats=is_saved * d, peak_floats=(c.tokens + 1) * d)
     n = c.patches
-    counter = OpCounter(saved_floats=3 * n * d + (3 + is_saved) * d + c.heads + 2 * c.mlp, peak_floats=(c.tokens + 3 * n) * d)
+    counter = OpCounter(
+        saved_floats=3 * n * d + (3 + is_saved) * d + c.heads + (2 + (c.gelu == "quick")) * c.mlp,
+        peak_floats=(c.tokens + 3 * n) * d,
+    )
     counter.parameters += d
     for rows, outputs in ((1, d), (n, 2 * d), (1, d)):
         counter.linear(rows, d, outputs)
@@ -127,12 +134,12 @@ def _has_head(c: ViTConfig) -> bool:
 
 
 def _head_stages(c: ViTConfig, batch: int) -> Iterator[Stage]:
-    width = c.width
+    width = c.feature_width
     if c.head == "mlp":
         hidden, width = OpCounter(), c.head_hidden or c.width
-        hidden.linear(1, c.width, width)
+        hidden.linear(1, c.feature_width, width)
         hidden.saved_floats += width
-        hidden.update_peak(c.width + 2 * width)
+        hidden.update_peak(c.feature_width + 2 * width)
         yield hidden.to_stage("pre-logits", batch, width)
     if c.classes:
         head = OpCounter(peak_floats=width + c.classes)

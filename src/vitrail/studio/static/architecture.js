@@ -246,7 +246,7 @@ function drawDiagram(cost, config, selected, selectStage) {
     ["tokens", extra.length ? `+ ${extra[0]}` : "Tokens", shape(batch, tokens, d), "(b, t, d)", extra.slice(1).map((one) => `+ ${one}`)],
     ["blocks", `${depth} × block`, shape(batch, tokens, d), "(b, t, d)"]);
   if (last >= 0 && last < poolStage) path.push(["norm", "Norm", shape(batch, tokens, d), "(b, t, d)"]);
-  path.push(["pool", { cls: "Class token", gap: "Mean", map: "MAP" }[config.pool], shape(batch, d), "(b, d)"]);
+  path.push(["pool", { cls: "Class token", gap: "Mean", map: "MAP", "cls+gap": "Class token and mean" }[config.pool], shape(batch, d), "(b, d)"]);
   if (last > poolStage) path.push(["norm", "Norm", shape(batch, d), "(b, d)"]);
   if (has("pre-logits")) path.push(["pre-logits", "Pre-logits", shape(...has("pre-logits").shape), "(b, d)"]);
   if (classes) path.push(["head", "Head", shape(batch, classes), "(b, classes)"]);

@@ -14,6 +14,7 @@ import { AttentionGrid } from "./attention_grid.js";
 const QUERY_PHRASES = {
   cls: "the class token attends to",
   gap: "all patches attend to, on average",
+  "cls+gap": "the class token and all patches attend to, on average",
   map: "all patches attend to, weighted as they are pooled",
 };
 
@@ -117,7 +118,7 @@ class Attention {
       this.pair.draw();
       this.drawnTrace = this.store.trace;
     }
-    const poolingSource = { cls: "the class token (pooled)", gap: "the mean of all patches", map: "the attention pooling" }[pool];
+    const poolingSource = { cls: "the class token (pooled)", gap: "the mean of all patches", map: "the attention pooling", "cls+gap": "the class token and the mean" }[pool];
     this.query.sync(this.store, poolingSource, state.number("query"), pool === "cls" ? 0 : null);
     this.key.sync(this.store, "the token with the largest weight", state.number("key"), null);
     this.scale.querySelector("select").value = state.get("scale", "own");

@@ -75,7 +75,7 @@ class Store {
 
   // What the prediction is read from.
   get poolingSource() {
-    return { cls: "the class token", gap: "the mean of all patches", map: "the attention pooling" }[this.model.config.pool];
+    return { cls: "the class token", gap: "the mean of all patches", map: "the attention pooling", "cls+gap": "the class token and the mean" }[this.model.config.pool];
   }
 
   subscribe(listener) {

@@ -4,19 +4,20 @@ and preprocessor_config.json."""
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from vitrail.config import parse_value
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.config import Gelu, ModelConfig, ViTConfig
 from vitrail.weights.convert import inspect
+from vitrail.weights.convert.huggingface_towers import FAMILIES, convert_tower
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides, require_plain_vit, unsupported
 from vitrail.weights.convert.tensor_map import TensorMap, affine, concat, import_tensors, permute, position_table
 
-GELU_NAMES: dict[str, Literal["tanh", "exact"]] = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+GELU_NAMES: dict[str, Gelu] = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 RESAMPLE_FILTERS: dict[int, Any] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 MODEL_TYPES = ("vit", "vit_mae")
 # In transformers 5 a model in memory has other names than its file, and ViTMAE's decoder has yet others in the file.
@@ -32,15 +33,28 @@ QKV_NAMES = {"q": "query", "k": "key", "v": "value"}
 
 
 def matches(names: Mapping[str, Tensor]) -> bool:
-    return any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in names)
+    endings = ("embeddings.patch_embeddings.projection.weight", "embeddings.patch_embedding.weight")
+    return any(name.endswith(endings) for name in names)
 
 
 def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], overrides: Overrides) -> ConvertedCheckpoint:
     if "auto_map" in sidecar:
         raise VitrailError("config.json would execute its own code (auto_map), which is never done")
-    if sidecar.get("model_type", "vit") not in MODEL_TYPES:
-        supported = " and ".join(map(repr, MODEL_TYPES))
-        raise VitrailError(f"config.json describes a {sidecar['model_type']!r}; only Hugging Face's {supported} can be read")
+    model_type = sidecar.get("model_type", "vit")
+    if isinstance(model_type, str) and model_type in FAMILIES:
+        tower = convert_tower(file, sidecar, overrides)
+        assert isinstance(tower.config, ViTConfig)
+        preprocess = _tower_preprocess(sidecar, tower.config, FAMILIES[model_type].origin, tower.assumed)
+        return replace(tower, preprocess=preprocess, class_names=_class_names(sidecar, tower.config.classes))
+    if model_type not in MODEL_TYPES:
+        supported = ", ".join(map(repr, (*MODEL_TYPES, *FAMILIES)))
+        raise VitrailError(f"config.json describes a {str(model_type)[:60]!r}; of Hugging Face's, {supported} can be read")
+    if not any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in file) or any(
+        name.endswith(".layer_scale1.lambda1") for name in file
+    ):
+        raise VitrailError(
+            "the file has the names of CLIP, SigLIP or DINOv2, but the config.json of its model is not next to it"
+        )
     file = to_old_names(file)
     assumed: list[str] = []
     width, channels, patch_height, patch_width = inspect.require_shape(
@@ -51,7 +65,7 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
     rows = inspect.require_shape(file, "vit.embeddings.position_embeddings", 3)[1]
     size = _pair(sidecar["image_size"], "image_size") if "image_size" in sidecar else None
     recorded_grid = (size[0] // patch_height, size[1] // patch_width) if size else None
-    grid, _ = inspect.infer_grid(rows, [1], overrides, assumed, recorded_grid)
+    grid, _ = inspect.infer_grid(rows, [1], overrides, assumed, recorded_grid, (patch_height, patch_width))
     pooler = "vit.pooler.dense.weight" in file and "classifier.weight" not in file
     if pooler and sidecar.get("pooler_act", "tanh") != "tanh":
         raise VitrailError(f"pooler_act in config.json must be 'tanh', got {sidecar['pooler_act']!r}")
@@ -156,6 +170,8 @@ def preprocessor_file(preprocess: Preprocess | None) -> dict[str, dict[str, Any]
     if preprocess is None:
         return {}
     resized, is_square = preprocess.resize_to, preprocess.image_size[0] == preprocess.image_size[1]
+    if preprocess.trim != (0, 0):
+        unsupported("images that are cut off at the last whole patch", "huggingface", "set model.preprocess with trim=(0, 0)")
     if replace(preprocess, crop_pct=preprocess.image_size[0] / resized[0]).resize_to != resized:
         unsupported(f"a resize to {resized} with unequal crop ratios", "huggingface", "set model.preprocess with crop_pct=1.0")
     if not is_square and not preprocess.squash:
@@ -214,7 +230,7 @@ def _epsilon(sidecar: Mapping[str, Any], assumed: list[str]) -> float:
     return eps or 1e-12
 
 
-def _gelu(sidecar: Mapping[str, Any], overrides: Overrides, assumed: list[str]) -> Literal["tanh", "exact"]:
+def _gelu(sidecar: Mapping[str, Any], overrides: Overrides, assumed: list[str]) -> Gelu:
     act = sidecar.get("hidden_act")
     if act is not None and overrides.gelu is None:
         if act not in GELU_NAMES:
@@ -229,6 +245,28 @@ def _class_names(sidecar: Mapping[str, Any], classes: int) -> tuple[str, ...] | 
         return None
     class_names = tuple(str(names[str(index)]) for index in range(classes))
     return None if class_names == tuple(f"LABEL_{index}" for index in range(classes)) else class_names
+
+
+def _tower_preprocess(sidecar: Mapping[str, Any], config: ViTConfig, origin: str, assumed: list[str]) -> Preprocess:
+    """Return the preprocessing of a tower, whose image processor may crop to another size than its position table's."""
+    fields = sidecar.get("preprocessor")
+    if not isinstance(fields, dict) or not fields:
+        return inspect.assume_preprocess(origin, config, assumed)
+    crop, size = fields.get("crop_size"), fields.get("size")
+    crop_side = crop.get("height") if isinstance(crop, dict) else crop
+    edge = size.get("shortest_edge") if isinstance(size, dict) else size
+    if type(crop_side) is int and type(edge) is int and 0 < crop_side <= edge and crop_side != config.image[0]:
+        assumed.append(
+            f"images of {config.image[0]}, cropped in proportion (preprocessor_config.json crops to {crop_side}; "
+            f"image={crop_side} resizes the positions to that)"
+        )
+        scaled = round(config.image[0] * edge / crop_side)
+        fields = {
+            **fields,
+            "size": {"shortest_edge": scaled},
+            "crop_size": {"height": config.image[0], "width": config.image[1]},
+        }
+    return _preprocess({**sidecar, "preprocessor": fields}, config, assumed)
 
 
 def _preprocess(sidecar: Mapping[str, Any], config: ViTConfig, assumed: list[str]) -> Preprocess:

@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from torch import Tensor
 
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import Preprocess, clip_preprocess, imagenet_preprocess, vit_preprocess
 from vitrail.errors import VitrailError
-from vitrail.models.config import ModelConfig, Pair, ViTConfig, format_size
+from vitrail.models.config import Gelu, ModelConfig, Pair, ViTConfig, format_size
 from vitrail.models.variants import SIZES
 
 Origin = Literal["vitrail", "official", "timm", "huggingface", "torchvision"]
@@ -22,15 +22,19 @@ class Overrides:
 
     grid: Pair | None = None
     heads: int | None = None
-    gelu: Literal["tanh", "exact"] | None = None
-    pool: Literal["cls", "gap", "map"] | None = None
+    gelu: Gelu | None = None
+    pool: Literal["cls", "gap", "map", "cls+gap"] | None = None
+    image: Pair | None = None  # size of the wanted model: it decides between grids that fit a position table as it is
+
+    def image_grid(self, stride: Pair) -> Pair | None:
+        return None if self.image is None else (self.image[0] // stride[0], self.image[1] // stride[1])
 
 
 @dataclass(frozen=True)
 class ConvertedCheckpoint:
     """The model of a checkpoint file, with our tensor names."""
 
-    origin: Origin
+    origin: Origin | Literal["open_clip"]
     config: ModelConfig
     state: dict[str, Tensor]
     unused: list[str]  # tensors of the file that the model does not have
@@ -39,6 +43,7 @@ class ConvertedCheckpoint:
     class_names: tuple[str, ...] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)  # training metadata
     decoder: Path | None = None  # the file of what its task has added to the model
+    records_preprocess: bool = False  # as Vitrail's own files do
 
 
 def count_layers(names: Iterable[str], prefix: str, separator: str = ".") -> int:
@@ -61,7 +66,7 @@ def infer_heads(
     return guess
 
 
-def infer_gelu(default: Literal["tanh", "exact"], overrides: Overrides, assumed: list[str]) -> Literal["tanh", "exact"]:
+def infer_gelu(default: Gelu, overrides: Overrides, assumed: list[str]) -> Gelu:
     if overrides.gelu is not None:
         return overrides.gelu
     assumed.append(f"GELU in its {default} form (the origin's; gelu= overrides it)")
@@ -69,11 +74,17 @@ def infer_gelu(default: Literal["tanh", "exact"], overrides: Overrides, assumed:
 
 
 def infer_grid(
-    rows: int, prefix_counts: Iterable[int], overrides: Overrides, assumed: list[str], recorded: Pair | None = None
+    rows: int,
+    prefix_counts: Iterable[int],
+    overrides: Overrides,
+    assumed: list[str],
+    recorded: Pair | None = None,
+    stride: Pair = (1, 1),
 ) -> tuple[Pair, int]:
     """Infer the grid of a position table from its number of rows, and how many of them belong to prefix tokens.
 
-    ``prefix_counts`` are the possible numbers of those. The caller's or config.json's grid comes first, else a square one.
+    ``prefix_counts`` are the possible numbers of those. The caller's or config.json's grid comes first, then that of the wanted
+    image size if it fits the table as it is, else a square one.
     """
     prefix_options = list(prefix_counts)
     grid = overrides.grid or recorded
@@ -85,6 +96,10 @@ def infer_grid(
             f"a grid of {format_size(grid)} does not fit a position table of {rows} rows; "
             f"grids that do: {_grids_with(rows - prefix_options[0])}"
         )
+    wanted = overrides.image_grid(stride)
+    for prefix in prefix_options:
+        if wanted is not None and math.prod(wanted) == rows - prefix:
+            return wanted, prefix
     for prefix in prefix_options:
         side = math.isqrt(max(0, rows - prefix))
         if side and side * side == rows - prefix:
@@ -94,6 +109,45 @@ def infer_grid(
         f"the position table has {rows} rows, which is not a square grid; give it, for example "
         f"grid={_grids_with(rows - prefix_options[0]).split(' or ')[0]}"
     )
+
+
+def assume_preprocess(origin: str, config: ModelConfig, assumed: list[str]) -> Preprocess:
+    """Return the preprocessing that an origin's models are evaluated with, and record it as assumed."""
+    size = config.image
+    match origin:
+        case "CLIP":
+            preprocess = clip_preprocess(size)
+        case "DeiT" | "DINO" | "MAE" | "DINOv2" | "MSN" | "I-JEPA":
+            preprocess = imagenet_preprocess(size)
+        case "MoCo-v3":
+            preprocess = replace(imagenet_preprocess(size), interpolation="bilinear")
+        case "DeiT III":
+            preprocess = replace(imagenet_preprocess(size), crop_pct=1.0)
+        case "SigLIP":
+            preprocess = Preprocess(size, squash=True)
+        case "TIPSv2":
+            preprocess = Preprocess(size, mean=(0.0,) * 3, std=(1.0,) * 3)
+        case _:
+            preprocess = vit_preprocess(size)
+    assumed.append(
+        f"images resized to {preprocess.resize_to[0]}{'' if preprocess.resize_to == size else ', cropped'}, with mean "
+        f"{preprocess.mean[0]} and std {preprocess.std[0]} in the first channel (as for {origin}; model.preprocess overrides)"
+    )
+    return preprocess.with_channels(config.channels)
+
+
+def trim_to_patches(preprocess: Preprocess, config: ModelConfig, size: Pair | None, assumed: list[str]) -> Preprocess:
+    """Keep preprocessing to an image size that the patches do not divide: the last rows and columns are cut off."""
+    if size is None or not isinstance(config, ViTConfig) or size == config.image:
+        return preprocess
+    trim = (size[0] - config.image[0], size[1] - config.image[1])
+    if not all(0 <= rest < step for rest, step in zip(trim, config.patch_stride, strict=True)):
+        return preprocess  # the weights were resized after the preprocessing was recorded
+    assumed.append(
+        f"images of {format_size(size)} without their last {format_size(trim)} rows and columns, which no patch of "
+        f"{format_size(config.patch_stride)} covers"
+    )
+    return replace(preprocess, trim=trim)
 
 
 def _grids_with(cells: int) -> str:
@@ -118,6 +172,8 @@ def require_plain_vit(config: ModelConfig, format: Origin) -> ViTConfig:
     if not isinstance(config, ViTConfig) or config.stem:
         unsupported("a ResNet or a hybrid", format, "use format='timm'")
     is_plain = config.pool == "cls" and not config.registers and config.norm == "pre" and config.final_norm == "tokens"
+    if config.embed_norm or not config.patch_bias or config.gelu == "quick":
+        unsupported("CLIP's norm before the blocks, patches without a bias or QuickGELU", format, "use format='vitrail'")
     if not is_plain or config.position_prefix == "none":
         unsupported("anything but a class token with a position and pre-norm", format, "use format='timm'")
     if not config.classes:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail.data.preprocess import official_preprocess
 from vitrail.errors import VitrailError
-from vitrail.models.config import ModelConfig, StemConfig, ViTConfig
+from vitrail.models.config import ModelConfig, Pair, StemConfig, ViTConfig
 from vitrail.weights.convert import inspect
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides, unsupported
 from vitrail.weights.convert.tensor_map import TensorMap, concat, import_tensors, permute, position_table
@@ -49,9 +49,10 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
     heads = inspect.require_shape(file, f"{first}/{names.attention}/query/kernel", 3)[1]
     stem = _stem(file)
     class_token = "cls" in file
-    grid, num_prefix = _grid(file, names, int(class_token), overrides, assumed)
-    hidden = file["pre_logits/kernel"].shape[1] if "pre_logits/kernel" in file else None
     stem_stride = stem.stride if stem else 1
+    stride = (patch_height * stem_stride, patch_width * stem_stride)
+    grid, num_prefix = _grid(file, names, int(class_token), overrides, assumed, stride)
+    hidden = file["pre_logits/kernel"].shape[1] if "pre_logits/kernel" in file else None
     if overrides.heads not in (None, heads):
         raise VitrailError(f"the file has {heads} heads, got heads={overrides.heads}")
     config = ViTConfig(
@@ -60,7 +61,7 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
         mlp=mlp,
         heads=heads,
         patch=(patch_height, patch_width),
-        image=(grid[0] * patch_height * stem_stride, grid[1] * patch_width * stem_stride),
+        image=(grid[0] * stride[0], grid[1] * stride[1]),
         channels=file["conv_root/kernel"].shape[2] if stem else channels,
         classes=file["head/kernel"].shape[1] if "head/kernel" in file else 0,
         stem=stem,
@@ -123,24 +124,32 @@ def check_supported(config: ModelConfig) -> None:
         unsupported(f"layer norms with epsilon {config.norm_eps} (it assumes 1e-6)", "official", "use format='huggingface'")
     if config.registers or config.layer_scale is not None or config.qk_norm or not config.qkv_bias:
         unsupported("registers, layer scale, qk-norm or q, k, v without bias", "official", "use format='timm'")
-    if config.norm == "post" or config.final_norm == "pooled":
-        unsupported("post-norm or a norm after pooling", "official", "use format='vitrail'")
+    if config.norm != "pre" or config.final_norm != "tokens":
+        unsupported("post-norm or a norm after pooling, at the end of a branch or none", "official", "use format='vitrail'")
+    if config.embed_norm or not config.patch_bias:
+        unsupported("a norm before the blocks or patches without a bias", "official", "use format='timm'")
     if config.has_class_token != (config.pool == "cls"):
         unsupported("a class token with another pooling", "official", "use format='timm'")
 
 
 def _grid(
-    file: Mapping[str, Tensor], names: LayerNames, class_token: int, overrides: Overrides, assumed: list[str]
-) -> tuple[tuple[int, int], int]:
-    """Infer the grid; big_vision's sin-cos models have no table, so it must be given."""
+    file: Mapping[str, Tensor], names: LayerNames, class_token: int, overrides: Overrides, assumed: list[str], stride: Pair
+) -> tuple[Pair, int]:
+    """Infer the grid, and whether the table covers the class token: the released files' does, big_vision's does not.
+
+    big_vision's sin-cos models have no table, so their grid must be given.
+    """
     if names.position_table in file:
-        return inspect.infer_grid(inspect.require_shape(file, names.position_table, 3)[1], [class_token, 0], overrides, assumed)
-    if overrides.grid is None:
+        rows = inspect.require_shape(file, names.position_table, 3)[1]
+        options = {RELEASED: [class_token], LINEN: [class_token, 0], BIG_VISION: [0, class_token]}[names]
+        return inspect.infer_grid(rows, dict.fromkeys(options), overrides, assumed, stride=stride)
+    grid = overrides.grid or overrides.image_grid(stride)
+    if grid is None:
         raise VitrailError(
             "the file has no position table, so it must be big_vision's sin-cos; give its grid, for example grid=14x14"
         )
     assumed.append("sincos2d position embeddings (the file has no table)")
-    return overrides.grid, 0
+    return grid, 0
 
 
 def _without_prefix(file: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], list[str]]:

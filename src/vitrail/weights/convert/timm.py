@@ -1,24 +1,46 @@
 """Convert timm's Vision Transformers, whose names DeiT and DINO share, its hybrids and its BiT ResNets."""
 
+import math
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from vitrail.data.preprocess import Preprocess, imagenet_preprocess, vit_preprocess
+from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
-from vitrail.models.config import ModelConfig, ResNetConfig, StemConfig, ViTConfig
+from vitrail.layers.position import sincos2d
+from vitrail.models.config import ModelConfig, Pair, PositionResize, ResNetConfig, StemConfig, ViTConfig
 from vitrail.weights.convert import inspect
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides, unsupported
 from vitrail.weights.convert.tensor_map import TensorMap, affine, copy, import_tensors, permute, position_table
+from vitrail.weights.convert.timm_architectures import (
+    ORIGINS,
+    RESNETS,
+    WITHOUT_EFFECT,
+    Architecture,
+    Pool,
+    apply_model_args,
+    known_architecture,
+)
 
 STEM_PREFIX = "patch_embed.backbone"
 # Tensors in published files that can be ignored without changing what the encoder computes.
-IGNORED = re.compile(r"(decoder|mask_token|head_dist|last_layer|prototypes|head\.(mlp|last_layer)|projection_head)")
-# Architectures with a tanh GELU, which only their names reveal.
-TANH_ARCHITECTURES = re.compile(r"vit_(base_patch32|giantopt_patch16|so400m_patch16)_siglip|vit_large_patch16_siglip.*_512")
-POOLS: dict[Any, Literal["cls", "gap", "map"]] = {"token": "cls", "avg": "gap", "map": "map"}
+IGNORED = re.compile(r"(decoder|mask_token|head_dist|last_layer|prototypes|head\.(mlp|last_layer)|projection_head|predictor)")
+# Tensors of models that compute something else, and the feature that Vitrail does not have.
+MISSING_FEATURES = {
+    r"^dist_token$": "a distilled DeiT's two heads",
+    r"relative_position_bias_table|\.rel_pos\.|rel_pos_bias": "a relative position bias",
+    r"(^|\.)(rope|rope_embed)\.|(^|\.)freqs": "rotary positions of this kind",
+    r"^blocks\.0\.(attns|ffns|in_proj|mlp_out_proj)\.": "parallel blocks",
+    r"^blocks\.0\.attn\.lambda": "differential attention",
+    r"^blocks\.0\.attn\.(q_proj|k_proj|norm|inner_attn_ln)\.": "attention of EVA-02's kind",
+    r"^blocks\.0\.mlp\.(w1|w2|w3|w12|fc1_g|fc1_x)\.": "a gated MLP",
+    r"^blocks\.0\.mlp\.norm\.": "a norm inside the MLP",
+    r"^patch_embed\.backbone\..*running_mean$": "a stem with batch norm",
+}
 
 
 def matches(names: Mapping[str, Tensor]) -> bool:
@@ -26,14 +48,30 @@ def matches(names: Mapping[str, Tensor]) -> bool:
 
 
 def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], overrides: Overrides) -> ConvertedCheckpoint:
+    if "auto_map" in sidecar:
+        raise VitrailError("config.json would execute its own code (auto_map), which is never done")
     assumed: list[str] = []
     pretrained_cfg = sidecar.get("pretrained_cfg", sidecar) if isinstance(sidecar.get("pretrained_cfg", sidecar), dict) else {}
-    config = (
-        _infer_resnet(file) if "stem.conv.weight" in file else _infer_vit(file, pretrained_cfg, sidecar, overrides, assumed)
-    )
-    if isinstance(config, ResNetConfig) and isinstance(pretrained_cfg.get("input_size"), list):
-        config = ResNetConfig(**{**vars(config), "image": tuple(pretrained_cfg["input_size"][1:])})
-    state, unused = import_tensors(tensor_maps(config), _to_timm_names(file))
+    origin = _origin(file, sidecar)
+    tensors = _to_timm_names(file)
+    config: ModelConfig
+    if "stem.conv.weight" in file:
+        config = _infer_resnet(file, pretrained_cfg, sidecar)
+    else:
+        _check_tensors(tensors, sidecar)
+        if sidecar.get("architecture") is None:
+            _check_bare(file, overrides, origin)
+            if origin == "DeiT III":
+                assumed.append("no rotary positions (RoPE-ViT's own files have the same tensors as DeiT III's)")
+        args = _model_args(sidecar)
+        facts = _facts(tensors, sidecar, args, overrides, origin, assumed)
+        size = _recorded_size(pretrained_cfg, args)
+        # DINO's own files; DINOv2's models with registers are resized as timm does, and timm's copies of either too
+        own_rule = origin == "DINO" or (origin == "DINOv2" and "reg_token" not in tensors)
+        rule: PositionResize = "dino" if own_rule and "architecture" not in sidecar else "timm"
+        config = infer_vit(tensors, facts, size, overrides, assumed, rule)
+        _check_model_args(args, config)
+    state, unused = import_tensors(tensor_maps(config), tensors)
     unknown = [name for name in unused if not IGNORED.search(name)]
     if unknown:
         raise VitrailError(f"the file has {', '.join(unknown[:4])}, which Vitrail's Vision Transformers do not have")
@@ -43,7 +81,7 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
         state,
         unused,
         assumed,
-        _preprocess(pretrained_cfg, config, sidecar, assumed),
+        _preprocess(pretrained_cfg, config, origin, assumed),
         _class_names(sidecar, config.classes),
     )
 
@@ -68,96 +106,209 @@ def check_supported(config: ModelConfig) -> None:
     if stem and (stem.standardise, stem.standardise_eps, stem.norm_eps) != ("variance", 1e-8, 1e-5):
         unsupported("a stem with the official epsilons", "timm", "use format='official'")
     if config.gelu != "exact":
-        unsupported("a GELU in its tanh form (it assumes the exact one)", "timm", "use format='huggingface' or 'official'")
+        unsupported(
+            f"a GELU in its {config.gelu} form (it assumes the exact one)", "timm", "use format='huggingface' or 'official'"
+        )
     if config.norm_eps != 1e-6:
         unsupported(f"layer norms with epsilon {config.norm_eps} (it assumes 1e-6)", "timm", "use format='huggingface'")
     if config.norm == "post":
         unsupported("post-norm", "timm", "use format='vitrail'")
+    if config.pool == "cls+gap":
+        unsupported("a head on the class token and the mean", "timm", "use format='vitrail'")
+    if config.norm == "branch" or config.final_norm == "none":
+        unsupported("norms at the end of the branches or no last norm", "timm", "use format='vitrail'")
     if config.head == "mlp":
         unsupported("the pre-logits layer", "timm", "use format='official' or 'torchvision'")
     if config.prefix_positions not in (0, config.prefix_tokens):
         unsupported("registers without a position and a class token with one", "timm", "use format='vitrail'")
 
 
-def _infer_vit(
+def infer_vit(
     file: Mapping[str, Tensor],
-    pretrained_cfg: Mapping[str, Any],
-    sidecar: Mapping[str, Any],
+    facts: Architecture,
+    size: Pair | None,
     overrides: Overrides,
     assumed: list[str],
+    position_resize: PositionResize,
 ) -> ViTConfig:
-    file, architecture = _to_timm_names(file), str(sidecar.get("architecture", ""))
-    _check_variant(file, architecture)
+    """Infer the config from tensors in timm's names, and from what they do not show; ``size``: the recorded image size."""
     width, channels, patch_height, patch_width = inspect.require_shape(file, "patch_embed.proj.weight", 4)
     depth, mlp = inspect.count_layers(file, "blocks."), inspect.require_shape(file, "blocks.0.mlp.fc1.weight", 2)[0]
+    if facts.width not in (None, width):
+        raise VitrailError(f"config.json describes a model {facts.width} wide, but the weights are {width} wide")
     stem = _infer_stem(file)
     class_token = "cls_token" in file
     registers = inspect.require_shape(file, "reg_token", 3)[1] if "reg_token" in file else 0
     prefix = class_token + registers
     stride = (patch_height * (stem.stride if stem else 1), patch_width * (stem.stride if stem else 1))
     rows, prefix_counts = inspect.require_shape(file, "pos_embed", 3)[1], list(dict.fromkeys((prefix, int(class_token), 0)))
-    grid, num_prefix = inspect.infer_grid(
-        rows,
-        prefix_counts,
-        overrides,
-        assumed,
-        _recorded_grid(pretrained_cfg, stride, [rows - count for count in prefix_counts]),
-    )
-    args: dict[str, Any] = sidecar["model_args"] if isinstance(sidecar.get("model_args"), dict) else {}
-    pool = _pool(file, sidecar, args, overrides, assumed)
+    recorded = None if size is None else (size[0] // stride[0], size[1] // stride[1])
+    if recorded is not None and math.prod(recorded) not in [rows - count for count in prefix_counts]:
+        recorded = None  # the weights were resized after their size was recorded
+    grid, num_prefix = inspect.infer_grid(rows, prefix_counts, overrides, assumed, recorded, stride)
+    norm = file.get("blocks.0.attn.q_norm.weight")
+    heads_by_norm = None if norm is None else width // norm.shape[0]
     hidden = file["pre_logits.fc.weight"].shape[0] if "pre_logits.fc.weight" in file else None
-    head_width = file["blocks.0.attn.q_norm.weight"].shape[0] if "blocks.0.attn.q_norm.weight" in file else None
-    recorded_heads = width // head_width if head_width else 16 if architecture.startswith("vit_base_patch16_gap") else None
-    tanh: Literal["tanh"] | None = (
-        "tanh" if TANH_ARCHITECTURES.match(architecture) or args.get("act_layer") == "gelu_tanh" else None
-    )
     return ViTConfig(
         width=width,
         depth=depth,
         mlp=mlp,
-        heads=inspect.infer_heads(width, depth, mlp, overrides, assumed, args.get("num_heads", recorded_heads)),
+        heads=facts.heads or inspect.infer_heads(width, depth, mlp, overrides, assumed, heads_by_norm),
         patch=(patch_height, patch_width),
         image=(grid[0] * stride[0], grid[1] * stride[1]),
         channels=file[f"{_stem_root(stem)}.conv.weight"].shape[1] if stem else channels,
         classes=file["head.weight"].shape[0] if "head.weight" in file else 0,
         stem=stem,
         position_prefix="none" if not num_prefix else "all" if num_prefix == prefix and registers else "cls",
-        pool=pool,
-        class_token=class_token if class_token != (pool == "cls") else None,
+        position_resize=position_resize,
+        pool=facts.pool,
+        class_token=class_token if class_token != (facts.pool in ("cls", "cls+gap")) else None,
         registers=registers,
         head="mlp" if hidden else "linear",
         head_hidden=hidden if hidden != width else None,
-        final_norm="pooled" if "fc_norm.weight" in file else "tokens",
-        gelu=overrides.gelu or tanh or inspect.infer_gelu("exact", overrides, assumed),
+        norm=facts.norm,
+        final_norm="pooled" if "fc_norm.weight" in file else "tokens" if "norm.weight" in file else "none",
+        norm_eps=facts.norm_eps,
+        gelu=facts.gelu,
         qkv_bias="blocks.0.attn.qkv.bias" in file,
-        qk_norm="blocks.0.attn.q_norm.weight" in file,
+        qk_norm=norm is not None,
         layer_scale=1e-5 if "blocks.0.ls1.gamma" in file else None,
+        patch_bias="patch_embed.proj.bias" in file,
+        embed_norm="norm_pre.weight" in file,
     )
 
 
-def _check_variant(file: Mapping[str, Tensor], architecture: str) -> None:
-    """Refuse models with timm's tensor names that compute something else."""
-    if "quickgelu" in architecture:
-        raise VitrailError(f"{architecture} uses QuickGELU, which is not supported")
-    if "blocks.0.mlp.fc1.weight" not in file:
-        raise VitrailError("the file has no blocks.0.mlp.fc1.weight: a gated MLP, or not a Vision Transformer")
-    if "dist_token" in file:
-        raise VitrailError("this is a distilled DeiT, whose two heads are not supported; try the plain DeiT of its size")
+def _model_args(sidecar: Mapping[str, Any]) -> Mapping[str, Any]:
+    args = sidecar.get("model_args")
+    if args is not None and not isinstance(args, dict):
+        raise VitrailError(f"model_args in config.json must be an object, got {str(args)[:40]!r}")
+    return args or {}
 
 
-def _recorded_grid(
-    pretrained_cfg: Mapping[str, Any], stride: tuple[int, int], patch_counts: list[int]
-) -> tuple[int, int] | None:
-    """Return the grid of config.json's input size; None if it does not fit the position table."""
-    size = pretrained_cfg.get("input_size")
-    if not isinstance(size, list) or len(size) != 3 or not all(isinstance(side, int) for side in size):
+def _facts(
+    file: Mapping[str, Tensor],
+    sidecar: Mapping[str, Any],
+    args: Mapping[str, Any],
+    overrides: Overrides,
+    origin: str,
+    assumed: list[str],
+) -> Architecture:
+    """Return what the tensors do not show: by the caller, ``model_args``, the architecture's name, or assumed."""
+    known = sidecar.get("architecture") is not None
+    facts = known_architecture(sidecar["architecture"]) if known else Architecture()
+    if not known:
+        moco = origin == "MoCo-v3" and file["cls_token"].shape[-1] == 384
+        facts = replace(
+            facts,
+            heads=12 if moco else None,
+            norm_eps=1e-5 if "norm_pre.weight" in file else 1e-6,
+            pool=_infer_pool(file, sidecar, args, overrides, assumed),
+            gelu=facts.gelu if args.get("act_layer") else inspect.infer_gelu("exact", overrides, assumed),
+        )
+        if moco:
+            assumed.append("12 heads (MoCo-v3's small model; heads= overrides it)")
+    elif sidecar.get("global_pool"):
+        facts = apply_model_args(facts, {"global_pool": sidecar["global_pool"]})
+    facts = apply_model_args(facts, args)
+    if "attn_pool.latent" in file:
+        facts = replace(facts, pool="map")
+    elif facts.pool == "map":
+        raise VitrailError("config.json says global_pool='map', but the file lacks attn_pool.latent")
+    return replace(
+        facts,
+        heads=overrides.heads or facts.heads,
+        gelu=overrides.gelu or facts.gelu,
+        pool=overrides.pool or facts.pool,
+    )
+
+
+def _check_tensors(file: Mapping[str, Tensor], sidecar: Mapping[str, Any]) -> None:
+    """Refuse models with timm's tensor names that compute something else, by the feature that is missing."""
+    if sidecar.get("architecture") is not None:
+        known_architecture(sidecar["architecture"])
+    for pattern, feature in MISSING_FEATURES.items():
+        if any(re.search(pattern, name) for name in file):
+            raise VitrailError(f"the file has {feature}, which Vitrail's Vision Transformers do not have")
+    up, down = file.get("blocks.0.mlp.fc1.weight"), file.get("blocks.0.mlp.fc2.weight")
+    if up is None or down is None:
+        raise VitrailError("the file has no blocks.0.mlp.fc1.weight: another kind of MLP, or not a Vision Transformer")
+    if up.shape[0] == 2 * down.shape[-1]:
+        raise VitrailError("the file has a gated MLP, which Vitrail's Vision Transformers do not have")
+    if "blocks.0.norm1.weight" in file and "blocks.0.norm1.bias" not in file:
+        raise VitrailError("the file has norms without a bias (RMSNorm), which Vitrail's Vision Transformers do not have")
+    if "pos_embed" not in file:
+        raise VitrailError(
+            "the file has no position table pos_embed: its positions are rotary or relative, of a kind that is not supported"
+        )
+
+
+def _check_bare(file: Mapping[str, Tensor], overrides: Overrides, origin: str) -> None:
+    """Refuse files without an architecture whose tensors several architectures have that compute different things."""
+    advice = "put a config.json with its timm architecture next to it"
+    if origin != "DeiT III" and "blocks.0.gamma_1" in file:
+        raise VitrailError(
+            f"the file names its layer scales as RoPE-ViT does, which may have rotary positions without a tensor; {advice}"
+        )
+    if "norm_pre.weight" in file and ("norm.weight" not in file or "attn_pool.latent" in file):
+        raise VitrailError(
+            "the file has a norm before the blocks without CLIP's pooling, as PE has, which has rotary positions without a "
+            f"tensor; {advice}"
+        )
+    if "blocks.0.attn.qkv.weight" in file and not any(
+        f"blocks.0.attn.{part}" in file for part in ("qkv.bias", "q_norm.weight")
+    ):
+        raise VitrailError(
+            f"the file has no bias of q, k and v, and does not show if its norms precede or end the branches; {advice}"
+        )
+    if origin == "CLIP" and overrides.gelu is None:
+        raise VitrailError(
+            "the file is a CLIP tower and does not show its GELU; give gelu='quick' (OpenAI, DFN) or gelu='exact' (LAION)"
+        )
+    if {"attn_pool.latent", "reg_token"} <= set(file) and overrides.pool is None:
+        raise VitrailError(f"the file does not show if its attention pooling reads the registers; {advice}, or give pool='map'")
+
+
+def _check_model_args(args: Mapping[str, Any], config: ViTConfig) -> None:
+    """Refuse weights that are not those of the arguments that config.json records."""
+    shown = {
+        "patch_size": config.patch,
+        "in_chans": config.channels,
+        "num_classes": config.classes,
+        "depth": config.depth,
+        "qkv_bias": config.qkv_bias,
+        "qk_norm": config.qk_norm,
+        "class_token": config.has_class_token,
+        "reg_tokens": config.registers,
+        "pre_norm": config.embed_norm,
+        "no_embed_class": config.prefix_positions == 0 if config.prefix_tokens else None,
+        "fc_norm": config.final_norm == "pooled" if config.final_norm != "none" else None,
+        "final_norm": config.final_norm != "none",
+    }
+    for name, value in shown.items():
+        recorded = args.get(name)
+        if isinstance(value, tuple) and isinstance(recorded, int | list):
+            recorded = (recorded, recorded) if isinstance(recorded, int) else tuple(recorded)
+        if recorded is not None and value is not None and recorded != value:
+            raise VitrailError(f"config.json says {name}={str(args[name])[:40]}, but the weights have {name}={value}")
+    ratio = args.get("mlp_ratio")
+    if ratio is not None and (not isinstance(ratio, int | float) or abs(config.width * ratio - config.mlp) >= 1):
+        raise VitrailError(f"config.json says mlp_ratio={str(ratio)[:40]}, but the weights have {config.mlp}/{config.width}")
+
+
+def _recorded_size(pretrained_cfg: Mapping[str, Any], args: Mapping[str, Any]) -> Pair | None:
+    """Return the image size that config.json records: of the model, else of its preprocessing."""
+    size = args.get("img_size")
+    if size is None:
+        size = pretrained_cfg.get("input_size")
+        size = size[1:] if isinstance(size, list) and len(size) == 3 else None
+    sides = [size, size] if isinstance(size, int) else size
+    if not isinstance(sides, list) or len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
         return None
-    grid = size[1] // stride[0], size[2] // stride[1]
-    return grid if grid[0] * grid[1] in patch_counts else None
+    return sides[0], sides[1]
 
 
 def _vit_maps(c: ViTConfig) -> list[TensorMap]:
-    maps = [*affine("patch_embed.proj", "embed.project"), position_table("pos_embed", c)]
+    maps = [*affine("patch_embed.proj", "embed.project", c.patch_bias), position_table("pos_embed", c)]
     if c.stem:
         maps += _stem_maps(c.stem)
     if c.has_class_token:
@@ -171,7 +322,10 @@ def _vit_maps(c: ViTConfig) -> list[TensorMap]:
             maps += affine(f"{b}.attn.q_norm", f"{b}.attention.norm_q") + affine(f"{b}.attn.k_norm", f"{b}.attention.norm_k")
         if c.layer_scale is not None:
             maps += [copy(f"{b}.ls{part}.gamma", f"{b}.scale{part}.scale") for part in (1, 2)]
-    maps += affine("fc_norm", "pooled_norm") if c.final_norm == "pooled" else affine("norm", "norm")
+    if c.embed_norm:
+        maps += affine("norm_pre", "embed_norm")
+    if c.final_norm != "none":
+        maps += affine("fc_norm", "pooled_norm") if c.final_norm == "pooled" else affine("norm", "norm")
     if c.pool == "map":
         maps.append(permute("attn_pool.latent", "pool.probe", "1 1 d -> d"))
         for theirs, ours in {
@@ -189,28 +343,64 @@ def _vit_maps(c: ViTConfig) -> list[TensorMap]:
 
 
 def _to_timm_names(file: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Rename DINOv2's and DeiT-III's tensors to timm's names."""
+    """Rename DINOv2's, DeiT III's and EVA's tensors to those of timm's plain model."""
     names = {"register_tokens": "reg_token"}
     renamed = {names.get(name, re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name)): tensor for name, tensor in file.items()}
-    return renamed if len(renamed) == len(file) else file
+    if len(renamed) < len(file):
+        return file
+    for name in [name for name in renamed if name.endswith(".attn.q_bias")]:
+        block = name.removesuffix("q_bias")
+        if f"{block}v_bias" in renamed:  # keys without a bias: a zero one
+            q, v = renamed.pop(name), renamed.pop(f"{block}v_bias")
+            renamed[f"{block}qkv.bias"] = torch.cat([q, torch.zeros_like(q), v])
+    return renamed
 
 
-def _pool(
+def _origin(file: Mapping[str, Tensor], sidecar: Mapping[str, Any]) -> str:
+    """Return the project the weights come from, by its architecture's name or by what only its files have."""
+    architecture = sidecar.get("architecture")
+    if isinstance(architecture, str):
+        found = [origin for pattern, origin in ORIGINS.items() if re.search(pattern, architecture)]
+        return found[0] if found else "timm"
+    if "norm_pre.weight" in file:
+        return "CLIP"
+    if "mask_token" in file and "blocks.0.ls1.gamma" in file:
+        return "DINOv2"
+    if _is_moco(file):
+        return "MoCo-v3"
+    wrapper = sidecar.get("wrapper")
+    if wrapper in ("teacher", "student"):
+        return "DINO"
+    if wrapper == "model":
+        return "DeiT III" if any(name.endswith(".gamma_1") for name in file) else "DeiT"
+    return "timm"
+
+
+def _is_moco(file: Mapping[str, Tensor]) -> bool:
+    """Return whether the position table is MoCo-v3's fixed one, with a row of zeros for the class token."""
+    table = file.get("pos_embed")
+    if table is None or table.ndim != 3 or table.shape[2] % 4 or not table.is_floating_point():
+        return False
+    side = math.isqrt(max(0, table.shape[1] - 1))
+    if not side or side * side != table.shape[1] - 1 or side > 256 or table[0, 0].any():
+        return False
+    return torch.allclose(table[0, 1:].float(), sincos2d((side, side), table.shape[2], "moco").flatten(0, 1), atol=1e-3)
+
+
+def _infer_pool(
     file: Mapping[str, Tensor], sidecar: Mapping[str, Any], args: Mapping[str, Any], overrides: Overrides, assumed: list[str]
-) -> Literal["cls", "gap", "map"]:
+) -> Pool:
+    """Infer the pooling of a file without an architecture."""
     if "attn_pool.latent" in file:
         return "map"
     recorded = args.get("global_pool", sidecar.get("global_pool"))
-    if recorded not in (None, "", *POOLS) or args.get("pool_include_prefix"):
-        raise VitrailError(
-            f"global_pool in config.json must be one of {', '.join(POOLS)}, without prefix tokens, got {recorded!r}"
-        )
-    if overrides.pool or recorded:
-        return overrides.pool or POOLS[recorded]
+    if recorded is not None:
+        return apply_model_args(Architecture(), {"global_pool": recorded}).pool
     if "cls_token" not in file:
         return "gap"
-    pool: Literal["cls", "gap"] = "gap" if "fc_norm.weight" in file else "cls"
-    assumed.append(f"the pooling {pool} (the usual one with {'fc_norm' if pool == 'gap' else 'norm'}; pool= overrides it)")
+    pool: Pool = "gap" if "fc_norm.weight" in file else "cls"
+    if overrides.pool is None:
+        assumed.append(f"the pooling {pool} (the usual one with {'fc_norm' if pool == 'gap' else 'norm'}; pool= overrides it)")
     return pool
 
 
@@ -220,7 +410,9 @@ def _infer_stem(file: Mapping[str, Tensor]) -> StemConfig | None:
     elif f"{STEM_PREFIX}.conv.weight" in file:
         width = file[f"{STEM_PREFIX}.conv.weight"].shape[0]
     elif any(name.startswith(STEM_PREFIX) for name in file):
-        raise VitrailError("the file has a backbone other than the official hybrids'")
+        raise VitrailError(
+            "the file has a stem other than the official hybrids', which Vitrail's Vision Transformers do not have"
+        )
     else:
         return None
     stages = inspect.count_layers(file, f"{STEM_PREFIX}.stages.")
@@ -253,13 +445,23 @@ def _bottleneck_maps(theirs: str, ours: str) -> list[TensorMap]:
     return maps
 
 
-def _infer_resnet(file: Mapping[str, Tensor]) -> ResNetConfig:
+def _infer_resnet(file: Mapping[str, Tensor], pretrained_cfg: Mapping[str, Any], sidecar: Mapping[str, Any]) -> ResNetConfig:
+    architecture = sidecar.get("architecture")
+    if architecture is not None and not (isinstance(architecture, str) and RESNETS.fullmatch(architecture.partition(".")[0])):
+        raise VitrailError(
+            f"architecture in config.json must be a BiT ResNet, got {str(architecture)[:60]!r}; try resnetv2_50x1_bit"
+        )
+    args = {name: value for name, value in _model_args(sidecar).items() if value is not None}
+    unread = [name for name in args if name not in ("num_classes", "in_chans") and name not in WITHOUT_EFFECT]
+    if unread:
+        raise VitrailError(f"model_args in config.json has {unread[0][:40]}, an argument that Vitrail does not know")
     width, channels, _, _ = inspect.require_shape(file, "stem.conv.weight", 4)
     stages = tuple(
         inspect.count_layers(file, f"stages.{stage}.blocks.") for stage in range(inspect.count_layers(file, "stages."))
     )
     classes = file["head.fc.weight"].shape[0] if "head.fc.weight" in file else 0
-    return ResNetConfig(stages, width, channels=channels, classes=classes)
+    size = _recorded_size(pretrained_cfg, {})
+    return ResNetConfig(stages, width, size or (224, 224), channels=channels, classes=classes)
 
 
 def _resnet_maps(c: ResNetConfig) -> list[TensorMap]:
@@ -275,28 +477,20 @@ def _resnet_maps(c: ResNetConfig) -> list[TensorMap]:
     return maps
 
 
-def _preprocess(
-    pretrained_cfg: Mapping[str, Any], config: ModelConfig, sidecar: Mapping[str, Any], assumed: list[str]
-) -> Preprocess:
-    if {"mean", "std", "interpolation"} <= set(pretrained_cfg):
-        if pretrained_cfg.get("crop_mode", "center") not in ("center", "squash"):
-            raise VitrailError(f"crop_mode in config.json must be center or squash, got {pretrained_cfg['crop_mode']!r}")
-        return Preprocess(
-            config.image,
-            crop_pct=float(pretrained_cfg.get("crop_pct", 0.875)),
-            squash=pretrained_cfg.get("crop_mode") == "squash",
-            interpolation=pretrained_cfg["interpolation"],
-            mean=tuple(float(value) for value in pretrained_cfg["mean"]),
-            std=tuple(float(value) for value in pretrained_cfg["std"]),
-        )
-    # DeiT, DINO and MAE use ImageNet's mean and std
-    trained_elsewhere = sidecar.get("wrapper") in ("model", "teacher", "student")
-    preprocess = imagenet_preprocess(config.image) if trained_elsewhere else vit_preprocess(config.image)
-    assumed.append(
-        f"images resized to {preprocess.resize_to[0]}, cropped, with mean {preprocess.mean[0]} and std "
-        f"{preprocess.std[0]} of the first channel (model.preprocess overrides it)"
+def _preprocess(pretrained_cfg: Mapping[str, Any], config: ModelConfig, origin: str, assumed: list[str]) -> Preprocess:
+    if not {"mean", "std", "interpolation"} <= set(pretrained_cfg):
+        return inspect.assume_preprocess(origin, config, assumed)
+    if pretrained_cfg.get("crop_mode", "center") not in ("center", "squash"):
+        raise VitrailError(f"crop_mode in config.json must be center or squash, got {pretrained_cfg['crop_mode']!r}")
+    preprocess = Preprocess(
+        config.image,
+        crop_pct=float(pretrained_cfg.get("crop_pct", 0.875)),
+        squash=pretrained_cfg.get("crop_mode") == "squash",
+        interpolation=pretrained_cfg["interpolation"],
+        mean=tuple(float(value) for value in pretrained_cfg["mean"]),
+        std=tuple(float(value) for value in pretrained_cfg["std"]),
     )
-    return preprocess.with_channels(config.channels)
+    return inspect.trim_to_patches(preprocess, config, _recorded_size(pretrained_cfg, {}), assumed)
 
 
 def _class_names(sidecar: Mapping[str, Any], classes: int) -> tuple[str, ...] | None:

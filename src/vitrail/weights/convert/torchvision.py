@@ -24,7 +24,8 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
     first = "encoder.layers.encoder_layer_0"
     mlp_name = "mlp.0" if f"{first}.mlp.0.weight" in file else "mlp.linear_1"
     mlp = inspect.require_shape(file, f"{first}.{mlp_name}.weight", 2)[0]
-    grid, _ = inspect.infer_grid(inspect.require_shape(file, "encoder.pos_embedding", 3)[1], [1], overrides, assumed)
+    rows = inspect.require_shape(file, "encoder.pos_embedding", 3)[1]
+    grid, _ = inspect.infer_grid(rows, [1], overrides, assumed, stride=(patch_height, patch_width))
     hidden = file["heads.pre_logits.weight"].shape[0] if "heads.pre_logits.weight" in file else None
     config = ViTConfig(
         width=width,

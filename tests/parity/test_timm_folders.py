@@ -1,0 +1,236 @@
+"""A folder as timm pushes it to the hub: what config.json says and no tensor shows is read, or refused by its name."""
+
+import inspect
+import json
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from tests.reference_libraries import reference_library
+from vitrail.data.transforms import resize_and_crop
+from vitrail.errors import VitrailError
+from vitrail.models.config import ViTConfig
+from vitrail.weights.convert.timm_architectures import ARCHITECTURES, KNOWN_ARGUMENTS
+from vitrail.weights.load import load
+from vitrail.weights.save import save
+from vitrail.weights.verify import verify
+
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Mapping deprecated model name"),
+]
+SMALL: dict[str, Any] = {"img_size": 24, "patch_size": 6, "num_classes": 5, "embed_dim": 24, "depth": 2, "num_heads": 3}
+
+
+def build_timm(architecture: str, **options: Any) -> nn.Module:
+    """Build timm's model with weights in which another number of heads, activation or epsilon shows."""
+    timm = reference_library("timm")
+    model: nn.Module = timm.create_model(architecture, **options).eval()
+    for name, weight in model.named_parameters():
+        noise = torch.randn_like(weight)
+        if re.fullmatch(r"\w*(pos_embed|_token)|patch_embed.proj.bias", name):
+            weight.data = 0.003 * noise
+        else:
+            is_matrix = weight.ndim in (2, 4)
+            weight.data = noise * (2 * weight.shape[0] / weight.numel()) ** 0.5 if is_matrix else weight + 0.1 * noise
+    return model
+
+
+def write_folder(model: nn.Module, folder: Path, architecture: str, **model_args: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    save_file(model.state_dict(), folder / "model.safetensors")
+    config = {"architecture": architecture, "num_classes": 5, "model_args": model_args}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def small_images(side: int = 24) -> Tensor:
+    return 0.01 * torch.randn(2, 3, side, side)
+
+
+READ: dict[str, tuple[str, dict[str, Any]]] = {
+    "16 heads": ("vit_base_patch16_gap_224", {**SMALL, "embed_dim": 48, "num_heads": 16}),
+    "norms at the end of the branches": ("vit_base_patch16_rpn_224", SMALL),
+    "CLIP: norm before the blocks, no patch bias, epsilon 1e-5": ("vit_base_patch16_clip_224", SMALL),
+    "QuickGELU by name": ("vit_base_patch32_clip_quickgelu_224", SMALL),
+    "QuickGELU by argument": ("vit_base_patch16_224", {**SMALL, "act_layer": "quick_gelu"}),
+    "tanh GELU by argument": ("vit_base_patch16_224", {**SMALL, "act_layer": "gelu_tanh"}),
+    "average by argument": ("vit_base_patch16_224", {**SMALL, "global_pool": "avg", "class_token": False}),
+    "no last norm": ("vit_intern300m_patch14_448", SMALL),
+    "q and v biases alone": ("eva_giant_patch14_224", {**SMALL, "mlp_ratio": 4}),
+    "arguments of training": ("vit_small_patch16_224", {**SMALL, "drop_path_rate": 0.1, "dynamic_img_size": True}),
+    "epsilon 1e-5 with a class token's average": ("vit_base_patch16_clip_224", {**SMALL, "global_pool": "avg"}),
+}
+
+
+@pytest.mark.parametrize("case", READ)
+def test_what_no_tensor_shows_is_read(case: str, tmp_path: Path) -> None:
+    architecture, options = READ[case]
+    theirs = build_timm(architecture, **options)
+    ours = load(write_folder(theirs, tmp_path, architecture, **options))
+    images = small_images()
+    with torch.inference_mode():
+        assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
+    assert verify(tmp_path).ok
+
+
+def test_the_table_of_architectures_is_timms() -> None:
+    """Width, heads, activation, epsilon, pooling and the place of the norms of every architecture, by building it."""
+    timm = reference_library("timm")
+    gelus = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick"}
+    pools = {"token": "cls", "avg": "gap", "map": "map"}
+    for name, facts in ARCHITECTURES.items():
+        if name in ("vit_base_patch16_224_sam", "vit_base_patch32_224_sam"):  # names that timm itself cannot build any more
+            continue
+        with torch.device("meta"):
+            model = timm.create_model(name, depth=1)
+        block: Any = model.blocks[0]
+        eps = next(module.eps for module in model.modules() if isinstance(module, nn.LayerNorm))
+        expected = (model.embed_dim, block.attn.num_heads, gelus[type(block.mlp.act).__name__], eps, pools[model.global_pool])
+        assert (facts.width, facts.heads, facts.gelu, facts.norm_eps, facts.pool) == expected, name
+        assert (facts.norm == "branch") == (type(block).__name__ == "ResPostBlock"), name
+
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "vit_small_patch16_rope_ape_224": ("vit_small_patch16_rope_ape_224", "rotary positions"),
+    "parallel": ("vit_small_patch16_18x2_224", "parallel blocks"),
+    "relative": ("vit_relpos_small_patch16_224", "relative position bias"),
+    "gated": ("vit_giant_patch14_dinov2", "gated MLP"),
+    "distilled": ("deit_tiny_distilled_patch16_224", "two heads"),
+    "RMSNorm": ("test_vit4", "RMSNorm"),
+    "prefix": ("test_vit3", "pooling over the prefix tokens"),
+    "unknown": ("vit_base_patch16_of_tomorrow", "must be one that Vitrail knows"),
+    "another family": ("swin_tiny_patch4_window7_224", "this family"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_architecture_is_refused_by_the_feature_that_is_missing(case: str, tmp_path: Path) -> None:
+    architecture, feature = REFUSED[case]
+    plain = build_timm("vit_base_patch16_224", **SMALL)  # the tensors alone could be read
+    with pytest.raises(VitrailError, match=feature):
+        load(write_folder(plain, tmp_path, architecture, **SMALL))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "feature"),
+    [
+        ("vit_small_patch16_rope_ape_224", "rotary positions"),
+        ("vit_small_patch16_rope_mixed_ape_224", "rotary positions"),
+        ("vit_base_patch16_rpn_224", "its norms precede or end the branches"),
+        ("vit_small_patch16_18x2_224", "parallel blocks"),
+        ("vit_relpos_small_patch16_224", "relative position bias"),
+        ("eva02_tiny_patch14_224", "gated MLP"),
+        ("vit_small_patch16_dinov3", "rotary or relative"),
+        ("vit_pe_core_tiny_patch16_384", "rotary positions"),
+        ("test_vit3", "reads the registers"),
+        ("test_vit4", "RMSNorm"),
+        ("vit_small_resnet26d_224", "batch norm"),
+        ("deit_tiny_distilled_patch16_224", "two heads"),
+    ],
+)
+def test_a_bare_file_is_refused_by_the_feature_that_is_missing(architecture: str, feature: str, tmp_path: Path) -> None:
+    theirs = build_timm(architecture, depth=1)
+    save_file(theirs.state_dict(), tmp_path / "bare.safetensors")
+    with pytest.raises(VitrailError, match=feature):
+        load(tmp_path / "bare.safetensors")
+    with pytest.raises(VitrailError, match=feature):
+        verify(tmp_path / "bare.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"act_layer": "relu"}, "the activation relu"),
+        ({"act_layer": "silu"}, "the activation silu"),
+        ({"norm_layer": "rmsnorm"}, "another norm than layer norm"),
+        ({"pool_include_prefix": True}, "pooling over the prefix tokens"),
+        ({"global_pool": "avgmax"}, "the pooling avgmax"),
+        ({"global_pool": ""}, "global_pool in config.json"),
+        ({"scale_mlp_norm": True}, "a norm inside the MLP"),
+        ({"dynamic_img_pad": True}, "padded to whole patches"),
+        ({"block_fn": "ParallelThingsBlock"}, "another kind of block"),
+        ({"use_rot_pos_emb": True}, "use_rot_pos_emb=True"),
+        ({"num_heads": 2.5}, "num_heads in config.json must be a whole number"),
+        ({"num_heads": True}, "num_heads in config.json must be a whole number"),
+        ({"depth": 12}, "depth=12, but the weights have depth=2"),
+        ({"class_token": False}, "class_token=False, but the weights have class_token=True"),
+        ({"embed_dim": 768}, "768 wide, but the weights are 24 wide"),
+        ({"mlp_ratio": 3}, "mlp_ratio=3"),
+    ],
+    ids=str,
+)
+def test_every_argument_is_read_or_refused(args: dict[str, Any], message: str, tmp_path: Path) -> None:
+    theirs = build_timm("vit_base_patch16_224", **SMALL)
+    with pytest.raises(VitrailError, match=message):
+        load(write_folder(theirs, tmp_path, "vit_base_patch16_224", **{**SMALL, **args}))
+
+
+def test_every_argument_of_timms_model_is_known(tmp_path: Path) -> None:
+    """An argument that a later timm adds is refused until it is read; today all of them are one or the other."""
+    reference_library("timm")
+    model = import_module("timm.models.vision_transformer").VisionTransformer
+    theirs = build_timm("vit_base_patch16_224", **SMALL)
+    for name in inspect.signature(model).parameters:
+        assert name in KNOWN_ARGUMENTS
+    with pytest.raises(VitrailError, match="which Vitrail does not know"):
+        load(write_folder(theirs, tmp_path, "vit_base_patch16_224", **SMALL, of_tomorrow=1))
+
+
+def test_an_image_size_that_the_patches_do_not_divide_is_kept(tmp_path: Path) -> None:
+    """As in so400m_patch14_siglip_384: images of 27 pixels and patches of 6 leave three rows and columns out, as in timm."""
+    options = {**SMALL, "img_size": 27}
+    theirs = build_timm("vit_so400m_patch14_siglip_384", **options)
+    write_folder(theirs, tmp_path, "vit_so400m_patch14_siglip_384", **options)
+    config = json.loads((tmp_path / "config.json").read_text())
+    data = {"input_size": [3, 27, 27], "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "crop_pct": 0.9}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "pretrained_cfg": data}))
+    ours = load(tmp_path)
+    assert isinstance(ours.config, ViTConfig)
+    assert ours.preprocess is not None
+    assert (ours.config.image, ours.preprocess.crop_size, ours.preprocess.resize_to) == ((24, 24), (27, 27), (30, 30))
+    assert any("images of 27x27 without their last 3x3 rows and columns" in line for line in ours.load_report.assumed)
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (41, 53, 3), np.uint8))
+    transform = import_module("timm.data").create_transform(
+        input_size=(3, 27, 27), crop_pct=0.9, interpolation="bicubic", mean=(0.5,) * 3, std=(0.5,) * 3
+    )
+    pixels = torch.from_numpy(resize_and_crop(photo, ours.preprocess)).permute(2, 0, 1)[None] / 127.5 - 1
+    with torch.inference_mode():
+        assert_close(ours(pixels), theirs(transform(photo)[None]), rtol=0, atol=1e-5)
+    again = load(save(ours, tmp_path / "ours"))
+    assert again.preprocess == ours.preprocess
+    larger = load(tmp_path, image=36)
+    assert larger.preprocess is not None
+    assert larger.preprocess.crop_size == (36, 36)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "mean", "crop_pct"),
+    [
+        ("vit_base_patch16_clip_224", 0.48145466, 1.0),
+        ("vit_small_patch16_224_dino", 0.485, 0.875),
+        ("deit_small_patch16_224", 0.485, 0.875),
+        ("deit3_small_patch16_224", 0.485, 1.0),
+        ("vit_small_patch14_dinov2", 0.485, 0.875),
+        ("vit_base_patch16_siglip_gap_224", 0.5, 1.0),
+        ("vit_base_patch16_224", 0.5, 0.9),
+    ],
+)
+def test_a_known_architecture_without_preprocessing_has_its_origins(
+    architecture: str, mean: float, crop_pct: float, tmp_path: Path
+) -> None:
+    theirs = build_timm(architecture, **SMALL)
+    ours = load(write_folder(theirs, tmp_path, architecture, **SMALL))
+    assert ours.preprocess is not None
+    assert (ours.preprocess.mean[0], ours.preprocess.crop_pct) == (mean, crop_pct)
+    assert any(line.startswith("images resized to") for line in ours.load_report.assumed)
