@@ -177,9 +177,7 @@ def test_mae_decodes_independently_of_the_order_drawn() -> None:
 def test_the_decoder_is_all_that_is_not_the_encoder() -> None:
     for masking in METHODS:
         model: MaskedModel = build_masked_model(encoder(), masking)
-        assert set(decoder_state(model)) | {f"encoder.{name}" for name in model.encoder.state_dict()} == set(
-            model.state_dict()
-        )
+        assert set(decoder_state(model)) | {f"encoder.{name}" for name in model.encoder.state_dict()} == set(model.state_dict())
 
 
 @pytest.mark.parametrize(
