@@ -66,7 +66,10 @@ def _read_folder(path: Path) -> RawCheckpoint:
             return RawCheckpoint(_read_shards(path, path / f"{name}.index.json"), sidecar)
         if (path / name).is_file():
             return replace(_read_tensors(path / name), sidecar=sidecar)
-    raise VitrailError(f"{path} contains no weights: no model.safetensors, no pytorch_model.bin")
+    raise VitrailError(
+        f"{path} contains no weights: no model.safetensors, no pytorch_model.bin; name a run or a model folder, and in a command "
+        "the model before the data"
+    )
 
 
 def _read_sidecars(folder: Path) -> dict[str, Any]:
