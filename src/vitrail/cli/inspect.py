@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrail.cli.console import add_row, format_bytes, format_count, format_si, make_console, make_table, print_json
-from vitrail.cli.options import JsonOption, SettingsOption, parse_size
+from vitrail.cli.options import MODEL_HELP, JsonOption, SettingsOption, parse_size
 from vitrail.cli.panels import model_option, run_option
 from vitrail.config import build_config, to_dict
 from vitrail.errors import VitrailError, first_line, printable
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 def inspect(
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="RUN_OR_NAME", help="Run, model folder, weight file, hf:owner/name, or a variant: B/16, R50+B/16, R50x1."
-        ),
+        typer.Argument(metavar="MODEL", help=f"{MODEL_HELP}, hf:owner/name, or a variant: B/16, R50+B/16, R50x1."),
     ],
     image: Annotated[
         str | None, model_option("--image-size", metavar="H[xW]", help="Height and width of the input images in pixels.")

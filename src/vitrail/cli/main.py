@@ -62,7 +62,7 @@ EXAMPLES: dict[str, dict[Callable[..., object], str]] = {
     },
     "Use": {
         predict: "vitrail predict runs/photos new/*.jpg --out predictions.csv",
-        embed: "vitrail embed runs/photos photos features.parquet",
+        embed: "vitrail embed runs/photos photos --out features.parquet",
         search: "vitrail search runs/photos photos cat.jpg --contact-sheet similar.png",
         export: "vitrail export runs/photos --to onnx --out photos.onnx",
         serve: "vitrail serve runs/photos --port 8000 --max-batch 32",

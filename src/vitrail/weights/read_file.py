@@ -75,7 +75,10 @@ def _read_folder(path: Path) -> RawCheckpoint:
             return _without_prefix(shards, path)
         if (path / name).is_file():
             return replace(_without_prefix(_read_tensors(path / name), path / name), sidecar=sidecar)
-    raise VitrailError(f"{path} contains no weights: no model.safetensors, no pytorch_model.bin")
+    raise VitrailError(
+        f"{path} contains no weights: no model.safetensors, no pytorch_model.bin; name a run or a model folder, and in a "
+        "command the model before the data"
+    )
 
 
 def _without_prefix(raw: RawCheckpoint, path: Path) -> RawCheckpoint:
