@@ -25,7 +25,9 @@ MAX_PAGE_IMAGES = 50  # images per page
 
 
 def explain(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name, dinov2-s14 ...")
+    ],
     files: Annotated[
         list[str] | None, typer.Argument(metavar="IMAGES...", help="Images: files, folders, 'patterns*.jpg'.")
     ] = None,

@@ -20,7 +20,9 @@ EXPORT_SUFFIXES = {"onnx": ".onnx", "int8": ".int8.onnx", "program": ".pt2"}
 
 
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name, dinov2-s14 ...")
+    ],
     to: Annotated[
         Literal["onnx", "int8", "program"],
         typer.Option(rich_help_panel="Output", help="Format: ONNX, int8 ONNX for CPUs, or a torch.export program."),

@@ -1,5 +1,6 @@
 """``vitrail inspect``: shapes, parameters, MACs and memory of a model; with ``--trace``, statistics of a real pass."""
 
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from vitrail.models.config import ModelConfig
 from vitrail.models.cost import Cost, cost
 from vitrail.models.cost.counter import Stage
 from vitrail.models.variants import parse_name
+from vitrail.weights.catalogue import check_name, find_published, path_exists
 from vitrail.weights.model_folder import is_model_folder, read_config, read_metadata, resolve_run, training_metadata
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ def inspect(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="RUN_OR_NAME", help="Run, model folder, weight file, hf:owner/name, or a variant: B/16, R50+B/16, R50x1."
+            metavar="RUN_OR_NAME",
+            help="Run, model folder, weight file, hf:owner/name, a published model (dinov2-s14), or a variant (B/16, R50x1).",
         ),
     ],
     image: Annotated[
@@ -70,10 +73,18 @@ def _config(model: str, changes: dict[str, Any], settings: list[str]) -> ModelCo
                 f"{model} has a fixed configuration; --image-size, --classes and --set need a variant such as B/16"
             )
         return read_config(folder)
-    if model.startswith("hf:") or _exists(Path(model)):
+    if model.startswith("hf:") or path_exists(model):
         return _checkpoint_config(model, changes, settings)
+    if (published := find_published(model)) is not None:  # nothing is downloaded
+        if settings:
+            raise VitrailError(f"{model} has a fixed configuration; --set needs a variant such as B/16")
+        return replace(published.config, **changes)
     if Path(model).suffix or model.count("/") > 1:  # a path, since no variant has a dot or two slashes
-        raise VitrailError(f"{model} does not exist; name a run, a weight file, hf:owner/name, or a variant such as B/16")
+        raise VitrailError(
+            f"{model} does not exist; name a run, a weight file, hf:owner/name, or a name such as dinov2-s14 or B/16"
+        )
+    if "/" not in model and "-" in model:  # like a published model's name
+        check_name(model)
     kind, values = parse_name(model)
     return build_config(kind, {**values, **changes}, settings, prefix="model.")
 
@@ -115,13 +126,6 @@ def _print_training(trained: dict[str, Any]) -> None:
     if percentages:
         recipe, dataset = trained.get("recipe", "?"), trained.get("dataset", {}).get("name", "?")
         typer.echo(printable(f"trained with {recipe} on {dataset}: {', '.join(percentages)} (step {metrics.get('step', '?')})"))
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:
-        return False
 
 
 def print_cost(screen: "Console", name: str, total: Cost) -> None:

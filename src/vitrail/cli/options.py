@@ -21,7 +21,7 @@ RunsAndDataArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN... DATA",
-        help="One or more runs or weights (folders, files, hf:owner/name), then a labelled dataset.",
+        help="One or more runs or weights (folders, files, hf:owner/name, dinov2-s14 ...), then a labelled dataset.",
     ),
 ]
 SplitOption = Annotated[

@@ -47,7 +47,9 @@ MAX_COLUMN_WIDTH = 64  # characters of a file name or label that its column has 
 
 
 def predict(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name, dinov2-s14 ...")
+    ],
     files: Annotated[
         list[str],
         typer.Argument(metavar="IMAGES...", help="Images: files, folders, 'patterns*.jpg'; - reads names from stdin."),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vitrail.evaluation.probe import ProbeResult, SuiteEntry
 
 WeightsArgument = Annotated[
-    str, typer.Argument(metavar="WEIGHTS", help="Run folder, or any weights: a folder, a file, hf:owner/name.")
+    str, typer.Argument(metavar="WEIGHTS", help="Run folder, or any weights: a folder, a file, hf:owner/name, dinov2-s14 ...")
 ]
 
 

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def push(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name, dinov2-s14 ...")
+    ],
     name: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub.")],
     out: Annotated[
         Path | None,

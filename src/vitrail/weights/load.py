@@ -19,6 +19,7 @@ from vitrail.models.build import Model, build_on_meta
 from vitrail.models.config import Gelu, ModelConfig, Pair
 from vitrail.weights import hub
 from vitrail.weights.adapt import adapt
+from vitrail.weights.catalogue import find_published
 from vitrail.weights.convert import huggingface, official, open_clip, timm, torchvision
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
 from vitrail.weights.convert.tensor_map import import_tensors
@@ -94,13 +95,13 @@ def load(
     channels: int | None = None,
 ) -> Model:
     """Load a model, ready to predict, from a model folder, a run (its best weights), .npz, .safetensors, .pth, a folder of
-    Hugging Face or timm, or ``hf:owner/name``.
+    Hugging Face or timm, ``hf:owner/name``, or the name of a published model such as ``dinov2-s14``.
 
     ``image``, ``patch``, ``channels`` and ``classes`` change the model; ``grid``, ``heads``, ``gelu`` and ``pool`` supply what
     a file does not record. What was assumed, resized, new or not used is logged and recorded in ``model.load_report``.
     """
     parse_value(resize, PositionResize | Literal["origin"], "resize")
-    size = parse_value(image, Pair | None, "image")
+    size = parse_value(_default_image(source) if image is None and patch is None else image, Pair | None, "image")
     overrides = Overrides(
         parse_value(grid, Pair | None, "grid"),
         parse_value(heads, int | None, "heads"),
@@ -144,6 +145,12 @@ def load(
     return model.eval()
 
 
+def _default_image(source: str | Path) -> int | None:
+    """Return the image size that a published model is listed with, which may differ from that of its position table."""
+    model = find_published(source)
+    return None if model is None else model.image
+
+
 def _valid_metadata(checkpoint: ConvertedCheckpoint, config: ModelConfig) -> dict[str, Any]:
     """Return the metadata that still holds: a changed model has other metrics; at another size its recipe and dataset hold."""
     if config == checkpoint.config:
@@ -177,7 +184,7 @@ def read_checkpoint(source: str | Path, overrides: Overrides | None = None) -> C
 
 def resolve_source(source: str | Path) -> Path:
     """Return the path of the weights: for a run its best ones, for a file in a model folder the folder."""
-    path = resolve_run(hub.fetch(str(source)) if str(source).startswith("hf:") else Path(source).expanduser())
+    path = resolve_run(hub.locate(source))
     return path.parent if path.name == WEIGHTS_FILE and is_model_folder(path.parent) else path
 
 
