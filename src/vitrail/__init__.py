@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from vitrail import explain as explain
     from vitrail.data.sources.open import open_dataset as open_dataset
     from vitrail.errors import VitrailError as VitrailError
-    from vitrail.evaluation.classification import evaluate as evaluate
+    from vitrail.evaluation.evaluate import evaluate as evaluate
     from vitrail.evaluation.robustness import evaluate_robustness as evaluate_robustness
     from vitrail.exporters.export import export as export
     from vitrail.inference.features import embed as embed
+    from vitrail.inference.load import load_predictor as load_predictor
     from vitrail.inference.predict import predict as predict
-    from vitrail.inference.predictor import load_predictor as load_predictor
     from vitrail.inference.preprocess_images import preprocess as preprocess
     from vitrail.layers.tap import record_activations as record_activations
     from vitrail.models.build import build as build
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vitrail.runs import finetune as finetune
     from vitrail.runs import pretrain as pretrain
     from vitrail.runs import train as train
+    from vitrail.tasks.task import Prediction as Prediction
     from vitrail.tasks.task import Task as Task
     from vitrail.training.callbacks import Callback as Callback
     from vitrail.training.load_checkpoint import load_checkpoint as load_checkpoint
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _modules = {
     "Callback": "training.callbacks",
+    "Prediction": "tasks.task",
     "Task": "tasks.task",
     "TaskConfig": "recipes.task_config",
     "finetune": "runs",
@@ -45,14 +47,14 @@ _modules = {
     "build": "models.build",
     "cost": "models.cost",
     "embed": "inference.features",
-    "evaluate": "evaluation.classification",
+    "evaluate": "evaluation.evaluate",
     "evaluate_robustness": "evaluation.robustness",
     "export": "exporters.export",
     "fit": "training.trainer",
     "load": "weights.load",
     "load_checkpoint": "training.load_checkpoint",
     "load_masked": "weights.load_masked",
-    "load_predictor": "inference.predictor",
+    "load_predictor": "inference.load",
     "open_dataset": "data.sources.open",
     "predict": "inference.predict",
     "preprocess": "inference.preprocess_images",

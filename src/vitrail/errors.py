@@ -20,6 +20,11 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def did_you_mean(unknown: str, names: Iterable[str]) -> str:
     """Return ``; did you mean 'depth'?``, or nothing if no known name is close."""
     by_lower = {name.lower(): name for name in names}

@@ -4,6 +4,7 @@ The commands of the same names call the same functions.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from vitrail.data.batch_transforms import ImageTransform
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.io import atomic_write
 from vitrail.models.config import Pair
+from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.task_config import TaskConfig
 from vitrail.report.run_page import run_page
 from vitrail.system import is_main_process
@@ -76,7 +78,9 @@ def finetune(
     """
     recipe_options, run_options = _split_options(options)
     with process_group() as group:
-        prepared, _ = prepare_finetuning(str(weights), data, recipe, _pair(image_size), trainable, recipe_options, group=group)
+        prepared, _ = prepare_finetuning(
+            str(weights), data, recipe, _pair(image_size), trainable, recipe_options, group=group, task=task
+        )
         return run_prepared(prepared, **run_options, group=group)
 
 
@@ -84,6 +88,8 @@ def pretrain(
     data: Any, *, method: str = "mae", model: str | None = None, image_size: ImageSize | None = None, **options: Any
 ) -> TrainedRun:
     """Pre-train a model without labels by ``mae``, ``simmim`` or ``masked-patch``. The other options are those of ``train``."""
+    if options.get("loss") is not None:
+        raise VitrailError(f"pretrain has the loss of its method, {method}; loss is an option of train and finetune")
     recipe_options, run_options = _split_options(options)
     with process_group() as group:
         prepared = prepare_pretraining(data, method, model, _pair(image_size), recipe_options, group=group)
@@ -117,24 +123,28 @@ RUN_OPTIONS = ("out", "minutes", "find_lr", "device", "threads", "workers", "cal
 
 def _split_options(options: Mapping[str, Any]) -> tuple[RecipeOptions, dict[str, Any]]:
     """Divide options into those of the recipe and those of its run."""
-    for name in options:
-        if name not in (*RECIPE_OPTIONS, *RUN_OPTIONS):
-            raise VitrailError(
-                f"no option is named {name!r}{did_you_mean(name, [*RECIPE_OPTIONS, *RUN_OPTIONS])}; "
-                f"a field of the recipe is set by settings={{{name!r}: ...}}"
-            )
+    known, recipe_fields = (*RECIPE_OPTIONS, *RUN_OPTIONS), [field.name for field in fields(Recipe)]
+    for name in options.keys() - set(known):
+        in_settings = f"; try settings={{{name!r}: ...}}" if name in recipe_fields else ""
+        raise VitrailError(f"no option is named {name!r}{in_settings or did_you_mean(name, known)}")
+    for name in ("transform", "loss"):
+        if options.get(name) is not None and not callable(options[name]):
+            raise VitrailError(f"{name} must be a function, got {options[name]!r}")
+    callbacks = options.get("callbacks") or ()
+    if not isinstance(callbacks, list | tuple) or not all(isinstance(callback, Callback) for callback in callbacks):
+        raise VitrailError(f"callbacks must be a list of vitrail.Callback objects, got {callbacks!r}")
     if options.get("epochs") is not None and options.get("minutes") is not None:
         raise VitrailError("epochs and minutes both set the number of steps; leave one of them out")
-    fields = {name: options[name] for name in RECIPE_OPTIONS if name in options}
     run_options = {
         "folder": options.get("out"),
         "hardware": Hardware(options.get("device", "auto"), options.get("threads"), options.get("workers")),
-        "callbacks": options.get("callbacks", ()),
+        "callbacks": callbacks,
         "autotune": AutoTune(options.get("minutes"), options.get("find_lr", False)),
         "transform": options.get("transform"),
         "loss": options.get("loss"),
     }
-    return RecipeOptions(settings_to_overrides(options.get("settings") or {}), **fields), run_options
+    recipe_options = {name: options[name] for name in RECIPE_OPTIONS if name in options}
+    return RecipeOptions(settings_to_overrides(options.get("settings") or {}), **recipe_options), run_options
 
 
 def _pair(image_size: ImageSize | None) -> Pair | None:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ def select_device(name: str) -> "torch.device":
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise VitrailError(f"the device {name!r} cannot be used ({str(error).splitlines()[0]}); try cpu") from None
+        raise VitrailError(f"the device {name!r} cannot be used ({first_line(error)}); try cpu") from None
 
 
 def _cgroup_available(root: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -20,10 +20,10 @@ AUGREG = {  # Steiner et al. 2021: layers and magnitude of RandAugment, alpha of
 @pytest.mark.parametrize("name", AUGREG)
 def test_augregs_presets_are_the_published_ones(name: str) -> None:
     layers, magnitude, alpha = AUGREG[name]
-    made = get_policy(name)
-    assert (made.randaug_layers, made.mixup, made.cutmix) == (layers, alpha, 0)
-    assert magnitude is None or made.randaug_magnitude == magnitude
-    assert (made.crop, made.crop_scale, made.hflip) == ("random-resized", (0.05, 1.0), 0.5)
+    built = get_policy(name)
+    assert (built.randaug_layers, built.mixup, built.cutmix) == (layers, alpha, 0)
+    assert magnitude is None or built.randaug_magnitude == magnitude
+    assert (built.crop, built.crop_scale, built.hflip) == ("random-resized", (0.05, 1.0), 0.5)
 
 
 @pytest.mark.parametrize("name", POLICIES)

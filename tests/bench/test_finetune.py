@@ -84,7 +84,7 @@ def test_the_command_prints_the_curves_and_the_final_accuracies(
     )
     seconds = None if ratio is None else 10.0
     speed = bench.FinetuneSpeed(0.94, 0.905, 0.89, seconds, 20.0, ratio, ours, theirs, {"ours": 10.0, "peer": 10.0})
-    monkeypatch.setattr(bench, "benchmark_finetune", lambda *_: speed)
+    monkeypatch.setattr(bench, "benchmark_finetune", lambda *_, **__: speed)
     assert run(["bench", "finetune", "mine", PANES, "--seeds", "2"]) == 0
     output = capsys.readouterr().out
     assert "94.00%" in output

@@ -29,7 +29,7 @@ from vitrail.inference.predictor import TorchPredictor
 def test_every_path_predicts_and_its_accuracy_is_reported() -> None:
     pytest.importorskip("onnx")
     model, images = exportable_vit(depth=3), random_images(24)
-    labels = TorchPredictor(model).logits(images).argmax(1)
+    labels = TorchPredictor(model).outputs(images).argmax(1)
     labels[:6] = (labels[:6] + 1) % 5  # a quarter is wrong
     samples = SampleImages(images, labels, "noise")
     paths = InferencePaths(model, samples, merge=(1, 1), compile=False)
@@ -47,13 +47,13 @@ def test_fbgemm_rounds_the_layers_except_those_left_in_float() -> None:
     """An image's prediction depends on the rest of the batch, which is why it is not offered."""
     model = exportable_vit(depth=2)
     images = random_images(6)
-    made = fbgemm.quantise_linear_layers(smooth_model(model, images), ("blocks.1.mlp.down",))
-    kinds = [type(block.mlp.down) for block in made.blocks]  # type: ignore[union-attr]
+    built = fbgemm.quantise_linear_layers(smooth_model(model, images), ("blocks.1.mlp.down",))
+    kinds = [type(block.mlp.down) for block in built.blocks]  # type: ignore[union-attr]
     assert kinds[0] is not nn.Linear
     assert kinds[1] is nn.Linear
-    want, got = TorchPredictor(model).logits(images), TorchPredictor(made).logits(images)
+    want, got = TorchPredictor(model).outputs(images), TorchPredictor(built).outputs(images)
     assert 1e-5 < np.abs(got - want).max() / np.abs(want).max() < 0.1
-    assert np.abs(TorchPredictor(made).logits(images[:1]) - got[:1]).max() > 1e-6
+    assert np.abs(TorchPredictor(built).outputs(images[:1]) - got[:1]).max() > 1e-6
     layer = nn.Linear(7, 3, bias=False)
     x = torch.linspace(-1, 1, 14).reshape(2, 7)
     rough = fbgemm._QuantisedLinear(layer)(x)

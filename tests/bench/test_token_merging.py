@@ -10,7 +10,7 @@ from tests.evaluation.test_classification import image_folder, random_model
 from tests.small_models import small_config
 from vitrail.bench.token_merging import benchmark_token_merging, plot_curve, smaller_sizes
 from vitrail.cli.main import run
-from vitrail.evaluation.classification import evaluate
+from vitrail.evaluation.evaluate import evaluate
 from vitrail.models.speedups import speed_up
 from vitrail.weights.load import load
 from vitrail.weights.save import save
@@ -45,11 +45,11 @@ def test_smaller_sizes_are_whole_patches_and_each_comes_once() -> None:
 
 def test_the_curve_has_a_line_per_method_and_a_dot_per_row() -> None:
     result = benchmark_token_merging("one", "data", (0, 1, 2), (0.5,), (), batch_size=3, rounds=1)
-    drawn = plot_curve(result).to_svg()
-    assert "merged tokens" in drawn
-    assert "smaller images" not in drawn
-    assert drawn.count("<circle") == len(result.rows)
-    assert all(f">{label}</text>" in drawn for label in ("plain", "1", "2", "50%"))
+    samples = plot_curve(result).to_svg()
+    assert "merged tokens" in samples
+    assert "smaller images" not in samples
+    assert samples.count("<circle") == len(result.rows)
+    assert all(f">{label}</text>" in samples for label in ("plain", "1", "2", "50%"))
 
 
 def test_the_command_prints_draws_and_writes_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,8 +138,8 @@ def test_token_norms_are_those_of_explain(page: Page, studio: RunningStudio, mod
 def test_every_head_follows_the_active_patch(page: Page, studio: RunningStudio, model: ViT, images: Tensor) -> None:
     open_at(page, studio, "attention")
     assert_close(download_numbers(page, "attention-grid")["weights"], vitrail.explain.pooled_attention(model, images)[:, 0])
-    drawn = page.locator('figure[data-figure="attention-grid"] canvas').first
-    before = drawn.evaluate("canvas => canvas.toDataURL()")
+    samples = page.locator('figure[data-figure="attention-grid"] canvas').first
+    before = samples.evaluate("canvas => canvas.toDataURL()")
     page.locator(SIDE_GRID).hover(position=patch_centre(page, SIDE_GRID, 9))
     wait_until(page, "before => document.querySelector('[data-figure=attention-grid] canvas').toDataURL() !== before", before)
     assert float(page.evaluate("document.body.dataset.redrawMs")) >= 0
@@ -170,8 +170,8 @@ def test_one_weight_is_computed_from_q_and_k(page: Page, studio: RunningStudio, 
     assert_close(pair["product"], float(np.dot(pair["q"], pair["k"])), 1e-4)
     assert pair["scale"] == pytest.approx(8**-0.5)
     assert_close(np.exp(pair["product"] * pair["scale"] - pair["max_score"]) / pair["exp_sum"], expected[7].item())
-    shown = find_figure(page, "attention-pair").inner_text()
-    assert f"{100 * expected[7].item():.2f}"[:4] in shown
+    printed = find_figure(page, "attention-pair").inner_text()
+    assert f"{100 * expected[7].item():.2f}"[:4] in printed
 
 
 def test_the_saliency_map_and_its_curves_are_those_of_explain(

@@ -54,11 +54,11 @@ def test_a_saved_page_shows_the_same_without_the_studio(
     browser: Browser, page: Page, studio: RunningStudio, tmp_path: Path, parts: list[str]
 ) -> None:
     open_page(page, studio.link(query=4, step=6))
-    drawn = {}
+    samples = {}
     for part in parts:
         open_part(page, part)
         capture_view(page)  # no token is active
-        drawn[part] = page.evaluate(FIGURES_SCRIPT, SAVED_FIGURES[part])
+        samples[part] = page.evaluate(FIGURES_SCRIPT, SAVED_FIGURES[part])
     with page.expect_download() as waiting:
         page.click("text=Save this page")
     file = tmp_path / waiting.value.suggested_filename
@@ -80,7 +80,7 @@ def test_a_saved_page_shows_the_same_without_the_studio(
             assert copy.locator("#panel h1 >> visible=true").count() == 1
             if part in parts:
                 capture_view(copy)
-                wrong += differences(drawn[part], copy.evaluate(FIGURES_SCRIPT, SAVED_FIGURES[part]))
+                wrong += differences(samples[part], copy.evaluate(FIGURES_SCRIPT, SAVED_FIGURES[part]))
         assert not wrong
         open_part(copy, "attention")
         wall = "document.querySelector('.attention-grid canvas').toDataURL()"

@@ -301,12 +301,12 @@ def resident_bytes(studio: RunningStudio) -> int:
 def test_memory_stays_flat_over_two_hundred_images(tmp_path: Path) -> None:
     """All responses together are some hundred megabytes larger than the cache."""
     path = save_model(tmp_path / "model", image=(56, 60), patch=(4, 4), width=24, depth=4, heads=3)
-    drawn = np.random.default_rng(0)
+    sampled = np.random.default_rng(0)
     num_bytes, resident = 0, []
     with run_studio([path]) as studio:
         for number in range(200):
             stream = BytesIO()
-            Image.fromarray(drawn.integers(0, 256, (300, 200, 3), np.uint8)).save(stream, "PNG", compress_level=0)
+            Image.fromarray(sampled.integers(0, 256, (300, 200, 3), np.uint8)).save(stream, "PNG", compress_level=0)
             request = Request(f"{studio.url}api/upload?name={number}.png", stream.getvalue(), method="POST")
             id = json.load(urlopen(request))["id"]
             with urlopen(f"{studio.url}api/trace?model=m0&image={id}") as response:

@@ -158,13 +158,13 @@ def use_hub(made: FakeHub, cache: Path, monkeypatch: Any, constants: Any) -> Non
 
 @contextmanager
 def running_hub() -> Iterator[FakeHub]:
-    made = FakeHub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": made}))
-    made.url = f"http://127.0.0.1:{server.server_address[1]}"
+    built = FakeHub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": built}))
+    built.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield made
+        yield built
     finally:
         server.shutdown()
         server.server_close()

@@ -41,21 +41,21 @@ def corrupt_dataset(folder: Path) -> None:
 
 def test_check_accepts_a_clean_dataset(folder: Path, capsys: Capture) -> None:
     assert run(["data", "check", str(folder)]) == 0
-    shown = capsys.readouterr()
-    assert "all images are readable" in shown.out
-    assert "<b> [x]" in shown.out
-    assert "28 JPEG RGB" in shown.out
-    assert shown.err == ""
+    printed = capsys.readouterr()
+    assert "all images are readable" in printed.out
+    assert "<b> [x]" in printed.out
+    assert "28 JPEG RGB" in printed.out
+    assert printed.err == ""
 
 
 def test_check_names_what_is_wrong_and_exits_with_1(folder: Path, capsys: Capture) -> None:
     corrupt_dataset(folder)
     before = sorted(str(path) for path in folder.rglob("*"))
     assert run(["data", "check", str(folder)]) == 1
-    shown = capsys.readouterr().out
-    assert "bad.jpg cannot be decoded" in shown
-    assert "the same image in two splits (leakage): 1" in shown
-    assert "leak.jpg" in shown
+    printed = capsys.readouterr().out
+    assert "bad.jpg cannot be decoded" in printed
+    assert "the same image in two splits (leakage): 1" in printed
+    assert "leak.jpg" in printed
     assert run(["data", "check", str(folder), "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert not answer["ok"]
@@ -103,13 +103,13 @@ def test_show_draws_the_batch_the_model_will_see(augment: str, folder: Path, tmp
     answer = json.loads(capsys.readouterr().out)
     assert len(answer["indices"]) == len(answer["labels"]) == 6
     assert answer["image"] == [32, 32]
-    drawn = out.read_bytes()
+    samples = out.read_bytes()
     with Image.open(out) as image:
         assert min(image.size) > 200
     assert run(["data", "show", str(folder), *options]) == 0
-    assert out.read_bytes() == drawn  # the same step gives the same image
+    assert out.read_bytes() == samples  # the same step gives the same image
     assert run(["data", "show", str(folder), *options, "--step", "1"]) == 0
-    assert out.read_bytes() != drawn
+    assert out.read_bytes() != samples
 
 
 def test_show_takes_settings_and_the_other_splits(folder: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -164,10 +164,10 @@ def test_names_cannot_steer_the_terminal(tmp_path: Path, capsys: Capture) -> Non
     write_class_folders(tmp_path, {"a\x1b[31m": 3, "b\nc": 3})
     (tmp_path / "b\nc" / "x\x07.jpg").write_bytes(b"no")
     assert run(["data", "check", str(tmp_path)]) == 1
-    shown = capsys.readouterr().out
-    assert "\x1b" not in shown
-    assert "\x07" not in shown
-    assert "b?c" in shown
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "\x07" not in printed
+    assert "b?c" in printed
 
 
 def test_a_full_disk_keeps_the_old_image_and_page(
@@ -234,9 +234,9 @@ def test_a_mistake_is_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["data", *arguments]) == 2
-    shown = capsys.readouterr().err
-    assert sentence in shown
-    assert shown.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert sentence in printed
+    assert printed.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -252,13 +252,13 @@ def test_download_without_a_name_lists_the_datasets_that_the_suites_need(
         ("cifar100", False),
     ]
     assert run(["data", "download"]) == 0
-    shown = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for row in datasets:
-        assert all(str(row[field]) in shown for field in ("name", "summary", "licence", "url"))
+        assert all(str(row[field]) in printed for field in ("name", "summary", "licence", "url"))
         assert row["bytes"] > 10**7
     suites = [*ROOT.glob("examples/*.toml"), *ROOT.glob("docs/**/*.toml")]
     for source in {entry.source.partition(":")[0] for suite in suites for entry in load_suite(suite)}:
-        assert source in shown
+        assert source in printed
 
 
 @pytest.mark.thorough

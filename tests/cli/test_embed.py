@@ -92,9 +92,9 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path
     (tmp_path / "weights.npz").touch()
     before = sorted(tmp_path.iterdir())
     assert run(["embed", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert sentence in shown.err
-    assert shown.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
     assert [path for path in sorted(tmp_path.iterdir()) if path.name != "cache"] == before
 
 

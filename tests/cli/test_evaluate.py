@@ -10,7 +10,7 @@ from tests.data import images as sample_images
 from tests.evaluation.test_classification import LABELS, image_folder, random_model
 from tests.small_models import small_vit
 from vitrail.cli.main import run
-from vitrail.evaluation.classification import evaluate
+from vitrail.evaluation.evaluate import evaluate
 from vitrail.weights.save import save
 
 Capture = pytest.CaptureFixture[str]
@@ -66,9 +66,9 @@ def test_several_are_compared_with_the_first(capsys: Capture) -> None:
     assert two["difference"]["top1"] == answer["runs"][1]["top1"] - answer["runs"][0]["top1"]
     assert (same["p"], same["difference"]["nll"]) == (1, 0)
     assert run(["evaluate", "one", "two", "data"]) == 0
-    shown = capsys.readouterr().out
-    assert "Difference from one" in shown
-    assert "McNemar" in shown
+    printed = capsys.readouterr().out
+    assert "Difference from one" in printed
+    assert "McNemar" in printed
 
 
 def test_an_error_of_one_of_several_models_is_reported_before_the_work_with_its_name(
@@ -77,7 +77,7 @@ def test_an_error_of_one_of_several_models_is_reported_before_the_work_with_its_
     odd = random_model()
     odd.class_names = ("a", "b", "c", "d", "e")
     save(odd, "odd")
-    monkeypatch.setattr("vitrail.evaluation.classification.evaluate", lambda *_: pytest.fail("began"))
+    monkeypatch.setattr("vitrail.evaluation.evaluate.evaluate", lambda *_: pytest.fail("began"))
     for other, sentence in (("nowhere", "nowhere does not exist"), ("odd", "odd: 3 of the 3 classes of data are unknown")):
         assert run(["evaluate", "one", other, "data"]) == 2
         assert sentence in capsys.readouterr().err
@@ -92,14 +92,14 @@ def test_a_leakage_warning_of_another_model_than_the_first_is_shown(capsys: Capt
 
 def test_tables_for_people(capsys: Capture) -> None:
     assert run(["evaluate", "one", "data"]) == 0
-    shown, found = capsys.readouterr().out, evaluate("one", "data")
-    assert shown.startswith("data, test: 24 images, 3 classes of the model's 5\n")
+    printed, found = capsys.readouterr().out, evaluate("one", "data")
+    assert printed.startswith("data, test: 24 images, 3 classes of the model's 5\n")
     low, high = found.intervals["top1"]
-    row = next(line.split() for line in shown.splitlines() if line.strip().startswith("top-1"))
+    row = next(line.split() for line in printed.splitlines() if line.strip().startswith("top-1"))
     assert row == ["top-1", f"{found.top1:.2%}", f"{low:.2%}", "to", f"{high:.2%}"]
     for words in ("Classes of lowest F1", "Most confused", "with temperature", "ECE"):
-        assert words in shown
-    assert "top-5" not in shown  # with five classes, top-5 is always correct
+        assert words in printed
+    assert "top-5" not in printed  # with five classes, top-5 is always correct
 
 
 def test_a_bad_image_is_left_out_and_counted_and_too_many_stop_the_evaluation(capsys: Capture) -> None:
@@ -153,10 +153,10 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: 
     save(small_vit(classes=0), "headless")
     capsys.readouterr()
     assert run(["evaluate", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert sentence in shown.err
-    assert shown.err.count("\n") == 1
-    assert shown.out == ""
+    printed = capsys.readouterr()
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
 
 
 def test_classes_named_by_index_match_weights_without_class_names(capsys: Capture) -> None:

@@ -116,7 +116,7 @@ def test_every_kind_of_model_has_a_page(changes: dict[str, Any], capsys: Capture
 
 def test_probabilities_are_those_of_predict_also_after_the_sigmoid_loss(capsys: Capture) -> None:
     model = load("mine")
-    model.metadata = {"recipe": {"loss": "sigmoid"}}
+    model.metadata = {"recipe": {"task": {"kind": "classification", "loss": "sigmoid"}}}
     save(model, "sigmoid")
     reloaded = load("sigmoid")
     (expected,) = predict(reloaded, ["c.png"])

@@ -82,10 +82,10 @@ def weights(folder: str) -> dict[str, torch.Tensor]:
 
 def test_a_new_head_the_models_own_preprocessing_and_a_complete_recipe(capsys: Capture) -> None:
     assert run(command("--image-size", "18x20", "--out", "tuned")) == 0
-    shown = capsys.readouterr()
-    assert "init      mine: vitrail weights with a new head for 10 classes" in shown.err
-    assert "resized positions.0.table.weight: 2x3 to 3x4" in shown.err
-    assert "test top1" in shown.out
+    printed = capsys.readouterr()
+    assert "init      mine: vitrail weights with a new head for 10 classes" in printed.err
+    assert "resized positions.0.table.weight: 2x3 to 3x4" in printed.err
+    assert "test top1" in printed.out
     model = load("tuned")
     assert (model.config.image, model.config.classes, model.config.pool) == ((18, 20), 10, "cls")  # type: ignore[union-attr]
     assert model.preprocess == Preprocess(

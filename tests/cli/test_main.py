@@ -48,18 +48,18 @@ MISTAKES = [
 @pytest.mark.parametrize(("arguments", "sentence"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
 def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.count("\n") == 1
-    assert shown.err.startswith("vitrail: ")
-    assert sentence.lower() in shown.err.lower()
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("vitrail: ")
+    assert sentence.lower() in printed.err.lower()
 
 
 @pytest.mark.parametrize("name", [name for name in PARAMETERS if " " not in name])
 def test_inspect_is_right_for_every_variant(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", name]) == 0
-    shown = capsys.readouterr().out
-    assert f"{PARAMETERS[name]:,} parameters" in shown
+    printed = capsys.readouterr().out
+    assert f"{PARAMETERS[name]:,} parameters" in printed
     assert run(["inspect", name, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["parameters"] == PARAMETERS[name] == sum(stage["parameters"] for stage in answer["stages"])
@@ -69,10 +69,10 @@ def test_inspect_is_right_for_every_variant(name: str, capsys: pytest.CaptureFix
 
 def test_inspect_prints_the_shapes_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", "B/16", "--classes", "10", "--batch-size", "4"]) == 0
-    shown = capsys.readouterr().out
-    shapes = re.findall(r"\(B[\d, ]+\)", shown)
+    printed = capsys.readouterr().out
+    shapes = re.findall(r"\(B[\d, ]+\)", printed)
     assert list(dict.fromkeys(shapes)) == ["(B, 3, 224, 224)", "(B, 196, 768)", "(B, 197, 768)", "(B, 768)", "(B, 10)"]
-    assert "B = 4" in shown
+    assert "B = 4" in printed
 
 
 def test_options_reach_the_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,9 +100,9 @@ def test_a_folder_is_inspected_and_traced(tmp_path: Path, capsys: pytest.Capture
 
 def test_the_trace_of_a_new_model_randomises_its_zero_head_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", "mu/16", "--image-size", "32", "--trace"]) == 0
-    shown = capsys.readouterr().out
-    assert "its head is zero-initialised" in shown
-    assert re.search(r"blocks.0.attention.qkv +Linear +\(1, 5, 96\)", shown)
+    printed = capsys.readouterr().out
+    assert "its head is zero-initialised" in printed
+    assert re.search(r"blocks.0.attention.qkv +Linear +\(1, 5, 96\)", printed)
     assert run(["inspect", "R50x1", "--image-size", "32", "--set", "model.stages=1", "--classes", "0", "--trace"]) == 0
     assert "mean squared output" in capsys.readouterr().out
 
@@ -175,8 +175,8 @@ def test_a_trace_of_a_broken_model_says_where(tmp_path: Path, capsys: pytest.Cap
 def test_doctor_finds_a_healthy_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(doctor, "run_checks", cache(doctor.run_checks))  # once for both formats
     assert run(["doctor"]) == 0
-    shown = capsys.readouterr().out
-    assert torch.__version__ in shown
+    printed = capsys.readouterr().out
+    assert torch.__version__ in printed
     assert run(["doctor", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"]

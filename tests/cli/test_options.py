@@ -8,7 +8,7 @@ import pytest
 
 from tests.evaluation.test_classification import image_folder, random_model
 from vitrail.cli.main import run
-from vitrail.evaluation.classification import evaluate
+from vitrail.evaluation.evaluate import evaluate
 from vitrail.inference.predict import predict
 from vitrail.models.speedups import speed_up
 from vitrail.weights.load import load
@@ -20,7 +20,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def _a_model_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    save(random_model(1), "one", metadata={"recipe": {"loss": "sigmoid"}})
+    save(random_model(1), "one", metadata={"recipe": {"task": {"kind": "classification", "loss": "sigmoid"}}})
     image_folder(Path("data"), "bee", "elk", "ant", each=4)
 
 
@@ -52,7 +52,7 @@ def test_predict_resizes_images_to_the_given_size(capsys: Capture) -> None:
     """A model with a sigmoid loss keeps it."""
     name = str(sorted(Path("data").rglob("*.jpg"))[0])
     larger = load("one", image=(24, 30))
-    assert larger.metadata == {"recipe": {"loss": "sigmoid"}}
+    assert larger.metadata == {"recipe": {"task": {"kind": "classification", "loss": "sigmoid"}}}
     (expected,) = predict(larger, [name])
     (found,) = run_json(capsys, "predict", "one", name, "--image-size", "24x30")["predictions"]
     assert found["probability"] == expected.probability

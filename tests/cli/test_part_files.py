@@ -103,9 +103,9 @@ def test_a_folder_belongs_to_one_command(tmp_path: Path, capsys: Capture) -> Non
 
     def refused(*arguments: str) -> str:
         assert run(list(arguments)) == 2
-        shown = capsys.readouterr()
-        assert (shown.out, shown.err.count("\n")) == ("", 1)
-        return shown.err
+        printed = capsys.readouterr()
+        assert (printed.out, printed.err.count("\n")) == ("", 1)
+        return printed.err
 
     assert "parts was started with other weights; name another folder" in refused("predict", "other", *command)
     assert "started with top 5 instead of 2" in refused("predict", "model", *command, "--top", "2")
@@ -178,9 +178,9 @@ def test_a_mistake_is_one_sentence(
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
     before = sorted(os.listdir())
     assert run(arguments) == 2
-    shown = capsys.readouterr()
-    assert sentence in shown.err
-    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    printed = capsys.readouterr()
+    assert sentence in printed.err
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert sorted(set(os.listdir()) - {"cache"}) == before
 
 

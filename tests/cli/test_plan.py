@@ -72,7 +72,7 @@ def test_the_formulae_give_the_printed_numbers(words: tuple[str, ...], capsys: C
 
 def test_the_table_says_what_to_set_and_what_is_not_modelled(capsys: Capture) -> None:
     assert run(["plan", "paper-jft", "--model", "H/14", "--gpu", "rtx4090", "--set", "precision=bfloat16"]) == 0
-    shown = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for words in (
         "FSDP2 fits",
         "--set micro_batch_size=",
@@ -82,15 +82,15 @@ def test_the_table_says_what_to_set_and_what_is_not_modelled(capsys: Capture) ->
         "assumed; set yours with --price-per-gpu-hour",
         "not modelled",
     ):
-        assert words in shown
+        assert words in printed
     assert run(["plan", "plain", "--price-per-gpu-hour", "0"]) == 0
-    shown = capsys.readouterr().out
-    assert "0 dollars" in shown
-    assert "peak is 16 times as high" in shown
+    printed = capsys.readouterr().out
+    assert "0 dollars" in printed
+    assert "peak is 16 times as high" in printed
     assert run(["plan", "paper-jft", "--model", "e/14", "--gpu", "T4", "--nodes", "2"]) == 0
-    shown = capsys.readouterr().out
-    assert "FSDP2 does not fit" in shown
-    assert "to make it fit: a smaller --model or --image-size" in shown  # the full weights alone are more than a T4 has
+    printed = capsys.readouterr().out
+    assert "FSDP2 does not fit" in printed
+    assert "to make it fit: a smaller --model or --image-size" in printed  # the full weights alone are more than a T4 has
     assert run(["plan", "paper-jft", "--model", "G/14", "--gpu", "T4", "--image-size", "896"]) == 0
     assert "to make it fit: --set activation_checkpointing=true, a smaller" in capsys.readouterr().out
 
@@ -140,7 +140,7 @@ def test_a_mistake_is_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["plan", *words]) == 2
-    shown = capsys.readouterr()
-    assert message in shown.err
-    assert shown.err.count("\n") == 1
-    assert not shown.out
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert not printed.out

@@ -75,8 +75,8 @@ def test_csv_jsonl_and_json_have_the_values_of_the_function(tmp_path: Path, caps
     answer = json.loads(capsys.readouterr().out)
     assert answer == {"model": "run", "images": 3, "errors": 0, "out": None, "predictions": plain}
     assert run([*command, "--csv"]) == 0
-    shown = capsys.readouterr().out
-    for row, prediction in zip(read_csv(shown), expected, strict=True):
+    displayed = capsys.readouterr().out
+    for row, prediction in zip(read_csv(displayed), expected, strict=True):
         assert (row["file"], row["label"], row["error"]) == (prediction.file, prediction.label, "")
         assert float(row["probability"]) == prediction.probability
         assert (row["label_3"], float(row["probability_3"])) == (prediction.top[2].label, prediction.top[2].probability)
@@ -94,14 +94,14 @@ def test_a_bad_file_is_a_row_with_an_error_and_the_exit_code_is_1(tmp_path: Path
     (tmp_path / "in" / "aa.jpg").write_bytes(b"")
     Image.new("1", (10_000, 10_000)).save(tmp_path / "in" / "bomb.png", optimize=True)
     assert run(["predict", "run", "in", "gone.jpg", "--csv", "--batch-size", "2"]) == 1
-    shown = capsys.readouterr()
-    rows = {row["file"]: row for row in read_csv(shown.out)}
+    displayed = capsys.readouterr()
+    rows = {row["file"]: row for row in read_csv(displayed.out)}
     assert list(rows) == ["in/a.jpg", "in/aa.jpg", "in/b.png", "in/bomb.png", "in/deep/c.jpg", "gone.jpg"]
     assert rows["in/aa.jpg"]["error"] == "cannot be decoded: it is empty"
     assert "67,108,864" in rows["in/bomb.png"]["error"]
     assert rows["gone.jpg"]["error"] == "cannot be read: No such file or directory"
     assert all((row["label"] == "") == (row["error"] != "") for row in rows.values())
-    assert shown.err == "6 images, 3 with an error\n"
+    assert displayed.err == "6 images, 3 with an error\n"
     assert run(["predict", "run", "in"]) == 1
     assert "in/aa.jpg      cannot be decoded: it is empty" in capsys.readouterr().out
 
@@ -209,10 +209,10 @@ def test_a_mistake_is_one_sentence(
     (tmp_path / "empty" / "notes.txt").touch()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\n\n")))
     assert run(["predict", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert sentence in shown.err
-    assert shown.err.count("\n") == 1
-    assert shown.out == ""
+    displayed = capsys.readouterr()
+    assert sentence in displayed.err
+    assert displayed.err.count("\n") == 1
+    assert displayed.out == ""
 
 
 def write_names(tmp_path: Path, count: int) -> Path:

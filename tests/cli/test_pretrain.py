@@ -30,14 +30,14 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_summary_a_table_a_report_and_weights_for_finetune_and_probe(method: str, tmp_path: Path, capsys: Capture) -> None:
     assert run(["pretrain", PANES, "--method", method, *TINY, *(DECODER if method == "mae" else [])]) == 0
-    shown = capsys.readouterr()
-    assert f"recipe    {method}: 6 steps of 8 images" in shown.err
-    assert "without labels" in shown.err
+    printed = capsys.readouterr()
+    assert f"recipe    {method}: 6 steps of 8 images" in printed.err
+    assert "without labels" in printed.err
     with safe_open(tmp_path / "runs" / method / "best" / "decoder.safetensors", framework="pt") as file:
         more = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118 - not a dict
-    assert f"{more:,} more parameters predict the masked patches" in shown.err
-    assert "knn" in shown.err
-    assert "test loss" in shown.out
+    assert f"{more:,} more parameters predict the masked patches" in printed.err
+    assert "knn" in printed.err
+    assert "test loss" in printed.out
     page = (tmp_path / "runs" / method / "report.html").read_text()
     assert "<script" not in page
     assert "k-NN accuracy" in page
@@ -82,9 +82,9 @@ def test_unlabelled_images_can_be_packed_first(tmp_path: Path, capsys: Capture) 
 
 def test_the_whole_recipe_is_printed(capsys: Capture) -> None:
     assert run(["pretrain", PANES, "--method", "mae", "--model", "B/16", "--print-recipe"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["task"]["masking"]["decoder_width"] == 512
-    assert shown["optim"]["betas"] == [0.9, 0.95]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["task"]["masking"]["decoder_width"] == 512
+    assert printed["optim"]["betas"] == [0.9, 0.95]
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_the_whole_recipe_is_printed(capsys: Capture) -> None:
 )
 def test_a_mistake_is_one_sentence(words: list[str], message: str, capsys: Capture) -> None:
     assert run(words) == 2
-    shown = capsys.readouterr().err
-    assert message in shown
-    assert "Traceback" not in shown
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert "Traceback" not in printed
 
 
 def test_a_pretrained_model_without_classes_is_refused_by_evaluate_and_predict(capsys: Capture) -> None:
@@ -111,6 +111,6 @@ def test_a_pretrained_model_without_classes_is_refused_by_evaluate_and_predict(c
     capsys.readouterr()
     for words in (["evaluate", "one", PANES], ["predict", "one", "nothing.jpg"], ["robustness", "one", PANES]):
         assert run(words) == 2
-        shown = capsys.readouterr().err
-        assert "vitrail finetune" in shown, words
-        assert "Traceback" not in shown
+        printed = capsys.readouterr().err
+        assert "vitrail finetune" in printed, words
+        assert "Traceback" not in printed

@@ -45,11 +45,11 @@ def test_the_command_has_the_values_of_the_function(capsys: Capture) -> None:
     assert (found["eval_split"], found["classes"]) == ("test", 3)
     assert found["num_images"] == {"train": 22, "validation": 13, "test": 10}
     assert run(["probe", "model", "set"]) == 0
-    shown = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for few in found["fewshot"]:
-        assert f"{few['accuracy']:.2%}" in shown
-    assert f"{found['linear']['accuracy']:.2%}" in shown
-    assert "3 of 3 classes have fewer than 10 training images" in shown
+        assert f"{few['accuracy']:.2%}" in printed
+    assert f"{found['linear']['accuracy']:.2%}" in printed
+    assert "3 of 3 classes have fewer than 10 training images" in printed
 
 
 def test_a_protocol_alone_needs_only_what_it_reads(capsys: Capture) -> None:
@@ -92,8 +92,8 @@ def test_the_example_suite_runs_and_its_groups_are_means(tmp_path: Path, capsys:
     assert "linear" not in found["mean"]  # one dataset of the suite does not use it
     assert found["data"][2]["linear"] is None
     assert run(["probe", "model", "--suite", str(suite)]) == 0
-    shown = capsys.readouterr().out
-    assert f"{found['groups']['structured']['kNN']:.2%}" in shown
+    printed = capsys.readouterr().out
+    assert f"{found['groups']['structured']['kNN']:.2%}" in printed
     found = probe_json(capsys, "model", "--suite", str(suite), "--protocol", "linear")
     assert [one["name"] for one in found["data"]] == ["fashion", "panes"]
 
@@ -172,10 +172,10 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path
     }.items():
         (tmp_path / f"{name}.toml").write_text(text)
     assert run(["probe", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert sentence in shown.err
-    assert shown.err.count("\n") == 1
-    assert shown.out == ""
+    printed = capsys.readouterr()
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
 
 
 @pytest.mark.slow

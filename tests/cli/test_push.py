@@ -39,21 +39,24 @@ METADATA: dict[str, Any] = {
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    made = small_vit()
-    made.preprocess, made.class_names = Preprocess(made.config.image), tuple(f"kind {n}" for n in range(made.config.classes))
+    built = small_vit()
+    built.preprocess, built.class_names = (
+        Preprocess(built.config.image),
+        tuple(f"kind {n}" for n in range(built.config.classes)),
+    )
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.json").write_text("{}")
     (tmp_path / "run" / "checkpoints").mkdir()
-    return save(made, tmp_path / "run" / "best", metadata=METADATA).parent
+    return save(built, tmp_path / "run" / "best", metadata=METADATA).parent
 
 
 @pytest.fixture
 def hub_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """Start a hub, and direct the client to it."""
     constants = pytest.importorskip("huggingface_hub.constants")
-    with running_hub() as made:
-        use_hub(made, tmp_path / "cache", monkeypatch, constants)
-        yield made
+    with running_hub() as built:
+        use_hub(built, tmp_path / "cache", monkeypatch, constants)
+        yield built
 
 
 def test_a_pushed_model_can_be_loaded_and_contains_no_paths(model: Path, hub_server: FakeHub, capsys: Capture) -> None:
@@ -123,8 +126,8 @@ def test_a_token_that_may_not_write_is_one_sentence(
 def test_a_folder_is_written_without_any_hub(model: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "deep" / "parcel"
     assert run(["push", str(model), "me/mine", "--out", str(out)]) == 0
-    shown = capsys.readouterr().out
-    assert "no licence is set" in shown
+    printed = capsys.readouterr().out
+    assert "no licence is set" in printed
     assert sorted(os.listdir(out)) == ["README.md", "model.safetensors", "vitrail.json"]
     assert os.listdir(out.parent) == ["parcel"]
     assert load_model(out).class_names == load_model(model).class_names
@@ -133,9 +136,9 @@ def test_a_folder_is_written_without_any_hub(model: Path, tmp_path: Path, capsys
 
 
 def test_transformers_layout_where_it_can_hold_the_model(model: Path, tmp_path: Path, capsys: Capture) -> None:
-    made = small_vit(image=(12, 12), patch=(4, 4))
-    made.preprocess = Preprocess((12, 12))
-    save(made, tmp_path / "square")
+    built = small_vit(image=(12, 12), patch=(4, 4))
+    built.preprocess = Preprocess((12, 12))
+    save(built, tmp_path / "square")
     assert run(["push", str(tmp_path / "square"), "me/x", "--format", "huggingface", "--out", str(tmp_path / "hf")]) == 0
     names = ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
     assert sorted(os.listdir(tmp_path / "hf")) == names
@@ -164,9 +167,9 @@ def test_a_mistake_is_one_sentence(
 ) -> None:
     monkeypatch.chdir(model.parent)
     assert run(["push", *words]) == 2
-    shown = capsys.readouterr().err
-    assert answer in shown
-    assert len(shown.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert answer in printed
+    assert len(printed.splitlines()) == 1
     assert not Path("o").exists()
 
 

@@ -10,7 +10,7 @@ from tests.evaluation.test_classification import image_folder, random_model
 from tests.small_models import small_vit
 from vitrail.cli.main import run
 from vitrail.cli.robustness import _short_names
-from vitrail.evaluation.classification import evaluate
+from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.robustness import compare_robustness, evaluate_robustness
 from vitrail.weights.save import save
 
@@ -68,12 +68,12 @@ def test_options_reach_the_function(capsys: Capture) -> None:
 
 def test_a_table_and_a_page_for_people(capsys: Capture) -> None:
     assert run(["robustness", "one", "two", "one", "data", "--out", "page.html"]) == 0
-    shown, found = capsys.readouterr().out, evaluate_robustness("one", "data")
-    assert shown.startswith("data, test: 15 images, cells of 2x3\n")
-    row = next(line.split() for line in shown.splitlines() if line.strip().startswith("Noise"))
+    printed, found = capsys.readouterr().out, evaluate_robustness("one", "data")
+    assert printed.startswith("data, test: 15 images, cells of 2x3\n")
+    row = next(line.split() for line in printed.splitlines() if line.strip().startswith("Noise"))
     assert row[1:8] == ["one", *(f"{right:.1%}" for right in found.scores["noise"].top1), f"{found.scores['noise'].mean:.1%}"]
-    assert "one (3)" in shown
-    assert "page: page.html" in shown
+    assert "one (3)" in printed
+    assert "page: page.html" in printed
     assert "one (3)" in Path("page.html").read_text()
     assert run(["robustness", "one", "data"]) == 0
     assert "difference" not in capsys.readouterr().out
@@ -118,7 +118,7 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: 
     save(other, "other")
     capsys.readouterr()
     assert run(["robustness", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert sentence in shown.err
-    assert shown.err.count("\n") == 1
-    assert shown.out == ""
+    printed = capsys.readouterr()
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""

@@ -52,9 +52,9 @@ def test_a_table_and_a_contact_sheet(capsys: Capture) -> None:
         run(["search", "bare", "set", "set/test/cat/1.jpg", "--split", "test", "--contact-sheet", "similar.png", "--top", "4"])
         == 0
     )
-    shown = capsys.readouterr().out
-    assert "set/test/cat/1.jpg" in shown
-    assert "contact sheet: similar.png" in shown
+    printed = capsys.readouterr().out
+    assert "set/test/cat/1.jpg" in printed
+    assert "contact sheet: similar.png" in printed
     with Image.open("similar.png") as sheet:
         assert sheet.size[0] > sheet.size[1] > 128  # five images: three and two
 
@@ -86,7 +86,7 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path
     sample_images.write_image(tmp_path / "q.png", 9)
     (tmp_path / "empty.jpg").touch()
     assert run(["search", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert sentence in shown.err
-    assert shown.err.count("\n") == 1
-    assert shown.out == ""
+    printed = capsys.readouterr()
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""

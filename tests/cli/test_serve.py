@@ -15,7 +15,8 @@ from tests.serve.server_process import PNG, TIMEOUT, ServerProcess, start_server
 from tests.small_models import small_vit
 from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
-from vitrail.inference.predict import Prediction, predict
+from vitrail.inference.predict import predict
+from vitrail.tasks.classification import ClassPrediction
 from vitrail.weights.save import save
 
 IMAGES = [
@@ -25,21 +26,21 @@ IMAGES = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = small_vit()
-    made.preprocess, made.class_names = Preprocess((12, 15), crop_pct=0.8), ("ant", "bee", "cat", "dog", "emu")
+    built = small_vit()
+    built.preprocess, built.class_names = Preprocess((12, 15), crop_pct=0.8), ("ant", "bee", "cat", "dog", "emu")
     folder = tmp_path_factory.mktemp("models") / "insects" / "best"  # clients see the name of the run
     folder.parent.mkdir()
-    save(made, folder)
+    save(built, folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def expected(model: Path) -> list[Prediction]:
+def expected(model: Path) -> list[ClassPrediction]:
     return predict(model, IMAGES)
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, expected: list[Prediction]) -> Iterator[ServerProcess]:
+def server(model: Path, expected: list[ClassPrediction]) -> Iterator[ServerProcess]:
     command = [
         "-m",
         "vitrail",
@@ -60,7 +61,7 @@ def server(model: Path, expected: list[Prediction]) -> Iterator[ServerProcess]:
 
 
 def test_predictions_equal_those_of_predict_even_after_the_model_is_deleted(
-    server: ServerProcess, model: Path, expected: list[Prediction]
+    server: ServerProcess, model: Path, expected: list[ClassPrediction]
 ) -> None:
     """The model's file is overwritten, then its folder deleted; no later test uses it."""
     body = multipart_form(*((str(number), image) for number, image in enumerate(IMAGES)))
@@ -113,9 +114,9 @@ def test_a_mistake_is_one_sentence(arguments: list[str], message: str, capsys: p
 
 
 def test_a_model_without_classes_cannot_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = small_vit(classes=0)
-    made.preprocess = Preprocess((12, 15))
-    save(made, tmp_path / "encoder")
+    built = small_vit(classes=0)
+    built.preprocess = Preprocess((12, 15))
+    save(built, tmp_path / "encoder")
     assert run(["serve", str(tmp_path / "encoder"), "--port", "0"]) == 2
     assert "classes=0" in capsys.readouterr().err
 

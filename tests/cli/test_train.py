@@ -39,10 +39,10 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_summary_then_a_table_a_model_and_a_report(tmp_path: Path, capsys: Capture) -> None:
     assert run(["train", *TINY]) == 0
-    shown = capsys.readouterr()
-    assert "recipe    small: 6 steps of 8 images" in shown.err
-    assert "step 3: validation" in shown.err
-    assert "test top1" in shown.out
+    printed = capsys.readouterr()
+    assert "recipe    small: 6 steps of 8 images" in printed.err
+    assert "step 3: validation" in printed.err
+    assert "test top1" in printed.out
     model = load(tmp_path / "runs" / "small" / "best")
     assert model.class_names is not None
     assert len(model.class_names) == 10
@@ -74,8 +74,8 @@ def test_json_is_one_object_and_recipe_from_reproduces_the_run(tmp_path: Path, c
 @pytest.mark.parametrize("name", quick_first(["demo", "plain", "paper-imagenet", "resnet"], 2))
 def test_print_recipe_prints_the_full_recipe_and_does_nothing(name: str, tmp_path: Path, capsys: Capture) -> None:
     assert run(["train", "--recipe", name, "--print-recipe", "--set", "optim.lr=0.5"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert (shown["name"], shown["optim"]["lr"]) == (name, 0.5)
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["name"], printed["optim"]["lr"]) == (name, 0.5)
     assert not (tmp_path / "runs").exists()
 
 
@@ -104,9 +104,9 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path
     (tmp_path / "bytes.json").write_bytes(b"\x89PNG")
     (tmp_path / "other.json").write_text('{"stesp": 3}')
     assert run(["train", *arguments]) == 2
-    shown = capsys.readouterr().err
-    assert sentence in shown
-    assert "Traceback" not in shown
+    printed = capsys.readouterr().err
+    assert sentence in printed
+    assert "Traceback" not in printed
     assert not list(tmp_path.glob("runs/*"))
 
 

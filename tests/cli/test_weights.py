@@ -17,9 +17,9 @@ Capture = pytest.CaptureFixture[str]
 
 def test_show_prints_a_tree_with_numbers(capsys: Capture) -> None:
     assert run(["weights", "show", str(GOLDEN)]) == 0
-    shown = capsys.readouterr().out
-    assert "MultiHeadDotProductAttention_1" in shown
-    assert "(48, 3, 16)" in shown
+    printed = capsys.readouterr().out
+    assert "MultiHeadDotProductAttention_1" in printed
+    assert "(48, 3, 16)" in printed
     assert run(["weights", "show", str(GOLDEN), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["tensors"] == len(answer["rows"])
@@ -40,10 +40,10 @@ def test_show_counts_values_that_are_not_finite(tmp_path: Path, capsys: Capture)
 def test_convert_reports_and_verify_agrees(tmp_path: Path, capsys: Capture) -> None:
     ours, back = str(tmp_path / "ours"), str(tmp_path / "back.npz")
     assert run(["weights", "convert", str(GOLDEN), ours]) == 0
-    shown = capsys.readouterr()
-    assert "read official weights" in shown.out
-    assert "assumed a square grid of 4x4" in shown.out
-    assert shown.err == ""
+    printed = capsys.readouterr()
+    assert "read official weights" in printed.out
+    assert "assumed a square grid of 4x4" in printed.out
+    assert printed.err == ""
     assert run(["weights", "convert", ours, back, "--to", "official", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["written"], answer["format"], answer["origin"]) == (back, "official", "vitrail")
@@ -80,7 +80,7 @@ def test_verify_exits_with_1_if_the_logits_differ(tmp_path: Path, capsys: Captur
         (["weights", "show", "nothing.npz"], "nothing.npz does not exist"),
         (["weights", "convert", str(GOLDEN), "x", "--to", "onnx"], "format must be 'vitrail'"),
         (["weights", "convert", str(GOLDEN), "x.pth", "--to", "timm"], "use format='huggingface' or 'official'"),
-        (["weights", "convert", str(GOLDEN), "x", "--gelu", "erf"], "--gelu must be tanh or exact, got 'erf'"),
+        (["weights", "convert", str(GOLDEN), "x", "--gelu", "erf"], "--gelu must be tanh, exact or quick, got 'erf'"),
         (["weights", "verify", str(GOLDEN), "--grid", "3x3"], "a grid of 3x3 does not fit a position table of 17 rows"),
         (["weights", "verify", str(GOLDEN), "--heads", "5"], "the file has 3 heads, got heads=5"),
         (["weights", "shwo"], "did you mean 'show'"),
@@ -91,7 +91,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(arguments) == 2
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err.count("\n")) == ("", 1)
-    assert sentence.lower() in shown.err.lower()
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert sentence.lower() in printed.err.lower()
     assert list(tmp_path.iterdir()) == []

@@ -109,8 +109,8 @@ def test_vector_figures_are_up_to_date(name: str) -> None:
 
 @pytest.mark.parametrize("name", RASTERS)
 def test_raster_figures_are_up_to_date(name: str) -> None:
-    with Image.open(FIGURES_FOLDER / name) as drawn:
-        assert np.array_equal(np.asarray(drawn), np.asarray(RASTERS[name]())), "run docs/draw.py"
+    with Image.open(FIGURES_FOLDER / name) as samples:
+        assert np.array_equal(np.asarray(samples), np.asarray(RASTERS[name]())), "run docs/draw.py"
 
 
 def test_the_design_lists_the_rooms() -> None:

@@ -53,11 +53,11 @@ def apply_by_hand(index: int, how: Policy) -> torch.Tensor:
     flip = bool(uniforms(*key, 1, FLIP_OFFSET)[0, 0] < how.hflip)
     cropped = crop_resize(make_dataset().images[index], tuple(crop), PREPROCESS.image_size, flip, how.interpolation)
     image = Image.fromarray(cropped.permute(1, 2, 0).contiguous().numpy())
-    drawn = draw_randaugment(
+    samples = draw_randaugment(
         uniforms(*key, OPERATION_SLOTS * how.randaug_layers, RANDAUGMENT_OFFSET), how.randaug_layers, how.randaug_magnitude
     )
-    for operation, strength, centre in zip(drawn.indices[0], drawn.strengths[0], drawn.centres[0], strict=True):
-        image = apply_operation(image, drawn.names[operation], float(strength), centre)
+    for operation, strength, centre in zip(samples.indices[0], samples.strengths[0], samples.centres[0], strict=True):
+        image = apply_operation(image, samples.names[operation], float(strength), centre)
     amounts = how.brightness, how.contrast, how.saturation, how.hue
     factors, orders = draw_colour_jitter(uniforms(*key, JITTER_SLOTS, JITTER_OFFSET), *amounts)
     image = colour_jitter(image, factors[0], orders[0])

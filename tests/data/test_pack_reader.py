@@ -44,9 +44,9 @@ def decoded_pixels(dataset: Dataset, index: int) -> np.ndarray:
 
 
 def test_images_come_out_as_they_went_in(parts: dict[str, Dataset], tmp_path: Path) -> None:
-    made = write_pack(tmp_path / "x.pack", parts, provenance={"source": "here"})
-    assert made.counts == {"train": 10, "validation": 3}
-    assert made.bytes == (tmp_path / "x.pack").stat().st_size
+    built = write_pack(tmp_path / "x.pack", parts, provenance={"source": "here"})
+    assert built.counts == {"train": 10, "validation": 3}
+    assert built.bytes == (tmp_path / "x.pack").stat().st_size
     packed, provenance = read_pack(tmp_path / "x.pack")
     assert provenance == {"source": "here"}
     assert isinstance(packed["train"], PackedDataset)
@@ -84,9 +84,9 @@ def test_stored_files_are_the_files(parts: dict[str, Dataset], tmp_path: Path) -
 def test_bad_images_are_skipped_and_reported(parts: dict[str, Dataset], tmp_path: Path) -> None:
     (tmp_path / "data" / "train" / "a" / "2.jpg").write_bytes(b"<html>")
     for keep in ("pixels", "jpeg"):
-        made = write_pack(tmp_path / "x.pack", parts, store=keep)
-        assert made.counts["train"] == 9
-        (sentence,) = made.skipped
+        built = write_pack(tmp_path / "x.pack", parts, store=keep)
+        assert built.counts["train"] == 9
+        (sentence,) = built.skipped
         assert "2.jpg cannot be decoded" in sentence
         assert read_pack(tmp_path / "x.pack")[0]["train"].labels.tolist() == [0] * 4 + [1] * 5
 

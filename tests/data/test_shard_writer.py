@@ -72,10 +72,10 @@ def file_contents(root: Path) -> dict[str, bytes]:
 
 def test_images_labels_names_and_splits_come_back_and_the_bytes_are_the_files_own(folder: Path, tmp_path: Path) -> None:
     before = open_dataset(folder)
-    made = write_shards(tmp_path / "out", nonempty_splits(before), shard_size=12_000)
+    built = write_shards(tmp_path / "out", nonempty_splits(before), shard_size=12_000)
     after = open_dataset(tmp_path / "out")
     assert after.class_names == before.class_names == ("Café", "ant", "bee 2")
-    assert {split: len(part) for split, part in after.splits.items()} == made.counts
+    assert {split: len(part) for split, part in after.splits.items()} == built.counts
     for split, part in before.splits.items():
         ours, theirs = ([bytes(one.read(index)) for index in range(len(one))] for one in (part, after.splits[split]))
         assert sorted(ours) == sorted(theirs)
@@ -167,22 +167,22 @@ def test_the_same_images_size_and_seed_give_the_same_bytes(folder: Path, tmp_pat
 
 @pytest.mark.parametrize("size", [1, 4_000, 9_000, 50_000, 10**9])
 def test_a_shard_is_as_large_as_allowed_and_no_larger(size: int, folder: Path, tmp_path: Path) -> None:
-    made = write_shards(tmp_path / "out", nonempty_splits(open_dataset(folder)), shard_size=size)
-    for split, sizes in made.shards.items():
+    built = write_shards(tmp_path / "out", nonempty_splits(open_dataset(folder)), shard_size=size)
+    for split, sizes in built.shards.items():
         paths = [tmp_path / "out" / f"{split}-{number:06d}.tar" for number in range(len(sizes))]
         assert [path.stat().st_size for path in paths] == sizes
         counts = [len(member_names(path)) // 2 for path in paths]
-        assert sum(counts) == made.counts[split]
+        assert sum(counts) == built.counts[split]
         assert all(length <= size or count == 1 for length, count in zip(sizes, counts, strict=True))
         if size >= 9_000:  # the largest image takes less than half of that
             assert all(length > size / 2 for length in sizes[:-1])
-    assert made.bytes == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.tar"))
+    assert built.bytes == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.tar"))
 
 
 def test_a_shard_mixes_the_classes(tmp_path: Path) -> None:
     root = write_class_folders(tmp_path / "data", {"a": 40, "b": 40})
-    made = write_shards(tmp_path / "out", {"train": ImageFileDataset(root, *listed_files(root))}, shard_size=30_000)
-    assert len(made.shards["train"]) > 3
+    built = write_shards(tmp_path / "out", {"train": ImageFileDataset(root, *listed_files(root))}, shard_size=30_000)
+    assert len(built.shards["train"]) > 3
     for path in sorted((tmp_path / "out").glob("*.tar"))[:-1]:
         with tarfile.open(path) as tar:
             labels = [tar.extractfile(info).read() for info in tar if info.name.endswith("cls")]  # type: ignore[union-attr]
@@ -266,8 +266,8 @@ def test_a_job_interrupted_while_renaming_is_resumed(folder: Path, tmp_path: Pat
         with pytest.raises(KeyboardInterrupt):
             write_shards(tmp_path / "out", dataset, shard_size=9_000)
     assert len(list((tmp_path / "out.part").glob("*.tar"))) == 2
-    made = write_shards(tmp_path / "out", dataset, shard_size=9_000)
-    assert made.resumed_shards == sum(map(len, made.shards.values()))
+    built = write_shards(tmp_path / "out", dataset, shard_size=9_000)
+    assert built.resumed_shards == sum(map(len, built.shards.values()))
     assert file_contents(tmp_path / "out") == file_contents(tmp_path / "unbroken")
 
 

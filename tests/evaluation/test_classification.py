@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy import ndarray
 from torch.testing import assert_close
 
 from tests.data import images as sample_images
-from tests.preprocess_image import preprocess_image
 from tests.reference_libraries import reference_library
 from tests.small_models import small_vit
 from tests.training.small_run import recipe
@@ -18,11 +18,14 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import ArrayDataset, DatasetSplits
 from vitrail.data.sources.open import open_dataset
+from vitrail.data.transforms import resize_and_crop
 from vitrail.errors import VitrailError
 from vitrail.evaluation.calibration import compute_reliability, fit_temperature
-from vitrail.evaluation.classification import Evaluation, compare_paired, evaluate
-from vitrail.evaluation.tta import TTAModel, five_crop, without_crop
+from vitrail.evaluation.classification import ClassificationEvaluation, compare_paired
+from vitrail.evaluation.evaluate import evaluate
+from vitrail.evaluation.tta import TTAPredictor, five_crop, without_crop
 from vitrail.inference.predict import predict
+from vitrail.inference.predictor import TorchPredictor
 from vitrail.models.build import Model
 from vitrail.tasks.classification import mean_scores
 from vitrail.training.trainer import Hardware, fit
@@ -195,25 +198,28 @@ def test_a_model_with_nan_logits_has_no_score(tmp_path: Path) -> None:
 
 @pytest.mark.parity
 def test_views_are_averaged_as_probabilities() -> None:
-    model, images = random_model(), torch.randn(3, 3, 12, 15)
-    with torch.inference_mode():
-        expected = (model(images).softmax(1) + model(images.flip(-1)).softmax(1)) / 2
-        assert_close(TTAModel(model, "flip")(images).softmax(1).float(), expected)
-        large = torch.randn(3, 3, 17, 19)
-        views = torch.stack([model(view).softmax(1) for view in peer_crops(large)])
-        assert_close(TTAModel(model, "crops")(large).softmax(1).float(), views.mean(0))
+    predictor, rng = TorchPredictor(random_model()), np.random.default_rng(0)
+    images, large = (rng.integers(0, 256, (3, *size, 3), np.uint8) for size in ((12, 15), (17, 19)))
+
+    def probabilities(pixels: ndarray) -> torch.Tensor:
+        return torch.from_numpy(predictor.outputs(pixels)).softmax(1)
+
+    expected = (probabilities(images) + probabilities(images[:, :, ::-1].copy())) / 2
+    assert_close(torch.from_numpy(TTAPredictor(predictor, "flip").outputs(images)).softmax(1), expected)
+    views = torch.stack([probabilities(view) for view in peer_crops(large)])
+    assert_close(torch.from_numpy(TTAPredictor(predictor, "crops").outputs(large)).softmax(1), views.mean(0))
 
 
-def peer_crops(images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def peer_crops(images: ndarray) -> list[ndarray]:
     functions: Any = reference_library("torchvision.transforms.v2.functional")
-    crops: tuple[torch.Tensor, ...] = functions.ten_crop(images, [12, 15])
-    return crops
+    crops = functions.ten_crop(torch.from_numpy(images).permute(0, 3, 1, 2), [12, 15])
+    return [crop.permute(0, 2, 3, 1).contiguous().numpy() for crop in crops]
 
 
-def test_flip_tta_is_invariant_to_flipping(tmp_path: Path) -> None:
-    model, images = TTAModel(random_model(), "flip"), torch.randn(3, 3, 12, 15)
-    with torch.inference_mode():
-        assert_close(model(images), model(images.flip(-1)))
+def test_flip_tta_is_invariant_to_flipping() -> None:
+    predictor = TTAPredictor(TorchPredictor(random_model()), "flip")
+    images = np.random.default_rng(0).integers(0, 256, (3, 12, 15, 3), np.uint8)
+    assert_close(predictor.outputs(images), predictor.outputs(images[:, :, ::-1].copy()))
 
 
 def test_the_centre_crop_is_what_the_model_gets_without_tta() -> None:
@@ -221,13 +227,16 @@ def test_the_centre_crop_is_what_the_model_gets_without_tta() -> None:
     larger = without_crop(preprocess)
     assert larger.image_size == (20, 30)
     photo = sample_images.make_image(3, (61, 47))
-    assert_close(five_crop(preprocess_image(photo, larger)[None], (16, 24))[0][0], preprocess_image(photo, preprocess))
+    crops = five_crop(resize_and_crop(photo, larger)[None], (16, 24))
+    assert np.array_equal(crops[0][0], resize_and_crop(photo, preprocess))
     assert without_crop(Preprocess((28, 28))).image_size == (32, 32)
 
 
 def test_views_go_through_the_whole_evaluation(tmp_path: Path) -> None:
     data, model = image_folder(tmp_path, "ant", "bee"), random_model()
-    evaluation: dict[str | None, Evaluation] = {tta: evaluate(model, data, tta=tta) for tta in (None, "flip", "crops")}
+    evaluation: dict[str | None, ClassificationEvaluation] = {
+        tta: evaluate(model, data, tta=tta) for tta in (None, "flip", "crops")
+    }
     assert len({each.nll for each in evaluation.values()}) == 3
     assert not model.training
     assert "enlarged before cropping" in evaluation["crops"].notes[-1]

@@ -68,10 +68,10 @@ def test_an_image_depends_on_the_seed_and_not_on_its_batch(kind: Corruption) -> 
     for row in (4, 1):
         alone = kind.iter_severities(whole[row : row + 1], keys[row : row + 1], 7)
         assert all(torch.equal(one[0], all_of_them[row]) for one, all_of_them in zip(alone, together, strict=True))
-    drawn = kind.name in ("noise", "drop", "occlude", "shuffle")
-    assert torch.equal(together[0], next(kind.iter_severities(whole, keys, 8))) != drawn
+    samples = kind.name in ("noise", "drop", "occlude", "shuffle")
+    assert torch.equal(together[0], next(kind.iter_severities(whole, keys, 8))) != samples
     one, other = next(kind.iter_severities(whole[[0, 0]], keys[:2], 0))
-    assert torch.equal(one, other) != drawn
+    assert torch.equal(one, other) != samples
 
 
 @pytest.mark.parametrize("name", ["noise", "blur", "contrast", "jpeg", "drop", "occlude"])
@@ -83,18 +83,18 @@ def test_a_higher_severity_is_more_of_the_same(name: str) -> None:
 
 def test_noise_has_its_standard_deviation_and_is_clipped() -> None:
     grey = torch.full((2, 3, 200, 190), 128, dtype=torch.uint8)
-    drawn = draw_noise(0, image_indices(2), grey.shape[1:])
+    samples = draw_noise(0, image_indices(2), grey.shape[1:])
     for deviation in (0.02, 0.08, 0.12):
-        noise = (add_noise(grey, drawn, deviation).double() - 128) / 255
+        noise = (add_noise(grey, samples, deviation).double() - 128) / 255
         assert noise.std().item() == pytest.approx(deviation, rel=0.01)
         assert abs(noise.mean().item()) < 0.001
     assert_close(
-        add_noise(grey * 0, drawn, 0.1).double().mean() / 255,
+        add_noise(grey * 0, samples, 0.1).double().mean() / 255,
         torch.tensor(0.1 / (2 * np.pi) ** 0.5).double(),
         rtol=0.02,
         atol=0,
     )
-    assert torch.equal(add_noise(grey, drawn, 0.0), grey)
+    assert torch.equal(add_noise(grey, samples, 0.0), grey)
 
 
 @pytest.mark.parametrize("size", [(24, 20), (120, 150)])

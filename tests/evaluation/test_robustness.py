@@ -21,8 +21,8 @@ from vitrail.data.sources.dataset import ArrayDataset, DatasetSplits
 from vitrail.data.sources.open import open_dataset
 from vitrail.data.transforms import normalise
 from vitrail.errors import VitrailError
-from vitrail.evaluation.classification import evaluate
 from vitrail.evaluation.corruptions import corruption_suite
+from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.robustness import (
     RobustnessResult,
     common_grid,
@@ -31,6 +31,7 @@ from vitrail.evaluation.robustness import (
     evaluate_robustness,
     sample_indices,
 )
+from vitrail.inference.predictor import TorchPredictor
 from vitrail.models.build import Model, build
 from vitrail.models.config import ResNetConfig
 
@@ -143,12 +144,13 @@ def test_a_limit_is_an_unbiased_sample_and_a_larger_one_includes_the_smaller(dat
 
 
 def test_cells_are_the_first_transformers_patches_or_eight_by_eight() -> None:
-    assert common_grid([resnet(), random_model(), small_vit(image=(24, 15))]) == (2, 3)
-    assert common_grid([resnet((28, 28))]) == (8, 8)
-    assert comparability_notes({"a": random_model(), "b": resnet()}, (2, 3)) == []
     other = small_vit(image=(24, 15))
     other.preprocess = Preprocess((24, 15))
-    notes = comparability_notes({"a": random_model(), "b": other, "c": resnet((13, 15))}, (2, 3))
+    ours, theirs, odd, taller = map(TorchPredictor, (random_model(), resnet(), resnet((13, 15)), other))
+    assert common_grid([theirs, ours, taller]) == (2, 3)
+    assert common_grid([TorchPredictor(resnet((28, 28)))]) == (8, 8)
+    assert comparability_notes({"a": ours, "b": theirs}, (2, 3)) == []
+    notes = comparability_notes({"a": ours, "b": taller, "c": odd}, (2, 3))
     assert notes[0] == "cells are 2x3; the patches of b are 4x3"
     assert "take images of 12x15 and 24x15 and 13x15" in notes[1]
     assert notes[2] == "2x3 cells do not divide 13x15 pixels, so cells differ by a pixel"
@@ -182,8 +184,10 @@ def test_errors_are_those_of_evaluate(data: DatasetSplits, tmp_path: Path) -> No
             function(broken, data)
         with pytest.raises(VitrailError, match="did you mean 'validation'"):
             function(random_model(), data, "valid")
+        headless = small_vit(classes=0)
+        headless.preprocess = Preprocess((12, 15))
         with pytest.raises(VitrailError, match="has no classifier"):
-            function(small_vit(classes=0), data)
+            function(headless, data)
     with pytest.raises(VitrailError, match="got 99x3 for images of 12x15"):
         evaluate_robustness(random_model(), data, grid=(99, 3))
     strange = write_class_folders(tmp_path / "strange", {"yak": 3, "ant": 4})

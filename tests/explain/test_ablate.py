@@ -11,9 +11,9 @@ from tests.small_models import small_vit
 from vitrail.errors import VitrailError
 from vitrail.explain.ablate import ABLATION_MODES, ablate, shuffle_permutation
 from vitrail.explain.faithfulness import faithfulness
-from vitrail.explain.probabilities import class_probabilities
 from vitrail.models.build import build
 from vitrail.models.variants import variant
+from vitrail.tasks.registry import class_probabilities
 
 KINDS: list[dict[str, Any]] = [
     {},

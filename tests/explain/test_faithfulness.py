@@ -73,7 +73,7 @@ def test_the_ends_of_the_curves_do_not_depend_on_the_map(changes: dict[str, Any]
 
 def test_a_model_of_the_sigmoid_loss_has_independent_probabilities() -> None:
     model, images = small_vit(), torch.randn(3, 3, 12, 15)
-    model.metadata = {"recipe": {"loss": "sigmoid"}}
+    model.metadata = {"recipe": {"task": {"kind": "classification", "loss": "sigmoid"}}}
     result = faithfulness(model, images, torch.rand(3, 2, 3), steps=2)
     assert_close(result.deletion_curve[:, 0], model(images).sigmoid().amax(1))
 

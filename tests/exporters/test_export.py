@@ -18,7 +18,8 @@ from vitrail.exporters.export import ExportResult, export, to_cpu_float32, write
 from vitrail.exporters.onnx import write_onnx
 from vitrail.exporters.parity import ParityReport, require_parity
 from vitrail.exporters.sample_images import SampleImages, load_sample_images
-from vitrail.inference.predictor import TorchPredictor, load_predictor
+from vitrail.inference.load import load_predictor
+from vitrail.inference.predictor import TorchPredictor
 from vitrail.models.build import build
 from vitrail.models.vit import ViT
 from vitrail.weights.save import save
@@ -45,7 +46,7 @@ def file(model: ViT, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def noise_samples(model: ViT) -> SampleImages:
     images = random_images(9)
-    return SampleImages(images, TorchPredictor(model).logits(images).argmax(1), "noise")
+    return SampleImages(images, TorchPredictor(model).outputs(images).argmax(1), "noise")
 
 
 def check_tolerance(report: ParityReport) -> None:
@@ -106,18 +107,18 @@ def test_a_truncated_file_is_removed(model: ViT, file: bytes, tmp_path: Path, fr
 def test_the_file_may_be_deleted_once_it_is_loaded(model: ViT, file: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(file)
     predictor = load_predictor(tmp_path / "x.onnx", threads=1)
-    before = predictor.logits(random_images(3))
+    before = predictor.outputs(random_images(3))
     (tmp_path / "x.onnx").write_bytes(b"")
     (tmp_path / "x.onnx").unlink()
-    assert (predictor.logits(random_images(3)) == before).all()
+    assert (predictor.outputs(random_images(3)) == before).all()
 
 
 def test_the_weights_may_be_deleted_once_torch_has_loaded_them(tmp_path: Path) -> None:
     save(exportable_vit(), tmp_path / "model")
     predictor = load_predictor(tmp_path / "model")
-    before = predictor.logits(random_images(3))
+    before = predictor.outputs(random_images(3))
     (tmp_path / "model" / "model.safetensors").write_bytes(b"")
-    assert (predictor.logits(random_images(3)) == before).all()
+    assert (predictor.outputs(random_images(3)) == before).all()
 
 
 @pytest.mark.compile

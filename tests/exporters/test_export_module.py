@@ -69,7 +69,7 @@ def test_a_resnet_accepts_any_size_unchanged() -> None:
 def test_pixels_are_normalised_inside_and_probabilities_match_the_loss(loss: str) -> None:
     model = small_vit()
     model.preprocess = Preprocess((12, 15), mean=(0.1, 0.5, 0.7), std=(0.2, 0.3, 0.4))
-    model.metadata = {"recipe": {"loss": loss}}
+    model.metadata = {"recipe": {"task": {"kind": "classification", "loss": loss}}}
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (4, 12, 15, 3), np.uint8))
     with torch.inference_mode():
         logits, probabilities = ExportModule(model)(pixels)

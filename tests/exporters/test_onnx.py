@@ -17,8 +17,9 @@ from vitrail.exporters.export_module import to_flexible
 from vitrail.exporters.onnx import check_model_size, write_onnx
 from vitrail.exporters.torch_export import write_program
 from vitrail.inference.export_metadata import path_hash
+from vitrail.inference.load import load_predictor
 from vitrail.inference.onnx_predictor import open_session
-from vitrail.inference.predictor import TorchPredictor, load_predictor
+from vitrail.inference.predictor import TorchPredictor
 from vitrail.models.build import build
 from vitrail.models.config import ResNetConfig, StemConfig
 from vitrail.models.speedups import speed_up
@@ -48,7 +49,11 @@ def dynamic_export(tmp_path_factory: pytest.TempPathFactory) -> tuple[ViT, Path]
     """Export a model for any image size."""
     model = exportable_vit(registers=1)
     model.metadata = {
-        "recipe": {"loss": "sigmoid", "data": "/home/user/images/trees", "optim": {"lr": 0.1}},
+        "recipe": {
+            "task": {"kind": "classification", "loss": "sigmoid"},
+            "data": "/home/user/images/trees",
+            "optim": {"lr": 0.1},
+        },
         "dataset": {"name": "~/images/trees", "fingerprint": "abc"},
         "metrics": {"step": 3, "test": {"top1": 0.5}},
     }
@@ -63,14 +68,14 @@ def test_any_batch_and_image_size_is_accepted(dynamic_export: tuple[ViT, Path]) 
     predictor, reference = load_predictor(path), TorchPredictor(to_flexible(model))
     for count, rows, columns in ((1, 2, 3), (5, 2, 3), (2, 1, 1), (3, 6, 2), (1, 3, 7), (2, 9, 9)):
         images = random_images(count, 6 * rows, 5 * columns)
-        assert_allclose(predictor.logits(images), reference.logits(images), rtol=0, atol=1e-5)
+        assert_allclose(predictor.outputs(images), reference.outputs(images), rtol=0, atol=1e-5)
 
 
 @pytest.mark.compile
 def test_the_file_has_all_metadata(dynamic_export: tuple[ViT, Path]) -> None:
     model, path = dynamic_export
     predictor = load_predictor(path)
-    assert (predictor.backend, predictor.class_names, predictor.sigmoid) == ("onnxruntime", CLASS_NAMES, True)
+    assert (predictor.backend, predictor.class_names, predictor.task.config.loss) == ("onnxruntime", CLASS_NAMES, "sigmoid")
     assert predictor.preprocess == model.preprocess == Preprocess((12, 15), mean=(0.1, 0.5, 0.7), std=(0.2, 0.3, 0.4))
     (entry,) = onnx.load(path).metadata_props
     metadata = json.loads(entry.value)
@@ -83,7 +88,7 @@ def test_the_file_has_all_metadata(dynamic_export: tuple[ViT, Path]) -> None:
 
 @pytest.mark.compile
 def test_the_graph_maps_pixels_to_logits_and_probabilities(dynamic_export: tuple[ViT, Path]) -> None:
-    session = open_session(dynamic_export[1]).multi_threaded
+    session = open_session(dynamic_export[1].read_bytes(), "x.onnx").multi_threaded
     (graph_input,) = session.get_inputs()
     assert (graph_input.name, graph_input.type, graph_input.shape[-1]) == ("images", "tensor(uint8)", 3)
     assert [output.name for output in session.get_outputs()] == ["logits", "probabilities"]
@@ -103,7 +108,7 @@ def test_the_file_has_no_local_paths_and_no_resize_operators(dynamic_export: tup
 @pytest.mark.compile
 def test_a_size_that_the_patches_do_not_divide_is_refused(dynamic_export: tuple[ViT, Path]) -> None:
     with pytest.raises(VitrailError, match="multiple of 6x5, got 13x15"):
-        load_predictor(dynamic_export[1]).logits(random_images(1, 13, 15))
+        load_predictor(dynamic_export[1]).outputs(random_images(1, 13, 15))
 
 
 @pytest.mark.compile
@@ -114,9 +119,9 @@ def test_every_kind_of_model_is_exported_exactly(kind: str, tmp_path: Path) -> N
     predictor, reference = load_predictor(tmp_path / "x.onnx"), TorchPredictor(model)
     for count in (1, 3):
         images = random_images(count, *model.config.image, model.config.channels)
-        assert_allclose(predictor.logits(images), reference.logits(images), rtol=0, atol=1e-5)
+        assert_allclose(predictor.outputs(images), reference.outputs(images), rtol=0, atol=1e-5)
     with pytest.raises(VitrailError, match=r"the (height|width) of images must be 1\d, got|channels"):
-        predictor.logits(random_images(1, 12, 16, model.config.channels))
+        predictor.outputs(random_images(1, 12, 16, model.config.channels))
 
 
 @pytest.mark.compile
@@ -129,7 +134,7 @@ def test_every_kind_of_position_is_resized(kind: str, tmp_path: Path) -> None:
     stride_y, stride_x = model.config.patch_stride
     for count, rows, columns in ((1, 2, 3), (2, 1, 1), (3, 5, 2), (1, 3, 8)):
         images = random_images(count, rows * stride_y, columns * stride_x)
-        assert_allclose(predictor.logits(images), reference.logits(images), rtol=0, atol=1e-5)
+        assert_allclose(predictor.outputs(images), reference.outputs(images), rtol=0, atol=1e-5)
 
 
 @pytest.mark.compile
@@ -145,9 +150,9 @@ def test_a_hybrid_accepts_any_size_as_onnx_and_as_program(tmp_path: Path) -> Non
         TorchPredictor(to_flexible(model)),
     )
     for count, rows, columns in ((2, 2, 3), (1, 1, 1), (3, 3, 1)):
-        expected = reference.logits(images := random_images(count, 16 * rows, 16 * columns))
+        expected = reference.outputs(images := random_images(count, 16 * rows, 16 * columns))
         for predictor in (file, program):
-            assert_allclose(predictor.logits(images), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+            assert_allclose(predictor.outputs(images), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.compile
@@ -161,8 +166,8 @@ def test_a_resnet_is_exported_exactly(dynamic: bool, tmp_path: Path) -> None:
     write_onnx(model, tmp_path / "x.onnx", dynamic)
     predictor, reference = load_predictor(tmp_path / "x.onnx"), TorchPredictor(model)
     for count, height, width in ((1, 40, 48), (3, 40, 48), *(((2, 33, 71), (1, 64, 35)) if dynamic else ())):
-        expected = reference.logits(images := random_images(count, height, width))
-        assert_allclose(predictor.logits(images), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+        expected = reference.outputs(images := random_images(count, height, width))
+        assert_allclose(predictor.outputs(images), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.compile
@@ -173,9 +178,9 @@ def test_a_token_merging_model_is_exported_exactly(tmp_path: Path) -> None:
     write_onnx(model, tmp_path / "x.onnx")
     predictor, reference = load_predictor(tmp_path / "x.onnx"), TorchPredictor(model)
     for count in (1, 3):
-        assert_allclose(predictor.logits(random_images(count)), reference.logits(random_images(count)), rtol=0, atol=1e-5)
-    unmerged = TorchPredictor(whole).logits(random_images(3))
-    assert np.abs(predictor.logits(random_images(3)) - unmerged).max() > 1e-4
+        assert_allclose(predictor.outputs(random_images(count)), reference.outputs(random_images(count)), rtol=0, atol=1e-5)
+    unmerged = TorchPredictor(whole).outputs(random_images(3))
+    assert np.abs(predictor.outputs(random_images(3)) - unmerged).max() > 1e-4
     with pytest.raises(VitrailError, match="has one fixed image size; leave --dynamic out"):
         write_onnx(model, tmp_path / "x.onnx", dynamic=True)
 

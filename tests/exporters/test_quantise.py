@@ -18,7 +18,8 @@ from vitrail.exporters.parity import ParityReport, require_accuracy
 from vitrail.exporters.quantise import quantise, quantise_weight
 from vitrail.exporters.sample_images import SampleImages, load_sample_images
 from vitrail.exporters.smoothquant import smooth_activations
-from vitrail.inference.predictor import TorchPredictor, load_predictor
+from vitrail.inference.load import load_predictor
+from vitrail.inference.predictor import TorchPredictor
 from vitrail.models.build import build
 from vitrail.models.config import ResNetConfig
 from vitrail.models.vit import ViT
@@ -60,7 +61,7 @@ def test_onnxruntime_computes_what_rounding_in_torch_does(tmp_path: Path) -> Non
     predictor = TorchPredictor(model)
     images = normalise_images(predictor, uint8_images)
     expected = quantised_logits(smooth_activations(model, images), images)
-    difference = np.abs(load_predictor(tmp_path / "a.onnx").logits(uint8_images) - expected) / np.abs(expected).max()
+    difference = np.abs(load_predictor(tmp_path / "a.onnx").outputs(uint8_images) - expected) / np.abs(expected).max()
     assert np.median(difference) < 1e-6
     assert difference.max() < 0.01  # halfway between two levels, float rounding decides
 
@@ -99,7 +100,7 @@ def quantised_logits(model: Any, images: Tensor) -> ndarray:
 @pytest.mark.parametrize("activations", ["static", pytest.param("dynamic", marks=pytest.mark.thorough)])
 def test_a_layer_too_sensitive_for_int8_stays_in_float(tmp_path: Path, activations: Literal["static", "dynamic"]) -> None:
     model, images = vit_with_outlier(), random_images(40)
-    labels = TorchPredictor(model).logits(images).argmax(1)
+    labels = TorchPredictor(model).outputs(images).argmax(1)
     report = quantise(
         model, tmp_path / "a.onnx", random_images(32), SampleImages(images, labels, "noise"), activations, max_drop=0.05
     )
@@ -107,11 +108,11 @@ def test_a_layer_too_sensitive_for_int8_stays_in_float(tmp_path: Path, activatio
     assert report.float_layers[:1] == ("blocks.1.mlp.down",)
     assert report.accuracy_drop <= 0.05
     predictor = load_predictor(tmp_path / "a.onnx")
-    assert (predictor.logits(images).argmax(1) == labels).mean() == 1 - report.accuracy_drop
+    assert (predictor.outputs(images).argmax(1) == labels).mean() == 1 - report.accuracy_drop
     metadata = json.loads(onnx.load(tmp_path / "a.onnx").metadata_props[0].value)["export"]
     assert (metadata["activations"], metadata["float_layers"]) == (activations, list(report.float_layers))
     for index in (0, 17):  # nor does a prediction depend on the rest of its batch
-        assert_array_equal(predictor.logits(images)[index], predictor.logits(images[index : index + 1])[0])
+        assert_array_equal(predictor.outputs(images)[index], predictor.outputs(images[index : index + 1])[0])
 
 
 @pytest.mark.compile
@@ -160,7 +161,7 @@ def test_features_are_compared_by_cosine_similarity(tmp_path: Path) -> None:
     result = export(model, tmp_path / "a.onnx", "int8", max_drop=0.02)
     report, predictor = result.parity, load_predictor(tmp_path / "a.onnx")
     images = load_sample_images(model).images
-    logits, expected = (torch.from_numpy(each.logits(images)) for each in (predictor, TorchPredictor(model)))
+    logits, expected = (torch.from_numpy(each.outputs(images)) for each in (predictor, TorchPredictor(model)))
     cosine = nn.functional.cosine_similarity(logits, expected).mean().item()
     assert report.features
     assert report.agreement == pytest.approx(cosine, abs=1e-5)

@@ -16,7 +16,8 @@ from numpy.testing import assert_allclose
 from tests.exporters.small import CLASS_NAMES, exportable_vit, random_images
 from vitrail.errors import VitrailError
 from vitrail.exporters.torch_export import write_program
-from vitrail.inference.predictor import TorchPredictor, load_predictor
+from vitrail.inference.load import load_predictor
+from vitrail.inference.predictor import TorchPredictor
 from vitrail.models.vit import ViT
 
 pytestmark = pytest.mark.compile
@@ -33,16 +34,16 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[ViT, Path]:
 def test_its_logits_are_the_models_at_any_batch_size(exported: tuple[ViT, Path]) -> None:
     model, path = exported
     predictor, reference = load_predictor(path), TorchPredictor(model)
-    assert (predictor.backend, predictor.class_names, predictor.sigmoid, predictor.preprocess) == (
+    assert (predictor.backend, predictor.class_names, predictor.task.config.loss, predictor.preprocess) == (
         "program",
         CLASS_NAMES,
-        False,
+        "softmax",
         model.preprocess,
     )
     for count in (1, 2, 5):
-        assert_allclose(predictor.logits(random_images(count)), reference.logits(random_images(count)), rtol=0, atol=1e-5)
+        assert_allclose(predictor.outputs(random_images(count)), reference.outputs(random_images(count)), rtol=0, atol=1e-5)
     with pytest.raises(VitrailError, match="the width of images must be 15, got 20"):
-        predictor.logits(random_images(1, 12, 20))
+        predictor.outputs(random_images(1, 12, 20))
 
 
 @pytest.mark.thorough
@@ -56,7 +57,7 @@ def test_it_runs_without_vitrail(exported: tuple[ViT, Path], tmp_path: Path) -> 
         "np.save('logits.npy', logits.detach().numpy())"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", script, path], cwd=tmp_path, check=True)
-    assert_allclose(np.load(tmp_path / "logits.npy"), TorchPredictor(model).logits(random_images(3)), rtol=0, atol=1e-5)
+    assert_allclose(np.load(tmp_path / "logits.npy"), TorchPredictor(model).outputs(random_images(3)), rtol=0, atol=1e-5)
 
 
 def test_it_contains_no_local_paths(exported: tuple[ViT, Path]) -> None:
@@ -157,4 +158,4 @@ def test_the_archive_that_was_rewritten_unchanged_still_runs(exported: tuple[ViT
     """Rewriting alone is no reason to refuse, so the changes above are."""
     same = rewrite_archive(exported[1], tmp_path / "same.pt2", lambda _, content: content)
     assert io.BytesIO(same.read_bytes()).getbuffer().nbytes
-    assert (load_predictor(same).logits(random_images(2)) == load_predictor(exported[1]).logits(random_images(2))).all()
+    assert (load_predictor(same).outputs(random_images(2)) == load_predictor(exported[1]).outputs(random_images(2))).all()

@@ -19,6 +19,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.inference import features
 from vitrail.inference.features import embed, iter_features
+from vitrail.inference.predictor import TorchPredictor
 from vitrail.models.vit import ViT
 
 
@@ -41,8 +42,8 @@ def cached_files(tmp_path: Path) -> list[Path]:
 def forward_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the number of images in each forward pass."""
     counts: list[int] = []
-    plain = features.forward_features
-    monkeypatch.setattr(features, "forward_features", lambda m, images: counts.append(len(images)) or plain(m, images))  # type: ignore[func-returns-value]
+    plain = TorchPredictor.features
+    monkeypatch.setattr(TorchPredictor, "features", lambda p, images: counts.append(len(images)) or plain(p, images))  # type: ignore[func-returns-value]
     return counts
 
 
@@ -187,5 +188,5 @@ def test_errors_are_one_sentence(tmp_path: Path) -> None:
         embed(broken, source)
     with pytest.raises(VitrailError, match=r"no image can be used, the first one: .*gone.jpg"):
         embed(make_model(), [os.fspath(tmp_path / "gone.jpg")])
-    with pytest.raises(VitrailError, match="in square brackets"):
-        embed(make_model(), "a.jpg")
+    with pytest.raises(VitrailError, match=r"images must be those of one split, got all of .*; try its \.test"):
+        embed(make_model(), vitrail.open_dataset("panes:train_size=9,size=16"))

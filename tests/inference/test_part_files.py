@@ -218,6 +218,6 @@ def test_models_that_predict_differently_have_different_hashes() -> None:
     hashes.add(model_hash(model))
     next(iter(model.head.parameters())).data[0] += 1e-6
     hashes.add(model_hash(model))
-    model.metadata["recipe"] = {"loss": "sigmoid"}
+    model.metadata["recipe"] = {"task": {"kind": "classification", "loss": "sigmoid"}}
     hashes.add(model_hash(model))
     assert len(hashes) == 5

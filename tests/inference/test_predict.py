@@ -19,9 +19,11 @@ from tests.training.small_run import recipe
 from vitrail.data.decode import decode
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.open import open_dataset
+from vitrail.data.sources.user_dataset import as_dataset
 from vitrail.errors import VitrailError
-from vitrail.inference.predict import Prediction, iter_predictions, predict
+from vitrail.inference.predict import iter_predictions, predict
 from vitrail.models.vit import ViT
+from vitrail.tasks.classification import ClassPrediction
 from vitrail.training.trainer import fit
 from vitrail.weights.load import load
 from vitrail.weights.save import save
@@ -45,7 +47,7 @@ def forward_probabilities(model: ViT, image: Path | bytes) -> dict[str, float]:
     return dict(zip(CLASS_NAMES, probabilities.tolist(), strict=True))
 
 
-def probabilities(row: Prediction) -> dict[str, float]:
+def probabilities(row: ClassPrediction) -> dict[str, float]:
     assert row.error is None
     return {item.label: item.probability for item in row.top}
 
@@ -69,7 +71,7 @@ def test_predictions_are_those_of_a_manual_forward_pass(tmp_path: Path) -> None:
 
 def test_with_the_sigmoid_loss_each_class_has_an_independent_probability(tmp_path: Path) -> None:
     model, files = make_model(), save_images(tmp_path, 2)
-    model.metadata = {"recipe": {"loss": "sigmoid"}}
+    model.metadata = {"recipe": {"task": {"kind": "classification", "loss": "sigmoid"}}}
     assert model.preprocess is not None
     for row, file in zip(vitrail.predict(model, files), files, strict=True):
         with torch.inference_mode():
@@ -106,7 +108,7 @@ def test_a_bad_image_affects_no_other_whatever_the_batch(tmp_path: Path, caplog:
             for number in (0, 1, 4, 5, 6):
                 assert rows[number].file == alone[number].file
                 assert probabilities(rows[number]) == pytest.approx(probabilities(alone[number]), abs=1e-6)
-    assert rows[2] == Prediction(str(files[2]), error="cannot be decoded: it is empty")
+    assert rows[2] == ClassPrediction(str(files[2]), error="cannot be decoded: it is empty")
     assert rows[3].error == "cannot be read: No such file or directory"
     assert caplog.records == []  # it is in the prediction
 
@@ -264,14 +266,13 @@ def test_a_run_is_its_best_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"images": "cat.jpg"}, "images must be a list, got one str; put it in square brackets"),
-        ({"images": np.zeros((5, 4, 3), np.uint8)}, "images must be a list, got one ndarray"),
-        ({"images": iter([INPUTS["plain"], 3])}, "must be a path, bytes, a PIL image or an array, got int at index 1"),
+        ({"images": 3}, "images must be one image, a list of them or a dataset, got an int"),
+        ({"images": iter([INPUTS["plain"], 3])}, "must be a path, bytes, a PIL image or an array, got an int at index 1"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"workers": -1}, "workers must not be below 0"),
         ({"model": small_vit()}, "has no preprocessing config; set model.preprocess"),
-        ({"model": small_vit(classes=0)}, "has no classifier"),
+        ({"model": make_model(classes=0)}, "has no classifier"),
         ({"model": make_model(channels=4)}, "takes images of 4 channels; those read from files have 1 or 3"),
         ({"model": "nowhere"}, "nowhere does not exist"),
     ],
@@ -280,6 +281,23 @@ def test_an_invalid_call_is_one_sentence(changes: dict[str, Any], sentence: str)
     call: dict[str, Any] = {"model": make_model(), "images": [INPUTS["plain"]], **changes}
     with pytest.raises(VitrailError, match=sentence):
         predict(**call)
+
+
+def test_one_image_and_a_dataset_are_predicted_as_a_list_is(tmp_path: Path) -> None:
+    model, arrays = make_model(), [np.asarray(sample_images.make_image(seed)) for seed in range(3)]
+    expected = predict(model, arrays)
+
+    class OwnDataset(torch.utils.data.Dataset[tuple[Any, int]]):
+        def __len__(self) -> int:
+            return len(arrays)
+
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            return arrays[index], index
+
+    for images in (list(zip(arrays, "abc", strict=True)), OwnDataset(), as_dataset(OwnDataset()), np.stack(arrays)):
+        assert [row.top for row in predict(model, images)] == [row.top for row in expected]
+    for array, row in zip(arrays, expected, strict=True):
+        assert probabilities(predict(model, array)[0]) == pytest.approx(probabilities(row))
 
 
 def test_no_images_no_predictions() -> None:

@@ -12,13 +12,14 @@ from tests.small_models import small_vit
 from vitrail.cli.main import run
 from vitrail.data.batch_transforms import EvalTransform
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.dataset import evenly_spaced
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError
 from vitrail.explain.embeddings import position_similarity
 from vitrail.explain.head_statistics import attention_distance
 from vitrail.lab.attention_figures import CHECKPOINT, HYBRID, SHORT, SLOW, VIT, build_result, jobs
 from vitrail.lab.experiment import ExperimentOptions
-from vitrail.lab.model_snapshot import ModelSnapshot, evenly_spaced_indices, snapshot_from_json, take_snapshot
+from vitrail.lab.model_snapshot import ModelSnapshot, snapshot_from_json, take_snapshot
 from vitrail.lab.trials import JobResult
 from vitrail.models.build import build
 from vitrail.models.config import ResNetConfig
@@ -30,9 +31,9 @@ DATA = "panes:train_size=60,size=16"
 
 
 def make_vit(**changes: object) -> ViT:
-    made = small_vit(**changes)
-    made.preprocess = Preprocess(made.config.image)
-    return made
+    built = small_vit(**changes)
+    built.preprocess = Preprocess(built.config.image)
+    return built
 
 
 def test_a_snapshot_equals_the_functions_of_explain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,8 +56,8 @@ def test_a_snapshot_equals_the_functions_of_explain(monkeypatch: pytest.MonkeyPa
 
 
 def test_images_are_spread_from_the_first_to_the_last() -> None:
-    assert evenly_spaced_indices(10, 4).tolist() == [0, 3, 6, 9]
-    assert evenly_spaced_indices(3, 128).tolist() == [0, 1, 2]
+    assert evenly_spaced(10, 4).tolist() == [0, 3, 6, 9]
+    assert evenly_spaced(3, 128).tolist() == [0, 1, 2]
     source = open_dataset(DATA).test
     snapshot = take_snapshot(make_vit(position="none"), open_dataset(DATA), count=len(source))
     view = EvalTransform(Preprocess((12, 15)))
@@ -87,17 +88,17 @@ def test_ordered_positions_differ_from_random_ones() -> None:
 
 
 def test_arms_are_the_paper_s_model_its_hybrid_and_other_hyperparameters() -> None:
-    made = {job.condition["arm"]: job.recipe for job in jobs(ExperimentOptions("fashion"))}
-    assert list(made) == [VIT, HYBRID, SLOW, SHORT]
-    plain = made[VIT]
+    built = {job.condition["arm"]: job.recipe for job in jobs(ExperimentOptions("fashion"))}
+    assert list(built) == [VIT, HYBRID, SLOW, SHORT]
+    plain = built[VIT]
     assert plain.model.position == "learned1d"  # type: ignore[union-attr]
     assert plain.model.pool == "cls"  # type: ignore[union-attr]
-    assert replace(made[SLOW], optim=plain.optim) == plain
-    assert made[SLOW].optim.lr == plain.optim.lr / 2
-    assert made[SHORT].steps == plain.steps // 2
-    assert made[SHORT].model == plain.model
-    assert made[HYBRID].model.stem is not None  # type: ignore[union-attr]
-    assert replace(made[HYBRID], model=plain.model) == plain
+    assert replace(built[SLOW], optim=plain.optim) == plain
+    assert built[SLOW].optim.lr == plain.optim.lr / 2
+    assert built[SHORT].steps == plain.steps // 2
+    assert built[SHORT].model == plain.model
+    assert built[HYBRID].model.stem is not None  # type: ignore[union-attr]
+    assert replace(built[HYBRID], model=plain.model) == plain
 
 
 def test_a_given_checkpoint_is_inspected_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,8 @@ REFERENCE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
 
 def test_without_a_name_the_experiments_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["lab"]) == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in NAMES)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in NAMES)
     assert run(["lab", "--json"]) == 0
     assert list(json.loads(capsys.readouterr().out)) == list(NAMES)
 

@@ -91,10 +91,10 @@ def test_arms_have_equal_positions_and_about_equal_multiply_adds() -> None:
 
 
 def test_arms_differ_in_their_model_alone_and_train_without_shifts() -> None:
-    made = jobs(ExperimentOptions("fashion"))
-    assert [job.condition["seed"] for job in made] == [0] * 3 + [1] * 3 + [2] * 3
-    for job in made:
-        first = made[3 * job.condition["seed"]].recipe
+    built = jobs(ExperimentOptions("fashion"))
+    assert [job.condition["seed"] for job in built] == [0] * 3 + [1] * 3 + [2] * 3
+    for job in built:
+        first = built[3 * job.condition["seed"]].recipe
         same = [
             (getattr(job.recipe, name), getattr(first, name)) for name in ("data", "steps", "batch_size", "seed", "augment")
         ]

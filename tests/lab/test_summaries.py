@@ -71,12 +71,12 @@ def test_a_difference_of_differences_is_paired_by_seed() -> None:
 
 
 def test_lines_over_a_log_axis_have_tick_labels() -> None:
-    drawn = line_plot(
+    samples = line_plot(
         "t",
         "learning rate",
         {"a": {1e-3: make_results(0.5), 1e-2: make_results(0.6)}, "b": {1e-3: make_results(None)}},
         lambda x: f"{x:g}",
     ).to_svg()
-    assert ">0.001<" in drawn
-    assert ">0.01<" in drawn
-    assert "a, 0.01: 60.0%" in drawn
+    assert ">0.001<" in samples
+    assert ">0.01<" in samples
+    assert "a, 0.01: 60.0%" in samples

@@ -114,8 +114,8 @@ def test_the_other_patch_is_never_the_patch_itself_and_can_be_any_other() -> Non
     model = build_masked_model(encoder(), Masking("masked-patch", target="mean-colour"))
     assert isinstance(model, MaskedPatch)
     x = torch.arange(24.0)[None, :, None].expand(1, 24, model.config.width)
-    drawn = torch.linspace(0, 1, 230)[:, None]
-    swapped = {int(model._corrupt(x, torch.tensor([[4]]), torch.tensor([[0.85]]), one[None])[0, 4, 0]) for one in drawn}
+    samples = torch.linspace(0, 1, 230)[:, None]
+    swapped = {int(model._corrupt(x, torch.tensor([[4]]), torch.tensor([[0.85]]), one[None])[0, 4, 0]) for one in samples}
     assert swapped == set(range(24)) - {4}
 
 

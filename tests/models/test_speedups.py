@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.small_models import small_config, small_vit
 from vitrail.errors import VitrailError
-from vitrail.inference.features import _model_key
+from vitrail.inference.model_hash import features_hash
 from vitrail.layers.tap import record_activations
 from vitrail.models.build import build
 from vitrail.models.cost.token_merging import merged_macs, merges_for_speedup, num_kept_patches, tokens_per_layer
@@ -43,9 +43,9 @@ def larger_vit(**changes: Any) -> ViT:
 
 
 def reduced_vit(model: ViT, **switches: Any) -> TokenReducedViT:
-    made = speed_up(model, **switches)
-    assert isinstance(made, TokenReducedViT)
-    return made
+    built = speed_up(model, **switches)
+    assert isinstance(built, TokenReducedViT)
+    return built
 
 
 @pytest.mark.parametrize("changes", CONFIGS, ids=str)
@@ -170,14 +170,17 @@ def test_dropping_patches_is_encoding_only_the_others() -> None:
 
 def test_the_weights_are_shared_and_saved_under_their_names(tmp_path: Path) -> None:
     model, images = larger_vit(), torch.randn(2, 3, *LARGER)
-    model.class_names, model.metadata = ("a", "b", "c", "d", "e"), {"recipe": {"loss": "sigmoid"}}
+    model.class_names, model.metadata = (
+        ("a", "b", "c", "d", "e"),
+        {"recipe": {"task": {"kind": "classification", "loss": "sigmoid"}}},
+    )
     less = reduced_vit(model, merge_tokens=3)
     assert (less.class_names, less.metadata, less.config) == (model.class_names, model.metadata, model.config)
     assert less.state_dict().keys() == model.state_dict().keys()
     assert next(less.parameters()) is next(model.parameters())
     save(less, tmp_path / "saved")
     assert_close(load(tmp_path / "saved")(images), model(images))
-    assert _model_key(less) != _model_key(model)  # features are cached separately
+    assert features_hash(less) != features_hash(model)  # features are cached separately
     assert "merge_tokens=3, merge_every=1, drop_patches=0" in str(less).splitlines()[1]
 
 

@@ -22,6 +22,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"pool": "gap"},
     {"pool": "map", "registers": 2},
     {"norm": "post"},
+    {"final_norm": "none"},
+    {"pool": "cls+gap", "gelu": "quick", "embed_norm": True, "patch_bias": False},
     {"gelu": "exact", "head": "mlp", "head_hidden": 13},
     {"qk_norm": True, "layer_scale": 0.1, "qkv_bias": False},
     {"position": "learned2d", "position_at": "every-layer"},
@@ -29,7 +31,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"position": "relative"},
     {"position": "rotary", "registers": 3},
 ]
-IMAGES = torch.randn(2, 3, 12, 15)
+IMAGES = torch.randn(2, 3, 12, 15, generator=torch.Generator().manual_seed(0))
 
 
 def test_the_equations_of_the_paper() -> None:

@@ -1,6 +1,7 @@
 """Every published model by name is timm's or transformers' model of its repository: config, tensors, parameters and outputs."""
 
 import json
+import re
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
 from tests.parity.test_huggingface_towers import build, their_output
@@ -37,6 +38,8 @@ TRANSFORMERS = {
     "laion/": ("CLIPModel", "CLIPConfig"),
 }
 SMALL_TEXT = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 24, "vocab_size": 10}
+# Tensors of their models that are no part of the encoder.
+UNREAD = re.compile(r"mask_token|^text_|^logit_|position_ids")
 # One model of every family: the least to compute.
 SMALLEST = [min(family.models(), key=lambda model: cost(model.config).macs) for family in FAMILIES]
 
@@ -87,10 +90,12 @@ def test_the_repository_would_load(row: PublishedModel, tmp_path: Path) -> None:
     converted = convert_foreign(RawCheckpoint(tensors, sidecar), tmp_path, Overrides())
     assert isinstance(converted.config, ViTConfig)
     check_shapes(row.repository, build_on_meta(converted.config), converted.state)
-    assert replace(converted.config, image=(row.image, row.image)) == row.config
-    read = sum(tensor.numel() for name, tensor in tensors.items() if name not in converted.unused)
-    added = row.classes if "CLIPConfig" in str(sidecar.get("model_type", "")) or "visual_projection.weight" in tensors else 0
-    assert cost(converted.config).parameters == read + added  # the projection of CLIP has no bias, our head has one of zeros
+    assert isinstance(row.config, ViTConfig)
+    at_row = replace(converted.config, image=row.config.image, position_resize=row.config.position_resize)
+    assert at_row == row.config
+    read = sum(tensor.numel() for name, tensor in tensors.items() if not UNREAD.search(name))
+    bias = row.classes if "visual_projection.weight" in tensors else 0  # CLIP's projection has none, our head one of zeros
+    assert cost(converted.config).parameters == read + bias
 
 
 @pytest.mark.parametrize(
@@ -108,23 +113,24 @@ def test_a_repository_of_timm_is_in_its_registry(row: PublishedModel) -> None:
 
 
 @pytest.mark.parametrize("row", SMALLEST, ids=lambda row: row.name)
-def test_outputs_are_theirs(row: PublishedModel, tmp_path: Path) -> None:
-    """With random weights in files as the repository has them, of two layers, at the image size of the row."""
-    images = 0.01 * torch.randn(1, 3, row.image, row.image)
-    theirs: nn.Module
+def test_outputs_are_theirs(row: PublishedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With random weights in a mirror of the hub, of two layers, at the image size of the row."""
+    folder = tmp_path / row.repository
+    folder.mkdir(parents=True)
+    theirs: Any
     if row.repository.startswith("timm/"):
-        timm = reference_library("timm")
         theirs = build_timm(row.repository.removeprefix("timm/"), depth=2)
-        import_module("timm.models._hub").save_config_for_hf(theirs, tmp_path / "config.json")
-        save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+        import_module("timm.models._hub").save_config_for_hf(theirs, folder / "config.json")
+        save_file(theirs.state_dict(), folder / "model.safetensors")
     else:
         model, config, options = transformers_model(row, depth=2)
         theirs = build(model, config, **options)
-        theirs.save_pretrained(tmp_path)  # type: ignore[operator]
-    ours = load(tmp_path, image=row.image)
+        theirs.save_pretrained(folder)
+    monkeypatch.setenv("VITRAIL_MIRROR", str(tmp_path))
+    ours, images = load(row.name), 0.01 * torch.randn(1, 3, row.image, row.image)
     with torch.inference_mode():
-        expected = _output(theirs, images, row)
-        assert_close(ours(images), expected, rtol=1e-5, atol=1e-5)
+        assert_close(ours(images), _output(theirs, images, row), rtol=1e-5, atol=1e-5)
+    assert isinstance(row.config, ViTConfig)
     assert ours.config == replace(row.config, depth=2)
 
 

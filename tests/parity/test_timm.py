@@ -246,6 +246,7 @@ def test_names_of_dinov2_and_deit_3(tmp_path: Path) -> None:
     with torch.inference_mode():
         assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
     assert ours.load_report.unused == ("mask_token",)
+    assert any(line.startswith("no rotary positions") for line in ours.load_report.assumed)
 
 
 @pytest.mark.parametrize(

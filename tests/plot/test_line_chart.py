@@ -49,9 +49,9 @@ def test_ticks_are_round_and_between_two_and_nine(low: float, high: float) -> No
 
 def test_a_long_line_is_downsampled_by_means_and_nan_is_dropped() -> None:
     line = [(float(step), float(step % 2)) for step in range(10 * MAX_POINTS_PER_LINE)]
-    made = downsample([*line, (1.0, math.nan)])
-    assert len(made) <= MAX_POINTS_PER_LINE
-    assert all(abs(y - 0.5) < 0.06 for _, y in made)
+    built = downsample([*line, (1.0, math.nan)])
+    assert len(built) <= MAX_POINTS_PER_LINE
+    assert all(abs(y - 0.5) < 0.06 for _, y in built)
 
 
 def test_the_line_goes_through_its_points_from_corner_to_corner() -> None:
@@ -73,9 +73,9 @@ def test_the_last_tick_label_is_not_cut_off() -> None:
 
 def test_a_flat_line_and_a_short_run_have_sensible_axes() -> None:
     figure = line_chart("Accuracy", "", "", {"a": [(1.0, 0.02), (2.0, 0.02)]}, x_min=0, percent=True, fluid=True)
-    shown = [float(text.text.rstrip("%")) for text in texts_of(figure, "end")]
-    assert shown
-    assert all(0 <= value <= 10 for value in shown)
+    printed = [float(text.text.rstrip("%")) for text in texts_of(figure, "end")]
+    assert printed
+    assert all(0 <= value <= 10 for value in printed)
     assert [text.text for text in texts_of(figure, "middle")] == ["0", "1", "2"]
     assert line_chart("Accuracy", "", "", {"a": [(2.0, 0.5)]}, fluid=True).to_html().count("<circle") == 1
 
@@ -83,10 +83,10 @@ def test_a_flat_line_and_a_short_run_have_sensible_axes() -> None:
 def test_indices_have_a_column_and_a_dot_each_and_colours_do_not_run_out() -> None:
     lines = {f"model {number}": [(0.0, 0.1 * number), (1.0, 0.5)] for number in range(8)}
     figure = line_chart("Accuracy", "", "", lines, columns=3, y_min=0, y_max=1, percent=True, fluid=True, legend=False)
-    drawn = lines_of(figure)
-    assert [line.tooltip for line in drawn] == list(lines)
-    assert [line.dashed for line in drawn] == [False] * 6 + [True] * 2
-    assert len({(line.colour, line.dashed) for line in drawn}) == 8
+    samples = lines_of(figure)
+    assert [line.tooltip for line in samples] == list(lines)
+    assert [line.dashed for line in samples] == [False] * 6 + [True] * 2
+    assert len({(line.colour, line.dashed) for line in samples}) == 8
     dots = [shape for shape in figure.shapes if isinstance(shape, Dot)]
     assert len(dots) == 16
     column = (WIDTH - FLUID_LEFT - FLUID_RIGHT) / 3
@@ -125,18 +125,18 @@ def test_one_chart_has_its_legend_in_a_page_in_svg_and_in_png() -> None:
 
 
 def test_ticks_of_small_percentages_differ() -> None:
-    drawn = line_chart(
+    samples = line_chart(
         "small", "probability", "layer", {"a": [(0.0, 0.0), (1.0, 4e-4)]}, columns=2, y_min=0, percent=True
     ).to_svg()
-    assert ">0.02%<" in drawn
+    assert ">0.02%<" in samples
     long = line_chart("long", "probability", "layer", {"x" * 40: [(0.0, 1.0)], "y": [(0.0, 2.0)]}, columns=1).to_svg()
     assert f">{'x' * 16}…<" in long
 
 
 def test_a_chart_of_one_value_has_an_axis_around_it() -> None:
     drawing = line_chart("flat", "accuracy", "learning rate", {"a": [(-2.0, 0.25)], "b": [(-2.0, 0.25)]}, percent=True)
-    shown = [float(text.text.rstrip("%")) for text in texts_of(drawing, "end")]
-    assert min(shown) < 25 < max(shown)
+    printed = [float(text.text.rstrip("%")) for text in texts_of(drawing, "end")]
+    assert min(printed) < 25 < max(printed)
     (line, _) = (shape for shape in drawing.shapes if isinstance(shape, Line) and len(shape.points) == 1)
     assert line.points[0] == ((48 + 520 - 150) / 2, (26 + 260 - 36) / 2)
 

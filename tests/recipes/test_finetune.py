@@ -26,12 +26,12 @@ MODELS: dict[str, ModelConfig] = {
 @pytest.mark.parametrize("kind", MODELS)
 def test_model_and_preprocessing_are_the_checkpoints_own(name: str, kind: str) -> None:
     model, preprocess = MODELS[kind], replace(PREPROCESS, image_size=MODELS[kind].image)
-    made = get_recipe(
+    built = get_recipe(
         name, RecipeContext("mine", 3000, 37, None, 3, init_weights=InitWeights("w.npz", "abc", model, preprocess))
     )
-    assert made.model == replace(model, classes=37)
-    assert (made.preprocess, made.init_from, made.init_sha256, made.keep_head) == (preprocess, "w.npz", "abc", False)
-    assert from_json(Recipe, to_json(made)) == made
+    assert built.model == replace(model, classes=37)
+    assert (built.preprocess, built.init_from, built.init_sha256, built.keep_head) == (preprocess, "w.npz", "abc", False)
+    assert from_json(Recipe, to_json(built)) == built
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -51,10 +51,10 @@ def test_the_pretraining_head_is_replaced_unless_the_classes_are_the_same(name: 
 @pytest.mark.parametrize("images", [20, 300, 3068, 50_000, 1_281_167, 14_000_000])
 def test_steps_batch_and_warm_up_follow_the_dataset(name: str, images: int) -> None:
     start = InitWeights("w.npz", "abc", small_config(), imagenet_preprocess((12, 15)))
-    made = get_recipe(name, RecipeContext("mine", images, 10, None, 3, init_weights=start))
-    assert made.batch_size <= max(images // 10, 1)
-    assert 10 * made.schedule.warmup_steps <= made.steps <= 20_000
-    assert made.eval_every <= made.steps // 4
+    built = get_recipe(name, RecipeContext("mine", images, 10, None, 3, init_weights=start))
+    assert built.batch_size <= max(images // 10, 1)
+    assert 10 * built.schedule.warmup_steps <= built.steps <= 20_000
+    assert built.eval_every <= built.steps // 4
 
 
 def test_the_papers_steps_are_the_papers() -> None:

@@ -35,19 +35,19 @@ def marked(names: Iterable[str]) -> list[Any]:
 
 def eight_images() -> ArrayDataset:
     """One image of each of eight classes."""
-    drawn = PanesDataset(5, 100, SIZE)
-    first = [int(np.flatnonzero(drawn.labels == label)[0]) for label in range(8)]
-    return ArrayDataset(np.stack([drawn.read(index) for index in first]), np.arange(8), PANES_CLASSES[:8])
+    samples = PanesDataset(5, 100, SIZE)
+    first = [int(np.flatnonzero(samples.labels == label)[0]) for label in range(8)]
+    return ArrayDataset(np.stack([samples.read(index) for index in first]), np.arange(8), PANES_CLASSES[:8])
 
 
-def shrunk(made: Recipe) -> Recipe:
+def shrunk(built: Recipe) -> Recipe:
     """Make the recipe narrow, shallow and short; pool, head, positions, augmentation, optimiser and loss are unchanged."""
     return replace(
-        made,
-        model=_small(made.model),
-        preprocess=replace(made.preprocess, image_size=SIZE),
+        built,
+        model=_small(built.model),
+        preprocess=replace(built.preprocess, image_size=SIZE),
         steps=STEPS,
-        schedule=replace(made.schedule, warmup_steps=min(made.schedule.warmup_steps, STEPS // 10), cooldown_steps=0),
+        schedule=replace(built.schedule, warmup_steps=min(built.schedule.warmup_steps, STEPS // 10), cooldown_steps=0),
     )
 
 

@@ -22,18 +22,18 @@ IMAGENET = RecipeContext("imagenet", 1_281_167, 1000, None, 3)
     "context", [RecipeContext(), IMAGENET, RecipeContext("tiny", 40, 2, None, 3)], ids=["fashion", "imagenet", "tiny"]
 )
 def test_every_recipe_can_be_built_for_any_dataset_and_survives_json(name: str, context: RecipeContext) -> None:
-    made = get_recipe(name, context)
-    assert from_json(Recipe, to_json(made)) == made
-    assert made.data == context.data
-    assert made.model.classes == (context.classes if made.task.labelled else 0)
-    assert (made.task.name == "masked-image") == (name in SSL_METHODS)
-    assert made.batch_size <= max(context.num_images // 10, 1)
+    built = get_recipe(name, context)
+    assert from_json(Recipe, to_json(built)) == built
+    assert built.data == context.data
+    assert built.model.classes == (context.classes if built.task.labelled else 0)
+    assert (built.task.name == "masked-image") == (name in SSL_METHODS)
+    assert built.batch_size <= max(context.num_images // 10, 1)
     assert inspect.getdoc(RECIPES[name]) or inspect.getmodule(RECIPES[name])
 
 
 def test_the_papers_numbers_of_self_supervised_recipes() -> None:
-    made = {name: get_recipe(name, replace(IMAGENET, model="B/16")) for name in SSL_METHODS}
-    paper, mae, simmim = made["masked-patch"], made["mae"], made["simmim"]
+    built = {name: get_recipe(name, replace(IMAGENET, model="B/16")) for name in SSL_METHODS}
+    paper, mae, simmim = built["masked-patch"], built["mae"], built["simmim"]
     assert (paper.optim.lr, paper.batch_size, paper.schedule.kind, paper.optim.betas) == (2e-4, 4096, "cosine", (0.9, 0.999))
     assert paper.task == MaskedImage(Masking("masked-patch", 0.5, "mean-colour"))
     assert (mae.optim.lr, mae.optim.betas, mae.optim.weight_decay, mae.batch_size) == (2.4e-3, (0.9, 0.95), 0.05, 4096)
@@ -50,11 +50,16 @@ def test_the_papers_numbers_of_self_supervised_recipes() -> None:
 
 
 def test_the_papers_numbers() -> None:
-    made = get_recipe("paper-imagenet", IMAGENET)
-    assert (made.steps, made.batch_size, made.schedule.warmup_steps, made.schedule.kind) == (93835, 4096, 9383, "cosine")
-    assert (made.optim.lr, made.optim.weight_decay, made.optim.grad_clip, made.optim.betas) == (3e-3, 0.3, 1.0, (0.9, 0.999))
-    assert isinstance(made.model, ViTConfig)
-    assert (made.model.dropout, made.model.head) == (0.1, "mlp")
+    built = get_recipe("paper-imagenet", IMAGENET)
+    assert (built.steps, built.batch_size, built.schedule.warmup_steps, built.schedule.kind) == (93835, 4096, 9383, "cosine")
+    assert (built.optim.lr, built.optim.weight_decay, built.optim.grad_clip, built.optim.betas) == (
+        3e-3,
+        0.3,
+        1.0,
+        (0.9, 0.999),
+    )
+    assert isinstance(built.model, ViTConfig)
+    assert (built.model.dropout, built.model.head) == (0.1, "mlp")
     jft = get_recipe("paper-jft", RecipeContext("jft", 303_000_000, 18_291, None, 3, model="H/14"))
     assert (jft.optim.lr, jft.optim.weight_decay, jft.schedule.kind, jft.schedule.warmup_steps) == (3e-4, 0.1, "linear", 10_000)
     assert jft.steps == round(14 * 303_000_000 / 4096)
@@ -85,9 +90,9 @@ def test_a_typo_is_answered_with_the_nearest() -> None:
 
 
 def test_model_and_image_size_are_applied_or_refused() -> None:
-    made = get_recipe("plain", RecipeContext(model="R50+B/16", image=(64, 96)))
-    assert isinstance(made.model, ViTConfig)
-    assert (made.model.image, made.model.width, made.model.stem is not None) == ((64, 96), 768, True)
+    built = get_recipe("plain", RecipeContext(model="R50+B/16", image=(64, 96)))
+    assert isinstance(built.model, ViTConfig)
+    assert (built.model.image, built.model.width, built.model.stem is not None) == ((64, 96), 768, True)
     assert get_recipe("small", RecipeContext(image=(48, 48))).model.image == (48, 48)
     large = get_recipe("small", RecipeContext(model="B/16"))  # of fashion's 28 x 28 pixels, the nearest multiple of 16
     assert isinstance(large.model, ViTConfig)

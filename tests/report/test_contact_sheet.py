@@ -16,11 +16,11 @@ from vitrail.report.html import html_page, html_table
 
 def test_a_sheet_has_every_image_in_its_cell() -> None:
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (9, 9, 9), (200, 100, 50)]
-    made = np.asarray(contact_sheet([Image.new("RGB", (8, 8), colour) for colour in colours], ["x"] * 5, columns=2, side=40))
+    built = np.asarray(contact_sheet([Image.new("RGB", (8, 8), colour) for colour in colours], ["x"] * 5, columns=2, side=40))
     cell = 40 + GAP, 40 + CAPTION_HEIGHT + GAP
     for number, colour in enumerate(colours):
         middle = GAP + number // 2 * cell[1] + 20, GAP + number % 2 * cell[0] + 20
-        assert made[middle].tolist() == list(colour)
+        assert built[middle].tolist() == list(colour)
 
 
 def test_captions_are_truncated_and_printable() -> None:
@@ -42,19 +42,19 @@ def test_a_preprocessed_image_is_denormalised_exactly(how: Preprocess) -> None:
 
 
 def test_the_contact_sheet_shows_every_class_once_before_any_twice() -> None:
-    shown = sample_sheet(load_fashion("test"), max_images=20)
-    assert shown is not None
-    assert shown.width == 10 * (128 + GAP) + GAP
-    assert shown.height == 2 * (128 + CAPTION_HEIGHT + GAP) + GAP
+    printed = sample_sheet(load_fashion("test"), max_images=20)
+    assert printed is not None
+    assert printed.width == 10 * (128 + GAP) + GAP
+    assert printed.height == 2 * (128 + CAPTION_HEIGHT + GAP) + GAP
     labels = load_fashion("test").labels[balanced_sample(load_fashion("test").labels, 20)]
     assert np.bincount(labels).tolist() == [2] * 10
     assert sorted(labels.tolist()) == labels.tolist()
 
 
 def test_a_page_escapes_text() -> None:
-    made = html_page("<a> & b", [html_table(("name", "#n"), [(escape("<script>x</script>\x00"), "1")])])
-    assert "<script" not in made
-    assert "&lt;a&gt; &amp; b" in made
-    assert '<td class="number">1</td>' in made
-    assert "\x00" not in made
-    assert "default-src 'none'" in made
+    built = html_page("<a> & b", [html_table(("name", "#n"), [(escape("<script>x</script>\x00"), "1")])])
+    assert "<script" not in built
+    assert "&lt;a&gt; &amp; b" in built
+    assert '<td class="number">1</td>' in built
+    assert "\x00" not in built
+    assert "default-src 'none'" in built

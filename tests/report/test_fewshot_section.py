@@ -7,7 +7,7 @@ import pytest
 from tests.evaluation.test_classification import random_model
 from vitrail.data.sources.open import open_dataset
 from vitrail.evaluation.probe import probe
-from vitrail.inference import features
+from vitrail.inference.predictor import TorchPredictor
 from vitrail.report import fewshot_section as module
 from vitrail.report.fewshot_section import fewshot_accuracies, fewshot_section
 from vitrail.weights.save import save
@@ -30,8 +30,8 @@ def test_on_all_images_it_equals_the_probe() -> None:
 def test_it_uses_a_tenth_of_the_images_seen_and_a_few_thousand_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     data = open_dataset("panes:train_size=900,size=16")
     batch_sizes: list[int] = []
-    plain = features.forward_features
-    monkeypatch.setattr(features, "forward_features", lambda m, images: batch_sizes.append(len(images)) or plain(m, images))  # type: ignore[func-returns-value]
+    plain = TorchPredictor.features
+    monkeypatch.setattr(TorchPredictor, "features", lambda p, images: batch_sizes.append(len(images)) or plain(p, images))  # type: ignore[func-returns-value]
     result = fewshot_accuracies(Path("best"), data, "test", 4400)
     classes = len(data.class_names)
     each = 220 // classes

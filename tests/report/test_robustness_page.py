@@ -37,23 +37,23 @@ class Balanced(HTMLParser):
 
 
 def test_the_page_has_a_panel_per_corruption_and_all_numbers(results: dict[str, RobustnessResult]) -> None:
-    made = robustness_page(results, ["a <note>"])
+    built = robustness_page(results, ["a <note>"])
     reader = Balanced()
-    reader.feed(made)
+    reader.feed(built)
     assert reader.open == []
-    assert made.count("<svg") == 7
-    assert made.count("</title></polyline>") == 14
-    assert made.count("data:image/webp;base64,") == 6 * 6 + 2  # shuffling has one severity
-    assert not re.search(r'(src|href)="(?!data:)', made)
-    assert "runs/<one>" not in made
-    assert "a &lt;note&gt;" in made
+    assert built.count("<svg") == 7
+    assert built.count("</title></polyline>") == 14
+    assert built.count("data:image/webp;base64,") == 6 * 6 + 2  # shuffling has one severity
+    assert not re.search(r'(src|href)="(?!data:)', built)
+    assert "runs/<one>" not in built
+    assert "a &lt;note&gt;" in built
     for each in results.values():
         for name, score in each.scores.items():
-            assert f"<td>{score.mean:.1%}</td>" in made or f">{score.mean:.1%}<" in made, name
-            assert all(f">{right:.1%}<" in made for right in score.top1)
+            assert f"<td>{score.mean:.1%}</td>" in built or f">{score.mean:.1%}<" in built, name
+            assert all(f">{right:.1%}<" in built for right in score.top1)
 
 
 def test_one_model_has_no_comparison(results: dict[str, RobustnessResult]) -> None:
-    made = robustness_page({"one": results["two"]})
-    assert "difference in points</th>" not in made
-    assert made.count("</title></polyline>") == 7
+    built = robustness_page({"one": results["two"]})
+    assert "difference in points</th>" not in built
+    assert built.count("</title></polyline>") == 7

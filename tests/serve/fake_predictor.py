@@ -12,6 +12,8 @@ from numpy import ndarray
 from PIL import Image
 
 from vitrail.data.preprocess import Preprocess
+from vitrail.inference.predictor import Predictor
+from vitrail.models.variants import variant
 from vitrail.serve import server
 from vitrail.serve.config import ServeConfig
 from vitrail.serve.server import Started, run_server
@@ -20,18 +22,21 @@ from vitrail.web.sockets import bind_socket
 COLOURS = 512
 
 
-class FakePredictor:
+class FakePredictor(Predictor):
     """Predict one of 512 classes: three bits each of red, green and blue. ``seconds`` is the compute time per image."""
 
-    backend, source, sigmoid = "fake", "colours", False
-    preprocess = Preprocess((4, 6), squash=True, interpolation="nearest")
-    class_names = tuple(map(str, range(COLOURS)))
+    backend = "fake"
 
     def __init__(self, seconds: float = 0.0, on_batch: Callable[[ndarray], None] = lambda images: None) -> None:
+        preprocess = Preprocess((4, 6), squash=True, interpolation="nearest")
+        super().__init__("colours", variant("mu/2", image=(4, 6), classes=COLOURS), preprocess, None, {})
         self.seconds, self.on_batch = seconds, on_batch
         self.batch_sizes: list[int] = []
 
-    def logits(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b k"]:
+    def hash(self) -> str:
+        return "colours"
+
+    def outputs(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b k"]:
         self.on_batch(images)
         if len(self.batch_sizes) > 1:  # the first two calls are warm-up
             time.sleep(self.seconds * len(images))

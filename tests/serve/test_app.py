@@ -235,7 +235,10 @@ def test_while_loading_the_server_is_alive_and_not_ready() -> None:
 def torch_engine(**changes: Any) -> TorchPredictor:
     model = small_vit(**changes)
     model.preprocess = Preprocess((12, 15), crop_pct=0.8, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
-    model.class_names, model.metadata = tuple("abcde"), {"recipe": {"loss": "sigmoid"}} if changes.get("pool") == "gap" else {}
+    model.class_names, model.metadata = (
+        tuple("abcde"),
+        {"recipe": {"task": {"kind": "classification", "loss": "sigmoid"}}} if changes.get("pool") == "gap" else {},
+    )
     return TorchPredictor(model, "small")
 
 
@@ -246,7 +249,7 @@ def noise_image(seed: int, size: tuple[int, int] = (23, 31)) -> bytes:
 @pytest.mark.parametrize("pool", ["cls", "gap"])  # the second has a sigmoid loss
 def test_predictions_equal_those_of_predict_whatever_the_batch(pool: str) -> None:
     engine, images = torch_engine(pool=pool), [noise_image(seed) for seed in range(7)]
-    expected = predict(engine.module, images, top_k=3)
+    expected = predict(engine.model, images, top_k=3)
     with run_app(engine, max_batch=3) as client:
         together = client.post(
             "/predict?top=3", content=multipart_form(*((str(n), one) for n, one in enumerate(images))), headers=FORM
@@ -264,25 +267,25 @@ def test_a_saliency_map_equals_that_of_explain_and_can_be_drawn() -> None:
     engine = torch_engine()
     image = noise_image(3, (12, 15))
     images = (np.asarray(Image.open(io.BytesIO(image))) / 255 - (0.5, 0.4, 0.3)) / (0.2, 0.3, 0.4)
-    engine.preprocess = engine.module.preprocess = Preprocess((12, 15), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+    engine.preprocess = engine.model.preprocess = Preprocess((12, 15), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
     inputs = torch.from_numpy(images).float().permute(2, 0, 1)[None]
     with run_app(engine) as client:
         rows = client.post("/explain", content=multipart_form(("x", image), ("y", b"?")), headers=FORM).json()["explanations"]
         named = client.post("/explain?method=relevance&class=d", content=image, headers=PNG).json()["explanations"][0]
         numbered = client.post("/explain?method=relevance&class=3", content=image, headers=PNG).json()["explanations"][0]
         unknown = client.post("/explain?class=f", content=image, headers=PNG)
-        drawn = client.post("/explain", content=image, headers={**PNG, "Accept": "image/png"})
+        samples = client.post("/explain", content=image, headers={**PNG, "Accept": "image/png"})
         broken = client.post("/explain", content=b"?", headers={**PNG, "Accept": "image/png"})
-    assert np.allclose(rows[0]["map"], saliency(engine.module, inputs, "rollout")[0].numpy(), atol=1e-5)
+    assert np.allclose(rows[0]["map"], saliency(engine.model, inputs, "rollout")[0].numpy(), atol=1e-5)
     assert rows[1]["status"] == broken.status_code == 422
     assert rows[0]["explained"] == rows[0]["label"]
-    relevance = saliency(engine.module, inputs, "relevance", torch.tensor([3]))[0].detach().numpy()
+    relevance = saliency(engine.model, inputs, "relevance", torch.tensor([3]))[0].detach().numpy()
     assert np.allclose(named["map"], relevance, atol=1e-5)
     assert (named["explained"], numbered["map"]) == ("d", named["map"])
     assert unknown.status_code == 422
-    assert drawn.headers["content-type"] == "image/png"
-    with Image.open(io.BytesIO(drawn.content)) as shown:
-        assert shown.width * 12 == shown.height * 15
+    assert samples.headers["content-type"] == "image/png"
+    with Image.open(io.BytesIO(samples.content)) as printed:
+        assert printed.width * 12 == printed.height * 15
 
 
 def test_a_model_without_patches_cannot_be_explained() -> None:

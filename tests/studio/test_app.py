@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 
 import vitrail
 from tests.browser.sample_models import save_model
+from tests.studio.binary import decode_arrays
 from vitrail.studio.app import create_studio_app
-from vitrail.studio.binary_format import decode_arrays
 from vitrail.studio.image_library import ImageLibrary
 from vitrail.studio.model_store import Cancelled, ModelStore, validate_models
 from vitrail.studio.routes import API, StudioState, static_files

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy import ndarray
 
-from vitrail.studio.binary_format import decode_arrays, encode_arrays
+from tests.studio.binary import decode_arrays
+from vitrail.studio.binary_format import encode_arrays
 
 API_JS = Path(__file__).parents[2] / "src" / "vitrail" / "studio" / "static" / "api.js"
 ARRAYS: dict[str, ndarray] = {

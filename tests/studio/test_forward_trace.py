@@ -17,7 +17,6 @@ from tests.small_models import small_vit
 from vitrail import explain
 from vitrail.data.preprocess import Preprocess, vit_preprocess
 from vitrail.errors import VitrailError
-from vitrail.explain.probabilities import class_probabilities
 from vitrail.models.build import Model, build
 from vitrail.models.config import ViTConfig
 from vitrail.models.speedups import speed_up
@@ -25,6 +24,7 @@ from vitrail.models.variants import variant
 from vitrail.models.vit import ViT
 from vitrail.studio import forward_trace
 from vitrail.studio.forward_trace import attention_rows, trace_image
+from vitrail.tasks.registry import class_probabilities
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -99,14 +99,14 @@ def test_every_array_is_that_of_explain(changes: dict[str, Any]) -> None:
     assert_same(arrays["pooling_weights"], explain.pooling_weights(model, images)[0])
     assert_same(arrays["token_norms"], explain.token_norms(model, images)[:, 0])
     assert_same(arrays["patch_norms"], patches.norm(dim=-1))
-    shown = arrays["lens_classes"]
-    assert shown.dtype == np.int32
+    printed = arrays["lens_classes"]
+    assert printed.dtype == np.int32
     if classes:
         assert_same(
             arrays["lens"],
-            class_probabilities(model, explain.logit_lens(model, images)[:, 0])[:, torch.from_numpy(shown).long()],
+            class_probabilities(model, explain.logit_lens(model, images)[:, 0])[:, torch.from_numpy(printed).long()],
         )
-    assert arrays["lens"].shape == (model.config.depth + 1, len(shown))
+    assert arrays["lens"].shape == (model.config.depth + 1, len(printed))
     if model.config.layers_with_position[0] is None:
         assert "position_norms" not in arrays
     elif "merge_tokens" not in changes:
@@ -209,7 +209,7 @@ def test_large_attention_is_sent_row_by_row(changes: dict[str, Any], monkeypatch
 
 def test_a_model_of_the_sigmoid_loss_has_sigmoid_probabilities() -> None:
     model = make_model()
-    model.metadata = {"recipe": {"loss": "sigmoid"}}
+    model.metadata = {"recipe": {"task": {"kind": "classification", "loss": "sigmoid"}}}
     metadata, arrays = trace_image(model, image_bytes(3))
     assert metadata["sigmoid"] is True
     assert_same(arrays["probabilities"], torch.from_numpy(arrays["logits"]).sigmoid())

@@ -13,11 +13,11 @@ from tests.studio.test_forward_trace import EVERY_KIND, assert_same, images_of, 
 from vitrail import explain
 from vitrail.errors import VitrailError
 from vitrail.explain.ablate import ABLATION_MODES
-from vitrail.explain.probabilities import class_probabilities
 from vitrail.explain.saliency import SALIENCY_METHODS
 from vitrail.models.vit import ViT
 from vitrail.studio.forward_trace import attention_rows, trace_image
 from vitrail.studio.views import BASELINES, ablation_effect, attention_pair, model_view, saliency_with_curves
+from vitrail.tasks.registry import class_probabilities
 
 
 @pytest.mark.parametrize("changes", EVERY_KIND, ids=str)

@@ -35,9 +35,9 @@ def test_losses_are_their_formulas() -> None:
 
 def test_scores_and_class_weights() -> None:
     logits = torch.tensor([[3.0, 1, 2, 0, -1, -2], [0, 1, 2, 3, 4, 5]])
-    made = mean_scores(logits, torch.tensor([0, 0]))
-    assert (made["top1"], made["top5"]) == (0.5, 0.5)
-    assert made["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, torch.tensor([0, 0])).item())
+    built = mean_scores(logits, torch.tensor([0, 0]))
+    assert (built["top1"], built["top5"]) == (0.5, 0.5)
+    assert built["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, torch.tensor([0, 0])).item())
     balance = balanced_class_weights(torch.tensor([0, 0, 0, 1]), 3)
     assert_close(balance, torch.tensor([4 / 6, 2.0, 0.0]))
     assert balance[torch.tensor([0, 0, 0, 1])].mean().item() == pytest.approx(1)

@@ -94,10 +94,10 @@ def test_labels_come_from_the_clean_image() -> None:
 
 def test_pixels_are_normalised_by_their_patch() -> None:
     patches = torch.rand(2, 5, 24, generator=torch.Generator().manual_seed(1))
-    made, mean, deviation = normalise_patches(patches)
+    built, mean, deviation = normalise_patches(patches)
     one = patches[1, 3].double()
-    assert_close(made[1, 3], ((one - one.mean()) / (one.var() + 1e-6).sqrt()).float())
-    assert_close(made * deviation + mean, patches)
+    assert_close(built[1, 3], ((one - one.mean()) / (one.var() + 1e-6).sqrt()).float())
+    assert_close(built * deviation + mean, patches)
 
 
 def test_unpatchify_inverts_patchify() -> None:

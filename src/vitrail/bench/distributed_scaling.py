@@ -20,19 +20,16 @@ import torch
 
 from vitrail.bench.interleaved_timing import best_of_interleaved
 from vitrail.bench.reference_models import WEIGHT_DECAY
+from vitrail.bench.reference_training import own_train_step
 from vitrail.data.loader import Batch
 from vitrail.data.preprocess import vit_preprocess
 from vitrail.data.sources.dataset import Progress
 from vitrail.errors import VitrailError
-from vitrail.models.build import build
 from vitrail.models.variants import variant
 from vitrail.recipes.context import RecipeContext
 from vitrail.recipes.recipe import Optim, Recipe
 from vitrail.recipes.registry import get_recipe
-from vitrail.tasks.registry import build_task
 from vitrail.training.process_group import process_group
-from vitrail.training.state import create_state
-from vitrail.training.step import train_step
 
 WORLD_SIZE = 2
 Parallel = Literal["ddp", "fsdp"]
@@ -118,15 +115,12 @@ def _run_process(model: str, batch_size: int, parallel: Parallel) -> None:
     recipe = _benchmark_recipe(model, batch_size, parallel)
     with process_group() as group:
         torch.manual_seed(0)
-        state, task = create_state(build(recipe.model), recipe, group), build_task(recipe.task, recipe.model, recipe.preprocess)
-        state.model.train()
         count = batch_size // group.world_size
-        images = torch.randn(count, 3, *recipe.model.image)
-        own_batch = Batch(images, torch.arange(count), torch.arange(count))
+        batch = Batch(torch.randn(count, 3, *recipe.model.image), torch.arange(count), torch.arange(count))
+        step = own_train_step(recipe, batch, group)
         for _ in sys.stdin:
-            state.step = recipe.schedule.warmup_steps  # where the learning rate is not zero
             start = time.perf_counter()
-            train_step(state, task, own_batch, recipe)
+            step()
             print(json.dumps(time.perf_counter() - start), flush=True)  # noqa: T201
 
 

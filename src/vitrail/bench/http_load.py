@@ -6,6 +6,7 @@ One thread, plain sockets that stay open, requests built beforehand; of a respon
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ class LoadResult:
     """Result of a load test: latencies of the successful responses in seconds, and counts of the other statuses."""
 
     seconds: list[float] = field(default_factory=list)
-    other_statuses: dict[int, int] = field(default_factory=dict)
+    other_statuses: Counter[int] = field(default_factory=Counter)
 
 
 @dataclass
@@ -32,9 +33,9 @@ class _Client:
     start: float = 0.0
 
 
-def build_request(content: bytes, content_type: str = "image/jpeg", path: str = "/predict") -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\nContent-Length: {len(content)}\r\n\r\n"
-    return head.encode() + content
+def build_request(content: bytes, content_type: str = "image/jpeg") -> bytes:
+    head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
+    return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 
 def send_load(host: str, port: int, requests: Sequence[bytes], clients: int, seconds: float) -> LoadResult:
@@ -62,7 +63,7 @@ def send_load(host: str, port: int, requests: Sequence[bytes], clients: int, sec
                     if status == 200:
                         result.seconds.append(now - client.start)
                     else:
-                        result.other_statuses[status] = result.other_statuses.get(status, 0) + 1
+                        result.other_statuses[status] += 1
                     if now - start < seconds:
                         client.request_index += clients
                         _send(client, requests, selector)

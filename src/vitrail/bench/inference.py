@@ -8,9 +8,9 @@ onnxruntime and torch's fbgemm; which one is faster depends on the CPU, and the 
 With real weights of a Ti/16 and labelled images, the accuracy of each path is measured, too.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from vitrail.bench import fbgemm
-from vitrail.bench.interleaved_timing import GEMM_SIZE, best_of_interleaved, matrix_product
+from vitrail.bench.interleaved_timing import GEMM_SIZE, best_of_interleaved, matrix_product, repeat_for
 from vitrail.bench.reference_models import INFERENCE_LIBRARIES, reference_models
 from vitrail.data.preprocess import vit_preprocess
 from vitrail.data.sources.dataset import Progress
@@ -28,9 +28,8 @@ from vitrail.errors import VitrailError
 from vitrail.exporters.onnx import to_onnx
 from vitrail.exporters.quantise import build_quantised_graph, smooth_model
 from vitrail.exporters.sample_images import SampleImages, load_sample_images
-from vitrail.inference.features import require_preprocess
 from vitrail.inference.onnx_predictor import OnnxSession
-from vitrail.inference.predictor import TorchPredictor
+from vitrail.inference.predictor import TorchPredictor, require_preprocess
 from vitrail.models.build import Model, build
 from vitrail.models.config import ViTConfig
 from vitrail.models.cost import cost
@@ -44,11 +43,10 @@ MERGE_TOKENS = (30, 3)  # tokens, every so many layers: selected on 250 images w
 FLOAT_LAYERS = ("blocks.7.mlp.down",)  # of a real Ti/16: the layer that causes nearly all of the loss in accuracy
 EAGER, COMPILED, MERGED, ONNX, INT8, MERGED_INT8 = "eager", "compiled", "merged", "onnx", "int8", "merged int8"
 FBGEMM = fbgemm.ENGINE
-LOGITS = "logits"
 FLOAT_PATHS = (EAGER, COMPILED, ONNX)
 INT8_ENGINES = {INT8: "onnxruntime", FBGEMM: "fbgemm"}  # of int8
 OUR_PATHS = (EAGER, COMPILED, MERGED, ONNX, *INT8_ENGINES, MERGED_INT8)
-RunBatch = Callable[[int], None]  # runs a batch of this size
+RunBatch = Callable[[int], int]  # runs a batch of this size, and returns it
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,8 @@ def benchmark_inference(
         }
         for batch in batch_sizes:
             contestants: dict[str, Callable[[], int]] = {
-                name: _make_turn(run_batch, batch) for name, run_batch in {**paths.run_batch, **peers}.items()
+                name: repeat_for(TURN_SECONDS, partial(run_batch, batch))
+                for name, run_batch in (paths.run_batch | peers).items()
             }
             title = f"{size}, batch {batch}"
             rates = best_of_interleaved(
@@ -161,13 +160,13 @@ class InferencePaths:
 
     def accuracy_kept(self, samples: SampleImages) -> dict[str, AccuracyKept]:
         logits = {
-            name: np.concatenate([session(images, LOGITS) for images in _chunks(samples.images)])
+            name: np.concatenate([session(images) for images in _chunks(samples.images)])
             for name, session in self.sessions.items()
         }
         for name, model in self.models.items():
             if name != COMPILED:
                 engine = TorchPredictor(model)
-                logits[name] = np.concatenate([engine.logits(images) for images in _chunks(samples.images)])
+                logits[name] = np.concatenate([engine.outputs(images) for images in _chunks(samples.images)])
         eager_predicted, labelled = logits[EAGER].argmax(1), samples.labels >= 0
         return {
             name: AccuracyKept(
@@ -195,8 +194,9 @@ def _run_torch(model: nn.Module, size: tuple[int, int]) -> RunBatch:
     images: dict[int, Tensor] = {}
 
     @torch.inference_mode()
-    def run_batch(count: int) -> None:
+    def run_batch(count: int) -> int:
         model(images.setdefault(count, torch.randn(count, 3, *size)))
+        return count
 
     return run_batch
 
@@ -204,25 +204,11 @@ def _run_torch(model: nn.Module, size: tuple[int, int]) -> RunBatch:
 def _run_onnx(session: OnnxSession, size: tuple[int, int]) -> RunBatch:
     inputs: dict[int, ndarray] = {}
 
-    def run_batch(count: int) -> None:
-        session(inputs.setdefault(count, _random_images(count, size)), LOGITS)
+    def run_batch(count: int) -> int:
+        session(inputs.setdefault(count, _random_images(count, size)))
+        return count
 
     return run_batch
-
-
-def _make_turn(run_batch: RunBatch, batch_size: int) -> Callable[[], int]:
-    """Return a turn of as many calls as fill ``TURN_SECONDS``, counted once after a warm-up."""
-    run_batch(batch_size)
-    start = time.perf_counter()
-    run_batch(batch_size)
-    count = max(round(TURN_SECONDS / (time.perf_counter() - start)), 1)
-
-    def turn() -> int:
-        for _ in range(count):
-            run_batch(batch_size)
-        return count * batch_size
-
-    return turn
 
 
 def _make_row(size: str, batch_size: int, rates: dict[str, float], peers: tuple[str, ...], macs: int) -> InferenceRow:

@@ -26,6 +26,15 @@ def best_of_interleaved(
     return best
 
 
+def repeat_for(seconds: float, work: Callable[[], int]) -> Callable[[], int]:
+    """Return a turn of as many calls as fill so many seconds, counted once after a warm-up."""
+    work()
+    start = time.perf_counter()
+    work()
+    count = max(round(seconds / (time.perf_counter() - start)), 1)
+    return lambda: sum(work() for _ in range(count))
+
+
 def matrix_product() -> int:
     """Multiply two large matrices, as a contestant: the peak that a model's speed is a fraction of."""
     ones = torch.ones(GEMM_SIZE, GEMM_SIZE)

@@ -12,17 +12,14 @@ import torch
 
 from vitrail.bench.interleaved_timing import best_of_interleaved
 from vitrail.bench.reference_models import WEIGHT_DECAY
+from vitrail.bench.reference_training import own_train_step
 from vitrail.data.loader import Batch
 from vitrail.data.sources.dataset import Progress
-from vitrail.models.build import build
 from vitrail.models.config import ViTConfig
 from vitrail.recipes.context import RecipeContext
 from vitrail.recipes.recipe import Optim, Recipe
 from vitrail.recipes.registry import SSL_METHODS, get_recipe
 from vitrail.recipes.task_config import MaskedImage
-from vitrail.tasks.registry import build_task
-from vitrail.training.state import create_state
-from vitrail.training.step import train_step
 from vitrail.weights.verify import declare_torchvision_operators
 
 BATCH_SIZE = 8
@@ -60,16 +57,8 @@ def benchmark_pretrain(
 
 
 def _build_step(recipe: Recipe, count: int) -> Callable[[], int]:
-    task = build_task(recipe.task, recipe.model, recipe.preprocess)
-    plain = replace(recipe, optim=Optim(weight_decay=WEIGHT_DECAY))
-    state = create_state(task.build_model(build(recipe.model)), plain)
     batch = Batch(torch.randn(count, 3, *recipe.model.image), torch.zeros(count, dtype=torch.long), torch.arange(count))
-
-    def step() -> int:
-        state.step = recipe.schedule.warmup_steps  # where the learning rate is not zero
-        train_step(state, task, batch, plain)
-        return count
-
+    step = own_train_step(replace(recipe, optim=Optim(weight_decay=WEIGHT_DECAY)), batch)
     step()
     return step
 

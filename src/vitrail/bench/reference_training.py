@@ -15,10 +15,11 @@ from vitrail.bench.interleaved_timing import best_of_interleaved
 from vitrail.bench.reference_models import WEIGHT_DECAY
 from vitrail.data.loader import Batch, build_eval_loader, build_train_loader
 from vitrail.data.sources.dataset import DatasetSplits, Progress
-from vitrail.models.build import Model
+from vitrail.models.build import Model, build
 from vitrail.recipes.recipe import Recipe, Schedule
 from vitrail.system import available_cores
 from vitrail.tasks.registry import build_task
+from vitrail.training.process_group import SINGLE_PROCESS, ProcessGroup
 from vitrail.training.schedule import lr_multiplier
 from vitrail.training.state import create_state
 from vitrail.training.step import train_step
@@ -61,6 +62,22 @@ class ReferenceTraining:
         F.cross_entropy(self.eval_model(batch.images), batch.targets).backward()
         self.optimiser.step()
         self.step_count += 1
+
+
+def own_train_step(recipe: Recipe, batch: Batch, group: ProcessGroup = SINGLE_PROCESS) -> Callable[[], int]:
+    """Return a training step of our own on one batch, at a learning rate that is not zero. It returns the batch size."""
+    task = build_task(recipe.task, recipe.model, recipe.preprocess)
+    state = create_state(task.build_model(build(recipe.model)), recipe, group)
+    state.model.train()
+    if recipe.compile:
+        state.model.compile()
+
+    def step() -> int:
+        state.step = recipe.schedule.warmup_steps
+        train_step(state, task, batch, recipe)
+        return len(batch.indices)
+
+    return step
 
 
 def train_steps(contestant: Contestant, recipe: Recipe, data: DatasetSplits, steps: int) -> Iterator[int]:

@@ -11,12 +11,14 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import numpy as np
 from numpy import ndarray
@@ -29,7 +31,8 @@ from vitrail.data.sources.dataset import Progress
 from vitrail.data.sources.panes.dataset import build_panes
 from vitrail.data.transforms import resize_and_crop
 from vitrail.errors import VitrailError
-from vitrail.inference.predictor import Backend, Predictor, load_predictor
+from vitrail.inference.load import Backend, load_predictor
+from vitrail.inference.predictor import Predictor
 from vitrail.system import available_cores
 
 IMAGE_SIZE, NUM_IMAGES = (375, 500), 32  # of drawn images, the usual size in ImageNet
@@ -83,10 +86,7 @@ def benchmark_serve(
             best = best_of_interleaved({"offline": offline, "served": served}, rounds, progress)
         mean_batch_size = _mean_batch_size(host, port)
     latencies = sorted(latency for result in loads for latency in result.seconds)
-    other_statuses: dict[int, int] = {}
-    for result in loads:
-        for status, count in result.other_statuses.items():
-            other_statuses[status] = other_statuses.get(status, 0) + count
+    other_statuses = sum((result.other_statuses for result in loads), Counter[int]())
     return ServeSpeed(
         ratio=round(best["served"] / best["offline"], 3),
         served=best["served"],
@@ -95,7 +95,7 @@ def benchmark_serve(
         p99=latencies[min(len(latencies) - 1, int(0.99 * len(latencies)))],
         mean_batch_size=mean_batch_size,
         num_responses=len(latencies),
-        other_statuses=other_statuses,
+        other_statuses=dict(other_statuses),
         engine=engine.backend,
         clients=clients,
         max_batch_size=max_batch_size,
@@ -117,14 +117,14 @@ def _offline(
             while len(pending) < 3 * batch_size:
                 pending.append(decoders.submit(_decode_and_fit, contents[submitted % len(contents)], engine))
                 submitted += 1
-            engine.logits(np.stack([one.result() for one in pending[:batch_size]]))
+            engine.outputs(np.stack([one.result() for one in pending[:batch_size]]))
             del pending[:batch_size]
             done += batch_size
         for one in pending:
             one.cancel()
         return done
 
-    engine.logits(np.stack([_decode_and_fit(contents[0], engine)] * batch_size))
+    engine.outputs(np.stack([_decode_and_fit(contents[0], engine)] * batch_size))
     return work
 
 
@@ -168,8 +168,6 @@ def _start_server(run: str, kind: str, batch_size: int, queue: int, threads: int
 
 
 def _mean_batch_size(host: str, port: int) -> float:
-    from urllib.request import urlopen
-
     with urlopen(f"http://{host}:{port}/metrics", timeout=30) as response:
         lines = dict(line.rsplit(" ", 1) for line in response.read().decode().splitlines() if not line.startswith("#"))
     return float(lines["vitrail_batch_size_sum"]) / max(float(lines["vitrail_batch_size_count"]), 1)

@@ -12,8 +12,9 @@ import torch
 from vitrail.bench.interleaved_timing import best_of_interleaved
 from vitrail.data.sources.dataset import DatasetSplits, Progress
 from vitrail.errors import VitrailError
-from vitrail.evaluation.classification import evaluate
+from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.leakage import open_for_evaluation
+from vitrail.inference.predictor import TorchPredictor
 from vitrail.models.build import Model
 from vitrail.models.config import Pair, ViTConfig
 from vitrail.models.cost import cost
@@ -68,7 +69,7 @@ def benchmark_token_merging(
     plain = load(source)
     if not isinstance(plain, ViT):
         raise VitrailError("a ResNet has no tokens to merge; name a Vision Transformer or a hybrid")
-    data = open_for_evaluation(data, plain, progress) if isinstance(data, str) else data
+    data = open_for_evaluation(data, TorchPredictor(plain), progress)
     models: dict[tuple[str, float], Model] = {("merge", 0): plain}
     models |= {("merge", count): speed_up(plain, merge_tokens=count) for count in counts if count}
     models |= {("drop", fraction): speed_up(plain, drop_patches=fraction) for fraction in drops if fraction}

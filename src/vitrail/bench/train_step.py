@@ -5,26 +5,22 @@ the same optimiser (AdamW) for all; ours also clips the gradient and checks that
 demo's own recipe (Muon, EMA weights) and, on request, ours compiled. The peak is that of large matrix products.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
-from vitrail.bench.interleaved_timing import GEMM_SIZE, best_of_interleaved, matrix_product
+from vitrail.bench.interleaved_timing import GEMM_SIZE, best_of_interleaved, matrix_product, repeat_for
 from vitrail.bench.reference_models import WEIGHT_DECAY, plain_train_step, reference_models
+from vitrail.bench.reference_training import own_train_step
 from vitrail.data.loader import Batch
 from vitrail.data.sources.dataset import Progress
-from vitrail.models.build import build
 from vitrail.models.config import ViTConfig
 from vitrail.models.cost import cost
 from vitrail.models.variants import variant
 from vitrail.recipes.context import RecipeContext
-from vitrail.recipes.recipe import Optim, Recipe
+from vitrail.recipes.recipe import Optim
 from vitrail.recipes.registry import get_recipe
-from vitrail.tasks.registry import build_task
-from vitrail.training.state import create_state
-from vitrail.training.step import train_step
 
 TURN_SECONDS = 0.5  # seconds of work per turn, so that other load affects all equally
 OURS, OWN_RECIPE, COMPILED = "vitrail", "vitrail, its own recipe", "vitrail, compiled"
@@ -84,7 +80,7 @@ def benchmark_train_step(
         }
         report = None if progress is None else _with_name(progress, name)
         speeds = best_of_interleaved(
-            {**{key: _make_turn(step) for key, step in {**own_steps, **peer_steps}.items()}, "peak": matrix_product},
+            {**{key: repeat_for(TURN_SECONDS, step) for key, step in (own_steps | peer_steps).items()}, "peak": matrix_product},
             rounds,
             report,
         )
@@ -120,35 +116,12 @@ def _build_own_steps(name: str, shape: BenchmarkShape, batch: Batch, compiled: b
         optim=Optim(weight_decay=WEIGHT_DECAY, grad_clip=1.0),
         ema_decay=None,
     )
-    steps = {OURS: _build_step(plain, batch)}
+    steps = {OURS: own_train_step(plain, batch)}
     if name == "demo":
-        steps[OWN_RECIPE] = _build_step(demo, batch)
+        steps[OWN_RECIPE] = own_train_step(demo, batch)
     if compiled:
-        steps[COMPILED] = _build_step(replace(plain, compile=True), batch)
+        steps[COMPILED] = own_train_step(replace(plain, compile=True), batch)
     return steps
-
-
-def _build_step(recipe: Recipe, batch: Batch) -> Callable[[], int]:
-    state, task = create_state(build(recipe.model), recipe), build_task(recipe.task, recipe.model, recipe.preprocess)
-    state.model.train()
-    if recipe.compile:
-        state.model.compile()
-
-    def step() -> int:
-        state.step = recipe.schedule.warmup_steps  # where the learning rate is not zero
-        train_step(state, task, batch, recipe)
-        return len(batch.targets)
-
-    return step
-
-
-def _make_turn(step: Callable[[], int]) -> Callable[[], int]:
-    """Return a turn of as many steps as fill ``TURN_SECONDS``, counted once after a warm-up."""
-    step()
-    start = time.perf_counter()
-    step()
-    count = max(round(TURN_SECONDS / (time.perf_counter() - start)), 1)
-    return lambda: sum(step() for _ in range(count))
 
 
 def _with_name(progress: Progress, name: str) -> Progress:

@@ -1,7 +1,9 @@
 """``vitrail bench``: speed as ratios to other libraries, timed in interleaved rounds in one process."""
 
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import typer
 
@@ -16,66 +18,47 @@ from vitrail.cli.options import (
     parse_merge_tokens,
     parse_size,
 )
+from vitrail.cli.panels import data_option, model_option, run_option, timing_option
 from vitrail.cli.run_recipe import ThreadsOption
 from vitrail.errors import VitrailError
 from vitrail.io import atomic_path
 
 bench = typer.Typer(name="bench", help="Benchmark speed against other libraries.", no_args_is_help=True, cls=Group)
 
-RoundsOption = Annotated[
-    int, typer.Option(min=1, rich_help_panel="Timing", help="Number of interleaved timing rounds; the best counts.")
-]
+Result = TypeVar("Result")
+RoundsOption = Annotated[int, timing_option(min=1, help="Number of interleaved timing rounds; the best counts.")]
 
 
 @bench.command(cls=Command, epilog="Example: vitrail bench data --data photos")
 def data(
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--data",
-            metavar="DIR",
-            rich_help_panel="Data",
-            help="Folder of JPEGs, one subfolder per class; default: synthetic images.",
-        ),
+        data_option("--data", metavar="DIR", help="Folder of JPEGs, one subfolder per class; default: synthetic images."),
     ] = None,
-    count: Annotated[int, typer.Option(min=32, rich_help_panel="Data", help="Number of images to read.")] = 256,
+    count: Annotated[int, data_option(min=32, help="Number of images to read.")] = 256,
     rounds: RoundsOption = 5,
     json: JsonOption = False,
 ) -> None:
     """Benchmark data loading on one core: files, a pack and small images in memory, against torchvision v2."""
     from vitrail.bench.data import benchmark_data
 
-    with progress_bars() as on_progress:
-        speed = benchmark_data(folder, count, rounds, on_progress)
-    if json:
-        print_json(vars(speed))
-        return
+    speed = _measure(benchmark_data, json, folder, count, rounds)
     title = f"one core, {speed.num_images} images, best of {speed.rounds}"
     sheet = make_table("path", "#images per second", "#torchvision", "#ratio", title=title)
     theirs = speed.peers.get("torchvision", {})
-    for path, against in (
-        ("files", "files"),
-        ("pack", "files"),
-        ("small", "small"),
-        ("small_random_resized", "small_random_resized"),
-    ):
-        mine, other = speed.ours[path], theirs.get(against)
-        add_row(
-            sheet, path, f"{mine:,.0f}", f"{other:,.0f}" if other else "not installed", f"{mine / other:.2f} x" if other else ""
-        )
+    for path, mine in speed.ours.items():
+        other = theirs.get("files" if path == "pack" else path)
+        peer = (f"{other:,.0f}", f"{mine / other:.2f} x") if other else ("not installed", "")
+        add_row(sheet, path, f"{mine:,.0f}", *peer)
     make_console().print(sheet)
 
 
 @bench.command(cls=Command, epilog="Example: vitrail bench train-step --shape s16")
 def train_step(
     rounds: RoundsOption = 10,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(rich_help_panel="Model", help="Model shape: demo, small or s16; repeatable, default: all."),
-    ] = None,
+    shape: Annotated[list[str] | None, model_option(help="Model shape: demo, small or s16; repeatable, default: all.")] = None,
     compiled: Annotated[
-        bool,
-        typer.Option("--compiled", rich_help_panel="Model", help="Also time the compiled model, which takes a minute more."),
+        bool, model_option("--compiled", help="Also time the compiled model, which takes a minute more.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -86,11 +69,7 @@ def train_step(
     for name in shape or ():
         if name not in shapes_by_name:
             raise VitrailError(f"--shape must be one of {', '.join(shapes_by_name)}, got {name!r}")
-    with progress_bars() as on_progress:
-        speed = benchmark_train_step(rounds, compiled, tuple(shape) if shape else None, on_progress)
-    if json:
-        print_json(vars(speed))
-        return
+    speed = _measure(benchmark_train_step, json, rounds, compiled, tuple(shape) if shape else None)
     title = f"{speed.threads} threads, peak {speed.gigaflops:,.0f} GFLOP/s, best of {speed.rounds}"
     sheet = make_table("shape", "step", "#images per second", "#vs best peer", "#of peak FLOP/s", title=title)
     for name, ours in speed.ours.items():
@@ -104,23 +83,14 @@ def train_step(
 
 @bench.command(cls=Command, epilog="Example: vitrail bench time-to-accuracy")
 def time_to_accuracy(
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, rich_help_panel="Timing", help="Number of training steps; default: the recipe's own."),
-    ] = None,
+    steps: Annotated[int | None, timing_option(min=1, help="Number of training steps; default: the recipe's own.")] = None,
     rounds: RoundsOption = 10,
     json: JsonOption = False,
 ) -> None:
     """Benchmark how soon the demo reaches the accuracy of timm's ViT of equal size, trained for as long."""
-    from dataclasses import asdict
-
     from vitrail.bench.time_to_accuracy import benchmark_time_to_accuracy
 
-    with progress_bars() as on_progress:
-        speed = benchmark_time_to_accuracy(steps, rounds, on_progress)
-    if json:
-        print_json(asdict(speed))
-        return
+    speed = _measure(benchmark_time_to_accuracy, json, steps, rounds)
     sheet = make_table(
         "run", "#learning rate", "#steps", "#seconds", "#test accuracy", title="the same model, dataset and machine"
     )
@@ -140,26 +110,15 @@ def time_to_accuracy(
 def finetune(
     weights: Annotated[str, typer.Argument(metavar="WEIGHTS", help="Weights of a plain Vision Transformer, in any format.")],
     folder: Annotated[str, typer.Argument(metavar="DATA", help="Dataset with train, validation and test splits.")],
-    seeds: Annotated[
-        int, typer.Option(min=1, rich_help_panel="Timing", help="Number of runs per library, with different seeds.")
-    ] = 3,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, rich_help_panel="Timing", help="Number of training steps; default: the recipe's own."),
-    ] = None,
+    seeds: Annotated[int, timing_option(min=1, help="Number of runs per library, with different seeds.")] = 3,
+    steps: Annotated[int | None, timing_option(min=1, help="Number of training steps; default: the recipe's own.")] = None,
     rounds: RoundsOption = 5,
     json: JsonOption = False,
 ) -> None:
     """Benchmark fine-tuning against timm with AdamW, from the same weights in the same time, and against a linear probe."""
-    from dataclasses import asdict
-
     from vitrail.bench.finetune import benchmark_finetune
 
-    with progress_bars() as on_progress:
-        speed = benchmark_finetune(weights, folder, seeds, steps, rounds, on_progress)
-    if json:
-        print_json(asdict(speed))
-        return
+    speed = _measure(benchmark_finetune, json, weights, folder, seeds, steps, rounds)
     screen, sides = make_console(), {"ours": speed.ours, "timm, AdamW": speed.peer}
     sheet = make_table("run", "#steps", "#seconds", "#validation", "#test", title=f"mean of {seeds} seeds during training")
     for name, runs in sides.items():
@@ -185,18 +144,11 @@ def finetune(
 
 
 @bench.command(cls=Command, epilog="Example: vitrail bench explain --rounds 5")
-def explain(
-    rounds: RoundsOption = 10,
-    json: JsonOption = False,
-) -> None:
+def explain(rounds: RoundsOption = 10, json: JsonOption = False) -> None:
     """Benchmark the cost of extracting the attention of all heads of B/16, in forward passes."""
     from vitrail.bench.explain import benchmark_explain
 
-    with progress_bars() as on_progress:
-        speed = benchmark_explain(rounds, progress=on_progress)
-    if json:
-        print_json(vars(speed))
-        return
+    speed = _measure(benchmark_explain, json, rounds)
     title = f"B/16, one image, {speed.threads} threads, best of {speed.rounds}"
     sheet = make_table("work", "#milliseconds", "#forward passes", title=title)
     names = {"forward": "a forward pass", "heads": f"attention of all {speed.heads} heads", "class": "the class token's rows"}
@@ -207,27 +159,18 @@ def explain(
 
 @bench.command(cls=Command, epilog="Example: vitrail bench pretrain --model B/16 --batch-size 8")
 def pretrain(
-    model: Annotated[
-        str, typer.Option(metavar="NAME", rich_help_panel="Model", help="Encoder variant, at 224 pixels.")
-    ] = "B/16",
+    model: Annotated[str, model_option(metavar="NAME", help="Encoder variant, at 224 pixels.")] = "B/16",
     rounds: RoundsOption = 5,
-    batch: Annotated[int, typer.Option("--batch-size", min=1, rich_help_panel="Model", help="Number of images per step.")] = 8,
+    batch: Annotated[int, model_option("--batch-size", min=1, help="Number of images per step.")] = 8,
     mae_only: Annotated[
-        bool,
-        typer.Option(
-            "--mae-only", rich_help_panel="Model", help="Time MAE only, if the memory does not suffice for the others."
-        ),
+        bool, model_option("--mae-only", help="Time MAE only, if the memory does not suffice for the others.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
     """Benchmark a self-supervised training step, and MAE's gain from encoding only the visible patches."""
     from vitrail.bench.pretrain import benchmark_pretrain
 
-    with progress_bars() as on_progress:
-        speed = benchmark_pretrain(model, rounds, batch, not mae_only, on_progress)
-    if json:
-        print_json(vars(speed))
-        return
+    speed = _measure(benchmark_pretrain, json, model, rounds, batch, not mae_only)
     sheet = make_table("step", "#images per second", title=f"{model}, {speed.threads} threads, best of {speed.rounds}")
     for name, rate in speed.images_per_second.items():
         add_row(sheet, name, f"{rate:,.1f}")
@@ -240,23 +183,15 @@ def pretrain(
 
 @bench.command(cls=Command, epilog="Example: vitrail bench scaling --model Ti/16")
 def scaling(
-    model: Annotated[
-        str, typer.Option(metavar="NAME", rich_help_panel="Model", help="Model variant, at 224 pixels.")
-    ] = "Ti/16",
-    batch: Annotated[
-        int, typer.Option("--batch-size", min=2, rich_help_panel="Model", help="Global batch size, over all processes.")
-    ] = 32,
+    model: Annotated[str, model_option(metavar="NAME", help="Model variant, at 224 pixels.")] = "Ti/16",
+    batch: Annotated[int, model_option("--batch-size", min=2, help="Global batch size, over all processes.")] = 32,
     rounds: RoundsOption = 5,
     json: JsonOption = False,
 ) -> None:
     """Benchmark a training step of two processes with DDP and FSDP2 against one process of two threads."""
     from vitrail.bench.distributed_scaling import benchmark_scaling
 
-    with progress_bars() as on_progress:
-        result = benchmark_scaling(model, batch, rounds, on_progress)
-    if json:
-        print_json(vars(result))
-        return
+    result = _measure(benchmark_scaling, json, model, batch, rounds)
     sheet = make_table("step", "#images per second", "#efficiency", title=f"{model}, batch {batch}, best of {result.rounds}")
     labels = {"single": "one process of two threads", "ddp": "two processes, DDP", "fsdp": "two processes, FSDP2"}
     for name, rate in result.images_per_second.items():
@@ -267,36 +202,21 @@ def scaling(
 @bench.command(cls=Command, epilog="Example: vitrail bench serve runs/photos --clients 16")
 def serve(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, any weights, or an exported .onnx or .pt2 file.")],
-    clients: Annotated[
-        int, typer.Option(min=1, max=1000, rich_help_panel="Timing", help="Number of concurrent clients (closed loop).")
-    ] = 32,
-    seconds: Annotated[
-        float, typer.Option(min=0.1, rich_help_panel="Timing", help="Total duration of all rounds in seconds.")
-    ] = 30.0,
+    clients: Annotated[int, timing_option(min=1, max=1000, help="Number of concurrent clients (closed loop).")] = 32,
+    seconds: Annotated[float, timing_option(min=0.1, help="Total duration of all rounds in seconds.")] = 30.0,
     rounds: RoundsOption = 3,
-    engine: Annotated[
-        Literal["auto", "torch", "onnxruntime"], typer.Option(rich_help_panel="Model", help="Inference engine.")
-    ] = "auto",
-    max_batch: Annotated[
-        int, typer.Option(metavar="B", min=1, rich_help_panel="Model", help="Maximum number of images per batch.")
-    ] = 16,
+    engine: Annotated[Literal["auto", "torch", "onnxruntime"], model_option(help="Inference engine.")] = "auto",
+    max_batch: Annotated[int, model_option(metavar="B", min=1, help="Maximum number of images per batch.")] = 16,
     threads: ThreadsOption = None,
     folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", metavar="DIR", rich_help_panel="Data", help="Folder of JPEGs to send; default: synthetic images."
-        ),
+        Path | None, data_option("--data", metavar="DIR", help="Folder of JPEGs to send; default: synthetic images.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
     """Benchmark HTTP serving against the same engine in full batches without HTTP."""
     from vitrail.bench.serve import benchmark_serve
 
-    with progress_bars() as on_progress:
-        speed = benchmark_serve(run, clients, seconds, rounds, engine, max_batch, threads, folder, on_progress)
-    if json:
-        print_json(vars(speed))
-        return
+    speed = _measure(benchmark_serve, json, run, clients, seconds, rounds, engine, max_batch, threads, folder)
     batches = f"batches of {speed.mean_batch_size:.1f} of {speed.max_batch_size}"
     title = f"{speed.engine}, {speed.clients} clients, {batches}, best of {speed.rounds}"
     sheet = make_table("path", "#images per second", "#ratio", "#p50", "#p99", title=title)
@@ -313,43 +233,25 @@ def serve(
 @bench.command(cls=Command, epilog="Example: vitrail bench inference --size Ti/16 --batch-size 8")
 def inference(
     size: Annotated[
-        list[str] | None,
-        typer.Option(rich_help_panel="Model", help="Model variant: Ti/16, S/16 or B/16; repeatable, default: all."),
+        list[str] | None, model_option(help="Model variant: Ti/16, S/16 or B/16; repeatable, default: all.")
     ] = None,
     batch: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--batch-size", min=1, rich_help_panel="Model", help="Number of images per batch; repeatable, default: 1 and 8."
-        ),
+        list[int] | None, model_option("--batch-size", min=1, help="Number of images per batch; repeatable, default: 1 and 8.")
     ] = None,
     rounds: RoundsOption = 30,
-    compiled: Annotated[
-        bool, typer.Option(rich_help_panel="Model", help="Also time the compiled model, a minute more per variant.")
-    ] = True,
+    compiled: Annotated[bool, model_option(help="Also time the compiled model, a minute more per variant.")] = True,
     merge_tokens: MergeTokensOption = "30/3",
     weights: Annotated[
-        str | None,
-        typer.Option(metavar="WEIGHTS", rich_help_panel="Data", help="Trained Ti/16 weights, to also report the accuracy."),
+        str | None, data_option(metavar="WEIGHTS", help="Trained Ti/16 weights, to also report the accuracy.")
     ] = None,
-    folder: Annotated[
-        str | None,
-        typer.Option("--data", metavar="DATA", rich_help_panel="Data", help="Dataset to measure the accuracy on."),
-    ] = None,
+    folder: Annotated[str | None, data_option("--data", metavar="DATA", help="Dataset to measure the accuracy on.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Benchmark every inference path against timm, transformers, torchvision and vit-pytorch."""
-    from dataclasses import asdict
-
     from vitrail.bench.inference import BATCH_SIZES, MODEL_SIZES, OUR_PATHS, benchmark_inference
 
-    with progress_bars() as on_progress:
-        sizes, batches = tuple(size or MODEL_SIZES), tuple(batch or BATCH_SIZES)
-        result = benchmark_inference(
-            sizes, batches, rounds, compiled, parse_merge_tokens(merge_tokens), weights, folder, on_progress
-        )
-    if json:
-        print_json(asdict(result))
-        return
+    sizes, batches, merge = tuple(size or MODEL_SIZES), tuple(batch or BATCH_SIZES), parse_merge_tokens(merge_tokens)
+    result = _measure(benchmark_inference, json, sizes, batches, rounds, compiled, merge, weights, folder)
     screen = make_console()
     title = f"{result.threads} threads, peak {result.gigaflops:,.0f} GFLOP/s, best of {result.rounds}, merged by {merge_tokens}"
     sheet = make_table("model", "#batch", "path", "#images per second", "#vs best peer", title=title)
@@ -370,30 +272,20 @@ def token_merging(
     weights: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any weights of a Vision Transformer.")],
     folder: Annotated[str, typer.Argument(metavar="DATA", help="Labelled dataset to measure the accuracy on.")],
     r: Annotated[
-        str,
-        typer.Option("--r", metavar="NUMBERS", rich_help_panel="Model", help="Numbers of tokens to merge in each layer."),
+        str, model_option("--r", metavar="NUMBERS", help="Numbers of tokens to merge in each layer.")
     ] = "0,2,4,6,8,10,13",
     drop_patches: Annotated[
-        str,
-        typer.Option(
-            "--drop-patches", metavar="FRACTIONS", rich_help_panel="Model", help="Fractions of patches to drop, or none."
-        ),
+        str, model_option("--drop-patches", metavar="FRACTIONS", help="Fractions of patches to drop, or none.")
     ] = "0.1,0.2,0.3,0.4",
     image: Annotated[
         str | None,
-        typer.Option(
-            "--image-size",
-            metavar="SIZES",
-            rich_help_panel="Model",
-            help="Smaller image sizes, such as 192,160, or none; default: three.",
-        ),
+        model_option("--image-size", metavar="SIZES", help="Smaller image sizes, such as 192,160, or none; default: three."),
     ] = None,
     batch: BatchOption = 8,
     rounds: RoundsOption = 5,
     split: SplitOption = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", rich_help_panel="Run", help="Draw the accuracy-speed curve into a .svg or .png file."),
+        Path | None, run_option(metavar="FILE", help="Draw the accuracy-speed curve into a .svg or .png file.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -407,8 +299,6 @@ def token_merging(
     sizes = (
         None if image is None else [] if image == "none" else [parse_size(size, "--image-size") for size in image.split(",")]
     )
-
-    from dataclasses import asdict
 
     from vitrail.bench.token_merging import SPEEDUP_NAMES, benchmark_token_merging, format_amount, plot_curve
 
@@ -438,6 +328,16 @@ def token_merging(
     make_console().print(sheet)
     if out is not None:
         typer.echo(f"curve: {out}")
+
+
+def _measure(benchmark: Callable[..., Result], json: bool, *arguments: Any) -> Result:
+    """Run a benchmark with progress bars; with --json, print its result as JSON and end the command."""
+    with progress_bars() as on_progress:
+        result = benchmark(*arguments, progress=on_progress)
+    if json:
+        print_json(asdict(cast(Any, result)))
+        raise typer.Exit
+    return result
 
 
 def _parse_numbers(option: str, text: str, example: str) -> list[float]:

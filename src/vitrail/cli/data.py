@@ -9,6 +9,7 @@ import typer
 from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json, progress_bars
 from vitrail.cli.help import Command, Group
 from vitrail.cli.options import JsonOption, check_output_file, parse_size
+from vitrail.cli.panels import augmentation_option, data_option, output_option
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
@@ -24,12 +25,7 @@ DatasetArgument = Annotated[
     ),
 ]
 UnlabelledOption = Annotated[
-    bool,
-    typer.Option(
-        "--unlabelled",
-        rich_help_panel="Data",
-        help="Take every image below the folder, without labels, for vitrail pretrain.",
-    ),
+    bool, data_option("--unlabelled", help="Take every image below the folder, without labels, for vitrail pretrain.")
 ]
 MAX_BATCH_IMAGES = 1000  # images on a sheet
 BYTE_UNITS = {"": 1, **{f"{letter}i": 1024**power for power, letter in enumerate("kmgt", 1)}}
@@ -40,10 +36,7 @@ MAX_PRINTED_ROWS = 12  # of each kind of finding printed; the page and --json ha
 @data.command(cls=Command, epilog="Example: vitrail data check photos --page check.html")
 def check(
     source: DatasetArgument,
-    page: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.html", rich_help_panel="Output", help="Write an HTML page with a contact sheet."),
-    ] = None,
+    page: Annotated[Path | None, output_option(metavar="FILE.html", help="Write an HTML page with a contact sheet.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Check a dataset for unreadable images, duplicates, leakage and label conflicts; exit code 1 if there are any."""
@@ -70,42 +63,22 @@ def check(
 @data.command(cls=Command, epilog="Example: vitrail data show photos --augment light1 --out batch.png")
 def show(
     source: DatasetArgument,
-    out: Annotated[
-        Path, typer.Option(metavar="FILE.png", rich_help_panel="Output", help="Image file to draw the batch into.")
-    ] = Path("batch.png"),
+    out: Annotated[Path, output_option(metavar="FILE.png", help="Image file to draw the batch into.")] = Path("batch.png"),
     augment: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            rich_help_panel="Augmentation",
-            help="Augmentation policy: eval, none, light1 ... strong2, pad or textbook.",
-        ),
+        str, augmentation_option(metavar="NAME", help="Augmentation policy: eval, none, light1 ... strong2, pad or textbook.")
     ] = "none",
     image: Annotated[
-        str | None,
-        typer.Option(
-            "--image-size", metavar="H[xW]", rich_help_panel="Data", help="Height and width of the model's input in pixels."
-        ),
+        str | None, data_option("--image-size", metavar="H[xW]", help="Height and width of the model's input in pixels.")
     ] = None,
-    batch: Annotated[
-        int, typer.Option("--batch-size", metavar="B", rich_help_panel="Data", help="Number of images in the batch.")
-    ] = 24,
-    step: Annotated[int, typer.Option(metavar="N", rich_help_panel="Data", help="Index of the batch in training.")] = 0,
-    seed: Annotated[
-        int, typer.Option(rich_help_panel="Data", help="Random seed of the sample order and the augmentation.")
-    ] = 0,
+    batch: Annotated[int, data_option("--batch-size", metavar="B", help="Number of images in the batch.")] = 24,
+    step: Annotated[int, data_option(metavar="N", help="Index of the batch in training.")] = 0,
+    seed: Annotated[int, data_option(help="Random seed of the sample order and the augmentation.")] = 0,
     split: Annotated[
-        str,
-        typer.Option(rich_help_panel="Data", help="Split to draw from: train, validation or test (the last two unaugmented)."),
+        str, data_option(help="Split to draw from: train, validation or test (the last two unaugmented).")
     ] = "train",
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="FIELD=VALUE",
-            rich_help_panel="Augmentation",
-            help="Override a field of the augmentation policy; repeatable.",
-        ),
+        augmentation_option("--set", metavar="FIELD=VALUE", help="Override a field of the augmentation policy; repeatable."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -146,21 +119,15 @@ def pack(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Pack file to write.")],
     size_option: Annotated[
         str,
-        typer.Option(
+        output_option(
             "--size",
             metavar="S|HxW|full",
-            rich_help_panel="Output",
             help="Maximum length of the shorter side, one size HxW by centre crop, or full for the original size.",
         ),
     ] = "256",
     store: Annotated[
         str,
-        typer.Option(
-            "--store",
-            metavar="pixels|jpeg",
-            rich_help_panel="Output",
-            help="What to store: decoded pixels, or the original encoded files.",
-        ),
+        output_option("--store", metavar="pixels|jpeg", help="What to store: decoded pixels, or the original encoded files."),
     ] = "pixels",
     unlabelled: UnlabelledOption = False,
     json: JsonOption = False,
@@ -202,12 +169,9 @@ def shard(
     source: DatasetArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write the shards into.")],
     shard_size: Annotated[
-        str,
-        typer.Option(
-            "--shard-size", metavar="1GB", rich_help_panel="Output", help="Maximum size of a shard, such as 500MB or 64KiB."
-        ),
+        str, output_option("--shard-size", metavar="1GB", help="Maximum size of a shard, such as 500MB or 64KiB.")
     ] = "1GB",
-    seed: Annotated[int, typer.Option(rich_help_panel="Output", help="Random seed of the sample order.")] = 0,
+    seed: Annotated[int, output_option(help="Random seed of the sample order.")] = 0,
     unlabelled: UnlabelledOption = False,
     json: JsonOption = False,
 ) -> None:

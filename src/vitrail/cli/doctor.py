@@ -65,10 +65,14 @@ def _all_working(findings: list[Finding]) -> bool:
     return not any(finding.state == "broken" for finding in findings)
 
 
+def _judge(name: str, works: bool, detail: str, otherwise: str, remedy: str) -> Finding:
+    """Return the finding of a check that works, or is ``otherwise``, with its remedy."""
+    return Finding(name, "ok", detail) if works else Finding(name, otherwise, detail, remedy)
+
+
 def _check_python() -> Finding:
     detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    enough = sys.version_info >= (3, 11)
-    return Finding("python", "ok" if enough else "broken", detail, "" if enough else "install Python 3.11 or newer")
+    return _judge("python", sys.version_info >= (3, 11), detail, "broken", "install Python 3.11 or newer")
 
 
 def _requirements() -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -112,27 +116,13 @@ def _check_torch() -> list[Finding]:
         difference = (F.scaled_dot_product_attention(q, q, q) - reference).abs().max().item()
     except Exception as error:  # as above
         return [Finding("torch works", "broken", f"{type(error).__name__}: {error}".splitlines()[0], "reinstall torch")]
-    works = Finding(
-        "fused attention",
-        "ok" if difference < 1e-5 else "broken",
-        f"off by {difference:.1e}",
-        "" if difference < 1e-5 else "reinstall torch",
-    )
-    cores, threads = available_cores(), torch.get_num_threads()
-    threads_finding = Finding(
-        "threads",
-        "ok" if threads <= cores else "warning",
-        f"{threads} for {cores} cores",
-        "" if threads <= cores else f"set OMP_NUM_THREADS={cores}",
-    )
-    return [works, _check_bfloat16(), Finding("devices", "ok", ", ".join(_list_devices(torch))), threads_finding]
-
-
-def _check_bfloat16() -> Finding:
-    fault = bfloat16_fault()
-    if fault is None:
-        return Finding("bfloat16", "ok", "works on this CPU")
-    return Finding("bfloat16", "warning", fault, f"export {AMX_WORKAROUND}")
+    cores, threads, fault = available_cores(), torch.get_num_threads(), bfloat16_fault()
+    return [
+        _judge("fused attention", difference < 1e-5, f"off by {difference:.1e}", "broken", "reinstall torch"),
+        _judge("bfloat16", fault is None, fault or "works on this CPU", "warning", f"export {AMX_WORKAROUND}"),
+        Finding("devices", "ok", ", ".join(_list_devices(torch))),
+        _judge("threads", threads <= cores, f"{threads} for {cores} cores", "warning", f"set OMP_NUM_THREADS={cores}"),
+    ]
 
 
 def _list_devices(torch: Any) -> list[str]:
@@ -147,32 +137,24 @@ def _check_memory() -> Finding:
     total, free = info.get("MemTotal"), info.get("MemAvailable")
     if total is None or free is None:
         return Finding("memory", "ok", "unknown on this system")
-    low = free < 2 * 1024**3
-    return Finding(
-        "memory",
-        "warning" if low else "ok",
-        f"{format_bytes(free)} free of {format_bytes(total)}",
-        "close other programs" if low else "",
-    )
+    detail = f"{format_bytes(free)} free of {format_bytes(total)}"
+    return _judge("memory", free >= 2 * 1024**3, detail, "warning", "close other programs")
 
 
 def _check_disk() -> Finding:
     free = shutil.disk_usage(".").free
     if not os.access(".", os.W_OK):
         return Finding("disk", "warning", "this folder cannot be written to", "work in a folder you can write to")
-    low = free < 2 * 1024**3
-    return Finding(
-        "disk", "warning" if low else "ok", f"{format_bytes(free)} free here", "free disk space for runs" if low else ""
-    )
+    return _judge("disk", free >= 2 * 1024**3, f"{format_bytes(free)} free here", "warning", "free disk space for runs")
 
 
 def _check_extras(extras: dict[str, list[str]]) -> list[Finding]:
     findings = []
     for extra, names in extras.items():
         missing = [name for name in names if not _is_installed(name)]
-        detail = ", ".join(names) if not missing else f"without {', '.join(missing)}"
-        remedy = f"{sys.executable} -m pip install -c constraints.txt 'vitrail[{extra}]'" if missing else ""
-        findings.append(Finding(f"extra {extra}", "absent" if missing else "ok", detail, remedy))
+        detail = f"without {', '.join(missing)}" if missing else ", ".join(names)
+        remedy = f"{sys.executable} -m pip install -c constraints.txt 'vitrail[{extra}]'"
+        findings.append(_judge(f"extra {extra}", not missing, detail, "absent", remedy))
     return findings
 
 

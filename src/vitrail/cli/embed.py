@@ -10,6 +10,7 @@ import typer
 from vitrail.cli.console import print_json, progress_bars
 from vitrail.cli.input_paths import ProgressCallback
 from vitrail.cli.options import BatchOption, JsonOption, check_output_file
+from vitrail.cli.panels import data_option, output_option
 from vitrail.cli.part_files import (
     PartProgress,
     RowsPerFileOption,
@@ -27,12 +28,11 @@ from vitrail.io import atomic_path
 if TYPE_CHECKING:
     from vitrail.data.sources.dataset import Dataset
     from vitrail.inference.part_files import PartFiles
-    from vitrail.models.build import Model
+    from vitrail.inference.predictor import Predictor
 
 SPLIT_NAMES = ("train", "validation", "test")
 SplitsOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", rich_help_panel="Data", help="Split to take: train, validation or test; repeatable."),
+    list[str] | None, data_option(metavar="NAME", help="Split to take: train, validation or test; repeatable.")
 ]
 
 
@@ -43,10 +43,7 @@ def embed(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Output: a .parquet or .npz file, or a folder for part files.")],
     split: SplitsOption = None,
-    format: Annotated[
-        Literal["npz", "parquet"] | None,
-        typer.Option(rich_help_panel="Output", help="File format of part files; default: npz."),
-    ] = None,
+    format: Annotated[Literal["npz", "parquet"] | None, output_option(help="File format of part files; default: npz.")] = None,
     rows_per_file: RowsPerFileOption = None,
     batch: BatchOption = 64,
     device: DeviceOption = "auto",
@@ -58,27 +55,26 @@ def embed(
     folder = writes_part_files(out, FEATURE_SUFFIXES, "OUT", rows_per_file)
     _check_output(weights, source, out, folder, format)
 
-    from vitrail.system import select_device
-    from vitrail.weights.load import load
+    from vitrail.inference.load import load_predictor
 
     if folder:
         with main_rank_progress() as on_progress:
             sources = open_splits(source, split, on_progress)
-        model = load(weights).to(select_device(device))
-        parts = _open_parts(model, sources, out, rows_per_file, f".{format or 'npz'}")
-        _write_parts({"model": weights, "data": source}, model, sources, parts, batch, workers, json)
+        predictor = load_predictor(weights, device=device)
+        parts = _open_parts(predictor, sources, out, rows_per_file, f".{format or 'npz'}")
+        _write_parts({"model": weights, "data": source}, predictor, sources, parts, batch, workers, json)
         return
 
     from vitrail.inference.features import iter_features
 
     with progress_bars() as on_progress, atomic_path(out) as temporary:
         splits = open_splits(source, split, on_progress)
-        model = load(weights).to(select_device(device))
+        predictor = load_predictor(weights, device=device)
         counts, problems, width = dict.fromkeys(splits, 0), [], 0
-        with feature_writer(temporary, out.suffix.lower(), _class_names(splits), lambda: _feature_width(model)) as write:
+        with feature_writer(temporary, out.suffix.lower(), _class_names(splits), lambda: _feature_width(predictor)) as write:
             for name, dataset in splits.items():
                 bad: dict[int, str] = {}
-                for rows in iter_features(model, dataset, batch, workers, _with_split(on_progress, name), bad):
+                for rows in iter_features(predictor, dataset, batch, workers, _with_split(on_progress, name), bad):
                     write(name, dataset, rows)
                     counts[name] += len(rows.indices)
                     width = rows.values.shape[1]
@@ -110,30 +106,28 @@ def _check_output(weights: str, source: str, out: Path, folder: bool, format: st
 
 
 def _open_parts(
-    model: "Model", sources: "dict[str, Dataset]", out: Path, rows_per_file: int | None, ending: str
+    predictor: "Predictor", sources: "dict[str, Dataset]", out: Path, rows_per_file: int | None, ending: str
 ) -> "PartFiles":
     """Open a folder of part files for the features of this model on this dataset."""
     from vitrail.data.sources.dataset import MAX_BAD_FRACTION, fingerprint
-    from vitrail.inference.features import require_preprocess
-    from vitrail.inference.model_hash import model_hash
 
-    require_preprocess(model)  # raises before the folder is made
     names = repr([(name, dataset.describe(0)) for name, dataset in sources.items()])  # with their paths, which the rows hold
     data = hashlib.sha256((names + fingerprint(*sources.values())).encode("utf-8", "surrogateescape")).hexdigest()
-    options = {"command": "embed", "weights": model_hash(model), "data": data}
+    options = {"command": "embed", "weights": predictor.hash(), "data": data}
     return open_part_files(out, ending, sum(map(len, sources.values())), rows_per_file, options, MAX_BAD_FRACTION)
 
 
 def _write_parts(
     answer: dict[str, Any],
-    model: "Model",
+    predictor: "Predictor",
     sources: "dict[str, Dataset]",
     parts: "PartFiles",
     batch: int,
     workers: int | None,
     json: bool,
 ) -> None:
-    from vitrail.inference.uncached_features import iter_uncached_features
+    from vitrail.data.loader import build_pixel_loader
+    from vitrail.inference.features import compute_features
 
     num_written = bad = 0
     with main_rank_progress() as on_progress:
@@ -141,14 +135,15 @@ def _write_parts(
         for part in parts.pending():
             with (
                 parts.write_part(part) as draft,
-                feature_writer(draft.path, parts.suffix, _class_names(sources), lambda: _feature_width(model)) as write,
+                feature_writer(draft.path, parts.suffix, _class_names(sources), lambda: _feature_width(predictor)) as write,
             ):
                 for name, dataset in _subset_splits(sources, parts.image_indices(part)):
-                    problems: dict[int, str] = {}
-                    for rows in iter_uncached_features(model, dataset, batch, workers, problems):
+                    # a bad image does not count against the fraction of the part, but of the whole dataset
+                    loader = build_pixel_loader(dataset, predictor.preprocess, batch, max_bad_fraction=1.0)
+                    for rows in compute_features(predictor, loader, workers):
                         write(name, dataset, rows)
                         progress.advance(len(rows.indices))
-                    draft.problems += problems.values()
+                    draft.problems += loader.read_errors.values()
                 draft.num_bad = len(draft.problems)
             num_written, bad = num_written + 1, bad + draft.num_bad
             parts.check_bad_fraction(bad)
@@ -181,13 +176,11 @@ def _class_names(sources: "dict[str, Dataset]") -> tuple[str, ...]:
     return next(iter(sources.values())).class_names  # all splits have the same classes
 
 
-def _feature_width(model: "Model") -> int:
-    import torch
+def _feature_width(predictor: "Predictor") -> int:
+    import numpy as np
 
-    from vitrail.inference.features import forward_features, require_preprocess
-
-    preprocess = require_preprocess(model)
-    return forward_features(model, torch.zeros(1, len(preprocess.mean), *preprocess.image_size)).shape[1]
+    preprocess = predictor.preprocess
+    return predictor.features(np.zeros((1, *preprocess.image_size, len(preprocess.mean)), np.uint8)).shape[1]
 
 
 def check_splits(split: list[str] | None) -> None:

@@ -3,8 +3,6 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
 from vitrail.cli.options import (
     BatchOption,
@@ -17,12 +15,15 @@ from vitrail.cli.options import (
     SplitOption,
     select_speedups,
 )
+from vitrail.cli.panels import model_option
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
     from vitrail.data.sources.dataset import DatasetSplits
-    from vitrail.evaluation.classification import Evaluation, PairedComparison
+    from vitrail.evaluation.classification import ClassificationEvaluation, PairedComparison
+    from vitrail.evaluation.split_runner import Evaluation
+    from vitrail.inference.predictor import Predictor
 
 MAX_PRINTED_ROWS = 5  # classes and pairs that are printed
 MAX_JSON_CLASSES = 100  # classes of a confusion matrix in JSON
@@ -34,7 +35,7 @@ def evaluate(
     split: SplitOption = None,
     tta: Annotated[
         Literal["flip", "crops"] | None,
-        typer.Option(rich_help_panel="Model", help="Test-time augmentation: average over the horizontal flip, or ten crops."),
+        model_option(help="Test-time augmentation: average over the horizontal flip, or ten crops."),
     ] = None,
     batch: BatchOption = 64,
     compile: CompileOption = False,
@@ -50,22 +51,27 @@ def evaluate(
     if not runs:
         raise VitrailError(f"evaluate needs a model and a dataset, got {data!r} alone; try `vitrail evaluate {data} fashion`")
 
-    from vitrail.evaluation.classification import compare_paired, evaluate
+    from vitrail.evaluation.classification import ClassificationEvaluation, compare_paired
+    from vitrail.evaluation.evaluate import evaluate
     from vitrail.evaluation.leakage import open_for_evaluation
-    from vitrail.inference.exported_model import load_any_model
+    from vitrail.inference.load import load_predictor
     from vitrail.system import select_device
 
     target_device, results = select_device(device), []
     speedups = select_speedups(compile, merge_tokens, drop_patches, image, target_device.type)
-    models = [load_any_model(run, speedups) for run in runs]  # all of them, so that a wrong name is reported before the work
+    # all of them, so that a wrong name is reported before the work
+    predictors = [load_predictor(run, speedups=speedups, device="cpu") for run in runs]
     with progress_bars() as on_progress:
-        source = open_for_evaluation(data, models[0], on_progress)
-        for run, model in zip(runs, models, strict=True):
-            _check_model(run if len(runs) > 1 else "", model, source, split)
-        for number, model in enumerate(models, 1):
+        source = open_for_evaluation(data, predictors[0], on_progress)
+        for run, predictor in zip(runs, predictors, strict=True):
+            _check_model(run if len(runs) > 1 else "", predictor, source, split)
+        for number, predictor in enumerate(predictors, 1):
             on_model_progress = numbered_progress(on_progress, number, len(runs))
-            results.append(evaluate(model.to(target_device), source, split, tta, batch, workers, on_model_progress))
-            model.cpu()
+            results.append(evaluate(predictor.to(target_device), source, split, tta, batch, workers, on_model_progress))
+            predictor.to(select_device("cpu"))
+    if not all(isinstance(result, ClassificationEvaluation) for result in results):
+        _report_metrics(runs, results, json)
+        return
     pairs = [compare_paired(results[0], other) for other in results[1:]]
     if json:
         run_results = [{"model": run, "tta": tta, **_result_json(result)} for run, result in zip(runs, results, strict=True)]
@@ -77,16 +83,31 @@ def evaluate(
         _print_comparison(runs, results, pairs)
 
 
-def _check_model(run: str, model: Any, source: "DatasetSplits", split: str | None) -> None:
+def _check_model(run: str, predictor: "Predictor", source: "DatasetSplits", split: str | None) -> None:
     """Raise unless the model can be evaluated on this dataset; of several models, name the one that cannot."""
     from vitrail.evaluation.label_matching import match_classes, select_split
-    from vitrail.inference.predict import require_classifier
+    from vitrail.inference.predictor import require_outputs
 
     try:
-        require_classifier(model)
-        match_classes(select_split(source, split)[1], model, source.name)
+        labelled = require_outputs(predictor).task.config.labelled
+        _, images = select_split(source, split, labelled)
+        if labelled:
+            match_classes(images, predictor, source.name)
     except VitrailError as error:
         raise VitrailError(f"{run}: {error}" if run else str(error)) from None
+
+
+def _report_metrics(runs: list[str], results: "list[Evaluation]", json: bool) -> None:
+    """Report the metrics of models whose task has nothing but metrics."""
+    if json:
+        rows = [{"model": run, **_base_json(result), **result.metrics} for run, result in zip(runs, results, strict=True)]
+        print_json(rows[0] if len(rows) == 1 else {"runs": rows})
+        return
+    _print_header(results[0])
+    table = make_table("model", *(f"#{name}" for name in results[0].metrics))
+    for run, result in zip(runs, results, strict=True):
+        add_row(table, printable(run), *(f"{value:.4g}" for value in result.metrics.values()))
+    make_console().print(table)
 
 
 def numbered_progress(on_progress: Any, number: int, total: int) -> Any:
@@ -98,7 +119,7 @@ def numbered_progress(on_progress: Any, number: int, total: int) -> Any:
     )
 
 
-def _result_json(result: "Evaluation") -> dict[str, Any]:
+def _result_json(result: "ClassificationEvaluation") -> dict[str, Any]:
     from vitrail.evaluation.per_class import confusion_matrix, most_confused
 
     present, answers = result.per_class.present.tolist(), result.predictions
@@ -109,14 +130,8 @@ def _result_json(result: "Evaluation") -> dict[str, Any]:
         else None
     )
     return {
-        "data": result.dataset,
-        "split": result.split,
-        "images": len(answers.labels),
-        "unreadable_images": answers.unreadable_images,
-        "top1": result.top1,
-        "top5": result.top5,
-        "nll": result.nll,
-        "ece": result.ece,
+        **_base_json(result),
+        **result.metrics,
         "interval": result.intervals,
         "macro": result.per_class.macro_average(),
         "temperature_scaling": asdict(result.temperature_scaling) if result.temperature_scaling else None,
@@ -127,11 +142,20 @@ def _result_json(result: "Evaluation") -> dict[str, Any]:
             for label, predicted, count in most_confused(answers.predicted, answers.labels)[:MAX_JSON_CLASSES]
         ],
         "reliability": {name: values.tolist() for name, values in vars(result.reliability).items()},
+    }
+
+
+def _base_json(result: "Evaluation") -> dict[str, Any]:
+    return {
+        "data": result.dataset,
+        "split": result.split,
+        "images": result.num_images,
+        "unreadable_images": result.unreadable_images,
         "notes": result.notes,
     }
 
 
-def _class_json(result: "Evaluation", number: int) -> dict[str, Any]:
+def _class_json(result: "ClassificationEvaluation", number: int) -> dict[str, Any]:
     per_class = result.per_class
     return {
         "name": result.class_names[number],
@@ -140,9 +164,9 @@ def _class_json(result: "Evaluation", number: int) -> dict[str, Any]:
     }
 
 
-def _print_result(result: "Evaluation") -> None:
+def _print_result(result: "ClassificationEvaluation") -> None:
     screen = make_console()
-    _print_header(result)
+    _print_header(result, _count_classes(result))
     sheet = make_table("metric", "#value", "#95 % CI")
     for name in _printed_metrics(result):
         add_row(
@@ -162,20 +186,25 @@ def _print_result(result: "Evaluation") -> None:
     _print_classes(result)
 
 
-def _print_header(result: "Evaluation") -> None:
-    screen, answers = make_console(), result.predictions
-    classes = int((result.per_class.support > 0).sum())
-    model_classes = "" if classes == len(result.class_names) else f" of the model's {len(result.class_names):,}"
+def _print_header(result: "Evaluation", classes: str = "") -> None:
+    screen = make_console()
     screen.print(
-        f"{printable(result.dataset)}, {result.split}: {len(answers.labels):,} images, {classes:,} classes{model_classes}"
-        + (f"; {answers.unreadable_images:,} left out as unreadable" if answers.unreadable_images else ""),
+        f"{printable(result.dataset)}, {result.split}: {result.num_images:,} images{classes}"
+        + (f"; {result.unreadable_images:,} left out as unreadable" if result.unreadable_images else ""),
         soft_wrap=True,
     )
     for note in result.notes:
         screen.print(f"  {printable(note)}", soft_wrap=True)
 
 
-def _print_classes(result: "Evaluation") -> None:
+def _count_classes(result: "ClassificationEvaluation") -> str:
+    classes = int((result.per_class.support > 0).sum())
+    return f", {classes:,} classes" + (
+        "" if classes == len(result.class_names) else f" of the model's {len(result.class_names):,}"
+    )
+
+
+def _print_classes(result: "ClassificationEvaluation") -> None:
     from vitrail.evaluation.per_class import most_confused
 
     screen, per_class = make_console(), result.per_class
@@ -194,9 +223,9 @@ def _print_classes(result: "Evaluation") -> None:
             screen.print(printed)
 
 
-def _print_comparison(runs: list[str], results: "list[Evaluation]", pairs: "list[PairedComparison]") -> None:
+def _print_comparison(runs: list[str], results: "list[ClassificationEvaluation]", pairs: "list[PairedComparison]") -> None:
     screen = make_console()
-    _print_header(results[0])
+    _print_header(results[0], _count_classes(results[0]))
     for run, result in zip(runs[1:], results[1:], strict=True):
         for note in result.notes:
             if note not in results[0].notes:
@@ -230,7 +259,7 @@ def _print_comparison(runs: list[str], results: "list[Evaluation]", pairs: "list
     screen.print("p: McNemar's exact test on top-1; how often two equally good models would differ this much", soft_wrap=True)
 
 
-def _printed_metrics(result: "Evaluation") -> list[str]:
+def _printed_metrics(result: "ClassificationEvaluation") -> list[str]:
     """List the metrics to print; with five classes or fewer, top-5 is always correct."""
     return [name for name in METRIC_TITLES if name != "top5" or len(result.class_names) > 5]
 

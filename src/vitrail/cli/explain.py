@@ -10,6 +10,7 @@ from vitrail.cli.console import add_row, make_console, make_table, print_json, p
 from vitrail.cli.embed import open_splits
 from vitrail.cli.input_paths import expand_paths
 from vitrail.cli.options import JsonOption
+from vitrail.cli.panels import attention_option, faithfulness_option, output_option, saliency_option
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, did_you_mean, printable
 
@@ -31,56 +32,42 @@ def explain(
     files: Annotated[
         list[str] | None, typer.Argument(metavar="IMAGES...", help="Images: files, folders, 'patterns*.jpg'.")
     ] = None,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", rich_help_panel="Output", help="Folder for the page, the figures and the numbers.")
-    ] = Path("explained"),
+    out: Annotated[Path, output_option(metavar="DIR", help="Folder for the page, the figures and the numbers.")] = Path(
+        "explained"
+    ),
     method: Annotated[
         list[str] | None,
-        typer.Option(
-            rich_help_panel="Saliency",
+        saliency_option(
             help="Saliency method: attention, rollout, gradient_rollout, relevance, gradcam, integrated_gradients or none; "
-            "repeatable, default: all.",
+            "repeatable, default: all."
         ),
     ] = None,
     layers: Annotated[
         str | None,
-        typer.Option(
-            metavar="INDICES",
-            rich_help_panel="Attention",
-            help="Layers whose heads are drawn, such as 0,3-5 or -1 for the last; default: all.",
+        attention_option(
+            metavar="INDICES", help="Layers whose heads are drawn, such as 0,3-5 or -1 for the last; default: all."
         ),
     ] = None,
-    heads: Annotated[
-        str | None,
-        typer.Option(metavar="INDICES", rich_help_panel="Attention", help="Heads that are drawn; default: all."),
-    ] = None,
+    heads: Annotated[str | None, attention_option(metavar="INDICES", help="Heads that are drawn; default: all.")] = None,
     query: Annotated[
         list[str] | None,
-        typer.Option(
+        attention_option(
             metavar="ROW,COLUMN",
-            rich_help_panel="Attention",
             help="Query token whose attention is drawn: a patch, class or register0; repeatable, default: the pooled tokens.",
         ),
     ] = None,
     target: Annotated[
-        str | None,
-        typer.Option(
-            "--class", metavar="NAME", rich_help_panel="Saliency", help="Class to explain; default: the predicted class."
-        ),
+        str | None, saliency_option("--class", metavar="NAME", help="Class to explain; default: the predicted class.")
     ] = None,
     faithfulness: Annotated[
         str | None,
-        typer.Option(
+        faithfulness_option(
             metavar="DATA",
-            rich_help_panel="Faithfulness",
             help="Measure the faithfulness of each method on this dataset; the embedded panes also have object masks.",
         ),
     ] = None,
     limit: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, rich_help_panel="Faithfulness", help="Number of images that faithfulness is measured on."
-        ),
+        int, faithfulness_option(metavar="N", min=1, help="Number of images that faithfulness is measured on.")
     ] = 100,
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
@@ -181,8 +168,14 @@ def _check_methods(methods: "list[str] | None") -> "list[str] | None":
     return list(dict.fromkeys(methods)) if methods else None
 
 
+def _class_names(model: "Model") -> tuple[str, ...]:
+    from vitrail.tasks.registry import model_task
+
+    return model_task(model).class_names
+
+
 def _class_index(name: str, model: "Model") -> int:
-    labels = model.class_names or tuple(str(number) for number in range(model.config.classes))
+    labels = _class_names(model)
     if name in labels:
         return labels.index(name)
     if name.isdecimal() and int(name) < len(labels):
@@ -206,7 +199,7 @@ def _measure_faithfulness(
 
 def _print_result(model: "Model", explanations: "Sequence[Explanation]", faithfulness_scores: "Sequence[MethodScore]") -> None:
     screen = make_console()
-    labels = model.class_names or tuple(str(number) for number in range(model.config.classes))
+    labels = _class_names(model)
     rows = make_table("image", "prediction", "#probability", "explained class")
     for explanation in explanations:
         if explanation.target is not None:
@@ -256,7 +249,7 @@ def _result_json(
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
-    labels = model.class_names or tuple(str(number) for number in range(model.config.classes))
+    labels = _class_names(model)
     images = [
         {
             "file": explanation.file,

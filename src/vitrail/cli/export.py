@@ -8,6 +8,7 @@ import typer
 
 from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json, progress_bars
 from vitrail.cli.options import JsonOption, check_output_file, parse_merge_tokens
+from vitrail.cli.panels import int8_option, model_option, output_option, verification_option
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
@@ -24,69 +25,43 @@ def export(
         str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name, dinov2-s14 ...")
     ],
     to: Annotated[
-        Literal["onnx", "int8", "program"],
-        typer.Option(rich_help_panel="Output", help="Format: ONNX, int8 ONNX for CPUs, or a torch.export program."),
+        Literal["onnx", "int8", "program"], output_option(help="Format: ONNX, int8 ONNX for CPUs, or a torch.export program.")
     ] = "onnx",
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", rich_help_panel="Output", help="File to write; default: the run's name, in this folder."),
+        Path | None, output_option(metavar="FILE", help="File to write; default: the run's name, in this folder.")
     ] = None,
-    dynamic: Annotated[
-        bool, typer.Option("--dynamic", rich_help_panel="Model", help="Accept images of any height and width.")
-    ] = False,
+    dynamic: Annotated[bool, model_option("--dynamic", help="Accept images of any height and width.")] = False,
     data: Annotated[
         str | None,
-        typer.Option(
-            metavar="DATA",
-            rich_help_panel="Verification",
-            help="Dataset to compare the outputs on; default: the run's own, else synthetic images.",
+        verification_option(
+            metavar="DATA", help="Dataset to compare the outputs on; default: the run's own, else synthetic images."
         ),
     ] = None,
     images: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            rich_help_panel="Verification",
-            help="Number of images to compare on; default: up to 250, fewer for a large model.",
+        verification_option(
+            metavar="N", min=1, help="Number of images to compare on; default: up to 250, fewer for a large model."
         ),
     ] = None,
     merge_tokens: Annotated[
         str | None,
-        typer.Option(
+        model_option(
             "--merge-tokens",
             metavar="N|N/3|1.5x",
-            rich_help_panel="Model",
             help="Merge N similar tokens in every layer (N/3: every third), or as many as give a speedup (1.5x).",
         ),
     ] = None,
     tolerance: Annotated[
-        float,
-        typer.Option(
-            metavar="T",
-            rich_help_panel="Verification",
-            help="Largest accepted difference of a logit, relative to the largest logit.",
-        ),
+        float, verification_option(metavar="T", help="Largest accepted difference of a logit, relative to the largest logit.")
     ] = 1e-3,
     activations: Annotated[
         Literal["static", "dynamic"],
-        typer.Option(
-            rich_help_panel="Int8", help="Activation scales: calibrated beforehand (static) or computed in each call (dynamic)."
-        ),
+        int8_option(help="Activation scales: calibrated beforehand (static) or computed in each call (dynamic)."),
     ] = "static",
     max_drop: Annotated[
-        float,
-        typer.Option(
-            metavar="POINTS",
-            min=0,
-            max=99,
-            rich_help_panel="Int8",
-            help="Largest accepted loss of accuracy, in percentage points.",
-        ),
+        float, int8_option(metavar="POINTS", min=0, max=99, help="Largest accepted loss of accuracy, in percentage points.")
     ] = 0.5,
-    calibration: Annotated[
-        int, typer.Option(metavar="N", min=1, rich_help_panel="Int8", help="Number of images to calibrate the scales on.")
-    ] = 128,
+    calibration: Annotated[int, int8_option(metavar="N", min=1, help="Number of images to calibrate the scales on.")] = 128,
     json: JsonOption = False,
 ) -> None:
     """Export a model to ONNX, int8 ONNX or torch.export, and verify its outputs against the model."""
@@ -95,12 +70,11 @@ def export(
     if path.suffix != path.suffix.lower():
         raise VitrailError(f"--out must have a lower-case suffix, got {path}; try {path.with_suffix(path.suffix.lower())}")
 
-    from vitrail.exporters.export import export
-    from vitrail.inference.exported_model import load_any_model
+    from vitrail.exporters.export import export, load_to_export
 
     with progress_bars() as on_progress:
         speedup_metadata = {} if merge_tokens is None else {"merge_tokens": merge_tokens}
-        model = load_any_model(run, _speedups(merge_tokens))
+        model = load_to_export(run, _speedups(merge_tokens))
         result = export(
             model,
             path,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitrail.cli.options import JsonOption, parse_size
+from vitrail.cli.panels import data_option, model_option, optimisation_option
 from vitrail.cli.run_recipe import (
     AugmentOption,
     BatchSizeOption,
@@ -57,25 +58,20 @@ def finetune(
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="Image folder or any other labelled dataset.")] = None,
     image: Annotated[
         str | None,
-        typer.Option(
+        data_option(
             "--image-size",
             metavar="H[xW]",
-            rich_help_panel="Data",
             help="Height and width of the input images in pixels; default: the size the weights were trained at.",
         ),
     ] = None,
     augment: AugmentOption = None,
     trainable: Annotated[
         str,
-        typer.Option(
-            metavar="all|last:N|head",
-            rich_help_panel="Model",
-            help="Parameters to train: all, the last N blocks with the head, or the head alone.",
+        model_option(
+            metavar="all|last:N|head", help="Parameters to train: all, the last N blocks with the head, or the head alone."
         ),
     ] = "all",
-    recipe: Annotated[
-        str, typer.Option(rich_help_panel="Optimisation", help="Recipe to train with: finetune or paper-finetune.")
-    ] = "finetune",
+    recipe: Annotated[str, optimisation_option(help="Recipe to train with: finetune or paper-finetune.")] = "finetune",
     epochs: EpochsOption = None,
     batch_size: BatchSizeOption = None,
     lr: LrOption = None,

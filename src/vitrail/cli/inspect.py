@@ -1,5 +1,6 @@
 """``vitrail inspect``: shapes, parameters, MACs and memory of a model; with ``--trace``, statistics of a real pass."""
 
+import os
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -9,8 +10,9 @@ import typer
 
 from vitrail.cli.console import add_row, format_bytes, format_count, format_si, make_console, make_table, print_json
 from vitrail.cli.options import JsonOption, SettingsOption, parse_size
+from vitrail.cli.panels import model_option, run_option
 from vitrail.config import build_config, to_dict
-from vitrail.errors import VitrailError, printable
+from vitrail.errors import VitrailError, first_line, printable
 from vitrail.models.config import ModelConfig
 from vitrail.models.cost import Cost, cost
 from vitrail.models.cost.counter import Stage
@@ -34,21 +36,13 @@ def inspect(
         ),
     ],
     image: Annotated[
-        str | None,
-        typer.Option(
-            "--image-size", metavar="H[xW]", rich_help_panel="Model", help="Height and width of the input images in pixels."
-        ),
+        str | None, model_option("--image-size", metavar="H[xW]", help="Height and width of the input images in pixels.")
     ] = None,
-    classes: Annotated[
-        int | None, typer.Option(rich_help_panel="Model", help="Number of classes; 0 for a model without a head.")
-    ] = None,
-    batch: Annotated[int, typer.Option("--batch-size", rich_help_panel="Run", help="Number of images per batch.")] = 1,
+    classes: Annotated[int | None, model_option(help="Number of classes; 0 for a model without a head.")] = None,
+    batch: Annotated[int, run_option("--batch-size", help="Number of images per batch.")] = 1,
     settings: SettingsOption = None,
     trace: Annotated[
-        bool,
-        typer.Option(
-            "--trace", rich_help_panel="Run", help="Run one pass: shape, mean, std and gradient norm after every module."
-        ),
+        bool, run_option("--trace", help="Run one pass: shape, mean, std and gradient norm after every module.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -100,15 +94,8 @@ def _checkpoint_config(source: str, changes: dict[str, Any], settings: list[str]
 
 def _folder(model: str) -> Path | None:
     """Return the model folder, in a run that of the best weights, or None."""
-    folder = resolve_run(Path(model)) if _is_folder(model) else Path(model)
+    folder = resolve_run(Path(model)) if os.path.isdir(model) else Path(model)
     return folder if is_model_folder(folder) else None
-
-
-def _is_folder(model: str) -> bool:
-    try:
-        return Path(model).is_dir()
-    except OSError:  # longer than any file name
-        return False
 
 
 def _training_metadata(model: str) -> dict[str, Any]:
@@ -182,9 +169,7 @@ def _print_trace(name: str, config: ModelConfig, batch: int, json: bool) -> None
     except VitrailError:
         raise
     except (RuntimeError, ValueError) as error:
-        raise VitrailError(
-            f"the traced pass failed: {str(error).strip().splitlines()[0]}; a smaller --batch-size needs less memory"
-        ) from None
+        raise VitrailError(f"the traced pass failed: {first_line(error)}; a smaller --batch-size needs less memory") from None
     if json:
         print_json({"trace": [vars(row) for row in rows]})
         return
@@ -196,16 +181,8 @@ def _print_trace(name: str, config: ModelConfig, batch: int, json: bool) -> None
 
 
 def _trace_table(name: str, rows: "list[ModuleRecord]") -> "Table":
-    sheet = make_table(
-        "module",
-        "kind",
-        "shape",
-        "#mean",
-        "#std",
-        "#grad norm",
-        "#of parameters",
-        title=f"{name}: one forward and backward pass",
-    )
+    title = f"{name}: one forward and backward pass"
+    sheet = make_table("module", "kind", "shape", "#mean", "#std", "#grad norm", "#of parameters", title=title)
     for row in rows:
         gradients = ("" if norm is None else f"{norm:.3g}" for norm in (row.grad_norm, row.param_grad_norm))
         add_row(sheet, row.name, row.module_type, str(row.shape), f"{row.mean:.4g}", f"{row.std:.4g}", *gradients)

@@ -9,6 +9,7 @@ import typer
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
 from vitrail.cli.options import JsonOption
+from vitrail.cli.panels import data_option, optimisation_option, run_option
 from vitrail.cli.run_recipe import DeviceOption, ThreadsOption, WorkersOption
 from vitrail.errors import VitrailError
 
@@ -22,35 +23,19 @@ def lab(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(
-            metavar="N",
-            rich_help_panel="Optimisation",
-            help="Time budget in minutes for all training runs of the experiment; default: 20, or 180 for masked.",
+        optimisation_option(
+            metavar="N", help="Time budget in minutes for all training runs of the experiment; default: 20, or 180 for masked."
         ),
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(metavar="DATA", rich_help_panel="Data", help="Labelled dataset; default: the experiment's own."),
-    ] = None,
+    data: Annotated[str | None, data_option(metavar="DATA", help="Labelled dataset; default: the experiment's own.")] = None,
     quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick",
-            rich_help_panel="Optimisation",
-            help="Train for a few steps only, as a smoke test; results are meaningless.",
-        ),
+        bool, optimisation_option("--quick", help="Train for a few steps only, as a smoke test; results are meaningless.")
     ] = False,
     weights: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WEIGHTS", rich_help_panel="Data", help="Checkpoint to compare with, if the experiment supports it."
-        ),
+        str | None, data_option(metavar="WEIGHTS", help="Checkpoint to compare with, if the experiment supports it.")
     ] = None,
     out: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR", rich_help_panel="Run", help="Folder for pages and results; finished training runs in it are reused."
-        ),
+        Path, run_option(metavar="DIR", help="Folder for pages and results; finished training runs in it are reused.")
     ] = Path("lab"),
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,

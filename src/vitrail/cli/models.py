@@ -3,10 +3,9 @@
 import sys
 from typing import Annotated
 
-import typer
-
 from vitrail.cli.console import add_row, format_si, make_console, make_table, print_json
 from vitrail.cli.options import JsonOption
+from vitrail.cli.panels import output_option
 from vitrail.errors import VitrailError
 from vitrail.weights.catalogue import CATALOGUE, model_row, search_models
 
@@ -14,9 +13,8 @@ from vitrail.weights.catalogue import CATALOGUE, model_row, search_models
 def models(
     filter: Annotated[
         str | None,
-        typer.Option(
+        output_option(
             metavar="TEXT",
-            rich_help_panel="Output",
             help="List only models with these words in their name, repository, training data or licence.",
         ),
     ] = None,

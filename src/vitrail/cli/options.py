@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from vitrail.cli.panels import data_option, model_option, run_option
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
     from vitrail.models.speedup_config import Speedups
 
-JsonOption = Annotated[bool, typer.Option("--json", rich_help_panel="Run", help="Print the result as one JSON object.")]
+JsonOption = Annotated[bool, run_option("--json", help="Print the result as one JSON object.")]
 SettingsOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", rich_help_panel="Model", help="Override a configuration field; repeatable."),
+    list[str] | None, model_option("--set", metavar="FIELD=VALUE", help="Override a configuration field; repeatable.")
 ]
 
 RunsAndDataArgument = Annotated[
@@ -26,43 +26,29 @@ RunsAndDataArgument = Annotated[
 ]
 SplitOption = Annotated[
     Literal["test", "validation", "train", "all"] | None,
-    typer.Option(
-        rich_help_panel="Data", help="Split to evaluate on; default: test if there is one, else validation, else all."
-    ),
+    data_option(help="Split to evaluate on; default: test if there is one, else validation, else all."),
 ]
 
-BatchOption = Annotated[
-    int, typer.Option("--batch-size", metavar="B", min=1, rich_help_panel="Run", help="Number of images per batch.")
-]
+BatchOption = Annotated[int, run_option("--batch-size", metavar="B", min=1, help="Number of images per batch.")]
 
 # Options that speed up inference.
-CompileOption = Annotated[
-    bool,
-    typer.Option("--compile", rich_help_panel="Model", help="Compile the model with torch.compile (about a minute)."),
-]
+CompileOption = Annotated[bool, model_option("--compile", help="Compile the model with torch.compile (about a minute).")]
 MergeTokensOption = Annotated[
     str | None,
-    typer.Option(
+    model_option(
         "--merge-tokens",
         metavar="N|N/3|1.5x",
-        rich_help_panel="Model",
         help="Merge N similar tokens in every layer (N/3: every third), or as many as give a speedup (1.5x).",
     ),
 ]
 DropPatchesOption = Annotated[
     float,
-    typer.Option(
-        "--drop-patches",
-        metavar="FRACTION",
-        rich_help_panel="Model",
-        help="Drop this fraction of the patches, those with the least contrast first.",
+    model_option(
+        "--drop-patches", metavar="FRACTION", help="Drop this fraction of the patches, those with the least contrast first."
     ),
 ]
 ImageSizeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--image-size", metavar="S|HxW", rich_help_panel="Model", help="Resize images to another input size, such as 160."
-    ),
+    str | None, model_option("--image-size", metavar="S|HxW", help="Resize images to another input size, such as 160.")
 ]
 
 

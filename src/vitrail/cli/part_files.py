@@ -8,6 +8,7 @@ import typer
 
 from vitrail.cli.console import progress_bars
 from vitrail.cli.input_paths import ProgressCallback
+from vitrail.cli.panels import output_option
 from vitrail.errors import VitrailError
 from vitrail.system import is_distributed, is_main_process, rank_and_world_size
 
@@ -16,13 +17,7 @@ if TYPE_CHECKING:
 
 RowsPerFileOption = Annotated[
     int | None,
-    typer.Option(
-        "--rows-per-file",
-        metavar="N",
-        min=1,
-        rich_help_panel="Output",
-        help="Number of images per part file, if the output is a folder.",
-    ),
+    output_option("--rows-per-file", metavar="N", min=1, help="Number of images per part file, if the output is a folder."),
 ]
 
 

@@ -1,5 +1,6 @@
 """``vitrail plan``: memory, time and cost of a recipe on a cluster, with the formulae."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,7 @@ from vitrail.cli.console import (
     print_json,
 )
 from vitrail.cli.options import JsonOption, parse_size
+from vitrail.cli.panels import cluster_option, data_option, model_option
 from vitrail.cli.run_recipe import InputSizeOption, OverridesOption
 from vitrail.config import override
 from vitrail.errors import VitrailError
@@ -48,53 +50,38 @@ MEMORY_TITLES = {
 
 def plan(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Recipe to plan: its name, a run, or a recipe.json.")],
-    nodes: Annotated[int, typer.Option(metavar="N", rich_help_panel="Cluster", help="Number of nodes.")] = 1,
-    gpus_per_node: Annotated[
-        int, typer.Option(metavar="G", rich_help_panel="Cluster", help="Number of GPUs per node, with one process each.")
-    ] = 8,
+    nodes: Annotated[int, cluster_option(metavar="N", help="Number of nodes.")] = 1,
+    gpus_per_node: Annotated[int, cluster_option(metavar="G", help="Number of GPUs per node, with one process each.")] = 8,
     gpu: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", rich_help_panel="Cluster", help="GPU model: A100, A100-40, H100, H200, L4, T4, V100, RTX4090 ..."
-        ),
+        str, cluster_option(metavar="NAME", help="GPU model: A100, A100-40, H100, H200, L4, T4, V100, RTX4090 ...")
     ] = "A100",
     model: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            rich_help_panel="Model",
-            help="Variant such as L/16, if the recipe allows it; to fine-tune: dinov2-s14 ...",
-        ),
+        model_option(metavar="NAME", help="Variant such as L/16, if the recipe allows it; to fine-tune: dinov2-s14 ..."),
     ] = None,
     image: InputSizeOption = None,
     images: Annotated[
         int | None,
-        typer.Option(
+        data_option(
             metavar="N",
             min=1,
             max=MAX_IMAGES,
-            rich_help_panel="Data",
             help="Number of training images; default: ImageNet's, or those of the recipe's paper.",
         ),
     ] = None,
     classes: Annotated[
-        int | None,
-        typer.Option(metavar="K", min=1, rich_help_panel="Data", help="Number of classes; default: those of that dataset."),
+        int | None, data_option(metavar="K", min=1, help="Number of classes; default: those of that dataset.")
     ] = None,
     settings: OverridesOption = None,
     mfu: Annotated[
         float | None,
-        typer.Option(
+        cluster_option(
             metavar="FRACTION",
-            rich_help_panel="Cluster",
             help="Model FLOPs utilisation: fraction of the GPUs' peak that training reaches; default: 0.35, an assumption.",
         ),
     ] = None,
     price_per_gpu_hour: Annotated[
-        float | None,
-        typer.Option(
-            metavar="DOLLARS", rich_help_panel="Cluster", help="Price of one GPU for one hour; default: an assumption."
-        ),
+        float | None, cluster_option(metavar="DOLLARS", help="Price of one GPU for one hour; default: an assumption.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -115,7 +102,7 @@ def _recipe(name: str, model: str | None, image: str | None, images: int | None,
     from vitrail.recipes.context import RecipeContext
     from vitrail.recipes.registry import RECIPES, get_recipe
 
-    if name not in RECIPES and _exists(name):
+    if name not in RECIPES and os.path.exists(name):
         if any(option is not None for option in (model, image, images, classes)):
             raise VitrailError(f"{name} sets the model, image size and dataset; change them by --set, as in --set steps=1000")
         return _read_recipe(Path(name))
@@ -154,13 +141,6 @@ def _with_published(context: "RecipeContext", recipe: str) -> "RecipeContext":
     return replace(context, model=None, init_weights=weights)
 
 
-def _exists(name: str) -> bool:
-    try:
-        return Path(name).exists()
-    except OSError:  # longer than any file name
-        return False
-
-
 def _read_recipe(path: Path) -> "Recipe":
     from vitrail.training.run import read_recipe
 
@@ -175,12 +155,8 @@ def _memory_formulae(plan: "Plan", strategy: str) -> dict[str, str]:
     recipe = plan.recipe
     half, sharded = recipe.precision == "bfloat16", strategy == "fsdp"
     moments = {"adamw": "8 T", "sgd": "4 T" if recipe.optim.momentum else "0", "muon": "8 (T - M) + 4 M"}[recipe.optim.name]
-    unsharded = {
-        "weights": "4 P",
-        "gradients": "4 T",
-        "optimizer_state": moments,
-        "ema": "0" if recipe.ema_decay is None else "4 P",
-    }
+    ema = "0" if recipe.ema_decay is None else "4 P"
+    unsharded = {"weights": "4 P", "gradients": "4 T", "optimizer_state": moments, "ema": ema}
     special = {"8 (T - M) + 4 M": "(8 (T - M) + 4 M) / R", "0": "0"}
     formulae = {name: special.get(text, f"{text} / R") if sharded else text for name, text in unsharded.items()}
     memory = next(strategy_plan.memory for strategy_plan in plan.strategies if strategy_plan.strategy == strategy)
@@ -223,14 +199,10 @@ def _print_plan(plan: "Plan") -> None:
     screen, recipe, cluster, costs = make_console(), plan.recipe, plan.cluster, plan.costs
     gpu, world_size = cluster.gpu.name, cluster.world_size
     screen.print(_memory_table(plan))
+    by_muon = f", M {costs.muon_parameters:,} updated by Muon, S {costs.largest_muon_group:,} of them of one shape"
     screen.print(
-        f"P {costs.parameters:,} weights, T {costs.trainable:,} of them trained"
-        + (
-            f", M {costs.muon_parameters:,} updated by Muon, S {costs.largest_muon_group:,} of them of one shape"
-            if costs.muon_parameters
-            else ""
-        )
-        + f"; O {costs.non_block:,} outside the blocks, B {costs.largest_block:,} in the largest block; R {world_size} ranks; "
+        f"P {costs.parameters:,} weights, T {costs.trainable:,} of them trained{by_muon if costs.muon_parameters else ''}"
+        f"; O {costs.non_block:,} outside the blocks, B {costs.largest_block:,} in the largest block; R {world_size} ranks; "
         f"b micro-batch size; c {2 if recipe.precision == 'bfloat16' else 4} bytes per number; "
         f"A {format_bytes(costs.bytes_per_image)} activations per image, W "
         f"{format_bytes(costs.workspace_per_image)} workspace per image"
@@ -257,39 +229,27 @@ def _print_plan(plan: "Plan") -> None:
 
 def _memory_table(plan: "Plan") -> "Table":
     cluster, recipe = plan.cluster, plan.recipe
-    columns = [cell for strategy_plan in plan.strategies for cell in (f"#{STRATEGY_TITLES[strategy_plan.strategy]}", "formula")]
+    columns = [cell for each in plan.strategies for cell in (f"#{STRATEGY_TITLES[each.strategy]}", "formula")]
     sheet = make_table(
         "memory per rank", *columns, title=f"{recipe.name} on {cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu.name}, "
         f"{recipe.steps:,} steps of {recipe.batch_size:,} images in {recipe.precision}",
     )  # fmt: skip
     formulae = {strategy_plan.strategy: _memory_formulae(plan, strategy_plan.strategy) for strategy_plan in plan.strategies}
     for name in vars(plan.strategies[0].memory):
-        cells = [
-            (getattr(strategy_plan.memory, name), formulae[strategy_plan.strategy][name]) for strategy_plan in plan.strategies
-        ]
-        if any(number for number, _ in cells):
-            add_row(
-                sheet,
-                MEMORY_TITLES[name],
-                *(cell for number, text in cells for cell in ((format_bytes(number), text) if number else ("", ""))),
-            )
-    add_row(
-        sheet, "total", *(cell for strategy_plan in plan.strategies for cell in (format_bytes(strategy_plan.memory.total), ""))
-    )
-    add_row(
-        sheet,
-        "b, micro-batch size",
-        *(
-            cell
-            for strategy_plan in plan.strategies
-            for cell in (format_count(strategy_plan.micro_batch_size), _format_micro_batches(strategy_plan.micro_batches))
-        ),
-    )
+        cells: list[str] = []
+        for strategy_plan in plan.strategies:
+            number = getattr(strategy_plan.memory, name)
+            cells += [format_bytes(number), formulae[strategy_plan.strategy][name]] if number else ["", ""]
+        if any(cells):
+            add_row(sheet, MEMORY_TITLES[name], *cells)
+    totals, batches = list[str](), list[str]()
+    for strategy_plan in plan.strategies:
+        count = strategy_plan.micro_batches
+        totals += [format_bytes(strategy_plan.memory.total), ""]
+        batches += [format_count(strategy_plan.micro_batch_size), f"{count} micro-batch{'' if count == 1 else 'es'}"]
+    add_row(sheet, "total", *totals)
+    add_row(sheet, "b, micro-batch size", *batches)
     return sheet
-
-
-def _format_micro_batches(number: int) -> str:
-    return "1 micro-batch" if number == 1 else f"{number} micro-batches"
 
 
 def _format_fit(strategy_plan: "StrategyPlan", plan: "Plan") -> str:

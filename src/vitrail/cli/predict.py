@@ -25,6 +25,7 @@ from vitrail.cli.options import (
     check_output_file,
     select_speedups,
 )
+from vitrail.cli.panels import output_option
 from vitrail.cli.part_files import (
     PartProgress,
     RowsPerFileOption,
@@ -40,8 +41,8 @@ from vitrail.system import is_distributed
 
 if TYPE_CHECKING:
     from vitrail.inference.part_files import PartFiles
-    from vitrail.inference.predict import Prediction
-    from vitrail.models.build import Model
+    from vitrail.inference.predictor import Predictor
+    from vitrail.tasks.task import Prediction
 
 MAX_COLUMN_WIDTH = 64  # characters of a file name or label that its column has space for
 
@@ -54,20 +55,12 @@ def predict(
         list[str],
         typer.Argument(metavar="IMAGES...", help="Images: files, folders, 'patterns*.jpg'; - reads names from stdin."),
     ],
-    top: Annotated[
-        int, typer.Option(metavar="K", min=1, rich_help_panel="Output", help="Number of most probable labels per image.")
-    ] = 5,
-    csv: Annotated[bool, typer.Option("--csv", rich_help_panel="Output", help="Print the predictions as CSV.")] = False,
-    jsonl: Annotated[
-        bool, typer.Option("--jsonl", rich_help_panel="Output", help="Print the predictions as JSON lines.")
-    ] = False,
+    top: Annotated[int, output_option(metavar="K", min=1, help="Number of most probable labels per image.")] = 5,
+    csv: Annotated[bool, output_option("--csv", help="Print the predictions as CSV.")] = False,
+    jsonl: Annotated[bool, output_option("--jsonl", help="Print the predictions as JSON lines.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE|DIR",
-            rich_help_panel="Output",
-            help="Write the predictions to a .csv or .jsonl file, or as part files to a folder.",
-        ),
+        output_option(metavar="FILE|DIR", help="Write the predictions to a .csv or .jsonl file, or as part files to a folder."),
     ] = None,
     rows_per_file: RowsPerFileOption = None,
     batch: BatchOption = 32,
@@ -90,26 +83,26 @@ def predict(
         locations = ", ".join("stdin" if name == "-" else name for name in files)
         raise VitrailError(f"there is no image in {locations}; name files, or folders of images")
 
-    from vitrail.inference.exported_model import load_any_model
-    from vitrail.inference.predict import Prediction, iter_predictions
+    from vitrail.inference.load import load_predictor
+    from vitrail.inference.predict import iter_predictions
+    from vitrail.inference.predictor import require_outputs
     from vitrail.system import select_device
 
-    target_device = select_device(device)
-    model = load_any_model(run, select_speedups(compile, merge_tokens, drop_patches, image, target_device.type)).to(
-        target_device
-    )
+    speedups = select_speedups(compile, merge_tokens, drop_patches, image, select_device(device).type)
+    predictor = require_outputs(load_predictor(run, speedups=speedups, device=device))
     if out is not None and folder:
         options = {"command": "predict", "top": top, "merge_tokens": merge_tokens, "drop_patches": drop_patches, "image": image}
-        _write_parts(run, model, names, _open_parts(run, model, names, out, rows_per_file, options), top, batch, workers, json)
+        parts = _open_parts(predictor, names, out, rows_per_file, options)
+        _write_parts(run, predictor, names, parts, top, batch, workers, json)
         return
-    predictions = iter_predictions(model, names, top, batch, workers)
-    bad = 0
+    predictions = iter_predictions(predictor, names, top, batch, workers)
+    bad, task = 0, predictor.task
     collected: list[Prediction] = []
     sink: AbstractContextManager[WritePrediction]
     if kind is not None:
-        sink = open_prediction_writer(kind, min(top, model.config.classes), out)
+        sink = open_prediction_writer(kind, task.columns(top), out)
     else:
-        sink = nullcontext(collected.append if json else _table_writer(names, model.class_names or ()))
+        sink = nullcontext(collected.append if json else _table_writer(names, task.table_columns()))
     with closing(predictions), sink as write, _progress_or_silent(kind, out, json) as on_progress:
         for done, row in enumerate(predictions, 1):
             write(row)
@@ -121,21 +114,22 @@ def predict(
 
 
 def _open_parts(
-    run: str, model: "Model", names: list[str], out: Path, rows_per_file: int | None, options: dict[str, Any]
+    predictor: "Predictor", names: list[str], out: Path, rows_per_file: int | None, options: dict[str, Any]
 ) -> "PartFiles":
     """Open a folder of part files for the predictions of this model on these files."""
-    from vitrail.inference.exported_model import EXPORTED_SUFFIXES
-    from vitrail.inference.model_hash import file_hash, model_hash
-    from vitrail.inference.predict import require_classifier
-
-    require_classifier(model)  # raises before the folder is made
-    weights = file_hash(Path(run)) if Path(run).suffix.lower() in EXPORTED_SUFFIXES else model_hash(model)
     data = hashlib.sha256(b"\0".join(os.fsencode(name) for name in names)).hexdigest()
-    return open_part_files(out, ".jsonl", len(names), rows_per_file, {**options, "weights": weights, "data": data})
+    return open_part_files(out, ".jsonl", len(names), rows_per_file, {**options, "weights": predictor.hash(), "data": data})
 
 
 def _write_parts(
-    run: str, model: "Model", names: list[str], parts: "PartFiles", top: int, batch: int, workers: int | None, json: bool
+    run: str,
+    predictor: "Predictor",
+    names: list[str],
+    parts: "PartFiles",
+    top: int,
+    batch: int,
+    workers: int | None,
+    json: bool,
 ) -> None:
     from vitrail.inference.predict import iter_predictions
 
@@ -147,9 +141,9 @@ def _write_parts(
             with (
                 parts.write_part(part) as draft,
                 open(draft.path, "wb") as file,
-                closing(iter_predictions(model, files, top, batch, workers)) as predictions,
+                closing(iter_predictions(predictor, files, top, batch, workers)) as predictions,
             ):
-                write = prediction_writer(".jsonl", top, file)
+                write = prediction_writer(".jsonl", (), file)
                 for row in predictions:
                     write(row)
                     draft.num_bad += row.error is not None
@@ -194,30 +188,28 @@ def _progress_or_silent(kind: str | None, out: Path | None, json: bool) -> Abstr
     return nullcontext(lambda task, done, total: None) if on_screen else progress_bars()
 
 
-def _table_writer(names: Sequence[str], labels: Sequence[str]) -> WritePrediction:
+def _table_writer(names: Sequence[str], columns: dict[str, int]) -> WritePrediction:
     """Print table rows one at a time, with column widths fixed in advance."""
     screen = make_console()
-    first, second = _column_width("file", names), _column_width("label", labels)
+    first = _column_width("file", names)
+    widths = [min(max(width, cell_len(title)), MAX_COLUMN_WIDTH) for title, width in columns.items()]
 
     def write(row: "Prediction") -> None:
-        line = Text(_pad(printable(row.file), first) + "  ")
+        line, texts = Text(_pad(printable(row.file), first)), row.text()
         if row.error is not None:
-            line.append(printable(row.error), "red")
+            line.append("  ").append(printable(row.error), "red")
         else:
-            line.append(f"{_pad(printable(row.label or ''), second)}  {row.probability:>11.2%}")
-            line.append_text(_other_labels(row, screen.width - line.cell_len if screen.is_terminal else None))
+            for text, width in zip(texts, widths, strict=False):
+                line.append("  " + _pad(printable(text), width))
+            rest = Text("".join(f"  {printable(text)}" for text in texts[len(widths) :]))
+            if screen.is_terminal:
+                rest.truncate(max(screen.width - line.cell_len, 1), overflow="ellipsis")
+            line.append_text(rest)
         screen.print(line, soft_wrap=True)
 
-    screen.print(Text(f"{_pad('file', first)}  {_pad('label', second)}  probability", "bold"), soft_wrap=True)
+    header = [_pad("file", first), *(_pad(title, width) for title, width in zip(columns, widths, strict=True))]
+    screen.print(Text("  ".join(header), "bold"), soft_wrap=True)
     return write
-
-
-def _other_labels(row: "Prediction", max_width: int | None) -> Text:
-    """Format the other labels, truncated at the edge of the terminal."""
-    text = Text("".join(f"  {printable(entry.label)} {entry.probability:.2%}" for entry in row.top[1:]))
-    if max_width is not None:
-        text.truncate(max(max_width, 1), overflow="ellipsis")
-    return text
 
 
 def _column_width(title: str, texts: Sequence[str]) -> int:

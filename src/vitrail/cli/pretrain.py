@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from vitrail.cli.options import JsonOption, parse_size
+from vitrail.cli.panels import model_option, optimisation_option
 from vitrail.cli.run_recipe import (
     AugmentOption,
     BatchSizeOption,
@@ -41,19 +42,13 @@ def pretrain(
     image: InputSizeOption = None,
     augment: AugmentOption = None,
     model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", rich_help_panel="Model", help="Encoder variant, such as B/16, with its paper's settings."),
+        str | None, model_option(metavar="NAME", help="Encoder variant, such as B/16, with its paper's settings.")
     ] = None,
-    method: Annotated[
-        str,
-        typer.Option(rich_help_panel="Optimisation", help="Self-supervised method: masked-patch, mae or simmim."),
-    ] = "mae",
+    method: Annotated[str, optimisation_option(help="Self-supervised method: masked-patch, mae or simmim.")] = "mae",
     target: Annotated[
         str | None,
-        typer.Option(
-            metavar="TARGET",
-            rich_help_panel="Optimisation",
-            help="Prediction target of masked-patch: mean-colour (default), downsampled or pixels.",
+        optimisation_option(
+            metavar="TARGET", help="Prediction target of masked-patch: mean-colour (default), downsampled or pixels."
         ),
     ] = None,
     epochs: EpochsOption = None,

@@ -8,6 +8,7 @@ import typer
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
 from vitrail.cli.options import BatchOption, JsonOption
+from vitrail.cli.panels import data_option, run_option
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, printable
 
@@ -26,16 +27,10 @@ def probe(
         str | None, typer.Argument(metavar="DATA", help="Dataset: a folder, a file, or a name such as fashion or cifar10.")
     ] = None,
     suite: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.toml", rich_help_panel="Data", help="File that lists several datasets, instead of one."),
+        Path | None, data_option(metavar="FILE.toml", help="File that lists several datasets, instead of one.")
     ] = None,
     protocol: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            rich_help_panel="Run",
-            help="Protocol to run: fewshot, knn or linear; repeatable, default: all.",
-        ),
+        list[str] | None, run_option(metavar="NAME", help="Protocol to run: fewshot, knn or linear; repeatable, default: all.")
     ] = None,
     batch: BatchOption = 64,
     device: DeviceOption = "auto",
@@ -50,8 +45,7 @@ def probe(
 
     from vitrail.evaluation.probe import PROTOCOLS, SuiteEntry, check_protocols, load_suite
     from vitrail.evaluation.probe import probe as run_probe
-    from vitrail.system import select_device
-    from vitrail.weights.load import load
+    from vitrail.inference.load import load_predictor
 
     protocols = check_protocols(protocol or PROTOCOLS)
     entries = (
@@ -59,7 +53,7 @@ def probe(
         if suite is None
         else _restrict_protocols(load_suite(suite), protocols)
     )
-    model = load(weights).to(select_device(device))
+    model = load_predictor(weights, device=device)
     results = []
     with progress_bars() as on_progress:
         datasets = [

@@ -8,6 +8,7 @@ import typer
 
 from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json
 from vitrail.cli.options import JsonOption
+from vitrail.cli.panels import hub_option, output_option
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
@@ -20,22 +21,16 @@ def push(
     ],
     name: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub.")],
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", rich_help_panel="Output", help="Write the files into a new folder instead of uploading."),
+        Path | None, output_option(metavar="DIR", help="Write the files into a new folder instead of uploading.")
     ] = None,
     license: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", rich_help_panel="Hub", help="Licence, such as apache-2.0; without one, nobody may use the model."
-        ),
+        str | None, hub_option(metavar="NAME", help="Licence, such as apache-2.0; without one, nobody may use the model.")
     ] = None,
     format: Annotated[
         Literal["vitrail", "huggingface"],
-        typer.Option(rich_help_panel="Output", help="Layout: Vitrail's own, or that of transformers if it supports the model."),
+        output_option(help="Layout: Vitrail's own, or that of transformers if it supports the model."),
     ] = "vitrail",
-    private: Annotated[
-        bool, typer.Option("--private", rich_help_panel="Hub", help="Create the repository as private.")
-    ] = False,
+    private: Annotated[bool, hub_option("--private", help="Create the repository as private.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Upload a model and its model card to the Hugging Face hub, without checkpoints, images or local paths."""

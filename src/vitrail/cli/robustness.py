@@ -9,6 +9,7 @@ import typer
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
 from vitrail.cli.evaluate import numbered_progress
 from vitrail.cli.options import BatchOption, JsonOption, RunsAndDataArgument, SplitOption, check_output_file, parse_size
+from vitrail.cli.panels import corruptions_option, data_option, output_option
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, printable
 
@@ -20,26 +21,18 @@ def robustness(
     runs_and_data: RunsAndDataArgument,
     split: SplitOption = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.html", rich_help_panel="Output", help="Write an HTML page with plots and sample images."),
+        Path | None, output_option(metavar="FILE.html", help="Write an HTML page with plots and sample images.")
     ] = None,
     limit: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, rich_help_panel="Data", help="Number of images, sampled from the split; default: all."
-        ),
+        int | None, data_option(metavar="N", min=1, help="Number of images, sampled from the split; default: all.")
     ] = None,
     grid: Annotated[
         str | None,
-        typer.Option(
-            metavar="ROWSxCOLUMNS",
-            rich_help_panel="Corruptions",
-            help="Grid of the cells that are dropped and shuffled; default: the first model's patches.",
+        corruptions_option(
+            metavar="ROWSxCOLUMNS", help="Grid of the cells that are dropped and shuffled; default: the first model's patches."
         ),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(rich_help_panel="Corruptions", help="Random seed of the corruptions and of the sample of --limit.")
-    ] = 0,
+    seed: Annotated[int, corruptions_option(help="Random seed of the corruptions and of the sample of --limit.")] = 0,
     batch: BatchOption = 64,
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
@@ -63,15 +56,13 @@ def robustness(
         compare_robustness,
         evaluate_robustness,
     )
-    from vitrail.inference.predict import require_classifier
+    from vitrail.inference.load import load_predictor
+    from vitrail.inference.predictor import require_classifier
     from vitrail.system import select_device
-    from vitrail.weights.load import load
 
     target_device, names, results = select_device(device), _short_names(runs), []
     with progress_bars() as on_progress:
-        models = [load(run) for run in runs]
-        for model in models:
-            require_classifier(model)  # raises before any data is read
+        models = [require_classifier(load_predictor(run, device="cpu"), "robustness") for run in runs]
         source = open_for_evaluation(data, models[0], on_progress)
         shared = cells or common_grid(models)
         check_models(models, source, split, shared)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
+from vitrail.cli.panels import data_option, optimisation_option, run_option
 from vitrail.cli.training_progress import ProgressDisplay, format_score
 from vitrail.errors import VitrailError
 
@@ -21,81 +22,43 @@ if TYPE_CHECKING:
     from vitrail.training.trained_run import TrainedRun
 
 InputSizeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--image-size", metavar="H[xW]", rich_help_panel="Data", help="Height and width of the input images in pixels."
-    ),
+    str | None, data_option("--image-size", metavar="H[xW]", help="Height and width of the input images in pixels.")
 ]
 OverridesOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="FIELD=VALUE",
-        rich_help_panel="Optimisation",
-        help="Override a field of the recipe, such as steps=1000 or optim.lr=1e-3; repeatable.",
+    optimisation_option(
+        "--set", metavar="FIELD=VALUE", help="Override a field of the recipe, such as steps=1000 or optim.lr=1e-3; repeatable."
     ),
 ]
 EpochsOption = Annotated[
-    float | None,
-    typer.Option(metavar="N", rich_help_panel="Optimisation", help="Number of passes over the training images; sets steps."),
+    float | None, optimisation_option(metavar="N", help="Number of passes over the training images; sets steps.")
 ]
-BatchSizeOption = Annotated[
-    int | None, typer.Option(metavar="B", rich_help_panel="Optimisation", help="Number of images per step; sets batch_size.")
-]
-LrOption = Annotated[
-    float | None, typer.Option("--lr", metavar="LR", rich_help_panel="Optimisation", help="Peak learning rate; sets optim.lr.")
-]
-WeightDecayOption = Annotated[
-    float | None, typer.Option(metavar="WD", rich_help_panel="Optimisation", help="Weight decay; sets optim.weight_decay.")
-]
+BatchSizeOption = Annotated[int | None, optimisation_option(metavar="B", help="Number of images per step; sets batch_size.")]
+LrOption = Annotated[float | None, optimisation_option("--lr", metavar="LR", help="Peak learning rate; sets optim.lr.")]
+WeightDecayOption = Annotated[float | None, optimisation_option(metavar="WD", help="Weight decay; sets optim.weight_decay.")]
 AugmentOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", rich_help_panel="Data", help="Augmentation policy, such as none, light1, medium1 or pad."),
+    str | None, data_option(metavar="NAME", help="Augmentation policy, such as none, light1, medium1 or pad.")
 ]
 SeedOption = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", rich_help_panel="Run", help="Seed of the initial weights, the data order and the augmentation; sets seed."
-    ),
+    int | None, run_option(metavar="N", help="Seed of the initial weights, the data order and the augmentation; sets seed.")
 ]
 PrecisionOption = Annotated[
-    Literal["float32", "bfloat16"] | None,
-    typer.Option(rich_help_panel="Run", help="Number format of the computation; sets precision."),
+    Literal["float32", "bfloat16"] | None, run_option(help="Number format of the computation; sets precision.")
 ]
-CompileOption = Annotated[
-    bool, typer.Option("--compile", rich_help_panel="Run", help="Compile the model with torch.compile; sets compile.")
-]
-ResumeOption = Annotated[
-    Path | None,
-    typer.Option(metavar="RUN", rich_help_panel="Run", help="Run folder to resume, with its own recipe and dataset."),
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", rich_help_panel="Run", help="Run folder; an interrupted run in it is resumed."),
-]
-PrintRecipeOption = Annotated[
-    bool, typer.Option("--print-recipe", rich_help_panel="Run", help="Print the full recipe and exit.")
-]
-DeviceOption = Annotated[str, typer.Option(rich_help_panel="Run", help="Device to compute on: auto, cpu, cuda, cuda:1 or mps.")]
-ThreadsOption = Annotated[int | None, typer.Option(min=1, rich_help_panel="Run", help="Number of CPU threads for compute.")]
-WorkersOption = Annotated[
-    int | None, typer.Option(min=0, rich_help_panel="Run", help="Number of threads that load and decode images.")
-]
+CompileOption = Annotated[bool, run_option("--compile", help="Compile the model with torch.compile; sets compile.")]
+ResumeOption = Annotated[Path | None, run_option(metavar="RUN", help="Run folder to resume, with its own recipe and dataset.")]
+OutOption = Annotated[Path | None, run_option(metavar="DIR", help="Run folder; an interrupted run in it is resumed.")]
+PrintRecipeOption = Annotated[bool, run_option("--print-recipe", help="Print the full recipe and exit.")]
+DeviceOption = Annotated[str, run_option(help="Device to compute on: auto, cpu, cuda, cuda:1 or mps.")]
+ThreadsOption = Annotated[int | None, run_option(min=1, help="Number of CPU threads for compute.")]
+WorkersOption = Annotated[int | None, run_option(min=0, help="Number of threads that load and decode images.")]
 MinutesOption = Annotated[
-    float | None,
-    typer.Option(
-        metavar="N", rich_help_panel="Optimisation", help="Train for as many steps as fit into N minutes on this machine."
-    ),
+    float | None, optimisation_option(metavar="N", help="Train for as many steps as fit into N minutes on this machine.")
 ]
-FindLrOption = Annotated[
-    bool,
-    typer.Option("--find-lr", rich_help_panel="Optimisation", help="Choose the learning rate by an LR range test first."),
-]
-TensorboardOption = Annotated[
-    bool, typer.Option("--tensorboard", rich_help_panel="Run", help="Also write TensorBoard event files into the run.")
-]
-WandbOption = Annotated[bool, typer.Option("--wandb", rich_help_panel="Run", help="Also log the run to Weights & Biases.")]
-MlflowOption = Annotated[bool, typer.Option("--mlflow", rich_help_panel="Run", help="Also log the run to MLflow.")]
+FindLrOption = Annotated[bool, optimisation_option("--find-lr", help="Choose the learning rate by an LR range test first.")]
+TensorboardOption = Annotated[bool, run_option("--tensorboard", help="Also write TensorBoard event files into the run.")]
+WandbOption = Annotated[bool, run_option("--wandb", help="Also log the run to Weights & Biases.")]
+MlflowOption = Annotated[bool, run_option("--mlflow", help="Also log the run to MLflow.")]
 
 
 @dataclass(frozen=True)
@@ -195,7 +158,7 @@ def _train(prepared: "PreparedRun", options: RunOptions, group: "ProcessGroup") 
                 group=group,
             )
         except TrainingStopped as stop:
-            how = "the same command" if options.out else f"vitrail train --resume {folder}"
+            how = "the same command" if options.out == folder else f"vitrail train --resume {folder}"
             with suppress(OSError):  # the terminal may have been closed, which then stopped it
                 if group.is_main:
                     typer.echo(f"{stop}; {how} resumes from there", err=True)

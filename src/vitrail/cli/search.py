@@ -9,6 +9,7 @@ import typer
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
 from vitrail.cli.embed import SplitsOption, check_splits, open_splits
 from vitrail.cli.options import BatchOption, JsonOption, check_output_file
+from vitrail.cli.panels import output_option
 from vitrail.cli.probe import WeightsArgument
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, printable
@@ -26,16 +27,11 @@ def search(
         str, typer.Argument(metavar="DATA", help="Dataset to search: a folder, a file, or a name such as fashion or cifar10.")
     ],
     query: Annotated[Path, typer.Argument(metavar="QUERY", help="Query image.")],
-    top: Annotated[int, typer.Option(metavar="N", min=1, rich_help_panel="Output", help="Number of images to return.")] = 10,
+    top: Annotated[int, output_option(metavar="N", min=1, help="Number of images to return.")] = 10,
     split: SplitsOption = None,
     contact_sheet_path: Annotated[
         Path | None,
-        typer.Option(
-            "--contact-sheet",
-            metavar="FILE.png",
-            rich_help_panel="Output",
-            help="Draw the query and the hits on a contact sheet.",
-        ),
+        output_option("--contact-sheet", metavar="FILE.png", help="Draw the query and the hits on a contact sheet."),
     ] = None,
     batch: BatchOption = 64,
     device: DeviceOption = "auto",
@@ -47,13 +43,12 @@ def search(
     if contact_sheet_path is not None:
         _check_contact_sheet(contact_sheet_path, source, query, top)
 
+    from vitrail.inference.load import load_predictor
     from vitrail.inference.search import search as search_images
-    from vitrail.system import select_device
-    from vitrail.weights.load import load
 
     with progress_bars() as on_progress:
         splits = open_splits(source, split, on_progress)
-        model = load(weights).to(select_device(device))
+        model = load_predictor(weights, device=device)
         hits = search_images(model, splits, query, top, batch, workers, on_progress)
     if contact_sheet_path is not None:
         _draw_contact_sheet(contact_sheet_path, query, splits, hits)

@@ -15,6 +15,7 @@ from vitrail.cli.options import (
     require_packages,
     select_speedups,
 )
+from vitrail.cli.panels import batching_option, limits_option, model_option, network_option, output_option, run_option
 from vitrail.cli.run_recipe import DeviceOption, ThreadsOption
 from vitrail.errors import VitrailError
 
@@ -25,60 +26,39 @@ if TYPE_CHECKING:
 def serve(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, any weights, or an exported .onnx or .pt2 file.")],
     host: Annotated[
-        str,
-        typer.Option(metavar="ADDRESS", rich_help_panel="Network", help="Address to bind to; 0.0.0.0 for all interfaces."),
+        str, network_option(metavar="ADDRESS", help="Address to bind to; 0.0.0.0 for all interfaces.")
     ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, rich_help_panel="Network", help="Port to listen on; 0 picks a free one.")
-    ] = 8000,
-    engine: Annotated[
-        Literal["auto", "torch", "onnxruntime"], typer.Option(rich_help_panel="Model", help="Inference engine.")
-    ] = "auto",
-    max_batch: Annotated[
-        int, typer.Option(metavar="B", min=1, rich_help_panel="Batching", help="Maximum number of images per batch.")
-    ] = 16,
+    port: Annotated[int, network_option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
+    engine: Annotated[Literal["auto", "torch", "onnxruntime"], model_option(help="Inference engine.")] = "auto",
+    max_batch: Annotated[int, batching_option(metavar="B", min=1, help="Maximum number of images per batch.")] = 16,
     max_batch_delay: Annotated[
-        float,
-        typer.Option(metavar="MS", min=0, rich_help_panel="Batching", help="Milliseconds that a batch waits for more images."),
+        float, batching_option(metavar="MS", min=0, help="Milliseconds that a batch waits for more images.")
     ] = 5.0,
     max_queue: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, rich_help_panel="Limits", help="Maximum number of images in flight; more are refused with 503."
-        ),
+        int, limits_option(metavar="N", min=1, help="Maximum number of images in flight; more are refused with 503.")
     ] = 128,
     request_timeout: Annotated[
-        float,
-        typer.Option(metavar="S", rich_help_panel="Limits", help="Seconds that an image may wait to be computed, else 504."),
+        float, limits_option(metavar="S", help="Seconds that an image may wait to be computed, else 504.")
     ] = 10.0,
     read_timeout: Annotated[
-        float,
-        typer.Option(metavar="S", rich_help_panel="Limits", help="Seconds that a client may take to send a request, else 408."),
+        float, limits_option(metavar="S", help="Seconds that a client may take to send a request, else 408.")
     ] = 30.0,
     shutdown_timeout: Annotated[
-        float,
-        typer.Option(metavar="S", rich_help_panel="Limits", help="Seconds to finish accepted requests when stopped."),
+        float, limits_option(metavar="S", help="Seconds to finish accepted requests when stopped.")
     ] = 30.0,
-    max_body: Annotated[
-        float, typer.Option(metavar="MIB", rich_help_panel="Limits", help="Maximum size of a request in MiB, else 413.")
-    ] = 16.0,
-    max_pixels: Annotated[
-        int, typer.Option(metavar="N", min=1, rich_help_panel="Limits", help="Maximum number of pixels of an image, else 422.")
-    ] = 2**26,
+    max_body: Annotated[float, limits_option(metavar="MIB", help="Maximum size of a request in MiB, else 413.")] = 16.0,
+    max_pixels: Annotated[int, limits_option(metavar="N", min=1, help="Maximum number of pixels of an image, else 422.")] = 2
+    ** 26,
     token: Annotated[
         str | None,
-        typer.Option(
+        network_option(
             metavar="TOKEN",
             envvar="VITRAIL_TOKEN",
-            rich_help_panel="Network",
             help="Bearer token that clients must send; safer as an environment variable.",
         ),
     ] = None,
     top: Annotated[
-        int,
-        typer.Option(
-            metavar="K", min=1, rich_help_panel="Output", help="Number of labels per image, unless a client asks otherwise."
-        ),
+        int, output_option(metavar="K", min=1, help="Number of labels per image, unless a client asks otherwise.")
     ] = 5,
     compile: CompileOption = False,
     merge_tokens: MergeTokensOption = None,
@@ -87,10 +67,7 @@ def serve(
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
     decode_workers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, rich_help_panel="Run", help="Number of threads that decode images; default: one per core."
-        ),
+        int | None, run_option(metavar="N", min=1, help="Number of threads that decode images; default: one per core.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -121,7 +98,7 @@ def serve(
     with bind_socket(host, port) as listener:
         require_packages("serving", "serve", "fastapi", "uvicorn", "python_multipart")
 
-        from vitrail.inference.predictor import load_predictor
+        from vitrail.inference.load import load_predictor
         from vitrail.serve.server import run_server
         from vitrail.system import select_device
 

@@ -8,6 +8,7 @@ import typer
 
 from vitrail.cli.console import progress_bars
 from vitrail.cli.options import JsonOption, require_packages
+from vitrail.cli.panels import data_option, network_option, run_option
 from vitrail.cli.run_recipe import ThreadsOption
 from vitrail.errors import VitrailError
 
@@ -23,31 +24,18 @@ def studio(
         typer.Argument(metavar="RUN|WEIGHTS...", help="Runs, also while they train, or any weights; default: a small model."),
     ] = None,
     data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DATA", rich_help_panel="Data", help="Dataset to choose images from, besides the runs' own; repeatable."
-        ),
+        list[str] | None, data_option(metavar="DATA", help="Dataset to choose images from, besides the runs' own; repeatable.")
     ] = None,
     labels: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            rich_help_panel="Data",
-            help="Class names for weights without any: a JSON list, or one name per line.",
-        ),
+        Path | None, data_option(metavar="FILE", help="Class names for weights without any: a JSON list, or one name per line.")
     ] = None,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, rich_help_panel="Network", help="Port to listen on; 0 picks a free one.")
-    ] = 0,
-    browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", rich_help_panel="Run", help="Open the page in a browser.")
-    ] = True,
+    port: Annotated[int, network_option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 0,
+    browser: Annotated[bool, run_option("--browser/--no-browser", help="Open the page in a browser.")] = True,
     token: Annotated[
         str | None,
-        typer.Option(
+        network_option(
             metavar="TOKEN",
             envvar="VITRAIL_TOKEN",
-            rich_help_panel="Network",
             help="Secret part of the address, fixed so that links stay valid; default: random.",
         ),
     ] = None,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitrail.cli.options import JsonOption, parse_size
+from vitrail.cli.panels import model_option, optimisation_option, run_option
 from vitrail.cli.run_recipe import (
     AugmentOption,
     BatchSizeOption,
@@ -46,15 +47,10 @@ def train(
     image: InputSizeOption = None,
     augment: AugmentOption = None,
     model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", rich_help_panel="Model", help="Model variant, such as S/16, if the recipe allows it."),
+        str | None, model_option(metavar="NAME", help="Model variant, such as S/16, if the recipe allows it.")
     ] = None,
     recipe: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel="Optimisation",
-            help="Recipe to train with: demo, small, plain, augreg, textbook, resnet, paper-...",
-        ),
+        str | None, optimisation_option(help="Recipe to train with: demo, small, plain, augreg, textbook, resnet, paper-...")
     ] = None,
     epochs: EpochsOption = None,
     batch_size: BatchSizeOption = None,
@@ -66,8 +62,7 @@ def train(
     out: OutOption = None,
     resume: ResumeOption = None,
     recipe_from: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", rich_help_panel="Run", help="Run folder or recipe.json to take the recipe from."),
+        Path | None, run_option(metavar="RUN", help="Run folder or recipe.json to take the recipe from.")
     ] = None,
     print_recipe: PrintRecipeOption = False,
     seed: SeedOption = None,

@@ -9,6 +9,7 @@ from rich.text import Text
 from vitrail.cli.console import add_row, format_count, make_console, make_table, print_json
 from vitrail.cli.help import Command, Group
 from vitrail.cli.options import JsonOption, parse_size
+from vitrail.cli.panels import model_option, output_option, run_option, source_option
 from vitrail.cli.preprocess_options import with_preprocess_options
 from vitrail.errors import VitrailError
 
@@ -24,23 +25,12 @@ CheckpointArgument = Annotated[
     ),
 ]
 GridOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HxW", rich_help_panel="Source", help="Grid of the position embedding, if the file does not record it."
-    ),
+    str | None, source_option(metavar="HxW", help="Grid of the position embedding, if the file does not record it.")
 ]
-HeadsOption = Annotated[
-    int | None, typer.Option(rich_help_panel="Source", help="Number of attention heads, if the file does not record it.")
-]
-PoolOption = Annotated[
-    str | None,
-    typer.Option(metavar="cls|gap|map", rich_help_panel="Source", help="Pooling, if the file does not record it."),
-]
+HeadsOption = Annotated[int | None, source_option(help="Number of attention heads, if the file does not record it.")]
+PoolOption = Annotated[str | None, source_option(metavar="cls|gap|map", help="Pooling, if the file does not record it.")]
 GeluOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="tanh|exact|quick", rich_help_panel="Source", help="Form of the GELU, if the file does not record it."
-    ),
+    str | None, source_option(metavar="tanh|exact|quick", help="Form of the GELU, if the file does not record it.")
 ]
 
 
@@ -77,30 +67,20 @@ def convert(
     source: CheckpointArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder or file to write, depending on the format.")],
     format: Annotated[
-        str,
-        typer.Option(
-            "--to", rich_help_panel="Output", help="Format to write: vitrail, official, timm, huggingface or torchvision."
-        ),
+        str, output_option("--to", help="Format to write: vitrail, official, timm, huggingface, torchvision or dino.")
     ] = "vitrail",
     image: Annotated[
-        str | None,
-        typer.Option(
-            "--image-size", metavar="H[xW]", rich_help_panel="Model", help="New image size; the position embedding is resized."
-        ),
+        str | None, model_option("--image-size", metavar="H[xW]", help="New image size; the position embedding is resized.")
     ] = None,
     patch: Annotated[
-        str | None,
-        typer.Option(metavar="H[xW]", rich_help_panel="Model", help="New patch size; the patch embedding is resampled."),
+        str | None, model_option(metavar="H[xW]", help="New patch size; the patch embedding is resampled.")
     ] = None,
-    channels: Annotated[int | None, typer.Option(rich_help_panel="Model", help="New number of input channels.")] = None,
-    classes: Annotated[
-        int | None, typer.Option(rich_help_panel="Model", help="New number of classes; the head becomes zero.")
-    ] = None,
+    channels: Annotated[int | None, model_option(help="New number of input channels.")] = None,
+    classes: Annotated[int | None, model_option(help="New number of classes; the head becomes zero.")] = None,
     resize: Annotated[
         str,
-        typer.Option(
-            rich_help_panel="Model",
-            help="Whose rule resizes the position embedding: origin, official, timm, huggingface, torchvision or dino.",
+        model_option(
+            help="Whose rule resizes the position embedding: origin, official, timm, huggingface, torchvision or dino."
         ),
     ] = "origin",
     grid: GridOption = None,
@@ -108,8 +88,7 @@ def convert(
     gelu: GeluOption = None,
     pool: PoolOption = None,
     decoder_heads: Annotated[
-        int | None,
-        typer.Option(rich_help_panel="Source", help="Number of heads of the MAE decoder, if the file does not record it."),
+        int | None, source_option(help="Number of heads of the MAE decoder, if the file does not record it.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -153,9 +132,7 @@ def verify(
     second: Annotated[
         str | None, typer.Argument(metavar="OTHER", help="Checkpoint to compare with; default: the library it came from.")
     ] = None,
-    tolerance: Annotated[
-        float, typer.Option(rich_help_panel="Run", help="Largest accepted absolute difference of the logits.")
-    ] = 1e-4,
+    tolerance: Annotated[float, run_option(help="Largest accepted absolute difference of the logits.")] = 1e-4,
     grid: GridOption = None,
     heads: HeadsOption = None,
     gelu: GeluOption = None,

@@ -15,32 +15,33 @@ from vitrail.io import atomic_path
 
 if TYPE_CHECKING:
     from vitrail.data.sources.dataset import Dataset
-    from vitrail.inference.features import FeatureBatch
-    from vitrail.inference.predict import Prediction
+    from vitrail.inference.run import OutputBatch
+    from vitrail.tasks.task import Prediction
 
 WritePrediction = Callable[["Prediction"], None]
 PREDICTION_SUFFIXES = (".csv", ".jsonl")
-WriteFeatures = Callable[[str, "Dataset", "FeatureBatch"], None]
+WriteFeatures = Callable[[str, "Dataset", "OutputBatch"], None]
 FEATURE_SUFFIXES = (".parquet", ".npz")
 
 
 @contextmanager
-def open_prediction_writer(kind: str, top: int, out: Path | None) -> Iterator[WritePrediction]:
+def open_prediction_writer(kind: str, columns: Sequence[str], out: Path | None) -> Iterator[WritePrediction]:
     """Yield a function that writes a row; rows are bytes, so that file names keep their encoding."""
     with _open_output(out) as file:
-        yield prediction_writer(kind, top, file)
+        yield prediction_writer(kind, columns, file)
 
 
-def prediction_writer(kind: str, top: int, file: BinaryIO) -> WritePrediction:
+def prediction_writer(kind: str, columns: Sequence[str], file: BinaryIO) -> WritePrediction:
+    """Return a function that writes a row; ``columns`` are those of a CSV file, besides the image and its error."""
+
     def write(text: str) -> None:
         file.write(_encode(text))
         file.flush()
 
     if kind == ".jsonl":
         return lambda row: write(json.dumps(asdict(row), allow_nan=False) + "\n")
-    more = [f"{column}_{rank}" for rank in range(2, top + 1) for column in ("label", "probability")]
-    write(_csv_line(["file", "label", "probability", "error", *more]))
-    return lambda row: write(_csv_line(_csv_cells(row, top)))
+    write(_csv_line(["file", *columns, "error"]))
+    return lambda row: write(_csv_line([row.file, *(row.cells().get(column) for column in columns), row.error]))
 
 
 @contextmanager
@@ -58,11 +59,6 @@ def _encode(text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:  # a lone surrogate, which a label read from a file may have
         return text.encode("utf-8", "replace")
-
-
-def _csv_cells(row: "Prediction", top: int) -> list[object]:
-    others = [cell for entry in row.top[1:] for cell in (entry.label, entry.probability)]
-    return [row.file, row.label, row.probability, row.error, *others, *[None] * (2 * (top - 1) - len(others))]
 
 
 def _csv_line(cells: Iterable[object]) -> str:
@@ -104,7 +100,7 @@ def _parquet_writer(path: Path, width: Callable[[], int]) -> Iterator[WriteFeatu
             writers.append(pyarrow.parquet.ParquetWriter(path, group.schema))
         writers[0].write_table(group)
 
-    def write_rows(split: str, source: "Dataset", rows: "FeatureBatch") -> None:
+    def write_rows(split: str, source: "Dataset", rows: "OutputBatch") -> None:
         numbers = rows.indices.tolist()
         labels = [_valid_utf8(label_name(source, number)) or None for number in numbers]
         write([_valid_utf8(source.describe(number)) for number in numbers], labels, [split] * len(numbers), rows.values)
@@ -125,7 +121,7 @@ def _npz_writer(path: Path, names: Sequence[str], width: Callable[[], int]) -> I
 
     batches: list[tuple[str, list[str], Any, Any]] = []
 
-    def write_rows(split: str, source: "Dataset", rows: "FeatureBatch") -> None:
+    def write_rows(split: str, source: "Dataset", rows: "OutputBatch") -> None:
         files = [source.describe(number) for number in rows.indices.tolist()]
         batches.append((split, files, source.labels[rows.indices], rows.values))
 

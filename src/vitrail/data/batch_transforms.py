@@ -4,7 +4,7 @@ All randomness is drawn from (seed, epoch, index), so the result is a pure funct
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from typing import Any, Protocol, runtime_checkable
@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from einops import rearrange, repeat
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from numpy import ndarray
 from PIL import Image
 from torch import Tensor
@@ -52,7 +52,7 @@ MAX_BATCHED_SIDE = 64  # pixels per side up to which a whole batch at once is fa
 class TransformedBatch:
     """The readable images, in order; ``readable`` marks them among the indices, ``read_errors`` says why others failed."""
 
-    images: Float[Tensor, "n c height width"]
+    images: Float[Tensor, "n c height width"] | UInt8[Tensor, "n c height width"]
     readable: ndarray
     read_errors: dict[int, str]
 
@@ -68,27 +68,37 @@ class BatchTransform(Protocol):
 
 
 @dataclass(frozen=True)
+class PixelTransform:
+    """Preprocessing for evaluation without normalisation: the uint8 images that a predictor takes."""
+
+    preprocess: Preprocess
+
+    def __call__(self, dataset: Dataset, epochs: Int[ndarray, " n"], indices: Int[ndarray, " n"]) -> TransformedBatch:
+        preprocess = self.preprocess
+        is_exact = preprocess.resize_to == preprocess.image_size  # no resize, no crop
+        if is_exact and dataset.array_shape == (*preprocess.image_size, len(preprocess.mean)):
+            images = rearrange(torch.from_numpy(dataset.stack(indices)), "n h w c -> n c h w")
+            return TransformedBatch(images, np.ones(len(indices), bool), {})
+        return _transform_images(
+            dataset,
+            indices,
+            preprocess,
+            lambda _, content: _to_chw(resize_and_crop(to_pil(content), preprocess)),
+            normalised=True,
+            dtype=torch.uint8,
+        )
+
+
+@dataclass(frozen=True)
 class EvalTransform:
     """Preprocessing for evaluation, equal to the pixel to preprocessing each image alone."""
 
     preprocess: Preprocess
 
     def __call__(self, dataset: Dataset, epochs: Int[ndarray, " n"], indices: Int[ndarray, " n"]) -> TransformedBatch:
-        preprocess = self.preprocess
-        stack = (
-            dataset.stack(indices)
-            if dataset.array_shape == (*preprocess.image_size, len(preprocess.mean))
-            and preprocess.resize_to == preprocess.image_size
-            else None
-        )
-        if stack is not None:
-            images = rearrange(torch.from_numpy(stack), "n h w c -> n c h w").to(
-                torch.float32, memory_format=torch.contiguous_format
-            )
-            return TransformedBatch(normalise(images, preprocess), np.ones(len(indices), bool), {})
-        return _transform_images(
-            dataset, indices, preprocess, lambda _, content: _to_chw(resize_and_crop(to_pil(content), preprocess))
-        )
+        transformed = PixelTransform(self.preprocess)(dataset, epochs, indices)
+        images = transformed.images.to(torch.float32, memory_format=torch.contiguous_format)
+        return replace(transformed, images=normalise(images, self.preprocess))
 
 
 @dataclass(frozen=True)
@@ -282,8 +292,9 @@ def _transform_images(
     preprocess: Preprocess,
     transform: Callable[[int, bytes | ndarray], Tensor],
     normalised: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> TransformedBatch:
-    images = torch.empty(len(indices), len(preprocess.mean), *preprocess.image_size)
+    images = torch.empty(len(indices), len(preprocess.mean), *preprocess.image_size, dtype=dtype)
     readable, read_errors, filled = np.zeros(len(indices), bool), {}, 0
     for row, index in enumerate(indices.tolist()):
         try:

@@ -62,28 +62,20 @@ class DatasetReport:
         return not (self.bad or self.leaks or self.conflicts)
 
 
-def check_dataset(data: DatasetSplits, progress: Progress | None = None, workers: int | None = None) -> DatasetReport:
+def check_dataset(data: DatasetSplits, progress: Progress | None = None) -> DatasetReport:
     """Check every image of every split."""
-    indexes = _index_splits(data, progress, workers)
+    indexes = _index_splits(data, progress)
     bad = [
         UnusableImage(dataset.describe(int(index)), str(indexes[split].errors[index]), split)
         for split, dataset in data.splits.items()
         for index in indexes[split].bad
     ]
-    usable_splits = {
-        split: select_images(dataset, np.flatnonzero(indexes[split].errors == "")) for split, dataset in data.splits.items()
-    }
-    usable_indexes = {split: indexes[split].select(np.flatnonzero(indexes[split].errors == "")) for split in indexes}
+    usable_splits = {split: select_images(dataset, indexes[split].good) for split, dataset in data.splits.items()}
+    usable_indexes = {split: index.select(index.good) for split, index in indexes.items()}
     leaks, conflicts, duplicates = _find_duplicates(usable_splits, usable_indexes)
+    train, validation, test = usable_splits.values()
     return DatasetReport(
-        DatasetSplits(
-            data.name,
-            usable_splits["train"],
-            usable_splits["validation"],
-            usable_splits["test"],
-            _content_fingerprint(usable_splits, usable_indexes),
-            data.notes,
-        ),
+        DatasetSplits(data.name, train, validation, test, _content_fingerprint(usable_splits, usable_indexes), data.notes),
         sum(map(len, data.splits.values())),
         tuple(bad),
         tuple(leaks),
@@ -96,9 +88,9 @@ def check_dataset(data: DatasetSplits, progress: Progress | None = None, workers
     )
 
 
-def _index_splits(data: DatasetSplits, progress: Progress | None, workers: int | None) -> dict[str, ImageIndex]:
+def _index_splits(data: DatasetSplits, progress: Progress | None) -> dict[str, ImageIndex]:
     """Index the splits together, because they may be subsets of one dataset."""
-    index = index_images(ConcatDataset(list(data.splits.values())), progress, workers)
+    index = index_images(ConcatDataset(list(data.splits.values())), progress)
     ends = np.cumsum([len(dataset) for dataset in data.splits.values()])
     rows = np.split(np.arange(len(index.errors)), ends[:-1])
     return {split: index.select(of_split) for split, of_split in zip(data.splits, rows, strict=True)}
@@ -126,20 +118,15 @@ def _find_duplicates(
     split_numbers = np.concatenate([np.full(len(dataset), number) for number, dataset in enumerate(splits.values())])
     index = np.concatenate([np.arange(len(dataset)) for dataset in splits.values()])
     names, datasets = tuple(splits), tuple(splits.values())
-    leaks, conflicts, duplicates = [], [], []
+    groups = []
     for group in _group_equal(keys):
         members = [(datasets[split_numbers[item]], names[split_numbers[item]], int(index[item])) for item in group]
-        duplicates_of_one = DuplicateGroup(
-            tuple(dataset.describe(position) for dataset, _, position in members),
-            tuple(split for _, split, _ in members),
-            tuple(label_name(dataset, position) for dataset, _, position in members),
-        )
-        if len(set(duplicates_of_one.splits)) > 1:
-            leaks.append(duplicates_of_one)
-        if len(set(duplicates_of_one.classes)) > 1:
-            conflicts.append(duplicates_of_one)
-        if len(set(duplicates_of_one.splits)) == 1 and len(set(duplicates_of_one.classes)) == 1:
-            duplicates.append(duplicates_of_one)
+        locations = (dataset.describe(position) for dataset, _, position in members)
+        classes = (label_name(dataset, position) for dataset, _, position in members)
+        groups.append(DuplicateGroup(tuple(locations), tuple(split for _, split, _ in members), tuple(classes)))
+    leaks = [group for group in groups if len(set(group.splits)) > 1]
+    conflicts = [group for group in groups if len(set(group.classes)) > 1]
+    duplicates = [group for group in groups if len(set(group.splits)) == len(set(group.classes)) == 1]
     return leaks, conflicts, duplicates
 
 

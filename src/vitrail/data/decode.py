@@ -14,7 +14,7 @@ import numpy as np
 from numpy import ndarray
 from PIL import Image, JpegImagePlugin, UnidentifiedImageError
 
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
 
 try:
     import simplejpeg  # type: ignore[import-untyped]
@@ -79,8 +79,7 @@ def _decode(source: Path | bytes, min_size: Callable[[ImageSize], ImageSize] | N
     except MemoryError:  # transient
         raise
     except Exception as error:  # a damaged image can fail its decoder in any way
-        reason = str(error).strip().splitlines()[0].replace(str(name), "it") if str(error).strip() else type(error).__name__
-        raise BadImage(f"{name} cannot be decoded: {reason}") from None
+        raise BadImage(f"{name} cannot be decoded: {first_line(error).replace(str(name), 'it')}") from None
 
 
 def to_upright_rgb(image: Image.Image) -> Image.Image:

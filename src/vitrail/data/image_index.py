@@ -40,6 +40,10 @@ class ImageIndex:
     errors: ndarray  # n, str
 
     @property
+    def good(self) -> ndarray:
+        return np.flatnonzero(self.errors == "")
+
+    @property
     def bad(self) -> ndarray:
         return np.flatnonzero(self.errors != "")
 
@@ -55,27 +59,27 @@ class ImageIndex:
         return ImageIndex(*(column[indices] for column in vars(self).values()))
 
 
-def index_images(dataset: Dataset, progress: Progress | None = None, workers: int | None = None) -> ImageIndex:
+def index_images(dataset: Dataset, progress: Progress | None = None) -> ImageIndex:
     """Read and decode every image in threads; cached rows are reused."""
     datasets, positions = dataset.flatten()
-    columns = zip(*(vars(_index_stored(each, progress, workers)).values() for each in datasets), strict=True)
+    columns = zip(*(vars(_index_stored(each, progress)).values() for each in datasets), strict=True)
     return ImageIndex(*map(np.concatenate, columns)).select(positions)
 
 
-def _index_stored(dataset: Dataset, progress: Progress | None, workers: int | None) -> ImageIndex:
+def _index_stored(dataset: Dataset, progress: Progress | None) -> ImageIndex:
     indices = range(len(dataset))
     if (files := dataset.files()) is not None:
-        return _index_files(dataset, *files, progress, workers)
+        return _index_files(dataset, *files, progress)
     if (shape := dataset.array_shape) is not None and math.prod(shape) <= SMALL_IMAGE_BYTES:
         return _to_image_index([_index_image(dataset, index) for index in indices])
     if shape is not None or (cache_key := dataset.cache_key()) is None:
         if dataset not in _indexes:
-            _indexes[dataset] = _to_image_index(list(_index_in_threads(dataset, indices, progress, workers)))
+            _indexes[dataset] = _to_image_index(list(_index_in_threads(dataset, indices, progress)))
         return _indexes[dataset]
     key = f"{CACHE_FORMAT} {hashlib.sha256(cache_key).hexdigest()}"
     cached = _load_records(key)
     if cached is None or len(cached[1]) != len(dataset):
-        rows = list(_index_in_threads(dataset, indices, progress, workers))
+        rows = list(_index_in_threads(dataset, indices, progress))
         if not any(row.error.startswith(UNREADABLE) for row in rows):
             _store_records(key, [""] * len(rows), np.zeros((len(rows), 3), np.int64), rows)
         return _to_image_index(rows)
@@ -91,10 +95,8 @@ class ImageRecord:
     error: str
 
 
-def _index_in_threads(
-    dataset: Dataset, indices: Sequence[int], progress: Progress | None, workers: int | None
-) -> Iterator[ImageRecord]:
-    with ThreadPoolExecutor(workers or available_cores()) as pool:
+def _index_in_threads(dataset: Dataset, indices: Sequence[int], progress: Progress | None) -> Iterator[ImageRecord]:
+    with ThreadPoolExecutor(available_cores()) as pool:
         for start in range(0, len(indices), CHUNK):
             yield from pool.map(lambda index: _index_image(dataset, index), indices[start : start + CHUNK])
             if progress:
@@ -140,16 +142,14 @@ def _to_image_index(rows: Sequence[ImageRecord]) -> ImageIndex:
     return ImageIndex(hashes("file_hash"), hashes("pixel_hash"), sizes, image_formats, errors)
 
 
-def _index_files(
-    dataset: Dataset, root: Path, paths: Sequence[str], progress: Progress | None, workers: int | None
-) -> ImageIndex:
+def _index_files(dataset: Dataset, root: Path, paths: Sequence[str], progress: Progress | None) -> ImageIndex:
     stamps = np.array([_file_stamp(root / path) for path in paths], np.int64).reshape(-1, 3)
     key = f"{CACHE_FORMAT} {root.resolve()}"
     cached = _load_file_records(key)
     rows = [cached.get(stamped) for stamped in _with_stamps(paths, stamps)]
     missing = [index for index, row in enumerate(rows) if row is None]
     try:
-        for index, row in zip(missing, _index_in_threads(dataset, missing, progress, workers), strict=False):
+        for index, row in zip(missing, _index_in_threads(dataset, missing, progress), strict=False):
             rows[index] = row
     finally:  # what was read before an interruption is not read twice
         if missing:
@@ -174,12 +174,7 @@ def _with_stamps(paths: Sequence[str], stamps: ndarray) -> list[StampedPath]:
 
 
 def _store_file_records(
-    key: str,
-    root: Path,
-    paths: Sequence[str],
-    stamps: ndarray,
-    rows: Sequence[ImageRecord | None],
-    cached: CachedRecords,
+    key: str, root: Path, paths: Sequence[str], stamps: ndarray, rows: Sequence[ImageRecord | None], cached: CachedRecords
 ) -> None:
     """Store the rows, together with those cached for other files of the same folder, which another table may list."""
     listed = set(paths)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from numpy import ndarray
 from torch import Tensor
 
@@ -26,6 +26,7 @@ from vitrail.data.batch_transforms import (
     CustomTransform,
     EvalTransform,
     ImageTransform,
+    PixelTransform,
     TrainTransform,
     TransformedBatch,
 )
@@ -46,7 +47,7 @@ Targets = Callable[[Dataset, ndarray], Any]  # from a dataset and indices to the
 class Batch:
     """Preprocessed images. For mixed images the loss is lam * loss(targets) + (1 - lam) * loss(mixed_targets)."""
 
-    images: Float[Tensor, "n c height width"]
+    images: Float[Tensor, "n c height width"] | UInt8[Tensor, "n c height width"]
     targets: Any  # class labels, or what else the task makes of the dataset
     indices: Int[Tensor, " n"]  # in the dataset
     mixed_targets: Any = None
@@ -73,6 +74,7 @@ class Loader:
     max_bad_fraction: float = MAX_BAD_FRACTION
     read_errors: dict[int, str] = field(default_factory=dict)  # images that could not be read, by index
     targets: Targets = class_labels
+    logs_errors: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -109,7 +111,7 @@ class Loader:
     def _record_errors(self, read_errors: dict[int, str]) -> None:
         with self._lock:
             for index, error in read_errors.items():
-                if index not in self.read_errors:
+                if index not in self.read_errors and self.logs_errors:
                     log.warning("skipped an image: %s", printable(error))
                 self.read_errors[index] = error
             if len(self.read_errors) > max_bad_images(self.max_bad_fraction, len(self.dataset)):
@@ -234,6 +236,15 @@ def build_eval_loader(
     return Loader(
         dataset, EvalTransform(preprocess), SequentialSampler(len(dataset), batch_size), rank=rank, world_size=world_size
     )
+
+
+def build_pixel_loader(
+    dataset: Dataset, preprocess: Preprocess, batch_size: int, max_bad_fraction: float = MAX_BAD_FRACTION
+) -> Loader:
+    """Build a loader of every image once, in order, as the uint8 images that a predictor takes."""
+    _check_arguments(dataset, batch_size)
+    transform, sampler = PixelTransform(preprocess), SequentialSampler(len(dataset), batch_size)
+    return Loader(dataset, transform, sampler, max_bad_fraction=max_bad_fraction)
 
 
 def _check_arguments(dataset: Dataset, batch_size: int) -> None:

@@ -35,9 +35,6 @@ class PackedDataset(Dataset):
     class_names: tuple[str, ...]
     origin: str
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     def describe(self, index: int) -> str:
         return f"image {index} of {self.origin}"
 

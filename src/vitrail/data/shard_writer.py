@@ -223,7 +223,7 @@ def _encode(content: bytes | ndarray) -> tuple[str, bytes]:
 class TarWriter:
     """A tar file of images and labels, synced to disk when it is closed.
 
-    Plain headers with time, owner and group 0, so that the bytes are reproducible.
+    Plain headers with time, owner and group 0, so that the bytes are reproducible; ``tarfile`` would pad the end to 10 KiB.
     """
 
     def __init__(self, path: Path) -> None:

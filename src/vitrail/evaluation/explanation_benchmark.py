@@ -29,7 +29,7 @@ from vitrail.explain.faithfulness import (
     random_map,
 )
 from vitrail.explain.saliency import SALIENCY_METHODS, saliency
-from vitrail.inference.predict import require_classifier
+from vitrail.inference.predictor import TorchPredictor, require_classifier
 from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 
@@ -155,7 +155,7 @@ def object_masks(source: Dataset, indices: Sequence[int], preprocess: Preprocess
 
 
 def _batches(model: Model, source: Dataset, batch_size: int, workers: int | None) -> Iterator[tuple[Tensor, Tensor | None]]:
-    preprocess, weight = require_classifier(model), next(model.parameters())
+    preprocess, weight = require_classifier(TorchPredictor(model)).preprocess, next(model.parameters())
     for part in build_eval_loader(source, preprocess, batch_size).batches(workers=workers):
         if part.images.shape[0]:
             yield part.images.to(weight.device, weight.dtype), object_masks(source, part.indices.tolist(), preprocess)

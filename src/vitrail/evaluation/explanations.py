@@ -6,6 +6,7 @@ l layers, s states between them, h heads, k classes, t tokens, c channels, y and
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,14 +16,14 @@ from vitrail.errors import VitrailError
 from vitrail.explain.attention import as_vit, attention, check_indices, eval_mode, pooled_attention
 from vitrail.explain.gradient import logit_lens
 from vitrail.explain.head_statistics import token_norms
-from vitrail.explain.probabilities import class_probabilities
 from vitrail.explain.saliency import CLASS_AGNOSTIC_METHODS, SALIENCY_METHODS, saliency
-from vitrail.inference.features import require_preprocess
-from vitrail.inference.inputs import ImageLike, ImageList, as_image_list
+from vitrail.inference.inputs import as_images
+from vitrail.inference.predictor import require_preprocess
 from vitrail.inference.preprocess_images import preprocess_subset
 from vitrail.layers.position import Grid
 from vitrail.models.build import Model
 from vitrail.models.vit import ViT
+from vitrail.tasks.registry import class_probabilities
 
 POOL_QUERY = "pool"  # the query is what the classifier reads
 
@@ -59,7 +60,7 @@ class Explanation:
 
 def explain_images(
     model: Model,
-    images: Sequence[ImageLike],
+    images: Any,
     methods: Sequence[str] | None = None,
     target: int | None = None,
     attention_selection: AttentionSelection | None = None,
@@ -79,7 +80,7 @@ def explain_images(
         )
     layers = check_indices("layers", selection.layers, len(vit.blocks))
     heads = check_indices("heads", selection.heads, vit.config.heads)
-    source = ImageList(as_image_list(images))
+    source = as_images(images)
     for index in range(len(source)):
         batch = preprocess_subset(vit, source, [index])
         with torch.no_grad(), eval_mode(vit):

@@ -6,38 +6,36 @@ from numpy import ndarray
 from vitrail.data.sources.concat_dataset import ConcatDataset
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, select_images
 from vitrail.errors import VitrailError, did_you_mean
-from vitrail.models.build import Model
+from vitrail.inference.predictor import Predictor
 
 SPLITS = ("test", "validation", "train", "all")
 
 
-def select_split(data: DatasetSplits, split: str | None) -> tuple[str, Dataset]:
-    """Return the named split, else test, else validation, else all; only its labelled images."""
+def select_split(data: DatasetSplits, split: str | None, labelled: bool = True) -> tuple[str, Dataset]:
+    """Return the named split, else test, else validation, else all; of a ``labelled`` one only the images with a class."""
     if split is not None and split not in SPLITS:
         raise VitrailError(f"split must be {', '.join(SPLITS)}, got {split!r}{did_you_mean(split, SPLITS)}")
     for name in (split,) if split else ("test", "validation", "all"):
         source = ConcatDataset([part for part in data.splits.values() if len(part)]) if name == "all" else data.splits[name]
-        if len(source) and (labelled := np.flatnonzero(source.labels >= 0)).size:
-            return name, select_images(source, labelled)
+        if not labelled and len(source):
+            return name, source
+        if len(source) and (indices := np.flatnonzero(source.labels >= 0)).size:
+            return name, select_images(source, indices)
     sizes = ", ".join(f"{len(part):,} {name}" for name, part in data.splits.items())
-    raise VitrailError(f"{data.name} has no labelled images to evaluate{f' in {split}' if split else ''}; it has {sizes}")
+    kind, where = "labelled images" if labelled else "images", f" in {split}" if split else ""
+    raise VitrailError(f"{data.name} has no {kind} to evaluate{where}; it has {sizes}")
 
 
-def get_class_names(model: Model) -> tuple[str, ...]:
-    """Return the model's class names; without any, the class indices as strings."""
-    return model.class_names or tuple(str(number) for number in range(model.config.classes))
-
-
-def match_classes(source: Dataset, model: Model, data: str) -> ndarray:
+def match_classes(source: Dataset, predictor: Predictor, data: str) -> ndarray:
     """Return the model's class for each of the dataset's, -1 for those without images."""
     indices_by_name: dict[str, list[int]] = {}
-    for number, name in enumerate(get_class_names(model)):
+    for number, name in enumerate(predictor.class_names):
         indices_by_name.setdefault(name, []).append(number)
     mapping = np.full(len(source.class_names), -1)
     used = np.unique(source.labels).tolist()
     unknown = [source.class_names[label] for label in used if source.class_names[label] not in indices_by_name]
     if unknown:
-        raise VitrailError(_unknown_classes_message(unknown, len(used), list(indices_by_name), data, model.class_names is None))
+        raise VitrailError(_unknown_classes_message(unknown, len(used), list(indices_by_name), data, predictor.names is None))
     for label in used:
         name = source.class_names[label]
         if len(indices_by_name[name]) > 1:

@@ -2,28 +2,30 @@
 
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from vitrail.data.sources.concat_dataset import ConcatDataset
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress, empty_dataset
-from vitrail.data.sources.open import NO_SPLITS_NOTE, open_dataset, training_notes
+from vitrail.data.sources.open import NO_SPLITS_NOTE, as_source, open_dataset, source_name, training_notes
 from vitrail.inference.export_metadata import path_hash
-from vitrail.models.build import Model
+from vitrail.inference.predictor import Predictor
 
 
-def open_like_training(data: str | Path, model: Model, progress: Progress | None = None) -> DatasetSplits:
+def open_like_training(
+    data: Any, predictor: Predictor, progress: Progress | None = None, labelled: bool = True
+) -> DatasetSplits:
     """Open a dataset with the validation and test fractions of the model's training, so that the splits are the same."""
-    return open_dataset(data, split_fractions=_training_fractions(model), progress=progress)
+    return open_dataset(data, split_fractions=_training_fractions(predictor), labelled=labelled, progress=progress)
 
 
-def open_for_evaluation(data: str | Path, model: Model, progress: Progress | None = None) -> DatasetSplits:
+def open_for_evaluation(data: Any, predictor: Predictor, progress: Progress | None = None) -> DatasetSplits:
     """Open a dataset to evaluate a model on; one without splits of its own, new to the model, is evaluated as a whole."""
-    if _was_trained_on(model, str(data)):
-        return open_like_training(data, model, progress)
-    opened = open_dataset(data, progress=progress)
-    if opened.split_fractions is None or not opened.split_fractions.test:
+    source, labelled = as_source(data, progress=progress), predictor.task.config.labelled
+    if _was_trained_on(predictor, source_name(source)):
+        return open_like_training(source, predictor, progress, labelled)
+    opened = open_dataset(source, labelled=labelled, progress=progress)
+    if opened is data or opened.split_fractions is None or not opened.split_fractions.test:
         return opened
     nothing = empty_dataset(opened.class_names)
     everything = ConcatDataset([split for split in opened.splits.values() if len(split)])
@@ -36,11 +38,11 @@ def dataset_notes(data: DatasetSplits) -> list[str]:
     return [note for note in data.notes if note not in training_notes(data.train)]
 
 
-def leakage_warnings(model: Model, data: DatasetSplits, split: str, is_default_split: bool = False) -> list[str]:
+def leakage_warnings(predictor: Predictor, data: DatasetSplits, split: str, is_default_split: bool = False) -> list[str]:
     """Return warnings if the model was trained or selected on these images, whose scores would be optimistic."""
-    training_fractions = _training_fractions(model)
+    training_fractions = _training_fractions(predictor)
     fractions = data.split_fractions or training_fractions
-    if not _was_trained_on(model, data.name):
+    if not _was_trained_on(predictor, data.name):
         is_partial = is_default_split and data.split_fractions is not None and getattr(fractions, split, 0) > 0
         return [f"the model was not trained on it, so more than its {split} can be evaluated: split all"] if is_partial else []
     # Whether the splits differ from those of the training.
@@ -54,9 +56,9 @@ def leakage_warnings(model: Model, data: DatasetSplits, split: str, is_default_s
     return [f"{reason} images that are among these, so the scores are optimistic"]
 
 
-def _was_trained_on(model: Model, data_name: str) -> bool:
+def _was_trained_on(predictor: Predictor, data_name: str) -> bool:
     """Return whether the model was trained on this dataset: by name, or because both names lead to the same path."""
-    trained: Any = model.metadata.get("dataset", {})
+    trained: Any = predictor.metadata.get("dataset", {})
     name = str(trained.get("name", ""))
     if "path_hash" in trained:  # an exported file has only the last part of the name, which is not unique
         spellings = os.path.abspath(data_name), os.path.realpath(data_name), os.path.relpath(data_name or ".")
@@ -64,9 +66,9 @@ def _was_trained_on(model: Model, data_name: str) -> bool:
     return name == data_name or (os.path.exists(name) and os.path.exists(data_name) and os.path.samefile(name, data_name))
 
 
-def _training_fractions(model: Model) -> SplitFractions:
+def _training_fractions(predictor: Predictor) -> SplitFractions:
     """Return the validation and test fractions of the model's training."""
-    recipe = model.metadata.get("recipe", {})
+    recipe = predictor.metadata.get("recipe", {})
     return SplitFractions(
         **{
             name: recipe[key]

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.sources.dataset import DatasetSplits, Progress
-from vitrail.errors import VitrailError, did_you_mean
+from vitrail.errors import VitrailError, did_you_mean, first_line
 from vitrail.evaluation.fewshot import FewShotResult, fewshot_probe
 from vitrail.evaluation.knn import knn_probe
 from vitrail.evaluation.leakage import open_like_training
 from vitrail.evaluation.linear_probe import PENALTIES, LinearProbeResult, linear_probe
 from vitrail.inference.features import DEFAULT_BATCH_SIZE, Features, embed
+from vitrail.inference.load import load_predictor
+from vitrail.inference.predictor import Predictor
 from vitrail.models.build import Model
 
 PROTOCOLS = ("fewshot", "knn", "linear")
@@ -50,8 +52,8 @@ class SuiteEntry:
 
 
 def probe(
-    model: Model,
-    source: str | Path | DatasetSplits,
+    model: Model | Predictor | str | Path,
+    source: Any,
     protocols: Sequence[str] = PROTOCOLS,
     batch_size: int = DEFAULT_BATCH_SIZE,
     workers: int | None = None,
@@ -59,7 +61,8 @@ def probe(
 ) -> ProbeResult:
     """Compute features once, then run each protocol: fitted on train, evaluated on test or, without one, on validation."""
     selected = check_protocols(protocols)
-    data = source if isinstance(source, DatasetSplits) else open_like_training(source, model, progress)
+    predictor = load_predictor(model)
+    data = open_like_training(source, predictor, progress)
     eval_split, notes = select_eval_split(data, selected)
     needed_splits = [
         split for split in ("train", "validation", "test") if split in ("train", eval_split) or "linear" in selected
@@ -67,7 +70,7 @@ def probe(
     features, unreadable = {}, 0
     for split in needed_splits:
         if len(data.splits[split]):
-            embedded = embed(model, data.splits[split], batch_size, workers, _with_split_name(progress, split))
+            embedded = embed(predictor, data.splits[split], batch_size, workers, _with_split_name(progress, split))
             features[split], unreadable = _labelled_features(embedded, data, split), unreadable + len(embedded.read_errors)
     train, test, classes = features["train"], features[eval_split], len(data.class_names)
     fewshot_results = fewshot_probe(train, test, classes) if "fewshot" in selected else None
@@ -99,7 +102,7 @@ def load_suite(path: Path) -> tuple[SuiteEntry, ...]:
     except OSError as error:
         raise VitrailError(f"the suite {path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
-        raise VitrailError(f"the suite {path} is not valid TOML: {str(error).splitlines()[0]}") from None
+        raise VitrailError(f"the suite {path} is not valid TOML: {first_line(error)}") from None
     tables = content.get("data")
     if set(content) != {"data"} or not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
         raise VitrailError(f'the suite {path} must hold [[data]] tables and nothing else, each with source = "..."')

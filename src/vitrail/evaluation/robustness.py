@@ -7,32 +7,32 @@ the other, mild to severe. Several models are compared on the same corrupted ima
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from einops import rearrange
 from jaxtyping import Bool, Float, Int, UInt8
 from numpy import ndarray
 from torch import Tensor
 
 from vitrail.augment.counter_rng import permutation
-from vitrail.data.loader import build_eval_loader
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.loader import build_pixel_loader
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress, select_images
-from vitrail.data.transforms import normalise
 from vitrail.errors import VitrailError
 from vitrail.evaluation.bootstrap import bootstrap_means, percentile_interval, proportion_interval
-from vitrail.evaluation.classification import check_predictions
 from vitrail.evaluation.corruptions import Corruption, GridSize, check_grid, corruption_suite
 from vitrail.evaluation.label_matching import match_classes, select_split
 from vitrail.evaluation.leakage import dataset_notes, leakage_warnings, open_for_evaluation
-from vitrail.inference.predict import require_classifier
+from vitrail.evaluation.split_runner import check_outputs
+from vitrail.inference.load import load_predictor
+from vitrail.inference.predictor import Predictor, require_classifier
 from vitrail.models.build import Model
 from vitrail.models.config import ViTConfig, format_size
 from vitrail.tasks.classification import per_image_scores
-from vitrail.weights.load import load
 
 DEFAULT_BATCH_SIZE = 64
 DEFAULT_GRID = (8, 8)  # cells, if no model has patches
@@ -80,8 +80,8 @@ class RobustnessResult:
 
 
 def evaluate_robustness(
-    model: Model | str | Path,
-    data: DatasetSplits | str | Path,
+    model: Model | Predictor | str | Path,
+    data: Any,
     split: str | None = None,
     grid: GridSize | None = None,
     limit: int | None = None,
@@ -95,25 +95,20 @@ def evaluate_robustness(
     ``grid``: rows and columns of the cells that are dropped and shuffled; None: the model's patches. ``limit``: number of
     images, drawn from the whole split. The same seed corrupts an image in the same way for every model.
     """
-    model = load(model) if isinstance(model, str | Path) else model
-    preprocess, grid = require_classifier(model), grid or model_grid(model)
-    check_grid(grid, preprocess.image_size)
-    data = data if isinstance(data, DatasetSplits) else open_for_evaluation(data, model, progress)
+    predictor = require_classifier(load_predictor(model), "robustness")
+    grid = grid or model_grid(predictor)
+    check_grid(grid, predictor.preprocess.image_size)
+    data = open_for_evaluation(data, predictor, progress)
     split, labelled = select_split(data, split)
     indices = sample_indices(len(labelled), limit, seed)
-    runner = _Runner(model, preprocess, corruption_suite(grid), seed, progress)
-    was_training = model.training
-    model.eval()
-    try:
-        outcomes = runner.run(select_images(labelled, indices), indices, split, data.name, batch_size, workers)
-    finally:
-        model.train(was_training)
-    return _summarise(outcomes, runner.corruptions, data, split, grid, tuple(leakage_warnings(model, data, split)))
+    runner = _Runner(predictor, corruption_suite(grid), seed, progress)
+    outcomes = runner.run(select_images(labelled, indices), indices, split, data.name, batch_size, workers)
+    return _summarise(outcomes, runner.corruptions, data, split, grid, tuple(leakage_warnings(predictor, data, split)))
 
 
-def model_grid(model: Model) -> GridSize:
+def model_grid(predictor: Predictor) -> GridSize:
     """Return the model's patch grid, so that whole patches are dropped and shuffled."""
-    return model.config.grid if isinstance(model.config, ViTConfig) else DEFAULT_GRID
+    return predictor.config.grid if isinstance(predictor.config, ViTConfig) else DEFAULT_GRID
 
 
 def sample_indices(num_images: int, limit: int | None, seed: int) -> Int[ndarray, " m"]:
@@ -135,24 +130,23 @@ class _Outcomes:
 
 @dataclass(frozen=True)
 class _Runner:
-    """A model with the settings to run it."""
+    """A predictor with the settings to run it."""
 
-    model: Model
-    preprocess: Preprocess
+    predictor: Predictor
     corruptions: tuple[Corruption, ...]
     seed: int
     progress: Progress | None
 
     def run(self, source: Dataset, sampled: ndarray, split: str, data: str, batch_size: int, workers: int | None) -> _Outcomes:
-        classes = torch.from_numpy(match_classes(source, self.model, data))
-        loader = build_eval_loader(source, _without_normalisation(self.preprocess), batch_size)
-        clean_logits, indices, correct = [torch.zeros(0, self.model.config.classes)], [torch.zeros(0, dtype=torch.int64)], []
+        classes = torch.from_numpy(match_classes(source, self.predictor, data))
+        loader = build_pixel_loader(source, self.predictor.preprocess, batch_size)
+        clean_logits, indices, correct = [torch.zeros(0, self.predictor.config.classes)], [torch.zeros(0).long()], []
         example = torch.zeros(0, dtype=torch.uint8)
         report, done = self.progress or (lambda description, done, total: None), 0
         for batch in loader.batches(workers=workers):
             if not batch.images.shape[0]:  # none could be read
                 continue
-            pixels, labels, keys = batch.images.byte(), classes[batch.targets], sampled[batch.indices.numpy()]
+            pixels, labels, keys = batch.images, classes[batch.targets], sampled[batch.indices.numpy()]
             logits_by_version = [self._logits(version) for version in self._corrupted_versions(pixels, keys)]
             correct.append(
                 np.stack([(per_image_scores(logits, labels)["top1"] > 0).numpy() for logits in logits_by_version], axis=1)
@@ -162,7 +156,7 @@ class _Runner:
             example = example if len(example) else torch.cat(list(self._corrupted_versions(pixels[:1], keys[:1])))
             done += batch.images.shape[0]
             report(f"corrupting {split}", done, len(source))
-        check_predictions(torch.cat(clean_logits), torch.cat(indices), source, data)
+        check_outputs(self.predictor.task, torch.cat(clean_logits), torch.cat(indices), source, data)
         return _Outcomes(np.concatenate(correct), sampled[torch.cat(indices).numpy()], example, len(loader.read_errors))
 
     def _corrupted_versions(self, images: UInt8[Tensor, "b channels h w"], keys: Int[ndarray, " b"]) -> Iterator[Tensor]:
@@ -170,16 +164,8 @@ class _Runner:
         for kind in self.corruptions:
             yield from kind.iter_severities(images, keys, self.seed)
 
-    @torch.inference_mode()
     def _logits(self, images: UInt8[Tensor, "b channels h w"]) -> Float[Tensor, "b k"]:
-        device = next(self.model.parameters()).device
-        return self.model(normalise(images.float(), self.preprocess).to(device)).float().cpu()
-
-
-def _without_normalisation(preprocess: Preprocess) -> Preprocess:
-    """Return the preprocessing without normalisation: values 0 ... 255, as in the image."""
-    channels = len(preprocess.mean)
-    return replace(preprocess, mean=(0.0,) * channels, std=(1 / 255,) * channels)
+        return torch.from_numpy(self.predictor.outputs(rearrange(images, "b c h w -> b h w c").numpy()))
 
 
 def _summarise(
@@ -241,24 +227,24 @@ def compare_robustness(first: RobustnessResult, other: RobustnessResult) -> dict
     }
 
 
-def common_grid(models: Sequence[Model]) -> GridSize:
+def common_grid(predictors: Sequence[Predictor]) -> GridSize:
     """Return the patch grid of the first model that has patches."""
-    return next((model_grid(model) for model in models if isinstance(model.config, ViTConfig)), DEFAULT_GRID)
+    return next((model_grid(each) for each in predictors if isinstance(each.config, ViTConfig)), DEFAULT_GRID)
 
 
-def check_models(models: Sequence[Model], data: DatasetSplits, split: str | None, grid: GridSize) -> None:
+def check_models(predictors: Sequence[Predictor], data: DatasetSplits, split: str | None, grid: GridSize) -> None:
     """Raise whatever would stop one of the models, before the first is evaluated."""
-    for model in models:
-        check_grid(grid, require_classifier(model).image_size)
-        match_classes(select_split(data, split)[1], model, data.name)
+    for predictor in predictors:
+        check_grid(grid, predictor.preprocess.image_size)
+        match_classes(select_split(data, split)[1], predictor, data.name)
 
 
-def comparability_notes(models: Mapping[str, Model], grid: GridSize) -> list[str]:
+def comparability_notes(predictors: Mapping[str, Predictor], grid: GridSize) -> list[str]:
     """Return notes on what makes the comparison uneven, a sentence each."""
-    notes, images = [], list(dict.fromkeys(require_classifier(model).image_size for model in models.values()))
-    for name, model in models.items():
-        if isinstance(model.config, ViTConfig) and model.config.grid != grid:
-            notes.append(f"cells are {format_size(grid)}; the patches of {name} are {format_size(model.config.grid)}")
+    notes, images = [], list(dict.fromkeys(predictor.preprocess.image_size for predictor in predictors.values()))
+    for name, predictor in predictors.items():
+        if isinstance(predictor.config, ViTConfig) and predictor.config.grid != grid:
+            notes.append(f"cells are {format_size(grid)}; the patches of {name} are {format_size(predictor.config.grid)}")
     if len(images) > 1:
         sizes = " and ".join(map(format_size, images))
         notes.append(f"the models take images of {sizes}: cells and blocks are the same fractions of each, noise differs")

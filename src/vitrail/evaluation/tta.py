@@ -11,40 +11,44 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from jaxtyping import Float32, UInt8
+from numpy import ndarray
 
 from vitrail.data.preprocess import Preprocess
-from vitrail.models.build import Model
+from vitrail.inference.predictor import Predictor
 
 TTAMode = Literal["flip", "crops"]
 DEFAULT_CROP_PCT = 7 / 8  # crop_pct for preprocessing without a crop
 
 
-class TTAModel(nn.Module):
-    """Return logits whose softmax is the mean over the views, usable wherever logits are."""
+class TTAPredictor(Predictor):
+    """Returns logits whose softmax is the mean over the views, usable wherever logits are."""
 
-    def __init__(self, model: Model, mode: TTAMode) -> None:
-        super().__init__()
-        self.model, self.mode = model, mode
-        self.train(model.training)
+    def __init__(self, predictor: Predictor, mode: TTAMode) -> None:
+        preprocess = without_crop(predictor.preprocess) if mode == "crops" else predictor.preprocess
+        super().__init__(predictor.source, predictor.config, preprocess, predictor.names, predictor.metadata)
+        self.predictor, self.mode, self.backend = predictor, mode, predictor.backend
 
-    def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b k"]:
-        log_probabilities = [self.model(view).double().log_softmax(1) for view in self._iter_views(images)]
-        return torch.stack(log_probabilities).logsumexp(0) - math.log(len(log_probabilities))
+    def outputs(self, images: UInt8[ndarray, "b high wide c"]) -> Float32[ndarray, "b k"]:
+        logits = [torch.from_numpy(self.predictor.outputs(view)) for view in self._iter_views(images)]
+        mean = torch.stack([values.double().log_softmax(1) for values in logits]).logsumexp(0) - math.log(len(logits))
+        return mean.float().numpy()
 
-    def _iter_views(self, images: Tensor) -> Iterator[Tensor]:
-        parts = [images] if self.mode == "flip" else five_crop(images, self.model.config.image)
+    def _iter_views(self, images: ndarray) -> Iterator[ndarray]:
+        parts = [images] if self.mode == "flip" else five_crop(images, self.predictor.preprocess.image_size)
         for part in parts:
             yield part
-            yield part.flip(-1)
+            yield part[:, :, ::-1].copy()
+
+    def hash(self) -> str:
+        return f"{self.predictor.hash()} {self.mode}"
 
 
-def five_crop(images: Float[Tensor, "b c high wide"], size: tuple[int, int]) -> list[Float[Tensor, "b c height width"]]:
+def five_crop(images: UInt8[ndarray, "b high wide c"], size: tuple[int, int]) -> list[UInt8[ndarray, "b height width c"]]:
     """Return the centre crop, as preprocessing has it, and the corners."""
-    down, across = images.shape[-2] - size[0], images.shape[-1] - size[1]
+    down, across = images.shape[1] - size[0], images.shape[2] - size[1]
     corners = [(round(down / 2), round(across / 2)), (0, 0), (0, across), (down, 0), (down, across)]
-    return [images[..., top : top + size[0], left : left + size[1]] for top, left in corners]
+    return [images[:, top : top + size[0], left : left + size[1]] for top, left in corners]
 
 
 def without_crop(preprocess: Preprocess) -> Preprocess:

@@ -24,11 +24,7 @@ ABLATION_MODES = ("mask", "shuffle", "drop")
 
 @torch.no_grad()
 def ablate(
-    model: nn.Module,
-    images: Float[Tensor, "b c height width"],
-    patches: Sequence[int],
-    mode: str = "mask",
-    seed: int = 0,
+    model: nn.Module, images: Float[Tensor, "b c height width"], patches: Sequence[int], mode: str = "mask", seed: int = 0
 ) -> Float[Tensor, "b k"]:
     """Return the logits without these patches, which are counted row by row.
 

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from vitrail.errors import VitrailError
 from vitrail.explain.attention import as_vit, eval_mode
-from vitrail.explain.probabilities import class_probabilities
 from vitrail.models.vit import ViT
+from vitrail.tasks.registry import class_probabilities
 
 DEFAULT_STEPS = 16
 

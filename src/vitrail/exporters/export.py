@@ -19,12 +19,14 @@ from vitrail.exporters.parity import LOGIT_TOLERANCE, ParityReport, compare_with
 from vitrail.exporters.quantise import Activations, QuantisationReport, quantise
 from vitrail.exporters.sample_images import SampleImages, load_sample_images
 from vitrail.exporters.torch_export import write_program
-from vitrail.inference.exported_model import ExportedResNet, ExportedViT
+from vitrail.inference.load import EXPORTED_SUFFIXES
 from vitrail.inference.onnx_predictor import OnnxPredictor
 from vitrail.inference.predictor import Predictor
 from vitrail.inference.program_predictor import ProgramPredictor
 from vitrail.io import atomic_path
 from vitrail.models.build import Model
+from vitrail.models.speedup_config import Speedups
+from vitrail.models.speedups import speed_up
 from vitrail.weights.load import load
 
 ExportFormat = Literal["onnx", "int8", "program"]
@@ -82,7 +84,7 @@ def export(
         raise VitrailError(f"the accuracy that may be lost must be from 0 to below 1, got {max_drop:g}; try 0.005")
     if to == "int8" and dynamic:
         raise VitrailError("an int8 file has one fixed image size; leave --dynamic out, or use --to onnx")
-    model = to_cpu_float32(load(model) if isinstance(model, str | Path) else model)
+    model = to_cpu_float32(load_to_export(model) if isinstance(model, str | Path) else model)
     samples = load_sample_images(model, data, images, progress, "evaluate" if to == "int8" else None)
     if to != "int8":
         write = WRITERS[to]
@@ -155,10 +157,15 @@ def check_output(out: Path, to: str) -> Path:
     return out
 
 
+def load_to_export(source: str | Path, speedups: Speedups | None = None) -> Model:
+    """Load the model to export, with these speedups."""
+    if Path(source).suffix.lower() in EXPORTED_SUFFIXES and Path(source).is_file():
+        raise VitrailError(f"{source} is already exported; name the run it was exported from")
+    return load(source) if speedups is None else speed_up(load(source, image=speedups.image), speedups)
+
+
 def to_cpu_float32(model: Model) -> Model:
     """Return the model on the CPU, in float32 and eval mode; the caller's is not changed."""
-    if isinstance(model, ExportedViT | ExportedResNet):
-        raise VitrailError(f"{model.predictor.source} is already exported; name the run it was exported from")
     model = getattr(model, "_orig_mod", model)  # a compiled model is exported as the module it was compiled from
     is_float32 = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in model.parameters())
     if any(weight.is_meta for weight in model.parameters()):

@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from vitrail.data.transforms import scale_and_shift
 from vitrail.errors import VitrailError
 from vitrail.exporters.dynamic_stem import with_dynamic_padding
-from vitrail.inference.features import require_preprocess
-from vitrail.inference.predictor import trained_with_sigmoid
+from vitrail.inference.predictor import require_preprocess
 from vitrail.layers.position import Grid, PatchIndices, PositionEmbedding, PositionResize
 from vitrail.models.build import Model, build_on_meta
 from vitrail.models.config import ViTConfig
 from vitrail.models.resnet_stem import ResNetStem
 from vitrail.models.vit import ViT
+from vitrail.tasks.registry import model_task
 
 
 class ExportModule(nn.Module):
-    """Maps uint8 images to logits and probabilities, or without a classifier to features."""
+    """Maps uint8 images to the outputs that the model's task exports, or without a classifier to features."""
 
     scale: Tensor
     shift: Tensor
@@ -35,14 +35,15 @@ class ExportModule(nn.Module):
         for name, value in zip(("scale", "shift"), scale_and_shift(require_preprocess(model)), strict=True):
             self.register_buffer(name, value.clone())
         self.model = model
-        self.sigmoid = trained_with_sigmoid(model.metadata)
+        self.task = model_task(model)
 
-    def forward(self, images: UInt8[Tensor, "b height width c"]) -> tuple[Float[Tensor, "b k"], ...]:
+    def forward(self, images: UInt8[Tensor, "b height width c"]) -> tuple[Float[Tensor, "b ..."], ...]:
         normalised = rearrange(images, "b h w c -> b c h w").float() * self.scale - self.shift
-        logits = self.model(normalised)
-        if not self.model.config.classes:
-            return (logits,)
-        return logits, logits.sigmoid() if self.sigmoid else logits.softmax(dim=1)
+        return tuple(self.named_outputs(self.model(normalised)).values())
+
+    def named_outputs(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Return what the file computes, by name; the outputs of the model come first."""
+        return self.task.export_outputs(outputs) if self.model.config.classes else {"features": outputs}
 
 
 def with_dynamic_positions(model: Model) -> Model:

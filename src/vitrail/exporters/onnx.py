@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
+from vitrail.exporters.export_module import ExportModule
 from vitrail.exporters.torch_export import trace_program
-from vitrail.inference.export_metadata import EXPORT_METADATA_KEY, dump_metadata, output_name_of
+from vitrail.inference.export_metadata import EXPORT_METADATA_KEY, dump_metadata
 from vitrail.inference.onnx_predictor import INPUT_NAME, import_onnxruntime
-from vitrail.inference.program_predictor import first_line, suppress_warnings
+from vitrail.inference.program_predictor import suppress_warnings
 from vitrail.models.build import Model
 
 MAX_WEIGHT_BYTES = 2**31 - 2**24  # what protobuf can hold, minus space for the graph
@@ -46,7 +47,7 @@ def to_onnx(model: Model, dynamic: bool = False) -> Any:
     """Convert the model to an ONNX graph; each node's name begins with its layer's."""
     check_model_size(model)
     _check_installed()
-    names = [output_name_of(model.config), "probabilities"] if model.config.classes else [output_name_of(model.config)]
+    names = list(ExportModule(model).named_outputs(torch.zeros(1, max(model.config.classes, 1))))
     program, logger = trace_program(model, dynamic), logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

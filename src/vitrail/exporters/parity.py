@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float32, UInt8
+import torch
+from jaxtyping import Float32, Int, UInt8
 from numpy import ndarray
 
 from vitrail.data.sources.dataset import Progress
@@ -12,6 +13,8 @@ from vitrail.exporters.export_module import to_flexible
 from vitrail.exporters.sample_images import SampleImages
 from vitrail.inference.predictor import Predictor, TorchPredictor
 from vitrail.models.build import Model
+from vitrail.tasks.classification import ClassificationTask
+from vitrail.tasks.task import Task
 
 LOGIT_TOLERANCE = 1e-3  # of the largest logit: float rounding stays a hundred times below, a wrong weight far above
 BATCH_SIZE = 8
@@ -26,7 +29,7 @@ class ParityReport:
     real_images: bool
     max_difference: float  # the largest, of any logit
     max_logit: float  # the largest absolute logit
-    agreement: float  # fraction of images with the same top-1 prediction; for features, their mean cosine similarity
+    agreement: float  # by the task: fraction of equal top-1 predictions; for features, their mean cosine similarity
     torch_top1: float | None = None  # on the images with known labels
     file_top1: float | None = None
     other_sizes_difference: float | None = None  # the largest difference at other image sizes, if the file accepts them
@@ -49,26 +52,24 @@ def compare_with_model(
 ) -> ParityReport:
     """Run both on the same images and report the differences; the caller decides whether they are acceptable."""
     reference = TorchPredictor(model)
-    expected = batched_logits(reference, samples.images, progress, "running torch")
+    expected = batched_outputs(reference, samples.images, progress, "running torch")
     if not np.isfinite(expected).all():
         raise VitrailError("the model's logits are not finite (NaN/Inf) on some images; its weights are damaged")
-    logits = batched_logits(predictor, samples.images, progress, "running the exported file")
+    logits = batched_outputs(predictor, samples.images, progress, "running the exported file")
     if logits.shape != expected.shape:
         raise VitrailError(f"the file has {logits.shape[1]} outputs per image, the model {expected.shape[1]}")
-    single_difference = np.abs(predictor.logits(samples.images[:1]) - expected[:1]).max()  # also as a batch of one
+    single_difference = np.abs(predictor.outputs(samples.images[:1]) - expected[:1]).max()  # also as a batch of one
     report = ParityReport(
         num_images=len(expected),
         image_source=samples.description,
         real_images=samples.is_real,
         max_difference=float(max(np.abs(logits - expected).max(), single_difference)),
         max_logit=float(np.abs(expected).max()),
-        agreement=compute_agreement(logits, expected, features=not model.config.classes),
+        agreement=compute_agreement(reference.task, logits, expected),
         features=not model.config.classes,
     )
-    labelled = samples.labels >= 0
-    if labelled.any() and model.config.classes:
-        accuracies = [float((scores.argmax(1) == samples.labels)[labelled].mean()) for scores in (expected, logits)]
-        report = replace(report, torch_top1=accuracies[0], file_top1=accuracies[1])
+    if (top1 := top1_accuracies(reference.task, logits, expected, samples.labels)) is not None:
+        report = replace(report, file_top1=top1[0], torch_top1=top1[1])
     return replace(report, other_sizes_difference=_other_sizes_difference(model, predictor, samples)) if dynamic else report
 
 
@@ -92,21 +93,31 @@ def require_accuracy(report: ParityReport, name: str, max_drop: float) -> None:
         )
 
 
-def compute_agreement(logits: Float32[ndarray, "n k"], expected: Float32[ndarray, "n k"], features: bool) -> float:
-    """Return the fraction of equal top-1 predictions; for features, the mean cosine similarity."""
-    if not features:
-        return float((logits.argmax(1) == expected.argmax(1)).mean())
-    logits, expected = logits.astype(np.float64), expected.astype(np.float64)
-    norms = np.linalg.norm(logits, axis=1) * np.linalg.norm(expected, axis=1)
-    return float(((logits * expected).sum(axis=1) / np.maximum(norms, 1e-12)).mean())
+def compute_agreement(task: Task, outputs: Float32[ndarray, "n ..."], expected: Float32[ndarray, "n ..."]) -> float:
+    """Return how well outputs agree by the task of the model; for features, the mean cosine similarity."""
+    actual, wanted = torch.from_numpy(outputs).double(), torch.from_numpy(expected).double()
+    if task.model.classes:
+        return task.agreement(actual, wanted)
+    return float(torch.nn.functional.cosine_similarity(actual, wanted, dim=1, eps=1e-12).mean())
 
 
-def batched_logits(
+def top1_accuracies(
+    task: Task, outputs: Float32[ndarray, "n ..."], expected: Float32[ndarray, "n ..."], labels: Int[ndarray, " n"]
+) -> tuple[float, float] | None:
+    """Return the accuracy of a classifier's outputs and of the expected ones; None without labels, or for another model."""
+    labelled = labels >= 0
+    if not labelled.any() or not isinstance(task, ClassificationTask) or not task.model.classes:
+        return None
+    correct = [(scores.argmax(1) == labels)[labelled].mean() for scores in (outputs, expected)]
+    return float(correct[0]), float(correct[1])
+
+
+def batched_outputs(
     predictor: Predictor, images: UInt8[ndarray, "n height width c"], progress: Progress | None = None, description: str = ""
-) -> Float32[ndarray, "n k"]:
+) -> Float32[ndarray, "n ..."]:
     batches = []
     for start in range(0, images.shape[0], BATCH_SIZE):
-        batches.append(predictor.logits(images[start : start + BATCH_SIZE]))
+        batches.append(predictor.outputs(images[start : start + BATCH_SIZE]))
         if progress is not None:
             progress(description, min(start + BATCH_SIZE, images.shape[0]), images.shape[0])
     return np.concatenate(batches)
@@ -119,7 +130,7 @@ def _other_sizes_difference(model: Model, predictor: Predictor, samples: SampleI
     worst = 0.0
     for size in ((height + stride_y, width + 2 * stride_x), (max(stride_y, height - stride_y), width + stride_x)):
         images = _tile(samples.images[:2], size)
-        worst = max(worst, float(np.abs(predictor.logits(images) - reference.logits(images)).max()))
+        worst = max(worst, float(np.abs(predictor.outputs(images) - reference.outputs(images)).max()))
     return worst
 
 

@@ -17,19 +17,20 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from einops import rearrange
-from jaxtyping import Float32, Int, Int8, UInt8
+from jaxtyping import Float32, Int8, UInt8
 from numpy import ndarray
 
 from vitrail.data.sources.dataset import Progress
 from vitrail.data.transforms import normalise
 from vitrail.errors import VitrailError
 from vitrail.exporters.onnx import save_onnx, to_onnx
-from vitrail.exporters.parity import compute_agreement
+from vitrail.exporters.parity import compute_agreement, top1_accuracies
 from vitrail.exporters.sample_images import SampleImages
 from vitrail.exporters.smoothquant import smooth_activations
-from vitrail.inference.features import require_preprocess
 from vitrail.inference.onnx_predictor import INPUT_NAME, create_inference_session
+from vitrail.inference.predictor import require_preprocess
 from vitrail.models.build import Model
+from vitrail.tasks.registry import model_task
 
 Activations = Literal["static", "dynamic"]
 BATCH_SIZE = 8
@@ -62,17 +63,20 @@ def quantise(
     graph = build_quantised_graph(model, calibration, activations)
     if not graph.layers:
         raise VitrailError("the model has no linear layers that could be quantised to int8; try --to onnx")
-    expected, report_progress = graph.logits(samples.images, ()), progress or (lambda description, done, total: None)
+    expected, report_progress = graph.outputs(samples.images, ()), progress or (lambda description, done, total: None)
     sensitivity = {}
     for number, layer in enumerate(graph.layers, 1):
         sensitivity[layer] = _relative_error(
-            graph.logits(samples.images[:SENSITIVITY_IMAGES], (layer,)), expected[:SENSITIVITY_IMAGES]
+            graph.outputs(samples.images[:SENSITIVITY_IMAGES], (layer,)), expected[:SENSITIVITY_IMAGES]
         )
         report_progress("measuring the sensitivity of each layer", number, len(graph.layers))
     worst_first = sorted(graph.layers, key=lambda layer: -sensitivity[layer])
+    task = model_task(model)
     for num_float in range(len(worst_first) + 1):
         int8_layers = tuple(worst_first[num_float:])
-        drop = _accuracy_drop(graph.logits(samples.images, int8_layers), expected, samples.labels, not model.config.classes)
+        outputs = graph.outputs(samples.images, int8_layers)
+        top1 = top1_accuracies(task, outputs, expected, samples.labels)
+        drop = 1 - compute_agreement(task, outputs, expected) if top1 is None else top1[1] - top1[0]
         report_progress(f"{num_float} layers in float lose {100 * drop:.1f} points", num_float, None)
         if drop <= max_drop:
             break
@@ -129,8 +133,8 @@ class QuantisedGraph:
                 ranges[name] = min(low, float(values.min())), max(high, float(values.max()))
         return ranges
 
-    def logits(self, images: UInt8[ndarray, "n height width c"], int8_layers: tuple[str, ...]) -> Float32[ndarray, "n k"]:
-        """Return the logits with these layers in int8."""
+    def outputs(self, images: UInt8[ndarray, "n height width c"], int8_layers: tuple[str, ...]) -> Float32[ndarray, "n ..."]:
+        """Return the outputs with these layers in int8."""
         session = create_inference_session(self.build(int8_layers).SerializeToString())
         return np.concatenate(
             [session.run(None, {INPUT_NAME: batch})[0] for batch in _iter_batches(images, self.activations == "dynamic")]
@@ -207,19 +211,8 @@ def _dynamic_nodes(
     yield helper.make_node("Mul", [f"{y}/float", f"{y}/scale"], list(node.output))
 
 
-def _relative_error(logits: Float32[ndarray, "n k"], expected: Float32[ndarray, "n k"]) -> float:
-    return float(np.square(logits - expected).mean() / max(float(expected.var()), 1e-12))
-
-
-def _accuracy_drop(
-    logits: Float32[ndarray, "n k"], expected: Float32[ndarray, "n k"], labels: Int[ndarray, " n"], features: bool
-) -> float:
-    """Return the accuracy lost; without labels, the fraction of changed predictions; for features, 1 - cosine."""
-    labelled = labels >= 0
-    predicted, expected_classes = logits.argmax(1), expected.argmax(1)
-    if features or not labelled.any():
-        return 1 - compute_agreement(logits, expected, features)
-    return float((expected_classes == labels)[labelled].mean() - (predicted == labels)[labelled].mean())
+def _relative_error(outputs: Float32[ndarray, "n ..."], expected: Float32[ndarray, "n ..."]) -> float:
+    return float(np.square(outputs - expected).mean() / max(float(expected.var()), 1e-12))
 
 
 def _iter_batches(images: UInt8[ndarray, "n height width c"], one_by_one: bool = False) -> Iterator[ndarray]:

@@ -20,7 +20,7 @@ from vitrail.data.transforms import resize_and_crop
 from vitrail.errors import VitrailError
 from vitrail.evaluation.label_matching import match_classes, select_split
 from vitrail.evaluation.leakage import open_like_training
-from vitrail.inference.features import require_preprocess
+from vitrail.inference.predictor import TorchPredictor, require_preprocess
 from vitrail.models.build import Model
 from vitrail.models.cost import cost
 
@@ -67,7 +67,7 @@ def load_sample_images(
 
 def _from_dataset(model: Model, name: str, count: int, progress: Progress | None, role: Role | None) -> SampleImages:
     try:
-        splits = open_like_training(name, model, progress)
+        splits = open_like_training(name, TorchPredictor(model), progress)
         split, source = _select_split(splits, role)
         classes = _class_indices(model, splits, source)
     except VitrailError as error:  # a comparison needs no labels
@@ -110,7 +110,7 @@ def _reserve_calibration(split: str, source: Dataset, role: Role | None) -> tupl
 def _class_indices(model: Model, splits: DatasetSplits, source: Dataset) -> ndarray:
     """Return the model's index of each class of the dataset; all -1 if the classes differ."""
     try:
-        return match_classes(source, model, splits.name)
+        return match_classes(source, TorchPredictor(model), splits.name)
     except VitrailError:
         return np.full(len(source.class_names), -1)
 

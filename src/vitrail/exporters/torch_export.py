@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch.export import Dim, ExportedProgram
 
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
 from vitrail.exporters.export_module import ExportModule, with_dynamic_positions
 from vitrail.inference.export_metadata import EXPORT_METADATA_KEY, dump_metadata
-from vitrail.inference.program_predictor import first_line, suppress_warnings
+from vitrail.inference.program_predictor import suppress_warnings
 from vitrail.models.build import Model
 from vitrail.models.config import ViTConfig
 

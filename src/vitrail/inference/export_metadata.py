@@ -9,7 +9,7 @@ from typing import Any
 from vitrail.config import parse_value
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
-from vitrail.inference.features import require_preprocess
+from vitrail.inference.predictor import require_preprocess
 from vitrail.models.build import Model
 from vitrail.models.config import ModelConfig
 from vitrail.weights.load import parse_metadata
@@ -29,19 +29,10 @@ class ExportMetadata:
     training: dict[str, Any]  # of its training
     export: dict[str, Any]  # how it was exported
 
-    @property
-    def output_name(self) -> str:
-        return output_name_of(self.config)
-
 
 def path_hash(path: str) -> str:
     """Return a hash of a path as it is written, by which an exported file recognises its dataset without revealing the path."""
     return hashlib.sha256(os.path.normpath(path).encode(errors="surrogateescape")).hexdigest()[:16]
-
-
-def output_name_of(config: ModelConfig) -> str:
-    """Return the name of the first output: logits, or features without a classifier."""
-    return "logits" if config.classes else "features"
 
 
 def dump_metadata(model: Model, **options: Any) -> str:

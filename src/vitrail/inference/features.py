@@ -5,24 +5,26 @@ recomputed. n images of which m are readable, b of them at a time, d wide.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float32, Int64
 from numpy import ndarray
-from torch import Tensor
 
 from vitrail.data import cache
-from vitrail.data.loader import Loader, build_eval_loader
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.loader import Loader, build_pixel_loader
 from vitrail.data.sources.dataset import Dataset, Progress
+from vitrail.data.transforms import resize_and_crop
 from vitrail.errors import VitrailError
-from vitrail.inference.inputs import ImageLike, ImageList, as_image_list
+from vitrail.inference.inputs import as_images
+from vitrail.inference.load import load_predictor
+from vitrail.inference.predictor import Predictor
+from vitrail.inference.preprocess_images import load_image
+from vitrail.inference.run import OutputBatch, iter_outputs, join_outputs
 from vitrail.models.build import Model
-from vitrail.weights.load import load
 
 DEFAULT_BATCH_SIZE = 64
 CACHE_FORMAT = 1  # of the cache files
@@ -39,55 +41,53 @@ class Features:
     read_errors: dict[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class FeatureBatch:
-    """Features of a batch of images."""
-
-    values: Float32[ndarray, "b d"]
-    indices: Int64[ndarray, " b"]
-
-
 def embed(
-    model: Model | str | Path,
-    images: Dataset | Sequence[ImageLike],
+    model: Model | Predictor | str | Path,
+    images: Any,
     batch_size: int = DEFAULT_BATCH_SIZE,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Features:
-    """Compute the features of a dataset split, or of files, bytes, PIL images or arrays, in their order.
+    """Compute the features of a dataset, of files, bytes, PIL images or arrays, in their order; or of one image.
 
-    ``model`` is a model, or what ``vitrail.load`` reads. A bad image is left out and listed in ``read_errors``.
+    ``model`` is a model, or what ``vitrail.load_predictor`` reads. A bad image is left out and listed in ``read_errors``.
     """
-    model = load(model) if isinstance(model, str | Path) else model
-    source = images if isinstance(images, Dataset) else ImageList(as_image_list(images))
-    read_errors: dict[int, str] = {}
-    batches = list(iter_features(model, source, batch_size, workers, progress, read_errors))
-    if not batches:
+    source, read_errors = as_images(images), dict[int, str]()
+    values, indices = join_outputs(list(iter_features(model, source, batch_size, workers, progress, read_errors)))
+    if not len(indices):
         raise VitrailError(f"no image can be used, the first one: {next(iter(read_errors.values()))}; try other images")
-    indices = np.concatenate([rows.indices for rows in batches])
-    return Features(np.concatenate([rows.values for rows in batches]), source.labels[indices], indices, read_errors)
+    return Features(values, source.labels[indices], indices, read_errors)
+
+
+def embed_image(predictor: Predictor, image: str | Path) -> Float32[ndarray, "1 d"]:
+    """Return the features of one image; a bad image is an error."""
+    pixels = resize_and_crop(load_image(image), predictor.preprocess)
+    features = predictor.features(pixels[None])
+    if not np.isfinite(features).all():
+        raise VitrailError(f"the model's output for {image} is not finite (NaN/Inf); its weights may be damaged")
+    return features
 
 
 def iter_features(
-    model: Model,
+    model: Model | Predictor | str | Path,
     source: Dataset,
     batch_size: int = DEFAULT_BATCH_SIZE,
     workers: int | None = None,
     progress: Progress | None = None,
     read_errors: dict[int, str] | None = None,
-) -> Iterator[FeatureBatch]:
+) -> Iterator[OutputBatch]:
     """Yield features batch by batch, or all cached ones at once; ``read_errors`` is filled on the way."""
-    read_errors = {} if read_errors is None else read_errors
-    loader = build_eval_loader(source, require_preprocess(model), batch_size)
+    predictor, read_errors = load_predictor(model), {} if read_errors is None else read_errors
+    loader = build_pixel_loader(source, predictor.preprocess, batch_size)
     images_key = source.cache_key()
-    key = None if images_key is None else f"{CACHE_FORMAT} {_model_key(model)} {hashlib.sha256(images_key).hexdigest()}"
+    key = None if images_key is None else f"{CACHE_FORMAT} {predictor.features_hash()} {hashlib.sha256(images_key).hexdigest()}"
     cached = None if key is None else _load_cached(key, len(source))
     if cached is not None:
         read_errors.update(cached.read_errors)
-        yield FeatureBatch(cached.values, cached.indices)
+        yield OutputBatch(cached.values, cached.indices, np.arange(len(source)))
         return
-    batches: list[FeatureBatch] = []
-    for rows in compute_features(model, loader, workers, progress):
+    batches: list[OutputBatch] = []
+    for rows in compute_features(predictor, loader, workers, progress):
         yield rows
         if key is not None and len(source) * rows.values.shape[1] * 4 <= MAX_CACHED_BYTES:
             batches.append(rows)
@@ -96,45 +96,24 @@ def iter_features(
         _store_cached(key, batches, loader.read_errors)
 
 
-def require_preprocess(model: Model) -> Preprocess:
-    preprocess = model.preprocess
-    if preprocess is None:
-        raise VitrailError(
-            "the model has no preprocessing config; set model.preprocess, such as "
-            "vitrail.data.preprocess.vit_preprocess(model.config.image)"
-        )
-    if len(preprocess.mean) not in (1, 3):
-        raise VitrailError(f"the model takes images of {len(preprocess.mean)} channels; those read from files have 1 or 3")
-    return preprocess
-
-
-def compute_features(model: Model, loader: Loader, workers: int | None, progress: Progress | None) -> Iterator[FeatureBatch]:
-    was_training = model.training
-    model.eval()
+def compute_features(
+    predictor: Predictor, loader: Loader, workers: int | None = None, progress: Progress | None = None
+) -> Iterator[OutputBatch]:
+    """Yield the features of a pixel loader's images, without the cache."""
     total, done = len(loader.dataset), 0
-    try:
-        for step, batch in enumerate(loader.batches(workers=workers)):
-            if batch.images.shape[0]:
-                values = forward_features(model, batch.images).numpy()
-                _check_finite(values, loader.dataset, batch.indices)
-                yield FeatureBatch(values, batch.indices.numpy())
-            done += len(loader.sampler.batch_indices(step)[1])
-            if progress:
-                progress("features", done, total)
-    finally:
-        model.train(was_training)
+    for rows in iter_outputs(predictor.features, loader, workers):
+        if len(rows.indices):
+            _check_finite(rows, loader.dataset)
+            yield rows
+        done += len(rows.batch_indices)
+        if progress:
+            progress("features", done, total)
 
 
-@torch.inference_mode()
-def forward_features(model: Model, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b d"]:
-    weight = next(model.parameters())
-    return model.features(images.to(weight.device, weight.dtype)).float().cpu()
-
-
-def _check_finite(values: ndarray, source: Dataset, indices: Tensor) -> None:
-    finite = np.isfinite(values).all(axis=1)
+def _check_finite(rows: OutputBatch, source: Dataset) -> None:
+    finite = np.isfinite(rows.values).all(axis=1)
     if not finite.all():
-        where = source.describe(int(indices[int(np.argmin(finite))]))
+        where = source.describe(int(rows.indices[int(np.argmin(finite))]))
         raise VitrailError(f"the model's output for {where} is not finite (NaN/Inf); its weights may be damaged")
 
 
@@ -153,24 +132,14 @@ def _load_cached(key: str, num_images: int) -> Features | None:
         return None
 
 
-def _store_cached(key: str, batches: Sequence[FeatureBatch], read_errors: dict[int, str]) -> None:
+def _store_cached(key: str, batches: list[OutputBatch], read_errors: dict[int, str]) -> None:
     bad = sorted(read_errors)
     reasons = "\0".join(read_errors[index].replace("\0", "?") for index in bad).encode("utf-8", "surrogatepass")
+    values, indices = join_outputs(batches)
     arrays = {
-        "values": np.concatenate([rows.values for rows in batches]),
-        "indices": np.concatenate([rows.indices for rows in batches]),
+        "values": values,
+        "indices": indices,
         "bad": np.array(bad, np.int64),
         "reasons": np.frombuffer(reasons, np.uint8),
     }
     cache.store_cached("features", key, arrays)
-
-
-def _model_key(model: Model) -> str:
-    """Return a key of all that features depend on, which excludes the head."""
-    digest = hashlib.sha256(repr((replace(model.config, classes=0), model.preprocess)).encode())
-    digest.update(model.extra_repr().encode())  # token merging, patch dropping: empty for a plain model
-    for name, tensor in sorted(model.state_dict().items()):
-        if not name.startswith("head."):
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -1,25 +1,30 @@
-"""Hash of a model and all that its predictions depend on: weights, config, preprocessing, class names."""
+"""Hashes of a model: of all that its predictions depend on (weights, config, preprocessing, task), or its features alone."""
 
 import hashlib
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from vitrail.models.build import Model
+from vitrail.tasks.registry import model_task
 
 
 def model_hash(model: Model) -> str:
-    """Return a hash, the same on every host and device."""
-    loss_kind = model.metadata.get("recipe", {}).get("loss")  # decides between softmax and sigmoid
-    digest = hashlib.sha256(repr((model.config, model.preprocess, model.class_names, loss_kind)).encode())
-    digest.update(model.extra_repr().encode())  # token merging, patch dropping
+    """Return a hash of all that predictions depend on, the same on every host and device."""
+    return _hash(model, (model.config, model.preprocess, model.class_names, model_task(model).config))
+
+
+def features_hash(model: Model) -> str:
+    """Return a hash of all that features depend on, which excludes the head."""
+    return _hash(model, (replace(model.config, classes=0), model.preprocess), without="head.")
+
+
+def _hash(model: Model, settings: Any, without: str | None = None) -> str:
+    digest = hashlib.sha256(repr(settings).encode())
+    digest.update(model.extra_repr().encode())  # token merging, patch dropping: empty for a plain model
     for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        if without is None or not name.startswith(without):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def file_hash(path: Path) -> str:
-    """Return the hash of an exported file, which is opaque."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

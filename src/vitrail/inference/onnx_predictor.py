@@ -1,5 +1,6 @@
 """Run an ONNX file by onnxruntime, whose telemetry is disabled before it is imported."""
 
+import hashlib
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -15,35 +16,36 @@ from numpy import ndarray
 
 from vitrail.errors import VitrailError
 from vitrail.inference.export_metadata import EXPORT_METADATA_KEY, ExportMetadata, parse_export_metadata
-from vitrail.inference.predictor import class_names_or_indices, trained_with_sigmoid
-from vitrail.models.config import format_size
+from vitrail.inference.predictor import Predictor
+from vitrail.models.config import ModelConfig, format_size
 
 INPUT_NAME = "images"
 IMAGES_PER_RUN = 2  # for Ti/16 in int8, 10 % more images per second than eight per run on one thread, 17 % on two
 
 
-class OnnxPredictor:
+class OnnxPredictor(Predictor):
     """Predictor that runs an ONNX file in memory, configured by the file's own metadata."""
 
     backend = "onnxruntime"
 
     def __init__(self, source: str | Path, threads: int | None = None) -> None:
-        self.source = str(source)
-        self._session = open_session(source, threads)
-        self.metadata = _read_metadata(self._session.multi_threaded, str(source))
-        self.preprocess = self.metadata.preprocess
-        self.class_names = class_names_or_indices(self.metadata.class_names, self.metadata.config.classes)
-        self.sigmoid = trained_with_sigmoid(self.metadata.training)
+        content = read_exported_file(source, "onnx")
+        self._session, self._sha256 = open_session(content, source, threads), hashlib.sha256(content).hexdigest()
+        self.exported = exported = _read_metadata(self._session.multi_threaded, str(source))
+        super().__init__(str(source), exported.config, exported.preprocess, exported.class_names, exported.training)
         self._input_shape = self._session.multi_threaded.get_inputs()[0].shape[1:]  # a name where the size is dynamic
         # With dynamic activation scales, logits would depend on the rest of the batch.
-        self._images_per_run = 1 if self.metadata.export.get("activations") == "dynamic" else IMAGES_PER_RUN
+        self._images_per_run = 1 if exported.export.get("activations") == "dynamic" else IMAGES_PER_RUN
 
-    def logits(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b k"]:
-        check_image_shape(images, self._input_shape, self.metadata)
+    def outputs(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b ..."]:
+        check_image_shape(images, self._input_shape, self.config)
         try:
-            return self._session(images, self.metadata.output_name, self._images_per_run)
+            return self._session(images, self._images_per_run)
         except Exception as error:  # its exceptions have no common base class
             raise VitrailError(f"{self.source} cannot be run on these images: {_error_message(error)}") from None
+
+    def hash(self) -> str:
+        return self._sha256
 
 
 class OnnxSession:
@@ -57,9 +59,10 @@ class OnnxSession:
         self._pool = ThreadPoolExecutor(self.threads)
 
     def __call__(
-        self, images: UInt8[ndarray, "b height width c"], output: str, images_per_run: int = IMAGES_PER_RUN
-    ) -> Float32[ndarray, "b k"]:
-        images = np.ascontiguousarray(images)
+        self, images: UInt8[ndarray, "b height width c"], images_per_run: int = IMAGES_PER_RUN
+    ) -> Float32[ndarray, "b ..."]:
+        """Return the first output."""
+        images, output = np.ascontiguousarray(images), self.multi_threaded.get_outputs()[0].name
         count = len(images)
         if count <= 1:
             return self.multi_threaded.run([output], {INPUT_NAME: images})[0]
@@ -77,17 +80,22 @@ def import_onnxruntime() -> ModuleType:
         raise VitrailError("an ONNX file needs onnxruntime; try pip install 'vitrail[onnx]'") from None
 
 
-def open_session(source: str | Path, threads: int | None = None) -> OnnxSession:
-    """Read an ONNX file into a session on the CPU."""
+def read_exported_file(source: str | Path, to: str) -> bytes:
     path = Path(source).expanduser()
     if not path.is_file():
-        raise VitrailError(f"{source} does not exist; `vitrail export RUN --to onnx` writes such a file")
+        raise VitrailError(f"{source} does not exist; `vitrail export RUN --to {to}` writes such a file")
     try:
-        return OnnxSession(path.read_bytes(), threads)
-    except VitrailError:
-        raise
+        return path.read_bytes()
     except OSError as error:
         raise VitrailError(f"{source} cannot be read: {error}") from None
+
+
+def open_session(content: bytes, source: str | Path, threads: int | None = None) -> OnnxSession:
+    """Open the content of an ONNX file on the CPU."""
+    try:
+        return OnnxSession(content, threads)
+    except VitrailError:
+        raise
     except Exception as error:  # its exceptions have no common base class
         raise VitrailError(f"{source} is not an ONNX file that onnxruntime can run: {_error_message(error)}") from None
 
@@ -102,7 +110,7 @@ def create_inference_session(content: bytes, threads: int | None = None) -> Any:
     return library.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
-def check_image_shape(images: ndarray, expected: list[Any], metadata: ExportMetadata) -> None:
+def check_image_shape(images: ndarray, expected: list[Any], config: ModelConfig) -> None:
     """Check dtype, height, width and channels against the graph's input; a name stands for a dynamic size."""
     if images.dtype != np.uint8 or images.ndim != 4:
         raise VitrailError(f"images must be uint8 (b, height, width, c), got {images.dtype} of {images.shape}")
@@ -111,7 +119,7 @@ def check_image_shape(images: ndarray, expected: list[Any], metadata: ExportMeta
             raise VitrailError(
                 f"the {name} of images must be {required}, got {actual}; preprocess them as the file's metadata says"
             )
-    stride = getattr(metadata.config, "patch_stride", (1, 1))
+    stride = getattr(config, "patch_stride", (1, 1))
     if any(side % step or not side for side, step in zip(images.shape[1:3], stride, strict=True)):
         raise VitrailError(
             f"the size of images must be a multiple of {format_size(stride)}, got {format_size(images.shape[1:3])}"

@@ -1,136 +1,82 @@
-"""``vitrail.predict``: classify images, preprocessed as in the model's own evaluation.
+"""``vitrail.predict``: what a model predicts for images, preprocessed as in its own evaluation.
 
-Probabilities are the softmax of the logits or, for a model trained with the sigmoid loss, the sigmoid of each. b images,
-k classes.
+What a prediction is, the model's task decides: a classifier's has labels and probabilities. b images.
 """
 
-from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from numpy import ndarray
 from torch import Tensor
 
-from vitrail.data.batch_transforms import BatchTransform, TransformedBatch
-from vitrail.data.loader import Loader, build_eval_loader
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.loader import Loader, build_pixel_loader
 from vitrail.data.sources.dataset import Dataset
 from vitrail.errors import VitrailError
-from vitrail.inference.features import require_preprocess
-from vitrail.inference.inputs import ImageLike, ImageList, as_image_list
+from vitrail.inference.inputs import as_images
+from vitrail.inference.load import load_predictor
+from vitrail.inference.predictor import Predictor, require_outputs
+from vitrail.inference.run import iter_outputs
 from vitrail.models.build import Model
-from vitrail.tasks.classification import ClassProbability
-from vitrail.weights.load import load
+from vitrail.tasks.task import Prediction, Task
 
 DEFAULT_TOP_K, DEFAULT_BATCH_SIZE = 5, 32
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """Prediction for one image. ``label`` and ``probability`` repeat the first of ``top``; an unusable image has ``error``."""
-
-    file: str
-    label: str | None = None
-    probability: float | None = None
-    top: tuple[ClassProbability, ...] = ()
-    error: str | None = None
-
-
 def predict(
-    model: Model | str | Path,
-    images: Iterable[ImageLike],
+    model: Model | Predictor | str | Path,
+    images: Any,
     top_k: int = DEFAULT_TOP_K,
     batch_size: int = DEFAULT_BATCH_SIZE,
     workers: int | None = None,
-) -> list[Prediction]:
-    """Predict labels and probabilities of files, bytes, PIL images or arrays (h w c or h w, uint8), in their order.
+) -> list[Any]:
+    """Predict files, bytes, PIL images or arrays (h w c or h w, uint8), in their order; or one of them, or a dataset.
 
-    ``model`` is a model, or what ``vitrail.load`` reads. A bad image is a prediction with an error and affects no other.
+    ``model`` is a model, a predictor, or what ``vitrail.load_predictor`` reads. A bad image is a prediction with an error and
+    affects no other. A prediction is the ``vitrail.Prediction`` of the model's task: those of a classifier have a ``label``,
+    its ``probability``, and the ``top_k`` most probable classes as ``top``.
     """
-    items = as_image_list(images)
-    return list(iter_predictions(model, items, top_k, batch_size, workers)) if items else []
+    source = as_images(images)
+    return list(iter_predictions(model, source, top_k, batch_size, workers)) if len(source) else []
 
 
 def iter_predictions(
-    model: Model | str | Path,
-    images: Iterable[ImageLike],
+    model: Model | Predictor | str | Path,
+    images: Any,
     top_k: int = DEFAULT_TOP_K,
     batch_size: int = DEFAULT_BATCH_SIZE,
     workers: int | None = None,
-) -> Generator[Prediction, None, None]:
+) -> Generator[Any, None, None]:
     """Yield predictions while the next images are read; errors other than bad images are raised at once."""
-    source = ImageList(as_image_list(images))
+    source = as_images(images)
     if top_k < 1:
         raise VitrailError(f"top_k must be at least 1, got {top_k}; try top_k=5")
-    model = load(model) if isinstance(model, str | Path) else model
-    preprocess = require_classifier(model)
-    loader = build_eval_loader(source, preprocess, batch_size)
-    transform = _CollectErrors(loader.transform)
-    return _predict_batches(model, replace(loader, transform=transform), source, transform.read_errors, top_k, workers)
-
-
-@dataclass(frozen=True)
-class _CollectErrors:
-    """Transform that collects read errors: here they are part of the result, neither logged nor counted."""
-
-    transform: BatchTransform
-    read_errors: dict[int, str] = field(default_factory=dict)
-
-    @property
-    def preprocess(self) -> Preprocess:
-        return self.transform.preprocess
-
-    def __call__(self, dataset: Dataset, epochs: ndarray, indices: ndarray) -> TransformedBatch:
-        transformed = self.transform(dataset, epochs, indices)
-        self.read_errors.update(transformed.read_errors)
-        return TransformedBatch(transformed.images, transformed.readable, {})
+    predictor = require_outputs(load_predictor(model))
+    loader = build_pixel_loader(source, predictor.preprocess, batch_size, max_bad_fraction=1.0)
+    loader.logs_errors = False  # a read error is part of the result
+    return _predict_batches(predictor, predictor.task, loader, source, top_k, workers)
 
 
 def _predict_batches(
-    model: Model, loader: Loader, source: ImageList, read_errors: dict[int, str], top_k: int, workers: int | None
+    predictor: Predictor, task: Task, loader: Loader, source: Dataset, top_k: int, workers: int | None
 ) -> Generator[Prediction, None, None]:
-    class_names = model.class_names or tuple(str(number) for number in range(model.config.classes))
-    was_training, sigmoid = model.training, model.metadata.get("recipe", {}).get("loss") == "sigmoid"
-    model.eval()
-    try:
-        for step, batch in enumerate(loader.batches(workers=workers)):
-            ranked = _top_classes(_logits(model, batch.images), class_names, top_k, sigmoid) if batch.images.shape[0] else []
-            by_index = dict(zip(batch.indices.tolist(), ranked, strict=True))
-            for index in loader.sampler.batch_indices(step)[1].tolist():
-                where = source.describe(index)
-                if index in read_errors:
-                    yield Prediction(where, error=read_errors.pop(index).removeprefix(f"{where}: "))
-                elif first := by_index[index][:1]:
-                    yield Prediction(where, first[0].label, first[0].probability, by_index[index])
-                else:
-                    yield Prediction(where, error="makes the model's logits non-finite (NaN/Inf)")
-    finally:
-        model.train(was_training)
+    for batch in iter_outputs(predictor.outputs, loader, workers):
+        found = dict(zip(batch.indices.tolist(), finite_predictions(task, torch.from_numpy(batch.values), top_k), strict=True))
+        for index in batch.batch_indices.tolist():
+            where = source.describe(index)
+            if index in loader.read_errors:
+                reason = loader.read_errors.pop(index).removeprefix(f"{where}: ")
+                yield task.prediction_class(file=where, error=reason)
+            elif (prediction := found[index]) is not None:
+                yield replace(prediction, file=where)
+            else:
+                yield task.prediction_class(file=where, error=f"makes the model's {task.output_name} non-finite (NaN/Inf)")
 
 
-@torch.inference_mode()
-def _logits(model: Model, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b k"]:
-    weight = next(model.parameters())
-    return model(images.to(weight.device, weight.dtype)).float().cpu()
-
-
-def _top_classes(
-    logits: Float[Tensor, "b k"], class_names: Sequence[str], top_k: int, sigmoid: bool
-) -> list[tuple[ClassProbability, ...]]:
-    """Return the most probable classes, of equal ones the first; none if a logit is not finite."""
-    order = logits.argsort(dim=1, descending=True, stable=True)[:, :top_k]
-    probabilities = (logits.double().sigmoid() if sigmoid else logits.double().softmax(dim=1)).gather(1, order)
-    return [
-        tuple(ClassProbability(class_names[number], probability) for number, probability in zip(numbers, row, strict=True))
-        if finite
-        else ()
-        for numbers, row, finite in zip(order.tolist(), probabilities.tolist(), logits.isfinite().all(1).tolist(), strict=True)
-    ]
-
-
-def require_classifier(model: Model) -> Preprocess:
-    if not model.config.classes:
-        raise VitrailError("the model has no classifier (classes=0); add one first: vitrail finetune RUN DATA")
-    return require_preprocess(model)
+def finite_predictions(task: Task, outputs: Float[Tensor, "b ..."], top_k: int) -> list[Prediction | None]:
+    """Return what is predicted for each image; None for outputs that are not finite."""
+    finite = outputs.isfinite().flatten(1).all(1)
+    predicted = iter(task.predictions(outputs[finite], top_k) if finite.any() else ())
+    return [next(predicted) if each else None for each in finite.tolist()]

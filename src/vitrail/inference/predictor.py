@@ -1,132 +1,155 @@
-"""Predictors: uint8 images in, logits out; by torch, by onnxruntime for an ONNX file, or by a torch.export program.
+"""Predictors: uint8 images in, outputs out; by torch, by onnxruntime for an ONNX file, or by a torch.export program.
 
 Images are as ``vitrail.data.transforms.resize_and_crop`` returns them; each predictor normalises them itself.
-b images, c channels, k classes.
+b images, c channels, k outputs per image, d wide.
 """
 
-from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from einops import rearrange
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float, Float32, UInt8
 from numpy import ndarray
+from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transforms import normalise
 from vitrail.errors import VitrailError
-from vitrail.inference.features import require_preprocess
+from vitrail.inference.model_hash import features_hash, model_hash
 from vitrail.models.build import Model
-from vitrail.models.speedup_config import Speedups
-from vitrail.models.speedups import speed_up
-from vitrail.system import select_device
-from vitrail.weights.load import load
-
-Backend = Literal["auto", "torch", "onnxruntime"]
+from vitrail.models.config import ModelConfig
+from vitrail.tasks.classification import ClassificationTask
+from vitrail.tasks.registry import recorded_task
+from vitrail.tasks.task import Task
 
 
-@runtime_checkable
-class Predictor(Protocol):
-    """Computes logits of uint8 images; called from one thread at a time.
+class Predictor(ABC):
+    """Computes outputs of uint8 images; called from one thread at a time.
 
     All weights are in memory, so the file may be replaced or deleted while it is in use.
     """
 
-    @property
-    def backend(self) -> str:
-        """The backend: ``torch``, ``onnxruntime`` or ``program``."""
+    backend: str  # torch, onnxruntime or program
 
-    @property
-    def source(self) -> str:
-        """The path or name it was loaded from."""
+    def __init__(
+        self,
+        source: str,
+        config: ModelConfig,
+        preprocess: Preprocess,
+        names: tuple[str, ...] | None,
+        metadata: dict[str, Any],
+    ) -> None:
+        self.source = source  # the path or name it was loaded from
+        self.config, self.preprocess = config, preprocess
+        self.names = names  # of the classes, None if the file has none
+        self.metadata = metadata  # from its file: recipe, dataset, metrics
 
-    @property
-    def preprocess(self) -> Preprocess: ...
+    @cached_property
+    def task(self) -> Task:
+        """The task that the model was trained for, which knows what the outputs mean."""
+        return recorded_task(self.config, self.preprocess, self.names, self.metadata)
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """One name per class, its index if it has no name; empty without a classifier."""
+        return self.task.class_names
 
-    @property
-    def sigmoid(self) -> bool:
-        """Whether class probabilities are independent sigmoids instead of a softmax."""
+    @abstractmethod
+    def outputs(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b ..."]:
+        """Return the outputs of the model, such as logits; of a model without a classifier, its features."""
 
-    def logits(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b k"]:
-        """Return the logits; for a model without a classifier, its features."""
+    def features(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b d"]:
+        """Return the features before the head."""
+        if self.config.classes:
+            raise VitrailError(f"{self.source} is an exported file, which can only predict; use the run it was exported from")
+        return self.outputs(images)
 
+    @abstractmethod
+    def hash(self) -> str:
+        """Return a hash of all that the outputs depend on, the same on every host and device."""
 
-def load_predictor(
-    source: str | Path,
-    backend: Backend = "auto",
-    threads: int | None = None,
-    speedups: Speedups | None = None,
-    device: str = "auto",
-) -> Predictor:
-    """Load a predictor: for an exported file (.onnx, .pt2) the backend it needs, for anything ``vitrail.load`` reads torch.
+    def features_hash(self) -> str:
+        """Return a hash of all that the features depend on, which excludes the head."""
+        return self.hash()
 
-    ``threads`` is the number of CPU threads of one call; ``speedups`` and ``device`` apply to torch only.
-    """
-    suffix = Path(source).suffix.lower()
-    if threads is not None and threads < 1:
-        raise VitrailError(f"threads must be at least 1, got {threads}; leave it out to use every core")
-    if suffix not in (".onnx", ".pt2"):
-        if backend == "onnxruntime":
-            raise VitrailError(f"onnxruntime runs .onnx files, got {source}; try `vitrail export {source} --to onnx` first")
-        return _load_torch(source, threads, speedups, device)
-    if speedups is not None:
-        raise VitrailError(speedup_fixed_message(source))
-    if backend != "auto" and (backend == "onnxruntime") != (suffix == ".onnx"):
-        required = "onnxruntime" if suffix == ".onnx" else "torch"
-        raise VitrailError(f"{source} must be run by {required}, got {backend}; leave the backend out")
-    from vitrail.inference.onnx_predictor import OnnxPredictor
-    from vitrail.inference.program_predictor import ProgramPredictor
-
-    return OnnxPredictor(source, threads) if suffix == ".onnx" else ProgramPredictor(source, threads)
+    def to(self, device: torch.device) -> "Predictor":
+        """Move the weights to a device, if they are torch's."""
+        return self
 
 
-class TorchPredictor:
+def require_outputs(predictor: Predictor) -> Predictor:
+    """Raise unless the model predicts something."""
+    if not predictor.config.classes:
+        raise VitrailError("the model has no classifier (classes=0); add one first: vitrail finetune RUN DATA")
+    return predictor
+
+
+def require_classifier(predictor: Predictor, purpose: str = "this") -> Predictor:
+    """Raise unless the model is a classifier."""
+    if not isinstance(require_outputs(predictor).task, ClassificationTask):
+        kind = predictor.task.config.name
+        raise VitrailError(f"{purpose} needs a classifier, and {predictor.source} is a model for {kind}; name a classifier")
+    return predictor
+
+
+def require_preprocess(model: Model) -> Preprocess:
+    preprocess = model.preprocess
+    if preprocess is None:
+        raise VitrailError(
+            "the model has no preprocessing config; set model.preprocess, such as "
+            "vitrail.data.preprocess.vit_preprocess(model.config.image)"
+        )
+    if len(preprocess.mean) not in (1, 3):
+        raise VitrailError(f"the model takes images of {len(preprocess.mean)} channels; those read from files have 1 or 3")
+    return preprocess
+
+
+class TorchPredictor(Predictor):
     """Predictor that runs a Vitrail model by torch."""
 
     backend = "torch"
 
-    def __init__(self, model: Model, source: str = "a model") -> None:
-        self.source = source
-        self.preprocess = require_preprocess(model)
-        self.class_names = class_names_or_indices(model.class_names, model.config.classes)
-        self.sigmoid = trained_with_sigmoid(model.metadata)
-        self.module = model.eval()
+    def __init__(self, model: Model, source: str = "the model") -> None:
+        super().__init__(source, model.config, require_preprocess(model), model.class_names, model.metadata)
+        self.model = model
+
+    def outputs(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b ..."]:
+        return self._run(self.model, images)
+
+    def features(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b d"]:
+        return self._run(self.model.features, images)
 
     @torch.inference_mode()
-    def logits(self, images: UInt8[ndarray, "b height width c"]) -> Float32[ndarray, "b k"]:
-        weight = next(self.module.parameters())
-        normalised = normalise(rearrange(to_tensor(images), "b h w c -> b c h w").float().contiguous(), self.preprocess)
-        return self.module(normalised.to(weight.device, weight.dtype)).float().cpu().numpy()
+    def _run(self, function: Any, images: ndarray) -> ndarray:
+        was_training = self.model.training
+        try:
+            if was_training:
+                self.model.eval()
+            return function(self.normalised(images)).float().cpu().numpy()
+        finally:
+            if was_training:
+                self.model.train()
+
+    def normalised(self, images: UInt8[ndarray, "b height width c"]) -> Float[Tensor, "b c height width"]:
+        """Return the images as the model takes them, on its device and in its precision."""
+        weight = next(self.model.parameters())
+        pixels = rearrange(to_tensor(images), "b h w c -> b c h w").to(torch.float32, memory_format=torch.contiguous_format)
+        return normalise(pixels, self.preprocess).to(weight.device, weight.dtype)
+
+    def hash(self) -> str:
+        return model_hash(self.model)
+
+    def features_hash(self) -> str:
+        return features_hash(self.model)
+
+    def to(self, device: torch.device) -> "TorchPredictor":
+        self.model.to(device)
+        return self
 
 
-def speedup_fixed_message(source: str | Path) -> str:
-    return f"{source} is an exported file, which cannot be sped up; give these options to `vitrail export`"
-
-
-def class_names_or_indices(names: tuple[str, ...] | None, classes: int) -> tuple[str, ...]:
-    return names or tuple(str(index) for index in range(classes))
-
-
-def trained_with_sigmoid(metadata: dict[str, object]) -> bool:
-    """Return whether the model was trained with the sigmoid loss, so that class probabilities are independent."""
-    recipe = metadata.get("recipe")
-    return isinstance(recipe, dict) and recipe.get("loss") == "sigmoid"
-
-
-def to_tensor(images: UInt8[ndarray, "b height width c"]) -> torch.Tensor:
+def to_tensor(images: UInt8[ndarray, "b height width c"]) -> UInt8[Tensor, "b height width c"]:
     """Convert an array to a tensor, without a copy if possible."""
-    return torch.from_numpy(np.require(images, requirements=["C", "W"]))
-
-
-def _load_torch(source: str | Path, threads: int | None, speedups: Speedups | None, device: str) -> Predictor:
-    if threads is not None:
-        torch.set_num_threads(threads)
-    model = load(source, image=None if speedups is None else speedups.image)
-    if speedups is not None:
-        model = speed_up(model, speedups)
-    return TorchPredictor(model.to(select_device(device)), str(source))
+    return torch.from_numpy(images if images.flags.writeable else np.array(images))

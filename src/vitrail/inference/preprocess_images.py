@@ -1,6 +1,8 @@
 """``vitrail.preprocess``: images as a model takes them, preprocessed as in its own evaluation. b images, c channels."""
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -9,25 +11,27 @@ from torch import Tensor
 
 from vitrail.data.batch_transforms import EvalTransform
 from vitrail.data.decode import to_pil
+from vitrail.data.sources.dataset import Dataset
+from vitrail.data.sources.image_like import read_image_like
 from vitrail.errors import VitrailError
-from vitrail.inference.features import require_preprocess
-from vitrail.inference.inputs import ImageLike, ImageList, as_image_list
+from vitrail.inference.inputs import as_images
+from vitrail.inference.predictor import require_preprocess
 from vitrail.models.build import Model
 
 
-def preprocess(model: Model, images: Iterable[ImageLike]) -> Float[Tensor, "b c height width"]:
-    """Preprocess files, bytes, PIL images or arrays (h w c or h w, uint8), in their order.
+def preprocess(model: Model, images: Any) -> Float[Tensor, "b c height width"]:
+    """Preprocess files, bytes, PIL images or arrays (h w c or h w, uint8), in their order; or one of them.
 
     Resized, cropped and normalised, on the model's device and in its precision: what ``model(images)`` and ``vitrail.explain``
     take. Unlike in ``vitrail.predict``, a bad image is an error.
     """
-    source = ImageList(as_image_list(images))
+    source = as_images(images)
     if not len(source):
         raise VitrailError("there are no images to preprocess; name at least one")
     return preprocess_subset(model, source, range(len(source)))
 
 
-def preprocess_subset(model: Model, source: ImageList, indices: Sequence[int]) -> Float[Tensor, "b c height width"]:
+def preprocess_subset(model: Model, source: Dataset, indices: Sequence[int]) -> Float[Tensor, "b c height width"]:
     """Preprocess some of the images; the first bad one raises an error that names it."""
     transformed = EvalTransform(require_preprocess(model))(source, np.zeros(len(indices), np.int64), np.array(indices))
     for index, problem in transformed.read_errors.items():
@@ -38,9 +42,10 @@ def preprocess_subset(model: Model, source: ImageList, indices: Sequence[int]) -
     return transformed.images.to(weight.device, weight.dtype)
 
 
-def load_image(image: ImageLike) -> Image.Image:
+def load_image(image: Any) -> Image.Image:
     """Return an image upright and in full, before it is resized."""
     try:
-        return to_pil(ImageList(as_image_list([image])).read(0))
+        return to_pil(read_image_like(image))
     except (OSError, VitrailError) as error:
-        raise VitrailError(f"the image {str(error).removeprefix('the image ')}; try another one") from None
+        name = f"the image {os.fsdecode(image)}" if isinstance(image, str | os.PathLike) else "the image"
+        raise VitrailError(f"{name} {str(error).removeprefix('the image ')}; try another one") from None

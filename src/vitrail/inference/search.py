@@ -13,11 +13,10 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
-from vitrail.data.batch_transforms import EvalTransform
 from vitrail.data.sources.dataset import Dataset, Progress, label_name
-from vitrail.errors import VitrailError
-from vitrail.inference.features import DEFAULT_BATCH_SIZE, forward_features, iter_features, require_preprocess
-from vitrail.inference.inputs import ImageList
+from vitrail.inference.features import DEFAULT_BATCH_SIZE, embed_image, iter_features
+from vitrail.inference.load import load_predictor
+from vitrail.inference.predictor import Predictor
 from vitrail.models.build import Model
 
 SIMILARITY_TILE = 1024, 16384  # query and candidate rows whose similarities are computed at once: 64 MiB
@@ -33,7 +32,7 @@ class SearchHit:
 
 
 def search(
-    model: Model,
+    model: Model | Predictor | str | Path,
     splits: dict[str, Dataset],
     query: str | Path,
     top_k: int = 10,
@@ -42,10 +41,11 @@ def search(
     progress: Progress | None = None,
 ) -> list[SearchHit]:
     """Return the most similar images first. Only the best so far are kept, however many images there are."""
-    query_features = _embed_query(model, query)
+    predictor = load_predictor(model)
+    query_features = embed_image(predictor, query)
     best: list[SearchHit] = []
     for split, source in splits.items():
-        for rows in iter_features(model, source, batch_size, workers, progress):
+        for rows in iter_features(predictor, source, batch_size, workers, progress):
             similarity, positions = top_k_cosine(query_features, rows.values, min(top_k, len(rows.indices)))
             matches = zip(similarity[0].tolist(), rows.indices[positions[0].numpy()].tolist(), strict=True)
             best = _best_hits([*best, *(_make_hit(source, split, index, cosine) for cosine, index in matches)], top_k)
@@ -58,20 +58,6 @@ def _best_hits(hits: Sequence[SearchHit], top_k: int) -> list[SearchHit]:
 
 def _make_hit(source: Dataset, split: str, index: int, similarity: float) -> SearchHit:
     return SearchHit(source.describe(index), label_name(source, index) or None, split, index, similarity)
-
-
-def _embed_query(model: Model, query: str | Path) -> np.ndarray:
-    model.eval()
-    transformed = EvalTransform(require_preprocess(model))(
-        ImageList([str(query)]), np.zeros(1, np.int64), np.zeros(1, np.int64)
-    )
-    if transformed.read_errors:
-        reason = transformed.read_errors[0].removeprefix(f"{query}: ")
-        raise VitrailError(f"the image {query} {reason}; try another one")
-    features: np.ndarray = forward_features(model, transformed.images).numpy()
-    if not np.isfinite(features).all():
-        raise VitrailError(f"the model's output for {query} is not finite (NaN/Inf); its weights may be damaged")
-    return features
 
 
 def top_k_cosine(

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult
 from vitrail.lab.small_recipe import ADAMW, coarse_patch, small_recipe, small_vit
-from vitrail.lab.summaries import LearningRates, by_learning_rate, mean_score, paired_difference, score_cell
+from vitrail.lab.summaries import LearningRates, by_learning_rate, difference_cell, mean_score, paired_difference, score_cell
 from vitrail.lab.trials import JobResult, TrainingJob
-from vitrail.plot.markup import escape
 from vitrail.report.html import html_table
 
 POOLINGS = {"class token": "cls", "GAP": "gap"}
@@ -39,7 +38,7 @@ def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> Exper
         [
             f"{lr:g}",
             *(score_cell(line[lr]) for line in lines.values()),
-            _difference_text(lines["GAP"][lr], lines["class token"][lr]),
+            difference_cell(lines["GAP"][lr], lines["class token"][lr]),
         ]
         for lr in next(iter(lines.values()))
     ]
@@ -66,11 +65,6 @@ def _summary(rates: LearningRates) -> str:
     verdict = f"{winner} is significantly better" if difference.significant else "the difference is not significant"
     where = "at the same learning rate" if token == average else "at different learning rates"
     return f"{claim}, {where}; {verdict} (GAP minus class token: {difference.text})."
-
-
-def _difference_text(ours: Sequence[JobResult], theirs: Sequence[JobResult]) -> str:
-    difference = paired_difference(ours, theirs)
-    return "" if difference is None else escape(difference.text)
 
 
 EXPERIMENT = Experiment(

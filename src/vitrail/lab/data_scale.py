@@ -10,6 +10,7 @@ from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResu
 from vitrail.lab.small_recipe import FAMILY_OPTIM, dataset_name, dataset_shape, matched_families, small_recipe, small_vit
 from vitrail.lab.summaries import (
     SeedDifference,
+    difference_cell,
     difference_of_differences,
     join_clauses,
     join_names,
@@ -22,7 +23,6 @@ from vitrail.lab.summaries import (
 from vitrail.lab.trials import JobResult, TrainingJob
 from vitrail.plot.canvas import Figure
 from vitrail.plot.line_chart import line_chart
-from vitrail.plot.markup import escape
 from vitrail.report.html import html_table
 
 MIN_SUBSET, MAX_RATIO = 500, 64  # images of the smallest subset, or all divided by this in a small dataset
@@ -70,17 +70,10 @@ def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> Exper
     counts = sorted(next(iter(lines.values())))
     cells = []
     for count in counts:
-        difference = paired_difference(lines["ViT"][count], lines["ResNet"][count])
-        ahead = "" if difference is None else escape(difference.text)
         epochs = rows[0].steps * rows[0].batch_size / count
-        cells.append(
-            [
-                f"{count:,}",
-                f"{epochs:,.0f}" if epochs >= 10 else f"{epochs:.1f}",
-                *(score_cell(line[count]) for line in lines.values()),
-                ahead,
-            ]
-        )
+        scores = [score_cell(line[count]) for line in lines.values()]
+        ahead = difference_cell(lines["ViT"][count], lines["ResNet"][count])
+        cells.append([f"{count:,}", f"{epochs:,.0f}" if epochs >= 10 else f"{epochs:.1f}", *scores, ahead])
     sizes = html_table(
         ("family", "#parameters", "#MACs per image"),
         [

@@ -5,7 +5,7 @@ from typing import Any
 
 from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult, group_by
 from vitrail.lab.small_recipe import dataset_name, dataset_shape, small_recipe, small_vit
-from vitrail.lab.summaries import line_plot, mean_score, paired_difference, score_cell, scores_json
+from vitrail.lab.summaries import difference_cell, line_plot, mean_score, paired_difference, score_cell, scores_json
 from vitrail.lab.trials import JobResult, TrainingJob
 from vitrail.models.config import Pair, format_size
 from vitrail.plot.markup import escape
@@ -27,10 +27,7 @@ def arms(size: Pair) -> dict[str, list[dict[str, Any]]]:
         "width": [{**base, "width": width} for width in (32, 128)],
         "MLP": [{**base, "mlp": mlp} for mlp in (32, 512)],
         "patch": [{**base, "patch": patch} for patch in (coarse, fine)],
-        "all": [
-            {"depth": 2, "width": 48, "mlp": 96, "patch": coarse},
-            {"depth": 6, "width": 80, "mlp": 160, "patch": medium},
-        ],
+        "all": [{"depth": 2, "width": 48, "mlp": 96, "patch": coarse}, {"depth": 6, "width": 80, "mlp": 160, "patch": medium}],
     }
 
 
@@ -58,8 +55,7 @@ def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> Exper
             lines.setdefault(name, {base[0].macs / base[0].macs: base})[group[0].macs / base[0].macs] = group
     cells, numbers = [], []
     for (name, model), group in groups.items():
-        difference, relative_compute = paired_difference(group, base), group[0].macs / base[0].macs
-        ahead = "" if name == BASE_NAME or difference is None else escape(difference.text)
+        relative_compute, ahead = group[0].macs / base[0].macs, difference_cell(group, base)
         cells.append(
             [escape(name), escape(model), f"{group[0].parameters:,}", f"{relative_compute:.2f}", score_cell(group), ahead]
         )

@@ -16,13 +16,13 @@ from numpy import ndarray
 from torch import Tensor
 
 from vitrail.data.batch_transforms import EvalTransform
-from vitrail.data.sources.dataset import Dataset, DatasetSplits
+from vitrail.data.sources.dataset import Dataset, DatasetSplits, evenly_spaced
 from vitrail.errors import VitrailError
 from vitrail.explain.attention import as_vit
 from vitrail.explain.embeddings import patch_filters, position_similarity
 from vitrail.explain.head_statistics import head_statistics
 from vitrail.explain.saliency import saliency
-from vitrail.inference.features import require_preprocess
+from vitrail.inference.predictor import require_preprocess
 from vitrail.models.build import Model
 from vitrail.report.contact_sheet import denormalise
 
@@ -96,11 +96,11 @@ def take_snapshot(model: Model, data: DatasetSplits, count: int = MEASURED_IMAGE
     """Take the snapshot of a model on images of the test split."""
     vit = as_vit(model.eval())
     source = next(split for split in (data.test, data.validation, data.train) if len(split))
-    batches = list(_batches(vit, source, evenly_spaced_indices(len(source), count)))
+    batches = list(_batches(vit, source, evenly_spaced(len(source), count)))  # folders are ordered by class
     if not batches:
         raise VitrailError(f"{data.name} has no readable image; try --data fashion")
     preprocess = require_preprocess(vit)
-    drawn_batch = next(_batches(vit, source, evenly_spaced_indices(len(source), DRAWN_IMAGES)), batches[0][:DRAWN_IMAGES])
+    drawn_batch = next(_batches(vit, source, evenly_spaced(len(source), DRAWN_IMAGES)), batches[0][:DRAWN_IMAGES])
     drawn_images = denormalise(drawn_batch.cpu().float(), preprocess.mean, preprocess.std)
     return ModelSnapshot(
         attention_distance=head_statistics(vit, iter(batches)).distance.cpu().float().numpy(),
@@ -110,11 +110,6 @@ def take_snapshot(model: Model, data: DatasetSplits, count: int = MEASURED_IMAGE
         position_similarity=None if vit.config.position == "none" else position_similarity(vit).cpu().float().numpy(),
         width=vit.config.image[1],
     )
-
-
-def evenly_spaced_indices(count: int, max_count: int) -> Int[ndarray, " n"]:
-    """Return evenly spaced indices from the first to the last: folders are ordered by class."""
-    return np.linspace(0, count - 1, min(count, max_count)).round().astype(np.int64)
 
 
 def _batches(model: Model, source: Dataset, indices: Int[ndarray, " n"]) -> Iterator[Float[Tensor, "b c height width"]]:

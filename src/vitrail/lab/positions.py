@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.loader import build_eval_loader
+from vitrail.data.loader import build_pixel_loader
 from vitrail.data.sources.dataset import Dataset, select_images
 from vitrail.evaluation.fewshot import fewshot_probe
-from vitrail.inference.features import Features, compute_features, require_preprocess
+from vitrail.inference.features import Features, compute_features
+from vitrail.inference.predictor import TorchPredictor
+from vitrail.inference.run import join_outputs
 from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult, format_percent, get_scores, group_by
 from vitrail.lab.small_recipe import small_recipe, small_vit
-from vitrail.lab.summaries import mean_score, paired_difference, score_cell, scores_json, seed_plot
+from vitrail.lab.summaries import difference_cell, mean_score, score_cell, scores_json, seed_plot, significant_arms
 from vitrail.lab.trials import JobResult, TrainingJob
 from vitrail.models.build import Model
 from vitrail.plot.markup import escape
@@ -72,35 +74,14 @@ def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> Exper
     }
     cells = []
     for number, (name, group) in enumerate(arms.items()):
-        difference = paired_difference(group, arms[NO_POSITIONS])
-        ahead = "" if name == NO_POSITIONS or difference is None else escape(difference.text)
+        scores = [score_cell(group), difference_cell(group, arms[NO_POSITIONS]), format_percent(fewshot_scores[name])]
         paper_score = f"{PAPER[name]:.2%}" if name in PAPER else ""
-        cells.append(
-            [
-                str(number),
-                escape(name),
-                score_cell(group),
-                ahead,
-                format_percent(fewshot_scores[name]),
-                paper_score,
-                _extra_parameters(group, arms),
-            ]
-        )
-    columns = (
-        "row",
-        "position embedding",
-        "#test",
-        "#minus none",
-        f"#{SHOTS}-shot",
-        f"#{SHOTS}-shot in Table 8",
-        "#extra parameters",
-    )
+        extra = f"{group[0].parameters - arms[NO_POSITIONS][0].parameters:,}"
+        cells.append([str(number), escape(name), *scores, paper_score, extra])
+    shots = f"#{SHOTS}-shot", f"#{SHOTS}-shot in Table 8"
+    columns = ("row", "position embedding", "#test", "#minus none", *shots, "#extra parameters")
     others = {name: group for name, group in arms.items() if name != NO_POSITIONS}
-    significant = [
-        name
-        for name, group in others.items()
-        if (difference := paired_difference(group, arms[NO_POSITIONS])) and difference.significant and difference.mean > 0
-    ]
+    significant = significant_arms(others, arms[NO_POSITIONS])
     summary = _summary(others, significant)
     numbers = {
         name: scores_json(group, fewshot=fewshot_scores[name], paper=PAPER.get(name), parameters=group[0].parameters)
@@ -128,13 +109,10 @@ def _summary(others: dict[str, list[JobResult]], significant: list[str]) -> str:
 
 
 def _embed(model: Model, dataset: Dataset) -> Features:
-    parts = list(compute_features(model, build_eval_loader(dataset, require_preprocess(model), 256), None, None))
-    indices = np.concatenate([part.indices for part in parts])
-    return Features(np.concatenate([part.values for part in parts]), dataset.labels[indices], indices)
-
-
-def _extra_parameters(group: Sequence[JobResult], arms: dict[str, list[JobResult]]) -> str:
-    return f"{group[0].parameters - arms[NO_POSITIONS][0].parameters:,}"
+    predictor = TorchPredictor(model)
+    parts = list(compute_features(predictor, build_pixel_loader(dataset, predictor.preprocess, 256)))
+    values, indices = join_outputs(parts)
+    return Features(values, dataset.labels[indices], indices)
 
 
 EXPERIMENT = Experiment(

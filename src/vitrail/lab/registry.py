@@ -1,34 +1,36 @@
-"""Registry of the experiments; each module is imported on demand."""
-
-from importlib import import_module
+"""Registry of the experiments, by name."""
 
 from vitrail.errors import VitrailError, did_you_mean
+from vitrail.lab import (
+    attention_figures,
+    cls_or_gap,
+    compute_scale,
+    data_scale,
+    depth_width,
+    norm,
+    optimisers,
+    patch_embedding,
+    positions,
+    pretraining_compute,
+    regularisation,
+    resolution,
+    self_supervision,
+    shift_equivariance,
+    variants,
+)
 from vitrail.lab.experiment import Experiment
 
-MODULES = {
-    "variants": "variants",
-    "compute": "pretraining_compute",
-    "shift": "shift_equivariance",
-    "patches": "patch_embedding",
-    "data-scale": "data_scale",
-    "compute-scale": "compute_scale",
-    "positions": "positions",
-    "cls-or-gap": "cls_or_gap",
-    "norm": "norm",
-    "depth-width": "depth_width",
-    "resolution": "resolution",
-    "masked": "self_supervision",
-    "optimisers": "optimisers",
-    "inside": "attention_figures",
-    "regularise": "regularisation",
-}
-NAMES = tuple(MODULES)
+MODULES = (
+    variants, pretraining_compute, shift_equivariance, patch_embedding, data_scale, compute_scale, positions, cls_or_gap, norm,
+    depth_width, resolution, self_supervision, optimisers, attention_figures, regularisation,
+)  # fmt: skip
+EXPERIMENTS: dict[str, Experiment] = {module.EXPERIMENT.name: module.EXPERIMENT for module in MODULES}
+NAMES = tuple(EXPERIMENTS)
 
 
 def get_experiment(name: str) -> Experiment:
     """Return an experiment by name."""
-    if name not in NAMES:
+    if name not in EXPERIMENTS:
         hint = did_you_mean(name, NAMES) or f"; there are {', '.join(NAMES)}"
         raise VitrailError(f"there is no experiment {name!r}{hint}")
-    loaded: Experiment = import_module(f"vitrail.lab.{MODULES[name]}").EXPERIMENT
-    return loaded
+    return EXPERIMENTS[name]

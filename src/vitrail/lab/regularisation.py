@@ -8,7 +8,15 @@ from typing import Any
 from vitrail.augment.policy import get_policy
 from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult, group_by
 from vitrail.lab.small_recipe import coarse_patch, dataset_name, dataset_shape, small_recipe, small_vit
-from vitrail.lab.summaries import join_clauses, join_names, mean_score, paired_difference, score_cell, scores_json
+from vitrail.lab.summaries import (
+    difference_cell,
+    join_clauses,
+    join_names,
+    mean_score,
+    score_cell,
+    scores_json,
+    significant_arms,
+)
 from vitrail.lab.trials import JobResult, TrainingJob
 from vitrail.plot.markup import escape
 from vitrail.report.html import html_table
@@ -82,8 +90,7 @@ def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> Exper
     for name in names:
         line = [escape(name)]
         for count in counts:
-            difference = paired_difference(groups[name, count], groups[BASELINE, count])
-            line += [score_cell(groups[name, count]), "" if name == BASELINE or difference is None else escape(difference.text)]
+            line += [score_cell(groups[name, count]), difference_cell(groups[name, count], groups[BASELINE, count])]
         cells.append(line)
     columns = ["regularisation"]
     for count in counts:
@@ -95,19 +102,11 @@ def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> Exper
 def _summary(groups: dict[tuple[Any, ...], list[JobResult]], names: list[str], counts: list[int]) -> str:
     clauses = []
     for count in counts:
-        differences = {
-            name: paired_difference(groups[name, count], groups[BASELINE, count]) for name in names if name != BASELINE
-        }
-        helps = [
-            name for name, difference in differences.items() if difference and difference.significant and difference.mean > 0
-        ]
-        hurts = [
-            name for name, difference in differences.items() if difference and difference.significant and difference.mean < 0
-        ]
+        arms = {name: groups[name, count] for name in names}
         effects = [
-            f"{join_names(group)} significantly {verb}{'s' if len(group) == 1 else ''}"
-            for group, verb in ((helps, "help"), (hurts, "hurt"))
-            if group
+            f"{join_names(found)} significantly {verb}{'s' if len(found) == 1 else ''}"
+            for verb, sign in (("help", 1), ("hurt", -1))
+            if (found := significant_arms(arms, arms[BASELINE], sign))
         ]
         baseline_score = mean_score(groups[BASELINE, count])
         clauses.append(

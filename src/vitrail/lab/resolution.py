@@ -14,7 +14,7 @@ import torch
 from vitrail.data.loader import build_eval_loader
 from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult, format_percent, get_scores, group_by
 from vitrail.lab.small_recipe import MUON, STEPS, dataset_name, dataset_shape, patch_side, small_recipe, small_vit
-from vitrail.lab.summaries import mean_score, paired_difference, score_cell, scores_json, seed_plot
+from vitrail.lab.summaries import difference_cell, mean_score, paired_difference, score_cell, scores_json, seed_plot
 from vitrail.lab.trials import JobResult, TrainingJob
 from vitrail.models.config import Pair, PositionResize, format_size
 from vitrail.models.vit import ViT
@@ -113,9 +113,8 @@ def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> Exper
     }
     cells = []
     for number, (name, group) in enumerate(arms.items()):
-        difference = paired_difference(group, arms[NEW_TABLE])
         size = small if name in (PRETRAINED, LOW_RESOLUTION) else large
-        ahead = "" if name in (NEW_TABLE, PRETRAINED) or difference is None else escape(difference.text)
+        ahead = "" if name == PRETRAINED else difference_cell(group, arms[NEW_TABLE])
         mode = INTERPOLATION_NAMES.get(name) or OTHER_NAMES[name]
         first = format_percent(before_finetuning[name]) if before_finetuning[name] else ""
         cells.append([str(number), escape(name), escape(mode), format_size(size), first, score_cell(group), ahead])

@@ -18,6 +18,7 @@ from vitrail.errors import VitrailError
 from vitrail.lab.experiment import Experiment, ExperimentOptions, ExperimentResult, group_by
 from vitrail.lab.small_recipe import ADAMW, dataset_name, dataset_shape, small_recipe, small_vit, supports_subsets
 from vitrail.lab.summaries import (
+    difference_cell,
     join_clauses,
     join_names,
     mean_score,
@@ -25,6 +26,7 @@ from vitrail.lab.summaries import (
     score_cell,
     scores_json,
     select_on_validation,
+    significant_arms,
 )
 from vitrail.lab.trials import JobResult, TrainingJob
 from vitrail.models.masking_config import Masking
@@ -125,9 +127,8 @@ def build_result(options: ExperimentOptions, rows: Sequence[JobResult]) -> Exper
         own = {(labels, start): group for (own_question, labels, start), group in arms.items() if own_question == question}
         cells = []
         for (labels, start), group in own.items():
-            difference = paired_difference(group, own[labels, SCRATCH])
             loss = _pretraining_loss(before.get((question, start)))
-            gained = "" if start == SCRATCH or difference is None else escape(difference.text)
+            gained = difference_cell(group, own[labels, SCRATCH])
             line = [f"{labels:,}", escape(start), f"{group[0].condition['lr']:g}", loss, score_cell(group), gained]
             cells.append([*line, PAPER[start]] if question == PAPER_ORDER else line)
         columns = ["labels", "pre-training", "#learning rate", "#pre-training loss", "#test", "#minus from scratch"]
@@ -142,16 +143,12 @@ def _pretraining_loss(row: JobResult | None) -> str:
     return f"{scores['loss']:.3g}" if "loss" in scores and "top1" not in scores else ""
 
 
-def _better_methods(arms: dict[str, list[JobResult]], baseline: str) -> list[str]:
-    differences = {name: paired_difference(group, arms[baseline]) for name, group in arms.items() if name in METHODS}
-    return [name for name, difference in differences.items() if difference and difference.significant and difference.mean > 0]
-
-
 def _summary(arms: dict[tuple[str, int, str], list[JobResult]]) -> str:
     clauses = []
     for labels in dict.fromkeys(labels for question, labels, _ in arms if question == FEW_LABELS):
         by_arm = {name: group for (question, count, name), group in arms.items() if (question, count) == (FEW_LABELS, labels)}
-        better, better_than_longer = (_better_methods(by_arm, baseline) for baseline in (SCRATCH, SCRATCH_LONGER))
+        methods = {name: group for name, group in by_arm.items() if name in METHODS}
+        better, better_than_longer = (significant_arms(methods, by_arm[name]) for name in (SCRATCH, SCRATCH_LONGER))
         clauses.append(
             f"with {labels:,} labels {join_names(better) or 'no method'} {'are' if len(better) > 1 else 'is'} significantly "
             f"better than training from scratch ({mean_score(by_arm[SCRATCH]):.1%}), and "

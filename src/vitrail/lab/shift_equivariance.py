@@ -9,6 +9,7 @@ b images, c channels, d width, y and x positions of the feature map.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 
 from vitrail.augment.policy import get_policy
 from vitrail.data.batch_transforms import EvalTransform
+from vitrail.data.sources.dataset import evenly_spaced
 from vitrail.lab.experiment import (
     Experiment,
     ExperimentOptions,
@@ -29,7 +31,6 @@ from vitrail.lab.experiment import (
     group_by,
     mean_and_ci,
 )
-from vitrail.lab.model_snapshot import evenly_spaced_indices
 from vitrail.lab.small_recipe import MUON, SGD, closest_compute, small_recipe, small_vit
 from vitrail.lab.trials import JobResult, TrainingJob
 from vitrail.models.config import ModelConfig, ResNetConfig
@@ -85,7 +86,7 @@ def models(options: ExperimentOptions) -> dict[str, ModelConfig]:
 def measure(run: Path, job: TrainingJob) -> dict[str, Any]:
     data = load_training_data(job.recipe)
     source = data.test if len(data.test) else data.validation
-    indices = evenly_spaced_indices(len(source), MEASURED_IMAGES)
+    indices = evenly_spaced(len(source), MEASURED_IMAGES)
     images = EvalTransform(job.recipe.preprocess)(source, np.zeros_like(indices), indices).images
     built = {"trained": load(run / "best"), "untrained": build_model(job.recipe, recipe_task(job.recipe, data), resumed=False)}
     measurements = {"": {state: measure_shifts(model, images) for state, model in built.items()}}
@@ -190,13 +191,10 @@ def measure_shifts(model: nn.Module, images: Float[Tensor, "b c height width"]) 
     measurements: dict[str, list[float]] = {"pooled": [], "map": [], "consistency": []}
     for pixels in SHIFTS:
         after = [feature_map(model, torch.roll(images, pixels, dims=axis)) for axis in (2, 3)]
-        measurements["pooled"].append(_mean(pooled_similarity(before, shifted) for shifted in after))
-        measurements["map"].append(
-            _mean(map_similarity(before, shifted, pixels, axis) for shifted, axis in zip(after, (2, 3), strict=True))
-        )
-        measurements["consistency"].append(
-            _mean(float((_predictions(model, shifted) == _predictions(model, before)).float().mean()) for shifted in after)
-        )
+        equal = [(_predictions(model, shifted) == _predictions(model, before)).float().mean() for shifted in after]
+        measurements["pooled"].append(fmean(pooled_similarity(before, shifted) for shifted in after))
+        measurements["map"].append(fmean(map_similarity(before, after[axis - 2], pixels, axis) for axis in (2, 3)))
+        measurements["consistency"].append(fmean(map(float, equal)))
     return measurements
 
 
@@ -243,11 +241,6 @@ def map_similarity(before: Float[Tensor, "b d y x"], after: Float[Tensor, "b d y
     similarity = F.cosine_similarity(expected - common, after - common, dim=1)
     first = whole + (rest > 0)
     return float(similarity.narrow(axis - 1, first, similarity.shape[axis - 1] - first).mean())
-
-
-def _mean(values: Iterator[float]) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers)
 
 
 EXPERIMENT = Experiment(

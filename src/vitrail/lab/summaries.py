@@ -10,6 +10,7 @@ from vitrail.lab.experiment import format_percent, get_scores, group_by, mean_an
 from vitrail.lab.trials import JobResult
 from vitrail.plot.canvas import Figure
 from vitrail.plot.line_chart import line_chart
+from vitrail.plot.markup import escape
 
 
 @dataclass(frozen=True)
@@ -52,29 +53,35 @@ def _differences_by_seed(ours: Iterable[JobResult], theirs: Iterable[JobResult])
     return {seed: float(own[seed]) - float(other[seed]) for seed in own if seed in other}
 
 
-def mean_score(rows: Iterable[JobResult], name: str = "top1", split: str = "test") -> float:
+def difference_cell(ours: Sequence[JobResult], theirs: Sequence[JobResult]) -> str:
+    """Format the difference of two arms, as a table cell; empty for an arm and itself, or if they share no seed."""
+    difference = None if ours is theirs else paired_difference(ours, theirs)
+    return "" if difference is None else escape(difference.text)
+
+
+def significant_arms(arms: Mapping[str, Sequence[JobResult]], baseline: Sequence[JobResult], sign: int = 1) -> list[str]:
+    """Return the names of the arms that are significantly better than the baseline; with ``sign`` -1, those that are worse."""
+    differences = {name: paired_difference(rows, baseline) for name, rows in arms.items()}
+    return [name for name, change in differences.items() if change and change.significant and sign * change.mean > 0]
+
+
+def mean_score(rows: Iterable[JobResult], split: str = "test") -> float:
     """Return the mean score of the finished runs, or NaN."""
-    values = get_scores(rows, name, split)
+    values = get_scores(rows, split=split)
     return mean(values) if values else math.nan
 
 
-def score_cell(rows: Sequence[JobResult], name: str = "top1", split: str = "test") -> str:
+def score_cell(rows: Sequence[JobResult]) -> str:
     """Format the mean score in percent, with the number of diverged runs."""
     diverged = sum(row.failure is not None for row in rows)
     if diverged == len(rows):
         return '<span class="bad">diverged</span>'
-    return format_percent(get_scores(rows, name, split)) + (
-        f' <span class="bad">{diverged} of {len(rows)} diverged</span>' if diverged else ""
-    )
+    note = f' <span class="bad">{diverged} of {len(rows)} diverged</span>' if diverged else ""
+    return f"{format_percent(get_scores(rows))}{note}"
 
 
 def line_plot(
-    title: str,
-    x_label: str,
-    lines: Mapping[str, Mapping[float, Sequence[JobResult]]],
-    format_x: Callable[[float], str],
-    dashed: Sequence[str] = (),
-    y_label: str = "test accuracy",
+    title: str, x_label: str, lines: Mapping[str, Mapping[float, Sequence[JobResult]]], format_x: Callable[[float], str]
 ) -> Figure:
     """Plot mean scores over a logarithmic axis, with intervals on hover."""
     x_values = sorted({x_value for line in lines.values() for x_value in line})
@@ -86,20 +93,16 @@ def line_plot(
         for name, line in lines.items()
     }
     x_ticks = {math.log10(x_value): format_x(x_value) for x_value in _spaced_ticks(x_values)}
-    return line_chart(title, y_label, x_label, finite, percent=True, captions=captions, x_ticks=x_ticks, dashed=dashed)
+    return line_chart(title, "test accuracy", x_label, finite, percent=True, captions=captions, x_ticks=x_ticks)
 
 
 def seed_plot(arms: Mapping[str, Sequence[JobResult]]) -> Figure:
     """Plot every score, by the row of a table numbered from 0."""
     dots = [
-        (
-            float(row_index),
-            row.scores["test"]["top1"],
-            f"{name}, seed {row.condition['seed']}: {row.scores['test']['top1']:.1%}",
-        )
+        (float(row_index), score, f"{name}, seed {row.condition['seed']}: {score:.1%}")
         for row_index, (name, group) in enumerate(arms.items())
         for row in group
-        if "test" in row.scores
+        for score in get_scores([row])
     ]
     title = "Test accuracy, one dot per seed"
     return line_chart(title, "accuracy", "row of the table", percent=True, columns=len(arms), dots=dots)
@@ -121,13 +124,8 @@ def scores_json(rows: Sequence[JobResult], **more: Any) -> dict[str, Any]:
 def select_on_validation(lines: Mapping[Any, Sequence[JobResult]]) -> Any:
     """Select a setting, such as a learning rate, on validation, of those with the fewest diverged runs; None if all have
     diverged."""
-    by_key = {key: get_scores(rows, split="validation") for key, rows in lines.items()}
-    max_finished = max(map(len, by_key.values()), default=0)
-    return (
-        max((key for key in by_key if len(by_key[key]) == max_finished), key=lambda key: mean(by_key[key]))
-        if max_finished
-        else None
-    )
+    scores = {key: values for key, rows in lines.items() if (values := get_scores(rows, split="validation"))}
+    return max(scores, key=lambda key: (len(scores[key]), mean(scores[key])), default=None)
 
 
 @dataclass(frozen=True)

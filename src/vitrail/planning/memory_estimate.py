@@ -62,16 +62,17 @@ class MemoryBreakdown:
     eval_weights: int
 
     @property
+    def always(self) -> int:
+        return self.weights + self.gradients + self.optimizer_state + self.ema
+
+    @property
+    def in_training(self) -> int:
+        return self.compute_copies + self.accumulated_grads + self.activations + self.workspace
+
+    @property
     def total(self) -> int:
         """Peak bytes."""
-        in_training = self.compute_copies + self.accumulated_grads + self.activations + self.workspace
-        return (
-            self.weights
-            + self.gradients
-            + self.optimizer_state
-            + self.ema
-            + max(in_training, self.optimizer_workspace, self.eval_weights)
-        )
+        return self.always + max(self.in_training, self.optimizer_workspace, self.eval_weights)
 
 
 @dataclass(frozen=True)
@@ -103,19 +104,11 @@ def compute_model_costs(recipe: Recipe) -> ModelCosts:
     trained_stages = one_image.stages[first_trained:]
     recomputed = [stage for stage in trained_stages if stage.name.startswith("block ") and recipe.activation_checkpointing]
     per_image = [_bytes_per_image(recipe, *pair) for pair in zip(one_image.stages, two_images.stages, strict=True)]
-    saved_bytes = per_image[:1] if first_trained else []  # the images themselves
-    saved_bytes += [
-        _input_bytes(stage) if stage in recomputed else size
-        for stage, size in zip(trained_stages, per_image[first_trained:], strict=True)
-    ]
-    recomputed_bytes = max(
-        (
-            size - _input_bytes(stage)
-            for stage, size in zip(trained_stages, per_image[first_trained:], strict=True)
-            if stage in recomputed
-        ),
-        default=0,
-    )
+    saved_bytes, recomputed_bytes = per_image[:1] if first_trained else [], [0]  # the images themselves are always saved
+    for stage, size in zip(trained_stages, per_image[first_trained:], strict=True):
+        saved_bytes.append(_input_bytes(stage) if stage in recomputed else size)
+        if stage in recomputed:
+            recomputed_bytes.append(size - _input_bytes(stage))
     muon_groups = _muon_groups(recipe)
     fsdp_units = _fsdp_units(recipe, one_image)
     return ModelCosts(
@@ -126,7 +119,7 @@ def compute_model_costs(recipe: Recipe) -> ModelCosts:
         non_block=one_image.parameters - sum(fsdp_units),
         largest_block=max(fsdp_units, default=0),
         fixed_bytes=2 * one_image.memory.training - two_images.memory.training,
-        bytes_per_image=sum(saved_bytes) + recomputed_bytes,
+        bytes_per_image=sum(saved_bytes) + max(recomputed_bytes),
         workspace_per_image=max(_peak_bytes(recipe, stage) for stage in one_image.stages[1:])
         * (FLOAT_BYTES if _has_convolutions(recipe) else _compute_bytes(recipe))
         // FLOAT_BYTES,
@@ -166,16 +159,8 @@ def max_micro_batch(
     empty = estimate_memory(recipe, costs, strategy, world_size, 0, micro_batches)
     if empty.total > budget:
         return 0
-    fixed = (
-        empty.weights
-        + empty.gradients
-        + empty.optimizer_state
-        + empty.ema
-        + empty.compute_copies
-        + empty.accumulated_grads
-        + empty.activations
-    )
-    return max(int((budget - fixed) // (costs.bytes_per_image + costs.workspace_per_image)), 0)
+    per_image = costs.bytes_per_image + costs.workspace_per_image
+    return max(int((budget - empty.always - empty.in_training) // per_image), 0)
 
 
 def _cost(recipe: Recipe, batch: int) -> Cost:

@@ -1,6 +1,7 @@
 """A figure described once and rendered as a PNG, as a standalone SVG or as part of a page.
 
-Images, lines, dots, bars and text at pixel coordinates, y downwards. In a page, colours are those of the page, light or dark.
+Images, lines, dots, bars and text at pixel coordinates, y downwards. In a page, colours are those of the page, light or dark,
+which no plotting library does; Pillow is enough for the rest.
 """
 
 import base64

@@ -37,11 +37,7 @@ def overlay(image: Image.Image, values: Float[ndarray, "y x"], title: str = "map
 
 
 def patch_grid(
-    image: Image.Image,
-    grid: tuple[int, int],
-    title: str = "patches",
-    marked: Sequence[tuple[int, int]] = (),
-    side: int = 224,
+    image: Image.Image, grid: tuple[int, int], title: str = "patches", marked: Sequence[tuple[int, int]] = (), side: int = 224
 ) -> Figure:
     """Draw the image with its patch grid, and a frame around the patches ``marked`` by row and column."""
     width, height = _fit_size(image, side)

@@ -1,10 +1,9 @@
 """Baselines published after the paper. Scores are their authors', not reproduced."""
 
-from vitrail.augment.policy import get_policy
-from vitrail.data.preprocess import imagenet_preprocess, official_preprocess
-from vitrail.models.variants import variant
-from vitrail.recipes.context import RecipeContext, capped_warmup, interval
-from vitrail.recipes.recipe import Optim, Recipe, Schedule
+from vitrail.data.preprocess import imagenet_preprocess
+from vitrail.recipes.context import RecipeContext
+from vitrail.recipes.paper import from_scratch
+from vitrail.recipes.recipe import Optim, Recipe
 
 
 def plain(context: RecipeContext) -> Recipe:
@@ -13,21 +12,8 @@ def plain(context: RecipeContext) -> Recipe:
     Fixed 2-D sin-cos positions, average pooling, one linear head, RandAugment (2, 10) and Mixup 0.2; no dropout, no stochastic
     depth, no label smoothing. S/16, 90 epochs: 76.5 % on ImageNet (the authors', not reproduced).
     """
-    image, batch_size = context.image or (224, 224), context.capped_batch(1024)
-    steps = context.num_steps(90, batch_size)
-    return Recipe(
-        name="plain",
-        data=context.data,
-        model=variant(context.model or "S/16", image=image, classes=context.classes, position="sincos2d", pool="gap"),
-        preprocess=official_preprocess(image),
-        steps=steps,
-        batch_size=batch_size,
-        augment=get_policy("light2"),
-        optim=Optim(lr=1e-3, weight_decay=1e-4, independent_weight_decay=True, grad_clip=1.0),
-        schedule=Schedule("cosine", warmup_steps=capped_warmup(10_000, steps)),
-        eval_every=interval(steps),
-        checkpoint_every=interval(steps, 50),
-    )
+    optim = Optim(lr=1e-3, weight_decay=1e-4, independent_weight_decay=True, grad_clip=1.0)
+    return from_scratch(context, "plain", "S/16", 90, 1024, optim, augment="light2", position="sincos2d", pool="gap")
 
 
 def augreg(context: RecipeContext) -> Recipe:
@@ -36,21 +22,8 @@ def augreg(context: RecipeContext) -> Recipe:
     Medium augmentation and weight decay 0.1 in place of dropout, 300 epochs. The paper plots hundreds of such settings; no
     single score belongs to this one.
     """
-    image, batch_size = context.image or (224, 224), context.capped_batch(4096)
-    steps = context.num_steps(300, batch_size)
-    return Recipe(
-        name="augreg",
-        data=context.data,
-        model=variant(context.model or "Ti/16", image=image, classes=context.classes),
-        preprocess=official_preprocess(image),
-        steps=steps,
-        batch_size=batch_size,
-        augment=get_policy("medium1"),
-        optim=Optim(lr=1e-3, weight_decay=0.1, grad_clip=1.0),
-        schedule=Schedule("cosine", warmup_steps=capped_warmup(10_000, steps)),
-        eval_every=interval(steps),
-        checkpoint_every=interval(steps, 50),
-    )
+    optim = Optim(lr=1e-3, weight_decay=0.1, grad_clip=1.0)
+    return from_scratch(context, "augreg", "Ti/16", 300, 4096, optim, augment="medium1")
 
 
 def textbook(context: RecipeContext) -> Recipe:
@@ -59,22 +32,10 @@ def textbook(context: RecipeContext) -> Recipe:
     Adam at 1e-3, weight decay 0.1, 10,000 steps of warm-up then cosine to 0, dropout and stochastic depth 0.1, RandAugment,
     Mixup, CutMix and Random Erasing. No published score belongs to it.
     """
-    image, batch_size = context.image or (224, 224), context.capped_batch(4096)
-    steps = context.num_steps(300, batch_size)
-    model = variant(context.model or "B/16", image=image, classes=context.classes, dropout=0.1, stochastic_depth=0.1)
-    return Recipe(
-        name="textbook",
-        data=context.data,
-        model=model,
-        preprocess=imagenet_preprocess(image),
-        steps=steps,
-        batch_size=batch_size,
-        augment=get_policy("textbook"),
-        optim=Optim(lr=1e-3, weight_decay=0.1),
-        schedule=Schedule("cosine", warmup_steps=capped_warmup(10_000, steps)),
-        eval_every=interval(steps),
-        checkpoint_every=interval(steps, 50),
-    )
+    return from_scratch(
+        context, "textbook", "B/16", 300, 4096, Optim(lr=1e-3, weight_decay=0.1),
+        augment="textbook", preprocess=imagenet_preprocess, dropout=0.1, stochastic_depth=0.1,
+    )  # fmt: skip
 
 
 def resnet(context: RecipeContext) -> Recipe:
@@ -83,18 +44,5 @@ def resnet(context: RecipeContext) -> Recipe:
     SGD with momentum, batch 4096 at lr 0.1 per 256 images, weight decay 1e-4, 90 epochs: 76.8 % on ImageNet (mindcv's
     BiT50-S, not reproduced).
     """
-    image, batch_size = context.image or (224, 224), context.capped_batch(4096)
-    steps, lr = context.num_steps(90, batch_size), 0.1 * batch_size / 256
-    return Recipe(
-        name="resnet",
-        data=context.data,
-        model=variant(context.model or "R50x1", image=image, classes=context.classes),
-        preprocess=official_preprocess(image),
-        steps=steps,
-        batch_size=batch_size,
-        augment=get_policy("none"),
-        optim=Optim(name="sgd", lr=lr, momentum=0.9, weight_decay=1e-4),
-        schedule=Schedule("cosine", warmup_steps=capped_warmup(5_000, steps)),
-        eval_every=interval(steps),
-        checkpoint_every=interval(steps, 50),
-    )
+    optim = Optim(name="sgd", lr=0.1 * context.capped_batch(4096) / 256, momentum=0.9, weight_decay=1e-4)
+    return from_scratch(context, "resnet", "R50x1", 90, 4096, optim, warmup_steps=5_000)

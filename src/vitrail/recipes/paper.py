@@ -5,16 +5,18 @@ dataset; warm-up is the paper's 10,000 steps, or a tenth of a shorter run.
 """
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from vitrail.augment.policy import get_policy
-from vitrail.data.preprocess import official_preprocess
+from vitrail.data.preprocess import Preprocess, official_preprocess
+from vitrail.models.config import Pair
 from vitrail.models.variants import variant
 from vitrail.recipes.context import RecipeContext, capped_warmup, interval
 from vitrail.recipes.recipe import Optim, Recipe, Schedule
 
-WARMUP_STEPS, BATCH_SIZE = 10_000, 4096
+BATCH_SIZE = 4096
 FINETUNE_STEPS = ((4_000, 500), (50_000, 10_000), (1_281_167, 20_000))  # images and steps: Pets and Flowers, CIFAR, ImageNet
 JFT_SETTINGS = {"B": (8e-4, 7), "L/32": (6e-4, 7), "L": (4e-4, 7), "H": (3e-4, 14)}  # lr and epochs by model
 
@@ -24,9 +26,8 @@ def paper_imagenet(context: RecipeContext) -> Recipe:
 
     B/16 at 384 pixels: 77.91 % on ImageNet (table 5; the paper's, not reproduced).
     """
-    return _pretrain(
-        context, "paper-imagenet", epochs=300, lr=3e-3, weight_decay=0.3, dropout=0.1, kind="cosine", grad_clip=1.0
-    )
+    optim = Optim(lr=3e-3, weight_decay=0.3, grad_clip=1.0)
+    return from_scratch(context, "paper-imagenet", "B/16", 300, BATCH_SIZE, optim, head="mlp", dropout=0.1)
 
 
 def paper_imagenet21k(context: RecipeContext) -> Recipe:
@@ -34,9 +35,8 @@ def paper_imagenet21k(context: RecipeContext) -> Recipe:
 
     L/16, fine-tuned: 85.30 % on ImageNet (table 2; the paper's, not reproduced).
     """
-    return _pretrain(
-        context, "paper-imagenet21k", epochs=90, lr=1e-3, weight_decay=0.03, dropout=0.1, kind="linear", grad_clip=None
-    )
+    optim = Optim(lr=1e-3, weight_decay=0.03)
+    return from_scratch(context, "paper-imagenet21k", "B/16", 90, BATCH_SIZE, optim, kind="linear", head="mlp", dropout=0.1)
 
 
 def paper_jft(context: RecipeContext) -> Recipe:
@@ -46,7 +46,8 @@ def paper_jft(context: RecipeContext) -> Recipe:
     """
     name = context.model or "B/16"
     lr, epochs = JFT_SETTINGS.get(name) or JFT_SETTINGS.get(name.split("/")[0]) or JFT_SETTINGS["B"]
-    return _pretrain(context, "paper-jft", epochs=epochs, lr=lr, weight_decay=0.1, dropout=0.0, kind="linear", grad_clip=None)
+    optim = Optim(lr=lr, weight_decay=0.1)
+    return from_scratch(context, "paper-jft", "B/16", epochs, BATCH_SIZE, optim, kind="linear", head="mlp")
 
 
 def paper_finetune(context: RecipeContext) -> Recipe:
@@ -80,30 +81,33 @@ def _interpolate_steps(num_images: int) -> int:
     return FINETUNE_STEPS[-1][1]
 
 
-def _pretrain(
+def from_scratch(
     context: RecipeContext,
     name: str,
-    *,
+    model: str,
     epochs: float,
-    lr: float,
-    weight_decay: float,
-    dropout: float,
-    kind: Literal["cosine", "linear"],
-    grad_clip: float | None,
+    batch_size: int,
+    optim: Optim,
+    *,
+    augment: str = "none",
+    kind: Literal["cosine", "linear"] = "cosine",
+    warmup_steps: int = 10_000,
+    preprocess: Callable[[Pair], Preprocess] = official_preprocess,
+    **changes: Any,
 ) -> Recipe:
-    image, batch_size = context.image or (224, 224), context.capped_batch(BATCH_SIZE)
+    """Build the recipe of a model from scratch at 224 pixels, by default the variant ``model`` with these changes of it."""
+    image, batch_size = context.image or (224, 224), context.capped_batch(batch_size)
     steps = context.num_steps(epochs, batch_size)
-    model = variant(context.model or "B/16", image=image, classes=context.classes, head="mlp", dropout=dropout)
     return Recipe(
         name=name,
         data=context.data,
-        model=model,
-        preprocess=official_preprocess(image),
+        model=variant(context.model or model, image=image, classes=context.classes, **changes),
+        preprocess=preprocess(image),
         steps=steps,
         batch_size=batch_size,
-        augment=get_policy("none"),
-        optim=Optim(lr=lr, weight_decay=weight_decay, grad_clip=grad_clip),
-        schedule=Schedule(kind, warmup_steps=capped_warmup(WARMUP_STEPS, steps)),
+        augment=get_policy(augment),
+        optim=optim,
+        schedule=Schedule(kind, warmup_steps=capped_warmup(warmup_steps, steps)),
         eval_every=interval(steps),
         checkpoint_every=interval(steps, 50),
     )

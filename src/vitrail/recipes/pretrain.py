@@ -71,18 +71,10 @@ def _paper_recipe(
     image = context.image or (224, 224)
     preprocess = official_preprocess(image) if masking.target != "pixels" else imagenet_preprocess(image)
     model = replace(check_masking(masking, variant(context.model or "B/16", image=image, classes=0)), gelu="exact", **changes)
-    steps = context.num_steps(epochs, context.capped_batch(batch_size))
+    batch_size = context.capped_batch(batch_size)
+    steps = context.num_steps(epochs, batch_size)
     return _recipe(
-        context,
-        masking,
-        model,
-        preprocess,
-        steps,
-        context.capped_batch(batch_size),
-        optim,
-        crop_scale,
-        capped_warmup(10_000, steps),
-        interval(steps, 50),
+        context, masking, model, preprocess, steps, batch_size, optim, crop_scale, warmup_steps=10_000, evaluations=50
     )
 
 
@@ -91,23 +83,12 @@ def _laptop_recipe(context: RecipeContext, masking: Masking, **changes: Any) -> 
     batch_size = context.capped_batch(128)
     steps = min(max(context.num_steps(60, batch_size), 1000), 100_000)
     optim = Optim(name="muon", lr=2e-3, muon_lr=0.01, weight_decay=0.05, grad_clip=1.0)
-    return _recipe(
-        context,
-        masking,
-        model,
-        preprocess,
-        steps,
-        batch_size,
-        optim,
-        (0.3, 1.0),
-        capped_warmup(500, steps),
-        interval(steps, 20),
-    )
+    return _recipe(context, masking, model, preprocess, steps, batch_size, optim, (0.3, 1.0), warmup_steps=500, evaluations=20)
 
 
 def _recipe(
     context: RecipeContext, masking: Masking, model: ModelConfig, preprocess: Preprocess, steps: int, batch_size: int,
-    optim: Optim, crop_scale: tuple[float, float], warmup_steps: int, every: int,
+    optim: Optim, crop_scale: tuple[float, float], warmup_steps: int, evaluations: int,
 ) -> Recipe:  # fmt: skip
     return Recipe(
         name=masking.method,
@@ -119,9 +100,9 @@ def _recipe(
         task=MaskedImage(replace(masking, mask_unit=_mask_unit(model)) if masking.method == "simmim" else masking),
         augment=get_policy("none", crop_scale=crop_scale),
         optim=optim,
-        schedule=Schedule("cosine", warmup_steps=warmup_steps),
-        eval_every=every,
-        checkpoint_every=every,
+        schedule=Schedule("cosine", warmup_steps=capped_warmup(warmup_steps, steps)),
+        eval_every=interval(steps, evaluations),
+        checkpoint_every=interval(steps, evaluations),
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.data.decode import to_pil
 from vitrail.data.sources.dataset import Dataset
-from vitrail.evaluation.classification import Evaluation, SplitPredictions, summarise_predictions
+from vitrail.evaluation.classification import ClassificationEvaluation, SplitPredictions, summarise_predictions
 from vitrail.evaluation.per_class import confusion_matrix, most_confused
 from vitrail.plot.line_chart import reliability_diagram
 from vitrail.plot.markup import escape
@@ -43,7 +43,7 @@ class ClassificationSection(TaskSection):
         yield from fewshot_section(weights, report.data, evaluation.split, images_seen)
 
 
-def _saved_evaluation(report: RunReport) -> Evaluation | None:
+def _saved_evaluation(report: RunReport) -> ClassificationEvaluation | None:
     """Evaluate the predictions that the run has saved."""
     path = report.run.folder / "predictions.npz"
     if not path.is_file():
@@ -55,12 +55,12 @@ def _saved_evaluation(report: RunReport) -> Evaluation | None:
     )
 
 
-def _format_interval(evaluation: Evaluation, name: str) -> str:
+def _format_interval(evaluation: ClassificationEvaluation, name: str) -> str:
     low, high = evaluation.intervals[name]
     return f"95 % interval {low:.2%} to {high:.2%}"
 
 
-def _evaluation(dataset: Dataset, evaluation: Evaluation) -> Iterator[str]:
+def _evaluation(dataset: Dataset, evaluation: ClassificationEvaluation) -> Iterator[str]:
     names, per_class, predictions = dataset.class_names, evaluation.per_class, evaluation.predictions
     columns = ("class", "#images", "#recall", "#precision", "#F1")
     rows = [

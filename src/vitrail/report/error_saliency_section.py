@@ -16,7 +16,7 @@ from vitrail.data.sources.dataset import Dataset
 from vitrail.errors import VitrailError
 from vitrail.evaluation.classification import SplitPredictions
 from vitrail.explain.saliency import saliency
-from vitrail.inference.predict import require_classifier
+from vitrail.inference.predictor import require_preprocess
 from vitrail.models.vit import ViT
 from vitrail.plot.heatmap import overlay
 from vitrail.plot.markup import escape
@@ -61,7 +61,7 @@ def error_saliency(
     model = load(weights).eval()
     if not isinstance(model, ViT) or not rows.shape[0]:
         return []
-    preprocess = require_classifier(model)
+    preprocess = require_preprocess(model)
     indices = predictions.indices[rows].numpy()
     batch = EvalTransform(preprocess)(dataset, np.zeros(len(indices), np.int64), indices)
     rows = rows[torch.from_numpy(batch.readable)]

@@ -26,6 +26,7 @@ from vitrail.plot.markup import escape
 from vitrail.report.contact_sheet import denormalise
 from vitrail.report.faithfulness_section import METHOD_TITLES, faithfulness_section
 from vitrail.report.html import html_page, html_table
+from vitrail.tasks.registry import model_task
 
 PAGE = "index.html"
 POOL_QUERIES = {
@@ -90,7 +91,7 @@ def _image_section(explanation: Explanation, name: str, vit: ViT, write_file: Wr
 
 def _prediction(explanation: Explanation, target: int, name: str, vit: ViT, write_file: WriteFile) -> tuple[str, list[str]]:
     """Describe the prediction, and the logit lens after each layer."""
-    names = vit.class_names or tuple(str(number) for number in range(explanation.logits.shape[0]))
+    names = model_task(vit).class_names
     best = explanation.probabilities.argsort(descending=True)[:5].tolist()
     top = ", ".join(f"{escape(names[number])} {explanation.probabilities[number]:.1%}" for number in best)
     explains = f" The class-specific maps explain <b>{escape(names[target])}</b>." if explanation.saliency_maps else ""

@@ -24,20 +24,20 @@ from vitrail.data.decode import decode
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.transforms import resize_and_crop
 from vitrail.errors import VitrailError
-from vitrail.inference.predictor import Predictor
+from vitrail.inference.predictor import Predictor, require_outputs
 from vitrail.serve.config import ServeConfig
 from vitrail.serve.errors import RequestError, deadline_exceeded, not_ready, queue_full
 from vitrail.serve.metrics import Metrics
 from vitrail.system import available_cores
 
-Job = Callable[[Predictor, ndarray], Any]  # computed for one image alone, instead of its logits
+Job = Callable[[Predictor, ndarray], Any]  # computed for one image alone, instead of its outputs
 log = logging.getLogger("vitrail.serve")
 MODEL_FAILED_MESSAGE = "the model failed on this image; see the server's log"
 
 
 @dataclass(eq=False)
 class QueuedImage:
-    """An image in flight; its future resolves to logits, a job's result or a RequestError. A disconnect cancels it."""
+    """An image in flight; its future resolves to outputs, a job's result or a RequestError. A disconnect cancels it."""
 
     future: "asyncio.Future[Any]"
     arrived_at: float
@@ -164,12 +164,11 @@ class Batcher:
 
     def _warm_up(self, engine: Predictor) -> Predictor:
         """Run the engine once, so that no client waits for compilation or allocation, and time it."""
-        if not engine.class_names:
-            raise VitrailError(f"{engine.source} has no classifier (classes=0); train one first: vitrail finetune RUN DATA")
+        require_outputs(engine)
         blank = np.full((self.config.max_batch, *engine.preprocess.image_size, len(engine.preprocess.mean)), 128, np.uint8)
-        engine.logits(blank[:1])
+        engine.outputs(blank[:1])
         start = time.monotonic()
-        engine.logits(blank)
+        engine.outputs(blank)
         self.seconds_per_image = (time.monotonic() - start) / len(blank)
         return engine
 
@@ -203,7 +202,7 @@ class Batcher:
     def _compute(self, engine: Predictor, batch: list[QueuedImage]) -> None:
         try:
             job, pixels = batch[0].job, [image.pixels for image in batch if image.pixels is not None]
-            outcomes = list(engine.logits(np.stack(pixels))) if job is None else [job(engine, pixels[0])]
+            outcomes = list(engine.outputs(np.stack(pixels))) if job is None else [job(engine, pixels[0])]
             assert len(outcomes) == len(batch)
         except RequestError as error:
             outcomes = [error]

@@ -1,70 +1,59 @@
-"""Turn logits and saliency maps into responses, with the same labels and probabilities as ``vitrail.predict``.
+"""Turn outputs and saliency maps into responses, with the same labels and probabilities as ``vitrail.predict``.
 
 k classes, y and x the grid of patches.
 """
 
 import io
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
-from einops import rearrange, repeat
+from einops import repeat
 from jaxtyping import Float32, UInt8
 from numpy import ndarray
 from PIL import Image
 
-from vitrail.data.transforms import normalise
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.explain.saliency import CLASS_AGNOSTIC_METHODS, saliency
+from vitrail.inference.predict import finite_predictions
 from vitrail.inference.predictor import Predictor, TorchPredictor
 from vitrail.plot.colormap import apply_colormap, min_max
 from vitrail.serve.batcher import Job
 from vitrail.serve.errors import RequestError
+from vitrail.tasks.task import Task
 
 OVERLAY_OPACITY, OVERLAY_SIDE = 0.55, 448  # opacity of the map over the image, and pixels of the overlay's longer side
 NOT_FINITE_MESSAGE = "the model's output for this image is not finite (NaN/Inf)"
 
 
-def prediction_json(logits: Float32[ndarray, " k"], labels: Sequence[str], top_k: int, sigmoid: bool) -> dict[str, Any]:
-    """Return the most probable classes; ties go to the lower index."""
-    if not np.isfinite(logits).all():
+def prediction_json(outputs: Float32[ndarray, " ..."], task: Task, top_k: int) -> dict[str, Any]:
+    """Return what the task predicts from the outputs of one image."""
+    (prediction,) = finite_predictions(task, torch.from_numpy(outputs)[None], top_k)
+    if prediction is None:
         raise RequestError(500, NOT_FINITE_MESSAGE, "failed", is_image_error=True)
-    logits64 = logits.astype(np.float64)
-    order = np.argsort(-logits64, kind="stable")[:top_k]
-    exponentials = np.exp(logits64 - logits64.max())
-    # tanh gives a sigmoid that cannot overflow
-    probabilities = 0.5 + 0.5 * np.tanh(logits64 / 2) if sigmoid else exponentials / exponentials.sum()
-    rows = [{"label": labels[index], "probability": float(probabilities[index])} for index in order]
-    return {**rows[0], "top": rows}
+    return {name: value for name, value in asdict(prediction).items() if name not in ("file", "error")}
 
 
 def saliency_job(engine: Predictor, method: str, target: str | None) -> Job:
     """Return a job for the compute thread: the prediction for one image and its saliency map."""
     if not isinstance(engine, TorchPredictor):
         raise RequestError(501, f"{engine.backend} cannot compute saliency maps; serve the run itself for that", "type")
-    model = engine.module  # only the compute thread uses it
     target_index = None if target is None else _class_index(target, engine.class_names)
 
     def compute(_: Predictor, pixels: UInt8[ndarray, "height width c"]) -> dict[str, Any]:
-        logits = engine.logits(pixels[None])[0]
-        class_index = int(logits.argmax()) if target_index is None else target_index
-        weight = next(model.parameters())
-        planes = rearrange(torch.from_numpy(pixels), "h w c -> 1 c h w").float().contiguous()
-        images = normalise(planes, engine.preprocess).to(weight.device, weight.dtype)
+        outputs = engine.outputs(pixels[None])[0]  # only the compute thread uses the engine
+        class_index = int(outputs.argmax()) if target_index is None else target_index
         try:
             targets = None if method in CLASS_AGNOSTIC_METHODS else torch.tensor([class_index])
-            values = saliency(model, images, method, targets)[0]
+            values = saliency(engine.model, engine.normalised(pixels[None]), method, targets)[0]
         except VitrailError as error:  # a ResNet has no patches
             raise RequestError(501, str(error), "type") from None
-        grid = values.detach().float().cpu().numpy()
-        prediction = prediction_json(logits, engine.class_names, 1, engine.sigmoid)
-        prediction = {
-            "label": prediction["label"],
-            "probability": prediction["probability"],
-            "explained": engine.class_names[class_index],
-        }
-        return {**prediction, "method": method, "map": grid, "pixels": pixels}
+        prediction = prediction_json(outputs, engine.task, 1)
+        prediction.pop("top", None)
+        explained = {"explained": engine.class_names[class_index], "method": method}
+        return {**prediction, **explained, "map": values.detach().float().cpu().numpy(), "pixels": pixels}
 
     return compute
 

@@ -42,7 +42,7 @@ def add_routes(app: FastAPI, server_state: ServerState) -> None:
             names,
             outcomes,
             "predictions",
-            lambda row: prediction_json(row, engine.class_names, count, engine.sigmoid),
+            lambda row: prediction_json(row, engine.task, count),
         )
 
     png_or_json = success_response(ExplainResponse, content={"image/png": {"schema": {"type": "string", "format": "binary"}}})

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class LabelProbability(BaseModel):
@@ -11,12 +11,15 @@ class LabelProbability(BaseModel):
 
 
 class ImagePrediction(BaseModel):
-    """An image and its most probable classes, most probable first."""
+    """Prediction for an image: of a classifier the most probable classes, most probable first; of another task the fields of
+    its predictions."""
+
+    model_config = ConfigDict(extra="allow")
 
     file: str
-    label: str
-    probability: float = Field(ge=0, le=1)
-    top: list[LabelProbability]
+    label: str = Field(default="", description="The most probable class.")
+    probability: float = Field(default=0, ge=0, le=1)
+    top: list[LabelProbability] = []
 
 
 class ImageError(BaseModel):
@@ -37,9 +40,11 @@ class PredictResponse(BaseModel):
 class SaliencyMap(BaseModel):
     """Saliency of each patch, row by row from the top left; never negative."""
 
+    model_config = ConfigDict(extra="allow")
+
     file: str
-    label: str
-    probability: float = Field(ge=0, le=1)
+    label: str = Field(default="", description="The most probable class.")
+    probability: float = Field(default=0, ge=0, le=1)
     explained: str = Field(description="Class that the map explains.")
     method: str
     map: list[list[float]]

@@ -26,18 +26,5 @@ def encode_arrays(metadata: dict[str, Any], arrays: dict[str, ndarray]) -> bytes
     return b"".join([_pad(struct.pack("<I", len(header)) + header), *parts])
 
 
-def decode_arrays(content: bytes) -> tuple[dict[str, Any], dict[str, ndarray]]:
-    """Decode like the browser."""
-    (length,) = struct.unpack_from("<I", content)
-    header = json.loads(content[4 : 4 + length])
-    start = -(-(4 + length) // ALIGNMENT) * ALIGNMENT
-    arrays = {}
-    for name, description in header["arrays"].items():
-        count = int(np.prod(description["shape"], dtype=np.int64))
-        values = np.frombuffer(content, DTYPES[description["type"]], count, start + description["offset"])
-        arrays[name] = values.reshape(description["shape"])
-    return header["meta"], arrays
-
-
 def _pad(content: bytes) -> bytes:
     return content + bytes(-len(content) % ALIGNMENT)

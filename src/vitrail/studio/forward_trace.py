@@ -21,11 +21,11 @@ from vitrail.errors import VitrailError
 from vitrail.explain.attention import as_vit, attention, pooled_attention, pooling_weights
 from vitrail.explain.gradient import logit_lens
 from vitrail.explain.head_statistics import token_norms
-from vitrail.explain.probabilities import class_probabilities, uses_sigmoid_loss
-from vitrail.inference.features import require_preprocess
+from vitrail.inference.predictor import require_preprocess
 from vitrail.inference.preprocess_images import load_image
 from vitrail.models.build import Model
 from vitrail.models.vit import ViT
+from vitrail.tasks.registry import class_probabilities, model_task
 
 Metadata = dict[str, Any]
 NamedArrays = dict[str, ndarray]
@@ -63,7 +63,7 @@ def trace_image(model: Model, image: bytes | ndarray | Image.Image, target: int 
         "top": top_classes(vit, probabilities[-1]),
         "full_attention": "attention" in arrays,
         "preprocess": _preprocessing(original.size, preprocess),
-        "sigmoid": uses_sigmoid_loss(vit),
+        "sigmoid": getattr(model_task(vit).config, "loss", None) == "sigmoid",
     }
     return metadata, check_finite_arrays(arrays)
 

@@ -7,7 +7,7 @@ from typing import Any
 from vitrail.data.dataset_check import DatasetReport
 from vitrail.data.sources.dataset import DatasetSplits, Progress
 from vitrail.data.sources.open import DATASET_NAMES, open_dataset
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
 from vitrail.recipes.recipe import Recipe
 from vitrail.studio.uploads import printable_title
 from vitrail.training.dataset import check_training_data, open_training_data
@@ -79,7 +79,7 @@ class LazyDataset:
                 self._dataset, self._python = report.data, _recipe_code(recipe, report)
         except Exception as error:  # a dataset can raise any exception, which must not stop the studio
             own_error = isinstance(error, VitrailError)
-            self._error = str(error) if own_error else f"{self.title} cannot be opened: {_first_line(error)}"
+            self._error = str(error) if own_error else f"{self.title} cannot be opened: {first_line(error)}"
         finally:
             self._done.set()
 
@@ -106,15 +106,7 @@ def _recipe_code(recipe: Recipe, report: DatasetReport) -> _PythonCode | None:
     fractions = f"SplitFractions({recipe.val_fraction}, {recipe.test_fraction})"
     expression = f"vitrail.open_dataset({recipe.data!r}, split_fractions={fractions}{labelled})"
     if report.bad:
-        expression, imports = (
-            f"check_dataset({expression}).data",
-            ["from vitrail.data.dataset_check import check_dataset", *imports],
-        )
+        expression = f"check_dataset({expression}).data"
+        imports.insert(0, "from vitrail.data.dataset_check import check_dataset")
     num_images = sum(map(len, report.data.splits.values())) + len(report.bad)
     return (expression, tuple(imports)) if num_images == report.num_images else None
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -13,6 +13,7 @@ from vitrail.evaluation.per_class import confusion_matrix
 from vitrail.studio.image_library import MAX_PAGE_SIZE, ImageLibrary
 from vitrail.studio.run_log import last_logged_step, to_json_value
 from vitrail.tasks.classification import per_image_scores
+from vitrail.tasks.registry import build_task
 from vitrail.training.run import Run
 from vitrail.weights.model_folder import is_model_folder, read_metadata
 
@@ -133,7 +134,7 @@ def _read_predictions(run: Run) -> PredictionTable:
     except Exception as error:  # a damaged file can raise any exception
         raise VitrailError(f"predictions.npz of {run.folder.name} cannot be read: {error}; train the run again") from None
     predicted = logits.argmax(1)
-    probabilities = logits.double().sigmoid() if getattr(recipe.task, "loss", None) == "sigmoid" else logits.double().softmax(1)
+    probabilities = build_task(recipe.task, recipe.model, recipe.preprocess).probabilities(logits.double())
     metadata = read_metadata(run.folder / "best") if is_model_folder(run.folder / "best") else {}
     class_names = metadata.get("class_names") or []
     if len(class_names) != logits.shape[1]:

@@ -17,7 +17,7 @@ from vitrail.inference.preprocess_images import preprocess
 from vitrail.models.build import Model
 from vitrail.plot.colormap import colormap
 from vitrail.studio.binary_format import encode_arrays
-from vitrail.studio.forward_trace import attention_rows, trace_image
+from vitrail.studio.forward_trace import Metadata, NamedArrays, attention_rows, trace_image
 from vitrail.studio.image_library import ImageLibrary
 from vitrail.studio.model_store import ModelStore
 from vitrail.studio.run_predictions import RunPredictions
@@ -29,6 +29,7 @@ DATASET_TIMEOUT = 5.0  # seconds to wait for a dataset that is being opened; the
 METHOD_ORDER = ("rollout", "gradient_rollout", "relevance")  # shown first; the others follow
 
 ModelRef = tuple[str, int | None]  # a model's id and step
+View = tuple[Metadata, NamedArrays]  # of a model and an image
 
 
 class ByteLRUCache:
@@ -116,24 +117,12 @@ class StudioService:
         return self.cache.get(("trace", *self._versioned(model_ref), image, target), compute)
 
     def attention_rows(self, model_ref: ModelRef, image: str, query: int, cancel_event: Event | None = None) -> bytes:
-        return self._compute_for_image(
-            ("attention_rows", query),
-            model_ref,
-            image,
-            lambda model, images: encode_arrays(*attention_rows(model, images, query)),
-            cancel_event,
-        )
+        return self._cached_view(model_ref, image, cancel_event, attention_rows, query)
 
     def saliency(
         self, model_ref: ModelRef, image: str, target: int | None, method: str, cancel_event: Event | None = None
     ) -> bytes:
-        return self._compute_for_image(
-            ("saliency", method, target),
-            model_ref,
-            image,
-            lambda model, images: encode_arrays(*saliency_with_curves(model, images, method, target)),
-            cancel_event,
-        )
+        return self._cached_view(model_ref, image, cancel_event, saliency_with_curves, method, target)
 
     def attention_pair(
         self, model_ref: ModelRef, image: str, layer: int, head: int, query: int, key: int, cancel_event: Event | None = None
@@ -202,19 +191,14 @@ class StudioService:
             self.library.image_id(index, split, position) for position in range(min(NUM_STATISTICS_IMAGES, len(splits[split])))
         ]
 
-    def _compute_for_image(
-        self,
-        name: tuple[Any, ...],
-        model_ref: ModelRef,
-        image: str,
-        compute: Callable[[Model, Tensor], bytes],
-        cancel_event: Event | None,
+    def _cached_view(
+        self, model_ref: ModelRef, image: str, cancel_event: Event | None, view: Callable[..., View], *arguments: Any
     ) -> bytes:
-        def compute_response() -> bytes:
+        def compute() -> bytes:
             with self.store.acquire(*model_ref, cancel_event) as model:
-                return compute(model, self._preprocess(model, model_ref, image))
+                return encode_arrays(*view(model, self._preprocess(model, model_ref, image), *arguments))
 
-        return self.cache.get((*name, *self._versioned(model_ref), image), compute_response)
+        return self.cache.get((view.__name__, *arguments, *self._versioned(model_ref), image), compute)
 
     def _preprocess(self, model: Model, model_ref: ModelRef, image: str) -> Tensor:
         """Preprocess an image, cached. Called only while a model is acquired, so by one thread at a time."""

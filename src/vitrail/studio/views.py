@@ -18,7 +18,6 @@ from vitrail.explain.embeddings import patch_filters, position_similarity
 from vitrail.explain.faithfulness import edge_map, faithfulness, random_map
 from vitrail.explain.head_statistics import head_statistics
 from vitrail.explain.merged_tokens import TokenMembership, copy_to_patches, track_merging
-from vitrail.explain.probabilities import class_probabilities
 from vitrail.explain.saliency import CLASS_AGNOSTIC_METHODS, SALIENCY_METHODS, saliency
 from vitrail.layers.position import RelativeKeys
 from vitrail.layers.tap import record_activations
@@ -36,6 +35,7 @@ from vitrail.studio.forward_trace import (
     to_float32_array,
     top_classes,
 )
+from vitrail.tasks.registry import class_probabilities
 
 BASELINES = {"random": random_map, "edges": edge_map}  # maps that do not use the model
 

@@ -1,8 +1,7 @@
 """Image classification: softmax or sigmoid loss with label smoothing, mixed images and class weights. b images, k classes."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from vitrail.data.loader import Batch
 from vitrail.data.sources.dataset import Dataset, DatasetSplits
 from vitrail.errors import VitrailError
 from vitrail.recipes.task_config import Classification
-from vitrail.tasks.task import Task
+from vitrail.tasks.task import Loss, Prediction, Task
 
 
 @dataclass(frozen=True)
@@ -25,12 +24,26 @@ class ClassProbability:
 
 
 @dataclass(frozen=True)
-class ClassPrediction:
+class ClassPrediction(Prediction):
     """The most probable classes of an image; ``label`` and ``probability`` repeat the first of ``top``."""
 
-    label: str
-    probability: float
-    top: tuple[ClassProbability, ...]
+    label: str | None = None
+    probability: float | None = None
+    top: tuple[ClassProbability, ...] = ()
+
+    def cells(self) -> dict[str, Any]:
+        return {
+            name: value
+            for rank, entry in enumerate(self.top, 1)
+            for name, value in zip(_columns(rank), (entry.label, entry.probability), strict=True)
+        }
+
+    def text(self) -> list[str]:
+        return [cell for entry in self.top for cell in (entry.label, f"{entry.probability:.2%}")]
+
+
+def _columns(rank: int) -> tuple[str, str]:
+    return ("label", "probability") if rank == 1 else (f"label_{rank}", f"probability_{rank}")
 
 
 @dataclass(frozen=True)
@@ -38,12 +51,14 @@ class ClassificationTask(Task):
     """Single-label classification."""
 
     class_weights: Tensor | None = None  # one per class
+    custom_loss: Loss | None = None  # in place of softmax and sigmoid
 
     config_class: ClassVar = Classification
     primary_metric: ClassVar[str] = "top1"
     fractions: ClassVar[tuple[str, ...]] = ("accuracy", "top1", "top5")
     output_name: ClassVar[str] = "logits"
     target_name: ClassVar[str] = "labels"
+    prediction_class: ClassVar = ClassPrediction
 
     def with_data(self, data: DatasetSplits) -> "ClassificationTask":
         classes = len(data.class_names)
@@ -58,6 +73,9 @@ class ClassificationTask(Task):
         if not self.config.balanced_loss:
             return self
         return replace(self, class_weights=balanced_class_weights(torch.from_numpy(data.train.labels), classes))
+
+    def with_loss(self, loss: Loss) -> "ClassificationTask":
+        return replace(self, custom_loss=loss)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         device = next(model.parameters()).device
@@ -100,22 +118,32 @@ class ClassificationTask(Task):
         majority = (split.labels == np.bincount(labels).argmax()).mean() if len(labels) and len(split) else 0.0
         return {"majority_class": float(majority)}
 
-    def probabilities(self, logits: Float[Tensor, "b k"]) -> Float[Tensor, "b k"]:
-        return logits.sigmoid() if self.config.loss == "sigmoid" else logits.softmax(dim=1)
+    def probabilities(self, logits: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+        """Return the softmax or, with the sigmoid loss, the sigmoid of each class."""
+        return logits.sigmoid() if self.config.loss == "sigmoid" else logits.softmax(dim=-1)
 
-    def predictions(self, outputs: Float[Tensor, "b k"], top_k: int) -> Sequence[ClassPrediction | None]:
+    def predictions(self, outputs: Float[Tensor, "b k"], top_k: int) -> list[ClassPrediction]:
         """Return the most probable classes, of equal ones the first."""
         order = outputs.argsort(dim=1, descending=True, stable=True)[:, :top_k]
         probabilities = self.probabilities(outputs.double()).gather(1, order)
-        return [
-            ClassPrediction(self.class_names[numbers[0]], row[0], tuple(self._named(numbers, row))) if finite else None
-            for numbers, row, finite in zip(
-                order.tolist(), probabilities.tolist(), outputs.isfinite().all(1).tolist(), strict=True
-            )
+        rows = [
+            tuple(ClassProbability(self.class_names[number], value) for number, value in zip(*row, strict=True))
+            for row in zip(order.tolist(), probabilities.tolist(), strict=True)
         ]
+        return [ClassPrediction(label=top[0].label, probability=top[0].probability, top=top) for top in rows]
 
-    def _named(self, numbers: list[int], probabilities: list[float]) -> list[ClassProbability]:
-        return [ClassProbability(self.class_names[number], value) for number, value in zip(numbers, probabilities, strict=True)]
+    def columns(self, top_k: int) -> list[str]:
+        return [column for rank in range(1, min(top_k, self.model.classes) + 1) for column in _columns(rank)]
+
+    def table_columns(self) -> dict[str, int]:
+        return {"label": max(map(len, self.class_names)), "probability": 11}
+
+    def export_outputs(self, outputs: Float[Tensor, "b k"]) -> dict[str, Tensor]:
+        return {self.output_name: outputs, "probabilities": self.probabilities(outputs)}
+
+    def agreement(self, outputs: Float[Tensor, "b k"], expected: Float[Tensor, "b k"]) -> float:
+        """Return the fraction of images with the same top-1 prediction."""
+        return float((outputs.argmax(1) == expected.argmax(1)).double().mean())
 
 
 def mean_scores(logits: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> dict[str, float]:

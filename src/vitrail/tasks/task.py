@@ -6,7 +6,7 @@ and one of ``TaskConfig``; defining the two is enough to train, resume, evaluate
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +26,27 @@ Loss = Callable[[Tensor, Any], Tensor]  # from outputs and targets to a mean los
 TASKS: dict[type[TaskConfig], type["Task"]] = {}  # by the class of their settings; defining a task adds it
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """Prediction for one image. A task adds fields of its own, each with a default; an unusable image has an ``error``."""
+
+    file: str = ""
+    error: str | None = None
+
+    def cells(self) -> dict[str, Any]:
+        """Return the prediction as plain values by column, for a CSV file."""
+        return {name: getattr(self, name) for name in prediction_fields(type(self))}
+
+    def text(self) -> list[str]:
+        """Return the prediction as text for the columns of a table; what is beyond them is printed where there is space."""
+        return [f"{value:.6g}" if isinstance(value, float) else str(value) for value in self.cells().values()]
+
+
+def prediction_fields(kind: type[Prediction]) -> list[str]:
+    """List the fields that a task has added."""
+    return [field.name for field in fields(kind) if field.name not in ("file", "error")]
+
+
 def no_gather(rows: Tensor) -> Tensor:
     """Return the rows unchanged, in a single process."""
     return rows
@@ -40,7 +61,6 @@ class Task(ABC):
     preprocess: Preprocess
     class_names: tuple[str, ...] = ()
     seed: int = 0
-    custom_loss: Loss | None = None  # in place of the task's own
 
     config_class: ClassVar[type[TaskConfig]]
     primary_metric: ClassVar[str]  # by which weights are selected
@@ -49,6 +69,7 @@ class Task(ABC):
     monitors: ClassVar[tuple[str, ...]] = ("attention",)  # what else is computed at every evaluation, see ``training.monitors``
     output_name: ClassVar[str] = "outputs"  # of the model, in an exported file and in saved predictions
     target_name: ClassVar[str] = "targets"  # in saved predictions
+    prediction_class: ClassVar[type[Prediction]] = Prediction
 
     def __init_subclass__(cls) -> None:
         if "config_class" in vars(cls):
@@ -60,7 +81,7 @@ class Task(ABC):
 
     def with_loss(self, loss: Loss) -> "Task":
         """Return the task with a loss of the user's own, from outputs and targets to their mean loss."""
-        return replace(self, custom_loss=loss)
+        raise VitrailError(f"{self.config.name} has a loss of its own; leave loss out, or change that of its task")
 
     def build_model(self, encoder: Model) -> nn.Module:
         """Return the model to train: the encoder, or a module around it whose ``encoder`` it is."""
@@ -98,9 +119,29 @@ class Task(ABC):
         """Return what a trivial prediction would score on a split, for the result to be compared with."""
         return {}
 
-    def predictions(self, outputs: Tensor, top_k: int) -> Sequence[Any]:
-        """Return what is predicted for each image, as dataclasses of plain values; None for outputs that are not finite."""
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """Return the class probabilities that the outputs stand for."""
+        raise VitrailError(f"a model for {self.config.name} predicts no class probabilities; use a classifier")
+
+    def predictions(self, outputs: Tensor, top_k: int) -> Sequence[Prediction]:
+        """Return what is predicted for each image, of the class ``prediction_class``; ``outputs`` are finite."""
         raise VitrailError(f"a model for {self.config.name} has no predictions for an image; use its features")
+
+    def columns(self, top_k: int) -> list[str]:
+        """List the columns that the cells of a prediction may have."""
+        return prediction_fields(self.prediction_class)
+
+    def table_columns(self) -> dict[str, int]:
+        """Return the columns of a printed table of predictions, with the width of their texts."""
+        return dict.fromkeys(self.columns(1), 12)
+
+    def export_outputs(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Return the outputs of an exported file by name: the model's own first, then what else follows from them."""
+        return {self.output_name: outputs}
+
+    def agreement(self, outputs: Tensor, expected: Tensor) -> float:
+        """Return how well outputs agree with the expected ones, at most 1: here, 1 minus their relative error."""
+        return 1 - float((outputs.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-12))
 
 
 @torch.inference_mode()

@@ -1,9 +1,10 @@
 """Build the task and the model of a recipe, and reload the model that a run has saved."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail.data.sources.dataset import DatasetSplits
 from vitrail.errors import VitrailError
@@ -20,7 +21,20 @@ from vitrail.weights.read_file import read_file
 def recipe_task(recipe: Recipe, data: DatasetSplits, custom_loss: Loss | None = None) -> Task:
     """Build the task of a recipe for a dataset."""
     task = build_task(recipe.task, recipe.model, recipe.preprocess, data.class_names, recipe.seed).with_data(data)
-    return task if custom_loss is None else task.with_loss(custom_loss)
+    return task if custom_loss is None else task.with_loss(_checked(custom_loss))
+
+
+def _checked(loss: Loss) -> Loss:
+    """Return the loss with a check of what it returns."""
+
+    def checked_loss(outputs: Tensor, targets: Any) -> Tensor:
+        value = loss(outputs, targets)
+        if not isinstance(value, Tensor) or value.ndim:
+            kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise VitrailError(f"loss must return the mean over the batch as a tensor, got {kind}; try reduction='mean'")
+        return value
+
+    return checked_loss
 
 
 def build_model(recipe: Recipe, task: Task, resumed: bool) -> nn.Module:

@@ -55,6 +55,7 @@ class Checkpointer:
             pending.result()
 
     def _start(self, step: int, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> "Future[None]":
+        # these take a second to import, and only several processes need them
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -155,22 +156,29 @@ def resume_from_checkpoint(folder: Path, state: TrainState, provenance: Mapping[
     checkpoint = _latest_checkpoint(folder, group)
     if checkpoint is None:
         return Resumed(False)
-    scalars, messages = checkpoint.scalars, [*checkpoint.damaged]
-    for name in ("data", "transform", "loss", "vitrail", "torch"):
-        before, now = scalars.get(name), provenance.get(name)
-        if before == now:
-            continue
-        if name == "data":
-            raise VitrailError(f"{folder.parent} was started on other images or labels; use another folder for this dataset")
-        if name in ("transform", "loss"):
-            raise VitrailError(
-                f"{folder.parent} was started with {name}={before or 'the one of its recipe'}, got {now or 'none'}; "
-                f"resume it from Python with the same {name}, or use another folder"
-            )
-        messages.append(f"{name} was {before} when the run was started and is {now}: resuming, perhaps not bit for bit")
+    scalars = checkpoint.scalars
+    check_provenance(folder.parent, scalars, provenance)
+    messages = [
+        f"{name} was {scalars.get(name)} when the run was started and is {now}: resuming, perhaps not bit for bit"
+        for name in ("vitrail", "torch")
+        if (now := provenance[name]) != scalars.get(name)
+    ]
     load_tensors(checkpoint.path, state.load_targets, group)
     state.restore(scalars)
-    return Resumed(True, (*messages, f"resumed from step {state.step}"))
+    return Resumed(True, (*checkpoint.damaged, *messages, f"resumed from step {state.step}"))
+
+
+def check_provenance(run: Path, scalars: Mapping[str, Any], provenance: Mapping[str, str]) -> None:
+    """Refuse a checkpoint that was made with other data, or with another transform or loss of the user's own."""
+    if scalars.get("data") != provenance["data"]:
+        raise VitrailError(f"{run} was started on other images or labels; use another folder for this dataset")
+    for name in ("transform", "loss"):
+        before, now = scalars.get(name), provenance.get(name)
+        if before != now:
+            raise VitrailError(
+                f"{run} was started with {name}={before or 'the one of its recipe'}, got {now or 'none'}; "
+                f"resume it from Python with the same {name}, or use another folder"
+            )
 
 
 def _latest_checkpoint(folder: Path, group: ProcessGroup) -> CheckpointRef | None:
@@ -187,15 +195,25 @@ def load_tensors(path: Path, targets: LoadTargets, group: ProcessGroup = SINGLE_
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    reader = HuggingFaceStorageReader(str(path))
-    shapes = {name: tuple(metadata.size) for name, metadata in reader.read_metadata().state_dict_metadata.items()}  # type: ignore[union-attr]
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of a single process, as intended
-            load(targets(shapes), storage_reader=reader, no_dist=group.world_size == 1)
+            load(
+                targets(read_shapes(path)),
+                storage_reader=HuggingFaceStorageReader(str(path)),
+                no_dist=group.world_size == 1,
+            )
     except CheckpointException as error:
         _, (cause, _) = next(iter(error.failures.items()))
         raise VitrailError(f"{path} cannot be read into this model: {_one_line(cause)}") from None
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Read the names and shapes of a checkpoint's tensors."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    metadata: Any = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+    return {name: tuple(tensor.size) for name, tensor in metadata.items()}
 
 
 def _add_manifest(partial: Path, scalars: dict[str, Any]) -> None:

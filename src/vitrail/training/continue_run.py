@@ -4,14 +4,18 @@ import json
 import shutil
 from pathlib import Path
 
+import torch
+
 from vitrail.data.sources.dataset import Progress
 from vitrail.errors import VitrailError
 from vitrail.io import atomic_folder
-from vitrail.recipes.recipe import Recipe
-from vitrail.training.checkpoint import find_valid_checkpoint
+from vitrail.training.build import build_model, recipe_task
+from vitrail.training.checkpoint import CheckpointRef, check_provenance, find_valid_checkpoint, read_shapes
+from vitrail.training.dataset import check_training_data
 from vitrail.training.prepare import PreparedRun, RecipeOptions, prepare_recipe
 from vitrail.training.process_group import SINGLE_PROCESS, ProcessGroup
 from vitrail.training.run import ORIGIN_FILE, Run, next_free_folder, recipe_differences
+from vitrail.training.state import create_state
 
 
 def prepare_resumption(
@@ -38,13 +42,14 @@ def prepare_resumption(
     target = Path(group.broadcast_str(lambda: str(out or next_free_folder(run.folder.name, run.folder.parent))))
     note = f"{target} continues {run.folder} with {'; '.join(changes[:3])}"
     if group.is_main:
-        _copy_run(run, Run(target), prepared.recipe, changes)
+        _copy_run(run, Run(target), prepared, changes)
     group.barrier()  # for what the main process has copied
     return prepared.in_folder(target, note)
 
 
-def _copy_run(source: Run, target: Run, recipe: Recipe, changes: list[str]) -> None:
+def _copy_run(source: Run, target: Run, prepared: PreparedRun, changes: list[str]) -> None:
     """Copy the last checkpoint, the best weights and the log of a run, whole or not at all."""
+    recipe = prepared.recipe
     checkpoint = find_valid_checkpoint(source.checkpoints)
     if checkpoint is None:
         raise VitrailError(
@@ -57,14 +62,34 @@ def _copy_run(source: Run, target: Run, recipe: Recipe, changes: list[str]) -> N
         )
     if target.folder.exists():
         raise VitrailError(f"{target.folder} exists; choose another folder with --out, or resume it: --resume {target.folder}")
+    try:
+        _check_compatible(source, checkpoint, prepared)
+    except VitrailError as error:
+        raise VitrailError(
+            f"{source.folder} cannot be continued with {'; '.join(changes[:3])}: {error}; start a new run with --recipe-from "
+            f"{source.folder}"
+        ) from None
     with atomic_folder(target.folder) as temporary:
         new = Run(temporary)
         shutil.copytree(checkpoint.path, new.checkpoints / checkpoint.path.name)
-        if (source.folder / "best").is_dir():
-            shutil.copytree(source.folder / "best", temporary / "best")
+        for name in ("best", "reconstructions"):
+            if (source.folder / name).is_dir():
+                shutil.copytree(source.folder / name, temporary / name)
         for row in source.log_rows():
             if row["step"] <= step:
                 new.log(row)
         new.record_recipe(recipe)
         origin = {"run": str(source.folder), "step": step, "changes": changes}
         (temporary / ORIGIN_FILE).write_text(json.dumps(origin, indent=2) + "\n")
+
+
+def _check_compatible(source: Run, checkpoint: CheckpointRef, prepared: PreparedRun) -> None:
+    """Refuse a recipe whose dataset or state is not that of the checkpoint."""
+    recipe, saved, data = prepared.recipe, source.recipe(), checkpoint.scalars["data"]
+    if any(getattr(recipe, name) != getattr(saved, name) for name in ("data", "val_fraction", "test_fraction")):
+        data = check_training_data(prepared.data, recipe).data.fingerprint  # the same images may be elsewhere now
+    check_provenance(source.folder, checkpoint.scalars, {"data": data})
+    task = recipe_task(recipe, prepared.data)
+    with torch.device("meta"):  # shapes only
+        state = create_state(build_model(recipe, task, resumed=True), recipe)
+        state.load_targets(read_shapes(checkpoint.path))

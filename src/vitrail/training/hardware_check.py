@@ -7,7 +7,7 @@ needs a C++ compiler, which a machine that only trains may not have.
 import subprocess
 import sys
 
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
 from vitrail.recipes.recipe import Recipe
 
 # oneDNN reads it at the first product, so it must be set before the command
@@ -40,5 +40,5 @@ def compiler_fault(device: str) -> str | None:
     try:
         torch.compile(torch.sin)(torch.ones(8, device=device))
     except RuntimeError as error:  # base class of the compiler's errors
-        return str(error).strip().splitlines()[0].rstrip(".")
+        return first_line(error).rstrip(".")
     return None

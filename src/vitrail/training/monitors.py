@@ -7,16 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy import ndarray
 from torch import Tensor, nn
 
-from vitrail.data.loader import build_eval_loader
+from vitrail.data.loader import build_eval_loader, build_pixel_loader
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.dataset import Dataset, Subset
 from vitrail.evaluation.knn import knn_probe
 from vitrail.explain.head_statistics import head_statistics
-from vitrail.inference.features import Features, forward_features
+from vitrail.inference.features import Features
+from vitrail.inference.predictor import TorchPredictor
+from vitrail.inference.run import iter_outputs, join_outputs
 from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 
@@ -83,22 +84,10 @@ def _evenly_spaced(count: int, max_count: int) -> ndarray:
 
 def _features(encoder: Model, dataset: Dataset, workers: int) -> Features | None:
     """Compute features; None if no image can be read, which the training loop reports."""
-    assert encoder.preprocess is not None
-    loader = replace(build_eval_loader(dataset, encoder.preprocess, BATCH_SIZE), max_bad_fraction=1.0)
-    was_training = encoder.training
-    encoder.eval()
-    try:
-        rows = [
-            (forward_features(encoder, batch.images), batch.indices)
-            for batch in loader.batches(workers=workers)
-            if len(batch.images)
-        ]
-    finally:
-        encoder.train(was_training)
-    if not rows:
-        return None
-    values, indices = (torch.cat(column).numpy() for column in zip(*rows, strict=True))
-    return Features(values, dataset.labels[indices], indices)
+    predictor = TorchPredictor(encoder)
+    loader = build_pixel_loader(dataset, predictor.preprocess, BATCH_SIZE, max_bad_fraction=1.0)
+    values, indices = join_outputs(list(iter_outputs(predictor.features, loader, workers)))
+    return Features(values, dataset.labels[indices], indices) if len(indices) else None
 
 
 def compute_attention_stats(model: nn.Module, dataset: Dataset, preprocess: Preprocess) -> dict[str, list[float]] | None:

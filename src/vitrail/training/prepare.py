@@ -107,16 +107,16 @@ def prepare_training(
     group: ProcessGroup = SINGLE_PROCESS,
     task: TaskConfig | None = None,
 ) -> PreparedRun:
-    """Prepare a run that trains from random weights. ``task``: None means classification."""
+    """Prepare a run that trains from random weights. ``task``: None means the recipe's, classification."""
     if recipe in SSL_METHODS:
         raise VitrailError(f"{recipe} trains without labels; try vitrail pretrain {data} --method {recipe}")
-    options, task = options or RecipeOptions(), task or Classification()
-    opened = _open(data, options, task.labelled, progress, group)
-    context = dataset_context(opened, task, model, image)
+    options, learned = options or RecipeOptions(), task or Classification()
+    opened = _open(data, options, learned.labelled, progress, group)
+    context = dataset_context(opened, learned, model, image)
     default = "demo" if context.data == "fashion" and model is None and image is None else "small"
     selected = _with_task(get_recipe(recipe or default, context), task)
     prepared = _apply_options(selected, opened, options, progress)
-    if context.data == "fashion" or not isinstance(task, Classification):
+    if context.data == "fashion" or not isinstance(learned, Classification):
         return prepared
     note = (
         f"training from scratch on {context.num_images:,} images; on 3,068 photographs in ten classes that reached 65.9 %, "
@@ -156,10 +156,10 @@ def prepare_finetuning(
 ) -> tuple[PreparedRun, Model]:
     """Prepare a run that starts from pretrained weights; return also the model that they were loaded into."""
     model = _load_weights(weights, image, recipe)
-    options, task = options or RecipeOptions(), task or Classification()
+    options, learned = options or RecipeOptions(), task or Classification()
     options = replace(options, overrides=(*trainable_overrides(trainable, model.config), *options.overrides))
-    opened = _open(data, options, task.labelled, progress, group)
-    context = replace(dataset_context(opened, task), init_weights=_init_weights(weights, model))
+    opened = _open(data, options, learned.labelled, progress, group)
+    context = replace(dataset_context(opened, learned), init_weights=_init_weights(weights, model))
     selected = get_recipe(recipe, context)
     if selected.init_from is None:
         raise VitrailError(f"{recipe} trains from scratch, without weights; try --recipe finetune")
@@ -223,8 +223,10 @@ def _open(data: Any, options: RecipeOptions, labelled: bool, progress: Progress 
         return open_dataset(data, split_fractions=options.split_fractions(), labelled=labelled, progress=progress)
 
 
-def _with_task(recipe: Recipe, task: TaskConfig) -> Recipe:
-    """Return the recipe for a task, without mixing images if their targets cannot be mixed."""
+def _with_task(recipe: Recipe, task: TaskConfig | None) -> Recipe:
+    """Return the recipe for a task, without mixing images if their targets cannot be mixed. None: the recipe's own."""
+    if task is None:
+        return recipe
     augment = recipe.augment if task.mixes else replace(recipe.augment, mixup=0.0, cutmix=0.0)
     return replace(recipe, task=task, augment=augment)
 

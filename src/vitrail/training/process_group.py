@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
 from vitrail.system import free_memory, local_rank_and_world_size, rank_and_world_size
 
 TIMEOUT_VARIABLE = "VITRAIL_TIMEOUT"  # environment variable: seconds that a rank waits for the others
@@ -132,7 +132,7 @@ def process_group() -> Iterator[ProcessGroup]:
     except RuntimeError as error:
         if not is_comm_failure(error):
             raise
-        raise PeerLost(f"another process of the run has exited or does not respond ({error_summary(error)})") from None
+        raise PeerLost(f"another process of the run has exited or does not respond ({first_line(error)})") from None
     finally:
         if dist.is_initialized():
             with suppress(RuntimeError):
@@ -150,7 +150,7 @@ def _init(rank: int, world_size: int) -> ProcessGroup:
         dist.init_process_group(backend, timeout=timeout, **_rendezvous(rank, world_size, timeout))
     except (ValueError, KeyError) as error:  # of the variables that torchrun sets
         raise VitrailError(
-            f"WORLD_SIZE is {world_size}, but the rendezvous failed: {error_summary(error)}; use torchrun"
+            f"WORLD_SIZE is {world_size}, but the rendezvous failed: {first_line(error)}; use torchrun"
         ) from None
     groups = (dist.new_group(backend="gloo", timeout=each) for each in (SLOW_TIMEOUT, timeout))
     return ProcessGroup(rank, world_size, *local, *groups)
@@ -222,8 +222,3 @@ def _terminate_with_parent() -> None:
     """Receive SIGTERM when the launcher is killed, instead of running on unnoticed. Linux only."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def error_summary(error: BaseException) -> str:
-    """Return the first line of an error's message."""
-    return str(error).strip().splitlines()[0][:200].rstrip(".")

@@ -18,18 +18,13 @@ class StopFlag:
 
     signal: int | None = None
 
-    @property
-    def code(self) -> int:
-        """Exit code that a shell expects: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
-        return 128 + (self.signal or 0)
-
 
 class TrainingStopped(Exception):  # not an error
     """The run received a stop signal and has saved its state."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
-        self.code = code
+        self.code = code  # exit code that a shell expects: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP
 
 
 @contextmanager

@@ -75,9 +75,9 @@ class TrainState:
             param = weights[weight]
             self.optimisers[int(index)].state[param][slot] = torch.zeros_like(param) if shape else torch.zeros(())
         tensors = self.tensors()
-        missing = sorted(tensors.keys() ^ shapes.keys())
-        if missing:
-            raise VitrailError(f"the checkpoint is of another model: {missing[0]} is in only one of the two")
+        differences = sorted({name: tuple(tensor.shape) for name, tensor in tensors.items()}.items() ^ shapes.items())
+        if differences:
+            raise VitrailError(f"the checkpoint is of another model: {differences[0][0]} is missing, or has another shape")
         return tensors
 
 

@@ -3,6 +3,8 @@
 ``log.jsonl`` stays the reference. Nothing is sent anywhere unless one of them is asked for.
 """
 
+import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -11,21 +13,22 @@ from typing import Any
 
 from vitrail.config import to_dict
 from vitrail.data.sources.dataset import DatasetSplits
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
 from vitrail.recipes.recipe import Recipe
 from vitrail.training.callbacks import Callback
 from vitrail.training.state import TrainState
 from vitrail.training.tensorboard import TensorBoardCallback
 
-PROJECT = "vitrail"
-MAX_PARAM_LENGTH = 500  # characters of a value in MLflow
+log = logging.getLogger("vitrail")
+PROJECT = "vitrail"  # unless the tracker's own environment variable names another
+MAX_PARAMS, MAX_PARAM_LENGTH = 100, 500  # of MLflow: parameters per request, characters of a value
 
 
 class WandbCallback(Callback):
-    """Logs a run to Weights & Biases; a resumed run goes on in the same one."""
+    """Logs a run to Weights & Biases; a resumed run goes on in the same one. ``folder`` is that of the run."""
 
-    def __init__(self, folder: str | Path, project: str = PROJECT) -> None:
-        self.folder, self.project, self.library = Path(folder), project, _import("wandb", "Weights & Biases")
+    def __init__(self, folder: str | Path) -> None:
+        self.folder, self.library = Path(folder), _import("wandb", "Weights & Biases")
         self.session: Any = None
 
     def __enter__(self) -> "WandbCallback":
@@ -39,7 +42,7 @@ class WandbCallback(Callback):
         id_file = self.folder / "wandb_run_id"
         saved_id = id_file.read_text().strip() if id_file.is_file() else None
         self.session = self.library.init(
-            project=self.project,
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=self.folder.name,
             dir=str(self.folder),
             id=saved_id,
@@ -49,26 +52,21 @@ class WandbCallback(Callback):
         id_file.write_text(f"{self.session.id}\n")
 
     def on_step(self, step: int, metrics: dict[str, float]) -> None:
-        self._log("train", step, metrics)
+        self.session.log(_named("train", metrics), step=step)
 
     def on_evaluation(self, step: int, metrics: dict[str, Any], is_best: bool) -> None:
-        self._log("validation", step, metrics)
+        self.session.log(_named("validation", metrics), step=step)
 
     def on_end(self, result: dict[str, Any]) -> None:
-        self.session.summary.update(
-            {f"{result['reported_on']}/{name}": value for name, value in _final_metrics(result).items()}
-        )
-
-    def _log(self, group: str, step: int, metrics: dict[str, Any]) -> None:
-        self.session.log({f"{group}/{name}": value for name, value in metrics.items() if isinstance(value, float)}, step=step)
+        self.session.summary.update(_final_metrics(result))
 
 
 class MlflowCallback(Callback):
     """Logs a run to the MLflow server or folder that its environment variables name; a resumed run goes on in the same one."""
 
-    def __init__(self, folder: str | Path, experiment: str = PROJECT) -> None:
-        self.folder, self.experiment, self.library = Path(folder), experiment, _import("mlflow", "MLflow")
-        self.is_started = False
+    def __init__(self, folder: str | Path) -> None:
+        self.folder, self.library = Path(folder), _import("mlflow", "MLflow")
+        self.is_started = self.has_failed = False
 
     def __enter__(self) -> "MlflowCallback":
         return self
@@ -80,28 +78,39 @@ class MlflowCallback(Callback):
     def on_start(self, recipe: Recipe, data: DatasetSplits, state: TrainState, eta_seconds: float | None) -> None:
         id_file = self.folder / "mlflow_run_id"
         saved_id = id_file.read_text().strip() if id_file.is_file() else None
-        self.library.set_experiment(self.experiment)
-        run = self.library.start_run(run_id=saved_id, run_name=None if saved_id else self.folder.name)
+        try:
+            self.library.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
+            run = self.library.start_run(run_id=saved_id, run_name=None if saved_id else self.folder.name)
+        except Exception as error:  # of a server or a folder that its environment variables name
+            reason = first_line(error)
+            raise VitrailError(f"MLflow cannot start a run: {reason}; set MLFLOW_TRACKING_URI, or leave MLflow out") from None
         self.is_started = True
         if saved_id is None:
             id_file.write_text(f"{run.info.run_id}\n")
-            self.library.log_params({name: str(value)[:MAX_PARAM_LENGTH] for name, value in _flatten(to_dict(recipe))})
+            params = [(name, str(value)[:MAX_PARAM_LENGTH]) for name, value in _flatten(to_dict(recipe))]
+            for start in range(0, len(params), MAX_PARAMS):
+                self.library.log_params(dict(params[start : start + MAX_PARAMS]))
 
     def on_step(self, step: int, metrics: dict[str, float]) -> None:
-        self._log("train", step, metrics)
+        self._log(_named("train", metrics), step)
 
     def on_evaluation(self, step: int, metrics: dict[str, Any], is_best: bool) -> None:
-        self._log("validation", step, metrics)
+        self._log(_named("validation", metrics), step)
 
     def on_end(self, result: dict[str, Any]) -> None:
-        self._log(str(result["reported_on"]), int(result["best"]["step"]), _final_metrics(result))
+        self._log(_final_metrics(result), result["best"]["step"])
 
-    def _log(self, group: str, step: int, metrics: dict[str, Any]) -> None:
-        numbers = {f"{group}/{name}": value for name, value in metrics.items() if isinstance(value, float)}
-        self.library.log_metrics(numbers, step=step)
+    def _log(self, metrics: dict[str, float], step: int) -> None:
+        """Log metrics; a server that fails costs the run nothing but its metrics there."""
+        try:
+            self.library.log_metrics(metrics, step=step)
+        except Exception as error:
+            if not self.has_failed:
+                log.warning("MLflow did not take the metrics of step %d: %s", step, first_line(error))
+            self.has_failed = True
 
 
-TRACKERS = {"tensorboard": TensorBoardCallback, "wandb": WandbCallback, "mlflow": MlflowCallback}
+TRACKERS: dict[str, Any] = {"tensorboard": TensorBoardCallback, "wandb": WandbCallback, "mlflow": MlflowCallback}
 
 
 @contextmanager
@@ -115,13 +124,15 @@ def _import(name: str, title: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise VitrailError(
-            f"{title} is not installed; try pip install -c constraints.txt 'vitrail[{name}]', or read log.jsonl"
-        ) from None
+        raise VitrailError(f"{title} is not installed; try pip install 'vitrail[{name}]', or read log.jsonl") from None
 
 
 def _final_metrics(result: dict[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in result[result["reported_on"]].items() if isinstance(value, float)}
+    return _named(result["reported_on"], result[result["reported_on"]])
+
+
+def _named(group: str, metrics: dict[str, Any]) -> dict[str, float]:
+    return {f"{group}/{name}": value for name, value in metrics.items() if isinstance(value, float)}
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,8 +1,8 @@
 """``vitrail.fit``: train the model of a recipe. A run can be stopped at any moment and is resumed from its checkpoint."""
 
 import time
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +15,7 @@ from vitrail.data.batch_transforms import ImageTransform
 from vitrail.data.dataset_check import DatasetReport
 from vitrail.data.loader import Batch, Loader, build_train_loader
 from vitrail.data.sources.dataset import DatasetSplits
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
 from vitrail.models.build import get_encoder
 from vitrail.recipes.recipe import Recipe
 from vitrail.system import available_cores, select_device
@@ -28,9 +28,9 @@ from vitrail.training.dataset import check_training_data, data_warnings, open_tr
 from vitrail.training.evaluator import Evaluator
 from vitrail.training.hardware_check import check_hardware
 from vitrail.training.parallel import fit_to_memory
-from vitrail.training.process_group import PeerLost, ProcessGroup, error_summary, is_comm_failure, process_group
+from vitrail.training.process_group import PeerLost, ProcessGroup, is_comm_failure, process_group
 from vitrail.training.run import ReadOnlyRun, Run, lock_run, next_free_folder, run_metadata
-from vitrail.training.signals import StopFlag, TrainingStopped, handle_stop_signals
+from vitrail.training.signals import TrainingStopped, handle_stop_signals
 from vitrail.training.state import TrainState, create_state
 from vitrail.training.step import find_nonfinite, train_step
 from vitrail.training.trained_run import TrainedRun
@@ -69,18 +69,9 @@ def fit(
     ``data`` is the dataset, already open; None: the one that the recipe names. ``transform`` replaces the recipe's augmentation
     of an image, ``loss`` the task's loss. ``group``: the processes of the run; None: those that ``torchrun`` has started.
     """
-    if group is None:
-        with process_group() as joined:
-            return fit(
-                recipe, folder, data, hardware=hardware, callbacks=callbacks, autotune=autotune, transform=transform, loss=loss,
-                group=joined,
-            )  # fmt: skip
     start, hardware, autotune = time.monotonic(), hardware or Hardware(), autotune or AutoTune()
-    path = Path(folder or group.broadcast_str(lambda: str(next_free_folder(recipe.name)))).expanduser()
-    run = Run(path) if group.is_main else ReadOnlyRun(path)
-    callback = CallbackList([LogCallback(run), *callbacks] if group.is_main else [])
-    with lock_run(run) if group.is_main else nullcontext():
-        group.barrier()  # for the lock
+    with process_group() if group is None else nullcontext(group) as group, _open_run(recipe.name, folder, group) as run:
+        callback = CallbackList([LogCallback(run), *callbacks] if group.is_main else [])
         result, saved_recipe = run.result(), run.saved_recipe()
         group.barrier()  # all have read the run before the main process writes to it
         if saved_recipe is not None:
@@ -100,6 +91,16 @@ def fit(
             trainer.autotune(autotune, start)
             run.record_recipe(trainer.recipe)
         return TrainedRun(run, trainer.fit(), report.data)
+
+
+@contextmanager
+def _open_run(name: str, folder: str | Path | None, group: ProcessGroup) -> Iterator[Run]:
+    """Lock the run in a folder, by default the next free one of this name, for all ranks; the main process writes to it."""
+    path = Path(folder or group.broadcast_str(lambda: str(next_free_folder(name)))).expanduser()
+    run = Run(path) if group.is_main else ReadOnlyRun(path)
+    with lock_run(run) if group.is_main else nullcontext():
+        group.barrier()  # for the lock
+        yield run
 
 
 class Trainer:
@@ -158,6 +159,7 @@ class Trainer:
         last_step = self.state.step if self._early_stop else self.recipe.steps  # it had stopped early when the process ended
         self.state.model.train()
         self.clock_start = time.perf_counter() - self.state.seconds
+        stop_signal = 0
         # around the steps alone: there is nothing to save before them, and all is saved after them
         with handle_stop_signals(ignore_repeats=self.group.world_size > 1) as stop:
             for batch in self.loader.batches(self.state.step, last_step, self.workers):
@@ -165,16 +167,18 @@ class Trainer:
                 out_of_time = self._out_of_time()
                 if self._is_due(self.recipe.eval_every) or out_of_time:
                     self._evaluate()
-                stop_signal = self._stop_signal(stop)
-                if self._is_due(self.recipe.checkpoint_every) or stop_signal or self._early_stop or out_of_time:
+                stop_signal = int(self.group.all_max(stop.signal or 0))  # whichever rank received it
+                is_over = bool(stop_signal) or out_of_time or self._early_stop
+                if self._is_due(self.recipe.checkpoint_every) or is_over:
                     self._save_checkpoint()
                 self.checkpointer.raise_if_failed()
-                if stop_signal:
-                    self._flush_checkpoint()
-                    raise TrainingStopped(128 + stop_signal, f"stopped at step {self.state.step}")
-                if self._early_stop or out_of_time:
+                if is_over:
                     break
-            self._flush_checkpoint()
+            # the launcher ends all ranks when the first one exits: wait until the last checkpoint is complete
+            self.checkpointer.wait()
+            self.group.barrier()
+        if stop_signal:
+            raise TrainingStopped(128 + stop_signal, f"stopped at step {self.state.step}")
 
     def _step(self, batch: Batch) -> None:
         """Update the weights, and report the step."""
@@ -269,20 +273,12 @@ class Trainer:
         self.checkpointer.save(self.state.step, self.state.tensors(), {**self.state.scalars(), **self.provenance})
         self.callback.on_checkpoint(self.state.step, self.run.checkpoints / f"step-{self.state.step}")
 
-    def _flush_checkpoint(self) -> None:
-        """Wait until the last checkpoint is complete: the launcher ends all ranks when the first one exits."""
-        self.checkpointer.wait()
-        self.group.barrier()
-
     def _save_model(self, model: nn.Module, name: str, metadata: dict[str, Any]) -> None:
         if self.group.is_main:
             save(model, self.run.folder / name, metadata=metadata)  # type: ignore[arg-type]  # any module with an encoder
 
     def _is_due(self, interval: int) -> bool:
         return self.state.step % interval == 0 or self.state.step == self.recipe.steps
-
-    def _stop_signal(self, stop: StopFlag) -> int:
-        return int(self.group.all_max(stop.signal or 0))  # whichever rank received it
 
     @property
     def _early_stop(self) -> bool:
@@ -330,7 +326,7 @@ class Trainer:
         last_checkpoint = f"the last checkpoint is {saved[0].name}" if saved else "there is no checkpoint yet"
         return PeerLost(
             f"rank {self.group.rank} lost contact with the other ranks at step {self.state.step}: one has exited or does not "
-            f"respond; {last_checkpoint}, and the same command resumes from there ({error_summary(error)})"
+            f"respond; {last_checkpoint}, and the same command resumes from there ({first_line(error)})"
         )
 
 

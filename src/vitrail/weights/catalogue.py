@@ -4,13 +4,14 @@
 builds timm's or transformers' model of every row and compares it with the config here.
 """
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vitrail.errors import VitrailError, did_you_mean
-from vitrail.models.config import ModelConfig
+from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.cost import cost
 from vitrail.models.variants import variant
 
@@ -45,6 +46,11 @@ class PublishedModel:
     @property
     def config(self) -> ModelConfig:
         return variant(self.variant, image=self.image, classes=self.classes, **self.changes)
+
+    def with_resize_rule(self, config: ModelConfig) -> ModelConfig:
+        """Return the config as read from the repository, with the rule that the model's authors resize positions by."""
+        rule = self.changes.get("position_resize")
+        return replace(config, position_resize=rule) if rule and isinstance(config, ViTConfig) else config
 
 
 @dataclass(frozen=True)
@@ -214,7 +220,7 @@ FAMILIES = (
         """,
     ),
     _Family(
-        {**DINOV2, "registers": 4},
+        {**DINOV2, "registers": 4, "position_resize": "timm"},  # these are resized with antialiasing
         "LVD-142M, without labels",
         APACHE,
         0,
@@ -378,10 +384,7 @@ def find_published(source: str | Path) -> PublishedModel | None:
 
 
 def path_exists(source: str | Path) -> bool:
-    try:
-        return Path(source).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):  # longer than any file name, or with a null byte, or of an unknown user
-        return False
+    return os.path.exists(os.path.expanduser(source))  # False also for what cannot be a path
 
 
 def is_available(source: str) -> bool:

@@ -19,7 +19,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 from warnings import catch_warnings
 
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
 from vitrail.weights.catalogue import check_name, find_published
 
 MIRROR_VARIABLE = "VITRAIL_MIRROR"
@@ -118,8 +118,7 @@ def _download_error(error: Exception, repo_id: str) -> str:
             f"the hub refuses it ({code}): there is no {repo_id}, or its licence must be accepted on its page and a token "
             "set by `hf auth login`"
         )
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return first_line(error)
 
 
 def parse_repo_id(source: str) -> str:
@@ -197,8 +196,7 @@ def _error_message(error: Exception, repo_id: str) -> str:
         return (
             f"the hub refuses it ({code}); is {repo_id.partition('/')[0]} your account, and does your token have write access?"
         )
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return first_line(error)
 
 
 def _is_reachable(endpoint: str) -> bool:

@@ -101,7 +101,10 @@ def load(
     a file does not record. What was assumed, resized, new or not used is logged and recorded in ``model.load_report``.
     """
     parse_value(resize, PositionResize | Literal["origin"], "resize")
-    size = parse_value(_default_image(source) if image is None and patch is None else image, Pair | None, "image")
+    published = find_published(source)
+    if published is not None and image is None and patch is None:
+        image = published.image  # its position table may be of another size
+    size = parse_value(image, Pair | None, "image")
     overrides = Overrides(
         parse_value(grid, Pair | None, "grid"),
         parse_value(heads, int | None, "heads"),
@@ -110,6 +113,8 @@ def load(
         size if patch is None else None,  # of other patches than the file's
     )
     checkpoint = read_checkpoint(source, overrides)
+    if published is not None and resize == "origin":
+        checkpoint = replace(checkpoint, config=published.with_resize_rule(checkpoint.config))
     model = build_on_meta(checkpoint.config)
     check_shapes(str(source), model, checkpoint.state)
     config, state, changes = adapt(
@@ -143,12 +148,6 @@ def load(
     )
     report.log(str(source))
     return model.eval()
-
-
-def _default_image(source: str | Path) -> int | None:
-    """Return the image size that a published model is listed with, which may differ from that of its position table."""
-    model = find_published(source)
-    return None if model is None else model.image
 
 
 def _valid_metadata(checkpoint: ConvertedCheckpoint, config: ModelConfig) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def test_odd_classes_are_read_and_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "sentence"),
+    ("built", "sentence"),
     [
         ((), "has no images; put them into one folder per class"),
         (("a/film.mp4",), r"has no images \(but 1 .mp4\)"),
@@ -115,8 +115,8 @@ def test_odd_classes_are_read_and_reported(tmp_path: Path) -> None:
         (("train/a/1.jpg", "val/a/2.jpg", "valid/a/3.jpg"), "several folders for validation: val, valid; keep one"),
     ],
 )
-def test_an_unusable_folder_is_refused_with_the_expected_layout(made: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
-    for number, name in enumerate(made):
+def test_an_unusable_folder_is_refused_with_the_expected_layout(built: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    for number, name in enumerate(built):
         write_image(tmp_path / name, number) if name.endswith("jpg") else (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
     with pytest.raises(VitrailError, match=sentence):

@@ -213,12 +213,12 @@ def test_debians_package_is_the_published_dataset(tmp_path: Path, monkeypatch: p
     assert dataset.system_folder
     for file in dataset.files:
         content = (dataset.system_folder / file.name).read_bytes()
-        made = 1504176606 if file.name.startswith("train") else 1504176627  # 31 August 2017
+        built = 1504176606 if file.name.startswith("train") else 1504176627  # 31 August 2017
         published = (
-            b"\x1f\x8b\x08\x08" + made.to_bytes(4, "little") + b"\0\x03" + file.name[:-3].encode() + b"\0" + content[10:]
+            b"\x1f\x8b\x08\x08" + built.to_bytes(4, "little") + b"\0\x03" + file.name[:-3].encode() + b"\0" + content[10:]
         )
         assert (len(published), hashlib.sha256(published).hexdigest()) == (file.size, file.sha256)
-    monkeypatch.setattr(download, "_open_url", None)  # nothing is downloaded
+    monkeypatch.setattr(download, "open_url", None)  # nothing is downloaded
     splits, _ = read_pack(download_dataset("fashion-mnist", tmp_path))
     assert {split: len(dataset) for split, dataset in splits.items()} == {"train": 60_000, "test": 10_000}
     part = load_fashion("test")

@@ -38,8 +38,8 @@ def test_the_dataset_never_changes_silently() -> None:
 def test_many_threads_draw_the_same_as_one() -> None:
     dataset = build_panes("train", 64, SIZE)
     with ThreadPoolExecutor(8) as pool:
-        drawn = list(pool.map(dataset.read, range(64)))
-    assert all((drawn[index] == dataset.read(index)).all() for index in range(64))
+        samples = list(pool.map(dataset.read, range(64)))
+    assert all((samples[index] == dataset.read(index)).all() for index in range(64))
 
 
 def test_labels_are_known_without_drawing_and_agree_with_the_scenes() -> None:

@@ -39,9 +39,9 @@ def test_the_held_out_splits_can_be_smaller() -> None:
     assert [len(part) for part in data.splits.values()] == [30, 20, 20]
     assert np.bincount(data.test.labels).tolist() == [2] * 10
     assert len(drop_unusable(data, None, 0.05).data.train) == 30
-    drawn = open_dataset("panes:train_size=30,heldout_size=7,size=16")
-    assert [len(part) for part in drawn.splits.values()] == [30, 7, 7]
-    assert contents(drawn.test) == contents(open_dataset("panes:train_size=90,heldout_size=7,size=16").test)
+    samples = open_dataset("panes:train_size=30,heldout_size=7,size=16")
+    assert [len(part) for part in samples.splits.values()] == [30, 7, 7]
+    assert contents(samples.test) == contents(open_dataset("panes:train_size=90,heldout_size=7,size=16").test)
 
 
 def test_selected_classes_are_numbered_from_0() -> None:

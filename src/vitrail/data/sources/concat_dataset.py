@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from vitrail.data.sources.dataset import Dataset
+from vitrail.data.sources.dataset import Dataset, DatasetView
 
 
 @dataclass(frozen=True, eq=False)
-class ConcatDataset(Dataset):
+class ConcatDataset(DatasetView):
     """Datasets of the same classes, one after the other."""
 
     datasets: Sequence[Dataset]
@@ -37,21 +37,10 @@ class ConcatDataset(Dataset):
     def name(self) -> str:
         return " and ".join(dict.fromkeys(part.name for part in self.datasets))
 
-    def read(self, index: int) -> bytes | ndarray:
-        part, inside = self._locate(index)
-        return part.read(inside)
-
-    def describe(self, index: int) -> str:
-        part, inside = self._locate(index)
-        return part.describe(inside)
-
-    def title(self, index: int) -> str:
-        part, inside = self._locate(index)
-        return part.title(inside)
-
-    def path(self, index: int) -> Path | None:
-        part, inside = self._locate(index)
-        return part.path(inside)
+    def locate(self, index: int) -> tuple[Dataset, int]:
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        part = self.datasets[number]
+        return part, index - int(self._ends[number]) + len(part)
 
     def files(self) -> tuple[Path, Sequence[str]] | None:
         of_parts = [files for part in self.datasets if (files := part.files()) is not None]
@@ -59,10 +48,6 @@ class ConcatDataset(Dataset):
         if len(of_parts) < len(self.datasets) or len(roots) > 1:
             return None
         return roots.pop(), [path for _, paths in of_parts for path in paths]
-
-    def target(self, index: int) -> Any:
-        part, inside = self._locate(index)
-        return part.target(inside)
 
     @property
     def targets(self) -> Sequence[Any] | ndarray:
@@ -100,10 +85,6 @@ class ConcatDataset(Dataset):
             start = int(groups[-1].max(initial=start)) + 1
         return np.concatenate(groups)
 
-    def object_mask(self, index: int) -> ndarray | None:
-        part, inside = self._locate(index)
-        return part.object_mask(inside)
-
     @property
     def is_deterministic(self) -> bool:
         return all(part.is_deterministic for part in self.datasets)
@@ -131,11 +112,6 @@ class ConcatDataset(Dataset):
             shifts = np.array([starts[id(dataset)] - end + len(dataset) for dataset, end in zip(datasets, ends, strict=True)])
             indices.append(positions + shifts[np.searchsorted(ends, positions, side="right")])
         return stored, np.concatenate(indices)
-
-    def _locate(self, index: int) -> tuple[Dataset, int]:
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        part = self.datasets[number]
-        return part, index - int(self._ends[number]) + len(part)
 
     def _group(self, indices: ndarray) -> list[tuple[Dataset, ndarray, ndarray]]:
         """Return for each part that has some of the images: their rows among the indices, and their indices in the part."""

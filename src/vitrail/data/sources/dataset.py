@@ -36,7 +36,7 @@ NUM_SAMPLED = 16  # images that identify a dataset which has no better key
 class Dataset(ABC):
     """Images by index. Reading one is a pure function of its index, and thread-safe.
 
-    A subclass has ``class_names``, ``labels``, ``__len__`` and ``read``; it overrides other methods if it has an answer.
+    A subclass has ``class_names``, ``labels`` and ``read``; it overrides other methods if it has an answer.
     """
 
     if TYPE_CHECKING:  # fields or properties of a subclass; a property here would be the default of a dataclass's field
@@ -49,8 +49,8 @@ class Dataset(ABC):
         def labels(self) -> ndarray:
             """int64, one per image; -1 if it has none."""
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.labels)
 
     @abstractmethod
     def read(self, index: int) -> bytes | ndarray:
@@ -153,9 +153,6 @@ class ImageFileDataset(Dataset):
     labels: ndarray
     class_names: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
     def describe(self, index: int) -> str:
         return str(self.root / self.paths[index])
 
@@ -195,9 +192,6 @@ class ArrayDataset(Dataset):
     class_names: tuple[str, ...]
     origin: str = "array"
 
-    def __len__(self) -> int:
-        return len(self.images)
-
     def describe(self, index: int) -> str:
         return f"image {index} of {self.origin}"
 
@@ -222,8 +216,40 @@ class ArrayDataset(Dataset):
         return array_key(self.images)
 
 
+class DatasetView(Dataset):
+    """Images of other datasets, which are asked about each of them."""
+
+    @abstractmethod
+    def locate(self, index: int) -> tuple[Dataset, int]:
+        """Return the dataset of an image, and its index there."""
+
+    def read(self, index: int) -> bytes | ndarray:
+        dataset, position = self.locate(index)
+        return dataset.read(position)
+
+    def describe(self, index: int) -> str:
+        dataset, position = self.locate(index)
+        return dataset.describe(position)
+
+    def title(self, index: int) -> str:
+        dataset, position = self.locate(index)
+        return dataset.title(position)
+
+    def path(self, index: int) -> Path | None:
+        dataset, position = self.locate(index)
+        return dataset.path(position)
+
+    def target(self, index: int) -> Any:
+        dataset, position = self.locate(index)
+        return dataset.target(position)
+
+    def object_mask(self, index: int) -> ndarray | None:
+        dataset, position = self.locate(index)
+        return dataset.object_mask(position)
+
+
 @dataclass(frozen=True, eq=False)
-class Subset(Dataset):
+class Subset(DatasetView):
     """A selection of a dataset's images, in any order; with other labels and class names if they are given."""
 
     dataset: Dataset
@@ -236,24 +262,12 @@ class Subset(Dataset):
             object.__setattr__(self, "labels", self.dataset.labels[self.indices])
             object.__setattr__(self, "class_names", self.dataset.class_names)
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
     @property
     def name(self) -> str:
         return self.dataset.name
 
-    def read(self, index: int) -> bytes | ndarray:
-        return self.dataset.read(int(self.indices[index]))
-
-    def describe(self, index: int) -> str:
-        return self.dataset.describe(int(self.indices[index]))
-
-    def title(self, index: int) -> str:
-        return self.dataset.title(int(self.indices[index]))
-
-    def path(self, index: int) -> Path | None:
-        return self.dataset.path(int(self.indices[index]))
+    def locate(self, index: int) -> tuple[Dataset, int]:
+        return self.dataset, int(self.indices[index])
 
     def files(self) -> tuple[Path, Sequence[str]] | None:
         files = self.dataset.files()
@@ -261,7 +275,7 @@ class Subset(Dataset):
 
     def target(self, index: int) -> Any:
         label = int(self.labels[index])
-        return label if label >= 0 else self.dataset.target(int(self.indices[index]))
+        return label if label >= 0 else super().target(index)
 
     @property
     def targets(self) -> Sequence[Any] | ndarray:
@@ -283,9 +297,6 @@ class Subset(Dataset):
     def groups(self) -> ndarray | None:
         groups = self.dataset.groups()
         return None if groups is None else groups[self.indices]
-
-    def object_mask(self, index: int) -> ndarray | None:
-        return self.dataset.object_mask(int(self.indices[index]))
 
     @property
     def is_deterministic(self) -> bool:

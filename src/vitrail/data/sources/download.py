@@ -67,7 +67,7 @@ def _download(file: RemoteFile, part: Path, progress: Progress | None) -> None:
     done = part.stat().st_size if part.is_file() else 0
     if done == file.size:
         return
-    with _open_url(Request(file.url, headers={"Range": f"bytes={done}-"} if done else {})) as response:
+    with open_url(Request(file.url, headers={"Range": f"bytes={done}-"} if done else {}), TIMEOUT_SECONDS) as response:
         if not (response.status == 206 and str(response.headers["Content-Range"]).startswith(f"bytes {done}-")):
             done = 0
         with open(part, "ab" if done else "wb") as out:
@@ -78,19 +78,19 @@ def _download(file: RemoteFile, part: Path, progress: Progress | None) -> None:
                     progress(f"downloading {file.name}", min(done, file.size), file.size)
 
 
-def _open_url(request: Request) -> Any:
+def open_url(request: Request, timeout: float) -> Any:
     """Open the URL in a thread, because name resolution has no timeout."""
     results: list[Any] = []
 
     def send() -> None:
         try:
-            results.append(urlopen(request, timeout=TIMEOUT_SECONDS))
+            results.append(urlopen(request, timeout=timeout))
         except Exception as error:  # raised below, in the waiting thread
             results.append(error)
 
     thread = Thread(target=send, daemon=True)
     thread.start()
-    thread.join(TIMEOUT_SECONDS + 1)
+    thread.join(timeout + 1)
     if not results:
         raise TimeoutError("no response")
     if isinstance(results[0], Exception):

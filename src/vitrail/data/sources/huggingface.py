@@ -7,24 +7,24 @@ No code of a dataset is executed, and the library is kept quiet: no telemetry, n
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import Request
 from warnings import catch_warnings
 
 import numpy as np
 from numpy import ndarray
 
 from vitrail.data.sources.dataset import Dataset
+from vitrail.data.sources.download import open_url
 from vitrail.data.sources.labels import canonical_split, encode_labels
 from vitrail.data.sources.parquet import image_bytes_of_cell
 from vitrail.data.sources.table_columns import IMAGE_COLUMNS, LABEL_COLUMNS, find_column, require_column
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
 
 TIMEOUT_SECONDS = 3.0  # seconds for the hub to respond; its client would retry for minutes
 
@@ -34,14 +34,14 @@ def read_hf_dataset(address: str | Path, *, image: str | None = None, label: str
     datasets = _import_datasets(address)
     from_hub = str(address).startswith("hf:")
     name, config = _parse_address(str(address)) if from_hub else (str(address), None)
-    offline = from_hub and not _is_reachable(_endpoint(), TIMEOUT_SECONDS)
+    offline = from_hub and not _is_reachable(_endpoint())
     with _silence(datasets, offline):
         try:
             loaded = datasets.load_dataset(name, config) if from_hub else datasets.load_from_disk(name)
         except Exception as error:  # the library raises many types
-            raise VitrailError(
-                f"{address} cannot be {'downloaded' if from_hub else 'read'}: {_reason(error, offline)}"
-            ) from None
+            unreachable = "the hub cannot be reached and the dataset is not in the cache"
+            reason = unreachable if offline else first_line(error)
+            raise VitrailError(f"{address} cannot be {'downloaded' if from_hub else 'read'}: {reason}") from None
         return _build_datasets(datasets, address, _named_splits(address, loaded), image, label)
 
 
@@ -59,9 +59,6 @@ class HubDataset(Dataset):
     labels: ndarray
     class_names: tuple[str, ...]
     origin: str
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def describe(self, index: int) -> str:
         return f"row {index + 1} of {self.origin}"
@@ -183,25 +180,15 @@ def _endpoint() -> str | None:
     return None if constants.HF_HUB_OFFLINE else constants.ENDPOINT
 
 
-def _is_reachable(endpoint: str | None, timeout: float) -> bool:
-    """Whether the hub responds within seconds; in a thread, because name resolution has no timeout."""
-    responses: list[bool] = []
-
-    def send(address: str) -> None:
-        try:
-            with urlopen(Request(address, method="HEAD"), timeout=timeout):
-                responses.append(True)
-        except HTTPError as error:  # a response all the same
-            error.close()
-            responses.append(True)
-        except (OSError, ValueError, HTTPException):
-            pass
-
-    if endpoint:
-        thread = Thread(target=send, args=(endpoint,), daemon=True)
-        thread.start()
-        thread.join(timeout + 0.5)
-    return bool(responses)
+def _is_reachable(endpoint: str | None) -> bool:
+    """Whether the hub responds within seconds."""
+    try:
+        open_url(Request(endpoint or "", method="HEAD"), TIMEOUT_SECONDS).close()
+    except HTTPError:  # a response all the same
+        return True
+    except (OSError, ValueError, HTTPException):
+        return False
+    return True
 
 
 @contextmanager
@@ -214,25 +201,14 @@ def _silence(datasets: Any, offline: bool) -> Iterator[None]:
         (huggingface_hub.constants, "HF_HUB_DISABLE_TELEMETRY", True),
     ]
     settings += [(module, "HF_HUB_OFFLINE", True) for module in (datasets.config, huggingface_hub.constants) if offline]
-    before = [(module, name, getattr(module, name, None)) for module, name, _ in settings]
-    shown_bars = [bars for bars in (datasets.utils, huggingface_hub.utils) if not bars.are_progress_bars_disabled()]
-    level = datasets.logging.get_verbosity()
-    with catch_warnings(action="ignore"):  # about progress bars requested by the environment
-        try:
-            for module, name, value in settings:
-                setattr(module, name, value)
-            for bars in shown_bars:
+    with catch_warnings(action="ignore"), ExitStack() as restored:  # warnings about progress bars that the environment requests
+        for module, name, value in settings:
+            restored.callback(setattr, module, name, getattr(module, name, None))
+            setattr(module, name, value)
+        for bars in (datasets.utils, huggingface_hub.utils):
+            if not bars.are_progress_bars_disabled():
+                restored.callback(bars.enable_progress_bars)
                 bars.disable_progress_bars()
-            datasets.logging.set_verbosity(logging.CRITICAL)
-            yield
-        finally:
-            for module, name, value in before:
-                setattr(module, name, value)
-            for bars in shown_bars:
-                bars.enable_progress_bars()
-            datasets.logging.set_verbosity(level)
-
-
-def _reason(error: Exception, offline: bool) -> str:
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return "the hub cannot be reached and the dataset is not in the cache" if offline else first
+        restored.callback(datasets.logging.set_verbosity, datasets.logging.get_verbosity())
+        datasets.logging.set_verbosity(logging.CRITICAL)
+        yield

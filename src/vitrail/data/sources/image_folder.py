@@ -5,7 +5,7 @@ below a class belong to it. Missing validation and test splits are split off by 
 """
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +35,8 @@ def read_image_folder(root: Path, progress: Progress | None = None) -> tuple[dic
             "with the columns path and label"
         )
     class_names = natural_sorted({path.split("/")[depth] for paths in in_classes.values() for path in paths})
-    if (
-        len(class_names) == 1
-        and depth == 0
-        and any(f"{class_names[0]}/{split_word}".lower() in _lower(listing.folders) for split_word in SPLIT_ALIASES)
-    ):
+    folders = {folder.lower() for folder in listing.folders}
+    if len(class_names) == 1 and depth == 0 and any(f"{class_names[0]}/{word}".lower() in folders for word in SPLIT_ALIASES):
         raise VitrailError(
             f"{root} has a single folder, {class_names[0]}, which has the splits; name {root / class_names[0]} instead"
         )
@@ -54,13 +51,11 @@ def read_unlabelled_folder(root: Path, progress: Progress | None = None) -> tupl
     listing = _scan_or_raise(root, progress)
     if not listing.paths:
         raise VitrailError(f"{root} has no images{_other_types(listing)}; name a folder with images somewhere below it")
-    tops = {path.split("/", 1)[0] for path in listing.paths if "/" in path}
-    splits = {top: SPLIT_ALIASES[top.lower()] for top in tops if top.lower() in SPLIT_ALIASES}
-    depth = 1 if "train" in splits.values() else 0
+    split_of = _split_folders(path for path in listing.paths if "/" in path)
+    depth = 1 if "train" in split_of.values() else 0
     by_split: dict[str, list[str]] = {}
     for path in listing.paths:
-        split = splits.get(path.split("/", 1)[0], "train") if depth else ""
-        by_split.setdefault(split, []).append(path)
+        by_split.setdefault(split_of.get(_top_folder(path), "train") if depth else "", []).append(path)
     in_classes = [path for path in listing.paths if path.count("/") > depth]
     class_names = natural_sorted({path.split("/")[depth] for path in in_classes})
     dataset = _build_dataset(root, [path for paths in by_split.values() for path in paths], class_names, depth)
@@ -86,28 +81,30 @@ def _split_dataset(dataset: ImageFileDataset, lengths: dict[str, int]) -> dict[s
 
 def _group_by_split(paths: Sequence[str]) -> dict[str, list[str]]:
     """Group paths by split. A folder named train is a split if it has subfolders with images; else it may be a class."""
-    tops = {path.split("/", 1)[0] for path in paths if path.count("/") >= 2}
-    split_folders = {top for top in tops if top.lower() in SPLIT_ALIASES}
-    # with a train folder, images directly in val belong to it, if misplaced
-    if any(SPLIT_ALIASES[top.lower()] == "train" for top in split_folders):
-        split_folders |= {top for path in paths if (top := path.split("/", 1)[0]).lower() in SPLIT_ALIASES and "/" in path}
-    only_splits = all(path.split("/", 1)[0] in split_folders for path in paths if "/" in path)
-    if not any(SPLIT_ALIASES[top.lower()] == "train" for top in split_folders) and not (split_folders and only_splits):
+    split_of = _split_folders(path for path in paths if path.count("/") >= 2)
+    if "train" in split_of.values():  # then images directly in val belong to it, if misplaced
+        split_of = _split_folders(path for path in paths if "/" in path)
+    elif not split_of or any(_top_folder(path) not in split_of for path in paths if "/" in path):
         return {"": list(paths)}
+    for split in set(split_of.values()):
+        folders = sorted(folder for folder in split_of if split_of[folder] == split)
+        if len(folders) > 1:
+            raise VitrailError(f"there are several folders for {split}: {', '.join(folders)}; keep one of them")
     by_split: dict[str, list[str]] = {}
     for path in paths:
-        top = path.split("/", 1)[0]
-        by_split.setdefault(SPLIT_ALIASES[top.lower()] if top in split_folders else "elsewhere", []).append(path)
-    ambiguous = [
-        split
-        for split in set(SPLIT_ALIASES.values())
-        if len({top for top in split_folders if SPLIT_ALIASES[top.lower()] == split}) > 1
-    ]
-    if ambiguous:
-        tops = {top for top in split_folders if SPLIT_ALIASES[top.lower()] == ambiguous[0]}
-        raise VitrailError(f"there are several folders for {ambiguous[0]}: {', '.join(sorted(tops))}; keep one of them")
-    by_split.pop("elsewhere", None)
+        if (folder := _top_folder(path)) in split_of:
+            by_split.setdefault(split_of[folder], []).append(path)
     return by_split
+
+
+def _split_folders(paths: Iterable[str]) -> dict[str, str]:
+    """Return the split of each top folder that has the name of one."""
+    folders = map(_top_folder, paths)
+    return {folder: SPLIT_ALIASES[folder.lower()] for folder in folders if folder.lower() in SPLIT_ALIASES}
+
+
+def _top_folder(path: str) -> str:
+    return path.split("/", 1)[0]
 
 
 def _build_dataset(root: Path, paths: list[str], class_names: tuple[str, ...], depth: int) -> ImageFileDataset:
@@ -132,11 +129,9 @@ def _layout_notes(
         types = ", ".join(f"{count} {extension}" for extension, count in listing.other_files.most_common(6))
         yield f"{_count_noun(listing.other_files.total(), 'file')} of other types ignored: {types}"
     nonempty = {tuple(path.split("/")[: depth + 1]) for paths in in_classes.values() for path in paths}
-    classes = [
-        folder for folder in listing.folders if folder.count("/") == depth and (not depth or _in_split(folder, in_classes))
-    ]
-    for folder in sorted(classes):
-        if tuple(folder.split("/")) not in nonempty:
+    for folder in sorted(folder for folder in listing.folders if folder.count("/") == depth):
+        in_split = not depth or SPLIT_ALIASES.get(_top_folder(folder).lower()) in in_classes
+        if in_split and tuple(folder.split("/")) not in nonempty:
             yield f"the class folder {folder} has no images, skipped"
     present = {split: {path.split("/")[depth] for path in paths} for split, paths in in_classes.items()}
     if "train" in present:
@@ -150,14 +145,6 @@ def _layout_notes(
     for group in same_spelling.values():
         if len(group) > 1:
             yield f"the classes {' and '.join(map(repr, group))} differ only in spelling: are they the same class?"
-
-
-def _in_split(folder: str, in_classes: dict[str, list[str]]) -> bool:
-    return SPLIT_ALIASES.get(folder.split("/", 1)[0].lower()) in in_classes
-
-
-def _lower(names: list[str]) -> set[str]:
-    return {name.lower() for name in names}
 
 
 def _count_noun(count: int, noun: str) -> str:

@@ -44,9 +44,8 @@ def deduplicate(names: Sequence[str]) -> tuple[str, ...]:
 
 def group_by_split(dataset: Dataset, splits: Sequence[str]) -> dict[str, Dataset]:
     """Group a dataset by the split of each image."""
-    split_of = np.array(splits)
-    present = [name for name in ("train", "validation", "test", "") if name in set(splits)]
-    return {name: select_images(dataset, np.flatnonzero(split_of == name)) for name in present}
+    indices = {name: np.flatnonzero(np.asarray(splits) == name) for name in ("train", "validation", "test", "")}
+    return {name: select_images(dataset, of_split) for name, of_split in indices.items() if len(of_split)}
 
 
 def natural_sorted(names: Iterable[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ download``). A named dataset can be reduced to a subset: ``fashion:train_size=50
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,11 +69,10 @@ def open_dataset(
     data = _complete_splits(source_name(source), splits, notes, split_fractions or SplitFractions(), progress)
     if isinstance(source, str) and (spec := _parse_subset(source)) is not None:
         data = take_subset(data, spec)
-    return (
-        replace(data, notes=(*data.notes, *_single_class_notes(data.class_names), *training_notes(data.train)))
-        if labelled
-        else data
-    )
+    if not labelled:
+        return data
+    single = [f"there is a single class, {data.class_names[0]!r}: nothing to classify"] if len(data.class_names) == 1 else []
+    return replace(data, notes=(*data.notes, *single, *training_notes(data.train)))
 
 
 def as_source(source: Any, class_names: Sequence[str] | None = None, progress: Progress | None = None) -> Any:
@@ -98,11 +97,7 @@ def _read_source(source: Any, labelled: bool, class_names: Sequence[str] | None,
         return _read_mapping(source, labelled, class_names, progress), []
     if isinstance(source, Dataset):
         return {"": source}, []
-    path = Path(source)
-    by_name = not source or source.partition(":")[0] in (*DATASET_NAMES, "hf")
-    if not labelled and not by_name and path.is_dir() and _is_image_folder(path):
-        return read_unlabelled_folder(path, progress)
-    return _read_splits(source, progress)
+    return _read_splits(source, labelled, progress)
 
 
 def _read_mapping(
@@ -132,34 +127,26 @@ def _merge_class_names(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     return next((of_split for of_split in names if every == set(of_split)), natural_sorted(every))
 
 
-def _single_class_notes(class_names: tuple[str, ...]) -> list[str]:
-    return [f"there is a single class, {class_names[0]!r}: nothing to classify"] if len(class_names) == 1 else []
-
-
-def _is_image_folder(path: Path) -> bool:
-    return not is_saved_dataset(path) and not _has_shards(path)
-
-
-def _read_splits(name: str, progress: Progress | None) -> SplitsAndNotes:
+def _read_splits(name: str, labelled: bool, progress: Progress | None) -> SplitsAndNotes:
     if not name:
         raise VitrailError(f"no dataset is named; try a folder, or {DATASET_NAMES[0]!r}")
     head, _, options = name.partition(":")
     if head in DATASET_NAMES:
         _parse_subset(name)  # invalid options are reported before anything is read
-        return _read_named(head, options, progress), _folder_notes(head)
+        note = f"this is the built-in dataset, not the folder {head}; write ./{head} to use the folder"
+        return _read_named(head, options, progress), [note] if Path(head).exists() else []
     if head == "hf":
         return read_hf_dataset(name), []
     path = Path(name)
     if path.is_dir():
-        return _read_directory(path, progress)
+        return _read_directory(path, labelled, progress)
     if path.is_file():
         return _read_file(path, progress)
     if any(letter in name for letter in "{*?"):
         return read_shards(name, progress=progress), []
     raise VitrailError(
-        f"there is no {name!r}{did_you_mean(name, DATASET_NAMES)}; name a folder of images, a .csv, a .tar, a "
-        "pack, hf:owner/name or "
-        f"one of {', '.join(DATASET_NAMES)}"
+        f"there is no {name!r}{did_you_mean(name, DATASET_NAMES)}; name a folder of images, a .csv, a .tar, a pack, "
+        f"hf:owner/name or one of {', '.join(DATASET_NAMES)}"
     )
 
 
@@ -169,14 +156,6 @@ def _parse_subset(name: str) -> SubsetSpec | None:
     if not options or head == "panes" or head not in DATASET_NAMES:
         return None
     return override(SubsetSpec(), options.split(","))
-
-
-def _folder_notes(name: str) -> list[str]:
-    return (
-        [f"this is the built-in dataset, not the folder {name}; write ./{name} to use the folder"]
-        if Path(name).exists()
-        else []
-    )
 
 
 @dataclass(frozen=True)
@@ -191,12 +170,9 @@ class PanesOptions:
 
     def __post_init__(self) -> None:
         validate(self)
-        if not 1 <= self.train_size <= 2**31:
-            raise VitrailError(f"train_size must be from 1 to {2**31:,}, got {self.train_size}; try panes:train_size=20000")
-        if self.heldout_size is not None and not 1 <= self.heldout_size <= 2**31:
-            raise VitrailError(
-                f"heldout_size must be from 1 to {2**31:,}, got {self.heldout_size}; try panes:heldout_size=2000"
-            )
+        for name, value, example in (("train_size", self.train_size, 20_000), ("heldout_size", self.heldout_size, 2000)):
+            if value is not None and not 1 <= value <= 2**31:
+                raise VitrailError(f"{name} must be from 1 to {2**31:,}, got {value}; try panes:{name}={example}")
 
 
 def _read_named(name: str, options: str, progress: Progress | None) -> dict[str, Dataset]:
@@ -216,10 +192,12 @@ def _read_named(name: str, options: str, progress: Progress | None) -> dict[str,
     return read_pack(path, progress)[0]
 
 
-def _read_directory(path: Path, progress: Progress | None) -> SplitsAndNotes:
+def _read_directory(path: Path, labelled: bool, progress: Progress | None) -> SplitsAndNotes:
     if is_saved_dataset(path):
         return read_hf_dataset(path), []
-    return (read_shards(path, progress=progress), []) if _has_shards(path) else read_image_folder(path, progress)
+    if _has_shards(path):
+        return read_shards(path, progress=progress), []
+    return read_image_folder(path, progress) if labelled else read_unlabelled_folder(path, progress)
 
 
 def _has_shards(path: Path) -> bool:
@@ -230,16 +208,11 @@ def _has_shards(path: Path) -> bool:
 
 
 def _read_file(path: Path, progress: Progress | None) -> SplitsAndNotes:
-    readers: dict[str, Callable[[Path], dict[str, Dataset]]] = {
-        ".csv": read_table,
-        ".tsv": read_table,
-        ".parquet": read_table,
-        ".pq": read_table,
-        ".tar": lambda tar: read_shards(tar, progress=progress),
-    }
     suffix = path.suffix.lower()
-    if suffix in readers:
-        return readers[suffix](path), []
+    if suffix in (".csv", ".tsv", ".parquet", ".pq"):
+        return read_table(path), []
+    if suffix == ".tar":
+        return read_shards(path, progress=progress), []
     if is_pack(path):
         return read_pack(path, progress)[0], []
     if suffix in (".zip", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"):
@@ -272,7 +245,7 @@ def _split_off(dataset: Dataset, split_fractions: SplitFractions, progress: Prog
         return {"train": dataset}
     if dataset.is_deterministic:
         image_index = index_images(dataset, progress)
-        good, bad, keys = np.flatnonzero(image_index.errors == ""), image_index.bad, image_index.file_keys()
+        good, bad, keys = image_index.good, image_index.bad, image_index.file_keys()
     else:
         good, bad = np.arange(len(dataset)), np.zeros(0, np.int64)
         keys = random_bits(0, INDEX_STREAM, good, 0)[:, 0]

@@ -20,7 +20,7 @@ from vitrail.data.sources.table_columns import (
     parse_splits,
     require_column,
 )
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, first_line
 
 MAX_ROW_GROUP_BYTES = 2**30  # bytes: a row group is decoded whole, and some are cached
 
@@ -35,9 +35,6 @@ class ParquetDataset(Dataset):
     row_group_starts: ndarray  # first row of each row group
     labels: ndarray
     class_names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def describe(self, index: int) -> str:
         return f"row {index + 1} of {self.table}"
@@ -76,7 +73,7 @@ def _read_row_group(path: Path, column: str, stamp: tuple[int, int], group: int)
         with _import_pyarrow().ParquetFile(path) as file:
             return file.read_row_group(group, columns=[column], use_threads=False).column(0)
     except Exception as error:  # pyarrow raises many types
-        raise VitrailError(f"row group {group} of {path} cannot be read: {_first_line(error)}") from None
+        raise VitrailError(f"row group {group} of {path} cannot be read: {first_line(error)}") from None
 
 
 def read_parquet(path: Path, image: str | None, label: str | None, split: str | None) -> dict[str, Dataset]:
@@ -89,7 +86,7 @@ def read_parquet(path: Path, image: str | None, label: str | None, split: str | 
     except VitrailError:
         raise
     except Exception as error:
-        raise VitrailError(f"{path} is not a readable Parquet file: {_first_line(error)}") from None
+        raise VitrailError(f"{path} is not a readable Parquet file: {first_line(error)}") from None
 
 
 def _build_splits(
@@ -167,7 +164,3 @@ def _import_pyarrow() -> Any:
 def _file_stamp(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_size, status.st_mtime_ns
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

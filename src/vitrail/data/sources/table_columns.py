@@ -29,14 +29,13 @@ def find_column(
 ) -> str | None:
     """Return the requested column, or the first with one of the usual names, or None."""
     by_lower = {column.strip().lower(): column for column in reversed(columns)}
-    if requested is not None and requested.strip().lower() not in by_lower:
+    wanted = usual_names if requested is None else [requested.strip().lower()]
+    if requested is not None and wanted[0] not in by_lower:
         raise VitrailError(
             f"{path} has no column {requested!r} for the {purpose}; it has "
             f"{', '.join(columns)}{did_you_mean(requested, columns)}"
         )
-    return next(
-        (by_lower[name] for name in ([requested.strip().lower()] if requested else usual_names) if name in by_lower), None
-    )
+    return next((by_lower[name] for name in wanted if name in by_lower), None)
 
 
 def require_column(

@@ -20,26 +20,11 @@ from numpy import ndarray
 from vitrail.data.cache import load_cached, store_cached
 from vitrail.errors import VitrailError
 
-IMAGE_EXTENSIONS = (
-    "jpg",
-    "jpeg",
-    "png",
-    "webp",
-    "ppm",
-    "bmp",
-    "gif",
-    "tif",
-    "tiff",
-)  # the first of them if a sample has several
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "gif", "tif", "tiff")  # the first if a sample has several
 COMPRESSION_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 TAR_BLOCK = 512
-EXTENDED_HEADER_TYPES = (
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-    tarfile.XHDTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.XGLTYPE,
-)
+GNU_HEADER_TYPES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+EXTENDED_HEADER_TYPES = (*GNU_HEADER_TYPES, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE)
 SAMPLES_PER_REPORT = 1000  # samples between two progress reports
 MAX_LABEL_BYTES = 2**20  # bytes of a .cls or .json, or of an extended header
 
@@ -141,11 +126,8 @@ def _members(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[str, str, 
         if is_extended:
             extended |= _parse_extended_header(path, info.type, _read_limited(path, file, start, length))
             continue
-        name, sparse, extended = (
-            extended.get("path", info.name),
-            "sparse" in extended or info.type == tarfile.GNUTYPE_SPARSE,
-            {},
-        )
+        name, sparse = extended.get("path", info.name), "sparse" in extended or info.type == tarfile.GNUTYPE_SPARSE
+        extended = {}
         if info.isreg():
             if sparse or name.startswith("/") or "\0" in name:
                 raise VitrailError(f"{path} has {name}, a sparse file or an absolute path; rewrite it with plain tar")

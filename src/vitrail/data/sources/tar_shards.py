@@ -44,13 +44,9 @@ def read_shards(
         tick(path.stat().st_size)
     splits = _shard_splits(paths)
     if "" in splits and any(splits):
-        with_split, without_split = (
-            next(path for path, split in zip(paths, splits, strict=True) if split),
-            paths[splits.index("")],
-        )
+        named, unnamed = paths[next(index for index, split in enumerate(splits) if split)], paths[splits.index("")]
         raise VitrailError(
-            f"{with_split.name} names its split and {without_split.name} does not; name all shards train-, val- "
-            "or test-, or none"
+            f"{named.name} names its split and {unnamed.name} does not; name all shards train-, val- or test-, or none"
         )
     return _build_splits(location, paths, indexes, splits, classes)
 
@@ -73,9 +69,6 @@ class TarDataset(Dataset):
     labels: ndarray
     class_names: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.keys)
-
     def describe(self, index: int) -> str:
         return f"{self.keys[index]} in {self.paths[self.shard_indices[index]]}"
 
@@ -88,10 +81,8 @@ class TarDataset(Dataset):
             file.seek(int(self.offsets[index]))
             content = file.read(size)
         if zlib.crc32(content) != self.checksums[index]:
-            raise VitrailError(
-                f"{self.describe(index)} is not what was indexed: the shard was damaged or replaced; download "
-                "it again or restart"
-            )
+            problem = "is not what was indexed: the shard was damaged or replaced; download it again or restart"
+            raise VitrailError(f"{self.describe(index)} {problem}")
         return content
 
     def title(self, index: int) -> str:
@@ -183,12 +174,8 @@ def _build_splits(
     labels, class_names = _encode_texts(texts, classes or _find_class_file(paths))
     entries = np.concatenate([index.entries for index in indexes])
     dataset = TarDataset(tuple(paths), shard_indices, keys, entries[:, 0], entries[:, 1], entries[:, 2], labels, class_names)
-    nonempty = {splits[shard] for shard, index in enumerate(indexes) if len(index.keys)}
-    present = [name for name in ("train", "validation", "test", "") if name in nonempty]
-    return {
-        name: select_images(dataset, np.flatnonzero(np.array([split == name for split in splits])[shard_indices]))
-        for name in present
-    }
+    in_split = {name: np.flatnonzero((np.array(splits) == name)[shard_indices]) for name in ("train", "validation", "test", "")}
+    return {name: select_images(dataset, indices) for name, indices in in_split.items() if len(indices)}
 
 
 def _find_class_file(paths: list[Path]) -> Path | None:

@@ -20,7 +20,7 @@ from vitrail.data.sources.concat_dataset import ConcatDataset
 from vitrail.data.sources.dataset import Dataset, Progress, Subset, evenly_spaced
 from vitrail.data.sources.image_like import check_image_like, describe_value, is_image_like, is_tensor, read_image_like
 from vitrail.data.sources.labels import deduplicate, encode_labels
-from vitrail.errors import VitrailError, did_you_mean
+from vitrail.errors import VitrailError, did_you_mean, first_line
 
 MAX_CLASSES = 100_000  # larger numbers are taken as names
 EXPECTED = "with __len__ and __getitem__ giving (image, target), such as a list of pairs or a map-style torch dataset"
@@ -35,9 +35,6 @@ class UserDataset(Dataset):
     class_names: tuple[str, ...] = ()
     pairs: bool = True  # whether an item is a pair
     other_targets: Sequence[Any] | ndarray | None = None  # targets that are not class labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     @property
     def name(self) -> str:
@@ -210,5 +207,4 @@ def _other_targets(targets: list[Any]) -> Sequence[Any] | ndarray:
 
 
 def _one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {first_line(error)[:200]}" if str(error).strip() else type(error).__name__

@@ -115,7 +115,7 @@ def assume_preprocess(origin: str, config: ModelConfig, assumed: list[str]) -> P
     match origin:
         case "CLIP":
             preprocess = clip_preprocess(size)
-        case "DeiT" | "DINO" | "MAE" | "DINOv2":
+        case "DeiT" | "DINO" | "MAE" | "DINOv2" | "MSN" | "I-JEPA":
             preprocess = imagenet_preprocess(size)
         case "MoCo-v3":
             preprocess = replace(imagenet_preprocess(size), interpolation="bilinear")

@@ -125,7 +125,7 @@ def check_supported(config: ModelConfig) -> None:
     if config.registers or config.layer_scale is not None or config.qk_norm or not config.qkv_bias:
         unsupported("registers, layer scale, qk-norm or q, k, v without bias", "official", "use format='timm'")
     if config.norm != "pre" or config.final_norm != "tokens":
-        unsupported("post-norm or another last norm than on the tokens", "official", "use format='vitrail'")
+        unsupported("post-norm or a norm after pooling, at the end of a branch or none", "official", "use format='vitrail'")
     if config.embed_norm or not config.patch_bias:
         unsupported("a norm before the blocks or patches without a bias", "official", "use format='timm'")
     if config.has_class_token != (config.pool == "cls"):

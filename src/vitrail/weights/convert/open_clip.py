@@ -56,7 +56,7 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
         projection = tensors.pop("proj")
         tensors["head.weight"], tensors["head.bias"] = projection.T, torch.zeros(projection.shape[-1])
     facts = Architecture(heads=_heads(fields, overrides), gelu=_gelu(file, model_cfg, overrides), norm_eps=1e-5)
-    config = timm.infer_vit(tensors, facts, _image_size(fields), overrides, assumed, "huggingface")
+    config = timm.infer_vit(tensors, facts, _image_size(fields), overrides, assumed, "timm")  # open_clip resizes as timm does
     state, others = import_tensors(timm.tensor_maps(config), tensors)
     if others:
         raise VitrailError(f"the file has {', '.join(others[:4])}, which Vitrail's Vision Transformers do not have")

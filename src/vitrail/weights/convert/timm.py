@@ -61,6 +61,8 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
         _check_tensors(tensors, sidecar)
         if sidecar.get("architecture") is None:
             _check_bare(file, overrides, origin)
+            if origin == "DeiT III":
+                assumed.append("no rotary positions (RoPE-ViT's own files have the same tensors as DeiT III's)")
         args = _model_args(sidecar)
         facts = _facts(tensors, sidecar, args, overrides, origin, assumed)
         size = _recorded_size(pretrained_cfg, args)

@@ -1,0 +1,68 @@
+"""``vitrail.evaluate``: the metrics of a model on a split of a dataset, by the task that it was trained for.
+
+The images go through the model's own preprocessing. A classifier is evaluated by ``evaluation.classification``, any other
+model by the metrics of its task.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress
+from vitrail.evaluation.classification import evaluate_classifier
+from vitrail.evaluation.label_matching import select_split
+from vitrail.evaluation.leakage import dataset_notes, leakage_warnings, open_for_evaluation
+from vitrail.evaluation.split_runner import Evaluation, SplitRunner, check_outputs
+from vitrail.evaluation.tta import TTAMode, TTAPredictor
+from vitrail.inference.load import load_predictor
+from vitrail.inference.predictor import Predictor, require_classifier, require_outputs
+from vitrail.models.build import Model
+
+DEFAULT_BATCH_SIZE = 64
+
+
+def evaluate(
+    model: Model | Predictor | str | Path,
+    data: Any,
+    split: str | None = None,
+    tta: TTAMode | None = None,
+    batch_size: int = DEFAULT_BATCH_SIZE,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Any:
+    """Evaluate on a split: test, validation, train or all; None: the first of test, validation and all that has images.
+
+    Returns the ``Evaluation`` of the model's task: metrics and notes, and for a classifier all of ``ClassificationEvaluation``.
+    ``data`` is what ``vitrail.open_dataset`` opens, also an object with images and targets by index. ``tta``, for a
+    classifier, is ``"flip"`` or ``"crops"``. If the dataset has a validation split that is not the one evaluated, the
+    temperature of a classifier is fitted on it.
+    """
+    predictor = require_outputs(load_predictor(model))
+    task, is_default_split, notes = predictor.task, split is None, []
+    data = open_for_evaluation(data, predictor, progress)
+    split, source = select_split(data, split, task.config.labelled)
+    preprocess = predictor.preprocess
+    if tta is not None:
+        require_classifier(predictor, "test-time augmentation")
+        predictor = TTAPredictor(predictor, tta)
+        if tta == "crops" and preprocess.image_size == preprocess.resize_to:
+            notes = ["the model's preprocessing crops nothing, so the images were enlarged before cropping"]
+    runner = SplitRunner(predictor, batch_size, workers, progress)
+    result = EVALUATIONS.get(task.config.name, evaluate_task)(runner, data, split, source)
+    warnings = leakage_warnings(predictor, data, split, is_default_split)
+    return replace(result, notes=(*dataset_notes(data), *warnings, *notes, *result.notes))
+
+
+def evaluate_task(runner: SplitRunner, data: DatasetSplits, split: str, source: Dataset) -> Evaluation:
+    """Evaluate a model by the metrics of its task."""
+    outputs, indices, unreadable = runner.run(source, split)
+    task = runner.predictor.task
+    check_outputs(task, outputs, indices, source, data.name)
+    metrics = task.metrics(outputs, task.targets(source, indices.numpy()))
+    return Evaluation(data.name, split, len(indices), unreadable, metrics, ())
+
+
+EVALUATIONS: dict[str, Callable[[SplitRunner, DatasetSplits, str, Dataset], Evaluation]] = {
+    "classification": evaluate_classifier,  # by kind of task; any other: ``evaluate_task``
+}
