@@ -27,6 +27,7 @@ TIMEOUT_SECONDS = 3.0  # seconds for the hub to respond; its client would retry 
 SIDECAR_PATTERNS = ["config.json", "open_clip_config.json", "*processor_config.json", "vitrail.json", "decoder.safetensors"]
 # Files of weights in the order in which a folder is read; a repository often has the same weights in several of them.
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+# Files of a model; a push deletes those that an older model left.
 FILE_PATTERNS = [*SIDECAR_PATTERNS, "*model*.safetensors", "*.index.json", "pytorch_model*.bin", "open_clip_pytorch_model.bin"]
 
 
@@ -65,9 +66,12 @@ def fetch(source: str, name: str | None = None) -> Path:
 
 
 def _from_cache(repo_id: str) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import try_to_load_from_cache
 
-    return Path(snapshot_download(repo_id, allow_patterns=FILE_PATTERNS, local_files_only=True))
+    for name in (file for weights in WEIGHT_FILES for file in (f"{weights}.index.json", weights)):
+        if isinstance(file := try_to_load_from_cache(repo_id, name), str):
+            return Path(file).parent
+    raise FileNotFoundError(repo_id)
 
 
 def _download(repo_id: str, title: str) -> Path:
