@@ -1,8 +1,13 @@
 """Published models by name: listed at once, fetched from a hub on this machine, checked and cached, or refused in one line."""
 
+import fcntl
 import json
+import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -212,6 +217,20 @@ def test_the_environment_selects_the_hub(hub_server: FakeHub, tmp_path: Path) ->
     assert "%" not in done.stderr  # progress bars are for terminals
 
 
+def test_a_terminal_shows_the_progress_of_a_download_and_nothing_after_it(hub_server: FakeHub, tmp_path: Path) -> None:
+    with unreachable_hub("closed", tmp_path / "home") as environment:
+        environment |= {"HF_ENDPOINT": hub_server.url}
+        first, second = (_stderr_in_a_terminal(["weights", "show", "dinov2-s14", "--json"], environment) for _ in range(2))
+    assert "100%" in first
+    assert second == ""
+
+
+def test_a_repository_without_weights_is_refused(hub_server: FakeHub) -> None:
+    hub_server.files["me/empty"], hub_server.private["me/empty"] = {"README.md": b"nothing here"}, False
+    with pytest.raises(VitrailError, match=r"^hf:me/empty has no weights that can be read: no model\.safetensors"):
+        load("hf:me/empty")
+
+
 def test_a_mirror_is_read_in_place_of_the_hub(hub_server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dinov2_files(_parents(tmp_path / "mirror" / REPOSITORY))
     monkeypatch.setenv("VITRAIL_MIRROR", str(tmp_path / "mirror"))
@@ -294,6 +313,28 @@ def test_one_copy_of_the_weights_is_selected() -> None:
     assert select_files(clip) == ["open_clip_config.json", "open_clip_model.safetensors"]
     own: Any = ["vitrail.json", "model.safetensors", "decoder.safetensors", "README.md"]
     assert select_files(own) == ["vitrail.json", "decoder.safetensors", "model.safetensors"]
+
+
+def _stderr_in_a_terminal(arguments: list[str], environment: dict[str, str]) -> str:
+    """Run a command whose stderr is a terminal of 100 columns, and return what it printed there."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    command = [sys.executable, "-m", "vitrail", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        printed = b""
+        while chunk := _read_terminal(ours):
+            printed += chunk
+    os.close(ours)
+    assert process.returncode == 0, printed
+    return printed.decode()
+
+
+def _read_terminal(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # the other end is closed
+        return b""
 
 
 def _parents(folder: Path) -> Path:

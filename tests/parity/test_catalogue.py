@@ -144,6 +144,21 @@ def _output(theirs: Any, images: Tensor, row: PublishedModel) -> Tensor:
     return their_output(theirs(pixel_values=images), "MSN" if "msn" in row.repository else "I-JEPA")
 
 
+def test_a_name_keeps_the_preprocessing_of_a_size_that_the_patches_do_not_divide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = CATALOGUE["siglip-so400m14-384"]
+    folder = tmp_path / row.repository
+    folder.mkdir(parents=True)
+    theirs = build_timm(row.repository.removeprefix("timm/"), depth=1)
+    import_module("timm.models._hub").save_config_for_hf(theirs, folder / "config.json")
+    save_file(theirs.state_dict(), folder / "model.safetensors")
+    monkeypatch.setenv("VITRAIL_MIRROR", str(tmp_path))
+    ours = load(row.name)
+    assert ours.preprocess is not None
+    assert (ours.preprocess.crop_size, ours.config.image) == ((384, 384), (378, 378))
+
+
 def test_the_table_is_complete() -> None:
     assert len(CATALOGUE) >= 60
     assert len({row.repository for row in CATALOGUE.values()}) == len(CATALOGUE) == sum(len(f.models()) for f in FAMILIES)

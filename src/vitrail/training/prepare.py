@@ -241,8 +241,9 @@ def _apply_options(recipe: Recipe, data: DatasetSplits, options: RecipeOptions, 
 def _load_weights(weights: str, image: Pair | None, recipe: str) -> Model:
     if not is_available(weights):
         check_name(weights)
-        hint = "WEIGHTS is a published model (`vitrail models`), a run, a model folder, an .npz, .safetensors or .pth file, or "
-        hint += "hf:owner/name"
+        hint = (
+            "WEIGHTS is a run, a model folder, an .npz, .safetensors or .pth file, hf:owner/name, or a name of `vitrail models`"
+        )
         if re.fullmatch(r"[\w.-]+/[\w.-]+", weights) and not Path(weights).parent.is_dir():
             hint = f"if it is a model on the Hugging Face hub, write hf:{weights}"
         raise VitrailError(f"{weights} does not exist; {hint}")

@@ -81,7 +81,12 @@ def _download(repo_id: str, title: str) -> Path:
     info = HfApi().model_info(repo_id, files_metadata=True, timeout=TIMEOUT_SECONDS + 1)
     files = {file.rfilename: file.lfs.sha256 if file.lfs else None for file in info.siblings or []}
     selected = select_files(list(files))
-    new = [name for name in selected if not isinstance(try_to_load_from_cache(repo_id, name, revision=info.sha), str)]
+    if not selected:
+        raise VitrailError(f"{title} has no weights that can be read: no {', no '.join(WEIGHT_FILES)}")
+    cached = {name: try_to_load_from_cache(repo_id, name, revision=info.sha) for name in selected}
+    new = [name for name, path in cached.items() if not isinstance(path, str)]
+    if not new:
+        return Path(str(cached[selected[-1]])).parent
     folder = Path(snapshot_download(repo_id, allow_patterns=selected, etag_timeout=TIMEOUT_SECONDS + 1))
     for name in new:
         if (stated := files[name]) is not None:
@@ -90,7 +95,7 @@ def _download(repo_id: str, title: str) -> Path:
 
 
 def select_files(names: list[str]) -> list[str]:
-    """Return the files of a repository that loading it reads: configs, and the weights in one format, in shards or whole."""
+    """Return the files of a repository that loading it reads: configs, and the weights in one format; none without weights."""
     selected = [name for name in names if "/" not in name and any(fnmatch(name, pattern) for pattern in SIDECAR_PATTERNS)]
     for weights in WEIGHT_FILES:
         stem, _, ending = weights.rpartition(".")
@@ -99,7 +104,7 @@ def select_files(names: list[str]) -> list[str]:
             return [*selected, f"{weights}.index.json", *shards]
         if weights in names:
             return [*selected, weights]
-    return selected
+    return []
 
 
 def _check_hash(file: Path, stated: str, title: str) -> None:
