@@ -65,7 +65,7 @@ def transformers_model(row: PublishedModel, depth: int | None = None) -> tuple[s
         return model, config, {"vision_config": options, "text_config": SMALL_TEXT, "projection_dim": row.classes}
     if config == "ViTConfig":
         return ("ViTForImageClassification" if row.classes else "ViTModel"), config, {**options, "num_labels": row.classes}
-    return model, config, options
+    return model, config, options | ({"layer_norm_eps": 1e-6} if config == "IJepaConfig" else {})
 
 
 def published_tensors(row: PublishedModel, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

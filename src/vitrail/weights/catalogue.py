@@ -24,6 +24,8 @@ TIMM = {"gelu": "exact"}
 HUGGING_FACE = {"gelu": "exact", "norm_eps": 1e-12, "position_resize": "huggingface"}
 DEIT3 = {"gelu": "exact", "layer_scale": 1e-5, "position_prefix": "none"}
 DINOV2 = {"gelu": "exact", "layer_scale": 1e-5, "position_resize": "huggingface"}
+MSN = {"gelu": "exact", "position_resize": "huggingface"}
+IJEPA = {**MSN, "pool": "gap", "position_prefix": "none"}
 CLIP_TIMM = {"gelu": "exact", "norm_eps": 1e-5, "patch_bias": False, "embed_norm": True}
 CLIP = {**CLIP_TIMM, "gelu": "quick", "position_resize": "huggingface"}
 SIGLIP = {"gelu": "exact", "pool": "map", "position_prefix": "none"}
@@ -255,7 +257,7 @@ FAMILIES = (
     ),
     # MSN (Assran et al. 2022) and I-JEPA (Assran et al. 2023)
     _Family(
-        {"gelu": "exact", "position_resize": "huggingface"},
+        MSN,
         f"{IN1K}, without labels",
         UNSURE,
         0,
@@ -266,7 +268,7 @@ FAMILIES = (
         """,
     ),
     _Family(
-        {**HUGGING_FACE, "pool": "gap", "position_prefix": "none"},
+        IJEPA,
         f"{IN1K}, without labels",
         NON_COMMERCIAL,
         0,
@@ -276,7 +278,7 @@ FAMILIES = (
         """,
     ),
     _Family(
-        {**HUGGING_FACE, "pool": "gap", "position_prefix": "none"},
+        IJEPA,
         f"{IN21K}, without labels",
         NON_COMMERCIAL,
         0,
