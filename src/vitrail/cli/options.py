@@ -17,7 +17,7 @@ SettingsOption = Annotated[
     list[str] | None, model_option("--set", metavar="FIELD=VALUE", help="Override a configuration field; repeatable.")
 ]
 
-MODEL_HELP = "Model: a run, a folder or file of weights"
+MODEL_HELP = "Model: a run, a folder or file of weights, a published one such as dinov2-s14 (vitrail models)"
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=f"{MODEL_HELP}, or hf:owner/name.")]
 PredictorArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help=f"{MODEL_HELP}, hf:owner/name, or an exported .onnx or .pt2 file.")
@@ -26,7 +26,7 @@ RunsAndDataArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="MODEL... DATA",
-        help="One or more models: runs, weights, hf:owner/name, or exported .onnx or .pt2 files; then a labelled dataset.",
+        help="One or more models: runs, weights, names such as dinov2-s14, exported .onnx or .pt2 files; then a labelled dataset.",
     ),
 ]
 BackendOption = Annotated[

@@ -41,8 +41,7 @@ def show(source: CheckpointArgument, json: JsonOption = False) -> None:
     from vitrail.weights import hub
     from vitrail.weights.read_file import read_file
 
-    path = hub.fetch(source) if source.startswith("hf:") else Path(source)
-    tensors = read_file(path).tensors
+    tensors = read_file(hub.locate(source)).tensors
     rows = [_tensor_json(name, tensor) for name, tensor in tensors.items()]
     summary = {"tensors": len(rows), "parameters": sum(tensor.numel() for tensor in tensors.values())}
     if json:
