@@ -200,7 +200,7 @@ def test_every_command_on_weights_takes_a_name(hub_server: FakeHub, tmp_path: Pa
     assert run(["weights", "show", "dinov2-s14", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tensors"] == 7 + 18 * DEPTH
     assert run(["weights", "convert", "dinov2-s14", "mine", "--to", "vitrail"]) == 0
-    assert run(["embed", "dinov2-s14", "photos", "features.npz"]) == 0
+    assert run(["embed", "dinov2-s14", "photos", "--out", "features.npz"]) == 0
     assert run(["weights", "verify", "mine", "dinov2-s14"]) == 0
     assert {path.name for path in tmp_path.iterdir()} >= {"mine", "features.npz"}
 

@@ -26,7 +26,7 @@ RunsAndDataArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="MODEL... DATA",
-        help="One or more models: runs, weights, names such as dinov2-s14, exported .onnx or .pt2 files; then a labelled dataset.",
+        help="One or more models: runs, weights, names such as dinov2-s14, .onnx or .pt2 files; then a labelled dataset.",
     ),
 ]
 BackendOption = Annotated[

@@ -24,7 +24,8 @@ source_option = partial(typer.Option, rich_help_panel="Source")
 timing_option = partial(typer.Option, rich_help_panel="Timing")
 verification_option = partial(typer.Option, rich_help_panel="Verification")
 
+PREPROCESSING = "Preprocessing, if the weights do not record it"
 PANELS = (  # what goes in, what is done with it, and what comes out
-    "Data", "Source", "Cluster", "Model", "Augmentation", "Optimisation", "Saliency", "Attention", "Faithfulness",
-    "Corruptions", "Int8", "Verification", "Network", "Batching", "Limits", "Hub", "Timing", "Run", "Output",
+    "Data", "Source", "Cluster", "Model", PREPROCESSING, "Augmentation", "Optimisation", "Saliency", "Attention",
+    "Faithfulness", "Corruptions", "Int8", "Verification", "Network", "Batching", "Limits", "Hub", "Timing", "Run", "Output",
 )  # fmt: skip

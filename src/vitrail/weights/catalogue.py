@@ -6,12 +6,12 @@ builds timm's or transformers' model of every row and compares it with the confi
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vitrail.errors import VitrailError, did_you_mean
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.config import ModelConfig
 from vitrail.models.cost import cost
 from vitrail.models.variants import variant
 
@@ -48,11 +48,6 @@ class PublishedModel:
     @property
     def config(self) -> ModelConfig:
         return variant(self.variant, image=self.image, classes=self.classes, **self.changes)
-
-    def with_resize_rule(self, config: ModelConfig) -> ModelConfig:
-        """Return the config as read from the repository, with the rule that the model's authors resize positions by."""
-        rule = self.changes.get("position_resize")
-        return replace(config, position_resize=rule) if rule and isinstance(config, ViTConfig) else config
 
 
 @dataclass(frozen=True)

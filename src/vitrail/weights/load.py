@@ -116,8 +116,6 @@ def load(
         size if patch is None else None,  # of other patches than the file's
     )
     checkpoint = read_checkpoint(source, overrides)
-    if published is not None and resize == "origin":
-        checkpoint = replace(checkpoint, config=published.with_resize_rule(checkpoint.config))
     model = build_on_meta(checkpoint.config)
     check_shapes(str(source), model, checkpoint.state)
     config, state, changes = adapt(
