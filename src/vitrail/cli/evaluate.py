@@ -251,7 +251,7 @@ def _print_comparison(runs: list[str], results: "list[ClassificationEvaluation]"
         *(f"#{METRIC_TITLES[name]}" for name in names),
         "#only it correct",
         "#p",
-        title=f"Difference from {printable(runs[0])}, in percentage points",
+        title=f"Difference from {printable(runs[0])}",
     )
     for run, pair in zip(runs[1:], pairs, strict=True):
         cells = (
@@ -260,6 +260,7 @@ def _print_comparison(runs: list[str], results: "list[ClassificationEvaluation]"
         )
         add_row(rows, printable(run), *cells, f"{pair.only_other:,} to {pair.only_first:,}", f"{pair.p:.2g}")
     screen.print(rows)
+    screen.print("accuracies and ECE: in percentage points; NLL: in nats", soft_wrap=True)
     screen.print("p: McNemar's exact test on top-1; how often two equally good models would differ this much", soft_wrap=True)
 
 
