@@ -68,6 +68,8 @@ READ: dict[str, tuple[str, dict[str, Any]]] = {
     "average by argument": ("vit_base_patch16_224", {**SMALL, "global_pool": "avg", "class_token": False}),
     "no last norm": ("vit_intern300m_patch14_448", SMALL),
     "q and v biases alone": ("eva_giant_patch14_224", {**SMALL, "mlp_ratio": 4}),
+    "gated MLP by name": ("vit_giant_patch14_dinov2", {**SMALL, "mlp_ratio": 3}),
+    "gated MLP by name, with registers": ("vit_giant_patch14_reg4_dinov2", {**SMALL, "mlp_ratio": 3}),
     "arguments of training": ("vit_small_patch16_224", {**SMALL, "drop_path_rate": 0.1, "dynamic_img_size": True}),
     "epsilon 1e-5 with a class token's average": ("vit_base_patch16_clip_224", {**SMALL, "global_pool": "avg"}),
 }
@@ -96,8 +98,10 @@ def test_the_table_of_architectures_is_timms() -> None:
             model = timm.create_model(name, depth=1)
         block: Any = model.blocks[0]
         eps = next(module.eps for module in model.modules() if isinstance(module, nn.LayerNorm))
-        expected = (model.embed_dim, block.attn.num_heads, gelus[type(block.mlp.act).__name__], eps, pools[model.global_pool])
-        assert (facts.width, facts.heads, facts.gelu, facts.norm_eps, facts.pool) == expected, name
+        expected = (model.embed_dim, block.attn.num_heads, eps, pools[model.global_pool])
+        assert (facts.width, facts.heads, facts.norm_eps, facts.pool) == expected, name
+        activation = type(block.mlp.act).__name__
+        assert ("SiLU" if facts.gated else facts.gelu) == gelus.get(activation, activation), name
         assert (facts.norm == "branch") == (type(block).__name__ == "ResPostBlock"), name
 
 
@@ -105,7 +109,6 @@ REFUSED: dict[str, tuple[str, str]] = {
     "vit_small_patch16_rope_ape_224": ("vit_small_patch16_rope_ape_224", "rotary positions"),
     "parallel": ("vit_small_patch16_18x2_224", "parallel blocks"),
     "relative": ("vit_relpos_small_patch16_224", "relative position bias"),
-    "gated": ("vit_giant_patch14_dinov2", "gated MLP"),
     "distilled": ("deit_tiny_distilled_patch16_224", "two heads"),
     "RMSNorm": ("test_vit4", "RMSNorm"),
     "prefix": ("test_vit3", "pooling over the prefix tokens"),

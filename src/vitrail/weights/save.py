@@ -118,6 +118,8 @@ def _check_pth(config: ModelConfig, format: str) -> None:
         )
     if format == "timm" and not config.qkv_bias and not config.qk_norm:
         unsupported("q, k and v without biases in a .pth, which could be of another model", format, "use .safetensors")
+    if format == "timm" and config.mlp_kind == "swiglu" and config.layer_scale is None:
+        unsupported("a gated MLP without layer scale in a .pth, which could be of another model", format, "use .safetensors")
     if config.has_class_token and (config.pool == "gap") != (config.final_norm == "pooled"):
         unsupported("this pooling with a class token in a .pth, which would be read as another", format, "use .safetensors")
 
