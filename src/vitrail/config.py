@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from vitrail.errors import VitrailError, did_you_mean
 
 T = TypeVar("T")
+MAX_LISTED_FIELDS = 12  # more than these are not listed in an error
 
 
 def added(default: T) -> T:
@@ -138,7 +139,11 @@ def _field_values(settings: Any) -> dict[str, Any]:
 def _suggest_path(path: str, valid_paths: list[str]) -> str:
     leaf = path.rpartition(".")[2]
     same_leaf = [name for name in valid_paths if name.rpartition(".")[2] == leaf]
-    return f"; did you mean {same_leaf[0]!r}?" if same_leaf else did_you_mean(path, valid_paths)
+    if same_leaf:
+        return f"; did you mean {same_leaf[0]!r}?"
+    few = len(valid_paths) <= MAX_LISTED_FIELDS
+    remedy = f"; there are {', '.join(valid_paths)}" if few else "; vitrail train --print-recipe lists all fields"
+    return did_you_mean(path, valid_paths) or remedy
 
 
 def _apply_overrides(cls: Any, values: Mapping[str, Any], changes: Mapping[str, str], prefix: str) -> dict[str, Any]:

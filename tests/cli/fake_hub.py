@@ -36,6 +36,7 @@ class FakeHub:
         self.commits: list[str] = []
         self.requests: list[str] = []
         self.token = "hf_right"
+        self.damaged: set[str] = set()  # names of files that are sent with one bit changed
         self.url = ""
 
 
@@ -62,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "id": match[1],
                 "sha": COMMIT,
                 "private": self.hub.private[match[1]],
-                "siblings": [{"rfilename": name} for name in files],
+                "siblings": [_sibling(name, content) for name, content in files.items()],
             },
         )
 
@@ -108,9 +109,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _file(self) -> None:
         found = re.fullmatch(r"/([\w.-]+/[\w.-]+)/resolve/\w+/([\w.-]+)", self.path)
         content = self.hub.files.get(found[1], {}).get(found[2]) if found else None
-        if content is None:
+        if found is None or content is None:
             return self._answer(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
-        return self._bytes(200, content, {"ETag": f'"{_oid(content)}"', "X-Repo-Commit": COMMIT})
+        etag = _sha256(content) if _is_large(found[2]) else _oid(content)
+        sent = bytes([*content[:-1], content[-1] ^ 1]) if found[2] in self.hub.damaged else content
+        return self._bytes(200, sent, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
 
     def _answer(self, code: int, content: Any, more: dict[str, str] | None = None) -> None:
         self._bytes(code, json.dumps(content).encode(), {"Content-Type": "application/json", **(more or {})})
@@ -128,6 +131,29 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _oid(content: bytes) -> str:
     return hashlib.sha1(content).hexdigest()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _is_large(name: str) -> bool:
+    """Return whether the hub keeps a file of this name in its store of large files, whose SHA-256 it states."""
+    return name.endswith((".safetensors", ".bin"))
+
+
+def _sibling(name: str, content: bytes) -> dict[str, Any]:
+    stated = {"lfs": {"sha256": _sha256(content), "size": len(content), "pointerSize": 134}} if _is_large(name) else {}
+    return {"rfilename": name, "size": len(content), "blobId": _oid(content), **stated}
+
+
+def use_hub(made: FakeHub, cache: Path, monkeypatch: Any, constants: Any) -> None:
+    """Direct the hub's client, which reads its settings once, on import, to this hub and an empty cache."""
+    monkeypatch.setattr(constants, "ENDPOINT", made.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{made.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setenv("HF_TOKEN", made.token)
 
 
 @contextmanager

@@ -25,9 +25,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_npz_and_a_parquet_hold_what_the_function_returns(capsys: Capture) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    assert run(["embed", "model", "set", "rows.parquet", "--batch-size", "4"]) == 0
+    assert run(["embed", "model", "set", "--out", "rows.parquet", "--batch-size", "4"]) == 0
     assert capsys.readouterr().out == "22 train, 13 validation, 10 test, 24 features each: rows.parquet\n"
-    assert run(["embed", "model", "set", "rows.npz", "--json"]) == 0
+    assert run(["embed", "model", "set", "--out", "rows.npz", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["images"] == {"train": 22, "validation": 13, "test": 10}
     assert (answer["width"], answer["unreadable_images"], answer["out"]) == (24, [], "rows.npz")
@@ -52,7 +52,7 @@ def test_an_npz_and_a_parquet_hold_what_the_function_returns(capsys: Capture) ->
 
 def test_rows_are_written_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    assert run(["embed", "model", "set", "rows.parquet", "--batch-size", "4", "--split", "train"]) == 0
+    assert run(["embed", "model", "set", "--out", "rows.parquet", "--batch-size", "4", "--split", "train"]) == 0
     assert parquet.ParquetFile("rows.parquet").num_row_groups == 6  # 22 images in batches of four
 
 
@@ -63,7 +63,7 @@ def test_labels_are_not_needed_and_a_bad_image_is_left_out(out: str, tmp_path: P
         sample_images.write_image(tmp_path / "loose" / f"{number}.png", number)
     (tmp_path / "loose" / "7.png").write_bytes(b"")
     (tmp_path / "loose" / "notes.txt").touch()
-    assert run(["embed", "bare", "loose", out]) == 0
+    assert run(["embed", "bare", "loose", "--out", out]) == 0
     assert "39 all, 24 features each; 1 unreadable" in capsys.readouterr().out
     if out == "rows.npz":
         with np.load(out, allow_pickle=False) as file:
@@ -76,14 +76,14 @@ def test_labels_are_not_needed_and_a_bad_image_is_left_out(out: str, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["model", "set", "rows.csv"], "OUT must end in .parquet or .npz, got rows.csv; try rows.npz"),
-        (["model", "set", "gone/rows.npz"], "OUT must be a file in a folder that exists"),
-        (["model", "set", "folder.npz"], "OUT must be a file, got the folder folder.npz; try folder.npz/mine.npz"),
-        (["weights.npz", "set", "weights.npz"], "OUT must not be the weights themselves"),
-        (["model", "nowhere", "rows.npz"], "there is no 'nowhere'"),
-        (["nothing", "set", "rows.npz"], "nothing does not exist"),
-        (["model", "set", "rows.npz", "--split", "dev"], "--split must be train, validation or test"),
-        (["model", "only", "rows.npz", "--split", "train"], "only has no images in train; it has test"),
+        (["model", "set", "--out", "rows.csv"], "--out must end in .parquet or .npz, got rows.csv; try rows.npz"),
+        (["model", "set", "--out", "gone/rows.npz"], "--out must be a file in a folder that exists"),
+        (["model", "set", "--out", "folder.npz"], "--out must be a file, got the folder folder.npz; try folder.npz/mine.npz"),
+        (["weights.npz", "set", "--out", "weights.npz"], "--out must not be the weights themselves"),
+        (["model", "nowhere", "--out", "rows.npz"], "there is no 'nowhere'"),
+        (["nothing", "set", "--out", "rows.npz"], "nothing does not exist"),
+        (["model", "set", "--out", "rows.npz", "--split", "dev"], "--split must be train, validation or test"),
+        (["model", "only", "--out", "rows.npz", "--split", "train"], "only has no images in train; it has test"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path: Path, capsys: Capture) -> None:
@@ -100,7 +100,7 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, tmp_path
 
 def test_without_pyarrow_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert run(["embed", "model", "set", "rows.parquet"]) == 2
+    assert run(["embed", "model", "set", "--out", "rows.parquet"]) == 2
     assert "a Parquet file needs pyarrow" in capsys.readouterr().err
 
 
@@ -108,7 +108,13 @@ def test_an_existing_file_is_kept_on_failure(tmp_path: Path, capsys: Capture) ->
     (tmp_path / "rows.npz").write_text("of last time")
     for number in range(9):  # more than are tolerated
         (tmp_path / "set" / "test" / "bee" / f"x{number}.jpg").write_bytes(b"none")
-    assert run(["embed", "model", "set", "rows.npz"]) == 2
+    assert run(["embed", "model", "set", "--out", "rows.npz"]) == 2
     assert "cannot be used" in capsys.readouterr().err
     assert (tmp_path / "rows.npz").read_text() == "of last time"
     assert not list(tmp_path.glob(".rows*"))
+
+
+def test_without_a_name_the_features_go_to_one_file(tmp_path: Path, capsys: Capture) -> None:
+    assert run(["embed", "model", "set"]) == 0
+    assert capsys.readouterr().out.endswith(": features.npz\n")
+    assert (tmp_path / "features.npz").is_file()

@@ -11,6 +11,7 @@ from PIL import Image
 
 from tests.preprocess_image import preprocess_image
 from tests.small_models import small_vit
+from tests.tasks.test_own_task import Brightness
 from tests.tiers import quick_first
 from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
@@ -221,13 +222,44 @@ def test_a_model_without_a_head_shows_its_attention(capsys: Capture) -> None:
     assert set(one["maps"]) == {"attention", "rollout"}
     assert one["label"] is one["explained"] is one["logit_lens"] is None
     with np.load("page/00-c.npz", allow_pickle=False) as numbers:
-        assert numbers["logits"].shape == (0,)
+        assert numbers["outputs"].shape == (0,)
         assert numbers["target"] == -1
     page = Path("page/index.html").read_text()
-    assert "The model has no classifier" in page
+    assert "The model has no head" in page
     assert "Logit lens" not in page
     assert run(["explain", "encoder", "c.png", "--out", "page"]) == 0
     capsys.readouterr()
     for words, output in ((["--method", "relevance"], "needs a class"), (["--class", "ant"], "has no classes")):
         assert run(["explain", "encoder", "c.png", *words]) == 2
         assert output in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("outputs", [1, 7])
+def test_a_model_for_another_task_shows_its_outputs(outputs: int, capsys: Capture) -> None:
+    torch.manual_seed(1)
+    model = small_vit(classes=outputs)
+    model.head = torch.nn.Linear(24, outputs)
+    model.preprocess, model.metadata = Preprocess((12, 15)), {"recipe": {"task": {"kind": Brightness().kind}}}
+    save(model, "levels", metadata=model.metadata)
+    image = preprocess_image(Image.open("c.png"), model.preprocess)[None]
+    with torch.no_grad():
+        expected = model.eval()(image)[0]
+    target = int(expected.argmax())
+    assert run(["explain", "levels", "c.png", "--out", "page", "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["images"]
+    assert one["outputs"] == pytest.approx(expected.tolist(), abs=1e-5)
+    assert (one["label"], one["probability"], one["explained"]) == (None, None, str(target))
+    assert one["logit_lens"][-1] == pytest.approx(expected[target].item(), abs=1e-5)
+    relevance = saliency(model, image, "relevance", torch.tensor([target]))[0].detach()
+    assert np.allclose(one["maps"]["relevance"], relevance.numpy(), atol=1e-5)
+    page = Path("page/index.html").read_text()
+    assert f"{target}: {expected[target]:.4g}" in page
+    assert "Outputs by layer" in page
+    assert f"The output-specific maps explain <b>output {target}</b>" in page
+    with np.load("page/00-c.npz", allow_pickle=False) as numbers:
+        assert np.allclose(numbers["outputs"], expected.numpy(), atol=1e-5)
+        assert "probabilities" not in numbers
+    assert run(["explain", "levels", "c.png", "--out", "page", "--method", "rollout", "--class", "0"]) == 0
+    assert "explained output" in capsys.readouterr().out
+    assert run(["explain", "levels", "c.png", "--out", "page", "--class", "9"]) == 2
+    assert "the model has no output '9'" in capsys.readouterr().err

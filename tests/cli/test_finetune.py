@@ -206,7 +206,7 @@ def test_the_metrics_are_saved_with_the_weights_and_inspect_prints_them(capsys: 
         (["mine", PANES, "--recipe", "demo"], "demo trains from scratch, without weights; try --recipe finetune"),
         (["mine", PANES, "--recipe", "fintune"], "did you mean 'finetune'"),
         (["mine", PANES, "--set", "model.width=48", "--out", "x"], "do not fit the recipe's model"),
-        (["mine"], "finetune needs weights and a dataset; try vitrail finetune hf:"),
+        (["mine"], "finetune needs weights and a dataset; try vitrail finetune dinov2-s14"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: Capture) -> None:

@@ -16,10 +16,11 @@ from tests.reference_numbers import PARAMETERS
 from tests.small_models import small_vit
 from vitrail.cli import doctor
 from vitrail.cli.main import run
+from vitrail.cli.panels import PANELS
 from vitrail.weights.save import save
 
 MISTAKES = [
-    (["inspect"], "Missing argument 'RUN_OR_NAME'"),
+    (["inspect"], "Missing argument 'MODEL'"),
     (["inspekt"], "Did you mean 'inspect'"),
     (["inspect", "B/16", "--imge", "3"], "--image-size"),
     (["inspect", "b/16"], "did you mean 'B'?"),
@@ -38,6 +39,7 @@ MISTAKES = [
     (["inspect", "B/16", "--classes", "-1"], "classes must be at least 0"),
     (["inspect", "B/16", "--set", "model.dept=3"], "did you mean 'model.depth'?"),
     (["inspect", "B/16", "--set", "depth=3"], "did you mean 'model.depth'?"),
+    (["train", "--set", "foo=1"], "no field is named 'foo'; vitrail train --print-recipe lists all fields"),
     (["inspect", "x" * 5000], "no model is named"),
     (["inspect", "B/16", "--image-size", "9" * 5000], "--image-size must be a number"),
     (["inspect", "R50x1", "--set", "model.width=32", "--image-size", "1", "--trace"], "the traced pass failed"),
@@ -218,3 +220,21 @@ def test_doctor_finds_what_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_help_names_values_and_shows_no_python_types(command: str) -> None:
     assert "[OPTIONS]" in help_text(command)
     assert re.findall(r"<(?:bool|int|float|str|path|list)[^>]*>|[{}]|\[\[", help_text(command)) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_panels_of_a_help_are_in_one_order(command: str) -> None:
+    panels = re.findall(r"^╭─ ([A-Z]\w+) ─", help_text(command), re.MULTILINE)
+    assert panels == [name for name in ("Arguments", *PANELS) if name in panels]
+    assert panels[-1] == "Output" or "--json" not in help_text(command)
+
+
+@pytest.mark.parametrize("group", ["data", "weights", "bench"])
+def test_the_help_of_a_group_ends_with_an_example(group: str) -> None:
+    assert help_text(group).strip().splitlines()[-1].strip().startswith(f"Example: vitrail {group} ")
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate", "robustness", "serve", "bench serve"])
+def test_a_command_that_only_predicts_takes_an_exported_file(command: str) -> None:
+    assert "exported .onnx or .pt2 file" in help_text(command)
+    assert re.search(r"Usage: .* MODEL", help_text(command))

@@ -17,6 +17,7 @@ from tests.data import images as sample_images
 from tests.small_models import small_vit
 from vitrail.cli.main import run
 from vitrail.data.preprocess import Preprocess
+from vitrail.weights.load import load
 from vitrail.weights.save import save
 
 Capture = pytest.CaptureFixture[str]
@@ -95,6 +96,19 @@ def test_only_missing_parts_are_computed(capsys: Capture) -> None:
     assert os.listdir("parts/_in_progress") == []
 
 
+def test_a_new_head_keeps_features_that_did_not_change(tmp_path: Path, capsys: Capture) -> None:
+    command = ["in", "--out", "parts", "--rows-per-file", "8"]
+    model = load("model")
+    assert run(["embed", "model", *command]) == 0
+    before = file_stamps("parts")
+    model.head = torch.nn.Linear(24, 5)
+    save(model, tmp_path / "model")
+    assert run(["embed", "model", *command]) == 0
+    assert file_stamps("parts") == before
+    assert run(["embed", "other", *command]) == 2
+    assert "parts was started with other weights" in capsys.readouterr().err
+
+
 def test_a_folder_belongs_to_one_command(tmp_path: Path, capsys: Capture) -> None:
     command = ["in", "--out", "parts", "--rows-per-file", "8"]
     assert run(["predict", "model", *command]) == 1
@@ -110,7 +124,7 @@ def test_a_folder_belongs_to_one_command(tmp_path: Path, capsys: Capture) -> Non
     assert "parts was started with other weights; name another folder" in refused("predict", "other", *command)
     assert "started with top 5 instead of 2" in refused("predict", "model", *command, "--top", "2")
     assert "started with drop_patches 0.0 instead of 0.5" in refused("predict", "model", *command, "--drop-patches", "0.5")
-    assert "started with command predict instead of embed" in refused("embed", "model", "in", "parts")
+    assert "started with command predict instead of embed" in refused("embed", "model", "in", "--out", "parts")
     sample_images.write_image(tmp_path / "in" / "99.png", 99)
     assert "started with other data and with images 41 instead of 42" in refused("predict", "model", *command)
     assert file_stamps("parts") == before
@@ -123,11 +137,11 @@ def test_features_of_all_splits_are_those_of_one_file(format: str, tmp_path: Pat
     for split, count, first in (("train", 7, 0), ("val", 4, 100), ("test", 3, 200)):
         sample_images.write_class_folders(tmp_path / "set" / split, {"ant": count, "bee": count + 1}, first)
     (tmp_path / "set" / "train" / "ant" / "3.jpg").write_bytes(b"none")
-    assert run(["embed", "model", "set", f"rows.{format}", "--batch-size", "1"]) == 0
-    command = ["embed", "model", "set", "parts", "--format", format, "--batch-size", "1"]
+    assert run(["embed", "model", "set", "--out", f"rows.{format}", "--batch-size", "1"]) == 0
+    command = ["embed", "model", "set", "--out", "parts", "--format", format, "--batch-size", "1"]
     assert run([*command, "--rows-per-file", "4"]) == 0
     assert capsys.readouterr().out.endswith("30 images, 1 unreadable, in 8 parts: parts\n")
-    assert run(["embed", "bare", "set", "ones", "--format", format, "--rows-per-file", "1", "--json"]) == 0
+    assert run(["embed", "bare", "set", "--out", "ones", "--format", format, "--rows-per-file", "1", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["images"], answer["parts"], answer["out"]) == (30, 31, "ones")
     assert [sentence.split(":")[0] for sentence in answer["unreadable_images"]] == ["set/train/ant/3.jpg"]
@@ -143,10 +157,10 @@ def test_features_of_all_splits_are_those_of_one_file(format: str, tmp_path: Pat
 
 def test_bad_images_are_counted_over_all_parts(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "in" / "06.png").write_bytes(b"")  # two of the first eight, but within tolerance of all 41
-    assert run(["embed", "bare", "in", "parts", "--rows-per-file", "8"]) == 0
+    assert run(["embed", "bare", "in", "--out", "parts", "--rows-per-file", "8"]) == 0
     assert capsys.readouterr().out == "39 images, 2 unreadable, in 6 parts: parts\n"
     (tmp_path / "in" / "30.png").write_bytes(b"")
-    assert run(["embed", "bare", "in", "more", "--rows-per-file", "8"]) == 2
+    assert run(["embed", "bare", "in", "--out", "more", "--rows-per-file", "8"]) == 2
     assert "3 of 41 images cannot be used, more than the tolerated fraction of 0.05" in capsys.readouterr().err
     assert not Path("more/_done.json").exists()
 
@@ -164,12 +178,12 @@ def test_bad_images_are_counted_over_all_parts(tmp_path: Path, capsys: Capture) 
         (1, ["predict", "model", "in", "--out", "in"], "part files need a folder of their own, got in with"),
         (1, ["predict", "model", "in", "--out", "gone/parts"], "part files need a folder, in one that exists"),
         (1, ["predict", "bare", "in", "--out", "parts"], "the model has no classifier"),
-        (1, ["embed", "model", "in", "in/parts"], "OUT must not be inside the dataset, got in/parts"),
-        (1, ["embed", "model", "in", "x.npz", "--format", "npz"], "--format is for a folder of part files"),
+        (1, ["embed", "model", "in", "--out", "in/parts"], "--out must not be inside the dataset, got in/parts"),
+        (1, ["embed", "model", "in", "--out", "x.npz", "--format", "npz"], "--format is for a folder of part files"),
         (2, ["predict", "model", "in"], "several processes need a folder for part files, got none; try --out predictions"),
         (2, ["predict", "model", "in", "--out", "x.jsonl"], "several processes need a folder for part files, got x.jsonl"),
         (2, ["predict", "model", "-", "--out", "parts"], "several processes cannot share stdin"),
-        (2, ["embed", "model", "in", "x.npz"], "several processes need a folder for part files, got x.npz"),
+        (2, ["embed", "model", "in", "--out", "x.npz"], "several processes need a folder for part files, got x.npz"),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -216,7 +230,7 @@ def processes_by_rank(launcher: int) -> dict[int, int]:
 def test_after_a_process_is_killed_another_world_size_resumes(tmp_path: Path, capsys: Capture) -> None:
     for number in range(160):  # large ones, so that there is time to kill it
         sample_images.write_image(tmp_path / "many" / f"{number:03}.png", number, (503, 401))
-    command = ["embed", "bare", "many", "parts", "--rows-per-file", "4", "--batch-size", "2", "--workers", "0"]
+    command = ["embed", "bare", "many", "--out", "parts", "--rows-per-file", "4", "--batch-size", "2", "--workers", "0"]
     with launch(2, *command) as process:
         while process.poll() is None and not (len(file_stamps("parts")) and os.listdir("parts/_manifests")):
             time.sleep(0.01)
@@ -233,7 +247,7 @@ def test_after_a_process_is_killed_another_world_size_resumes(tmp_path: Path, ca
     assert "160 images, in 40 parts: parts\n" in output
     assert {name: stamp for name, stamp in file_stamps("parts").items() if name in before} == before
     assert os.listdir("parts/_in_progress") == []
-    assert run(["embed", "bare", "many", "rows.npz", "--batch-size", "2"]) == 0
+    assert run(["embed", "bare", "many", "--out", "rows.npz", "--batch-size", "2"]) == 0
     expected, found = load_arrays(Path("rows.npz")), load_arrays(*sorted(Path("parts").glob("*.npz")))
     assert len(set(found["files"].tolist())) == 160
     assert all(np.array_equal(expected[name], found[name]) for name in expected)

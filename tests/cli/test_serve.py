@@ -105,7 +105,7 @@ def test_a_port_in_use_is_reported_with_a_free_one(capsys: pytest.CaptureFixture
         (["x", "--max-body", "0"], "--max-body must be"),
         (["x", "--request-timeout", "-1"], "request_timeout must be"),
         (["x", "--token", ""], "--token must not be empty"),
-        (["x", "--engine", "tensorflow"], "onnxruntime"),
+        (["x", "--backend", "tensorflow"], "onnxruntime"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,6 +88,7 @@ def prepare_folder(folder: Path) -> None:
     save_stand_in(folder / "vit_small_patch16_224.safetensors", "timm", "exact")
     save_stand_in(folder / "ViT-B_16.npz", "official", "tanh")
     save_stand_in(folder / Path(HUB_MODEL).name, "huggingface", "exact")
+    save_stand_in(folder / "dinov2-s14", "huggingface", "exact")  # a folder goes before a published model of the same name
 
 
 def save_stand_in(file: Path, origin: Literal["timm", "official", "huggingface"], gelu: str) -> None:

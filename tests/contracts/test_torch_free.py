@@ -15,6 +15,9 @@ TORCH_FREE_COMMANDS = [
     ["inspect", "B/16"],
     ["inspect", "R50+B/16", "--json"],
     ["plan", "paper-jft", "--model", "H/14"],
+    ["inspect", "dinov2-s14"],
+    ["models"],
+    ["models", "--filter", "clip", "--json"],
 ]
 # A fork of a fresh interpreter for each command: as good as a new one, without its start.
 SCRIPT = """

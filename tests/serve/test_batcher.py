@@ -20,12 +20,12 @@ TIMEOUT = 300.0
 
 
 @asynccontextmanager
-async def run_batcher(engine: FakePredictor, **settings: Any) -> AsyncIterator[Batcher]:
-    batcher, opened = Batcher(lambda: engine, ServeConfig(**settings), Metrics()), asyncio.Event()
+async def run_batcher(predictor: FakePredictor, **settings: Any) -> AsyncIterator[Batcher]:
+    batcher, opened = Batcher(lambda: predictor, ServeConfig(**settings), Metrics()), asyncio.Event()
     batcher.start(opened.set)
     await asyncio.wait_for(opened.wait(), TIMEOUT)
     assert batcher.error is None
-    engine.batch_sizes.clear()
+    predictor.batch_sizes.clear()
     try:
         yield batcher
     finally:
@@ -63,7 +63,7 @@ class BlockedBatcher:
     """A batcher whose predictor is blocked on the first image."""
 
     batcher: Batcher
-    engine: FakePredictor
+    predictor: FakePredictor
     first: list[QueuedImage]
     unblock: Callable[[], None]
 
@@ -71,11 +71,11 @@ class BlockedBatcher:
 @asynccontextmanager
 async def blocked_batcher(**settings: Any) -> AsyncIterator[BlockedBatcher]:
     gate = Gate()
-    engine = FakePredictor(on_batch=gate)
-    async with run_batcher(engine, **settings) as batcher:
+    predictor = FakePredictor(on_batch=gate)
+    async with run_batcher(predictor, **settings) as batcher:
         first = submit(batcher, WHITE)
         await asyncio.to_thread(gate.reached.wait, TIMEOUT)
-        yield BlockedBatcher(batcher, engine, first, gate.open.set)
+        yield BlockedBatcher(batcher, predictor, first, gate.open.set)
 
 
 def test_results_come_in_order_and_belong_to_their_images() -> None:
@@ -102,7 +102,7 @@ def test_images_that_wait_during_a_batch_form_the_next_batch() -> None:
                 WHITE,
                 *range(1, 8),
             ]
-            assert context.engine.batch_sizes == [1, 4, 3]
+            assert context.predictor.batch_sizes == [1, 4, 3]
 
     asyncio.run(run())
 
@@ -173,7 +173,7 @@ def test_expired_images_fail_and_are_never_computed() -> None:
             context.unblock()
             await asyncio.wait([context.first[0].future])
             await wait_until(lambda: context.batcher.in_flight == 0)
-            assert context.engine.batch_sizes == [1]
+            assert context.predictor.batch_sizes == [1]
 
     asyncio.run(run())
 
@@ -187,7 +187,7 @@ def test_images_of_a_disconnected_client_are_never_computed() -> None:
             context.unblock()
             assert [predicted_label(outcome) for outcome in await context.batcher.wait(context.first + last)] == [WHITE, 3]
             await wait_until(lambda: context.batcher.in_flight == 0)
-            assert context.engine.batch_sizes == [1, 1]
+            assert context.predictor.batch_sizes == [1, 1]
 
     asyncio.run(run())
 
@@ -243,7 +243,7 @@ def test_a_job_gets_one_image_at_a_time() -> None:
         async with run_batcher(FakePredictor()) as batcher:
             contents = [coloured_image(9), coloured_image(18)]
             batcher.reserve_bytes(sum(map(len, contents)))
-            images = batcher.submit(contents, lambda engine, pixels: (engine.backend, *pixels.shape))
+            images = batcher.submit(contents, lambda predictor, pixels: (predictor.backend, *pixels.shape))
             assert await batcher.wait(images) == [("fake", 4, 6, 3)] * 2
 
     asyncio.run(run())

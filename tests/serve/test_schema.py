@@ -14,13 +14,13 @@ from vitrail.serve.app import create_serve_app
 from vitrail.serve.config import ServeConfig
 
 
-def _engine() -> TorchPredictor:
+def _predictor() -> TorchPredictor:
     model = small_vit()
     model.preprocess, model.class_names = Preprocess((12, 15)), tuple("abcde")
     return TorchPredictor(model, "small")
 
 
-app = create_serve_app(_engine, ServeConfig(max_body=100_000, max_queue=64), "small")
+app = create_serve_app(_predictor, ServeConfig(max_body=100_000, max_queue=64), "small")
 schema = schemathesis.openapi.from_asgi("/openapi.json", app)
 
 
@@ -28,6 +28,6 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", app)
 @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
 def test_every_response_is_documented(case: "schemathesis.Case[Any]") -> None:
     """Random bytes are not images, so a refusal is right; status, type and schema are checked, and no server error."""
-    while app.state.server_state.batcher.engine is None:  # 503 until then
+    while app.state.server_state.batcher.predictor is None:  # 503 until then
         time.sleep(0.01)
     case.call_and_validate(excluded_checks=[positive_data_acceptance])

@@ -51,7 +51,7 @@ class ServeSpeed:
     mean_batch_size: float  # mean batch size in the server
     num_responses: int
     other_statuses: dict[int, int]  # status: unsuccessful responses
-    engine: str
+    backend: str
     clients: int
     max_batch_size: int
     threads: int | None
@@ -64,7 +64,7 @@ def benchmark_serve(
     clients: int = 32,
     seconds: float = 30.0,
     rounds: int = 3,
-    kind: Backend = "auto",
+    backend: Backend = "auto",
     max_batch_size: int = 16,
     threads: int | None = None,
     folder: Path | None = None,
@@ -72,9 +72,9 @@ def benchmark_serve(
 ) -> ServeSpeed:
     """Run the benchmark. ``seconds`` are the total of all turns of both."""
     contents = _load_images(folder)
-    engine, turn_seconds = load_predictor(run, kind, threads), seconds / (2 * rounds)
+    predictor, turn_seconds = load_predictor(run, backend, threads), seconds / (2 * rounds)
     requests, loads = [build_request(content) for content in contents], list[LoadResult]()
-    with _start_server(run, kind, max_batch_size, max(clients, max_batch_size) * 2, threads) as (host, port):
+    with _start_server(run, backend, max_batch_size, max(clients, max_batch_size) * 2, threads) as (host, port):
 
         def served() -> int:
             loads.append(send_load(host, port, requests, clients, turn_seconds))
@@ -82,7 +82,7 @@ def benchmark_serve(
 
         send_load(host, port, requests, clients, 0.5)  # warm-up
         with ThreadPoolExecutor(available_cores()) as decoders:
-            offline = _offline(engine, contents, max_batch_size, decoders, turn_seconds)
+            offline = _offline(predictor, contents, max_batch_size, decoders, turn_seconds)
             best = best_of_interleaved({"offline": offline, "served": served}, rounds, progress)
         mean_batch_size = _mean_batch_size(host, port)
     latencies = sorted(latency for result in loads for latency in result.seconds)
@@ -96,7 +96,7 @@ def benchmark_serve(
         mean_batch_size=mean_batch_size,
         num_responses=len(latencies),
         other_statuses=dict(other_statuses),
-        engine=engine.backend,
+        backend=predictor.backend,
         clients=clients,
         max_batch_size=max_batch_size,
         threads=threads,
@@ -106,7 +106,7 @@ def benchmark_serve(
 
 
 def _offline(
-    engine: Predictor, contents: Sequence[bytes], batch_size: int, decoders: ThreadPoolExecutor, seconds: float
+    predictor: Predictor, contents: Sequence[bytes], batch_size: int, decoders: ThreadPoolExecutor, seconds: float
 ) -> Callable[[], int]:
     """Return a turn of full batches for ``seconds``; two batches are being decoded while one is computed."""
 
@@ -115,21 +115,21 @@ def _offline(
         pending: list[Future[ndarray]] = []
         while time.perf_counter() < end:
             while len(pending) < 3 * batch_size:
-                pending.append(decoders.submit(_decode_and_fit, contents[submitted % len(contents)], engine))
+                pending.append(decoders.submit(_decode_and_fit, contents[submitted % len(contents)], predictor))
                 submitted += 1
-            engine.outputs(np.stack([one.result() for one in pending[:batch_size]]))
+            predictor.outputs(np.stack([one.result() for one in pending[:batch_size]]))
             del pending[:batch_size]
             done += batch_size
         for one in pending:
             one.cancel()
         return done
 
-    engine.outputs(np.stack([_decode_and_fit(contents[0], engine)] * batch_size))
+    predictor.outputs(np.stack([_decode_and_fit(contents[0], predictor)] * batch_size))
     return work
 
 
-def _decode_and_fit(content: bytes, engine: Predictor) -> ndarray:
-    return resize_and_crop(decode(content), engine.preprocess)
+def _decode_and_fit(content: bytes, predictor: Predictor) -> ndarray:
+    return resize_and_crop(decode(content), predictor.preprocess)
 
 
 def _load_images(folder: Path | None) -> list[bytes]:
@@ -148,9 +148,9 @@ def _load_images(folder: Path | None) -> list[bytes]:
 
 
 @contextmanager
-def _start_server(run: str, kind: str, batch_size: int, queue: int, threads: int | None) -> Iterator[tuple[str, int]]:
+def _start_server(run: str, backend: str, batch_size: int, queue: int, threads: int | None) -> Iterator[tuple[str, int]]:
     options = ["--port", "0", "--json", "--request-timeout", "60"]
-    options += ["--engine", kind, "--max-batch", str(batch_size), "--max-queue", str(queue)]
+    options += ["--backend", backend, "--max-batch", str(batch_size), "--max-queue", str(queue)]
     options += ["--threads", str(threads)] if threads else []
     command = [sys.executable, "-m", "vitrail", "serve", run, *options]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -3,27 +3,36 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
 from vitrail.cli.help import Command, Group
 from vitrail.cli.options import (
+    BackendOption,
     BatchOption,
     JsonOption,
     MergeTokensOption,
+    ModelArgument,
+    PredictorArgument,
     SplitOption,
     check_output_file,
     parse_merge_tokens,
     parse_size,
 )
-from vitrail.cli.panels import data_option, model_option, run_option, timing_option
+from vitrail.cli.panels import data_option, model_option, output_option, timing_option
 from vitrail.cli.run_recipe import ThreadsOption
 from vitrail.errors import VitrailError
 from vitrail.io import atomic_path
 
-bench = typer.Typer(name="bench", help="Benchmark speed against other libraries.", no_args_is_help=True, cls=Group)
+bench = typer.Typer(
+    name="bench",
+    help="Benchmark speed against other libraries.",
+    epilog="Example: vitrail bench data --data photos",
+    no_args_is_help=True,
+    cls=Group,
+)
 
 Result = TypeVar("Result")
 RoundsOption = Annotated[int, timing_option(min=1, help="Number of interleaved timing rounds; the best counts.")]
@@ -108,7 +117,7 @@ def time_to_accuracy(
 
 @bench.command(cls=Command, epilog="Example: vitrail bench finetune ViT-B_16.npz photos --seeds 1")
 def finetune(
-    weights: Annotated[str, typer.Argument(metavar="WEIGHTS", help="Weights of a plain Vision Transformer, in any format.")],
+    model: ModelArgument,
     folder: Annotated[str, typer.Argument(metavar="DATA", help="Dataset with train, validation and test splits.")],
     seeds: Annotated[int, timing_option(min=1, help="Number of runs per library, with different seeds.")] = 3,
     steps: Annotated[int | None, timing_option(min=1, help="Number of training steps; default: the recipe's own.")] = None,
@@ -118,7 +127,7 @@ def finetune(
     """Benchmark fine-tuning against timm with AdamW, from the same weights in the same time, and against a linear probe."""
     from vitrail.bench.finetune import benchmark_finetune
 
-    speed = _measure(benchmark_finetune, json, weights, folder, seeds, steps, rounds)
+    speed = _measure(benchmark_finetune, json, model, folder, seeds, steps, rounds)
     screen, sides = make_console(), {"ours": speed.ours, "timm, AdamW": speed.peer}
     sheet = make_table("run", "#steps", "#seconds", "#validation", "#test", title=f"mean of {seeds} seeds during training")
     for name, runs in sides.items():
@@ -201,11 +210,11 @@ def scaling(
 
 @bench.command(cls=Command, epilog="Example: vitrail bench serve runs/photos --clients 16")
 def serve(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, any weights, or an exported .onnx or .pt2 file.")],
+    model: PredictorArgument,
     clients: Annotated[int, timing_option(min=1, max=1000, help="Number of concurrent clients (closed loop).")] = 32,
     seconds: Annotated[float, timing_option(min=0.1, help="Total duration of all rounds in seconds.")] = 30.0,
     rounds: RoundsOption = 3,
-    engine: Annotated[Literal["auto", "torch", "onnxruntime"], model_option(help="Inference engine.")] = "auto",
+    backend: BackendOption = "auto",
     max_batch: Annotated[int, model_option(metavar="B", min=1, help="Maximum number of images per batch.")] = 16,
     threads: ThreadsOption = None,
     folder: Annotated[
@@ -213,12 +222,12 @@ def serve(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Benchmark HTTP serving against the same engine in full batches without HTTP."""
+    """Benchmark HTTP serving against the same model in full batches without HTTP."""
     from vitrail.bench.serve import benchmark_serve
 
-    speed = _measure(benchmark_serve, json, run, clients, seconds, rounds, engine, max_batch, threads, folder)
+    speed = _measure(benchmark_serve, json, model, clients, seconds, rounds, backend, max_batch, threads, folder)
     batches = f"batches of {speed.mean_batch_size:.1f} of {speed.max_batch_size}"
-    title = f"{speed.engine}, {speed.clients} clients, {batches}, best of {speed.rounds}"
+    title = f"{speed.backend}, {speed.clients} clients, {batches}, best of {speed.rounds}"
     sheet = make_table("path", "#images per second", "#ratio", "#p50", "#p99", title=title)
     times = (f"{1000 * value:,.0f} ms" for value in (speed.p50, speed.p99))
     add_row(sheet, "served", f"{speed.served:,.1f}", f"{speed.ratio:.2f}", *times)
@@ -269,7 +278,7 @@ def inference(
 
 @bench.command(cls=Command, epilog="Example: vitrail bench token-merging runs/photos photos --r 0,4,8")
 def token_merging(
-    weights: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any weights of a Vision Transformer.")],
+    model: ModelArgument,
     folder: Annotated[str, typer.Argument(metavar="DATA", help="Labelled dataset to measure the accuracy on.")],
     r: Annotated[
         str, model_option("--r", metavar="NUMBERS", help="Numbers of tokens to merge in each layer.")
@@ -285,7 +294,7 @@ def token_merging(
     rounds: RoundsOption = 5,
     split: SplitOption = None,
     out: Annotated[
-        Path | None, run_option(metavar="FILE", help="Draw the accuracy-speed curve into a .svg or .png file.")
+        Path | None, output_option(metavar="FILE", help="Draw the accuracy-speed curve into a .svg or .png file.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -304,7 +313,7 @@ def token_merging(
 
     with progress_bars() as on_progress:
         result = benchmark_token_merging(
-            weights, folder, [int(count) for count in counts], fractions, sizes, batch, rounds, split, on_progress
+            model, folder, [int(count) for count in counts], fractions, sizes, batch, rounds, split, on_progress
         )
     if out is not None:
         drawing = plot_curve(result)

@@ -15,7 +15,13 @@ from vitrail.errors import VitrailError, printable
 if TYPE_CHECKING:
     from vitrail.data.dataset_check import DatasetReport
 
-data = typer.Typer(name="data", help="Check, show, pack, shard and download datasets.", no_args_is_help=True, cls=Group)
+data = typer.Typer(
+    name="data",
+    help="Check, show, pack, shard and download datasets.",
+    epilog="Example: vitrail data check photos",
+    no_args_is_help=True,
+    cls=Group,
+)
 
 DatasetArgument = Annotated[
     str,

@@ -9,7 +9,7 @@ import typer
 
 from vitrail.cli.console import print_json, progress_bars
 from vitrail.cli.input_paths import ProgressCallback
-from vitrail.cli.options import BatchOption, JsonOption, check_output_file
+from vitrail.cli.options import BatchOption, JsonOption, ModelArgument, check_output_file
 from vitrail.cli.panels import data_option, output_option
 from vitrail.cli.part_files import (
     PartProgress,
@@ -19,7 +19,6 @@ from vitrail.cli.part_files import (
     open_part_files,
     writes_part_files,
 )
-from vitrail.cli.probe import WeightsArgument
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.cli.writers import FEATURE_SUFFIXES, feature_writer
 from vitrail.errors import VitrailError
@@ -37,11 +36,14 @@ SplitsOption = Annotated[
 
 
 def embed(
-    weights: WeightsArgument,
+    model: ModelArgument,
     source: Annotated[
         str, typer.Argument(metavar="DATA", help="Dataset: a folder, a file, or a name such as fashion or cifar10.")
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Output: a .parquet or .npz file, or a folder for part files.")],
+    out: Annotated[
+        Path,
+        output_option(metavar="FILE|DIR", help="Write the features to a .parquet or .npz file, or as part files to a folder."),
+    ] = Path("features.npz"),
     split: SplitsOption = None,
     format: Annotated[Literal["npz", "parquet"] | None, output_option(help="File format of part files; default: npz.")] = None,
     rows_per_file: RowsPerFileOption = None,
@@ -52,24 +54,24 @@ def embed(
 ) -> None:
     """Write the features of every image, with its file, label and split, to Parquet or NumPy files."""
     check_splits(split)
-    folder = writes_part_files(out, FEATURE_SUFFIXES, "OUT", rows_per_file)
-    _check_output(weights, source, out, folder, format)
+    folder = writes_part_files(out, FEATURE_SUFFIXES, "--out", rows_per_file)
+    _check_output(model, source, out, folder, format)
 
     from vitrail.inference.load import load_predictor
 
     if folder:
         with main_rank_progress() as on_progress:
             sources = open_splits(source, split, on_progress)
-        predictor = load_predictor(weights, device=device)
+        predictor = load_predictor(model, device=device)
         parts = _open_parts(predictor, sources, out, rows_per_file, f".{format or 'npz'}")
-        _write_parts({"model": weights, "data": source}, predictor, sources, parts, batch, workers, json)
+        _write_parts({"model": model, "data": source}, predictor, sources, parts, batch, workers, json)
         return
 
     from vitrail.inference.features import iter_features
 
     with progress_bars() as on_progress, atomic_path(out) as temporary:
         splits = open_splits(source, split, on_progress)
-        predictor = load_predictor(weights, device=device)
+        predictor = load_predictor(model, device=device)
         counts, problems, width = dict.fromkeys(splits, 0), [], 0
         with feature_writer(temporary, out.suffix.lower(), _class_names(splits), lambda: _feature_width(predictor)) as write:
             for name, dataset in splits.items():
@@ -83,7 +85,7 @@ def embed(
                 raise VitrailError(f"no image can be read, the first one {problems[0]}; name another dataset")
     if json:
         print_json(
-            {"model": weights, "data": source, "out": str(out), "images": counts, "width": width, "unreadable_images": problems}
+            {"model": model, "data": source, "out": str(out), "images": counts, "width": width, "unreadable_images": problems}
         )
     else:
         amounts = ", ".join(f"{count:,} {name}" for name, count in counts.items())
@@ -91,18 +93,18 @@ def embed(
         typer.echo(f"{amounts}, {width} features each{unreadable}: {out}")
 
 
-def _check_output(weights: str, source: str, out: Path, folder: bool, format: str | None) -> None:
+def _check_output(model: str, source: str, out: Path, folder: bool, format: str | None) -> None:
     if folder:
         if Path(source).is_dir() and out.absolute().resolve().is_relative_to(Path(source).resolve()):
-            raise VitrailError(f"OUT must not be inside the dataset, got {out}; name a folder outside of it")
+            raise VitrailError(f"--out must not be inside the dataset, got {out}; name a folder outside of it")
         return
     if out.suffix.lower() not in FEATURE_SUFFIXES:
-        raise VitrailError(f"OUT must end in .parquet or .npz, got {out}; try {out.stem or 'features'}.npz")
+        raise VitrailError(f"--out must end in .parquet or .npz, got {out}; try {out.stem or 'features'}.npz")
     if format is not None:
         raise VitrailError(f"--format is for a folder of part files, got {out}; leave it out, or try {out.stem or 'features'}")
-    check_output_file(out, "OUT", source)
-    if out.exists() and Path(weights).exists() and out.samefile(weights):
-        raise VitrailError(f"OUT must not be the weights themselves, got {out}; name another file")
+    check_output_file(out, "--out", source)
+    if out.exists() and Path(model).exists() and out.samefile(model):
+        raise VitrailError(f"--out must not be the weights themselves, got {out}; name another file")
 
 
 def _open_parts(
@@ -113,7 +115,7 @@ def _open_parts(
 
     names = repr([(name, dataset.describe(0)) for name, dataset in sources.items()])  # with their paths, which the rows hold
     data = hashlib.sha256((names + fingerprint(*sources.values())).encode("utf-8", "surrogateescape")).hexdigest()
-    options = {"command": "embed", "weights": predictor.hash(), "data": data}
+    options = {"command": "embed", "weights": predictor.features_hash(), "data": data}
     return open_part_files(out, ending, sum(map(len, sources.values())), rows_per_file, options, MAX_BAD_FRACTION)
 
 

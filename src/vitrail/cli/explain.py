@@ -9,7 +9,7 @@ import typer
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
 from vitrail.cli.embed import open_splits
 from vitrail.cli.input_paths import expand_paths
-from vitrail.cli.options import JsonOption
+from vitrail.cli.options import JsonOption, ModelArgument
 from vitrail.cli.panels import attention_option, faithfulness_option, output_option, saliency_option
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, did_you_mean, printable
@@ -26,7 +26,7 @@ MAX_PAGE_IMAGES = 50  # images per page
 
 
 def explain(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name.")],
+    source: ModelArgument,
     files: Annotated[
         list[str] | None, typer.Argument(metavar="IMAGES...", help="Images: files, folders, 'patterns*.jpg'.")
     ] = None,
@@ -55,7 +55,10 @@ def explain(
         ),
     ] = None,
     target: Annotated[
-        str | None, saliency_option("--class", metavar="NAME", help="Class to explain; default: the predicted class.")
+        str | None,
+        saliency_option(
+            "--class", metavar="NAME", help="Class to explain, or the index of another output; default: the predicted class."
+        ),
     ] = None,
     faithfulness: Annotated[
         str | None,
@@ -86,17 +89,19 @@ def explain(
             f"a page shows at most {MAX_PAGE_IMAGES} images, got {len(names):,}; name fewer, or use --faithfulness DATA"
         )
 
-    from vitrail.evaluation.explanations import AttentionSelection, check_queries, explain_images
+    from vitrail.evaluation.explanations import AttentionSelection, check_queries, explain_images, output_index
     from vitrail.explain.attention import as_vit
     from vitrail.explain.head_statistics import head_statistics
+    from vitrail.models.build import get_encoder
     from vitrail.report.explanation_page import write_explanation_page
     from vitrail.system import select_device
+    from vitrail.tasks.registry import model_task
     from vitrail.weights.load import load
 
     methods = _check_methods(method)
-    model = load(run).to(select_device(device))
+    model = get_encoder(load(source)).to(select_device(device))
     vit = as_vit(model)
-    number = None if target is None else _class_index(target, model)
+    number = None if target is None else output_index(target, model_task(model))
     views = AttentionSelection(
         _parse_indices("--layers", layers, len(vit.blocks)),
         _parse_indices("--heads", heads, vit.config.heads),
@@ -115,7 +120,7 @@ def explain(
         )
     written = write_explanation_page(out, model, explanations, head_stats, faithfulness_scores)
     if json:
-        print_json(_result_json(run, model, explanations, head_stats, faithfulness_scores, out, written))
+        print_json(_result_json(source, model, explanations, head_stats, faithfulness_scores, out, written))
         return
     _print_result(model, explanations, faithfulness_scores)
     typer.echo(f"page: {out / written[-1]}")
@@ -166,23 +171,11 @@ def _check_methods(methods: "list[str] | None") -> "list[str] | None":
     return list(dict.fromkeys(methods)) if methods else None
 
 
-def _class_names(model: "Model") -> tuple[str, ...]:
+def _output_names(model: "Model") -> tuple[str, ...]:
+    from vitrail.evaluation.explanations import output_names
     from vitrail.tasks.registry import model_task
 
-    return model_task(model).class_names
-
-
-def _class_index(name: str, model: "Model") -> int:
-    labels = _class_names(model)
-    if name in labels:
-        return labels.index(name)
-    if name.isdecimal() and int(name) < len(labels):
-        return int(name)
-    if not labels:
-        raise VitrailError("--class needs a classifier, and a model without a head (classes=0) has no classes; leave it out")
-    raise VitrailError(
-        f"the model has no class {name!r}{did_you_mean(name, labels)}; name one of its {len(labels)}, or a number"
-    )
+    return output_names(model_task(model))
 
 
 def _measure_faithfulness(
@@ -197,18 +190,19 @@ def _measure_faithfulness(
 
 def _print_result(model: "Model", explanations: "Sequence[Explanation]", faithfulness_scores: "Sequence[MethodScore]") -> None:
     screen = make_console()
-    labels = _class_names(model)
-    rows = make_table("image", "prediction", "#probability", "explained class")
+    labels = _output_names(model)
+    classifies = any(explanation.probabilities is not None for explanation in explanations)
+    columns = ("prediction", "#probability", "explained class") if classifies else ("#output", "explained output")
+    rows = make_table("image", *columns)
     for explanation in explanations:
         if explanation.target is not None:
-            first = int(explanation.logits.argmax())
-            add_row(
-                rows,
-                printable(explanation.file),
-                printable(labels[first]),
-                f"{explanation.probabilities[first]:.1%}",
-                printable(labels[explanation.target]),
+            first = int(explanation.outputs.argmax())
+            prediction = (
+                (f"{explanation.outputs[explanation.target]:.4g}",)
+                if explanation.probabilities is None
+                else (printable(labels[first]), f"{explanation.probabilities[first]:.1%}")
             )
+            add_row(rows, printable(explanation.file), *prediction, printable(labels[explanation.target]))
     if explanations and labels:
         screen.print(rows)
     if not faithfulness_scores:
@@ -237,7 +231,7 @@ def _format_score(score: "MeanAndError") -> str:
 
 
 def _result_json(
-    run: str,
+    source: str,
     model: "Model",
     explanations: "Sequence[Explanation]",
     head_stats: "HeadStatistics | None",
@@ -247,12 +241,13 @@ def _result_json(
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
-    labels = _class_names(model)
+    labels = _output_names(model)
     images = [
         {
             "file": explanation.file,
-            "label": None if explanation.target is None else labels[int(explanation.logits.argmax())],
-            "probability": None if explanation.target is None else explanation.probabilities.max().item(),
+            "label": None if explanation.probabilities is None else labels[int(explanation.outputs.argmax())],
+            "probability": None if explanation.probabilities is None else explanation.probabilities.max().item(),
+            "outputs": explanation.outputs.tolist() if explanation.probabilities is None else None,
             "explained": None if explanation.target is None else labels[explanation.target],
             "maps": {name: values.tolist() for name, values in explanation.saliency_maps.items()},
             "logit_lens": None if explanation.target is None else explanation.logit_lens[:, explanation.target].tolist(),
@@ -263,4 +258,4 @@ def _result_json(
     measures = ("distance", "renormalised", "entropy", "similarity")
     heads = None if head_stats is None else {name: getattr(head_stats, name).tolist() for name in measures}
     faithfulness = [asdict(row) for row in faithfulness_scores]
-    return {"model": run, "images": images, "heads": heads, "faithfulness": faithfulness, "out": str(out), "files": written}
+    return {"model": source, "images": images, "heads": heads, "faithfulness": faithfulness, "out": str(out), "files": written}

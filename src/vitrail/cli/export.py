@@ -4,10 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json, progress_bars
-from vitrail.cli.options import JsonOption, check_output_file, parse_merge_tokens
+from vitrail.cli.options import JsonOption, ModelArgument, check_output_file, parse_merge_tokens
 from vitrail.cli.panels import int8_option, model_option, output_option, verification_option
 from vitrail.errors import VitrailError, printable
 
@@ -21,12 +19,12 @@ EXPORT_SUFFIXES = {"onnx": ".onnx", "int8": ".int8.onnx", "program": ".pt2"}
 
 
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name.")],
+    run: ModelArgument,
     to: Annotated[
         Literal["onnx", "int8", "program"], output_option(help="Format: ONNX, int8 ONNX for CPUs, or a torch.export program.")
     ] = "onnx",
     out: Annotated[
-        Path | None, output_option(metavar="FILE", help="File to write; default: the run's name, in this folder.")
+        Path | None, output_option(metavar="FILE", help="File to write; default: the model's name, in this folder.")
     ] = None,
     dynamic: Annotated[bool, model_option("--dynamic", help="Accept images of any height and width.")] = False,
     data: Annotated[

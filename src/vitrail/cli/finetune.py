@@ -6,7 +6,6 @@ takes them.
 """
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -52,7 +51,8 @@ def finetune(
     weights: Annotated[
         str | None,
         typer.Argument(
-            metavar="WEIGHTS", help="Weights to start from: a run, a model folder, .npz, .safetensors, .pth, or hf:owner/name."
+            metavar="WEIGHTS",
+            help="Weights to start from: a published model such as dinov2-s14 (vitrail models), a run, a file, hf:owner/name.",
         ),
     ] = None,
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="Image folder or any other labelled dataset.")] = None,
@@ -95,6 +95,7 @@ def finetune(
 ) -> None:
     """Fine-tune pretrained weights on the classes of your images."""
     from vitrail.training.prepare import RecipeOptions, prepare_finetuning
+    from vitrail.weights.catalogue import is_available
 
     if epochs is not None and minutes is not None:
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
@@ -105,11 +106,11 @@ def finetune(
         return
     if weights is None or data is None:
         raise VitrailError(
-            "finetune needs weights and a dataset; try vitrail finetune hf:google/vit-base-patch16-224 photos, "
-            "with any published ViT file, model folder or run of yours as the weights"
+            "finetune needs weights and a dataset; try vitrail finetune dinov2-s14 photos, "
+            "with any name of `vitrail models`, published ViT file, model folder or run of yours as the weights"
         )
     size = parse_size(image, "--image-size") if image else None
-    if out is not None and (out / "recipe.json").is_file() and not weights.startswith("hf:") and not Path(weights).exists():
+    if out is not None and (out / "recipe.json").is_file() and not is_available(weights):
         raise VitrailError(f"{weights} does not exist; {out} resumes without it: vitrail finetune --resume {out}")
 
     def prepare(progress: "Progress", group: "ProcessGroup") -> "PreparedRun":

@@ -7,6 +7,8 @@ from typing import Any  # typer's own context and parameter types are private
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
+from vitrail.cli.panels import PANELS
+
 METAVARS = {"int": "N", "int range": "N", "float": "X", "float range": "X", "path": "PATH", "list[int]": "N"}
 INVALID = {
     r"Value error, .* is not one of (.*)\.": r"must be one of \1",
@@ -48,9 +50,9 @@ class Group(TyperGroup):
 
 
 def _name_values(params: Sequence[Any], ctx: Any) -> list[Any]:
-    """Give every parameter a name for its value; ``--help`` joins the last panel instead of having one above all others."""
-    panel = None
-    for param in params:
+    """Give every parameter a name for its value, and order the panels; ``--help`` joins the last one."""
+    panel, ordered = None, sorted(params, key=_panel_index)
+    for param in ordered:
         if isinstance(param, TyperArgument):
             param.display_type_rich = lambda ctx: None  # type: ignore[method-assign]  # its name and help say what it is
         elif param.name == "help":
@@ -59,4 +61,10 @@ def _name_values(params: Sequence[Any], ctx: Any) -> list[Any]:
             kind = param.display_type(ctx).strip("<>")
             param.metavar = "" if param.is_flag else kind if "|" in kind else METAVARS.get(kind, "NAME")
         panel = getattr(param, "rich_help_panel", None)
-    return list(params)
+    return ordered
+
+
+def _panel_index(param: Any) -> int:
+    """Return the position of a parameter's panel; arguments and options of no panel come first, ``--help`` last."""
+    panel = getattr(param, "rich_help_panel", None)
+    return len(PANELS) if param.name == "help" else PANELS.index(panel) if panel in PANELS else -1

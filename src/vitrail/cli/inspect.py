@@ -1,6 +1,7 @@
 """``vitrail inspect``: shapes, parameters, MACs and memory of a model; with ``--trace``, statistics of a real pass."""
 
 import os
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrail.cli.console import add_row, format_bytes, format_count, format_si, make_console, make_table, print_json
-from vitrail.cli.options import JsonOption, SettingsOption, parse_size
+from vitrail.cli.options import MODEL_HELP, JsonOption, SettingsOption, parse_size
 from vitrail.cli.panels import model_option, run_option
 from vitrail.config import build_config, to_dict
 from vitrail.errors import VitrailError, first_line, printable
@@ -16,6 +17,7 @@ from vitrail.models.config import ModelConfig
 from vitrail.models.cost import Cost, cost
 from vitrail.models.cost.counter import Stage
 from vitrail.models.variants import parse_name
+from vitrail.weights.catalogue import check_name, find_published, path_exists
 from vitrail.weights.model_folder import is_model_folder, read_config, read_metadata, resolve_run, training_metadata
 
 if TYPE_CHECKING:
@@ -28,9 +30,7 @@ if TYPE_CHECKING:
 def inspect(
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="RUN_OR_NAME", help="Run, model folder, weight file, hf:owner/name, or a variant: B/16, R50+B/16, R50x1."
-        ),
+        typer.Argument(metavar="MODEL", help=f"{MODEL_HELP}, hf:owner/name, or a variant: B/16, R50+B/16, R50x1."),
     ],
     image: Annotated[
         str | None, model_option("--image-size", metavar="H[xW]", help="Height and width of the input images in pixels.")
@@ -64,10 +64,18 @@ def _config(model: str, changes: dict[str, Any], settings: list[str]) -> ModelCo
                 f"{model} has a fixed configuration; --image-size, --classes and --set need a variant such as B/16"
             )
         return read_config(folder)
-    if model.startswith("hf:") or os.path.exists(model):
+    if model.startswith("hf:") or path_exists(model):
         return _checkpoint_config(model, changes, settings)
+    if (published := find_published(model)) is not None:  # nothing is downloaded
+        if settings:
+            raise VitrailError(f"{model} has a fixed configuration; --set needs a variant such as B/16")
+        return replace(published.config, **changes)
     if Path(model).suffix or model.count("/") > 1:  # a path, since no variant has a dot or two slashes
-        raise VitrailError(f"{model} does not exist; name a run, a weight file, hf:owner/name, or a variant such as B/16")
+        raise VitrailError(
+            f"{model} does not exist; name a run, a weight file, hf:owner/name, or a name such as dinov2-s14 or B/16"
+        )
+    if "/" not in model and "-" in model:  # like a published model's name
+        check_name(model)
     kind, values = parse_name(model)
     return build_config(kind, {**values, **changes}, settings, prefix="model.")
 

@@ -24,6 +24,7 @@ from vitrail.cli.finetune import finetune
 from vitrail.cli.help import Command, Group, invalid_value
 from vitrail.cli.inspect import inspect
 from vitrail.cli.lab import lab
+from vitrail.cli.models import models
 from vitrail.cli.plan import plan
 from vitrail.cli.predict import predict
 from vitrail.cli.preprocess_options import with_preprocess_options
@@ -41,12 +42,13 @@ from vitrail.system import is_main_process, rank_text
 
 NON_MAIN_DELAY = 2.0  # seconds that the other ranks leave rank 0 to report an error
 
-START = "Start with: vitrail finetune hf:google/vit-base-patch16-224 photos"
+START = "Start with: vitrail finetune dinov2-s14 photos"
 EXAMPLES: dict[str, dict[Callable[..., object], str]] = {
     "Train": {
-        finetune: "vitrail finetune hf:google/vit-base-patch16-224 photos",
+        finetune: "vitrail finetune dinov2-s14 photos",
         train: "vitrail train photos --minutes 30 --out runs/photos",
         pretrain: "vitrail pretrain photos --method mae --out runs/mae",
+        models: "vitrail models --filter dinov2",
         plan: "vitrail plan paper-jft --model L/16 --nodes 4 --gpu H100",
     },
     "Evaluate": {
@@ -62,7 +64,7 @@ EXAMPLES: dict[str, dict[Callable[..., object], str]] = {
     },
     "Use": {
         predict: "vitrail predict runs/photos new/*.jpg --out predictions.csv",
-        embed: "vitrail embed runs/photos photos features.parquet",
+        embed: "vitrail embed runs/photos photos --out features.parquet",
         search: "vitrail search runs/photos photos cat.jpg --contact-sheet similar.png",
         export: "vitrail export runs/photos --to onnx --out photos.onnx",
         serve: "vitrail serve runs/photos --port 8000 --max-batch 32",

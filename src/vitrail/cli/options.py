@@ -6,22 +6,31 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vitrail.cli.panels import data_option, model_option, run_option
+from vitrail.cli.panels import data_option, model_option, output_option, run_option
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
     from vitrail.models.speedup_config import Speedups
 
-JsonOption = Annotated[bool, run_option("--json", help="Print the result as one JSON object.")]
+JsonOption = Annotated[bool, output_option("--json", help="Print the result as one JSON object.")]
 SettingsOption = Annotated[
     list[str] | None, model_option("--set", metavar="FIELD=VALUE", help="Override a configuration field; repeatable.")
 ]
 
+MODEL_HELP = "Model: a run, a folder or file of weights, a published one such as dinov2-s14 (vitrail models)"
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=f"{MODEL_HELP}, or hf:owner/name.")]
+PredictorArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help=f"{MODEL_HELP}, hf:owner/name, or an exported .onnx or .pt2 file.")
+]
 RunsAndDataArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="RUN... DATA", help="One or more runs or weights (folders, files, hf:owner/name), then a labelled dataset."
+        metavar="MODEL... DATA",
+        help="One or more models: runs, weights, names such as dinov2-s14, .onnx or .pt2 files; then a labelled dataset.",
     ),
+]
+BackendOption = Annotated[
+    Literal["auto", "torch", "onnxruntime"], model_option(help="Inference backend; auto: the one that the file needs.")
 ]
 SplitOption = Annotated[
     Literal["test", "validation", "train", "all"] | None,
@@ -93,7 +102,7 @@ def parse_merge_tokens(text: str | None) -> tuple[int | str, int]:
 def select_speedups(
     compile: bool, merge_tokens: str | None, drop_patches: float, image: str | None, device: str = "cpu"
 ) -> "Speedups | None":
-    """Return the speedups that are switched on, or None. Checks for a compiler and warns how long compiling takes."""
+    """Return the speedups that are switched on, or None. Checks for a compiler."""
     from vitrail.models.speedup_config import Speedups
 
     speedups = Speedups(
@@ -104,5 +113,10 @@ def select_speedups(
 
         if fault := compiler_fault(device):
             raise VitrailError(f"--compile does not work here ({fault}); install a C++ compiler, or leave it out")
-        typer.echo("compiling: the first batch takes about a minute, which pays off for thousands of images", err=True)
     return None if speedups == Speedups() else speedups
+
+
+def warn_about_compiling(speedups: "Speedups | None") -> None:
+    """Say how long compiling takes, once the model is loaded and so accepts it."""
+    if speedups is not None and speedups.compile:
+        typer.echo("compiling: the first batch takes about a minute, which pays off for thousands of images", err=True)

@@ -1,4 +1,4 @@
-"""Options by the panel of the help page that lists them."""
+"""Options by the panel of the help page that lists them, and the order of the panels, which is the same in every command."""
 
 from functools import partial
 
@@ -23,3 +23,9 @@ saliency_option = partial(typer.Option, rich_help_panel="Saliency")
 source_option = partial(typer.Option, rich_help_panel="Source")
 timing_option = partial(typer.Option, rich_help_panel="Timing")
 verification_option = partial(typer.Option, rich_help_panel="Verification")
+
+PREPROCESSING = "Preprocessing, if the weights do not record it"
+PANELS = (  # what goes in, what is done with it, and what comes out
+    "Data", "Source", "Cluster", "Model", PREPROCESSING, "Augmentation", "Optimisation", "Saliency", "Attention",
+    "Faithfulness", "Corruptions", "Int8", "Verification", "Network", "Batching", "Limits", "Hub", "Timing", "Run", "Output",
+)  # fmt: skip

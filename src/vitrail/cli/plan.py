@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
     from vitrail.planning.plan import Plan
     from vitrail.planning.strategy import StrategyPlan
+    from vitrail.recipes.context import RecipeContext
     from vitrail.recipes.recipe import Recipe
 
 MAX_IMAGES = 10**12  # images, far beyond any dataset
 IMAGENET = (1_281_167, 1_000)
 PAPER_DATASETS = {"paper-imagenet21k": (14_197_122, 21_843), "paper-jft": (303_000_000, 18_291)}  # images and classes
+FINETUNING_RECIPES = ("finetune", "paper-finetune")
 STRATEGY_TITLES = {"single": "one process", "ddp": "DDP", "fsdp": "FSDP2"}
 TOTAL_FORMULA = (
     "weights + gradients + optimizer_state + ema + "
@@ -54,7 +56,8 @@ def plan(
         str, cluster_option(metavar="NAME", help="GPU model: A100, A100-40, H100, H200, L4, T4, V100, RTX4090 ...")
     ] = "A100",
     model: Annotated[
-        str | None, model_option(metavar="NAME", help="Model variant, such as L/16, if the recipe allows it.")
+        str | None,
+        model_option(metavar="NAME", help="Variant such as L/16, if the recipe allows it; to fine-tune: dinov2-s14 ..."),
     ] = None,
     image: InputSizeOption = None,
     images: Annotated[
@@ -114,7 +117,28 @@ def _recipe(name: str, model: str | None, image: str | None, images: int | None,
         model=model,
         image=None if image is None else parse_size(image, "--image-size"),
     )
-    return get_recipe(name, wanted)
+    return get_recipe(name, _with_published(wanted, name))
+
+
+def _with_published(context: "RecipeContext", recipe: str) -> "RecipeContext":
+    """Return the context with the weights of a published model to initialise from, if ``--model`` names one."""
+    from vitrail.data.preprocess import vit_preprocess
+    from vitrail.recipes.context import InitWeights
+    from vitrail.weights.catalogue import CATALOGUE, check_name
+
+    published = CATALOGUE.get((context.model or "").lower())
+    if published is None:
+        if "-" in (context.model or "") and "/" not in (context.model or ""):  # like a published model's name
+            check_name(context.model or "")
+        return context
+    if recipe not in FINETUNING_RECIPES:
+        raise VitrailError(
+            f"{recipe} trains from random weights, and {published.name} is a pretrained model; try finetune or paper-finetune, "
+            f"or --model {published.variant}"
+        )
+    size = context.image or published.config.image
+    weights = InitWeights(published.name, "", replace(published.config, image=size), vit_preprocess(size))
+    return replace(context, model=None, init_weights=weights)
 
 
 def _read_recipe(path: Path) -> "Recipe":

@@ -1,4 +1,4 @@
-"""``vitrail predict``: classify images; one row of labels and probabilities each, as soon as it is computed."""
+"""``vitrail predict``: one row per image, such as labels and probabilities, as soon as it is computed."""
 
 import hashlib
 import os
@@ -22,8 +22,10 @@ from vitrail.cli.options import (
     ImageSizeOption,
     JsonOption,
     MergeTokensOption,
+    PredictorArgument,
     check_output_file,
     select_speedups,
+    warn_about_compiling,
 )
 from vitrail.cli.panels import output_option
 from vitrail.cli.part_files import (
@@ -48,7 +50,7 @@ MAX_COLUMN_WIDTH = 64  # characters of a file name or label that its column has 
 
 
 def predict(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name.")],
+    model: PredictorArgument,
     files: Annotated[
         list[str],
         typer.Argument(metavar="IMAGES...", help="Images: files, folders, 'patterns*.jpg'; - reads names from stdin."),
@@ -70,9 +72,12 @@ def predict(
     workers: WorkersOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Classify images: labels and probabilities as a table, CSV or JSON; exit code 1 if one cannot be read."""
+    """Predict images: labels and probabilities, or what else a model predicts, as a table, CSV or JSON.
+
+    The exit code is 1 if one cannot be read.
+    """
     folder = writes_part_files(out, PREDICTION_SUFFIXES, "--out", rows_per_file)
-    kind = _output_format(run, csv, jsonl, out, json, folder)
+    kind = _output_format(model, csv, jsonl, out, json, folder)
     if "-" in files and is_distributed():
         raise VitrailError("several processes cannot share stdin; name folders or patterns instead of -")
     with main_rank_progress() as on_progress:
@@ -87,11 +92,12 @@ def predict(
     from vitrail.system import select_device
 
     speedups = select_speedups(compile, merge_tokens, drop_patches, image, select_device(device).type)
-    predictor = require_outputs(load_predictor(run, speedups=speedups, device=device))
+    predictor = require_outputs(load_predictor(model, speedups=speedups, device=device))
+    warn_about_compiling(speedups)
     if out is not None and folder:
         options = {"command": "predict", "top": top, "merge_tokens": merge_tokens, "drop_patches": drop_patches, "image": image}
         parts = _open_parts(predictor, names, out, rows_per_file, options)
-        _write_parts(run, predictor, names, parts, top, batch, workers, json)
+        _write_parts(model, predictor, names, parts, top, batch, workers, json)
         return
     predictions = iter_predictions(predictor, names, top, batch, workers)
     bad, task = 0, predictor.task
@@ -106,7 +112,7 @@ def predict(
             write(row)
             bad += row.error is not None
             on_progress("predicting", done, len(names))
-    _print_summary(run, len(names), bad, out, collected, json)
+    _print_summary(model, len(names), bad, out, collected, json)
     if bad:
         raise typer.Exit(1)
 
@@ -120,7 +126,7 @@ def _open_parts(
 
 
 def _write_parts(
-    run: str,
+    model: str,
     predictor: "Predictor",
     names: list[str],
     parts: "PartFiles",
@@ -152,7 +158,7 @@ def _write_parts(
         return
     if json:
         summary = {
-            "model": run,
+            "model": model,
             "images": done.num_images,
             "errors": done.num_bad,
             "out": str(parts.folder),
@@ -168,7 +174,7 @@ def _write_parts(
         raise typer.Exit(1)
 
 
-def _output_format(run: str, csv: bool, jsonl: bool, out: Path | None, json: bool, folder: bool) -> str | None:
+def _output_format(model: str, csv: bool, jsonl: bool, out: Path | None, json: bool, folder: bool) -> str | None:
     """Return ``.csv`` or ``.jsonl``; None for a table, or one JSON object."""
     if (csv or jsonl) and (json or out is not None or (csv and jsonl)):
         raise VitrailError("--csv, --jsonl, --json and --out choose the output format; name one of them, or --json with --out")
@@ -176,7 +182,7 @@ def _output_format(run: str, csv: bool, jsonl: bool, out: Path | None, json: boo
         return ".csv" if csv else ".jsonl" if jsonl else None
     if folder:
         return ".jsonl"
-    check_output_file(out, "--out", run, PREDICTION_SUFFIXES)
+    check_output_file(out, "--out", model, PREDICTION_SUFFIXES)
     return out.suffix.lower()
 
 
@@ -218,10 +224,12 @@ def _pad(text: str, width: int) -> str:
     return text + " " * max(width - cell_len(text), 0)
 
 
-def _print_summary(run: str, num_images: int, bad: int, out: Path | None, predictions: "list[Prediction]", json: bool) -> None:
+def _print_summary(
+    model: str, num_images: int, bad: int, out: Path | None, predictions: "list[Prediction]", json: bool
+) -> None:
     if json:
         rows = {} if out is not None else {"predictions": [asdict(row) for row in predictions]}
-        print_json({"model": run, "images": num_images, "errors": bad, "out": None if out is None else str(out), **rows})
+        print_json({"model": model, "images": num_images, "errors": bad, "out": None if out is None else str(out), **rows})
     elif bad or out is not None:
         counts = _format_counts(num_images, bad)
         typer.echo(counts if out is None else f"{counts}: {out}", err=out is None)

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
+from vitrail.cli.panels import PREPROCESSING
 from vitrail.config import parse_value
 from vitrail.data.preprocess import Interpolation, PreprocessChanges, change_assumed_preprocess
 from vitrail.errors import VitrailError
 
 
 def _option(name: str, metavar: str, text: str) -> Any:
-    panel = "Preprocessing, if the weights do not record it"
-    return Annotated[str | None, typer.Option(f"--{name}", metavar=metavar, rich_help_panel=panel, help=text)]
+    return Annotated[str | None, typer.Option(f"--{name}", metavar=metavar, rich_help_panel=PREPROCESSING, help=text)]
 
 
 OPTIONS = {

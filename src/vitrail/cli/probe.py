@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
-from vitrail.cli.options import BatchOption, JsonOption
+from vitrail.cli.options import BatchOption, JsonOption, ModelArgument
 from vitrail.cli.panels import data_option, run_option
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, printable
@@ -15,14 +15,11 @@ from vitrail.errors import VitrailError, printable
 if TYPE_CHECKING:
     from vitrail.data.sources.dataset import DatasetSplits
     from vitrail.evaluation.probe import ProbeResult, SuiteEntry
-
-WeightsArgument = Annotated[
-    str, typer.Argument(metavar="WEIGHTS", help="Run folder, or any weights: a folder, a file, hf:owner/name.")
-]
+    from vitrail.inference.predictor import Predictor
 
 
 def probe(
-    weights: WeightsArgument,
+    model: ModelArgument,
     source: Annotated[
         str | None, typer.Argument(metavar="DATA", help="Dataset: a folder, a file, or a name such as fashion or cifar10.")
     ] = None,
@@ -39,9 +36,7 @@ def probe(
 ) -> None:
     """Evaluate frozen features by few-shot, k-nearest-neighbour and linear probes."""
     if (source is None) == (suite is None):
-        raise VitrailError(
-            "name one dataset or one suite: vitrail probe WEIGHTS DATA, or vitrail probe WEIGHTS --suite FILE.toml"
-        )
+        raise VitrailError("name one dataset or one suite: vitrail probe MODEL DATA, or vitrail probe MODEL --suite FILE.toml")
 
     from vitrail.evaluation.probe import PROTOCOLS, SuiteEntry, check_protocols, load_suite
     from vitrail.evaluation.probe import probe as run_probe
@@ -53,27 +48,27 @@ def probe(
         if suite is None
         else _restrict_protocols(load_suite(suite), protocols)
     )
-    model = load_predictor(weights, device=device)
+    predictor = load_predictor(model, device=device)
     results = []
     with progress_bars() as on_progress:
         datasets = [
-            _open_dataset(entry, model, on_progress, suite) for entry in entries
+            _open_dataset(entry, predictor, on_progress, suite) for entry in entries
         ]  # so that a missing dataset is reported before the work
     for entry, data in zip(entries, datasets, strict=True):
         with progress_bars() as on_progress:
-            results.append(run_probe(model, data, entry.protocols, batch, workers, on_progress))
+            results.append(run_probe(predictor, data, entry.protocols, batch, workers, on_progress))
     if suite is None:
-        print_json({"model": weights, **asdict(results[0])}) if json else _print_result(weights, results[0])
+        print_json({"model": model, **asdict(results[0])}) if json else _print_result(model, results[0])
     else:
-        _print_suite(weights, suite, entries, results, json)
+        _print_suite(model, suite, entries, results, json)
 
 
-def _open_dataset(entry: "SuiteEntry", model: Any, on_progress: Any, suite: Path | None) -> "DatasetSplits":
+def _open_dataset(entry: "SuiteEntry", predictor: "Predictor", on_progress: Any, suite: Path | None) -> "DatasetSplits":
     from vitrail.evaluation.leakage import open_like_training
     from vitrail.evaluation.probe import select_eval_split
 
     try:
-        data = open_like_training(entry.source, model, on_progress)
+        data = open_like_training(entry.source, predictor, on_progress)
         select_eval_split(data, entry.protocols)
     except VitrailError as error:
         raise VitrailError(str(error) if suite is None else f"{entry.name} of {suite}: {error}") from None
@@ -92,10 +87,10 @@ def _restrict_protocols(entries: "tuple[SuiteEntry, ...]", protocols_wanted: tup
     return tuple(entry for entry in restricted if entry.protocols)
 
 
-def _print_result(weights: str, result: "ProbeResult") -> None:
+def _print_result(model: str, result: "ProbeResult") -> None:
     screen = make_console()
     sheet = make_table(
-        "protocol", "setting", "#accuracy", "#std", title=printable(f"{weights} on {result.dataset}: {result.eval_split}")
+        "protocol", "setting", "#accuracy", "#std", title=printable(f"{model} on {result.dataset}: {result.eval_split}")
     )
     for shots in result.fewshot or ():
         add_row(sheet, "few-shot", f"{shots.shots} shots per class", f"{shots.accuracy:.2%}", f"± {shots.std:.2%}")
@@ -113,9 +108,7 @@ def _print_result(weights: str, result: "ProbeResult") -> None:
         screen.print(printable(f"note: {note}"), soft_wrap=True)
 
 
-def _print_suite(
-    weights: str, suite: Path, entries: "tuple[SuiteEntry, ...]", results: "list[ProbeResult]", json: bool
-) -> None:
+def _print_suite(model: str, suite: Path, entries: "tuple[SuiteEntry, ...]", results: "list[ProbeResult]", json: bool) -> None:
     from vitrail.evaluation.probe import headline_metrics, mean_metrics
 
     rows = {entry.name: headline_metrics(result) for entry, result in zip(entries, results, strict=True)}
@@ -130,7 +123,7 @@ def _print_suite(
         ]
         print_json(
             {
-                "model": weights,
+                "model": model,
                 "suite": str(suite),
                 "data": datasets,
                 "groups": groups,
@@ -139,7 +132,7 @@ def _print_suite(
         )
         return
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    sheet = make_table("data", "group", *(f"#{column}" for column in columns), title=printable(f"{weights} on {suite}"))
+    sheet = make_table("data", "group", *(f"#{column}" for column in columns), title=printable(f"{model} on {suite}"))
     for entry in entries:
         add_row(sheet, printable(entry.name), printable(entry.group), *_format_cells(rows[entry.name], columns))
     sheet.add_section()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from vitrail.cli.console import add_row, format_bytes, make_console, make_table, print_json
-from vitrail.cli.options import JsonOption
+from vitrail.cli.options import JsonOption, ModelArgument
 from vitrail.cli.panels import hub_option, output_option
 from vitrail.errors import VitrailError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def push(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any weights: a folder, a file, hf:owner/name.")],
+    run: ModelArgument,
     name: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the hub.")],
     out: Annotated[
         Path | None, output_option(metavar="DIR", help="Write the files into a new folder instead of uploading.")

@@ -8,9 +8,8 @@ import typer
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
 from vitrail.cli.embed import SplitsOption, check_splits, open_splits
-from vitrail.cli.options import BatchOption, JsonOption, check_output_file
+from vitrail.cli.options import BatchOption, JsonOption, ModelArgument, check_output_file
 from vitrail.cli.panels import output_option
-from vitrail.cli.probe import WeightsArgument
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, printable
 
@@ -22,7 +21,7 @@ MAX_SHEET_IMAGES = 1000
 
 
 def search(
-    weights: WeightsArgument,
+    model: ModelArgument,
     source: Annotated[
         str, typer.Argument(metavar="DATA", help="Dataset to search: a folder, a file, or a name such as fashion or cifar10.")
     ],
@@ -48,15 +47,15 @@ def search(
 
     with progress_bars() as on_progress:
         splits = open_splits(source, split, on_progress)
-        model = load_predictor(weights, device=device)
-        hits = search_images(model, splits, query, top, batch, workers, on_progress)
+        predictor = load_predictor(model, device=device)
+        hits = search_images(predictor, splits, query, top, batch, workers, on_progress)
     if contact_sheet_path is not None:
         _draw_contact_sheet(contact_sheet_path, query, splits, hits)
     if json:
         sheet_name = None if contact_sheet_path is None else str(contact_sheet_path)
         print_json(
             {
-                "model": weights,
+                "model": model,
                 "data": source,
                 "query": str(query),
                 "hits": [asdict(hit) for hit in hits],

@@ -1,35 +1,39 @@
 """``vitrail serve``: serve a model over HTTP until it is stopped."""
 
 import logging
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitrail.cli.export import default_export_name
 from vitrail.cli.options import (
+    BackendOption,
     CompileOption,
     DropPatchesOption,
     ImageSizeOption,
     JsonOption,
     MergeTokensOption,
+    PredictorArgument,
     require_packages,
     select_speedups,
+    warn_about_compiling,
 )
-from vitrail.cli.panels import batching_option, limits_option, model_option, network_option, output_option, run_option
+from vitrail.cli.panels import batching_option, limits_option, network_option, output_option, run_option
 from vitrail.cli.run_recipe import DeviceOption, ThreadsOption
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
+    from vitrail.inference.predictor import Predictor
     from vitrail.serve.server import Started
 
 
 def serve(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, any weights, or an exported .onnx or .pt2 file.")],
+    model: PredictorArgument,
     host: Annotated[
         str, network_option(metavar="ADDRESS", help="Address to bind to; 0.0.0.0 for all interfaces.")
     ] = "127.0.0.1",
     port: Annotated[int, network_option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
-    engine: Annotated[Literal["auto", "torch", "onnxruntime"], model_option(help="Inference engine.")] = "auto",
+    backend: BackendOption = "auto",
     max_batch: Annotated[int, batching_option(metavar="B", min=1, help="Maximum number of images per batch.")] = 16,
     max_batch_delay: Annotated[
         float, batching_option(metavar="MS", min=0, help="Milliseconds that a batch waits for more images.")
@@ -102,12 +106,17 @@ def serve(
         from vitrail.serve.server import run_server
         from vitrail.system import select_device
 
+        def open_predictor() -> "Predictor":
+            predictor = load_predictor(model, backend, threads, speedups, device)
+            warn_about_compiling(speedups)
+            return predictor
+
         speedups = select_speedups(compile, merge_tokens, drop_patches, image, select_device(device).type)
         all_answered = run_server(
-            lambda: load_predictor(run, engine, threads, speedups, device),
+            open_predictor,
             config,
             listener,
-            default_export_name(run),
+            default_export_name(model),
             lambda ready: _print_ready(ready, config.token, json),
         )
     if not all_answered:
@@ -122,13 +131,14 @@ def _print_ready(started: "Started", token: str | None, json: bool) -> None:
     """Print one line once the server is ready."""
     import json as json_module
 
-    engine = started.engine
+    from vitrail.serve.pages import describe_outputs
+
+    predictor = started.predictor
     if json:
-        summary = {"url": started.url, "model": engine.source, "engine": engine.backend, "classes": len(engine.class_names)}
-        typer.echo(json_module.dumps(summary))
+        summary = {"url": started.url, "model": predictor.source, "backend": predictor.backend}
+        task, classes = predictor.task.config.name, len(predictor.class_names)
+        typer.echo(json_module.dumps({**summary, "task": task, "classes": classes}))
     else:
         token_note = ", token required" if token else ""
-        typer.echo(
-            f"{started.url}  {engine.source} with {engine.backend}, {len(engine.class_names):,} "
-            f"classes{token_note}; stop with Ctrl-C"
-        )
+        what = describe_outputs(predictor.task)
+        typer.echo(f"{started.url}  {predictor.source} with {predictor.backend}, {what}{token_note}; stop with Ctrl-C")

@@ -21,7 +21,9 @@ MIN_TOKEN_LENGTH = 24  # characters of the token at least, so that it cannot be 
 def studio(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RUN|WEIGHTS...", help="Runs, also while they train, or any weights; default: a small model."),
+        typer.Argument(
+            metavar="MODEL...", help="Models: runs, also while they train, weights, or hf:owner/name; default: a small model."
+        ),
     ] = None,
     data: Annotated[
         list[str] | None, data_option(metavar="DATA", help="Dataset to choose images from, besides the runs' own; repeatable.")

@@ -14,11 +14,16 @@ from vitrail.cli.preprocess_options import with_preprocess_options
 from vitrail.errors import VitrailError
 
 weights = typer.Typer(
-    name="weights", help="Show, convert and verify checkpoints of any origin.", no_args_is_help=True, cls=Group
+    name="weights",
+    help="Show, convert and verify checkpoints of any origin.",
+    epilog="Example: vitrail weights show ViT-B_16.npz",
+    no_args_is_help=True,
+    cls=Group,
 )
 
 CheckpointArgument = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="Checkpoint: a run, a model folder, .npz, .safetensors, .pth, or hf:owner/name.")
+    str,
+    typer.Argument(metavar="WEIGHTS", help="Checkpoint: a run, a model folder, .npz, .safetensors, .pth, or hf:owner/name."),
 ]
 GridOption = Annotated[
     str | None, source_option(metavar="HxW", help="Grid of the position embedding, if the file does not record it.")
@@ -36,8 +41,7 @@ def show(source: CheckpointArgument, json: JsonOption = False) -> None:
     from vitrail.weights import hub
     from vitrail.weights.read_file import read_file
 
-    path = hub.fetch(source) if source.startswith("hf:") else Path(source)
-    tensors = read_file(path).tensors
+    tensors = read_file(hub.locate(source)).tensors
     rows = [_tensor_json(name, tensor) for name, tensor in tensors.items()]
     summary = {"tensors": len(rows), "parameters": sum(tensor.numel() for tensor in tensors.values())}
     if json:

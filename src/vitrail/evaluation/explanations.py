@@ -1,6 +1,6 @@
 """Explanations of single images: the prediction, a saliency map per method, the attention of every head, and the logit lens.
 
-l layers, s states between them, h heads, k classes, t tokens, c channels, y and x the grid of patches.
+l layers, s states between them, h heads, k outputs, t tokens, c channels, y and x the grid of patches.
 """
 
 import re
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, did_you_mean
 from vitrail.explain.attention import as_vit, attention, check_indices, eval_mode, pooled_attention
 from vitrail.explain.gradient import logit_lens
 from vitrail.explain.head_statistics import token_norms
@@ -23,7 +23,9 @@ from vitrail.inference.preprocess_images import preprocess_subset
 from vitrail.layers.position import Grid
 from vitrail.models.build import Model
 from vitrail.models.vit import ViT
-from vitrail.tasks.registry import class_probabilities
+from vitrail.tasks.classification import ClassificationTask
+from vitrail.tasks.registry import model_task
+from vitrail.tasks.task import Task
 
 POOL_QUERY = "pool"  # the query is what the classifier reads
 
@@ -47,14 +49,14 @@ class Explanation:
     file: str
     image: Float[Tensor, "c height width"]  # preprocessed
     grid: Grid
-    logits: Float[Tensor, " k"]
-    probabilities: Float[Tensor, " k"]
-    target: int | None  # the class that is explained; None without a head
+    outputs: Float[Tensor, " k"]  # of a classifier, its logits
+    probabilities: Float[Tensor, " k"] | None  # of the classes; None if the model is no classifier
+    target: int | None  # the class or other output that is explained; None without a head
     saliency_maps: dict[str, Float[Tensor, "y x"]]
     layers: list[int]  # layers of the rows
     head_indices: list[int]  # indices of the heads
     attention_rows: dict[str, Float[Tensor, "l h t"]]
-    logit_lens: Float[Tensor, "s k"]  # class probabilities before the first block and after each
+    logit_lens: Float[Tensor, "s k"]  # probabilities, or outputs without any, before the first block and after each
     token_norms: Float[Tensor, "s t"]
 
 
@@ -67,9 +69,11 @@ def explain_images(
 ) -> Iterator[Explanation]:
     """Explain images one by one. ``target``: the class to explain; None: the predicted one. An empty ``methods`` gives no maps.
 
-    A model without a head has no classes: there are attention-based maps only, and neither logits nor logit lens.
+    Of a model for another task, the target is the index of an output, by default the largest. A model without a head has no
+    outputs: there are attention-based maps only, and no logit lens.
     """
     vit, selection = as_vit(model), attention_selection or AttentionSelection()
+    task = model_task(model)
     headless = not vit.config.classes
     selected_methods = tuple(CLASS_AGNOSTIC_METHODS if headless else SALIENCY_METHODS) if methods is None else methods
     class_specific = [name for name in selected_methods if name not in CLASS_AGNOSTIC_METHODS]
@@ -89,25 +93,46 @@ def explain_images(
             raise VitrailError(
                 f"the model's output for {source.describe(index)} is not finite (NaN/Inf); its weights may be damaged"
             )
-        logits = output[:0] if headless else output
-        target_class = target if target is not None or headless else int(logits.argmax())
-        target_tensor = None if target_class is None else torch.tensor([target_class], device=batch.device)
+        outputs = output[:0] if headless else output
+        target_index = target if target is not None or headless else int(outputs.argmax())
+        target_tensor = None if target_index is None else torch.tensor([target_index], device=batch.device)
+        lens = outputs.new_zeros(len(vit.blocks) + 1, 0) if headless else logit_lens(vit, batch)[:, 0]
         yield Explanation(
             file=source.describe(index),
             image=batch[0].cpu(),
             grid=vit.grid(batch),
-            logits=logits.cpu(),
-            probabilities=class_probabilities(vit, logits).cpu(),
-            target=target_class,
+            outputs=outputs.cpu(),
+            probabilities=_probabilities(task, outputs),
+            target=target_index,
             saliency_maps={name: saliency(vit, batch, name, target_tensor)[0].cpu() for name in selected_methods},
             layers=layers,
             head_indices=heads,
             attention_rows=_attention_rows(vit, batch, layers, heads, selection.queries),
-            logit_lens=torch.zeros(len(vit.blocks) + 1, 0)
-            if headless
-            else class_probabilities(vit, logit_lens(vit, batch)[:, 0]).cpu(),
+            logit_lens=lens.double().cpu() if (probabilities := _probabilities(task, lens)) is None else probabilities,
             token_norms=token_norms(vit, batch)[:, 0].cpu(),
         )
+
+
+def output_names(task: Task) -> tuple[str, ...]:
+    """Return the names of a model's outputs: the classes of a classifier, else their indices."""
+    return task.class_names if isinstance(task, ClassificationTask) else tuple(map(str, range(task.model.classes)))
+
+
+def output_index(name: str, task: Task) -> int:
+    """Return the index of a class by its name or index, or that of another task's output."""
+    names, kind = output_names(task), "class" if isinstance(task, ClassificationTask) else "output"
+    if name in names:
+        return names.index(name)
+    if name.isascii() and name.isdecimal() and len(name) < 7 and int(name) < len(names):
+        return int(name)
+    if not names:
+        raise VitrailError("a class needs a head, and a model without one (classes=0) has no classes; leave it out")
+    hint = did_you_mean(name[:80], names[:1000]) or f"; name one of its {len(names):,}, or a number from 0 to {len(names) - 1}"
+    raise VitrailError(f"the model has no {kind} {name[:80]!r}{hint}")
+
+
+def _probabilities(task: Task, outputs: Float[Tensor, "*s k"]) -> Float[Tensor, "*s k"] | None:
+    return task.probabilities(outputs.double()).cpu() if isinstance(task, ClassificationTask) and outputs.shape[-1] else None
 
 
 def check_queries(model: Model, selection: AttentionSelection) -> None:

@@ -1,4 +1,4 @@
-"""What predictors of exported files have in common: the file in memory, its metadata and hash, checks of the input."""
+"""The common part of predictors of exported files: the file in memory, its metadata and hash, checks of the input."""
 
 import hashlib
 from pathlib import Path

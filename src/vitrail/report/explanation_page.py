@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 from einops import rearrange
+from torch import Tensor
 
 from vitrail.evaluation.explanation_benchmark import MethodScore
-from vitrail.evaluation.explanations import POOL_QUERY, Explanation
+from vitrail.evaluation.explanations import POOL_QUERY, Explanation, output_names
 from vitrail.explain.attention import as_vit
 from vitrail.explain.embeddings import patch_filters, position_similarity
 from vitrail.explain.head_statistics import HeadStatistics
@@ -29,6 +30,7 @@ from vitrail.report.html import html_page, html_table
 from vitrail.tasks.registry import model_task
 
 PAGE = "index.html"
+MAX_OUTPUTS = 5  # classes or outputs that are listed
 POOL_QUERIES = {
     "cls": "the class token",
     "gap": "all patches, averaged",
@@ -76,7 +78,7 @@ def _image_section(explanation: Explanation, name: str, vit: ViT, write_file: Wr
     prediction, lens = (
         _prediction(explanation, explanation.target, name, vit, write_file)
         if explanation.target is not None
-        else ("The model has no classifier, and predicts no class.", [])
+        else ("The model has no head, and predicts nothing.", [])
     )
     return [
         f"<h2>{escape(explanation.file)}</h2>",
@@ -90,14 +92,19 @@ def _image_section(explanation: Explanation, name: str, vit: ViT, write_file: Wr
 
 
 def _prediction(explanation: Explanation, target: int, name: str, vit: ViT, write_file: WriteFile) -> tuple[str, list[str]]:
-    """Describe the prediction, and the logit lens after each layer."""
-    names = model_task(vit).class_names
-    best = explanation.probabilities.argsort(descending=True)[:5].tolist()
-    top = ", ".join(f"{escape(names[number])} {explanation.probabilities[number]:.1%}" for number in best)
-    explains = f" The class-specific maps explain <b>{escape(names[target])}</b>." if explanation.saliency_maps else ""
+    """Describe the prediction, or the outputs if the model is no classifier, and the logit lens after each layer."""
+    names = output_names(model_task(vit))
+    classifies = explanation.probabilities is not None
+    values = explanation.outputs if explanation.probabilities is None else explanation.probabilities
+    best = values.argsort(descending=True)[:MAX_OUTPUTS].tolist()
+    title = "Prediction" if classifies else "Outputs" if len(values) <= MAX_OUTPUTS else "Largest outputs"
+    separator = " " if classifies else ": "
+    top = ", ".join(f"{escape(names[index])}{separator}{_format_value(explanation, values[index])}" for index in best)
+    kind, subject = ("class", names[target]) if classifies else ("output", f"output {names[target]}")
+    explains = f" The {kind}-specific maps explain <b>{escape(subject)}</b>." if explanation.saliency_maps else ""
     chart = write_figure(_lens_chart(explanation, target, names, best), f"{name}-lens", write_file)
-    return f"Prediction: {top}.{explains}", [
-        "<h3>Logit lens: the classifier applied after each layer</h3>",
+    return f"{title}: {top}.{explains}", [
+        f"<h3>Logit lens: the {'classifier' if classifies else 'head'} applied after each layer</h3>",
         f'<div class="figures">{_lens_table(explanation, target, names)}{chart}</div>',
     ]
 
@@ -123,12 +130,19 @@ def _query_name(name: str) -> str:
 
 
 def _lens_table(explanation: Explanation, target: int, names: Sequence[str]) -> str:
-    rows = []
-    for layer, probabilities in enumerate(explanation.logit_lens):
-        first = int(probabilities.argmax())
+    rows, classifies = [], explanation.probabilities is not None
+    for layer, values in enumerate(explanation.logit_lens):
+        first = int(values.argmax())
         after = "input" if layer == 0 else str(layer - 1)
-        rows.append([after, escape(names[first]), f"{probabilities[first]:.1%}", f"{probabilities[target]:.1%}"])
-    return html_table(["after layer", "prediction", "#probability", f"#{names[target]}"], rows)
+        prediction = [escape(names[first]), _format_value(explanation, values[first])] if classifies else []
+        rows.append([after, *prediction, _format_value(explanation, values[target])])
+    columns = ["prediction", "#probability", f"#{names[target]}"] if classifies else [f"#output {names[target]}"]
+    return html_table(["after layer", *columns], rows)
+
+
+def _format_value(explanation: Explanation, value: Tensor) -> str:
+    """Return a probability as a percentage, any other output as a number."""
+    return f"{value:.4g}" if explanation.probabilities is None else f"{value:.1%}"
 
 
 def _lens_chart(explanation: Explanation, target: int, names: Sequence[str], best: Sequence[int]) -> Figure:
@@ -137,8 +151,10 @@ def _lens_chart(explanation: Explanation, target: int, names: Sequence[str], bes
         number: names[number] if names.count(names[number]) == 1 else f"{names[number]} ({number})" for number in selected
     }
     lines = {unique[number]: list(enumerate(explanation.logit_lens[:, number].tolist())) for number in selected}
-    title, columns = "Class probabilities by layer", len(explanation.logit_lens)
-    return line_chart(title, "probability", "blocks", lines, columns=columns, y_min=0, percent=True)
+    columns = len(explanation.logit_lens)
+    if explanation.probabilities is None:
+        return line_chart("Outputs by layer", "output", "blocks", lines, columns=columns)
+    return line_chart("Class probabilities by layer", "probability", "blocks", lines, columns=columns, y_min=0, percent=True)
 
 
 def _token_norms(explanation: Explanation, name: str, vit: ViT, write_file: WriteFile) -> list[str]:
@@ -199,9 +215,11 @@ def _head_scatter(title: str, unit: str, values: list[list[float]], name: str, w
 
 def _arrays(explanation: Explanation) -> dict[str, Any]:
     arrays: dict[str, Any] = {name: values.float().numpy() for name, values in explanation.saliency_maps.items()}
-    tensors = {
-        "logits": explanation.logits,
-        "probabilities": explanation.probabilities,
+    tensors = (
+        {"outputs": explanation.outputs}
+        if explanation.probabilities is None
+        else {"logits": explanation.outputs, "probabilities": explanation.probabilities}
+    ) | {
         "lens": explanation.logit_lens,
         "norms": explanation.token_norms,
     }

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from vitrail.errors import printable
 from vitrail.models.config import ModelConfig, ResNetConfig
+from vitrail.weights.catalogue import find_published
 
 CardFormat = Literal["vitrail", "huggingface"]
 METRIC_NAMES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "knn": "20-NN accuracy", "ece": "calibration error (ECE)"}
@@ -26,14 +27,20 @@ def yaml_header(metadata: Mapping[str, Any], config: ModelConfig, name: str, lic
         header["license"] = license
     if str(dataset.get("name", "")).startswith("hf:"):
         header["datasets"] = [dataset["name"].removeprefix("hf:")]
-    if str(recipe.get("init_from", "")).startswith("hf:"):
-        header["base_model"] = recipe["init_from"].removeprefix("hf:")
+    if base := _base_model(str(recipe.get("init_from", ""))):
+        header["base_model"] = base
     split = reported_split(metadata)
     if config.classes and split and "top1" in metadata["metrics"][split]:
         header["metrics"] = ["accuracy"]
         header["model-index"] = [_model_index(metadata, name, split)]
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in header.items()]
     return "\n".join(["---", *lines, "---"])
+
+
+def _base_model(init_from: str) -> str | None:
+    """Return the hub repository of the weights that were fine-tuned, if they came from one."""
+    model = find_published(init_from)
+    return model.repository if model else init_from.removeprefix("hf:") if init_from.startswith("hf:") else None
 
 
 def _model_index(metadata: Mapping[str, Any], name: str, split: str) -> dict[str, Any]:

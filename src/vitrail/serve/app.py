@@ -17,7 +17,6 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from vitrail.errors import printable
 from vitrail.inference.predictor import Predictor
 from vitrail.serve.batcher import Batcher
 from vitrail.serve.config import ServeConfig
@@ -25,7 +24,7 @@ from vitrail.serve.errors import RequestError, not_ready
 from vitrail.serve.metrics import Metrics
 from vitrail.serve.middleware import IMAGE_PATHS, AdmissionMiddleware, ServerState, respond_with_error
 from vitrail.serve.pages import docs_page, front_page
-from vitrail.serve.routes import add_routes
+from vitrail.serve.routes import add_routes, invalid_parameter
 from vitrail.serve.schema import StatusResponse, error_responses, success_response
 from vitrail.web.http import CLIENT_CLOSED_REQUEST, error_response, json_response
 
@@ -38,14 +37,14 @@ HTML_HEADERS = {
 
 
 def create_serve_app(
-    open_engine: Callable[[], Predictor],
+    open_predictor: Callable[[], Predictor],
     config: ServeConfig | None = None,
     source: str = "a model",
     on_loaded: Callable[[], None] = lambda: None,
 ) -> FastAPI:
-    """Build the application; ``on_loaded`` is called once the engine has loaded or failed."""
+    """Build the application; ``on_loaded`` is called once the predictor has loaded or failed."""
     config, metrics = config or ServeConfig(), Metrics()
-    batcher = Batcher(open_engine, config, metrics)
+    batcher = Batcher(open_predictor, config, metrics)
     server_state = ServerState(config, batcher, metrics, Path(source).name or source)
 
     @asynccontextmanager
@@ -91,7 +90,7 @@ def _add_status_routes(app: FastAPI, server_state: ServerState) -> None:
     )
     async def readyz() -> Response:
         """Readiness: the server accepts images, not while it loads its model or shuts down."""
-        if server_state.draining or server_state.batcher.engine is None:
+        if server_state.draining or server_state.batcher.predictor is None:
             status = "draining" if server_state.draining else "loading its model"
             return error_response(503, not_ready(status).message, {"Retry-After": "1"})
         return json_response({"status": "ready"})
@@ -109,8 +108,8 @@ def _add_status_routes(app: FastAPI, server_state: ServerState) -> None:
     @app.get("/", include_in_schema=False)
     async def front() -> Response:
         # Nothing about the model is shown if a token is required.
-        engine = server_state.batcher.engine if server_state.config.token is None else None
-        return Response(front_page(engine, server_state.source, server_state.config), 200, HTML_HEADERS, "text/html")
+        predictor = server_state.batcher.predictor if server_state.config.token is None else None
+        return Response(front_page(predictor, server_state.source, server_state.config), 200, HTML_HEADERS, "text/html")
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
@@ -125,7 +124,7 @@ def _add_gauges(server_state: ServerState) -> None:
         "vitrail_body_bytes": ("Bytes of request bodies in memory.", lambda: batcher.body_bytes),
         "vitrail_ready": (
             "Whether the server accepts images.",
-            lambda: batcher.engine is not None and not server_state.draining,
+            lambda: batcher.predictor is not None and not server_state.draining,
         ),
     }
 
@@ -143,9 +142,7 @@ def _add_error_handlers(app: FastAPI, server_state: ServerState) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        message = f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}, got {str(first.get('input'))[:80]!r}"
-        return error_response(422, printable(message))
+        return error_response(422, invalid_parameter(error))
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> Response:

@@ -49,24 +49,24 @@ class QueuedImage:
 
 
 class Batcher:
-    """Bounded queue and compute thread, which loads the engine; before that, and after ``close``, nothing is accepted."""
+    """Bounded queue and compute thread, which loads the predictor; before that, and after ``close``, nothing is accepted."""
 
-    def __init__(self, open_engine: Callable[[], Predictor], config: ServeConfig, metrics: Metrics) -> None:
+    def __init__(self, open_predictor: Callable[[], Predictor], config: ServeConfig, metrics: Metrics) -> None:
         self.config, self.metrics = config, metrics
-        self.engine: Predictor | None = None
-        self.error: BaseException | None = None  # why the engine could not be loaded
+        self.predictor: Predictor | None = None
+        self.error: BaseException | None = None  # why the predictor could not be loaded
         self.closing = False
         self.in_flight = self.decoding = self.body_bytes = 0  # images; of these, not yet decoded; bytes of request bodies
         self.seconds_per_image = 0.0  # recent seconds per image
-        self._open_engine = open_engine
+        self._open_predictor = open_predictor
         self._queue: deque[QueuedImage] = deque()
         self._lock = Condition()
 
     def start(self, on_loaded: Callable[[], None]) -> None:
-        """Start the threads; ``on_loaded`` is called on the running loop once the engine has loaded or failed."""
+        """Start the threads; ``on_loaded`` is called on the running loop once the predictor has loaded or failed."""
         self._loop, self._on_loaded, self.closing = asyncio.get_running_loop(), on_loaded, False
         self._decode_pool = ThreadPoolExecutor(self.config.decode_workers or available_cores(), "vitrail-decoder")
-        self._thread = Thread(target=self._run, name="vitrail-engine", daemon=True)
+        self._thread = Thread(target=self._run, name="vitrail-compute", daemon=True)
         self._thread.start()
 
     @property
@@ -78,7 +78,7 @@ class Batcher:
 
     def check_admission(self, count: int = 1) -> None:
         """Refuse images that exceed the queue, or would miss the deadline at the recent throughput."""
-        if self.closing or self.engine is None:
+        if self.closing or self.predictor is None:
             raise not_ready("draining" if self.closing else "loading its model")
         wait = self.in_flight * self.seconds_per_image
         if self.in_flight + count > self.config.max_queue or (
@@ -132,10 +132,10 @@ class Batcher:
 
     def _decode(self, image: QueuedImage, content: bytes) -> None:
         outcome: RequestError | None = None
-        if image.future.done() or self.engine is None:
+        if image.future.done() or self.predictor is None:
             outcome = deadline_exceeded()
         else:
-            result = _preprocess(content, self.engine.preprocess, self.config.max_pixels)
+            result = _preprocess(content, self.predictor.preprocess, self.config.max_pixels)
             image.pixels, outcome = (None, result) if isinstance(result, RequestError) else (result, None)
         size, content = len(content), b""
         with self._lock:
@@ -150,27 +150,29 @@ class Batcher:
 
     def _run(self) -> None:
         try:
-            self.engine = self.engine or self._warm_up(self._open_engine())
+            self.predictor = self.predictor or self._warm_up(self._open_predictor())
         except BaseException as error:
             self.error = error
         with suppress(RuntimeError):  # the loop is closed: stopped while loading
             self._loop.call_soon_threadsafe(self._on_loaded)
-        while self.engine is not None and (batch := self._next_batch()):
+        while self.predictor is not None and (batch := self._next_batch()):
             start = time.monotonic()
             for image in batch:
                 image.started = True
-            self._compute(self.engine, batch)
+            self._compute(self.predictor, batch)
             self.metrics.count_batch(len(batch), time.monotonic() - start)
 
-    def _warm_up(self, engine: Predictor) -> Predictor:
-        """Run the engine once, so that no client waits for compilation or allocation, and time it."""
-        require_outputs(engine)
-        blank = np.full((self.config.max_batch, *engine.preprocess.image_size, len(engine.preprocess.mean)), 128, np.uint8)
-        engine.outputs(blank[:1])
+    def _warm_up(self, predictor: Predictor) -> Predictor:
+        """Run the predictor once, so that no client waits for compilation or allocation, and time it."""
+        require_outputs(predictor)
+        blank = np.full(
+            (self.config.max_batch, *predictor.preprocess.image_size, len(predictor.preprocess.mean)), 128, np.uint8
+        )
+        predictor.outputs(blank[:1])
         start = time.monotonic()
-        engine.outputs(blank)
+        predictor.outputs(blank)
         self.seconds_per_image = (time.monotonic() - start) / len(blank)
-        return engine
+        return predictor
 
     def _next_batch(self) -> list[QueuedImage]:
         """Return the next batch in order of arrival; empty once the batcher is closed and drained."""
@@ -199,17 +201,17 @@ class Batcher:
         while self._queue and (self._queue[0].future.done() or self._queue[0].arrived_at <= oldest_arrival):
             self._resolve([(self._queue.popleft(), deadline_exceeded())])
 
-    def _compute(self, engine: Predictor, batch: list[QueuedImage]) -> None:
+    def _compute(self, predictor: Predictor, batch: list[QueuedImage]) -> None:
         try:
             job, pixels = batch[0].job, [image.pixels for image in batch if image.pixels is not None]
-            outcomes = list(engine.outputs(np.stack(pixels))) if job is None else [job(engine, pixels[0])]
+            outcomes = list(predictor.outputs(np.stack(pixels))) if job is None else [job(predictor, pixels[0])]
             assert len(outcomes) == len(batch)
         except RequestError as error:
             outcomes = [error]
         except Exception:
             if len(batch) > 1:
                 for image in batch:
-                    self._compute(engine, [image])
+                    self._compute(predictor, [image])
                 return
             log.exception("the model failed on an image")
             outcomes = [RequestError(500, MODEL_FAILED_MESSAGE, "failed", is_image_error=True)]

@@ -6,6 +6,8 @@ from typing import Any
 
 from vitrail.inference.predictor import Predictor
 from vitrail.serve.config import MEBIBYTE, ServeConfig
+from vitrail.tasks.classification import ClassificationTask
+from vitrail.tasks.task import Task
 
 HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Vitrail</title><style>
@@ -20,6 +22,11 @@ SCRIPT = """<script>
 const form=document.forms[0],out=document.querySelector("#out"),pre=document.querySelector("pre");
 pre.textContent=pre.textContent.replaceAll("http://HOST",location.origin);
 function add(tag,text){const element=document.createElement(tag);element.textContent=text;out.append(element);return element}
+function cells(row){  // of a classifier the labels, of any other task its fields
+  if(row.top)return row.top.map(entry=>[entry.label,(100*entry.probability).toFixed(2)+" %"]);
+  return Object.entries(row).filter(([name])=>name!=="file").map(([name,value])=>[name,show(value)])}
+function show(value){
+  return typeof value==="number"?String(Number(value.toPrecision(6))):typeof value==="string"?value:JSON.stringify(value)}
 form.addEventListener("submit",async event=>{
   event.preventDefault();out.textContent="...";
   const body=new FormData();for(const file of form.files.files)body.append("files",file);
@@ -29,8 +36,8 @@ form.addEventListener("submit",async event=>{
     const rows=result.predictions||result.images;out.textContent=rows?"":result.error;
     for(const row of rows||[]){
       add("h3",row.file);if(row.error){add("p",row.error);continue}
-      const table=add("table","");for(const entry of row.top){const line=table.insertRow();
-        line.insertCell().textContent=entry.label;line.insertCell().textContent=(100*entry.probability).toFixed(2)+" %"}}
+      const table=add("table","");for(const [name,value] of cells(row)){const line=table.insertRow();
+        line.insertCell().textContent=name;line.insertCell().textContent=value}}
     if(form.explain.checked&&form.files.files.length===1&&response.ok){
       const file=form.files.files[0],map=await fetch("/explain",{method:"POST",body:file,
         headers:{...headers,Accept:"image/png","Content-Type":file.type||"application/octet-stream"}});
@@ -41,11 +48,11 @@ form.addEventListener("submit",async event=>{
 </script>"""
 
 
-def front_page(engine: Predictor | None, source: str, config: ServeConfig) -> str:
-    """Return the page with the model's name and a form to classify images."""
-    description = "A Vision Transformer that classifies images."
-    if engine is not None:
-        description = f"{source}: {len(engine.class_names):,} classes, served with {engine.backend}."
+def front_page(predictor: Predictor | None, source: str, config: ServeConfig) -> str:
+    """Return the page with the model's name and a form to predict images."""
+    description = "A Vision Transformer that predicts images."
+    if predictor is not None:
+        description = f"{source}: {describe_outputs(predictor.task)}, served with {predictor.backend}."
     token = "<p><label>Token <input type=password name=token></label>" if config.token else ""
     auth_option = '-H "Authorization: Bearer TOKEN" ' if config.token else ""
     pixels = f"{config.max_pixels / 1e6:,.3g} million" if config.max_pixels >= 1e6 else f"{config.max_pixels:,}"
@@ -58,6 +65,13 @@ def front_page(engine: Predictor | None, source: str, config: ServeConfig) -> st
 
 curl {auth_option}-F files=@cat.jpg -F files=@dog.jpg http://HOST/predict</pre>
 <p><a href="/docs">API documentation</a>, <a href="/openapi.json">OpenAPI schema</a>.{SCRIPT}"""
+
+
+def describe_outputs(task: Task) -> str:
+    """Return what a model predicts: ``10 classes``, or the name of another task."""
+    if not isinstance(task, ClassificationTask):
+        return f"a model for {task.config.name}"
+    return f"{len(task.class_names):,} {'class' if len(task.class_names) == 1 else 'classes'}"
 
 
 def docs_page(schema: dict[str, Any]) -> str:

@@ -1,10 +1,9 @@
 """Turn outputs and saliency maps into responses, with the same labels and probabilities as ``vitrail.predict``.
 
-k classes, y and x the grid of patches.
+y and x the grid of patches.
 """
 
 import io
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +14,8 @@ from jaxtyping import Float32, UInt8
 from numpy import ndarray
 from PIL import Image
 
-from vitrail.errors import VitrailError, did_you_mean
+from vitrail.errors import VitrailError, printable
+from vitrail.evaluation.explanations import output_index, output_names
 from vitrail.explain.saliency import CLASS_AGNOSTIC_METHODS, saliency
 from vitrail.inference.predict import finite_predictions
 from vitrail.inference.predictor import Predictor, TorchPredictor
@@ -36,23 +36,27 @@ def prediction_json(outputs: Float32[ndarray, " ..."], task: Task, top_k: int) -
     return {name: value for name, value in asdict(prediction).items() if name not in ("file", "error")}
 
 
-def saliency_job(engine: Predictor, method: str, target: str | None) -> Job:
+def saliency_job(predictor: Predictor, method: str, target: str | None) -> Job:
     """Return a job for the compute thread: the prediction for one image and its saliency map."""
-    if not isinstance(engine, TorchPredictor):
-        raise RequestError(501, f"{engine.backend} cannot compute saliency maps; serve the run itself for that", "type")
-    target_index = None if target is None else _class_index(target, engine.class_names)
+    if not isinstance(predictor, TorchPredictor):
+        raise RequestError(501, f"{predictor.backend} cannot compute saliency maps; serve the run itself for that", "type")
+    try:
+        target_index = None if target is None else output_index(target, predictor.task)
+    except VitrailError as error:
+        raise RequestError(422, printable(str(error)), "type") from None
+    names = output_names(predictor.task)  # none if the outputs are those of a decoder, which maps cannot explain
 
     def compute(_: Predictor, pixels: UInt8[ndarray, "height width c"]) -> dict[str, Any]:
-        outputs = engine.outputs(pixels[None])[0]  # only the compute thread uses the engine
-        class_index = int(outputs.argmax()) if target_index is None else target_index
+        outputs = predictor.outputs(pixels[None])[0]  # only the compute thread uses the predictor
+        index = int(outputs.argmax()) if target_index is None and names else target_index
         try:
-            targets = None if method in CLASS_AGNOSTIC_METHODS else torch.tensor([class_index])
-            values = saliency(engine.model, engine.normalised(pixels[None]), method, targets)[0]
-        except VitrailError as error:  # a ResNet has no patches
+            targets = None if index is None or method in CLASS_AGNOSTIC_METHODS else torch.tensor([index])
+            values = saliency(predictor.encoder, predictor.normalised(pixels[None]), method, targets)[0]
+        except VitrailError as error:  # a ResNet has no patches, an encoder with a decoder no classes
             raise RequestError(501, str(error), "type") from None
-        prediction = prediction_json(outputs, engine.task, 1)
+        prediction = prediction_json(outputs, predictor.task, 1)
         prediction.pop("top", None)
-        explained = {"explained": engine.class_names[class_index], "method": method}
+        explained = {"explained": "" if index is None else names[index], "method": method}
         return {**prediction, **explained, "map": values.detach().float().cpu().numpy(), "pixels": pixels}
 
     return compute
@@ -69,16 +73,3 @@ def saliency_overlay(pixels: UInt8[ndarray, "height width c"], grid: Float32[nda
     file = io.BytesIO()
     Image.fromarray(np.round((1 - OVERLAY_OPACITY) * background + OVERLAY_OPACITY * heatmap).astype(np.uint8)).save(file, "PNG")
     return file.getvalue()
-
-
-def _class_index(name: str, labels: Sequence[str]) -> int:
-    if name in labels:
-        return labels.index(name)
-    if name.isascii() and name.isdecimal() and len(name) < 7 and int(name) < len(labels):
-        return int(name)
-    raise RequestError(
-        422,
-        f"the model has no class {name[:80]!r} among its {len(labels)}"
-        f"{did_you_mean(name[:80], labels[:1000]) or '; name one of them, or a number'}",
-        "type",
-    )

@@ -6,9 +6,10 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.requests import ClientDisconnect
 
-from vitrail.errors import printable
+from vitrail.errors import did_you_mean, printable
 from vitrail.explain.saliency import SALIENCY_METHODS
 from vitrail.inference.predictor import Predictor
 from vitrail.serve.batcher import Job, QueuedImage
@@ -21,7 +22,12 @@ from vitrail.web.http import json_response, on_disconnect
 
 SaliencyMethod = StrEnum("SaliencyMethod", {name: name for name in SALIENCY_METHODS})  # type: ignore[misc]  # members from SALIENCY_METHODS
 DEFAULT_METHOD = SaliencyMethod("rollout")
-TopParameter = Annotated[int | None, Query(ge=1, le=100_000, description="Number of labels per image.")]
+MAX_LABELS = 100_000
+TopParameter = Annotated[int | None, Query(ge=1, le=MAX_LABELS, description="Number of labels per image, from a classifier.")]
+PARAMETERS = {  # what each must be, and a value that works
+    "top": (f"a whole number from 1 to {MAX_LABELS:,}", "5"),
+    "method": (f"one of {', '.join(SALIENCY_METHODS)}", str(DEFAULT_METHOD)),
+}
 
 
 def add_routes(app: FastAPI, server_state: ServerState) -> None:
@@ -30,19 +36,20 @@ def add_routes(app: FastAPI, server_state: ServerState) -> None:
 
     @app.post("/predict", responses={**success_response(PredictResponse), **error_responses(*statuses)}, **route_options)
     async def predict(request: Request, top: TopParameter = None) -> Response:
-        """Classify images: one as the body, or any number as files of a multipart form.
+        """Predict images: one as the body, or any number as files of a multipart form.
 
         200 if at least one image succeeded; the others have an error each. If all failed, the status is that of the first.
         """
+        _check_names(request, "top")
         names, outcomes = await _run_images(server_state, request)
-        engine = _require_engine(server_state)
+        predictor = _require_predictor(server_state)
         count = top or server_state.config.top_k
         return _respond(
             server_state,
             names,
             outcomes,
             "predictions",
-            lambda row: prediction_json(row, engine.task, count),
+            lambda row: prediction_json(row, predictor.task, count),
         )
 
     png_or_json = success_response(ExplainResponse, content={"image/png": {"schema": {"type": "string", "format": "binary"}}})
@@ -52,17 +59,35 @@ def add_routes(app: FastAPI, server_state: ServerState) -> None:
         request: Request,
         method: Annotated[SaliencyMethod, Query(description="Saliency method.")] = DEFAULT_METHOD,
         target: Annotated[
-            str | None, Query(alias="class", description="Class to explain; default: the predicted class.")
+            str | None,
+            Query(alias="class", description="Class to explain, or the index of another output; default: the predicted class."),
         ] = None,
     ) -> Response:
         """Compute saliency maps; with ``Accept: image/png`` and a single image, drawn over the model's input."""
-        job = saliency_job(_require_engine(server_state), str(method), target)
+        _check_names(request, "method", "class")
+        job = saliency_job(_require_predictor(server_state), str(method), target)
         names, outcomes = await _run_images(server_state, request, job)
         if "image/png" in request.headers.get("accept", "") and len(outcomes) == 1 and isinstance(outcomes[0], dict):
             server_state.metrics.count_images("predicted")
             drawing = await asyncio.to_thread(saliency_overlay, outcomes[0]["pixels"], outcomes[0]["map"])
             return Response(drawing, media_type="image/png")
         return _respond(server_state, names, outcomes, "explanations", _saliency_json)
+
+
+def invalid_parameter(error: RequestValidationError) -> str:
+    """Return one sentence about the first parameter with an invalid value."""
+    first = error.errors()[0]
+    name, value = ".".join(map(str, first["loc"][1:])), str(first.get("input"))[:80]
+    rule, example = PARAMETERS.get(name, ("as /docs describes it", ""))
+    return printable(f"{name} must be {rule}, got {value!r}" + (f"; try {name}={example}" if example else ""))
+
+
+def _check_names(request: Request, *known: str) -> None:
+    """Refuse a misspelt parameter, which would have no effect."""
+    for name in request.query_params:
+        if name not in known:
+            hint = did_you_mean(name[:80], known) or f"; there is {' and '.join(known)}"
+            raise RequestError(422, printable(f"{request.url.path} has no parameter {name[:80]!r}{hint}"), "parameter")
 
 
 async def _run_images(server_state: ServerState, request: Request, job: Job | None = None) -> tuple[list[str], list[Any]]:
@@ -115,7 +140,7 @@ def _saliency_json(outcome: dict[str, Any]) -> dict[str, Any]:
     return {**{name: value for name, value in outcome.items() if name != "pixels"}, "map": outcome["map"].tolist()}
 
 
-def _require_engine(server_state: ServerState) -> Predictor:
-    if server_state.batcher.engine is None:
+def _require_predictor(server_state: ServerState) -> Predictor:
+    if server_state.batcher.predictor is None:
         raise not_ready("loading its model")
-    return server_state.batcher.engine
+    return server_state.batcher.predictor

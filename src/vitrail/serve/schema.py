@@ -11,8 +11,8 @@ class LabelProbability(BaseModel):
 
 
 class ImagePrediction(BaseModel):
-    """Prediction for an image: of a classifier the most probable classes, most probable first; of another task the fields of
-    its predictions."""
+    """Prediction for an image: from a classifier the most probable classes, most probable first; from a model for another task
+    the fields of its predictions."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -45,7 +45,9 @@ class SaliencyMap(BaseModel):
     file: str
     label: str = Field(default="", description="The most probable class.")
     probability: float = Field(default=0, ge=0, le=1)
-    explained: str = Field(description="Class that the map explains.")
+    explained: str = Field(
+        description="Class that the map explains, or the index of another output; empty if the model has neither."
+    )
     method: str
     map: list[list[float]]
 
@@ -91,7 +93,7 @@ STATUS_DESCRIPTIONS = {
     415: "The content type is not supported.",
     422: "No image could be read, or a parameter is invalid.",
     500: "The model failed on every image.",
-    501: "The engine or the model does not support this.",
+    501: "The backend or the model does not support this.",
     503: "The server is full, loading or shutting down; see Retry-After.",
     504: "The request timed out in the queue.",
 }

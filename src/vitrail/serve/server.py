@@ -29,14 +29,14 @@ TOO_MANY_CONNECTIONS = (
 
 @dataclass(frozen=True)
 class Started:
-    """Address and engine of a server that is ready."""
+    """Address and predictor of a server that is ready."""
 
     url: str
-    engine: Predictor
+    predictor: Predictor
 
 
 def run_server(
-    open_engine: Callable[[], Predictor],
+    open_predictor: Callable[[], Predictor],
     config: ServeConfig,
     listener: socket.socket,
     source: str,
@@ -46,12 +46,12 @@ def run_server(
     server: Server | None = None
 
     def on_loaded() -> None:
-        if state.batcher.engine is None and server is not None:
+        if state.batcher.predictor is None and server is not None:
             server.should_exit = True
-        elif state.batcher.engine is not None and not state.draining:  # else it is already shutting down
-            on_ready(Started(socket_url(listener), state.batcher.engine))
+        elif state.batcher.predictor is not None and not state.draining:  # else it is already shutting down
+            on_ready(Started(socket_url(listener), state.batcher.predictor))
 
-    app = create_serve_app(open_engine, config, source, on_loaded)
+    app = create_serve_app(open_predictor, config, source, on_loaded)
     state: ServerState = app.state.server_state
     server = Server(
         app,

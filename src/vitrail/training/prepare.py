@@ -21,6 +21,7 @@ from vitrail.recipes.registry import SSL_METHODS, get_recipe
 from vitrail.recipes.task_config import Classification, TaskConfig
 from vitrail.training.dataset import open_training_data
 from vitrail.training.process_group import SINGLE_PROCESS, ProcessGroup
+from vitrail.weights.catalogue import check_name, is_available
 from vitrail.weights.init_from import weights_hash
 from vitrail.weights.load import load, quiet_loading
 
@@ -238,21 +239,17 @@ def _apply_options(recipe: Recipe, data: DatasetSplits, options: RecipeOptions, 
 
 
 def _load_weights(weights: str, image: Pair | None, recipe: str) -> Model:
-    if not weights.startswith("hf:") and not _exists(weights):
-        hint = "WEIGHTS is a run, a model folder, an .npz, .safetensors or .pth file, or hf:owner/name"
+    if not is_available(weights):
+        check_name(weights)
+        hint = (
+            "WEIGHTS is a run, a model folder, an .npz, .safetensors or .pth file, hf:owner/name, or a name of `vitrail models`"
+        )
         if re.fullmatch(r"[\w.-]+/[\w.-]+", weights) and not Path(weights).parent.is_dir():
             hint = f"if it is a model on the Hugging Face hub, write hf:{weights}"
         raise VitrailError(f"{weights} does not exist; {hint}")
     with quiet_loading():  # the caller prints the report
         model = load(weights, image=image)
         return load(weights, image=_paper_image_size(model.config)) if recipe == PAPER_RECIPE and image is None else model
-
-
-def _exists(path: str) -> bool:
-    try:
-        return Path(path).expanduser().exists()
-    except OSError:  # longer than any file name
-        return False
 
 
 def _paper_image_size(config: ModelConfig) -> Pair:

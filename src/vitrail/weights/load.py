@@ -21,6 +21,7 @@ from vitrail.tasks.registry import model_task
 from vitrail.tasks.task import Task
 from vitrail.weights import hub
 from vitrail.weights.adapt import adapt
+from vitrail.weights.catalogue import find_published
 from vitrail.weights.convert import huggingface, official, open_clip, timm, torchvision
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
 from vitrail.weights.convert.tensor_map import import_tensors
@@ -97,12 +98,15 @@ def load(
     channels: int | None = None,
 ) -> Model:
     """Load a model, ready to predict, from a model folder, a run (its best weights), .npz, .safetensors, .pth, a folder of
-    Hugging Face or timm, or ``hf:owner/name``.
+    Hugging Face or timm, ``hf:owner/name``, or the name of a published model such as ``dinov2-s14``.
 
     ``image``, ``patch``, ``channels`` and ``classes`` change the model; ``grid``, ``heads``, ``gelu`` and ``pool`` supply what
     a file does not record. What was assumed, resized, new or not used is logged and recorded in ``model.load_report``.
     """
     parse_value(resize, PositionResize | Literal["origin"], "resize")
+    published = find_published(source)
+    if published is not None and image is None and patch is None:
+        image = published.image  # its position table may be of another size
     size = parse_value(image, Pair | None, "image")
     overrides = Overrides(
         parse_value(grid, Pair | None, "grid"),
@@ -194,7 +198,7 @@ def read_checkpoint(source: str | Path, overrides: Overrides | None = None) -> C
 
 def resolve_source(source: str | Path) -> Path:
     """Return the path of the weights: for a run its best ones, for a file in a model folder the folder."""
-    path = resolve_run(hub.fetch(str(source)) if str(source).startswith("hf:") else Path(source).expanduser())
+    path = resolve_run(hub.locate(source))
     return path.parent if path.name == WEIGHTS_FILE and is_model_folder(path.parent) else path
 
 

@@ -44,7 +44,7 @@ def load_masked(
     norm_pix_target: bool | None = None,
 ) -> MaskedModel:
     """Load a model folder or run of ``vitrail pretrain``, a published MAE file with its decoder (.pth, .safetensors), a
-    folder of Hugging Face's ViTMAE, or ``hf:owner/name``.
+    folder of Hugging Face's ViTMAE, or ``hf:owner/name`` of one.
 
     ``grid``, ``heads``, ``gelu``, ``decoder_heads``, ``mask_ratio`` and ``norm_pix_target`` supply what a file does not
     record. What was assumed is logged and recorded in ``model.encoder.load_report``, next to ``model.encoder.preprocess``

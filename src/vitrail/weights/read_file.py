@@ -62,7 +62,10 @@ def read_file(path: Path) -> RawCheckpoint:
     if path.is_dir():
         return _read_folder(path)
     if not path.is_file():
-        raise VitrailError(f"{path} does not exist; name a run, a model folder, a file of weights or hf:owner/name")
+        raise VitrailError(
+            f"{path} does not exist; name a run, a model folder, a file of weights, hf:owner/name, or "
+            "a published model (`vitrail models` lists them)"
+        )
     sidecar = _read_sidecars(path.parent) if path.stem in SIDECAR_STEMS else {}
     return replace(_without_prefix(_read_tensors(path), path), sidecar=sidecar)
 
@@ -75,7 +78,10 @@ def _read_folder(path: Path) -> RawCheckpoint:
             return _without_prefix(shards, path)
         if (path / name).is_file():
             return replace(_without_prefix(_read_tensors(path / name), path / name), sidecar=sidecar)
-    raise VitrailError(f"{path} contains no weights: no model.safetensors, no pytorch_model.bin")
+    raise VitrailError(
+        f"{path} contains no weights: no model.safetensors, no pytorch_model.bin; name a run or a model folder, and in a "
+        "command the model before the data"
+    )
 
 
 def _without_prefix(raw: RawCheckpoint, path: Path) -> RawCheckpoint:

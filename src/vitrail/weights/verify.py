@@ -47,7 +47,7 @@ class VerifyResult:
 def verify(first: str | Path, second: str | Path | None = None, tolerance: float = TOLERANCE, **options: Any) -> VerifyResult:
     """Compare the number of parameters with the published model's, and the logits on fixed images with those of the second
     checkpoint or, without one, of the library the first came from."""
-    path = hub.fetch(str(first)) if str(first).startswith("hf:") else Path(first)
+    path = hub.locate(first)
     model = load(path, **options)
     parameters = sum(weight.numel() for weight in model.parameters())
     reference, reference_name = (load(second, **options), str(second)) if second is not None else _reference_model(model, path)

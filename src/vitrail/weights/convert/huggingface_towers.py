@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import VitrailError
+from vitrail.layers.position import PositionResize
 from vitrail.models.config import Gelu, Pair
 from vitrail.weights.convert import timm
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
@@ -27,6 +28,7 @@ class Family:
     gelu: str = "gelu"
     pool: Pool = "cls"
     classifier_pool: Pool | None = None  # None: the same
+    position_resize: PositionResize = "huggingface"
 
 
 CLIP = Family("CLIP", 1e-5, "quick_gelu", classifier_pool="gap")
@@ -37,7 +39,7 @@ FAMILIES = {
     "siglip": SIGLIP,
     "siglip_vision_model": SIGLIP,
     "dinov2": Family("DINOv2", 1e-6, classifier_pool="cls+gap"),
-    "dinov2_with_registers": Family("DINOv2", 1e-6, classifier_pool="cls+gap"),
+    "dinov2_with_registers": Family("DINOv2", 1e-6, classifier_pool="cls+gap", position_resize="timm"),  # antialiased
     "ijepa": Family("I-JEPA", 1e-12, pool="gap"),
     "vit_msn": Family("MSN", 1e-6),
     "deit": Family("DeiT", 1e-12),
@@ -94,7 +96,7 @@ def convert_tower(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], overri
         unread = ("attn_pool.", "pre_logits.", *(("norm.",) if family is CLIP else ()))
         left_out = [name for name in tensors if name.startswith(unread)]
         tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out}
-    config = timm.infer_vit(tensors, facts, _image_size(fields), overrides, assumed, "huggingface")
+    config = timm.infer_vit(tensors, facts, _image_size(fields), overrides, assumed, family.position_resize)
     state, unused = import_tensors(timm.tensor_maps(config), tensors)
     unknown = [name for name in unused if not OTHER_TOWERS.search(name)]
     if unknown:
