@@ -111,10 +111,6 @@ def check_supported(config: ModelConfig) -> None:
     stem = config.stem
     if stem and (stem.standardise, stem.standardise_eps, stem.norm_eps) != ("variance", 1e-8, 1e-5):
         unsupported("a stem with the official epsilons", "timm", "use format='official'")
-    if config.gelu != "exact":
-        unsupported(
-            f"a GELU in its {config.gelu} form (it assumes the exact one)", "timm", "use format='huggingface' or 'official'"
-        )
     if config.norm_eps != 1e-6:
         unsupported(f"layer norms with epsilon {config.norm_eps} (it assumes 1e-6)", "timm", "use format='huggingface'")
     if config.norm == "post":
