@@ -1,6 +1,7 @@
 """Count how many of timm's Vision Transformers Vitrail loads exactly, refuses, or loads with wrong numbers.
 
-    python -m scripts.coverage_of_checkpoints [--only PATTERN] [--forms folder bare] [--json FILE]
+    python -m scripts.coverage_of_checkpoints [--families deit eva] [--only PATTERN] [--forms folder bare]
+        [--json FILE] [--page docs/coverage.md]
 
 Every architecture is built by timm with random weights and two layers, saved as timm saves it (a folder with config.json) and
 as a bare file, loaded by Vitrail, and compared on one image. A refusal is a VitrailError; any other exception counts as wrong.
@@ -14,7 +15,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -54,12 +55,12 @@ class Outcome:
     seconds: float = 0.0
 
 
-def architectures(pattern: str) -> Iterator[tuple[str, str]]:
+def architectures(pattern: str, families: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield family and name of timm's Vision Transformers."""
     declare_torchvision_operators()
     import_module("timm")
     modules = import_module("timm.models._registry")._module_to_models
-    for family in FAMILIES:
+    for family in families:
         yield from ((family, name) for name in sorted(modules[family]) if re.search(pattern, name))
 
 
@@ -90,7 +91,8 @@ def write_folder(model: nn.Module, name: str, folder: Path) -> None:
 
 
 def number_of_heads(model: nn.Module) -> int | None:
-    return next((part.num_heads for part in model.modules() if isinstance(getattr(part, "num_heads", None), int)), None)
+    heads = (getattr(part, "num_heads", None) for part in model.modules())
+    return next((number for number in heads if isinstance(number, int)), None)
 
 
 def gelu_of(model: nn.Module) -> str | None:
@@ -117,8 +119,8 @@ def check(model: nn.Module, path: Path, **options: Any) -> tuple[str, str]:
     return ("exact" if difference <= TOLERANCE else "wrong"), f"{difference:.1e}"
 
 
-def outcomes(pattern: str, forms: list[str]) -> Iterator[Outcome]:
-    for family, name in architectures(pattern):
+def outcomes(pattern: str, families: Sequence[str], forms: list[str]) -> Iterator[Outcome]:
+    for family, name in architectures(pattern, families):
         start = time.perf_counter()
         try:
             model = build_reference(name)
@@ -138,17 +140,68 @@ def outcomes(pattern: str, forms: list[str]) -> Iterator[Outcome]:
                 yield Outcome(family, name, form, result, detail, round(time.perf_counter() - start, 2))
 
 
+def coverage_page(found: Sequence[Outcome]) -> str:
+    """Return the tables of exact, refused and wrong architectures as a page of the documentation."""
+    folder = [outcome for outcome in found if outcome.form == "folder"]
+    bare = [outcome for outcome in found if outcome.form == "bare"]
+    lines = [
+        "# Coverage of published checkpoints",
+        "",
+        f"Which of {len(folder)} Vision Transformers of timm {import_module('timm').__version__} Vitrail reads. Each is built by",
+        "timm with random weights and two layers, written as timm writes it, read by Vitrail, and compared on one image.",
+        "*Exact*: no logit differs by more than 1e-5 of the largest (or 1e-5, if that is below 1). *Refused*: an error names",
+        "the missing feature. *Wrong*: anything else.",
+        "",
+        "`python -m scripts.coverage_of_checkpoints --json coverage.json --page docs/coverage.md` makes this page; "
+        "`--families deit eva` repeats only those.",
+        "",
+        "A *folder* has timm's `config.json`; a *bare* file is the weights alone, with the number of heads and the GELU given.",
+        "",
+        "| family | exact | refused | wrong | bare: exact | refused | wrong |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    families = [*(family for family in FAMILIES if any(outcome.family == family for outcome in found)), "all"]
+    for family in families:
+        cells = [
+            sum(outcome.result == result and family in (outcome.family, "all") for outcome in form)
+            for form in (folder, bare)
+            for result in ("exact", "refused", "wrong")
+        ]
+        lines.append(f"| {family} | {' | '.join(map(str, cells))} |")
+    lines += ["", "## Refused, by the missing feature", "", "| feature | architectures | for example |", "|---|---|---|"]
+    refused: dict[str, list[str]] = {}
+    for outcome in folder:
+        if outcome.result == "refused":
+            refused.setdefault(missing_feature(outcome), []).append(outcome.name)
+    for feature, names in sorted(refused.items(), key=lambda item: (-len(item[1]), item[0])):
+        lines.append(f"| {feature} | {len(names)} | {', '.join(f'`{name}`' for name in names[:3])} |")
+    wrong = [outcome for outcome in found if outcome.result == "wrong"]
+    lines += ["", "## Wrong", "", *(f"- `{outcome.name}` ({outcome.form}): {outcome.detail[:120]}" for outcome in wrong)]
+    lines += [] if wrong else ["None."]
+    not_built = [outcome.name for outcome in found if outcome.form == "none"]
+    lines += ["", f"timm itself does not build {', '.join(f'`{name}`' for name in not_built)}."] if not_built else []
+    return "\n".join(lines) + "\n"
+
+
+def missing_feature(outcome: Outcome) -> str:
+    """Return the feature that a refusal names."""
+    named = re.search(r" has (.+?), which Vitrail's Vision Transformers do not have", outcome.detail)
+    return named[1] if named else outcome.detail.partition(";")[0].replace(outcome.name, "NAME")[:120]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="regular expression of names")
     parser.add_argument("--forms", nargs="+", default=["folder", "bare"], choices=["folder", "bare"])
-    parser.add_argument("--json", type=Path, help="also write every outcome to this file")
+    parser.add_argument("--families", nargs="+", default=FAMILIES, choices=FAMILIES, help="timm's modules")
+    parser.add_argument("--json", type=Path, help="also write every outcome to this file; it keeps those of other families")
+    parser.add_argument("--page", type=Path, help="also write the table of all outcomes in the JSON file, as Markdown")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     found = []
-    for outcome in outcomes(options.only, options.forms):
+    for outcome in outcomes(options.only, options.families, options.forms):
         found.append(outcome)
         columns = f"{outcome.result:9} {outcome.form:6} {outcome.name:45} {outcome.seconds:5} {outcome.detail[:200]}"
         print(columns, flush=True)  # noqa: T201
@@ -156,7 +209,12 @@ def main() -> None:
         counts = Counter(outcome.result for outcome in found if outcome.form == form)
         print(f"{form}: {counts['exact']} exact, {counts['refused']} refused, {counts['wrong']} wrong")  # noqa: T201
     if options.json:
+        earlier = [Outcome(**fields) for fields in json.loads(options.json.read_text())] if options.json.is_file() else []
+        done = {(outcome.name, outcome.form) for outcome in found}
+        found += [outcome for outcome in earlier if (outcome.name, outcome.form) not in done]
         options.json.write_text(json.dumps([asdict(outcome) for outcome in found], indent=1) + "\n")
+    if options.page:
+        options.page.write_text(coverage_page(found))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from vitrail.models.variants import variant
 from vitrail.tasks.registry import class_probabilities
 
 KINDS: list[dict[str, Any]] = [
+    {"mlp_kind": "swiglu"},
     {},
     {"pool": "gap"},
     {"pool": "map", "registers": 1},

@@ -33,6 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "relative, mean of the patches": {"position": "relative", "pool": "gap", "class_token": True, "final_norm": "pooled"},
     "hybrid, hidden layer": {"stem": StemConfig((1, 1), 32), "patch": 1, "image": (16, 24), "head": "mlp", "head_hidden": 7},
     "post-norm, two tables": {"norm": "post", "position": "learned2d", "position_at": "every-layer"},
+    "gated MLP": {"mlp_kind": "swiglu", "layer_scale": 0.1},
     "grey, no classifier": {"channels": 1, "classes": 0, "position": "sincos2d"},
 }
 RESIZED: dict[str, dict[str, Any]] = {
@@ -112,7 +113,7 @@ def test_a_size_that_the_patches_do_not_divide_is_refused(dynamic_export: tuple[
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("kind", quick_only(KINDS, "rotary, attention pooling"))
+@pytest.mark.parametrize("kind", quick_only(KINDS, "rotary, attention pooling", "gated MLP"))
 def test_every_kind_of_model_is_exported_exactly(kind: str, tmp_path: Path) -> None:
     model = exportable_vit(**KINDS[kind])
     write_onnx(model, tmp_path / "x.onnx")

@@ -17,6 +17,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "without a bias, registers": {"qkv_bias": False, "registers": 2},
     "rotary, qk-norm": {"position": "rotary", "heads": 2, "qk_norm": True},
+    "gated MLP": {"mlp_kind": "swiglu"},
     "post-norm": {"norm": "post"},
 }
 

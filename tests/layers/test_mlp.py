@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from vitrail.layers.mlp import MLP
+from vitrail.layers.mlp import MLP, SwiGLU
 
 
 @pytest.mark.parametrize("gelu", ["tanh", "exact"])
@@ -42,3 +42,10 @@ def test_quick_gelu_is_clips(inference: bool) -> None:
     with torch.inference_mode(inference):
         hidden = mlp.up(x)
         assert_close(mlp(x), mlp.down(hidden * torch.sigmoid(1.702 * hidden)))
+
+
+def test_swiglu_is_two_projections_one_of_which_gates_the_other() -> None:
+    mlp, x = SwiGLU(6, 10), torch.randn(2, 4, 6)
+    gate = torch.nn.functional.linear(x, mlp.up.weight[:10], mlp.up.bias[:10])
+    value = torch.nn.functional.linear(x, mlp.up.weight[10:], mlp.up.bias[10:])
+    assert_close(mlp(x), mlp.down(gate * torch.sigmoid(gate) * value))

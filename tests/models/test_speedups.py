@@ -30,6 +30,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"registers": 2},
     {"norm": "post"},
     {"qk_norm": True, "layer_scale": 0.1},
+    {"mlp_kind": "swiglu"},
     {"position": "rotary"},
     {"position": "learned2d", "position_at": "every-layer"},
     {"position": "sincos2d", "position_at": "every-layer-shared"},

@@ -24,6 +24,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"norm": "post"},
     {"final_norm": "none"},
     {"pool": "cls+gap", "gelu": "quick", "embed_norm": True, "patch_bias": False},
+    {"mlp_kind": "swiglu", "layer_scale": 0.1},
     {"gelu": "exact", "head": "mlp", "head_hidden": 13},
     {"qk_norm": True, "layer_scale": 0.1, "qkv_bias": False},
     {"position": "learned2d", "position_at": "every-layer"},

@@ -19,6 +19,7 @@ from vitrail.models.build import build
 from vitrail.models.config import ResNetConfig, ViTConfig
 from vitrail.weights.load import load
 from vitrail.weights.save import save
+from vitrail.weights.verify import verify
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -281,3 +282,51 @@ def test_the_patch_resampling_is_flexivits(tmp_path: Path) -> None:
         ours = load(tmp_path / "ours.safetensors", patch=patch, image=(patch[0] * 2, patch[1] * 3))
         theirs = resample(model.embed.project.weight.detach(), list(patch), interpolation="bilinear", antialias=False)
         assert_close(dict(ours.named_parameters())["embed.project.weight"].detach(), theirs, rtol=1e-4, atol=1e-5)
+
+
+GATED = {"act_layer": nn.SiLU, "init_values": 0.1, "num_classes": 5}
+
+
+@pytest.mark.parametrize("kind", ["SwiGLUPacked", "SwiGLU"])
+def test_gated_mlps_are_timms(kind: str, tmp_path: Path) -> None:
+    """Packed as in DINOv2's giant, or with gate and value apart; written packed, as timm's Vision Transformers have it."""
+    layers = import_module("timm.layers")
+    theirs = make_reference(mlp_layer=getattr(layers, kind), mlp_ratio=3, **GATED)
+    torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
+    ours = load(tmp_path / "theirs.pth", heads=3)
+    assert isinstance(ours.config, ViTConfig)
+    assert (ours.config.mlp_kind, ours.config.mlp) == ("swiglu", 72 if kind == "SwiGLU" else 36)
+    assert any(item.startswith("SwiGLU") for item in ours.load_report.assumed)
+    images = torch.randn(2, 3, 24, 24)
+    with torch.inference_mode():
+        assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
+    assert verify(tmp_path / "theirs.pth", heads=3).difference == pytest.approx(0, abs=1e-5)
+    save(ours, tmp_path / "ours.safetensors", format="timm")
+    assert load(tmp_path / "ours.safetensors").config == ours.config
+    back = make_reference(mlp_layer=layers.SwiGLUPacked, mlp_ratio=ours.config.mlp_outputs / 24, **GATED)
+    back.load_state_dict(load_file(tmp_path / "ours.safetensors"), strict=True)
+    with torch.inference_mode():
+        assert_close(back.eval()(images), theirs(images), rtol=0, atol=1e-5)
+
+
+def test_the_gated_mlp_of_dinov2s_own_file_is_timms(tmp_path: Path) -> None:
+    theirs = make_reference(mlp_layer=import_module("timm.layers").SwiGLUPacked, mlp_ratio=3, **GATED)
+    names = {".mlp.fc1.": ".mlp.w12.", ".mlp.fc2.": ".mlp.w3."}
+    tensors = dict(theirs.state_dict())
+    for timms, dinos in names.items():
+        tensors = {name.replace(timms, dinos): tensor for name, tensor in tensors.items()}
+    torch.save(tensors, tmp_path / "theirs.pth")
+    images = torch.randn(2, 3, 24, 24)
+    with torch.inference_mode():
+        assert_close(load(tmp_path / "theirs.pth", heads=3)(images), theirs(images), rtol=0, atol=1e-5)
+    assert verify(tmp_path / "theirs.pth", heads=3).reference == "timm"
+
+
+def test_a_gate_with_another_activation_is_refused(tmp_path: Path) -> None:
+    theirs = make_reference(mlp_layer=import_module("timm.layers").SwiGLUPacked, mlp_ratio=3)
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    arguments = {"embed_dim": 24, "num_heads": 3, "depth": 3, "patch_size": 6, "img_size": 24}
+    config = {"architecture": "vit_tiny_patch16_224", "model_args": {**arguments, "act_layer": "gelu"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(VitrailError, match="must be silu with a gated MLP"):
+        load(tmp_path)

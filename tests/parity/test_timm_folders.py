@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from tests.reference_libraries import reference_library
+from tests.small_models import small_vit
+from vitrail.data.preprocess import Preprocess
 from vitrail.data.transforms import resize_and_crop
 from vitrail.errors import VitrailError
 from vitrail.models.config import ViTConfig
@@ -68,6 +70,8 @@ READ: dict[str, tuple[str, dict[str, Any]]] = {
     "average by argument": ("vit_base_patch16_224", {**SMALL, "global_pool": "avg", "class_token": False}),
     "no last norm": ("vit_intern300m_patch14_448", SMALL),
     "q and v biases alone": ("eva_giant_patch14_224", {**SMALL, "mlp_ratio": 4}),
+    "gated MLP by name": ("vit_giant_patch14_dinov2", {**SMALL, "mlp_ratio": 3}),
+    "gated MLP by name, with registers": ("vit_giant_patch14_reg4_dinov2", {**SMALL, "mlp_ratio": 3}),
     "arguments of training": ("vit_small_patch16_224", {**SMALL, "drop_path_rate": 0.1, "dynamic_img_size": True}),
     "epsilon 1e-5 with a class token's average": ("vit_base_patch16_clip_224", {**SMALL, "global_pool": "avg"}),
 }
@@ -96,8 +100,10 @@ def test_the_table_of_architectures_is_timms() -> None:
             model = timm.create_model(name, depth=1)
         block: Any = model.blocks[0]
         eps = next(module.eps for module in model.modules() if isinstance(module, nn.LayerNorm))
-        expected = (model.embed_dim, block.attn.num_heads, gelus[type(block.mlp.act).__name__], eps, pools[model.global_pool])
-        assert (facts.width, facts.heads, facts.gelu, facts.norm_eps, facts.pool) == expected, name
+        expected = (model.embed_dim, block.attn.num_heads, eps, pools[model.global_pool])
+        assert (facts.width, facts.heads, facts.norm_eps, facts.pool) == expected, name
+        activation = type(block.mlp.act).__name__
+        assert ("SiLU" if facts.gated else facts.gelu) == gelus.get(activation, activation), name
         assert (facts.norm == "branch") == (type(block).__name__ == "ResPostBlock"), name
 
 
@@ -105,7 +111,6 @@ REFUSED: dict[str, tuple[str, str]] = {
     "vit_small_patch16_rope_ape_224": ("vit_small_patch16_rope_ape_224", "rotary positions"),
     "parallel": ("vit_small_patch16_18x2_224", "parallel blocks"),
     "relative": ("vit_relpos_small_patch16_224", "relative position bias"),
-    "gated": ("vit_giant_patch14_dinov2", "gated MLP"),
     "distilled": ("deit_tiny_distilled_patch16_224", "two heads"),
     "RMSNorm": ("test_vit4", "RMSNorm"),
     "prefix": ("test_vit3", "pooling over the prefix tokens"),
@@ -234,3 +239,42 @@ def test_a_known_architecture_without_preprocessing_has_its_origins(
     assert ours.preprocess is not None
     assert (ours.preprocess.mean[0], ours.preprocess.crop_pct) == (mean, crop_pct)
     assert any(line.startswith("images resized to") for line in ours.load_report.assumed)
+
+
+WRITTEN: dict[str, dict[str, Any]] = {
+    "tanh GELU": {},
+    "QuickGELU": {"gelu": "quick"},
+    "exact GELU, registers, layer scale": {"gelu": "exact", "registers": 2, "position_prefix": "none", "layer_scale": 0.1},
+    "average": {"pool": "gap", "final_norm": "pooled"},
+    "attention pooling": {"pool": "map"},
+    "norm before the blocks": {"embed_norm": True, "patch_bias": False},
+    "gated MLP": {"mlp_kind": "swiglu"},
+    "no classifier": {"classes": 0},
+}
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_a_written_folder_is_built_by_timm(case: str, tmp_path: Path) -> None:
+    """With nothing but the folder; our own reader agrees, also by config.json alone."""
+    model = small_vit(**WRITTEN[case])
+    model.preprocess = Preprocess((12, 15), crop_pct=0.75, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), interpolation="bilinear")
+    model.class_names = ("a", "b", "c", "d", "e") if model.config.classes else None
+    folder = save(model, tmp_path / "written", format="timm")
+    timm = reference_library("timm")
+    theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    images = torch.randn(2, 3, 12, 15)
+    with torch.inference_mode():
+        assert_close(theirs(images), model(images), rtol=0, atol=1e-5)
+    assert tuple(theirs.pretrained_cfg["mean"]) == (0.1, 0.2, 0.3)
+    again = load(folder)
+    assert (again.config, again.preprocess, again.class_names) == (model.config, model.preprocess, model.class_names)
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors")  # without our own metadata
+    plain = load(folder)
+    assert (plain.preprocess, plain.class_names) == (model.preprocess, model.class_names)
+    with torch.inference_mode():
+        assert_close(plain(images), model(images), rtol=0, atol=1e-5)
+
+
+def test_a_file_of_timms_does_not_hold_a_tanh_gelu_and_says_what_does(tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match=r"a GELU in its tanh form in a file .* name a folder"):
+        save(small_vit(), tmp_path / "x.safetensors", format="timm")

@@ -145,10 +145,15 @@ def test_a_pth_that_would_not_be_read_again_is_not_written(tmp_path: Path) -> No
     with pytest.raises(VitrailError, match=r"q, k and v without biases in a \.pth"):
         save(model, tmp_path / "x.pth", format="timm")
     assert load(save(model, tmp_path / "x.safetensors", format="timm")).config == model.config
+    gated = small_vit(gelu="exact", image=(12, 10), mlp_kind="swiglu")
+    with pytest.raises(VitrailError, match=r"a gated MLP without layer scale in a \.pth"):
+        save(gated, tmp_path / "gated.pth", format="timm")
 
 
 @pytest.mark.parametrize(
-    "changes", [{"norm": "branch"}, {"final_norm": "none"}, {"pool": "cls+gap"}, {"embed_norm": True}], ids=str
+    "changes",
+    [{"norm": "branch"}, {"final_norm": "none"}, {"pool": "cls+gap"}, {"embed_norm": True}, {"mlp_kind": "swiglu"}],
+    ids=str,
 )
 @pytest.mark.parametrize("format", ["official", "timm", "huggingface", "torchvision"])
 def test_what_a_format_cannot_hold_is_refused_or_held(changes: dict[str, Any], format: Any, tmp_path: Path) -> None:
@@ -163,8 +168,10 @@ def test_what_a_format_cannot_hold_is_refused_or_held(changes: dict[str, Any], f
     assert_close(load(written)(images), model(images), rtol=0, atol=1e-6)
 
 
-def test_every_new_option_is_kept_in_our_own_folder(tmp_path: Path) -> None:
-    model = small_vit(norm="branch", final_norm="none", pool="cls+gap", gelu="quick", patch_bias=False, embed_norm=True)
+@pytest.mark.parametrize("mlp_kind", ["gelu", "swiglu"])
+def test_every_new_option_is_kept_in_our_own_folder(mlp_kind: str, tmp_path: Path) -> None:
+    changes = {"norm": "branch", "final_norm": "none", "pool": "cls+gap", "gelu": "quick", "mlp_kind": mlp_kind}
+    model = small_vit(patch_bias=False, embed_norm=True, **changes)
     images = torch.randn(2, 3, 12, 15)
     again = load(save(model, tmp_path / "x"))
     assert again.config == model.config

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.layers.attention import Attention
-from vitrail.layers.mlp import MLP
+from vitrail.layers.mlp import MLP, SwiGLU
 from vitrail.layers.position import Rotation
 from vitrail.layers.residual import LayerScale, StochasticDepth
 from vitrail.layers.token_merging import TokenMerger
@@ -17,7 +17,7 @@ class Block(nn.Module):
         self,
         width: int,
         attention: Attention,
-        mlp: MLP,
+        mlp: MLP | SwiGLU,
         *,
         norm_eps: float = 1e-6,
         layer_scale: float | None = None,

@@ -1,4 +1,4 @@
-"""The MLP of a block: expand, GELU, project (Dosovitskiy et al. 2021, section 3.1 and B.1)."""
+"""The MLP of a block: expand, GELU, project (Dosovitskiy et al. 2021, section 3.1 and B.1); and one with a gate."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.layers.weight_init import xavier_linear
+from vitrail.layers.weight_init import xavier_fused_linear, xavier_linear
 
 Gelu = Literal["tanh", "exact", "quick"]
 
@@ -44,3 +44,20 @@ class MLP(nn.Module):
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
         return not (self.up._forward_hooks or self.gelu._forward_hooks or self.gelu._forward_pre_hooks)
+
+
+class SwiGLU(nn.Module):
+    """MLP whose hidden layer is silu(gate) * value, two projections of each token (Shazeer 2020); DINOv2's giant has it."""
+
+    def __init__(self, width: int, hidden: int, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.up = xavier_fused_linear(nn.Linear(width, 2 * hidden), parts=2)  # the gate, then the value
+        self.silu = nn.SiLU()
+        self.down = xavier_linear(nn.Linear(hidden, width))
+        self.dropout = nn.Dropout(dropout)
+        for linear in (self.up, self.down):
+            nn.init.normal_(linear.bias, std=1e-6)
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        gate, value = self.up(x).chunk(2, dim=-1)
+        return self.dropout(self.down(self.dropout(self.silu(gate) * value)))

@@ -22,7 +22,7 @@ def xavier_linear(linear: nn.Linear) -> nn.Linear:
 
 
 def xavier_fused_linear(linear: nn.Linear, parts: int) -> nn.Linear:
-    """Initialise several square projections in one matrix, each as if it were a layer of its own."""
+    """Initialise several projections in one matrix, each as if it were a layer of its own."""
     for weight in linear.weight.detach().chunk(parts):
         bound = math.sqrt(6 / sum(weight.shape))
         nn.init.uniform_(weight, -bound, bound)

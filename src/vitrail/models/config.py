@@ -96,6 +96,8 @@ class ViTConfig:
     family: Literal["vit"] = "vit"
     patch_bias: bool = added(True)  # whether the patch embedding has a bias
     embed_norm: bool = added(False)  # layer norm of the embedded tokens before the first block (CLIP)
+    # what the blocks' MLP computes: one GELU, or silu(gate) * value with two projections of width mlp
+    mlp_kind: Literal["gelu", "swiglu"] = added("gelu")
 
     def __post_init__(self) -> None:
         validate(self)
@@ -144,6 +146,11 @@ class ViTConfig:
     @property
     def has_class_token(self) -> bool:
         return self.pool in ("cls", "cls+gap") if self.class_token is None else self.class_token
+
+    @property
+    def mlp_outputs(self) -> int:
+        """Number of outputs of the first layer of a block's MLP: with SwiGLU a gate and a value."""
+        return 2 * self.mlp if self.mlp_kind == "swiglu" else self.mlp
 
     @property
     def feature_width(self) -> int:

@@ -17,7 +17,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.layers.attention import Attention
 from vitrail.layers.block import Block, BranchNormBlock, PostNormBlock
-from vitrail.layers.mlp import MLP
+from vitrail.layers.mlp import MLP, SwiGLU
 from vitrail.layers.patch_embed import PatchEmbed
 from vitrail.layers.pool import AttentionPool, AveragePool, ClassAndAveragePool, ClassPool
 from vitrail.layers.position import (
@@ -145,11 +145,13 @@ def _block(c: ViTConfig, layer: int) -> Block:
         weights_dropout=c.attention_dropout,
         relative=RelativeKeys(c.tokens, c.heads, head_width) if c.position == "relative" else None,
     )
+    gated = c.mlp_kind == "swiglu"
+    mlp = SwiGLU(c.width, c.mlp, dropout=c.dropout) if gated else MLP(c.width, c.mlp, gelu=c.gelu, dropout=c.dropout)
     block_class = {"pre": Block, "post": PostNormBlock, "branch": BranchNormBlock}[c.norm]
     return block_class(
         c.width,
         attention,
-        MLP(c.width, c.mlp, gelu=c.gelu, dropout=c.dropout),
+        mlp,
         norm_eps=c.norm_eps,
         layer_scale=c.layer_scale,
         stochastic_depth=c.stochastic_depth * layer / max(1, c.depth - 1),

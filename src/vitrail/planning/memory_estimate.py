@@ -234,10 +234,10 @@ def _muon_groups(recipe: Recipe) -> list[int]:
     if optim.name != "muon" or isinstance(model, ResNetConfig) or optim.trainable == "head":
         return []
     depth = optim.trainable_blocks if optim.trainable == "blocks" else model.depth
-    kinds = [(depth, model.width, model.mlp)]
+    kinds = [(depth, model.width, model.mlp_outputs, model.mlp)]
     if decoder is not None:
-        kinds.append((decoder.depth, decoder.width, 4 * decoder.width))
-    return [depth * numbers for depth, d, m in kinds for numbers in (3 * d * d, d * d, d * m, d * m)]
+        kinds.append((decoder.depth, decoder.width, 4 * decoder.width, 4 * decoder.width))
+    return [depth * numbers for depth, d, up, m in kinds for numbers in (3 * d * d, d * d, d * up, d * m)]
 
 
 def _fsdp_units(recipe: Recipe, model_cost: Cost) -> list[int]:

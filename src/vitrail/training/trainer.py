@@ -275,7 +275,7 @@ class Trainer:
 
     def _save_model(self, model: nn.Module, name: str, metadata: dict[str, Any]) -> None:
         if self.group.is_main:
-            save(model, self.run.folder / name, metadata=metadata)  # type: ignore[arg-type]  # any module with an encoder
+            save(model, self.run.folder / name, metadata=metadata)  # any module with an encoder
 
     def _is_due(self, interval: int) -> bool:
         return self.state.step % interval == 0 or self.state.step == self.recipe.steps

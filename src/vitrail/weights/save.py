@@ -23,7 +23,7 @@ from vitrail.models.build import Model, decoder_state, get_encoder
 from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig, format_size
 from vitrail.models.masked_autoencoders import MAE
 from vitrail.models.vit import ViT
-from vitrail.weights.convert import huggingface, inspect, mae, official, timm, torchvision
+from vitrail.weights.convert import huggingface, inspect, mae, official, timm, timm_folder, torchvision
 from vitrail.weights.convert.inspect import Origin, Overrides, unsupported
 from vitrail.weights.convert.tensor_map import export_tensors
 from vitrail.weights.model_folder import DECODER_FILE, FORMAT_VERSION, METADATA_FILE, TRAINING_KEYS, WEIGHTS_FILE
@@ -41,7 +41,7 @@ def save(model: nn.Module, path: str | Path, format: Origin = "vitrail", metadat
     """Write a model folder, or the same weights in the official, timm, huggingface or torchvision format.
 
     A model with a decoder is written with it: in our folder next to the encoder; an MAE also in the published format or as
-    Hugging Face's ViTMAE.
+    Hugging Face's ViTMAE. timm's is a file, or a folder if the path has no suffix; only the folder records the GELU.
     What a format cannot represent exactly is refused. An existing model of that name is replaced. ``metadata`` is about the
     training: ``recipe``, ``dataset``, ``metrics``; it describes these weights, so a loaded model's is not saved by default.
     """
@@ -56,9 +56,17 @@ def save(model: nn.Module, path: str | Path, format: Origin = "vitrail", metadat
             return _write_atomically(path, lambda temporary: _write_model_folder(model, temporary, training), folder=True)
         case "huggingface":
             return _write_atomically(path, lambda temporary: _write_huggingface(model, temporary, training), folder=True)
+    if format == "timm" and not path.suffix:
+        return _write_atomically(path, lambda temporary: _write_timm(model, temporary, training), folder=True)
     if path.suffix not in FORMAT_SUFFIXES[format]:
         raise VitrailError(f"a file in the {format} format ends in {' or '.join(FORMAT_SUFFIXES[format])}, got {path.name!r}")
     config, tensors = _converted(model, format)
+    if format == "timm" and isinstance(config, ViTConfig) and config.gelu != "exact" and config.mlp_kind == "gelu":
+        unsupported(
+            f"a GELU in its {config.gelu} form in a file (it assumes the exact one)",
+            format,
+            "name a folder, whose config.json records it, or use format='huggingface' or 'official'",
+        )
     if path.suffix == ".pth":
         _check_pth(config, format)
     is_published_mae = get_encoder(model) is not model and path.suffix == ".pth"
@@ -118,6 +126,8 @@ def _check_pth(config: ModelConfig, format: str) -> None:
         )
     if format == "timm" and not config.qkv_bias and not config.qk_norm:
         unsupported("q, k and v without biases in a .pth, which could be of another model", format, "use .safetensors")
+    if format == "timm" and config.mlp_kind == "swiglu" and config.layer_scale is None:
+        unsupported("a gated MLP without layer scale in a .pth, which could be of another model", format, "use .safetensors")
     if config.has_class_token and (config.pool == "gap") != (config.final_norm == "pooled"):
         unsupported("this pooling with a class token in a .pth, which would be read as another", format, "use .safetensors")
 
@@ -144,6 +154,17 @@ def _write_huggingface(model: nn.Module, folder: Path, training: dict[str, Any])
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", **metadata})
     for name, content in sidecars.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _write_timm(model: nn.Module, folder: Path, training: dict[str, Any]) -> None:
+    encoder = get_encoder(model)
+    if encoder is not model:
+        unsupported("a decoder in a folder", "timm", "name a file that ends in .pth, or save model.encoder alone")
+    config, tensors = _converted(model, "timm")
+    metadata = {"format": "pt", METADATA_KEY: json.dumps(model_metadata(model, config, training))}
+    save_file(tensors, folder / "model.safetensors", metadata=metadata)
+    content = timm_folder.config_file(config, encoder.preprocess, encoder.class_names)
+    (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _converted(model: nn.Module, format: Origin) -> tuple[ModelConfig, dict[str, Tensor]]:

@@ -18,6 +18,7 @@ from vitrail.models.config import ModelConfig, ViTConfig, format_size
 from vitrail.models.cost import cost
 from vitrail.models.variants import SIZES, variant
 from vitrail.weights import hub
+from vitrail.weights.convert.timm import to_timm_names
 from vitrail.weights.load import load
 from vitrail.weights.read_file import read_file
 
@@ -85,6 +86,7 @@ def published_parameters(config: ModelConfig) -> int | None:
         "qkv_bias",
         "patch_bias",
         "embed_norm",
+        "mlp_kind",
     )
     if isinstance(config, ViTConfig) and any(
         getattr(config, field) != getattr(published_config, field) for field in compared_fields
@@ -187,7 +189,7 @@ def _build_timm(model: Model, path: Path) -> nn.Module:
         if isinstance(model.config, ViTConfig):
             options["img_size"] = model.config.image
         return _load_strict(timm.create_model(architecture, **options), _used_tensors(model, path))
-    tensors = _used_tensors(model, path)
+    tensors = to_timm_names(_used_tensors(model, path))
     config = model.config
     if not isinstance(config, ViTConfig):
         return _load_strict(
@@ -206,6 +208,8 @@ def _build_timm(model: Model, path: Path) -> nn.Module:
             raise VitrailError(f"timm has no hybrid {nearest_variant(config)} to compare with; give a second checkpoint")
         reference = timm.create_model(f"vit_{names[key]}_224", img_size=config.image, num_classes=config.classes)
         return _load_strict(reference, tensors)
+    gelu = {"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}[config.gelu]
+    gated = config.mlp_kind == "swiglu"
     reference = timm.models.vision_transformer.VisionTransformer(
         img_size=config.image,
         patch_size=config.patch,
@@ -215,7 +219,7 @@ def _build_timm(model: Model, path: Path) -> nn.Module:
         embed_dim=config.width,
         depth=config.depth,
         num_heads=config.heads,
-        mlp_ratio=(config.mlp + 0.5) / config.width,  # timm multiplies and rounds down
+        mlp_ratio=(config.mlp_outputs + 0.5) / config.width,  # timm multiplies and rounds down
         qkv_bias=config.qkv_bias,
         qk_norm=config.qk_norm,
         init_values=config.layer_scale,
@@ -226,7 +230,8 @@ def _build_timm(model: Model, path: Path) -> nn.Module:
         final_norm=config.final_norm != "none",
         pre_norm=config.embed_norm,
         norm_layer=partial(nn.LayerNorm, eps=config.norm_eps),
-        act_layer={"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}[config.gelu],
+        mlp_layer=timm.layers.SwiGLUPacked if gated else timm.layers.Mlp,
+        act_layer="silu" if gated else gelu,
     )
     return _load_strict(reference, tensors)
 

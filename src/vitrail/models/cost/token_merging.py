@@ -43,7 +43,7 @@ def merges_for_speedup(config: ViTConfig, speedup: float, drop_patches: float = 
 
 def _block(c: ViTConfig, before: int, after: int) -> int:
     """MACs of a block: attention over all tokens, MLP on the remaining ones."""
-    return 4 * before * c.width**2 + 2 * before**2 * c.width + 2 * after * c.width * c.mlp
+    return 4 * before * c.width**2 + 2 * before**2 * c.width + after * c.width * (c.mlp_outputs + c.mlp)
 
 
 def _merge(c: ViTConfig, before: int, after: int) -> int:

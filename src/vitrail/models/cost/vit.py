@@ -69,17 +69,20 @@ def _block(c: ViTConfig, layer: int) -> OpCounter:
     if layer and c.layers_with_position[layer] == layer:
         counter.parameters += _position_parameters(c)
     _attention(c, counter)
-    counter.linear(t, d, m)
+    counter.linear(t, d, c.mlp_outputs)
     counter.linear(t, m, d)
     for _ in range(2):
         counter.norm(t, d)
         counter.saved_floats += t * d  # the normalised input of a branch or, post-norm, its output
         counter.saved_floats += t * d * ((c.dropout > 0) + (c.layer_scale is not None))
         counter.parameters += d if c.layer_scale is not None else 0
-    counter.saved_floats += t * m * (2 + (c.dropout > 0) + (c.gelu == "quick"))  # QuickGELU saves its sigmoid as well
+    # QuickGELU saves its sigmoid as well, SwiGLU gate, value, silu(gate) and their product
+    kind = c.gelu if c.mlp_kind == "gelu" else c.mlp_kind
+    counter.saved_floats += t * m * ({"quick": 3, "swiglu": 4}.get(kind, 2) + (c.dropout > 0))
     counter.saved_floats += 2 if c.stochastic_depth and layer else 0  # one factor per branch
-    # the caller still holds the block's input, and GELU is in place; QuickGELU holds its sigmoid and the product
-    counter.update_peak(t * d * (3 + (c.norm == "pre")) + t * m * (3 if c.gelu == "quick" else 1))
+    # the caller still holds the block's input, and GELU is in place; QuickGELU holds its sigmoid and the product, SwiGLU
+    # all that it would save, but not the output of the second layer yet
+    counter.update_peak(t * d * (3 + (c.norm == "pre") - (kind == "swiglu")) + t * m * {"quick": 3, "swiglu": 4}.get(kind, 1))
     return counter
 
 

@@ -47,7 +47,6 @@ FAMILIES = {
 OTHER_TOWERS = re.compile(r"^(text_model|text_projection|logit_scale|logit_bias|mask_token|embeddings\.position_ids)")
 MISSING_FEATURES = {
     r"distillation_classifier": "a distilled DeiT's two heads",
-    r"mlp\.weights_(in|out)": "a gated MLP",
 }
 RENAMES = [
     (r"^(vit|deit|dinov2|dinov2_with_registers|ijepa|vision_model)\.", ""),
@@ -63,6 +62,10 @@ RENAMES = [
     (r"\.(layernorm_after|layer_norm2)\.", ".norm2."),
     (r"\.intermediate\.dense\.", ".mlp.fc1."),
     (r"(blocks\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
+    (r"\.mlp\.weights_in\.", ".mlp.fc1."),  # SwiGLU, in one matrix or two
+    (r"\.mlp\.(weights_out|down_proj)\.", ".mlp.fc2."),
+    (r"\.mlp\.gate_proj\.", ".mlp.fc1_g."),
+    (r"\.mlp\.up_proj\.", ".mlp.fc1_x."),
     (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),
     (r"^(post_)?layernorm\.", "norm."),
     (r"^pre_layrnorm\.", "norm_pre."),
@@ -139,6 +142,7 @@ def _to_timm(file: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parts = [name.replace(".attn.q.", f".attn.{part}.") for part in "qkv"]
         if all(part in tensors for part in parts):
             tensors[name.replace(".attn.q.", ".attn.qkv.")] = torch.cat([tensors.pop(part) for part in parts])
+    timm.pack_gates(tensors)
     for part in ("weight", "bias"):
         joint = tensors.pop(f"attn_pool.in_proj.{part}", None)
         if joint is not None and joint.shape[0] % 3 == 0:

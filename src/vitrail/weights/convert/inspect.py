@@ -174,6 +174,8 @@ def require_plain_vit(config: ModelConfig, format: Origin) -> ViTConfig:
     is_plain = config.pool == "cls" and not config.registers and config.norm == "pre" and config.final_norm == "tokens"
     if config.embed_norm or not config.patch_bias or config.gelu == "quick":
         unsupported("CLIP's norm before the blocks, patches without a bias or QuickGELU", format, "use format='vitrail'")
+    if config.mlp_kind != "gelu":
+        unsupported("a gated MLP", format, "use format='timm'")
     if not is_plain or config.position_prefix == "none":
         unsupported("anything but a class token with a position and pre-norm", format, "use format='timm'")
     if not config.classes:

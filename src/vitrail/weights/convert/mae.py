@@ -137,6 +137,8 @@ def check_decoder_supported(config: ViTConfig, masking: Masking, format: str) ->
         unsupported("an MAE with attention pooling or the pre-logits layer", format, encoder_hint)
     if config.layer_scale is not None or config.qk_norm or not config.qkv_bias:
         unsupported("an MAE with layer scale, qk-norm or q, k, v without bias", format, encoder_hint)
+    if config.mlp_kind != "gelu":
+        unsupported("an MAE with a gated MLP", format, encoder_hint)
     if format == "timm" and config.gelu != "exact":
         unsupported("a GELU in its tanh form (it assumes the exact one)", format, "use format='huggingface'")
     if format == "timm" and config.norm_eps != 1e-6:

@@ -128,6 +128,8 @@ def check_supported(config: ModelConfig) -> None:
         unsupported("post-norm or a norm after pooling, at the end of a branch or none", "official", "use format='vitrail'")
     if config.embed_norm or not config.patch_bias:
         unsupported("a norm before the blocks or patches without a bias", "official", "use format='timm'")
+    if config.mlp_kind != "gelu":
+        unsupported("a gated MLP", "official", "use format='timm'")
     if config.has_class_token != (config.pool == "cls"):
         unsupported("a class token with another pooling", "official", "use format='timm'")
 

@@ -27,6 +27,12 @@ from vitrail.weights.convert.timm_architectures import (
 )
 
 STEM_PREFIX = "patch_embed.backbone"
+RENAMES = [
+    (r"^register_tokens$", "reg_token"),
+    (r"\.gamma_([12])$", r".ls\1.gamma"),
+    (r"\.mlp\.w12\.", ".mlp.fc1."),  # DINOv2's SwiGLU
+    (r"(^|\.)mlp\.w3\.", r"\1mlp.fc2."),
+]
 # Tensors in published files that can be ignored without changing what the encoder computes.
 IGNORED = re.compile(r"(decoder|mask_token|head_dist|last_layer|prototypes|head\.(mlp|last_layer)|projection_head|predictor)")
 # Tensors of models that compute something else, and the feature that Vitrail does not have.
@@ -37,7 +43,7 @@ MISSING_FEATURES = {
     r"^blocks\.0\.(attns|ffns|in_proj|mlp_out_proj)\.": "parallel blocks",
     r"^blocks\.0\.attn\.lambda": "differential attention",
     r"^blocks\.0\.attn\.(q_proj|k_proj|norm|inner_attn_ln)\.": "attention of EVA-02's kind",
-    r"^blocks\.0\.mlp\.(w1|w2|w3|w12|fc1_g|fc1_x)\.": "a gated MLP",
+    r"^blocks\.0\.mlp\.(w1|w2)\.": "a gated MLP with other names than DINOv2's",
     r"^blocks\.0\.mlp\.norm\.": "a norm inside the MLP",
     r"^patch_embed\.backbone\..*running_mean$": "a stem with batch norm",
 }
@@ -53,14 +59,14 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
     assumed: list[str] = []
     pretrained_cfg = sidecar.get("pretrained_cfg", sidecar) if isinstance(sidecar.get("pretrained_cfg", sidecar), dict) else {}
     origin = _origin(file, sidecar)
-    tensors = _to_timm_names(file)
+    tensors = to_timm_names(file)
     config: ModelConfig
     if "stem.conv.weight" in file:
         config = _infer_resnet(file, pretrained_cfg, sidecar)
     else:
         _check_tensors(tensors, sidecar)
         if sidecar.get("architecture") is None:
-            _check_bare(file, overrides, origin)
+            _check_bare(file, overrides, origin, has_gated_mlp(tensors))
             if origin == "DeiT III":
                 assumed.append("no rotary positions (RoPE-ViT's own files have the same tensors as DeiT III's)")
         args = _model_args(sidecar)
@@ -105,10 +111,6 @@ def check_supported(config: ModelConfig) -> None:
     stem = config.stem
     if stem and (stem.standardise, stem.standardise_eps, stem.norm_eps) != ("variance", 1e-8, 1e-5):
         unsupported("a stem with the official epsilons", "timm", "use format='official'")
-    if config.gelu != "exact":
-        unsupported(
-            f"a GELU in its {config.gelu} form (it assumes the exact one)", "timm", "use format='huggingface' or 'official'"
-        )
     if config.norm_eps != 1e-6:
         unsupported(f"layer norms with epsilon {config.norm_eps} (it assumes 1e-6)", "timm", "use format='huggingface'")
     if config.norm == "post":
@@ -133,7 +135,8 @@ def infer_vit(
 ) -> ViTConfig:
     """Infer the config from tensors in timm's names, and from what they do not show; ``size``: the recorded image size."""
     width, channels, patch_height, patch_width = inspect.require_shape(file, "patch_embed.proj.weight", 4)
-    depth, mlp = inspect.count_layers(file, "blocks."), inspect.require_shape(file, "blocks.0.mlp.fc1.weight", 2)[0]
+    depth, mlp = inspect.count_layers(file, "blocks."), inspect.require_shape(file, "blocks.0.mlp.fc2.weight", 2)[1]
+    gated = has_gated_mlp(file)
     if facts.width not in (None, width):
         raise VitrailError(f"config.json describes a model {facts.width} wide, but the weights are {width} wide")
     stem = _infer_stem(file)
@@ -175,7 +178,22 @@ def infer_vit(
         layer_scale=1e-5 if "blocks.0.ls1.gamma" in file else None,
         patch_bias="patch_embed.proj.bias" in file,
         embed_norm="norm_pre.weight" in file,
+        mlp_kind="swiglu" if gated else "gelu",
     )
+
+
+def has_gated_mlp(file: Mapping[str, Tensor]) -> bool:
+    """Return whether the first layer of the MLPs has twice as many outputs as the second has inputs: a gate and a value."""
+    up, down = (inspect.require_shape(file, f"blocks.0.mlp.{layer}.weight", 2) for layer in ("fc1", "fc2"))
+    return up[0] == 2 * down[1]
+
+
+def pack_gates(tensors: dict[str, Tensor]) -> None:
+    """Join gate and value of SwiGLUs that hold them apart, as timm's packed one does."""
+    for name in [name for name in tensors if ".mlp.fc1_g." in name]:
+        value = name.replace(".fc1_g.", ".fc1_x.")
+        if value in tensors:
+            tensors[name.replace(".fc1_g.", ".fc1.")] = torch.cat([tensors.pop(name), tensors.pop(value)])
 
 
 def _model_args(sidecar: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -194,7 +212,7 @@ def _facts(
     assumed: list[str],
 ) -> Architecture:
     """Return what the tensors do not show: by the caller, ``model_args``, the architecture's name, or assumed."""
-    known = sidecar.get("architecture") is not None
+    known, gated = sidecar.get("architecture") is not None, has_gated_mlp(file)
     facts = known_architecture(sidecar["architecture"]) if known else Architecture()
     if not known:
         moco = origin == "MoCo-v3" and file["cls_token"].shape[-1] == 384
@@ -203,13 +221,14 @@ def _facts(
             heads=12 if moco else None,
             norm_eps=1e-5 if "norm_pre.weight" in file else 1e-6,
             pool=_infer_pool(file, sidecar, args, overrides, assumed),
-            gelu=facts.gelu if args.get("act_layer") else inspect.infer_gelu("exact", overrides, assumed),
+            gelu=facts.gelu if gated or args.get("act_layer") else inspect.infer_gelu("exact", overrides, assumed),
         )
         if moco:
             assumed.append("12 heads (MoCo-v3's small model; heads= overrides it)")
     elif sidecar.get("global_pool"):
         facts = apply_model_args(facts, {"global_pool": sidecar["global_pool"]})
-    facts = apply_model_args(facts, args)
+    facts = apply_model_args(facts, {**args, "act_layer": None} if gated else args)
+    _check_gate(facts, gated, args.get("act_layer"), assumed)
     if "attn_pool.latent" in file:
         facts = replace(facts, pool="map")
     elif facts.pool == "map":
@@ -222,6 +241,19 @@ def _facts(
     )
 
 
+def _check_gate(facts: Architecture, gated: bool, activation: Any, assumed: list[str]) -> None:
+    """Refuse a gated MLP that is not a SwiGLU, and a plain one where the architecture has a SwiGLU."""
+    if facts.gated and not gated:
+        raise VitrailError("config.json describes a model with gated MLPs, but those of the weights have no gate")
+    if gated and activation not in (None, "silu"):
+        raise VitrailError(
+            f"act_layer in config.json must be silu with a gated MLP, got {str(activation)[:40]!r}; a gate with another "
+            "activation is one that Vitrail's Vision Transformers do not have"
+        )
+    if gated and not facts.gated:
+        assumed.append("SwiGLU (the gated MLP of published models: SiLU of the first half of fc1)")
+
+
 def _check_tensors(file: Mapping[str, Tensor], sidecar: Mapping[str, Any]) -> None:
     """Refuse models with timm's tensor names that compute something else, by the feature that is missing."""
     if sidecar.get("architecture") is not None:
@@ -232,8 +264,6 @@ def _check_tensors(file: Mapping[str, Tensor], sidecar: Mapping[str, Any]) -> No
     up, down = file.get("blocks.0.mlp.fc1.weight"), file.get("blocks.0.mlp.fc2.weight")
     if up is None or down is None:
         raise VitrailError("the file has no blocks.0.mlp.fc1.weight: another kind of MLP, or not a Vision Transformer")
-    if up.shape[0] == 2 * down.shape[-1]:
-        raise VitrailError("the file has a gated MLP, which Vitrail's Vision Transformers do not have")
     if "blocks.0.norm1.weight" in file and "blocks.0.norm1.bias" not in file:
         raise VitrailError("the file has norms without a bias (RMSNorm), which Vitrail's Vision Transformers do not have")
     if "pos_embed" not in file:
@@ -242,12 +272,17 @@ def _check_tensors(file: Mapping[str, Tensor], sidecar: Mapping[str, Any]) -> No
         )
 
 
-def _check_bare(file: Mapping[str, Tensor], overrides: Overrides, origin: str) -> None:
+def _check_bare(file: Mapping[str, Tensor], overrides: Overrides, origin: str, gated: bool) -> None:
     """Refuse files without an architecture whose tensors several architectures have that compute different things."""
     advice = "put a config.json with its timm architecture next to it"
     if origin != "DeiT III" and "blocks.0.gamma_1" in file:
         raise VitrailError(
             f"the file names its layer scales as RoPE-ViT does, which may have rotary positions without a tensor; {advice}"
+        )
+    if gated and "blocks.0.ls1.gamma" not in file:
+        raise VitrailError(
+            "the file has a gated MLP without layer scale, as EVA-02 has, which has rotary positions without a tensor; "
+            f"{advice}"
         )
     if "norm_pre.weight" in file and ("norm.weight" not in file or "attn_pool.latent" in file):
         raise VitrailError(
@@ -291,7 +326,10 @@ def _check_model_args(args: Mapping[str, Any], config: ViTConfig) -> None:
         if recorded is not None and value is not None and recorded != value:
             raise VitrailError(f"config.json says {name}={str(args[name])[:40]}, but the weights have {name}={value}")
     ratio = args.get("mlp_ratio")
-    if ratio is not None and (not isinstance(ratio, int | float) or abs(config.width * ratio - config.mlp) >= 1):
+    widths = {config.mlp, config.mlp_outputs}  # timm's packed SwiGLU counts the gate, its split one does not
+    if ratio is not None and (
+        not isinstance(ratio, int | float) or all(abs(config.width * ratio - width) >= 1 for width in widths)
+    ):
         raise VitrailError(f"config.json says mlp_ratio={str(ratio)[:40]}, but the weights have {config.mlp}/{config.width}")
 
 
@@ -342,18 +380,24 @@ def _vit_maps(c: ViTConfig) -> list[TensorMap]:
     return maps + (affine("head", "head.2" if c.head == "mlp" else "head") if c.classes else [])
 
 
-def _to_timm_names(file: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def to_timm_names(file: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Rename DINOv2's, DeiT III's and EVA's tensors to those of timm's plain model."""
-    names = {"register_tokens": "reg_token"}
-    renamed = {names.get(name, re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name)): tensor for name, tensor in file.items()}
+    renamed = {_timm_name(name): tensor for name, tensor in file.items()}
     if len(renamed) < len(file):
         return file
+    pack_gates(renamed)
     for name in [name for name in renamed if name.endswith(".attn.q_bias")]:
         block = name.removesuffix("q_bias")
         if f"{block}v_bias" in renamed:  # keys without a bias: a zero one
             q, v = renamed.pop(name), renamed.pop(f"{block}v_bias")
             renamed[f"{block}qkv.bias"] = torch.cat([q, torch.zeros_like(q), v])
     return renamed
+
+
+def _timm_name(name: str) -> str:
+    for theirs, timms in RENAMES:
+        name = re.sub(theirs, timms, name)
+    return name
 
 
 def _origin(file: Mapping[str, Tensor], sidecar: Mapping[str, Any]) -> str:

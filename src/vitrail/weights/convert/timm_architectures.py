@@ -26,6 +26,7 @@ class Architecture:
     norm_eps: float = 1e-6
     norm: Literal["pre", "branch"] = "pre"
     pool: Pool = "cls"
+    gated: bool | None = None  # whether the MLPs are SwiGLUs; None: the tensors decide
 
 
 SIZES = {  # width and number of heads, by the second word of a name
@@ -150,6 +151,10 @@ def _table() -> dict[str, Architecture]:
             vit_gigantic_patch14_clip_quickgelu_224
         """,
         ),
+        (
+            replace(plain, width=1536, heads=24, gated=True),
+            "vit_giant_patch14_dinov2 vit_giant_patch14_reg4_dinov2 vit_giant_patch14_reg1_tipsv2",
+        ),
         (replace(plain, width=64, heads=2), "test_vit"),
         (replace(average, width=64, heads=2), "test_vit2"),
     ]
@@ -182,7 +187,6 @@ MISSING_FEATURES = {
     r"beit3": "norms inside attention and MLP",
     r"beit|data2vec|vit_s?relpos": "a relative position bias",
     r"aimv2|test_vit4": "RMSNorm",
-    r"vit_giant_patch14_(dinov2|reg)": "a gated MLP",
     r"vit_\w+_(18x2|xp)_|vit_d?pwee": "parallel blocks",
     r"vit_d(wee|little)": "differential attention",
     r"deit_\w+_distilled": "a distilled DeiT's two heads",
