@@ -52,10 +52,15 @@ def finetune(
     weights: Annotated[
         str | None,
         typer.Argument(
-            metavar="WEIGHTS", help="Weights to start from: a run, a model folder, .npz, .safetensors, .pth, or hf:owner/name."
+            metavar="WEIGHTS",
+            help="Weights to start from: a run, a model folder, .npz, .safetensors, .pth, or hf:owner/name; required unless "
+            "--resume is given.",
         ),
     ] = None,
-    data: Annotated[str | None, typer.Argument(metavar="DATA", help="Image folder or any other labelled dataset.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Argument(metavar="DATA", help="Image folder or any other labelled dataset; required unless --resume is given."),
+    ] = None,
     image: Annotated[
         str | None,
         data_option(
