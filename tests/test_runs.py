@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import pytest
@@ -155,7 +155,9 @@ def test_a_loss_of_the_users_own_that_is_the_tasks_is_the_same_run(trained: Trai
     def mean_of_losses(outputs: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(outputs, labels, reduction="none").mean()
 
-    assert same(train(tmp_path / "run", loss=mean_of_losses).folder, trained.folder)
+    run = train(tmp_path / "run", loss=mean_of_losses)
+    assert losses(run) == losses(trained)
+    assert all(torch.equal(weight, run.model.state_dict()[name]) for name, weight in trained.model.state_dict().items())
 
 
 def test_a_loss_gets_class_probabilities_if_images_are_mixed(tmp_path: Path) -> None:
@@ -178,6 +180,10 @@ def test_an_interrupted_run_is_resumed_with_its_own_transform_and_loss_only(tmp_
     [
         (lambda outputs, targets: outputs.sum(dim=1), r"as a tensor, got a tensor of shape \(8,\); try reduction='mean'"),
         (lambda outputs, targets: 3.5, "loss must return the mean over the batch as a tensor, got 3.5; try"),
+        (
+            lambda outputs, targets: outputs.detach().mean(),
+            "loss must return a tensor with a gradient, got one without; compute",
+        ),
     ],
 )
 def test_a_loss_that_is_not_one_number_is_refused(loss: Any, sentence: str, tmp_path: Path) -> None:
@@ -231,20 +237,204 @@ def test_callbacks_are_called_as_often_as_the_log_has_rows(tmp_path: Path) -> No
         ({"optim": 3}, "no option is named 'optim'; try settings={'optim': ...}"),
         ({"settings": {"optim.lrr": 3}}, "no field is named 'optim.lrr'; did you mean 'optim.lr'?"),
         ({"settings": {"optim.lr": "high"}}, "optim.lr must be a number, got 'high'"),
-        ({"lr": 1e-3, "settings": {"optim.lr": 1e-3}}, "--lr and --set optim.lr set the same field; leave one of them out"),
+        ({"lr": 1e-3, "settings": {"optim.lr": 1e-3}}, "lr and settings['optim.lr'] set the same field; leave one of them out"),
         ({"epochs": 2, "minutes": 1}, "epochs and minutes both set the number of steps; leave one of them out"),
         ({"image_size": "large"}, "image_size must be a whole number or a pair such as 224x448 or none, got 'large'"),
         ({"transform": "flip"}, "transform must be a function, got 'flip'"),
         ({"loss": "mse"}, "loss must be a function, got 'mse'"),
         ({"callbacks": [print]}, "callbacks must be a list of vitrail.Callback objects, got [<built-in function print>]"),
         ({"callbacks": vitrail.Callback}, "callbacks must be a list of vitrail.Callback objects, got <class"),
+        ({"model": vitrail.variant("mu/8")}, "model must be a name, got a ViTConfig; change the variant by settings, such as"),
+        ({"model": torch.nn.Linear(2, 3)}, "model must be a name, got a Linear; change the variant by settings, such as"),
+        ({"recipe": recipe()}, "recipe must be a name, got a Recipe; vitrail.fit trains a complete recipe"),
+        ({"task": "classification"}, "task must be the settings of a task, got 'classification'; leave it out to classify"),
+        ({"epochs": "3"}, "epochs must be a number, got '3'"),
+        ({"epochs": 0}, "epochs must be above 0, got 0; try epochs=10"),
+        ({"minutes": "1"}, "minutes must be a number, got '1'"),
+        ({"minutes": 0}, "minutes must be above 0 and finite, got 0; try minutes=5"),
+        ({"compile": "yes"}, "compile must be true or false, got 'yes'"),
+        ({"settings": 3}, "settings must be a dict, got an int; try settings={'optim.grad_clip': 1.0}"),
+        ({"settings": "steps=3"}, "settings must be a dict, got a str; try settings="),
+        ({"settings": ["steps"]}, "an override reads FIELD=VALUE, got 'steps'"),
+        ({"threads": -3}, "threads must be a whole number from 1, got -3; try threads=2"),
+        ({"threads": 0}, "threads must be a whole number from 1, got 0; try threads=2"),
+        ({"threads": "2"}, "threads must be a whole number from 1, got '2'"),
+        ({"workers": -1}, "workers must be a whole number from 0, got -1"),
+        ({"out": 3}, "out must be the path of a run folder, got 3; try out='runs/mine'"),
+        ({"out": ""}, "out must be the path of a run folder, got ''; try out='runs/mine'"),
+        ({"device": "gpu"}, "device must be auto, cpu, cuda, cuda:N or mps, got 'gpu'; try auto"),
+        ({"device": 3.5}, "device must be auto, cpu, cuda, cuda:N or mps, got 3.5; try auto"),
+        ({"recipe": "mae"}, "mae trains without labels; try vitrail pretrain with method=mae"),
+        ({"recipe": "demo", "model": "B/16"}, "demo has its own model and takes no other, got model=B/16; try recipe=plain"),
+        ({"recipe": "small", "model": "R50x1"}, "the small recipe trains a ViT, got model=R50x1; try recipe=resnet"),
+        ({"loss": lambda outputs: outputs.sum()}, "loss must take two arguments, outputs and targets, got loss(outputs)"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(VitrailError) as caught:
-        vitrail.train(PAIRS, out=tmp_path / "run", **options)
+        vitrail.train(PAIRS, **{"out": tmp_path / "run", **options})
     assert str(caught.value).startswith(sentence)
+    assert "--" not in str(caught.value)  # the command's spelling
     assert not (tmp_path / "run").exists()
+
+
+WRONG_CALLS: dict[str, Any] = {
+    "recipe must be a complete Recipe, got a str; try vitrail.train(data, recipe='small')": lambda run: vitrail.fit("small"),  # type: ignore[arg-type]
+    "folder must be the path of a run folder, got 3; try folder='runs/mine'": lambda run: vitrail.fit(
+        run.run.recipe(), cast(Any, 3)
+    ),
+    "weights must be a path or hf:owner/name, got a ViT; vitrail.save(": lambda run: vitrail.finetune(run.model, PAIRS),
+    "the model has 1 block, got trainable=last:99; try trainable=last:1": (
+        lambda run: vitrail.finetune(run.folder, PAIRS, trainable="last:99")
+    ),
+    "trainable must be all, head or last:N, got 3; try": (
+        lambda run: vitrail.finetune(run.folder, PAIRS, trainable=cast(Any, 3))
+    ),
+    "small trains from scratch, without weights; try recipe=finetune": (
+        lambda run: vitrail.finetune(run.folder, PAIRS, recipe="small")
+    ),
+    "method must be masked-patch, mae, simmim, got 'mea'; did you mean": lambda run: vitrail.pretrain(PAIRS, method="mea"),
+    "task.masking.target": lambda run: vitrail.pretrain(PAIRS, method="masked-patch", target="colour"),
+    "resume must be a run folder with a recipe.json, got nowhere": lambda run: vitrail.train(resume="nowhere"),
+    "resume must be the path of a run folder, got 3": lambda run: vitrail.train(resume=cast(Any, 3)),
+    "resume has a recipe already; leave out model, and": lambda run: vitrail.train(resume=run.folder, model="S/16"),
+    "recipe_from must be a run or its recipe.json, got nowhere": lambda run: vitrail.train(recipe_from="nowhere"),
+    "recipe_from has a recipe already; leave out recipe and image_size, and change fields by settings": (
+        lambda run: vitrail.train(recipe_from=run.folder, recipe="plain", image_size=32)
+    ),
+    "images must be one image, a list of them or a dataset, got a dict": lambda run: vitrail.predict(run.folder, {"a": 1}),
+}
+
+
+@pytest.mark.parametrize("sentence", WRONG_CALLS)
+def test_a_wrong_argument_is_one_sentence(sentence: str, trained: TrainedRun) -> None:
+    with pytest.raises(VitrailError) as caught:
+        WRONG_CALLS[sentence](trained)
+    assert str(caught.value).startswith(sentence)
+    assert "--" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("targets", "found", "remedy"),
+    [
+        (None, "no labels", "give pairs of image and label, or pretrain, which needs none"),
+        ([-1] * 60, "no labels", "give pairs of image and label"),
+        (np.linspace(0.25, 1, 60).tolist(), "numbers such as", "give text or whole numbers, or a task that predicts numbers"),
+        (list(np.eye(3, dtype=np.float32)[LABELS]), "an array of float32, 3 as the first target", "such as target.argmax()"),
+    ],
+)
+def test_targets_that_are_no_classes_are_refused_for_what_they_are(
+    targets: list[Any] | None, found: str, remedy: str, tmp_path: Path
+) -> None:
+    data = list(IMAGES) if targets is None else list(zip(IMAGES, targets, strict=True))
+    for of_a_recipe in (False, True):
+        with pytest.raises(VitrailError, match=r"the targets of classification must be class labels, and .* has ") as caught:
+            vitrail.fit(recipe(), tmp_path / "run", data) if of_a_recipe else train(tmp_path / "run", data)
+        assert found in str(caught.value)
+        assert remedy in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_labels_of_minus_one_are_said_to_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    data = vitrail.open_dataset({"train": [(image, int(label) - 1) for image, label in zip(IMAGES, LABELS, strict=True)]})
+    assert (data.train.labels == -1).any()
+    (message,) = caplog.messages  # once
+    assert message.startswith(
+        "20 of 60 targets are -1, which stands for no label: a classifier is not trained on these images;"
+    )
+
+
+def test_settings_can_be_a_list_as_after_the_commands_set(tmp_path: Path) -> None:
+    data = vitrail.open_dataset(PAIRS)
+    options: dict[str, Any] = {"model": "mu/8", "image_size": (16, 24), "workers": 0, "out": tmp_path / "run"}
+    run = vitrail.train(data, settings=[f"{name}={value}" for name, value in SHORT.items()], batch_size=np.int64(8), **options)
+    assert {path: value for path, value in leaves(run.run.recipe()).items() if path in SHORT} == SHORT
+
+
+def test_fit_opens_a_dataset_as_train_does(trained: TrainedRun, tmp_path: Path) -> None:
+    assert same(vitrail.fit(trained.run.recipe(), tmp_path / "pairs", PAIRS).folder, trained.folder)
+    splits = vitrail.open_dataset(PAIRS).splits
+    mapping = vitrail.fit(trained.run.recipe(), tmp_path / "mapping", {name: list(part) for name, part in splits.items()})
+    assert _split_sizes(mapping) == _split_sizes(trained)
+
+
+def test_a_run_is_resumed_and_continued_in_a_new_folder(trained: TrainedRun, tmp_path: Path) -> None:
+    """A run that was interrupted, or made longer, is the uninterrupted one; its dataset, an object, is given again."""
+    with pytest.raises(OSError, match="broke"):
+        train(tmp_path / "run", callbacks=[RaisesAt(5, OSError("broke"))])
+    assert same(vitrail.train(PAIRS, resume=tmp_path / "run", workers=0).folder, trained.folder)
+    constant = {"schedule.kind": "constant"}
+    longer = train(tmp_path / "longer", settings={**constant, "steps": 8})
+    shorter = train(tmp_path / "shorter", settings=constant)
+    continued = vitrail.train(PAIRS, resume=shorter.folder, settings={"steps": 8}, out=tmp_path / "continued", workers=0)
+    assert continued.folder == tmp_path / "continued"
+    assert continued.result["continued_from"]["changes"] == ["steps was 6, is 8"]
+    assert losses(continued) == losses(longer)
+    own: dict[str, Any] = {"transform": jitter, "loss": F.cross_entropy, "workers": 0}
+    train(tmp_path / "own", settings=constant, **own)
+    longer = vitrail.train(PAIRS, resume=tmp_path / "own", settings={"steps": 8}, out=tmp_path / "own longer", **own)
+    assert len(losses(longer)) == 8
+    with pytest.raises(VitrailError, match="was started with transform=jitter, got none"):
+        vitrail.train(PAIRS, resume=tmp_path / "own", settings={"steps": 9}, out=tmp_path / "refused")
+    with pytest.raises(VitrailError, match=r"is resumed where it is, got out=.*; leave it out, or change a recipe field"):
+        vitrail.train(PAIRS, resume=shorter.folder, out=tmp_path / "other")
+
+
+def test_the_recipe_of_another_run_is_trained_again_with_changes(trained: TrainedRun, tmp_path: Path) -> None:
+    again = vitrail.train(PAIRS, recipe_from=trained.folder, out=tmp_path / "again", workers=0)
+    assert same(again.folder, trained.folder)
+    other = vitrail.train(PAIRS[:30], recipe_from=trained.folder / "recipe.json", seed=3, out=tmp_path / "other", workers=0)
+    assert (other.run.recipe().seed, other.run.recipe().model) == (3, trained.run.recipe().model)
+    assert other.data is not None
+    assert other.run.recipe().data == other.data.name != trained.run.recipe().data
+
+
+def test_a_dataset_named_by_settings_is_the_only_one_that_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+
+    def open_once(source: Any, **options: Any) -> Any:
+        opened.append(source)
+        return vitrail.open_dataset(source, **options)
+
+    monkeypatch.setattr("vitrail.training.prepare.open_dataset", open_once)
+    monkeypatch.setattr("vitrail.training.dataset.open_dataset", open_once)
+    run = train(tmp_path / "run", "nowhere", settings={"data": "panes:train_size=40,size=16"})
+    named = [source for source in opened if isinstance(source, str)]  # the others are open already
+    assert named == [run.run.recipe().data] == ["panes:train_size=40,size=16"]
+
+
+class Flip(torch.nn.Module):
+    """A transform as torchvision writes them, which calls as ``(*args, **kwargs)``."""
+
+    def forward(self, image: Image.Image) -> Image.Image:
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+
+
+def test_a_torch_module_is_a_transform_of_one_argument(tmp_path: Path) -> None:
+    by_module = train(tmp_path / "module", transform=Flip())
+    assert losses(by_module) == losses(train(tmp_path / "function", transform=lambda image: Flip()(image)))
+
+
+def test_a_grey_image_is_a_transforms_input_and_output(tmp_path: Path) -> None:
+    data = [(image[..., :1], name) for image, name in PAIRS]
+    assert losses(train(tmp_path / "run", data, transform=lambda image: image.convert("L")))
+
+
+@pytest.mark.parametrize(
+    ("transform", "found"),
+    [
+        (lambda image: None, "got None; try the PIL image"),
+        (lambda image: np.asarray(image) / 255, "got an array of float64, 16 x 24 x 3"),
+        (lambda image: "image.png", "got a str"),
+        (lambda image: torch.zeros(3, 8, 8), "a normalised tensor of shape (3, 16, 24), got a tensor of float32, 3 x 8 x 8"),
+        (lambda image: torch.zeros(3, 16, 24, dtype=torch.int32), "got a tensor of int32, 3 x 16 x 24"),
+    ],
+)
+def test_a_transform_that_returns_no_image_is_refused(transform: Any, found: str, tmp_path: Path) -> None:
+    with pytest.raises(VitrailError, match=r"^transform must return ") as caught:
+        train(tmp_path / "run", transform=transform)
+    assert found in str(caught.value)
 
 
 def leaves(settings: Any, prefix: str = "") -> dict[str, Any]:
@@ -323,8 +513,35 @@ def test_fine_tuning_takes_a_task_of_the_users_own(trained: TrainedRun, tmp_path
     run = vitrail.finetune(trained.folder, data, task=Brightness(), settings=short, out=tmp_path / "run")
     assert isinstance(run.run.recipe().task, Brightness)
     assert run.model.config.classes == 1
+    head = vitrail.finetune(
+        trained.folder, data, task=Brightness(), trainable="head", settings={**short, "steps": 2}, out=tmp_path / "head"
+    )
+    before, after = trained.model.state_dict(), head.model.state_dict()
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}
     with np.load(run.folder / "predictions.npz") as file:
         assert run.metrics["mae"] == pytest.approx(np.abs(file["outputs"][:, 0] - file["targets"]).mean())
+
+
+@dataclass(frozen=True)
+class Forgetful(vitrail.TaskConfig):
+    """Settings that forget to say that the targets are no classes."""
+
+    kind: Literal["forgetful"] = "forgetful"
+
+
+def test_a_task_that_forgets_to_be_unlabelled_is_told_so(tmp_path: Path) -> None:
+    data = [(image, float(image.mean())) for image in IMAGES]
+    with pytest.raises(
+        VitrailError, match=r"the targets of forgetful must be class labels, .*; set labelled = False in Forgetful"
+    ):
+        train(tmp_path / "run", data, task=Forgetful())
+
+
+def test_the_target_of_masked_patch_is_an_option(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"model": "mu/8", "image_size": (16, 24), "workers": 0, "batch_size": 8}
+    settings = {**SHORT, "steps": 1}
+    run = vitrail.pretrain(PAIRS, method="masked-patch", target="pixels", settings=settings, out=tmp_path / "run", **options)
+    assert leaves(run.run.recipe())["task.masking.target"] == "pixels"
 
 
 def test_pretraining_needs_no_labels_and_leaves_an_encoder(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """``vitrail.train``, ``finetune`` and ``pretrain``: from a dataset and a few options to a finished run with its report.
 
-The commands of the same names call the same functions.
+The commands of the same names prepare a run by the same functions and train it by ``run_prepared``; between the two they print
+what they have prepared.
 """
 
 from collections.abc import Iterable, Mapping
@@ -8,8 +9,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vitrail.config import parse_value
 from vitrail.data.batch_transforms import ImageTransform
+from vitrail.data.sources.image_like import describe_value
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.io import atomic_write
 from vitrail.models.config import Pair
@@ -20,16 +24,19 @@ from vitrail.system import is_main_process
 from vitrail.tasks.task import Loss
 from vitrail.training.autotune import AutoTune
 from vitrail.training.callbacks import Callback
+from vitrail.training.continue_run import prepare_resumption
 from vitrail.training.dataset import check_training_data
 from vitrail.training.prepare import (
     PreparedRun,
     RecipeOptions,
     prepare_finetuning,
     prepare_pretraining,
+    prepare_recipe,
     prepare_training,
     settings_to_overrides,
 )
 from vitrail.training.process_group import ProcessGroup, process_group
+from vitrail.training.run import Run, check_folder, find_recipe
 from vitrail.training.trained_run import TrainedRun
 from vitrail.training.trainer import Hardware, fit
 
@@ -37,17 +44,22 @@ ImageSize = int | tuple[int, int]
 
 
 def train(
-    data: Any = "fashion",
+    data: Any = None,
     *,
     model: str | None = None,
     recipe: str | None = None,
     image_size: ImageSize | None = None,
     task: TaskConfig | None = None,
+    resume: str | Path | None = None,
+    recipe_from: str | Path | None = None,
     **options: Any,
 ) -> TrainedRun:
-    """Train a model from random weights on a dataset: a path, a name, or an object with images and labels by index.
+    """Train a model from random weights on a dataset: a path, a name, or an object with images and labels by index; None means
+    ``fashion``, the embedded images.
 
-    ``task`` is what to learn; None means classification.
+    ``task`` is what to learn; None means classification. ``resume`` is a run to resume, of whatever function; with options that
+    change its recipe, it continues in a new folder. ``recipe_from`` is a run or a ``recipe.json`` to take the recipe from. Both
+    open the dataset by its name in the recipe, unless ``data`` gives it: an object of your own has no name to open.
 
     Further options, the same for ``finetune`` and ``pretrain``: ``epochs``, ``batch_size``, ``lr``, ``weight_decay``,
     ``seed``, ``precision``, ``compile``, ``augment``; ``settings``, a dict of any recipe fields such as
@@ -55,10 +67,23 @@ def train(
     ``workers``; ``callbacks``; ``transform``, a function of a training image in place of the recipe's augmentation; ``loss``,
     a function of outputs and targets in place of the task's.
     """
-    recipe_options, run_options = _split_options(options)
+    recipe_options, out, run_options = _split_options(options)
+    chosen = {"model": model, "recipe": recipe, "image_size": image_size, "task": task}
+    _check_names(model=model, recipe=recipe)
+    _check_task(task)
     with process_group() as group:
-        prepared = prepare_training(data, recipe, model, _pair(image_size), recipe_options, group=group, task=task)
-        return run_prepared(prepared, **run_options, group=group)
+        if resume is not None:
+            _check_left_out("resume", {**chosen, "recipe_from": recipe_from})
+            run = Run(check_folder(resume, "resume").expanduser())
+            own = {name: run_options[name] for name in ("transform", "loss")}
+            prepared = prepare_resumption(run, recipe_options, out, group=group, data=data, **own)
+        elif recipe_from is not None:
+            _check_left_out("recipe_from", chosen)
+            prepared = prepare_recipe(find_recipe(recipe_from), recipe_options, group=group, data=data)
+        else:
+            source = "fashion" if data is None else data
+            prepared = prepare_training(source, recipe, model, _pair(image_size), recipe_options, group=group, task=task)
+        return run_prepared(prepared.with_out(out), **run_options, group=group)
 
 
 def finetune(
@@ -76,29 +101,45 @@ def finetune(
     ``weights`` is what ``vitrail.load`` reads; ``trainable`` is ``all``, ``head`` or ``last:N`` blocks. The other options are
     those of ``train``.
     """
-    recipe_options, run_options = _split_options(options)
+    recipe_options, out, run_options = _split_options(options)
+    if not isinstance(weights, str | Path):
+        raise VitrailError(
+            f"weights must be a path or hf:owner/name, got {describe_value(weights)}; vitrail.save(model, folder) makes a path"
+        )
+    _check_names(recipe=recipe)
+    _check_task(task)
     with process_group() as group:
         prepared, _ = prepare_finetuning(
             str(weights), data, recipe, _pair(image_size), trainable, recipe_options, group=group, task=task
         )
-        return run_prepared(prepared, **run_options, group=group)
+        return run_prepared(prepared.with_out(out), **run_options, group=group)
 
 
 def pretrain(
-    data: Any, *, method: str = "mae", model: str | None = None, image_size: ImageSize | None = None, **options: Any
+    data: Any,
+    *,
+    method: str = "mae",
+    model: str | None = None,
+    image_size: ImageSize | None = None,
+    target: str | None = None,
+    **options: Any,
 ) -> TrainedRun:
-    """Pre-train a model without labels by ``mae``, ``simmim`` or ``masked-patch``. The other options are those of ``train``."""
+    """Pre-train a model without labels by ``mae``, ``simmim`` or ``masked-patch``.
+
+    ``target`` is what masked-patch predicts: ``mean-colour`` (the default), ``downsampled`` or ``pixels``. The other options
+    are those of ``train``.
+    """
     if options.get("loss") is not None:
         raise VitrailError(f"pretrain has the loss of its method, {method}; loss is an option of train and finetune")
-    recipe_options, run_options = _split_options(options)
+    recipe_options, out, run_options = _split_options(options)
+    _check_names(method=method, model=model, target=target)
     with process_group() as group:
-        prepared = prepare_pretraining(data, method, model, _pair(image_size), recipe_options, group=group)
-        return run_prepared(prepared, **run_options, group=group)
+        prepared = prepare_pretraining(data, method, model, _pair(image_size), recipe_options, group=group, target=target)
+        return run_prepared(prepared.with_out(out), **run_options, group=group)
 
 
 def run_prepared(
     prepared: PreparedRun,
-    folder: str | Path | None = None,
     *,
     hardware: Hardware | None = None,
     callbacks: Iterable[Callback] = (),
@@ -109,7 +150,7 @@ def run_prepared(
 ) -> TrainedRun:
     """Train a prepared run, and write its report; a run that was finished before keeps the one it has."""
     how: dict[str, Any] = {"hardware": hardware, "callbacks": callbacks, "autotune": autotune, "group": group}
-    trained = fit(prepared.recipe, prepared.folder or folder, prepared.data, transform=transform, loss=loss, **how)
+    trained = fit(prepared.recipe, prepared.folder, prepared.data, transform=transform, loss=loss, **how)
     is_finished_before = trained.data is None
     if is_main_process() and not (is_finished_before and trained.report.is_file()):
         data = trained.data or check_training_data(prepared.data, prepared.recipe).data
@@ -119,10 +160,12 @@ def run_prepared(
 
 RECIPE_OPTIONS = ("epochs", "batch_size", "lr", "weight_decay", "seed", "precision", "compile", "augment")
 RUN_OPTIONS = ("out", "minutes", "find_lr", "device", "threads", "workers", "callbacks", "transform", "loss", "settings")
+OPTION_TYPES = {"epochs": float, "minutes": float, "compile": bool, "find_lr": bool}
 
 
-def _split_options(options: Mapping[str, Any]) -> tuple[RecipeOptions, dict[str, Any]]:
-    """Divide options into those of the recipe and those of its run."""
+def _split_options(options: Mapping[str, Any]) -> tuple[RecipeOptions, Path | None, dict[str, Any]]:
+    """Divide options into those of the recipe, the run folder, and those of its run."""
+    options = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
     known, recipe_fields = (*RECIPE_OPTIONS, *RUN_OPTIONS), [field.name for field in fields(Recipe)]
     for name in options.keys() - set(known):
         in_settings = f"; try settings={{{name!r}: ...}}" if name in recipe_fields else ""
@@ -135,16 +178,41 @@ def _split_options(options: Mapping[str, Any]) -> tuple[RecipeOptions, dict[str,
         raise VitrailError(f"callbacks must be a list of vitrail.Callback objects, got {callbacks!r}")
     if options.get("epochs") is not None and options.get("minutes") is not None:
         raise VitrailError("epochs and minutes both set the number of steps; leave one of them out")
+    for name, kind in OPTION_TYPES.items():
+        if options.get(name) is not None:
+            options[name] = parse_value(options[name], kind, name)
+    out = None if options.get("out") is None else check_folder(options["out"], "out").expanduser()
     run_options = {
-        "folder": options.get("out"),
-        "hardware": Hardware(options.get("device", "auto"), options.get("threads"), options.get("workers")),
+        "hardware": Hardware(options.get("device") or "auto", options.get("threads"), options.get("workers")),
         "callbacks": callbacks,
-        "autotune": AutoTune(options.get("minutes"), options.get("find_lr", False)),
+        "autotune": AutoTune(options.get("minutes"), options.get("find_lr") or False),
         "transform": options.get("transform"),
         "loss": options.get("loss"),
     }
     recipe_options = {name: options[name] for name in RECIPE_OPTIONS if name in options}
-    return RecipeOptions(settings_to_overrides(options.get("settings") or {}), **recipe_options), run_options
+    return RecipeOptions(settings_to_overrides(options.get("settings") or {}), **recipe_options), out, run_options
+
+
+def _check_names(**names: Any) -> None:
+    """Refuse a model or a recipe itself where its name is taken."""
+    for option, name in names.items():
+        if name is not None and not isinstance(name, str):
+            other = "; vitrail.fit trains a complete recipe" if option == "recipe" else ""
+            change = "; change the variant by settings, such as {'model.depth': 6}" if option == "model" else other
+            raise VitrailError(f"{option} must be a name, got {describe_value(name)}{change}")
+
+
+def _check_task(task: Any) -> None:
+    if task is not None and not isinstance(task, TaskConfig):
+        raise VitrailError(
+            f"task must be the settings of a task, got {task!r}; leave it out to classify, or give an object of a TaskConfig"
+        )
+
+
+def _check_left_out(option: str, others: Mapping[str, Any]) -> None:
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise VitrailError(f"{option} has a recipe already; leave out {' and '.join(given)}, and change fields by settings")
 
 
 def _pair(image_size: ImageSize | None) -> Pair | None:

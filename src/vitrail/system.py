@@ -64,6 +64,11 @@ def select_device(name: str) -> "torch.device":
     """Return the named device, or the best available for "auto"; under ``torchrun`` each process of a node uses its own GPU."""
     import torch
 
+    if name != "auto":
+        try:
+            torch.device(name)
+        except (RuntimeError, TypeError):  # its message lists every kind of device that torch was ever ported to
+            raise VitrailError(f"device must be auto, cpu, cuda, cuda:N or mps, got {name!r}; try auto") from None
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if name == "cuda" and is_distributed():

@@ -113,7 +113,7 @@ def test_resume_continues_a_run_by_its_folder_alone(tmp_path: Path, capsys: Capt
     assert (tmp_path / "run" / "log.jsonl").read_text() == before  # bit for bit
     for arguments, sentence in (
         (["fashion", "--resume", "run"], "--resume continues run with its own recipe and dataset; leave out DATA"),
-        (["--resume", "run", "--out", "other"], "leave out --out"),
+        (["--resume", "run", "--out", "other"], "run is resumed where it is, got --out other; leave it out"),
         (["--resume", "nowhere"], "--resume must be a run folder with a recipe.json, got nowhere"),
     ):
         assert run(["train", *arguments]) == 2

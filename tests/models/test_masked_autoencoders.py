@@ -210,7 +210,7 @@ def test_an_invalid_combination_is_rejected_with_a_valid_one(
 
 def test_only_plain_transformers_have_patches_to_mask() -> None:
     for name in ("R50x1", "R50+Ti/16"):
-        with pytest.raises(VitrailError, match="try --model S/16"):
+        with pytest.raises(VitrailError, match="try model=S/16"):
             check_masking(Masking("mae"), variant(name, classes=0))
 
 

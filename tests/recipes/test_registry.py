@@ -97,11 +97,11 @@ def test_model_and_image_size_are_applied_or_refused() -> None:
     large = get_recipe("small", RecipeContext(model="B/16"))  # of fashion's 28 x 28 pixels, the nearest multiple of 16
     assert isinstance(large.model, ViTConfig)
     assert (large.model.width, large.model.patch, large.model.image) == (768, (16, 16), (32, 32))
-    with pytest.raises(VitrailError, match=r"the small recipe trains a ViT, got --model R50x1; try --recipe resnet"):
+    with pytest.raises(VitrailError, match=r"the small recipe trains a ViT, got model=R50x1; try recipe=resnet"):
         get_recipe("small", RecipeContext(model="R50x1"))
-    with pytest.raises(VitrailError, match="demo has its own model and takes no --model, got B/16"):
+    with pytest.raises(VitrailError, match="demo has its own model and takes no other, got model=B/16; try recipe=plain"):
         get_recipe("demo", RecipeContext(model="B/16"))
-    with pytest.raises(VitrailError, match="demo takes images at their native size and no --image-size"):
+    with pytest.raises(VitrailError, match="demo takes images at their native size, got image_size="):
         get_recipe("demo", RecipeContext(image=(56, 56)))
 
 
@@ -118,7 +118,7 @@ def test_model_and_image_size_are_applied_or_refused() -> None:
         ("optim.name=sgd optim.nesterov=true optim.momentum=0", "optim.nesterov looks ahead along the momentum"),
         ("optim.name=sgd optim.independent_weight_decay=true", "optim.independent_weight_decay needs decoupled weight decay"),
         ("optim.trainable=blocks optim.trainable_blocks=99", r"optim.trainable_blocks must be from 1 to \d, .* got 99; try 1"),
-        ("optim.trainable=head model.classes=0", "optim.trainable=head trains only the classifier, and this model has none"),
+        ("optim.trainable=head model.classes=0", "optim.trainable=head trains only the head, and this model has none"),
     ],
 )
 def test_what_makes_no_sense_is_refused(change: str, message: str) -> None:

@@ -116,12 +116,12 @@ def test_the_same_images_may_have_moved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["steps=5"], "short is at step 12, so steps must be above, got 5; try --set steps=24"),
-        (["optim.lr=0.1"], "short is at step 12, so steps must be above, got 12; try --set steps=24"),
+        (["steps=5"], "short is at step 12, so steps must be above, got 5; try steps=24"),
+        (["optim.lr=0.1"], "short is at step 12, so steps must be above, got 12; try steps=24"),
         (["steps=16", "model.depth=3"], "the checkpoint is of another model: ema.blocks.2.attention.out.bias is missing"),
         (["steps=16", "model.mlp=40"], "the checkpoint is of another model: ema.blocks.0.mlp.down.weight is missing, or has"),
         (["steps=16", "ema_decay=none"], "cannot be continued with steps was 12, is 16; ema_decay was 0.9, is None: the"),
-        (["steps=16", "optim.name=sgd"], "which this recipe does not use; start a new run with --recipe-from"),
+        (["steps=16", "optim.name=sgd"], "which this recipe does not use; start a new run with recipe_from="),
         (["steps=16", "data=panes:train_size=100,size=16"], "was started on other images or labels"),
         (["steps=16", "model.classes=9"], "model.classes must be 10"),
         (["stepps=16"], "no field is named 'stepps'; did you mean 'steps'?"),
@@ -135,10 +135,10 @@ def test_what_cannot_be_continued_is_one_sentence_and_leaves_nothing(overrides: 
 
 
 def test_a_run_is_never_overwritten_and_needs_a_checkpoint(short: Path, tmp_path: Path) -> None:
-    with pytest.raises(VitrailError, match="short exists; choose another folder with --out, or resume it: --resume"):
+    with pytest.raises(VitrailError, match="short exists; name another folder, or continue that one with resume="):
         resume(short, "steps=16", out=short)
     shutil.rmtree(short / "checkpoints")
-    with pytest.raises(VitrailError, match="has no checkpoint to continue from; start a new run with --recipe-from"):
+    with pytest.raises(VitrailError, match="has no checkpoint to continue from; start a new run with recipe_from="):
         resume(short, "steps=16")
     assert list(tmp_path.iterdir()) == [short]
 
@@ -159,4 +159,4 @@ def test_the_command_extends_a_run(short: Path, folder: Path, capsys: pytest.Cap
     assert result["continued_from"] == {"run": str(short), "step": 12, "changes": ["steps was 12, is 16"]}
     assert same(short.with_name("new"), folder / "long")
     assert run(command) == 2
-    assert "new exists; choose another folder with --out" in capsys.readouterr().err
+    assert "new exists; name another folder, or continue that one with --resume" in capsys.readouterr().err

@@ -52,10 +52,14 @@ def finetune(
         str | None,
         typer.Argument(
             metavar="WEIGHTS",
-            help="Weights to start from: a published model such as dinov2-s14 (vitrail models), a run, a file, hf:owner/name.",
+            help="Weights to start from: a published model such as dinov2-s14 (vitrail models), a run, a file, hf:owner/name; "
+            "required unless --resume is given.",
         ),
     ] = None,
-    data: Annotated[str | None, typer.Argument(metavar="DATA", help="Image folder or any other labelled dataset.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Argument(metavar="DATA", help="Image folder or any other labelled dataset; required unless --resume is given."),
+    ] = None,
     image: Annotated[
         str | None,
         data_option(

@@ -37,7 +37,10 @@ from vitrail.errors import VitrailError
 
 def pretrain(
     data: Annotated[
-        str | None, typer.Argument(metavar="DATA", help="Folder with images at any depth, or any other dataset.")
+        str | None,
+        typer.Argument(
+            metavar="DATA", help="Folder with images at any depth, or any other dataset; required unless --resume is given."
+        ),
     ] = None,
     image: InputSizeOption = None,
     augment: AugmentOption = None,
@@ -78,13 +81,13 @@ def pretrain(
     if epochs is not None and minutes is not None:
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
-    target_overrides = [] if target is None else [f"task.masking.target={target}"]
-    all_overrides = (*target_overrides, *(overrides or []))
-    fields = RecipeOptions(all_overrides, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment)
+    fields = RecipeOptions(tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment)
     if resume is not None:
         resume_command(resume, fields, options, data=data, model=model, image_size=image, target=target)
         return
     if data is None:
         raise VitrailError("pretrain needs a dataset, such as a folder of images; try vitrail pretrain photos --method mae")
     size = parse_size(image, "--image-size") if image else None
-    run_command(lambda progress, group: prepare_pretraining(data, method, model, size, fields, progress, group), options)
+    run_command(
+        lambda progress, group: prepare_pretraining(data, method, model, size, fields, progress, group, target), options
+    )

@@ -1,8 +1,9 @@
 """Options, run folder and final table that the commands running a recipe share."""
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -46,7 +47,13 @@ PrecisionOption = Annotated[
     Literal["float32", "bfloat16"] | None, run_option(help="Number format of the computation; sets precision.")
 ]
 CompileOption = Annotated[bool, run_option("--compile", help="Compile the model with torch.compile; sets compile.")]
-ResumeOption = Annotated[Path | None, run_option(metavar="RUN", help="Run folder to resume, with its own recipe and dataset.")]
+ResumeOption = Annotated[
+    Path | None,
+    run_option(
+        metavar="RUN",
+        help="Run folder to resume, with its own recipe and dataset; with changed options it continues in a new folder.",
+    ),
+]
 OutOption = Annotated[Path | None, run_option(metavar="DIR", help="Run folder; an interrupted run in it is resumed.")]
 PrintRecipeOption = Annotated[bool, run_option("--print-recipe", help="Print the full recipe and exit.")]
 DeviceOption = Annotated[str, run_option(help="Device to compute on: auto, cpu, cuda, cuda:1 or mps.")]
@@ -83,6 +90,10 @@ class RunOptions:
         return [name for name in ("tensorboard", "wandb", "mlflow") if getattr(self, name)]
 
 
+OPTION_NAMES = (
+    "epochs", "batch_size", "lr", "weight_decay", "seed", "precision", "augment", "model", "recipe", "image_size", "method",
+    "trainable", "resume", "recipe_from", "out", "minutes", "device", "threads", "workers",
+)  # fmt: skip
 Prepare = Callable[["Progress", "ProcessGroup"], "PreparedRun"]  # opens the dataset, and makes the recipe
 
 
@@ -95,7 +106,7 @@ def run_command(prepare: Prepare, options: RunOptions) -> None:
         raise VitrailError("--print-recipe runs nothing, and --minutes and --find-lr need measurements; leave them out")
     if options.out is None and not options.print_recipe and int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
         raise VitrailError("a run that torchrun may restart needs a named folder to resume from; try --out runs/mine")
-    with process_group() as group:
+    with _option_names(), process_group() as group:
         with progress_bars() as on_progress:
             prepared = prepare(on_progress, group)
         if options.print_recipe:
@@ -137,21 +148,20 @@ def resume_command(run: Path, fields: "RecipeOptions", options: RunOptions, **ot
 def _train(prepared: "PreparedRun", options: RunOptions, group: "ProcessGroup") -> "TrainedRun":
     from vitrail.runs import run_prepared
     from vitrail.training.autotune import AutoTune
-    from vitrail.training.run import next_free_folder
+    from vitrail.training.run import choose_folder
     from vitrail.training.signals import TrainingStopped
     from vitrail.training.trackers import open_trackers
     from vitrail.training.trainer import Hardware
 
     recipe = prepared.recipe
-    folder = prepared.folder or options.out or Path(group.broadcast_str(lambda: str(next_free_folder(recipe.name))))
+    folder = choose_folder(prepared.with_out(options.out).folder, recipe.name, group)  # the trackers write there as well
     with (
         open_trackers(options.trackers if group.is_main else (), folder) as callbacks,
         ProgressDisplay(recipe, options.json or not group.is_main) as display,
     ):
         try:
             return run_prepared(
-                prepared,
-                folder,
+                prepared.in_folder(folder),
                 hardware=Hardware(options.device, options.threads, options.workers),
                 callbacks=[display, *callbacks],  # type: ignore[list-item]  # inheriting would import torch for --help
                 autotune=AutoTune(options.minutes, options.find_lr),
@@ -163,6 +173,24 @@ def _train(prepared: "PreparedRun", options: RunOptions, group: "ProcessGroup") 
                 if group.is_main:
                     typer.echo(f"{stop}; {how} resumes from there", err=True)
             raise typer.Exit(stop.code) from None
+
+
+@contextmanager
+def _option_names() -> Iterator[None]:
+    """Name the options in an error as they are typed: what Python knows as ``epochs=10`` is ``--epochs 10`` here."""
+    try:
+        yield
+    except VitrailError as error:
+        error.args = (typed_options(str(error)),)
+        raise
+
+
+def typed_options(message: str) -> str:
+    """Return a message about the options of ``vitrail.train`` with those of the command."""
+    message = re.sub(r"settings\['([\w.]+)'\]", r"--set \1", message)
+    names = "|".join(OPTION_NAMES)
+    message = re.sub(rf"(?<![\w.])({names})=(?!=)", lambda match: f"--{match[1].replace('_', '-')} ", message)
+    return re.sub(rf"^({names}|compile)(?= must be | and --set )", lambda match: f"--{match[1].replace('_', '-')}", message)
 
 
 def _print_result(result: dict[str, Any], recipe: "Recipe") -> None:

@@ -1,7 +1,7 @@
 """``vitrail train``: train a model from a dataset, with a report, in a run folder that can be resumed."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -34,9 +34,6 @@ from vitrail.cli.run_recipe import (
     run_command,
 )
 from vitrail.errors import VitrailError
-
-if TYPE_CHECKING:
-    from vitrail.recipes.recipe import Recipe
 
 
 def train(
@@ -78,6 +75,7 @@ def train(
 ) -> None:
     """Train a Vision Transformer from scratch: on your images, or without an argument on the embedded ones in minutes."""
     from vitrail.training.prepare import RecipeOptions, prepare_recipe, prepare_training
+    from vitrail.training.run import find_recipe
 
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
     fields = RecipeOptions(tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment)
@@ -91,19 +89,9 @@ def train(
             raise VitrailError(
                 "--recipe-from sets the dataset, recipe, model and size; change them by --set, as in --set data=DIR"
             )
-        saved = _read_recipe(recipe_from)
-        run_command(lambda progress, group: prepare_recipe(saved, fields, progress, group), options)
+        run_command(lambda progress, group: prepare_recipe(find_recipe(recipe_from), fields, progress, group), options)
     else:
         size = parse_size(image, "--image-size") if image else None
         run_command(
             lambda progress, group: prepare_training(data or "fashion", recipe, model, size, fields, progress, group), options
         )
-
-
-def _read_recipe(path: Path) -> "Recipe":
-    from vitrail.training.run import read_recipe
-
-    file = path / "recipe.json" if path.is_dir() else path
-    if not file.is_file():
-        raise VitrailError(f"--recipe-from must be a run or its recipe.json, got {path}; vitrail train writes one")
-    return read_recipe(file)

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 LOG_INTERVAL = 5.0  # seconds between two lines if stderr is not a terminal
 
 
-def format_score(value: float, is_fraction: bool) -> str:
-    """Format a score: a fraction from 0 to 1 as a percentage, such as a loss as a number."""
+def format_score(value: float | str, is_fraction: bool) -> str:
+    """Format a score: a fraction from 0 to 1 as a percentage, such as a loss as a number; NaN is text in JSON."""
+    value = float(value)
     return f"{value:.2%}" if is_fraction else f"{value:.4f}"
 
 
@@ -80,14 +81,15 @@ class ProgressDisplay:
         self.recipe = recipe  # its steps and learning rate may have been measured since
         self.task = self.bar.add_task("", total=recipe.steps, completed=state.step, task_name="step")
         self.metrics = build_task(recipe.task, recipe.model, recipe.preprocess)
-        costs = cost(recipe.model, state.micro_batch_size or recipe.batch_size)
+        costs = cost(recipe.model)
         epochs = recipe.steps * recipe.batch_size / max(len(data.train), 1)
         counts = ", ".join(f"{len(part):,} {split}" for split, part in data.splits.items())
-        classes = "without labels" if not recipe.task.labelled else f"{len(data.class_names)} classes"
-        self.on_message(f"data      {data.name}: {counts}; {classes}")
+        self.on_message(f"data      {data.name}: {counts}; {_targets_text(recipe, len(data.class_names))}")
         for note in data.notes:
             self.on_message(f"          {note}")
-        cost_text = f"{format_si(costs.macs, 'MACs')} per image, about {format_bytes(costs.memory.training)} of memory to train"
+        cost_text = (
+            f"{format_si(costs.macs, 'MACs')} per image, about {format_bytes(_memory(recipe, state))} of memory to train"
+        )
         self.on_message(f"model     {costs.parameters:,} parameters, {cost_text}")
         if extra := sum(weight.numel() for weight in state.model.parameters()) - costs.parameters:
             self.on_message(f"          {extra:,} more parameters {recipe.task.decoder_note}")
@@ -137,3 +139,22 @@ class ProgressDisplay:
             yield
         except OSError:
             self.quiet = True
+
+
+def _targets_text(recipe: "Recipe", classes: int) -> str:
+    if recipe.task.labelled:
+        return f"{classes} classes"
+    outputs = recipe.model.classes
+    return f"{outputs} output{'s' * (outputs != 1)}" if recipe.task.has_targets else "without labels"
+
+
+def _memory(recipe: "Recipe", state: Any) -> int:
+    """Estimate the bytes of a rank as ``vitrail plan`` does, for the strategy and micro-batch that the run has chosen."""
+    from vitrail.planning.memory_estimate import Strategy, compute_model_costs, estimate_memory
+    from vitrail.training.parallel import is_sharded
+
+    ranks = state.group.world_size
+    strategy: Strategy = "single" if ranks == 1 else "fsdp" if is_sharded(state.model) else "ddp"
+    batch = recipe.batch_size // ranks
+    images = min(state.micro_batch_size or batch, batch)
+    return estimate_memory(recipe, compute_model_costs(recipe), strategy, ranks, images, -(-batch // images)).total

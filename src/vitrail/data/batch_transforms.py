@@ -6,7 +6,7 @@ All randomness is drawn from (seed, epoch, index), so the result is a pure funct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -39,6 +39,7 @@ from vitrail.augment.random_erasing import ERASE_SLOTS, draw_erase, erase
 from vitrail.data.decode import ImageSize, decode_array, to_pil
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources.dataset import Dataset
+from vitrail.data.sources.image_like import describe_value
 from vitrail.data.transforms import normalise, resize_and_crop
 from vitrail.errors import VitrailError
 
@@ -46,6 +47,10 @@ ImageTransform = Callable[..., Any]  # from a PIL image, and a numpy generator i
 # First random slot of each operation. Slots do not overlap, so switching one on does not change another.
 CROP_OFFSET, FLIP_OFFSET, ERASE_OFFSET, JITTER_OFFSET, RANDAUGMENT_OFFSET, NOISE_OFFSET = 0, 100, 200, 300, 400, 1000
 MAX_BATCHED_SIDE = 64  # pixels per side up to which a whole batch at once is faster than image by image
+
+
+class InvalidTransform(VitrailError):
+    """A function of the user's own has returned something else than an image; the image itself is not at fault."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +239,7 @@ class CustomTransform:
     seed: int = 0
 
     def __call__(self, dataset: Dataset, epochs: Int[ndarray, " n"], indices: Int[ndarray, " n"]) -> TransformedBatch:
-        takes_generator = len(signature(self.function).parameters) > 1
+        takes_generator = _num_arguments(self.function) > 1
 
         def transform(row: int, content: bytes | ndarray) -> Tensor:
             key = [self.seed, int(epochs[row]), int(indices[row])]
@@ -248,15 +253,32 @@ class CustomTransform:
         expected = (len(preprocess.mean), *preprocess.image_size)
         if isinstance(image, Tensor) and image.is_floating_point():
             if tuple(image.shape) != expected:
-                raise TypeError(f"transform must return an image of shape {expected}, got a tensor of {tuple(image.shape)}")
+                raise InvalidTransform(
+                    f"transform must return a normalised tensor of shape {expected}, got {describe_value(image)}; resize it, "
+                    "or return a PIL image, which is resized"
+                )
             return image.float()
-        if isinstance(image, Tensor):
-            image = rearrange(image, "c h w -> h w c").numpy()
-        if not isinstance(image, Image.Image | ndarray) or (isinstance(image, ndarray) and image.dtype != np.uint8):
-            kind = f"{type(image).__name__}" + (f" of {image.dtype}" if isinstance(image, ndarray) else "")
-            raise TypeError(f"transform must return a PIL image, a uint8 array or a tensor, got {kind}")
-        pixels = resize_and_crop(to_pil(np.asarray(image)), preprocess)
-        return normalise(_to_chw(pixels).float(), preprocess)
+        return normalise(_to_chw(resize_and_crop(to_pil(_to_pixels(image)), preprocess)).float(), preprocess)
+
+
+def _to_pixels(image: Any) -> UInt8[ndarray, "h w c"]:
+    """Return the pixels of an image that a function of the user's own has returned."""
+    if isinstance(image, Image.Image):
+        pixels = np.asarray(image if image.mode in ("L", "RGB", "RGBA") else image.convert("RGB"))
+    elif isinstance(image, ndarray | Tensor) and str(image.dtype).removeprefix("torch.") == "uint8" and image.ndim in (2, 3):
+        pixels = np.moveaxis(image.numpy(), 0, -1) if isinstance(image, Tensor) and image.ndim == 3 else np.asarray(image)
+    else:
+        raise InvalidTransform(
+            "transform must return a PIL image, a uint8 array (h w c), or a tensor (c h w) that is uint8 or float and "
+            f"normalised, got {describe_value(image)}; try the PIL image that it is given"
+        )
+    return np.ascontiguousarray(pixels if pixels.ndim == 3 else pixels[..., None])
+
+
+def _num_arguments(function: ImageTransform) -> int:
+    """Return how many positional arguments a function takes, without ``*args``: that of a torch module stands for the image."""
+    kinds = [parameter.kind for parameter in signature(function).parameters.values()]
+    return sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
 
 
 def _decode_for_crop(
@@ -301,6 +323,8 @@ def _transform_images(
             image = images[filled].copy_(transform(row, dataset.read(index)))
             if not normalised:
                 normalise(image, preprocess)
+        except InvalidTransform:
+            raise
         except (OSError, VitrailError) as error:
             read_errors[index] = f"{dataset.describe(index)}: {str(error).removeprefix('the image ')}"
             continue

@@ -106,7 +106,7 @@ def drop_unusable(
         raise VitrailError(
             f"{len(report.bad)} of {report.num_images} images cannot be used, more than the tolerated fraction of "
             f"{max_bad_fraction:g}, first {first.location}, which {first.reason}; `vitrail data check "
-            f"{data.name}` lists them all, --set max_bad_fraction=0.2 tolerates more"
+            f"{data.name}` lists them all, max_bad_fraction=0.2 tolerates more"
         )
     return report
 

@@ -119,7 +119,7 @@ class Loader:
                     f"{len(self.read_errors)} of {len(self.dataset)} images cannot be used, more than the "
                     "tolerated fraction of "
                     f"{self.max_bad_fraction:g}, the last one {next(iter(read_errors.values()))}; "
-                    "`vitrail data check` lists them all, --set max_bad_fraction=0.2 tolerates more"
+                    "`vitrail data check` lists them all, max_bad_fraction=0.2 tolerates more"
                 )
 
     def _with_targets(self, images: Tensor, indices: ndarray) -> Batch:

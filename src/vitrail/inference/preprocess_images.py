@@ -2,29 +2,36 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.data.batch_transforms import EvalTransform
 from vitrail.data.decode import to_pil
 from vitrail.data.sources.dataset import Dataset
-from vitrail.data.sources.image_like import read_image_like
+from vitrail.data.sources.image_like import describe_value, read_image_like
 from vitrail.errors import VitrailError
 from vitrail.inference.inputs import as_images
 from vitrail.inference.predictor import require_preprocess
 from vitrail.models.build import Model
+from vitrail.weights.load import load
 
 
-def preprocess(model: Model, images: Any) -> Float[Tensor, "b c height width"]:
+def preprocess(model: Model | str | Path, images: Any) -> Float[Tensor, "b c height width"]:
     """Preprocess files, bytes, PIL images or arrays (h w c or h w, uint8), in their order; or one of them.
 
-    Resized, cropped and normalised, on the model's device and in its precision: what ``model(images)`` and ``vitrail.explain``
-    take. Unlike in ``vitrail.predict``, a bad image is an error.
+    ``model`` is a model, or what ``vitrail.load`` reads. Resized, cropped and normalised, on the model's device and in its
+    precision: what ``model(images)`` and ``vitrail.explain`` take. Unlike in ``vitrail.predict``, a bad image is an error.
     """
+    model = load(model) if isinstance(model, str | Path) else model
+    if not isinstance(model, nn.Module):
+        raise VitrailError(
+            f"model must be a model or a path, got {describe_value(model)}; try vitrail.preprocess(model, images)"
+        )
     source = as_images(images)
     if not len(source):
         raise VitrailError("there are no images to preprocess; name at least one")

@@ -38,7 +38,7 @@ class Masking:
         if min(self.mask_unit, self.decoder_width, self.decoder_depth, self.decoder_heads) < 1:
             raise VitrailError("masking.mask_unit and masking.decoder_width, _depth and _heads must be at least 1")
         if self.method != "masked-patch" and self.target != "pixels":
-            raise VitrailError(f"{self.method} predicts pixels, got masking.target={self.target}; try --method masked-patch")
+            raise VitrailError(f"{self.method} predicts pixels, got masking.target={self.target}; try method=masked-patch")
         if self.norm_pix_target and self.target != "pixels":
             raise VitrailError(
                 f"masking.norm_pix_target is for pixels, got masking.target={self.target}; try masking.norm_pix_target=false"
@@ -87,9 +87,9 @@ def check_masking(masking: Masking, model: ModelConfig) -> ViTConfig:
     """Reject a combination that would mask or train nothing."""
     method = masking.method
     if not isinstance(model, ViTConfig):
-        raise VitrailError(f"{method} masks patches, and a ResNet has none; try --model S/16")
+        raise VitrailError(f"{method} masks patches, and a ResNet has none; try model=S/16")
     if model.stem is not None:
-        raise VitrailError(f"{method} masks patches, and those of a hybrid overlap in its stem; try --model S/16")
+        raise VitrailError(f"{method} masks patches, and those of a hybrid overlap in its stem; try model=S/16")
     if model.classes:
         raise VitrailError(f"{method} trains without classes, got model.classes={model.classes}; try model.classes=0")
     unused = {"pool": ("map", "gap"), "final_norm": ("pooled", "tokens"), "head": ("mlp", "linear")}

@@ -38,9 +38,10 @@ def get_recipe(name: str, context: RecipeContext) -> Recipe:
         raise VitrailError(f"no recipe is named {name!r}; there are {', '.join(RECIPES)}{did_you_mean(name, RECIPES)}")
     built = RECIPES[name](context)
     if context.model is not None and not _is_variant(built.model, context.model):
-        raise VitrailError(f"{name} has its own model and takes no --model, got {context.model}; try --recipe plain")
+        raise VitrailError(f"{name} has its own model and takes no other, got model={context.model}; try recipe=plain")
     if context.image is not None and built.model.image != context.image:
-        raise VitrailError(f"{name} takes images at their native size and no --image-size; try --recipe small")
+        size = "x".join(map(str, context.image))
+        raise VitrailError(f"{name} takes images at their native size, got image_size={size}; try recipe=small")
     return built
 
 

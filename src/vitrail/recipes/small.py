@@ -54,7 +54,7 @@ def small_model(context: RecipeContext, **changes: Any) -> tuple[ViTConfig, Prep
     if context.model is not None:
         kind, named = parse_name(context.model)
         if kind is not ViTConfig:
-            raise VitrailError(f"the small recipe trains a ViT, got --model {context.model}; try --recipe resnet")
+            raise VitrailError(f"the small recipe trains a ViT, got model={context.model}; try recipe=resnet")
         stride = (32, 32) if "stem" in named else named["patch"]
         image = context.image or _nearest_multiple(native_size or (224, 224), stride)
         built = variant(context.model, image=image, **changes)

@@ -30,7 +30,7 @@ class ClassificationSection(TaskSection):
     def headline(self, report: RunReport) -> tuple[str, str]:
         split, evaluation = report.result["reported_on"], _saved_evaluation(report)
         interval = f", {_format_interval(evaluation, 'top1')}" if evaluation is not None else ""
-        return f"{report.result[split]['top1']:.2%}", f"top-1 on {split}{interval}"
+        return report.format_metric("top1", report.result[split]["top1"]), f"top-1 on {split}{interval}"
 
     def body(self, report: RunReport) -> Iterator[str]:
         evaluation = _saved_evaluation(report) if report.result else None

@@ -32,7 +32,7 @@ class MaskedImageSection(TaskSection):
 
     def headline(self, report: RunReport) -> tuple[str, str]:
         split = report.result["reported_on"]
-        return f"{report.result[split]['loss']:.4f}", f"loss on {split}, over masked patches"
+        return report.format_metric("loss", report.result[split]["loss"]), f"loss on {split}, over masked patches"
 
     def body(self, report: RunReport) -> Iterator[str]:
         assert isinstance(report.recipe.task, MaskedImage)

@@ -128,7 +128,7 @@ class AutoTuner:
         steps = "1 step fits" if shortened.steps == 1 else f"{shortened.steps:,} steps fit"
         self.callback.on_message(f"time      {steps} into {minutes:g} minutes; the recipe has {recipe.steps:,}")
         if shortened.steps < min(FEW_STEPS, recipe.steps):
-            self.callback.on_message("          expect little of so few steps; a smaller --model or --image-size trains faster")
+            self.callback.on_message("          expect little of so few steps; a smaller model or image size trains faster")
         return shortened, timing, start + 60 * minutes - timing.eval_duration(1, num_val, num_test)
 
 

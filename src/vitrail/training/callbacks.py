@@ -1,6 +1,5 @@
 """Callbacks of a training run: subclass ``Callback`` and override the events of interest."""
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -70,14 +69,13 @@ class CallbackList(Callback):
 
 
 class LogCallback(Callback):
-    """Appends every step and evaluation to the run's ``log.jsonl``."""
+    """Appends every step and evaluation to the run's ``log.jsonl``, where NaN and Inf are text."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
 
     def on_step(self, step: int, metrics: dict[str, float]) -> None:
-        values = {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
-        self.run.log({"step": step, **values})
+        self.run.log({"step": step, **metrics})
 
     def on_evaluation(self, step: int, metrics: dict[str, Any], is_best: bool) -> None:
         scalars = {name: value for name, value in metrics.items() if isinstance(value, float)}

@@ -181,6 +181,12 @@ def check_provenance(run: Path, scalars: Mapping[str, Any], provenance: Mapping[
             )
 
 
+def own_functions(transform: object = None, loss: object = None) -> dict[str, str]:
+    """Return the names of the user's own transform and loss, which a run is resumed with."""
+    given = {"transform": transform, "loss": loss}
+    return {name: str(getattr(each, "__qualname__", type(each).__qualname__)) for name, each in given.items() if each}
+
+
 def _latest_checkpoint(folder: Path, group: ProcessGroup) -> CheckpointRef | None:
     """Find the newest valid checkpoint. The main process verifies the hashes, the others take its result."""
     checkpoint = find_valid_checkpoint(folder) if group.is_main else None

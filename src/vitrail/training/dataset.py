@@ -2,28 +2,51 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from vitrail.data.dataset_check import DatasetReport, DuplicateGroup, drop_unusable
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress, select_images
+from vitrail.data.sources.image_like import describe_value
 from vitrail.data.sources.open import open_dataset
+from vitrail.errors import VitrailError
 from vitrail.recipes.recipe import Recipe
+from vitrail.recipes.task_config import Classification, TaskConfig
 
 MAX_LISTED = 5  # bad files, and duplicate groups
 
 
-def open_training_data(recipe: Recipe, progress: Progress | None = None) -> DatasetSplits:
-    """Open the dataset of a recipe, with its split fractions."""
+def open_training_data(recipe: Recipe, progress: Progress | None = None, data: Any = None) -> DatasetSplits:
+    """Open a dataset with the split fractions of a recipe. ``data``: None means the one that the recipe names."""
     fractions = SplitFractions(recipe.val_fraction, recipe.test_fraction)
-    return open_dataset(recipe.data, split_fractions=fractions, labelled=recipe.task.labelled, progress=progress)
+    source = recipe.data if data is None else data
+    return open_dataset(source, split_fractions=fractions, labelled=recipe.task.labelled, progress=progress)
 
 
 def check_training_data(data: DatasetSplits, recipe: Recipe, progress: Progress | None = None) -> DatasetReport:
     """Drop the unusable images of a dataset, of which there may be at most ``max_bad_fraction``, and those without a label."""
+    check_targets(data, recipe.task)
     report = drop_unusable(data, progress, recipe.max_bad_fraction)
     return replace(report, data=_drop_unlabelled(report.data)) if recipe.task.labelled else report
+
+
+def check_targets(data: DatasetSplits, task: TaskConfig) -> None:
+    """Refuse a dataset without any class label for a task that leaves out images without one."""
+    if not task.labelled or not len(data.train) or (data.train.labels >= 0).any():
+        return
+    targets = data.train.targets
+    first = None if isinstance(targets, np.ndarray) and targets.dtype == np.int64 else targets[0]  # -1 stands for no label
+    if first is None:
+        found, remedy = "no labels", "give pairs of image and label, or pretrain, which needs none"
+    elif isinstance(first, float):
+        found, remedy = f"numbers such as {first:g} as targets", "give text or whole numbers, or a task that predicts numbers"
+    else:
+        found, remedy = f"{describe_value(first)} as the first target", "give text or whole numbers, such as target.argmax()"
+    if not isinstance(task, Classification):
+        remedy = f"set labelled = False in {type(task).__name__} if its targets are not classes"
+    raise VitrailError(f"the targets of {task.name} must be class labels, and {data.name} has {found}; {remedy}")
 
 
 def load_training_data(recipe: Recipe, progress: Progress | None = None) -> DatasetSplits:

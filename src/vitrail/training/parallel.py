@@ -41,10 +41,10 @@ def fit_to_memory(recipe: Recipe, device: torch.device, group: ProcessGroup) -> 
     if recipe.micro_batch_size is not None or (device.type != "cpu" and world_size == 1):
         return recipe
     if not plan.fits:
-        settings = settings_that_fit(recipe, world_size, budget) or ["a smaller --model", "--image-size"]
+        fitting = [setting.removeprefix("--set ") for setting in settings_that_fit(recipe, world_size, budget)]
         raise VitrailError(
             f"training on one image takes about {plan.memory.total / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; "
-            f"try {' or '.join(settings)}"
+            f"try {' or '.join(fitting or ['a smaller model or image size'])}"
         )
     return recipe if plan.micro_batches == 1 else replace(recipe, micro_batch_size=plan.micro_batch_size)
 

@@ -1,7 +1,7 @@
 """Prepare a run: open its dataset, once, and make its recipe from a few options."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from vitrail.augment.policy import get_policy
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress
+from vitrail.data.sources.image_like import describe_value
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.models.build import Model
@@ -19,7 +20,7 @@ from vitrail.recipes.context import InitWeights, RecipeContext
 from vitrail.recipes.recipe import Recipe, override_recipe
 from vitrail.recipes.registry import SSL_METHODS, get_recipe
 from vitrail.recipes.task_config import Classification, TaskConfig
-from vitrail.training.dataset import open_training_data
+from vitrail.training.dataset import check_targets, open_training_data
 from vitrail.training.process_group import SINGLE_PROCESS, ProcessGroup
 from vitrail.weights.catalogue import check_name, is_available
 from vitrail.weights.init_from import weights_hash
@@ -50,13 +51,12 @@ class RecipeOptions:
         if self.epochs is None:
             return recipe, tuple(notes)
         if not 0 < self.epochs < 1e9:
-            raise VitrailError(f"--epochs must be above 0, got {self.epochs:g}; try --epochs 10")
+            raise VitrailError(f"epochs must be above 0, got {self.epochs:g}; try epochs=10")
         return recipe.with_steps(max(round(self.epochs * num_images / recipe.batch_size), 1)), tuple(notes)
 
     def split_fractions(self) -> SplitFractions:
         """Return the split fractions, which are needed to open the dataset before there is a recipe."""
-        assigned = {name.strip(): text for name, _, text in (assignment.partition("=") for assignment in self.overrides)}
-        defaults = SplitFractions()
+        assigned, defaults = self._assigned(), SplitFractions()
         try:
             return SplitFractions(
                 float(assigned.get("val_fraction", defaults.validation)), float(assigned.get("test_fraction", defaults.test))
@@ -64,24 +64,33 @@ class RecipeOptions:
         except ValueError:  # not a number: the recipe says so
             return defaults
 
+    @property
+    def data(self) -> str | None:
+        """The dataset that ``overrides`` name, in place of any other: it is known before one is opened."""
+        return self._assigned().get("data")
+
+    def _assigned(self) -> dict[str, str]:
+        """Return the text that ``overrides`` assign, by field."""
+        return {name.strip(): text.strip() for name, _, text in (each.partition("=") for each in self.overrides)}
+
     def _assignments(self) -> list[str]:
         """Return the options as assignments; one that ``overrides`` assign as well is an error."""
         fields = {
-            "--batch-size": ("batch_size", self.batch_size),
-            "--lr": ("optim.lr", self.lr),
-            "--weight-decay": ("optim.weight_decay", self.weight_decay),
-            "--seed": ("seed", self.seed),
-            "--precision": ("precision", self.precision),
-            "--compile": ("compile", "true" if self.compile else None),
-            "--epochs": ("steps", self.epochs),
-            "--augment": ("augment", self.augment),
+            "batch_size": ("batch_size", self.batch_size),
+            "lr": ("optim.lr", self.lr),
+            "weight_decay": ("optim.weight_decay", self.weight_decay),
+            "seed": ("seed", self.seed),
+            "precision": ("precision", self.precision),
+            "compile": ("compile", "true" if self.compile else None),
+            "epochs": ("steps", self.epochs),
+            "augment": ("augment", self.augment),
         }
-        assigned = {text.partition("=")[0].strip() for text in self.overrides}
+        assigned = self._assigned()
         given = {option: field for option, (field, value) in fields.items() if value is not None}
         for option, field in given.items():
             if field in assigned:
-                raise VitrailError(f"{option} and --set {field} set the same field; leave one of them out")
-        return [f"{fields[option][0]}={fields[option][1]}" for option in given if option not in ("--epochs", "--augment")]
+                raise VitrailError(f"{option} and settings[{field!r}] set the same field; leave one of them out")
+        return [f"{fields[option][0]}={fields[option][1]}" for option in given if option not in ("epochs", "augment")]
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,10 @@ class PreparedRun:
     data: DatasetSplits
     notes: tuple[str, ...] = ()
     folder: Path | None = None  # of the run; None: open
+
+    def with_out(self, out: Path | None) -> "PreparedRun":
+        """Return it with a run folder of the user's choice, unless it has one because it resumes a run."""
+        return replace(self, folder=self.folder or out)
 
     def in_folder(self, folder: Path, *notes: str) -> "PreparedRun":
         return replace(self, folder=folder, notes=(*self.notes, *notes))
@@ -109,13 +122,13 @@ def prepare_training(
 ) -> PreparedRun:
     """Prepare a run that trains from random weights. ``task``: None means the recipe's, classification."""
     if recipe in SSL_METHODS:
-        raise VitrailError(f"{recipe} trains without labels; try vitrail pretrain {data} --method {recipe}")
+        raise VitrailError(f"{recipe} trains without labels; try vitrail pretrain with method={recipe}")
     options, learned = options or RecipeOptions(), task or Classification()
-    opened = _open(data, options, learned.labelled, progress, group)
+    opened = _open(data, options, learned, progress, group)
     context = dataset_context(opened, learned, model, image)
     default = "demo" if context.data == "fashion" and model is None and image is None else "small"
     selected = _with_task(get_recipe(recipe or default, context), task)
-    prepared = _apply_options(selected, opened, options, progress)
+    prepared = _apply_options(selected, opened, options)
     if context.data == "fashion" or not isinstance(learned, Classification):
         return prepared
     note = (
@@ -133,14 +146,17 @@ def prepare_pretraining(
     options: RecipeOptions | None = None,
     progress: Progress | None = None,
     group: ProcessGroup = SINGLE_PROCESS,
+    target: str | None = None,
 ) -> PreparedRun:
-    """Prepare a run that trains without labels."""
+    """Prepare a run that trains without labels. ``target``: what masked-patch predicts; None means the method's."""
     if method not in SSL_METHODS:
-        raise VitrailError(f"--method must be {', '.join(SSL_METHODS)}, got {method!r}{did_you_mean(method, SSL_METHODS)}")
+        raise VitrailError(f"method must be {', '.join(SSL_METHODS)}, got {method!r}{did_you_mean(str(method), SSL_METHODS)}")
     options = options or RecipeOptions()
-    opened = _open(data, options, False, progress, group)
+    if target is not None:
+        options = replace(options, overrides=(f"task.masking.target={target}", *options.overrides))
+    opened = _open(data, options, None, progress, group)
     context = dataset_context(opened, Classification(), model, image, labelled=False)
-    return _apply_options(get_recipe(method, context), opened, options, progress)
+    return _apply_options(get_recipe(method, context), opened, options)
 
 
 def prepare_finetuning(
@@ -158,12 +174,12 @@ def prepare_finetuning(
     model = _load_weights(weights, image, recipe)
     options, learned = options or RecipeOptions(), task or Classification()
     options = replace(options, overrides=(*trainable_overrides(trainable, model.config), *options.overrides))
-    opened = _open(data, options, learned.labelled, progress, group)
+    opened = _open(data, options, learned, progress, group)
     context = replace(dataset_context(opened, learned), init_weights=_init_weights(weights, model))
     selected = get_recipe(recipe, context)
     if selected.init_from is None:
-        raise VitrailError(f"{recipe} trains from scratch, without weights; try --recipe finetune")
-    return _apply_options(_with_task(selected, task), opened, options, progress), model
+        raise VitrailError(f"{recipe} trains from scratch, without weights; try recipe=finetune")
+    return _apply_options(_with_task(selected, task), opened, options), model
 
 
 def prepare_recipe(
@@ -171,12 +187,19 @@ def prepare_recipe(
     options: RecipeOptions | None = None,
     progress: Progress | None = None,
     group: ProcessGroup = SINGLE_PROCESS,
+    data: Any = None,
 ) -> PreparedRun:
-    """Prepare a run of a complete recipe, such as that of another run, with some fields changed."""
-    changed, _ = (options or RecipeOptions()).apply(recipe, recipe.batch_size)
+    """Prepare a run of a complete recipe, such as that of another run, with some fields changed.
+
+    ``data``: the dataset to train on; None means the one that the recipe names.
+    """
+    options = options or RecipeOptions()
+    changed, _ = options.apply(recipe, recipe.batch_size)
     with group.local_main_first():
-        data = open_training_data(changed, progress)
-    return _apply_options(recipe, data, options or RecipeOptions(), progress)
+        opened = open_training_data(changed, progress, options.data or data)
+    if data is not None:
+        recipe = replace(recipe, data=opened.name)
+    return _apply_options(recipe, opened, options)
 
 
 def dataset_context(
@@ -195,32 +218,44 @@ def dataset_context(
     return RecipeContext(data.name, len(data.train), outputs, native_size, channels, model, image, class_names=names)
 
 
-def settings_to_overrides(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return recipe fields by name as overrides: ``{"optim.grad_clip": 1.0}``."""
+def settings_to_overrides(settings: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
+    """Return recipe fields by name, ``{"optim.grad_clip": 1.0}``, as overrides; a list of those as it is."""
+    if isinstance(settings, list | tuple) and all(isinstance(setting, str) for setting in settings):
+        return tuple(settings)
+    if not isinstance(settings, Mapping):
+        raise VitrailError(f"settings must be a dict, got {describe_value(settings)}; try settings={{'optim.grad_clip': 1.0}}")
     return tuple(
         f"{name}={','.join(map(str, value)) if isinstance(value, tuple | list) else value}" for name, value in settings.items()
     )
 
 
 def trainable_overrides(trainable: str, config: ModelConfig) -> tuple[str, ...]:
-    """Return the overrides that ``--trainable`` stands for."""
+    """Return the overrides that the option ``trainable`` stands for."""
     if trainable in ("all", "head"):
         return (f"optim.trainable={trainable}",)
-    last = re.fullmatch(r"last:(\d{1,4})", trainable)
+    last = re.fullmatch(r"last:(\d{1,4})", str(trainable))
     if last is None:
-        raise VitrailError(f"--trainable must be all, head or last:N, got {trainable!r}; try --trainable last:2")
+        raise VitrailError(f"trainable must be all, head or last:N, got {trainable!r}; try trainable=last:2")
     depth = getattr(config, "depth", 0)
     if not 1 <= int(last[1]) <= depth:
-        problem = f"the model has {depth} blocks" if depth else "a ResNet has no blocks"
+        problem = f"the model has {depth} block{'s' * (depth != 1)}" if depth else "a ResNet has no blocks"
         raise VitrailError(
-            f"{problem}, got --trainable {trainable}; try --trainable {f'last:{min(2, depth)}' if depth else 'head'}"
+            f"{problem}, got trainable={trainable}; try trainable={f'last:{min(2, depth)}' if depth else 'head'}"
         )
     return ("optim.trainable=blocks", f"optim.trainable_blocks={last[1]}")
 
 
-def _open(data: Any, options: RecipeOptions, labelled: bool, progress: Progress | None, group: ProcessGroup) -> DatasetSplits:
+def _open(
+    data: Any, options: RecipeOptions, task: TaskConfig | None, progress: Progress | None, group: ProcessGroup
+) -> DatasetSplits:
+    """Open the dataset to train on. ``task``: None means one without labels."""
+    labelled = task is not None and task.labelled
     with group.local_main_first():  # the others find what the first process of their node has downloaded or cached
-        return open_dataset(data, split_fractions=options.split_fractions(), labelled=labelled, progress=progress)
+        source = options.data or data
+        opened = open_dataset(source, split_fractions=options.split_fractions(), labelled=labelled, progress=progress)
+    if task is not None:
+        check_targets(opened, task)
+    return opened
 
 
 def _with_task(recipe: Recipe, task: TaskConfig | None) -> Recipe:
@@ -231,10 +266,8 @@ def _with_task(recipe: Recipe, task: TaskConfig | None) -> Recipe:
     return replace(recipe, task=task, augment=augment)
 
 
-def _apply_options(recipe: Recipe, data: DatasetSplits, options: RecipeOptions, progress: Progress | None) -> PreparedRun:
+def _apply_options(recipe: Recipe, data: DatasetSplits, options: RecipeOptions) -> PreparedRun:
     changed, notes = options.apply(recipe, len(data.train))
-    if changed.data != data.name:  # overridden
-        data = open_training_data(changed, progress)
     return PreparedRun(changed, data, notes)
 
 

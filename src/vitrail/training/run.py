@@ -2,11 +2,12 @@
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy import ndarray
@@ -16,8 +17,11 @@ from vitrail.data.sources.dataset import DatasetSplits
 from vitrail.errors import VitrailError
 from vitrail.io import atomic_path, atomic_write, file_lock
 from vitrail.recipes.recipe import Recipe
-from vitrail.training.run_log import LOG_FILE, LogTail, is_evaluation, parse_rows
+from vitrail.training.run_log import LOG_FILE, LogTail, finite_or_text, is_evaluation, parse_rows
 from vitrail.weights.model_folder import read_json
+
+if TYPE_CHECKING:  # it needs torch, and a recipe is read without
+    from vitrail.training.process_group import ProcessGroup
 
 # fields of a recipe that may change when resuming
 EXECUTION_FIELDS: dict[str, Any] = {"parallel": "auto", "activation_checkpointing": False, "micro_batch_size": None}
@@ -102,13 +106,13 @@ class Run:
 
     def log(self, row: dict[str, Any]) -> None:
         with open(self.log_path, "a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(finite_or_text(row), allow_nan=False) + "\n")
 
     def truncate_log(self, step: int) -> None:
         """Drop what was logged after the checkpoint that the run is resumed from; it will be logged again."""
         if self.log_path.is_file():
             rows = [row for row in self.log_rows() if row["step"] <= step]
-            atomic_write(self.log_path, "".join(f"{json.dumps(row)}\n" for row in rows), locked=True)
+            atomic_write(self.log_path, "".join(f"{json.dumps(finite_or_text(row))}\n" for row in rows), locked=True)
 
     def log_rows(self) -> list[dict[str, Any]]:
         return parse_rows(LogTail(self.log_path).read_new_lines())
@@ -141,6 +145,19 @@ class ReadOnlyRun(Run):
     def truncate_log(self, step: int) -> None: ...
 
 
+def choose_folder(folder: str | Path | None, name: str, group: "ProcessGroup") -> Path:
+    """Return the folder of a run, the same on all ranks: the one that is named, else the next free one of its recipe's name."""
+    if folder is None:
+        return Path(group.broadcast_str(lambda: str(next_free_folder(name))))
+    return check_folder(folder, "folder").expanduser()
+
+
+def check_folder(folder: Any, option: str) -> Path:
+    if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
+        raise VitrailError(f"{option} must be the path of a run folder, got {folder!r}; try {option}='runs/mine'")
+    return Path(os.fsdecode(folder))
+
+
 def next_free_folder(name: str, parent: Path = Path("runs")) -> Path:
     """Return runs/demo, else runs/demo-2 ...: an earlier run is never overwritten."""
     number, folder = 1, parent / name
@@ -148,6 +165,15 @@ def next_free_folder(name: str, parent: Path = Path("runs")) -> Path:
         number += 1
         folder = parent / f"{name}-{number}"
     return folder
+
+
+def find_recipe(path: str | Path) -> Recipe:
+    """Read the recipe of a run folder, or a ``recipe.json``."""
+    given = check_folder(path, "recipe_from").expanduser()
+    file = given / "recipe.json" if given.is_dir() else given
+    if not file.is_file():
+        raise VitrailError(f"recipe_from must be a run or its recipe.json, got {given}; vitrail train writes one")
+    return read_recipe(file)
 
 
 def read_recipe(path: Path) -> Recipe:

@@ -5,6 +5,7 @@ which JSON does not have, are written as text.
 """
 
 import json
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -50,6 +51,15 @@ def _parse_row(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def finite_or_text(value: Any) -> Any:
+    """Replace NaN and Inf by text, at any depth."""
+    if isinstance(value, dict):
+        return {name: finite_or_text(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_or_text(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def parse_step(line: bytes) -> int | None:

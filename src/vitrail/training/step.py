@@ -65,10 +65,10 @@ def _compute_gradients(state: TrainState, task: Task, batch: Batch, recipe: Reci
         size = min(state.micro_batch_size or len(batch.images), len(batch.images))
         if state.group.world_size > 1:  # the other ranks are in the middle of the step
             raise VitrailError(
-                f"{size} images at a time do not fit into a rank's memory; try --set micro_batch_size={max(size // 2, 1)}"
+                f"{size} images at a time do not fit into a rank's memory; try micro_batch_size={max(size // 2, 1)}"
             )
         if size == 1:
-            raise VitrailError("a single image does not fit into memory; try a smaller --model or --image-size")
+            raise VitrailError("a single image does not fit into memory; try a smaller model or image size")
         state.micro_batch_size = -(-size // 2)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -31,8 +31,7 @@ class TrainedRun:
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics of the best weights, on test, or on validation if there is no test split."""
-        metrics: dict[str, float] = self.result[self.result["reported_on"]]
-        return metrics
+        return {name: float(value) for name, value in self.result[self.result["reported_on"]].items()}  # NaN is text in JSON
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:

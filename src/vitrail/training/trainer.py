@@ -1,5 +1,6 @@
 """``vitrail.fit``: train the model of a recipe. A run can be stopped at any moment and is resumed from its checkpoint."""
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,7 +15,7 @@ from torch import nn
 from vitrail.data.batch_transforms import ImageTransform
 from vitrail.data.dataset_check import DatasetReport
 from vitrail.data.loader import Batch, Loader, build_train_loader
-from vitrail.data.sources.dataset import DatasetSplits
+from vitrail.data.sources.image_like import describe_value
 from vitrail.errors import VitrailError, first_line
 from vitrail.models.build import get_encoder
 from vitrail.recipes.recipe import Recipe
@@ -23,13 +24,14 @@ from vitrail.tasks.task import Loss
 from vitrail.training.autotune import AutoTune, AutoTuner, StepTiming
 from vitrail.training.build import build_model, recipe_task, reload_model
 from vitrail.training.callbacks import Callback, CallbackList, LogCallback
-from vitrail.training.checkpoint import Checkpointer, list_checkpoints, resume_from_checkpoint
+from vitrail.training.checkpoint import Checkpointer, list_checkpoints, own_functions, resume_from_checkpoint
 from vitrail.training.dataset import check_training_data, data_warnings, open_training_data
 from vitrail.training.evaluator import Evaluator
 from vitrail.training.hardware_check import check_hardware
 from vitrail.training.parallel import fit_to_memory
 from vitrail.training.process_group import PeerLost, ProcessGroup, is_comm_failure, process_group
-from vitrail.training.run import ReadOnlyRun, Run, lock_run, next_free_folder, run_metadata
+from vitrail.training.run import ReadOnlyRun, Run, choose_folder, lock_run, run_metadata
+from vitrail.training.run_log import finite_or_text
 from vitrail.training.signals import TrainingStopped, handle_stop_signals
 from vitrail.training.state import TrainState, create_state
 from vitrail.training.step import find_nonfinite, train_step
@@ -47,6 +49,11 @@ class Hardware:
     threads: int | None = None
     workers: int | None = None
 
+    def __post_init__(self) -> None:
+        for name, value, least in (("threads", self.threads, 1), ("workers", self.workers, 0)):
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise VitrailError(f"{name} must be a whole number from {least}, got {value!r}; try {name}=2")
+
 
 class TrainingDiverged(VitrailError):
     """The recipe is valid, but its training diverged."""
@@ -55,7 +62,7 @@ class TrainingDiverged(VitrailError):
 def fit(
     recipe: Recipe,
     folder: str | Path | None = None,
-    data: DatasetSplits | None = None,
+    data: Any = None,
     *,
     hardware: Hardware | None = None,
     callbacks: Iterable[Callback] = (),
@@ -66,9 +73,14 @@ def fit(
 ) -> TrainedRun:
     """Train, select the best weights on validation, report on test. An interrupted run in the folder is resumed.
 
-    ``data`` is the dataset, already open; None: the one that the recipe names. ``transform`` replaces the recipe's augmentation
-    of an image, ``loss`` the task's loss. ``group``: the processes of the run; None: those that ``torchrun`` has started.
+    ``data`` is the dataset, open or anything that ``open_dataset`` takes; None: the one that the recipe names. ``transform``
+    replaces the recipe's augmentation of an image, ``loss`` the task's loss. ``group``: the processes of the run; None: those
+    that ``torchrun`` has started.
     """
+    if not isinstance(recipe, Recipe):
+        raise VitrailError(
+            f"recipe must be a complete Recipe, got {describe_value(recipe)}; try vitrail.train(data, recipe='small')"
+        )
     start, hardware, autotune = time.monotonic(), hardware or Hardware(), autotune or AutoTune()
     with process_group() if group is None else nullcontext(group) as group, _open_run(recipe.name, folder, group) as run:
         callback = CallbackList([LogCallback(run), *callbacks] if group.is_main else [])
@@ -84,7 +96,7 @@ def fit(
             torch.set_num_threads(hardware.threads)
         check_hardware(recipe, select_device(hardware.device).type)
         with group.local_main_first():
-            opened = open_training_data(recipe, callback.progress) if data is None else data
+            opened = open_training_data(recipe, callback.progress, data)
             report = check_training_data(opened, recipe, callback.progress)
         trainer = Trainer(recipe, run, hardware, callback, report, group, transform, loss)
         if saved_recipe is None:
@@ -96,7 +108,7 @@ def fit(
 @contextmanager
 def _open_run(name: str, folder: str | Path | None, group: ProcessGroup) -> Iterator[Run]:
     """Lock the run in a folder, by default the next free one of this name, for all ranks; the main process writes to it."""
-    path = Path(folder or group.broadcast_str(lambda: str(next_free_folder(name)))).expanduser()
+    path = choose_folder(folder, name, group)
     run = Run(path) if group.is_main else ReadOnlyRun(path)
     with lock_run(run) if group.is_main else nullcontext():
         group.barrier()  # for the lock
@@ -131,7 +143,7 @@ class Trainer:
         self.deadline: float | None = None  # of training, by ``time.monotonic``
         self.skipped_in_a_row = 0
         self.provenance = {"data": self.data.fingerprint, "vitrail": version("vitrail"), "torch": torch.__version__}
-        self.provenance |= {name: _qualified_name(value) for name, value in (("transform", transform), ("loss", loss)) if value}
+        self.provenance |= own_functions(transform, loss)
         for warning in data_warnings(report):
             callback.on_message(warning)
 
@@ -202,11 +214,15 @@ class Trainer:
         """Evaluate on validation, and save the weights if they are the best so far."""
         model = self.evaluator.eval_model(self.state)
         scores = self.evaluator.evaluate(model, self.evaluator.selection_set, self.state)
-        value, best = scores[self.task.primary_metric], self.state.best
-        improved = best is None or (value < best if self.task.lower_is_better else value > best)
-        if improved:
-            self.state.best, self.state.best_step = value, self.state.step
+        name, best = self.task.primary_metric, self.state.best
+        value = float(scores[name])
+        is_finite = math.isfinite(value)
+        improved = is_finite and (best is None or (value < best if self.task.lower_is_better else value > best))
+        if improved or best is None:  # until a value is finite, the latest weights stand in for the best
+            self.state.best, self.state.best_step = value if is_finite else None, self.state.step
             self._save_model(model, "best", run_metadata(self.recipe, self.data, self.state.step, validation=scores))
+        if not is_finite:
+            self.callback.on_message(f"step {self.state.step}: {name} is {value}, so these weights do not count as the best")
         metrics = {name: number for name, number in scores.items() if isinstance(number, float)}
         self.callback.on_evaluation(self.state.step, metrics | self.evaluator.monitor(model, self.state.step), improved)
 
@@ -228,7 +244,7 @@ class Trainer:
             split: {name: value for name, value in scores.items() if isinstance(value, float)},
             **self.task.baseline(self.data.train, self.data.splits[split]),
             "selected_on": "validation" if len(self.data.validation) else "train",
-            "best": {"step": best_step, self.task.primary_metric: self.state.best},
+            "best": {"step": best_step, self.task.primary_metric: math.nan if self.state.best is None else self.state.best},
             "steps": self.state.step,
             "seconds": self.state.seconds,
             "images_per_second": self.state.images / max(self.state.seconds, 1e-9),
@@ -238,6 +254,7 @@ class Trainer:
         predictions = {name: value.numpy() for name, value in scores.items() if isinstance(value, torch.Tensor)}
         if predictions:
             self.run.save_predictions(predictions)
+        result = finite_or_text(result)
         self.run.save_result(result)
         return result
 
@@ -328,7 +345,3 @@ class Trainer:
             f"rank {self.group.rank} lost contact with the other ranks at step {self.state.step}: one has exited or does not "
             f"respond; {last_checkpoint}, and the same command resumes from there ({first_line(error)})"
         )
-
-
-def _qualified_name(function: object) -> str:
-    return str(getattr(function, "__qualname__", type(function).__qualname__))

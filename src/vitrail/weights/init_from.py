@@ -26,7 +26,7 @@ def init_model_from(source: str, config: ModelConfig, expected_hash: str | None 
     if expected_hash is not None and (actual_hash := weights_hash(source)) != expected_hash:
         raise VitrailError(
             f"{source} contains other weights than the recipe was written for (hash {actual_hash[:12]} instead "
-            f"of {expected_hash[:12]}); restore the old ones, or use these with --set init_sha256={actual_hash}"
+            f"of {expected_hash[:12]}); restore the old ones, or use these with init_sha256={actual_hash}"
         )
     rule = config.position_resize if isinstance(config, ViTConfig) else "origin"
     classes = None if keep_head else 0  # no classes, no head

@@ -55,7 +55,14 @@ def test_an_index_outside_the_dataset_is_an_error() -> None:
         with pytest.raises(IndexError):
             arrays()[index]
     with pytest.raises(TypeError):
-        arrays()[1:3]  # type: ignore[index]
+        arrays()["first"]  # type: ignore[call-overload]
+
+
+def test_a_slice_of_a_dataset_is_a_subset_of_it() -> None:
+    dataset = arrays()
+    for part in (slice(3), slice(1, 6, 2), slice(None, None, -1), slice(4, 4)):
+        assert [label for _, label in dataset[part]] == [label for _, label in dataset][part]
+        assert dataset[part].class_names == dataset.class_names
 
 
 def test_torch_reads_our_datasets() -> None:

@@ -146,8 +146,8 @@ def test_a_mistake_is_one_sentence_and_not_one_per_rank(tmp_path: Path) -> None:
     file = write_recipe(deterministic_recipe(batch_size=25), tmp_path)
     done = torchrun(2, "train", "--recipe-from", file, "--out", tmp_path / "run")
     assert done.returncode != 0
-    assert [line for line in done.stderr.splitlines() if "vitrail" in line and "batch_size must be" in line] == [
-        "vitrail: batch_size must be a multiple of the world size 2, got 25; try batch_size=26"
+    assert [line for line in done.stderr.splitlines() if "vitrail" in line and "--batch-size must be" in line] == [
+        "vitrail: --batch-size must be a multiple of the world size 2, got 25; try --batch-size 26"
     ]
     assert not lines(tmp_path / "run")
 

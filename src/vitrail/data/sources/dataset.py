@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 from jaxtyping import Int, UInt8
@@ -56,8 +56,17 @@ class Dataset(ABC):
     def read(self, index: int) -> bytes | ndarray:
         """Return the encoded file, or the pixels (h w c, uint8); raises VitrailError or OSError."""
 
-    def __getitem__(self, index: SupportsIndex) -> tuple[Image.Image, Any]:
-        """Return image and target as torchvision's datasets do; the image is a PIL image in RGB, whatever is stored."""
+    @overload
+    def __getitem__(self, index: slice) -> "Subset": ...
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> tuple[Image.Image, Any]: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> "tuple[Image.Image, Any] | Subset":
+        """Return image and target as torchvision's datasets do, the image as a PIL image in RGB, whatever is stored; of a
+        slice, a ``Subset``."""
+        if isinstance(index, slice):
+            return Subset(self, np.arange(len(self))[index])
         position = range(len(self))[operator.index(index)]
         return to_pil(self.read(position)).convert("RGB"), self.target(position)
 

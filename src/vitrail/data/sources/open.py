@@ -76,10 +76,12 @@ def open_dataset(
 
 
 def as_source(source: Any, class_names: Sequence[str] | None = None, progress: Progress | None = None) -> Any:
-    """Return a path as text, and a user's object as a dataset; names, mappings and splits as they are."""
+    """Return a path as text, and a user's object as a dataset, also in a mapping; names and splits as they are."""
     if isinstance(source, str | os.PathLike):
         return os.fspath(source)
-    return source if isinstance(source, DatasetSplits | Mapping) else as_dataset(source, class_names, progress)
+    if isinstance(source, Mapping):
+        return {split: as_source(part, class_names, progress) for split, part in source.items()}
+    return source if isinstance(source, DatasetSplits) else as_dataset(source, class_names, progress)
 
 
 def source_name(source: Any) -> str:

@@ -5,6 +5,7 @@ tensor (c h w). Targets that are text or whole numbers are class labels; floats,
 """
 
 import hashlib
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from vitrail.data.sources.image_like import check_image_like, describe_value, is
 from vitrail.data.sources.labels import deduplicate, encode_labels
 from vitrail.errors import VitrailError, did_you_mean, first_line
 
+log = logging.getLogger("vitrail")
 MAX_CLASSES = 100_000  # larger numbers are taken as names
 EXPECTED = "with __len__ and __getitem__ giving (image, target), such as a list of pairs or a map-style torch dataset"
 
@@ -191,6 +193,12 @@ def _encode_targets(targets: list[Any], names: Sequence[str] | None) -> tuple[nd
         return labels, tuple(names or ())
     if min(known) < -1:
         raise VitrailError(f"a label must be a number from 0, or -1 for none, got {min(known)}; number the classes from 0")
+    if without := known.count(-1):
+        log.warning(
+            "%d of %d targets are -1, which stands for no label: a classifier is not trained on these images; number the "
+            "classes from 0 if -1 is one of them",
+            without, len(targets),
+        )  # fmt: skip
     if names is None and max(known) >= MAX_CLASSES:
         labels[is_known], found = encode_labels([str(number) for number in known])
         return labels, found
