@@ -147,8 +147,8 @@ def coverage_page(found: Sequence[Outcome]) -> str:
     lines = [
         "# Coverage of published checkpoints",
         "",
-        f"Which of {len(folder)} Vision Transformers of timm {import_module('timm').__version__} can be read. Each is built by",
-        "timm with random weights and two layers, written as timm writes it, read by Vitrail, and compared on one image.",
+        f"Which of {len(folder)} Vision Transformers of timm {import_module('timm').__version__} Vitrail reads. Each is built",
+        "by timm with random weights and two layers, written as timm writes it, read by Vitrail, and compared on one image.",
         "*Exact*: no logit differs by more than 1e-5 of the largest (or 1e-5, if that is below 1). *Refused*: an error names",
         "the missing feature. *Wrong*: anything else.",
         "",
