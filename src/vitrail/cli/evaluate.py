@@ -89,12 +89,11 @@ def _check_model(run: str, predictor: "Predictor", source: "DatasetSplits", spli
     """Raise unless the model can be evaluated on this dataset; of several models, name the one that cannot."""
     from vitrail.evaluation.label_matching import match_classes, select_split
     from vitrail.inference.predictor import require_outputs
-    from vitrail.tasks.classification import ClassificationTask
 
     try:
         task = require_outputs(predictor).task
         _, images = select_split(source, split, task.config.labelled)
-        if isinstance(task, ClassificationTask):
+        if task.has_classes:
             match_classes(images, predictor, source.name)
     except VitrailError as error:
         raise VitrailError(f"{run}: {error}" if run else str(error)) from None

@@ -23,7 +23,6 @@ from vitrail.inference.preprocess_images import preprocess_subset
 from vitrail.layers.position import Grid
 from vitrail.models.build import Model
 from vitrail.models.vit import ViT
-from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.registry import model_task
 from vitrail.tasks.task import Task
 
@@ -115,12 +114,12 @@ def explain_images(
 
 def output_names(task: Task) -> tuple[str, ...]:
     """Return the names of a model's outputs: the classes of a classifier, else their indices."""
-    return task.class_names if isinstance(task, ClassificationTask) else tuple(map(str, range(task.model.classes)))
+    return task.class_names if task.has_classes else tuple(map(str, range(task.model.classes)))
 
 
 def output_index(name: str, task: Task) -> int:
     """Return the index of a class by its name or index, or that of another task's output."""
-    names, kind = output_names(task), "class" if isinstance(task, ClassificationTask) else "output"
+    names, kind = output_names(task), "class" if task.has_classes else "output"
     if name in names:
         return names.index(name)
     if name.isascii() and name.isdecimal() and len(name) < 7 and int(name) < len(names):
@@ -132,7 +131,7 @@ def output_index(name: str, task: Task) -> int:
 
 
 def _probabilities(task: Task, outputs: Float[Tensor, "*s k"]) -> Float[Tensor, "*s k"] | None:
-    return task.probabilities(outputs.double()).cpu() if isinstance(task, ClassificationTask) and outputs.shape[-1] else None
+    return task.probabilities(outputs.double()).cpu() if task.has_classes and outputs.shape[-1] else None
 
 
 def check_queries(model: Model, selection: AttentionSelection) -> None:

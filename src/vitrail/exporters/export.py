@@ -53,7 +53,7 @@ class ExportResult:
 
 
 def export(
-    model: Model | str | Path,
+    model: Any,
     out: str | Path,
     to: ExportFormat = "onnx",
     dynamic: bool = False,
@@ -66,7 +66,7 @@ def export(
     calibration: int = CALIBRATION_IMAGES,
     options: dict[str, Any] | None = None,
 ) -> ExportResult:
-    """Write ``out``, load it with the backend that will run it, and compare it with the model on images.
+    """Write ``out``, load it with the backend that will run it, and compare it with the model, or that at a path, on images.
 
     ``dynamic`` leaves height and width open. ``data`` are the images to compare on; None: the model's own test or validation
     split if available, else synthetic images. A file beyond ``tolerance`` (relative to the largest logit) is removed; an
@@ -88,35 +88,42 @@ def export(
     if to == "int8" and get_encoder(model) is not model:
         raise VitrailError("int8 is for models without a decoder; try --to onnx")
     samples = load_sample_images(model, data, images, progress, "evaluate" if to == "int8" else None)
-    if to != "int8":
-        write = WRITERS[to]
-        require: Requirement = lambda report: require_parity(report, out.name, tolerance)  # noqa: E731
-        return write_and_verify(
-            model,
-            out,
-            to,
-            lambda temporary: write(model, temporary, dynamic, **(options or {})),
-            samples,
-            require,
-            dynamic,
-            progress,
-        )
-    reports: list[QuantisationReport] = []
-    calibration_samples = load_sample_images(model, data, calibration, progress, "calibrate")
+    if to == "int8":
+        calibration_samples = load_sample_images(model, data, calibration, progress, "calibrate")
+        return _export_int8(model, out, samples, calibration_samples, activations, max_drop, progress, options or {})
+    write, name = WRITERS[to], out.name
+    return write_and_verify(
+        model,
+        out,
+        to,
+        lambda temporary: write(model, temporary, dynamic, **(options or {})),
+        samples,
+        lambda report: require_parity(report, name, tolerance),
+        dynamic,
+        progress,
+    )
 
-    def write_int8(temporary: Path) -> None:
-        reports.append(
-            quantise(model, temporary, calibration_samples.images, samples, activations, max_drop, progress, **(options or {}))
-        )
+
+def _export_int8(
+    model: Model,
+    out: Path,
+    samples: SampleImages,
+    calibration: SampleImages,
+    activations: Activations,
+    max_drop: float,
+    progress: Progress | None,
+    options: dict[str, Any],
+) -> ExportResult:
+    reports: list[QuantisationReport] = []
+
+    def write(temporary: Path) -> None:
+        reports.append(quantise(model, temporary, calibration.images, samples, activations, max_drop, progress, **options))
 
     result = write_and_verify(
-        model, out, to, write_int8, samples, lambda report: require_accuracy(report, out.name, max_drop), False, progress
+        model, out, "int8", write, samples, lambda report: require_accuracy(report, out.name, max_drop), False, progress
     )
-    return replace(
-        result,
-        quantisation=reports[0],
-        calibrated_on=f"{len(calibration_samples.images):,} of {calibration_samples.description}",
-    )
+    calibrated_on = f"{len(calibration.images):,} of {calibration.description}"
+    return replace(result, quantisation=reports[0], calibrated_on=calibrated_on)
 
 
 def write_and_verify(
@@ -166,7 +173,7 @@ def load_to_export(source: str | Path, speedups: Speedups | None = None) -> Mode
     return load(source) if speedups is None else speed_up(load(source, image=speedups.image), speedups)
 
 
-def to_cpu_float32(model: Model) -> Model:
+def to_cpu_float32(model: Any) -> Any:
     """Return the model on the CPU, in float32 and eval mode; the caller's is not changed."""
     model = getattr(model, "_orig_mod", model)  # a compiled model is exported as the module it was compiled from
     is_float32 = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in model.parameters())

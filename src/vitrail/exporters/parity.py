@@ -13,7 +13,6 @@ from vitrail.exporters.export_module import to_flexible
 from vitrail.exporters.sample_images import SampleImages
 from vitrail.inference.predictor import Predictor, TorchPredictor
 from vitrail.models.build import Model
-from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.task import Task
 
 LOGIT_TOLERANCE = 1e-3  # of the largest logit: float rounding stays a hundred times below, a wrong weight far above
@@ -108,7 +107,7 @@ def top1_accuracies(
 ) -> tuple[float, float] | None:
     """Return the accuracy of a classifier's outputs and of the expected ones; None without labels, or for another model."""
     labelled = labels >= 0
-    if not labelled.any() or not isinstance(task, ClassificationTask) or not task.model.classes:
+    if not labelled.any() or not task.has_classes or not task.model.classes:
         return None
     correct = [(scores.argmax(1) == labels)[labelled].mean() for scores in (outputs, expected)]
     return float(correct[0]), float(correct[1])

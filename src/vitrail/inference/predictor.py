@@ -23,7 +23,6 @@ from vitrail.models.build import Model, get_encoder
 from vitrail.models.config import ModelConfig
 from vitrail.models.resnet import ResNet
 from vitrail.models.vit import ViT
-from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.registry import recorded_task
 from vitrail.tasks.task import Task
 
@@ -93,7 +92,7 @@ def require_outputs(predictor: Predictor) -> Predictor:
 
 def require_classifier(predictor: Predictor, purpose: str = "this") -> Predictor:
     """Raise unless the model is a classifier."""
-    if not isinstance(require_outputs(predictor).task, ClassificationTask):
+    if not require_outputs(predictor).task.has_classes:
         kind = predictor.task.config.name
         raise VitrailError(f"{purpose} needs a classifier, and {predictor.source} is a model for {kind}; name a classifier")
     return predictor

@@ -6,7 +6,6 @@ from typing import Any
 
 from vitrail.inference.predictor import Predictor
 from vitrail.serve.config import MEBIBYTE, ServeConfig
-from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.task import Task
 
 HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -69,7 +68,7 @@ curl {auth_option}-F files=@cat.jpg -F files=@dog.jpg http://HOST/predict</pre>
 
 def describe_outputs(task: Task) -> str:
     """Return what a model predicts: ``10 classes``, or the name of another task."""
-    if not isinstance(task, ClassificationTask):
+    if not task.has_classes:
         return f"a model for {task.config.name}"
     return f"{len(task.class_names):,} {'class' if len(task.class_names) == 1 else 'classes'}"
 

@@ -55,6 +55,7 @@ class ClassificationTask(Task):
 
     config_class: ClassVar = Classification
     primary_metric: ClassVar[str] = "top1"
+    has_classes: ClassVar[bool] = True
     fractions: ClassVar[tuple[str, ...]] = ("accuracy", "top1", "top5")
     output_name: ClassVar[str] = "logits"
     target_name: ClassVar[str] = "labels"

@@ -65,6 +65,7 @@ class Task(ABC):
     config_class: ClassVar[type[TaskConfig]]
     primary_metric: ClassVar[str]  # by which weights are selected
     lower_is_better: ClassVar[bool] = False
+    has_classes: ClassVar[bool] = False  # whether the outputs are logits of classes
     fractions: ClassVar[tuple[str, ...]] = ()  # metrics from 0 to 1, which are shown as percentages
     monitors: ClassVar[tuple[str, ...]] = ("attention",)  # what else is computed at every evaluation, see ``training.monitors``
     output_name: ClassVar[str] = "outputs"  # of the model, in an exported file and in saved predictions

@@ -20,7 +20,7 @@ from vitrail.models.config import Gelu, ModelConfig, Pair
 from vitrail.tasks.registry import model_task
 from vitrail.tasks.task import Task
 from vitrail.weights import hub
-from vitrail.weights.adapt import adapt
+from vitrail.weights.adapt import WeightChanges, adapt
 from vitrail.weights.catalogue import find_published
 from vitrail.weights.convert import huggingface, official, open_clip, timm, torchvision
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
@@ -127,19 +127,25 @@ def load(
         classes=parse_value(classes, int | None, "classes"),
         rule=None if resize == "origin" else resize,
     )
+    model = _fill_model(model if config == checkpoint.config else build_on_meta(config), checkpoint, config, state, changes)
+    model.load_report.log(str(source))
+    return (model if checkpoint.decoder is None else attach_decoder(model, model_task(model), checkpoint.decoder)).eval()
+
+
+def _fill_model(
+    model: Model, checkpoint: ConvertedCheckpoint, config: ModelConfig, state: dict[str, Tensor], changes: WeightChanges
+) -> Model:
+    """Give a model the adapted weights of a checkpoint and its metadata."""
     matched = sum(tensor is checkpoint.state.get(name) for name, tensor in state.items())
-    if config != checkpoint.config:
-        model = build_on_meta(config)
     checkpoint.state.clear()
     for name in state:
         state[name] = own_copy(state[name])  # one at a time, so that the memory of each original is freed at once
     model.load_state_dict(state, assign=True)
     model.preprocess = adapt_preprocess(checkpoint, config)
-    model.class_names = (
-        checkpoint.class_names if checkpoint.class_names and len(checkpoint.class_names) == config.classes else None
-    )
+    has_names = checkpoint.class_names and len(checkpoint.class_names) == config.classes
+    model.class_names = checkpoint.class_names if has_names else None
     model.metadata = _valid_metadata(checkpoint, config)
-    report = model.load_report = LoadReport(
+    model.load_report = LoadReport(
         checkpoint.origin,
         matched,
         tuple(changes.resized),
@@ -147,8 +153,7 @@ def load(
         (*checkpoint.unused, *changes.unused),
         tuple(checkpoint.assumed),
     )
-    report.log(str(source))
-    return (model if checkpoint.decoder is None else attach_decoder(model, model_task(model), checkpoint.decoder)).eval()
+    return model
 
 
 def attach_decoder(encoder: Model, task: Task, file: Path, needed: bool = False) -> Any:
