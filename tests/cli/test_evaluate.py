@@ -140,7 +140,7 @@ def test_a_plain_folder_is_evaluated_as_a_whole_and_that_of_the_training_with_it
         (["one", "data", "--split", "dev"], "--split"),
         (["one", "data", "--tta", "spin"], "--tta"),
         (["one", "data", "--batch-size", "0"], "--batch-size"),
-        (["one", "data", "--device", "warp"], "the device 'warp' cannot be used"),
+        (["one", "data", "--device", "warp"], "device must be auto, cpu, cuda, cuda:N or mps, got 'warp'"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: Capture) -> None:

@@ -107,7 +107,7 @@ def test_models_get_short_unique_names(capsys: Capture) -> None:
         (["one", "data", "--grid", "40"], "got 40x40 for images of 12x15; try 12x15"),
         (["one", "data", "--out", "page.pdf"], "--out must end in .html"),
         (["one", "data", "--out", "gone/page.html"], "--out must be a file in a folder that exists"),
-        (["one", "data", "--device", "warp"], "the device 'warp' cannot be used"),
+        (["one", "data", "--device", "warp"], "device must be auto, cpu, cuda, cuda:N or mps, got 'warp'"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: Capture) -> None:

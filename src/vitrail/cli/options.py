@@ -26,7 +26,8 @@ RunsAndDataArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="MODEL... DATA",
-        help="One or more models: runs, weights, names such as dinov2-s14, .onnx or .pt2 files; then a labelled dataset.",
+        help="One or more models, each a run, weights, a name such as dinov2-s14, or an exported .onnx or .pt2 file; then a "
+        "labelled dataset.",
     ),
 ]
 BackendOption = Annotated[
