@@ -93,7 +93,7 @@ def test_if_not_even_one_image_fits_the_error_says_so(tmp_path: Path) -> None:
     output = run_with_memory_limit(
         large(batch_size=4, model=wide, preprocess=Preprocess(wide.image)), tmp_path / "run", 6 * 2**20
     )
-    assert "VitrailError a single image does not fit into memory; try a smaller --model or --image-size" in output
+    assert "VitrailError a single image does not fit into memory; try a smaller model or image size" in output
 
 
 class OutOfMemoryTask(ClassificationTask):
