@@ -8,7 +8,9 @@ from einops import einsum, rearrange
 from torch.testing import assert_close
 
 from vitrail.layers.attention import Attention
-from vitrail.layers.position import RelativeKeys, Rotary
+from vitrail.layers.norm import norm_layer
+from vitrail.layers.position import RelativeKeys
+from vitrail.layers.rotary import Rotary
 from vitrail.layers.tap import record_activations
 
 B, T, D, H = 2, 7, 24, 3
@@ -39,7 +41,7 @@ def test_concatenating_heads_is_the_same_as_adding_them() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"bias": False}, {"norm_eps": 1e-6}, {"relative": RelativeKeys(T, H, D // H)}],
+    [{}, {"bias": False}, {"qk_norm": norm_layer()}, {"relative": RelativeKeys(T, H, D // H)}],
     ids=["plain", "no bias", "qk-norm", "relative"],
 )
 @pytest.mark.parametrize("rotary", [False, True], ids=["", "rotary"])

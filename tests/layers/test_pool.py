@@ -15,7 +15,7 @@ def test_the_class_token_and_the_mean_of_the_patches() -> None:
 
 
 def test_attention_pooling_equals_torchs_own_attention() -> None:
-    pool, x = AttentionPool(12, 3, 20, prefix=2, norm_eps=1e-6), torch.randn(5, 9, 12)
+    pool, x = AttentionPool(12, 3, 20, prefix=2), torch.randn(5, 9, 12)
     reference = torch.nn.MultiheadAttention(12, 3, batch_first=True)
     with torch.no_grad():
         reference.in_proj_weight.copy_(torch.cat([pool.q.weight, pool.kv.weight]))

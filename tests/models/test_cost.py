@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.small_models import small_config
 from vitrail.errors import VitrailError
 from vitrail.models.build import build
-from vitrail.models.config import ModelConfig, ResNetConfig, StemConfig
+from vitrail.models.config import ModelConfig, RelativeBiasConfig, ResNetConfig, RotaryConfig, StemConfig
 from vitrail.models.cost import cost
 from vitrail.models.variants import RESNETS, SIZES, variant
 
@@ -74,6 +74,32 @@ CHANGES: list[dict[str, Any]] = [
     {"layer_scale": 1e-4},
     {"stochastic_depth": 0.2},
     {"channels": 5},
+    {"rotary": RotaryConfig(coordinates="scaled", offset=1.0)},
+    {"position": "none", "rotary": RotaryConfig(coordinates="normalised"), "registers": 2},
+    {"position": "none", "rotary": RotaryConfig(mixed=True)},
+    {"rotary": RotaryConfig(mixed=True), "qk_norm": True},
+    {"position": "none", "relative_bias": RelativeBiasConfig()},
+    {"relative_bias": RelativeBiasConfig(), "pool": "gap"},
+    {"position": "none", "relative_bias": RelativeBiasConfig(shared=True)},
+    {"position": "none", "relative_bias": RelativeBiasConfig("mlp", hidden=11)},
+    {"position": "none", "relative_bias": RelativeBiasConfig("mlp", shared=True), "registers": 2, "qk_norm": True},
+    {"relative_bias": RelativeBiasConfig(), "attention_dropout": 0.1},
+    {"norm_kind": "rms"},
+    {"norm_kind": "rms", "qk_norm": True, "final_norm": "pooled", "embed_norm": True},
+    {"norm_kind": "rms", "mlp_norm": True, "attention_norm": True, "pool": "map"},
+    {"patch_norm": "output"},
+    {"patch_norm": "both"},
+    {"attention_norm": True},
+    {"attention_norm": True, "qk_norm": True, "position": "rotary"},
+    {"mlp_norm": True},
+    {"mlp_norm": True, "mlp_kind": "swiglu"},
+    {"mlp_norm": True, "dropout": 0.1},
+    {"mlp_norm": True, "gelu": "quick"},
+    {"key_bias": False},
+    {"out_bias": False},
+    {"pool": "map", "pool_heads": 2, "pool_mlp": 13},
+    {"pool": "map", "pool_prefix": True, "registers": 2, "class_token": True},
+    {"pool": "cls+register", "registers": 2},
 ]
 SMALL: list[ModelConfig] = [
     *(small_config(depth=3, **changes) for changes in CHANGES),

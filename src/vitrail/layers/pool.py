@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.layers.mlp import MLP, Gelu
+from vitrail.layers.norm import NormLayer, norm_layer
 from vitrail.layers.tap import Tap
 from vitrail.layers.weight_init import xavier_fused_linear, xavier_linear
 
@@ -51,10 +52,19 @@ class ClassAndAveragePool(nn.Module):
         return torch.cat([x[:, 0], self.average(x, sizes)], dim=-1)
 
 
-class AttentionPool(nn.Module):
-    """Attention pooling: one learned query attends to every patch, followed by an MLP."""
+class ClassAndRegisterPool(nn.Module):
+    """Return the class token and the first register, concatenated: DeiT's class and distillation tokens (Touvron et al. 2021)."""
 
-    def __init__(self, width: int, heads: int, mlp: int, *, prefix: int, norm_eps: float, gelu: Gelu = "tanh") -> None:
+    def forward(self, x: Float[Tensor, "b t d"], sizes: Float[Tensor, "b t"] | None = None) -> Float[Tensor, "b f"]:
+        return x[:, :2].flatten(1)
+
+
+class AttentionPool(nn.Module):
+    """Attention pooling: one learned query attends to every token but the first ``prefix``, followed by an MLP."""
+
+    def __init__(
+        self, width: int, heads: int, mlp: int, *, prefix: int, norm: NormLayer | None = None, gelu: Gelu = "tanh"
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.prefix = prefix
@@ -65,7 +75,7 @@ class AttentionPool(nn.Module):
         self.kv = xavier_fused_linear(nn.Linear(width, 2 * width), parts=2)
         self.out = xavier_linear(nn.Linear(width, width))
         self.weights = Tap()
-        self.norm = nn.LayerNorm(width, eps=norm_eps)
+        self.norm = (norm or norm_layer())(width)
         self.mlp = MLP(width, mlp, gelu=gelu)
 
     def forward(self, x: Float[Tensor, "b t d"], sizes: Float[Tensor, "b t"] | None = None) -> Float[Tensor, "b d"]:

@@ -1,4 +1,4 @@
-"""Position embeddings (Dosovitskiy et al. 2021, D.4): tables added to the tokens, and relative or rotary ones inside attention.
+"""Position embeddings of the paper (Dosovitskiy et al. 2021, D.4): tables added to the tokens, and relative ones inside attention.
 
 b batch, h heads, t tokens, m kept patches, k width of a head, d width; a table is (rows, columns, d).
 """
@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 Grid = tuple[int, int]
 PatchIndices = Int[Tensor, "b m"]  # raster indices of the patches kept in each image
-Rotation = tuple[Float[Tensor, "... t k"], Float[Tensor, "... t k"]]  # cosines and sines
 PositionResize = Literal["official", "timm", "huggingface", "torchvision", "dino"]
 
 
@@ -173,50 +172,9 @@ class RelativeKeys(nn.Module):
         logits = rearrange(logits, "h (b t) offset -> b h (t offset)", t=tokens)
         # Row t starts t positions further left in the table: drop the first t - 1 entries, and let each row be one shorter.
         shifted = logits[..., tokens - 1 : -1].unflatten(-1, (tokens, 2 * tokens - 2))
-        return shifted[..., :tokens]
+        return shifted[..., :tokens] * q.shape[-1] ** -0.5
 
     def row(self, head: int, query: int) -> Float[Tensor, "t k"]:
         """Return the relative keys of one query in one head, a row per token."""
         tokens = (self.keys.shape[1] + 1) // 2
         return self.keys[head, tokens - 1 - query : 2 * tokens - 1 - query]
-
-
-class Rotary(nn.Module):
-    """Rotary positions: queries and keys are rotated by row (half of a head) and column (the other half), so that their product
-    depends only on the offset (Su et al. 2021; in 2-D and with base 100 as Heo et al. 2024).
-
-    On another grid, positions are rescaled to the grid it was built for. Prefix tokens are not rotated.
-    """
-
-    def __init__(self, grid: Grid, head_width: int, prefix: int) -> None:
-        super().__init__()
-        self.grid = grid
-        self.head_width = head_width
-        self.prefix = prefix
-
-    def forward(self, grid: Grid, device: torch.device, patch_indices: PatchIndices | None = None) -> Rotation:
-        angle = self.angles(grid, device, patch_indices)
-        return angle.cos(), angle.sin()
-
-    def angles(self, grid: Grid, device: torch.device, patch_indices: PatchIndices | None = None) -> Float[Tensor, "... t k"]:
-        """Return the rotation angles of each token, equal for the two channels of a pair."""
-        rows, columns = (self._axis_angles(*sides, device) for sides in zip(grid, self.grid, strict=True))
-        y = repeat(rows, "h f -> (h w) f", w=grid[1])
-        x = repeat(columns, "w f -> (h w) f", h=grid[0])
-        angle = repeat(torch.cat([y, x], dim=-1), "n f -> n (f two)", two=2)
-        if patch_indices is not None:
-            angle = rearrange(angle[patch_indices], "b m f -> b 1 m f")  # the same in every head
-        return F.pad(angle, (0, 0, self.prefix, 0))
-
-    def _axis_angles(self, side: int, base_side: int, device: torch.device) -> Float[Tensor, "n f"]:
-        count = self.head_width // 4
-        frequencies = 100 ** -(torch.arange(count, device=device) / count)
-        centre = torch.arange(side, device=device) + 0.5
-        return torch.outer(centre * (base_side / side) - 0.5, frequencies)
-
-
-def rotate(x: Float[Tensor, "b h t k"], rotation: Rotation) -> Float[Tensor, "b h t k"]:
-    cosine, sine = rotation
-    first, second = x[..., 0::2], x[..., 1::2]
-    quarter_turn = rearrange(torch.stack([-second, first]), "two b h t f -> b h t (f two)")
-    return (x * cosine + quarter_turn * sine).to(x.dtype)

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.layers.position import Rotation
+from vitrail.layers.rotary import Rotation
 
 
 class TokenMerger:

@@ -27,6 +27,7 @@ Position = Literal[
 PositionAt = Literal["input", "every-layer", "every-layer-shared"]
 PositionResize = Literal["official", "timm", "huggingface", "torchvision", "dino"]
 Gelu = Literal["tanh", "exact", "quick"]  # quick: x * sigmoid(1.702 x), the approximation of OpenAI's CLIP
+Pool = Literal["cls", "gap", "map", "cls+gap", "cls+register"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,39 @@ class StemConfig:
 
 
 @dataclass(frozen=True)
+class RotaryConfig:
+    """Rotary positions: queries and keys are rotated by row and column before their product."""
+
+    base: float = 100.0  # how much slower the slowest pair of channels turns than the fastest
+    # of a patch: its centre or its index on the grid of position_grid, its index as it is, or its centre from -1 to 1
+    coordinates: Literal["centre", "scaled", "index", "normalised"] = "centre"
+    offset: float = 0.0  # added to the index
+    mixed: bool = False  # learned frequencies along both axes for each layer and head
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if not 1 < self.base < float("inf"):
+            raise VitrailError(f"rotary.base must be above 1, got {self.base}; try rotary.base=100")
+        if abs(self.offset) > 2**12:
+            raise VitrailError(f"rotary.offset must be at most 4,096, got {self.offset}; try rotary.offset=0")
+
+
+@dataclass(frozen=True)
+class RelativeBiasConfig:
+    """A bias of the attention scores by the offset between two patches, for each head."""
+
+    kind: Literal["table", "mlp"] = "table"  # a value for each offset, or an MLP of its logarithm
+    shared: bool = False  # one for all layers
+    hidden: int = 512  # width of the MLP
+    resize: Literal["timm", "huggingface"] = "timm"  # the library whose rule resizes the table to another grid
+
+    def __post_init__(self) -> None:
+        validate(self)
+        _at_least(self, "relative_bias.", hidden=1)
+        _at_most(self, "relative_bias.", hidden=2**16)
+
+
+@dataclass(frozen=True)
 class ViTConfig:
     """A Vision Transformer, or a hybrid when it has a stem."""
 
@@ -76,7 +110,7 @@ class ViTConfig:
     position_resize: PositionResize = "timm"  # the library whose rule resizes the position table to another grid
     position_grid: Pair | None = None  # grid of a sin-cos table or rotary; None: the model's own
     flexible: bool = False  # accept images of any size that the patches divide
-    pool: Literal["cls", "gap", "map", "cls+gap"] = "cls"  # cls+gap: both, concatenated
+    pool: Pool = "cls"  # cls+gap and cls+register (the first one): both, concatenated
     class_token: bool | None = None  # None: only if the pool reads it
     registers: int = 0
     head: Literal["linear", "mlp"] = "linear"  # mlp: the pre-training head, one hidden layer with tanh
@@ -98,6 +132,17 @@ class ViTConfig:
     embed_norm: bool = added(False)  # layer norm of the embedded tokens before the first block (CLIP)
     # what the blocks' MLP computes: one GELU, or silu(gate) * value with two projections of width mlp
     mlp_kind: Literal["gelu", "swiglu"] = added("gelu")
+    rotary: RotaryConfig | None = added(None)  # beside the position table; position="rotary": the defaults, without a table
+    relative_bias: RelativeBiasConfig | None = added(None)  # beside the position table
+    norm_kind: Literal["layer", "rms"] = added("layer")  # layer norm or RMSNorm
+    patch_norm: Literal["none", "output", "both"] = added("none")  # norm of the embedded patches; both: of their pixels as well
+    attention_norm: bool = added(False)  # norm of the heads' concatenated output
+    mlp_norm: bool = added(False)  # norm of the MLP's hidden layer
+    key_bias: bool = added(True)  # whether the keys have a bias, if queries and values do
+    out_bias: bool = added(True)  # whether the projection of the heads and the MLP have biases
+    pool_heads: int | None = added(None)  # of attention pooling; None: those of the blocks
+    pool_mlp: int | None = added(None)  # hidden width of attention pooling; None: that of the blocks
+    pool_prefix: bool = added(False)  # whether attention pooling reads the prefix tokens too
 
     def __post_init__(self) -> None:
         validate(self)
@@ -113,9 +158,11 @@ class ViTConfig:
             registers=0,
             head_hidden=1,
             position_grid=1,
+            pool_heads=1,
+            pool_mlp=1,
         )
         _at_most(self, width=2**16, depth=2**12, mlp=2**18, patch=2**12, image=2**17, channels=2**12, classes=2**24)
-        _at_most(self, registers=2**12, head_hidden=2**18, position_grid=2**12)
+        _at_most(self, registers=2**12, head_hidden=2**18, position_grid=2**12, pool_mlp=2**18)
         _check_rates(self)
         _check_heads(self)
         check_image_size(self, self.image)
@@ -124,10 +171,9 @@ class ViTConfig:
             raise VitrailError(
                 f"norm='post' has no last norm to move, got final_norm={self.final_norm!r}; try final_norm='tokens'"
             )
-        if self.pool in ("cls", "cls+gap") and self.class_token is False:
-            raise VitrailError(f"pool={self.pool!r} reads the class token, got class_token=False; try pool='gap'")
-        if self.pool == "cls+gap" and self.final_norm == "pooled":
-            raise VitrailError("pool='cls+gap' pools normalised tokens, got final_norm='pooled'; try final_norm='tokens'")
+        _check_pool(self)
+        if not self.key_bias and not self.qkv_bias:
+            raise VitrailError("key_bias=False leaves the biases of queries and values, got qkv_bias=False; try key_bias=True")
 
     @property
     def patch_stride(self) -> Pair:
@@ -145,7 +191,7 @@ class ViTConfig:
 
     @property
     def has_class_token(self) -> bool:
-        return self.pool in ("cls", "cls+gap") if self.class_token is None else self.class_token
+        return self.pool.startswith("cls") if self.class_token is None else self.class_token
 
     @property
     def mlp_outputs(self) -> int:
@@ -155,7 +201,18 @@ class ViTConfig:
     @property
     def feature_width(self) -> int:
         """Width of the representation that the head reads."""
-        return 2 * self.width if self.pool == "cls+gap" else self.width
+        return 2 * self.width if "+" in self.pool else self.width
+
+    @property
+    def rotation(self) -> RotaryConfig | None:
+        """The rotary positions, if the model has them."""
+        return RotaryConfig() if self.position == "rotary" else self.rotary
+
+    @property
+    def uses_position_grid(self) -> bool:
+        """Whether coordinates or a computed table refer to a grid that stays when the image size changes."""
+        rescales = self.rotation is not None and self.rotation.coordinates in ("centre", "scaled")
+        return rescales or self.position.startswith("sincos")
 
     @property
     def prefix_tokens(self) -> int:
@@ -286,10 +343,27 @@ def _check_heads(config: ViTConfig) -> None:
             f"width must be a multiple of heads, got width={config.width}, heads={config.heads}; "
             f"try width={_nearest_multiple(config.width, config.heads)} or heads={_nearest_heads(config, 1)}"
         )
-    if config.position == "rotary" and config.width // config.heads % 4:
+    if config.rotation and config.width // config.heads % 4:
         raise VitrailError(
             f"rotary rotates pairs along both axes, so the width of a head must be a multiple of 4, "
             f"got {config.width}/{config.heads} = {config.width // config.heads}; try {_rotary_advice(config)}"
+        )
+
+
+def _check_pool(config: ViTConfig) -> None:
+    pool = config.pool
+    if pool.startswith("cls") and config.class_token is False:
+        raise VitrailError(f"pool={pool!r} reads the class token, got class_token=False; try pool='gap'")
+    if pool == "cls+register" and not config.registers:
+        raise VitrailError("pool='cls+register' reads a register, got registers=0; try registers=1")
+    if "+" in pool and config.final_norm == "pooled":
+        raise VitrailError(f"pool={pool!r} pools normalised tokens, got final_norm='pooled'; try final_norm='tokens'")
+    if pool != "map" and (config.pool_heads or config.pool_mlp or config.pool_prefix):
+        raise VitrailError(f"pool_heads, pool_mlp and pool_prefix go with attention pooling, got pool={pool!r}; try pool='map'")
+    if config.pool_heads and config.width % config.pool_heads:
+        raise VitrailError(
+            f"width must be a multiple of pool_heads, got width={config.width}, pool_heads={config.pool_heads}; "
+            f"try pool_heads={config.heads}"
         )
 
 
@@ -305,8 +379,10 @@ def _rotary_advice(config: ViTConfig) -> str:
 
 def _check_position(config: ViTConfig) -> None:
     kind = config.position
-    if config.position_grid is not None and kind != "rotary" and not kind.startswith("sincos"):
+    if config.position_grid is not None and not config.uses_position_grid:
         raise VitrailError(f"position_grid goes with sin-cos tables and rotary, got position={kind!r}; try position_grid=none")
+    if config.rotary and kind == "rotary":
+        raise VitrailError("position='rotary' has its own settings, got rotary as well; try position='none'")
     unit = {"learned2d": 2, "sincos1d": 2, "sincos2d": 4, "sincos2d-mae": 4, "sincos2d-moco": 4}.get(kind, 1)
     minimum = 8 if kind == "sincos2d" else unit  # big_vision's frequencies need two steps
     if config.width % unit or config.width < minimum:
@@ -320,6 +396,8 @@ def _check_position(config: ViTConfig) -> None:
         raise VitrailError(
             f"a {kind} table of {format_size(grid)} positions is larger than any model needs; try a larger patch"
         )
+    if config.relative_bias:
+        _check_relative_bias(config)
     if config.position_at != "input" and kind in ("none", "relative", "rotary"):
         raise VitrailError(
             f"position={kind!r} adds no table to the tokens, got position_at={config.position_at!r}; try position_at='input'"
@@ -333,4 +411,15 @@ def _check_position(config: ViTConfig) -> None:
         raise VitrailError(
             "position='relative' counts offsets along one fixed raster, so it cannot take another size; "
             "try flexible=False, or position='rotary'"
+        )
+
+
+def _check_relative_bias(config: ViTConfig) -> None:
+    assert config.relative_bias is not None
+    if config.position == "relative":
+        raise VitrailError("relative_bias and position='relative' are both of the offsets; try position='none'")
+    if config.relative_bias.kind == "table" and config.registers:
+        raise VitrailError(
+            f"relative_bias.kind='table' has entries for a class token and patches, got registers={config.registers}; "
+            "try registers=0"
         )

@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from vitrail.layers.attention import Attention
 from vitrail.layers.block import Block
 from vitrail.layers.mlp import MLP
+from vitrail.layers.norm import norm_layer
 from vitrail.layers.position import FixedTable, Grid, PositionEmbedding, sincos2d
 from vitrail.layers.token_merging import gather_tokens
 from vitrail.layers.weight_init import xavier_linear
 from vitrail.models.config import ViTConfig
 from vitrail.models.masking_config import Masking, check_mask_unit, check_masking
-from vitrail.models.vit import ViT, zero_head
+from vitrail.models.vit import ViT
+from vitrail.models.vit_parts import zero_head
 
 MASK_BELOW, SWAP_BELOW = 0.8, 0.9  # of the corrupted patches, 80 % become the mask token, 10 % another patch, 10 % stay
 PatchPredictions = tuple[Float[Tensor, "b m k"], Int[Tensor, "b m"]]
@@ -125,7 +127,7 @@ class Decoder(nn.Module):
         table = FixedTable(sincos2d(config.grid, width, "mae"))
         self.positions = PositionEmbedding(table, width, prefix=config.prefix_tokens, prefix_positions=0, resize="huggingface")
         self.blocks = nn.ModuleList(
-            Block(width, Attention(width, heads), MLP(width, 4 * width, gelu=config.gelu), norm_eps=config.norm_eps)
+            Block(width, Attention(width, heads), MLP(width, 4 * width, gelu=config.gelu), norm=norm_layer(eps=config.norm_eps))
             for _ in range(masking.decoder_depth)
         )
         self.norm = nn.LayerNorm(width, eps=config.norm_eps)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from vitrail.data.preprocess import Preprocess
 from vitrail.layers.std_conv import StdConv2d
 from vitrail.models.config import ResNetConfig, check_images
-from vitrail.models.vit import zero_head
+from vitrail.models.vit_parts import zero_head
 
 
 class ResNet(nn.Module):

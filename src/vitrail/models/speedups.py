@@ -42,9 +42,14 @@ def _reduce_tokens(model: Model, speedups: Speedups) -> Model:
         return model
     if not isinstance(model, ViT):
         raise VitrailError("a ResNet has no tokens to merge and no patches to drop; load a Vision Transformer or a hybrid")
-    if model.config.position == "relative":
+    if model.config.position == "relative" or model.config.relative_bias:
         raise VitrailError(
             "relative positions count the offsets between all patches, so none can be merged or dropped; "
+            "leave merge_tokens and drop_patches out, or train with position='rotary'"
+        )
+    if model.config.rotation and model.config.rotation.mixed:
+        raise VitrailError(
+            "with learned rotary frequencies each layer rotates by its own angles, which merged tokens would need to mix; "
             "leave merge_tokens and drop_patches out, or train with position='rotary'"
         )
     num_merged = (

@@ -63,7 +63,7 @@ class TokenReducedViT(ViT):
         merger = TokenMerger(
             self.num_merged,
             self.config.prefix_tokens,
-            None if self.rotary is None else self.rotary.angles(grid, x.device, patch_indices),
+            self._rotary_angles(x, grid, patch_indices),
             self._initial_membership(x, grid, patch_indices)
             if recording or (self.num_merged and any(table is not None for table in layers[1:]))
             else None,
@@ -74,10 +74,16 @@ class TokenReducedViT(ViT):
             merger.num_merged = 0 if layer % self.merge_every else self.num_merged
             if recording:
                 self.membership[layer](merger.membership)
-            x = block(x, merger.rotation, merger)
+            x = block(x, merger.rotation, None, merger)
         if recording:
             self.membership[-1](merger.membership)
         return self.norm(x), merger.sizes
+
+    def _rotary_angles(
+        self, x: Float[Tensor, "b t d"], grid: Grid, patch_indices: PatchIndices | None
+    ) -> Float[Tensor, "... t k"] | None:
+        rotary: Any = next(iter(self.rotary), None)  # the same in every layer, or ``speed_up`` refuses
+        return None if rotary is None else rotary.angles(grid, x.device, patch_indices)
 
     def _initial_membership(
         self, x: Float[Tensor, "b t d"], grid: Grid, patch_indices: PatchIndices | None

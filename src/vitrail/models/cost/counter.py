@@ -34,10 +34,10 @@ class OpCounter:
         self.parameters += outputs * (inputs + bias)
         self.macs += rows * inputs * outputs
 
-    def norm(self, rows: int, width: int) -> None:
-        """Count a layer norm, which saves its input and two statistics per row."""
-        self.parameters += 2 * width
-        self.saved_floats += rows * (width + 2)
+    def norm(self, rows: int, width: int, kind: str = "layer") -> None:
+        """Count a norm, which saves its input and two statistics per row, or one as an RMSNorm, without a bias."""
+        self.parameters += (2 if kind == "layer" else 1) * width
+        self.saved_floats += rows * (width + (2 if kind == "layer" else 1))
 
     def conv(self, inputs: int, outputs: int, kernel: int, out: tuple[int, int]) -> None:
         """Count a standardised convolution, which saves its kernels centred and standardised."""

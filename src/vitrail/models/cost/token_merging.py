@@ -52,5 +52,5 @@ def _merge(c: ViTConfig, before: int, after: int) -> int:
         return 0
     sources = (before - c.prefix_tokens + (c.prefix_tokens + 1) % 2) // 2
     targets, pairs, head = before - c.prefix_tokens - sources, before - after, c.width // c.heads
-    wide = c.width + (head if c.position == "rotary" else 0)
+    wide = c.width + (head if c.rotation else 0)
     return sources * targets * head + targets * pairs * wide
