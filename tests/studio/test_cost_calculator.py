@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import vitrail
-from tests.small_models import small_config
+from tests.small_models import PUBLISHED_KINDS, small_config
 from vitrail.errors import VitrailError
 from vitrail.models.config import ViTConfig
 from vitrail.studio.cost_calculator import cost_of, python_code
@@ -30,6 +30,7 @@ def test_the_cost_is_that_of_the_configuration() -> None:
         vitrail.variant("R50+B/16"),
         small_config(),
         small_config(pool="map", class_token=True, position="sincos2d-moco"),
+        *(small_config(**changes) for changes in PUBLISHED_KINDS.values()),
     ],
 )
 def test_the_python_builds_this_very_configuration(settings: Any) -> None:

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import vitrail
 from tests.data.images import image_bytes, make_image
-from tests.small_models import small_vit
+from tests.small_models import PUBLISHED_KINDS, small_vit
 from vitrail import explain
 from vitrail.data.preprocess import Preprocess, vit_preprocess
 from vitrail.errors import VitrailError
@@ -32,6 +32,8 @@ KINDS: list[dict[str, Any]] = [
     {"position": "relative"},
     {"classes": 0},
     {"hybrid": True},
+    PUBLISHED_KINDS["bias by a table"],
+    PUBLISHED_KINDS["class token and register"],
     {"merge_tokens": 2, "drop_patches": 0.3, "position": "rotary", "pool": "gap"},
 ]
 MORE_KINDS: list[dict[str, Any]] = [
@@ -51,6 +53,7 @@ MORE_KINDS: list[dict[str, Any]] = [
     {"classes": 120},
     {"merge_tokens": 2},
 ]
+MORE_KINDS += [changes for changes in PUBLISHED_KINDS.values() if changes not in KINDS]
 EVERY_KIND = [*KINDS, *(pytest.param(kind, marks=pytest.mark.thorough) for kind in MORE_KINDS)]
 
 

@@ -13,6 +13,7 @@ from tests.studio.test_forward_trace import EVERY_KIND, assert_same, images_of, 
 from vitrail import explain
 from vitrail.errors import VitrailError
 from vitrail.explain.ablate import ABLATION_MODES
+from vitrail.explain.embeddings import position_kind
 from vitrail.explain.saliency import SALIENCY_METHODS
 from vitrail.models.vit import ViT
 from vitrail.studio.forward_trace import attention_rows, trace_image
@@ -36,9 +37,11 @@ def test_the_breakdown_of_a_pair_gives_the_weight_of_attention(changes: dict[str
         result = attention_pair(model, images, layer, head, query, key)
         assert result["weight"] == pytest.approx(weights[layer, head, query, key].item(), abs=1e-6)
         assert result["weight"] == pytest.approx(np.exp(result["score"] - result["max_score"]) / result["exp_sum"])
-        assert result["score"] == pytest.approx((result["product"] + result["position_offset"]) * result["scale"])
+        scaled = (result["product"] + result["position_offset"]) * result["scale"]
+        assert result["score"] == pytest.approx(scaled + result["bias"])
         assert result["product"] == pytest.approx(np.dot(result["q"], result["k"]))
         assert (result["position_offset"] != 0) == (model.config.position == "relative")
+        assert (result["bias"] != 0) == (model.config.relative_bias is not None)
         assert len(result["q"]) == len(result["k"]) == model.config.width // heads
         json.dumps(result, allow_nan=False)
     assert count == model.config.tokens
@@ -122,12 +125,13 @@ def test_the_model_view_is_that_of_explain(changes: dict[str, Any]) -> None:
     for name, values in (("distance", result.distance), ("renormalised", result.renormalised), ("entropy", result.entropy)):
         assert_same(arrays[name], values)
     assert_same(arrays["head_similarity"], result.similarity)
-    if model.config.position == "none":
+    kind = position_kind(model.config)
+    if kind == "none":
         assert "position_similarity" not in arrays
     else:
         assert_same(arrays["position_similarity"], explain.position_similarity(model))
     assert metadata == {
-        "position": model.config.position,
+        "position": kind,
         "filters_of": "stem" if "hybrid" in changes else "patch",
         "images": 3,
         "stride": list(model.config.patch_stride),

@@ -45,7 +45,9 @@ class _QuantisedLinear(nn.Module):
             with warnings.catch_warnings():  # the deprecation is discussed above
                 warnings.filterwarnings("ignore", message=".*are deprecated", category=UserWarning)
                 rounded = torch.quantize_per_channel(weight, scale, torch.zeros_like(scale).long(), 0, torch.qint8)
-            self.packed = torch.ops.quantized.linear_prepack(rounded, None if linear.bias is None else linear.bias.detach())
+            # what the layer adds to nothing: its bias itself may be that of queries and values without the keys
+            bias = None if linear.bias is None else linear(weight.new_zeros(1, 1, linear.in_features))[0, 0].detach()
+            self.packed = torch.ops.quantized.linear_prepack(rounded, bias)
         finally:
             torch.backends.quantized.engine = before
 

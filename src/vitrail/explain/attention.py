@@ -100,7 +100,7 @@ def visit_attention_rows(
     def visit_rows(layer: int, k: Tensor) -> Tensor:
         q, k = recorded_queries.pop(), k[:, heads]
         block: Any = vit.blocks[layer]
-        relative = block.attention.relative
+        relative, bias = block.attention.relative, relative_bias(vit, vit.grid(images), layer)
         chunk = max(ATTENTION_CHUNK_NUMEL // (k.shape[0] * k.shape[1] * k.shape[2]), 1)
         for first in range(0, len(rows), chunk):
             part = slice(first, min(first + chunk, len(rows)))
@@ -108,6 +108,8 @@ def visit_attention_rows(
             if isinstance(relative, RelativeKeys):
                 scores = scores + _relative_scores(relative, q[:, :, part], heads, rows[part])
             scores = scores * q.shape[-1] ** -0.5
+            if bias is not None:  # never combined with merged tokens
+                scores = scores + bias[heads][:, rows[part]].to(scores.dtype)
             if membership:
                 sizes, present = membership[-1].sum(dim=-1), membership[-1].sum(dim=1)[:, None, rows[part], None]
                 weights = (scores + sizes.log()[:, None, None].to(scores.dtype)).softmax(dim=-1)
@@ -126,20 +128,25 @@ def visit_attention_rows(
 
 @torch.no_grad()
 def pooling_weights(model: nn.Module, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b t"]:
-    """Return the weight of each token in the pooling: the class token's, uniform for the mean, attention for MAP."""
+    """Return the weight of each token in the pooling: the class token's, uniform for the mean, attention for MAP.
+
+    Two halves of a representation count equally.
+    """
     vit = as_vit(model)
     prefix, patches = vit.config.prefix_tokens, _num_patches(vit, images)
     result = images.new_zeros(images.shape[0], prefix + patches)
     match vit.config.pool:
         case "cls":
             result[:, 0] = 1
+        case "cls+register":
+            result[:, :2] = 1 / 2
         case "gap" | "cls+gap":
             kept = vit.kept_patches(images)
             if kept is None:
                 result[:, prefix:] = 1 / patches
             else:
                 result.scatter_(1, kept + prefix, 1 / kept.shape[1])
-            if vit.config.pool == "cls+gap":  # both halves of the representation equally
+            if vit.config.pool == "cls+gap":
                 result[:, 0] = 1
                 result /= 2
         case "map":
@@ -149,9 +156,20 @@ def pooling_weights(model: nn.Module, images: Float[Tensor, "b c height width"])
                 record_activations(vit, "pool.weights", transform=_mean_of_heads) as recorded,
             ):
                 vit.features(images)
-            weights = F.pad(recorded["pool.weights"][0], (prefix, 0))
+            weights = pad_pooled_prefix(vit, recorded["pool.weights"][0])
             result = split_over_patches(weights, membership[-1]) if membership else weights
     return result
+
+
+def pad_pooled_prefix(vit: ViT, weights: Float[Tensor, "b n"]) -> Float[Tensor, "b t"]:
+    """Return the weights of an attention pooling for all tokens: 0 for the prefix, unless it is pooled too."""
+    return F.pad(weights, (0 if vit.config.pool_prefix else vit.config.prefix_tokens, 0))
+
+
+def relative_bias(vit: ViT, grid: Grid, layer: int) -> Float[Tensor, "h t t"] | None:
+    """Return what a layer adds to its scaled scores by the offset of two patches; None without such a bias."""
+    modules = vit.relative_bias
+    return modules[layer if len(modules) > 1 else 0](grid) if len(modules) else None  # one of each layer, or of all
 
 
 def _mean_of_heads(weights: Float[Tensor, "b h 1 t"]) -> Float[Tensor, "b t"]:

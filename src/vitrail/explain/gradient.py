@@ -15,7 +15,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
-from vitrail.explain.attention import as_vit, check_indices, eval_mode, pooling_weights, to_grid, visit_states
+from vitrail.explain.attention import (
+    as_vit,
+    check_indices,
+    eval_mode,
+    pad_pooled_prefix,
+    pooling_weights,
+    to_grid,
+    visit_states,
+)
 from vitrail.explain.merged_tokens import TokenMembership, copy_to_patches, split_over_patches, track_merging
 from vitrail.explain.rollout import RolloutAccumulator
 from vitrail.layers.tap import record_activations
@@ -118,7 +126,7 @@ def _gradient_weighted_attention(
         weighted[layer] = weighted[layer] / members.sum(dim=-1, keepdim=True).to(weighted[layer].dtype)
     if vit.config.pool != "map":
         return weighted, None, membership
-    last = nn.functional.pad(weighted[-1][:, 0], (vit.config.prefix_tokens, 0))
+    last = pad_pooled_prefix(vit, weighted[-1][:, 0])
     return weighted[:-1], split_over_patches(last, membership[-1]) if membership else last, membership
 
 

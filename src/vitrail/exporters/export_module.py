@@ -56,6 +56,11 @@ def with_dynamic_positions(model: Model) -> Model:
         raise VitrailError(
             "relative positions are offsets on one fixed grid, so the image size cannot be dynamic; leave --dynamic out"
         )
+    if config.relative_bias and config.relative_bias.kind == "table":
+        raise VitrailError(
+            "relative_bias.kind='table' is resized to each grid by a rule that is no part of a graph, so the image size cannot "
+            "be dynamic; leave --dynamic out"
+        )
     if type(model) is not ViT:
         raise VitrailError("a model with speedups or a decoder has one fixed image size; leave --dynamic out, or the speedups")
     flexible_model = to_flexible(model)

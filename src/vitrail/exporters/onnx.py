@@ -5,6 +5,8 @@ Weights beyond 2 GB do not fit in one file, and a second file gets lost; such mo
 
 import ast
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -49,20 +51,29 @@ def to_onnx(model: Model, dynamic: bool = False) -> Any:
     check_model_size(model)
     _check_installed()
     names = _output_names(model)
-    program, logger = trace_program(model, dynamic), logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    program = trace_program(model, dynamic)
     try:
-        with torch.no_grad(), suppress_warnings():
+        with torch.no_grad(), suppress_warnings(), _log_errors_only("torch.onnx", "onnxscript"):
             exported = torch.onnx.export(
                 program, dynamo=True, input_names=[INPUT_NAME], output_names=names, verbose=False, external_data=False
             )
     except Exception as error:  # the exporter raises many types, with messages of pages
         raise VitrailError(f"the model cannot be written as ONNX: {first_line(error)}") from error
-    finally:
-        logger.setLevel(level)
     assert exported is not None
     return _prevent_pad_pool_fusion(_strip_metadata(exported.model_proto))
+
+
+@contextmanager
+def _log_errors_only(*names: str) -> Iterator[None]:
+    """Silence what the exporter logs of each step, such as a constant that it does not compute beforehand."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    try:
+        for logger in levels:
+            logger.setLevel(logging.ERROR)
+        yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 @torch.no_grad()

@@ -2,7 +2,8 @@
 
 A few channels of a linear layer's input are far larger than the others, and with one scale for all channels the others get
 few quantisation levels. Dividing each input channel by s and multiplying its weights by s leaves the output unchanged; the
-division is folded into the preceding layer: a norm's weights, or attention's value rows. s = max|x|^1/2 / max|w|^1/2.
+division is folded into the preceding layer: a norm's weights or, where no norm precedes it, attention's value rows.
+s = max|x|^1/2 / max|w|^1/2.
 
 b images, c channels, d width.
 """
@@ -33,7 +34,12 @@ def smooth_activations(model: Model, images: Float[Tensor, "b c height width"]) 
             smoothed(batch)
     for block in smoothed.blocks:
         assert isinstance(block, Block)
-        _fold_into_values(block, channel_max)
+        if isinstance(block.attention.norm, nn.Identity):
+            _fold_into_values(block, channel_max)
+        else:  # it mixes channels, so the scale cannot pass it
+            _fold_into_norm(block.attention.norm, block.attention.out, channel_max)
+        if not isinstance(block.mlp.norm, nn.Identity):
+            _fold_into_norm(block.mlp.norm, block.mlp.down, channel_max)
         if type(block) is Block:  # in the other orders, a norm's output is not only the input of these layers
             _fold_into_norm(block.norm1, block.attention.qkv, channel_max)
             _fold_into_norm(block.norm2, block.mlp.up, channel_max)
@@ -61,10 +67,10 @@ def _scale(layer: nn.Linear, channel_max: dict[nn.Module, Tensor]) -> Float[Tens
     return (channel_max[layer].clamp(min=MIN_MAGNITUDE) / layer.weight.abs().amax(dim=0).clamp(min=MIN_MAGNITUDE)).sqrt()
 
 
-def _fold_into_norm(norm: nn.LayerNorm, layer: nn.Linear, channel_max: dict[nn.Module, Tensor]) -> None:
+def _fold_into_norm(norm: nn.Module, layer: nn.Linear, channel_max: dict[nn.Module, Tensor]) -> None:
     scale = _scale(layer, channel_max)
-    norm.weight.div_(scale)
-    norm.bias.div_(scale)
+    for weight in norm.parameters():  # RMSNorm has no bias
+        weight.div_(scale)
     layer.weight.mul_(scale)
 
 
@@ -72,7 +78,7 @@ def _fold_into_values(block: Block, channel_max: dict[nn.Module, Tensor]) -> Non
     """Fold the scale into the value rows: attention mixes tokens within a channel, never channels."""
     qkv, out = block.attention.qkv, block.attention.out
     scale = _scale(out, channel_max)
-    values = slice(2 * out.in_features, None)
+    values = slice(-out.in_features, None)  # also of a bias without that of the keys
     qkv.weight[values].div_(scale[:, None])
     if qkv.bias is not None:
         qkv.bias[values].div_(scale)

@@ -19,7 +19,7 @@ from vitrail.data.batch_transforms import EvalTransform
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, evenly_spaced
 from vitrail.errors import VitrailError
 from vitrail.explain.attention import as_vit
-from vitrail.explain.embeddings import patch_filters, position_similarity
+from vitrail.explain.embeddings import patch_filters, position_kind, position_similarity
 from vitrail.explain.head_statistics import head_statistics
 from vitrail.explain.saliency import saliency
 from vitrail.inference.predictor import require_preprocess
@@ -107,7 +107,7 @@ def take_snapshot(model: Model, data: DatasetSplits, count: int = MEASURED_IMAGE
         filters=patch_filters(vit).cpu().float().numpy(),
         rollout=saliency(vit, drawn_batch, "rollout").cpu().float().numpy(),
         images=np.stack([np.asarray(image.convert("RGB")) for image in drawn_images]),
-        position_similarity=None if vit.config.position == "none" else position_similarity(vit).cpu().float().numpy(),
+        position_similarity=None if position_kind(vit.config) == "none" else position_similarity(vit).cpu().float().numpy(),
         width=vit.config.image[1],
     )
 

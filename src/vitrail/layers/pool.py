@@ -53,7 +53,7 @@ class ClassAndAveragePool(nn.Module):
 
 
 class ClassAndRegisterPool(nn.Module):
-    """Return the class token and the first register, concatenated: DeiT's class and distillation tokens (Touvron et al. 2021)."""
+    """Return the class token and the first register, concatenated: DeiT's distilled tokens (Touvron et al. 2021)."""
 
     def forward(self, x: Float[Tensor, "b t d"], sizes: Float[Tensor, "b t"] | None = None) -> Float[Tensor, "b f"]:
         return x[:, :2].flatten(1)

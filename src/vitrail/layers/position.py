@@ -1,4 +1,4 @@
-"""Position embeddings of the paper (Dosovitskiy et al. 2021, D.4): tables added to the tokens, and relative ones inside attention.
+"""Position embeddings of the paper (Dosovitskiy et al. 2021, D.4): tables added to the tokens, and relative ones in attention.
 
 b batch, h heads, t tokens, m kept patches, k width of a head, d width; a table is (rows, columns, d).
 """
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 Grid = tuple[int, int]
 PatchIndices = Int[Tensor, "b m"]  # raster indices of the patches kept in each image
-PositionResize = Literal["official", "timm", "huggingface", "torchvision", "dino"]
+PositionResize = Literal["official", "timm", "huggingface", "torchvision", "dino", "siglip2"]
 
 
 class Learned1d(nn.Module):
@@ -150,6 +150,7 @@ def _resize_matrix(old: int, new: int, rule: PositionResize, device: torch.devic
             "timm": {"mode": "bicubic", "antialias": True},
             "huggingface": {"mode": "bicubic", "align_corners": False},
             "torchvision": {"mode": "bicubic", "align_corners": True},
+            "siglip2": {"mode": "bilinear", "antialias": True},
         }[rule]
         return F.interpolate(units[None, None], (new, old), **options)[0, 0]
 

@@ -25,7 +25,7 @@ Position = Literal[
     "rotary",
 ]
 PositionAt = Literal["input", "every-layer", "every-layer-shared"]
-PositionResize = Literal["official", "timm", "huggingface", "torchvision", "dino"]
+PositionResize = Literal["official", "timm", "huggingface", "torchvision", "dino", "siglip2"]
 Gelu = Literal["tanh", "exact", "quick"]  # quick: x * sigmoid(1.702 x), the approximation of OpenAI's CLIP
 Pool = Literal["cls", "gap", "map", "cls+gap", "cls+register"]
 
@@ -132,8 +132,9 @@ class ViTConfig:
     embed_norm: bool = added(False)  # layer norm of the embedded tokens before the first block (CLIP)
     # what the blocks' MLP computes: one GELU, or silu(gate) * value with two projections of width mlp
     mlp_kind: Literal["gelu", "swiglu"] = added("gelu")
-    rotary: RotaryConfig | None = added(None)  # beside the position table; position="rotary": the defaults, without a table
-    relative_bias: RelativeBiasConfig | None = added(None)  # beside the position table
+    # inside attention, beside the position table; position="rotary": the default rotary positions without a table
+    rotary: RotaryConfig | None = added(None)  # noqa: RUF009
+    relative_bias: RelativeBiasConfig | None = added(None)  # noqa: RUF009
     norm_kind: Literal["layer", "rms"] = added("layer")  # layer norm or RMSNorm
     patch_norm: Literal["none", "output", "both"] = added("none")  # norm of the embedded patches; both: of their pixels as well
     attention_norm: bool = added(False)  # norm of the heads' concatenated output

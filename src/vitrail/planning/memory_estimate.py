@@ -202,9 +202,17 @@ def _bytes_per_image(recipe: Recipe, one: Stage, two: Stage) -> int:
     if "block " not in one.name:
         return size
     _, tokens, width = one.shape
-    # both norms' inputs and statistics, and the softmax's
-    full = FLOAT_BYTES * tokens * (2 * (width + 2) + _num_heads(recipe, one))
+    # the norms' inputs and statistics, and the softmax's
+    full = FLOAT_BYTES * tokens * (sum(size + 2 for size in _norm_widths(recipe, one)) + _num_heads(recipe, one))
     return full + (size - full) * BFLOAT16_BYTES // FLOAT_BYTES
+
+
+def _norm_widths(recipe: Recipe, block: Stage) -> list[int]:
+    """Widths of the norms of a block: of both branches, of the heads' output and of the hidden layer."""
+    model, width = recipe.model, block.shape[-1]
+    if isinstance(model, ResNetConfig) or block.name.startswith("decoder"):
+        return [width, width]
+    return [width, width, *([width] if model.attention_norm else []), *([model.mlp] if model.mlp_norm else [])]
 
 
 def _num_heads(recipe: Recipe, block: Stage) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitrail.evaluation.explanation_benchmark import MethodScore
 from vitrail.evaluation.explanations import POOL_QUERY, Explanation, output_names
 from vitrail.explain.attention import as_vit
-from vitrail.explain.embeddings import patch_filters, position_similarity
+from vitrail.explain.embeddings import patch_filters, position_kind, position_similarity
 from vitrail.explain.head_statistics import HeadStatistics
 from vitrail.io import atomic_write
 from vitrail.models.build import Model
@@ -35,6 +35,7 @@ POOL_QUERIES = {
     "cls": "the class token",
     "gap": "all patches, averaged",
     "cls+gap": "the class token and all patches",
+    "cls+register": "the class token and the first register",
     "map": "the patches, weighted by the attention pooling",
 }
 
@@ -190,7 +191,7 @@ def _model_figures(vit: ViT, heads: HeadStatistics | None, write_file: WriteFile
         ]
         arrays |= {name: getattr(heads, name).cpu().float().numpy() for name in ("distance", "renormalised", "entropy")}
         arrays["similarity"] = similarity
-    if vit.config.position != "none":
+    if position_kind(vit.config) != "none":
         arrays["positions"] = position_similarity(vit).cpu().float().numpy()
         positions_figure = heatmap_grid(arrays["positions"], "Position embedding similarity")
         parts.append(

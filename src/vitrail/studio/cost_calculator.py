@@ -11,6 +11,9 @@ from vitrail.models.cost import cost
 from vitrail.models.variants import parse_name, variant
 
 CONFIG_FIELDS = ("image", "patch", "width", "depth", "heads", "mlp", "classes", "channels", "registers", "pool", "position")
+DRAWN_FIELDS = (
+    "mlp_kind", "mlp_outputs", "feature_width", "attention_norm", "mlp_norm", "rotary", "relative_bias"
+)  # fmt: skip
 DEFAULT_VARIANT = "B/16"
 FIELD_LIMITS = {"depth": 400, "batch": 2**16}  # limits of what the page draws
 
@@ -26,7 +29,8 @@ def cost_of(fields: Mapping[str, str], base: ViTConfig | None = None) -> dict[st
     result = cost(config, int(fields.get("batch", "1")))
     return {
         "config": {name: to_dict(getattr(config, name)) for name in CONFIG_FIELDS}
-        | {"prefix": config.prefix_tokens, "class_token": config.has_class_token},
+        | {"prefix": config.prefix_tokens, "class_token": config.has_class_token}
+        | {name: to_dict(getattr(config, name)) for name in DRAWN_FIELDS},
         "stride": list(config.patch_stride),
         **to_dict(result),
         "python": python_code(config),
@@ -41,8 +45,9 @@ def python_code(config: ViTConfig) -> str:
         name = name.replace("/16", f"/{patch[0]}" if patch[0] == patch[1] else f"/{patch[0]}x{patch[1]}")
     arguments = ["".join(("\n    ", field, "=", repr(value), ",")) for field, value in _differences(config, name).items()]
     expression = f'vitrail.variant("{name}"' + (f",{''.join(arguments)}\n)" if arguments else ")")
-    stem_import = "from vitrail.models.config import StemConfig\n" if config.stem is not None else ""
-    return f"import vitrail\n{stem_import}\nconfig = {expression}\nmodel = vitrail.build(config)\nprint(vitrail.cost(config))"
+    nested = [type(value).__name__ for value in (config.stem, config.rotary, config.relative_bias) if value is not None]
+    imports = f"from vitrail.models.config import {', '.join(sorted(nested))}\n" if nested else ""
+    return f"import vitrail\n{imports}\nconfig = {expression}\nmodel = vitrail.build(config)\nprint(vitrail.cost(config))"
 
 
 def _differences(config: ViTConfig, name: str) -> dict[str, Any]:

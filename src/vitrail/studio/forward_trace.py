@@ -180,6 +180,7 @@ def _model_shape(vit: ViT, images: Float[Tensor, "1 c height width"]) -> Metadat
         "depth": config.depth,
         "heads": config.heads,
         "pool": config.pool,
+        "pool_prefix": config.pool_prefix,
         "tokens": count_tokens(vit, images),
         "classes": config.classes,
         "scale": (config.width // config.heads) ** -0.5,

@@ -26,7 +26,8 @@ from vitrail.weights.model_folder import is_model_folder
 MAX_CACHED_MODELS = 4  # models in memory, so that switching between models or checkpoints is quick
 MAX_CACHED_BYTES = 2**31  # total size of their weights, except the one in use
 SHOWN_FIELDS = (
-    "width", "depth", "heads", "mlp", "patch", "image", "channels", "classes", "registers", "pool", "position", "norm"
+    "width", "depth", "heads", "mlp", "patch", "image", "channels", "classes", "registers", "pool", "position", "norm",
+    "rotary", "relative_bias"
 )  # fmt: skip
 
 

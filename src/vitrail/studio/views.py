@@ -13,8 +13,8 @@ from torch import Tensor
 
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.explain.ablate import ablate, shuffle_permutation
-from vitrail.explain.attention import as_vit, eval_mode
-from vitrail.explain.embeddings import patch_filters, position_similarity
+from vitrail.explain.attention import as_vit, eval_mode, relative_bias
+from vitrail.explain.embeddings import patch_filters, position_kind, position_similarity
 from vitrail.explain.faithfulness import edge_map, faithfulness, random_map
 from vitrail.explain.head_statistics import head_statistics
 from vitrail.explain.merged_tokens import TokenMembership, copy_to_patches, track_merging
@@ -114,8 +114,8 @@ def attention_pair(
 ) -> Metadata:
     """Break down one weight of ``vitrail.explain.attention``: exp(``score`` - ``max_score``) / ``exp_sum``.
 
-    Query and key as in the dot product: normalised and rotated if the model does so. With token merging each patch has the key
-    of its token; dropped patches have none.
+    The score is (``product`` + ``position_offset``) * ``scale`` + ``bias``. Query and key as in the dot product: normalised and
+    rotated if the model does so. With token merging each patch has the key of its token; dropped patches have none.
     """
     vit = as_vit(model)
     layer, head = check_index("layer", layer, len(vit.blocks)), check_index("head", head, vit.config.heads)
@@ -126,14 +126,15 @@ def attention_pair(
         if not exists[token]:
             raise VitrailError(f"the model drops the patch of {name} {token}, so it has no attention; try another")
     scale = q.shape[1] ** -0.5
-    offsets = _position_offsets(vit, q, layer, head, query)
-    scores = (k @ q[query] + offsets) * scale
+    offsets, biases = _position_offsets(vit, q, layer, head, query), _biases(vit, images, q, layer, head, query)
+    scores = (k @ q[query] + offsets) * scale + biases
     max_score = scores[exists].max()
     exp_sum = (scores[exists] - max_score).exp().sum()
     numbers = {
         "product": (q[query] @ k[key]).item(),
         "position_offset": offsets[key].item(),
         "scale": scale,
+        "bias": biases[key].item(),
         "score": scores[key].item(),
         "max_score": max_score.item(),
         "exp_sum": exp_sum.item(),
@@ -148,7 +149,7 @@ def model_view(model: Model, batches: Sequence[Float[Tensor, "_ c height width"]
     """Return filters, position similarity and head statistics on these images; without images, no head statistics."""
     vit = as_vit(model)
     arrays = {"filters": to_float32_array(patch_filters(vit))}
-    if vit.config.position != "none":
+    if position_kind(vit.config) != "none":
         arrays["position_similarity"] = to_float32_array(position_similarity(vit))
     num_images = 0
     if len(batches):
@@ -161,7 +162,7 @@ def model_view(model: Model, batches: Sequence[Float[Tensor, "_ c height width"]
             "head_similarity": to_float32_array(statistics.similarity),
         }
     metadata = {
-        "position": vit.config.position,
+        "position": position_kind(vit.config),
         "filters_of": "stem" if vit.config.stem else "patch",
         "images": num_images,
         "stride": list(vit.config.patch_stride),
@@ -216,3 +217,12 @@ def _position_offsets(vit: ViT, q: Float[Tensor, "t k"], layer: int, head: int, 
     if not isinstance(relative, RelativeKeys):
         return q.new_zeros(q.shape[0])
     return relative.row(head, query).double() @ q[query]
+
+
+@torch.no_grad()
+def _biases(
+    vit: ViT, images: Float[Tensor, "1 c height width"], q: Float[Tensor, "t k"], layer: int, head: int, query: int
+) -> Float[Tensor, " t"]:
+    """Return what a relative bias adds to the scaled products."""
+    bias = relative_bias(vit, vit.grid(images), layer)
+    return q.new_zeros(q.shape[0]) if bias is None else bias[head, query].to(q.dtype)

@@ -12,7 +12,8 @@ from vitrail.recipes.recipe import Optim
 from vitrail.training.muon import Muon
 from vitrail.training.parallel import is_sharded
 
-NO_DECAY = ("positions", "cls", "registers", "relative", "scale", "probe", "mask")  # tokens, positions and scales
+# Tokens, positions and scales. The MLP of a relative bias stands for a table of offsets, and Swin V2 excludes it as well.
+NO_DECAY = ("positions", "cls", "registers", "relative", "relative_bias", "rotary", "scale", "probe", "mask")
 AFTER_BLOCKS = ("norm.", "pooled_norm.", "pool.", "decoder.", "predict.", "mask")  # after the blocks
 
 
@@ -28,7 +29,8 @@ def locate_param(name: str, blocks: int) -> ParamLocation:
     name = _strip_encoder(name)
     if name.startswith("head."):
         return ParamLocation(blocks + 1, True)
-    match = re.match(r"blocks\.(\d+)\.", name)
+    # learned rotary frequencies and relative biases are at the depth of their layer, those of all layers at that of the first
+    match = re.match(r"(?:blocks|rotary|relative_bias)\.(\d+)\.", name)
     if match:
         return ParamLocation(int(match[1]) + 1, False)
     return ParamLocation(blocks + 1 if name.startswith(AFTER_BLOCKS) else 0, False)

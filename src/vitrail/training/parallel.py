@@ -106,7 +106,7 @@ def _shard(model: nn.Module, bfloat16: bool) -> None:
     mixed_precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     full_precision: list[nn.Module] = [
-        part for block in blocks for part in block.modules() if isinstance(part, nn.LayerNorm | LayerScale)
+        part for block in blocks for part in block.modules() if isinstance(part, nn.LayerNorm | nn.RMSNorm | LayerScale)
     ]
     if bfloat16 and full_precision:
         fully_shard(full_precision, reshard_after_forward=False)

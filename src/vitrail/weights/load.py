@@ -227,7 +227,7 @@ def convert_foreign(raw: RawCheckpoint, path: Path, overrides: Overrides) -> Con
             if empty:
                 raise VitrailError(f"{path} is damaged: {empty[0]} is empty")
             checkpoint = _from_metadata(converter, raw, overrides) or converter.convert_checkpoint(
-                raw.tensors, {**raw.sidecar, "wrapper": raw.wrapper}, overrides
+                raw.tensors, {**raw.sidecar, "wrapper": raw.wrapper, "file_name": path.name}, overrides
             )
             wrapper_note = [f"the weights under {raw.wrapper!r}"] if raw.wrapper and raw.unused else []
             return replace(checkpoint, unused=[*raw.unused, *checkpoint.unused], assumed=[*wrapper_note, *checkpoint.assumed])

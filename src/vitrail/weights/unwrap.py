@@ -30,7 +30,7 @@ WRAPPER_KEYS = (
 )
 # The first tensor of a model in the names of each library, after a prefix.
 PATCH_PROJECTIONS = (
-    r"(.*?)patch_embed\.(?:proj|backbone\.(?:stem\.)?conv)\.weight",
+    r"(.*?)(?:patch_embed\.(?:proj|backbone\.(?:stem\.)?conv)|embeds\.proj)\.weight",
     r"(.*?)(?:(?:vit|deit|dinov2|dinov2_with_registers|ijepa|beit|vision_model)\.)?embeddings\.patch_embeddings?(?:\.projection)?\.weight",
     r"(.*?)conv_proj\.weight",
     r"(.*?)(?:visual\.)?class_embedding",
@@ -38,7 +38,7 @@ PATCH_PROJECTIONS = (
 )
 # Of several models in one file, the one that its project evaluates.
 PREFERRED_PREFIXES = ("teacher.", "target_encoder.", "base_encoder.", "encoder_q.", "ema.")
-HEADS = ("head.", "heads.", "classifier.")
+HEADS = ("head.", "heads.", "classifier.", "linear_head.")
 MODULE_PREFIXES = ("module.", "backbone.", "model.", "_orig_mod.", "net.")  # in files without a patch projection
 
 

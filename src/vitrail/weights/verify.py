@@ -18,7 +18,7 @@ from vitrail.models.config import ModelConfig, ViTConfig, format_size
 from vitrail.models.cost import cost
 from vitrail.models.variants import SIZES, variant
 from vitrail.weights import hub
-from vitrail.weights.convert.timm import to_timm_names
+from vitrail.weights.convert.timm_names import to_timm_names
 from vitrail.weights.load import load
 from vitrail.weights.read_file import read_file
 

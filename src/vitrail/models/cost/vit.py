@@ -4,6 +4,14 @@ from collections.abc import Iterator
 from math import prod
 
 from vitrail.models.config import ViTConfig
+from vitrail.models.cost.attention import (
+    bias_floats,
+    bias_peak,
+    count_attention,
+    count_relative_bias,
+    count_rotary,
+    rotation_floats,
+)
 from vitrail.models.cost.counter import OpCounter, Stage
 from vitrail.models.cost.resnet import stem_stages
 
@@ -33,27 +41,34 @@ def vit_stages(c: ViTConfig, batch: int) -> Iterator[Stage]:
 
 def _patch_embed(c: ViTConfig, channels: int) -> OpCounter:
     counter = OpCounter()
-    counter.linear(c.patches, channels * prod(c.patch), c.width, bias=c.patch_bias)
-    flat = channels * prod(c.patch) * c.patches
+    values, embedded = channels * prod(c.patch), c.patches * c.width
+    flat = c.patches * values
+    counter.linear(c.patches, values, c.width, bias=c.patch_bias)
     if c.stem:  # without a stem, the images are counted already
         counter.saved_floats += 2 * flat if c.stem.stages else flat  # the last ReLU saves its output as well
-    counter.update_peak(c.patches * c.width + (2 * flat if c.stem else flat))
+        if c.stem.stages and c.patch_norm == "both" and prod(c.patch) == 1:
+            counter.saved_floats -= flat  # which is the input of the norm, since patches of one pixel are not copied
     if c.patch_norm == "both":
-        counter.norm(c.patches, channels * prod(c.patch), c.norm_kind)
+        counter.norm(c.patches, values, c.norm_kind)
+        if c.norm_kind == "rms" and not c.stem:
+            counter.saved_floats -= c.patches * (values + 1)  # pixels and their root mean square: images have no gradient
+    # the output of the stem, the normalised image, patches as rows
+    counter.update_peak(embedded + flat * ((c.stem is not None) + (c.patch_norm == "both") + 1))
     if c.patch_norm != "none":
         counter.norm(c.patches, c.width, c.norm_kind)
+        counter.update_peak(2 * embedded)
     return counter
 
 
 def _tokens(c: ViTConfig) -> OpCounter:
-    counter = OpCounter(
-        parameters=c.prefix_tokens * c.width + (_position_parameters(c) if c.layers_with_position[0] is not None else 0)
-    )
+    """Count the tokens before the first block, and the positions of all layers, which are no part of the blocks."""
+    tables = len({table for table in c.layers_with_position if table is not None})
+    counter = OpCounter(parameters=c.prefix_tokens * c.width + tables * _position_parameters(c))
     counter.update_peak(2 * c.tokens * c.width)
-    if c.rotation and not c.rotation.mixed:
-        counter.saved_floats_fixed += 2 * c.tokens * c.width // c.heads
+    count_rotary(c, counter)
+    count_relative_bias(c, counter)
     if c.relative_bias and c.relative_bias.shared:
-        _relative_bias(c, counter)
+        counter.add_moment(_block_inputs(c), rotation_floats(c) + bias_peak(c))
     if c.dropout:
         counter.saved_floats += c.tokens * c.width
     if c.embed_norm:
@@ -70,82 +85,50 @@ def _position_parameters(c: ViTConfig) -> int:
     return learned[c.position] + c.prefix_positions * c.width if c.position in learned else 0
 
 
+def _block_inputs(c: ViTConfig) -> int:
+    """Floats per image that exist during a block beside its own: the embedded patches and its input, which its callers hold."""
+    return (c.patches + c.tokens) * c.width
+
+
 def _block(c: ViTConfig, layer: int) -> OpCounter:
-    t, d, m = c.tokens, c.width, c.mlp
-    counter = OpCounter()
-    if layer and c.layers_with_position[layer] == layer:
-        counter.parameters += _position_parameters(c)
-    _attention(c, counter)
-    if c.relative_bias and not c.relative_bias.shared:
-        _relative_bias(c, counter)
-    counter.linear(t, d, c.mlp_outputs, bias=c.out_bias)
-    counter.linear(t, m, d, bias=c.out_bias)
-    if c.mlp_norm:
-        counter.norm(t, m, c.norm_kind)
+    t, d = c.tokens, c.width
+    counter = OpCounter(peak_floats_fixed=rotation_floats(c) + bias_floats(c))
+    if c.relative_bias and not c.relative_bias.shared:  # the bias of the layer before exists until there is a new one
+        counter.add_moment(_block_inputs(c), rotation_floats(c) + (bias_floats(c) if layer else 0) + bias_peak(c))
+    count_attention(c, counter)
+    _mlp(c, counter)
     for _ in range(2):
         counter.norm(t, d, c.norm_kind)
         counter.saved_floats += t * d  # the normalised input of a branch or, post-norm, its output
         counter.saved_floats += t * d * ((c.dropout > 0) + (c.layer_scale is not None))
         counter.parameters += d if c.layer_scale is not None else 0
-    # QuickGELU saves its sigmoid as well, SwiGLU gate, value, silu(gate) and their product
-    kind = c.gelu if c.mlp_kind == "gelu" else c.mlp_kind
-    counter.saved_floats += t * m * ({"quick": 3, "swiglu": 4}.get(kind, 2) + (c.dropout > 0))
     counter.saved_floats += 2 if c.stochastic_depth and layer else 0  # one factor per branch
-    # the caller still holds the block's input, and GELU is in place; QuickGELU holds its sigmoid and the product, SwiGLU
-    # all that it would save, but not the output of the second layer yet
-    counter.update_peak(t * d * (3 + (c.norm == "pre") - (kind == "swiglu")) + t * m * {"quick": 3, "swiglu": 4}.get(kind, 1))
     return counter
 
 
-def _attention(c: ViTConfig, counter: OpCounter) -> None:
-    t, d, h = c.tokens, c.width, c.heads
-    counter.linear(t, d, 3 * d, bias=c.qkv_bias)
-    counter.parameters -= 0 if c.key_bias else d
-    counter.linear(t, d, d, bias=c.out_bias)
-    counter.macs += 2 * t * t * d
-    counter.saved_floats += t * d  # the heads' output, the input of W_O
-    if c.qk_norm:
-        counter.parameters += (4 if c.norm_kind == "layer" else 2) * d // h
-        counter.saved_floats += (4 if c.norm_kind == "layer" else 2) * t * h
-    if c.attention_norm:
-        counter.norm(t, d, c.norm_kind)
-    if c.rotation and c.rotation.mixed:  # the learned frequencies, and cosines and sines of each head
-        counter.parameters += d
-        counter.saved_floats_fixed += 2 * t * d
-    if c.position == "relative":
-        counter.parameters += (2 * t - 1) * d
-        counter.macs += t * (2 * t - 1) * d
-        counter.update_peak(6 * t * d + h * t * (2 * t - 1) + h * t * t, 8 * t * d + h * t * t + t * h)
-    biased = c.position == "relative" or c.relative_bias is not None
-    if c.attention_dropout or biased:  # not supported by the fused kernel on a CPU
-        relative = c.position == "relative"
-        counter.saved_floats += t * d * (3 + 3 * (c.qk_norm or relative) + (c.qk_norm and relative))
-        counter.saved_floats += h * t * t * (3 if c.attention_dropout else 1)
-    else:
-        counter.saved_floats += t * d * (3 + 2 * (c.qk_norm or c.rotation is not None) + c.qk_norm) + t * h
-    counter.update_peak(t * d * (2 + (c.norm == "pre") + 5 + 2 * c.qk_norm + 2 * (c.rotation is not None)) + t * h)
-
-
-def _relative_bias(c: ViTConfig, counter: OpCounter) -> None:
-    """Count the bias of a layer, or of all: what an MLP computes for each offset, and a number for each pair of tokens."""
-    assert c.relative_bias is not None
-    offsets, hidden = (2 * c.grid[0] - 1) * (2 * c.grid[1] - 1), c.relative_bias.hidden
-    if c.relative_bias.kind == "table":
-        counter.parameters += (offsets + 3 * c.has_class_token) * c.heads
-    else:
-        counter.linear(offsets, 2, hidden)
-        counter.linear(offsets, hidden, c.heads)
-        counter.saved_floats_fixed += offsets * (2 + hidden)
-    counter.saved_floats_fixed += c.heads * c.tokens**2
-    counter.peak_floats_fixed = max(counter.peak_floats_fixed, 2 * c.heads * c.tokens**2)
+def _mlp(c: ViTConfig, counter: OpCounter) -> None:
+    t, d, m = c.tokens, c.width, c.mlp
+    counter.linear(t, d, c.mlp_outputs, bias=c.out_bias)
+    counter.linear(t, m, d, bias=c.out_bias)
+    # QuickGELU saves its sigmoid as well, SwiGLU gate, value, silu(gate) and their product
+    kind = c.gelu if c.mlp_kind == "gelu" else c.mlp_kind
+    counter.saved_floats += t * m * ({"quick": 3, "swiglu": 4}.get(kind, 2) + (c.dropout > 0))
+    if c.mlp_norm:
+        counter.norm(t, m, c.norm_kind)
+    before = _block_inputs(c) + t * d * (1 + (c.norm == "pre"))  # the sum with the attention's output, and its norm
+    # GELU is in place; QuickGELU holds its sigmoid and the product, SwiGLU all that it would save
+    counter.update_peak(before + t * m * {"quick": 3, "swiglu": 4}.get(kind, 1 + c.mlp_norm))
+    # at the end the hidden layer and its norm, with SwiGLU gate and value instead of the former, and the output
+    hidden = 3 if kind == "swiglu" else 1 + c.mlp_norm
+    counter.update_peak(before + t * m * hidden + t * d)
 
 
 def _pool(c: ViTConfig) -> OpCounter:
     d = c.width
     is_saved = _has_head(c) or c.final_norm == "pooled"  # by a layer that saves its input
-    if c.pool == "cls":  # a view, so the head saves every token
+    if c.pool in ("cls", "cls+register"):  # a view, so the head saves every token
         return OpCounter(saved_floats=is_saved * c.tokens * d, peak_floats=c.tokens * d)
-    if "+" in c.pool:
+    if c.pool == "cls+gap":
         return OpCounter(saved_floats=is_saved * 2 * d, peak_floats=(c.tokens + 3) * d)
     if c.pool == "gap":
         return OpCounter(saved_floats=is_saved * d, peak_floats=(c.tokens + 1) * d)

@@ -21,7 +21,8 @@ const FIELDS = {
   batch: ["Batch", { min: 1, max: 65536, step: 1 }],
 };
 const FIELD_NAMES = [...Object.keys(FIELDS), "pool"];
-const POOLS = [["cls", "class token"], ["gap", "mean of patches"], ["map", "attention (MAP)"]];
+const POOLS = [["cls", "class token"], ["gap", "mean of patches"], ["map", "attention (MAP)"], ["cls+gap", "class token and mean"],
+  ["cls+register", "class token and register"]];
 const COSTS = { macs: "MACs", parameters: "parameters", saved_bytes: "memory while training", peak_bytes: "memory at inference" };
 const VARIANTS = ["Ti", "S", "B", "L", "H"].flatMap((size) => [8, 14, 16, 32].map((patch) => `${size}/${patch}`));
 
@@ -216,8 +217,15 @@ function captionText({ config, tokens, grid, batch, norm }) {
   const scores = batch * config.heads * tokens ** 2;
   return `${plural(grid[0] * grid[1], "patch", "patches")} of size ${formatSize(config.patch)}${config.prefix ? ` and ${plural(config.prefix, "prefix token")} give` : " give"} ${tokens} tokens. The attention scores `
     + `of one layer are ${formatSI(scores)} values and grow quadratically with the number of tokens; `
-    + `everything else grows linearly. The matrix products of attention are ${percent((2 * tokens) / (2 * tokens + 4 * config.width + 2 * config.mlp), 0)} of a `
-      + `block's MACs here. The dashed lines are the residual stream: each branch only adds to it${norm === "post" ? ", and a norm is applied to the sum" : ""}.`;
+    + `everything else grows linearly. The matrix products of attention are ${percent((2 * tokens) / (2 * tokens + 4 * config.width + config.mlp_outputs + config.mlp), 0)} of a `
+      + `block's MACs here. The dashed lines are the residual stream: each branch only adds to it${norm === "post" ? ", and a norm is applied to the sum" : norm === "branch" ? ", after its norm" : ""}.${attentionPositions(config)}`;
+}
+
+// What attention knows of positions beside what is added to the tokens.
+function attentionPositions({ position, rotary, relative_bias }) {
+  const parts = [rotary || position === "rotary" ? "queries and keys are rotated by their position" : null,
+    relative_bias ? "a bias by the offset of two patches is added to the scores" : null].filter(Boolean);
+  return parts.length ? ` In attention, ${parts.join(", and ")}.` : "";
 }
 
 function formatSize(value) {
@@ -246,13 +254,15 @@ function drawDiagram(cost, config, selected, selectStage) {
     ["tokens", extra.length ? `+ ${extra[0]}` : "Tokens", shape(batch, tokens, d), "(b, t, d)", extra.slice(1).map((one) => `+ ${one}`)],
     ["blocks", `${depth} × block`, shape(batch, tokens, d), "(b, t, d)"]);
   if (last >= 0 && last < poolStage) path.push(["norm", "Norm", shape(batch, tokens, d), "(b, t, d)"]);
-  path.push(["pool", { cls: "Class token", gap: "Mean", map: "MAP", "cls+gap": "Class token and mean" }[config.pool], shape(batch, d), "(b, d)"]);
+  path.push(["pool", { cls: "Class token", gap: "Mean", map: "MAP", "cls+gap": "Class token and mean", "cls+register": "Class token and register" }[config.pool],
+    shape(batch, config.feature_width), config.pool.includes("+") ? "(b, 2 d)" : "(b, d)"]);
   if (last > poolStage) path.push(["norm", "Norm", shape(batch, d), "(b, d)"]);
   if (has("pre-logits")) path.push(["pre-logits", "Pre-logits", shape(...has("pre-logits").shape), "(b, d)"]);
   if (classes) path.push(["head", "Head", shape(batch, classes), "(b, classes)"]);
 
   const wide = boxWidth(path.flatMap(([, label, sizes]) => [label, sizes]), 108), gap = 20, high = 62;
-  const cell = boxWidth([shape(batch, tokens, mlp), `3 × ${shape(batch, h, tokens, d / h)}`, shape(batch, h, tokens, tokens), "Scores, softmax"], 120);
+  const words = blockWords(config);
+  const cell = boxWidth([shape(batch, tokens, mlp), `3 × ${shape(batch, h, tokens, d / h)}`, shape(batch, h, tokens, tokens), ...Object.values(words)], 120);
   const total = Math.max(path.length * (wide + gap) - gap + 16, 5 * (cell + 22) + 190);
   const drawing = svg("svg", { viewBox: `0 0 ${total} 372`, class: "diagram", role: "group", "aria-label": "The model from image to logits, with "
     + "the shape of every tensor", style: { "min-width": `${Math.round(0.8 * total)}px` } });
@@ -265,7 +275,7 @@ function drawDiagram(cost, config, selected, selectStage) {
     if (index) drawing.append(arrow(x - gap, 48, x - 2, 48));
     drawing.append(drawBox({ key, x, y: 48 - high / 2, wide, high: high + 15 * below.length, label: [label, ...below], sizes, letters, selected, selectStage }));
   });
-  drawing.append(drawBlock(total, block + wide / 2, { t: tokens, d, h, mlp, batch, shape, cell, post: cost.norm === "post", selected }));
+  drawing.append(drawBlock(total, block + wide / 2, { t: tokens, d, h, mlp, batch, shape, cell, words, norm: cost.norm, selected }));
   return drawing;
 }
 
@@ -288,18 +298,30 @@ function arrow(x1, y1, x2, y2, kind = "arrow") {
   return svg("line", { class: kind, x1, y1, x2, y2, "marker-end": "url(#tip)" });
 }
 
+// The labels of a block's boxes: a norm of the heads' output or of the hidden layer has no box of its own.
+function blockWords({ position, rotary, relative_bias, mlp_kind, attention_norm, mlp_norm }) {
+  return {
+    qkv: rotary || position === "rotary" ? "q, k, v, rotate" : "q, k, v",
+    scores: relative_bias ? "Scores, bias, softmax" : "Scores, softmax",
+    project: attention_norm ? "Norm, project" : "Project",
+    up: `Linear, ${mlp_kind === "swiglu" ? "SwiGLU" : "GELU"}`,
+    down: mlp_norm ? "Norm, linear" : "Linear",
+  };
+}
+
 // One block: two branches that add to the residual stream above them.
-function drawBlock(total, from, { t, d, h, mlp, batch: b, shape, cell, post, selected }) {
-  const norm = ["Norm", shape(b, t, d), ""], attentionBoxes = [["q, k, v", `3 × ${shape(b, h, t, d / h)}`, "(b, h, t, k)"],
-    ["Scores, softmax", shape(b, h, t, t), "(b, h, t, t)"], ["Weighted values", shape(b, h, t, d / h), "(b, h, t, k)"], ["Project", shape(b, t, d), "(b, t, d)"]];
-  const mlpBoxes = [["Linear, GELU", shape(b, t, mlp), "(b, t, mlp)"], ["Linear", shape(b, t, d), "(b, t, d)"]];
+function drawBlock(total, from, { t, d, h, mlp, batch: b, shape, cell, words, norm: place, selected }) {
+  const norm = ["Norm", shape(b, t, d), ""], attentionBoxes = [[words.qkv, `3 × ${shape(b, h, t, d / h)}`, "(b, h, t, k)"],
+    [words.scores, shape(b, h, t, t), "(b, h, t, t)"], ["Weighted values", shape(b, h, t, d / h), "(b, h, t, k)"], [words.project, shape(b, t, d), "(b, t, d)"]];
+  const mlpBoxes = [[words.up, shape(b, t, mlp), "(b, t, mlp)"], [words.down, shape(b, t, d), "(b, t, d)"]];
+  const post = place === "post", withNorm = (boxes) => (post ? boxes : place === "branch" ? [...boxes, norm] : [norm, ...boxes]);
   const group = svg("g", { class: `block${selected === "blocks" ? " selected" : ""}` });
   const top = 132, left = 8, right = total - 8;
   group.append(svg("path", { class: "lens", d: `M${from - 54} 80L${left} ${top}H${right}L${from + 54} 80` }),
     svg("rect", { class: "frame", x: left, y: top, width: right - left, height: 232, rx: 8 }),
-    svg("text", { class: "label", x: left + 12, y: top + 20 }, post ? "One block (post-norm)" : "One block (pre-norm)"));
-  drawBranch(group, top + 40, post ? attentionBoxes : [norm, ...attentionBoxes], post, left, right, cell, shape(b, t, d));
-  drawBranch(group, top + 136, post ? mlpBoxes : [norm, ...mlpBoxes], post, left, right, cell, shape(b, t, d));
+    svg("text", { class: "label", x: left + 12, y: top + 20 }, post ? "One block (post-norm)" : place === "branch" ? "One block (norm at the end of a branch)" : "One block (pre-norm)"));
+  drawBranch(group, top + 40, withNorm(attentionBoxes), post, left, right, cell, shape(b, t, d));
+  drawBranch(group, top + 136, withNorm(mlpBoxes), post, left, right, cell, shape(b, t, d));
   return group;
 }
 

@@ -15,6 +15,7 @@ const QUERY_PHRASES = {
   cls: "the class token attends to",
   gap: "all patches attend to, on average",
   "cls+gap": "the class token and all patches attend to, on average",
+  "cls+register": "the class token and the first register attend to, on average",
   map: "all patches attend to, weighted as they are pooled",
 };
 
@@ -118,7 +119,8 @@ class Attention {
       this.pair.draw();
       this.drawnTrace = this.store.trace;
     }
-    const poolingSource = { cls: "the class token (pooled)", gap: "the mean of all patches", map: "the attention pooling", "cls+gap": "the class token and the mean" }[pool];
+    const poolingSource = { cls: "the class token (pooled)", gap: "the mean of all patches", map: "the attention pooling", "cls+gap": "the class token and the mean",
+      "cls+register": "the class token and the first register" }[pool];
     this.query.sync(this.store, poolingSource, state.number("query"), pool === "cls" ? 0 : null);
     this.key.sync(this.store, "the token with the largest weight", state.number("key"), null);
     this.scale.querySelector("select").value = state.get("scale", "own");

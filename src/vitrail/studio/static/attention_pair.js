@@ -68,10 +68,12 @@ export class AttentionPair {
 
   #python() {
     const { layer, head, query, key } = this.pair ?? this.params ?? { layer: 0, head: 0, query: 0, key: 0 };
+    const { relative_bias } = this.store.model.config;
     return this.store.python(`with torch.no_grad(), vitrail.record_activations(model, "blocks.${layer}.attention.queries", "blocks.${layer}.attention.keys") as activations:`,
       "    model(images)",
       `q = activations["blocks.${layer}.attention.queries"][0][0, ${head}, ${query}]`, `k = activations["blocks.${layer}.attention.keys"][0][0, ${head}]`,
       this.pair?.position_offset ? `scores = (k @ q + model.blocks[${layer}].attention.relative.row(${head}, ${query}) @ q) * q.shape[0] ** -0.5` : "scores = k @ q * q.shape[0] ** -0.5",
+      ...(relative_bias ? [`scores = scores + model.relative_bias[${relative_bias.shared ? 0 : layer}](model.grid(images))[${head}, ${query}].detach()`] : []),
       `print(q @ k[${key}], scores[${key}], scores.max(), (scores - scores.max()).exp().sum(), scores.softmax(dim=0)[${key}])`,
       `weight = vitrail.explain.attention(model, images, layers=[${layer}], heads=[${head}], queries=[${query}])[0, 0, 0, 0, ${key}]`, "print(weight)");
   }
@@ -114,11 +116,12 @@ function short(value) {
 }
 
 // Each line adds one step to the one above, so that it can be checked by hand.
-function softmaxSteps({ q, product, position_offset, scale, score, max_score, exp_sum, weight }) {
+function softmaxSteps({ q, product, position_offset, scale, bias, score, max_score, exp_sum, weight }) {
   const lines = [["q · k", `the sum of the ${q.length} terms above`, exact(product)]];
   if (position_offset) lines.push([signed(position_offset), "added by relative positions", exact(product + position_offset)]);
-  lines.push([`× ${exact(scale)}`, `scaled by 1/√${q.length}, to keep the softmax from saturating: the score`, exact(score)],
-    [signed(-max_score), "minus the largest score of the row, for numerical stability", exact(score - max_score)],
+  lines.push([`× ${exact(scale)}`, `scaled by 1/√${q.length}, to keep the softmax from saturating${bias ? "" : ": the score"}`, exact(score - bias)]);
+  if (bias) lines.push([signed(bias), "added by the relative bias, for the offset of query and key: the score", exact(score)]);
+  lines.push([signed(-max_score), "minus the largest score of the row, for numerical stability", exact(score - max_score)],
     ["exp", "exponential", exact(Math.exp(score - max_score))],
     [`÷ ${exact(exp_sum)}`, "divided by the sum over the row, so that weights sum to one: the attention weight", exact(weight)]);
   return [el("caption", { class: "visually-hidden" }, "From the dot product to the attention weight"),

@@ -15,6 +15,8 @@ const MAX_CACHED = 4; // responses in memory, so that switching between checkpoi
 const FILTERS_PER_ROW = 7; // filters per row, as in the paper
 const POSITIONS = {
   rotary: "Rotary positions are not added: they rotate queries and keys. The map shows the mean cosine of the rotation angles between two positions.",
+  relative_bias: "Nothing is added to the tokens: a bias by the offset of two patches is added to the attention scores. The map shows the cosine similarity "
+    + "of the biases of two positions, over all heads of the first layer.",
   relative: "Relative positions are learned per layer: the map shows the cosine similarity of the relative keys of two positions, in the first layer.",
 };
 

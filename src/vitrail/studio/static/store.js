@@ -75,7 +75,8 @@ class Store {
 
   // What the prediction is read from.
   get poolingSource() {
-    return { cls: "the class token", gap: "the mean of all patches", map: "the attention pooling", "cls+gap": "the class token and the mean" }[this.model.config.pool];
+    return { cls: "the class token", gap: "the mean of all patches", map: "the attention pooling", "cls+gap": "the class token and the mean",
+      "cls+register": "the class token and the first register" }[this.model.config.pool];
   }
 
   subscribe(listener) {

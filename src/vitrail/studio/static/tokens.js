@@ -113,18 +113,21 @@ function tile(trace, patch) {
 }
 
 function legendItems(store) {
-  const { meta: { class_token, registers } } = store.trace, { pool } = tracedModel(store).config;
-  const read = pool === "cls" ? "the prediction is read from it alone" : "it is not used for the prediction";
+  const { meta: { class_token, registers, pool, pool_prefix } } = store.trace, unused = "not used for the prediction";
+  const pooled = pool_prefix ? "read by the attention pooling like a patch" : null;
+  const read = pooled ?? { cls: "the prediction is read from it alone", "cls+gap": "the prediction is read from it and the mean of all patches",
+    "cls+register": "the prediction is read from it and the first register" }[pool] ?? unused;
+  const registersRead = pooled ?? (pool === "cls+register" ? "the first is read for the prediction, as a distillation token" : unused);
   return [
     class_token && ["class", "C", `class token: learned, the same for every image; ${read}`],
-    registers && ["register", "R", `${plural(registers, "register")}: learned scratch space; not used for the prediction`],
+    registers && ["register", "R", `${plural(registers, "register")}: learned scratch space; ${registersRead}`],
   ].filter(Boolean).map(([kind, letter, text]) => el("li", {}, el("span", { class: `swatch ${kind}`, "aria-hidden": "true" }, letter), text));
 }
 
 function captionText(store) {
-  const { meta: { class_token, registers, grid: [rows, columns], tokens } } = store.trace, { width, pool } = tracedModel(store).config;
+  const { meta: { class_token, registers, grid: [rows, columns], tokens, pool_prefix } } = store.trace, { width, pool } = tracedModel(store).config;
   const parts = [class_token && "1 class token", registers && plural(registers, "register"), plural(rows * columns, "patch", "patches")].filter(Boolean);
-  const read = { gap: " The prediction is read from the mean of all patches.", map: " The prediction is read from all patches by attention pooling." }[pool] ?? "";
+  const read = { gap: " The prediction is read from the mean of all patches.", map: ` The prediction is read from all ${pool_prefix ? "tokens" : "patches"} by attention pooling.` }[pool] ?? "";
   return `${parts.join(" + ")}${parts.length > 1 ? ` = ${tokens} tokens` : ""}, each a vector of ${width} values: `
     + `a ${tokens} × ${width} matrix that keeps its shape through every block.${class_token ? "" : " There is no class token."}${read}`;
 }
@@ -202,22 +205,24 @@ function positionFigure(section, store) {
       after.root.hidden = arrow.hidden = !arrays.position_norms && !meta.prefix; // identical to the first map
       if (arrays.position_norms) added.show(arrays.position_norms.data, meta.prefix);
       after.show(normsAt(drawn, 0), meta.prefix);
-      fig.caption(positionCaption(tracedModel(store).config.position, arrays));
+      fig.caption(positionCaption(tracedModel(store).config, arrays));
     }
     for (const one of [before, after]) one.point();
     if (arrays.position_norms) added.point();
   };
 }
 
-function positionCaption(position, arrays) {
+function positionCaption({ position, rotary, relative_bias }, arrays) {
   const colours = "Light is a large norm; each map has its own colour scale. "
     + "The L2 norm is the length of a vector: it says how strong it is, not what it encodes.";
-  if (position === "rotary") return `Nothing is added: this model rotates queries and keys by their position inside each attention (rotary positions). ${colours}`;
+  const inAttention = [rotary || position === "rotary" ? "this model rotates queries and keys by their position inside each attention (rotary positions)" : null,
+    relative_bias ? "a bias by the offset of two patches is added to the attention scores (relative bias)" : null].filter(Boolean).join("; ");
+  if (inAttention && !arrays.position_norms) return `Nothing is added: ${inAttention}. ${colours}`;
   if (position === "relative") return `Nothing is added: each offset between two tokens has its own key inside attention (relative positions). ${colours}`;
   if (!arrays.position_norms) return `This model has no position embeddings: it sees the image as a bag of patches. ${colours}`;
   const table = position.startsWith("sincos") ? "a fixed vector of sines and cosines of the position, with the same norm everywhere"
     : "a learned vector per position, the same for every image";
-  return `The position embedding is ${table}. ${colours} A sum can have a smaller norm than its parts: vectors also cancel.`;
+  return `The position embedding is ${table}. ${inAttention ? `Besides, ${inAttention}. ` : ""}${colours} A sum can have a smaller norm than its parts: vectors also cancel.`;
 }
 
 // --- over the layers

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from vitrail.errors import VitrailError
 from vitrail.layers.position import PositionResize
-from vitrail.models.config import Gelu, Pair
-from vitrail.weights.convert import timm
+from vitrail.models.config import Gelu, Pair, Pool
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
-from vitrail.weights.convert.tensor_map import import_tensors
-from vitrail.weights.convert.timm_architectures import Architecture, Pool
+from vitrail.weights.convert.timm_architectures import Architecture
+from vitrail.weights.convert.timm_names import join_qkv, pack_gates
+from vitrail.weights.convert.timm_vit import convert_vit
 
 GELUS: dict[Any, Gelu] = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "quick_gelu": "quick"}
 
@@ -96,8 +96,7 @@ def convert_tower(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], overri
         unread = ("attn_pool.", "pre_logits.", *(("norm.",) if family is CLIP else ()))
         left_out = [name for name in tensors if name.startswith(unread)]
         tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out}
-    config = timm.infer_vit(tensors, facts, _image_size(fields), overrides, assumed, family.position_resize)
-    state, unused = import_tensors(timm.tensor_maps(config), tensors)
+    config, state, unused = convert_vit(tensors, facts, _image_size(fields), overrides, assumed)
     unknown = [name for name in unused if not OTHER_TOWERS.search(name)]
     if unknown:
         raise VitrailError(f"the file has {', '.join(unknown[:4])}, which Vitrail's Vision Transformers do not have")
@@ -114,7 +113,7 @@ def _facts(fields: Mapping[str, Any], family: Family, classifies: bool) -> Archi
     if not isinstance(act, str) or act not in GELUS:
         raise VitrailError(f"hidden_act in config.json must be one of {', '.join(GELUS)}, got {str(act)[:40]!r}")
     pool = (family.classifier_pool if classifies else None) or family.pool
-    return Architecture(heads=heads, gelu=GELUS[act], norm_eps=float(eps), pool=pool)
+    return Architecture(heads=heads, gelu=GELUS[act], norm_eps=float(eps), pool=pool, position_resize=family.position_resize)
 
 
 def _image_size(fields: Mapping[str, Any]) -> Pair | None:
@@ -138,11 +137,8 @@ def _to_timm(file: Mapping[str, Tensor]) -> dict[str, Tensor]:
     tensors = {_rename(name): tensor for name, tensor in file.items()}
     if len(tensors) < len(file):
         raise VitrailError("the file has two tensors for one part of the model; it is ambiguous which to use")
-    for name in [name for name in tensors if name.endswith((".attn.q.weight", ".attn.q.bias"))]:
-        parts = [name.replace(".attn.q.", f".attn.{part}.") for part in "qkv"]
-        if all(part in tensors for part in parts):
-            tensors[name.replace(".attn.q.", ".attn.qkv.")] = torch.cat([tensors.pop(part) for part in parts])
-    timm.pack_gates(tensors)
+    join_qkv(tensors)
+    pack_gates(tensors)
     for part in ("weight", "bias"):
         joint = tensors.pop(f"attn_pool.in_proj.{part}", None)
         if joint is not None and joint.shape[0] % 3 == 0:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess, clip_preprocess, imagenet_preprocess, vit_preprocess
 from vitrail.errors import VitrailError
-from vitrail.models.config import Gelu, ModelConfig, Pair, ViTConfig, format_size
+from vitrail.models.config import Gelu, ModelConfig, Pair, Pool, ViTConfig, format_size
 from vitrail.models.variants import SIZES
 
 Origin = Literal["vitrail", "official", "timm", "huggingface", "torchvision"]
@@ -23,7 +23,7 @@ class Overrides:
     grid: Pair | None = None
     heads: int | None = None
     gelu: Gelu | None = None
-    pool: Literal["cls", "gap", "map", "cls+gap"] | None = None
+    pool: Pool | None = None
     image: Pair | None = None  # size of the wanted model: it decides between grids that fit a position table as it is
 
     def image_grid(self, stride: Pair) -> Pair | None:
@@ -115,15 +115,15 @@ def assume_preprocess(origin: str, config: ModelConfig, assumed: list[str]) -> P
     """Return the preprocessing that an origin's models are evaluated with, and record it as assumed."""
     size = config.image
     match origin:
-        case "CLIP":
+        case "CLIP" | "EVA-02":
             preprocess = clip_preprocess(size)
-        case "DeiT" | "DINO" | "MAE" | "DINOv2" | "MSN" | "I-JEPA":
+        case "DeiT" | "RoPE-ViT" | "DINO" | "MAE" | "DINOv2" | "MSN" | "I-JEPA":
             preprocess = imagenet_preprocess(size)
         case "MoCo-v3":
             preprocess = replace(imagenet_preprocess(size), interpolation="bilinear")
-        case "DeiT III":
+        case "DeiT III" | "DINOv3":
             preprocess = replace(imagenet_preprocess(size), crop_pct=1.0)
-        case "SigLIP":
+        case "SigLIP" | "PE":
             preprocess = Preprocess(size, squash=True)
         case "TIPSv2":
             preprocess = Preprocess(size, mean=(0.0,) * 3, std=(1.0,) * 3)

@@ -18,7 +18,7 @@ from vitrail.models.build import decoder_state
 from vitrail.models.config import ViTConfig
 from vitrail.models.masked_autoencoders import MAE
 from vitrail.models.masking_config import Masking
-from vitrail.weights.convert import huggingface, inspect, timm
+from vitrail.weights.convert import huggingface, inspect, timm_vit
 from vitrail.weights.convert.inspect import unsupported
 from vitrail.weights.convert.tensor_map import TensorMap, affine, import_tensors, permute, position_table
 
@@ -94,7 +94,7 @@ def convert_decoder(file: Mapping[str, Tensor], config: ViTConfig, masking: Mask
 
 
 def decoder_maps(config: ViTConfig, masking: Masking, layout: DecoderLayout) -> list[TensorMap]:
-    prefix, block = PREFIXES[layout], timm.block_maps if layout == "timm" else huggingface.block_maps
+    prefix, block = PREFIXES[layout], timm_vit.block_maps if layout == "timm" else huggingface.block_maps
     maps = [permute(f"{prefix}mask_token", "decoder.mask", "1 1 d -> d")]
     maps.append(position_table(f"{prefix}decoder_pos_embed", _with_prefix_row(config), "decoder.positions"))
     for theirs, ours in NON_BLOCK_LAYERS.items():

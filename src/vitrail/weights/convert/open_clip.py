@@ -10,10 +10,10 @@ from torch import Tensor
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.config import Gelu, Pair, ViTConfig
-from vitrail.weights.convert import inspect, timm
+from vitrail.weights.convert import inspect
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
-from vitrail.weights.convert.tensor_map import import_tensors
 from vitrail.weights.convert.timm_architectures import Architecture
+from vitrail.weights.convert.timm_vit import convert_vit
 
 RENAMES = [
     (r"^visual\.", ""),
@@ -56,8 +56,7 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
         projection = tensors.pop("proj")
         tensors["head.weight"], tensors["head.bias"] = projection.T, torch.zeros(projection.shape[-1])
     facts = Architecture(heads=_heads(fields, overrides), gelu=_gelu(file, model_cfg, overrides), norm_eps=1e-5)
-    config = timm.infer_vit(tensors, facts, _image_size(fields), overrides, assumed, "timm")  # open_clip resizes as timm does
-    state, others = import_tensors(timm.tensor_maps(config), tensors)
+    config, state, others = convert_vit(tensors, facts, _image_size(fields), overrides, assumed)
     if others:
         raise VitrailError(f"the file has {', '.join(others[:4])}, which Vitrail's Vision Transformers do not have")
     preprocess = _preprocess(config_file, config, assumed)

@@ -4,16 +4,19 @@ A name that is not in the table is refused: another architecture may have the sa
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from vitrail.errors import VitrailError, did_you_mean
-from vitrail.models.config import Gelu
+from vitrail.models.config import Gelu, Pair, Pool, PositionResize, RotaryConfig
 
 ACTIVATIONS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
-Pool = Literal["cls", "gap", "map", "cls+gap"]
 POOLS: dict[Any, Pool] = {"token": "cls", "avg": "gap", "map": "map"}
+
+
+# Which channels of a head turn together: neighbours, those of the rows before those of the columns or after them; or a channel
+# of the first half with one of the second.
+RotaryChannels = Literal["rows-first", "columns-first", "halves"]
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,16 @@ class Architecture:
     norm: Literal["pre", "branch"] = "pre"
     pool: Pool = "cls"
     gated: bool | None = None  # whether the MLPs are SwiGLUs; None: the tensors decide
+    rotary: RotaryConfig | None = None
+    rotary_grid: Pair | None = None  # the grid that coordinates are rescaled to; None: the model's own
+    rotary_channels: RotaryChannels = "rows-first"
+    pool_heads: int | None = None
+    pool_prefix: bool = False
+    position_resize: PositionResize = "timm"
+    resizes_positions: bool = False  # whether the table is resized to the images, of any size (NaFlex)
 
 
-SIZES = {  # width and number of heads, by the second word of a name
+SIZES = {  # width and number of heads, by the first of these words in a name
     "wee": (256, 4),
     "xsmall": (256, 4),
     "tiny": (192, 3),
@@ -48,6 +58,18 @@ SIZES = {  # width and number of heads, by the second word of a name
     "giant": (1408, 16),
     "giantopt": (1536, 16),
     "gigantic": (1664, 16),
+    "enormous": (1792, 16),
+}
+UNUSUAL_SIZES = {  # by a part of the name
+    r"base_patch(16|32)_plus_": (896, 14),
+    r"vit_pe_\w+_gigantic": (1536, 16),
+    r"vit_huge_plus_\w+_dinov3": (1280, 20),
+    r"vit_7b_": (4096, 32),
+    r"vit_giant_\w+_lingbot": (1536, 24),
+    r"aimv2_large": (1024, 8),
+    r"aimv2_huge": (1536, 12),
+    r"aimv2_1b": (2048, 16),
+    r"aimv2_3b": (3072, 24),
 }
 
 
@@ -157,13 +179,147 @@ def _table() -> dict[str, Architecture]:
         ),
         (replace(plain, width=64, heads=2), "test_vit"),
         (replace(average, width=64, heads=2), "test_vit2"),
+        (replace(siglip, width=96, heads=3, pool_prefix=True), "test_vit3"),
+        (replace(average, width=96, heads=3), "test_vit4"),
+        (
+            replace(plain, pool="cls+register"),
+            """
+            deit_tiny_distilled_patch16_224 deit_small_distilled_patch16_224 deit_base_distilled_patch16_224
+            deit_base_distilled_patch16_384
+        """,
+        ),
+        (
+            replace(average, norm_eps=1e-5),
+            """
+            beit3_base_patch16_224 beit3_large_patch16_224 beit3_giant_patch14_224 beit3_giant_patch14_336
+            aimv2_large_patch14_224 aimv2_large_patch14_336 aimv2_large_patch14_448 aimv2_huge_patch14_224
+            aimv2_huge_patch14_336 aimv2_huge_patch14_448 aimv2_1b_patch14_224 aimv2_1b_patch14_336 aimv2_1b_patch14_448
+            aimv2_3b_patch14_224 aimv2_3b_patch14_336 aimv2_3b_patch14_448
+        """,
+        ),
     ]
+    rows += _rotary_rows() + _relative_rows() + _naflex_rows()
     table = {name: architecture for architecture, names in rows for name in names.split()}
     return {name: _with_size(name, facts) for name, facts in table.items()}
 
 
+def _rotary_rows() -> list[tuple[Architecture, str]]:
+    """Return the models with rotary positions: EVA-02, DINOv3 and its kind, PE, RoPE-ViT and timm's own."""
+    eva = Architecture(
+        pool="gap", rotary=RotaryConfig(base=10_000, coordinates="scaled"), rotary_grid=(16, 16), rotary_channels="rows-first"
+    )
+    dinov3 = Architecture(pool="gap", norm_eps=1e-5, rotary=RotaryConfig(coordinates="normalised"), rotary_channels="halves")
+    pe = Architecture(norm_eps=1e-5, pool="gap", rotary_channels="columns-first")
+    pe_with_class = replace(pe, rotary=RotaryConfig(base=10_000, coordinates="scaled", offset=1.0))
+    pe_without = replace(pe, rotary=RotaryConfig(base=10_000, coordinates="scaled"))
+    core = {"pool": "map", "pool_heads": 8, "pool_prefix": True}
+    axial = Architecture(rotary=RotaryConfig(coordinates="index"), rotary_channels="columns-first")
+    mixed = Architecture(rotary=RotaryConfig(base=10, coordinates="index", mixed=True), rotary_channels="columns-first")
+    return [
+        (
+            eva,
+            """
+            eva02_tiny_patch14_224 eva02_tiny_patch14_336 eva02_small_patch14_224 eva02_small_patch14_336
+            eva02_base_patch14_224 eva02_base_patch14_448 eva02_large_patch14_224 eva02_large_patch14_448
+            vit_medium_patch16_rope_reg1_gap_256 vit_mediumd_patch16_rope_reg1_gap_256 vit_betwixt_patch16_rope_reg4_gap_256
+            vit_base_patch16_rope_reg1_gap_256
+        """,
+        ),
+        (
+            replace(eva, pool="cls"),
+            "eva02_base_patch16_clip_224 eva02_large_patch14_clip_224 eva02_large_patch14_clip_336",
+        ),
+        (Architecture(norm="branch"), "eva02_enormous_patch14_clip_224"),
+        (
+            dinov3,
+            """
+            vit_tiny_patch16_dinov3_qkvb vit_small_patch16_dinov3 vit_small_patch16_dinov3_qkvb vit_small_plus_patch16_dinov3
+            vit_small_plus_patch16_dinov3_qkvb vit_base_patch16_dinov3 vit_base_patch16_dinov3_qkvb vit_large_patch16_dinov3
+            vit_large_patch16_dinov3_qkvb vit_huge_plus_patch16_dinov3 vit_huge_plus_patch16_dinov3_qkvb vit_7b_patch16_dinov3
+        """,
+        ),
+        (
+            replace(dinov3, pool="cls"),
+            "vit_small_patch16_lingbot vit_base_patch16_lingbot vit_large_patch16_lingbot vit_giant_patch16_lingbot",
+        ),
+        (replace(pe_with_class, rotary_grid=(14, 14), **core), "vit_pe_core_base_patch16_224"),
+        (
+            replace(pe_with_class, rotary_grid=(24, 24), **core),
+            "vit_pe_core_tiny_patch16_384 vit_pe_core_small_patch16_384 vit_pe_core_large_patch14_336",
+        ),
+        (replace(pe_without, rotary_grid=(32, 32), **core), "vit_pe_core_gigantic_patch14_448"),
+        (
+            replace(pe_with_class, rotary_grid=(32, 32)),
+            """
+            vit_pe_lang_large_patch14_448 vit_pe_spatial_tiny_patch16_512 vit_pe_spatial_small_patch16_512
+            vit_pe_spatial_base_patch16_512 vit_pe_spatial_large_patch14_448
+        """,
+        ),
+        (
+            replace(pe_without, rotary_grid=(32, 32)),
+            "vit_pe_lang_gigantic_patch14_448 vit_pe_spatial_gigantic_patch14_448",
+        ),
+        (
+            axial,
+            """
+            vit_small_patch16_rope_224 vit_base_patch16_rope_224 vit_large_patch16_rope_224
+            vit_small_patch16_rope_ape_224 vit_base_patch16_rope_ape_224 vit_large_patch16_rope_ape_224
+        """,
+        ),
+        (
+            mixed,
+            """
+            vit_small_patch16_rope_mixed_224 vit_base_patch16_rope_mixed_224 vit_large_patch16_rope_mixed_224
+            vit_small_patch16_rope_mixed_ape_224 vit_base_patch16_rope_mixed_ape_224 vit_large_patch16_rope_mixed_ape_224
+        """,
+        ),
+    ]
+
+
+def _relative_rows() -> list[tuple[Architecture, str]]:
+    """Return the models with a bias of the scores by the offset: BEiT, and timm's own."""
+    return [
+        (
+            Architecture(pool="gap"),
+            """
+            beit_base_patch16_224 beit_base_patch16_384 beit_large_patch16_224 beit_large_patch16_384 beit_large_patch16_512
+            beitv2_base_patch16_224 beitv2_large_patch16_224
+            vit_relpos_base_patch16_224 vit_relpos_base_patch16_clsgap_224 vit_relpos_base_patch16_plus_240
+            vit_relpos_medium_patch16_224 vit_relpos_small_patch16_224 vit_srelpos_medium_patch16_224
+            vit_srelpos_small_patch16_224
+        """,
+        ),
+        (Architecture(), "vit_relpos_base_patch16_cls_224 vit_relpos_medium_patch16_cls_224"),
+        (
+            Architecture(pool="gap", norm="branch"),
+            """
+            vit_relpos_base_patch16_rpn_224 vit_relpos_base_patch32_plus_rpn_256 vit_relpos_medium_patch16_rpn_224
+            vit_relpos_small_patch16_rpn_224
+        """,
+        ),
+    ]
+
+
+def _naflex_rows() -> list[tuple[Architecture, str]]:
+    """Return the models that take images of any size and shape, here of one: their position table is resized to it."""
+    naflex = Architecture(resizes_positions=True)
+    return [
+        (
+            replace(naflex, pool="gap"),
+            "naflexvit_base_patch16_gap naflexvit_base_patch16_par_gap naflexvit_so150m2_patch16_reg1_gap",
+        ),
+        (replace(naflex, pool="map"), "naflexvit_base_patch16_map naflexvit_so150m2_patch16_reg1_map"),
+        (
+            replace(naflex, pool="map", gelu="tanh", position_resize="siglip2"),
+            "naflexvit_base_patch16_siglip naflexvit_so400m_patch16_siglip",
+        ),
+    ]
+
+
 def _with_size(name: str, facts: Architecture) -> Architecture:
-    width, heads = (896, 14) if "_plus_" in name else SIZES.get(name.split("_")[1], (facts.width, facts.heads))
+    unusual = [size for pattern, size in UNUSUAL_SIZES.items() if re.search(pattern, name)]
+    usual = [SIZES[word] for word in name.split("_") if word in SIZES]
+    width, heads = (*unusual, *usual, (None, None))[0]
     return replace(facts, width=facts.width or width, heads=facts.heads or heads)
 
 
@@ -172,6 +328,10 @@ ARCHITECTURES = _table()
 ORIGINS = {
     r"clip": "CLIP",
     r"tipsv2": "TIPSv2",
+    r"dinov3|lingbot": "DINOv3",
+    r"^vit_pe_": "PE",
+    r"^eva02_|^aimv2_": "CLIP",  # whose mean and standard deviation they share
+    r"_rope_(mixed_)?(ape_)?224$": "DeiT III",
     r"siglip": "SigLIP",
     r"dinov2": "DINOv2",
     r"_dino$": "DINO",
@@ -183,17 +343,12 @@ ORIGINS = {
 RESNETS = re.compile(r"resnetv2_\d+x\d_(bit\w*|bitm\w*)")
 # Families that Vitrail does not have, and what they compute that it does not.
 MISSING_FEATURES = {
-    r"eva02_|vit_\w*(dinov3|lingbot|rope|sapiens2)|vit_pe_": "rotary positions of this kind",
-    r"beit3": "norms inside attention and MLP",
-    r"beit|data2vec|vit_s?relpos": "a relative position bias",
-    r"aimv2|test_vit4": "RMSNorm",
+    r"vit_\w*sapiens2": "grouped-query attention (Sapiens2)",
     r"vit_\w+_(18x2|xp)_|vit_d?pwee": "parallel blocks",
     r"vit_d(wee|little)": "differential attention",
-    r"deit_\w+_distilled": "a distilled DeiT's two heads",
     r"vit_\w+_(resnet26d|resnet50d)": "a ResNet stem with batch norm",
     r"vit_base_mci": "a convolutional stem with batch norm",
-    r"test_vit3": "pooling over the prefix tokens",
-    r"naflexvit": "images of several sizes in one batch (NaFlex)",
+    r"naflexvit_\w+_parfac": "a factorised position table",
     r"samvit|vit_\w*sam_": "windowed attention (SAM)",
     r"vitamin|swin|cait|convit|crossvit|levit|maxvit|hiera|mvit|pvt|pit_|twins|xcit": "this family of models",
 }
@@ -211,77 +366,3 @@ def known_architecture(name: Any) -> Architecture:
         f"architecture in config.json must be one that Vitrail knows, got {str(name)[:60]!r}"
         f"{did_you_mean(key, list(ARCHITECTURES)) or '; what it computes beyond its tensors is unknown'}"
     )
-
-
-# Arguments that matter only in training or for another image size than the model's own.
-WITHOUT_EFFECT = {
-    *("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"),
-    *("weight_init", "fix_init", "init_values", "dynamic_img_size", "strict_img_size", "img_size"),
-    *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "checkpoint_path"),
-    *("device", "dtype", "scriptable", "exportable", "no_jit"),
-}
-# Arguments that the tensors show as well; they are compared with the model.
-SHOWN_BY_TENSORS = {
-    *("patch_size", "in_chans", "num_classes", "depth", "mlp_ratio", "qkv_bias", "qk_norm", "class_token"),
-    *("reg_tokens", "pre_norm", "no_embed_class", "fc_norm", "final_norm"),
-}
-# Arguments that must be at their default, and the feature that another value selects.
-ONLY_DEFAULT: dict[str, tuple[tuple[Any, ...], str]] = {
-    "norm_layer": (("layernorm",), "another norm than layer norm"),
-    "embed_norm_layer": ((), "a norm in the patch embedding"),
-    "scale_attn_norm": ((False,), "a norm inside attention"),
-    "scale_mlp_norm": ((False,), "a norm inside the MLP"),
-    "proj_bias": ((True,), "an attention projection without a bias"),
-    "pos_embed": (("learn",), "no position table"),
-    "pool_include_prefix": ((False,), "pooling over the prefix tokens"),
-    "dynamic_img_pad": ((False,), "images padded to whole patches"),
-    "features_only": ((False,), "a feature pyramid in place of the classifier"),
-    "block_fn": ((), "another kind of block"),
-    "mlp_layer": ((), "another kind of MLP"),
-    "attn_layer": ((), "another kind of attention"),
-    "embed_layer": ((), "another kind of patch embedding"),
-}
-KNOWN_ARGUMENTS = {"embed_dim", "num_heads", "act_layer", "global_pool", *WITHOUT_EFFECT, *SHOWN_BY_TENSORS, *ONLY_DEFAULT}
-
-
-def apply_model_args(facts: Architecture, args: Mapping[str, Any]) -> Architecture:
-    """Apply ``model_args`` of config.json, which override the architecture; every key is read or refused."""
-    for name, value in args.items():
-        match name:
-            case _ if value is None or name in WITHOUT_EFFECT or name in SHOWN_BY_TENSORS:
-                pass
-            case "embed_dim":
-                facts = replace(facts, width=_positive(value, name))
-            case "num_heads":
-                facts = replace(facts, heads=_positive(value, name))
-            case "act_layer":
-                facts = replace(facts, gelu=_choice(value, name, ACTIVATIONS, "the activation"))
-            case "global_pool":
-                facts = replace(facts, pool=_choice(value, name, POOLS, "the pooling"))
-            case _ if name in ONLY_DEFAULT:
-                defaults, feature = ONLY_DEFAULT[name]
-                if not any(value == default and type(value) is type(default) for default in defaults):
-                    raise VitrailError(
-                        f"model_args in config.json has {name}={str(value)[:40]!r}: {feature}, which Vitrail's Vision "
-                        "Transformers do not have"
-                    )
-            case _:
-                raise VitrailError(
-                    f"model_args in config.json has {str(name)[:40]}={str(value)[:40]}, which Vitrail does not know"
-                )
-    return facts
-
-
-def _positive(value: Any, name: str) -> int:
-    if type(value) is not int or value < 1:
-        raise VitrailError(f"{name} in config.json must be a whole number above 0, got {str(value)[:40]!r}")
-    return value
-
-
-def _choice(value: Any, name: str, choices: Mapping[str, Any], what: str) -> Any:
-    if not isinstance(value, str) or value not in choices:
-        raise VitrailError(
-            f"{name} in config.json must be one of {', '.join(choices)}, got {str(value)[:40]!r}; {what} {str(value)[:40]} is "
-            "one that Vitrail's Vision Transformers do not have"
-        )
-    return choices[value]
