@@ -222,7 +222,7 @@ def wrap_read_errors(source: str | Path) -> Iterator[None]:
 def convert_foreign(raw: RawCheckpoint, path: Path, overrides: Overrides) -> ConvertedCheckpoint:
     """Convert another library's tensors to a model of ours."""
     for converter in CONVERTERS:
-        if converter.matches(raw.tensors):
+        if converter is huggingface if huggingface.names_family(raw.sidecar) else converter.matches(raw.tensors):
             empty = [name for name, tensor in raw.tensors.items() if not tensor.numel()]
             if empty:
                 raise VitrailError(f"{path} is damaged: {empty[0]} is empty")

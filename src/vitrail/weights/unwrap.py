@@ -31,7 +31,8 @@ WRAPPER_KEYS = (
 # The first tensor of a model in the names of each library, after a prefix.
 PATCH_PROJECTIONS = (
     r"(.*?)(?:patch_embed\.(?:proj|backbone\.(?:stem\.)?conv)|embeds\.proj)\.weight",
-    r"(.*?)(?:(?:vit|deit|dinov2|dinov2_with_registers|ijepa|beit|vision_model)\.)?embeddings\.patch_embeddings?(?:\.projection)?\.weight",
+    r"(.*?)(?:(?:vit|deit|dinov2|dinov2_with_registers|ijepa|beit|data2vec_vision|vision_model)\.)?"
+    r"embeddings\.patch_embed(?:dings?)?(?:\.projection)?\.weight",
     r"(.*?)conv_proj\.weight",
     r"(.*?)(?:visual\.)?class_embedding",
     r"(.*?)stem\.conv\.weight",

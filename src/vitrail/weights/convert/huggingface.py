@@ -13,7 +13,8 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.config import Gelu, ModelConfig, ViTConfig
 from vitrail.weights.convert import inspect
-from vitrail.weights.convert.huggingface_towers import FAMILIES, convert_tower
+from vitrail.weights.convert.huggingface_families import FAMILIES, MISSING_FEATURES
+from vitrail.weights.convert.huggingface_towers import convert_tower
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides, require_plain_vit, unsupported
 from vitrail.weights.convert.tensor_map import TensorMap, affine, concat, import_tensors, permute, position_table
 
@@ -29,12 +30,18 @@ NEW_TO_OLD_NAMES = [
     (r"(layers?\.\d+)\.mlp\.fc1\.", r"\1.intermediate.dense."),
     (r"(layers?\.\d+)\.mlp\.fc2\.", r"\1.output.dense."),
 ]
+PATCH_PROJECTION = re.compile(r"embeddings\.patch_embed(dings?)?(\.projection)?\.weight$")
 QKV_NAMES = {"q": "query", "k": "key", "v": "value"}
 
 
 def matches(names: Mapping[str, Tensor]) -> bool:
-    endings = ("embeddings.patch_embeddings.projection.weight", "embeddings.patch_embedding.weight")
-    return any(name.endswith(endings) for name in names)
+    return any(PATCH_PROJECTION.search(name) for name in names)
+
+
+def names_family(sidecar: Mapping[str, Any]) -> bool:
+    """Return whether config.json names a family that is known, whatever its tensors are named."""
+    model_type = sidecar.get("model_type")
+    return isinstance(model_type, str) and (model_type in FAMILIES or model_type in MISSING_FEATURES)
 
 
 def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], overrides: Overrides) -> ConvertedCheckpoint:
@@ -46,6 +53,8 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
         assert isinstance(tower.config, ViTConfig)
         preprocess = _tower_preprocess(sidecar, tower.config, FAMILIES[model_type].origin, tower.assumed)
         return replace(tower, preprocess=preprocess, class_names=_class_names(sidecar, tower.config.classes))
+    if isinstance(model_type, str) and model_type in MISSING_FEATURES:
+        raise VitrailError(f"{model_type} has {MISSING_FEATURES[model_type]}, which Vitrail's Vision Transformers do not have")
     if model_type not in MODEL_TYPES:
         supported = ", ".join(map(repr, (*MODEL_TYPES, *FAMILIES)))
         raise VitrailError(f"config.json describes a {str(model_type)[:60]!r}; of Hugging Face's, {supported} can be read")

@@ -42,8 +42,8 @@ def to_timm_names(file: Mapping[str, Tensor]) -> dict[str, Tensor]:
     renamed = {name: tensor for name, tensor in renamed.items() if not COMPUTED.search(name)}
     join_qkv(renamed)
     pack_gates(renamed)
-    _join_heads(renamed)
-    _fold_patches(renamed)
+    join_heads(renamed)
+    fold_patches(renamed)
     if "head.weight" in renamed and "head.bias" not in renamed and renamed["head.weight"].ndim == 2:
         renamed["head.bias"] = torch.zeros(renamed["head.weight"].shape[0])  # a projection
     return renamed
@@ -93,7 +93,7 @@ def _mask_key_bias(tensors: dict[str, Tensor]) -> None:
         tensors[name.removesuffix("_mask")] = torch.cat([bias.chunk(3)[0], bias.chunk(3)[2]])
 
 
-def _join_heads(tensors: dict[str, Tensor]) -> None:
+def join_heads(tensors: dict[str, Tensor]) -> None:
     """Join the two heads of a distilled DeiT, whose logits are averaged, to one head on both tokens."""
     if "head_dist.weight" not in tensors or "head.weight" not in tensors or "reg_token" not in tensors:
         return
@@ -104,7 +104,7 @@ def _join_heads(tensors: dict[str, Tensor]) -> None:
         tensors[f"head.{part}"] = torch.cat([head / 2 for head in heads], dim=1) if part == "weight" else sum(heads) / 2
 
 
-def _fold_patches(tensors: dict[str, Tensor]) -> None:
+def fold_patches(tensors: dict[str, Tensor]) -> None:
     """Give the patch projection of models that take patches as vectors, channels last, the axes of a convolution."""
     weight, table = tensors.get("patch_embed.proj.weight"), tensors.get("pos_embed")
     if weight is not None and weight.ndim == 2:
