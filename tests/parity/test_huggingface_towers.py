@@ -137,7 +137,7 @@ def test_an_image_processor_that_crops_to_another_size_is_said(tmp_path: Path) -
         ({"num_attention_heads": None}, "num_attention_heads"),
         ({"layer_norm_eps": "x"}, "layer_norm_eps"),
         ({"image_size": [1, 2, 3]}, "image_size"),
-        ({"model_type": "swin"}, "describes a 'swin'"),
+        ({"model_type": "convnext"}, "describes a 'convnext'"),
     ],
     ids=str,
 )

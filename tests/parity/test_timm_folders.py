@@ -21,7 +21,8 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.transforms import resize_and_crop
 from vitrail.errors import VitrailError
 from vitrail.models.config import ViTConfig
-from vitrail.weights.convert.timm_architectures import ARCHITECTURES, KNOWN_ARGUMENTS
+from vitrail.weights.convert.timm_architectures import ARCHITECTURES, Architecture
+from vitrail.weights.convert.timm_arguments import KNOWN_ARGUMENTS
 from vitrail.weights.load import load
 from vitrail.weights.save import save
 from vitrail.weights.verify import verify
@@ -89,7 +90,7 @@ def test_what_no_tensor_shows_is_read(case: str, tmp_path: Path) -> None:
 
 
 def test_the_table_of_architectures_is_timms() -> None:
-    """Width, heads, activation, epsilon, pooling and the place of the norms of every architecture, by building it."""
+    """Width, heads, activation, epsilon, pooling, rotary positions and the place of the norms, by building every architecture."""
     timm = reference_library("timm")
     gelus = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick"}
     pools = {"token": "cls", "avg": "gap", "map": "map"}
@@ -99,21 +100,52 @@ def test_the_table_of_architectures_is_timms() -> None:
         with torch.device("meta"):
             model = timm.create_model(name, depth=1)
         block: Any = model.blocks[0]
-        eps = next(module.eps for module in model.modules() if isinstance(module, nn.LayerNorm))
-        expected = (model.embed_dim, block.attn.num_heads, eps, pools[model.global_pool])
-        assert (facts.width, facts.heads, facts.norm_eps, facts.pool) == expected, name
+        eps = block.norm1.eps
+        pool = "cls+register" if hasattr(model, "head_dist") else pools[model.global_pool]
+        assert (facts.width, facts.heads, facts.norm_eps, facts.pool) == (model.embed_dim, block.attn.num_heads, eps, pool), (
+            name
+        )
         activation = type(block.mlp.act).__name__
-        assert ("SiLU" if facts.gated else facts.gelu) == gelus.get(activation, activation), name
-        assert (facts.norm == "branch") == (type(block).__name__ == "ResPostBlock"), name
+        assert (
+            activation == "SiLU" if hasattr(block.mlp, "fc1_g") or facts.gated else facts.gelu == gelus.get(activation, "exact")
+        )
+        ends = type(block).__name__ in ("ResPostBlock", "ResPostRelPosBlock", "EvaBlockPostNorm")
+        assert (facts.norm == "branch") == ends, name
+        assert _rotary_of(facts) == _rotary_of_timm(model), name
+        pooling = getattr(model, "attn_pool", None)
+        if pooling is not None:
+            reads_prefix = getattr(model, "pool_include_prefix", type(model).__name__ == "Eva")
+            assert (facts.pool_heads or facts.heads, facts.pool_prefix) == (pooling.num_heads, reads_prefix), name
+
+
+def _rotary_of(facts: Architecture) -> tuple[Any, ...] | None:
+    """Return base, coordinates, offset, reference grid and the order of the channels of our rotary positions."""
+    if facts.rotary is None:
+        return None
+    rotary = facts.rotary
+    return rotary.mixed, rotary.base, rotary.coordinates, rotary.offset, facts.rotary_grid, facts.rotary_channels
+
+
+def _rotary_of_timm(model: Any) -> tuple[Any, ...] | None:
+    rope = getattr(model, "rope", None)
+    if rope is None:
+        return None
+    kind, order = type(rope).__name__, {"ij": "rows-first", "xy": "columns-first"}[rope.grid_indexing]
+    if kind == "RotaryEmbeddingDinoV3":
+        assert (rope.rotate_half, model.blocks[0].attn.rotate_half, rope.normalize_coords) == (True, True, "separate")
+        return False, rope.temperature, "normalised", rope.grid_offset, None, "halves"
+    if kind == "RotaryEmbeddingMixed":
+        return True, rope.temperature, "index", 0.0, None, order
+    grid = None if rope.ref_feat_shape is None else tuple(rope.ref_feat_shape)
+    return False, rope.temperature, "scaled" if grid else "index", rope.grid_offset, grid, order
 
 
 REFUSED: dict[str, tuple[str, str]] = {
-    "vit_small_patch16_rope_ape_224": ("vit_small_patch16_rope_ape_224", "rotary positions"),
     "parallel": ("vit_small_patch16_18x2_224", "parallel blocks"),
-    "relative": ("vit_relpos_small_patch16_224", "relative position bias"),
-    "distilled": ("deit_tiny_distilled_patch16_224", "two heads"),
-    "RMSNorm": ("test_vit4", "RMSNorm"),
-    "prefix": ("test_vit3", "pooling over the prefix tokens"),
+    "differential": ("vit_dwee_patch16_reg1_gap_256", "differential attention"),
+    "grouped": ("vit_base_patch16_sapiens2", "grouped-query attention"),
+    "factorised": ("naflexvit_base_patch16_parfac_gap", "a factorised position table"),
+    "batch norm": ("vit_base_resnet50d_224", "batch norm"),
     "unknown": ("vit_base_patch16_of_tomorrow", "must be one that Vitrail knows"),
     "another family": ("swin_tiny_patch4_window7_224", "this family"),
 }
@@ -131,17 +163,15 @@ def test_an_architecture_is_refused_by_the_feature_that_is_missing(case: str, tm
     ("architecture", "feature"),
     [
         ("vit_small_patch16_rope_ape_224", "rotary positions"),
-        ("vit_small_patch16_rope_mixed_ape_224", "rotary positions"),
         ("vit_base_patch16_rpn_224", "its norms precede or end the branches"),
         ("vit_small_patch16_18x2_224", "parallel blocks"),
         ("vit_relpos_small_patch16_224", "relative position bias"),
         ("eva02_tiny_patch14_224", "gated MLP"),
-        ("vit_small_patch16_dinov3", "rotary or relative"),
+        ("vit_small_patch16_dinov3", "its positions are rotary, and no tensor shows of which kind"),
         ("vit_pe_core_tiny_patch16_384", "rotary positions"),
         ("test_vit3", "reads the registers"),
         ("test_vit4", "RMSNorm"),
         ("vit_small_resnet26d_224", "batch norm"),
-        ("deit_tiny_distilled_patch16_224", "two heads"),
     ],
 )
 def test_a_bare_file_is_refused_by_the_feature_that_is_missing(architecture: str, feature: str, tmp_path: Path) -> None:
@@ -154,15 +184,35 @@ def test_a_bare_file_is_refused_by_the_feature_that_is_missing(architecture: str
 
 
 @pytest.mark.parametrize(
+    "architecture",
+    [
+        "deit_tiny_distilled_patch16_224",
+        "vit_small_patch16_rope_mixed_224",
+        "vit_small_patch16_rope_mixed_ape_224",
+        "beit_base_patch16_224",
+    ],
+)
+def test_a_bare_file_whose_tensors_show_all_is_read(architecture: str, tmp_path: Path) -> None:
+    theirs = build_timm(architecture, **SMALL)
+    save_file(theirs.state_dict(), tmp_path / "bare.safetensors")
+    images = small_images()
+    with torch.inference_mode():
+        ours = load(tmp_path / "bare.safetensors", heads=3, image=24)
+        assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
     ("args", "message"),
     [
         ({"act_layer": "relu"}, "the activation relu"),
         ({"act_layer": "silu"}, "the activation silu"),
         ({"norm_layer": "rmsnorm"}, "another norm than layer norm"),
-        ({"pool_include_prefix": True}, "pooling over the prefix tokens"),
         ({"global_pool": "avgmax"}, "the pooling avgmax"),
         ({"global_pool": ""}, "global_pool in config.json"),
-        ({"scale_mlp_norm": True}, "a norm inside the MLP"),
+        ({"scale_mlp_norm": True}, "scale_mlp_norm=True, but the weights have scale_mlp_norm=False"),
+        ({"num_kv_heads": 1}, "grouped-query attention"),
+        ({"rope_type": "mrope", "use_rot_pos_emb": True}, "use_rot_pos_emb=True"),
+        ({"pool_include_prefix": True}, "an average over the prefix tokens"),
         ({"dynamic_img_pad": True}, "padded to whole patches"),
         ({"block_fn": "ParallelThingsBlock"}, "another kind of block"),
         ({"use_rot_pos_emb": True}, "use_rot_pos_emb=True"),
@@ -184,10 +234,16 @@ def test_every_argument_is_read_or_refused(args: dict[str, Any], message: str, t
 def test_every_argument_of_timms_model_is_known(tmp_path: Path) -> None:
     """An argument that a later timm adds is refused until it is read; today all of them are one or the other."""
     reference_library("timm")
-    model = import_module("timm.models.vision_transformer").VisionTransformer
+    classes = {
+        "vision_transformer": "VisionTransformer",
+        "eva": "Eva",
+        "beit": "Beit",
+        "vision_transformer_relpos": "VisionTransformerRelPos",
+    }
     theirs = build_timm("vit_base_patch16_224", **SMALL)
-    for name in inspect.signature(model).parameters:
-        assert name in KNOWN_ARGUMENTS
+    for module, name in classes.items():
+        arguments = set(inspect.signature(getattr(import_module(f"timm.models.{module}"), name)).parameters)
+        assert arguments <= KNOWN_ARGUMENTS, arguments - KNOWN_ARGUMENTS
     with pytest.raises(VitrailError, match="which Vitrail does not know"):
         load(write_folder(theirs, tmp_path, "vit_base_patch16_224", **SMALL, of_tomorrow=1))
 
@@ -229,6 +285,9 @@ def test_an_image_size_that_the_patches_do_not_divide_is_kept(tmp_path: Path) ->
         ("vit_small_patch14_dinov2", 0.485, 0.875),
         ("vit_base_patch16_siglip_gap_224", 0.5, 1.0),
         ("vit_base_patch16_224", 0.5, 0.9),
+        ("vit_small_patch16_dinov3", 0.485, 1.0),
+        ("vit_pe_core_base_patch16_224", 0.5, 1.0),
+        ("eva02_base_patch14_224", 0.48145466, 1.0),
     ],
 )
 def test_a_known_architecture_without_preprocessing_has_its_origins(

@@ -223,7 +223,7 @@ def test_our_own_recipes_pooling_is_saved_in_the_metadata(tmp_path: Path) -> Non
         ({"decoder_num_attention_heads": 5}, "masking.decoder_width must be a multiple of 4 and of masking.decoder_heads"),
         ({"mask_ratio": 0}, "masking.mask_ratio must be above 0"),
         ({"mask_ratio": 0.999}, "masks 25 of 25 patches"),
-        ({"model_type": "swin"}, "of Hugging Face's, 'vit', 'vit_mae',"),
+        ({"model_type": "convnext"}, "of Hugging Face's, 'vit', 'vit_mae',"),
     ],
 )
 def test_an_invalid_config_json_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class MixedRotary(Rotary):
         self.frequencies.data = torch.stack([directions.sin(), directions.cos()]) * magnitude.repeat(2)
 
     def _pair_angles(self, rows: Float[Tensor, " n"], columns: Float[Tensor, " n"]) -> Float[Tensor, "h n f"]:
-        return einsum(torch.stack([rows, columns]), self.frequencies.float(), "axis n, axis h f -> h n f")
+        return einsum(torch.stack([rows, columns]), self.frequencies.float(), "two n, two h f -> h n f")
 
 
 def place_on_axis(

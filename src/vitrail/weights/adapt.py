@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from vitrail.errors import VitrailError
 from vitrail.layers.position import PositionResize, resize_table
+from vitrail.layers.relative_bias import resize_offsets
 from vitrail.models.config import ModelConfig, Pair, ResNetConfig, ViTConfig, check_image_size, format_size
 
 
@@ -56,24 +57,24 @@ def _resize_positions(
     config: ViTConfig, state: dict[str, Tensor], image: Pair, rule: PositionResize, changes: WeightChanges
 ) -> ViTConfig:
     check_image_size(config, image)
-    new = replace(config, image=image, position_grid=None) if config.position_grid else replace(config, image=image)
+    new = replace(config, image=image, position_grid=None)
     old_grid = _table_grid(config, state)
-    if new.grid == old_grid and config.position_grid is None:
-        return new
-    if config.position == "relative":
+    if config.position == "relative" and new.grid != old_grid:
         raise VitrailError(
             f"relative positions are offsets on one fixed grid and cannot be resized; keep image={format_size(config.image)}"
         )
-    if config.position == "rotary" or config.position.startswith("sincos"):
+    if config.uses_position_grid:
         original_grid = config.position_grid or config.grid
-        changes.resized.append(
-            f"positions: {config.position} of {format_size(original_grid)} interpolated to {format_size(new.grid)}"
-        )
-        return replace(new, position_grid=None if original_grid == new.grid else original_grid)
-    for name in [name for name in state if name.startswith("positions.")]:
-        table = _resize_position_tensor(name, state[name], new.grid, rule)
+        new = replace(new, position_grid=None if original_grid == new.grid else original_grid)
+        if new.grid != config.grid or config.position_grid:
+            kind = "rotary" if config.rotation else config.position
+            changes.resized.append(f"positions: {kind} of {format_size(original_grid)} interpolated to {format_size(new.grid)}")
+    if new.grid == old_grid:
+        return new
+    for name in [name for name in state if name.startswith(("positions.", "relative_bias."))]:
+        table = _resize_position_tensor(name, state[name], new, rule)
         if table is not state[name]:
-            changes.resized.append(f"{name}: {_format_grid(state[name])} to {_format_grid(table)} as in {rule}")
+            changes.resized.append(f"{name}: {_format_grid(name, state[name])} to {_format_grid(name, table)} as in {rule}")
             state[name] = table
     return new
 
@@ -84,12 +85,18 @@ def _table_grid(config: ViTConfig, state: dict[str, Tensor]) -> Pair:
     if table is not None:
         return (table.shape[0], table.shape[1])
     rows, columns = state.get("positions.0.table.rows"), state.get("positions.0.table.columns")
-    return config.grid if rows is None or columns is None else (rows.shape[0], columns.shape[0])
+    if rows is not None and columns is not None:
+        return (rows.shape[0], columns.shape[0])
+    offsets = state.get("relative_bias.0.table")
+    return config.grid if offsets is None else ((offsets.shape[1] + 1) // 2, (offsets.shape[2] + 1) // 2)
 
 
-def _resize_position_tensor(name: str, tensor: Tensor, grid: Pair, rule: PositionResize) -> Tensor:
+def _resize_position_tensor(name: str, tensor: Tensor, config: ViTConfig, rule: PositionResize) -> Tensor:
+    grid = config.grid
     match name.rpartition(".")[2]:
-        case "weight":
+        case "table" if config.relative_bias:
+            return resize_offsets(tensor, grid, config.relative_bias.resize)
+        case "weight" if name.startswith("positions."):
             return resize_table(tensor, grid, rule)
         case "rows":
             return resize_table(tensor[:, None], (grid[0], 1), rule)[:, 0] if len(tensor) != grid[0] else tensor
@@ -98,13 +105,13 @@ def _resize_position_tensor(name: str, tensor: Tensor, grid: Pair, rule: Positio
     return tensor  # the rows of the prefix tokens are unchanged
 
 
-def _format_grid(tensor: Tensor) -> str:
-    return format_size(tuple(tensor.shape[:-1]))
+def _format_grid(name: str, tensor: Tensor) -> str:
+    return format_size(tuple(tensor.shape[1:] if name.startswith("relative_bias.") else tensor.shape[:-1]))
 
 
 def _change_patch(config: ModelConfig, state: dict[str, Tensor], patch: Pair, changes: WeightChanges) -> ModelConfig:
-    if not isinstance(config, ViTConfig) or config.stem:
-        raise VitrailError("the patch size can be changed only for a Vision Transformer without a stem")
+    if not isinstance(config, ViTConfig) or config.stem or config.patch_norm == "both":
+        raise VitrailError("the patch size can be changed only for a Vision Transformer without a stem or norm of its pixels")
     if patch == config.patch:
         return config
     if min(patch) < 1 or max(patch) > 2**12:
@@ -116,12 +123,8 @@ def _change_patch(config: ModelConfig, state: dict[str, Tensor], patch: Pair, ch
         f"{name}: patches of {format_size(config.patch)} to {format_size(patch)} by pseudo-inverse resampling"
     )
     image = (grid[0] * patch[0], grid[1] * patch[1])
-    return replace(config, patch=patch, image=image, position_grid=config.position_grid or _fixed_grid(config))
-
-
-def _fixed_grid(config: ViTConfig) -> Pair | None:
-    is_fixed = config.position == "rotary" or config.position.startswith("sincos")
-    return config.grid if is_fixed else None
+    fixed_grid = config.grid if config.uses_position_grid else None
+    return replace(config, patch=patch, image=image, position_grid=config.position_grid or fixed_grid)
 
 
 def resample_patch(weight: Float[Tensor, "d c p q"], patch: Pair) -> Float[Tensor, "d c r s"]:

@@ -22,7 +22,17 @@ from vitrail.tasks.task import Task
 from vitrail.weights import hub
 from vitrail.weights.adapt import WeightChanges, adapt
 from vitrail.weights.catalogue import find_published
-from vitrail.weights.convert import huggingface, official, open_clip, timm, torchvision
+from vitrail.weights.convert import (
+    aimv2,
+    huggingface,
+    mmpretrain,
+    official,
+    open_clip,
+    perception_encoder,
+    timm,
+    torchvision,
+    vit_pytorch,
+)
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
 from vitrail.weights.convert.tensor_map import import_tensors
 from vitrail.weights.model_folder import (
@@ -36,7 +46,8 @@ from vitrail.weights.model_folder import (
 )
 from vitrail.weights.read_file import RawCheckpoint, own_copy, read_file
 
-CONVERTERS = (official, timm, huggingface, torchvision, open_clip)
+# The Perception Encoder before CLIP, whose names it has.
+CONVERTERS = (official, timm, huggingface, torchvision, perception_encoder, open_clip, aimv2, mmpretrain, vit_pytorch)
 logger = logging.getLogger("vitrail")
 
 
@@ -223,7 +234,8 @@ def convert_foreign(raw: RawCheckpoint, path: Path, overrides: Overrides) -> Con
     """Convert another library's tensors to a model of ours."""
     for converter in CONVERTERS:
         if converter is huggingface if huggingface.names_family(raw.sidecar) else converter.matches(raw.tensors):
-            empty = [name for name, tensor in raw.tensors.items() if not tensor.numel()]
+            may_be_empty = getattr(converter, "MAY_BE_EMPTY", ())
+            empty = [name for name, tensor in raw.tensors.items() if not tensor.numel() and name not in may_be_empty]
             if empty:
                 raise VitrailError(f"{path} is damaged: {empty[0]} is empty")
             checkpoint = _from_metadata(converter, raw, overrides) or converter.convert_checkpoint(
@@ -256,7 +268,7 @@ def read_own(path: Path, overrides: Overrides) -> ConvertedCheckpoint:
 
 def _from_metadata(converter: Any, raw: RawCheckpoint, overrides: Overrides) -> ConvertedCheckpoint | None:
     """Read a file by the metadata that our own ``save`` wrote into it; return None if it has none."""
-    if "model" not in raw.vitrail_metadata:
+    if "model" not in raw.vitrail_metadata or not hasattr(converter, "tensor_maps"):  # of a format that is never written
         return None
     config = parse_value(raw.vitrail_metadata["model"], ModelConfig, "model")
     _check_overrides(config, overrides)

@@ -21,6 +21,7 @@ WRAPPER_KEYS = (
     "model_state_dict",
     "module",
     "params",
+    "weights",
     "ema",
     "model_ema",
     "net",
@@ -34,11 +35,14 @@ PATCH_PROJECTIONS = (
     r"(.*?)(?:(?:vit|deit|dinov2|dinov2_with_registers|ijepa|beit|data2vec_vision|vision_model)\.)?"
     r"embeddings\.patch_embed(?:dings?)?(?:\.projection)?\.weight",
     r"(.*?)conv_proj\.weight",
-    r"(.*?)(?:visual\.)?class_embedding",
+    r"(.*?)(?:visual\.)?(?:class_embedding|ln_pre\.weight)",
     r"(.*?)stem\.conv\.weight",
+    r"(.*?)patch_embed\.projection\.weight",  # mmpretrain's
+    r"(.*?)to_patch_embedding\.1\.weight",  # vit-pytorch's
+    r"(.*?)preprocessor\.patchifier\.proj\.weight",  # AIMv2's
 )
 # Of several models in one file, the one that its project evaluates.
-PREFERRED_PREFIXES = ("teacher.", "target_encoder.", "base_encoder.", "encoder_q.", "ema.")
+PREFERRED_PREFIXES = ("teacher.", "teacher_backbone.", "target_encoder.", "base_encoder.", "encoder_q.", "ema.")
 HEADS = ("head.", "heads.", "classifier.", "linear_head.")
 MODULE_PREFIXES = ("module.", "backbone.", "model.", "_orig_mod.", "net.")  # in files without a patch projection
 

@@ -14,6 +14,7 @@ from vitrail.models.config import Gelu, ModelConfig, Pair, Pool, ViTConfig, form
 from vitrail.models.variants import SIZES
 
 Origin = Literal["vitrail", "official", "timm", "huggingface", "torchvision"]
+ReadOrigin = Origin | Literal["open_clip", "perception_encoder", "aimv2", "mmpretrain", "vit_pytorch"]  # not written
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Overrides:
 class ConvertedCheckpoint:
     """The model of a checkpoint file, with our tensor names."""
 
-    origin: Origin | Literal["open_clip"]
+    origin: ReadOrigin
     config: ModelConfig
     state: dict[str, Tensor]
     unused: list[str]  # tensors of the file that the model does not have

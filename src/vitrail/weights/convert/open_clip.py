@@ -1,6 +1,5 @@
 """Convert the image tower of CLIP in the names of OpenAI's code, which open_clip shares, by renaming to timm's names."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +11,8 @@ from vitrail.errors import VitrailError
 from vitrail.models.config import Gelu, Pair, ViTConfig
 from vitrail.weights.convert import inspect
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
+from vitrail.weights.convert.rename import convert_renamed, refuse_unknown, rename
 from vitrail.weights.convert.timm_architectures import Architecture
-from vitrail.weights.convert.timm_vit import convert_vit
 
 RENAMES = [
     (r"^visual\.", ""),
@@ -41,24 +40,19 @@ def matches(names: Mapping[str, Tensor]) -> bool:
 
 
 def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], overrides: Overrides) -> ConvertedCheckpoint:
-    whole = "visual.class_embedding" in file
-    image_tower = {name: tensor for name, tensor in file.items() if name.startswith("visual.") or not whole}
-    unused = [name for name in file if name not in image_tower]
-    unknown = [name for name in unused if not name.startswith(TEXT_TOWER) and name not in OPENAI_ENTRIES]
-    if unknown:
-        raise VitrailError(f"the file has {', '.join(unknown[:4])}, which neither tower of CLIP has")
+    image_tower, unused = split_towers(file)
     assumed: list[str] = []
     config_file = sidecar.get("open_clip")
     model_cfg = config_file.get("model_cfg", {}) if isinstance(config_file, dict) else {}
     fields = _vision_fields(model_cfg)
-    tensors = _to_timm(image_tower)
-    if "proj" in tensors:
-        projection = tensors.pop("proj")
-        tensors["head.weight"], tensors["head.bias"] = projection.T, torch.zeros(projection.shape[-1])
+    tensors = to_timm(image_tower)
+    for name, theirs in (("norm.weight", "ln_post.weight"), ("pos_embed", "positional_embedding")):
+        if name not in tensors:
+            raise VitrailError(f"the file lacks {theirs}, which every CLIP tower has")
+    move_projection(tensors)
     facts = Architecture(heads=_heads(fields, overrides), gelu=_gelu(file, model_cfg, overrides), norm_eps=1e-5)
-    config, state, others = convert_vit(tensors, facts, _image_size(fields), overrides, assumed)
-    if others:
-        raise VitrailError(f"the file has {', '.join(others[:4])}, which Vitrail's Vision Transformers do not have")
+    config, state, others = convert_renamed(tensors, facts, overrides, assumed, _image_size(fields))
+    refuse_unknown(others)
     preprocess = _preprocess(config_file, config, assumed)
     return ConvertedCheckpoint("open_clip", config, state, unused, assumed, preprocess)
 
@@ -75,17 +69,34 @@ def _vision_fields(model_cfg: Any) -> Mapping[str, Any]:
     return fields
 
 
-def _to_timm(file: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    tensors = {}
-    for name, tensor in file.items():
-        renamed = name
-        for theirs, ours in RENAMES:
-            renamed = re.sub(theirs, ours, renamed)
-        tensors[renamed] = tensor
+def split_towers(file: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors of the image tower, and the names of the others, which must be of the text tower."""
+    whole = any(name.startswith("visual.") for name in file)
+    image_tower = {name: tensor for name, tensor in file.items() if name.startswith("visual.") or not whole}
+    unused = [name for name in file if name not in image_tower]
+    unknown = [name for name in unused if not name.startswith(TEXT_TOWER) and name not in OPENAI_ENTRIES]
+    if unknown:
+        raise VitrailError(f"the file has {', '.join(unknown[:4])}, which neither tower of CLIP has")
+    return image_tower, unused
+
+
+def to_timm(file: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the image tower in timm's names, with its axes."""
+    tensors = rename(file, RENAMES)
     for name, axes in (("cls_token", 1), ("pos_embed", 2)):
         if name in tensors and tensors[name].ndim == axes:
             tensors[name] = tensors[name].reshape(*(1,) * (3 - axes), *tensors[name].shape)
     return tensors
+
+
+def move_projection(tensors: dict[str, Tensor]) -> None:
+    """Make the projection to the space of both towers the head, with a bias of zeros."""
+    if "proj" not in tensors:
+        return
+    projection = tensors.pop("proj")
+    if projection.ndim != 2:
+        raise VitrailError(f"proj must have 2 axes, got {list(projection.shape)}")
+    tensors["head.weight"], tensors["head.bias"] = projection.T, torch.zeros(projection.shape[1])
 
 
 def _heads(fields: Mapping[str, Any], overrides: Overrides) -> int | None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitrail.errors import VitrailError
-from vitrail.models.config import RotaryConfig, ViTConfig
+from vitrail.models.config import ViTConfig
 from vitrail.weights.convert.timm_architectures import ACTIVATIONS, POOLS, Architecture
 
 # Arguments that matter only in training or for another image size than the model's own, or say how tensors are stored.
@@ -110,11 +110,12 @@ def _apply_rotary_args(facts: Architecture, args: Mapping[str, Any]) -> Architec
     """Apply the arguments of rotary positions, whose meaning depends on their type."""
     if not _boolean(args.get("use_rot_pos_emb", facts.rotary is not None), "use_rot_pos_emb"):
         return replace(facts, rotary=None, rotary_grid=None)
-    rotary, grid, channels = (
-        facts.rotary or RotaryConfig(base=10_000, coordinates="scaled"),
-        facts.rotary_grid,
-        facts.rotary_channels,
-    )
+    if facts.rotary is None:
+        raise VitrailError(
+            "model_args in config.json has use_rot_pos_emb=True, but its architecture has no rotary positions; try "
+            "architecture eva02_base_patch14_224"
+        )
+    rotary, grid, channels = facts.rotary, facts.rotary_grid, facts.rotary_channels
     if "rope_type" in args:
         coordinates = _choice(args["rope_type"], "rope_type", ROPE_TYPES, "the rotary type")
         rotary = replace(rotary, mixed=args["rope_type"] == "mixed", coordinates=coordinates)

@@ -20,6 +20,7 @@ from vitrail.weights.convert import inspect
 from vitrail.weights.convert.inspect import Overrides
 from vitrail.weights.convert.timm_architectures import Architecture
 from vitrail.weights.convert.timm_arguments import apply_model_args
+from vitrail.weights.convert.timm_names import has_rms_norms
 from vitrail.weights.convert.timm_vit import has_gated_mlp
 
 ADVICE = "put a config.json with its timm architecture next to it"
@@ -32,7 +33,7 @@ def bare_origin(file: Mapping[str, Tensor], tensors: Mapping[str, Tensor], sidec
         return "DINOv3"
     if any(name.endswith("rope.freqs_cos") for name in file):
         return "EVA-02"
-    if "freqs" in file:
+    if "rope.freqs" in tensors:
         return "RoPE-ViT"
     if any("relative_position_bias_table" in name for name in file):
         return "BEiT"
@@ -81,6 +82,11 @@ def bare_facts(
 def check_bare(file: Mapping[str, Tensor], tensors: Mapping[str, Tensor], overrides: Overrides, origin: str) -> None:
     """Refuse files whose tensors several architectures have that compute different things."""
     has_rotary = origin in ("DINOv3", "EVA-02", "RoPE-ViT")
+    if any(".rel_pos.mlp." in name or name.startswith("shared_rel_pos.mlp.") for name in tensors):
+        raise VitrailError(
+            "the file has a relative position bias of timm's own, and does not show if its norms precede or end the branches; "
+            f"{ADVICE}"
+        )
     if "pos_embed" not in tensors and not has_rotary and origin != "BEiT":
         raise VitrailError(
             "the file has no position table pos_embed: its positions are rotary, and no tensor shows of which kind; " + ADVICE
@@ -104,12 +110,10 @@ def check_bare(file: Mapping[str, Tensor], tensors: Mapping[str, Tensor], overri
         raise VitrailError(
             f"the file has no bias of q, k and v, and does not show if its norms precede or end the branches; {ADVICE}"
         )
-    if "blocks.0.norm1.bias" not in tensors:
+    if has_rms_norms(tensors):
         raise VitrailError(f"the file has RMSNorms, and does not show their epsilon; {ADVICE}")
     if "blocks.0.attn.norm.weight" in tensors and origin != "EVA-02":
         raise VitrailError(f"the file has a norm inside attention, and does not show its epsilon or its positions; {ADVICE}")
-    if any(".rel_pos.mlp." in name or name.startswith("shared_rel_pos.mlp.") for name in tensors):
-        raise VitrailError(f"the file does not show if its norms precede or end the branches; {ADVICE}")
     if origin == "CLIP" and overrides.gelu is None:
         raise VitrailError(
             "the file is a CLIP tower and does not show its GELU; give gelu='quick' (OpenAI, DFN) or gelu='exact' (LAION)"

@@ -105,12 +105,18 @@ def join_heads(tensors: dict[str, Tensor]) -> None:
 
 
 def fold_patches(tensors: dict[str, Tensor]) -> None:
-    """Give the patch projection of models that take patches as vectors, channels last, the axes of a convolution."""
+    """Give the tensors of a model that takes patches as vectors, channels last, the axes of a convolution and of a sequence."""
     weight, table = tensors.get("patch_embed.proj.weight"), tensors.get("pos_embed")
-    if weight is not None and weight.ndim == 2:
-        side = round((weight.shape[1] / 3) ** 0.5)
-        if 3 * side**2 != weight.shape[1]:
-            raise VitrailError(f"patch_embed.proj.weight must be of square patches with 3 channels, got {list(weight.shape)}")
-        tensors["patch_embed.proj.weight"] = weight.reshape(-1, side, side, 3).permute(0, 3, 1, 2)
+    if weight is None or weight.ndim != 2:
+        return
+    side = round((weight.shape[1] / 3) ** 0.5)
+    if 3 * side**2 != weight.shape[1]:
+        raise VitrailError(f"patch_embed.proj.weight must be of square patches with 3 channels, got {list(weight.shape)}")
+    tensors["patch_embed.proj.weight"] = weight.reshape(-1, side, side, 3).permute(0, 3, 1, 2)
     if table is not None and table.ndim == 4:
         tensors["pos_embed"] = table.flatten(1, 2)
+
+
+def has_rms_norms(tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether no norm of a block has a bias."""
+    return not any(re.fullmatch(r"blocks\.\d+\.norm[12]\.bias", name) for name in tensors)

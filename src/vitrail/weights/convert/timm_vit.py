@@ -19,6 +19,7 @@ from vitrail.weights.convert.inspect import Overrides
 from vitrail.weights.convert.tensor_map import TensorMap, affine, copy, import_tensors, permute, position_table
 from vitrail.weights.convert.timm_architectures import Architecture, RotaryChannels
 from vitrail.weights.convert.timm_convolutions import infer_stem, stem_maps, stem_root
+from vitrail.weights.convert.timm_names import has_rms_norms
 
 OFFSETS = "relative_position_bias_table"
 POOL_NAMES = {"q": "q", "kv": "kv", "proj": "out", "norm": "norm", "mlp.fc1": "mlp.up", "mlp.fc2": "mlp.down"}
@@ -89,7 +90,7 @@ def infer_vit(
         mlp_kind="swiglu" if has_gated_mlp(file) else "gelu",
         rotary=facts.rotary,
         relative_bias=_infer_relative_bias(file, facts),
-        norm_kind="layer" if "blocks.0.norm1.bias" in file else "rms",
+        norm_kind="rms" if has_rms_norms(file) else "layer",
         patch_norm=_infer_patch_norm(file),
         attention_norm="blocks.0.attn.norm.weight" in file,
         mlp_norm="blocks.0.mlp.norm.weight" in file,

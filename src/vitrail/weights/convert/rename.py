@@ -1,0 +1,44 @@
+"""Rename the tensors of other projects to timm's names, and convert them from there."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import Tensor
+
+from vitrail.errors import VitrailError
+from vitrail.models.config import Pair, ViTConfig
+from vitrail.weights.convert.inspect import Overrides
+from vitrail.weights.convert.timm_architectures import Architecture
+from vitrail.weights.convert.timm_vit import convert_vit
+
+
+def rename(file: Mapping[str, Tensor], rules: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
+    """Apply regular expressions to every name, each in turn; refuse a file of which two names become one."""
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in file.items():
+        renamed = name
+        for theirs, timms in rules:
+            renamed = re.sub(theirs, timms, renamed)
+        if renamed in tensors:
+            raise VitrailError(f"the file has {name} and another tensor of the same meaning; it is ambiguous which to use")
+        tensors[renamed] = tensor
+    return tensors
+
+
+def convert_renamed(
+    tensors: Mapping[str, Tensor], facts: Architecture, overrides: Overrides, assumed: list[str], size: Pair | None = None
+) -> tuple[ViTConfig, dict[str, Tensor], list[str]]:
+    """Convert tensors in the names of timm; an error about a missing one says so, because the file has other names."""
+    try:
+        return convert_vit(tensors, facts, size, overrides, assumed)
+    except VitrailError as error:
+        if not str(error).startswith("the file lacks "):
+            raise
+        raise VitrailError(f"{error} (in the names of timm, to which those of the file were changed)") from None
+
+
+def refuse_unknown(names: Iterable[str]) -> None:
+    """Refuse tensors that no part of the model has: it would compute something else."""
+    unknown = list(names)
+    if unknown:
+        raise VitrailError(f"the file has {', '.join(unknown[:4])}, which Vitrail's Vision Transformers do not have")
