@@ -20,9 +20,10 @@ from vitrail.models.build import build_on_meta
 from vitrail.models.config import ViTConfig
 from vitrail.models.cost import cost
 from vitrail.models.variants import SIZES
-from vitrail.weights.catalogue import CATALOGUE, FAMILIES, UNSURE, PublishedModel
+from vitrail.weights.catalogue import CATALOGUE
 from vitrail.weights.convert.inspect import Overrides
 from vitrail.weights.load import check_shapes, convert_foreign, load
+from vitrail.weights.published_models import APPLE, DINOV3_LICENCE, FAMILIES, UNSURE, PublishedModel
 from vitrail.weights.read_file import RawCheckpoint
 from vitrail.weights.unwrap import strip_prefix
 
@@ -94,8 +95,18 @@ def test_the_repository_would_load(row: PublishedModel, tmp_path: Path) -> None:
     at_row = replace(converted.config, image=row.config.image)
     assert at_row == row.config
     read = sum(tensor.numel() for name, tensor in tensors.items() if not UNREAD.search(name))
-    bias = row.classes if "visual_projection.weight" in tensors else 0  # CLIP's projection has none, our head one of zeros
-    assert cost(converted.config).parameters == read + bias
+    assert cost(converted.config).parameters == read + _difference(row, tensors, converted.config)
+
+
+def _difference(row: PublishedModel, tensors: dict[str, Tensor], config: ViTConfig) -> int:
+    """Return how many parameters ours has more than theirs."""
+    if "visual_projection.weight" in tensors:
+        return row.classes  # CLIP's projection has no bias, our head one of zeros
+    if "head_dist.bias" in tensors:
+        return -row.classes  # the biases of a distilled model's two heads are one
+    if "embeds.pos_embed" in tensors:
+        return config.patches * config.width - tensors["embeds.pos_embed"].numel()  # resized to the row's image size
+    return 0
 
 
 @pytest.mark.parametrize(
@@ -163,5 +174,5 @@ def test_the_table_is_complete() -> None:
     assert len(CATALOGUE) >= 60
     assert len({row.repository for row in CATALOGUE.values()}) == len(CATALOGUE) == sum(len(f.models()) for f in FAMILIES)
     licences = {row.licence for row in CATALOGUE.values()}
-    assert licences == {"Apache-2.0", "MIT", "CC-BY-NC-4.0", UNSURE}
+    assert licences == {"Apache-2.0", "MIT", "CC-BY-NC-4.0", DINOV3_LICENCE, APPLE, UNSURE}
     assert all(name == name.lower() and "/" not in name and "." not in name for name in CATALOGUE)

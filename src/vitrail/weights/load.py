@@ -230,6 +230,21 @@ def wrap_read_errors(source: str | Path) -> Iterator[None]:
         raise VitrailError(f"{source} cannot be read: {reason[0] if reason else type(error).__name__}") from error
 
 
+@contextmanager
+def wrap_misfits(path: Path) -> Iterator[None]:
+    """Turn an error of torch about tensors of unforeseen shapes into a VitrailError."""
+    try:
+        yield
+    except VitrailError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise VitrailError(
+            f"{path} has tensors or settings that do not fit each other: {reason[0]}; the file is damaged, or of another model "
+            "with the same names"
+        ) from error
+
+
 def convert_foreign(raw: RawCheckpoint, path: Path, overrides: Overrides) -> ConvertedCheckpoint:
     """Convert another library's tensors to a model of ours."""
     for converter in CONVERTERS:
@@ -238,9 +253,11 @@ def convert_foreign(raw: RawCheckpoint, path: Path, overrides: Overrides) -> Con
             empty = [name for name, tensor in raw.tensors.items() if not tensor.numel() and name not in may_be_empty]
             if empty:
                 raise VitrailError(f"{path} is damaged: {empty[0]} is empty")
-            checkpoint = _from_metadata(converter, raw, overrides) or converter.convert_checkpoint(
-                raw.tensors, {**raw.sidecar, "wrapper": raw.wrapper, "file_name": path.name}, overrides
-            )
+            sidecar = {**raw.sidecar, "wrapper": raw.wrapper, "file_name": path.name}
+            with wrap_misfits(path):
+                checkpoint = _from_metadata(converter, raw, overrides) or converter.convert_checkpoint(
+                    raw.tensors, sidecar, overrides
+                )
             wrapper_note = [f"the weights under {raw.wrapper!r}"] if raw.wrapper and raw.unused else []
             return replace(checkpoint, unused=[*raw.unused, *checkpoint.unused], assumed=[*wrapper_note, *checkpoint.assumed])
     if "embed.project.weight" in raw.tensors or "stages.0.0.conv1.weight" in raw.tensors:

@@ -20,10 +20,10 @@ from vitrail.config import parse_value, to_dict
 from vitrail.errors import VitrailError, first_line
 from vitrail.io import atomic_folder, atomic_path
 from vitrail.models.build import Model, decoder_state, get_encoder
-from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig, format_size
+from vitrail.models.config import ModelConfig, ResNetConfig, RotaryConfig, ViTConfig, format_size
 from vitrail.models.masked_autoencoders import MAE
 from vitrail.models.vit import ViT
-from vitrail.weights.convert import huggingface, inspect, mae, official, timm, timm_folder, torchvision
+from vitrail.weights.convert import huggingface, inspect, mae, official, timm, timm_folder, timm_writer, torchvision
 from vitrail.weights.convert.inspect import Origin, Overrides, unsupported
 from vitrail.weights.convert.tensor_map import export_tensors
 from vitrail.weights.model_folder import DECODER_FILE, FORMAT_VERSION, METADATA_FILE, TRAINING_KEYS, WEIGHTS_FILE
@@ -41,7 +41,8 @@ def save(model: nn.Module, path: str | Path, format: Origin = "vitrail", metadat
     """Write a model folder, or the same weights in the official, timm, huggingface or torchvision format.
 
     A model with a decoder is written with it: in our folder next to the encoder; an MAE also in the published format or as
-    Hugging Face's ViTMAE. timm's is a file, or a folder if the path has no suffix; only the folder records the GELU.
+    Hugging Face's ViTMAE. timm's is a file, or a folder if the path has no suffix; only the folder records the GELU and
+    the kinds of models that no tensor shows.
     What a format cannot represent exactly is refused. An existing model of that name is replaced. ``metadata`` is about the
     training: ``recipe``, ``dataset``, ``metrics``; it describes these weights, so a loaded model's is not saved by default.
     """
@@ -128,6 +129,8 @@ def _check_pth(config: ModelConfig, format: str) -> None:
         unsupported("q, k and v without biases in a .pth, which could be of another model", format, "use .safetensors")
     if format == "timm" and config.mlp_kind == "swiglu" and config.layer_scale is None:
         unsupported("a gated MLP without layer scale in a .pth, which could be of another model", format, "use .safetensors")
+    if format == "timm" and config.embed_norm:
+        unsupported("a norm before the blocks in a .pth, whose epsilon would be read as CLIP's", format, "use .safetensors")
     if config.has_class_token and (config.pool == "gap") != (config.final_norm == "pooled"):
         unsupported("this pooling with a class token in a .pth, which would be read as another", format, "use .safetensors")
 
@@ -160,10 +163,18 @@ def _write_timm(model: nn.Module, folder: Path, training: dict[str, Any]) -> Non
     encoder = get_encoder(model)
     if encoder is not model:
         unsupported("a decoder in a folder", "timm", "name a file that ends in .pth, or save model.encoder alone")
-    config, tensors = _converted(model, "timm")
-    metadata = {"format": "pt", METADATA_KEY: json.dumps(model_metadata(model, config, training))}
-    save_file(tensors, folder / "model.safetensors", metadata=metadata)
-    content = timm_folder.config_file(config, encoder.preprocess, encoder.class_names)
+    if not isinstance(encoder.config, ViTConfig) or encoder.config.stem:
+        unsupported("a ResNet or a hybrid in a folder", "timm", "use a file that ends in .safetensors")
+    config, state = _with_learned_positions(encoder, "timm", may_lack_table=True)
+    assert isinstance(config, ViTConfig)
+    base = timm_writer.choose_base(config)
+    common = export_tensors(timm.tensor_maps(config), state)
+    tensors = timm_writer.to_class_names(common, config, base)
+    is_common = all(tensors.get(name) is tensor for name, tensor in common.items())
+    # a file with our metadata is read by the common names; one with another class's by its config.json
+    metadata = {METADATA_KEY: json.dumps(model_metadata(model, config, training))} if is_common else {}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", **metadata})
+    content = timm_folder.config_file(config, base, encoder.preprocess, encoder.class_names)
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
@@ -172,6 +183,8 @@ def _converted(model: nn.Module, format: Origin) -> tuple[ModelConfig, dict[str,
     converter: Any = {"official": official, "timm": timm, "huggingface": huggingface, "torchvision": torchvision}[format]
     encoder = get_encoder(model)
     if encoder is model:
+        if isinstance(encoder.config, ViTConfig) and encoder.config.position == "none":
+            converter.check_supported(encoder.config)  # names what it has in place of a table
         config, state = _with_learned_positions(encoder, format)
         converter.check_supported(config)
         return config, export_tensors(converter.tensor_maps(config), state)
@@ -191,6 +204,12 @@ def _require_mae(model: nn.Module, format: Origin) -> MAE:
     if not hasattr(masked, "masking"):
         unsupported(f"the decoder of a {type(model).__name__}", format, "use format='vitrail', or save model.encoder alone")
     mae.check_decoder_supported(masked.config, masked.masking, format)
+    config, hint = masked.config, "save model.encoder alone"
+    inspect.refuse_published_features(config, format, hint)
+    if config.norm != "pre" or config.final_norm != "tokens" or config.embed_norm or not config.patch_bias:
+        unsupported("an MAE with norms in other places or patches without a bias", format, hint)
+    if config.pool == "cls+gap" or config.gelu == "quick":
+        unsupported("an MAE with a head on the class token and the mean, or with QuickGELU", format, hint)
     assert isinstance(model, MAE)
     return model
 
@@ -215,16 +234,20 @@ def _npz_comment(metadata: dict[str, Any]) -> bytes:
     return encoded if len(encoded) < 2**16 else json.dumps(metadata | {"class_names": None}).encode()
 
 
-def _with_learned_positions(model: Model, format: str) -> tuple[ModelConfig, dict[str, Tensor]]:
+def _with_learned_positions(model: Model, format: str, may_lack_table: bool = False) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Return config and weights with the position table that every library has: one learned row per position.
 
-    A sin-cos or 2-D table added at the input is replaced by its values, which changes no logit.
+    A sin-cos or 2-D table added at the input is replaced by its values, which changes no logit. ``may_lack_table``: a model
+    whose positions are in the attention stays as it is.
     """
     state = {name: weight.detach() for name, weight in model.state_dict().items()}
     if isinstance(model.config, ResNetConfig) or (model.config.position == "learned1d" and model.config.position_at == "input"):
         return model.config, state
     assert isinstance(model, ViT)
     config = model.config
+    if may_lack_table and config.position in ("none", "rotary"):
+        rotary = RotaryConfig() if config.position == "rotary" else config.rotary
+        return replace(config, position="none", rotary=rotary), state
     if config.position in ("none", "relative", "rotary") or config.position_at != "input":
         kind = (
             config.position if config.position_at == "input" else f"{config.position} at {config.position_at.replace('-', ' ')}"
@@ -237,7 +260,8 @@ def _with_learned_positions(model: Model, format: str) -> tuple[ModelConfig, dic
     if config.prefix_positions:
         rows = torch.zeros(config.prefix_positions, config.width) if positions.prefix is None else positions.prefix.detach()
         state["positions.0.prefix"] = rows
-    return replace(config, position="learned1d", position_grid=None), state
+    rescales = config.rotary is not None and config.rotary.coordinates in ("centre", "scaled")
+    return replace(config, position="learned1d", position_grid=config.position_grid if rescales else None), state
 
 
 def _write_atomically(path: Path, write_to: Callable[[Path], None], folder: bool = False) -> Path:

@@ -8,7 +8,7 @@ from torch import Tensor
 from vitrail.errors import VitrailError
 from vitrail.weights.convert import inspect
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
-from vitrail.weights.convert.rename import convert_renamed, refuse_unknown, rename
+from vitrail.weights.convert.rename import convert_renamed, refuse_unknown, rename, require
 from vitrail.weights.convert.timm_architectures import Architecture
 from vitrail.weights.convert.timm_names import to_timm_names
 
@@ -38,6 +38,8 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
             "the file has no preprocessor.pos_embed, as AIMv2's model for images of any size, whose positions Vitrail does not "
             "have; try a model of one size, such as aimv2-large-patch14-224"
         )
+    require(file, "preprocessor.patchifier.proj.bias", "preprocessor.patchifier.norm.weight", "trunk.post_trunk_norm.weight")
+    _check_gates(file)
     assumed: list[str] = []
     tensors = to_timm_names(rename(file, RENAMES))
     width = inspect.require_shape(tensors, "patch_embed.proj.weight", 4)[0]
@@ -50,6 +52,17 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
     refuse_unknown(unknown)
     preprocess = inspect.assume_preprocess("CLIP", config, assumed)
     return ConvertedCheckpoint("aimv2", config, state, [], assumed, preprocess)
+
+
+def _check_gates(file: Mapping[str, Tensor]) -> None:
+    """Refuse a gate and a value that cannot be joined."""
+    for name, gate in file.items():
+        value = file.get(name.replace(".mlp.fc1.", ".mlp.fc3."))
+        if ".mlp.fc1." not in name or value is None:
+            continue
+        if gate.shape != value.shape or gate.ndim != 2 or not (gate.is_floating_point() and value.is_floating_point()):
+            shapes = f"{list(gate.shape)} and {list(value.shape)}"
+            raise VitrailError(f"{name} and its fc3 must be floating-point matrices of one shape, got {shapes}")
 
 
 def _heads(width: int, sidecar: Mapping[str, Any], overrides: Overrides, assumed: list[str]) -> int:

@@ -172,6 +172,7 @@ def require_plain_vit(config: ModelConfig, format: Origin) -> ViTConfig:
     """Reject what neither Hugging Face's nor torchvision's ViT has."""
     if not isinstance(config, ViTConfig) or config.stem:
         unsupported("a ResNet or a hybrid", format, "use format='timm'")
+    refuse_published_features(config, format, "use format='timm' and name a folder")
     is_plain = config.pool == "cls" and not config.registers and config.norm == "pre" and config.final_norm == "tokens"
     if config.embed_norm or not config.patch_bias or config.gelu == "quick":
         unsupported("CLIP's norm before the blocks, patches without a bias or QuickGELU", format, "use format='vitrail'")
@@ -182,6 +183,27 @@ def require_plain_vit(config: ModelConfig, format: Origin) -> ViTConfig:
     if not config.classes:
         unsupported("a model without a classifier", format, "use format='timm'")
     return config
+
+
+def refuse_published_features(config: ViTConfig, format: str, instead: str) -> None:
+    """Reject what published models have and no file of tensors shows, so that only a folder of timm's can hold it."""
+    features = {
+        "rotary positions": config.rotary is not None,
+        "a relative position bias": config.relative_bias is not None,
+        "RMSNorm": config.norm_kind != "layer",
+        "a norm of the patches": config.patch_norm != "none",
+        "a norm inside attention": config.attention_norm,
+        "a norm inside the MLP": config.mlp_norm,
+        "keys without a bias": not config.key_bias,
+        "projections without biases": not config.out_bias,
+        "attention pooling with heads of its own": config.pool_heads not in (None, config.heads),
+        "attention pooling with an MLP of its own": config.pool_mlp not in (None, config.mlp),
+        "attention pooling over the prefix tokens": config.pool_prefix and config.prefix_tokens > 0,
+        "a head on the class token and a register": config.pool == "cls+register",
+    }
+    present = next((feature for feature, is_present in features.items() if is_present), None)
+    if present is not None:
+        unsupported(present, format, instead)
 
 
 def unsupported(reason: str, format: str, instead: str) -> NoReturn:

@@ -11,7 +11,7 @@ from vitrail.errors import VitrailError
 from vitrail.models.config import Pool
 from vitrail.weights.convert import inspect
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
-from vitrail.weights.convert.rename import convert_renamed, refuse_unknown, rename
+from vitrail.weights.convert.rename import convert_renamed, refuse_unknown, rename, require
 from vitrail.weights.convert.timm_architectures import Architecture
 from vitrail.weights.convert.timm_bare import bare_origin
 from vitrail.weights.convert.timm_names import to_timm_names
@@ -74,8 +74,12 @@ def _check_file(file: Mapping[str, Tensor]) -> None:
             "the file has no class token in mmpretrain's names, as ViTPose and Sapiens have none, whose images are padded by a "
             "number of pixels that no tensor shows"
         )
-    if "pos_embed" not in file and not any(name.endswith("relative_position_bias_table") for name in file):
-        raise VitrailError("the file lacks pos_embed, the position table")
+    require(file, "patch_embed.projection.bias")
+    if not any(name.endswith("relative_position_bias_table") for name in file):
+        require(file, "pos_embed")
+    for head in ("head.layers.head", "head.fc"):
+        if any(name.startswith(f"{head}.") for name in file):
+            require(file, f"{head}.weight", f"{head}.bias")
 
 
 def _unusual_heads(tensors: Mapping[str, Tensor], assumed: list[str]) -> int | None:

@@ -13,7 +13,7 @@ from vitrail.data.preprocess import official_preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.config import ModelConfig, Pair, StemConfig, ViTConfig
 from vitrail.weights.convert import inspect
-from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides, unsupported
+from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides, refuse_published_features, unsupported
 from vitrail.weights.convert.tensor_map import TensorMap, concat, import_tensors, permute, position_table
 
 PREFIXES = ("params/", "opt/target/", "params/img/", "target/", "img/")
@@ -112,6 +112,7 @@ def tensor_maps(c: ModelConfig, names: LayerNames | None = None) -> list[TensorM
 def check_supported(config: ModelConfig) -> None:
     if not isinstance(config, ViTConfig):
         unsupported("a ResNet", "official", "use format='timm'")
+    refuse_published_features(config, "official", "use format='timm' and name a folder")
     if config.stem and (config.stem.standardise, config.stem.standardise_eps, config.stem.norm_eps) != (
         "std",
         1e-5,

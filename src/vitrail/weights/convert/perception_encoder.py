@@ -16,7 +16,7 @@ from vitrail.models.config import Pool, RotaryConfig
 from vitrail.weights.convert import inspect
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
 from vitrail.weights.convert.open_clip import move_projection, split_towers, to_timm
-from vitrail.weights.convert.rename import convert_renamed, refuse_unknown, rename
+from vitrail.weights.convert.rename import convert_renamed, refuse_unknown, rename, require
 from vitrail.weights.convert.timm_architectures import Architecture
 
 RENAMES = [
@@ -41,8 +41,8 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
         raise VitrailError(
             "the file has a text tower and an image tower without a last norm; neither CLIP nor the Perception Encoder has both"
         )
-    if "pos_embed" not in tensors:
-        raise VitrailError("the file lacks positional_embedding, the position table of the image tower")
+    prefix = "visual." if any(name.startswith("visual.") for name in file) else ""
+    require(file, *(f"{prefix}{name}" for name in ("positional_embedding", *(("ln_post.weight",) if core else ()))))
     assumed: list[str] = []
     _split_pool(tensors)
     move_projection(tensors)

@@ -77,7 +77,7 @@ def tensor_maps(config: ModelConfig) -> list[TensorMap]:
 
 
 def check_supported(config: ModelConfig) -> None:
-    """Refuse a model that the format cannot represent."""
+    """Refuse a model that a file cannot represent; a folder holds more (``timm_writer``)."""
     if isinstance(config, ResNetConfig):
         if (config.standardise, config.standardise_eps, config.norm_eps) != ("variance", 1e-8, 1e-5):
             unsupported("other epsilons than its own", "timm", "use format='vitrail'")
@@ -85,14 +85,18 @@ def check_supported(config: ModelConfig) -> None:
     stem = config.stem
     if stem and (stem.standardise, stem.standardise_eps, stem.norm_eps) != ("variance", 1e-8, 1e-5):
         unsupported("a stem with the official epsilons", "timm", "use format='official'")
+    inspect.refuse_published_features(config, "timm", "name a folder, whose config.json may record it")
     if config.norm_eps != 1e-6:
-        unsupported(f"layer norms with epsilon {config.norm_eps} (it assumes 1e-6)", "timm", "use format='huggingface'")
+        folder = "name a folder, whose config.json records it, or " if config.norm_eps == 1e-5 else ""
+        unsupported(
+            f"layer norms with epsilon {config.norm_eps} (it assumes 1e-6)", "timm", f"{folder}use format='huggingface'"
+        )
     if config.norm == "post":
         unsupported("post-norm", "timm", "use format='vitrail'")
     if config.pool == "cls+gap":
         unsupported("a head on the class token and the mean", "timm", "use format='vitrail'")
     if config.norm == "branch" or config.final_norm == "none":
-        unsupported("norms at the end of the branches or no last norm", "timm", "use format='vitrail'")
+        unsupported("norms at the end of the branches or no last norm in a file", "timm", "name a folder")
     if config.head == "mlp":
         unsupported("the pre-logits layer", "timm", "use format='official' or 'torchvision'")
     if config.prefix_positions not in (0, config.prefix_tokens):

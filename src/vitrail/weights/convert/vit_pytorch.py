@@ -16,7 +16,7 @@ from vitrail.errors import VitrailError
 from vitrail.models.config import Pool
 from vitrail.weights.convert import inspect
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
-from vitrail.weights.convert.rename import convert_renamed, refuse_unknown, rename
+from vitrail.weights.convert.rename import convert_renamed, refuse_unknown, rename, require
 from vitrail.weights.convert.timm_architectures import Architecture
 
 BLOCK = r"^transformer\.layers\.(\d+)\."
@@ -57,6 +57,8 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
             "Transformers do not have"
         )
     computed = "pos_embed" not in tensors
+    if "cls_token" in file:  # SimpleViT has neither
+        require(file, "pos_embedding")
     single = _complete_projections(tensors, file, width)
     facts = Architecture(
         heads=overrides.heads or (1 if single else None),
