@@ -38,7 +38,7 @@ html_theme_options = {"footer_icons": [], "top_of_page_buttons": []}
 HOWTO = "own-images finetune pretrain weights evaluate look-inside deploy memory own-code own-task paper own-recipe questions"
 LAB = "variants compute shift data-scale positions cls-or-gap resolution inside"
 NAVIGATION = {
-    "index": ["tutorial", "howto/index", "reference", "studio", "serving", "scaling", "lab/index", "design", "log"],
+    "index": ["tutorial", "howto/index", "reference", "studio", "serving", "scaling", "lab/index", "coverage", "design", "log"],
     "howto/index": HOWTO.split(),
     "lab/index": LAB.split(),
 }

@@ -16,7 +16,7 @@ PUBLISHED_KINDS: dict[str, dict[str, Any]] = {
     "normalised rotary, registers": {"position": "none", "rotary": RotaryConfig(coordinates="normalised"), "registers": 4},
     "scaled rotary beside a table": {"rotary": RotaryConfig(10.0, "scaled", 1.0), "position_grid": (4, 5)},
     "mixed rotary": {"rotary": RotaryConfig(10.0, "index", mixed=True)},
-    "bias by a table": {"position": "none", "relative_bias": RelativeBiasConfig()},
+    "bias by a table": {"position": "none", "relative_bias": RelativeBiasConfig(), "pool": "gap", "class_token": True},
     "bias by an MLP for all": {
         "position": "none",
         "relative_bias": RelativeBiasConfig("mlp", shared=True, hidden=7),

@@ -23,13 +23,7 @@ def coverage_page(found: Sequence[Outcome]) -> str:
         "`--families deit transformers` repeats only those.",
     ]
     lines += _timm_section(found) + _published_section(weights)
-    lines += _list_section(found, "transformers", "Classes of Hugging Face transformers", "A folder of `save_pretrained`.")
-    lines += _list_section(
-        found,
-        "projects",
-        "Files of other projects",
-        "In their tensor names and wrappers; the number of heads is given where neither the file nor its width shows it.",
-    )
+    lines += list_section(found, "transformers") + list_section(found, "projects")
     lines += _refused_section(found) + _wrong_section(found)
     return "\n".join(lines) + "\n"
 
@@ -98,8 +92,18 @@ def _published_section(weights: Sequence[Outcome]) -> list[str]:
     ]
 
 
-def _list_section(found: Sequence[Outcome], family: str, title: str, note: str) -> list[str]:
-    outcomes = [outcome for outcome in found if outcome.family == family]
+LISTS = {  # title and first sentence of the sections that name every case
+    "transformers": ("Classes of Hugging Face transformers", "A folder of `save_pretrained`."),
+    "projects": (
+        "Files of other projects",
+        "In their tensor names and wrappers; the number of heads is given where neither the file nor its width shows it.",
+    ),
+}
+
+
+def list_section(found: Sequence[Outcome], family: str) -> list[str]:
+    """Return the lines of a section that names every case of a family."""
+    (title, note), outcomes = LISTS[family], [outcome for outcome in found if outcome.family == family]
     if not outcomes:
         return []
     exact, refused, wrong = _counts(outcomes)

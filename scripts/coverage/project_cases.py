@@ -109,7 +109,9 @@ CASES: dict[str, Case] = {
         wrap=lambda state: {"model": state, "optimizer": OPTIMIZER, "epoch": 9, "model_ema": noise(state), "args": ARGUMENTS},
     ),
     "DeiT, distilled": Case(models.family("deit", "VisionTransformerDistilled"), wrap=under("model")),
-    "DeiT III, .pth with model": Case(vit(no_embed_class=True, init_values=0.1), rename(names.DEIT3), under("model")),
+    "DeiT III, .pth with model": Case(  # under its published name, because RoPE-ViT's axial files have the same tensors
+        vit(no_embed_class=True, init_values=0.1), rename(names.DEIT3), under("model"), file="deit_3_small_224_1k.pth"
+    ),
     "DINO, backbone": Case(FEATURES, output=tokens),
     "DINO, training checkpoint": Case(FEATURES, wrap=dino_checkpoint, output=tokens),
     "DINOv2, backbone": Case(vit(num_classes=0, init_values=0.1), DINOV2, output=tokens),
@@ -128,11 +130,14 @@ CASES: dict[str, Case] = {
         tokens,
     ),
     "DINOv2, linear classifier of torch.hub": Case(models.LinearClassifier),
-    "DINOv3, backbone": Case(eva(**models.DINOV3), chain(rename(names.DINOV3), names.dinov3_buffers), output=tokens),
-    "DINOv3, SwiGLU": Case(
+    "DINOv3, backbone": Case(  # image: there is no position table
+        eva(**models.DINOV3), chain(rename(names.DINOV3), names.dinov3_buffers), output=tokens, options={"image": 48}
+    ),
+    "DINOv3, SwiGLU": Case(  # image: there is no position table
         eva(**models.DINOV3, swiglu_mlp=True),
         chain(rename({**names.DINOV3, **names.SWIGLU_PARTS}), names.dinov3_buffers),
         output=tokens,
+        options={"image": 48},
     ),
     "MAE, pre-trained with decoder": Case(FEATURES, names.DECODER, under("model"), tokens),
     "MAE, fine-tuned": Case(vit(global_pool="avg", fc_norm=True), wrap=under("model")),
@@ -287,28 +292,27 @@ CASES: dict[str, Case] = {
         chain(DINOV2, prefix("pretrained."), add(depth_head__projects__0__weight=(16, WIDTH, 1, 1))),
         output=tokens,
     ),
-    "RoPE-ViT, mixed": Case(
+    "RoPE-ViT, mixed": Case(  # image: there is no position table
         eva(**models.ROPE_VIT, use_abs_pos_emb=False, rope_temperature=10.0, rope_type="mixed"),
         names.rope_vit_frequencies,
         under("model"),
+        options={"image": 48},
     ),
     "RoPE-ViT, axial with position table": Case(
         eva(**models.ROPE_VIT, no_embed_class=True, rope_temperature=100.0), wrap=under("model")
     ),
     "AIMv2": Case(models.aimv2, rename(names.AIMV2), output=tokens, file="model.safetensors"),
-    "Perception Encoder": Case(  # gelu: the file does not show it
+    "Perception Encoder": Case(
         eva(**models.PERCEPTION_ENCODER),
         chain(names.perception_encoder_tokens, names.perception_encoder_pool, prefix("visual."), names.TEXT_TOWER),
         file="PE-Core-B16-224.pt",
-        options={"gelu": "exact"},
         prepare=models.zero_head_bias,
     ),
-    "Perception Encoder, spatial": Case(  # gelu: the file does not show it
+    "Perception Encoder, spatial": Case(
         eva(**models.PERCEPTION_ENCODER_SPATIAL),
         chain(names.perception_encoder_tokens, prefix("visual.")),
         output=tokens,
         file="PE-Spatial-B16-512.pt",
-        options={"gelu": "exact"},
     ),
     "SAM": Case(
         models.family(

@@ -100,6 +100,7 @@ def aimv2() -> nn.Module:
     norm = partial(layers.RmsNorm, eps=1e-5)
     return vit(
         num_classes=0,
+        num_heads=1,  # 128 wide, as in every size of AIMv2
         class_token=False,
         fc_norm=False,
         global_pool="avg",
@@ -132,7 +133,8 @@ class LinearClassifier(nn.Module):
         self.backbone, self.linear_head = vit(num_classes=0, init_values=0.1)(), nn.Linear(2 * WIDTH, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.backbone.forward_features(images)
+        backbone: Any = self.backbone
+        x = backbone.forward_features(images)
         return self.linear_head(torch.cat([x[:, 0], x[:, 1:].mean(dim=1)], dim=-1))
 
 

@@ -54,6 +54,10 @@ def test_fbgemm_rounds_the_layers_except_those_left_in_float() -> None:
     want, got = TorchPredictor(model).outputs(images), TorchPredictor(built).outputs(images)
     assert 1e-5 < np.abs(got - want).max() / np.abs(want).max() < 0.1
     assert np.abs(TorchPredictor(built).outputs(images[:1]) - got[:1]).max() > 1e-6
+    without_key_bias = exportable_vit(depth=2, key_bias=False)
+    want = TorchPredictor(without_key_bias).outputs(images)
+    rough_model = fbgemm.quantise_linear_layers(smooth_model(without_key_bias, images))
+    assert np.abs(TorchPredictor(rough_model).outputs(images) - want).max() / np.abs(want).max() < 0.1
     layer = nn.Linear(7, 3, bias=False)
     x = torch.linspace(-1, 1, 14).reshape(2, 7)
     rough = fbgemm._QuantisedLinear(layer)(x)

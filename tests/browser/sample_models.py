@@ -9,7 +9,7 @@ from tests.small_models import small_vit
 from vitrail.config import override
 from vitrail.data.preprocess import Preprocess
 from vitrail.models.build import build
-from vitrail.models.config import StemConfig
+from vitrail.models.config import RelativeBiasConfig, RotaryConfig, StemConfig
 from vitrail.models.vit import ViT
 from vitrail.recipes.context import RecipeContext
 from vitrail.recipes.demo import demo
@@ -28,6 +28,15 @@ MODEL_CHANGES: dict[str, dict[str, Any]] = {  # on 2 x 3 patches, except the las
         "width": 36,
         "norm": "post",
     },
+    "relative bias, gated MLP": {
+        "position": "none",
+        "relative_bias": RelativeBiasConfig(),
+        "mlp_kind": "swiglu",
+        "attention_norm": True,
+        "mlp_norm": True,
+        "norm": "branch",
+    },
+    "two tokens pooled, rotary beside a table": {"pool": "cls+register", "registers": 2, "rotary": RotaryConfig(mixed=True)},
     "hybrid": {"patch": (1, 1), "stem": StemConfig(stages=(1, 2), width=32), "image": (64, 48)},
     "one of everything": {"image": (6, 5), "depth": 1, "heads": 1, "classes": 1, "registers": 1, "head": "mlp"},
 }

@@ -51,7 +51,7 @@ def test_dropped_patches_have_no_effect_and_the_others_keep_their_positions(chan
     where = torch.tensor([*range(model.config.prefix_tokens), *(model.config.prefix_tokens + patch for patch in left)])
     with torch.no_grad():
         x = model.add_prefix_tokens(model.embed_patches(images))[:, where]
-        rotation = None if model.rotary is None else tuple(values[where] for values in model.rotary((2, 3), x.device))
+        rotation = tuple(values[where] for values in model.rotary[0]((2, 3), x.device)) if len(model.rotary) else None
         for table, block in zip(model.config.layers_with_position, model.blocks, strict=True):
             if table is not None:
                 x = x + model.positions[table](torch.zeros(1, model.config.tokens, 24), (2, 3))[:, where]

@@ -62,8 +62,8 @@ def turn_by_hand(model: ViT, x: Tensor, layer: int, head: int, token: int) -> Te
         case "scaled":
             places = (places + rotation.offset) * base / sides
     if rotation.mixed:
-        frequencies = model.rotary[layer].frequencies[:, head]  # type: ignore[union-attr, index]
-        angles = places[0] * frequencies[0] + places[1] * frequencies[1]  # type: ignore[index]
+        frequencies: Any = model.rotary[layer].frequencies
+        angles = places[0] * frequencies[0, head] + places[1] * frequencies[1, head]
     else:
         rates = [rotation.base ** (-4 * pair / width) for pair in range(width // 4)]
         angles = torch.tensor([place * rate for place in places.tolist() for rate in rates])

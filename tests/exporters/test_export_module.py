@@ -1,6 +1,6 @@
 """The exported module equals the model: positions are resized to any image size, pixels are normalised inside."""
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from vitrail.layers.position import PositionResize, resize_table
 from vitrail.models.build import build
 from vitrail.models.config import ResNetConfig, StemConfig
 
-RULES: list[PositionResize] = ["official", "timm", "huggingface", "torchvision", "dino"]
+RULES: tuple[PositionResize, ...] = get_args(PositionResize)
 POSITIONS: list[dict[str, Any]] = [
     {"position": "learned1d", "position_resize": "official", "position_at": "every-layer"},
     {"position": "learned1d", "position_resize": "timm", "registers": 2, "position_prefix": "all"},

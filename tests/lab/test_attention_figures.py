@@ -22,7 +22,7 @@ from vitrail.lab.experiment import ExperimentOptions
 from vitrail.lab.model_snapshot import ModelSnapshot, snapshot_from_json, take_snapshot
 from vitrail.lab.trials import JobResult
 from vitrail.models.build import build
-from vitrail.models.config import ResNetConfig
+from vitrail.models.config import RelativeBiasConfig, ResNetConfig
 from vitrail.models.vit import ViT
 from vitrail.report.contact_sheet import denormalise
 from vitrail.weights.save import save
@@ -67,12 +67,12 @@ def test_images_are_spread_from_the_first_to_the_last() -> None:
 
 
 def test_a_saved_snapshot_is_restored() -> None:
-    for position in ("sincos2d", "none"):
-        snapshot = take_snapshot(make_vit(width=24, position=position), open_dataset(DATA), count=5)
+    for position, others in (("sincos2d", {}), ("none", {}), ("none", {"relative_bias": RelativeBiasConfig()})):
+        snapshot = take_snapshot(make_vit(width=24, position=position, **others), open_dataset(DATA), count=5)
         restored = snapshot_from_json(json.loads(json.dumps(snapshot.to_json_dict())))
         assert np.allclose(restored.attention_distance, snapshot.attention_distance, atol=1e-2)
         assert np.array_equal(restored.images, snapshot.images)
-        assert (restored.position_similarity is None) == (position == "none")
+        assert (restored.position_similarity is None) == (position == "none" and not others)
         assert restored.width == snapshot.width
     with pytest.raises(VitrailError, match="is damaged"):
         snapshot_from_json({"width": 3, "arrays": "bm9uZQ=="})

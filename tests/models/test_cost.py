@@ -78,15 +78,22 @@ CHANGES: list[dict[str, Any]] = [
     {"position": "none", "rotary": RotaryConfig(coordinates="normalised"), "registers": 2},
     {"position": "none", "rotary": RotaryConfig(mixed=True)},
     {"rotary": RotaryConfig(mixed=True), "qk_norm": True},
+    {"rotary": RotaryConfig(mixed=True), "qk_norm": True, "attention_dropout": 0.1, "registers": 2},
+    {"position": "relative", "rotary": RotaryConfig()},
+    {"position": "relative", "rotary": RotaryConfig(mixed=True)},
     {"position": "none", "relative_bias": RelativeBiasConfig()},
     {"relative_bias": RelativeBiasConfig(), "pool": "gap"},
     {"position": "none", "relative_bias": RelativeBiasConfig(shared=True)},
     {"position": "none", "relative_bias": RelativeBiasConfig("mlp", hidden=11)},
     {"position": "none", "relative_bias": RelativeBiasConfig("mlp", shared=True), "registers": 2, "qk_norm": True},
     {"relative_bias": RelativeBiasConfig(), "attention_dropout": 0.1},
+    {"position": "rotary", "relative_bias": RelativeBiasConfig("mlp"), "attention_norm": True},
+    {"rotary": RotaryConfig(mixed=True), "relative_bias": RelativeBiasConfig("mlp", hidden=11), "pool": "gap"},
     {"norm_kind": "rms"},
     {"norm_kind": "rms", "qk_norm": True, "final_norm": "pooled", "embed_norm": True},
     {"norm_kind": "rms", "mlp_norm": True, "attention_norm": True, "pool": "map"},
+    {"norm_kind": "rms", "norm": "branch", "layer_scale": 1e-4, "qk_norm": True, "attention_norm": True},
+    {"norm_kind": "rms", "patch_norm": "both", "mlp_norm": True, "mlp_kind": "swiglu"},
     {"patch_norm": "output"},
     {"patch_norm": "both"},
     {"attention_norm": True},
@@ -95,16 +102,20 @@ CHANGES: list[dict[str, Any]] = [
     {"mlp_norm": True, "mlp_kind": "swiglu"},
     {"mlp_norm": True, "dropout": 0.1},
     {"mlp_norm": True, "gelu": "quick"},
+    {"mlp_norm": True, "mlp": 160},
     {"key_bias": False},
     {"out_bias": False},
     {"pool": "map", "pool_heads": 2, "pool_mlp": 13},
     {"pool": "map", "pool_prefix": True, "registers": 2, "class_token": True},
     {"pool": "cls+register", "registers": 2},
+    {"pool": "cls+register", "registers": 1, "classes": 0},
 ]
 SMALL: list[ModelConfig] = [
     *(small_config(depth=3, **changes) for changes in CHANGES),
     small_config(patch=(1, 1), stem=StemConfig(stages=(1, 2), width=32), image=(64, 48)),
     small_config(patch=(4, 2), stem=StemConfig(), image=(64, 48)),
+    small_config(patch=(1, 1), stem=StemConfig(stages=(1, 1), width=32), image=(64, 48), patch_norm="both"),
+    small_config(patch=(4, 2), stem=StemConfig(), image=(64, 48), patch_norm="both", norm_kind="rms"),
     ResNetConfig(stages=(2, 1), width=32, image=(64, 80)),
     ResNetConfig(stages=(2, 1, 2), width=64, image=(65, 83), classes=0),
 ]
@@ -170,7 +181,9 @@ def test_inference_memory_is_the_peak(settings: ModelConfig) -> None:
     model, images = build(settings).eval(), torch.randn(2, settings.channels, *settings.image)
     with torch.inference_mode(), PeakMemory(model, images) as memory:
         model(images)
-    assert cost(settings, batch=2).memory.inference == pytest.approx(memory.peak, rel=0.15)
+    is_convolutional = isinstance(settings, ResNetConfig) or settings.stem is not None
+    tolerance = 0.15 if is_convolutional else 0  # standardised kernels exist one after the other
+    assert cost(settings, batch=2).memory.inference == pytest.approx(memory.peak, rel=tolerance)
 
 
 class PeakMemory(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""Equal features and logits to transformers for CLIP, SigLIP, DINOv2, I-JEPA, MSN and DeiT with the same random weights."""
+"""Equal features and logits to transformers for CLIP, SigLIP, DINOv3, BEiT and others with the same random weights."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from tests.reference_libraries import reference_library
 from vitrail.errors import VitrailError
+from vitrail.explain.attention import attention
 from vitrail.models.config import ViTConfig
 from vitrail.weights.load import load
 from vitrail.weights.verify import verify
@@ -34,6 +35,9 @@ def build(model: str, config: str, **options: Any) -> nn.Module:
     built: nn.Module = getattr(transformers, model)(settings).eval()
     for name, weight in built.named_parameters():
         noise = torch.randn_like(weight)
+        if "relative_position_bias_table" in name:
+            weight.data = noise
+            continue
         is_small = "embedding" in name or "token" in name
         is_matrix = weight.ndim in (2, 4) and "position" not in name
         scale = (2 * weight.shape[0] / weight.numel()) ** 0.5 if is_matrix else 0.003 if is_small else 0.1
@@ -75,6 +79,17 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "I-JEPA classifier": ("IJepaForImageClassification", "IJepaConfig", {**SMALL, "num_labels": 5}),
     "DeiT": ("DeiTModel", "DeiTConfig", SMALL),
     "DeiT classifier": ("DeiTForImageClassification", "DeiTConfig", {**SMALL, "num_labels": 5}),
+    "distilled DeiT": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", {**SMALL, "num_labels": 5}),
+    "DINOv3": ("DINOv3ViTModel", "DINOv3ViTConfig", {**SMALL, "num_register_tokens": 2}),
+    "DINOv3, gated": ("DINOv3ViTModel", "DINOv3ViTConfig", {**SMALL, "use_gated_mlp": True, "hidden_act": "silu"}),
+    "DINOv3, another base": ("DINOv3ViTModel", "DINOv3ViTConfig", {**SMALL, "rope_theta": 37.0}),
+    "BEiT": ("BeitForImageClassification", "BeitConfig", {**SMALL, "num_labels": 5, "use_relative_position_bias": True}),
+    "BEiT, one bias for all layers": ("BeitModel", "BeitConfig", {**SMALL, "use_shared_relative_position_bias": True}),
+    "Data2Vec": (
+        "Data2VecVisionForImageClassification",
+        "Data2VecVisionConfig",
+        {**SMALL, "num_labels": 5, "use_relative_position_bias": True},
+    ),
 }
 
 
@@ -95,6 +110,40 @@ def test_theirs_is_ours(case: str, tmp_path: Path) -> None:
     with torch.inference_mode():
         assert_close(ours(images), their_output(theirs(pixel_values=images), case), rtol=1e-5, atol=1e-5)
     assert verify(tmp_path).ok
+
+
+@pytest.mark.parametrize("case", ["DINOv3", "BEiT", "distilled DeiT"])
+def test_the_gradient_is_transformers(case: str, tmp_path: Path) -> None:
+    theirs = build(*CASES[case][:2], **CASES[case][2])
+    gradients, images = [], 0.01 * torch.randn(2, 3, 24, 24)
+    for model in (load(save(theirs, tmp_path)), theirs):
+        pixels = images.clone().requires_grad_()
+        output = model(pixels)
+        (output if isinstance(output, torch.Tensor) else their_output(output, case)).square().sum().backward()
+        assert pixels.grad is not None
+        gradients.append(pixels.grad)
+    scale = gradients[1].abs().max()
+    assert_close(gradients[0] / scale, gradients[1] / scale, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["DINOv3", "BEiT", "BEiT, one bias for all layers"])
+def test_attention_of_every_head_is_transformers(case: str, tmp_path: Path) -> None:
+    theirs: Any = build(*CASES[case][:2], **CASES[case][2])
+    ours, images = load(save(theirs, tmp_path)), 0.01 * torch.randn(2, 3, 24, 24)
+    theirs.set_attn_implementation("eager")
+    with torch.inference_mode():
+        expected = torch.stack(theirs(pixel_values=images, output_attentions=True).attentions)
+    assert_close(attention(ours, images), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["DINOv3", "BEiT", "BEiT, one bias for all layers"])
+def test_another_image_size_is_transformers(case: str, tmp_path: Path) -> None:
+    """DINOv3's coordinates fit any grid; transformers interpolates BEiT's tables bilinearly, right for squares alone."""
+    theirs = build(*CASES[case][:2], **CASES[case][2])
+    size = (36, 30) if case == "DINOv3" else (36, 36)
+    ours, images = load(save(theirs, tmp_path), image=size), 0.01 * torch.randn(2, 3, *size)
+    with torch.inference_mode():
+        assert_close(ours(images), their_output(theirs(pixel_values=images), case), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["CLIP", "SigLIP", "DINOv2", "DeiT classifier"])

@@ -90,7 +90,7 @@ def test_what_no_tensor_shows_is_read(case: str, tmp_path: Path) -> None:
 
 
 def test_the_table_of_architectures_is_timms() -> None:
-    """Width, heads, activation, epsilon, pooling, rotary positions and the place of the norms, by building every architecture."""
+    """Width, heads, activation, epsilon, pooling, rotary positions and the place of norms, by building every architecture."""
     timm = reference_library("timm")
     gelus = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick"}
     pools = {"token": "cls", "avg": "gap", "map": "map"}

@@ -1,4 +1,4 @@
-"""Every kind of Vision Transformer of timm, small and with random weights: outputs, gradients, attention, other sizes, bfloat16."""
+"""Every kind of Vision Transformer of timm, small and with random weights: outputs, gradients, attention, sizes, bfloat16."""
 
 from importlib import import_module
 from pathlib import Path
@@ -74,15 +74,16 @@ def test_outputs_and_the_gradient_are_timms(kind: str, tmp_path: Path) -> None:
     theirs, folder = build(kind, tmp_path)
     ours = load(folder)
     images = small_images()
-    gradients = []
+    gradients: list[Tensor] = []
     for model in (ours, theirs):
         pixels = images.clone().requires_grad_()
         model(pixels).square().sum().backward()
+        assert pixels.grad is not None
         gradients.append(pixels.grad)
     with torch.inference_mode():
         assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
-    scale = gradients[1].abs().max()  # type: ignore[union-attr]
-    assert_close(gradients[0] / scale, gradients[1] / scale, rtol=0, atol=2e-5)  # type: ignore[operator]
+    scale = gradients[1].abs().max()
+    assert_close(gradients[0] / scale, gradients[1] / scale, rtol=0, atol=2e-5)
     assert verify(folder).ok
     parameters = sum(weight.numel() for weight in theirs.parameters())
     heads_joined = 5 if kind == "distilled DeiT" else 0  # two biases of the classes are one

@@ -14,7 +14,7 @@ from tests.planning.measure_memory import CASES, NARROW, WIDE, peak_bytes, persi
 from tests.tiers import quick_first
 from tests.training.distributed.torchrun import environment
 from vitrail.errors import VitrailError
-from vitrail.models.config import ModelConfig
+from vitrail.models.config import ModelConfig, RelativeBiasConfig, RotaryConfig
 from vitrail.models.cost import cost
 from vitrail.models.variants import variant
 from vitrail.planning.accelerators import ACCELERATORS, Accelerator, get_accelerator
@@ -29,7 +29,9 @@ ROOT = Path(__file__).parents[2]
 IMAGENET = RecipeContext("DATA", 1_281_167, 1000, None, 3)
 TABLE_6 = [("B/32", 7, 55), ("B/16", 7, 224), ("L/32", 7, 196), ("L/16", 7, 783), ("L/16", 14, 1567), ("H/14", 14, 4262)]
 PERSISTENT = ("weights", "gradients", "optimizer_state", "ema")
-MODELS = pytest.mark.parametrize("model", [NARROW, WIDE], ids=["narrow", "wide"])
+# angles and biases are learned for each layer, outside of its block
+LEARNED_ANGLES = replace(NARROW, rotary=RotaryConfig(mixed=True), relative_bias=RelativeBiasConfig("mlp"), norm_kind="rms")
+MODELS = pytest.mark.parametrize("model", [NARROW, WIDE, LEARNED_ANGLES], ids=["narrow", "wide", "learned angles"])
 
 
 @dataclass(frozen=True)

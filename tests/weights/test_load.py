@@ -291,7 +291,9 @@ def test_names_of_another_architecture_are_refused(tmp_path: Path) -> None:
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("timm", {}, "a GELU in its tanh form"),
-    ("timm", {"gelu": "exact", "norm_eps": 1e-12}, "epsilon 1e-12"),
+    ("timm", {"gelu": "exact", "norm_eps": 1e-12}, "epsilon 1e-12 .*; use format='huggingface'"),
+    ("timm", {"gelu": "exact", "norm_eps": 1e-5}, "epsilon 1e-05 .*; name a folder, .* or use format='huggingface'"),
+    ("timm", {"gelu": "exact", "norm": "branch"}, "norms at the end of the branches .* in a file; name a folder"),
     ("timm", {"gelu": "exact", "head": "mlp"}, "the pre-logits layer"),
     ("timm", {"gelu": "exact", "norm": "post"}, "post-norm"),
     ("timm", {"gelu": "exact", "position": "rotary"}, "position embeddings of type rotary"),

@@ -10,11 +10,13 @@ import torch
 from torch.testing import assert_close
 
 from tests.disk_limit import limit_file_size
-from tests.small_models import small_config, small_vit
+from tests.small_models import PUBLISHED_KINDS, small_config, small_vit
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import VitrailError
 from vitrail.models.build import build
-from vitrail.models.config import ResNetConfig, StemConfig
+from vitrail.models.config import RelativeBiasConfig, ResNetConfig, RotaryConfig, StemConfig
+from vitrail.models.masked_autoencoders import MAE
+from vitrail.models.masking_config import Masking
 from vitrail.weights.load import load
 from vitrail.weights.save import save
 
@@ -148,6 +150,9 @@ def test_a_pth_that_would_not_be_read_again_is_not_written(tmp_path: Path) -> No
     gated = small_vit(gelu="exact", image=(12, 10), mlp_kind="swiglu")
     with pytest.raises(VitrailError, match=r"a gated MLP without layer scale in a \.pth"):
         save(gated, tmp_path / "gated.pth", format="timm")
+    normed = small_vit(gelu="exact", image=(12, 10), embed_norm=True, patch_bias=False)
+    with pytest.raises(VitrailError, match=r"a norm before the blocks in a \.pth, whose epsilon would be read as CLIP's"):
+        save(normed, tmp_path / "normed.pth", format="timm")
 
 
 @pytest.mark.parametrize(
@@ -166,6 +171,75 @@ def test_what_a_format_cannot_hold_is_refused_or_held(changes: dict[str, Any], f
         return
     images = torch.randn(2, 3, 12, 10)
     assert_close(load(written)(images), model(images), rtol=0, atol=1e-6)
+
+
+OPTIONS: list[tuple[dict[str, Any], str]] = [  # one at a time, so that nothing else is refused
+    ({"rotary": RotaryConfig(coordinates="index")}, "rotary positions"),
+    ({"rotary": RotaryConfig(10.0, "index", mixed=True), "position": "none"}, "rotary positions"),
+    ({"relative_bias": RelativeBiasConfig()}, "a relative position bias"),
+    ({"relative_bias": RelativeBiasConfig("mlp", hidden=7), "position": "none"}, "a relative position bias"),
+    ({"norm_kind": "rms"}, "RMSNorm"),
+    ({"patch_norm": "output"}, "a norm of the patches"),
+    ({"patch_norm": "both"}, "a norm of the patches"),
+    ({"attention_norm": True}, "a norm inside attention"),
+    ({"mlp_norm": True}, "a norm inside the MLP"),
+    ({"key_bias": False}, "keys without a bias"),
+    ({"out_bias": False}, "projections without biases"),
+    ({"pool": "map", "pool_heads": 4}, "attention pooling with heads of its own"),
+    ({"pool": "map", "pool_mlp": 11}, "attention pooling with an MLP of its own"),
+    ({"pool": "map", "pool_prefix": True, "class_token": True}, "attention pooling over the prefix tokens"),
+    ({"pool": "cls+register", "registers": 1, "position_prefix": "all"}, "a head on the class token and a register"),
+]
+FILES = {
+    "official": ["x.npz"],
+    "timm": ["x.safetensors", "x.pth"],
+    "torchvision": ["x.pth", "x.safetensors"],
+    "huggingface": ["x"],
+}
+
+
+@pytest.mark.parametrize(("changes", "feature"), OPTIONS, ids=str)
+@pytest.mark.parametrize("format", FILES)
+def test_an_option_of_published_models_is_refused_by_its_name(
+    changes: dict[str, Any], feature: str, format: Any, tmp_path: Path
+) -> None:
+    """No tensor shows these kinds to a reader, so a file would be read as another model."""
+    model = small_vit(gelu="tanh" if format == "official" else "exact", image=(12, 12), patch=(4, 4), **changes)
+    for name in FILES[format]:
+        with pytest.raises(VitrailError, match=rf"the {format} format cannot hold {feature}; .*folder.*format='vitrail'"):
+            save(model, tmp_path / name, format=format)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", PUBLISHED_KINDS)
+@pytest.mark.parametrize("format", FILES)
+def test_no_kind_of_published_models_is_written_wrongly(kind: str, format: Any, tmp_path: Path) -> None:
+    model = small_vit(gelu="tanh" if format == "official" else "exact", **PUBLISHED_KINDS[kind])
+    for name in FILES[format]:
+        with pytest.raises(VitrailError, match=f"the {format} format cannot hold"):
+            save(model, tmp_path / name, format=format)
+    again = load(save(model, tmp_path / "own"))
+    assert again.config == model.config
+    assert_close(again(IMAGES), model(IMAGES), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({**changes, "pool": "cls"} for changes, _ in OPTIONS if "pool" not in changes and "position" not in changes),
+        *({"norm": "branch"}, {"final_norm": "none"}, {"embed_norm": True}, {"patch_bias": False}, {"pool": "cls+gap"}),
+        {"gelu": "quick"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("format", ["timm", "huggingface"])
+def test_an_mae_of_another_kind_is_refused(changes: dict[str, Any], format: Any, tmp_path: Path) -> None:
+    config = small_config(**{"gelu": "exact", "image": (12, 12), "patch": (4, 4), **changes})
+    masking = Masking("mae", decoder_width=8, decoder_depth=1, decoder_heads=2)
+    name = "mae.safetensors" if format == "timm" else "mae"
+    with pytest.raises(VitrailError, match=rf"the {format} format cannot hold .*; (save model.encoder alone|use format)"):
+        save(MAE(config, masking), tmp_path / name, format=format)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("mlp_kind", ["gelu", "swiglu"])

@@ -125,8 +125,8 @@ def interpolation_matrix(old: int, new: int, rule: PositionResize, unchanged: Te
     step = old / sides
     if rule == "official":
         return _linear_weights(position * _align_corners_step(old, new), old)
-    if rule == "timm":
-        return _antialiased_cubic_weights((position + 0.5) * step, step.clamp(min=1), old)
+    if rule in ("timm", "siglip2"):
+        return _antialiased_weights((position + 0.5) * step, step.clamp(min=1), old, cubic=rule == "timm")
     return _cubic_weights(
         position * _align_corners_step(old, new) if rule == "torchvision" else (position + 0.5) * step - 0.5, old
     )
@@ -142,9 +142,12 @@ def _linear_weights(positions: Float[Tensor, " n"], old: int) -> Float[Tensor, "
     return (1 - (positions[:, None] - torch.arange(old)).abs()).clamp(min=0)
 
 
-def _antialiased_cubic_weights(centres: Float[Tensor, " n"], width: Float[Tensor, " 1"], old: int) -> Float[Tensor, "n o"]:
-    """Return the weights of Keys' cubic with a = -1/2, widened when downsampling and truncated at the border."""
-    weights = _keys_kernel((torch.arange(old) + 0.5 - centres[:, None]).abs() / width, -0.5)
+def _antialiased_weights(
+    centres: Float[Tensor, " n"], width: Float[Tensor, " 1"], old: int, cubic: bool
+) -> Float[Tensor, "n o"]:
+    """Return the weights of a triangle or Keys' cubic with a = -1/2, widened when downsampling and truncated at the border."""
+    distance = (torch.arange(old) + 0.5 - centres[:, None]).abs() / width
+    weights = _keys_kernel(distance, -0.5) if cubic else (1 - distance).clamp(min=0)
     return weights / weights.sum(dim=1, keepdim=True)
 
 

@@ -53,13 +53,14 @@ class Attention(nn.Module):
         bias: Float[Tensor, "... t t"] | None = None,
         merger: TokenMerger | None = None,
     ) -> Float[Tensor, "b t d"]:
-        q, k, v = (rearrange(part, "b t (h k) -> b h t k", h=self.heads) for part in self.qkv(x).chunk(3, dim=-1))
-        q, k = self.norm_q(q), self.norm_k(k)
+        q, k, v = (rearrange(part, "b t (h k) -> b t h k", h=self.heads) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k = self.norm_q(q), self.norm_k(k)  # before heads move forward: the kernel's output has their order of memory
+        q, k, v = (rearrange(part, "b t h k -> b h t k") for part in (q, k, v))
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         q, k = self.queries(q), self.keys(k)
         if bias is not None:  # of the scores, by the offset of the patches
-            bias = bias.to(q.dtype)
+            bias = (bias if bias.ndim == 4 else bias[None]).to(q.dtype)  # the fused kernel takes no bias of three axes
         elif self.relative is not None:
             bias = self.relative(q)
         elif merger is not None:  # never combined with relative positions

@@ -60,7 +60,8 @@ def look_up_offsets(
 ) -> Float[Tensor, "... h n n"]:
     """Return the entry of each pair of patches, of all in the grid or of those kept in each image."""
     patches = torch.arange(grid[0] * grid[1], device=table.device) if patch_indices is None else patch_indices
-    rows, columns = patches // grid[1], patches % grid[1]
+    rows = patches // grid[1]
+    columns = patches - rows * grid[1]  # ONNX has no remainder by a size that is known only at run time
     down, right = (place[..., :, None] - place[..., None, :] for place in (rows, columns))
     index = (down + grid[0] - 1) * table.shape[2] + right + grid[1] - 1
     bias = table.flatten(1).index_select(1, index.flatten()).unflatten(1, index.shape)

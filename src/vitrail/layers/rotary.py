@@ -108,5 +108,5 @@ def place_on_axis(
 def rotate(x: Float[Tensor, "b h t k"], rotation: Rotation) -> Float[Tensor, "b h t k"]:
     cosine, sine = rotation
     first, second = x[..., 0::2], x[..., 1::2]
-    quarter_turn = rearrange(torch.stack([-second, first]), "two b h t f -> b h t (f two)")
+    quarter_turn = torch.stack([-second, first], dim=-1).flatten(-2)
     return (x * cosine + quarter_turn * sine).to(x.dtype)

@@ -4,11 +4,24 @@ Frozen, in the vocabulary of the papers; an invalid configuration is rejected wi
 """
 
 from dataclasses import dataclass
-from math import lcm, prod
-from typing import Any, Literal
+from math import prod
+from typing import Literal
 
 from vitrail.config import added, validate
 from vitrail.errors import VitrailError
+from vitrail.models.config_checks import (
+    at_least,
+    at_most,
+    check_groups,
+    check_heads,
+    check_pool,
+    check_position,
+    check_positive,
+    check_rates,
+    check_stages,
+    nearest_multiple,
+)
+from vitrail.models.config_checks import format_size as format_size
 
 Pair = tuple[int, int]
 Standardise = Literal["std", "variance"]
@@ -42,11 +55,11 @@ class StemConfig:
 
     def __post_init__(self) -> None:
         validate(self)
-        _at_least(self, "stem.", stages=1)
-        _check_stages("stem.stages", self.stages)
-        _at_most(self, "stem.", width=2**12)
-        _check_groups("stem.width", self.width)
-        _check_positive("stem.", standardise_eps=self.standardise_eps, norm_eps=self.norm_eps)
+        at_least(self, "stem.", stages=1)
+        check_stages("stem.stages", self.stages)
+        at_most(self, "stem.", width=2**12)
+        check_groups("stem.width", self.width)
+        check_positive("stem.", standardise_eps=self.standardise_eps, norm_eps=self.norm_eps)
 
     @property
     def stride(self) -> int:
@@ -86,8 +99,8 @@ class RelativeBiasConfig:
 
     def __post_init__(self) -> None:
         validate(self)
-        _at_least(self, "relative_bias.", hidden=1)
-        _at_most(self, "relative_bias.", hidden=2**16)
+        at_least(self, "relative_bias.", hidden=1)
+        at_most(self, "relative_bias.", hidden=2**16)
 
 
 @dataclass(frozen=True)
@@ -147,7 +160,7 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         validate(self)
-        _at_least(
+        at_least(
             self,
             width=1,
             depth=1,
@@ -162,17 +175,17 @@ class ViTConfig:
             pool_heads=1,
             pool_mlp=1,
         )
-        _at_most(self, width=2**16, depth=2**12, mlp=2**18, patch=2**12, image=2**17, channels=2**12, classes=2**24)
-        _at_most(self, registers=2**12, head_hidden=2**18, position_grid=2**12, pool_mlp=2**18)
-        _check_rates(self)
-        _check_heads(self)
+        at_most(self, width=2**16, depth=2**12, mlp=2**18, patch=2**12, image=2**17, channels=2**12, classes=2**24)
+        at_most(self, registers=2**12, head_hidden=2**18, position_grid=2**12, pool_mlp=2**18)
+        check_rates(self)
+        check_heads(self)
         check_image_size(self, self.image)
-        _check_position(self)
+        check_position(self)
         if self.norm == "post" and self.final_norm != "tokens":
             raise VitrailError(
                 f"norm='post' has no last norm to move, got final_norm={self.final_norm!r}; try final_norm='tokens'"
             )
-        _check_pool(self)
+        check_pool(self)
         if not self.key_bias and not self.qkv_bias:
             raise VitrailError("key_bias=False leaves the biases of queries and values, got qkv_bias=False; try key_bias=True")
 
@@ -256,13 +269,13 @@ class ResNetConfig:
 
     def __post_init__(self) -> None:
         validate(self)
-        _at_least(self, stages=1, image=1, channels=1, classes=0)
+        at_least(self, stages=1, image=1, channels=1, classes=0)
         if not self.stages:
             raise VitrailError("stages must name at least one stage, got none; try stages=3,4,6,3")
-        _check_stages("stages", self.stages)
-        _at_most(self, width=2**12, image=2**17, channels=2**12, classes=2**24)
-        _check_groups("width", self.width)
-        _check_positive(standardise_eps=self.standardise_eps, norm_eps=self.norm_eps)
+        check_stages("stages", self.stages)
+        at_most(self, width=2**12, image=2**17, channels=2**12, classes=2**24)
+        check_groups("width", self.width)
+        check_positive(standardise_eps=self.standardise_eps, norm_eps=self.norm_eps)
 
 
 ModelConfig = ViTConfig | ResNetConfig
@@ -271,7 +284,7 @@ ModelConfig = ViTConfig | ResNetConfig
 def check_image_size(config: ViTConfig, image: Pair) -> None:
     """Reject an image size that the patches do not divide, naming the nearest valid one."""
     if any(side < 1 or side % step for side, step in zip(image, config.patch_stride, strict=True)):
-        nearest = tuple(_nearest_multiple(side, step) for side, step in zip(image, config.patch_stride, strict=True))
+        nearest = tuple(nearest_multiple(side, step) for side, step in zip(image, config.patch_stride, strict=True))
         raise VitrailError(
             f"image must be a multiple of {'the stride' if config.stem else 'patch'} {format_size(config.patch_stride)}, "
             f"got image={format_size(image)}; try image={format_size(nearest)}"
@@ -285,142 +298,3 @@ def check_images(shape: tuple[int, ...], channels: int) -> None:
         raise VitrailError(f"images must be (batch, channels, height, width), got {shape}{hint}")
     if shape[1] != channels:
         raise VitrailError(f"images must have {channels} channels, got {shape[1]}")
-
-
-def format_size(pair: tuple[int, ...]) -> str:
-    return "x".join(map(str, pair))
-
-
-def _at_most(settings: Any, prefix: str = "", **limits: int) -> None:
-    """Reject values beyond any use, so that an untrusted file cannot exhaust the memory."""
-    for name, limit in limits.items():
-        value = getattr(settings, name)
-        if value is not None and any(item > limit for item in (value if isinstance(value, tuple) else (value,))):
-            raise VitrailError(f"{prefix}{name} must be at most {limit:,}, got {str(value)[:40]}; try {prefix}{name}={limit}")
-
-
-def _at_least(settings: Any, prefix: str = "", **limits: int) -> None:
-    for name, limit in limits.items():
-        value = getattr(settings, name)
-        items = value if isinstance(value, tuple) else (value,)
-        if value is not None and any(item < limit for item in items):
-            valid = ",".join(str(max(limit, item)) for item in items)
-            got = ",".join(map(str, items))
-            raise VitrailError(f"{prefix}{name} must be at least {limit}, got {got}; try {prefix}{name}={valid}")
-
-
-def _nearest_multiple(value: int, of: int) -> int:
-    return max(of, round(value / of) * of)
-
-
-def _check_stages(name: str, stages: tuple[int, ...]) -> None:
-    if len(stages) > 6 or max(stages, default=0) > 1000:
-        raise VitrailError(f"{name} must be at most 6 stages of 1000 units, got {str(stages)[:40]}; try {name}=3,4,6,3")
-
-
-def _check_groups(name: str, width: int) -> None:
-    if width < 1 or width % 32:
-        raise VitrailError(
-            f"{name} must be a multiple of the 32 groups of a norm, got {width}; try {_nearest_multiple(width, 32)}"
-        )
-
-
-def _check_positive(prefix: str = "", **values: float) -> None:
-    for name, value in values.items():
-        if value <= 0:
-            raise VitrailError(f"{prefix}{name} must be above 0, got {value}; try {prefix}{name}=1e-6")
-
-
-def _check_rates(config: ViTConfig) -> None:
-    for name in ("dropout", "attention_dropout", "stochastic_depth"):
-        if not 0 <= getattr(config, name) < 1:
-            raise VitrailError(f"{name} must be at least 0 and below 1, got {getattr(config, name)}; try {name}=0.1")
-    _check_positive(norm_eps=config.norm_eps)
-
-
-def _check_heads(config: ViTConfig) -> None:
-    if config.width % config.heads:
-        raise VitrailError(
-            f"width must be a multiple of heads, got width={config.width}, heads={config.heads}; "
-            f"try width={_nearest_multiple(config.width, config.heads)} or heads={_nearest_heads(config, 1)}"
-        )
-    if config.rotation and config.width // config.heads % 4:
-        raise VitrailError(
-            f"rotary rotates pairs along both axes, so the width of a head must be a multiple of 4, "
-            f"got {config.width}/{config.heads} = {config.width // config.heads}; try {_rotary_advice(config)}"
-        )
-
-
-def _check_pool(config: ViTConfig) -> None:
-    pool = config.pool
-    if pool.startswith("cls") and config.class_token is False:
-        raise VitrailError(f"pool={pool!r} reads the class token, got class_token=False; try pool='gap'")
-    if pool == "cls+register" and not config.registers:
-        raise VitrailError("pool='cls+register' reads a register, got registers=0; try registers=1")
-    if "+" in pool and config.final_norm == "pooled":
-        raise VitrailError(f"pool={pool!r} pools normalised tokens, got final_norm='pooled'; try final_norm='tokens'")
-    if pool != "map" and (config.pool_heads or config.pool_mlp or config.pool_prefix):
-        raise VitrailError(f"pool_heads, pool_mlp and pool_prefix go with attention pooling, got pool={pool!r}; try pool='map'")
-    if config.pool_heads and config.width % config.pool_heads:
-        raise VitrailError(
-            f"width must be a multiple of pool_heads, got width={config.width}, pool_heads={config.pool_heads}; "
-            f"try pool_heads={config.heads}"
-        )
-
-
-def _nearest_heads(config: ViTConfig, unit: int) -> int | None:
-    options = [heads for heads in range(1, config.width + 1) if config.width % (heads * unit) == 0]
-    return min(options, key=lambda heads: abs(heads - config.heads), default=None)
-
-
-def _rotary_advice(config: ViTConfig) -> str:
-    heads = _nearest_heads(config, 4)
-    return f"heads={heads}" if heads else f"width={_nearest_multiple(config.width, 4 * config.heads)}"
-
-
-def _check_position(config: ViTConfig) -> None:
-    kind = config.position
-    if config.position_grid is not None and not config.uses_position_grid:
-        raise VitrailError(f"position_grid goes with sin-cos tables and rotary, got position={kind!r}; try position_grid=none")
-    if config.rotary and kind == "rotary":
-        raise VitrailError("position='rotary' has its own settings, got rotary as well; try position='none'")
-    unit = {"learned2d": 2, "sincos1d": 2, "sincos2d": 4, "sincos2d-mae": 4, "sincos2d-moco": 4}.get(kind, 1)
-    minimum = 8 if kind == "sincos2d" else unit  # big_vision's frequencies need two steps
-    if config.width % unit or config.width < minimum:
-        valid = max(_nearest_multiple(config.width, lcm(unit, config.heads)), lcm(minimum, config.heads))
-        raise VitrailError(
-            f"position={kind!r} needs a width that is a multiple of {unit} and at least {minimum}, "
-            f"got width={config.width}; try width={valid}"
-        )
-    grid = config.position_grid or config.grid
-    if kind.startswith("sincos") and prod(grid) * config.width > 2**26:
-        raise VitrailError(
-            f"a {kind} table of {format_size(grid)} positions is larger than any model needs; try a larger patch"
-        )
-    if config.relative_bias:
-        _check_relative_bias(config)
-    if config.position_at != "input" and kind in ("none", "relative", "rotary"):
-        raise VitrailError(
-            f"position={kind!r} adds no table to the tokens, got position_at={config.position_at!r}; try position_at='input'"
-        )
-    if kind == "relative" and config.tokens < 2:
-        raise VitrailError(
-            f"position='relative' needs at least two tokens, got one patch of {format_size(config.patch_stride)} "
-            f"in image={format_size(config.image)}; try image={format_size((2 * config.image[0], 2 * config.image[1]))}"
-        )
-    if kind == "relative" and config.flexible:
-        raise VitrailError(
-            "position='relative' counts offsets along one fixed raster, so it cannot take another size; "
-            "try flexible=False, or position='rotary'"
-        )
-
-
-def _check_relative_bias(config: ViTConfig) -> None:
-    assert config.relative_bias is not None
-    if config.position == "relative":
-        raise VitrailError("relative_bias and position='relative' are both of the offsets; try position='none'")
-    if config.relative_bias.kind == "table" and config.registers:
-        raise VitrailError(
-            f"relative_bias.kind='table' has entries for a class token and patches, got registers={config.registers}; "
-            "try registers=0"
-        )

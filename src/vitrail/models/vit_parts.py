@@ -66,8 +66,10 @@ def build_rotary(c: ViTConfig) -> nn.ModuleList:
     if rotary is None:
         return nn.ModuleList()
     if not rotary.mixed:
-        settings = {"base": rotary.base, "coordinates": rotary.coordinates, "offset": rotary.offset}
-        return nn.ModuleList([Rotary(grid, head_width, c.prefix_tokens, **settings)])
+        axial = Rotary(
+            grid, head_width, c.prefix_tokens, base=rotary.base, coordinates=rotary.coordinates, offset=rotary.offset
+        )
+        return nn.ModuleList([axial])
     return nn.ModuleList(
         MixedRotary(grid, head_width, c.prefix_tokens, c.heads, base=rotary.base, coordinates=rotary.coordinates)
         for _ in range(c.depth)

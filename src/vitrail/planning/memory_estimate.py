@@ -14,7 +14,7 @@ R; micro-batch size b; c bytes per number in compute, 4 in float32 and 2 in bflo
     compute_copies       weights in compute dtype    2 P in bfloat16         4 O + 3 c B + 4 B
     accumulated_grads    with several micro-batches  4 T (not one process)   0
     activations          saved for backward          b x (what autograd saves per image)
-    workspace            temporary                   b x (the maximum over stages)
+    workspace            temporary                   b x (the maximum over stages), and what does not grow with b
     afterwards, without activations
     optimizer_workspace  Muon's temporaries          20 x (numbers in its largest group of matrices of one shape)
     eval_weights         before an evaluation        0                       4 P
@@ -30,7 +30,8 @@ bound there.
 
 In bfloat16, products and their inputs are half as large; the residual stream, the norms' inputs and statistics stay float32,
 and so do convolutions, as a bound. With activation checkpointing, a block of the encoder saves only its input, and one block at
-a time has all of its activations. Frozen stages save nothing. Dropout masks count as on a CPU, four times those of a GPU.
+a time has all of its activations; relative biases are computed outside of the blocks and kept. Frozen stages save nothing.
+Dropout masks count as on a CPU, four times those of a GPU.
 """
 
 from dataclasses import dataclass
@@ -38,10 +39,12 @@ from typing import Literal
 
 from vitrail.models.config import ResNetConfig, ViTConfig
 from vitrail.models.cost import Cost
-from vitrail.models.cost.counter import FLOAT_BYTES, Stage
+from vitrail.models.cost.attention import bias_floats
+from vitrail.models.cost.counter import FLOAT_BYTES, Stage, norm_saved
 from vitrail.recipes.recipe import Recipe
 
 BFLOAT16_BYTES = 2  # bytes of a bfloat16
+MANY_IMAGES = 2**50  # beside whose memory all that does not grow with the batch is less than a byte per image
 MUON_COPIES = 5  # copies of a group of matrices at the peak of an update
 Strategy = Literal["single", "ddp", "fsdp"]
 
@@ -88,6 +91,7 @@ class ModelCosts:
     fixed_bytes: int  # bytes of activations that do not grow with the batch
     bytes_per_image: int
     workspace_per_image: int
+    workspace_fixed: int  # bytes of the workspace that do not grow with the batch
     macs: int
     backward_macs: int  # MACs of the stages that gradients pass through
     recomputed_macs: int  # MACs that are recomputed in the backward pass
@@ -99,7 +103,7 @@ class ModelCosts:
 
 
 def compute_model_costs(recipe: Recipe) -> ModelCosts:
-    one_image, two_images = _cost(recipe, 1), _cost(recipe, 2)
+    one_image, two_images, many_images = (_cost(recipe, batch) for batch in (1, 2, MANY_IMAGES))
     first_trained = _first_trained_stage(recipe, one_image.stages)
     trained_stages = one_image.stages[first_trained:]
     recomputed = [stage for stage in trained_stages if stage.name.startswith("block ") and recipe.activation_checkpointing]
@@ -111,6 +115,7 @@ def compute_model_costs(recipe: Recipe) -> ModelCosts:
             recomputed_bytes.append(size - _input_bytes(stage))
     muon_groups = _muon_groups(recipe)
     fsdp_units = _fsdp_units(recipe, one_image)
+    workspace, workspace_per_image = _workspace(recipe, one_image), _workspace(recipe, many_images) // MANY_IMAGES
     return ModelCosts(
         parameters=one_image.parameters,
         trainable=sum(stage.parameters for stage in trained_stages),
@@ -118,11 +123,10 @@ def compute_model_costs(recipe: Recipe) -> ModelCosts:
         largest_muon_group=max(muon_groups, default=0),
         non_block=one_image.parameters - sum(fsdp_units),
         largest_block=max(fsdp_units, default=0),
-        fixed_bytes=2 * one_image.memory.training - two_images.memory.training,
+        fixed_bytes=2 * one_image.memory.training - two_images.memory.training + _kept_bias_bytes(recipe),
         bytes_per_image=sum(saved_bytes) + max(recomputed_bytes),
-        workspace_per_image=max(_peak_bytes(recipe, stage) for stage in one_image.stages[1:])
-        * (FLOAT_BYTES if _has_convolutions(recipe) else _compute_bytes(recipe))
-        // FLOAT_BYTES,
+        workspace_per_image=workspace_per_image,
+        workspace_fixed=workspace - workspace_per_image,
         macs=one_image.macs,
         backward_macs=sum(stage.macs for stage in trained_stages),
         recomputed_macs=sum(stage.macs for stage in recomputed),
@@ -146,7 +150,7 @@ def estimate_memory(
         compute_copies=compute_copies,
         accumulated_grads=FLOAT_BYTES * costs.trainable if micro_batches > 1 and strategy == "ddp" else 0,
         activations=costs.fixed_bytes + images * costs.bytes_per_image,
-        workspace=images * costs.workspace_per_image,
+        workspace=costs.workspace_fixed + images * costs.workspace_per_image,
         optimizer_workspace=MUON_COPIES * FLOAT_BYTES * costs.largest_muon_group if recipe.optim.name == "muon" else 0,
         eval_weights=weight_bytes if strategy == "fsdp" else 0,
     )
@@ -201,18 +205,18 @@ def _bytes_per_image(recipe: Recipe, one: Stage, two: Stage) -> int:
         return size * (FLOAT_BYTES + BFLOAT16_BYTES) // FLOAT_BYTES  # as loaded, and as multiplied
     if "block " not in one.name:
         return size
-    _, tokens, width = one.shape
-    # the norms' inputs and statistics, and the softmax's
-    full = FLOAT_BYTES * tokens * (sum(size + 2 for size in _norm_widths(recipe, one)) + _num_heads(recipe, one))
+    _, tokens, _ = one.shape
+    full = FLOAT_BYTES * tokens * (_norm_floats(recipe, one) + _num_heads(recipe, one))  # and the softmax's statistics
     return full + (size - full) * BFLOAT16_BYTES // FLOAT_BYTES
 
 
-def _norm_widths(recipe: Recipe, block: Stage) -> list[int]:
-    """Widths of the norms of a block: of both branches, of the heads' output and of the hidden layer."""
+def _norm_floats(recipe: Recipe, block: Stage) -> int:
+    """Floats per token that the norms of a block save: of both branches, queries and keys, heads' output, hidden layer."""
     model, width = recipe.model, block.shape[-1]
     if isinstance(model, ResNetConfig) or block.name.startswith("decoder"):
-        return [width, width]
-    return [width, width, *([width] if model.attention_norm else []), *([model.mlp] if model.mlp_norm else [])]
+        return 2 * (width + norm_saved(1, width, "layer"))
+    inside = (2 * width if model.qk_norm else 0, width if model.attention_norm else 0, model.mlp if model.mlp_norm else 0)
+    return sum(each + norm_saved(1, each, model.norm_kind) for each in (width, width, *inside) if each)
 
 
 def _num_heads(recipe: Recipe, block: Stage) -> int:
@@ -221,13 +225,28 @@ def _num_heads(recipe: Recipe, block: Stage) -> int:
     return recipe.model.heads if isinstance(recipe.model, ViTConfig) else 0
 
 
+def _workspace(recipe: Recipe, model_cost: Cost) -> int:
+    """Peak bytes over the stages, of their batch."""
+    peak = max(_peak_bytes(recipe, stage) for stage in model_cost.stages[1:])
+    return peak * (FLOAT_BYTES if _has_convolutions(recipe) else _compute_bytes(recipe)) // FLOAT_BYTES
+
+
+def _kept_bias_bytes(recipe: Recipe) -> int:
+    """Bytes of the relative biases that the blocks keep as inputs, to be recomputed with them."""
+    model = recipe.model
+    if isinstance(model, ResNetConfig) or model.relative_bias is None or not recipe.activation_checkpointing:
+        return 0
+    return _compute_bytes(recipe) * bias_floats(model) * (1 if model.relative_bias.shared else model.depth)
+
+
 def _peak_bytes(recipe: Recipe, stage: Stage) -> int:
     """Peak bytes within a stage. With gradients, the GELU of a block does not work in place."""
     if "block " not in stage.name or isinstance(recipe.model, ResNetConfig):
         return stage.peak_bytes
-    _, tokens, width = stage.shape
+    batch, tokens, width = stage.shape
     hidden = 4 * width if stage.name.startswith("decoder") else recipe.model.mlp
-    return max(stage.peak_bytes, FLOAT_BYTES * tokens * ((2 + (recipe.model.norm == "pre")) * width + 2 * hidden))
+    with_gradients = batch * tokens * ((2 + (recipe.model.norm == "pre")) * width + 2 * hidden)
+    return max(stage.peak_bytes, FLOAT_BYTES * with_gradients)
 
 
 def _input_bytes(block: Stage) -> int:

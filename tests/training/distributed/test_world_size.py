@@ -4,6 +4,7 @@ import json
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from tests.training.distributed.torchrun import (
     write_recipe,
 )
 from vitrail.augment.policy import get_policy
-from vitrail.models.config import ViTConfig
+from vitrail.models.config import RelativeBiasConfig, ViTConfig
 from vitrail.models.masking_config import Masking
 from vitrail.recipes.recipe import Recipe
 from vitrail.recipes.task_config import MaskedImage
@@ -163,12 +164,16 @@ def test_self_supervised_training_is_the_same_on_two_ranks(method: str, parallel
     assert (run / "reconstructions" / "step-20.npz").is_file()
 
 
+INNER_NORMS = {"norm_kind": "rms", "attention_norm": True, "key_bias": False, "relative_bias": RelativeBiasConfig()}
+
+
 @pytest.mark.slow
-def test_in_bfloat16_ddp_and_fsdp_make_the_same_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [{"layer_scale": 0.1}, INNER_NORMS], ids=["scales", "RMSNorm, relative bias"])
+def test_in_bfloat16_ddp_and_fsdp_make_the_same_run(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Norms and scales stay in float32 under both. Unlike in one process, gradients are rounded once per rank."""
     plain = deterministic_recipe(precision="bfloat16", steps=20)
     assert isinstance(plain.model, ViTConfig)
-    file = write_recipe(replace(plain, model=replace(plain.model, layer_scale=0.1)), tmp_path)
+    file = write_recipe(replace(plain, model=replace(plain.model, **changes)), tmp_path)
     for parallel in ("ddp", "fsdp"):
         done = torchrun(2, "train", "--recipe-from", file, "--out", tmp_path / parallel, "--set", f"parallel={parallel}")
         assert done.returncode == 0, done.stderr[-2000:]
@@ -176,5 +181,5 @@ def test_in_bfloat16_ddp_and_fsdp_make_the_same_run(tmp_path: Path) -> None:
     assert list(theirs) == list(ours) == list(range(1, 21))
     for step, metrics in ours.items():
         gradient = metrics.pop("grad_norm")  # bfloat16 has eight bits of precision
-        assert theirs[step].pop("grad_norm") == pytest.approx(gradient, rel=1e-3)
+        assert theirs[step].pop("grad_norm") == pytest.approx(gradient, rel=3e-3)
         assert theirs[step] == pytest.approx(metrics, rel=1e-4, abs=1e-5)

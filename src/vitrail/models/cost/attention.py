@@ -1,7 +1,7 @@
 """Cost of attention and of its positions: rotary, relative keys, relative bias. Torch-free.
 
-A number between 1 and 3 in front of t * d counts tensors of that size. On a CPU the fused kernel supports neither dropout nor
-a bias with a gradient; without it the weights of all pairs of tokens are saved.
+n patches, t tokens, d width, h heads: a tensor of all tokens has t * d floats. On a CPU the fused kernel supports neither
+dropout nor a bias with a gradient; without it the weights of all pairs of tokens are saved.
 """
 
 from vitrail.models.config import ViTConfig
@@ -42,8 +42,7 @@ def _saved_floats(c: ViTConfig) -> int:
         projection_saved = c.qk_norm or learned_angles or (relative and not _has_own_queries(c))
         return saved + (3 * t * d if projection_saved else 0)
     saved += 3 * t * d + t * h  # the projection, of which values are a view, and a sum for each query
-    saved += 2 * t * d if _has_own_queries(c) else 0
-    return saved + (t * d if c.qk_norm else 0)  # the output in the norms' order of memory, before heads are joined
+    return saved + (2 * t * d if _has_own_queries(c) else 0)
 
 
 def _has_own_queries(c: ViTConfig) -> bool:
@@ -57,9 +56,8 @@ def _peaks(c: ViTConfig) -> list[int]:
     # the embedded patches, the block's input, its norm, and queries, keys and values
     before = c.patches * d + t * d * (1 + (c.norm == "pre") + 3)
     queries = 2 * t * d if _has_own_queries(c) else 0
-    copied = c.qk_norm or c.relative_bias is not None or c.attention_norm  # the output once more, joined or normalised
     bias = h * t * t if c.position == "relative" else 0
-    peaks = [before + queries + bias + t * d * (2 + copied)]  # the heads' output and its projection
+    peaks = [before + queries + bias + t * d * (2 + c.attention_norm)]  # the heads' output, its norm and projection
     if c.rotation:  # rotated queries; keys turned by a quarter, two products and their sum
         peaks.append(before + t * d * (5 + 2 * c.qk_norm))
     if c.position == "relative":  # scores of all offsets, then those of each pair
@@ -67,41 +65,33 @@ def _peaks(c: ViTConfig) -> list[int]:
     return peaks
 
 
-def count_rotary(c: ViTConfig, counter: OpCounter) -> None:
-    """Count the angles of all layers: their cosines and sines are saved and, if they are learned, the angles as well."""
-    if c.rotation is None:
+def count_layer_positions(c: ViTConfig, layer: int, counter: OpCounter) -> None:
+    """Count what a layer has of its own: learned rotary frequencies, a bias of offsets. A shared bias is the first layer's."""
+    n, t, d = c.patches, c.tokens, c.width
+    if c.rotation and c.rotation.mixed:  # a frequency along each axis for each pair of channels
+        counter.parameters += d
+        counter.macs += n * d
+        counter.saved_floats_fixed += 2 * n + 3 * t * d  # coordinates of the patches; angles, their cosines and sines
+    if not _has_bias(c, layer):
         return
-    if not c.rotation.mixed:
-        counter.saved_floats_fixed += rotation_floats(c)
-        return
-    counter.parameters += c.depth * c.width  # a frequency along each axis for each pair of channels
-    counter.macs += c.depth * c.patches * c.width
-    counter.saved_floats_fixed += c.depth * (3 * c.tokens * c.width + 2 * c.patches)  # with the coordinates of each patch
+    assert c.relative_bias is not None
+    offsets, hidden = _num_offsets(c), c.relative_bias.hidden
+    if c.relative_bias.kind == "table":
+        counter.parameters += (offsets + 3 * c.has_class_token) * c.heads
+    else:
+        counter.linear(offsets, 2, hidden)
+        counter.linear(offsets, hidden, c.heads)
+    counter.saved_floats_fixed += offset_mlp_floats(c, layer) + INDEX_FLOATS * n * n  # which offset each pair has
+    # the bias of the layer before exists until there is a new one
+    held = rotation_floats(c) + (bias_floats(c) if layer else 0)
+    counter.add_moment((n + t) * d, held + _bias_peak(c))
 
 
 def rotation_floats(c: ViTConfig) -> int:
-    """Floats of the cosines and sines that a layer reads: of each token, or of each token and head."""
+    """Floats of the cosines and sines that a layer reads: of each token, with learned frequencies of each head."""
     if c.rotation is None:
         return 0
     return 2 * c.tokens * (c.width if c.rotation.mixed else c.width // c.heads)
-
-
-def count_relative_bias(c: ViTConfig, counter: OpCounter) -> None:
-    """Count the biases of all layers, or the one that they share: values of offsets, and their index for each pair."""
-    if c.relative_bias is None:
-        return
-    count = 1 if c.relative_bias.shared else c.depth
-    offsets, hidden = _num_offsets(c), c.relative_bias.hidden
-    each = OpCounter(saved_floats_fixed=INDEX_FLOATS * c.patches**2)
-    if c.relative_bias.kind == "table":
-        each.parameters += (offsets + 3 * c.has_class_token) * c.heads
-    else:
-        each.linear(offsets, 2, hidden)
-        each.linear(offsets, hidden, c.heads)
-        each.saved_floats_fixed += offsets * (2 + hidden)
-    counter.parameters += count * each.parameters
-    counter.macs += count * each.macs
-    counter.saved_floats_fixed += count * each.saved_floats_fixed
 
 
 def bias_floats(c: ViTConfig) -> int:
@@ -109,7 +99,14 @@ def bias_floats(c: ViTConfig) -> int:
     return c.heads * c.tokens**2 if c.relative_bias else 0
 
 
-def bias_peak(c: ViTConfig) -> int:
+def offset_mlp_floats(c: ViTConfig, layer: int) -> int:
+    """Floats that the MLP of a layer's relative bias saves: its input and hidden layer for each offset."""
+    if not _has_bias(c, layer) or c.relative_bias is None or c.relative_bias.kind == "table":
+        return 0
+    return _num_offsets(c) * (2 + c.relative_bias.hidden)
+
+
+def _bias_peak(c: ViTConfig) -> int:
     """Floats at the peak of computing a relative bias, the same for every batch size."""
     assert c.relative_bias is not None
     n, t, h = c.patches, c.tokens, c.heads
@@ -121,6 +118,10 @@ def bias_peak(c: ViTConfig) -> int:
     offsets, hidden = _num_offsets(c), c.relative_bias.hidden
     before = 2 * offsets + 2 * sum(c.grid) - 2 + offsets * hidden  # offsets, along each axis too, and the hidden layer
     return before + max(offsets * hidden, offsets * h + look_up, h * (n * n + t * t))  # prefix tokens: padded
+
+
+def _has_bias(c: ViTConfig, layer: int) -> bool:
+    return c.relative_bias is not None and (layer == 0 or not c.relative_bias.shared)
 
 
 def _num_offsets(c: ViTConfig) -> int:

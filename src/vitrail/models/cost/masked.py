@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.cost import Cost, cost, total_cost
-from vitrail.models.cost.counter import OpCounter, Stage
+from vitrail.models.cost.attention import count_layer_positions, offset_mlp_floats
+from vitrail.models.cost.counter import FLOAT_BYTES, OpCounter, Stage
 from vitrail.models.masking_config import Masking, check_masking
 
 
@@ -25,11 +26,30 @@ def _encoder_stages(config: ViTConfig, masking: Masking, full: Cost, batch: int)
         return list(full.stages)
     visible = config.patches - masking.num_masked(config.grid)
     strip = replace(config, image=(config.patch[0], config.patch[1] * visible), position_grid=None)
-    pairs = zip(full.stages, cost(strip, batch).stages, strict=True)
-    return [
-        full_stage if full_stage.name in ("image", "patches") else replace(visible_stage, parameters=full_stage.parameters)
-        for full_stage, visible_stage in pairs
+    stages = [
+        whole if whole.name in ("image", "patches") else _repeat_images(one, batch, whole.parameters)
+        for whole, one in zip(full.stages, cost(strip).stages, strict=True)
     ]
+    first = [stage.name for stage in stages].index("block 1")
+    for layer in range(config.depth):
+        stages[first + layer] = _add_whole_grid(stages[first + layer], config, strip, layer, batch)
+    return stages
+
+
+def _repeat_images(one: Stage, batch: int, parameters: int) -> Stage:
+    """Return the stage of a batch from that of one image: each has other visible patches, so angles and biases of its own."""
+    peak_bytes, saved_bytes = batch * one.peak_bytes, batch * one.saved_bytes
+    return Stage(one.name, (batch, *one.shape[1:]), parameters, one.macs, peak_bytes, saved_bytes)
+
+
+def _add_whole_grid(block: Stage, config: ViTConfig, strip: ViTConfig, layer: int, batch: int) -> Stage:
+    """Return a block whose learned angles and bias are computed for the whole grid, before those of visible patches are
+    picked, instead of for the strip."""
+    whole, part = OpCounter(), OpCounter()
+    count_layer_positions(config, layer, whole)
+    count_layer_positions(strip, layer, part)
+    saved = FLOAT_BYTES * (offset_mlp_floats(config, layer) - batch * offset_mlp_floats(strip, layer))
+    return replace(block, macs=block.macs + whole.macs - part.macs, saved_bytes=block.saved_bytes + saved)
 
 
 def _decoder_stages(config: ViTConfig, masking: Masking, batch: int) -> list[Stage]:
@@ -42,7 +62,7 @@ def _decoder_stages(config: ViTConfig, masking: Masking, batch: int) -> list[Sta
     embed.update_peak(rows * config.width + 2 * config.tokens * width)
     decoder = ViTConfig(
         width, masking.decoder_depth, 4 * width, masking.decoder_heads, config.patch, config.image, config.channels, 0,
-        position="none", class_token=config.has_class_token, registers=config.registers, pool="gap",
+        position="none", class_token=config.has_class_token, registers=config.registers, pool="gap", gelu=config.gelu,
     )  # fmt: skip
     blocks = [stage for stage in cost(decoder, batch).stages if stage.name.startswith("block ")]
     # the norm saves all tokens, for a view of some

@@ -4,14 +4,7 @@ from collections.abc import Iterator
 from math import prod
 
 from vitrail.models.config import ViTConfig
-from vitrail.models.cost.attention import (
-    bias_floats,
-    bias_peak,
-    count_attention,
-    count_relative_bias,
-    count_rotary,
-    rotation_floats,
-)
+from vitrail.models.cost.attention import bias_floats, count_attention, count_layer_positions, rotation_floats
 from vitrail.models.cost.counter import OpCounter, Stage
 from vitrail.models.cost.resnet import stem_stages
 
@@ -61,14 +54,12 @@ def _patch_embed(c: ViTConfig, channels: int) -> OpCounter:
 
 
 def _tokens(c: ViTConfig) -> OpCounter:
-    """Count the tokens before the first block, and the positions of all layers, which are no part of the blocks."""
+    """Count the tokens before the first block, all position tables, and the angles of rotary positions without weights."""
     tables = len({table for table in c.layers_with_position if table is not None})
     counter = OpCounter(parameters=c.prefix_tokens * c.width + tables * _position_parameters(c))
     counter.update_peak(2 * c.tokens * c.width)
-    count_rotary(c, counter)
-    count_relative_bias(c, counter)
-    if c.relative_bias and c.relative_bias.shared:
-        counter.add_moment(_block_inputs(c), rotation_floats(c) + bias_peak(c))
+    if c.rotation and not c.rotation.mixed:
+        counter.saved_floats_fixed += rotation_floats(c)
     if c.dropout:
         counter.saved_floats += c.tokens * c.width
     if c.embed_norm:
@@ -85,16 +76,10 @@ def _position_parameters(c: ViTConfig) -> int:
     return learned[c.position] + c.prefix_positions * c.width if c.position in learned else 0
 
 
-def _block_inputs(c: ViTConfig) -> int:
-    """Floats per image that exist during a block beside its own: the embedded patches and its input, which its callers hold."""
-    return (c.patches + c.tokens) * c.width
-
-
 def _block(c: ViTConfig, layer: int) -> OpCounter:
     t, d = c.tokens, c.width
     counter = OpCounter(peak_floats_fixed=rotation_floats(c) + bias_floats(c))
-    if c.relative_bias and not c.relative_bias.shared:  # the bias of the layer before exists until there is a new one
-        counter.add_moment(_block_inputs(c), rotation_floats(c) + (bias_floats(c) if layer else 0) + bias_peak(c))
+    count_layer_positions(c, layer, counter)
     count_attention(c, counter)
     _mlp(c, counter)
     for _ in range(2):
@@ -115,7 +100,8 @@ def _mlp(c: ViTConfig, counter: OpCounter) -> None:
     counter.saved_floats += t * m * ({"quick": 3, "swiglu": 4}.get(kind, 2) + (c.dropout > 0))
     if c.mlp_norm:
         counter.norm(t, m, c.norm_kind)
-    before = _block_inputs(c) + t * d * (1 + (c.norm == "pre"))  # the sum with the attention's output, and its norm
+    # embedded patches and the block's input, which its callers hold, the sum with the attention's output, and its norm
+    before = c.patches * d + t * d * (2 + (c.norm == "pre"))
     # GELU is in place; QuickGELU holds its sigmoid and the product, SwiGLU all that it would save
     counter.update_peak(before + t * m * {"quick": 3, "swiglu": 4}.get(kind, 1 + c.mlp_norm))
     # at the end the hidden layer and its norm, with SwiGLU gate and value instead of the former, and the output
