@@ -69,10 +69,11 @@ def test_another_tower_is_left_aside_and_named(state: dict[str, Tensor], tmp_pat
     assert_loads(content, state, tmp_path, ("text.ln_final.weight", "logit_scale"))
 
 
-def test_of_teacher_and_student_the_teacher_is_read(state: dict[str, Tensor], tmp_path: Path) -> None:
-    student = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-    content = {**prefixed(student, "student.backbone."), **prefixed(state, "teacher.backbone.")}
-    assert_loads(content, state, tmp_path, tuple(prefixed(student, "student.backbone.")))
+@pytest.mark.parametrize("prefix", ["{}.backbone.", "{}_backbone.vit."])  # DINO's, lightly's
+def test_of_teacher_and_student_the_teacher_is_read(prefix: str, state: dict[str, Tensor], tmp_path: Path) -> None:
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    student = prefixed(zeros, prefix.format("student"))
+    assert_loads({**student, **prefixed(state, prefix.format("teacher"))}, state, tmp_path, tuple(student))
 
 
 INERT: dict[str, Any] = {

@@ -234,11 +234,11 @@ def test_no_kind_of_published_models_is_written_wrongly(kind: str, format: Any, 
 )
 @pytest.mark.parametrize("format", ["timm", "huggingface"])
 def test_an_mae_of_another_kind_is_refused(changes: dict[str, Any], format: Any, tmp_path: Path) -> None:
-    config = small_config(**{"gelu": "exact", "image": (12, 12), "patch": (4, 4), **changes})
+    encoder = small_vit(**{"gelu": "exact", "classes": 0, "image": (12, 12), "patch": (4, 4), **changes})
     masking = Masking("mae", decoder_width=8, decoder_depth=1, decoder_heads=2)
     name = "mae.safetensors" if format == "timm" else "mae"
     with pytest.raises(VitrailError, match=rf"the {format} format cannot hold .*; (save model.encoder alone|use format)"):
-        save(MAE(config, masking), tmp_path / name, format=format)
+        save(MAE(encoder, masking), tmp_path / name, format=format)
     assert list(tmp_path.iterdir()) == []
 
 

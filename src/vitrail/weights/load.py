@@ -44,7 +44,7 @@ from vitrail.weights.model_folder import (
     resolve_run,
     training_metadata,
 )
-from vitrail.weights.read_file import RawCheckpoint, own_copy, read_file
+from vitrail.weights.read_file import CLASS_NAMES_KEY, RawCheckpoint, own_copy, read_file
 
 # The Perception Encoder before CLIP, whose names it has.
 CONVERTERS = (official, timm, huggingface, torchvision, perception_encoder, open_clip, aimv2, mmpretrain, vit_pytorch)
@@ -247,15 +247,17 @@ def wrap_misfits(path: Path) -> Iterator[None]:
 
 def convert_foreign(raw: RawCheckpoint, path: Path, overrides: Overrides) -> ConvertedCheckpoint:
     """Convert another library's tensors to a model of ours."""
+    # Apple's folders have a config.json of Hugging Face's kind next to tensors in the names of their own code.
+    by_config = huggingface.names_family(raw.sidecar) and not aimv2.matches(raw.tensors)
     for converter in CONVERTERS:
-        if converter is huggingface if huggingface.names_family(raw.sidecar) else converter.matches(raw.tensors):
+        if converter is huggingface if by_config else converter.matches(raw.tensors):
             may_be_empty = getattr(converter, "MAY_BE_EMPTY", ())
             empty = [name for name, tensor in raw.tensors.items() if not tensor.numel() and name not in may_be_empty]
             if empty:
                 raise VitrailError(f"{path} is damaged: {empty[0]} is empty")
             sidecar = {**raw.sidecar, "wrapper": raw.wrapper, "file_name": path.name}
             with wrap_misfits(path):
-                checkpoint = _from_metadata(converter, raw, overrides) or converter.convert_checkpoint(
+                checkpoint = _from_metadata(converter, raw, sidecar, overrides) or converter.convert_checkpoint(
                     raw.tensors, sidecar, overrides
                 )
             wrapper_note = [f"the weights under {raw.wrapper!r}"] if raw.wrapper and raw.unused else []
@@ -283,13 +285,19 @@ def read_own(path: Path, overrides: Overrides) -> ConvertedCheckpoint:
     )
 
 
-def _from_metadata(converter: Any, raw: RawCheckpoint, overrides: Overrides) -> ConvertedCheckpoint | None:
+def _from_metadata(
+    converter: Any, raw: RawCheckpoint, sidecar: dict[str, Any], overrides: Overrides
+) -> ConvertedCheckpoint | None:
     """Read a file by the metadata that our own ``save`` wrote into it; return None if it has none."""
     if "model" not in raw.vitrail_metadata or not hasattr(converter, "tensor_maps"):  # of a format that is never written
         return None
     config = parse_value(raw.vitrail_metadata["model"], ModelConfig, "model")
     _check_overrides(config, overrides)
-    state, unused = import_tensors(converter.tensor_maps(config), raw.tensors)
+    if raw.vitrail_metadata.get(CLASS_NAMES_KEY) is True:  # its tensors are renamed by what config.json says
+        converted = converter.convert_checkpoint(raw.tensors, sidecar, overrides)
+        state, unused = converted.state, converted.unused
+    else:
+        state, unused = import_tensors(converter.tensor_maps(config), raw.tensors)
     return ConvertedCheckpoint(
         converter.__name__.rpartition(".")[2],
         config,

@@ -58,7 +58,7 @@ PE = {
     "rotary": RotaryConfig(base=10_000, coordinates="scaled", offset=1.0),
 }
 PE_CORE = {**PE, "pool": "map", "pool_heads": 8, "pool_prefix": True}
-PE_GIANT = {"class_token": None, "position_prefix": "none", "rotary": EVA_ROTARY}
+PE_GIANT = {"class_token": None, "pool_prefix": False, "position_prefix": "none", "rotary": EVA_ROTARY}
 AIMV2 = {
     "gelu": "exact",
     "norm_kind": "rms",

@@ -44,6 +44,7 @@ INERT_GLOBALS = (
 )
 SIDECAR_STEMS = ("model", "pytorch_model", "open_clip_model", "open_clip_pytorch_model")  # of files with a config.json
 METADATA_KEY = "vitrail"  # the key of our metadata in a safetensors header; an .npz has it in its comment
+CLASS_NAMES_KEY = "class_names_of_timm"  # in the metadata of a folder whose tensors have the names of one of timm's classes
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from vitrail.weights.convert import huggingface, inspect, mae, official, timm, t
 from vitrail.weights.convert.inspect import Origin, Overrides, unsupported
 from vitrail.weights.convert.tensor_map import export_tensors
 from vitrail.weights.model_folder import DECODER_FILE, FORMAT_VERSION, METADATA_FILE, TRAINING_KEYS, WEIGHTS_FILE
-from vitrail.weights.read_file import METADATA_KEY
+from vitrail.weights.read_file import CLASS_NAMES_KEY, METADATA_KEY
 
 MODEL_FILES = {WEIGHTS_FILE, METADATA_FILE, DECODER_FILE, "config.json", "preprocessor_config.json"}
 FORMAT_SUFFIXES: dict[str, tuple[str, ...]] = {
@@ -170,10 +170,10 @@ def _write_timm(model: nn.Module, folder: Path, training: dict[str, Any]) -> Non
     base = timm_writer.choose_base(config)
     common = export_tensors(timm.tensor_maps(config), state)
     tensors = timm_writer.to_class_names(common, config, base)
-    is_common = all(tensors.get(name) is tensor for name, tensor in common.items())
-    # a file with our metadata is read by the common names; one with another class's by its config.json
-    metadata = {METADATA_KEY: json.dumps(model_metadata(model, config, training))} if is_common else {}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", **metadata})
+    metadata = model_metadata(model, config, training)
+    if any(tensors.get(name) is not tensor for name, tensor in common.items()):
+        metadata[CLASS_NAMES_KEY] = True
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", METADATA_KEY: json.dumps(metadata)})
     content = timm_folder.config_file(config, base, encoder.preprocess, encoder.class_names)
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
 

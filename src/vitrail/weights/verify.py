@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,6 +23,11 @@ from vitrail.weights.load import load
 from vitrail.weights.read_file import read_file
 
 TOLERANCE = 1e-4
+# Fields in which a model differs from timm's plain one, which a file without an architecture is compared with.
+BEYOND_PLAIN = (
+    *("rotary", "relative_bias", "norm_kind", "patch_norm", "attention_norm", "mlp_norm", "key_bias", "out_bias"),
+    *("pool_heads", "pool_mlp", "pool_prefix"),
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ def published_parameters(config: ModelConfig) -> int | None:
         "patch_bias",
         "embed_norm",
         "mlp_kind",
+        *BEYOND_PLAIN,
     )
     if isinstance(config, ViTConfig) and any(
         getattr(config, field) != getattr(published_config, field) for field in compared_fields
@@ -149,6 +155,8 @@ def _reference_model(model: Model, path: Path) -> tuple[nn.Module | None, str | 
     builders = {"timm": _build_timm, "huggingface": _build_huggingface, "torchvision": _build_torchvision}
     if origin not in builders or not find_spec({"huggingface": "transformers"}.get(origin, origin)):
         return None, None
+    if origin == "timm" and not read_file(path).sidecar.get("architecture") and _is_beyond_plain(model.config):
+        return None, None  # no library has a model that can be built from such a file alone
     declare_torchvision_operators()
     try:
         return builders[origin](model, path).eval(), origin
@@ -157,6 +165,13 @@ def _reference_model(model: Model, path: Path) -> tuple[nn.Module | None, str | 
     except Exception as error:  # each library raises its own exceptions, and a refusal is a result too
         reason = " ".join(str(error).split()[:40]) or type(error).__name__
         raise VitrailError(f"{origin} cannot load {path}: {reason}; give a second checkpoint to compare with") from None
+
+
+def _is_beyond_plain(config: ModelConfig) -> bool:
+    defaults = {field.name: field.default for field in fields(ViTConfig)}
+    return isinstance(config, ViTConfig) and (
+        config.pool == "cls+register" or any(getattr(config, name) != defaults[name] for name in BEYOND_PLAIN)
+    )
 
 
 _torchvision_library: Any = None
@@ -188,7 +203,8 @@ def _build_timm(model: Model, path: Path) -> nn.Module:
         options: dict[str, Any] = {**(sidecar.get("model_args") or {}), "num_classes": model.config.classes}
         if isinstance(model.config, ViTConfig):
             options["img_size"] = model.config.image
-        return _load_strict(timm.create_model(architecture, **options), _used_tensors(model, path))
+        build = timm.models.model_entrypoint(architecture.partition(".")[0])  # create_model would leave out what is null
+        return _load_strict(build(**options), _used_tensors(model, path))
     tensors = to_timm_names(_used_tensors(model, path))
     config = model.config
     if not isinstance(config, ViTConfig):

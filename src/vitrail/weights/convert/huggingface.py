@@ -21,6 +21,7 @@ from vitrail.weights.convert.tensor_map import TensorMap, affine, concat, import
 GELU_NAMES: dict[str, Gelu] = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 RESAMPLE_FILTERS: dict[int, Any] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 MODEL_TYPES = ("vit", "vit_mae")
+MAY_BE_EMPTY = ("embeddings.register_tokens",)  # of a DINOv3 without registers
 # In transformers 5 a model in memory has other names than its file, and ViTMAE's decoder has yet others in the file.
 NEW_TO_OLD_NAMES = [
     (r"^(vit\.)?layers\.(?=\d)", r"\1encoder.layer."),
@@ -56,8 +57,10 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
     if isinstance(model_type, str) and model_type in MISSING_FEATURES:
         raise VitrailError(f"{model_type} has {MISSING_FEATURES[model_type]}, which Vitrail's Vision Transformers do not have")
     if model_type not in MODEL_TYPES:
-        supported = ", ".join(map(repr, (*MODEL_TYPES, *FAMILIES)))
-        raise VitrailError(f"config.json describes a {str(model_type)[:60]!r}; of Hugging Face's, {supported} can be read")
+        raise VitrailError(
+            f"config.json describes a {str(model_type)[:60]!r}; of Hugging Face's, 'vit', 'vit_mae', 'clip', 'siglip', "
+            "'dinov2', 'dinov3_vit', 'deit', 'beit' and others of their kind can be read"
+        )
     if not any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in file) or any(
         name.endswith(".layer_scale1.lambda1") for name in file
     ):

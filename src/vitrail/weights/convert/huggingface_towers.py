@@ -111,6 +111,7 @@ def _rename(name: str) -> str:
 
 def _to_timm(file: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename every tensor, join q, k and v, and give vectors and tables timm's axes."""
+    file = {name: tensor for name, tensor in file.items() if tensor.numel()}
     tensors = {_rename(name): tensor for name, tensor in file.items()}
     if len(tensors) < len(file):
         raise VitrailError("the file has two tensors for one part of the model; it is ambiguous which to use")

@@ -44,17 +44,15 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
         raise VitrailError("config.json would execute its own code (auto_map), which is never done")
     assumed: list[str] = []
     pretrained_cfg = sidecar.get("pretrained_cfg", sidecar) if isinstance(sidecar.get("pretrained_cfg", sidecar), dict) else {}
-    args, config = _model_args(sidecar), None
+    args, origin = _model_args(sidecar), _named_origin(sidecar)
+    config: ModelConfig
     if "stem.conv.weight" in file:
-        origin, config = (
-            _named_origin(sidecar),
-            infer_resnet(file, _recorded_size(pretrained_cfg, {}), args, sidecar.get("architecture")),
-        )
+        config = infer_resnet(file, _recorded_size(pretrained_cfg, {}), args, sidecar.get("architecture"))
         state, unused = import_tensors(resnet_maps(config), file)
     else:
         tensors = to_timm_names(file)
         _check_tensors(tensors, sidecar)
-        origin = _named_origin(sidecar) if _is_named(sidecar) else bare_origin(file, tensors, sidecar)
+        origin = origin if _is_named(sidecar) else bare_origin(file, tensors, sidecar)
         facts = _facts(file, tensors, sidecar, args, overrides, origin, assumed)
         config, state, unused = convert_vit(tensors, facts, _recorded_size(pretrained_cfg, args), overrides, assumed)
         check_model_args(args, config)
@@ -138,8 +136,10 @@ def _facts(
     else:
         check_bare(file, tensors, overrides, origin)
         facts = bare_facts(file, tensors, sidecar, overrides, origin, assumed)
-    facts = apply_model_args(facts, {**args, "act_layer": None} if gated else args)
-    _check_gate(facts, gated, args.get("act_layer"), assumed)
+    facts = apply_model_args(facts, {name: value for name, value in args.items() if name != "act_layer" or not gated})
+    _check_gate(facts, gated, args.get("act_layer"))
+    if gated and not _is_named(sidecar):
+        assumed.append("SwiGLU (the gated MLP of published models: SiLU of the first half of fc1)")
     if "attn_pool.latent" in tensors:
         facts = replace(facts, pool="map")
     elif facts.pool == "map":
@@ -152,7 +152,7 @@ def _facts(
     )
 
 
-def _check_gate(facts: Architecture, gated: bool, activation: Any, assumed: list[str]) -> None:
+def _check_gate(facts: Architecture, gated: bool, activation: Any) -> None:
     """Refuse a gated MLP that is not a SwiGLU, and a plain one where the architecture has a SwiGLU."""
     if facts.gated and not gated:
         raise VitrailError("config.json describes a model with gated MLPs, but those of the weights have no gate")
@@ -161,8 +161,6 @@ def _check_gate(facts: Architecture, gated: bool, activation: Any, assumed: list
             f"act_layer in config.json must be silu with a gated MLP, got {str(activation)[:40]!r}; a gate with another "
             "activation is one that Vitrail's Vision Transformers do not have"
         )
-    if gated and not facts.gated:
-        assumed.append("SwiGLU (the gated MLP of published models: SiLU of the first half of fc1)")
 
 
 def _check_tensors(file: Mapping[str, Tensor], sidecar: Mapping[str, Any]) -> None:
@@ -173,6 +171,8 @@ def _check_tensors(file: Mapping[str, Tensor], sidecar: Mapping[str, Any]) -> No
         if any(re.search(pattern, name) for name in file):
             raise VitrailError(f"the file has {feature}, which Vitrail's Vision Transformers do not have")
     up, down = file.get("blocks.0.mlp.fc1.weight"), file.get("blocks.0.mlp.fc2.weight")
+    if "patch_embed.proj.bias" not in file and "norm_pre.weight" not in file and "patch_embed.proj.weight" in file:
+        raise VitrailError("the file lacks patch_embed.proj.bias")
     if up is None or down is None:
         raise VitrailError("the file has no blocks.0.mlp.fc1.weight: another kind of MLP, or not a Vision Transformer")
 

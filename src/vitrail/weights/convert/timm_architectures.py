@@ -35,6 +35,7 @@ class Architecture:
     rotary_channels: RotaryChannels = "rows-first"
     pool_heads: int | None = None
     pool_prefix: bool = False
+    is_eva: bool = False  # timm's class Eva, whose attention pooling reads every token
     position_resize: PositionResize = "timm"
     resizes_positions: bool = False  # whether the table is resized to the images, of any size (NaFlex)
 
@@ -198,8 +199,11 @@ def _table() -> dict[str, Architecture]:
         """,
         ),
     ]
-    rows += _rotary_rows() + _relative_rows() + _naflex_rows()
+    rows += [(replace(facts, is_eva=True), names) for facts, names in _rotary_rows()]
+    rows += _relative_rows() + _naflex_rows()
     table = {name: architecture for architecture, names in rows for name in names.split()}
+    for name in ["eva_giant_patch14_clip_224", "eva_giant_patch14_224", "eva_giant_patch14_336", "eva_giant_patch14_560"]:
+        table[name] = replace(table[name], is_eva=True)
     return {name: _with_size(name, facts) for name, facts in table.items()}
 
 
@@ -212,7 +216,7 @@ def _rotary_rows() -> list[tuple[Architecture, str]]:
     pe = Architecture(norm_eps=1e-5, pool="gap", rotary_channels="columns-first")
     pe_with_class = replace(pe, rotary=RotaryConfig(base=10_000, coordinates="scaled", offset=1.0))
     pe_without = replace(pe, rotary=RotaryConfig(base=10_000, coordinates="scaled"))
-    core = {"pool": "map", "pool_heads": 8, "pool_prefix": True}
+    core: dict[str, Any] = {"pool": "map", "pool_heads": 8, "pool_prefix": True}
     axial = Architecture(rotary=RotaryConfig(coordinates="index"), rotary_channels="columns-first")
     mixed = Architecture(rotary=RotaryConfig(base=10, coordinates="index", mixed=True), rotary_channels="columns-first")
     return [

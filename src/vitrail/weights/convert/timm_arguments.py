@@ -1,6 +1,6 @@
 """Read ``model_args`` of a timm folder's config.json: each is applied, compared with the tensors, or refused. Torch-free."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,6 @@ SYNONYMS = {  # in timm's plain model and in its EVA, or in its model with relat
     "reg_tokens": "num_reg_tokens",
     "pre_norm": "use_pre_transformer_norm",
     "fc_norm": "use_fc_norm",
-    "final_norm": "use_post_transformer_norm",
     "scale_attn_norm": "scale_attn_inner",
     "scale_mlp_norm": "scale_mlp",
     "use_shared_rel_pos_bias": "shared_rel_pos",
@@ -65,6 +64,7 @@ KNOWN_ARGUMENTS = {
 
 def apply_model_args(facts: Architecture, args: Mapping[str, Any]) -> Architecture:
     """Apply ``model_args`` of config.json, which override the architecture; every key is read or refused."""
+    facts = _apply_nulls(facts, [name for name, value in args.items() if value is None])
     rotary = {name: value for name, value in args.items() if name in ROTARY_ARGUMENTS and value is not None}
     if rotary:
         facts = _apply_rotary_args(facts, rotary)
@@ -82,7 +82,8 @@ def apply_model_args(facts: Architecture, args: Mapping[str, Any]) -> Architectu
                 facts = replace(facts, gelu=_choice(value, name, ACTIVATIONS, "the activation"))
             case "global_pool":
                 distilled = facts.pool == "cls+register" and value == "token"
-                facts = facts if distilled else replace(facts, pool=_choice(value, name, POOLS, "the pooling"))
+                pool = facts.pool if distilled else _choice(value, name, POOLS, "the pooling")
+                facts = replace(facts, pool=pool, pool_prefix=(facts.is_eva and pool == "map") or facts.pool_prefix)
             case "use_post_norm":
                 facts = replace(facts, norm="branch" if _boolean(value, name) else "pre")
             case "pool_include_prefix":
@@ -103,6 +104,21 @@ def apply_model_args(facts: Architecture, args: Mapping[str, Any]) -> Architectu
             "model_args in config.json has pool_include_prefix=True: an average over the prefix tokens, which Vitrail's Vision "
             "Transformers do not have"
         )
+    return facts
+
+
+def _apply_nulls(facts: Architecture, names: Iterable[str]) -> Architecture:
+    """Apply arguments that are null, by which timm replaces the architecture's own value with the default of its class."""
+    for name in names:
+        match name:
+            case "act_layer":
+                facts = replace(facts, gelu="exact")
+            case "norm_layer":
+                facts = replace(facts, norm_eps=1e-6)
+            case "ref_feat_shape" if facts.rotary and facts.rotary.coordinates == "scaled":
+                facts = replace(facts, rotary=replace(facts.rotary, coordinates="index"), rotary_grid=None)
+            case "attn_pool_num_heads":
+                facts = replace(facts, pool_heads=None)
     return facts
 
 
@@ -178,11 +194,12 @@ def check_model_args(args: Mapping[str, Any], config: ViTConfig) -> None:
         "qkv_bias": config.qkv_bias,
         "qk_norm": config.qk_norm,
         "class_token": config.has_class_token,
-        "reg_tokens": config.registers,
+        "reg_tokens": config.registers - (config.pool == "cls+register"),
         "pre_norm": config.embed_norm,
         "no_embed_class": config.prefix_positions == 0 if config.prefix_tokens else None,
         "fc_norm": config.final_norm == "pooled" if config.final_norm != "none" else None,
         "final_norm": config.final_norm != "none",
+        "use_post_transformer_norm": config.final_norm == "tokens",
         "proj_bias": config.out_bias,
         "use_abs_pos_emb": config.position != "none",
         "use_rel_pos_bias": config.relative_bias is not None and not config.relative_bias.shared,

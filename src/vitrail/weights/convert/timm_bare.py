@@ -1,4 +1,4 @@
-"""What a file in timm's names computes when no config.json names its architecture: read from the tensors, or refused.
+"""Infer what a file in timm's names computes when no config.json names its architecture, from its tensors; or refuse it.
 
 Several architectures have the same tensors and compute different things; such a file is read only if something tells them
 apart.
@@ -109,6 +109,12 @@ def check_bare(file: Mapping[str, Tensor], tensors: Mapping[str, Tensor], overri
     if not any(f"blocks.0.attn.{part}" in tensors for part in ("qkv.bias", "q_norm.weight")) and not has_rotary:
         raise VitrailError(
             f"the file has no bias of q, k and v, and does not show if its norms precede or end the branches; {ADVICE}"
+        )
+    plain_eva = "blocks.0.attn.q_bias" in file and origin == "timm" and "fc_norm.weight" not in tensors
+    if plain_eva:
+        raise VitrailError(
+            "the file has biases of q and v alone, as EVA and EVA-02 enormous have, whose norms precede or end the branches; "
+            f"{ADVICE}"
         )
     if has_rms_norms(tensors):
         raise VitrailError(f"the file has RMSNorms, and does not show their epsilon; {ADVICE}")

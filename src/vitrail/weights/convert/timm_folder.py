@@ -67,7 +67,7 @@ def _vit_args(c: ViTConfig, base: BaseArchitecture) -> dict[str, Any]:
         "pool_include_prefix": (c.pool == "map" and c.pool_prefix, False),
         "dynamic_img_size": (False, False),
     }
-    args = {
+    args: dict[str, Any] = {
         "qk_norm": c.qk_norm,
         "class_token": c.has_class_token,
         **({} if base.timm_class == "VisionTransformerDistilled" else {"reg_tokens": c.registers}),  # it has a token of its own
@@ -103,22 +103,20 @@ def _eva_args(c: ViTConfig, base: BaseArchitecture) -> dict[str, Any]:
         "dynamic_img_size": False,
         **(pool_args if c.pool == "map" else {}),
         "use_rot_pos_emb": c.rotation is not None,
-        **({} if c.rotation is None else _rotary_args(c, c.rotation, base)),
+        **({} if c.rotation is None else _rotary_args(c, c.rotation)),
     }
 
 
-def _rotary_args(c: ViTConfig, rotary: RotaryConfig, base: BaseArchitecture) -> dict[str, Any]:
+def _rotary_args(c: ViTConfig, rotary: RotaryConfig) -> dict[str, Any]:
     """Return the arguments of rotary positions; the centre of a patch on the model's own grid is its index."""
     rescales = rotary.coordinates in ("scaled", "centre")
-    # without a grid, PE's would be read as that of its architecture; on the model's own the index stays
-    needs_grid = rescales or base.reads_pool_prefix
     return {
         "rope_type": "mixed" if rotary.mixed else ROPE_TYPES[rotary.coordinates],
         "rope_temperature": rotary.base,
         "rope_grid_offset": rotary.offset,
         "rope_grid_indexing": "ij",
         "rope_rotate_half": rotary.coordinates == "normalised",
-        "ref_feat_shape": list(c.position_grid or c.grid) if needs_grid else None,
+        "ref_feat_shape": list(c.position_grid or c.grid) if rescales else None,
     }
 
 

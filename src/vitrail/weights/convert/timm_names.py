@@ -44,8 +44,8 @@ def to_timm_names(file: Mapping[str, Tensor]) -> dict[str, Tensor]:
     pack_gates(renamed)
     join_heads(renamed)
     fold_patches(renamed)
-    if "head.weight" in renamed and "head.bias" not in renamed and renamed["head.weight"].ndim == 2:
-        renamed["head.bias"] = torch.zeros(renamed["head.weight"].shape[0])  # a projection
+    if "head.proj.weight" in file and "head.proj.bias" not in file and file["head.proj.weight"].ndim == 2:
+        renamed["head.bias"] = torch.zeros(file["head.proj.weight"].shape[0])
     return renamed
 
 
@@ -55,15 +55,15 @@ def join_qkv(tensors: dict[str, Tensor]) -> None:
         block, spelling = re.sub(r"q(_proj)?\.weight$", "", name), name.rpartition("q")[2].partition(".")[0]
         weights = [f"{block}{part}{spelling}.weight" for part in "qkv"]
         if all(part in tensors for part in weights):
-            tensors[f"{block}qkv.weight"] = torch.cat([tensors.pop(part) for part in weights])
+            tensors[f"{block}qkv.weight"] = _join(tensors, weights)
         biases = [f"{block}{part}{spelling}.bias" for part in "qkv"]
         present = [part for part in biases if part in tensors]
         if len(present) == 3 or present == [biases[0], biases[2]]:
-            tensors[f"{block}qkv.bias"] = torch.cat([tensors.pop(part) for part in present])
+            tensors[f"{block}qkv.bias"] = _join(tensors, present)
     for name in [name for name in tensors if name.endswith(".attn.q_bias")]:
         block = name.removesuffix("q_bias")
         if f"{block}v_bias" in tensors:
-            tensors[f"{block}qkv.bias"] = torch.cat([tensors.pop(name), tensors.pop(f"{block}v_bias")])
+            tensors[f"{block}qkv.bias"] = _join(tensors, [name, f"{block}v_bias"])
 
 
 def pack_gates(tensors: dict[str, Tensor]) -> None:
@@ -71,7 +71,16 @@ def pack_gates(tensors: dict[str, Tensor]) -> None:
     for name in [name for name in tensors if ".mlp.fc1_g." in name]:
         value = name.replace(".fc1_g.", ".fc1_x.")
         if value in tensors:
-            tensors[name.replace(".fc1_g.", ".fc1.")] = torch.cat([tensors.pop(name), tensors.pop(value)])
+            tensors[name.replace(".fc1_g.", ".fc1.")] = _join(tensors, [name, value])
+
+
+def _join(tensors: dict[str, Tensor], names: list[str]) -> Tensor:
+    """Take tensors out and concatenate them, if they have one shape; joining whole numbers would make them floats."""
+    parts = [tensors.pop(name) for name in names]
+    for name, part in zip(names, parts, strict=True):
+        if part.shape != parts[0].shape or not part.is_floating_point():
+            raise VitrailError(f"{name} must be floating-point and of the shape of {names[0]}, got {list(part.shape)}")
+    return torch.cat(parts)
 
 
 def _rename(name: str) -> str:
@@ -95,13 +104,14 @@ def _mask_key_bias(tensors: dict[str, Tensor]) -> None:
 
 def join_heads(tensors: dict[str, Tensor]) -> None:
     """Join the two heads of a distilled DeiT, whose logits are averaged, to one head on both tokens."""
-    if "head_dist.weight" not in tensors or "head.weight" not in tensors or "reg_token" not in tensors:
+    names = [f"{head}.{part}" for part in ("weight", "bias") for head in ("head", "head_dist")]
+    if not all(name in tensors for name in (*names, "reg_token")):
         return
-    for part in ("weight", "bias"):
-        heads = [tensors.pop(f"{name}.{part}", None) for name in ("head", "head_dist")]
-        if heads[0] is None or heads[1] is None or heads[0].shape != heads[1].shape:
-            raise VitrailError(f"head.{part} and head_dist.{part} of a distilled model must have one shape")
-        tensors[f"head.{part}"] = torch.cat([head / 2 for head in heads], dim=1) if part == "weight" else sum(heads) / 2
+    class_weight, other_weight, class_bias, other_bias = (tensors.pop(name) for name in names)
+    if class_weight.shape != other_weight.shape or class_bias.shape != other_bias.shape:
+        raise VitrailError("head and head_dist of a distilled model must have one shape")
+    tensors["head.weight"] = torch.cat([class_weight, other_weight], dim=-1) / 2
+    tensors["head.bias"] = (class_bias + other_bias) / 2
 
 
 def fold_patches(tensors: dict[str, Tensor]) -> None:

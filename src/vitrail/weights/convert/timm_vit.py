@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitrail.errors import VitrailError
 from vitrail.layers.position import resize_table
+from vitrail.layers.relative_bias import OffsetResize
 from vitrail.models.config import Pair, RelativeBiasConfig, ViTConfig, format_size
 from vitrail.weights.convert import inspect
 from vitrail.weights.convert.inspect import Overrides
@@ -96,7 +97,7 @@ def infer_vit(
         mlp_norm="blocks.0.mlp.norm.weight" in file,
         key_bias=_has_key_bias(file, width),
         out_bias="blocks.0.attn.proj.bias" in file,
-        **_infer_pool_sizes(file, facts, mlp),
+        **_infer_pool_sizes(file, facts, mlp, prefix),
     )
 
 
@@ -180,9 +181,11 @@ def arrange_rotary_channels(
         for part, blocks in rows.items():
             name = f"blocks.{layer}.attn.qkv.{part}"
             if name in tensors:
+                if tensors[name].shape[0] != len(blocks) * config.width:
+                    raise VitrailError(f"{name} must have {len(blocks) * config.width} rows, got {tensors[name].shape[0]}")
                 tensors[name] = tensors[name][torch.cat([start * config.width + row for start, row in enumerate(blocks)])]
             for norm in (f"blocks.{layer}.attn.q_norm.{part}", f"blocks.{layer}.attn.k_norm.{part}"):
-                if norm in tensors:
+                if norm in tensors and len(tensors[norm]) == len(order):
                     tensors[norm] = tensors[norm][order]
 
 
@@ -239,7 +242,7 @@ def _infer_grid(
 def _infer_relative_bias(file: Mapping[str, Tensor], facts: Architecture) -> RelativeBiasConfig | None:
     shared = any(name.startswith("shared_rel_pos.") for name in file)
     root = "shared_rel_pos" if shared else "blocks.0.attn.rel_pos"
-    resize = "huggingface" if facts.position_resize == "huggingface" else "timm"
+    resize: OffsetResize = "huggingface" if facts.position_resize == "huggingface" else "timm"
     if f"{root}.{OFFSETS}" in file:
         return RelativeBiasConfig("table", shared, resize=resize)
     if f"{root}.mlp.fc1.weight" in file:
@@ -258,12 +261,12 @@ def _has_key_bias(file: Mapping[str, Tensor], width: int) -> bool:
     return bias is None or tuple(bias.shape) != (2 * width,)
 
 
-def _infer_pool_sizes(file: Mapping[str, Tensor], facts: Architecture, mlp: int) -> dict[str, Any]:
+def _infer_pool_sizes(file: Mapping[str, Tensor], facts: Architecture, mlp: int, prefix: int) -> dict[str, Any]:
     if facts.pool != "map":
         return {}
     hidden = inspect.require_shape(file, "attn_pool.mlp.fc1.weight", 2)[0]
     heads = facts.pool_heads if facts.pool_heads != facts.heads else None
-    return {"pool_heads": heads, "pool_mlp": hidden if hidden != mlp else None, "pool_prefix": facts.pool_prefix}
+    return {"pool_heads": heads, "pool_mlp": hidden if hidden != mlp else None, "pool_prefix": facts.pool_prefix and prefix > 0}
 
 
 def _resize_positions(table: Tensor, config: ViTConfig, assumed: list[str]) -> Tensor:

@@ -30,7 +30,6 @@ class BaseArchitecture:
     mlp: Literal["gelu", "packed", "split", "either"] = (
         "gelu"  # packed and split: SwiGLU, with one matrix for both halves or two
     )
-    reads_pool_prefix: bool = True  # whether our reader knows that its attention pooling reads the prefix tokens
 
     @property
     def is_plain(self) -> bool:
@@ -45,9 +44,8 @@ BASES = (  # the first that fits is taken
     BaseArchitecture("test_vit4", "VisionTransformer", norm_kind="rms"),
     BaseArchitecture("aimv2_large_patch14_224", "VisionTransformer", norm_eps=1e-5, norm_kind="rms", mlp="split"),
     BaseArchitecture("deit_base_distilled_patch16_224", "VisionTransformerDistilled"),
-    BaseArchitecture("vit_base_patch16_rope_224", "Eva", norm="either", mlp="either", reads_pool_prefix=False),
-    BaseArchitecture("vit_small_patch16_dinov3", "Eva", norm_eps=1e-5, norm="either", mlp="either", reads_pool_prefix=False),
-    BaseArchitecture("vit_pe_core_base_patch16_224", "Eva", norm_eps=1e-5, norm="either", mlp="either"),
+    BaseArchitecture("vit_base_patch16_rope_224", "Eva", norm="either", mlp="either"),
+    BaseArchitecture("vit_small_patch16_dinov3", "Eva", norm_eps=1e-5, norm="either", mlp="either"),
     BaseArchitecture("beit_base_patch16_224", "Beit", mlp="either"),
     BaseArchitecture("vit_relpos_base_patch16_224", "VisionTransformerRelPos"),
     BaseArchitecture("vit_relpos_base_patch16_rpn_224", "VisionTransformerRelPos", norm="branch"),
@@ -75,8 +73,8 @@ def choose_base(config: ViTConfig) -> BaseArchitecture:
     base = min(BASES, key=distance)
     missing = missing_features(config, base)
     if missing:
-        reason = f"{' and '.join(missing)} in its {base.timm_class}, the class nearest to the model"
-        unsupported(reason, "timm", "use format='vitrail'")
+        nearest = f"in {base.name}, the architecture nearest to the model"
+        unsupported(f"{' and '.join(missing)} {nearest}", "timm", "use format='vitrail'")
     return base
 
 
@@ -85,7 +83,8 @@ def missing_features(c: ViTConfig, base: BaseArchitecture) -> list[str]:
     eva, beit, relpos = (base.timm_class == name for name in ("Eva", "Beit", "VisionTransformerRelPos"))
     distilled = base.timm_class == "VisionTransformerDistilled"
     branch, gated, map_pool = c.norm == "branch", c.mlp_kind == "swiglu", c.pool == "map"
-    rotary, own_grid = c.rotation, c.position_grid in (None, c.grid)
+    mixed, coordinates = (c.rotation.mixed, c.rotation.coordinates) if c.rotation else (False, None)
+    own_grid = c.position_grid in (None, c.grid)
     table = c.relative_bias is not None and c.relative_bias.kind == "table"
     features = {
         "a stem": c.stem is not None,
@@ -118,12 +117,10 @@ def missing_features(c: ViTConfig, base: BaseArchitecture) -> list[str]:
         "position embeddings of type relative": c.position == "relative",
         "a position table": c.position != "none" and relpos,
         "no position table": c.position == "none" and base.is_plain,
-        "rotary positions": rotary is not None and not eva,
-        "rotary positions of centres rescaled to another grid": bool(rotary)
-        and rotary.coordinates == "centre"
-        and not own_grid,
-        "learned rotary frequencies with other coordinates than the index": bool(rotary and rotary.mixed)
-        and (rotary.coordinates == "normalised" or not own_grid),
+        "rotary positions": c.rotation is not None and not eva,
+        "rotary positions of centres rescaled to another grid": coordinates == "centre" and not own_grid,
+        "learned rotary frequencies with other coordinates than the index": mixed
+        and (coordinates == "normalised" or not own_grid),
         "a relative position bias": c.relative_bias is not None and not (table and beit) and not relpos,
         "no relative position bias": c.relative_bias is None and relpos,
         "a table of offsets on a grid that is not square": table and beit and c.grid[0] != c.grid[1],
@@ -135,7 +132,8 @@ def missing_features(c: ViTConfig, base: BaseArchitecture) -> list[str]:
         "no class token": not c.has_class_token and beit,
         "a head on the class token and the mean": c.pool == "cls+gap",
         "a head on the class token and a register": c.pool == "cls+register" and not distilled,
-        "a head on the class token and a register alone": distilled and (c.pool != "cls+register" or not c.classes),
+        "no head on a register": c.pool != "cls+register" and distilled,
+        "no classifier": not c.classes and distilled,
         f"{c.registers} registers": distilled and c.registers != 1,
         "attention pooling": map_pool and (beit or relpos),
         "attention pooling with a gated MLP": map_pool and gated and base.is_plain,
@@ -143,11 +141,6 @@ def missing_features(c: ViTConfig, base: BaseArchitecture) -> list[str]:
         and base.is_plain
         and (c.pool_heads not in (None, c.heads) or c.pool_mlp not in (None, c.mlp)),
         "attention pooling without the prefix tokens": map_pool and eva and c.prefix_tokens > 0 and not c.pool_prefix,
-        "attention pooling over the prefix tokens": map_pool
-        and eva
-        and c.prefix_tokens > 0
-        and c.pool_prefix
-        and not base.reads_pool_prefix,
         "the pre-logits layer": c.head == "mlp",
     }
     return [feature for feature, is_missing in features.items() if is_missing]
