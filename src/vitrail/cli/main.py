@@ -27,7 +27,7 @@ from vitrail.cli.lab import lab
 from vitrail.cli.models import models
 from vitrail.cli.plan import plan
 from vitrail.cli.predict import predict
-from vitrail.cli.preprocess_options import with_preprocess_options
+from vitrail.cli.preprocess_options import with_labels_option, with_preprocess_options
 from vitrail.cli.pretrain import pretrain
 from vitrail.cli.probe import probe
 from vitrail.cli.push import push
@@ -74,11 +74,13 @@ EXAMPLES: dict[str, dict[Callable[..., object], str]] = {
 }
 
 LOADS_WEIGHTS = (finetune, evaluate, robustness, probe, explain, studio, predict, embed, search, export, serve)
+NAMES_CLASSES = (evaluate, robustness, explain, predict, export, serve)  # the studio has labels of its own
 
 app = typer.Typer(name="vitrail", cls=Group, no_args_is_help=True, pretty_exceptions_enable=False, epilog=START)
 for panel, examples in EXAMPLES.items():
     for command, example in examples.items():
-        callback = with_preprocess_options(command) if command in LOADS_WEIGHTS else command
+        callback = with_labels_option(command) if command in NAMES_CLASSES else command
+        callback = with_preprocess_options(callback) if command in LOADS_WEIGHTS else callback
         app.command(cls=Command, rich_help_panel=panel, epilog=f"Example: {example}")(callback)
 for group in (data, weights, bench):
     app.add_typer(group, rich_help_panel="Tools")

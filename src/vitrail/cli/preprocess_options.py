@@ -1,14 +1,16 @@
-"""Options of every command that loads weights, for the preprocessing of files that do not record it."""
+"""Options of commands that load weights, for what their files do not record: the preprocessing and the class names."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from vitrail.cli.panels import PREPROCESSING
 from vitrail.config import parse_value
+from vitrail.data.class_names import give_class_names, read_class_names
 from vitrail.data.preprocess import Interpolation, PreprocessChanges, change_assumed_preprocess
 from vitrail.errors import VitrailError
 
@@ -25,6 +27,28 @@ OPTIONS = {
 }
 
 
+LABELS = Annotated[
+    Path | None,
+    typer.Option(
+        "--labels",
+        metavar="FILE",
+        rich_help_panel=PREPROCESSING,
+        help="Class names, one per line or a JSON list, for weights that do not record them.",
+    ),
+]
+
+
+def with_labels_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command that also has ``--labels``."""
+
+    @wraps(command)
+    def wrapped(labels: Path | None = None, **values: Any) -> Any:
+        with give_class_names(None if labels is None else read_class_names(labels)):
+            return command(**values)
+
+    return _with_options(wrapped, command, {"labels": LABELS})
+
+
 def with_preprocess_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command that also has ``--mean``, ``--std``, ``--interpolation`` and ``--crop``."""
 
@@ -34,15 +58,20 @@ def with_preprocess_options(command: Callable[..., Any]) -> Callable[..., Any]:
         with change_assumed_preprocess(changes):
             return command(**values)
 
-    added = {f"preprocess_{name}": option for name, option in OPTIONS.items()}
+    return _with_options(wrapped, command, {f"preprocess_{name}": option for name, option in OPTIONS.items()})
+
+
+def _with_options(wrapped: Any, command: Callable[..., Any], added: Mapping[str, Any]) -> Callable[..., Any]:
+    """Give a wrapped command its own options and the added ones."""
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
         for name, option in added.items()
     ]
     signature = inspect.signature(command)
-    wrapped.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *parameters])  # type: ignore[attr-defined]
+    wrapped.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *parameters])
     wrapped.__annotations__ = {**command.__annotations__, **added}
-    return wrapped
+    result: Callable[..., Any] = wrapped
+    return result
 
 
 def parse_changes(

@@ -10,6 +10,7 @@ from vitrail.cli.console import progress_bars
 from vitrail.cli.options import JsonOption, require_packages
 from vitrail.cli.panels import data_option, network_option, run_option
 from vitrail.cli.run_recipe import ThreadsOption
+from vitrail.data.class_names import read_class_names
 from vitrail.errors import VitrailError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def studio(
         with default_model(runs or [], lambda message: typer.echo(message, err=True), progress_bars) as sources:
             if threads is not None:
                 torch.set_num_threads(threads)
-            service = _open_service(sources, data or [], _read_class_names(labels))
+            service = _open_service(sources, data or [], list(read_class_names(labels)) if labels else [])
             url_token = token or secrets.token_urlsafe(MIN_TOKEN_LENGTH)
             url = f"{socket_url(listener)}/{url_token}/"
             run_studio_server(
@@ -84,19 +85,6 @@ def _open_service(sources: list[str], data: list[str], labels: list[str]) -> "St
         wait_for_weights([model.run for model in store.models.values() if model.run is not None], on_progress)
     validate_models(store)
     return StudioService(store, ImageLibrary(data))
-
-
-def _read_class_names(path: Path | None) -> list[str]:
-    import json as json_module
-
-    if path is None:
-        return []
-    try:
-        text = path.read_text()
-        names = json_module.loads(text) if text.lstrip().startswith("[") else text.splitlines()
-    except (OSError, ValueError) as error:
-        raise VitrailError(f"--labels must be a file with one name per line or a JSON list, got {path}: {error}") from None
-    return [str(name) for name in names]
 
 
 def _print_ready(url: str, service: "StudioService", browser: bool, json: bool) -> None:

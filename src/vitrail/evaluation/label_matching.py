@@ -1,8 +1,11 @@
-"""Selection of the split to evaluate, and matching of the dataset's classes with the model's: by name, never by number."""
+"""Selection of the split to evaluate, and matching of the dataset's classes with the model's: by name, never by order."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy import ndarray
 
+from vitrail.data.class_names import imagenet_synsets, is_imagenet
 from vitrail.data.sources.concat_dataset import ConcatDataset
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, select_images
 from vitrail.errors import VitrailError, did_you_mean
@@ -31,6 +34,8 @@ def match_classes(source: Dataset, predictor: Predictor, data: str) -> ndarray:
     indices_by_name: dict[str, list[int]] = {}
     for number, name in enumerate(predictor.class_names):
         indices_by_name.setdefault(name, []).append(number)
+    for name, number in _other_names(source, predictor.class_names).items():
+        indices_by_name.setdefault(name, [number])
     mapping = np.full(len(source.class_names), -1)
     used = np.unique(source.labels).tolist()
     unknown = [source.class_names[label] for label in used if source.class_names[label] not in indices_by_name]
@@ -45,6 +50,14 @@ def match_classes(source: Dataset, predictor: Predictor, data: str) -> ndarray:
             )
         mapping[label] = indices_by_name[name][0]
     return mapping
+
+
+def _other_names(source: Dataset, class_names: Sequence[str]) -> dict[str, int]:
+    """Return the model's classes by other names of theirs: ImageNet's synsets, or numbers if the dataset has nothing else."""
+    synsets = imagenet_synsets() if is_imagenet(class_names) else ()
+    are_numbers = all(name.isdecimal() for name in source.class_names)
+    numbers = [str(number) for number in range(len(class_names))] if are_numbers else []
+    return {name: number for names in (synsets, numbers) for number, name in enumerate(names)}
 
 
 def _unknown_classes_message(unknown: list[str], used: int, names: list[str], data: str, unnamed: bool) -> str:

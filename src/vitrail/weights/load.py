@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config import parse_value
+from vitrail.data.class_names import assume_class_names, refuse_given_names
 from vitrail.data.preprocess import Preprocess, assumed_changes, vit_preprocess
 from vitrail.errors import VitrailError
 from vitrail.layers.position import PositionResize
@@ -153,8 +154,7 @@ def _fill_model(
         state[name] = own_copy(state[name])  # one at a time, so that the memory of each original is freed at once
     model.load_state_dict(state, assign=True)
     model.preprocess = adapt_preprocess(checkpoint, config)
-    has_names = checkpoint.class_names and len(checkpoint.class_names) == config.classes
-    model.class_names = checkpoint.class_names if has_names else None
+    model.class_names = _class_names(checkpoint, config)
     model.metadata = _valid_metadata(checkpoint, config)
     model.load_report = LoadReport(
         checkpoint.origin,
@@ -165,6 +165,18 @@ def _fill_model(
         tuple(checkpoint.assumed),
     )
     return model
+
+
+def _class_names(checkpoint: ConvertedCheckpoint, config: ModelConfig) -> tuple[str, ...] | None:
+    """Return the class names that the file records, else assumed ones; none for a new head."""
+    if config.classes != checkpoint.config.classes or not config.classes:
+        return None
+    if checkpoint.class_names and len(checkpoint.class_names) == config.classes:
+        refuse_given_names()
+        return checkpoint.class_names
+    if checkpoint.records_preprocess and not checkpoint.class_names:  # our own, whose classes have no names
+        return assume_class_names("vitrail", config.classes, checkpoint.assumed)
+    return assume_class_names(checkpoint.origin, config.classes, checkpoint.assumed)
 
 
 def attach_decoder(encoder: Model, task: Task, file: Path, needed: bool = False) -> Any:

@@ -32,16 +32,6 @@ def encode_labels(values: Sequence[str]) -> tuple[ndarray, tuple[str, ...]]:
     return np.array([number[value] for value in values], dtype=np.int64), class_names
 
 
-def deduplicate(names: Sequence[str]) -> tuple[str, ...]:
-    """Make class names unique: of ImageNet's two cranes, the second becomes crane (2)."""
-    counts: dict[str, int] = {}
-    unique_names = []
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-        unique_names.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
-    return tuple(unique_names)
-
-
 def group_by_split(dataset: Dataset, splits: Sequence[str]) -> dict[str, Dataset]:
     """Group a dataset by the split of each image."""
     indices = {name: np.flatnonzero(np.asarray(splits) == name) for name in ("train", "validation", "test", "")}

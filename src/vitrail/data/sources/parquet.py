@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from vitrail.data.class_names import deduplicate
 from vitrail.data.sources.dataset import Dataset, read_image_file
-from vitrail.data.sources.labels import deduplicate, encode_labels, group_by_split
+from vitrail.data.sources.labels import encode_labels, group_by_split
 from vitrail.data.sources.table_columns import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,

@@ -18,8 +18,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy import ndarray
 
+from vitrail.data.class_names import deduplicate
 from vitrail.data.sources.dataset import MAX_FILE_BYTES, Dataset, Progress, select_images
-from vitrail.data.sources.labels import canonical_split, deduplicate, encode_labels
+from vitrail.data.sources.labels import canonical_split, encode_labels
 from vitrail.data.sources.tar_index import PackedStrings, TarIndex, index_tar
 from vitrail.errors import VitrailError
 
