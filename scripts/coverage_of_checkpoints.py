@@ -74,10 +74,13 @@ def run_cases(cases: Sequence[tuple[str, str]], forms: Sequence[str], jobs: int)
 
 
 def merge(found: list[Outcome], file: Path) -> list[Outcome]:
-    """Return the outcomes with those of a JSON file that were not repeated."""
+    """Return the outcomes of a JSON file with those that were repeated in their places, and new ones at the end."""
     earlier = [Outcome(**fields) for fields in json.loads(file.read_text())] if file.is_file() else []
-    done = {(outcome.family, outcome.name, outcome.form) for outcome in found}
-    return found + [outcome for outcome in earlier if (outcome.family, outcome.name, outcome.form) not in done]
+    repeated = {(outcome.family, outcome.name, outcome.form): outcome for outcome in found}
+    built = {(outcome.family, outcome.name) for outcome in found}  # also those that were not built before
+    kept = [outcome for outcome in earlier if outcome.form != "none" or (outcome.family, outcome.name) not in built]
+    replaced = [repeated.pop((outcome.family, outcome.name, outcome.form), outcome) for outcome in kept]
+    return [*replaced, *repeated.values()]
 
 
 def print_counts(found: Sequence[Outcome]) -> None:

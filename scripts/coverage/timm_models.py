@@ -81,6 +81,9 @@ def build_reference(name: str) -> nn.Module:
 
 
 def size_options(name: str) -> dict[str, Any]:
+    """Return options of models that are too large, or whose options have a value for each of all their layers."""
+    if "sapiens2" in name:
+        return {"img_size": LARGEST, "num_kv_heads": 4}
     return {"img_size": LARGEST} if "_896" in name else {}
 
 

@@ -36,6 +36,7 @@ from vitrail.weights.convert import (
 )
 from vitrail.weights.convert.inspect import ConvertedCheckpoint, Overrides
 from vitrail.weights.convert.tensor_map import import_tensors
+from vitrail.weights.convert.timm_architectures import known_architecture
 from vitrail.weights.model_folder import (
     DECODER_FILE,
     WEIGHTS_FILE,
@@ -276,6 +277,8 @@ def convert_foreign(raw: RawCheckpoint, path: Path, overrides: Overrides) -> Con
             return replace(checkpoint, unused=[*raw.unused, *checkpoint.unused], assumed=[*wrapper_note, *checkpoint.assumed])
     if "embed.project.weight" in raw.tensors or "stages.0.0.conv1.weight" in raw.tensors:
         raise VitrailError(f"{path} has our tensor names, but the vitrail.json with the model's config is not next to it")
+    if isinstance(raw.sidecar.get("architecture"), str):
+        known_architecture(raw.sidecar["architecture"])  # refuses it by the feature that is missing
     first_names = ", ".join(list(raw.tensors)[:3]) or "nothing"
     raise VitrailError(f"{path} has the tensor names of no known Vision Transformer: {first_names} ...")
 

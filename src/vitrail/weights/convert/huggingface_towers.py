@@ -26,6 +26,8 @@ def convert_tower(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], overri
         raise VitrailError(f"vision_config in config.json must be an object, got {str(fields)[:40]!r}")
     assumed: list[str] = [family.note] if family.note else []
     tensors, left_out = _to_timm({name: tensor for name, tensor in file.items() if not name.startswith(family.unread)}), []
+    if "head.cls_token" in tensors:
+        raise VitrailError("the file has attention pooling of AIMv2's kind, which Vitrail's Vision Transformers do not have")
     left_out += [name for name in file if family.unread and name.startswith(family.unread)]
     classifies = any(name.endswith("classifier.weight") for name in file)
     if classifies:  # their classifiers read the tokens, and CLIP's the average of the patches before the last norm

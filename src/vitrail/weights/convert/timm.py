@@ -50,8 +50,10 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
         config = infer_resnet(file, _recorded_size(pretrained_cfg, {}), args, sidecar.get("architecture"))
         state, unused = import_tensors(resnet_maps(config), file)
     else:
+        if _is_named(sidecar):
+            known_architecture(sidecar["architecture"])  # before the tensors: a missing feature is named by its architecture
         tensors = to_timm_names(file)
-        _check_tensors(tensors, sidecar)
+        _check_tensors(tensors)
         origin = origin if _is_named(sidecar) else bare_origin(file, tensors, sidecar)
         facts = _facts(file, tensors, sidecar, args, overrides, origin, assumed)
         config, state, unused = convert_vit(tensors, facts, _recorded_size(pretrained_cfg, args), overrides, assumed)
@@ -144,6 +146,11 @@ def _facts(
         facts = replace(facts, pool="map")
     elif facts.pool == "map":
         raise VitrailError("config.json says global_pool='map', but the file lacks attn_pool.latent")
+    if facts.pool == "map" and gated and not facts.is_eva:
+        raise VitrailError(
+            "the file has attention pooling with a SiLU, as timm gives it to a model with gated MLPs, which Vitrail's Vision "
+            "Transformers do not have"
+        )
     return replace(
         facts,
         heads=overrides.heads or facts.heads,
@@ -163,10 +170,8 @@ def _check_gate(facts: Architecture, gated: bool, activation: Any) -> None:
         )
 
 
-def _check_tensors(file: Mapping[str, Tensor], sidecar: Mapping[str, Any]) -> None:
+def _check_tensors(file: Mapping[str, Tensor]) -> None:
     """Refuse models with timm's tensor names that compute something else, by the feature that is missing."""
-    if sidecar.get("architecture") is not None:
-        known_architecture(sidecar["architecture"])
     for pattern, feature in MISSING_FEATURES.items():
         if any(re.search(pattern, name) for name in file):
             raise VitrailError(f"the file has {feature}, which Vitrail's Vision Transformers do not have")

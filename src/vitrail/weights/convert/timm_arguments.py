@@ -35,7 +35,7 @@ SYNONYMS = {  # in timm's plain model and in its EVA, or in its model with relat
 }
 # Arguments that must be at their default, and the feature that another value selects.
 ONLY_DEFAULT: dict[str, tuple[tuple[Any, ...], str]] = {
-    "norm_layer": (("layernorm",), "another norm than layer norm"),
+    "norm_layer": ((), "another norm than layer norm"),
     "embed_norm_layer": ((), "a norm in the patch embedding"),
     "pos_embed": (("learn",), "no position table"),
     "dynamic_img_pad": ((False,), "images padded to whole patches"),
@@ -84,6 +84,8 @@ def apply_model_args(facts: Architecture, args: Mapping[str, Any]) -> Architectu
                 distilled = facts.pool == "cls+register" and value == "token"
                 pool = facts.pool if distilled else _choice(value, name, POOLS, "the pooling")
                 facts = replace(facts, pool=pool, pool_prefix=(facts.is_eva and pool == "map") or facts.pool_prefix)
+            case "norm_layer" if value == "layernorm":
+                facts = replace(facts, norm_eps=1e-6)  # the default of timm's own, whatever the architecture's
             case "use_post_norm":
                 facts = replace(facts, norm="branch" if _boolean(value, name) else "pre")
             case "pool_include_prefix":
@@ -119,6 +121,12 @@ def _apply_nulls(facts: Architecture, names: Iterable[str]) -> Architecture:
                 facts = replace(facts, rotary=replace(facts.rotary, coordinates="index"), rotary_grid=None)
             case "attn_pool_num_heads":
                 facts = replace(facts, pool_heads=None)
+            case "use_rot_pos_emb":
+                facts = replace(facts, rotary=None, rotary_grid=None)
+            case "use_post_norm":
+                facts = replace(facts, norm="pre")
+            case "pool_include_prefix":
+                facts = replace(facts, pool_prefix=False)
     return facts
 
 
@@ -139,22 +147,27 @@ def _apply_rotary_args(facts: Architecture, args: Mapping[str, Any]) -> Architec
         rotary = replace(rotary, base=_number(args["rope_temperature"], "rope_temperature"))
     if "rope_grid_offset" in args:
         rotary = replace(rotary, offset=_number(args["rope_grid_offset"], "rope_grid_offset"))
-    if "rope_grid_indexing" in args:
-        orders = {"ij": "rows-first", "xy": "columns-first"}
-        channels = _choice(args["rope_grid_indexing"], "rope_grid_indexing", orders, "the order")
-    if rotary.coordinates == "normalised":
-        channels = "halves"
-    if _boolean(args.get("rope_rotate_half", channels == "halves"), "rope_rotate_half") != (channels == "halves"):
+    in_turns = rotary.coordinates == "normalised"
+    if _boolean(args.get("rope_rotate_half", channels == "halves"), "rope_rotate_half") != in_turns:
         raise VitrailError("rope_rotate_half in config.json must be true with rope_type dinov3 and false with the others")
+    indexing = args.get("rope_grid_indexing", "xy" if channels == "columns-first" else "ij")
+    order = _choice(indexing, "rope_grid_indexing", {"ij": "rows-first", "xy": "columns-first"}, "the order")
     if "ref_feat_shape" in args:
         sides = args["ref_feat_shape"]
         sides = [sides, sides] if isinstance(sides, int) else sides
         if not isinstance(sides, list) or len(sides) != 2:
             raise VitrailError(f"ref_feat_shape in config.json must be two whole numbers, got {str(sides)[:40]!r}")
         grid = (_positive(sides[0], "ref_feat_shape"), _positive(sides[1], "ref_feat_shape"))
-    if rotary.coordinates == "scaled" and grid is None:
-        rotary = replace(rotary, coordinates="index")
-    return replace(facts, rotary=rotary, rotary_grid=grid if rotary.coordinates == "scaled" else None, rotary_channels=channels)
+    if rotary.mixed:
+        rotary = replace(rotary, offset=0.0)  # learned frequencies have neither an offset nor a reference grid
+    elif not in_turns:
+        rotary = replace(rotary, coordinates="index" if grid is None else "scaled")
+    return replace(
+        facts,
+        rotary=rotary,
+        rotary_grid=grid if rotary.coordinates == "scaled" else None,
+        rotary_channels="halves" if in_turns else order,
+    )
 
 
 def _boolean(value: Any, name: str) -> bool:

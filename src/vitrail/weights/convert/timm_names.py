@@ -55,6 +55,8 @@ def join_qkv(tensors: dict[str, Tensor]) -> None:
         block, spelling = re.sub(r"q(_proj)?\.weight$", "", name), name.rpartition("q")[2].partition(".")[0]
         weights = [f"{block}{part}{spelling}.weight" for part in "qkv"]
         if all(part in tensors for part in weights):
+            if tensors[weights[1]].shape[0] < tensors[weights[0]].shape[0]:
+                raise VitrailError("the file has grouped-query attention, which Vitrail's Vision Transformers do not have")
             tensors[f"{block}qkv.weight"] = _join(tensors, weights)
         biases = [f"{block}{part}{spelling}.bias" for part in "qkv"]
         present = [part for part in biases if part in tensors]
