@@ -43,6 +43,7 @@ SMALL_TEXT = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 
 UNREAD = re.compile(r"mask_token|^text_|^logit_|position_ids")
 # One model of every family: the least to compute.
 SMALLEST = [min(family.models(), key=lambda model: cost(model.config).macs) for family in FAMILIES]
+QUICK = ("vit-ti16-augreg", "deit3-s16", "dinov2-s14", "dinov3-s16", "clip-b32", "siglip-b16-224", "beit-b16", "eva02-ti14-336")
 
 
 def transformers_model(row: PublishedModel, depth: int | None = None) -> tuple[str, str, dict[str, Any]]:
@@ -85,7 +86,10 @@ def published_tensors(row: PublishedModel, folder: Path) -> tuple[dict[str, Tens
     return strip_prefix(dict(state), row.name)[0], json.loads(settings.to_json_string(use_diff=False))
 
 
-@pytest.mark.parametrize("row", CATALOGUE.values(), ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, id=row.name, marks=() if row in SMALLEST else pytest.mark.thorough) for row in CATALOGUE.values()],
+)
 def test_the_repository_would_load(row: PublishedModel, tmp_path: Path) -> None:
     tensors, sidecar = published_tensors(row, tmp_path)
     converted = convert_foreign(RawCheckpoint(tensors, sidecar), tmp_path, Overrides())
@@ -123,7 +127,10 @@ def test_a_repository_of_timm_is_in_its_registry(row: PublishedModel) -> None:
     assert published.input_size[-1] // patch * patch == row.image
 
 
-@pytest.mark.parametrize("row", SMALLEST, ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, id=row.name, marks=() if row.name in QUICK else pytest.mark.thorough) for row in SMALLEST],
+)
 def test_outputs_are_theirs(row: PublishedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With random weights in a mirror of the hub, of two layers, at the image size of the row."""
     folder = tmp_path / row.repository

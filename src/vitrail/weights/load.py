@@ -265,7 +265,7 @@ def convert_foreign(raw: RawCheckpoint, path: Path, overrides: Overrides) -> Con
     for converter in CONVERTERS:
         if converter is huggingface if by_config else converter.matches(raw.tensors):
             may_be_empty = getattr(converter, "MAY_BE_EMPTY", ())
-            empty = [name for name, tensor in raw.tensors.items() if not tensor.numel() and name not in may_be_empty]
+            empty = [name for name, tensor in raw.tensors.items() if not tensor.numel() and not name.endswith(may_be_empty)]
             if empty:
                 raise VitrailError(f"{path} is damaged: {empty[0]} is empty")
             sidecar = {**raw.sidecar, "wrapper": raw.wrapper, "file_name": path.name}

@@ -21,7 +21,7 @@ from vitrail.weights.convert.tensor_map import TensorMap, affine, concat, import
 GELU_NAMES: dict[str, Gelu] = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 RESAMPLE_FILTERS: dict[int, Any] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 MODEL_TYPES = ("vit", "vit_mae")
-MAY_BE_EMPTY = ("embeddings.register_tokens",)  # of a DINOv3 without registers
+MAY_BE_EMPTY = ("embeddings.register_tokens",)  # of a DINOv2 or DINOv3 without registers
 # In transformers 5 a model in memory has other names than its file, and ViTMAE's decoder has yet others in the file.
 NEW_TO_OLD_NAMES = [
     (r"^(vit\.)?layers\.(?=\d)", r"\1encoder.layer."),

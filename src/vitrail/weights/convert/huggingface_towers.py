@@ -55,6 +55,8 @@ def _facts(fields: Mapping[str, Any], family: Family, tensors: Mapping[str, Tens
         raise VitrailError(f"num_attention_heads in config.json must be a whole number above 0, got {str(heads)[:40]!r}")
     if not isinstance(eps, int | float) or isinstance(eps, bool):
         raise VitrailError(f"layer_norm_eps in config.json must be a number, got {str(eps)[:40]!r}")
+    if "pre_logits.fc.weight" in tensors and fields.get("pooler_act", "tanh") != "tanh":
+        raise VitrailError(f"pooler_act in config.json must be 'tanh', got {str(fields['pooler_act'])[:40]!r}")
     return Architecture(
         heads=heads,
         gelu=_gelu(fields, family, tensors),

@@ -139,7 +139,7 @@ def _facts(
         check_bare(file, tensors, overrides, origin)
         facts = bare_facts(file, tensors, sidecar, overrides, origin, assumed)
     facts = apply_model_args(facts, {name: value for name, value in args.items() if name != "act_layer" or not gated})
-    _check_gate(facts, gated, args.get("act_layer"))
+    _check_gate(facts, gated, args.get("act_layer", "silu"))
     if gated and not _is_named(sidecar):
         assumed.append("SwiGLU (the gated MLP of published models: SiLU of the first half of fc1)")
     if "attn_pool.latent" in tensors:
@@ -163,7 +163,7 @@ def _check_gate(facts: Architecture, gated: bool, activation: Any) -> None:
     """Refuse a gated MLP that is not a SwiGLU, and a plain one where the architecture has a SwiGLU."""
     if facts.gated and not gated:
         raise VitrailError("config.json describes a model with gated MLPs, but those of the weights have no gate")
-    if gated and activation not in (None, "silu"):
+    if gated and activation != "silu":  # null is timm's default, a GELU
         raise VitrailError(
             f"act_layer in config.json must be silu with a gated MLP, got {str(activation)[:40]!r}; a gate with another "
             "activation is one that Vitrail's Vision Transformers do not have"

@@ -66,6 +66,8 @@ def apply_model_args(facts: Architecture, args: Mapping[str, Any]) -> Architectu
     """Apply ``model_args`` of config.json, which override the architecture; every key is read or refused."""
     facts = _apply_nulls(facts, [name for name, value in args.items() if value is None])
     rotary = {name: value for name, value in args.items() if name in ROTARY_ARGUMENTS and value is not None}
+    if "rope_rotate_half" in args and facts.rotary:
+        rotary["rope_rotate_half"] = args["rope_rotate_half"] or False
     if rotary:
         facts = _apply_rotary_args(facts, rotary)
     for name, value in args.items():
