@@ -123,13 +123,25 @@ def describe_type(annotation: Any) -> str:
 def field_paths(cls: Any, values: Mapping[str, Any], prefix: str = "") -> list[str]:
     """List the dotted path of every field that can be set."""
     result = []
-    for name in type_hints(cls):
+    for name, hint in type_hints(cls).items():
         value = values.get(name)
         if is_dataclass(value):
             result += field_paths(type(value), _field_values(value), f"{prefix}{name}.")
-        if not is_dataclass(value) or types.NoneType in union_members(type_hints(cls)[name]):
+        elif (optional := _optional_settings(hint)) is not None:
+            result += field_paths(optional, _field_values(optional()), f"{prefix}{name}.")
+        if not is_dataclass(value) or types.NoneType in union_members(hint):
             result.append(prefix + name)
     return result
+
+
+def _optional_settings(annotation: Any) -> Any:
+    """Return the one settings class of a field that may be none, if it can be built without values; else None."""
+    options = union_members(annotation)
+    classes = [option for option in options if is_dataclass(option)]
+    if types.NoneType not in options or len(classes) != 1:
+        return None
+    has_defaults = all(field.default is not MISSING or field.default_factory is not MISSING for field in fields(classes[0]))
+    return classes[0] if has_defaults else None
 
 
 def _field_values(settings: Any) -> dict[str, Any]:
@@ -152,9 +164,10 @@ def _apply_overrides(cls: Any, values: Mapping[str, Any], changes: Mapping[str, 
         path, value = prefix + name, values.get(name)
         if path in changes:
             new[name] = parse_value(_parse_text(changes[path], hint), hint, path)
-        elif is_dataclass(value):
-            inner_cls: Any = type(value)
-            new[name] = inner_cls(**_apply_overrides(inner_cls, _field_values(value), changes, path + "."))
+        elif is_dataclass(value) or any(other.startswith(f"{path}.") for other in changes):
+            inner = value if is_dataclass(value) else _optional_settings(hint)()
+            inner_cls: Any = type(inner)
+            new[name] = inner_cls(**_apply_overrides(inner_cls, _field_values(inner), changes, path + "."))
     return new
 
 

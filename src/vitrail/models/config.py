@@ -86,6 +86,8 @@ class RotaryConfig:
             raise VitrailError(f"rotary.base must be above 1, got {self.base}; try rotary.base=100")
         if abs(self.offset) > 2**12:
             raise VitrailError(f"rotary.offset must be at most 4,096, got {self.offset}; try rotary.offset=0")
+        if self.mixed and self.offset:
+            raise VitrailError(f"rotary.mixed=True has no offset, got rotary.offset={self.offset}; try rotary.offset=0")
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,11 @@ def rotary_advice(config: "ViTConfig") -> str:
 def check_position(config: "ViTConfig") -> None:
     kind = config.position
     if config.position_grid is not None and not config.uses_position_grid:
-        raise VitrailError(f"position_grid goes with sin-cos tables and rotary, got position={kind!r}; try position_grid=none")
+        other = f"rotary.coordinates={config.rotation.coordinates!r}" if config.rotation else f"position={kind!r}"
+        raise VitrailError(
+            f"position_grid goes with sin-cos tables and with rotary coordinates on a grid (centre or scaled), got {other}; "
+            "try position_grid=none"
+        )
     if config.rotary and kind == "rotary":
         raise VitrailError("position='rotary' has its own settings, got rotary as well; try position='none'")
     unit = {"learned2d": 2, "sincos1d": 2, "sincos2d": 4, "sincos2d-mae": 4, "sincos2d-moco": 4}.get(kind, 1)
@@ -140,7 +144,7 @@ def check_position(config: "ViTConfig") -> None:
 def check_relative_bias(config: "ViTConfig") -> None:
     assert config.relative_bias is not None
     if config.position == "relative":
-        raise VitrailError("relative_bias and position='relative' are both of the offsets; try position='none'")
+        raise VitrailError("relative_bias and position='relative' both encode the offset between tokens; try position='none'")
     if config.relative_bias.kind == "table" and config.registers:
         raise VitrailError(
             f"relative_bias.kind='table' has entries for a class token and patches, got registers={config.registers}; "

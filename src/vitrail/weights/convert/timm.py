@@ -58,6 +58,8 @@ def convert_checkpoint(file: Mapping[str, Tensor], sidecar: Mapping[str, Any], o
         facts = _facts(file, tensors, sidecar, args, overrides, origin, assumed)
         config, state, unused = convert_vit(tensors, facts, _recorded_size(pretrained_cfg, args), overrides, assumed)
         check_model_args(args, config)
+        if config.pool == "cls+register" and not config.classes:
+            assumed.append("the class token and the distillation token, concatenated (timm without a classifier averages them)")
     unknown = [name for name in unused if not IGNORED.search(name)]
     if unknown:
         raise VitrailError(f"the file has {', '.join(unknown[:4])}, which Vitrail's Vision Transformers do not have")

@@ -47,7 +47,7 @@ def bare_origin(file: Mapping[str, Tensor], tensors: Mapping[str, Tensor], sidec
         return "DINO"
     if "blocks.0.gamma_1" in file:
         return "DeiT III" if re.match(r"deit_?3", str(sidecar.get("file_name", ""))) else "timm"
-    return "DeiT" if wrapper == "model" else "timm"
+    return "DeiT" if wrapper == "model" or "dist_token" in file else "timm"
 
 
 def bare_facts(
@@ -69,7 +69,7 @@ def bare_facts(
     return Architecture(
         heads=12 if moco else None,
         norm_eps=1e-5 if "norm_pre.weight" in tensors or origin == "DINOv3" else 1e-6,
-        pool=_infer_pool(tensors, sidecar, args, overrides, width, assumed),
+        pool="cls+register" if "dist_token" in file else _infer_pool(tensors, sidecar, args, overrides, width, assumed),
         gelu="exact" if gated or args.get("act_layer") else inspect.infer_gelu("exact", overrides, assumed),
         rotary=rotary,
         rotary_grid=grid,

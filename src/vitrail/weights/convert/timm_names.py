@@ -109,7 +109,7 @@ def join_heads(tensors: dict[str, Tensor]) -> None:
     names = [f"{head}.{part}" for part in ("weight", "bias") for head in ("head", "head_dist")]
     if not all(name in tensors for name in (*names, "reg_token")):
         return
-    class_weight, other_weight, class_bias, other_bias = (tensors.pop(name) for name in names)
+    class_weight, other_weight, class_bias, other_bias = (tensors.pop(name).float() for name in names)  # a mean in half rounds
     if class_weight.shape != other_weight.shape or class_bias.shape != other_bias.shape:
         raise VitrailError("head and head_dist of a distilled model must have one shape")
     tensors["head.weight"] = torch.cat([class_weight, other_weight], dim=-1) / 2
