@@ -140,7 +140,7 @@ def test_row_groups_of_a_parquet_file_are_runs(tmp_path: Path) -> None:
     writer: Any = pytest.importorskip("pyarrow.parquet")
     columns = {"image": [image_bytes(number) for number in range(20)], "label": [str(number % 2) for number in range(20)]}
     writer.write_table(pyarrow.table(columns), tmp_path / "x.parquet", row_group_size=6)
-    order = build_shuffled_sampler(read_table(tmp_path / "x.parquet")[""], 2, 0, 7)
+    order = build_shuffled_sampler(read_table(tmp_path / "x.parquet").splits[""], 2, 0, 7)
     assert isinstance(order, WindowedSampler)
     assert order.run_starts.tolist() == [0, 6, 12, 18]
 

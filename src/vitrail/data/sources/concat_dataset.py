@@ -10,6 +10,7 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.data.sources.dataset import Dataset, DatasetView
+from vitrail.data.sources.label_sets import LabelSets, concat_label_sets
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +50,33 @@ class ConcatDataset(DatasetView):
             return None
         return roots.pop(), [path for _, paths in of_parts for path in paths]
 
+    @cached_property
+    def targets(self) -> Sequence[Any] | ndarray | LabelSets:
+        if self.label_sets is not None:
+            return self.label_sets
+        if self.class_names:
+            return self.labels
+        if self.target_names:
+            return np.concatenate([np.asarray(part.targets) for part in self.datasets])
+        return [part.target(index) for part in self.datasets for index in range(len(part))]
+
+    @cached_property
+    def label_sets(self) -> LabelSets | None:
+        parts = [part.label_sets for part in self.datasets]
+        known = [label_sets for label_sets in parts if label_sets is not None]
+        return concat_label_sets(known) if len(known) == len(parts) else None
+
     @property
-    def targets(self) -> Sequence[Any] | ndarray:
-        return self.labels if self.class_names else [target for part in self.datasets for target in part.targets]
+    def target_names(self) -> tuple[str, ...]:
+        return self.datasets[0].target_names
+
+    def numbers(self, name: str) -> ndarray | None:
+        columns = [column for part in self.datasets if (column := part.numbers(name)) is not None]
+        return np.concatenate(columns) if len(columns) == len(self.datasets) else None
+
+    @property
+    def number_names(self) -> tuple[str, ...]:
+        return self.datasets[0].number_names
 
     def sizes(self, indices: ndarray) -> ndarray | None:
         sizes = np.empty((len(indices), 2), np.int64)

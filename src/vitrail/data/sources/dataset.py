@@ -13,17 +13,19 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from numpy import ndarray
 from PIL import Image
 
 from vitrail.data.decode import to_pil
 from vitrail.data.sources.content_keys import array_key, file_key, sampled_array_key
 from vitrail.data.sources.content_split import SplitFractions
+from vitrail.data.sources.label_sets import LabelSets
 from vitrail.errors import VitrailError
 
 Progress = Callable[[str, int, int | None], None]  # activity, amount done, total if known
@@ -103,9 +105,28 @@ class Dataset(ABC):
         return int(self.labels[index])
 
     @property
-    def targets(self) -> Sequence[Any] | ndarray:
-        """Targets, one per image: the labels, or other values, and then every label is -1."""
+    def targets(self) -> Sequence[Any] | ndarray | LabelSets:
+        """Targets, one per image: the labels, or label sets, numbers or other values, and then every label is -1."""
         return self.labels
+
+    @property
+    def label_sets(self) -> LabelSets | None:
+        """The labels of each image if it may have several, or none of them; None if every image has one label."""
+        return None
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """Names of the numbers to predict, if the targets are numbers."""
+        return ()
+
+    def numbers(self, name: str) -> ndarray | None:
+        """Return numbers by name, one per image, that can be predicted; None if there are none of that name."""
+        return None
+
+    @property
+    def number_names(self) -> tuple[str, ...]:
+        """Names of the numbers that ``numbers`` returns."""
+        return ()
 
     def sizes(self, indices: Int[ndarray, " n"]) -> Int[ndarray, "n 2"] | None:
         """Return heights and widths if they are known without reading the images, else None."""
@@ -259,17 +280,25 @@ class DatasetView(Dataset):
 
 @dataclass(frozen=True, eq=False)
 class Subset(DatasetView):
-    """A selection of a dataset's images, in any order; with other labels and class names if they are given."""
+    """A selection of a dataset's images, in any order; with other labels and class names if they are given, or with other
+    targets: label sets or numbers."""
 
     dataset: Dataset
     indices: ndarray
     labels: ndarray = None  # type: ignore[assignment]  # None: the dataset's
     class_names: tuple[str, ...] = None  # type: ignore[assignment]  # None: the dataset's
+    own_targets: LabelSets | ndarray | None = None
+    target_names: tuple[str, ...] = None  # type: ignore[assignment]  # of own targets; None: the dataset's
 
     def __post_init__(self) -> None:
-        if self.labels is None:
+        if self.own_targets is not None:
+            object.__setattr__(self, "labels", np.full(len(self.indices), -1, np.int64))
+        elif self.labels is None:
             object.__setattr__(self, "labels", self.dataset.labels[self.indices])
+        if self.class_names is None:
             object.__setattr__(self, "class_names", self.dataset.class_names)
+        if self.target_names is None:
+            object.__setattr__(self, "target_names", self.dataset.target_names if self.own_targets is None else ())
 
     @property
     def name(self) -> str:
@@ -283,15 +312,36 @@ class Subset(DatasetView):
         return None if files is None else (files[0], [files[1][index] for index in self.indices.tolist()])
 
     def target(self, index: int) -> Any:
+        if self.own_targets is not None:
+            return self.own_targets[index]
         label = int(self.labels[index])
         return label if label >= 0 else super().target(index)
 
-    @property
-    def targets(self) -> Sequence[Any] | ndarray:
-        if self.class_names:
-            return self.labels
+    @cached_property
+    def targets(self) -> Sequence[Any] | ndarray | LabelSets:
+        if self.own_targets is not None:
+            return self.own_targets
         targets = self.dataset.targets
-        return targets[self.indices] if isinstance(targets, ndarray) else [targets[index] for index in self.indices.tolist()]
+        if self.class_names and self.dataset.label_sets is None:
+            return self.labels
+        if isinstance(targets, ndarray | LabelSets):
+            return targets[self.indices]
+        return [targets[index] for index in self.indices.tolist()]
+
+    @cached_property
+    def label_sets(self) -> LabelSets | None:
+        if self.own_targets is not None:
+            return self.own_targets if isinstance(self.own_targets, LabelSets) else None
+        label_sets = self.dataset.label_sets
+        return None if label_sets is None else label_sets[self.indices]
+
+    def numbers(self, name: str) -> ndarray | None:
+        column = self.dataset.numbers(name)
+        return None if column is None else column[self.indices]
+
+    @property
+    def number_names(self) -> tuple[str, ...]:
+        return self.dataset.number_names
 
     def sizes(self, indices: ndarray) -> ndarray | None:
         return self.dataset.sizes(self.indices[indices])
@@ -329,7 +379,26 @@ def with_class_names(dataset: Dataset, class_names: tuple[str, ...]) -> Dataset:
         return dataset
     numbers = {name: label for label, name in enumerate(class_names)}
     numbering = np.array([*(numbers[name] for name in dataset.class_names), -1], np.int64)  # the last stands for no label
+    if (label_sets := dataset.label_sets) is not None:
+        return with_label_sets(dataset, label_sets.renumbered(numbering, len(class_names)), class_names)
     return Subset(dataset, np.arange(len(dataset)), numbering[dataset.labels], class_names)
+
+
+def with_label_sets(dataset: Dataset, label_sets: LabelSets, class_names: tuple[str, ...]) -> Dataset:
+    """Return the dataset with several labels per image."""
+    return Subset(dataset, np.arange(len(dataset)), class_names=class_names, own_targets=label_sets)
+
+
+def with_numbers(dataset: Dataset, numbers: Float[ndarray, "n m"], target_names: tuple[str, ...]) -> Dataset:
+    """Return the dataset with numbers to predict."""
+    return Subset(dataset, np.arange(len(dataset)), class_names=(), own_targets=numbers, target_names=target_names)
+
+
+def as_label_sets(dataset: Dataset) -> Dataset:
+    """Return the dataset with a set of labels per image, also if each image has one label."""
+    if dataset.label_sets is not None or not dataset.class_names:
+        return dataset
+    return with_label_sets(dataset, LabelSets.from_labels(dataset.labels, len(dataset.class_names)), dataset.class_names)
 
 
 def max_bad_images(max_bad_fraction: float, num_images: int) -> float:
@@ -338,7 +407,11 @@ def max_bad_images(max_bad_fraction: float, num_images: int) -> float:
 
 
 def label_name(dataset: Dataset, index: int) -> str:
-    """Return the class name of an image; empty if it is not labelled."""
+    """Return the class name of an image, or the names of its classes or its numbers; empty if it is not labelled."""
+    if (label_sets := dataset.label_sets) is not None:
+        return ", ".join(dataset.class_names[label] for label in label_sets.classes_of(index))
+    if dataset.target_names:
+        return ", ".join(f"{value:.4g}" for value in np.atleast_1d(dataset.target(index)))
     label = int(dataset.labels[index])
     return dataset.class_names[label] if 0 <= label < len(dataset.class_names) else ""
 
@@ -353,6 +426,9 @@ def fingerprint(*splits: Dataset) -> str:
     digest = hashlib.sha256()
     for dataset in splits:
         digest.update(repr((dataset.class_names, len(dataset))).encode() + dataset.labels.tobytes() + dataset.content_key())
+        targets = dataset.targets
+        if targets is not dataset.labels and isinstance(targets, LabelSets | ndarray):
+            digest.update(repr(dataset.target_names).encode() + targets.tobytes())
     return digest.hexdigest()
 
 

@@ -212,7 +212,8 @@ def _has_shards(path: Path) -> bool:
 def _read_file(path: Path, progress: Progress | None) -> SplitsAndNotes:
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv", ".parquet", ".pq"):
-        return read_table(path), []
+        table = read_table(path)
+        return table.splits, list(table.notes)
     if suffix == ".tar":
         return read_shards(path, progress=progress), []
     if is_pack(path):

@@ -1,6 +1,7 @@
-"""Read Parquet files of labels and paths, or of labels and encoded images. Needs pyarrow (the extra ``datasets``)."""
+"""Read Parquet files of targets and paths, or of targets and encoded images. Needs pyarrow (the extra ``datasets``)."""
 
 import json
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -10,19 +11,19 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.data.class_names import deduplicate
+from vitrail.data.sources.coded_column import CodedColumn, code_column
+from vitrail.data.sources.columns import Columns
 from vitrail.data.sources.dataset import Dataset, read_image_file
-from vitrail.data.sources.labels import encode_labels, group_by_split
 from vitrail.data.sources.table_columns import (
     IMAGE_COLUMNS,
-    LABEL_COLUMNS,
     SPLIT_COLUMNS,
-    build_listed_splits,
     find_column,
-    parse_splits,
     require_column,
+    target_columns,
 )
 from vitrail.errors import VitrailError, first_line
 
+FLAG_TYPES = ("bool", "int", "uint", "float", "double", "string")  # of columns that may hold zeros and ones
 MAX_ROW_GROUP_BYTES = 2**30  # bytes: a row group is decoded whole, and some are cached
 
 
@@ -77,71 +78,90 @@ def _read_row_group(path: Path, column: str, stamp: tuple[int, int], group: int)
         raise VitrailError(f"row group {group} of {path} cannot be read: {first_line(error)}") from None
 
 
-def read_parquet(path: Path, image: str | None, label: str | None, split: str | None) -> dict[str, Dataset]:
-    """Return the splits of a Parquet file; the arguments name columns with unusual names."""
+@dataclass(frozen=True, eq=False)
+class ParquetTable:
+    """A Parquet file: the column of encoded images, or the paths, and the columns of splits and targets."""
+
+    path: Path
+    header: list[str]
+    images: str | list[Any]
+    columns: dict[str, CodedColumn]
+    num_rows: int
+    stamp: tuple[int, int]
+    row_group_starts: ndarray
+    declared: dict[str, tuple[str, ...]]  # class names of columns of numbers
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def row_name(self, row: int) -> str:
+        return f"row {row + 1}"
+
+    def dataset(self, labels: ndarray, class_names: tuple[str, ...]) -> Dataset:
+        assert isinstance(self.images, str)
+        return ParquetDataset(self.path, self.images, self.stamp, self.row_group_starts, labels, class_names)
+
+
+def read_parquet(path: Path, image: str | None, split: str | None, options: Columns) -> ParquetTable:
+    """Read a Parquet file but for its images; ``image`` and ``split`` name columns with unusual names."""
     pyarrow = _import_pyarrow()
     stamp = _file_stamp(path)
     try:
         with pyarrow.ParquetFile(path) as file:
-            return _build_splits(path, file, stamp, image, label, split)
+            return _read_columns(path, file, stamp, image, split, options)
     except VitrailError:
         raise
     except Exception as error:
         raise VitrailError(f"{path} is not a readable Parquet file: {first_line(error)}") from None
 
 
-def _build_splits(
-    path: Path, file: Any, stamp: tuple[int, int], image: str | None, label: str | None, split: str | None
-) -> dict[str, Dataset]:
+def _read_columns(
+    path: Path, file: Any, stamp: tuple[int, int], image: str | None, split: str | None, options: Columns
+) -> ParquetTable:
     schema = file.schema_arrow
-    columns: list[str] = schema.names
-    binary_columns = [
-        name for name in columns if str(schema.field(name).type).startswith(("binary", "large_binary", "struct<"))
-    ]
+    types: dict[str, str] = {name: str(schema.field(name).type) for name in schema.names}
+    binary_columns = [name for name, kind in types.items() if kind.startswith(("binary", "large_binary", "struct<"))]
     images = find_column(path, binary_columns, None, IMAGE_COLUMNS, "images") if image is None else None
-    images = images or require_column(path, columns, image, IMAGE_COLUMNS, "images")
-    labels = require_column(path, columns, label, LABEL_COLUMNS, "label")
-    splits = find_column(path, columns, split, SPLIT_COLUMNS, "split")
-    rows = [f"row {row + 1}" for row in range(file.metadata.num_rows)]
-    if not rows:
+    images = images or require_column(path, list(types), image, IMAGE_COLUMNS, "images")
+    num_rows = file.metadata.num_rows
+    if not num_rows:
         raise VitrailError(f"{path} has no rows; it needs one per image")
-    row_splits = parse_splits(path, _column_texts(path, file, splits), rows, split) if splits else [""] * len(rows)
-    texts = _column_texts(path, file, labels)
-    if images not in binary_columns:
-        return build_listed_splits(path, _column_texts(path, file, images), texts, row_splits, rows)
-    if "" in texts:
-        raise VitrailError(f"{path}, {rows[texts.index('')]}: the label is empty; fill it in or remove the row")
-    encoded, class_names = _declared_labels(path, schema, labels, texts) or encode_labels(texts)
-    return group_by_split(
-        ParquetDataset(path, images, stamp, _row_group_starts(path, file, images), encoded, class_names), row_splits
+    others = [name for name in types if name != images]
+    targets, split_name = target_columns(path, others, options), find_column(path, others, split, SPLIT_COLUMNS, "split")
+    # without a column of labels, only those of zeros and ones matter
+    wanted = [name for name in others if types[name].startswith(FLAG_TYPES)] if targets is None else targets
+    columns = {name: _read_column(path, file, name) for name in dict.fromkeys([*wanted, *([split_name] if split_name else [])])}
+    is_encoded = images in binary_columns
+    return ParquetTable(
+        path,
+        list(types),
+        images if is_encoded else file.read(columns=[images], use_threads=False).column(0).to_pylist(),
+        columns,
+        num_rows,
+        stamp,
+        _row_group_starts(path, file, images) if is_encoded else np.zeros(1, np.int64),
+        {name: names for name in columns if (names := _declared_names(schema, name)) is not None},
     )
 
 
-def _column_texts(path: Path, file: Any, column: str) -> list[str]:
-    values = file.read(columns=[column], use_threads=False).column(0).to_pylist()
-    invalid = next((value for value in values if not isinstance(value, str | int | float | None)), None)
+def _read_column(path: Path, file: Any, name: str) -> CodedColumn:
+    values = file.read(columns=[name], use_threads=False).column(0).to_pylist()
+    invalid = next((value for value in values if not isinstance(value, str | int | float | list | None)), None)
     if invalid is not None:
-        raise VitrailError(f"the column {column} of {path} must hold text or numbers, got {type(invalid).__name__}")
-    return [_cell_text(value) for value in values]
+        raise VitrailError(
+            f"the column {name} of {path} must hold text, numbers or lists of labels, got {type(invalid).__name__}"
+        )
+    return code_column(None if isinstance(value, float) and math.isnan(value) else value for value in values)
 
 
-def _cell_text(value: str | float | None) -> str:
-    if isinstance(value, float):  # a column with missing values has integers as floats
-        return "" if value != value else str(int(value)) if value.is_integer() else str(value)
-    return "" if value is None else str(value).strip()
-
-
-def _declared_labels(path: Path, schema: Any, column: str, texts: list[str]) -> tuple[ndarray, tuple[str, ...]] | None:
-    """Return labels and class names in their declared order, if Hugging Face's library wrote them into the schema."""
+def _declared_names(schema: Any, column: str) -> tuple[str, ...] | None:
+    """Return the class names that Hugging Face's library wrote into the schema, of a column of numbers or of lists of them."""
     try:
         feature = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]
-        class_names = deduplicate([str(name) for name in feature["names"]])
-        labels = np.array([int(text) for text in texts], dtype=np.int64)
+        names = feature["names"] if "names" in feature else feature["feature"]["names"]
+        return deduplicate([str(name) for name in names])
     except (KeyError, TypeError, ValueError):
         return None
-    if labels.min() < -1 or labels.max() >= len(class_names):
-        raise VitrailError(f"{path} names {len(class_names)} classes, but has labels from {labels.min()} to {labels.max()}")
-    return labels, class_names
 
 
 def _row_group_starts(path: Path, file: Any, column: str) -> ndarray:

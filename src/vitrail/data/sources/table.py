@@ -1,67 +1,222 @@
-"""Read a table of images: a CSV of paths and labels, or a Parquet file of labels and paths or encoded images.
+"""Read a table of images: CSV, JSON lines or Parquet, with paths or encoded images, targets and splits.
 
 A column of train, validation and test makes the splits. Whether the files exist is for the dataset check to report.
 """
 
 import csv
+import io
+import itertools
+import json
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from vitrail.data.sources.dataset import Dataset
-from vitrail.data.sources.parquet import read_parquet
+import numpy as np
+from numpy import ndarray
+
+from vitrail.data.sources.coded_column import CodedColumn, ColumnBuilder
+from vitrail.data.sources.columns import Columns
+from vitrail.data.sources.dataset import Dataset, ImageFileDataset, select_images
+from vitrail.data.sources.packed_strings import PackedStrings
+from vitrail.data.sources.parquet import ParquetTable, read_parquet
 from vitrail.data.sources.table_columns import (
     IMAGE_COLUMNS,
-    LABEL_COLUMNS,
     SPLIT_COLUMNS,
-    build_listed_splits,
     find_column,
     parse_splits,
     require_column,
+    target_columns,
 )
+from vitrail.data.sources.table_targets import TargetColumns, missing_positives
 from vitrail.errors import VitrailError
+
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq")
+CHUNK_ROWS = 2**16  # rows whose paths are packed at a time
+MAX_INDICATOR_VALUES = 8  # distinct values of a column of zeros and ones: 0, 1, 0.0, 1.0, true, True ...
+NO_ROWS = "has no rows; it needs a header such as path,label and one line per image"
+
+
+@dataclass(frozen=True)
+class TableSplits:
+    """The splits of a table, notes on what was found in it, and the columns of its targets."""
+
+    splits: dict[str, Dataset]
+    notes: tuple[str, ...]
+    columns: Columns
+
+
+@dataclass(frozen=True, eq=False)
+class ListedImages:
+    """A table that lists image files: their paths, the other columns, and the line of each row."""
+
+    path: Path
+    header: list[str]
+    images: PackedStrings
+    columns: dict[str, CodedColumn]
+    lines: ndarray
+    unit: str = "line"
+    declared: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def row_name(self, row: int) -> str:
+        return f"{self.unit} {self.lines[row]}"
+
+    def dataset(self, labels: ndarray, class_names: tuple[str, ...]) -> Dataset:
+        return ImageFileDataset(self.path.parent, self.images, labels, class_names)
 
 
 def read_table(
-    path: str | Path, *, image: str | None = None, label: str | None = None, split: str | None = None
-) -> dict[str, Dataset]:
-    """Return the splits of a .csv, .tsv or .parquet file; ``image``, ``label``, ``split`` name columns with unusual names."""
-    path = Path(path)
+    path: str | Path,
+    columns: Columns | None = None,
+    labelled: bool = True,
+    *,
+    image: str | None = None,
+    split: str | None = None,
+) -> TableSplits:
+    """Read a .csv, .tsv, .jsonl or .parquet file. ``columns`` names those of the targets, ``image`` and ``split`` columns with
+    unusual names. If it need not be ``labelled``, a table without targets is read too."""
+    path, options = Path(path), columns or Columns()
     if not path.is_file():
-        raise VitrailError(f"{path} is not a file; a table is a .csv, .tsv or .parquet file")
-    if path.suffix.lower() in (".parquet", ".pq"):
-        return read_parquet(path, image, label, split)
-    return _read_csv(path, image, label, split)
+        raise VitrailError(f"{path} is not a file; a table is a .csv, .tsv, .jsonl or .parquet file")
+    suffix = path.suffix.lower()
+    if suffix in (".parquet", ".pq"):
+        table: ListedImages | ParquetTable = read_parquet(path, image, split, options)
+        if isinstance(table.images, list):
+            table = _listed_in_parquet(table, table.images)
+    else:
+        table = _read_text(path, image, split, options, is_json=suffix in (".jsonl", ".ndjson"))
+    return _build_splits(table, options, labelled, split)
 
 
-def _read_csv(path: Path, image: str | None, label: str | None, split: str | None) -> dict[str, Dataset]:
+def _build_splits(table: "ListedImages | ParquetTable", options: Columns, labelled: bool, split: str | None) -> TableSplits:
+    columns = dict(table.columns)
+    split_name = find_column(table.path, list(columns), split, SPLIT_COLUMNS, "split")
+    splits = None
+    if split_name is not None and split_name not in (options.labels, *options.targets):
+        splits = parse_splits(table.path, columns.pop(split_name), table.row_name, split)
+    targets = TargetColumns(table.path, table.header, columns, table.row_name, len(table), table.declared).find(
+        options, labelled
+    )
+    labels = targets.labels if targets.labels is not None else np.full(len(table), -1, np.int64)
+    dataset = targets.attach(table.dataset(labels, targets.class_names))
+    if splits is None:
+        return TableSplits({"": dataset}, targets.notes, targets.columns)
+    parts = {}
+    for name in ("train", "validation", "test", ""):
+        codes = [code for code, value in enumerate(splits.values) if value == name]
+        if len(rows := np.flatnonzero(np.isin(splits.codes, codes))):
+            parts[name] = select_images(dataset, rows)
+    missing = missing_positives(targets, np.array(splits.values)[splits.codes], table.row_name)
+    return TableSplits(parts, (*targets.notes, *missing), targets.columns)
+
+
+def _listed_in_parquet(table: ParquetTable, paths: list[Any]) -> ListedImages:
+    empty = next((row for row, text in enumerate(paths) if not isinstance(text, str) or not text.strip() or "\0" in text), None)
+    if empty is not None:
+        raise VitrailError(f"{table.path}, {table.row_name(empty)}: the path is empty; fill it in or remove the line")
+    images = PackedStrings.from_strings(paths)
+    return ListedImages(table.path, table.header, images, table.columns, np.arange(1, len(paths) + 1), "row", table.declared)
+
+
+# Text ----------------------------------------------------------------------------------------------------------------
+
+
+def _read_text(path: Path, image: str | None, split: str | None, options: Columns, is_json: bool) -> ListedImages:
     try:
-        header, rows = _read_rows(path)
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            header, rows = _json_rows(path, file) if is_json else _csv_rows(file)
+            return _read_rows(path, header, rows, image, split, options)
     except UnicodeDecodeError:
         raise VitrailError(f"{path} is not UTF-8 text; save it as UTF-8") from None
     except csv.Error as error:
         raise VitrailError(f"{path} is not a readable CSV: {error}") from None
-    images, labels = (
-        require_column(path, header, image, IMAGE_COLUMNS, "image paths"),
-        require_column(path, header, label, LABEL_COLUMNS, "label"),
-    )
-    splits = find_column(path, header, split, SPLIT_COLUMNS, "split")
-
-    def cells(column: str) -> list[str]:
-        position = header.index(column)
-        return [row[position] if position < len(row) else "" for _, row in rows]
-
-    lines = [f"line {line}" for line, _ in rows]
-    row_splits = parse_splits(path, cells(splits), lines, split) if splits else [""] * len(rows)
-    return build_listed_splits(path, cells(images), [name.strip() for name in cells(labels)], row_splits, lines)
 
 
-def _read_rows(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        first = file.readline()
-        delimiter = max(",;\t", key=first.count)  # on a tie the first: a comma
-        file.seek(0)
-        reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
-        header = [cell.strip() for cell in next(reader, [])]
-        rows = [(reader.line_num, cells) for cells in reader if any(cells)]
-    if not rows:
-        raise VitrailError(f"{path} has no rows; it needs a header such as path,label and one line per image")
-    return header, rows
+def _csv_rows(file: io.TextIOWrapper) -> tuple[list[str], Iterator[tuple[int, list[Any]]]]:
+    """Return the header, and line and cells of each row."""
+    first = file.readline()
+    delimiter = max(",;\t", key=first.count)  # on a tie the first: a comma
+    file.seek(0)
+    reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
+    header = [cell.strip() for cell in next(reader, [])]
+    missing = [""] * len(header)
+
+    def rows() -> Iterator[tuple[int, list[Any]]]:
+        for cells in reader:
+            if any(cells):
+                yield reader.line_num, cells if len(cells) >= len(header) else [*cells, *missing[len(cells) :]]
+
+    return header, rows()
+
+
+def _json_rows(path: Path, file: io.TextIOWrapper) -> tuple[list[str], Iterator[tuple[int, list[Any]]]]:
+    """Return the keys of the first object as the header, and line and values of each row; a missing key is empty."""
+    objects = _json_objects(path, file)
+    first = next(objects, None)
+    if first is None:
+        return [], iter(())
+    header = list(first[1])
+    return header, ((line, [_json_cell(row.get(name)) for name in header]) for line, row in itertools.chain([first], objects))
+
+
+def _json_objects(path: Path, file: io.TextIOWrapper) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, text in enumerate(file, 1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise VitrailError(f"{path}, line {line} is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise VitrailError(f'{path}, line {line} must be an object such as {{"file": "a.jpg", "labels": ["hat"]}}')
+        yield line, row
+
+
+def _json_cell(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(json.dumps(each) if isinstance(each, dict | list) else each for each in value)
+    return json.dumps(value) if isinstance(value, dict) else value
+
+
+def _read_rows(
+    path: Path,
+    header: list[str],
+    rows: Iterator[tuple[int, list[Any]]],
+    image: str | None,
+    split: str | None,
+    options: Columns,
+) -> ListedImages:
+    """Read the rows once: the paths into one buffer, the columns of splits and targets into codes."""
+    if not header:
+        raise VitrailError(f"{path} {NO_ROWS}")
+    image_name = require_column(path, header, image, IMAGE_COLUMNS, "image paths")
+    images, others = header.index(image_name), [name for name in header if name and name != image_name]
+    targets, split_name = target_columns(path, others, options), find_column(path, others, split, SPLIT_COLUMNS, "split")
+    wanted = others if targets is None else [*targets, *([split_name] if split_name else [])]
+    # without a column of labels, only those of zeros and ones matter
+    builders = {
+        name: ColumnBuilder(MAX_INDICATOR_VALUES if targets is None and name != split_name else None)
+        for name in dict.fromkeys(wanted)
+    }
+    appends = [(header.index(name), builder.append) for name, builder in builders.items()]
+    lines, chunks, chunk = array("q"), list[ndarray](), list[str]()
+    for line, cells in rows:
+        text = cells[images]
+        if not isinstance(text, str) or not text.strip() or "\0" in text:
+            raise VitrailError(f"{path}, line {line}: the path is empty; fill it in or remove the line")
+        lines.append(line)
+        chunk.append(text)
+        for position, append in appends:
+            append(cells[position])
+        if len(chunk) == CHUNK_ROWS:
+            chunks.append(PackedStrings.from_strings(chunk).buffer)
+            chunk.clear()
+    if not lines:
+        raise VitrailError(f"{path} {NO_ROWS}")
+    paths = PackedStrings(np.concatenate([*chunks, PackedStrings.from_strings(chunk).buffer]))
+    columns = {name: column for name, builder in builders.items() if (column := builder.build()) is not None}
+    return ListedImages(path, header, paths, columns, np.frombuffer(lines, np.int64))

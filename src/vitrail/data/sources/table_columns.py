@@ -1,10 +1,10 @@
-"""Columns of a table: named explicitly or found by their usual names; paths are relative to the table's folder."""
+"""Columns of a table: named explicitly or found by their usual names."""
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from vitrail.data.sources.dataset import Dataset, ImageFileDataset
-from vitrail.data.sources.labels import canonical_split, encode_labels, group_by_split
+from vitrail.data.sources.coded_column import CodedColumn
+from vitrail.data.sources.columns import Columns
+from vitrail.data.sources.labels import canonical_split
 from vitrail.errors import VitrailError, did_you_mean
 
 IMAGE_COLUMNS = (
@@ -20,7 +20,20 @@ IMAGE_COLUMNS = (
     "img_path",
     "picture",
 )
-LABEL_COLUMNS = ("label", "class", "target", "category", "y", "labels", "label_name", "class_name", "fine_label")
+LABEL_COLUMNS = (
+    "label",
+    "class",
+    "target",
+    "category",
+    "y",
+    "labels",
+    "tags",
+    "classes",
+    "categories",
+    "label_name",
+    "class_name",
+    "fine_label",
+)
 SPLIT_COLUMNS = ("split", "set", "subset", "fold", "partition")
 
 
@@ -50,24 +63,22 @@ def require_column(
     return column
 
 
-def build_listed_splits(
-    path: Path, paths: list[str], labels: list[str], splits: list[str], lines: list[str]
-) -> dict[str, Dataset]:
-    """Build the splits of a table that lists image files."""
-    for purpose, cells in (("path", paths), ("label", labels)):
-        empty = next((line for line, cell in zip(lines, cells, strict=True) if not cell.strip() or "\0" in cell), None)
-        if empty is not None:
-            raise VitrailError(f"{path}, {empty}: the {purpose} is empty; fill it in or remove the line")
-    encoded, class_names = encode_labels(labels)
-    return group_by_split(ImageFileDataset(path.parent, paths, encoded, class_names), splits)
+def target_columns(path: object, columns: Sequence[str], options: Columns) -> list[str] | None:
+    """Return the columns that the targets are in; None if only their values can tell."""
+    if options.targets:
+        return [require_column(path, columns, target, (), "target") for target in options.targets]
+    name = find_column(path, columns, options.labels, LABEL_COLUMNS, "labels")
+    return None if name is None else [name]
 
 
-def parse_splits(path: Path, values: Sequence[str], lines: Sequence[str], requested: str | None) -> list[str]:
+def parse_splits(path: object, column: CodedColumn, row_name: Callable[[int], str], requested: str | None) -> CodedColumn:
     """Return the split of each row. A column of other values under a usual name (such as fold numbers) is ignored."""
-    parsed = [canonical_split(value) for value in values]
+    parsed = [canonical_split(str(value)) for value in column.values]
     if not requested and all(name is None for name in parsed):
-        return [""] * len(lines)
-    for name, value, line in zip(parsed, values, lines, strict=True):
-        if name is None:
-            raise VitrailError(f"{path}, {line}: the split must be train, validation or test, got {value!r}")
-    return [name or "" for name in parsed]
+        return CodedColumn([""], column.codes * 0)
+    if None in parsed:
+        code = parsed.index(None)
+        raise VitrailError(
+            f"{path}, {row_name(column.row_of(code))}: the split must be train, validation or test, got {column.values[code]!r}"
+        )
+    return CodedColumn([str(name) for name in parsed], column.codes)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy import ndarray
 
 from vitrail.data.cache import load_cached, store_cached
+from vitrail.data.sources.packed_strings import PackedStrings
 from vitrail.errors import VitrailError
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "gif", "tif", "tiff")  # the first if a sample has several
@@ -27,25 +28,6 @@ GNU_HEADER_TYPES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 EXTENDED_HEADER_TYPES = (*GNU_HEADER_TYPES, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE)
 SAMPLES_PER_REPORT = 1000  # samples between two progress reports
 MAX_LABEL_BYTES = 2**20  # bytes of a .cls or .json, or of an extended header
-
-
-class PackedStrings:
-    """A sequence of strings in one buffer: a million of them are two arrays and no objects."""
-
-    def __init__(self, buffer: ndarray) -> None:
-        """``buffer``: uint8, with a zero after each string."""
-        self.buffer, self.ends = buffer, np.flatnonzero(buffer == 0)
-
-    @classmethod
-    def from_strings(cls, strings: Iterable[str]) -> "PackedStrings":
-        return cls(np.frombuffer("".join(f"{text}\0" for text in strings).encode("utf-8", "surrogateescape"), np.uint8))
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def __getitem__(self, index: int) -> str:
-        start = self.ends[index - 1] + 1 if index else 0
-        return self.buffer[start : self.ends[index]].tobytes().decode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)

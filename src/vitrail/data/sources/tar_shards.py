@@ -21,7 +21,8 @@ from numpy import ndarray
 from vitrail.data.class_names import deduplicate
 from vitrail.data.sources.dataset import MAX_FILE_BYTES, Dataset, Progress, select_images
 from vitrail.data.sources.labels import canonical_split, encode_labels
-from vitrail.data.sources.tar_index import PackedStrings, TarIndex, index_tar
+from vitrail.data.sources.packed_strings import PackedStrings
+from vitrail.data.sources.tar_index import TarIndex, index_tar
 from vitrail.errors import VitrailError
 
 CLASS_FILES = ("classes.txt", "classnames.txt")  # next to the shards: one name per line, for labels that are numbers

@@ -1,0 +1,40 @@
+"""Which columns of a table hold the targets. Torch-free."""
+
+from dataclasses import dataclass
+
+from vitrail.config import validate
+from vitrail.errors import VitrailError
+
+NO_SEPARATOR = "none"  # written for one label per image, whatever characters it has
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of the targets in a table, Parquet file or Hugging Face dataset; what is left open is found by names and values.
+
+    ``labels``: the column of labels. ``separator``: the text between several labels of one image, or ``none`` if a cell is one
+    label. ``several``: whether an image may have several labels, or none. ``targets``: columns of numbers to predict.
+    """
+
+    labels: str | None = None
+    separator: str | None = None
+    several: bool | None = None
+    targets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if self.separator == "":
+            raise VitrailError(f"separator must not be empty; try separator=; or, for one label per image, {NO_SEPARATOR}")
+        if self.targets and (self.labels or self.separator):
+            raise VitrailError("target predicts numbers, labels_column and separator are for classes; leave one of them out")
+        if len(set(self.targets)) < len(self.targets):
+            raise VitrailError(f"a target is named twice in {', '.join(self.targets)}; name each once")
+        if self.separator == NO_SEPARATOR:
+            if self.several:
+                raise VitrailError(f"several labels per image need a separator, got {NO_SEPARATOR}; try separator=;")
+            object.__setattr__(self, "several", False)
+
+    @property
+    def splits_cells(self) -> bool:
+        """Whether a separator is named at which cells are split."""
+        return self.separator not in (None, NO_SEPARATOR)

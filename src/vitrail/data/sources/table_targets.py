@@ -1,0 +1,324 @@
+"""From the columns of a table to targets: one label per image, several, or numbers. What is found is said in notes.
+
+Several labels are a list, cells split at a separator, or a column of zeros and ones per class; numbers are columns that are
+named, or a label column with decimals. n rows, m numbers.
+"""
+
+import ast
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from vitrail.data.sources.coded_column import CodedColumn
+from vitrail.data.sources.columns import NO_SEPARATOR, Columns
+from vitrail.data.sources.dataset import Dataset, with_label_sets, with_numbers
+from vitrail.data.sources.label_sets import LabelSets
+from vitrail.data.sources.labels import natural_sorted
+from vitrail.data.sources.table_columns import LABEL_COLUMNS, find_column
+from vitrail.errors import VitrailError
+
+SEPARATORS = ";|,"  # tried in this order
+INDICATORS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
+MAX_WHOLE_NUMBER_CLASSES = 20  # more whole numbers than this may be meant as numbers
+MAX_LISTED = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """The targets of a table's rows, of one kind; ``columns``: where they were found."""
+
+    columns: Columns
+    class_names: tuple[str, ...] = ()
+    labels: ndarray | None = None
+    label_sets: LabelSets | None = None
+    numbers: Float[ndarray, "n m"] | None = None
+    notes: tuple[str, ...] = ()
+
+    def attach(self, dataset: Dataset) -> Dataset:
+        """Return a dataset of the rows' images with these targets; single labels it already has."""
+        if self.label_sets is not None:
+            return with_label_sets(dataset, self.label_sets, self.class_names)
+        return dataset if self.numbers is None else with_numbers(dataset, self.numbers, self.columns.targets)
+
+
+@dataclass(frozen=True)
+class TargetColumns:
+    """Columns of a table that may hold targets, with its name and the names of its rows for messages."""
+
+    table: object
+    header: Sequence[str]  # names of all columns
+    columns: Mapping[str, CodedColumn]
+    row_name: Callable[[int], str]
+    num_rows: int
+    declared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # class names of a column of numbers
+
+    def find(self, options: Columns, labelled: bool = True) -> Targets:
+        """Return the targets that the options name or, where these leave it open, that the columns look like."""
+        if options.targets:
+            return self._numbers(options)
+        name = find_column(self.table, list(self.columns), options.labels, LABEL_COLUMNS, "labels")
+        if name is not None:
+            return self._labels(name, options)
+        indicators = self._indicator_columns()
+        if len(indicators) > 1:
+            return self._indicators(indicators, options)
+        if not labelled:
+            return Targets(options, labels=np.full(self.num_rows, -1, np.int64))
+        raise VitrailError(
+            f"{self.table} has no column for the labels, only {', '.join(self.header)}; name it by labels_column=NAME, a number to predict by "
+            f"target=NAME, or rename one to any of {', '.join(LABEL_COLUMNS)}"
+        )
+
+    # Labels ----------------------------------------------------------------------------------------------------------
+
+    def _labels(self, name: str, options: Columns) -> Targets:
+        column = self.columns[name]
+        found = replace(options, labels=name)
+        if name in self.declared:
+            return self._declared(name, column, found)
+        if any(isinstance(value, tuple) for value in column.values):
+            return self._label_lists(name, column, found)
+        texts = [_cell_text(value) for value in column.values]
+        if options.several is False:
+            return self._single(name, column, texts, found)
+        if options.splits_cells:
+            return self._split_cells(name, column, texts, str(options.separator), found)
+        if options.several is None and options.labels is None and _are_decimals(texts):
+            return self._decimals(name, column, texts)
+        if any(texts) and all(text.startswith("[") and text.endswith("]") for text in texts if text):
+            values = [() if not text else self._parse_list(name, column, code, text) for code, text in enumerate(texts)]
+            return self._label_lists(name, CodedColumn(values, column.codes), found)
+        separator = _detect_separator(texts)
+        if separator is None and not options.several:
+            return self._single(name, column, texts, found)
+        return self._split_cells(name, column, texts, separator, found)
+
+    def _declared(self, name: str, column: CodedColumn, found: Columns) -> Targets:
+        """Read numbers of classes that the file names; None and -1 stand for no label."""
+        class_names = self.declared[name]
+        several = any(isinstance(value, tuple) for value in column.values) or found.several is True
+        lists = [value if isinstance(value, tuple) else () if value in (None, -1) else (value,) for value in column.values]
+        for code, labels in enumerate(lists):
+            invalid = [label for label in labels if type(label) is not int or not 0 <= label < len(class_names)]
+            if invalid:
+                row = self.row_name(column.row_of(code))
+                raise VitrailError(
+                    f"{self.table}, {row}: {name} must be from 0 to {len(class_names) - 1}, since {len(class_names)} "
+                    f"classes are named, got {invalid[0]!r}"
+                )
+        if several:
+            label_sets = LabelSets.from_codes([sorted(set(labels)) for labels in lists], column.codes, len(class_names))
+            return self._several(name, label_sets, class_names, "as lists", replace(found, several=True), {})
+        single = np.array([labels[0] if labels else -1 for labels in lists], np.int64)[column.codes]
+        return Targets(replace(found, several=False), class_names, single)
+
+    def _single(self, name: str, column: CodedColumn, texts: list[str], found: Columns) -> Targets:
+        if "" in texts:
+            row = self.row_name(column.row_of(texts.index("")))
+            raise VitrailError(
+                f"{self.table}, {row}: the label is empty; fill it in, remove the row, or name the separator if images have "
+                "several labels or none: separator=;"
+            )
+        class_names = natural_sorted(set(texts))
+        number = {text: label for label, text in enumerate(class_names)}
+        labels = np.array([number[text] for text in texts], np.int64)[column.codes]
+        notes = self._spelling_notes({text: column.row_of(code) for code, text in enumerate(texts)})
+        if len(class_names) > MAX_WHOLE_NUMBER_CLASSES and all(re.fullmatch(r"-?\d+", text, re.ASCII) for text in texts):
+            notes.append(
+                f"the {len(class_names):,} whole numbers in {name} are taken as classes; target={name} predicts them as a "
+                "number"
+            )
+        return Targets(replace(found, several=False), class_names, labels, notes=tuple(notes))
+
+    def _split_cells(self, name: str, column: CodedColumn, texts: list[str], separator: str | None, found: Columns) -> Targets:
+        lists = [_split(text, separator) for text in texts]
+        how = f"separated by {separator!r}; separator={NO_SEPARATOR} reads a cell as one label"
+        found = replace(found, separator=separator, several=True)
+        return self._label_sets(name, CodedColumn(lists, column.codes), "one in each cell" if separator is None else how, found)
+
+    def _label_lists(self, name: str, column: CodedColumn, found: Columns) -> Targets:
+        for code, value in enumerate(column.values):
+            if not (value is None or (isinstance(value, tuple) and all(type(each) in (str, int) for each in value))):
+                kind = "a list with other values" if isinstance(value, tuple) else repr(value)
+                raise VitrailError(
+                    f"{self.table}, {self.row_name(column.row_of(code))}: {name} must be a list of names or whole numbers, as "
+                    f"in other rows, got {kind}; write the labels as a list, [] for none"
+                )
+        lists = [tuple(str(each).strip() for each in value or ()) for value in column.values]
+        return self._label_sets(name, CodedColumn(lists, column.codes), "as lists", replace(found, several=True))
+
+    def _label_sets(self, name: str, column: CodedColumn, how: str, found: Columns) -> Targets:
+        """``column``: tuples of labels."""
+        first_code: dict[str, int] = {}
+        for code, labels in enumerate(column.values):
+            for label in labels:
+                first_code.setdefault(label, code)
+        if "" in first_code:
+            row = self.row_name(column.row_of(first_code[""]))
+            raise VitrailError(f"{self.table}, {row}: a label in {name} is empty; remove what separates it")
+        class_names = natural_sorted(first_code)
+        number = {text: label for label, text in enumerate(class_names)}
+        distinct = [sorted({number[label] for label in labels}) for labels in column.values]
+        label_sets = LabelSets.from_codes(distinct, column.codes, len(class_names))
+        return self._several(
+            name, label_sets, class_names, how, found, {text: column.row_of(c) for text, c in first_code.items()}
+        )
+
+    def _several(
+        self, name: str, label_sets: LabelSets, class_names: tuple[str, ...], how: str, found: Columns, rows: dict[str, int]
+    ) -> Targets:
+        sizes = label_sets.sizes()
+        without = int((sizes == 0).sum())
+        note = (
+            f"{name} {'have' if name.startswith('the columns') else 'has'} several labels per image, {how}: "
+            f"{len(class_names):,} labels, {sizes.mean():.1f} per image, {without:,} images without any"
+        )
+        return Targets(found, class_names, label_sets=label_sets, notes=(note, *self._spelling_notes(rows)))
+
+    def _indicator_columns(self) -> list[str]:
+        """Return the columns of zeros and ones."""
+        return [
+            name
+            for name, column in self.columns.items()
+            if column.values and all(_cell_text(value).lower() in INDICATORS for value in column.values)
+        ]
+
+    def _indicators(self, names: list[str], options: Columns) -> Targets:
+        """Read a column of zeros and ones per class; if every row has a single one, that is its label."""
+        matrix = np.empty((self.num_rows, len(names)), np.uint8)
+        for position, name in enumerate(names):
+            values = [INDICATORS[_cell_text(value).lower()] for value in self.columns[name].values]
+            matrix[:, position] = np.array(values, np.uint8)[self.columns[name].codes]
+        class_names = tuple(names)
+        others = [name for name in self.columns if name not in names]
+        ignored = f"; {', '.join(others)} {'is' if len(others) == 1 else 'are'} not used" if others else ""
+        if options.several is not True and (matrix.sum(axis=1) == 1).all():
+            note = f"each row has a one in a single column, which is its label: {len(names)} classes{ignored}"
+            return Targets(replace(options, several=False), class_names, matrix.argmax(axis=1).astype(np.int64), notes=(note,))
+        listed = f"the columns {', '.join(names[:MAX_LISTED])}{' ...' if len(names) > MAX_LISTED else ''}"
+        how = f"a column of zeros and ones for each{ignored}"
+        return self._several(
+            listed, LabelSets.from_matrix(matrix), class_names, how, replace(options, several=True), dict.fromkeys(names, 0)
+        )
+
+    def _parse_list(self, name: str, column: CodedColumn, code: int, text: str) -> tuple[Any, ...]:
+        """Parse a cell such as ["hat", "shoe"], as JSON and Python write lists."""
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            value = None
+        if not isinstance(value, list):
+            row = self.row_name(column.row_of(code))
+            raise VitrailError(f'{self.table}, {row}: {name} must be a list, got {text[:60]!r}; try ["hat", "shoe"]')
+        return tuple(value)
+
+    def _spelling_notes(self, rows: dict[str, int]) -> list[str]:
+        """Return a note on labels that differ only in case, spaces or punctuation; ``rows``: where each occurs first."""
+        groups: dict[str, list[str]] = {}
+        for label in rows:
+            groups.setdefault(re.sub(r"[\W_]+", "", label).casefold() or label, []).append(label)
+        alike = [group for group in groups.values() if len(group) > 1]
+        return [
+            f"the labels {' and '.join(f'{label!r} ({self.row_name(rows[label])})' for label in group[:MAX_LISTED])} are "
+            "spelled differently and so are different classes; spell them alike if they mean the same"
+            for group in alike[:MAX_LISTED]
+        ]
+
+    # Numbers ---------------------------------------------------------------------------------------------------------
+
+    def _numbers(self, options: Columns) -> Targets:
+        names = [
+            find_column(self.table, list(self.columns), target, (), "target") or target for target in options.targets
+        ]  # spelled as in the table
+        numbers = np.stack([self._parse_numbers(name) for name in names], axis=1)
+        return Targets(replace(options, targets=tuple(names)), numbers=numbers)
+
+    def _decimals(self, name: str, column: CodedColumn, texts: list[str]) -> Targets:
+        example = next(text for text in texts if not float(text).is_integer())
+        note = (
+            f"{name} has numbers such as {example}, which are predicted as numbers; labels_column={name} reads them as classes"
+        )
+        return Targets(Columns(targets=(name,)), numbers=self._parse_numbers(name)[:, None], notes=(note,))
+
+    def _parse_numbers(self, name: str) -> Float[ndarray, " n"]:
+        column = self.columns[name]
+        values = np.array([_as_number(value) for value in column.values], np.float64)
+        invalid = np.flatnonzero(~np.isfinite(values))
+        if len(invalid):
+            code = int(invalid[0])
+            got = _cell_text(column.values[code])
+            raise VitrailError(
+                f"{self.table}, {self.row_name(column.row_of(code))}: the target {name} must be a number, got "
+                f"{got[:60] or 'nothing'!r}; correct it or remove the row"
+            )
+        return values[column.codes]
+
+
+def missing_positives(targets: Targets, splits: ndarray, describe: Callable[[int], str]) -> list[str]:
+    """Return a note on the labels that occur, but not in train; ``splits``: of each row."""
+    if targets.label_sets is None:
+        return []
+    in_train = splits == "train"
+    if not in_train.any():
+        return []
+    counts = targets.label_sets.counts()
+    missing = np.flatnonzero((counts > 0) & (targets.label_sets[np.flatnonzero(in_train)].counts() == 0)).tolist()
+    listed = [
+        f"{targets.class_names[label]!r} ({describe(int(targets.label_sets.images_of(label)[0]))})"
+        for label in missing[:MAX_LISTED]
+    ]
+    more = f" and {len(missing) - MAX_LISTED} more" if len(missing) > MAX_LISTED else ""
+    return [f"no training image has the label {', '.join(listed)}{more}, so it cannot be learned"] if missing else []
+
+
+def _cell_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float):  # a column with missing values has integers as floats
+        return "" if math.isnan(value) else str(int(value)) if value.is_integer() else str(value)
+    return "" if value is None else str(value).strip()
+
+
+def _as_number(value: Any) -> float:
+    """Return a number, NaN if it is none."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return math.nan
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _are_decimals(texts: list[str]) -> bool:
+    """Whether all values are numbers, and some are not whole. A missing one is then an error, not a class."""
+    numbers = [_as_number(text) for text in texts if text]
+    return bool(numbers) and all(map(math.isfinite, numbers)) and not all(number.is_integer() for number in numbers)
+
+
+def _detect_separator(texts: list[str]) -> str | None:
+    """Return the separator of several labels. Semicolons and bars hardly occur in names; commas do, so that with them most
+    labels have to occur in more than one cell."""
+    for separator in SEPARATORS:
+        if not any(separator in text for text in texts):
+            continue
+        if separator != ",":
+            return separator
+        cells: dict[str, int] = {}
+        for text in texts:
+            for label in set(_split(text, separator)):
+                cells[label] = cells.get(label, 0) + 1
+        if 2 * sum(count > 1 for count in cells.values()) >= len(cells):
+            return separator
+    return None
+
+
+def _split(text: str, separator: str | None) -> tuple[str, ...]:
+    """Split a cell into labels; empty ones, as after a last separator, are left out."""
+    parts = [text] if separator is None else text.split(separator)
+    return tuple(part for part in map(str.strip, parts) if part)
