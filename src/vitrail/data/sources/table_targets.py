@@ -7,7 +7,7 @@ named, or a label column with decimals. n rows, m numbers.
 import ast
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,8 +71,8 @@ class TargetColumns:
         if not labelled:
             return Targets(options, labels=np.full(self.num_rows, -1, np.int64))
         raise VitrailError(
-            f"{self.table} has no column for the labels, only {', '.join(self.header)}; name it by labels_column=NAME, a number to predict by "
-            f"target=NAME, or rename one to any of {', '.join(LABEL_COLUMNS)}"
+            f"{self.table} has no column for the labels, only {', '.join(self.header)}; name it by labels_column=NAME, a number to "
+            f"predict by target=NAME, or rename one to any of {', '.join(LABEL_COLUMNS)}"
         )
 
     # Labels ----------------------------------------------------------------------------------------------------------
