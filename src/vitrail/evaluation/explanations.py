@@ -114,7 +114,7 @@ def explain_images(
 
 def output_names(task: Task) -> tuple[str, ...]:
     """Return the names of a model's outputs: the classes of a classifier, else their indices."""
-    return task.class_names if task.has_classes else tuple(map(str, range(task.model.classes)))
+    return task.output_names
 
 
 def output_index(name: str, task: Task) -> int:

@@ -14,9 +14,10 @@ from vitrail.recipes.task_config import Classification, TaskConfig
 from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.masked_image import MaskedImageTask
 from vitrail.tasks.multi_label import MultiLabelTask
+from vitrail.tasks.regression import RegressionTask
 from vitrail.tasks.task import TASKS, Task
 
-BUILT_IN = (ClassificationTask, MultiLabelTask, MaskedImageTask)
+BUILT_IN = (ClassificationTask, MultiLabelTask, RegressionTask, MaskedImageTask)
 
 
 def build_task(

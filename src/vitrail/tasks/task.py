@@ -139,6 +139,15 @@ class Task(ABC):
         """Return what a trivial prediction would score on a split, for the result to be compared with."""
         return {}
 
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs: the classes, or their indices."""
+        return self.class_names if self.has_classes else tuple(map(str, range(self.model.classes)))
+
+    def restore(self, outputs: Tensor) -> Tensor:
+        """Return the outputs in the units of the targets, if the model has others."""
+        return outputs
+
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Return the class probabilities that the outputs stand for."""
         raise VitrailError(f"a model for {self.config.name} predicts no class probabilities; use a classifier")
