@@ -12,11 +12,13 @@ from vitrail.data.sources.dataset import Dataset, DatasetSplits, Progress
 from vitrail.evaluation.classification import evaluate_classifier
 from vitrail.evaluation.label_matching import select_split
 from vitrail.evaluation.leakage import dataset_notes, leakage_warnings, open_for_evaluation
+from vitrail.evaluation.regression import evaluate_regression
 from vitrail.evaluation.split_runner import Evaluation, SplitRunner, check_outputs
 from vitrail.evaluation.tta import TTAMode, TTAPredictor
 from vitrail.inference.load import load_predictor
 from vitrail.inference.predictor import require_classifier, require_outputs
 from vitrail.tasks.classification import ClassificationTask
+from vitrail.tasks.regression import RegressionTask
 from vitrail.tasks.task import Task, require_targets
 
 DEFAULT_BATCH_SIZE = 64
@@ -67,3 +69,8 @@ def evaluate_task(task: Task, runner: SplitRunner, data: DatasetSplits, split: s
 @evaluate_task.register
 def _(task: ClassificationTask, runner: SplitRunner, data: DatasetSplits, split: str, source: Dataset) -> Evaluation:
     return evaluate_classifier(runner, data, split, source)
+
+
+@evaluate_task.register
+def _(task: RegressionTask, runner: SplitRunner, data: DatasetSplits, split: str, source: Dataset) -> Evaluation:
+    return evaluate_regression(task, runner, data, split, source)

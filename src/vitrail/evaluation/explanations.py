@@ -68,7 +68,7 @@ def explain_images(
 ) -> Iterator[Explanation]:
     """Explain images one by one. ``target``: the class to explain; None: the predicted one. An empty ``methods`` gives no maps.
 
-    Of a model for another task, the target is the index of an output, by default the largest. A model without a head has no
+    Of a model for another task, the target is the index of an output, by default the largest, or the first number. A model without a head has no
     outputs: there are attention-based maps only, and no logit lens.
     """
     vit, selection = as_vit(model), attention_selection or AttentionSelection()
@@ -93,21 +93,21 @@ def explain_images(
                 f"the model's output for {source.describe(index)} is not finite (NaN/Inf); its weights may be damaged"
             )
         outputs = output[:0] if headless else output
-        target_index = target if target is not None or headless else int(outputs.argmax())
+        target_index = target if target is not None or headless else task.default_output(outputs)
         target_tensor = None if target_index is None else torch.tensor([target_index], device=batch.device)
         lens = outputs.new_zeros(len(vit.blocks) + 1, 0) if headless else logit_lens(vit, batch)[:, 0]
         yield Explanation(
             file=source.describe(index),
             image=batch[0].cpu(),
             grid=vit.grid(batch),
-            outputs=outputs.cpu(),
+            outputs=outputs.cpu() if headless else task.restore(outputs).cpu(),
             probabilities=_probabilities(task, outputs),
             target=target_index,
             saliency_maps={name: saliency(vit, batch, name, target_tensor)[0].cpu() for name in selected_methods},
             layers=layers,
             head_indices=heads,
             attention_rows=_attention_rows(vit, batch, layers, heads, selection.queries),
-            logit_lens=lens.double().cpu() if (probabilities := _probabilities(task, lens)) is None else probabilities,
+            logit_lens=_readable_lens(task, lens),
             token_norms=token_norms(vit, batch)[:, 0].cpu(),
         )
 
@@ -132,6 +132,14 @@ def output_index(name: str, task: Task) -> int:
 
 def _probabilities(task: Task, outputs: Float[Tensor, "*s k"]) -> Float[Tensor, "*s k"] | None:
     return task.probabilities(outputs.double()).cpu() if task.has_classes and outputs.shape[-1] else None
+
+
+def _readable_lens(task: Task, lens: Float[Tensor, "s k"]) -> Float[Tensor, "s k"]:
+    """Return the probabilities of the classes, or the outputs of another task in its units."""
+    probabilities = _probabilities(task, lens)
+    if probabilities is not None:
+        return probabilities
+    return (task.restore(lens.double()) if lens.shape[-1] else lens.double()).cpu()
 
 
 def check_queries(model: Model, selection: AttentionSelection) -> None:

@@ -13,14 +13,18 @@ from vitrail.plot.markup import escape
 from vitrail.report.classification_section import ClassificationSection
 from vitrail.report.html import html_page, html_table
 from vitrail.report.reconstruction_section import MaskedImageSection
+from vitrail.report.regression_section import RegressionSection
 from vitrail.report.task_section import RunReport, TaskSection, register_task_section, task_section
 from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.masked_image import MaskedImageTask
+from vitrail.tasks.regression import RegressionTask
 from vitrail.training.monitors import NUM_NEIGHBOURS
 from vitrail.training.run import Run
 
 register_task_section(ClassificationTask, ClassificationSection())
+register_task_section(RegressionTask, RegressionSection())
 register_task_section(MaskedImageTask, MaskedImageSection())
+METRIC_TITLES = {"mae": "MAE", "rmse": "RMSE", "r2": "R²", "standardised_mae": "MAE in standard deviations"}
 
 
 def run_page(run: Run, data: DatasetSplits | None = None) -> str:
@@ -64,7 +68,7 @@ def _training_curves(run: Run, result: dict[str, Any], lines: list[dict[str, Any
     yield _step_chart("Accuracy", {"training": _points(steps, "accuracy"), selected_on: accuracy}, percent=True)
     yield _step_chart("k-NN accuracy", {f"k = {NUM_NEIGHBOURS}": _validation_points(evaluations, "knn")}, percent=True)
     for name in _other_metrics(evaluations):
-        yield _step_chart(name.replace("_", " "), {selected_on: _validation_points(evaluations, name)})
+        yield _step_chart(METRIC_TITLES.get(name, name.replace("_", " ")), {selected_on: _validation_points(evaluations, name)})
     yield _step_chart("Learning rate", {"lr": _points(steps, "lr")})
     yield _step_chart("Gradient norm", {"before clipping": _points(steps, "grad_norm")})
     yield _step_chart("Mean attention distance in pixels", _by_layer(evaluations, "distance"))

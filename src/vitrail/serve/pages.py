@@ -69,7 +69,7 @@ curl {auth_option}-F files=@cat.jpg -F files=@dog.jpg http://HOST/predict</pre>
 def describe_outputs(task: Task) -> str:
     """Return what a model predicts: ``10 classes``, or the name of another task."""
     if not task.has_classes:
-        return f"a model for {task.config.name}"
+        return task.description
     return f"{len(task.class_names):,} {'class' if len(task.class_names) == 1 else 'classes'}"
 
 

@@ -22,6 +22,7 @@ from vitrail.errors import VitrailError
 from vitrail.recipes.task_config import Regression
 from vitrail.tasks.task import Gather, Loss, Prediction, Task, no_gather, require_targets
 
+MAX_LISTED = 3  # targets in a short description
 VALUES = "values"  # the predicted numbers in units, in exported files and in saved predictions
 
 
@@ -42,8 +43,8 @@ class RegressionPrediction(Prediction):
 class RegressionTask(Task):
     """Numbers per image."""
 
-    mean: tuple[float, ...] | None = None  # of the training targets; None: 0
-    std: tuple[float, ...] | None = None  # their standard deviation; None: 1
+    mean: tuple[float, ...] | None = None  # of the training targets
+    std: tuple[float, ...] | None = None  # their standard deviation
     custom_loss: Loss | None = None
 
     config_class: ClassVar = Regression
@@ -59,6 +60,15 @@ class RegressionTask(Task):
     @property
     def output_names(self) -> tuple[str, ...]:
         return self.config.targets
+
+    @property
+    def description(self) -> str:
+        names = self.config.targets
+        listed = ", ".join(names[:MAX_LISTED]) + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")
+        return f"a model that predicts {' and '.join(names) if len(names) == 2 else listed}"
+
+    def default_output(self, outputs: Tensor) -> int:
+        return 0  # numbers in different units have no largest one
 
     def with_data(self, data: DatasetSplits) -> "RegressionTask":
         require_targets(self, data.train, data.name)
@@ -97,8 +107,10 @@ class RegressionTask(Task):
             by_name = [values.get(name) for name in self.config.targets] if isinstance(values, Mapping) else [None]
             is_valid = all(isinstance(value, float | int) and np.isfinite(value) for value in by_name)
             if not is_valid or (part == "std" and min(by_name) <= 0):
-                raise VitrailError(f"the {part} of the targets must be a number for each of {', '.join(self.config.targets)}, "
-                                   f"got {values!r}; the model is damaged")
+                raise VitrailError(
+                    f"the {part} of the targets must be a number for each of {', '.join(self.config.targets)}, "
+                    f"got {values!r}; the model is damaged"
+                )
             found[part] = tuple(map(float, by_name))
         return replace(self, **found)
 
@@ -110,9 +122,12 @@ class RegressionTask(Task):
 
     def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation in the precision and on the device of a tensor."""
-        count = len(self.config.targets)
-        mean, std = (0.0,) * count if self.mean is None else self.mean, (1.0,) * count if self.std is None else self.std
-        return like.new_tensor(mean), like.new_tensor(std)
+        if self.mean is None or self.std is None:
+            raise VitrailError(
+                "the model records no mean and standard deviation of its targets, so its outputs have no units; use a run that "
+                "has been evaluated once"
+            )
+        return like.new_tensor(self.mean), like.new_tensor(self.std)
 
     def standardise(self, targets: Float[Tensor, "*b m"]) -> Float[Tensor, "*b m"]:
         """Return targets as the model predicts them."""

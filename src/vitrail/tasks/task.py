@@ -144,6 +144,15 @@ class Task(ABC):
         """Names of the outputs: the classes, or their indices."""
         return self.class_names if self.has_classes else tuple(map(str, range(self.model.classes)))
 
+    def default_output(self, outputs: Tensor) -> int:
+        """Return the index of the output that is explained unless another is named: the largest."""
+        return int(outputs.argmax())
+
+    @property
+    def description(self) -> str:
+        """What a model for the task does, in a few words."""
+        return f"a model for {self.config.name}"
+
     def restore(self, outputs: Tensor) -> Tensor:
         """Return the outputs in the units of the targets, if the model has others."""
         return outputs

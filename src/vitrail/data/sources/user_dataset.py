@@ -28,6 +28,7 @@ from vitrail.data.sources.numbers import unnamed_targets
 from vitrail.errors import VitrailError, did_you_mean, first_line
 
 log = logging.getLogger("vitrail")
+NUMBERS = (float, int, np.floating, np.integer)
 MAX_CLASSES = 100_000  # larger numbers are taken as names
 EXPECTED = "with __len__ and __getitem__ giving (image, target), such as a list of pairs or a map-style torch dataset"
 
@@ -236,7 +237,8 @@ def _target_names(targets: Sequence[Any] | ndarray) -> tuple[str, ...]:
 def _is_float_row(target: Any) -> bool:
     if isinstance(target, ndarray):
         return target.ndim == 1 and len(target) > 0 and np.issubdtype(target.dtype, np.floating)
-    return isinstance(target, list | tuple) and {type(value) for value in target} in ({float}, {float, int})
+    kinds = {type(value) for value in target} if isinstance(target, list | tuple) else set()
+    return any(issubclass(kind, float | np.floating) for kind in kinds) and all(issubclass(kind, NUMBERS) for kind in kinds)
 
 
 def _number_rows(targets: Sequence[Any] | ndarray, count: int) -> Float[ndarray, "n m"]:
