@@ -5,7 +5,7 @@ Every image is read and decoded once; the results are cached, so a second check 
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy import ndarray
@@ -76,7 +76,14 @@ def check_dataset(data: DatasetSplits, progress: Progress | None = None) -> Data
     leaks, conflicts, duplicates = _find_duplicates(usable_splits, usable_indexes)
     train, validation, test = usable_splits.values()
     return DatasetReport(
-        DatasetSplits(data.name, train, validation, test, _content_fingerprint(usable_splits, usable_indexes), data.notes),
+        replace(
+            data,
+            train=train,
+            validation=validation,
+            test=test,
+            fingerprint=_content_fingerprint(usable_splits, usable_indexes),
+            split_fractions=None,
+        ),
         sum(map(len, data.splits.values())),
         tuple(bad),
         tuple(leaks),
