@@ -62,7 +62,7 @@ def train(
     open the dataset by its name in the recipe, unless ``data`` gives it: an object of your own has no name to open.
 
     Further options, the same for ``finetune`` and ``pretrain``: ``epochs``, ``batch_size``, ``lr``, ``weight_decay``,
-    ``seed``, ``precision``, ``compile``, ``augment``; ``settings``, a dict of any recipe fields such as
+    ``seed``, ``precision``, ``compile``, ``augment``, ``fit``; ``settings``, a dict of any recipe fields such as
     ``{"optim.grad_clip": 1.0}``; ``out``, the run folder; ``minutes`` and ``find_lr``; ``device``, ``threads`` and
     ``workers``; ``callbacks``; ``transform``, a function of a training image in place of the recipe's augmentation; ``loss``,
     a function of outputs and targets in place of the task's.
@@ -158,7 +158,7 @@ def run_prepared(
     return trained
 
 
-RECIPE_OPTIONS = ("epochs", "batch_size", "lr", "weight_decay", "seed", "precision", "compile", "augment")
+RECIPE_OPTIONS = ("epochs", "batch_size", "lr", "weight_decay", "seed", "precision", "compile", "augment", "fit")
 RUN_OPTIONS = ("out", "minutes", "find_lr", "device", "threads", "workers", "callbacks", "transform", "loss", "settings")
 OPTION_TYPES = {"epochs": float, "minutes": float, "compile": bool, "find_lr": bool}
 

@@ -89,7 +89,7 @@ def test_a_new_head_the_models_own_preprocessing_and_a_complete_recipe(capsys: C
     model = load("tuned")
     assert (model.config.image, model.config.classes, model.config.pool) == ((18, 20), 10, "cls")  # type: ignore[union-attr]
     assert model.preprocess == Preprocess(
-        (18, 20), PREPROCESS.crop_pct, PREPROCESS.squash, PREPROCESS.interpolation, PREPROCESS.mean, PREPROCESS.std
+        (18, 20), PREPROCESS.crop_pct, PREPROCESS.fit, PREPROCESS.interpolation, PREPROCESS.mean, PREPROCESS.std
     )
     recipe = read_recipe("tuned")
     assert (recipe.model, recipe.preprocess, recipe.init_from) == (model.config, model.preprocess, "mine")

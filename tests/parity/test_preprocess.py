@@ -28,14 +28,14 @@ def make_image(width: int, height: int) -> Image.Image:
         imagenet_preprocess((32, 32)),
         official_preprocess((32, 24)),
         Preprocess((32, 32)),
-        Preprocess((32, 32), 0.8, squash=True),
+        Preprocess((32, 32), 0.8, fit="stretch"),
     ],
 )
 def test_the_same_pixels_as_torchvision(size: tuple[int, int], how: Preprocess) -> None:
     reference_library("torchvision")
     t = import_module("torchvision.transforms")
     mode = t.InterpolationMode[how.interpolation.upper()]
-    resize = [t.Resize(how.resize_to if how.squash else how.resize_to[0], mode), t.CenterCrop(how.image_size)]
+    resize = [t.Resize(how.resize_to if how.fit == "stretch" else how.resize_to[0], mode), t.CenterCrop(how.image_size)]
     steps = t.Compose([*resize, t.ToTensor(), t.Normalize(how.mean, how.std)])
     assert_close(preprocess_image(make_image(*size), how), steps(make_image(*size)), rtol=0, atol=1e-6)
 

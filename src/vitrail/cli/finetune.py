@@ -19,6 +19,7 @@ from vitrail.cli.run_recipe import (
     DeviceOption,
     EpochsOption,
     FindLrOption,
+    FitOption,
     LrOption,
     MinutesOption,
     MlflowOption,
@@ -68,6 +69,7 @@ def finetune(
             help="Height and width of the input images in pixels; default: the size the weights were trained at.",
         ),
     ] = None,
+    fit: FitOption = None,
     augment: AugmentOption = None,
     trainable: Annotated[
         str,
@@ -104,7 +106,7 @@ def finetune(
     if epochs is not None and minutes is not None:
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
-    fields = RecipeOptions(tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment)
+    fields = RecipeOptions(tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, fit)
     if resume is not None:
         resume_command(resume, fields, options, weights=weights, data=data, image_size=image)
         return

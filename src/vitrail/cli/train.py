@@ -14,6 +14,7 @@ from vitrail.cli.run_recipe import (
     DeviceOption,
     EpochsOption,
     FindLrOption,
+    FitOption,
     InputSizeOption,
     LrOption,
     MinutesOption,
@@ -42,6 +43,7 @@ def train(
         typer.Argument(metavar="DATA", help="Image folder or any other dataset; default: the embedded fashion images."),
     ] = None,
     image: InputSizeOption = None,
+    fit: FitOption = None,
     augment: AugmentOption = None,
     model: Annotated[
         str | None, model_option(metavar="NAME", help="Model variant, such as S/16, if the recipe allows it.")
@@ -78,7 +80,7 @@ def train(
     from vitrail.training.run import find_recipe
 
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
-    fields = RecipeOptions(tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment)
+    fields = RecipeOptions(tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, fit)
     if epochs is not None and minutes is not None:
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
     if resume is not None:
