@@ -15,7 +15,7 @@ from tests.preprocess_image import preprocess_image
 from tests.small_models import small_vit
 from vitrail.data.decode import decode
 from vitrail.data.loader import build_eval_loader
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import Fit, Preprocess
 from vitrail.data.transforms import crop_window, resize_and_crop
 from vitrail.errors import VitrailError
 from vitrail.inference.inputs import ImageList

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from tests.preprocess_image import preprocess_image
 from tests.reference_libraries import randomise_weights, reference_library
 from tests.small_models import small_vit
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import Fit, Preprocess
 from vitrail.models.config import ViTConfig
 from vitrail.models.variants import variant
 from vitrail.weights.load import load
