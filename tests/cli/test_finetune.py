@@ -99,6 +99,17 @@ def test_a_new_head_the_models_own_preprocessing_and_a_complete_recipe(capsys: C
     assert all(torch.equal(weight, weights("again/last")[name]) for name, weight in weights("tuned/last").items())
 
 
+def test_the_fit_reaches_the_recipe_the_model_and_its_predictions(capsys: Capture) -> None:
+    assert run(command("--fit", "pad", "--out", "padded")) == 0
+    model = load("padded")
+    assert model.preprocess == PREPROCESS.with_fit("pad")
+    assert read_recipe("padded").preprocess == model.preprocess
+    assert run(command("--fit", "pad", "--set", "preprocess.fit=stretch", "--print-recipe")) == 2
+    assert "--fit and --set preprocess.fit set the same field" in capsys.readouterr().err
+    assert run(command("--set", "preprocess.fit=pad", "--print-recipe")) == 2
+    assert "crop_pct must be 1 and trim 0 with fit=pad" in capsys.readouterr().err
+
+
 def test_the_image_size_is_the_models_own_and_384_in_the_papers_recipe(capsys: Capture) -> None:
     assert run(["finetune", "mine", PANES, "--print-recipe"]) == 0
     assert json.loads(capsys.readouterr().out)["model"]["image"] == [12, 15]

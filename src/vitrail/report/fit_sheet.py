@@ -20,7 +20,7 @@ FITS: tuple[Fit, ...] = get_args(Fit)
 
 @dataclass(frozen=True)
 class FitCost:
-    """What a fit does to images of some sizes, on average."""
+    """Cost of a fit for images of some sizes, on average."""
 
     lost: float  # fraction of the image's area that the model does not get
     padding: float  # fraction of the input that is padding
