@@ -107,7 +107,7 @@ def test_the_fit_reaches_the_recipe_the_model_and_its_predictions(capsys: Captur
     assert run(command("--fit", "pad", "--set", "preprocess.fit=stretch", "--print-recipe")) == 2
     assert "--fit and --set preprocess.fit set the same field" in capsys.readouterr().err
     assert run(command("--set", "preprocess.fit=pad", "--print-recipe")) == 2
-    assert "crop_pct must be 1 and trim 0 with fit=pad" in capsys.readouterr().err
+    assert "crop_pct must be 1 and trim 0 with --fit pad, which crops nothing" in capsys.readouterr().err
 
 
 def test_the_image_size_is_the_models_own_and_384_in_the_papers_recipe(capsys: Capture) -> None:
