@@ -14,7 +14,7 @@ const UPLOADED = { id: "uploads", title: "uploads", splits: [{ name: "all" }] };
 
 export default {
   name: "image", title: "Image", glyph: "◧",
-  lead: "Any image works, even one that the model was never trained for. Before it enters the model, it is resized, cropped and normalised.",
+  lead: "Any image works, even one that the model was never trained for. Before it enters the model, it is resized, cropped or padded, and normalised.",
   thumb(canvas, store) {
     drawThumbnail(canvas, store.trace.arrays.pixels);
   },
