@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sklearn import metrics  # type: ignore[import-untyped]
+from sklearn import metrics
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
