@@ -1,4 +1,4 @@
-"""From the columns of a table to targets: one label per image, several, or numbers. What is found is said in notes.
+"""The targets in the columns of a table: one label per image, several, or numbers. What is found is said in notes.
 
 Several labels are a list, cells split at a separator, or a column of zeros and ones per class; numbers are columns that are
 named, or a label column with decimals. n rows, m numbers.
