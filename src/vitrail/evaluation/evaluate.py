@@ -22,7 +22,7 @@ from vitrail.inference.predictor import require_classifier, require_outputs
 from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.multi_label import MultiLabelTask
 from vitrail.tasks.regression import RegressionTask
-from vitrail.tasks.task import Task, require_targets
+from vitrail.tasks.task import Task
 
 DEFAULT_BATCH_SIZE = 64
 
@@ -63,7 +63,7 @@ def evaluate(
 @singledispatch
 def evaluate_task(task: Task, runner: SplitRunner, data: DatasetSplits, split: str, source: Dataset) -> Evaluation:
     """Evaluate a model by the metrics of its task; a class of tasks that has more to say registers a function of its own."""
-    require_targets(task, source, data.name)
+    task.require_targets(source, data.name)
     outputs, indices, unreadable = runner.run(source, split)
     check_outputs(task, outputs, indices, source, data.name)
     metrics = task.metrics(outputs, task.targets(source, indices.numpy()))

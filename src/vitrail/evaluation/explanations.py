@@ -68,8 +68,8 @@ def explain_images(
 ) -> Iterator[Explanation]:
     """Explain images one by one. ``target``: the class to explain; None: the predicted one. An empty ``methods`` gives no maps.
 
-    Of a model for another task, the target is the index of an output, by default the largest, or the first number. A model without a head has no
-    outputs: there are attention-based maps only, and no logit lens.
+    Of a model for another task, the target is the index of an output, by default the largest, or the first number. A model
+    without a head has no outputs: there are attention-based maps only, and no logit lens.
     """
     vit, selection = as_vit(model), attention_selection or AttentionSelection()
     task = model_task(model)

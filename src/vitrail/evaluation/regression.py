@@ -13,28 +13,25 @@ from numpy import ndarray
 from torch import Tensor
 
 from vitrail.data.sources.dataset import Dataset, DatasetSplits
-from vitrail.data.sources.numbers import check_numbers, unnamed_targets
-from vitrail.errors import VitrailError, did_you_mean
 from vitrail.evaluation.bootstrap import bootstrap_means, percentile_interval
 from vitrail.evaluation.resampled import ResampledEvaluation
 from vitrail.evaluation.split_runner import SplitRunner, check_outputs
 from vitrail.tasks.regression import RegressionTask
-from vitrail.tasks.task import require_targets
 
 
 def evaluate_regression(
     task: RegressionTask, runner: SplitRunner, data: DatasetSplits, split: str, source: Dataset
 ) -> ResampledEvaluation:
     """Evaluate a model on a split; its outputs are in the units of the targets, which are matched by name."""
-    require_targets(task, source, data.name)
-    columns = match_targets(task.config.targets, source, data.name)
-    check_numbers(source)
+    task.require_targets(source, data.name)
     outputs, indices, unreadable = runner.run(source, split)
     check_outputs(task, outputs, indices, source, data.name)
-    targets = torch.from_numpy(np.asarray(source.targets, np.float64)[indices.numpy()][:, columns])
+    targets = task.targets(source, indices.numpy())
     values = task.restore(outputs.double())
     metrics = task.metrics(outputs, targets)
-    rows, samples = summarise_targets(task.details(outputs, targets)["targets"], values, targets)
+    resampled = bootstrap_targets(values, targets)
+    samples = {name: scores.mean(1) for name, scores in resampled.items()}
+    samples["standardised_mae"] = (resampled["mae"] / np.array(task.std)).mean(1)
     return ResampledEvaluation(
         dataset=data.name,
         split=split,
@@ -47,34 +44,16 @@ def evaluate_regression(
         outputs=values,
         targets=targets,
         indices=indices,
-        details={"targets": rows},
+        details={"targets": with_intervals(task.details(outputs, targets)["targets"], resampled)},
     )
 
 
-def match_targets(names: tuple[str, ...], source: Dataset, data: str) -> list[int]:
-    """Return the column of each of the model's targets: by name, or by order if the model's or the dataset's have no names."""
-    own = source.target_names
-    if all(name in own for name in names):
-        return [own.index(name) for name in names]
-    if len(own) == len(names) and unnamed_targets(len(names)) in (own, names):
-        return list(range(len(names)))
-    missing = next(name for name in names if name not in own)
-    raise VitrailError(
-        f"{data} has no target {missing!r}, which the model predicts; it has {', '.join(own) or 'no numbers as targets'}"
-        f"{did_you_mean(missing, own)}"
-    )
-
-
-def summarise_targets(
-    rows: Sequence[Mapping[str, Any]], values: Float[Tensor, "b m"], targets: Float[Tensor, "b m"]
-) -> tuple[list[dict[str, Any]], dict[str, Float[ndarray, " r"]]]:
-    """Return the rows of the targets with the intervals of their scores, and the resampled means over the targets."""
-    samples = bootstrap_targets(values, targets)
-    with_intervals = [
-        {**row, "interval": {name: score_interval(scores[:, number]) for name, scores in samples.items()}}
+def with_intervals(rows: Sequence[Mapping[str, Any]], resampled: Mapping[str, Float[ndarray, "r m"]]) -> list[dict[str, Any]]:
+    """Return the rows of the targets with the 95 % intervals of their scores."""
+    return [
+        {**row, "interval": {name: score_interval(scores[:, number]) for name, scores in resampled.items()}}
         for number, row in enumerate(rows)
     ]
-    return with_intervals, {name: scores.mean(1) for name, scores in samples.items()}
 
 
 def bootstrap_targets(values: Float[Tensor, "b m"], targets: Float[Tensor, "b m"]) -> dict[str, Float[ndarray, "r m"]]:

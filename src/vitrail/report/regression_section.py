@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail.data.decode import to_pil
 from vitrail.data.sources.dataset import Dataset, evenly_spaced
-from vitrail.evaluation.regression import bootstrap_targets, score_interval, summarise_targets
+from vitrail.evaluation.regression import bootstrap_targets, score_interval, with_intervals
 from vitrail.plot.markup import escape
 from vitrail.plot.scatter import agreement_scatter, histogram
 from vitrail.report.contact_sheet import contact_sheet, data_uri
@@ -38,7 +38,7 @@ class RegressionSection(TaskSection):
 
     def headline(self, report: RunReport) -> tuple[str, str]:
         number, caption = super().headline(report)
-        split, names, saved = report.result["reported_on"], report.recipe.task.targets, _saved_numbers(report)
+        split, names, saved = report.result["reported_on"], report.task.output_names, _saved_numbers(report)
         if len(names) > 1:
             caption = f"mean absolute error on {split} in standard deviations, over {len(names)} targets"
             saved = None
@@ -56,7 +56,7 @@ class RegressionSection(TaskSection):
         if saved is None:
             return
         dataset = report.data.splits[report.result["reported_on"]]
-        rows, _ = summarise_targets(report.result["targets"], saved.values, saved.targets)
+        rows = with_intervals(report.result["targets"], bootstrap_targets(saved.values, saved.targets))
         yield from _scores(rows)
         yield from _plots(rows, dataset, saved)
         yield from _worst_images(rows, dataset, saved)
@@ -90,7 +90,7 @@ def _plots(rows: Sequence[Mapping[str, Any]], dataset: Dataset, saved: SavedNumb
     if len(rows) > MAX_PLOTTED:
         yield f"<p>The first {MAX_PLOTTED} of {len(rows)} targets.</p>"
     if len(shown) < len(values):
-        yield f"<p>{len(shown):,} of {len(values):,} images, evenly spaced, in each scatter plot; all of them in the errors.</p>"
+        yield f"<p>{len(shown):,} of {len(values):,} images, evenly spaced, in each scatter plot; all in the errors.</p>"
     yield '<div class="figures">'
     for number, row in list(enumerate(rows))[:MAX_PLOTTED]:
         points = [(float(targets[image, number]), float(values[image, number])) for image in shown]

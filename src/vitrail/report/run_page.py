@@ -19,8 +19,8 @@ from vitrail.report.task_section import RunReport, TaskSection, register_task_se
 from vitrail.tasks.classification import ClassificationTask
 from vitrail.tasks.masked_image import MaskedImageTask
 from vitrail.tasks.multi_label import MultiLabelTask
-from vitrail.tasks.task import Task
 from vitrail.tasks.regression import RegressionTask
+from vitrail.tasks.task import Task
 from vitrail.training.monitors import NUM_NEIGHBOURS
 from vitrail.training.run import Run
 

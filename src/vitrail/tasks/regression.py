@@ -4,6 +4,7 @@ The model predicts numbers that are standardised by the mean and the standard de
 learning rate suits any units; they are saved with the model, and everything that leaves it is in the units of the targets.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -17,10 +18,10 @@ from torch.nn import functional as F
 
 from vitrail.data.loader import Batch, Loader
 from vitrail.data.sources.dataset import Dataset, DatasetSplits
-from vitrail.data.sources.numbers import check_numbers
-from vitrail.errors import VitrailError
+from vitrail.data.sources.numbers import check_numbers, unnamed_targets
+from vitrail.errors import VitrailError, did_you_mean
 from vitrail.recipes.task_config import Regression
-from vitrail.tasks.task import Gather, Loss, Prediction, Task, no_gather, require_targets
+from vitrail.tasks.task import Gather, ImageScore, Loss, Prediction, Task, no_gather
 
 MAX_LISTED = 3  # targets in a short description
 VALUES = "values"  # the predicted numbers in units, in exported files and in saved predictions
@@ -49,6 +50,12 @@ class RegressionTask(Task):
 
     config_class: ClassVar = Regression
     lower_is_better: ClassVar[bool] = True
+    metric_titles: ClassVar[Mapping[str, str]] = {
+        "mae": "MAE",
+        "rmse": "RMSE",
+        "r2": "R²",
+        "standardised_mae": "MAE in standard deviations",
+    }
     output_name: ClassVar[str] = "standardised"
     prediction_class: ClassVar = RegressionPrediction
 
@@ -56,6 +63,12 @@ class RegressionTask(Task):
     def primary_metric(self) -> str:  # type: ignore[override]  # a mean over several targets needs a common unit
         """The mean absolute error; that of several targets in standard deviations of each."""
         return "mae" if len(self.config.targets) < 2 else "standardised_mae"
+
+    @property
+    def image_score(self) -> ImageScore:  # type: ignore[override]
+        """The absolute error of an image."""
+        title = "mean absolute error" + (" in standard deviations" if len(self.config.targets) > 1 else "")
+        return ImageScore(self.primary_metric, title, lower_is_better=True, is_fraction=False)
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -70,8 +83,24 @@ class RegressionTask(Task):
     def default_output(self, outputs: Tensor) -> int:
         return 0  # numbers in different units have no largest one
 
+    def require_targets(self, dataset: Dataset, name: str) -> None:
+        super().require_targets(dataset, name)
+        if len(dataset):
+            self._columns(dataset, name)
+            check_numbers(dataset)
+
+    def _columns(self, dataset: Dataset, name: str) -> list[int]:
+        """Return the column of each target: by name, or by order if the model's targets or the dataset's have no names."""
+        names, own = self.config.targets, dataset.target_names
+        if all(target in own for target in names):
+            return [own.index(target) for target in names]
+        if len(own) == len(names) and unnamed_targets(len(names)) in (own, names):
+            return list(range(len(names)))
+        missing = next(target for target in names if target not in own)
+        has = f"; it has {', '.join(own)}{did_you_mean(missing, own)}" if own else " or other numbers as targets"
+        raise VitrailError(f"{name} has no target {missing!r}, which the model predicts{has}")
+
     def with_data(self, data: DatasetSplits) -> "RegressionTask":
-        require_targets(self, data.train, data.name)
         names = self.config.targets
         if data.target_names != names or self.model.classes != len(names):
             raise VitrailError(
@@ -79,13 +108,13 @@ class RegressionTask(Task):
                 f"{data.name} are {', '.join(data.target_names)}; use one task, model and dataset"
             )
         for split in data.splits.values():
-            check_numbers(split)
+            self.require_targets(split, data.name)
         numbers = np.asarray(data.train.targets, np.float64)
         for name, column in zip(names, numbers.T, strict=True):
             if column.min() == column.max():
                 raise VitrailError(
-                    f"the target {name} is {column[0]:g} for every training image of {data.name}, so there is nothing to learn; "
-                    "leave it out"
+                    f"the target {name} is {column[0]:g} for every training image of {data.name}, so there is nothing to "
+                    "learn; leave it out"
                 )
         return replace(self, mean=tuple(numbers.mean(0).tolist()), std=tuple(numbers.std(0).tolist()))
 
@@ -99,26 +128,23 @@ class RegressionTask(Task):
         return {"mean": dict(zip(names, self.mean, strict=True)), "std": dict(zip(names, self.std, strict=True))}
 
     def with_state(self, state: Mapping[str, Any]) -> "RegressionTask":
-        if not state:
-            return self
-        found = {}
-        for part in ("mean", "std"):
-            values = state.get(part)
-            by_name = [values.get(name) for name in self.config.targets] if isinstance(values, Mapping) else [None]
-            is_valid = all(isinstance(value, float | int) and np.isfinite(value) for value in by_name)
-            if not is_valid or (part == "std" and min(by_name) <= 0):
-                raise VitrailError(
-                    f"the {part} of the targets must be a number for each of {', '.join(self.config.targets)}, "
-                    f"got {values!r}; the model is damaged"
-                )
-            found[part] = tuple(map(float, by_name))
-        return replace(self, **found)
+        return replace(self, mean=self._recorded(state, "mean"), std=self._recorded(state, "std")) if state else self
+
+    def _recorded(self, state: Mapping[str, Any], part: str) -> tuple[float, ...]:
+        """Return a recorded number for each target."""
+        numbers = state.get(part)
+        found = [numbers.get(name) for name in self.config.targets] if isinstance(numbers, Mapping) else []
+        values = tuple(float(each) for each in found if isinstance(each, int | float) and math.isfinite(each))
+        if len(values) != len(self.config.targets) or (part == "std" and min(values) <= 0):
+            raise VitrailError(
+                f"the {part} of the targets must be a number for each of {', '.join(self.config.targets)}, got {numbers!r}; "
+                "the model is damaged"
+            )
+        return values
 
     def targets(self, dataset: Dataset, indices: ndarray) -> Float[Tensor, "b m"]:
         """Return the targets in their own units."""
-        if not dataset.target_names:
-            raise VitrailError(f"{dataset.name} has no numbers as targets, which {self.config.name} needs; name target=COLUMN")
-        return torch.from_numpy(np.asarray(dataset.targets, np.float64)[indices])
+        return torch.from_numpy(np.asarray(dataset.targets, np.float64)[indices][:, self._columns(dataset, dataset.name)])
 
     def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation in the precision and on the device of a tensor."""
@@ -161,14 +187,17 @@ class RegressionTask(Task):
     def metrics(self, outputs: Float[Tensor, "b m"], targets: Float[Tensor, "b m"]) -> dict[str, float]:
         outputs, targets = outputs.double(), targets.double()
         values = self.restore(outputs)
-        if self.custom_loss is None:
-            loss = self._loss(outputs, self.standardise(targets))
-        else:
-            loss = self.custom_loss(values, targets)
+        own = self.custom_loss
+        loss = self._loss(outputs, self.standardise(targets)) if own is None else own(values, targets)
         scores = target_scores(values, targets)
         means = {name: column.mean() for name, column in scores.items()}
         standardised_mae = (scores["mae"] / self._scale(values)[1]).mean()
         return {name: float(value) for name, value in {"loss": loss, **means, "standardised_mae": standardised_mae}.items()}
+
+    def image_scores(self, outputs: Float[Tensor, "b m"], targets: Float[Tensor, "b m"]) -> Float[Tensor, " b"]:
+        """Return the absolute error of each image; of several targets, its mean in standard deviations."""
+        errors = (self.restore(outputs.double()) - targets).abs()
+        return errors[:, 0] if errors.shape[1] == 1 else (errors / self._scale(errors)[1]).mean(1)
 
     def details(self, outputs: Float[Tensor, "b m"], targets: Float[Tensor, "b m"]) -> dict[str, Any]:
         scores = target_scores(self.restore(outputs.double()), targets.double())

@@ -101,8 +101,20 @@ class Task(ABC):
 
     def with_data(self, data: DatasetSplits) -> "Task":
         """Check the dataset to train on, and return the task with what it needs to know about it."""
-        require_targets(self, data.train, data.name)
+        self.require_targets(data.train, data.name)
         return self
+
+    def require_targets(self, dataset: Dataset, name: str) -> None:
+        """Raise if the task learns from targets other than classes, and the dataset has none for it."""
+        if self.config.labelled or not self.config.has_targets or not len(dataset):
+            return
+        if (dataset.labels >= 0).any():
+            raise VitrailError(
+                f"the targets of {name} are classes, which {self.config.name} cannot learn; give numbers as floats"
+            )
+        first = dataset.target(0)
+        if type(first) is int and first == -1:  # what an image without a target has
+            raise VitrailError(f"{name} has no targets, which {self.config.name} needs; give pairs of image and target")
 
     def with_loss(self, loss: Loss) -> "Task":
         """Return the task with a loss of the user's own, from outputs and targets to their mean loss."""
@@ -205,17 +217,6 @@ class Task(ABC):
     def agreement(self, outputs: Tensor, expected: Tensor) -> float:
         """Return how well outputs agree with the expected ones, at most 1: here, 1 minus their relative error."""
         return 1 - float((outputs.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-12))
-
-
-def require_targets(task: Task, dataset: Dataset, name: str) -> None:
-    """Raise if a task learns from targets other than classes, and the dataset has none."""
-    if task.config.labelled or not task.config.has_targets or not len(dataset):
-        return
-    if (dataset.labels >= 0).any():
-        raise VitrailError(f"the targets of {name} are classes, which {task.config.name} cannot learn; give numbers as floats")
-    first = dataset.target(0)
-    if type(first) is int and first == -1:  # what an image without a target has
-        raise VitrailError(f"{name} has no targets, which {task.config.name} needs; give pairs of image and target")
 
 
 @torch.inference_mode()

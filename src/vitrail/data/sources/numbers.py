@@ -21,6 +21,6 @@ def check_numbers(dataset: Dataset) -> None:
         value = np.asarray(dataset.targets)[index, column]
         got = "nothing" if np.isnan(value) else f"{value:g}"
         raise VitrailError(
-            f"{dataset.describe(index)}: the target {dataset.target_names[column]} must be a finite number, got {got}; correct it "
-            "or leave the image out"
+            f"{dataset.describe(index)}: the target {dataset.target_names[column]} must be a finite number, got {got}; correct "
+            "it or leave the image out"
         )

@@ -141,8 +141,8 @@ def draw_scene(seed: int, index: int, size: tuple[int, int] = (64, 64)) -> Scene
 
 
 def figure_numbers(seed: int, indices: Int[ndarray, " n"], size: tuple[int, int] = (64, 64)) -> Float[ndarray, "n 4"]:
-    """Return FIGURE_NUMBERS of the images: the figure's slant in degrees, clockwise; the length of its three panes in short sides
-    of the image; its centre as fractions of the image's width and height."""
+    """Return FIGURE_NUMBERS of the images: the figure's slant in degrees, clockwise; the length of its three panes in short
+    sides of the image; its centre as fractions of the image's width and height."""
     extent = size[1] / min(size), size[0] / min(size)
     parameters = uniforms(seed, SCENE_STREAM, indices, NUM_PARAMETERS, FIGURE_LAYER * (NUM_UNIFORMS // MAX_LAYERS))
     glass = np.zeros((CELLS, CELLS, 2, 3))
