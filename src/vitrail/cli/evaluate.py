@@ -24,7 +24,6 @@ from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
-    from vitrail.data.sources.columns import choose_columns
     from vitrail.data.sources.dataset import DatasetSplits
     from vitrail.evaluation.classification import ClassificationEvaluation, PairedComparison
     from vitrail.evaluation.resampled import ResampledEvaluation
@@ -60,6 +59,7 @@ def evaluate(
     if not runs:
         raise VitrailError(f"evaluate needs a model and a dataset, got {data!r} alone; try `vitrail evaluate {data} fashion`")
 
+    from vitrail.data.sources.columns import choose_columns
     from vitrail.evaluation.classification import ClassificationEvaluation, compare_paired
     from vitrail.evaluation.evaluate import evaluate
     from vitrail.evaluation.leakage import open_for_evaluation
