@@ -107,7 +107,7 @@ class RunPredictions:
     def _load_table(self) -> PredictionTable:
         path = self.run.folder / "predictions.npz"
         with self._lock:
-            if self.run.result() is None or not path.is_file():
+            if self.run.result() is None or not path.is_file() or not self.run.recipe().task.labelled:
                 raise VitrailError(self._missing_reason())
             version = path.stat().st_mtime_ns, path.stat().st_size
             if self._cached is None or self._cached[0] != version:
@@ -117,6 +117,8 @@ class RunPredictions:
     def _missing_reason(self) -> str:
         """Explain why there are no predictions."""
         recipe, name = self.run.recipe(), self.run.folder.name
+        if recipe.task.has_targets and not recipe.task.labelled:
+            return f"{name} predicts numbers, which have no confusion matrix; report.html in its folder shows them"
         if not recipe.task.labelled:
             return f"{name} trains without labels, so it has no confusion matrix; `vitrail finetune` trains a classifier on it"
         if self.run.result() is None:

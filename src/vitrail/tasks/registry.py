@@ -48,4 +48,4 @@ def recorded_task(
 
 def class_probabilities(model: Model, logits: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
     """Return the probability of each class, as in ``vitrail.predict``; of a model without a head, those of no class."""
-    return model_task(model).probabilities(logits.double()) if model.config.classes else logits.double()
+    return model_task(model).probabilities(logits.double()) if logits.shape[-1] else logits.double()
