@@ -9,13 +9,16 @@ from vitrail.models.config import ModelConfig, ResNetConfig
 from vitrail.weights.catalogue import find_published
 
 CardFormat = Literal["vitrail", "huggingface"]
-METRIC_NAMES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "knn": "20-NN accuracy", "ece": "calibration error (ECE)"}
+METRIC_NAMES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "knn": "20-NN accuracy", "ece": "calibration error (ECE)",
+                "mae": "mean absolute error", "rmse": "root mean squared error", "r2": "R²",
+                "standardised_mae": "mean absolute error in standard deviations"}  # fmt: skip
 
 
 def yaml_header(metadata: Mapping[str, Any], config: ModelConfig, name: str, license: str | None, format: CardFormat) -> str:
     """Return the header; every value is JSON, so that no name can break the YAML."""
     recipe, dataset = section(metadata, "recipe"), section(metadata, "dataset")
-    task = "image-classification" if config.classes else "image-feature-extraction"
+    kind = "image-classification" if config.classes else "image-feature-extraction"
+    task = "other" if predicted_numbers(metadata) else kind
     method = [metadata["masking"]["method"], "self-supervised"] if metadata.get("masking") else []
     family = "resnet" if isinstance(config, ResNetConfig) else "vision-transformer"
     header: dict[str, Any] = {
@@ -70,6 +73,12 @@ def reported_split(metadata: Mapping[str, Any]) -> str | None:
     """Return the split whose metrics say most about new images."""
     metrics = section(metadata, "metrics")
     return next((split for split in ("test", "validation") if isinstance(metrics.get(split), dict) and metrics[split]), None)
+
+
+def predicted_numbers(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the numbers that a regression predicts; none for another task."""
+    task = section(section(metadata, "recipe"), "task")
+    return tuple(map(str, task.get("targets", ()))) if task.get("kind") == "regression" else ()
 
 
 def section(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
