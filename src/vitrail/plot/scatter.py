@@ -50,9 +50,9 @@ def histogram(title: str, x_label: str, values: Float[ndarray, " n"]) -> Figure:
         if count
     ]
     top = float(counts.max())
-    lines = {"no error": [(0.0, 0.0), (0.0, top)], "axis": [(-reach, 0.0), (reach, 0.0)]}
+    zero = {"no error": [(-reach, 0.0), (0.0, 0.0), (0.0, top), (0.0, 0.0), (reach, 0.0)]}
     x_ticks = {value: f"{value:.3g}" if abs(value) > 1e-12 * reach else "0" for value in ticks(-reach, reach)}
     return line_chart(
-        title, "images", x_label, lines, bars=bars, dashed=tuple(lines), x_min=-reach,
+        title, "images", x_label, zero, bars=bars, dashed=tuple(zero), x_min=-reach,
         y_min=0.0, y_max=top, x_ticks=x_ticks, fluid=True, legend=False, height=300,
     )  # fmt: skip

@@ -187,7 +187,7 @@ class Task(ABC):
 
     @property
     def description(self) -> str:
-        """What a model for the task does, in a few words."""
+        """The purpose of a model for the task, in a few words."""
         return f"a model for {self.config.name}"
 
     def restore(self, outputs: Tensor) -> Tensor:

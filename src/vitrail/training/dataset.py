@@ -62,7 +62,7 @@ def check_regression_targets(data: DatasetSplits) -> None:
         numbers = data.train.number_names
         remedy = f"name one of them: target={numbers[0]}" if numbers else "name their column: target=COLUMN, or give floats"
         listed = f", though it can tell {', '.join(numbers)}" if numbers else ""
-        raise VitrailError(f"{data.name} has no numbers as targets{listed}; {remedy}")
+        raise VitrailError(f"the targets of {data.name} are not numbers{listed}; {remedy}")
     for split in data.splits.values():
         check_numbers(split)
 
