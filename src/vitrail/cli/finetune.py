@@ -19,6 +19,7 @@ from vitrail.cli.run_recipe import (
     DeviceOption,
     EpochsOption,
     FindLrOption,
+    FoldsOption,
     LrOption,
     MinutesOption,
     MlflowOption,
@@ -69,6 +70,7 @@ def finetune(
         ),
     ] = None,
     augment: AugmentOption = None,
+    folds: FoldsOption = None,
     trainable: Annotated[
         str,
         model_option(
@@ -104,9 +106,10 @@ def finetune(
     if epochs is not None and minutes is not None:
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
-    fields = RecipeOptions(tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment)
+    assignments = tuple(overrides or ())
+    fields = RecipeOptions(assignments, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, folds)
     if resume is not None:
-        resume_command(resume, fields, options, weights=weights, data=data, image_size=image)
+        resume_command(resume, fields, options, weights=weights, data=data, image_size=image, folds=folds is not None)
         return
     if weights is None or data is None:
         raise VitrailError(

@@ -14,6 +14,7 @@ from vitrail.cli.run_recipe import (
     DeviceOption,
     EpochsOption,
     FindLrOption,
+    FoldsOption,
     InputSizeOption,
     LrOption,
     MinutesOption,
@@ -43,6 +44,7 @@ def train(
     ] = None,
     image: InputSizeOption = None,
     augment: AugmentOption = None,
+    folds: FoldsOption = None,
     model: Annotated[
         str | None, model_option(metavar="NAME", help="Model variant, such as S/16, if the recipe allows it.")
     ] = None,
@@ -78,12 +80,13 @@ def train(
     from vitrail.training.run import find_recipe
 
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
-    fields = RecipeOptions(tuple(overrides or ()), epochs, batch_size, lr, weight_decay, seed, precision, compile, augment)
+    assignments = tuple(overrides or ())
+    fields = RecipeOptions(assignments, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, folds)
     if epochs is not None and minutes is not None:
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
     if resume is not None:
         others = {"data": data, "recipe": recipe, "model": model, "image_size": image, "recipe_from": recipe_from}
-        resume_command(resume, fields, options, **others)
+        resume_command(resume, fields, options, **others, folds=folds is not None)
     elif recipe_from is not None:
         if any(option is not None for option in (data, recipe, model, image)):
             raise VitrailError(

@@ -4,9 +4,11 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from vitrail.config import parse_value
 from vitrail.data.sources.concat_dataset import ConcatDataset
-from vitrail.data.sources.content_split import SplitFractions
+from vitrail.data.sources.content_split import Fold, SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress, empty_dataset
+from vitrail.data.sources.folds import fold_splits
 from vitrail.data.sources.open import NO_SPLITS_NOTE, as_source, open_dataset, source_name, training_notes
 from vitrail.inference.export_metadata import path_hash
 from vitrail.inference.predictor import Predictor
@@ -15,8 +17,11 @@ from vitrail.inference.predictor import Predictor
 def open_like_training(
     data: Any, predictor: Predictor, progress: Progress | None = None, labelled: bool = True
 ) -> DatasetSplits:
-    """Open a dataset with the validation and test fractions of the model's training, so that the splits are the same."""
-    return open_dataset(data, split_fractions=_training_fractions(predictor), labelled=labelled, progress=progress)
+    """Open a dataset with the validation and test fractions of the model's training, so that the splits are the same; those
+    of its fold, if it is a model of a cross-validation."""
+    fractions, fold = _training_fractions(predictor), predictor.metadata.get("recipe", {}).get("fold")
+    opened = open_dataset(data, split_fractions=fractions, labelled=labelled, progress=progress)
+    return opened if fold is None else fold_splits(opened, parse_value(fold, Fold, "fold"), fractions.validation, progress)
 
 
 def open_for_evaluation(data: Any, predictor: Predictor, progress: Progress | None = None) -> DatasetSplits:

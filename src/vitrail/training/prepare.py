@@ -11,6 +11,7 @@ import numpy as np
 from vitrail.augment.policy import get_policy
 from vitrail.data.sources.content_split import SplitFractions
 from vitrail.data.sources.dataset import DatasetSplits, Progress
+from vitrail.data.sources.folds import fold_splits
 from vitrail.data.sources.image_like import describe_value
 from vitrail.data.sources.open import open_dataset
 from vitrail.errors import VitrailError, did_you_mean
@@ -42,6 +43,7 @@ class RecipeOptions:
     precision: str | None = None
     compile: bool = False
     augment: str | None = None
+    folds: int | None = None  # of a cross-validation
 
     def apply(self, recipe: Recipe, num_images: int) -> tuple[Recipe, tuple[str, ...]]:
         """Return the recipe with these options, and notes; ``num_images`` to train on turn epochs into steps."""
@@ -84,6 +86,7 @@ class RecipeOptions:
             "compile": ("compile", "true" if self.compile else None),
             "epochs": ("steps", self.epochs),
             "augment": ("augment", self.augment),
+            "folds": ("fold.of", self.folds),
         }
         assigned = self._assigned()
         given = {option: field for option, (field, value) in fields.items() if value is not None}
@@ -101,6 +104,7 @@ class PreparedRun:
     data: DatasetSplits
     notes: tuple[str, ...] = ()
     folder: Path | None = None  # of the run; None: open
+    folds: int | None = None  # of a cross-validation, of which ``recipe`` is the first; None: a single run
 
     def with_out(self, out: Path | None) -> "PreparedRun":
         """Return it with a run folder of the user's choice, unless it has one because it resumes a run."""
@@ -128,7 +132,7 @@ def prepare_training(
     context = dataset_context(opened, learned, model, image)
     default = "demo" if context.data == "fashion" and model is None and image is None else "small"
     selected = _with_task(get_recipe(recipe or default, context), task)
-    prepared = _apply_options(selected, opened, options)
+    prepared = _apply_options(selected, opened, options, progress)
     if context.data == "fashion" or not isinstance(learned, Classification):
         return prepared
     note = (
@@ -156,7 +160,7 @@ def prepare_pretraining(
         options = replace(options, overrides=(f"task.masking.target={target}", *options.overrides))
     opened = _open(data, options, None, progress, group)
     context = dataset_context(opened, Classification(), model, image, labelled=False)
-    return _apply_options(get_recipe(method, context), opened, options)
+    return _apply_options(get_recipe(method, context), opened, options, progress)
 
 
 def prepare_finetuning(
@@ -179,7 +183,7 @@ def prepare_finetuning(
     selected = get_recipe(recipe, context)
     if selected.init_from is None:
         raise VitrailError(f"{recipe} trains from scratch, without weights; try recipe=finetune")
-    return _apply_options(_with_task(selected, task), opened, options), model
+    return _apply_options(_with_task(selected, task), opened, options, progress), model
 
 
 def prepare_recipe(
@@ -199,7 +203,7 @@ def prepare_recipe(
         opened = open_training_data(changed, progress, options.data or data)
     if data is not None:
         recipe = replace(recipe, data=opened.name)
-    return _apply_options(recipe, opened, options)
+    return _apply_options(recipe, opened, options, progress)
 
 
 def dataset_context(
@@ -266,9 +270,22 @@ def _with_task(recipe: Recipe, task: TaskConfig | None) -> Recipe:
     return replace(recipe, task=task, augment=augment)
 
 
-def _apply_options(recipe: Recipe, data: DatasetSplits, options: RecipeOptions) -> PreparedRun:
+def _apply_options(
+    recipe: Recipe, data: DatasetSplits, options: RecipeOptions, progress: Progress | None = None
+) -> PreparedRun:
     changed, notes = options.apply(recipe, len(data.train))
-    return PreparedRun(changed, data, notes)
+    if changed.fold is not None:
+        splits = fold_splits(data, changed.fold, changed.val_fraction, progress)
+        changed, notes = options.apply(recipe, len(splits.train))
+        notes = (*notes, *_fold_notes(splits, options.folds))
+    return PreparedRun(changed, data, notes, folds=options.folds)
+
+
+def _fold_notes(splits: DatasetSplits, folds: int | None) -> list[str]:
+    if folds is None:
+        return []
+    num_images = sum(map(len, splits.splits.values()))
+    return [f"cross-validation of {num_images:,} images: {folds} runs, each tested on the fold that it does not train on"]
 
 
 def _load_weights(weights: str, image: Pair | None, recipe: str) -> Model:

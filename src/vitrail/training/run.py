@@ -26,13 +26,26 @@ if TYPE_CHECKING:  # it needs torch, and a recipe is read without
 # fields of a recipe that may change when resuming
 EXECUTION_FIELDS: dict[str, Any] = {"parallel": "auto", "activation_checkpointing": False, "micro_batch_size": None}
 ORIGIN_FILE = "continued_from.json"
+FOLDS_FILE = "folds.json"
 LOCKED_MESSAGE = "another process is training in"
+
+
+@dataclass(frozen=True)
+class FoldPlan:
+    """What a cross-validation was started with, besides its recipe; ``minutes`` are for all folds."""
+
+    folds: int
+    minutes: float | None = None
+    find_lr: bool = False
 
 
 @dataclass(frozen=True)
 class Run:
     """``recipe.json``, ``log.jsonl``, ``checkpoints/``, ``best/``, ``last/``, ``result.json`` (when it is finished),
-    ``lr_range_test.json`` if the learning rate was searched for, and ``reconstructions/`` of a self-supervised run."""
+    ``lr_range_test.json`` if the learning rate was searched for, and ``reconstructions/`` of a self-supervised run.
+
+    The folder of a cross-validation has ``folds.json``, ``recipe.json``, ``result.json`` and the run ``fold-N/`` of each fold.
+    """
 
     folder: Path
 
@@ -63,6 +76,14 @@ class Run:
             with np.load(path, allow_pickle=False) as file:
                 by_step[int(path.stem[5:])] = {name: file[name] for name in file.files}
         return by_step
+
+    def fold_plan(self) -> FoldPlan | None:
+        """The plan of a cross-validation; None of a single run."""
+        path = self.folder / FOLDS_FILE
+        return parse_value(read_json(path), FoldPlan, "") if path.is_file() else None
+
+    def save_fold_plan(self, plan: FoldPlan) -> None:
+        _write_json(self.folder / FOLDS_FILE, to_dict(plan))
 
     def saved_recipe(self) -> Recipe | None:
         """The recipe that the run was started with; None if it was not started."""
@@ -131,6 +152,8 @@ class ReadOnlyRun(Run):
     """The run on ranks other than 0, which write nothing."""
 
     def save_result(self, result: dict[str, Any]) -> None: ...
+
+    def save_fold_plan(self, plan: FoldPlan) -> None: ...
 
     def save_predictions(self, arrays: dict[str, ndarray]) -> None: ...
 

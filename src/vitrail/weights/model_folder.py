@@ -29,6 +29,11 @@ def resolve_run(path: Path) -> Path:
     """Return the best weights of a run, which is recognised by its recipe; any other path is returned unchanged."""
     if not path.is_dir() or is_model_folder(path) or not (path / "recipe.json").is_file():
         return path
+    if (path / "folds.json").is_file():
+        raise VitrailError(
+            f"{path} is a cross-validation, which has a model per fold; name one, such as {path / 'fold-1'}, or train one "
+            f"without folds: vitrail train --recipe-from {path}"
+        )
     if not is_model_folder(path / "best"):
         raise VitrailError(f"{path} is a run that has no weights yet; they are saved at its first evaluation")
     return path / "best"
