@@ -242,7 +242,11 @@ def _split_options(options: Mapping[str, Any], folds: Any = None) -> tuple[Recip
     }
     recipe_options = {name: options[name] for name in RECIPE_OPTIONS if name in options}
     overrides = settings_to_overrides(options.get("settings") or {})
-    return RecipeOptions(overrides, folds=parse_value(folds, int | None, "folds"), **recipe_options), out, run_options
+    return (
+        RecipeOptions(overrides, folds=None if folds is None else parse_value(folds, int, "folds"), **recipe_options),
+        out,
+        run_options,
+    )
 
 
 def _check_names(**names: Any) -> None:

@@ -10,17 +10,19 @@ from vitrail.plot.markup import escape
 from vitrail.recipes.recipe import Recipe
 from vitrail.report.html import html_page, html_table
 from vitrail.report.run_page import escape_lines
-from vitrail.report.task_section import RunReport
+from vitrail.report.task_section import RunReport, task_section
 from vitrail.training.cross_validation import CrossValidation
+from vitrail.training.run import Run
+from vitrail.weights.model_folder import read_metadata
 
 
 def cross_validation_page(validated: CrossValidation) -> str:
     """Return the page of a finished cross-validation."""
-    run, result = validated.run, validated.result
-    return html_page(f"Cross-validation {run.folder.name}", _sections(RunReport(run, run.recipe(), result)))
+    return html_page(f"Cross-validation {validated.folder.name}", _sections(validated))
 
 
-def _sections(report: RunReport) -> Iterator[str]:
+def _sections(validated: CrossValidation) -> Iterator[str]:
+    report = RunReport(validated.run, validated.run.recipe(), validated.result)
     run, recipe, result, task = report.run, report.recipe, report.result, report.task
     count = len(result["folds"])
     yield f"<h1>{escape(run.folder.name)}</h1>"
@@ -30,8 +32,8 @@ def _sections(report: RunReport) -> Iterator[str]:
     yield (f'<p class="headline">{report.format_metric(name, result["mean"][name])} <span class="soft">{caption}</span></p>')
     yield "<h2>Folds</h2>"
     yield (
-        "<p>Each fold is the test split of one run, which trains on the others; a validation split of these selects its "
-        "weights. So every image is predicted by a model that was neither trained nor selected on it.</p>"
+        "<p>Each fold is the test split of one run, which trains on the others and selects its weights on a part of them. So "
+        "every image is predicted by a model that was neither trained nor selected on it.</p>"
     )
     yield _fold_table(report)
     yield (
@@ -39,7 +41,10 @@ def _sections(report: RunReport) -> Iterator[str]:
         "so it is approximate, and rather too narrow.</p>"
     )
     yield from _pooled(report)
-    yield from _next_steps(run.folder, recipe, result)
+    predictions = validated.load_predictions()
+    if predictions:
+        yield from task_section(task).out_of_fold(report, predictions, _class_names(run))
+    yield from _next_steps(run, recipe, result)
 
 
 def _fold_table(report: RunReport) -> str:
@@ -68,8 +73,8 @@ def _pooled(report: RunReport) -> Iterator[str]:
         return
     yield "<h2>All predictions together</h2>"
     yield (
-        f"<p><code>out_of_fold.csv</code> has a row for each of the {pooled['images']:,} images: its label, its fold and its "
-        "prediction. The metrics of all predictions, with intervals by bootstrap over the images:</p>"
+        f'<p><a href="out_of_fold.csv">out_of_fold.csv</a> has a row for each of the {pooled["images"]:,} images: its label, '
+        "its fold and its prediction. The metrics of all predictions, with intervals by bootstrap over the images:</p>"
     )
     rows = [
         (
@@ -85,17 +90,25 @@ def _pooled(report: RunReport) -> Iterator[str]:
     yield html_table(("metric", "#value", "#95 % interval"), rows)
 
 
-def _next_steps(folder: Any, recipe: Recipe, result: dict[str, Any]) -> Iterator[str]:
-    path = escape(shlex.quote(str(folder)))
+def _next_steps(run: Run, recipe: Recipe, result: dict[str, Any]) -> Iterator[str]:
+    plan, options = run.fold_plan(), ""
+    if plan is not None and plan.minutes is not None:
+        options += f" --minutes {plan.minutes / plan.folds:g}"
+    if plan is not None and plan.find_lr:
+        options += " --find-lr"
     yield "<h2>A model to use</h2>"
     yield (
         "<p>The folds measure how well the recipe does on new images; none of their models is meant to be used. A last run of "
         "the same recipe on the whole dataset, without folds, trains the one to use:</p>"
     )
-    yield f"<pre>vitrail train --recipe-from {path}</pre>"
+    yield f"<pre>vitrail train --recipe-from {escape(shlex.quote(str(run.folder)))}{options}</pre>"
     rows = [(escape(name), escape(json.dumps(value))) for name, value in result.items() if not isinstance(value, dict | list)]
     yield html_table(("result", "value"), rows)
     yield f"<details><summary>Complete recipe</summary><pre>{escape_lines(to_json(recipe))}</pre></details>"
+
+
+def _class_names(run: Run) -> tuple[str, ...]:
+    return tuple(read_metadata(run.folder / "fold-1" / "best").get("class_names") or ())
 
 
 def _title(name: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy import ndarray
+from torch import Tensor
 
 from vitrail.data.sources.content_split import Fold
 from vitrail.data.sources.dataset import Dataset, DatasetSplits, label_name
@@ -70,6 +71,10 @@ class CrossValidation:
         path = self.folder / OUT_OF_FOLD_FILE
         return path if path.is_file() else None
 
+    def load_predictions(self) -> dict[str, Tensor]:
+        """Load the outputs, targets and indices of all folds, one after the other; empty if the task saves none."""
+        return _concatenate([fold.run.load_predictions() for fold in self.folds])
+
 
 def cross_validate(
     prepared: PreparedRun,
@@ -88,7 +93,8 @@ def cross_validate(
     with open_run(recipe.name, prepared.folder, group) as run:
         plan, result = _find_plan(run, FoldPlan(prepared.folds, autotune.minutes, autotune.find_lr)), run.result()
         group.barrier()  # all have read the folder before the main process writes to it
-        run.save_fold_plan(plan)  # first: it tells the folder from that of a single run
+        if run.fold_plan() is None:
+            run.save_fold_plan(plan)  # before the recipe: it tells the folder from that of a single run
         run.record_recipe(recipe)
         folds = [_fold_run(prepared, run, Fold(number, plan.folds)) for number in range(1, plan.folds + 1)]
         if result is not None:
@@ -165,12 +171,8 @@ def _summarise(run: Run, folds: Sequence[PreparedRun], trained: Sequence[Trained
 
 def _load_predictions(fold: PreparedRun, trained: TrainedRun, loss: Loss | None) -> _FoldPredictions:
     data = trained.data or check_training_data(fold.data, fold.recipe).data
-    path, arrays = trained.folder / "predictions.npz", dict[str, ndarray]()
-    if path.is_file():
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
     assert fold.recipe.fold is not None
-    return _FoldPredictions(fold.recipe.fold, recipe_task(fold.recipe, data, loss), data, arrays)
+    return _FoldPredictions(fold.recipe.fold, recipe_task(fold.recipe, data, loss), data, trained.run.load_predictions())
 
 
 def _fold_entry(predictions: _FoldPredictions, trained: TrainedRun) -> dict[str, Any]:
@@ -191,12 +193,15 @@ def _clip(interval: Interval) -> Interval:
 
 def _pooled(folds: Sequence[_FoldPredictions]) -> dict[str, Any]:
     """Return the metrics of all predictions together."""
-    task = folds[0].task
-    outputs, targets = (
-        torch.cat([torch.from_numpy(each.arrays[name]) for each in folds]) for name in (task.output_name, task.target_name)
-    )
-    metrics, intervals = pooled_scores(task, outputs, targets)
+    task, pooled = folds[0].task, _concatenate([each.arrays for each in folds])
+    outputs = pooled[task.output_name]
+    metrics, intervals = pooled_scores(task, outputs, pooled[task.target_name])
     return {"images": len(outputs), **metrics, "intervals": intervals}
+
+
+def _concatenate(folds: Sequence[dict[str, ndarray]]) -> dict[str, Tensor]:
+    names = folds[0] if all(folds) else ()
+    return {name: torch.cat([torch.from_numpy(arrays[name]) for arrays in folds]) for name in names}
 
 
 def _csv_lines(folds: Sequence[_FoldPredictions]) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ from vitrail.errors import VitrailError
 from vitrail.io import atomic_path, atomic_write, file_lock
 from vitrail.recipes.recipe import Recipe
 from vitrail.training.run_log import LOG_FILE, LogTail, finite_or_text, is_evaluation, parse_rows
-from vitrail.weights.model_folder import read_json
+from vitrail.weights.model_folder import FOLDS_FILE, read_json
 
 if TYPE_CHECKING:  # it needs torch, and a recipe is read without
     from vitrail.training.process_group import ProcessGroup
@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # it needs torch, and a recipe is read without
 # fields of a recipe that may change when resuming
 EXECUTION_FIELDS: dict[str, Any] = {"parallel": "auto", "activation_checkpointing": False, "micro_batch_size": None}
 ORIGIN_FILE = "continued_from.json"
-FOLDS_FILE = "folds.json"
 LOCKED_MESSAGE = "another process is training in"
 
 
@@ -64,6 +63,10 @@ class Run:
         """Save logits, labels and indices of the images that the result is reported on."""
         _write_arrays(self.folder / "predictions.npz", arrays)
 
+    def load_predictions(self) -> dict[str, ndarray]:
+        """Load what ``save_predictions`` has saved; empty if there is nothing."""
+        return _load_arrays(path) if (path := self.folder / "predictions.npz").is_file() else {}
+
     def save_reconstructions(self, step: int, arrays: dict[str, ndarray]) -> None:
         """Save the model's reconstructions of masked patches at a step."""
         (self.folder / "reconstructions").mkdir(exist_ok=True)
@@ -73,8 +76,7 @@ class Run:
         """Load the reconstructions by step, in ascending order."""
         by_step: dict[int, dict[str, ndarray]] = {}
         for path in sorted(self.folder.glob("reconstructions/step-*.npz"), key=lambda path: int(path.stem[5:])):
-            with np.load(path, allow_pickle=False) as file:
-                by_step[int(path.stem[5:])] = {name: file[name] for name in file.files}
+            by_step[int(path.stem[5:])] = _load_arrays(path)
         return by_step
 
     def fold_plan(self) -> FoldPlan | None:
@@ -251,6 +253,11 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 def _write_arrays(path: Path, arrays: dict[str, ndarray]) -> None:
     with atomic_path(path, locked=True) as temporary:
         np.savez_compressed(temporary, allow_pickle=False, **arrays)
+
+
+def _load_arrays(path: Path) -> dict[str, ndarray]:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
 
 
 def recipe_differences(old: Recipe, new: Recipe) -> list[str]:

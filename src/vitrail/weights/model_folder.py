@@ -12,6 +12,7 @@ from vitrail.models.config import ModelConfig
 WEIGHTS_FILE = "model.safetensors"
 METADATA_FILE = "vitrail.json"
 DECODER_FILE = "decoder.safetensors"  # of a model that was pre-trained with one
+FOLDS_FILE = "folds.json"  # in the folder of a cross-validation
 FORMAT_VERSION = 1
 TRAINING_KEYS = ("recipe", "dataset", "metrics")  # optional training metadata, each a JSON object
 RUN_PARTS = ("best", "last", WEIGHTS_FILE)  # inside a run, whose name precedes them
@@ -29,7 +30,7 @@ def resolve_run(path: Path) -> Path:
     """Return the best weights of a run, which is recognised by its recipe; any other path is returned unchanged."""
     if not path.is_dir() or is_model_folder(path) or not (path / "recipe.json").is_file():
         return path
-    if (path / "folds.json").is_file():
+    if (path / FOLDS_FILE).is_file():
         raise VitrailError(
             f"{path} is a cross-validation, which has a model per fold; name one, such as {path / 'fold-1'}, or train one "
             f"without folds: vitrail train --recipe-from {path}"

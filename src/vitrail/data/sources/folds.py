@@ -81,7 +81,7 @@ def _check_size(name: str, pool: Dataset, keys: Int[ndarray, " n"], strata: ndar
     smallest = int(np.where(counts > 0, counts, np.iinfo(np.int64).max).argmin())
     if 0 < (count := int(counts[smallest])) < folds:
         images = "1 image" if count == 1 else f"{count} different images"
-        remedy = f"try folds={count}" if count > 1 else "add images to it, or leave it out"
+        remedy = f"try folds={min(count, 5)}" if count > 1 else "add images to it, or leave it out"
         raise VitrailError(
             f"folds must be at most the number of images of each class, got folds={folds} and {images} of "
             f"{pool.class_names[smallest]!r} in {name}; {remedy}"

@@ -14,7 +14,7 @@ def strata_of(dataset: Dataset) -> ndarray | LabelSets:
     """Return the label of each image, or its labels; of numbers, the quantile that each is in."""
     if (label_sets := dataset.label_sets) is not None:
         return label_sets
-    if not dataset.target_names:
+    if not _are_numbers(dataset):
         return dataset.labels
     numbers = np.asarray(dataset.targets, np.float64).reshape(len(dataset), -1)
     bins = np.stack([_quantile_bins(column) for column in numbers.T], axis=1)
@@ -26,6 +26,13 @@ def strata_of(dataset: Dataset) -> ndarray | LabelSets:
         num_columns * np.arange(1, len(dataset) + 1),
         MAX_BINS * num_columns,
     )
+
+
+def _are_numbers(dataset: Dataset) -> bool:
+    """Return whether the targets are numbers, with or without names."""
+    if dataset.target_names or dataset.class_names or not len(dataset):
+        return bool(dataset.target_names)
+    return isinstance(dataset.targets[0], float | np.floating)
 
 
 def _quantile_bins(numbers: Float[ndarray, " n"]) -> Int[ndarray, " n"]:
