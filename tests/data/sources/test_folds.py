@@ -192,6 +192,18 @@ def test_a_missing_split_of_images_with_several_labels_is_stratified() -> None:
         assert sets.counts().min() >= 1
 
 
+def test_labels_with_fewer_images_than_folds_are_said() -> None:
+    matrix = np.zeros((40, 3), np.uint8)
+    matrix[:30, 0] = matrix[5:9, 1] = matrix[35:37, 2] = 1
+    images = open_dataset([(image, 0) for image in _images(40)], split_fractions=SplitFractions(0.0, 0.0)).train
+    data = open_dataset(with_label_sets(images, LabelSets.from_matrix(matrix), ("hat", "scarf", "tie")))
+    folds = all_folds(data, 4)
+    assert [splits.notes[0] for splits in folds] == ["fewer images than folds have 'tie': some folds do not test them"] * 4
+    counts = np.stack([splits.test.label_sets.counts() for splits in folds if splits.test.label_sets is not None])
+    assert np.ptp(counts.astype(int), axis=0).max() <= 1
+    assert counts.sum(0).tolist() == [30, 4, 2]
+
+
 def test_copies_of_an_image_have_the_labels_of_all() -> None:
     names = np.concatenate([keys(12), keys(12)[:3]])
     lists = [[number % 3] for number in range(12)] + [[3], [3], [3]]

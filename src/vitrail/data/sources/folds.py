@@ -33,7 +33,7 @@ def fold_splits(data: DatasetSplits, fold: Fold, val_fraction: float, progress: 
     train = np.sort(np.concatenate([train, bad]))  # where the dataset check lists them
     selected = (train, validation, good[folds == fold.number])
     train_split, val_split, test_split = (select_images(pool, indices) for indices in selected)
-    notes = (*_notes(data), _fold_note(data, fold))
+    notes = (*_notes(data), *_rare_labels(pool, strata, fold.of), _fold_note(data, fold))
     whole = fingerprint(train_split, val_split, test_split)
     return DatasetSplits(data.name, train_split, val_split, test_split, whole, notes)
 
@@ -92,6 +92,16 @@ def _notes(data: DatasetSplits) -> list[str]:
     """Return the notes on a dataset without those on its own splits."""
     of_train = training_notes(data.train)
     return [note for note in data.notes if not note.startswith(SPLIT_NOTES) and note not in of_train]
+
+
+def _rare_labels(pool: Dataset, strata: ndarray | LabelSets, folds: int) -> list[str]:
+    """Return a note on labels with fewer images than there are folds, if an image may have several labels."""
+    if not isinstance(strata, LabelSets) or not pool.class_names:
+        return []
+    counts = strata.counts()
+    rare = [repr(pool.class_names[label]) for label in np.flatnonzero((counts > 0) & (counts < folds))]
+    more = f" and {len(rare) - 3} more" if len(rare) > 3 else ""
+    return [f"fewer images than folds have {', '.join(rare[:3])}{more}: some folds do not test them"] if rare else []
 
 
 def _fold_note(data: DatasetSplits, fold: Fold) -> str:
