@@ -271,7 +271,7 @@ def test_folds_that_python_cannot_count_are_refused(tmp_path: Path) -> None:
 def test_folders_of_runs_and_of_cross_validations_are_not_mixed_up(
     validated: CrossValidation, unbroken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(VitrailError, match="folds must be 3, which .* was started with, got 4"):
+    with pytest.raises(VitrailError, match=r"folds must be 3, which .* was started with, got 4"):
         validate(validated.folder, folds=4)
     with pytest.raises(VitrailError, match="was started with another recipe: steps was 6, is 5"):
         validate(validated.folder, settings={"steps": 5})
@@ -280,7 +280,7 @@ def test_folders_of_runs_and_of_cross_validations_are_not_mixed_up(
     single = Path(shutil.copytree(validated.folds[0].folder, tmp_path / "single"))
     with pytest.raises(VitrailError, match="is a run without folds; name another folder"):
         validate(single)
-    with pytest.raises(VitrailError, match="is a cross-validation, which has a model per fold; name one, such as .*fold-1"):
+    with pytest.raises(VitrailError, match=r"is a cross-validation, which has a model per fold; name one, such as .*fold-1"):
         vitrail.load(validated.folder)
     assert run_command(["train", "--resume", str(unbroken), "--set", "steps=20"]) == 2
     assert f"start a new run with --recipe-from {unbroken}" in capsys.readouterr().err

@@ -90,14 +90,19 @@ def _restrict_protocols(entries: "tuple[SuiteEntry, ...]", protocols_wanted: tup
 def _print_result(model: str, result: "ProbeResult") -> None:
     screen = make_console()
     sheet = make_table(
-        "protocol", "setting", "#accuracy", "#std", title=printable(f"{model} on {result.dataset}: {result.eval_split}")
+        "protocol",
+        "setting",
+        "#accuracy" if result.metric == "accuracy" else "#mAP",
+        "#std",
+        title=printable(f"{model} on {result.dataset}: {result.eval_split}"),
     )
     for shots in result.fewshot or ():
         add_row(sheet, "few-shot", f"{shots.shots} shots per class", f"{shots.accuracy:.2%}", f"± {shots.std:.2%}")
     for neighbours, accuracy in (result.knn or {}).items():
         add_row(sheet, "k-NN", f"k = {neighbours}", f"{accuracy:.2%}", "")
     if result.linear is not None:
-        add_row(sheet, "linear probe", f"penalty {result.linear.penalty:.2g}", f"{result.linear.accuracy:.2%}", "")
+        score = getattr(result.linear, result.metric)
+        add_row(sheet, "linear probe", f"penalty {result.linear.penalty:.2g}", f"{score:.2%}", "")
     screen.print(sheet)
     counts = ", ".join(f"{count:,} {split}" for split, count in result.num_images.items())
     screen.print(

@@ -10,6 +10,7 @@ from typing import Literal
 from vitrail.augment.policy import Policy
 from vitrail.config import added, override, validate
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.content_split import Fold
 from vitrail.errors import VitrailError
 from vitrail.models.config import ModelConfig, ViTConfig
@@ -87,6 +88,7 @@ class Recipe:
     steps: int
     batch_size: int
     data: str = "fashion"
+    columns: Columns = added(ANY_COLUMNS)  # noqa: RUF009  # of its targets, if it is a table
     val_fraction: float = 0.1  # fractions of train, if the dataset has no such split
     test_fraction: float = 0.1
     init_from: str | None = None  # initial weights; None: random initialisation

@@ -103,7 +103,7 @@ def _next_steps(run: Run, recipe: Recipe, result: dict[str, Any]) -> Iterator[st
     )
     yield f"<pre>vitrail train --recipe-from {escape(shlex.quote(str(run.folder)))}{options}</pre>"
     yield (
-        "<p><code>--set test_fraction=0</code> holds no images out for testing, unless the dataset has a test split of its own: "
+        "<p><code>--set test_fraction=0</code> holds no images out for testing unless the dataset has a test split of its own: "
         "the folds have tested the recipe already.</p>"
     )
     rows = [(escape(name), escape(json.dumps(value))) for name, value in result.items() if not isinstance(value, dict | list)]

@@ -145,7 +145,7 @@ def test_folds_that_cannot_be_made_are_refused(tmp_path: Path, folds: int, messa
     (tmp_path / "b" / "copy.jpg").write_bytes((tmp_path / "b" / "0.jpg").read_bytes())
     with pytest.raises(VitrailError, match=message):
         fold_splits(open_dataset(tmp_path), Fold(1, folds), 0.1)
-    with pytest.raises(VitrailError, match="fold.number must be from 1 to 5"):
+    with pytest.raises(VitrailError, match=r"fold\.number must be from 1 to 5"):
         Fold(6, 5)
 
 

@@ -35,7 +35,7 @@ def fold_splits(data: DatasetSplits, fold: Fold, val_fraction: float, progress: 
     train_split, val_split, test_split = (select_images(pool, indices) for indices in selected)
     notes = (*_notes(data), *_rare_labels(pool, strata, fold.of), _fold_note(data, fold))
     whole = fingerprint(train_split, val_split, test_split)
-    return DatasetSplits(data.name, train_split, val_split, test_split, whole, notes)
+    return DatasetSplits(data.name, train_split, val_split, test_split, whole, notes, columns=data.columns)
 
 
 def _pool(data: DatasetSplits) -> Dataset:
