@@ -316,6 +316,27 @@ def test_numbers_are_predicted_for_every_image(tmp_path: Path) -> None:
     assert "mae, mean of the folds" in validated.report.read_text()
 
 
+def test_several_labels_are_predicted_by_the_thresholds_of_each_fold(tmp_path: Path) -> None:
+    names = ("bag", "boot", "hat", "tie")
+    data = [(image, [names[number % 3]] + ["tie"] * (number % 2)) for number, image in enumerate(IMAGES)]
+    validated = vitrail.train(
+        data, folds=2, out=tmp_path / "cv", model="mu/8", image_size=(16, 24), augment="none", workers=0, batch_size=8,
+        settings={**SHORT, "steps": 4},
+    )  # fmt: skip
+    table = rows(validated.out_of_fold)
+    assert sorted(row["true_labels"] for row in table) == sorted(";".join(labels) for _, labels in data)
+    for number, fold in enumerate(validated.folds, 1):
+        own = [row for row in table if row["fold"] == str(number)]
+        images = [IMAGES[int(row["file"].split()[1])] for row in own]
+        assert [row["labels"] for row in own] == [each.cells()["labels"] for each in vitrail.predict(fold.model, images)]
+    pooled = validated.result["pooled"]
+    assert pooled["images"] == len(IMAGES)
+    assert pooled["intervals"]["map"][0] < pooled["map"] < pooled["intervals"]["map"][1]
+    assert "f1_macro" in validated.metrics
+    assert "f1_macro" not in pooled  # each fold has its own thresholds
+    assert "mAP of a random ranking" in validated.report.read_text()
+
+
 def test_weights_are_finetuned_in_every_fold(validated: CrossValidation, tmp_path: Path) -> None:
     tuned = vitrail.finetune(
         validated.folds[0].folder, PAIRS, folds=2, out=tmp_path / "cv", batch_size=8, workers=0, settings={**SHORT, "steps": 4}

@@ -256,8 +256,10 @@ def _print_result(result: dict[str, Any], recipe: "Recipe") -> None:
 
 def _print_folds(result: dict[str, Any], recipe: "Recipe") -> None:
     from vitrail.tasks.registry import build_task
+    from vitrail.training.cross_validation import BASELINE_TITLES
 
-    fractions = build_task(recipe.task, recipe.model, recipe.preprocess).fractions
+    task = build_task(recipe.task, recipe.model, recipe.preprocess)
+    fractions = task.fractions
     sheet = make_table("metric", "#mean of the folds", "#95 % interval", "#all predictions together")
     for name, mean in result["mean"].items():
         if name == "top5" and recipe.model.classes <= 5:  # always correct
@@ -265,9 +267,11 @@ def _print_folds(result: dict[str, Any], recipe: "Recipe") -> None:
         low, high = (format_score(value, name in fractions) for value in result["intervals"][name])
         pooled = result.get("pooled", {})
         together = format_score(pooled[name], name in fractions) if name in pooled else ""
-        add_row(sheet, name, format_score(mean, name in fractions), f"{low} to {high}", together)
-    if "majority_class" in result:
-        add_row(sheet, "always predicting the largest class", format_score(result["majority_class"], True), "", "")
+        title = task.metric_titles.get(name, name)
+        add_row(sheet, title, format_score(mean, name in fractions), f"{low} to {high}", together)
+    for name, title in BASELINE_TITLES.items():
+        if name in result:
+            add_row(sheet, title, format_score(result[name], True), "", "")
     screen = make_console()
     screen.print(sheet)
     if "out_of_fold" in result:

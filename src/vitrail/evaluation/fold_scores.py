@@ -11,8 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.evaluation.bootstrap import CONFIDENCE_LEVEL, bootstrap_scores, score_intervals
+from vitrail.evaluation.bootstrap import CONFIDENCE_LEVEL, bias_corrected_interval, bootstrap_scores, score_intervals
+from vitrail.evaluation.multi_label import bootstrap_label_metrics
 from vitrail.tasks.classification import ClassificationTask
+from vitrail.tasks.multi_label import MultiLabelTask
 from vitrail.tasks.task import Task
 
 Interval = tuple[float, float]
@@ -59,3 +61,15 @@ def _(task: ClassificationTask, outputs: Tensor, targets: Tensor) -> tuple[dict[
     metrics = task.metrics(outputs, targets)
     intervals = score_intervals(outputs, targets, bootstrap_scores(outputs, targets, loss=task.config.loss))
     return metrics, {name: intervals[name] for name in ("top1", "top5") if name in intervals and name in metrics}
+
+
+@pooled_scores.register
+def _(task: MultiLabelTask, outputs: Tensor, targets: Tensor) -> tuple[dict[str, float], dict[str, Interval]]:
+    """Leave out what depends on thresholds: each fold has chosen its own."""
+    metrics, samples = task.metrics(outputs, targets), bootstrap_label_metrics(task, outputs, targets.bool())
+    names = ("map", "map_micro", "map_weighted", "coverage")
+    by_threshold = ("f1_macro", "f1_micro", "hamming", "subset_accuracy")
+    return (
+        {name: value for name, value in metrics.items() if name not in by_threshold},
+        {name: bias_corrected_interval(samples[name], metrics[name]) for name in names},
+    )

@@ -11,7 +11,7 @@ from vitrail.recipes.recipe import Recipe
 from vitrail.report.html import html_page, html_table
 from vitrail.report.run_page import escape_lines
 from vitrail.report.task_section import RunReport, task_section
-from vitrail.training.cross_validation import CrossValidation
+from vitrail.training.cross_validation import BASELINE_TITLES, CrossValidation
 from vitrail.training.run import Run
 from vitrail.weights.model_folder import read_metadata
 
@@ -28,7 +28,7 @@ def _sections(validated: CrossValidation) -> Iterator[str]:
     yield f"<h1>{escape(run.folder.name)}</h1>"
     yield (f'<p class="soft">cross-validation with {count} folds, recipe {escape(recipe.name)} on {escape(recipe.data)}</p>')
     name = task.primary_metric
-    caption = f"{_title(name)}, mean of the folds, 95 % interval {_interval(report, name, result['intervals'][name])}"
+    caption = f"{_title(report, name)}, mean of the folds, 95 % interval {_interval(report, name, result['intervals'][name])}"
     yield (f'<p class="headline">{report.format_metric(name, result["mean"][name])} <span class="soft">{caption}</span></p>')
     yield "<h2>Folds</h2>"
     yield (
@@ -50,7 +50,7 @@ def _sections(validated: CrossValidation) -> Iterator[str]:
 def _fold_table(report: RunReport) -> str:
     result = report.result
     names = [name for name in result["mean"] if name != "top5" or report.recipe.model.classes > 5]  # else always correct
-    columns = ("fold", "#training images", "#test images", *(f"#{_title(name)}" for name in names), "#best step")
+    columns = ("fold", "#training images", "#test images", *(f"#{_title(report, name)}" for name in names), "#best step")
     rows = [
         (
             f'<a href="fold-{number}/report.html">{number}</a>',
@@ -78,15 +78,15 @@ def _pooled(report: RunReport) -> Iterator[str]:
     )
     rows = [
         (
-            escape(_title(name)),
+            escape(_title(report, name)),
             report.format_metric(name, value),
             _interval(report, name, pooled["intervals"][name]) if name in pooled["intervals"] else "",
         )
         for name, value in pooled.items()
         if name in report.result["mean"] and (name != "top5" or report.recipe.model.classes > 5)
     ]
-    if "majority_class" in report.result:
-        rows.append(("always predicting the largest class", f"{report.result['majority_class']:.2%}", ""))
+    baselines = {title: report.result[name] for name, title in BASELINE_TITLES.items() if name in report.result}
+    rows += [(title, f"{value:.2%}", "") for title, value in baselines.items()]
     yield html_table(("metric", "#value", "#95 % interval"), rows)
 
 
@@ -115,8 +115,9 @@ def _class_names(run: Run) -> tuple[str, ...]:
     return tuple(read_metadata(run.folder / "fold-1" / "best").get("class_names") or ())
 
 
-def _title(name: str) -> str:
-    return {"top1": "top-1", "top5": "top-5"}.get(name, name.replace("_", " "))
+def _title(report: RunReport, name: str) -> str:
+    titles = {"top1": "top-1", "top5": "top-5", **report.task.metric_titles}
+    return titles.get(name, name.replace("_", " "))
 
 
 def _interval(report: RunReport, name: str, interval: list[float]) -> str:

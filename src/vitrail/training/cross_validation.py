@@ -31,9 +31,14 @@ from vitrail.training.run import FoldPlan, Run
 from vitrail.training.run_log import finite_or_text
 from vitrail.training.trained_run import TrainedRun
 from vitrail.training.trainer import open_run
+from vitrail.weights.model_folder import read_metadata
 
 TrainFold = Callable[[PreparedRun, AutoTune], TrainedRun]
 OUT_OF_FOLD_FILE = "out_of_fold.csv"
+BASELINE_TITLES = {
+    "majority_class": "always predicting the largest class",
+    "random_ranking": "mAP of a random ranking",
+}  # of those that tasks have
 TOP_K = 5  # most probable labels of an image, as of ``vitrail predict``
 
 
@@ -172,7 +177,8 @@ def _summarise(run: Run, folds: Sequence[PreparedRun], trained: Sequence[Trained
 def _load_predictions(fold: PreparedRun, trained: TrainedRun, loss: Loss | None) -> _FoldPredictions:
     data = trained.data or check_training_data(fold.data, fold.recipe).data
     assert fold.recipe.fold is not None
-    return _FoldPredictions(fold.recipe.fold, recipe_task(fold.recipe, data, loss), data, trained.run.load_predictions())
+    task = recipe_task(fold.recipe, data, loss).with_state(read_metadata(trained.folder / "best").get("task_state", {}))
+    return _FoldPredictions(fold.recipe.fold, task, data, trained.run.load_predictions())
 
 
 def _fold_entry(predictions: _FoldPredictions, trained: TrainedRun) -> dict[str, Any]:
