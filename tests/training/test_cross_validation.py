@@ -24,8 +24,10 @@ from tests.tasks.test_own_task import Brightness
 from tests.training.distributed.torchrun import torchrun
 from tests.training.test_loop import same
 from vitrail.cli.main import run as run_command
-from vitrail.data.sources.content_split import Fold
+from vitrail.data.sources.content_split import Fold, SplitFractions
+from vitrail.data.sources.dataset import with_label_sets
 from vitrail.data.sources.folds import fold_splits
+from vitrail.data.sources.label_sets import LabelSets
 from vitrail.errors import VitrailError
 from vitrail.training.callbacks import Callback
 from vitrail.training.cross_validation import CrossValidation
@@ -318,17 +320,19 @@ def test_numbers_are_predicted_for_every_image(tmp_path: Path) -> None:
 
 def test_several_labels_are_predicted_by_the_thresholds_of_each_fold(tmp_path: Path) -> None:
     names = ("bag", "boot", "hat", "tie")
-    data = [(image, [names[number % 3]] + ["tie"] * (number % 2)) for number, image in enumerate(IMAGES)]
+    labels = [[number % 3] + [3] * (number % 2) for number in range(len(IMAGES))]
+    images = vitrail.open_dataset([(image, 0) for image in IMAGES], split_fractions=SplitFractions(0.0, 0.0)).train
+    data = with_label_sets(images, LabelSets.from_lists(labels, 4), names)
     validated = vitrail.train(
         data, folds=2, out=tmp_path / "cv", model="mu/8", image_size=(16, 24), augment="none", workers=0, batch_size=8,
         settings={**SHORT, "steps": 4},
     )  # fmt: skip
     table = rows(validated.out_of_fold)
-    assert sorted(row["true_labels"] for row in table) == sorted(";".join(labels) for _, labels in data)
+    assert sorted(row["true_labels"] for row in table) == sorted(";".join(names[label] for label in each) for each in labels)
     for number, fold in enumerate(validated.folds, 1):
         own = [row for row in table if row["fold"] == str(number)]
-        images = [IMAGES[int(row["file"].split()[1])] for row in own]
-        assert [row["labels"] for row in own] == [each.cells()["labels"] for each in vitrail.predict(fold.model, images)]
+        predictions = vitrail.predict(fold.model, [IMAGES[int(row["file"].split()[1])] for row in own])
+        assert [row["labels"] for row in own] == [each.cells()["labels"] for each in predictions]
     pooled = validated.result["pooled"]
     assert pooled["images"] == len(IMAGES)
     assert pooled["intervals"]["map"][0] < pooled["map"] < pooled["intervals"]["map"][1]

@@ -31,7 +31,7 @@ LOCKED_MESSAGE = "another process is training in"
 
 @dataclass(frozen=True)
 class FoldPlan:
-    """What a cross-validation was started with, besides its recipe; ``minutes`` are for all folds."""
+    """Options that a cross-validation was started with, besides its recipe; ``minutes`` are for all folds."""
 
     folds: int
     minutes: float | None = None

@@ -1,4 +1,4 @@
-"""What the images of a dataset are stratified by when it is divided: classes, sets of labels, or quantiles of numbers."""
+"""Strata, by which the images of a dataset are divided evenly: classes, sets of labels, or quantiles of numbers."""
 
 import numpy as np
 from jaxtyping import Float, Int
