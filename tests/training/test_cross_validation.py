@@ -20,6 +20,7 @@ import torch
 from torch.nn import functional as F
 
 import vitrail
+from tests.data.images import write_class_folders, write_image
 from tests.tasks.test_own_task import Brightness
 from tests.training.distributed.torchrun import torchrun
 from tests.training.test_loop import same
@@ -124,6 +125,21 @@ def test_the_result_is_that_of_the_folds(validated: CrossValidation) -> None:
     assert json.loads((validated.folder / "folds.json").read_text())["folds"] == 3
 
 
+def test_a_fold_is_evaluated_on_its_own_images_and_as_any_model_on_others(
+    unbroken: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = json.loads((unbroken / "result.json").read_text())
+    assert run_command(["evaluate", str(unbroken / "fold-2"), DATA, "--json"]) == 0
+    evaluated = json.loads(capsys.readouterr().out)
+    assert evaluated["images"] == result["folds"][1]["images"]["test"] == 40
+    assert evaluated["top1"] == pytest.approx(result["folds"][1]["metrics"]["top1"])
+    assert not [note for note in evaluated["notes"] if "optimistic" in note]
+    assert run_command(["evaluate", str(unbroken / "fold-2"), DATA, "--split", "train", "--json"]) == 0
+    assert "optimistic" in capsys.readouterr().out
+    assert run_command(["evaluate", str(unbroken / "fold-2"), DATA.replace("100", "50"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 20
+
+
 def test_the_report_links_to_those_of_the_folds(validated: CrossValidation) -> None:
     page = validated.report.read_text()
     for number, fold in enumerate(validated.folds, 1):
@@ -196,6 +212,20 @@ def test_an_interrupted_cross_validation_is_resumed_where_it_was(validated: Cros
     assert all(same(ours.folder, theirs.folder) for ours, theirs in zip(resumed.folds, validated.folds, strict=True))
     assert rows(resumed.out_of_fold) == rows(validated.out_of_fold)
     assert (resumed.metrics, resumed.intervals) == (validated.metrics, validated.intervals)
+
+
+def test_a_cross_validation_is_not_resumed_with_other_images(tmp_path: Path) -> None:
+    photos, folder = write_class_folders(tmp_path / "photos", {"bag": 9, "boot": 7}), tmp_path / "cv"
+    options: dict[str, Any] = {"folds": 2, "out": folder, "model": "mu/8", "image_size": (16, 24), "workers": 0}
+    options["settings"] = {**SHORT, "steps": 2, "batch_size": 4}
+    with pytest.raises(OSError, match="broke"):
+        vitrail.train(photos, callbacks=[RaisesAfter(3, OSError("broke"))], **options)
+    write_image(photos / "bag" / "another.jpg", 99)
+    with pytest.raises(VitrailError, match="fold-1 was trained on other images or labels; use another folder"):
+        vitrail.train(photos, **options)
+    assert not (folder / "result.json").exists()
+    (photos / "bag" / "another.jpg").unlink()
+    assert len(rows(vitrail.train(photos, **options).out_of_fold)) == 16
 
 
 @pytest.mark.thorough

@@ -30,7 +30,9 @@ def open_like_training(
     columns = _training_columns(predictor, data) if columns is None else columns
     fractions, fold = _training_fractions(predictor), predictor.metadata.get("recipe", {}).get("fold")
     opened = open_dataset(data, columns=columns, split_fractions=fractions, labelled=labelled, progress=progress)
-    return opened if fold is None else fold_splits(opened, parse_value(fold, Fold, "fold"), fractions.validation, progress)
+    if fold is None or not _was_trained_on(predictor, opened.name):
+        return opened
+    return fold_splits(opened, parse_value(fold, Fold, "fold"), fractions.validation, progress)
 
 
 def open_for_evaluation(

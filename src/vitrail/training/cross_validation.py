@@ -106,9 +106,14 @@ def cross_validate(
             on_message(f"{run.folder} is finished: nothing to do")
             return CrossValidation(run, [_finished_run(fold) for fold in folds], result)
         minutes = None if plan.minutes is None else plan.minutes / plan.folds
-        trained = [train_fold(fold, AutoTune(minutes, plan.find_lr)) for fold in folds]
+        trained: list[TrainedRun] = []
+        predictions: list[_FoldPredictions] = []
+        for fold in folds:
+            trained.append(train_fold(fold, AutoTune(minutes, plan.find_lr)))
+            if group.is_main:
+                predictions.append(_load_predictions(fold, trained[-1], loss))
         if group.is_main:
-            run.save_result(_summarise(run, folds, trained, loss))
+            run.save_result(_summarise(run, predictions, trained))
         group.barrier()  # for the result
         return CrossValidation(run, trained, run.result() or {})
 
@@ -150,10 +155,9 @@ class _FoldPredictions:
     arrays: dict[str, ndarray]  # outputs, targets and indices; empty if the task saves none
 
 
-def _summarise(run: Run, folds: Sequence[PreparedRun], trained: Sequence[TrainedRun], loss: Loss | None) -> dict[str, Any]:
+def _summarise(run: Run, predictions: Sequence[_FoldPredictions], trained: Sequence[TrainedRun]) -> dict[str, Any]:
     """Write the out-of-fold predictions, and return the result: the scores of each fold, their means and intervals, and the
     scores of all predictions together."""
-    predictions = [_load_predictions(fold, one, loss) for fold, one in zip(folds, trained, strict=True)]
     fractions = predictions[0].task.fractions
     scores = {name: [one.metrics[name] for one in trained] for name in trained[0].metrics}
     means = {name: mean_interval(values) for name, values in scores.items()}
@@ -175,9 +179,11 @@ def _summarise(run: Run, folds: Sequence[PreparedRun], trained: Sequence[Trained
 
 
 def _load_predictions(fold: PreparedRun, trained: TrainedRun, loss: Loss | None) -> _FoldPredictions:
-    data = trained.data or check_training_data(fold.data, fold.recipe).data
+    data, metadata = trained.data or check_training_data(fold.data, fold.recipe).data, read_metadata(trained.folder / "best")
+    if metadata["dataset"]["fingerprint"] != data.fingerprint:  # of a fold that was finished before
+        raise VitrailError(f"{trained.folder} was trained on other images or labels; use another folder for this dataset")
     assert fold.recipe.fold is not None
-    task = recipe_task(fold.recipe, data, loss).with_state(read_metadata(trained.folder / "best").get("task_state", {}))
+    task = recipe_task(fold.recipe, data, loss).with_state(metadata.get("task_state", {}))
     return _FoldPredictions(fold.recipe.fold, task, data, trained.run.load_predictions())
 
 
