@@ -10,9 +10,12 @@ from vitrail.cli.options import (
     DropPatchesOption,
     ImageSizeOption,
     JsonOption,
+    LabelsColumnOption,
     MergeTokensOption,
     RunsAndDataArgument,
+    SeparatorOption,
     SplitOption,
+    TargetOption,
     select_speedups,
     warn_about_compiling,
 )
@@ -21,6 +24,7 @@ from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, printable
 
 if TYPE_CHECKING:
+    from vitrail.data.sources.columns import choose_columns
     from vitrail.data.sources.dataset import DatasetSplits
     from vitrail.evaluation.classification import ClassificationEvaluation, PairedComparison
     from vitrail.evaluation.resampled import ResampledEvaluation
@@ -35,6 +39,9 @@ METRIC_TITLES = {"top1": "top-1", "top5": "top-5", "nll": "NLL", "ece": "ECE"}
 def evaluate(
     runs_and_data: RunsAndDataArgument,
     split: SplitOption = None,
+    labels_column: LabelsColumnOption = None,
+    separator: SeparatorOption = None,
+    target: TargetOption = None,
     tta: Annotated[
         Literal["flip", "crops"] | None,
         model_option(help="Test-time augmentation: average over the horizontal flip, or ten crops."),
@@ -66,7 +73,8 @@ def evaluate(
     predictors = [load_predictor(run, speedups=speedups, device="cpu") for run in runs]
     warn_about_compiling(speedups)
     with progress_bars() as on_progress:
-        source = open_for_evaluation(data, predictors[0], on_progress)
+        columns = choose_columns(labels_column, separator, target)
+        source = open_for_evaluation(data, predictors[0], on_progress, columns)
         for run, predictor in zip(runs, predictors, strict=True):
             _check_model(run if len(runs) > 1 else "", predictor, source, split)
         for number, predictor in enumerate(predictors, 1):

@@ -19,6 +19,7 @@ from vitrail.cli.run_recipe import (
     DeviceOption,
     EpochsOption,
     FindLrOption,
+    FitOption,
     FoldsOption,
     LrOption,
     MinutesOption,
@@ -69,6 +70,7 @@ def finetune(
             help="Height and width of the input images in pixels; default: the size the weights were trained at.",
         ),
     ] = None,
+    fit: FitOption = None,
     labels_column: LabelsColumnOption = None,
     separator: SeparatorOption = None,
     target: TargetOption = None,
@@ -111,7 +113,9 @@ def finetune(
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
     columns, assignments = choose_columns(labels_column, separator, target), tuple(overrides or ())
-    fields = RecipeOptions(assignments, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, columns, folds)
+    fields = RecipeOptions(
+        assignments, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, fit, columns, folds
+    )
     if resume is not None:
         resume_command(resume, fields, options, weights=weights, data=data, image_size=image, folds=folds is not None)
         return

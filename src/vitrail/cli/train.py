@@ -14,6 +14,7 @@ from vitrail.cli.run_recipe import (
     DeviceOption,
     EpochsOption,
     FindLrOption,
+    FitOption,
     FoldsOption,
     InputSizeOption,
     LrOption,
@@ -43,6 +44,7 @@ def train(
         typer.Argument(metavar="DATA", help="Image folder or any other dataset; default: the embedded fashion images."),
     ] = None,
     image: InputSizeOption = None,
+    fit: FitOption = None,
     labels_column: LabelsColumnOption = None,
     separator: SeparatorOption = None,
     target: TargetOption = None,
@@ -85,7 +87,9 @@ def train(
 
     options = RunOptions(out, print_recipe, device, threads, workers, json, minutes, find_lr, tensorboard, wandb, mlflow)
     columns, assignments = choose_columns(labels_column, separator, target), tuple(overrides or ())
-    fields = RecipeOptions(assignments, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, columns, folds)
+    fields = RecipeOptions(
+        assignments, epochs, batch_size, lr, weight_decay, seed, precision, compile, augment, fit, columns, folds
+    )
     if epochs is not None and minutes is not None:
         raise VitrailError("--epochs and --minutes both set the number of steps; leave one of them out")
     if resume is not None:

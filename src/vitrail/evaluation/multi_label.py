@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from numpy import ndarray
 from torch import Tensor
 
@@ -48,14 +49,14 @@ def evaluate_multi_label(
     )
 
 
-def label_matrix(runner: SplitRunner, source: Dataset, data: str) -> Int[Tensor, "b k"]:
+def label_matrix(runner: SplitRunner, source: Dataset, data: str) -> UInt8[Tensor, "b k"]:
     """Return the labels of a split as zeros and ones, by the model's classes."""
     source = as_label_sets(source)
     if source.label_sets is None:
         raise VitrailError(f"{data} has no labels to evaluate on; name a labelled dataset")
     numbering = match_classes(source, runner.predictor, data)
     label_sets = source.label_sets.renumbered(numbering, len(runner.predictor.class_names))
-    return torch.from_numpy(label_sets.rows(torch.arange(len(source)).numpy()))
+    return torch.from_numpy(label_sets.rows(np.arange(len(source))))
 
 
 def absence_notes(class_names: Sequence[str], support: Sequence[int]) -> list[str]:

@@ -27,8 +27,9 @@ from vitrail.tasks.label_metrics import (
     coverage,
     label_calibration_error,
     label_losses,
+    ranking_precision,
 )
-from vitrail.tasks.task import Loss, Prediction, Task
+from vitrail.tasks.task import ImageScore, Loss, Prediction, Task
 
 MIN_POSITIVES = 5  # images of a class on validation for a threshold of its own
 LABEL_SEPARATOR = ";"  # between the labels of an image in a CSV file
@@ -82,6 +83,7 @@ class MultiLabelTask(Task):
         "nll": "NLL",
         "ece": "ECE",
     }
+    image_score: ClassVar = ImageScore("ranking_precision", "ranking precision")
     output_name: ClassVar[str] = "logits"
     prediction_class: ClassVar = MultiLabelPrediction
 
@@ -197,6 +199,10 @@ class MultiLabelTask(Task):
                 for label, name in enumerate(self.class_names)
             ]
         }
+
+    def image_scores(self, outputs: Float[Tensor, "b k"], targets: UInt8[Tensor, "b k"]) -> Float[Tensor, " b"]:
+        """Return the average precision of the ranking of each image's classes."""
+        return ranking_precision(outputs, targets.bool())
 
     def baseline(self, train: Dataset, split: Dataset) -> dict[str, float]:
         """Return the mAP of a random ranking: the mean frequency of the classes."""

@@ -119,6 +119,15 @@ def test_a_test_split_of_its_own_is_left_out_and_one_that_was_split_off_is_not()
     assert fold_splits(split_off, Fold(2, 4), 0.1).notes == ("fold 2 of 4 is the test split",)
 
 
+def test_the_splits_of_a_fold_are_those_of_any_fold_again() -> None:
+    data = open_dataset([(image, number % 3) for number, image in enumerate(_images(60))])
+    first, second = fold_splits(data, Fold(1, 4), 0.2), fold_splits(data, Fold(2, 4), 0.2)
+    assert fold_splits(first, Fold(1, 4), 0.2) is first
+    again = fold_splits(first, Fold(2, 4), 0.2)
+    assert all(contents(again.splits[split]) == contents(second.splits[split]) for split in again.splits)
+    assert again.notes == second.notes == ("fold 2 of 4 is the test split",)
+
+
 def test_unusable_images_are_in_no_fold(tmp_path: Path) -> None:
     write_class_folders(tmp_path, {"a": 12, "b": 12})
     (tmp_path / "a" / "broken.jpg").write_bytes(b"no image")

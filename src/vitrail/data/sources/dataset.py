@@ -25,7 +25,7 @@ from PIL import Image
 from vitrail.data.decode import to_pil
 from vitrail.data.sources.columns import ANY_COLUMNS, Columns
 from vitrail.data.sources.content_keys import array_key, file_key, sampled_array_key
-from vitrail.data.sources.content_split import SplitFractions
+from vitrail.data.sources.content_split import Fold, SplitFractions
 from vitrail.data.sources.label_sets import LabelSets
 from vitrail.errors import VitrailError
 
@@ -481,6 +481,7 @@ class DatasetSplits:
     notes: tuple[str, ...] = ()  # remarks for the user
     split_fractions: SplitFractions | None = None  # fractions split off by content, if splits were missing
     columns: Columns = ANY_COLUMNS  # where the targets were found, for a later command to read them in the same way
+    fold: Fold | None = None  # of a cross-validation, if these are its splits
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -17,10 +17,14 @@ from vitrail.data.sources.open import SPLIT_NOTES, random_keys, training_notes
 from vitrail.data.sources.strata import strata_of
 from vitrail.errors import VitrailError
 
+FOLD_NOTE = "fold"
+
 
 def fold_splits(data: DatasetSplits, fold: Fold, val_fraction: float, progress: Progress | None = None) -> DatasetSplits:
     """Return the splits of a fold. The validation split is split off from the other folds, first from the next one, so that
-    each image serves for validation about equally often."""
+    each image serves for validation about equally often. Splits of a fold are divided like those that they came from."""
+    if data.fold == fold:
+        return data
     pool = _pool(data)
     keys, good, bad = _content_keys(pool, progress)
     strata = strata_of(pool)[good]
@@ -35,7 +39,7 @@ def fold_splits(data: DatasetSplits, fold: Fold, val_fraction: float, progress: 
     train_split, val_split, test_split = (select_images(pool, indices) for indices in selected)
     notes = (*_notes(data), *_rare_labels(pool, strata, fold.of), _fold_note(data, fold))
     whole = fingerprint(train_split, val_split, test_split)
-    return DatasetSplits(data.name, train_split, val_split, test_split, whole, notes, columns=data.columns)
+    return DatasetSplits(data.name, train_split, val_split, test_split, whole, notes, None, data.columns, fold)
 
 
 def _pool(data: DatasetSplits) -> Dataset:
@@ -46,7 +50,8 @@ def _pool(data: DatasetSplits) -> Dataset:
 
 def _has_own_test(data: DatasetSplits) -> bool:
     """Return whether the dataset brings a test split along."""
-    return len(data.test) > 0 and not (data.split_fractions is not None and data.split_fractions.test > 0)
+    was_split_off = data.fold is not None or (data.split_fractions is not None and data.split_fractions.test > 0)
+    return len(data.test) > 0 and not was_split_off
 
 
 def _content_keys(
@@ -91,7 +96,7 @@ def _check_size(name: str, pool: Dataset, keys: Int[ndarray, " n"], strata: ndar
 def _notes(data: DatasetSplits) -> list[str]:
     """Return the notes on a dataset without those on its own splits."""
     of_train = training_notes(data.train)
-    return [note for note in data.notes if not note.startswith(SPLIT_NOTES) and note not in of_train]
+    return [note for note in data.notes if not note.startswith((*SPLIT_NOTES, FOLD_NOTE)) and note not in of_train]
 
 
 def _rare_labels(pool: Dataset, strata: ndarray | LabelSets, folds: int) -> list[str]:
@@ -106,4 +111,4 @@ def _rare_labels(pool: Dataset, strata: ndarray | LabelSets, folds: int) -> list
 
 def _fold_note(data: DatasetSplits, fold: Fold) -> str:
     left_out = f"; the dataset's own test split of {len(data.test):,} images is left out" if _has_own_test(data) else ""
-    return f"fold {fold.number} of {fold.of} is the test split{left_out}"
+    return f"{FOLD_NOTE} {fold.number} of {fold.of} is the test split{left_out}"
