@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
+from vitrail.cli.options import column_options
 from vitrail.cli.panels import data_option, optimisation_option, run_option
 from vitrail.cli.training_progress import ProgressDisplay, format_score
 from vitrail.data.preprocess import Fit
@@ -130,7 +131,7 @@ def run_command(prepare: Prepare, options: RunOptions) -> None:
             return
         if not options.json and group.is_main:
             for note in (*prepared.notes, *_budget_notes(prepared, options)):
-                typer.echo(f"note      {note}", err=True)
+                typer.echo(f"note      {column_options(note)}", err=True)
         folder = choose_folder(prepared.with_out(options.out).folder, prepared.recipe.name, group)
         with _stopped(folder, options, group):
             train = _train if prepared.folds is None else _cross_validate
