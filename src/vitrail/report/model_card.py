@@ -148,7 +148,7 @@ def _class_names(metadata: Mapping[str, Any], config: ModelConfig) -> str:
 
 def _training(metadata: Mapping[str, Any]) -> str:
     recipe, dataset = section(metadata, "recipe"), section(metadata, "dataset")
-    if not recipe:
+    if "steps" not in recipe:  # the task may be recorded alone
         return "Not recorded."
     optim, schedule, metrics = section(recipe, "optim"), section(recipe, "schedule"), section(metadata, "metrics")
     task = section(recipe, "task")
