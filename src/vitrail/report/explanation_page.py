@@ -71,7 +71,7 @@ def write_explanation_page(
 
 
 def _image_section(explanations: Sequence[tuple[str, Explanation]], vit: ViT, write_file: WriteFile) -> list[str]:
-    """Return the section of an image, with the maps of each class that is explained; ``explanations``: by the name of its files."""
+    """Return the section of an image, with the maps of each class that is explained, by the name of its files."""
     (name, first), shots, lenses = explanations[0], list[str](), list[str]()
     for each_name, explanation in explanations:
         prediction, lens = (

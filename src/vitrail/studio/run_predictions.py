@@ -43,11 +43,20 @@ class PredictionTable:
     probabilities: ndarray | None
     losses: ndarray
 
-    def predicted_text(self, row: int) -> str:
-        """Return the predicted class of an image, or its labels."""
-        if self.predicted.ndim == 1:
-            return self.class_names[self.predicted[row]]
-        return ", ".join(self.class_names[label] for label in np.flatnonzero(self.predicted[row])) or "no label"
+    def describe(self, row: int) -> dict[str, Any]:
+        """Return what is predicted for an image: a class with its probability, or labels and how they differ from its own."""
+        if self.probabilities is not None:
+            probability = to_json_value(float(self.probabilities[row]))
+            return {"predicted": self.class_names[self.predicted[row]], "probability": probability}
+        actual, predicted = self.labels[row] > 0, self.predicted[row]
+        return {
+            "labels": self._names(predicted),
+            "missed": self._names(actual & ~predicted),
+            "wrong": self._names(predicted & ~actual),
+        }
+
+    def _names(self, is_selected: ndarray) -> list[str]:
+        return [self.class_names[label] for label in np.flatnonzero(is_selected)]
 
 
 class RunPredictions:
@@ -111,8 +120,7 @@ class RunPredictions:
         return [
             {
                 **self.library.describe(self.library.image_id(self.dataset_index, table.split, int(table.indices[row]))),
-                "predicted": table.predicted_text(row),
-                "probability": None if table.probabilities is None else to_json_value(float(table.probabilities[row])),
+                **table.describe(int(row)),
             }
             for row in rows
         ]

@@ -169,7 +169,7 @@ class Task(ABC):
         return False
 
     def threshold_row(self) -> Tensor | None:
-        """Return the probability from which on each class is predicted, if an image may have several; None: the largest counts."""
+        """Return the probability from which on each class is predicted, if an image may have several; None: the largest is."""
         return None
 
     def probabilities(self, outputs: Tensor) -> Tensor:

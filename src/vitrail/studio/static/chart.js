@@ -74,7 +74,8 @@ export function bars(rows, { onpick = null, digits = 1 } = {}) {
 // How many labels of a model that predicts several per image reach their threshold, the line across a bar.
 export function labelsText(meta, arrays) {
   const count = meta.thresholds.filter((threshold, label) => arrays.probabilities.data[label] >= threshold).length;
-  return `${count || "None"} of ${plural(meta.thresholds.length, "label")} ${count > 1 ? "reach" : "reaches"} its threshold (the line across each bar) and ${count > 1 ? "are" : "is"} predicted.`;
+  const many = count > 1 ? "reach their thresholds (the grey lines) and are predicted" : `reaches its threshold (the grey line)${count ? " and is predicted" : ""}`;
+  return `${count || "None"} of ${plural(meta.thresholds.length, "label")} ${many}.`;
 }
 
 // `dashed` is true, or a dash pattern if there are many lines: colour alone does not distinguish them.

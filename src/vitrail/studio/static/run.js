@@ -130,7 +130,7 @@ function build(section, store) {
     return {
       loss: { y: "loss", lines: nonEmpty([{ name: "training", points: of((line) => line.loss) },
         { name: "validation", points: of((line) => line.validation?.loss) }]) },
-      accuracy: { y: "accuracy", fraction: true, lines: nonEmpty([{ name: "training", points: of((line) => line.accuracy) },
+      accuracy: { y: severalLabels() ? "" : "accuracy", fraction: true, lines: nonEmpty([{ name: "training", points: of((line) => line.accuracy) },
         { name: "validation, top-1", points: of((line) => line.validation?.top1) },
         { name: "validation, mean average precision (mAP)", points: of((line) => line.validation?.map) },
         { name: "validation, F1 over all labels", points: of((line) => line.validation?.f1_micro), dashed: true },
@@ -145,6 +145,7 @@ function build(section, store) {
 
   function drawCurves() {
     drawProgress();
+    figures.accuracy.root.querySelector("h2").textContent = severalLabels() ? "Average precision and F1" : "Accuracy";
     const markedStep = state.number("step") ?? run.result?.best?.step ?? null;
     for (const [name, { y, lines: drawn, fraction, low }] of Object.entries(curves())) {
       figures[name].root.hidden = !drawn.length;
@@ -157,7 +158,7 @@ function build(section, store) {
     figures.loss.caption(`Training: the loss of each batch${run.recipe?.augment ? ", with augmentation" : ""}; validation: on held-out `
       + `images. If the training loss falls while the validation loss rises, the model overfits.`);
     figures.accuracy.caption(run.recipe?.task.kind === "masked-image" ? "A run without labels is evaluated by kNN: how often the nearest training images, in its own "
-      + "feature space, have the right class." : "Training accuracy is measured on augmented images, so validation accuracy can be higher.");
+      + "feature space, have the right class." : severalLabels() ? "Average precision needs no threshold; F1 is that of the labels at a probability of 0.5 until thresholds are chosen at the end." : "Training accuracy is measured on augmented images, so validation accuracy can be higher.");
     figures.lr.caption("Warm-up first, since early gradients are large and noisy; then it decays.");
     figures.grad_norm.caption("Norm of the gradient before clipping. A spike is an unusual batch.");
     figures.distance.caption("Mean over the heads of a layer, from the log. Some heads learn local attention, which nothing enforces.");
@@ -292,12 +293,12 @@ function build(section, store) {
 
   function drawThumbnails(target, images, more) {
     target.replaceChildren(el("ul", { class: "thumbs" }, images.map((one) => {
-      const probability = one.probability === null ? "" : `, ${percent(one.probability, 0)}`, label = one.label ?? "no label";
-      const text = [`true ${label}, predicted ${one.predicted}${probability}`, more(one)].filter(Boolean).join(", ");
+      const lines = one.labels ? labelDifferences(one) : [`true: ${one.label}`, `predicted: ${one.predicted}, ${percent(one.probability, 0).replaceAll(" ", "\u00a0")}`];
+      const text = [...lines.map((line) => line.replaceAll(": ", " ").replaceAll("\u00a0", " ")), more(one)].filter(Boolean).join(", ");
       return el("li", {}, el("button", { type: "button", title: `${one.title}: ${text}`, "aria-label": `Explain ${one.title}: ${text}`,
         data: { image: one.id }, onclick: () => state.set({ image: one.id, class: null, query: null }) },
         el("img", { src: imageUrl(one.id, 96), alt: "", loading: "lazy", width: 84, height: 84 }),
-          el("span", { class: "caption-line" }, `true: ${label}`), el("span", { class: "caption-line" }, `predicted: ${one.predicted}${probability.replaceAll(" %", "\u00a0%")}`), more(one) && el("span", { class: "soft" }, more(one))));
+          lines.map((line) => el("span", { class: "caption-line" }, line)), more(one) && el("span", { class: "soft" }, more(one))));
     })));
     markSelected();
   }
@@ -309,6 +310,12 @@ function build(section, store) {
 
 function formatDuration(seconds) {
   return seconds < 120 ? `${formatNumber(seconds)} s` : seconds < 7200 ? `${formatNumber(seconds / 60)} minutes` : `${formatNumber(seconds / 3600)} hours`;
+}
+
+// What is wrong with the labels of an image: only what differs, since an image may have many.
+function labelDifferences({ labels, missed, wrong }) {
+  const list = (names) => `${names.slice(0, 5).join(", ")}${names.length > 5 ? ` and ${names.length - 5} more` : ""}`, right = labels.length - wrong.length;
+  return [`${right} right`, missed.length ? `missed: ${list(missed)}` : "", wrong.length ? `wrong: ${list(wrong)}` : ""].filter(Boolean);
 }
 
 function labelLossCode(store) {
