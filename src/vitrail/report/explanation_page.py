@@ -162,7 +162,8 @@ def _lens_table(explanation: Explanation, target: int, names: Sequence[str]) -> 
         after = "input" if layer == 0 else str(layer - 1)
         prediction = [escape(names[first]), _format_value(explanation, values[first])] if classifies else []
         rows.append([after, *prediction, _format_value(explanation, values[target])])
-    columns = ["prediction", "#probability", f"#{names[target]}"] if classifies else [f"#output {names[target]}"]
+    first_column = "prediction" if explanation.predicted_labels is None else "most probable"
+    columns = [first_column, "#probability", f"#{names[target]}"] if classifies else [f"#output {names[target]}"]
     return html_table(["after layer", *columns], rows)
 
 
