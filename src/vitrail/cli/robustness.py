@@ -8,7 +8,17 @@ import typer
 
 from vitrail.cli.console import add_row, make_console, make_table, print_json, progress_bars
 from vitrail.cli.evaluate import numbered_progress
-from vitrail.cli.options import BatchOption, JsonOption, RunsAndDataArgument, SplitOption, check_output_file, parse_size
+from vitrail.cli.options import (
+    BatchOption,
+    JsonOption,
+    LabelsColumnOption,
+    RunsAndDataArgument,
+    SeparatorOption,
+    SplitOption,
+    TargetOption,
+    check_output_file,
+    parse_size,
+)
 from vitrail.cli.panels import corruptions_option, data_option, output_option
 from vitrail.cli.run_recipe import DeviceOption, WorkersOption
 from vitrail.errors import VitrailError, printable
@@ -21,6 +31,9 @@ if TYPE_CHECKING:
 def robustness(
     runs_and_data: RunsAndDataArgument,
     split: SplitOption = None,
+    labels_column: LabelsColumnOption = None,
+    separator: SeparatorOption = None,
+    target: TargetOption = None,
     out: Annotated[
         Path | None, output_option(metavar="FILE.html", help="Write an HTML page with plots and sample images.")
     ] = None,
@@ -49,6 +62,7 @@ def robustness(
     if out is not None:
         check_output_file(out, "--out", data, (".html",))
 
+    from vitrail.data.sources.columns import choose_columns
     from vitrail.evaluation.leakage import open_for_evaluation
     from vitrail.evaluation.robustness import (
         check_models,
@@ -64,7 +78,8 @@ def robustness(
     target_device, names, results = select_device(device), _short_names(runs), []
     with progress_bars() as on_progress:
         models = [require_image_scores(load_predictor(run, device="cpu")) for run in runs]
-        source = open_for_evaluation(data, models[0], on_progress)
+        columns = choose_columns(labels_column, separator, target)
+        source = open_for_evaluation(data, models[0], on_progress, columns)
         shared = cells or common_grid(models)
         check_models(models, source, split, shared)
         for number, model in enumerate(models, 1):

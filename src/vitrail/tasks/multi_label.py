@@ -73,6 +73,20 @@ class MultiLabelTask(Task):
         "map", "map_micro", "map_weighted", "f1_macro", "f1_micro", "f1_macro_at_0.5", "f1_micro_at_0.5", "hamming",
         "subset_accuracy", "ece",
     )  # fmt: skip
+    curves: ClassVar[tuple[str, ...] | None] = ("map", "map_micro", "f1_micro_at_0.5")
+    metric_titles: ClassVar[Mapping[str, str]] = {
+        "map": "mAP",
+        "map_micro": "mAP, micro average",
+        "map_weighted": "mAP, weighted by frequency",
+        "f1_macro": "F1, macro average",
+        "f1_micro": "F1, micro average",
+        "f1_macro_at_0.5": "F1 at 0.5, macro average",
+        "f1_micro_at_0.5": "F1 at 0.5, micro average",
+        "hamming": "Hamming loss",
+        "subset_accuracy": "all labels right",
+        "nll": "NLL",
+        "ece": "ECE",
+    }
     image_score: ClassVar = ImageScore("ranking_precision", "ranking precision")
     agreement_title: ClassVar[str] = "same decision, over images and labels"
     output_name: ClassVar[str] = "logits"

@@ -85,6 +85,8 @@ class Task(ABC):
     lower_is_better: ClassVar[bool] = False
     has_classes: ClassVar[bool] = False  # whether the outputs are logits of classes
     fractions: ClassVar[tuple[str, ...]] = ()  # metrics from 0 to 1, which are shown as percentages
+    curves: ClassVar[tuple[str, ...] | None] = None  # metrics that the report draws over the training; None: all
+    metric_titles: ClassVar[Mapping[str, str]] = {}  # for people, of metrics whose names are abbreviations
     monitors: ClassVar[tuple[str, ...]] = ("attention",)  # what else is computed at every evaluation, see ``training.monitors``
     output_name: ClassVar[str] = "outputs"  # of the model, in an exported file and in saved predictions
     target_name: ClassVar[str] = "targets"  # in saved predictions

@@ -35,6 +35,7 @@ LABEL_COLUMNS = (
     "fine_label",
 )
 SPLIT_COLUMNS = ("split", "set", "subset", "fold", "partition")
+MAX_INDICATOR_VALUES = 8  # distinct values of a column of zeros and ones: 0, 1, 0.0, 1.0, true, True ...
 
 
 def find_column(
