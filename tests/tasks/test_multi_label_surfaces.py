@@ -192,7 +192,7 @@ def test_several_classes_of_an_image_are_explained(capsys: Capture) -> None:
 
 
 def test_converted_files_keep_what_their_format_can(capsys: Capture) -> None:
-    square = multi_label_vit(image=(12, 12), patch=(6, 6), gelu="exact", norm_eps=1e-12)
+    square = multi_label_vit(image=(12, 12), patch=(6, 6), gelu="exact")
 
     square.preprocess = Preprocess((12, 12))
     save(square, "square")
