@@ -71,6 +71,7 @@ def _parquet_writer(path: Path, width: Callable[[], int]) -> Iterator[WriteFeatu
     import numpy as np
 
     from vitrail.data.sources.dataset import label_name
+    from vitrail.tasks.multi_label import LABEL_SEPARATOR
 
     writers: list[Any] = []
 
@@ -88,7 +89,7 @@ def _parquet_writer(path: Path, width: Callable[[], int]) -> Iterator[WriteFeatu
 
     def write_rows(split: str, source: "Dataset", rows: "OutputBatch") -> None:
         numbers = rows.indices.tolist()
-        labels = [_valid_utf8(label_name(source, number)) or None for number in numbers]
+        labels = [_valid_utf8(label_name(source, number, LABEL_SEPARATOR)) or None for number in numbers]
         write([_valid_utf8(source.describe(number)) for number in numbers], labels, [split] * len(numbers), rows.values)
 
     try:
@@ -105,9 +106,15 @@ def _npz_writer(path: Path, names: Sequence[str], width: Callable[[], int]) -> I
     """Write arrays of numbers and text without pickle, all at the end, since an array's file begins with its length."""
     import numpy as np
 
+    from vitrail.data.sources.dataset import label_name
+    from vitrail.tasks.multi_label import LABEL_SEPARATOR
+
     batches: list[tuple[str, list[str], Any, Any]] = []
+    label_names: list[str] = []  # if images may have several labels
 
     def write_rows(split: str, source: "Dataset", rows: "OutputBatch") -> None:
+        if source.label_sets is not None:
+            label_names.extend(label_name(source, number, LABEL_SEPARATOR) for number in rows.indices.tolist())
         files = [source.describe(number) for number in rows.indices.tolist()]
         batches.append((split, files, source.labels[rows.indices], rows.values))
 
@@ -123,6 +130,7 @@ def _npz_writer(path: Path, names: Sequence[str], width: Callable[[], int]) -> I
             labels=np.concatenate([labels for _, _, labels, _ in batches]),
             splits=np.array([split for split, files, *_ in batches for _ in files], str),
             names=np.array(names, str),
+            **({"label_names": np.array(label_names, str)} if label_names else {}),
         )
 
 

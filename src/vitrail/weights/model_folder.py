@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,15 @@ def read_metadata(path: Path) -> dict[str, Any]:
 def training_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the training part of the metadata: recipe, dataset, metrics and the task's state, as far as they are recorded."""
     return {name: metadata[name] for name in TRAINING_KEYS if isinstance(metadata.get(name), dict)}
+
+
+def task_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of the training metadata that says what the outputs of the model mean: its task and the task's state."""
+    task = metadata["recipe"].get("task") if isinstance(metadata.get("recipe"), dict) else None
+    if task is None:
+        return {}
+    state = {"task_state": metadata["task_state"]} if "task_state" in metadata else {}
+    return {"recipe": {"task": task}, **state}
 
 
 def strip_paths(value: Any) -> Any:

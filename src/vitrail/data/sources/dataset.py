@@ -412,12 +412,12 @@ def max_bad_images(max_bad_fraction: float, num_images: int) -> float:
     return max(max_bad_fraction * num_images, 1.0) if max_bad_fraction else 0.0
 
 
-def label_name(dataset: Dataset, index: int) -> str:
+def label_name(dataset: Dataset, index: int, separator: str = ", ") -> str:
     """Return the class name of an image, or the names of its classes or its numbers; empty if it is not labelled."""
     if (label_sets := dataset.label_sets) is not None:
-        return ", ".join(dataset.class_names[label] for label in label_sets.classes_of(index))
+        return separator.join(dataset.class_names[label] for label in label_sets.classes_of(index))
     if dataset.target_names:
-        return ", ".join(f"{value:.4g}" for value in np.atleast_1d(dataset.target(index)))
+        return separator.join(f"{value:.4g}" for value in np.atleast_1d(dataset.target(index)))
     label = int(dataset.labels[index])
     return dataset.class_names[label] if 0 <= label < len(dataset.class_names) else ""
 
