@@ -44,6 +44,21 @@ class Targets:
     numbers: Float[ndarray, "n m"] | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def single_labels(self) -> ndarray:
+        """Labels for a dataset, of every row -1 unless each has one label."""
+        known = next(each for each in (self.labels, self.label_sets, self.numbers) if each is not None)
+        return self.labels if self.labels is not None else np.full(len(known), -1, np.int64)
+
+    def select(self, rows: ndarray) -> "Targets":
+        """Return the targets of some of the rows."""
+        return replace(
+            self,
+            labels=None if self.labels is None else self.labels[rows],
+            label_sets=None if self.label_sets is None else self.label_sets[rows],
+            numbers=None if self.numbers is None else self.numbers[rows],
+        )
+
     def attach(self, dataset: Dataset) -> Dataset:
         """Return a dataset of the rows' images with these targets; single labels it already has."""
         if self.label_sets is not None:
