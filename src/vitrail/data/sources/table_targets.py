@@ -20,7 +20,7 @@ from numpy import ndarray
 from vitrail.data.sources.coded_column import CodedColumn, Numbering
 from vitrail.data.sources.columns import NO_SEPARATOR, Columns
 from vitrail.data.sources.dataset import Dataset, with_label_sets, with_numbers
-from vitrail.data.sources.label_sets import LabelSets
+from vitrail.data.sources.label_sets import LabelSets, is_multi_hot
 from vitrail.data.sources.labels import natural_sorted
 from vitrail.data.sources.table_columns import LABEL_COLUMNS, find_column
 from vitrail.errors import VitrailError
@@ -172,7 +172,7 @@ class TargetColumns:
                     f"in other rows, got {kind}; write the labels as a list, [] for none"
                 )
         found = replace(found, several=True)
-        if is_multi_hot(column.values):
+        if is_multi_hot(column.values) and len(column.values[0]) > 2:  # two class numbers can be 0 and 1
             matrix = np.array(column.values, np.uint8)
             how = f"lists of {matrix.shape[1]} zeros and ones"
             return self._several(
@@ -326,12 +326,6 @@ def missing_positives(targets: Targets, in_train: Bool[ndarray, " n"], describe:
     ]
     more = f" and {len(missing) - MAX_LISTED} more" if len(missing) > MAX_LISTED else ""
     return [f"no training image has the label {', '.join(listed)}{more}, so it cannot be learned"] if missing else []
-
-
-def is_multi_hot(lists: Sequence[Sequence[Any] | None]) -> bool:
-    """Whether lists are zeros and ones, one per class, and not class numbers: all are equally long, longer than two."""
-    lengths = {0 if each is None else len(each) for each in lists}
-    return len(lengths) == 1 and lengths.pop() > 2 and all(set(each or ()) <= {0, 1} for each in lists)
 
 
 def _indicators_of(texts: Sequence[str]) -> dict[str, int] | None:
