@@ -5,7 +5,7 @@ Every image is read and decoded once; the results are cached, so a second check 
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy import ndarray
@@ -55,6 +55,7 @@ class DatasetReport:
     duplicates: tuple[DuplicateGroup, ...]  # the same image twice in one split
     classes: dict[str, dict[str, int]]  # class name: split: usable images
     sizes: dict[str, tuple[int, int, int]]  # height and width: minimum, median, maximum
+    image_sizes: dict[str, ndarray]  # split: height and width of every usable image
     image_formats: dict[str, int]  # format and mode: images
     notes: tuple[str, ...]
 
@@ -76,7 +77,14 @@ def check_dataset(data: DatasetSplits, progress: Progress | None = None) -> Data
     leaks, conflicts, duplicates = _find_duplicates(usable_splits, usable_indexes)
     train, validation, test = usable_splits.values()
     return DatasetReport(
-        DatasetSplits(data.name, train, validation, test, _content_fingerprint(usable_splits, usable_indexes), data.notes),
+        replace(
+            data,
+            train=train,
+            validation=validation,
+            test=test,
+            fingerprint=_content_fingerprint(usable_splits, usable_indexes),
+            split_fractions=None,
+        ),
         sum(map(len, data.splits.values())),
         tuple(bad),
         tuple(leaks),
@@ -84,6 +92,7 @@ def check_dataset(data: DatasetSplits, progress: Progress | None = None) -> Data
         tuple(duplicates),
         _class_counts(usable_splits),
         _size_quantiles(usable_indexes),
+        {split: index.sizes for split, index in usable_indexes.items()},
         dict(sum((Counter(rows.image_formats.tolist()) for rows in usable_indexes.values()), Counter[str]()).most_common()),
         data.notes,
     )

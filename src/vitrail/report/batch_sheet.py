@@ -1,17 +1,21 @@
-"""A preprocessed and augmented batch of a dataset as a contact sheet."""
+"""A preprocessed and augmented batch of a dataset as a contact sheet, with some of its images by each fit."""
 
 from dataclasses import dataclass
 
+from numpy import ndarray
 from PIL import Image
 
 from vitrail.augment.policy import Policy
+from vitrail.data.decode import to_pil
 from vitrail.data.loader import Batch, Loader, build_eval_loader, build_train_loader
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import Fit, Preprocess
 from vitrail.data.sources.dataset import Dataset, DatasetSplits
 from vitrail.errors import VitrailError
-from vitrail.report.contact_sheet import contact_sheet, denormalise
+from vitrail.report.contact_sheet import PAPER, contact_sheet, denormalise
+from vitrail.report.fit_sheet import draw_fits
 
 DEFAULT_IMAGE_SIZE = (224, 224)
+NUM_FITTED = 4  # images of the batch that are drawn by each fit
 
 
 @dataclass(frozen=True)
@@ -19,31 +23,50 @@ class BatchSheet:
     sheet: Image.Image
     indices: list[int]
     labels: list[str]
-    image_size: tuple[int, int]
+    preprocess: Preprocess
 
 
 def draw_batch(
-    data: DatasetSplits, split: str, policy: Policy, image_size: tuple[int, int] | None, batch_size: int, step: int, seed: int
+    data: DatasetSplits,
+    split: str,
+    policy: Policy,
+    image_size: tuple[int, int] | None,
+    batch_size: int,
+    step: int,
+    seed: int,
+    fit: Fit = "crop",
 ) -> BatchSheet:
-    """Draw a batch: train images augmented as in training, validation and test images as in evaluation."""
+    """Draw a batch: train images augmented as in training, validation and test images as in evaluation. Below it are its first
+    images by each fit, unless they all have the input's aspect ratio."""
     source = data.splits[split]
     if not len(source):
         available = [name for name, part in data.splits.items() if len(part)]
         raise VitrailError(f"{data.name} has no {split} split; try --split {available[0] if available else 'train'}")
-    loader = _build_loader(source, split, policy, image_size, batch_size, seed)
+    loader = _build_loader(source, split, policy, image_size, batch_size, seed, fit)
     batch = loader.batch(step)
     preprocess = loader.transform.preprocess
     labels = _captions(source, batch)
-    return BatchSheet(
-        contact_sheet(denormalise(batch.images, preprocess.mean, preprocess.std), labels),
-        batch.indices.tolist(),
-        labels,
-        preprocess.image_size,
-    )
+    sheet = contact_sheet(denormalise(batch.images, preprocess.mean, preprocess.std), labels)
+    originals = [source.read(index) for index in batch.indices[:NUM_FITTED].tolist()]
+    if not all(_has_aspect_ratio(content, preprocess.image_size) for content in originals):
+        sheet = _stack(sheet, draw_fits(originals, preprocess))
+    return BatchSheet(sheet, batch.indices.tolist(), labels, preprocess)
+
+
+def _has_aspect_ratio(content: bytes | ndarray, image_size: tuple[int, int]) -> bool:
+    image = to_pil(content)
+    return image.width * image_size[0] == image.height * image_size[1]
+
+
+def _stack(above: Image.Image, below: Image.Image) -> Image.Image:
+    page = Image.new("RGB", (max(above.width, below.width), above.height + below.height), PAPER)
+    page.paste(above, (0, 0))
+    page.paste(below, (0, above.height))
+    return page
 
 
 def _build_loader(
-    source: Dataset, split: str, policy: Policy, image_size: tuple[int, int] | None, batch_size: int, seed: int
+    source: Dataset, split: str, policy: Policy, image_size: tuple[int, int] | None, batch_size: int, seed: int, fit: Fit
 ) -> Loader:
     """Build a loader without a model to set the image size: small images keep theirs, others get the default."""
     first = source.read(0)
@@ -51,7 +74,7 @@ def _build_loader(
     native_size = (
         (first.shape[0], first.shape[1]) if not isinstance(first, bytes) and max(first.shape[:2]) <= 96 else DEFAULT_IMAGE_SIZE
     )
-    preprocess = Preprocess(image_size or native_size, mean=(0.5,) * channels, std=(0.5,) * channels)
+    preprocess = Preprocess(image_size or native_size, fit=fit, mean=(0.5,) * channels, std=(0.5,) * channels)
     return (
         build_train_loader(source, preprocess, batch_size, policy, seed)
         if split == "train"

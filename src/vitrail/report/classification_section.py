@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from vitrail.data.decode import to_pil
@@ -16,7 +15,7 @@ from vitrail.plot.markup import escape
 from vitrail.report.contact_sheet import contact_sheet, data_uri
 from vitrail.report.error_saliency_section import error_saliency_section
 from vitrail.report.fewshot_section import fewshot_section
-from vitrail.report.html import html_table
+from vitrail.report.html import html_table, matrix_table
 from vitrail.report.task_section import RunReport, TaskSection
 from vitrail.tasks.classification import per_image_scores
 
@@ -75,7 +74,7 @@ def _evaluation(dataset: Dataset, evaluation: ClassificationEvaluation) -> Itera
     yield f'<div style="max-width: 32rem">{reliability_diagram("Reliability", evaluation.reliability).to_html()}</div>'
     if len(names) <= MAX_CLASSES:
         matrix = confusion_matrix(predictions.predicted, predictions.labels, len(names))
-        yield "<h2>Confusion matrix</h2>" + _confusion_matrix(matrix, names)
+        yield "<h2>Confusion matrix</h2>" + matrix_table(matrix, matrix / matrix.sum(1, keepdim=True).clamp(min=1), names)
     pairs = most_confused(predictions.predicted, predictions.labels)[:10]
     confused_rows = [(escape(names[true]), escape(names[other]), f"{count:,}") for true, other, count in pairs]
     if confused_rows:
@@ -94,19 +93,3 @@ def _caption(true: str, predicted: str) -> str:
 
 def _percent(fraction: Tensor, count: Tensor) -> str:
     return f"{fraction:.1%}" if count else "&ndash;"
-
-
-def _confusion_matrix(matrix: Int[Tensor, "k k"], names: tuple[str, ...]) -> str:
-    """Draw the confusion matrix: rows are true classes, columns predicted ones, shaded by the fraction of the row."""
-    fraction = matrix / matrix.sum(1, keepdim=True).clamp(min=1)
-    head = "".join(f"<th><span>{escape(name)}</span></th>" for name in names)
-    rows = "".join(
-        f"<tr><th>{escape(name)}</th>"
-        + "".join(
-            f'<td style="--fraction:{fraction[true, predicted]:.3f}">{int(matrix[true, predicted]) or ""}</td>'
-            for predicted in range(len(names))
-        )
-        + "</tr>"
-        for true, name in enumerate(names)
-    )
-    return f'<div class="wide"><table class="matrix"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'

@@ -27,8 +27,9 @@ from vitrail.tasks.label_metrics import (
     coverage,
     label_calibration_error,
     label_losses,
+    ranking_precision,
 )
-from vitrail.tasks.task import Loss, Prediction, Task
+from vitrail.tasks.task import ImageScore, Loss, Prediction, Task
 
 MIN_POSITIVES = 5  # images of a class on validation for a threshold of its own
 LABEL_SEPARATOR = ";"  # between the labels of an image in a CSV file
@@ -68,6 +69,21 @@ class MultiLabelTask(Task):
         "map", "map_micro", "map_weighted", "f1_macro", "f1_micro", "f1_macro_at_0.5", "f1_micro_at_0.5", "hamming",
         "subset_accuracy", "ece",
     )  # fmt: skip
+    curves: ClassVar[tuple[str, ...] | None] = ("map", "map_micro", "f1_micro_at_0.5")
+    metric_titles: ClassVar[Mapping[str, str]] = {
+        "map": "mAP",
+        "map_micro": "mAP, micro average",
+        "map_weighted": "mAP, weighted by frequency",
+        "f1_macro": "F1, macro average",
+        "f1_micro": "F1, micro average",
+        "f1_macro_at_0.5": "F1 at 0.5, macro average",
+        "f1_micro_at_0.5": "F1 at 0.5, micro average",
+        "hamming": "Hamming loss",
+        "subset_accuracy": "all labels right",
+        "nll": "NLL",
+        "ece": "ECE",
+    }
+    image_score: ClassVar = ImageScore("ranking_precision", "ranking precision")
     output_name: ClassVar[str] = "logits"
     prediction_class: ClassVar = MultiLabelPrediction
 
@@ -183,6 +199,10 @@ class MultiLabelTask(Task):
                 for label, name in enumerate(self.class_names)
             ]
         }
+
+    def image_scores(self, outputs: Float[Tensor, "b k"], targets: UInt8[Tensor, "b k"]) -> Float[Tensor, " b"]:
+        """Return the average precision of the ranking of each image's classes."""
+        return ranking_precision(outputs, targets.bool())
 
     def baseline(self, train: Dataset, split: Dataset) -> dict[str, float]:
         """Return the mAP of a random ranking: the mean frequency of the classes."""

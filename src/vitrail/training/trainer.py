@@ -25,6 +25,7 @@ from vitrail.training.autotune import AutoTune, AutoTuner, StepTiming
 from vitrail.training.build import build_model, recipe_task, reload_model
 from vitrail.training.callbacks import Callback, CallbackList, LogCallback
 from vitrail.training.checkpoint import Checkpointer, list_checkpoints, own_functions, resume_from_checkpoint
+from vitrail.training.crop_warning import crop_warning
 from vitrail.training.dataset import check_training_data, data_warnings, open_training_data
 from vitrail.training.evaluator import Evaluator
 from vitrail.training.hardware_check import check_hardware
@@ -144,7 +145,7 @@ class Trainer:
         self.skipped_in_a_row = 0
         self.provenance = {"data": self.data.fingerprint, "vitrail": version("vitrail"), "torch": torch.__version__}
         self.provenance |= own_functions(transform, loss)
-        for warning in data_warnings(report):
+        for warning in (*data_warnings(report), *crop_warning(report, recipe.preprocess)):
             callback.on_message(warning)
 
     def autotune(self, options: AutoTune, start: float) -> None:
