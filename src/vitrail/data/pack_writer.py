@@ -133,7 +133,7 @@ def _target_arrays(dataset: Dataset) -> dict[str, ndarray]:
     if (label_sets := dataset.label_sets) is not None:
         arrays |= {"members": label_sets.members.astype("<i8"), "ends": label_sets.ends.astype("<i8")}
     elif dataset.target_names:
-        arrays["numbers"] = np.asarray(dataset.targets, "<f8").reshape(len(dataset), -1)
+        arrays["numbers"] = np.asarray(dataset.targets, "<f8").reshape(len(dataset), len(dataset.target_names))
     return arrays
 
 

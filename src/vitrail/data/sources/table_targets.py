@@ -21,7 +21,7 @@ from vitrail.data.sources.coded_column import CodedColumn, Numbering
 from vitrail.data.sources.columns import NO_SEPARATOR, Columns
 from vitrail.data.sources.dataset import Dataset, with_label_sets, with_numbers
 from vitrail.data.sources.label_sets import LabelSets, is_multi_hot
-from vitrail.data.sources.labels import natural_sorted
+from vitrail.data.sources.labels import natural_sorted, similar_names
 from vitrail.data.sources.table_columns import LABEL_COLUMNS, find_column
 from vitrail.errors import VitrailError
 
@@ -273,15 +273,11 @@ class TargetColumns:
         return tuple(value)
 
     def _spelling_notes(self, class_names: Sequence[str], row_of: Callable[[str], int]) -> list[str]:
-        """Return a note on labels that differ only in case, spaces or punctuation; ``row_of``: where each occurs first."""
-        groups: dict[str, list[str]] = {}
-        for label in class_names:
-            groups.setdefault(re.sub(r"[\W_]+", "", label).casefold() or label, []).append(label)
-        alike = [group for group in groups.values() if len(group) > 1]
+        """Return notes on labels that are hardly different; ``row_of``: where each occurs first."""
         return [
             f"the labels {' and '.join(f'{label!r} ({self.row_name(row_of(label))})' for label in group[:MAX_LISTED])} are "
             "spelled differently and so are different classes; use one spelling if they mean the same"
-            for group in alike[:MAX_LISTED]
+            for group in similar_names(class_names)[:MAX_LISTED]
         ]
 
     # Numbers ---------------------------------------------------------------------------------------------------------
